@@ -83,10 +83,14 @@ class BuildOptions:
                 f"--variants copies images of uint8, not of {self.images.dtype}; leave it out: "
                 "train/run.py augments images of any type while it trains"
             )
-        folder, output = self.source.input, self.output.output
+        folder, output = self.source.input or "", self.output.output
         is_local = folder and not is_remote(folder) and not is_remote(output)
-        if self.source.source == "directory" and folder and is_local:
-            _require_outside(output, folder)
+        is_inside = is_local and Path(output).resolve().is_relative_to(Path(folder).resolve())
+        if self.source.source == "directory" and is_inside:
+            raise ValueError(
+                f"--output {output} is inside --input {folder}: the next build would list the "
+                "dataset as a class; choose an --output outside --input"
+            )
 
     def _fill_in(self, group: str, **values: object) -> None:
         filled = dataclasses.replace(getattr(self, group), **values)
@@ -110,9 +114,6 @@ def workers_of(runner: str | None) -> Workers:
 
 def parse_options(argv: Sequence[str]) -> BuildOptions:
     """Parses the command line.
-
-    Args:
-        argv: the command line without the program's name.
 
     Raises:
         errors.UserError: if a value is wrong.
@@ -160,15 +161,6 @@ def _parser() -> argparse.ArgumentParser:
     for heading, groups in _HEADINGS.items():
         flags.add_flags(parser, heading, *groups)
     return parser
-
-
-def _require_outside(output: str, folder: str) -> None:
-    """Refuses an output in the input, where the next build would list the dataset as a class."""
-    if Path(output).resolve().is_relative_to(Path(folder).resolve()):
-        raise ValueError(
-            f"--output {output} is inside --input {folder}: the next build would list the dataset "
-            "as a class; choose an --output outside --input"
-        )
 
 
 def _default_name(source: SourceOptions, output: OutputOptions) -> str:

@@ -20,7 +20,6 @@ from pipelines import build_tfrecords, errors
 from pipelines.listing.label_table import match_files, read_label_table
 from pipelines.listing.listing import ListingOptions, list_images
 from pipelines.listing.refs import iterate_refs, with_site_in_patient
-from pipelines.options import parse_options
 from pipelines.sources.member import Member
 from tfrecord_io import verify
 from train.data.dataset import open_dataset
@@ -412,12 +411,6 @@ def test_columns_of_a_clinical_table_get_the_names_that_are_expected(tmp_path, c
     assert "--columns path=file: --labels" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("columns", ["path", "path=", "=a", "path=a,path=b"])
-def test_columns_that_say_nothing_are_refused(columns):
-    with pytest.raises(errors.UserError, match="--columns: expected path=COLUMN"):
-        parse_options(["--source=directory", "--input=a", "--labels=b", f"--columns={columns}"])
-
-
 def test_the_build_and_the_card_say_that_a_column_counts_as_the_weight_of_an_image(
     tmp_path, capsys
 ):
@@ -729,10 +722,3 @@ def test_a_file_without_a_row_is_a_reject_whatever_the_names_of_an_export_are(tm
         ("1.2.840.18", "no_label"),
     }
     assert listing.ignored == {"no_image_name": 2}
-
-
-def test_a_table_beside_fashion_mnist_is_refused(tmp_path, capsys):
-    labels = write_csv(tmp_path / "labels.csv", ROWS)
-    code = build_tfrecords.main(["--source=fashion_mnist", f"--labels={labels}"])
-    assert code == 2
-    assert "leave --labels out" in capsys.readouterr().err

@@ -58,11 +58,6 @@ def test_an_input_of_another_kind_is_refused_with_the_right_source(
     assert re.search(message, capsys.readouterr().err)
 
 
-def test_an_empty_folder_has_no_images(tmp_path):
-    with pytest.raises(errors.UserError, match="found no image"):
-        list_directory(tmp_path)
-
-
 def test_links_to_files_are_followed_and_links_to_folders_are_named(tmp_path):
     elsewhere = write_tree(tmp_path / "elsewhere", {"1.jpeg": b"elsewhere"})
     tree = write_tree(tmp_path / "tree", TREE)

@@ -402,11 +402,6 @@ def test_a_tar_cannot_be_staged(tmp_path):
         staging.staged(ArchiveSource(path), *parsed("--staging=gs://b/x", *DATAFLOW))
 
 
-def test_staging_must_be_a_url():
-    with pytest.raises(errors.UserError, match="--staging must be a URL"):
-        parsed("--staging=bucket/folder")
-
-
 # --------------------------------------------------------------------------------------------------
 # What stays local
 # --------------------------------------------------------------------------------------------------

@@ -51,6 +51,7 @@ def flag(
     help_text: str,
     *,
     parse: Callable[[str], Any] | None = None,
+    expected: str | None = None,
     choices: Sequence[Any] | None = None,
     least: float | None = None,
     most: float | None = None,
@@ -64,8 +65,9 @@ def flag(
         default: of the field; --help shows it, unless it is None, False or empty, or the text says
             "(default: ...)" itself.
         help_text: the text in --help.
-        parse: turns the flag's text into the value, or raises a ValueError that says what was
-            expected; by default the field's type does. A flag of a bool takes no text.
+        parse: turns the flag's text into the value, or raises a ValueError; by default the field's
+            type does. A flag of a bool takes no text.
+        expected: what a text must be, for the message; by default the error of `parse` says it.
         choices: the values allowed, besides None.
         least: the smallest number allowed.
         most: the largest, together with `least`.
@@ -76,6 +78,7 @@ def flag(
     metadata = {
         "help": help_text,
         "parse": parse,
+        "expected": expected,
         "choices": choices,
         "least": least,
         "most": most,
@@ -269,11 +272,13 @@ def _metavar(field: dataclasses.Field[Any], kind: Any) -> str:
 
 
 def _parsed(field: dataclasses.Field[Any], kind: Any, text: Any) -> Any:
-    parse = field.metadata["parse"] or kind
+    parse, expected = field.metadata["parse"] or kind, field.metadata["expected"]
     if kind is bool:
         return text
     try:
         return parse(text)
     except ValueError as error:
-        why = f"expected {_TYPES[parse][1]}, received {text!r}" if parse in _TYPES else error
+        if expected is None and parse in _TYPES:
+            expected = _TYPES[parse][1]
+        why = f"expected {expected}, received {text!r}" if expected else error
         raise ValueError(f"--{field.name}: {why}") from None

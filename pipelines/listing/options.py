@@ -25,7 +25,7 @@ def _columns(text: str) -> dict[str, str]:
     pairs = [name.partition("=") for name in names(text)]
     found = {new.strip(): old.strip() for new, _, old in pairs}
     if len(found) < len(pairs) or not all(found) or not all(found.values()):
-        raise ValueError(f"expected path=COLUMN,label=COLUMN and the like, received {text!r}")
+        raise ValueError
     return found
 
 
@@ -74,6 +74,7 @@ class ListingOptions:
         "path=folder/name joins two; body_weight=weight keeps a column from counting as the weight "
         "of the image in training",
         parse=_columns,
+        expected="path=COLUMN,label=COLUMN and the like",
         metavar="NAME=COLUMN,...",
     )
     label_columns: tuple[str, ...] = flag(

@@ -55,14 +55,11 @@ def choose_tree(table: pa.Table, tree: str | None, ignored: collections.Counter[
     if others:
         ignored["other_tree"] = sum(sizes[root] for root in others)
     kept = table.filter(pc.is_in(table["tree"], pa.array(sorted(same))))
-    is_copy = pc.not_equal(kept["tree"], leader)
-    order = pc.sort_indices(
-        kept.append_column("is_copy", pc.cast(is_copy, pa.int8())).append_column(
-            "root_name", pc.cast(kept["root"], pa.string())
-        ),
-        sort_keys=[(key, "ascending") for key in ("path", "is_copy", "root_name", "offset")],
-    )
-    return kept.take(order)
+    is_copy = pc.not_equal(kept["tree"], leader).cast(pa.int8())
+    root_name = kept["root"].cast(pa.string())
+    kept = kept.append_column("is_copy", is_copy).append_column("root_name", root_name)
+    keys = ("path", "is_copy", "root_name", "offset")
+    return kept.sort_by([(key, "ascending") for key in keys])
 
 
 def _trees(table: pa.Table) -> pa.ChunkedArray:

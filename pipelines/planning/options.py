@@ -25,21 +25,8 @@ _LARGEST_SEED = 2**63 - 1
 
 
 def _fractions(text: str) -> tuple[tuple[str, float], ...]:
-    pairs = [part.partition("=") for part in text.split(",")]
-    try:
-        return tuple((name.strip(), float(share)) for name, _, share in pairs)
-    except ValueError:
-        raise ValueError(
-            f"expected shares like train=0.8,val=0.1,test=0.1, received {text!r}"
-        ) from None
-
-
-def _split_seed(text: str) -> int | None:
-    """Returns the seed, or None for `auto`."""
-    try:
-        return None if text == "auto" else int(text)
-    except ValueError:
-        raise ValueError(f"expected a number or auto, received {text!r}") from None
+    pairs = (part.partition("=") for part in text.split(","))
+    return tuple((name.strip(), float(share)) for name, _, share in pairs)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,13 +49,15 @@ class SplitOptions:
         + ",".join(f"{name}={share:g}" for name, share in DEFAULT_FRACTIONS)
         + ")",
         parse=_fractions,
+        expected="shares like train=0.8,val=0.1,test=0.1",
         metavar="A=X,B=Y,...",
     )
     split_seed: int | None = flag(
         0,
         "decides, with the patient's name, which split a patient is in; auto searches for a seed "
         "that gives every class its share",
-        parse=_split_seed,
+        parse=lambda text: None if text == "auto" else int(text),
+        expected="a number or auto",
         least=0,
         most=_LARGEST_SEED,
         metavar="N|auto",
@@ -150,6 +139,8 @@ class PlanOptions:
         None,
         f"wanted size of a shard (default: {DEFAULT_SHARD_SIZE_MB}, which a network store streams "
         "at full speed; smaller for a small split, so that all cores get work)",
+        above=0,
+        below=math.inf,
         metavar="MB",
     )
     num_shards: int | None = flag(
@@ -163,8 +154,6 @@ class PlanOptions:
         check(self)
         if self.shard_size_mb is not None and self.num_shards is not None:
             raise ValueError("give either --shard_size_mb or --num_shards, not both")
-        if self.shard_size_mb is not None and not 0 < self.shard_size_mb < math.inf:
-            raise ValueError(f"--shard_size_mb must be above 0; received {self.shard_size_mb}")
 
     def identity(self) -> dict[str, Any]:
         """Returns what decides the order and the shards, by flag."""

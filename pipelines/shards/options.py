@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import re
 from typing import Any
 
 from tfrecord_io.decoding.options import (
@@ -19,17 +17,12 @@ from tfrecord_io.flags import check, flag
 
 
 def _image_size(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d+)(?:x(\d+))?", text)
-    if not match:
-        raise ValueError(f"expected 224 or HEIGHTxWIDTH, received {text!r}")
-    return int(match[1]), int(match[2] or match[1])
+    height, _, width = text.partition("x")
+    return int(height), int(width or height)
 
 
-def _two_numbers(expected: str, text: str) -> tuple[float, float]:
-    try:
-        first, second = map(float, text.split(","))
-    except ValueError:
-        raise ValueError(f"expected {expected}, received {text!r}") from None
+def _two_numbers(text: str) -> tuple[float, float]:
+    first, second = map(float, text.split(","))
     return first, second
 
 
@@ -45,6 +38,7 @@ class ImageOptions:
         None,
         "height and width in pixels (default: 224; 28 for fashion_mnist)",
         parse=_image_size,
+        expected="224 or HEIGHTxWIDTH",
         metavar="N|HxW",
     )
     channels: int = flag(1, "1 for grey, 3 for RGB", choices=(1, 3))
@@ -65,14 +59,16 @@ class ImageOptions:
         None,
         "DICOM in uint8: the grey levels that become the 256 stored ones, such as 40,400 in "
         "Hounsfield units (default: what each file says, or the range of its stored bits)",
-        parse=functools.partial(_two_numbers, "CENTER,WIDTH"),
+        parse=_two_numbers,
+        expected="CENTER,WIDTH",
         metavar="CENTER,WIDTH",
     )
     rescale: tuple[float, float] | None = flag(
         None,
         "DICOM in uint16: the physical value of a stored number is SLOPE times the number plus "
         "INTERCEPT, in the unit of the files, such as Hounsfield units (default: 1,-32768)",
-        parse=functools.partial(_two_numbers, "SLOPE,INTERCEPT"),
+        parse=_two_numbers,
+        expected="SLOPE,INTERCEPT",
         metavar="SLOPE,INTERCEPT",
     )
     background: str | None = flag(
