@@ -246,9 +246,10 @@ def _decode(
                 raise
             # The reader's own message, which names the file, must not reach a worker's log.
             raise errors.BuildError(
-                f"image {ref.source_path} could not be read, or has changed since the build "
-                "began; the private table beside the secret gives its name. Run the same command "
-                "again to resume, or with --overwrite if the file has changed"
+                f"image {ref.source_path} could not be read, or has "
+                "changed since the build began; the private table beside the secret gives its "
+                "name. Run the same command again to resume, or with --overwrite if the file has "
+                "changed"
             ) from None
     (before, why_before), (now, why_now) = attempts
     if str(why_now) == str(why_before) and (not isinstance(now, bytes) or now == before):
