@@ -244,7 +244,7 @@ def test_mistakes_are_found_with_their_images_paths_and_maps(tmp_path):
     part = dataset.part("test")
     examples = dataset.examples(part)
     predictions = predictions_of(probabilities, labels, examples=examples, part=part)
-    found = report.find_mistakes(predict, str(tmp_path), predictions)
+    found = report.find_mistakes(predict, dataset, predictions)
     assert [mistake.path for mistake in found] == [examples.paths[290], examples.paths[7]]
     np.testing.assert_array_equal(found[1].image, images[7])
     assert found[0].answer.true == OCT_NAMES[labels[290]]

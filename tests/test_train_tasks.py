@@ -197,7 +197,7 @@ def test_the_map_of_a_label_that_was_missed_shows_what_speaks_against_it(data):
     predictions = predictions_of(
         probabilities, truths, NAMES, MULTI_LABEL, examples=opened.examples(part), part=part
     )
-    found = report.find_mistakes(predict, str(data), predictions)
+    found = report.find_mistakes(predict, opened, predictions)
     image = dataset[5][0]
     rises = image.mean() > image[2, 3, 0]  # of the brightness, where the patch covers it
     for mistake in found:

@@ -164,8 +164,7 @@ def evaluate(
         "best_epoch": own_results.get("best_epoch"),
         **run_results.measure(predictions, options, 0, classifier.thresholds),
     }
-    results |= run_results.describe_data(results, manifest, exposure)
-    run_results.write_results(
+    results = run_results.write_results(
         output,
         dataset=dataclasses.replace(dataset, manifest=_with_labels(manifest, label_names, columns)),
         settings={"data": data},

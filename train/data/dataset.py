@@ -58,6 +58,11 @@ class Part:
     label_counts: tuple[int, ...]
     weights: np.ndarray | None = None
 
+    @property
+    def places(self) -> np.ndarray:
+        """int64 [num_examples], places of the examples in the splits, all if it is all."""
+        return np.arange(self.num_examples) if self.examples is None else self.examples
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Dataset:
@@ -100,8 +105,7 @@ class Dataset:
 
     def narrow(self, part: Part, is_kept: np.ndarray) -> Part:
         """Returns the examples of a part where `is_kept`, bool [num_examples], without weights."""
-        places = np.arange(part.num_examples) if part.examples is None else part.examples
-        kept = dataclasses.replace(part, examples=places[is_kept], weights=None)
+        kept = dataclasses.replace(part, examples=part.places[is_kept], weights=None)
         labels = self.labels(kept)
         counts = self.manifest.label_kind.count(labels)
         return dataclasses.replace(kept, num_examples=len(labels), label_counts=counts)
@@ -110,8 +114,8 @@ class Dataset:
         """Returns int64 [num_examples], the rows of a part's examples in `table`."""
         sizes = {name: split.num_examples for name, split in self.manifest.splits.items()}
         starts = dict(zip(sizes, np.cumsum([0, *sizes.values()]), strict=False))
-        rows = np.concatenate([starts[name] + np.arange(sizes[name]) for name in part.splits])
-        return rows if part.examples is None else rows[part.examples]
+        rows = [starts[name] + np.arange(sizes[name]) for name in part.splits]
+        return np.concatenate(rows)[part.places]
 
     def column(self, name: str) -> pa.ChunkedArray:
         """Returns a column of `table`; nulls if it has none of that name."""
@@ -160,8 +164,11 @@ class Dataset:
 
     def labels(self, part: Part) -> np.ndarray:
         """Returns float32 [num_examples, num_classes]: the label vectors of a part."""
-        stored = MappedDataset(self.path, part.splits)
-        return stored.labels(range(len(stored)) if part.examples is None else part.examples)
+        return MappedDataset(self.path, part.splits).labels(part.places)
+
+    def pictures(self, part: Part, rows: Sequence[int]) -> np.ndarray:
+        """Returns the stored images [num_rows, height, width, channels] of some rows of a part."""
+        return MappedDataset(self.path, part.splits)[part.places[rows]][0]
 
     def statistics(self, part: Part) -> tfrecord_io.PixelStatistics:
         """Returns the pixel statistics of a part.
@@ -171,8 +178,7 @@ class Dataset:
         if part.examples is None and part.splits == (STATISTICS_SPLIT,):
             return self.manifest.statistics or tfrecord_io.read_statistics(self.path)
         stored = MappedDataset(self.path, part.splits)
-        places = np.arange(len(stored)) if part.examples is None else part.examples
-        blocks = np.array_split(places, max(1, len(places) // 256))
+        blocks = np.array_split(part.places, max(1, part.num_examples // 256))
         total = tfrecord_io.PixelStatistics.from_images(stored[blocks[0]][0])
         for block in blocks[1:]:
             total += tfrecord_io.PixelStatistics.from_images(stored[block][0])

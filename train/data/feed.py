@@ -228,8 +228,7 @@ def _weigh(dataset: tf.data.Dataset, data: DataPath, part: Part) -> tf.data.Data
     """Replaces the keys, last in each element, by a factor of the weights before them."""
     import tensorflow as tf
 
-    stored = MappedDataset(data, part.splits)
-    keys = stored.keys(range(len(stored)) if part.examples is None else part.examples)
+    keys = MappedDataset(data, part.splits).keys(part.places)
     of_keys = tf.lookup.StaticHashTable(
         tf.lookup.KeyValueTensorInitializer(tf.constant(keys), tf.constant(part.weights)), 0.0
     )

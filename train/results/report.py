@@ -17,8 +17,7 @@ from tfrecord_io.files import atomic_write
 from tfrecord_io.groups import plural_unit
 from tfrecord_io.manifest import Manifest
 from tfrecord_io.printing import counted, listed
-from tfrecord_io.reading.mapped import MappedDataset
-from tfrecord_io.stores.folder import DataPath
+from train.data.dataset import Dataset
 from train.data.exposure import Exposure
 from train.kinds.measures import CALIBRATION_LINE, PREDICTIVE_VALUES, URGENT_CLASSES
 from train.kinds.registry import task_of
@@ -127,7 +126,7 @@ class RunReport:
 
 
 def find_mistakes(
-    predict: saliency.Predict, data: DataPath, predictions: Predictions
+    predict: saliency.Predict, dataset: Dataset, predictions: Predictions
 ) -> list[Mistake]:
     """Returns the worst mistakes on a part with their images and occlusion maps.
 
@@ -135,7 +134,7 @@ def find_mistakes(
 
     Args:
         predict: the function of stored images that gave the probabilities.
-        data: where the dataset is.
+        dataset: of the predictions.
         predictions: on one part of the dataset.
     """
     part, examples = predictions.part, predictions.examples
@@ -143,8 +142,7 @@ def find_mistakes(
     wanted = [answer.place for answer in answers]
     if part is None or not wanted:
         return []
-    places = np.array(wanted) if part.examples is None else part.examples[wanted]
-    images, _ = MappedDataset(data, part.splits)[places]
+    images = dataset.pictures(part, wanted)
     patch, stride = saliency.patch_and_stride(images.shape[1:])
     mistakes = []
     for answer, image in zip(answers, images, strict=True):

@@ -79,57 +79,50 @@ def measure(
     return results | ({"by": by} if by else {})
 
 
-def describe_data(
-    results: Mapping[str, Any], manifest: tfrecord_io.Manifest, exposure: Exposure | None
-) -> dict[str, Any]:
-    """Returns the entries of metrics.json about what was seen, and the notes with the data's own.
-
-    Args:
-        results: content of metrics.json so far.
-        manifest: of the measured dataset.
-        exposure: how much of it the network has seen; None if nothing was measured.
-    """
-    notes = [*results.get("notes", ()), *alarms(manifest.audit)]
-    if exposure is None:
-        return {"notes": notes}
-    return exposure.to_dict() | {"notes": [*notes, *filter(None, [exposure.note])]}
-
-
 def write_results(
     directory: Path,
     *,
     dataset: Dataset,
     settings: Mapping[str, Any],
     results: Mapping[str, Any],
+    exposure: Exposure | None,
     predictions: Predictions | None,
     predict: saliency.Predict | None = None,
     history: Sequence[Mapping[str, Any]] = (),
     own_metrics: Mapping[str, Any] | None = None,
-    exposure: Exposure | None = None,
     in_folds: Sequence[str] = (),
-) -> None:
-    """Writes predictions.csv, plots/ and report.html; the caller writes metrics.json.
+) -> dict[str, Any]:
+    """Writes predictions.csv, plots/ and report.html.
 
     Args:
         directory: created if it is missing.
         dataset: that was evaluated.
         settings: of the run, see config.json; `data` alone if this is another dataset.
-        results: content of metrics.json.
+        results: content of metrics.json so far.
+        exposure: how much of what was measured the network has seen; None if nothing was measured.
         predictions: the measured predictions; None if there was no example to predict.
         predict: stored images → probabilities, for the maps of the mistakes; None for no maps.
         history: one row per epoch.
         own_metrics: metrics of the training run, if this is another dataset.
-        exposure: how much of the measured images the network has seen.
         in_folds: splits that were divided into folds.
+
+    Returns:
+        the content of metrics.json, which the caller writes: the results, what was seen, and the
+        notes with those on the data.
     """
     directory.mkdir(parents=True, exist_ok=True)
+    notes = [*results.get("notes", ()), *alarms(dataset.manifest.audit)]
+    seen = exposure.to_dict() if exposure else {}
+    if exposure and exposure.note:
+        notes.append(exposure.note)
+    results = {**results, **seen, "notes": notes}
     mistakes: Sequence[report.Mistake] = ()
     measured = results if predictions is not None else {}
     drawn = charts.charts_of(history, measured, predictions)
     if predictions is not None:
         write_predictions(directory, predictions)
         if predict is not None:
-            mistakes = report.find_mistakes(predict, dataset.path, predictions)
+            mistakes = report.find_mistakes(predict, dataset, predictions)
     charts.write_plots(directory / PLOTS_NAME, drawn)
     report.write_report(
         directory / report.FILE_NAME,
@@ -148,6 +141,7 @@ def write_results(
             data_page=page_of_data(str(dataset.path), directory, dataset.manifest),
         ),
     )
+    return results
 
 
 def page_of_data(data: str, directory: Path, manifest: tfrecord_io.Manifest) -> str | None:

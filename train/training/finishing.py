@@ -16,7 +16,6 @@ import numpy as np
 from tfrecord_io.files import write_json
 from train.data.dataset import Part
 from train.data.exposure import Exposure, expose, find_seen
-from train.data.parts import divided
 from train.devices import Devices
 from train.errors import TrainingError
 from train.kinds.registry import task_of
@@ -106,11 +105,12 @@ def finish(run: Run, progress: Progress, best: Sequence[np.ndarray]) -> dict[str
     # Again: a run that goes on from its last checkpoint does not repeat the epoch, and a kill or a
     # power cut may have taken the file.
     write_json(run.folder / HISTORY_NAME, progress.history)
-    _write(
+    results = _write(
         run,
         results,
         predictions,
         run.exposure,
+        parts.train.splits,
         # Pictures of the mistakes need images.
         predict=predict_images if run.data.trunk is None else None,
         history=progress.history,
@@ -124,32 +124,33 @@ def _write(
     results: dict[str, Any],
     predictions: Predictions | None,
     exposure: Exposure | None,
+    splits: Sequence[str],
     **more: Any,
-) -> None:
-    """Adds what is known of the data to the results, writes the files of RUN and prints a summary.
+) -> dict[str, Any]:
+    """Writes the files of RUN and prints a summary; returns the content of metrics.json.
 
     Args:
         run: that was trained.
-        results: what metrics.json will hold.
+        results: content of metrics.json so far.
         predictions: the measured ones; None if there was no example to predict.
         exposure: how much of what was measured the run has seen.
+        splits: of the training examples.
         more: see `run_results.write_results`.
     """
-    folds = run.config.folds
-    results |= run_results.describe_data(results, run.data.manifest, exposure)
-    run_results.write_results(
+    results = run_results.write_results(
         run.folder,
         dataset=run.data,
         settings=run.config.to_dict(),
         results=results,
         predictions=predictions,
         exposure=exposure,
-        in_folds=divided(run.data, folds).splits if folds.folds else (),
+        in_folds=splits if run.config.folds.folds else (),
         **more,
     )
     write_metrics(run.folder, results)
     if predictions is not None:
         print(metrics.describe(results))
+    return results
 
 
 def _build_final(run: Run, best: Sequence[np.ndarray], temperature: float = 1.0) -> Network:
@@ -252,7 +253,8 @@ def pool(run: Run, everyone: Part, singles: Sequence[Run]) -> dict[str, Any]:
             task.digits,
         ),
     }
-    _write(run, results, predictions, _exposure(singles[: config.folds.folds]))
+    exposure = _exposure(singles[: config.folds.folds])
+    results = _write(run, results, predictions, exposure, everyone.splits)
     print(f"the metrics and {report.FILE_NAME} of all folds are in {run.folder}")
     return results
 
