@@ -290,11 +290,6 @@ def test_the_modality_comes_first_then_the_window_then_the_photometric_interpret
     assert np.abs(decoded(data) - expected).max() <= 0.51
 
 
-@pytest.mark.parametrize(("slope", "intercept"), [("1", "nan"), ("inf", "0"), ("0", "7")])
-def test_a_rescaling_that_shows_nothing_is_a_reject(slope, intercept):
-    assert reason(dicom_file(levels(0, 255), {SLOPE: slope, INTERCEPT: intercept})) == "undecodable"
-
-
 def test_without_a_rule_for_files_without_a_window_they_are_rejects_that_name_the_flag():
     """So it is for a model whose training files all had one, or came from an older release."""
     settings = Preprocessing.from_dict({"height": 8, "width": 8, "channels": 1, "resize": "box"})
@@ -394,19 +389,10 @@ def test_a_palette_of_8_bits_may_be_in_words_or_bytes_and_begin_anywhere(entry_t
         [1, 50, 255], [1, 50, 255], [2, 60, 254], [3, 70, 253], [4, 80, 252], [4, 80, 252],
         [4, 80, 252],
     ]  # fmt: skip
-
-
-def test_a_palette_of_8_bits_may_have_more_than_256_entries():
+    longer = (np.arange(512) // 2).astype(np.uint8).tobytes()
     stored = np.array([[0, 255, 256, 511]], np.uint16)
-    entries = (np.arange(512) // 2).astype(np.uint8).tobytes()
-    found = decoded(with_palette(stored, struct_of(512, 0, 8), *[entries] * 3), channels=3)
+    found = decoded(with_palette(stored, struct_of(512, 0, 8), *[longer] * 3), channels=3)
     assert found[:, 0].tolist() == [0, 127, 128, 255]
-
-
-def test_stored_bits_below_a_high_bit_of_another_place_are_a_reject():
-    data = dicom_file(ramp() << 4, {(0x0028, 0x0102, "US"): 15}, bits=12)
-    with pytest.raises(Reject, match=r"unsupported_mode: .* with high bit 15, expected 11"):
-        decode_image(data, Preprocessing(), 0)
 
 
 @pytest.mark.parametrize("marker", [b"\xff\xdb", b"\xff\xc0"])
@@ -526,31 +512,6 @@ def test_the_formula_is_in_the_manifest_and_the_identity_of_the_datasets_that_ne
         build_here(tmp_path / "plain", tmp_path / "out", *chosen)
 
 
-def test_each_frame_is_another_picture():
-    frames = np.stack([grey_pixels(seed) for seed in range(3)])
-    data = dicom_file(frames)
-    for number, frame in enumerate(frames, start=1):
-        np.testing.assert_array_equal(decoded(data, number), frame)
-    assert reason(data, 4) == "undecodable"
-    assert reason(data, 0) == "multiple_frames"
-
-
-@pytest.mark.parametrize("tag", [(0x0028, 0x0010, "US"), (0x0028, 0x0101, "US")])
-def test_a_missing_tag_is_named(tag):
-    data = dicom_file(grey_pixels())
-    element = np.array(tag[:2], "<u2").tobytes() + b"US"
-    place = data.index(element)
-    with pytest.raises(Reject, match=r"missing_tag: a DICOM file without (Rows|BitsStored)"):
-        decode_image(data[:place] + data[place + 10 :], Preprocessing(), 0)
-
-
-def test_an_unknown_transfer_syntax_is_a_reject():
-    video = "1.2.840.10008.1.2.4.100"  # MPEG-2
-    assert reason(dicom_file(grey_pixels(), syntax=video, compressed=[b"\0\0"])) == (
-        "unsupported_syntax"
-    )
-
-
 @pytest.mark.parametrize(
     ("name", "marker", "place", "form"),
     [
@@ -633,6 +594,7 @@ def test_a_frame_that_is_read_alone_has_the_pixels_that_it_has_in_its_file(name)
 def test_the_frames_of_a_volume_are_what_was_written_in_every_syntax(syntax):
     frames = np.stack([grey_pixels(seed, 64, 64).astype(np.uint16) * 251 for seed in range(3)])
     data = in_syntax(dicom_file(frames), f"1.2.840.10008.1.2{syntax}")
+    assert reason(data, 4) == "undecodable"
     for number, expected in enumerate(frames, start=1):
         np.testing.assert_array_equal(decoded(data, number, dtype="uint16"), expected)
         cut = dicom_frames.cut_frame(io.BytesIO(data), number)
@@ -658,11 +620,12 @@ def test_whole_frames_of_a_volume_that_is_cut_off_stay(syntax):
         decode_image(cut, settings, 3)
 
 
-@pytest.mark.parametrize("num_frames", ["2", "0"])
+@pytest.mark.parametrize("num_frames", ["3", "2", "0"])
 def test_frames_beyond_the_number_that_the_file_says_are_not_lost_in_silence(num_frames):
     volume = np.stack([grey_pixels(seed) for seed in range(3)])
     data = dicom_file(volume, num_frames=num_frames)
-    assert {reason(data, frame) for frame in range(1 + int(num_frames))} == {"multiple_frames"}
+    for frame in (0,) if num_frames == "3" else range(1 + int(num_frames)):
+        assert reason(data, frame) == "multiple_frames"
 
 
 def compressed_frames(syntax: str) -> list[bytes]:
@@ -736,6 +699,38 @@ def test_a_header_is_read_from_the_start_of_a_file_or_not_at_all():
     assert re.fullmatch("[0-9a-f]{16}", header.patient)
     assert dicom_tags.read_header(data[:200]) is None
     assert dicom_tags.read_header(data.replace(b"4711", b"4712")).patient != header.patient
+
+
+def without(element: tuple[int, int]) -> bytes:
+    """Returns a file that lacks an element of two bytes."""
+    data = dicom_file(grey_pixels())
+    place = data.index(np.array(element, "<u2").tobytes() + b"US")
+    return data[:place] + data[place + 10 :]
+
+
+VIDEO = "1.2.840.10008.1.2.4.100"  # MPEG-2
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (without((0x0028, 0x0010)), "missing_tag: a DICOM file without Rows"),
+        (without((0x0028, 0x0101)), "missing_tag: a DICOM file without BitsStored"),
+        (dicom_file(grey_pixels(), syntax=VIDEO, compressed=[b"\0\0"]), "unsupported_syntax"),
+        (
+            dicom_file(ramp() << 4, {(0x0028, 0x0102, "US"): 15}, bits=12),
+            "unsupported_mode: .* with high bit 15, expected 11",
+        ),
+        # A rescaling that shows nothing.
+        *(
+            (dicom_file(levels(0, 255), {SLOPE: slope, INTERCEPT: intercept}), "undecodable")
+            for slope, intercept in (("1", "nan"), ("inf", "0"), ("0", "7"))
+        ),
+    ],
+)
+def test_tags_that_say_too_little_or_what_cannot_be_shown_make_a_reject(data, message):
+    with pytest.raises(Reject, match=message):
+        decode_image(data, Preprocessing(), 0)
 
 
 # ---- through the command
