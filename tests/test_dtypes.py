@@ -8,6 +8,8 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 import tensorflow_datasets as tfds
@@ -27,7 +29,7 @@ from tfrecord_io import (
     visible,
 )
 from tfrecord_io.auditing import side_facts
-from tfrecord_io.manifest import FILE_NAME
+from tfrecord_io.manifest import EXAMPLES_FILE_NAME, FILE_NAME
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.shard_writer import ShardWriter
 from tfrecord_io.verify import verify
@@ -50,6 +52,14 @@ def dataset(tmp_path_factory, request) -> Path:
     manifest = write_dataset(path, num_examples={"train": 23}, image_shape=shape, dtype=dtype)
     for name, text in tfds_metadata.describe(manifest).items():
         (path / name).write_text(text)
+    labels = np.array(manifest.label_names)[stored(path)[1].argmax(1)].tolist()
+    rows = [
+        {"shard": shard.name, "row": row, "label": labels.pop(0), "split": "train"}
+        | dict.fromkeys(("patient", "path", "pixels_xxh3"), "")
+        for shard in manifest.shards
+        for row in range(shard.num_examples)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), path / EXAMPLES_FILE_NAME)
     return path
 
 
