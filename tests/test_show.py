@@ -6,7 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-from dataset_factory import stored
+from dataset_factory import change_column, stored
 from PIL import Image
 
 from tfrecord_io import manifest, show
@@ -42,6 +42,23 @@ def test_a_shard_that_was_cut_off_is_named(num_bytes, built_dataset, tmp_path, c
         shard.write_bytes(shard.read_bytes()[:num_bytes])
     assert main(["show", str(folder), "--output", str(tmp_path / "grid.png")]) == 1
     assert "train-00000-of-00003.tfrecord ends before its record" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "code", "message"),
+    [
+        ("label", "MORE", 1, "has the label 'MORE', which the manifest does not have"),
+        ("shard", "../beside.tfrecord", 0, ""),  # which is not opened
+        ("row", 10**6, 1, "ends before its record 1000000"),
+    ],
+)
+def test_a_table_of_a_stranger_is_told_and_shows_no_other_file(
+    column, value, code, message, built_dataset, tmp_path, capsys
+):
+    folder = shutil.copytree(built_dataset, tmp_path / "data")
+    change_column(folder / "examples.parquet", column, lambda old: [value] * len(old))
+    assert main(["show", str(folder), "--output", str(tmp_path / "grid.png")]) == code
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 from PIL import Image, ImageDraw, ImageFont
 
@@ -39,8 +40,16 @@ def contact_sheet(
     layout = dataset.layout  # of the records, which hold numbers and not their ranges
     dataset, table = ranges.as_classes(dataset, table)
     counts = dataset.split(split).label_counts
-    examples = table.filter(pc.equal(table["split"], split)).select(["shard", "row", "label"])
-    has = dataset.label_kind.has(examples["label"].to_pylist(), dataset.label_names)
+    # Of the manifest's shards: a stranger's table could name any file.
+    shards = pa.array([shard.name for shard in dataset.split(split).shards], pa.string())
+    examples = table.filter(pc.is_in(table["shard"].cast(pa.string()), shards))
+    try:
+        has = dataset.label_kind.has(examples["label"].to_pylist(), dataset.label_names)
+    except KeyError as error:
+        raise manifest.ManifestError(
+            f"{manifest.EXAMPLES_FILE_NAME} has the label {error}, which the manifest does not "
+            "have: they are of different datasets"
+        ) from None
     height, width, _ = dataset.image_shape
     scale = tile_size / max(height, width)
     tile = max(round(width * scale), 1), max(round(height * scale), 1)
