@@ -24,10 +24,8 @@ from pipelines.stores import beam_flags
 class WriteShards(beam.PTransform):
     """Turns shard tasks into shard files, and yields (name of the dataset, index of the task).
 
-    Attributes:
-        build: the whole build.
-        num_processes: number of local worker processes, for the engine in this process. None if
-            the engine's own workers write the shards.
+    `num_processes` is the number of local worker processes, for the engine in this process; None if
+    the engine's own workers write the shards.
     """
 
     build: Work
@@ -86,9 +84,7 @@ def _finish_here(build: Work) -> None:
 class FinishDataset(beam.PTransform):
     """Finishes the dataset once all tasks are done.
 
-    Attributes:
-        build: the whole build.
-        num_processes: as in `WriteShards`; unless it is None, a local worker process finishes.
+    Unless `num_processes` is None, a local worker process does it.
     """
 
     build: Work

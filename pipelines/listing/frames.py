@@ -7,7 +7,7 @@ import dataclasses
 import io
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -66,24 +66,21 @@ def list_frames(source: Source, options: ListingOptions) -> Listing:
             is not installed.
     """
     listing = list_source(source, options)
-    labels = options.table
-    keep_patients = labels is not None and labels.patient is not None
-    listing = _expanded(listing, source, keep_patients=keep_patients)
+    rows = np.flatnonzero(~has_suffix(listing.refs["path"], SINGLE_SUFFIXES).to_numpy())
+    read = _read_all(listing.refs.take(rows), source) if len(rows) else []
+    held = {row: some for row, some in zip(rows.tolist(), read, strict=True) if some.file_format}
+    if held:
+        labels = options.table
+        has_patients = labels is not None and labels.patient is not None
+        listing = _with_frames(listing, held, keep_patients=has_patients)
     return dataclasses.replace(listing, refs=with_site_in_patient(listing.refs))
 
 
-def _expanded(listing: Listing, source: Source, *, keep_patients: bool) -> Listing:
-    """Returns the listing with each file of several images replaced by its frames.
+def _with_frames(listing: Listing, held: Mapping[int, Pictures], *, keep_patients: bool) -> Listing:
+    """Returns the listing with the files of these rows replaced by their frames.
 
     `keep_patients` says whether the listing knows the patients better, from a table.
     """
-    rows = np.flatnonzero(~has_suffix(listing.refs["path"], SINGLE_SUFFIXES).to_numpy())
-    if not len(rows):
-        return listing
-    read = _read_all(listing.refs.take(rows), source)
-    held = {row: some for row, some in zip(rows.tolist(), read, strict=True) if some.file_format}
-    if not held:
-        return listing
     places: list[int] = []
     numbers: list[int | None] = []
     headers: list[Header] = []

@@ -21,15 +21,14 @@ from pipelines import errors
 from pipelines.listing.label_table import LabelTable, match_files
 from pipelines.listing.members import (
     IMAGE_SUFFIXES,
+    TEXT_ENDINGS,
     ending,
     has_suffix,
     ignored_reason,
-    is_text,
     looks_like_image,
-    name_problem,
-    size_problem,
+    problem_of,
 )
-from pipelines.listing.refs import BATCH_ROWS, OTHERS, SITE, RejectedFile
+from pipelines.listing.refs import BATCH_ROWS, OTHERS, REF_SCHEMA, SITE, RejectedFile
 from pipelines.sources.member import Member
 from tfrecord_io.printing import printable
 from tfrecord_io.rejects import MAX_DETAIL_LENGTH
@@ -42,15 +41,8 @@ SPLITS = {
 }  # fmt: skip
 
 # What is kept of a file, in 40 bytes instead of the 400 of Python objects.
-_FILE_SCHEMA = pa.schema(
-    [
-        ("name", pa.large_string()),
-        ("offset", pa.int64()),
-        ("stored_size", pa.int64()),
-        ("size", pa.int64()),
-        ("version", pa.int64()),
-    ]
-)
+_KEPT = Member._fields[:5]  # from the name to the version
+_FILE_SCHEMA = pa.schema([("name", pa.large_string()), *map(REF_SCHEMA.field, _KEPT[1:])])
 
 _NO_TEXT = pa.scalar("", pa.large_string())
 
@@ -77,7 +69,7 @@ class Sorter:
         self.rejects: list[RejectedFile] = []
         self.ignored: collections.Counter[str] = collections.Counter()
         self._batches: list[pa.RecordBatch] = []
-        self._rows: list[tuple[str, int, int, int, int]] = []
+        self._rows: list[tuple[object, ...]] = []
 
     def add(self, member: Member) -> None:
         """Counts a file, and keeps it if nothing in its name or size speaks against it."""
@@ -85,14 +77,12 @@ class Sorter:
         name = member.name
         if reason := ignored_reason(name):
             self.ignored[reason] += 1
-        elif problem := member.problem or name_problem(name) or size_problem(member):
+        elif problem := problem_of(member):
             self._reject(name, *problem)
-        elif self._has_folders and is_text(name):
+        elif self._has_folders and ending(name) in TEXT_ENDINGS:
             self.ignored["no_image_name"] += 1
         else:
-            self._rows.append(
-                (name, member.offset, member.stored_size, member.size, member.version)
-            )
+            self._rows.append(member[: len(_KEPT)])
             if len(self._rows) == BATCH_ROWS:
                 self._flush()
 
@@ -192,17 +182,12 @@ class Sorter:
         return pa.Table.from_batches(self._batches).combine_chunks()
 
     def _reject(self, name: str, reason: str, detail: str) -> None:
-        self.rejects.append(
-            RejectedFile(
-                source_path=printable(name),
-                reason=reason,
-                detail=printable(detail, MAX_DETAIL_LENGTH),
-            )
-        )
+        detail = printable(detail, MAX_DETAIL_LENGTH)
+        self.rejects.append(RejectedFile(printable(name), reason, detail))
 
     def _set_aside(self, name: str, detail: str, *, is_image: bool = False) -> None:
         if is_image or looks_like_image(name):
-            self.rejects.append(RejectedFile(source_path=name, reason="no_label", detail=detail))
+            self._reject(name, "no_label", detail)
         else:
             self.ignored["no_image_name"] += 1
 

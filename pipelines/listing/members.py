@@ -17,9 +17,9 @@ IMAGE_SUFFIXES = (*SINGLE_SUFFIXES, *TIFF_SUFFIXES, ".dcm", ".dicom")
 
 _SYSTEM_FILES = frozenset({".ds_store", "thumbs.db", "desktop.ini"})
 
-# Endings of texts that lie beside images. An unknown ending may be that of an image, as DICOM files
-# have any.
-_TEXT_ENDINGS = frozenset(
+#: Endings of texts that lie beside images, such as annotations. An unknown ending may be that of an
+#: image, as DICOM files have any.
+TEXT_ENDINGS = frozenset(
     {"txt", "xml", "json", "csv", "tsv", "md", "htm", "html", "pdf", "yaml", "yml", "ini", "log",
      "xls", "xlsx", "doc", "docx", "py", "ipynb"}
 )  # fmt: skip
@@ -38,9 +38,11 @@ def ignored_reason(name: str) -> str | None:
     return None
 
 
-def name_problem(name: str) -> tuple[str, str] | None:
-    """Returns (reason, detail) if a file must not be used because of its name, otherwise None."""
-    parts = name.split("/")
+def problem_of(member: Member) -> tuple[str, str] | None:
+    """Returns (reason, detail) if a file must not be used, by its name or size, otherwise None."""
+    name, parts = member.name, member.name.split("/")
+    if member.problem:
+        return member.problem
     if (
         name.startswith(("/", "\\"))
         or re.match(r"[A-Za-z]:", name)
@@ -57,13 +59,7 @@ def name_problem(name: str) -> tuple[str, str] | None:
     path, frame = split_frame_path(name)
     if frame:
         return "path_conflict", f"this name would be that of frame {frame} of {path}; rename it"
-    return None
-
-
-def size_problem(member: Member) -> tuple[str, str] | None:
-    """Returns (reason, detail) if a file is too large to be read, otherwise None."""
-    size = max(member.size, member.stored_size)
-    if size > MAX_FILE_BYTES:
+    if (size := max(member.size, member.stored_size)) > MAX_FILE_BYTES:
         return "file_too_large", f"{size:,} bytes, more than {MAX_FILE_BYTES:,}"
     return None
 
@@ -75,11 +71,6 @@ def ending(name: str) -> str | None:
         return None
     last = base.rpartition(".")[2] if "." in base else ""
     return "" if last.isdecimal() else last
-
-
-def is_text(name: str) -> bool:
-    """Returns whether a file's name ends as that of a text, such as an annotation, does."""
-    return ending(name) in _TEXT_ENDINGS
 
 
 def looks_like_image(name: str) -> bool:

@@ -86,7 +86,7 @@ class ImageRef(NamedTuple):
         return Member(name, self.size, self.offset, self.stored_size, self.version)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class RejectedFile:
     """A file left out, with the reason."""
 

@@ -150,9 +150,7 @@ def drop_copies(
             copies += 1
         else:
             detail = f"same path as {first.source_path}, but different content"
-            rejects.append(
-                RejectedFile(source_path=ref.source_path, reason="path_conflict", detail=detail)
-            )
+            rejects.append(RejectedFile(ref.source_path, "path_conflict", detail))
     return table.filter(pa.array(is_first)), copies
 
 

@@ -193,11 +193,7 @@ def _write_images(
                 # A file is rejected only once, not again for each of its variants.
                 if not variant:
                     detail = reject.detail if ref.hidden is None else ""
-                    rejects.append(
-                        RejectedFile(
-                            source_path=ref.image_name, reason=reject.reason, detail=detail
-                        )
-                    )
+                    rejects.append(RejectedFile(ref.image_name, reject.reason, detail))
                 continue
             if variant:
                 pixels = augment.vary(pixels, image_shape, key, box)

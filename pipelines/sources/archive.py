@@ -59,7 +59,7 @@ class ArchiveSource(Source):
     version: tuple[int, int] | None = None
 
     def prepare(self, scratch_dir: Path) -> ArchiveSource:
-        """Unpacks a tar.gz, unless it is already there; see `Source.prepare`."""
+        """Unpacks a tar.gz, unless it is already there."""
         if not self._is_gzip:
             return dataclasses.replace(self, version=_version(self.path.stat()))
         mark = "-".join(str(value) for value in _describe_gzip(self.path).values())
@@ -72,7 +72,6 @@ class ArchiveSource(Source):
         )
 
     def members(self) -> Iterator[Member]:
-        """Yields the files; see `Source.members`."""
         if not self.is_zip:
             yield from _tar_members(self._data_path, self.path)
             return
@@ -95,7 +94,6 @@ class ArchiveSource(Source):
 
     @contextlib.contextmanager
     def open(self) -> Iterator[_ZipReader | _TarReader]:
-        """Opens the archive on a worker; see `Source.open`."""
         try:
             descriptor = os.open(self._data_path, os.O_RDONLY)
         except OSError as error:
@@ -110,7 +108,6 @@ class ArchiveSource(Source):
             os.close(descriptor)
 
     def describe(self) -> dict[str, Any]:
-        """Returns the source's entry in the manifest; see `Source.describe`."""
         facts: dict[str, Any] = {"kind": self.kind, "name": self.path.name}
         if self._is_gzip:
             facts["gzip"] = _describe_gzip(self.path)

@@ -24,33 +24,41 @@ _NOT_PERMITTED = frozenset({errno.EACCES, errno.EPERM})
 
 @dataclasses.dataclass(frozen=True)
 class DirectorySource(Source):
-    """Images in a folder on a disk that every worker can read.
-
-    Attributes:
-        directory: the folder.
-        kind: name of the source in the manifest.
-    """
+    """Images in a folder on a disk that every worker can read; `kind` is for the manifest."""
 
     directory: Path
     kind: str = "directory"
 
     def members(self) -> Iterator[Member]:
-        """Yields the files; see `Source.members`."""
-        yield from _walk(self.directory)
+        """Yields every file; links to folders are reported, but not followed."""
+        # By default os.walk silently skips a folder that it cannot list, and so its images.
+        failed: list[OSError] = []
+        for folder, folders, files in os.walk(self.directory, onerror=failed.append):
+            prefix = Path(folder).relative_to(self.directory).as_posix()
+            prefix = "" if prefix == "." else f"{prefix}/"
+            folders.sort()
+            for name in folders:
+                if os.path.islink(os.path.join(folder, name)):  # noqa: PTH114, PTH118 - hot loop
+                    yield Member(prefix + name, 0, problem=("link", "a link to a folder"))
+            for name in sorted(files):
+                yield _member(prefix + name, os.path.join(folder, name))  # noqa: PTH118
+        for error in failed:
+            if error.errno not in _NOT_PERMITTED:
+                with errors.clear_read_errors(error.filename):
+                    raise error
+            name = Path(error.filename).relative_to(self.directory).as_posix()
+            yield Member(name, 0, problem=(NOT_PERMITTED, "permission denied"))
 
     def same_content(self, one: Member, other: Member) -> bool:
-        """Returns whether two files are the same; see `Source.same_content`."""
         paths = self.directory / one.name, self.directory / other.name
         with errors.clear_read_errors(" or ".join(map(str, paths))):
             return filecmp.cmp(*paths, shallow=False)
 
     @contextlib.contextmanager
     def open(self) -> Iterator[_DirectoryReader]:
-        """Opens the folder on a worker; see `Source.open`."""
         yield _DirectoryReader(self.directory)
 
     def describe(self) -> dict[str, Any]:
-        """Returns the source's entry in the manifest; see `Source.describe`."""
         return {"kind": self.kind, "name": self.directory.name}
 
 
@@ -96,27 +104,6 @@ def _require_unchanged(file: BinaryIO, path: Path, member: Member) -> None:
     now = os.fstat(file.fileno())
     if (now.st_size, now.st_mtime_ns) != (member.size, member.version):
         raise errors.changed(f"{path} ({member.size:,} bytes then, {now.st_size:,} now)")
-
-
-def _walk(directory: Path) -> Iterator[Member]:
-    """Yields every file below a folder; links to folders are reported, but not followed."""
-    # By default os.walk silently skips a folder that it cannot list, and so its images.
-    failed: list[OSError] = []
-    for folder, folders, files in os.walk(directory, onerror=failed.append):
-        prefix = Path(folder).relative_to(directory).as_posix()
-        prefix = "" if prefix == "." else f"{prefix}/"
-        folders.sort()
-        for name in folders:
-            if os.path.islink(os.path.join(folder, name)):  # noqa: PTH114, PTH118 - hot loop
-                yield Member(prefix + name, 0, problem=("link", "a link to a folder"))
-        for name in sorted(files):
-            yield _member(prefix + name, os.path.join(folder, name))  # noqa: PTH118
-    for error in failed:
-        if error.errno not in _NOT_PERMITTED:
-            with errors.clear_read_errors(error.filename):
-                raise error
-        name = Path(error.filename).relative_to(directory).as_posix()
-        yield Member(name, 0, problem=(NOT_PERMITTED, "permission denied"))
 
 
 def _member(name: str, path: str) -> Member:

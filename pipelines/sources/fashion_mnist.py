@@ -65,9 +65,6 @@ class FashionMnistSource(Source):
 
     They are small, so each worker unpacks the splits that it reads into memory: 47 MB for train, 8
     MB for test.
-
-    Attributes:
-        directory: the folder.
     """
 
     directory: Path
@@ -75,7 +72,7 @@ class FashionMnistSource(Source):
     gives_labels: ClassVar[bool] = True
 
     def members(self) -> Iterator[Member]:
-        """Yields the images, named by their file and their number there; see `Source.members`."""
+        """Yields the images, named by their file and their number there."""
         if missing := [name for name in MD5_SUMS if not (self.directory / name).is_file()]:
             raise errors.UserError(
                 f"{self.directory}: expected a folder with the four files of Fashion-MNIST under "
@@ -99,11 +96,9 @@ class FashionMnistSource(Source):
 
     @contextlib.contextmanager
     def open(self) -> Iterator[_Reader]:
-        """Opens the files on a worker; see `Source.open`."""
         yield _Reader(self.directory)
 
     def describe(self) -> dict[str, Any]:
-        """Returns the source's entry in the manifest; see `Source.describe`."""
         return {"kind": "fashion_mnist", "name": "fashion-mnist"}
 
 

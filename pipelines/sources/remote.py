@@ -44,7 +44,7 @@ class RemoteZipSource(Source):
     mark: str = ""
 
     def prepare(self, scratch_dir: Path) -> RemoteZipSource:
-        """Asks for the archive's size and version; see `Source.prepare`."""
+        """Asks for the archive's size and version."""
         try:
             file = remote.describe(self.url)
         except FileNotFoundError:
@@ -52,7 +52,6 @@ class RemoteZipSource(Source):
         return dataclasses.replace(self, size=file.size, mark=file.mark)
 
     def members(self) -> Iterator[Member]:
-        """Yields the files; see `Source.members`."""
         shown = remote.shown(self.url)
         with self._archive.open() as file:
             start = file.read(4)
@@ -70,11 +69,9 @@ class RemoteZipSource(Source):
 
     @contextlib.contextmanager
     def open(self) -> Iterator[_ZipReader]:
-        """Opens the archive on a worker; see `Source.open`."""
         yield _ZipReader(self._archive)
 
     def describe(self) -> dict[str, Any]:
-        """Returns the source's entry in the manifest; see `Source.describe`."""
         facts = {"kind": self.kind, "name": remote.shown(self.url).rsplit("/", 1)[-1]}
         return facts | ({"dataset": self.dataset} if self.dataset else {})
 
@@ -99,16 +96,11 @@ class _ZipReader(zip_members.ZipReader):
 
 @dataclasses.dataclass(frozen=True)
 class RemoteDirectorySource(Source):
-    """Images in a folder on an object store: SPLIT/CLASS/files or CLASS/files.
-
-    Attributes:
-        url: address of the folder.
-    """
+    """Images in a folder on an object store: SPLIT/CLASS/files or CLASS/files."""
 
     url: str
 
     def members(self) -> Iterator[Member]:
-        """Yields the files; see `Source.members`."""
         files = remote.list_files(self.url, recursive=True)
         if not files:
             raise errors.UserError(f"--input {remote.shown(self.url)} holds no files")
@@ -117,17 +109,14 @@ class RemoteDirectorySource(Source):
             yield Member(name, file.size, 0, file.size, file.version)
 
     def same_content(self, one: Member, other: Member) -> bool:
-        """Returns whether two files are the same; see `Source.same_content`."""
         with self.open() as reader:
             return reader.read(one) == reader.read(other)
 
     @contextlib.contextmanager
     def open(self) -> Iterator[_DirectoryReader]:
-        """Opens the folder on a worker; see `Source.open`."""
         yield _DirectoryReader(self.url.rstrip("/"))
 
     def describe(self) -> dict[str, Any]:
-        """Returns the source's entry in the manifest; see `Source.describe`."""
         return {"kind": "directory", "name": self.url.rstrip("/").rsplit("/", 1)[-1]}
 
 

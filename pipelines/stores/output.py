@@ -34,11 +34,7 @@ _Result = TypeVar("_Result")
 
 @dataclasses.dataclass(frozen=True)
 class Storage:
-    """One folder, local or remote.
-
-    Attributes:
-        root: the folder's path or URL.
-    """
+    """One folder, given by its path or URL."""
 
     root: str
 
