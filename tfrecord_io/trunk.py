@@ -86,27 +86,31 @@ def read_trunk(file: str | os.PathLike[str] | IO[bytes]) -> Trunk:
         ) from error
 
 
-def find_trunk(directory: str | os.PathLike[str], dataset: Manifest) -> Trunk | None:
-    """Returns the trunk that made a dataset's feature maps, or None for a dataset of images.
+def find_trunk(
+    directory: str | os.PathLike[str], dataset: Manifest
+) -> tuple[Trunk, bytes] | tuple[None, None]:
+    """Returns the trunk that made a dataset's feature maps, and the bytes of its file.
+
+    For a dataset of images both are None.
 
     Raises:
         ManifestError: if the trunk's copy in the folder is not the recorded file.
     """
     if not dataset.holds_features:
-        return None
+        return None, None
     path = path_in(directory, FILE_NAME)
     recorded = dataset.source["trunk"]["sha256"]
     try:
         with open_file(directory, FILE_NAME) as file:
-            received = hashlib.sha256(file.read()).hexdigest()
+            content = file.read()
     except OSError as error:
         raise ManifestError(
             f"cannot read {path}: {error.strerror or error}; copy the trunk back"
         ) from error
-    if received != recorded:
+    if (received := hashlib.sha256(content).hexdigest()) != recorded:
         raise ManifestError(
             f"{path} is not the trunk that made these features: its SHA-256 is {received[:12]}…, "
             f"but the manifest says {recorded[:12]}…; copy the right file back, or extract the "
             "features again"
         )
-    return Trunk.from_dict(dataset.source["trunk"])
+    return Trunk.from_dict(dataset.source["trunk"]), content

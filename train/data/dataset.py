@@ -72,6 +72,7 @@ class Dataset:
         path: of the shards, for what reads them.
         manifest: of the dataset.
         trunk: that made its feature maps; None for a dataset of images.
+        trunk_file: bytes of the trunk's file.
         table: a row an example, in the order in which they are stored, split after split: `key`,
             and what examples.parquet has of the columns that a run uses. Without that file, or
             where it lacks examples, `key` alone.
@@ -84,6 +85,7 @@ class Dataset:
     path: DataPath
     manifest: Manifest
     trunk: Trunk | None
+    trunk_file: bytes | None
     table: pa.Table
     groups: Groups
     columns: tuple[str, ...]
@@ -218,10 +220,12 @@ def open_dataset(
             f"which has {', '.join(known) or 'none'}"
         )
     table, grouped = _in_order(path, manifest, table)
+    trunk, trunk_file = find_trunk(path, manifest)
     return Dataset(
         path=path,
         manifest=manifest,
-        trunk=find_trunk(path, manifest),
+        trunk=trunk,
+        trunk_file=trunk_file,
         table=table,
         groups=grouped,
         columns=tuple(known),

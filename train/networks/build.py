@@ -7,6 +7,7 @@ with these, and the export puts the trunk below them again.
 from __future__ import annotations
 
 import dataclasses
+import io
 import tempfile
 import zipfile
 from pathlib import Path
@@ -14,7 +15,6 @@ from pathlib import Path
 import keras
 
 import tfrecord_io
-from tfrecord_io.stores.folder import open_file
 from tfrecord_io.trunk import FILE_NAME, REST_NAME, Trunk
 from train.devices import set_precision
 from train.networks import models
@@ -70,9 +70,8 @@ def _build_above_trunk(run: Run, temperature: float) -> models.Network:
     """
     options, manifest = run.config.network, run.data.manifest
     with (
-        open_file(run.data.path, FILE_NAME) as file,
         tempfile.TemporaryDirectory() as folder,
-        zipfile.ZipFile(file) as archive,
+        zipfile.ZipFile(io.BytesIO(run.data.trunk_file)) as archive,
     ):
         saved = keras.saving.load_model(archive.extract(REST_NAME, folder), compile=False)
 
@@ -98,13 +97,10 @@ def whole_model(run: Run, network: models.Network) -> keras.Model:
 
     It rounds the features as the dataset stores them, so it answers what the evaluation measured.
     """
-    # Keras reads local files only.
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        open_file(run.data.path, FILE_NAME) as file,
-    ):
+    # Keras reads files only.
+    with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / FILE_NAME
-        path.write_bytes(file.read())
+        path.write_bytes(run.data.trunk_file)
         trunk = keras.saving.load_model(path, compile=False)
     trunk.trainable = False
     images = keras.Input(trunk.input_shape[1:], dtype="uint8", name="image")
