@@ -136,11 +136,11 @@ def evaluate(
     from train.results import metrics, report, run_results
     from train.results.predictions import Predictions
     from train.run_folder import METRICS_NAME
-    from train.run_setup import check_prevalences
 
     outputs, columns = task.match(places, len(classifier.label_names))
     label_names = tuple(classifier.label_names[output] for output in outputs)
-    check_prevalences(options, task.views(label_names))
+    # They are used at the end; a wrong one is told now.
+    options.prevalences([view.name for view in task.views(label_names)])
     dataset = open_dataset(data, manifest, options.columns)
     part, exposure = _unseen(run, dataset, split, include_seen)
     own_results = _own_metrics(run)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,8 @@ from train.data.seen import Seen, read_trunk_seen
 from train.devices import Devices, configure_devices
 from train.errors import ConfigError
 from train.kinds.registry import task_of, training_task
-from train.kinds.task import Task, View
+from train.kinds.task import Task
 from train.networks.options import TRUNK_WEIGHTS, NetworkOptions
-from train.results.options import MeasureOptions
 
 # Settings that a trunk decides, and those that change images before the network.
 _DECIDED = ("model", "weights", "normalize")
@@ -163,7 +162,9 @@ def make_run(config: TrainConfig, folder: Path, given: Mapping[str, Any] | None 
         devices.say(cache.describe())
     else:
         manifest = load_manifest(config.input.data)
-    check_prevalences(config.measures, task_of(manifest.label_kind).views(manifest.label_names))
+    views = task_of(manifest.label_kind).views(manifest.label_names)
+    # They are used at the end of the run; a wrong one is told now.
+    config.measures.prevalences([view.name for view in views])
     data = open_dataset(config.input.data_path, manifest, config.measures.columns)
     if (trunk := data.trunk) is not None:
         config = _adapt(config, trunk, given or {})
@@ -172,14 +173,6 @@ def make_run(config: TrainConfig, folder: Path, given: Mapping[str, Any] | None 
             "augmentation and the mirror image need images and are off"
         )
     return Run(given=config, folder=folder, data=data, devices=devices)
-
-
-def check_prevalences(options: MeasureOptions, views: Sequence[View]) -> None:
-    """Refuses prevalences of other views, with a `ConfigError`."""
-    try:
-        options.prevalences([view.name for view in views])
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
 
 
 def _adapt(config: TrainConfig, trunk: Trunk, given: Mapping[str, Any]) -> TrainConfig:

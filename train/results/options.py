@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from tfrecord_io import flags
 from tfrecord_io.flags import flag
+from train.errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,7 +64,7 @@ class MeasureOptions:
             views: names of the questions that the answers are measured by, such as classes.
 
         Raises:
-            ValueError: if a prevalence is not between 0 and 1 or names something else.
+            ConfigError: if a prevalence is not between 0 and 1 or names something else.
         """
         shares: dict[str, float] = {}
         for cell in _cells(self.prevalence):
@@ -74,7 +75,7 @@ class MeasureOptions:
                 share = -1
             known = name in views if is_named else views
             if not known or not 0 < share < 1:
-                raise ValueError(
+                raise ConfigError(
                     f"--prevalence: expected a number between 0 and 1, or such numbers for some of "
                     f"{', '.join(views) or 'the classes, which a dataset of numbers does not have'}"
                     f"; received {cell!r}"

@@ -78,12 +78,7 @@ def export_model(
         dtype=manifest.dtype,
     )
     expected = _predict(model, images)
-    if not np.isfinite(expected).all():
-        raise TrainingError(
-            "the trained network answers with probabilities that are not numbers: its weights "
-            "went out of range in the last steps. Train again, in another --workdir, with a lower "
-            "--learning_rate, more --warmup_steps, or --precision float32"
-        )
+    require_numbers(expected, "images of noise")
     tolerance = _TOLERANCE[precision]
 
     model.save(directory / KERAS_NAME)
@@ -122,6 +117,16 @@ def export_model(
     }
     write_json(directory / PREPROCESSING_NAME, content)
     return has_saved_model
+
+
+def require_numbers(probabilities: np.ndarray, what: str) -> None:
+    """Raises a TrainingError if a trained network's answers on some images are not all numbers."""
+    if not np.isfinite(probabilities).all():
+        raise TrainingError(
+            f"the network answers with probabilities that are not numbers on {what}: its weights "
+            "went out of range in the last steps. Train again, in another --workdir, with a lower "
+            "--learning_rate, more --warmup_steps, or --precision float32"
+        )
 
 
 def _predict(model: keras.Model, images: np.ndarray) -> np.ndarray:

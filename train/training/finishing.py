@@ -17,7 +17,6 @@ from tfrecord_io.files import write_json
 from train.data.dataset import Part
 from train.data.exposure import Exposure, expose, find_seen
 from train.devices import Devices
-from train.errors import TrainingError
 from train.kinds.registry import task_of
 from train.kinds.task import Answers
 from train.networks.build import build_network, manifest_of_images, whole_model
@@ -193,12 +192,7 @@ def _predict(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns (probabilities float32 [num_examples, num_labels], truths) of a part."""
     probabilities, truths = predict(run, prediction_steps(network, devices), part)
-    if not np.isfinite(probabilities).all():
-        raise TrainingError(
-            f"the network answers with probabilities that are not numbers on {part.name}: its "
-            "weights went out of range in the last steps. Train again, in another --workdir, "
-            "with a lower --learning_rate, more --warmup_steps, or --precision float32"
-        )
+    export.require_numbers(probabilities, part.name)
     return probabilities, truths
 
 
