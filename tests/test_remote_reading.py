@@ -122,6 +122,39 @@ def test_what_is_kept_is_never_fetched_again(local: Path, store: S3Server) -> No
     assert store.bytes_sent < 20_000  # the manifest
 
 
+def _steps_until_mapped(**options: object) -> int:
+    """Returns at which step batches come many at once, as they do out of a memory map."""
+    batches = tfrecord_io.make_batches(URL, split="train", batch_size=12, epochs=None, **options)
+    for step, (blocks, rows, _) in enumerate(itertools.islice(batches.blocks(), 10_000)):
+        if len(rows) > 1:
+            assert blocks is batches.dataset.blocks
+            return step
+    raise AssertionError("the split was never mapped")
+
+
+@pytest.mark.parametrize("start_step", [0, 7])
+def test_a_split_is_read_like_a_folder_from_the_batch_on_at_which_the_cache_holds_it(
+    local: Path, store: S3Server, tmp_path: Path, start_step: int
+) -> None:
+    options = {"epochs": 6, "start_step": start_step, "pad_remainder": True}
+    wanted = _tensorflow(local, **options)
+    _assert_same(_tensorflow(URL, **options), wanted)
+    assert _steps_until_mapped(start_step=start_step) == 0
+    _assert_same(_tensorflow(URL, **options), wanted)
+    assert 0 < _steps_until_mapped(cache_dir=tmp_path / "other", start_step=start_step) < 10_000
+
+
+def test_an_iterator_reads_like_a_folder_once_another_has_filled_the_cache(
+    local: Path, store: S3Server
+) -> None:
+    dataset = tfrecord_io.make_dataset(URL, split="train", batch_size=12, seed=5, epochs=8)
+    first, second = iter(dataset), iter(dataset)
+    found = [next(first)]
+    collections.deque(second, maxlen=0)
+    found = [tuple(map(np.asarray, batch)) for batch in (*found, *first)]
+    _assert_same(found, _numpy(local, epochs=8, with_keys=False))
+
+
 def test_a_cache_that_is_full_keeps_what_it_has_and_stays_within_its_limit(
     local: Path, store: S3Server, folder: Path
 ) -> None:

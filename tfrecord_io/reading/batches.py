@@ -87,15 +87,15 @@ def make_batches(
         raise ValueError(f"engine must be auto or mmap, received {engine!r}")
     path = DataPath.of(directory, cache_dir, cache_gb)
     dataset = MappedDataset(path, split, verify=verify, must_map=engine == "mmap")
-    chosen = None if examples is None else np.asarray(examples, np.int64)
-    if chosen is not None and (chosen.ndim != 1 or not chosen.size):
+    chosen = np.asarray(range(len(dataset)) if examples is None else examples, np.int64)
+    if chosen.ndim != 1 or not chosen.size:
         raise ValueError(f"examples must be a list of places, received shape {chosen.shape}")
-    if chosen is not None and (chosen.min() < 0 or chosen.max() >= len(dataset)):
+    if chosen.min() < 0 or chosen.max() >= len(dataset):
         raise ValueError(
             f"examples must be in 0..{len(dataset) - 1}, received {chosen.min()}..{chosen.max()}"
         )
     order = BatchOrder(
-        num_examples=len(dataset if chosen is None else chosen),
+        num_examples=len(chosen),
         batch_size=batch_size,
         seed=seed,
         shuffle=shuffle,
@@ -127,12 +127,12 @@ class Batches:
 
     Attributes:
         order: which examples each batch holds: places in `examples`.
-        examples: int64, places in the split; None for all, in their order.
+        examples: int64, places in the split.
     """
 
     dataset: MappedDataset
     order: BatchOrder
-    examples: np.ndarray | None
+    examples: np.ndarray
     start_step: int
     with_keys: bool
     prefetch: int
@@ -144,10 +144,28 @@ class Batches:
 
     def fetched(self) -> Iterator[Fetched]:
         """Yields the rows of each batch, with those records that are not mapped."""
-        places = self.order.batches(self.start_step)
-        if self.examples is not None:
-            places = map(self.examples.__getitem__, places)
-        return self.dataset.ahead(places, self.examples, fill=True)
+        return self.dataset.ahead(self._places(), self.examples)
+
+    def blocks(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Yields batches that are not gathered yet, many at once when all records are mapped.
+
+        Yields:
+            (blocks, rows, weights): an array as `MappedDataset.blocks`; where the batches lie in
+            it, int64 [steps, batch]; and float32 [steps, batch].
+        """
+        dataset, step = self.dataset, self.start_step
+        pool = BufferPool((self.order.replica_batch_size + 1) * dataset.layout.stride)
+        for fetched in dataset.until_mapped(self._places(), self.examples):
+            blocks, rows = dataset.as_blocks(fetched, pool.take())
+            yield blocks, rows[np.newaxis], self.order.weights(step, step + 1)
+            step += 1
+        for places, weights in self.order.parts(step):
+            rows = dataset.rows(self.examples[places])
+            dataset.cold.announce(rows.ravel())
+            yield dataset.blocks, rows, weights
+
+    def _places(self) -> Iterator[np.ndarray]:
+        return map(self.examples.__getitem__, self.order.batches(self.start_step))
 
     def buffer_pool(self) -> BufferPool:
         """Returns memory for the images of a batch, for `MappedDataset.gather`."""

@@ -72,6 +72,7 @@ class DatasetCache:
 
     Attributes:
         folder: of its files.
+        path: of the file of records.
         memory: uint8 [(records + 1) * stride], read-only: the records of all shards in the
             manifest's order, mapped into memory; zeros where they are absent, and for one more.
         states: uint8 [records], read-only: the state of each record of the dataset. Other
@@ -109,6 +110,7 @@ class DatasetCache:
         identity = hashlib.sha256(repr((_RECORDS, digests, versions)).encode()).hexdigest()
         self._root = Path(cache_dir).expanduser().absolute()
         self.folder = self._root / identity
+        self.path = self.folder / _RECORDS
         self.is_full = False
         self._num_bytes = sum(shard.num_bytes for shard in manifest.shards)
         self._stride = manifest.layout.stride

@@ -17,7 +17,7 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
 
@@ -47,6 +47,9 @@ _MOST_BYTES_A_READ = 512 << 10
 # record by record, at a higher cost than in the runs that fill the cache: more would be slower.
 _MOST_BYTES_AHEAD = 16 << 20
 _LEAST_BATCHES_AHEAD, _MOST_BATCHES_AHEAD = 2, 256
+
+# Batches after which the states of all wanted records are looked at again.
+_STEPS_A_CHECK = 32
 
 # Where the readers need more than this share of a processor, single records cost too much of it,
 # and more neighbours are read with each; fewer again below the other one. Measured so often.
@@ -104,32 +107,32 @@ class Fetcher:
         self.most_together = max(1, _MOST_BYTES_A_READ // layout.stride)
 
     def ahead(
-        self, batches: Iterable[np.ndarray], wanted: np.ndarray | None = None
+        self, batches: Iterator[np.ndarray], wanted: np.ndarray | None = None
     ) -> Iterator[Fetched]:
         """Yields batches with their records, which are read before they are asked for.
 
+        Ends before its time once all wanted records are mapped; the rest of `batches` is then left.
+
         Args:
-            batches: rows, int64 [batch] each.
+            batches: an iterator of rows, int64 [batch] each.
             wanted: sorted, all rows that any batch can hold, with which to fill the cache; None
                 not to fill it.
 
         Raises:
             StoreError: if a record cannot be read, or is damaged; it names the shard.
         """
-        rest = iter(batches)
         planned: collections.deque[_Plan] = collections.deque()
         bytes_ahead = 0
         work = _Work(self, wanted)
         try:
-            for step in itertools.count(1):
-                if step % _MOST_BATCHES_AHEAD == 0 and work.is_done():
+            for step in itertools.count():
+                if step % _STEPS_A_CHECK == 0 and work.is_done():
                     yield from ((plan.rows, None) for plan in planned)
-                    yield from ((rows, None) for rows in rest)
                     return
                 while len(planned) < _LEAST_BATCHES_AHEAD or (
                     bytes_ahead < _MOST_BYTES_AHEAD and len(planned) < _MOST_BATCHES_AHEAD
                 ):
-                    if (rows := next(rest, None)) is None:
+                    if (rows := next(batches, None)) is None:
                         break
                     planned.append(work.plan(rows))
                     bytes_ahead += planned[-1].num_bytes
@@ -138,7 +141,7 @@ class Fetcher:
                 plan = planned.popleft()
                 bytes_ahead -= plan.num_bytes
                 yield plan.rows, work.records(plan)
-                if step == 1:  # now that the first batch is there
+                if step == 0:  # now that the first batch is there
                     work.fill()
         finally:
             work.close()

@@ -99,6 +99,7 @@ class MappedDataset:
             firsts = Rows([shard.num_examples for shard in every]).firsts.tolist()
             by_name = dict(zip([shard.name for shard in every], firsts, strict=True))
             self.rows = Rows(sizes, [by_name[shard.name] for shard in shards])
+            self.cold = ColdShards([cache.path], Rows([len(self.records)]), layout.stride)
             return
         paths = [Path(directory) / shard.name for shard in shards]
         *firsts, num_rows = lay_out(sizes, layout.stride)
@@ -122,32 +123,59 @@ class MappedDataset:
 
     def _use(self, memory: np.ndarray) -> None:
         """Takes rows and one more, uint8 [(rows + 1) * stride], as `records` and `blocks`."""
-        length = len(memory) - self.layout.stride
+        self.records = memory[: -self.layout.stride].reshape(-1, self.layout.stride)
+        self.blocks = self._blocks_of(memory)
+
+    def _blocks_of(self, memory: np.ndarray) -> np.ndarray:
+        """Returns the `blocks` of rows and one more, uint8 [(rows + 1) * stride]."""
         first = self.layout.features[schema.IMAGE].offset
-        self.records = memory[:length].reshape(-1, self.layout.stride)
-        self.blocks = memory[first : first + length].reshape(-1, self.layout.block_length)
+        last = first + len(memory) - self.layout.stride
+        return memory[first:last].reshape(-1, self.layout.block_length)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _open_again, (*self._arguments, self._identity)
 
     def ahead(
-        self, batches: Iterable[np.ndarray], chosen: np.ndarray | None = None, *, fill: bool = False
+        self, batches: Iterable[np.ndarray], wanted: np.ndarray | None = None
     ) -> Iterator[Fetched]:
         """Yields batches with those records that are not mapped, read ahead.
 
         Args:
             batches: places of examples in the split, int64 [batch] each.
-            chosen: all examples that any batch can hold; None for those of the split.
-            fill: whether to fill the cache with these.
+            wanted: all examples that any batch can hold, with which to fill the cache; None not to
+                fill it.
 
         Raises:
             StoreError: if a record cannot be read, or is damaged; it names the shard.
         """
-        rows = map(self.rows, batches)
+        batches = iter(batches)
+        yield from self.until_mapped(batches, wanted)
+        for rows in self.cold.announced(map(self.rows, batches)):
+            yield rows, None
+
+    def until_mapped(
+        self, batches: Iterator[np.ndarray], wanted: np.ndarray | None
+    ) -> Iterator[Fetched]:
+        """Yields what `ahead` does, but ends once all wanted examples are mapped."""
         if self.fetcher is None:
-            return ((batch, None) for batch in self.cold.announced(rows))
-        wanted = np.arange(len(self)) if chosen is None else chosen
-        return self.fetcher.ahead(rows, np.sort(self.rows(wanted)) if fill else None)
+            return iter(())
+        rows = None if wanted is None else np.sort(self.rows(wanted))
+        return self.fetcher.ahead(map(self.rows, batches), rows)
+
+    def as_blocks(self, fetched: Fetched, memory: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns a batch as `blocks`, and its rows there, int64 [batch].
+
+        Args:
+            fetched: a batch, as `ahead` yields it.
+            memory: uint8 [(batch + 1) * stride], of the caller's, for what is not mapped.
+        """
+        rows, records = fetched
+        if records is None:
+            return self.blocks, rows
+        memory = memory[: (len(rows) + 1) * self.layout.stride]
+        for row, record in zip(memory.reshape(-1, self.layout.stride), records, strict=False):
+            row[:] = record
+        return self._blocks_of(memory), np.arange(len(rows))
 
     def feature(self, name: str, fetched: Fetched) -> np.ndarray:
         """Returns the bytes of one feature of a batch, a copy.

@@ -1,8 +1,7 @@
 """Batches for training, read from finished shards: a step only copies bytes.
 
-All records of a local split are there at once, because the files are mapped into memory, and a
-batch is a gather of their pixels, in TensorFlow's threads. Records of a store are read ahead and
-gathered as `make_batches` does it.
+A batch is a gather of pixels in TensorFlow's threads, out of files that are mapped into memory.
+Records of a store are read ahead until this machine's disk holds them all.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
@@ -19,6 +19,7 @@ import tensorflow as tf
 from tfrecord_io import schema
 from tfrecord_io.reading import device_cache
 from tfrecord_io.reading.batches import Batches, Engine, make_batches
+from tfrecord_io.reading.buffers import BufferPool
 from tfrecord_io.reading.device_cache import DeviceDataset, DeviceSplit
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.reading.opening import Verify
@@ -27,10 +28,6 @@ from tfrecord_io.reading.order import BatchOrder
 Cache = Literal["device"]
 
 _log = logging.getLogger(__name__)
-
-# The order is computed in Python for this many examples at once, about a millisecond's work, so
-# that a step runs no Python.
-_BLOCK_EXAMPLES = 8192
 
 # Largest number of threads that gather batches; more would only wait for memory.
 _MAX_GATHERS = 8
@@ -134,19 +131,15 @@ def make_dataset(
         cache_dir=cache_dir,
         cache_gb=cache_gb,
     )
-    order = batches.order
     on_device = _load_to_device(batches.dataset) if cache == "device" else None
-    if on_device is not None:
-        found = _order_batches(order, start_step, _choose(batches.examples))
-        return DeviceDataset(
-            split=on_device,
-            order=_finish(found, order, start_step),
-            with_weights=pad_remainder,
-            with_keys=with_keys,
-        )
-    is_mapped = batches.dataset.fetcher is None
-    found = _mapped_batches(batches) if is_mapped else _fetched_batches(batches)
-    return _finish(found, order, start_step)
+    if on_device is None:
+        return _finish(_gathered(batches), batches)
+    return DeviceDataset(
+        split=on_device,
+        order=_finish(_order(batches), batches),
+        with_weights=pad_remainder,
+        with_keys=with_keys,
+    )
 
 
 def _load_to_device(dataset: MappedDataset) -> DeviceSplit | None:
@@ -168,49 +161,32 @@ def _load_to_device(dataset: MappedDataset) -> DeviceSplit | None:
     return None
 
 
-def _choose(chosen: np.ndarray | None) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns what turns places among the chosen examples into places in the split."""
-    return (lambda places: places) if chosen is None else (lambda places: chosen[places])
-
-
-def _mapped_batches(batches: Batches) -> tf.data.Dataset:
-    """Batches that are gathered out of all records of the split, mapped into memory."""
+def _gathered(batches: Batches) -> tf.data.Dataset:
+    """Batches that are gathered out of records in memory, all mapped or some read for a batch."""
     order, layout, with_keys = batches.order, batches.dataset.layout, batches.with_keys
-    rows_of, cold, choose = batches.dataset.rows, batches.dataset.cold, _choose(batches.examples)
 
     # tf.data copies a tensor that a dataset or its functions hold into the graph of each iterator.
     # A tensor that is made while the iterator runs is passed by reference. So the files are mapped
     # when an iterator starts, and unmapped when it ends. TensorFlow never frees a function that it
     # was given, so these hold no open dataset.
-    pickled = pickle.dumps(batches.dataset)
+    pickled = pickle.dumps(batches)
 
-    def map_files(_: tf.Tensor) -> tf.Tensor:
-        blocks = tf.numpy_function(lambda: pickle.loads(pickled).blocks, [], tf.uint8)
-        return tf.ensure_shape(blocks, (None, layout.block_length))
-
-    def find_rows(places: np.ndarray) -> np.ndarray:
-        rows = rows_of(choose(places))
-        cold.announce(rows.ravel())
-        return rows
+    def split(blocks: tf.Tensor, *many: tf.Tensor) -> tf.data.Dataset:
+        every = tf.data.Dataset.from_tensors(blocks).repeat()
+        return tf.data.Dataset.zip((every, *map(tf.data.Dataset.from_tensor_slices, many)))
 
     def gather(blocks: tf.Tensor, rows: tf.Tensor, weights: tf.Tensor) -> tuple[tf.Tensor, ...]:
         image, label, key = _gather(layout, blocks, rows)
         others = (weights,) if order.pad_remainder else ()
         return image, label, *others, *((key,) if with_keys else ())
 
-    # Made out here, because TensorFlow's deterministic mode would slow down and print an error if
-    # a function of tf.data that runs Python were made within another.
-    rows_and_weights = _order_batches(order, batches.start_step, find_rows)
-    return (
-        tf.data.Dataset.range(1)
-        .map(map_files)
-        .flat_map(
-            lambda blocks: rows_and_weights.map(
-                lambda rows, weights: gather(blocks, rows, weights),
-                num_parallel_calls=min(_MAX_GATHERS, os.cpu_count() or 1),
-                deterministic=True,
-            )
-        )
+    blocks = tf.TensorSpec((None, layout.block_length), tf.uint8)
+    parts = _from_iterator(lambda: pickle.loads(pickled).blocks(), (blocks, *_signature(order)))
+    num_gathers = min(_MAX_GATHERS, os.cpu_count() or 1)
+    rows = parts.prefetch(1).flat_map(split)
+    # In a function, where TensorFlow's deterministic mode leaves the threads as they are.
+    return tf.data.Dataset.range(1).flat_map(
+        lambda _: rows.map(gather, num_gathers, deterministic=True)
     )
 
 
@@ -240,58 +216,59 @@ def _gather(
     )
 
 
-def _fetched_batches(batches: Batches) -> tf.data.Dataset:
-    """Batches of which the records are fetched, as `make_batches` gives them."""
-    order, layout = batches.order, batches.dataset.layout
-    pickled = pickle.dumps(batches)  # for the same reason as above
+def _order(batches: Batches) -> tf.data.Dataset:
+    """Elements (places in the split, weights), int64 and float32 [replica_batch_size]."""
+    order, examples, start_step = batches.order, batches.examples, batches.start_step
 
-    def read() -> Iterator[tuple[np.ndarray, ...]]:
-        yield from pickle.loads(pickled)
+    def read() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        return ((examples[places], weights) for places, weights in order.parts(start_step))
 
-    has_one_size = order.num_steps in (None, order.num_full_steps)
-    size = order.replica_batch_size if has_one_size else None
-    signature = [
-        tf.TensorSpec((size, *layout.image_shape), layout.dtype),
-        tf.TensorSpec((size, layout.num_classes), tf.float32),
-    ]
-    if order.pad_remainder:
-        signature.append(tf.TensorSpec((size,), tf.float32))
-    if batches.with_keys:
-        signature.append(tf.TensorSpec((size,), tf.string))
-    return tf.data.Dataset.from_generator(read, output_signature=tuple(signature))
+    parts = _from_iterator(read, _signature(order)).prefetch(1)
+    return parts.flat_map(lambda *many: tf.data.Dataset.from_tensor_slices(many))
 
 
-def _order_batches(
-    order: BatchOrder, start_step: int, find: Callable[[np.ndarray], np.ndarray]
+def _from_iterator(
+    start: Callable[[], Iterator[tuple[np.ndarray, ...]]], signature: tuple[tf.TensorSpec, ...]
 ) -> tf.data.Dataset:
-    """Elements (what is found for examples, weights), int64 and float32 [replica_batch_size]."""
-    full, steps_at_once = order.num_full_steps, max(1, _BLOCK_EXAMPLES // order.replica_batch_size)
+    """Elements of an iterator, as of `Dataset.from_generator`; no array may have length 0.
 
-    def compute(first_step: int) -> tuple[np.ndarray, np.ndarray]:
-        last_step = min(first_step + steps_at_once, max(full, first_step + 1))
-        examples = order.examples_at(order.positions(first_step, last_step))
-        return find(examples), order.weights(first_step, last_step)
+    That one has functions that run Python within another of tf.data, for which TensorFlow's
+    deterministic mode would print an error, and it warns when a program ends before the iterator.
+    """
+    running: dict[int, Iterator[tuple[np.ndarray, ...]]] = {}
+    types, shapes = [spec.dtype for spec in signature], [spec.shape for spec in signature]
+    end = [np.empty([size or 0 for size in spec.shape], spec.dtype.name) for spec in signature]
 
-    def compute_in_graph(first_step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        found = tf.numpy_function(
-            lambda step: compute(int(step)), [first_step], (tf.int64, tf.float32)
-        )
-        shape = None, order.replica_batch_size
-        return tf.ensure_shape(found[0], shape), tf.ensure_shape(found[1], shape)
+    def begin() -> np.ndarray:
+        iterator = start()
+        # TensorFlow makes no copy of memory that begins at a page: it frees this array when it
+        # frees the last tensor, and that ends the iterator.
+        ticket = BufferPool(8).take().view(np.int64)
+        ticket[0] = id(iterator)
+        running[id(iterator)] = iterator
+        weakref.finalize(ticket, running.pop, id(iterator))
+        return ticket
 
-    batches = tf.data.Dataset.range(start_step, full, steps_at_once).map(compute_in_graph)
-    batches = batches.prefetch(1).flat_map(lambda *block: tf.data.Dataset.from_tensor_slices(block))
-    if order.num_steps is not None and max(start_step, full) < order.num_steps:
-        batches = batches.concatenate(tf.data.Dataset.from_tensor_slices(compute(full)))
-    return batches
+    def proceed(ticket: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        arrays = tf.numpy_function(lambda ticket: next(running[ticket[0]], end), [ticket], types)
+        return tuple(map(tf.ensure_shape, arrays, shapes))
+
+    tickets = tf.data.Dataset.range(1).map(lambda _: tf.numpy_function(begin, [], tf.int64))
+    tickets = tickets.flat_map(lambda ticket: tf.data.Dataset.from_tensors(ticket).repeat())
+    return tickets.map(proceed).take_while(lambda *part: tf.shape(part[-1])[0] > 0)
 
 
-def _finish(dataset: tf.data.Dataset, order: BatchOrder, start_step: int) -> tf.data.Dataset:
+def _signature(order: BatchOrder) -> tuple[tf.TensorSpec, tf.TensorSpec]:
+    """Types of the places, or rows, and the weights of many batches at once."""
+    has_one_size = order.num_steps in (None, order.num_full_steps)
+    shape = None, order.replica_batch_size if has_one_size else None
+    return tf.TensorSpec(shape, tf.int64), tf.TensorSpec(shape, tf.float32)
+
+
+def _finish(dataset: tf.data.Dataset, batches: Batches) -> tf.data.Dataset:
     """Adds what every dataset of this module has: a known length, order, and a batch ahead."""
-    if order.num_steps is None:
-        num_batches = tf.data.INFINITE_CARDINALITY
-    else:
-        num_batches = order.num_steps - start_step
+    is_endless = batches.order.num_steps is None
+    num_batches = tf.data.INFINITE_CARDINALITY if is_endless else len(batches)
     options = tf.data.Options()
     options.deterministic = True
     # Workers share batches by num_replicas; tf.data must not cut the data a second time.

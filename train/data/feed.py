@@ -263,8 +263,6 @@ def _fetcher(
 
     if options.cache == "device":
         examples = batches.examples
-        if examples is None:
-            examples = np.arange(len(batches.dataset))
         manifest = batches.dataset.manifest
         needed = len(examples) * (manifest.layout.image_length + 4 * manifest.num_classes)
         if 2 * needed <= _free_memory(devices):
