@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -158,7 +157,8 @@ def _binned(name: str, values: np.ndarray, edges: Sequence[float] | np.ndarray) 
 
 def _category(name: str, columns: Sequence[pa.ChunkedArray], shown: str) -> _Signal:
     """Numbers what is in some columns by frequency; all rare values share the last number."""
-    parts = [_numbered(column) for column in columns]
+    encoded = [encode(column) for column in columns]
+    parts = [(numbers + 1, ["unknown", *texts.to_pylist()]) for numbers, texts in encoded]
     shape = [len(values) for _, values in parts]
     codes = np.ravel_multi_index([numbers for numbers, _ in parts], shape)
     unique, inverse, counts = np.unique(codes, return_inverse=True, return_counts=True)
@@ -169,15 +169,6 @@ def _category(name: str, columns: Sequence[pa.ChunkedArray], shown: str) -> _Sig
         for places in frequent
     ]
     return _Signal(name, np.minimum(np.argsort(order), _MAX_CATEGORIES)[inverse], texts)
-
-
-def _numbered(column: pa.ChunkedArray) -> tuple[np.ndarray, list[Any]]:
-    """Returns the number of each row's value, int64 [num_examples], and the different values."""
-    if pa.types.is_integer(column.type):
-        values, numbers = np.unique(column.to_numpy(), return_inverse=True)
-        return numbers, values.tolist()
-    numbers, texts = encode(column.fill_null("unknown") if column.null_count else column)
-    return numbers, texts.to_pylist()
 
 
 def _giveaways(
