@@ -32,7 +32,7 @@ _remembered: set[str] = set()
 
 def remember(*secrets: str) -> None:
     """Has values, such as a token that was read from a file, hidden from now on."""
-    _remembered.update(secret for secret in secrets if len(secret) >= _LEAST_LENGTH)
+    _remembered.update(secrets)
 
 
 def without_secrets(text: str) -> str:
@@ -44,15 +44,11 @@ def without_secrets(text: str) -> str:
     """
     if "://" in text:
         text = _QUERY.sub(r"\1", _USER.sub("", text))
-    for secret in (*_remembered, *_secrets_of_environment()):
-        text = text.replace(secret, _HIDDEN)
+    keys = [value for name, value in os.environ.items() if _VARIABLE.fullmatch(name)]
+    for secret in (*_remembered, *keys):
+        if len(secret) >= _LEAST_LENGTH:
+            text = text.replace(secret, _HIDDEN)
     return text
-
-
-def _secrets_of_environment() -> Iterator[str]:
-    for name, value in os.environ.items():
-        if len(value) >= _LEAST_LENGTH and _VARIABLE.fullmatch(name):
-            yield value
 
 
 @contextlib.contextmanager

@@ -62,10 +62,7 @@ class Audit:
         """Returns JSON values, as the manifest keeps them."""
         return {
             "measures": dict(self.measures),
-            "findings": [
-                {**dataclasses.asdict(finding), "listed": [dict(row) for row in finding.listed]}
-                for finding in self.findings
-            ],
+            "findings": [dataclasses.asdict(finding) for finding in self.findings],
         }
 
 

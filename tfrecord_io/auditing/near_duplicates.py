@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
 
 import numpy as np
 from PIL import Image, ImageFilter
@@ -179,8 +178,11 @@ def find_pairs(hashes: np.ndarray, window: int = 8, max_pairs: int = 1_000_000) 
     pair_codes = np.empty(0, np.int64)
     distances = np.empty(0, np.int16)
     complete = True
-    for key in _sort_keys(hashes):
-        order = np.argsort(key)
+    for start in range(HASH_LENGTH):
+        # The eight bytes from this position on, as one number.
+        columns = (start + np.arange(8)) % HASH_LENGTH
+        keys = np.ascontiguousarray(hashes[:, columns]).view(">u8").ravel().astype(np.uint64)
+        order = np.argsort(keys)
         words = np.ascontiguousarray(hashes[order]).view(np.uint64)
         for shift in range(1, min(window, num_hashes - 1) + 1):
             rows, distance = _close_rows(words, shift)
@@ -230,13 +232,6 @@ def min_similarity(side: int) -> float:
 def similarity(detail_a: np.ndarray, detail_b: np.ndarray) -> float:
     """Returns the correlation of two pictures' `detail`: near 1 for copies, else near 0."""
     return float(detail_a @ detail_b)
-
-
-def _sort_keys(hashes: np.ndarray) -> Iterator[np.ndarray]:
-    """Yields a sort key uint64 [num_hashes] for each position: the eight bytes from there on."""
-    for start in range(HASH_LENGTH):
-        columns = (start + np.arange(8)) % HASH_LENGTH
-        yield np.ascontiguousarray(hashes[:, columns]).view(">u8").ravel().astype(np.uint64)
 
 
 def _close_rows(words: np.ndarray, shift: int) -> tuple[np.ndarray, np.ndarray]:

@@ -21,12 +21,7 @@ from tfrecord_io.auditing.columns import encode, read_examples
 from tfrecord_io.auditing.copy_checks import list_pairs
 from tfrecord_io.auditing.findings import MAX_LISTED, SEVERITIES, Audit, Finding
 from tfrecord_io.auditing.ranges import with_ranges
-from tfrecord_io.auditing.twins import (
-    NearPair,
-    hashes_in,
-    have_different,
-    number_pictures,
-)
+from tfrecord_io.auditing.twins import NearPair, hashes_in, have_different, number_pictures
 from tfrecord_io.groups import group_images
 from tfrecord_io.printing import counted
 from tfrecord_io.shards import map_records
@@ -55,11 +50,6 @@ class Neighbours:
 
     rows: np.ndarray
     similarities: np.ndarray
-
-
-def pool(features: np.ndarray) -> np.ndarray:
-    """Returns the mean of each feature map over its positions, float32 [num_scans, channels]."""
-    return features.mean(axis=(1, 2), dtype=np.float32)
 
 
 def directions(vectors: np.ndarray) -> np.ndarray:
@@ -223,7 +213,7 @@ def compare(
 
 
 def read_features(directory: Path, dataset: manifest.Manifest, examples: pa.Table) -> np.ndarray:
-    """Returns the pooled features of some examples, see `pool`.
+    """Returns the features of some examples, each the mean over the positions of its map.
 
     Args:
         directory: folder of the dataset of features.
@@ -253,7 +243,8 @@ def read_features(directory: Path, dataset: manifest.Manifest, examples: pa.Tabl
             )
         records = map_records(directory / name, sizes[name], layout.stride)
         for block in np.array_split(places, -(-len(places) // _ROWS_AT_ONCE)):
-            features[block] = pool(layout.images_in(records[rows[block]]))
+            maps = layout.images_in(records[rows[block]])
+            features[block] = maps.mean(axis=(1, 2), dtype=np.float32)
     return features
 
 

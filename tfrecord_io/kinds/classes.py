@@ -33,9 +33,6 @@ class Classes(NamedKind):
         (name,) = names
         return name
 
-    def balance(self, counts: np.ndarray, texts: Sequence[str]) -> np.ndarray:
-        return counts
-
     def is_label(self, values: np.ndarray) -> bool:
         return sorted(values.tolist()) == [0.0] * (len(values) - 1) + [1.0]
 

@@ -61,9 +61,6 @@ class Numbers(LabelKind):
     ) -> tuple[Sequence[str], np.ndarray]:
         return ranges_of(np.array(texts, np.float32)[codes])
 
-    def balance(self, counts: np.ndarray, texts: Sequence[str]) -> np.ndarray:
-        return counts
-
     def describe(self, label_names: Sequence[str]) -> str:
         return f"with the number {label_names[0]}"
 
