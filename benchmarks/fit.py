@@ -33,7 +33,7 @@ from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.decoding.preprocess import decode_image
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.shapes import distinct
-from train.results.bootstrap import bootstrap, percentiles
+from train.results.bootstrap import with_intervals
 
 FITS = ("stretch", "pad")
 NUM_FOLDS = 5
@@ -192,14 +192,14 @@ def _print_row(
 
     def differences(counts: np.ndarray) -> dict[str, np.ndarray]:
         stretched, padded = (_scores(right[fit], labels, counts) for fit in FITS)
-        return {name: padded[name] - stretched[name] for name in padded}
+        return {f"gain in {name}": padded[name] - stretched[name] for name in padded}
 
     groups = np.unique(patients[chosen], return_inverse=True)[1]
-    drawn = bootstrap(differences, groups, num_samples=2000, seed=0)
-    for name, difference in differences(np.ones(len(labels))).items():
+    found = with_intervals(differences, groups, {}, num_samples=2000, seed=0)
+    for name in _scores(right[FITS[0]], labels):
         each = ", ".join(f"{fit} {_scores(right[fit], labels)[name]:.1%}" for fit in FITS)
-        low, high = percentiles(drawn[name], np.bincount(groups))
-        print(f"{title}: {name}: {each}, difference {difference:+.1%} [{low:+.1%}, {high:+.1%}]")
+        value, low, high = (found[f"gain in {name}"][end] for end in ("value", "low", "high"))
+        print(f"{title}: {name}: {each}, difference {value:+.1%} [{low:+.1%}, {high:+.1%}]")
 
 
 def _right_when_cropped(

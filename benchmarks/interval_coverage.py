@@ -15,25 +15,26 @@ import functools
 
 import numpy as np
 import pyarrow as pa
+from scipy import special
 
 from tfrecord_io.auditing import shortcuts
-from train.kinds.classes import CLASSES
-from train.kinds.measures import area_under_curve
+from train.kinds.grades import GRADES
+from train.kinds.measures import AREAS, calibration_line, predictive_values
 from train.kinds.task import Answers
 from train.results.bootstrap import examples_behind, with_intervals
 
-#: Standard deviation of the logarithm of the number of images in a group; the median is 4.
-UNEVENNESS = (0.0, 1.0, 1.5)
+#: Standard deviation of the logarithm of the number of images in a group (the median is 4), and the
+#: share of groups that are positive.
+SETTINGS = ((0.0, 0.5), (1.0, 0.5), (1.5, 0.5), (1.0, 0.2))
 
 NUM_GROUPS = (20, 40, 100)
-
-MEASURES = ("accuracy", "balanced_accuracy", "sensitivity/yes", "specificity/yes", "auc/yes")
 
 #: Groups and classes of the permuted labels.
 PERMUTED = ((24, 2), (40, 2), (40, 4), (100, 4), (400, 4))
 
 _POPULATION = 30_000
 _RESAMPLES = 400
+_GOAL = 92
 
 
 def uneven_groups(generator: np.random.Generator, num_groups: int, unevenness: float) -> np.ndarray:
@@ -42,53 +43,67 @@ def uneven_groups(generator: np.random.Generator, num_groups: int, unevenness: f
     return np.repeat(np.arange(num_groups), np.clip(sizes.astype(int), 1, 60))
 
 
-def draw_answers(generator: np.random.Generator, groups: np.ndarray, skill: float) -> Answers:
+def draw_answers(
+    generator: np.random.Generator, groups: np.ndarray, skill: float, positive: float
+) -> Answers:
     """Returns answers that resemble each other within a group, int [num_images].
 
     A skill of 1 is right about 79 of 100 images, one of 2 about 95.
     """
     num_groups = int(groups.max()) + 1
-    truths = generator.integers(2, size=num_groups)[groups]
+    truths = (generator.random(num_groups) < positive).astype(np.int64)[groups]
     of_group = generator.normal(0, 1.0, num_groups)[groups]
     logits = skill * (2.0 * truths - 1.0) + of_group + generator.normal(0, 0.7, len(groups))
-    likely = 1 / (1 + np.exp(-logits))
+    # Few different ones, because the lines of calibration take longer for many.
+    likely = special.expit(np.floor(10 * logits) / 10 + 0.05)
     return Answers(
         probabilities=np.stack([1 - likely, likely], 1), truths=truths, label_names=("no", "yes")
     )
 
 
-def measure(answers: Answers, weights: np.ndarray) -> dict[str, np.ndarray]:
-    """Returns the `MEASURES`, without others that take longer."""
-    is_yes = answers.truths == 1
-    area = area_under_curve(is_yes, answers.probabilities[:, 1], weights)
-    found = CLASSES.score(answers, weights) | {"auc/yes": area}
-    return {name: found[name] for name in MEASURES}
+def measure(answers: Answers, prevalence: float, weights: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns the measures of grades, and those of the label `yes` that views have."""
+    is_yes, ranking = answers.truths == 1, answers.probabilities[:, 1]
+    scores = GRADES.score(answers, weights)
+    rates = scores["sensitivity/yes"], scores["specificity/yes"]
+    of_yes = {name: area_of(is_yes, ranking, weights) for name, area_of in AREAS.items()}
+    of_yes |= predictive_values(*rates, prevalence) | calibration_line(is_yes, ranking, weights)
+    found = scores | {f"{name}/yes": values for name, values in of_yes.items()}
+    return {name: values for name, values in found.items() if not name.endswith("/no")}
 
 
 def coverage(
-    num_groups: int, unevenness: float, skill: float, num_samples: int
-) -> dict[str, float]:
-    """Returns the share of the intervals that hold the truth, by measure."""
+    num_groups: int, unevenness: float, positive: float, skill: float, num_samples: int
+) -> dict[str, tuple[float, float]]:
+    """Returns the percentage of intervals that hold the truth, and their median width, by measure.
+
+    Samples in which a measure has no interval do not count.
+    """
     generator = np.random.default_rng(0)
     everyone = uneven_groups(generator, _POPULATION, unevenness)
-    population = draw_answers(generator, everyone, skill)
-    truth = measure(population, np.ones((1, len(population.truths))))
-    held: dict[str, list[bool]] = {name: [] for name in MEASURES}
+    population = draw_answers(generator, everyone, skill, positive)
+    truth = measure(population, positive, np.ones((1, len(everyone))))
+    ends: dict[str, list[tuple[float, float]]] = {name: [] for name in truth}
     for number in range(num_samples):
         groups = uneven_groups(generator, num_groups, unevenness)
-        answers = draw_answers(generator, groups, skill)
-        has = CLASSES.has(answers.truths, 2)
+        answers = draw_answers(generator, groups, skill, positive)
+        has = GRADES.has(answers.truths, 2)
         found = with_intervals(
-            functools.partial(measure, answers),
+            functools.partial(measure, answers, positive),
             groups,
-            examples_behind(CLASSES.views(answers.label_names), has, groups),
+            examples_behind(GRADES.views(answers.label_names), has, groups),
             num_samples=_RESAMPLES,
             seed=number,
         )
-        for name, entry in held.items():
-            if found[name]["low"] is not None:
-                entry.append(found[name]["low"] <= truth[name][0] <= found[name]["high"])
-    return {name: float(np.mean(entries)) for name, entries in held.items()}
+        for name, entry in found.items():
+            if entry["low"] is not None:
+                ends[name].append((entry["low"], entry["high"]))
+    results = {}
+    for name, pairs in ends.items():
+        low, high = np.reshape(pairs, (-1, 2)).T
+        held = np.mean((low <= truth[name][0]) & (truth[name][0] <= high))
+        results[name] = 100 * float(held), float(np.median(high - low))
+    return results
 
 
 def chance_held(num_groups: int, num_classes: int, num_permutations: int, seed: int) -> int:
@@ -113,20 +128,37 @@ def chance_held(num_groups: int, num_classes: int, num_permutations: int, seed: 
     return held
 
 
+def print_coverage(skill: float, num_groups: list[int], num_samples: int) -> None:
+    """Prints the coverage of each setting, and a summary by measure."""
+    by_setting = []
+    for number in num_groups:
+        for unevenness, positive in SETTINGS:
+            found = coverage(number, unevenness, positive, skill, num_samples)
+            if not by_setting:
+                print(f"\nskill {skill:g}\n")
+                print("| groups | unevenness | positive | " + " | ".join(found) + " |")
+                print("| --- | --- | --- |" + " --- |" * len(found))
+            by_setting.append(found)
+            told = " | ".join(f"{share:.1f}" for share, _ in found.values())
+            print(f"| {number} | {unevenness} | {positive} | {told} |", flush=True)
+    print(f"\n| measure | least | median | below {_GOAL} | median width |")
+    print("| --- | --- | --- | --- | --- |")
+    for name in by_setting[0]:
+        shares, widths = np.transpose([found[name] for found in by_setting])
+        below = f"{np.count_nonzero(shares < _GOAL)} of {len(shares)}"
+        told = f"{shares.min():.1f} | {np.median(shares):.1f} | {below}"
+        print(f"| {name} | {told} | {np.median(widths):.3f} |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--num_samples", type=int, default=1000, help="samples for each setting")
+    parser.add_argument("--num_samples", type=int, default=400, help="samples for each setting")
     parser.add_argument("--num_permutations", type=int, default=100)
     parser.add_argument("--num_groups", type=int, nargs="+", default=NUM_GROUPS)
-    parser.add_argument("--skill", type=float, default=1.0, help="of the network, see draw_answers")
+    parser.add_argument("--skill", type=float, nargs="+", default=(1.0, 2.0), help="of the network")
     arguments = parser.parse_args()
-    print("| groups | unevenness | " + " | ".join(MEASURES) + " |")
-    print("| --- | --- |" + " --- |" * len(MEASURES))
-    for num_groups in arguments.num_groups:
-        for unevenness in UNEVENNESS:
-            shares = coverage(num_groups, unevenness, arguments.skill, arguments.num_samples)
-            told = " | ".join(f"{100 * share:.1f}" for share in shares.values())
-            print(f"| {num_groups} | {unevenness} | {told} |", flush=True)
+    for skill in arguments.skill:
+        print_coverage(skill, arguments.num_groups, arguments.num_samples)
     print("\n| groups | classes | permutations that hold, by seed |\n| --- | --- | --- |")
     for num_groups, num_classes in PERMUTED:
         held = [

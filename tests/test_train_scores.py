@@ -13,7 +13,8 @@ from train.kinds import measures
 from train.kinds.classes import CLASSES
 from train.kinds.measures import calibration_line, predictive_values
 from train.kinds.registry import TASKS
-from train.results.bootstrap import bootstrap, examples_behind
+from train.results import bootstrap as intervals
+from train.results.bootstrap import bootstrap, examples_behind, with_intervals
 
 
 def test_the_measures_of_a_small_case_are_those_worked_out_by_hand():
@@ -144,6 +145,41 @@ def test_fewer_draws_are_the_first_of_more():
 
         bootstrap(measure, groups, num_samples=num_samples, seed=4)
     assert drawn[3] == drawn[30][:3]
+
+
+def uneven_answers(generator, num_groups):
+    """Returns (group, whether it is right) of images; 95 % are right, and a few groups are not."""
+    sizes = np.clip(np.exp(generator.normal(np.log(4), 1.5, num_groups)).astype(int), 1, 60)
+    groups = np.repeat(np.arange(num_groups), sizes)
+    chances = generator.beta(0.95, 0.05, num_groups)
+    return groups, generator.random(len(groups)) < chances[groups]
+
+
+def interval_of_mean(name, groups, values):
+    def measure(weights):
+        return {name: weights @ values / weights.sum(-1)}
+
+    entry = with_intervals(measure, groups, {}, num_samples=200, seed=0)[name]
+    return entry["low"], entry["high"]
+
+
+@pytest.mark.parametrize("name", ["accuracy", "auc/CNV"])
+def test_intervals_hold_the_truth_where_a_few_uneven_groups_make_all_mistakes(name):
+    generator = np.random.default_rng(0)
+    held = []
+    for _ in range(300):
+        low, high = interval_of_mean(name, *uneven_answers(generator, num_groups=40))
+        held.append(low is None or low <= 0.95 <= high)
+    assert np.mean(held) > 0.92
+
+
+def test_leaving_out_parts_of_many_groups_tells_as_much_as_each_of_them(monkeypatch):
+    answers = uneven_answers(np.random.default_rng(1), num_groups=800)
+    widths = []
+    for most in (100, 1000):
+        monkeypatch.setattr(intervals, "_MAX_PARTS", most)
+        widths.append([np.ptp(interval_of_mean(name, *answers)) for name in ("accuracy", "auc")])
+    np.testing.assert_allclose(*widths, rtol=0.15)
 
 
 def test_many_weightings_at_once_measure_what_each_does_alone():

@@ -29,6 +29,25 @@ CALIBRATION_LINE = ("calibration_slope", "calibration_intercept")
 #: Names of the positive and the negative predictive value, see `predictive_values`.
 PREDICTIVE_VALUES = ("ppv", "npv")
 
+#: Measures that are shares of examples.
+SHARES = frozenset({"accuracy", "sensitivity", "specificity"})
+
+_BETWEEN_0_AND_1 = (
+    *SHARES, *PREDICTIVE_VALUES, "balanced_accuracy", "auc", "macro_auc", "average_precision",
+    "macro_average_precision", "ece",
+)  # fmt: skip
+
+#: Least and largest value of the measures that have one.
+RANGES: Mapping[str, tuple[float, float]] = {
+    **dict.fromkeys(_BETWEEN_0_AND_1, (0.0, 1.0)),
+    "brier": (0.0, 2.0),
+    "quadratic_kappa": (-1.0, 1.0),
+    "weighted_error": (0.0, float(max(URGENT_PENALTIES.values()))),
+    "mae": (0.0, math.inf),
+    "rmse": (0.0, math.inf),
+    "r2": (-math.inf, 1.0),
+}
+
 #: Number of equal-width bins of confidence. Source: Guo et al. 2017, "On calibration of modern
 #: neural networks", section 2 (they use 15).
 NUM_CALIBRATION_BINS = 15
@@ -42,6 +61,15 @@ _MAX_LEVELS = 4096
 # Newton's method: its most steps, the longest one, and one that is so short that it is the last.
 # The ridge keeps a curvature of zero from ending it.
 _NEWTON_STEPS, _LONGEST_STEP, _CONVERGED, _RIDGE = 40, 2.0, 1e-8, 1e-12
+
+
+def bare_name(measure: str) -> str:
+    """Returns the name of a measure without that of its view.
+
+    >>> bare_name("auc/CNV"), bare_name("urgent/auc"), bare_name("accuracy")
+    ('auc', 'auc', 'accuracy')
+    """
+    return measure.removeprefix("urgent/").partition("/")[0]
 
 
 def cross_entropy(probabilities: np.ndarray, labels: np.ndarray) -> float:

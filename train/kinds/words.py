@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tfrecord_io.printing import counted
-from train.kinds.measures import CALIBRATION_LINE, URGENT_CLASSES
+from train.kinds.measures import CALIBRATION_LINE, URGENT_CLASSES, bare_name
 
 #: Most classes in a table; with more classes, it has the worst.
 MAX_CLASSES = 20
@@ -97,7 +97,7 @@ def percent(value: float | None) -> str:
 
 def is_share_of_one(measure: str) -> bool:
     """Whether a measure of probabilities, such as `auc/CNV`, is shown in percent."""
-    return not {"brier", *CALIBRATION_LINE} & set(measure.split("/"))
+    return bare_name(measure) not in {"brier", *CALIBRATION_LINE}
 
 
 def unit_of(measure: str, *, is_number: bool) -> str:
@@ -113,7 +113,7 @@ def unit_of(measure: str, *, is_number: bool) -> str:
     # The weighted error is a mean of penalties of up to 4.
     if is_number or measure == "weighted_error" or not is_share_of_one(measure):
         return "number"
-    return "decimal" if {"auc", "average_precision"} & set(measure.split("/")) else "share"
+    return "decimal" if bare_name(measure) in {"auc", "average_precision"} else "share"
 
 
 def total_of(metrics: Mapping[str, Any], name: str) -> int | None:

@@ -1,46 +1,53 @@
-"""Confidence intervals of measures, from a bootstrap over groups such as patients.
+"""Confidence intervals of measures, from groups such as patients that are drawn or left out.
 
-It draws groups and not images: the images of one eye are alike, and intervals that treat them as
-independent are too narrow. So are the answers of several networks to one image.
+The images of one eye are alike, and intervals that treat them as independent are too narrow. So are
+the answers of several networks to one image. The variance of a measure is the larger of that of a
+bootstrap, which draws groups and not images, and that of a jackknife, which leaves groups out. The
+jackknife also tells how well the variance is known: badly where few groups make all mistakes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from scipy import stats
 
-from train.kinds.measures import CALIBRATION_LINE, PREDICTIVE_VALUES
+from train.kinds.measures import (
+    CALIBRATION_LINE,
+    PREDICTIVE_VALUES,
+    RANGES,
+    SHARES,
+    bare_name,
+    defined_mean,
+)
 from train.kinds.task import Task, View
 
 CONFIDENCE_LEVEL = 0.95
 
-#: Examples x resamples that are weighted at a time; an array of this size takes 32 MB.
+#: Examples x weightings that are measured at a time; an array of this size takes 32 MB.
 _CHUNK = 4_000_000
+
+#: Most parts of the groups that are left out in turn, so that this takes a tenth of 1,000 draws.
+_MAX_PARTS = 100
 
 # What lies beyond each end of an interval.
 _TAIL = (1 - CONFIDENCE_LEVEL) / 2
 
 _NO_INTERVAL = (np.nan, np.nan)
 
-# How the measures that are shares of examples begin.
-_SHARES = ("accuracy", "sensitivity", "specificity", "urgent/s")
-
-# How those begin that are means of shares, or shares of pairs of examples.
-_LIKE_SHARES = ("balanced_accuracy", "auc", "macro_auc", "urgent/auc")
-
-# Draws that differ by less than this part of the measure are the same, up to the rounding of sums.
+# Values that differ by less than this part of the largest are the same, up to the rounding of sums.
 _SAME = 1e-9
+
+#: Takes how often each example counts, float64 [num_weightings, num_examples], and returns float64
+#: [num_weightings] by name, NaN where a measure is not defined.
+Measure = Callable[[np.ndarray], Mapping[str, np.ndarray]]
 
 
 def bootstrap(
-    measure: Callable[[np.ndarray], Mapping[str, np.ndarray]],
-    groups: np.ndarray,
-    *,
-    num_samples: int,
-    seed: int,
+    measure: Measure, groups: np.ndarray, *, num_samples: int, seed: int
 ) -> dict[str, np.ndarray]:
     """Returns what measures are on draws of whole groups with replacement.
 
@@ -48,8 +55,7 @@ def bootstrap(
     and Welsh 2007, "Bootstrapping clustered data".
 
     Args:
-        measure: takes how often each example counts, float64 [num_draws, num_examples], and
-            returns float64 [num_draws] by name.
+        measure: of the examples.
         groups: int [num_examples], the group of each example, 0..num_groups-1.
         num_samples: number of draws.
         seed: seed of the draws; the first draws do not depend on `num_samples`.
@@ -62,21 +68,25 @@ def bootstrap(
     if num_groups < 2:
         return {}
     generator = np.random.default_rng(seed)
+    draws = (generator.integers(num_groups, size=num_groups) for _ in range(num_samples))
+    counts = (np.bincount(drawn, minlength=num_groups) for drawn in draws)
+    return _measured(measure, groups, counts)
+
+
+def _measured(
+    measure: Measure, groups: np.ndarray, counts: Iterator[np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Returns measures for each weighting; `counts` are how often each group counts in it."""
     parts: dict[str, list[np.ndarray]] = {}
     at_once = max(1, _CHUNK // len(groups))
-    for start in range(0, num_samples, at_once):
-        counts = [
-            np.bincount(generator.integers(num_groups, size=num_groups), minlength=num_groups)
-            for _ in range(min(at_once, num_samples - start))
-        ]
-        weights = np.stack(counts).astype(np.float64)[:, groups]
-        for name, values in measure(weights).items():
+    while chunk := list(itertools.islice(counts, at_once)):
+        for name, values in measure(np.stack(chunk).astype(np.float64)[:, groups]).items():
             parts.setdefault(name, []).append(values)
     return {name: np.concatenate(values) for name, values in parts.items()}
 
 
 def with_intervals(
-    measure: Callable[[np.ndarray], Mapping[str, np.ndarray]],
+    measure: Measure,
     groups: np.ndarray,
     behind: Mapping[str, np.ndarray],
     *,
@@ -96,85 +106,114 @@ def with_intervals(
         groups: see `bootstrap`.
         behind: how many examples of each group a measure rests on, int [num_groups] by name; all
             of them if it is not there.
-        num_samples: see `bootstrap`.
+        num_samples: see `bootstrap`; 0 for no intervals.
         seed: see `bootstrap`.
         digits: format to which they are rounded.
 
     Returns:
         `value`, `low` and `high` by name; None where undefined.
     """
+    everything = np.bincount(groups)
     drawn = bootstrap(measure, groups, num_samples=num_samples, seed=seed)
-    everything, nothing = np.bincount(groups), np.empty(0)
+    parts = np.arange(len(everything)) % _MAX_PARTS
+    images = np.bincount(parts, everything)
+    left_out = range(len(images) if drawn else 0)
+    without = _measured(measure, groups, (parts != part for part in left_out))
     entries = {}
     for name, (value,) in measure(np.ones((1, len(groups)))).items():
-        sizes = behind.get(name, everything)
-        low, high = _interval(name, float(value), drawn.get(name, nothing), sizes)
+        low = high = np.nan
+        if drawn:
+            sizes = behind.get(name, everything)
+            low, high = _interval(name, float(value), drawn[name], without[name], images, sizes)
         ends = {"value": value, "low": low, "high": high}
         entries[name] = {end: rounded(number, digits) for end, number in ends.items()}
     return entries
 
 
-def _interval(name: str, value: float, drawn: np.ndarray, sizes: np.ndarray) -> tuple[float, float]:
-    """Returns the interval of a measure; see `with_intervals` and `percentiles` for the arguments.
+def _interval(
+    name: str,
+    value: float,
+    drawn: np.ndarray,
+    without: np.ndarray,
+    images: np.ndarray,
+    sizes: np.ndarray,
+) -> tuple[float, float]:
+    """Returns the interval of a measure, NaN if there is none.
 
-    NaN if there is none.
+    Between two limits, such as 0 and 1, it is that of a share of as many independent examples as
+    vary as much. Otherwise it is Student's, symmetric about the value.
+
+    Args:
+        name: of the measure.
+        value: of all examples.
+        drawn: see `bootstrap`.
+        without: float64 [num_parts], the measure without each part of the groups.
+        images: number of examples of each part, [num_parts].
+        sizes: number of examples of each group that it rests on, int [num_groups].
     """
     drawn = drawn[~np.isnan(drawn)]
     num_groups = int(np.count_nonzero(sizes))
     if num_groups < 2 or not len(drawn):
         return _NO_INTERVAL
-    if name.startswith(_SHARES) and value in (0, 1):
+    is_share = bare_name(name) in SHARES
+    if is_share and value in (0, 1):
         return _binomial(value, num_groups)
     if np.ptp(drawn) <= _SAME * abs(value):
         return _NO_INTERVAL
-    if name.startswith((*_SHARES, *_LIKE_SHARES)) and 0 < value < 1:
-        quantile, widening = _few_groups(sizes)
-        independent = value * (1 - value) / (drawn.std() * widening) ** 2
-        return _binomial(value, independent * (stats.norm.isf(_TAIL) / quantile) ** 2)
-    return percentiles(drawn, sizes)
+    variance, freedom = _jackknife(value, without, images, is_share)
+    # Groups of uneven size count as fewer. Source: Kish 1965, "Survey sampling".
+    effective = sizes.sum() ** 2 / np.square(sizes).sum()
+    quantile = stats.t.isf(_TAIL, max(1.0, min(freedom, effective - 1)))
+    deviation = np.sqrt(max(drawn.var(), variance))
+    least, most = RANGES.get(bare_name(name), (-np.inf, np.inf))
+    if not (np.isfinite(most - least) and least < value < most):
+        return max(least, value - quantile * deviation), min(most, value + quantile * deviation)
+    share, width = (value - least) / (most - least), most - least
+    independent = share * (1 - share) * (width / deviation * stats.norm.isf(_TAIL) / quantile) ** 2
+    low, high = _binomial(share, independent)
+    return least + width * low, least + width * high
+
+
+def _jackknife(
+    value: float, without: np.ndarray, images: np.ndarray, is_share: bool
+) -> tuple[float, float]:
+    """Returns the variance of a measure, and the degrees of freedom with which it is known.
+
+    A few large groups tell little about how large groups err. So the variance is half the
+    jackknife's (Efron and Stein 1981, "The jackknife estimate of variance") and half what that
+    would be if the images of large groups erred as those of small ones do.
+
+    The degrees of freedom follow from the kurtosis of what each part contributes. Source: O'Neill
+    2014, "Some useful moment results in sampling problems". What the variance of a share owes to
+    the share itself, p (1 - p), is known and does not count; of images that are groups of their own
+    nothing remains. For the arguments see `_interval`.
+    """
+    contributions = np.nan_to_num(defined_mean(without) - without)
+    matters = np.abs(contributions) > _SAME * np.abs(contributions).max()
+    if not matters.any():
+        return 0.0, 1.0
+    contributions, images = contributions[matters], images[matters]
+    number, squares = len(contributions), np.square(contributions)
+    alike = np.square(images).sum() / images.sum() * (squares / images).sum()
+    variance = (1 - 1 / number) * (squares.sum() + alike) / 2
+    excess = squares / squares.mean() - 1
+    if is_share:
+        excess -= (number - 1) * contributions * (1 - 2 * value) / (value * (1 - value))
+    return variance, 2 * number / (np.square(excess).mean() + 2 / (number - 1))
 
 
 def _binomial(value: float, number: float) -> tuple[float, float]:
     """Returns the exact interval of a share of so many independent examples.
 
     A share of examples that are alike is taken as that of fewer independent ones: as many as vary
-    as much, and fewer still where the variance is known from few groups. Unlike percentiles, the
-    interval is not too short near 0 and 1. Source: Korn and Graubard 1998, "Confidence intervals
-    for proportions with small expected number of positive counts estimated from survey data".
+    as much, and fewer still where the variance is badly known. Unlike percentiles, the interval is
+    not too short near 0 and 1. Source: Korn and Graubard 1998, "Confidence intervals for
+    proportions with small expected number of positive counts estimated from survey data".
     """
     right, wrong = value * number, (1 - value) * number
     low = stats.beta.ppf(_TAIL, right, wrong + 1) if right else 0.0
     high = stats.beta.isf(_TAIL, right + 1, wrong) if wrong else 1.0
     return float(low), float(high)
-
-
-def percentiles(drawn: np.ndarray, sizes: np.ndarray) -> tuple[float, float]:
-    """Returns the interval between two percentiles of the draws of a measure.
-
-    They are those at 2.5 % and 97.5 % for many groups of one size, and further out for few. Source:
-    Hesterberg 2015, "What teachers should know about the bootstrap" (expanded percentiles).
-
-    Args:
-        drawn: float64 [num_draws], without NaN.
-        sizes: number of examples of each group, int [num_groups].
-    """
-    quantile, widening = _few_groups(sizes)
-    tail = stats.norm.sf(quantile * widening)
-    low, high = np.quantile(drawn, (tail, 1 - tail))
-    return float(low), float(high)
-
-
-def _few_groups(sizes: np.ndarray) -> tuple[float, float]:
-    """Returns Student's quantile, and the factor by which draws of few groups vary too little.
-
-    Groups of unequal size count as fewer. Source: Kish 1965, "Survey sampling" (effective sample
-    size).
-
-    Args:
-        sizes: number of examples of each group, int [num_groups].
-    """
-    effective = max(2.0, sizes.sum() ** 2 / max(np.square(sizes).sum(), 1))
-    return float(stats.t.isf(_TAIL, effective - 1)), np.sqrt(effective / (effective - 1))
 
 
 def examples_behind(
