@@ -47,7 +47,8 @@ def losses(config: TrainConfig) -> dict[str, object]:
         done += here
     steps.sync()
     with averaged_weights(steps.optimizer, network.logits.trainable_variables):
-        probabilities, _ = predict(run, steps, run.parts.test)
+        test = feed.evaluation_batches(config.input, run.devices, run.parts.test)
+        probabilities, _ = predict(run.task, steps, test)
     return {
         "replicas": run.devices.num_replicas,
         "losses": [total / count for total, count in zip(sums, counts, strict=True)],

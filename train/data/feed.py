@@ -189,10 +189,23 @@ def training_batches(
     return DeviceBatches(dataset, splits) if splits else dataset
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class PlacedBatches:
+    """JAX: batches that `put` brings to the devices, each time anew that they are gone through."""
+
+    batches: Batches
+    put: Callable[[tuple[np.ndarray, ...]], tuple[Any, ...]]
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        return map_ahead(self.put, self.batches, _NUM_AHEAD, num_threads=1)
+
+
 def evaluation_batches(
     options: InputOptions, devices: Devices, part: Part
-) -> tf.data.Dataset | Iterator[tuple[Any, ...]]:
-    """Returns one pass over a part in its stored order, on each worker the whole part.
+) -> tf.data.Dataset | PlacedBatches:
+    """Returns a part in its stored order, on each worker the whole part.
+
+    It opens the shards, and can be gone through again and again.
 
     Returns:
         what `training_batches` returns, without draws, but each example's weight is 1 and that
@@ -219,7 +232,7 @@ def evaluation_batches(
             images, *others = batch
             return _put(devices, images[worker * num_local :][:num_local]), *others
 
-        return map_ahead(put, batches, _NUM_AHEAD, num_threads=1)
+        return PlacedBatches(batches, put)
     dataset = tfrecord_io.make_dataset(options.data_path, batch_size=num_local, **reading)
     return _cut_for_replicas(dataset, devices.num_local_replicas)
 

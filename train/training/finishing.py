@@ -16,6 +16,7 @@ import numpy as np
 from tfrecord_io.files import write_json
 from train.data.dataset import Part
 from train.data.exposure import Exposure, expose, find_seen
+from train.data.feed import evaluation_batches
 from train.devices import Devices
 from train.kinds.registry import task_of
 from train.kinds.task import Answers
@@ -191,7 +192,8 @@ def _predict(
     run: Run, network: Network, devices: Devices, part: Part
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns (probabilities float32 [num_examples, num_labels], truths) of a part."""
-    probabilities, truths = predict(run, prediction_steps(network, devices), part)
+    batches = evaluation_batches(run.config.input, devices, part)
+    probabilities, truths = predict(run.task, prediction_steps(network, devices), batches)
     export.require_numbers(probabilities, part.name)
     return probabilities, truths
 

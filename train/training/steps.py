@@ -18,14 +18,13 @@ import dataclasses
 import itertools
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
 
 from train.data import augmentation, feed
-from train.data.dataset import Part
 from train.devices import Devices
 from train.errors import ConfigError
 from train.kinds.classes import CLASSES
@@ -172,12 +171,11 @@ def _kind(devices: Devices) -> type[Steps]:
     return JaxSteps if devices.backend == "jax" else TensorFlowSteps
 
 
-def predict(run: Run, steps: Steps, part: Part) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (probabilities float32 [num_examples, num_labels], truths) of a part."""
-    batches = steps.iterate(feed.evaluation_batches(run.config.input, steps.devices, part))
-    answers = list(steps.predict(batches))
+def predict(task: Task, steps: Steps, batches: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (probabilities float32 [num_examples, num_labels], truths) of evaluation batches."""
+    answers = list(steps.predict(steps.iterate(batches)))
     labels = np.concatenate([labels for _, labels in answers])
-    return np.concatenate([rows for rows, _ in answers]), run.task.truths(labels)
+    return np.concatenate([rows for rows, _ in answers]), task.truths(labels)
 
 
 def _require_no_exchange(network: Network, devices: Devices) -> None:
@@ -358,9 +356,9 @@ class JaxSteps:
         self._predict_function = jax.jit(self._compute_predictions, out_shardings=devices.copied)
         self._state: tuple[list[Any], list[Any], list[Any]] | None = None
 
-    def iterate(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def iterate(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Returns the batches: `feed` has brought them to the devices."""
-        return batches
+        return iter(batches)
 
     def repeat_first(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Returns an endless iterator of one batch that stays on the devices, to measure by."""

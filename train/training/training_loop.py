@@ -83,7 +83,8 @@ class _Training:
         config, progress, folder = self._config, self.progress, self._run.folder
         if progress.epoch == config.input.epochs:
             return
-        part, devices = self._run.parts.train, self._devices
+        part, val, devices = self._run.parts.train, self._run.parts.val, self._devices
+        self._val = val and feed.evaluation_batches(config.input, devices, val)
         batches: Any = None
         with contextlib.ExitStack() as stack:
             # With several workers one alone cannot stop between steps: all take part in each.
@@ -219,8 +220,8 @@ class _Training:
             task.quantity: meter.accuracy,
         }
         with averaged_weights(self._optimizer, self._network.logits.trainable_variables):
-            if (part := self._run.parts.val) is not None:
-                answers = predict(self._run, self._steps, part)
+            if self._val is not None:
+                answers = predict(task, self._steps, self._val)
                 row["val_loss"] = task.mean_loss(*answers)
                 row[f"val_{task.quantity}"] = task.progress(*answers)
             if self._is_best(row):
