@@ -526,7 +526,7 @@ def test_a_chain_of_too_many_likes_is_reported_and_joins_nobody():
         near=tuple(
             twins.NearPair(first=row, second=row + 1, similarity=0.99) for row in range(size - 1)
         ),
-        near_checked=True,
+        min_similarity=0.9,
     )
     examples = pa.table(
         {

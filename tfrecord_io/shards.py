@@ -10,13 +10,7 @@ import numpy as np
 
 
 def shard_name(split: str, shard_index: int, num_shards: int) -> str:
-    """Returns a shard's file name, such as `train-00000-of-00064.tfrecord`.
-
-    Raises:
-        ValueError: if `shard_index` is not in 0..num_shards-1.
-    """
-    if not 0 <= shard_index < num_shards:
-        raise ValueError(f"shard_index must be in 0..{num_shards - 1}, received {shard_index}")
+    """Returns a shard's file name, such as `train-00000-of-00064.tfrecord`."""
     return f"{split}-{shard_index:05d}-of-{num_shards:05d}.tfrecord"
 
 

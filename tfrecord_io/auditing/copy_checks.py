@@ -98,7 +98,7 @@ def check_near(
     examples: pa.Table, codes: CodedColumns, twins: Twins, measures: dict[str, Any]
 ) -> Iterator[Finding]:
     """Yields near duplicates across splits and labels, or why they were not looked for."""
-    if not twins.near_checked:
+    if twins.min_similarity is None:
         # With a single split, none can be across splits.
         measures["near_duplicate_pairs"] = 0 if len(np.unique(codes.split)) < 2 else None
         measures["near_duplicate_label_conflicts"] = None

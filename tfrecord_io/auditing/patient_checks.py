@@ -135,9 +135,6 @@ def _list_patients(
     order = np.argsort(-counts.sum(1), kind="stable")[: codes.most_listed]
     used = [i for i in range(len(names)) if counts[order][:, i].any()][:12]
     return tuple(
-        {
-            "patient": codes.names[patients[index]],
-            **{names[i]: int(counts[index, i]) for i in used},
-        }
+        {"patient": codes.names[patients[index]], **{names[i]: int(counts[index, i]) for i in used}}
         for index in order.tolist()
     )

@@ -105,8 +105,8 @@ class Twins:
         groups: int64 [num_examples]; examples with the same pixels have the same number.
         near: pairs with different pixels that are nearly the same picture and are in different
             splits or groups, or have different labels; the most similar first.
-        near_checked: whether near duplicates were looked for.
-        min_similarity: smallest correlation of the fine detail of a pair in `near`.
+        min_similarity: smallest correlation of the fine detail of a pair in `near`; None if near
+            duplicates were not looked for.
         is_blank: bool [num_examples], which pictures have one colour: they look alike without
             being copies; None if that is not known.
         num_unchecked: number of proposed pairs across splits or labels beyond the limit, which were
@@ -117,8 +117,7 @@ class Twins:
 
     groups: np.ndarray
     near: tuple[NearPair, ...] = ()
-    near_checked: bool = False
-    min_similarity: float = 1.0
+    min_similarity: float | None = None
     is_blank: np.ndarray | None = None
     num_unchecked: int = 0
     num_unchecked_within: int = 0
@@ -216,7 +215,6 @@ def find_twins(examples: pa.Table, images: ImageReader, kind: LabelKind) -> Twin
     return Twins(
         groups=groups,
         near=near,
-        near_checked=True,
         min_similarity=min_similarity,
         is_blank=blank[groups],
         num_unchecked=num_unchecked,
