@@ -73,16 +73,17 @@ def test_a_worker_process_gets_a_name_and_not_the_data(directory: Path) -> None:
 
 def test_the_map_is_read_only(directory: Path) -> None:
     with pytest.raises(ValueError, match="read-only"):
-        MappedDataset(directory, "train").records[0, 0] = 1
+        MappedDataset(directory, "train").records.array[0, 0] = 1
 
 
 def test_images_are_whole_blocks_that_tensorflow_takes_without_a_copy(directory: Path) -> None:
     images, _, _ = stored(directory)
     mapped = MappedDataset(directory, "train")
     layout = mapped.manifest.layout
-    assert mapped.blocks.ctypes.data % 64 == 0
-    assert np.shares_memory(mapped.blocks, mapped.records)
-    by_row = mapped.blocks.reshape(-1, layout.stride)[mapped.rows(np.arange(NUM_EXAMPLES))]
+    blocks = mapped.records.blocks
+    assert blocks.ctypes.data % 64 == 0
+    assert np.shares_memory(blocks, mapped.records.array)
+    by_row = blocks.reshape(-1, layout.stride)[mapped.rows(np.arange(NUM_EXAMPLES))]
     pixels, rest = np.split(by_row, [layout.image_length], axis=1)
     assert pixels.tobytes() == images.tobytes()
     slot = layout.features[schema.KEY]

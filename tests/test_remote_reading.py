@@ -127,7 +127,7 @@ def _steps_until_mapped(**options: object) -> int:
     batches = tfrecord_io.make_batches(URL, split="train", batch_size=12, epochs=None, **options)
     for step, (blocks, rows, _) in enumerate(itertools.islice(batches.blocks(), 10_000)):
         if len(rows) > 1:
-            assert blocks is batches.dataset.blocks
+            assert blocks is batches.dataset.records.blocks
             return step
     raise AssertionError("the split was never mapped")
 

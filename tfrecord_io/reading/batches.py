@@ -143,32 +143,30 @@ class Batches:
         return map_ahead(gather, steps, self.prefetch, num_threads=_NUM_THREADS)
 
     def fetched(self) -> Iterator[Fetched]:
-        """Yields the rows of each batch, with those records that are not mapped."""
+        """Yields each batch: what holds its records, and their rows there."""
         return self.dataset.ahead(self._places(), self.examples)
 
     def blocks(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Yields batches that are not gathered yet, many at once when all records are mapped.
 
         Yields:
-            (blocks, rows, weights): an array as `MappedDataset.blocks`; where the batches lie in
-            it, int64 [steps, batch]; and float32 [steps, batch].
+            (blocks, rows, weights): `Records.blocks`; the rows of the batches, int64 [steps,
+            batch]; and float32 [steps, batch].
         """
         dataset, step = self.dataset, self.start_step
-        pool = BufferPool((self.order.replica_batch_size + 1) * dataset.layout.stride)
-        for fetched in dataset.until_mapped(self._places(), self.examples):
-            blocks, rows = dataset.as_blocks(fetched, pool.take())
-            yield blocks, rows[np.newaxis], self.order.weights(step, step + 1)
+        for records, rows in dataset.until_mapped(self._places(), self.examples):
+            yield records.blocks, rows[np.newaxis], self.order.weights(step, step + 1)
             step += 1
         for places, weights in self.order.parts(step):
             rows = dataset.rows(self.examples[places])
             dataset.cold.announce(rows.ravel())
-            yield dataset.blocks, rows, weights
+            yield dataset.records.blocks, rows, weights
 
     def _places(self) -> Iterator[np.ndarray]:
         return map(self.examples.__getitem__, self.order.batches(self.start_step))
 
     def buffer_pool(self) -> BufferPool:
-        """Returns memory for the images of a batch, for `MappedDataset.gather`."""
+        """Returns memory for the images of a batch, for `Records.gather`."""
         return BufferPool(self.order.replica_batch_size * self.dataset.layout.image_length)
 
     def __len__(self) -> int:
@@ -178,11 +176,11 @@ class Batches:
     def _gather(
         self, pool: BufferPool, step_and_fetched: tuple[int, Fetched]
     ) -> tuple[np.ndarray, ...]:
-        step, fetched = step_and_fetched
-        batch: tuple[np.ndarray, ...] = self.dataset.gather(fetched, pool.take())
+        step, (records, rows) = step_and_fetched
+        batch: tuple[np.ndarray, ...] = records.gather(rows, pool.take())
         if self.order.pad_remainder:
             batch += (self.order.weights(step, step + 1)[0],)
         if self.with_keys:
-            keys = self.dataset.feature(schema.KEY, fetched)
+            keys = records.feature(schema.KEY, rows)
             batch += (keys.view(f"S{schema.KEY_LENGTH}").ravel(),)
         return batch

@@ -25,17 +25,17 @@ import numpy as np
 
 from tfrecord_io.errors import StoreError
 from tfrecord_io.manifest import Shard
+from tfrecord_io.reading.buffers import BufferPool
 from tfrecord_io.reading.cache import ABSENT, PRESENT, UNCHECKED, DatasetCache
+from tfrecord_io.reading.records import Records
 from tfrecord_io.reading.rows import Rows
-from tfrecord_io.schema import RecordLayout
 from tfrecord_io.stores.patience import patiently
 
 #: Reads a part of a shard: returns `length` bytes from `start`.
 ReadPart = Callable[[Shard, int, int], bytes | memoryview]
 
-#: A batch: the rows of its examples, int64 [batch], and its records, each uint8 [stride]; None
-#: instead of the records if all of them are mapped into memory.
-Fetched = tuple[np.ndarray, list[np.ndarray] | None]
+#: A batch: what holds its records, and their rows there, int64 [batch].
+Fetched = tuple[Records, np.ndarray]
 
 # Threads that read for batches, and those that fill the cache.
 _NUM_READERS = 64
@@ -86,25 +86,24 @@ class Fetcher:
 
     Attributes:
         layout: of a record.
+        records: those that are mapped into memory, with holes.
         cache: where records are kept; None if they are not.
-        records: uint8 [rows, stride], which of the cache's are mapped; None if none is.
     """
 
     def __init__(
         self,
         shards: Sequence[Shard],
-        layout: RecordLayout,
         read: ReadPart,
+        records: Records,
         cache: DatasetCache | None = None,
-        records: np.ndarray | None = None,
     ) -> None:
         """Takes what to read and how; the rows are those of the shards, without gaps."""
-        self.layout, self.cache, self.records = layout, cache, records
+        self.layout, self.records, self.cache = records.layout, records, cache
         self._shards, self._read = shards, read
         self._rows = Rows([shard.num_examples for shard in shards])
         num_records = sum(shard.num_examples for shard in shards)
         self.states = np.zeros(num_records, np.uint8) if cache is None else cache.states
-        self.most_together = max(1, _MOST_BYTES_A_READ // layout.stride)
+        self.most_together = max(1, _MOST_BYTES_A_READ // self.layout.stride)
 
     def ahead(
         self, batches: Iterator[np.ndarray], wanted: np.ndarray | None = None
@@ -127,7 +126,7 @@ class Fetcher:
         try:
             for step in itertools.count():
                 if step % _STEPS_A_CHECK == 0 and work.is_done():
-                    yield from ((plan.rows, None) for plan in planned)
+                    yield from ((self.records, plan.rows) for plan in planned)
                     return
                 while len(planned) < _LEAST_BATCHES_AHEAD or (
                     bytes_ahead < _MOST_BYTES_AHEAD and len(planned) < _MOST_BATCHES_AHEAD
@@ -140,7 +139,7 @@ class Fetcher:
                     return
                 plan = planned.popleft()
                 bytes_ahead -= plan.num_bytes
-                yield plan.rows, work.records(plan)
+                yield work.take(plan)
                 if step == 0:  # now that the first batch is there
                     work.fill()
         finally:
@@ -230,20 +229,18 @@ class _Work:
                 self._start_thread(self._read_queue)
         return _Plan(rows, runs, len(absent) * self._fetcher.layout.stride)
 
-    def records(self, plan: _Plan) -> list[np.ndarray] | None:
-        """Waits for the records of a batch; None if all are mapped."""
+    def take(self, plan: _Plan) -> Fetched:
+        """Waits for the records of a batch; copies them together unless all are mapped."""
         results = {row: run.result.result() for row, run in plan.runs.items()}
         mapped = self._fetcher.records
-        if mapped is not None and all(result is None for result in results.values()):
-            return None
-        records = []
-        for row in plan.rows.tolist():
+        if all(result is None for result in results.values()):
+            return mapped, plan.rows
+        layout = self._fetcher.layout
+        found = Records(layout, BufferPool((len(plan.rows) + 1) * layout.stride).take())
+        for record, row in zip(found.array, plan.rows.tolist(), strict=True):
             result = results.get(row)
-            if result is not None:
-                records.append(result[row - plan.runs[row].first])
-            elif mapped is not None:
-                records.append(mapped[row])
-        return records
+            record[:] = mapped.array[row] if result is None else result[row - plan.runs[row].first]
+        return found, np.arange(len(plan.rows))
 
     def fill(self) -> None:
         """Starts to read what the cache has room for."""
@@ -291,10 +288,9 @@ class _Work:
         """Returns the states of records after the check of those that were not checked yet."""
         fetcher = self._fetcher
         assert fetcher.cache is not None
-        assert fetcher.records is not None
         for place in np.flatnonzero(states == UNCHECKED):
             row = int(rows[place])
-            damaged = fetcher.layout.find_damaged(fetcher.records[row : row + 1])
+            damaged = fetcher.layout.find_damaged(fetcher.records.array[row : row + 1])
             states[place] = PRESENT if damaged is None else ABSENT
             fetcher.cache.mark(row, 1, states[place])
         return states

@@ -27,6 +27,7 @@ from tfrecord_io.reading.cache import DatasetCache
 from tfrecord_io.reading.cold import ColdShards
 from tfrecord_io.reading.fetch import Fetched, Fetcher
 from tfrecord_io.reading.opening import Verify, open_split
+from tfrecord_io.reading.records import Records
 from tfrecord_io.reading.rows import Rows, lay_out
 from tfrecord_io.stores.folder import DataPath, is_remote
 
@@ -51,12 +52,9 @@ class MappedDataset:
         manifest: of the dataset.
         layout: of its records.
         rows: finds the row of an example.
-        records: uint8 [rows, stride], read-only. Only the rows that `rows` returns are records;
-            between and behind the shards lie rows of zeros that exist as addresses only.
-        blocks: uint8 [blocks, block length of the layout], read-only: the same bytes, from the
-            first image on. With `stride / block_length` blocks a row, the image of row r is the
-            first `image_length / block_length` of its blocks, and its key and label are in the
-            others. Begins at a multiple of 64 bytes of memory.
+        records: read-only. Only the rows that `rows` returns are records; between and behind the
+            shards lie rows of zeros that exist as addresses only. Its blocks begin at a multiple of
+            64 bytes of memory.
         fetcher: reads the records that are not mapped; None if all are.
         cold: announces local records.
     """
@@ -93,21 +91,20 @@ class MappedDataset:
         self.fetcher: Fetcher | None = None
         if is_remote(directory):
             cache = DatasetCache(self.manifest, versions, directory.cache_dir, directory.cache_gb)
-            self._use(cache.memory)
+            self.records = Records(layout, cache.memory)
             every = self.manifest.shards
-            self.fetcher = Fetcher(every, layout, read, cache, self.records)
+            self.fetcher = Fetcher(every, read, self.records, cache)
             firsts = Rows([shard.num_examples for shard in every]).firsts.tolist()
             by_name = dict(zip([shard.name for shard in every], firsts, strict=True))
             self.rows = Rows(sizes, [by_name[shard.name] for shard in shards])
-            self.cold = ColdShards([cache.path], Rows([len(self.records)]), layout.stride)
+            self.cold = ColdShards([cache.path], Rows([len(self.records.array)]), layout.stride)
             return
         paths = [Path(directory) / shard.name for shard in shards]
         *firsts, num_rows = lay_out(sizes, layout.stride)
         self.rows = Rows(sizes, firsts)
         self.cold = ColdShards(paths, self.rows, layout.stride)
         try:
-            # The last row's blocks reach into one more.
-            self._use(_map_files(paths, sizes, firsts, num_rows + 1, layout.stride))
+            memory = _map_files(paths, sizes, firsts, num_rows + 1, layout.stride)
         except (OSError, AttributeError, ImportError) as error:
             # Windows lacks the C function, and `ulimit -v` may leave too few addresses.
             if must_map:
@@ -117,20 +114,10 @@ class MappedDataset:
                 directory,
                 error,
             )
-            self._use(np.zeros(layout.stride, np.uint8))
+            memory = np.zeros(layout.stride, np.uint8)
             self.rows = Rows(sizes)
-            self.fetcher = Fetcher(shards, layout, read)
-
-    def _use(self, memory: np.ndarray) -> None:
-        """Takes rows and one more, uint8 [(rows + 1) * stride], as `records` and `blocks`."""
-        self.records = memory[: -self.layout.stride].reshape(-1, self.layout.stride)
-        self.blocks = self._blocks_of(memory)
-
-    def _blocks_of(self, memory: np.ndarray) -> np.ndarray:
-        """Returns the `blocks` of rows and one more, uint8 [(rows + 1) * stride]."""
-        first = self.layout.features[schema.IMAGE].offset
-        last = first + len(memory) - self.layout.stride
-        return memory[first:last].reshape(-1, self.layout.block_length)
+            self.fetcher = Fetcher(shards, read, Records(layout, memory))
+        self.records = Records(layout, memory)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _open_again, (*self._arguments, self._identity)
@@ -151,7 +138,7 @@ class MappedDataset:
         batches = iter(batches)
         yield from self.until_mapped(batches, wanted)
         for rows in self.cold.announced(map(self.rows, batches)):
-            yield rows, None
+            yield self.records, rows
 
     def until_mapped(
         self, batches: Iterator[np.ndarray], wanted: np.ndarray | None
@@ -161,35 +148,6 @@ class MappedDataset:
             return iter(())
         rows = None if wanted is None else np.sort(self.rows(wanted))
         return self.fetcher.ahead(map(self.rows, batches), rows)
-
-    def as_blocks(self, fetched: Fetched, memory: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns a batch as `blocks`, and its rows there, int64 [batch].
-
-        Args:
-            fetched: a batch, as `ahead` yields it.
-            memory: uint8 [(batch + 1) * stride], of the caller's, for what is not mapped.
-        """
-        rows, records = fetched
-        if records is None:
-            return self.blocks, rows
-        memory = memory[: (len(rows) + 1) * self.layout.stride]
-        for row, record in zip(memory.reshape(-1, self.layout.stride), records, strict=False):
-            row[:] = record
-        return self._blocks_of(memory), np.arange(len(rows))
-
-    def feature(self, name: str, fetched: Fetched) -> np.ndarray:
-        """Returns the bytes of one feature of a batch, a copy.
-
-        Returns:
-            uint8 [batch, length of the feature].
-        """
-        slot = self.layout.features[name]
-        place = slice(slot.offset, slot.offset + slot.length)
-        rows, records = fetched
-        if records is None:
-            return self.records[:, place][rows]
-        values = [record[place] for record in records]
-        return np.array(values, np.uint8).reshape(-1, slot.length)
 
     def __len__(self) -> int:
         return self.manifest.split(self._arguments[1]).num_examples
@@ -214,35 +172,11 @@ class MappedDataset:
         labels = np.empty((examples.size, layout.num_classes), np.float32)
         memory = images.reshape(-1).view(np.uint8)
         first = 0
-        for fetched in self._parts(np.atleast_1d(examples)):
-            last = first + len(fetched[0])
-            _, labels[first:last] = self.gather(fetched, memory[first * layout.image_length :])
+        for records, rows in self._parts(np.atleast_1d(examples)):
+            last = first + len(rows)
+            _, labels[first:last] = records.gather(rows, memory[first * layout.image_length :])
             first = last
         return (images, labels) if examples.ndim else (images[0], labels[0])
-
-    def gather(self, fetched: Fetched, memory: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns a batch, as `dataset[examples]` does, in memory of the caller's.
-
-        Args:
-            fetched: a batch, as `ahead` yields it.
-            memory: uint8 [at least the bytes of the images].
-        """
-        layout = self.layout
-        rows, records = fetched
-        images = memory[: len(rows) * layout.image_length]
-        if records is None:
-            length = layout.block_length
-            firsts = rows[:, np.newaxis] * (layout.stride // length)
-            blocks = (firsts + np.arange(layout.image_length // length)).ravel()
-            # All are in range; with mode="raise" NumPy would first write to a copy.
-            np.take(self.blocks, blocks, 0, images.reshape(-1, length), mode="clip")
-        else:
-            first = layout.features[schema.IMAGE].offset
-            pixels = images.reshape(-1, layout.image_length)
-            for image, record in zip(pixels, records, strict=True):
-                image[:] = record[first : first + layout.image_length]
-        images = images.view(layout.numpy_dtype).reshape(-1, *layout.image_shape)
-        return images, self.feature(schema.LABEL, fetched).view("<f4")
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[np.ndarray, np.ndarray]]:
         """Returns examples with one gather; PyTorch's DataLoader calls it for each batch."""
@@ -258,7 +192,7 @@ class MappedDataset:
 
     def _feature(self, name: str, indices: Sequence[int] | np.ndarray) -> np.ndarray:
         parts = self._parts(np.asarray(indices, np.int64))
-        return np.concatenate([self.feature(name, fetched) for fetched in parts])
+        return np.concatenate([records.feature(name, rows) for records, rows in parts])
 
     def _parts(self, examples: np.ndarray) -> Iterator[Fetched]:
         """Fetches examples some at a time; raises IndexError if one does not exist."""

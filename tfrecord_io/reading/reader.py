@@ -193,7 +193,7 @@ def _gathered(batches: Batches) -> tf.data.Dataset:
 def _gather(
     layout: schema.RecordLayout, blocks: tf.Tensor, rows: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Gathers (image, label, key) of rows, int64 [batch], out of `MappedDataset.blocks`."""
+    """Gathers (image, label, key) of rows, int64 [batch], out of `Records.blocks`."""
     per_record = layout.stride // layout.block_length
     per_image = layout.image_length // layout.block_length
     starts = rows[:, tf.newaxis] * per_record

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from tfrecord_io.reading.batches import Batches
     from tfrecord_io.reading.device_cache import DeviceSplit
-    from tfrecord_io.reading.fetch import Fetched
 
 # Batches that wait on JAX's devices while these work on another.
 _NUM_AHEAD = 2
@@ -145,7 +144,7 @@ def training_batches(
         fetched, put = _fetcher(options, devices, batches)
 
         def read(
-            step_and_batch: tuple[int, tuple[np.ndarray, Fetched]],
+            step_and_batch: tuple[int, tuple[np.ndarray, Any]],
         ) -> tuple[jax.Array, ...]:
             step, (places, batch) = step_and_batch
             in_step = batch_size if step < num_full_steps else num_in_last_step
@@ -270,7 +269,7 @@ def _cut_for_replicas(dataset: tf.data.Dataset, num_local_replicas: int) -> tf.d
 
 def _fetcher(
     options: InputOptions, devices: Devices, batches: Batches
-) -> tuple[Iterator[Fetched], Callable[[Fetched], tuple[jax.Array, jax.Array]]]:
+) -> tuple[Iterator[Any], Callable[[Any], tuple[jax.Array, jax.Array]]]:
     """JAX: returns what yields batches, and what puts one on the devices: (images, labels)."""
     import jax
 
@@ -285,9 +284,9 @@ def _fetcher(
                 out_shardings=devices.batch_sharding,
             )
             # What they are places in is on the devices.
-            places = ((batch, None) for batch in batches.order.batches(batches.start_step))
+            places = batches.order.batches(batches.start_step)
             return places, lambda batch: gather(
-                images, labels, _put(devices, batch[0].astype(np.int32))
+                images, labels, _put(devices, batch.astype(np.int32))
             )
         devices.say(
             f"warning: the training images take {needed / 1e9:.1f} GB, more than half of the "
@@ -295,9 +294,7 @@ def _fetcher(
             "--cache device"
         )
     pool = batches.buffer_pool()
-    return batches.fetched(), lambda batch: _put(
-        devices, batches.dataset.gather(batch, pool.take())
-    )
+    return batches.fetched(), lambda batch: _put(devices, batch[0].gather(batch[1], pool.take()))
 
 
 def _free_memory(devices: Devices) -> int:
