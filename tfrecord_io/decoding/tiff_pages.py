@@ -71,10 +71,7 @@ def read_pages(file: BinaryIO, *, is_whole: bool) -> list[Page] | None:
     try:
         tiff = _File(file)
         for place, tags in itertools.islice(tiff.directories(), MAX_PAGES + 1):
-            kind = ""
-            for tag, tag_type, _, value in tiff.split(tags):
-                kind = _kind(tag, tag_type, value, tiff.order) or kind
-            pages.append(Page(place, kind))
+            pages.append(Page(place, _kind(tiff, tags)))
     except EOFError:
         if not is_whole:
             return None
@@ -281,11 +278,13 @@ def _cut_out(tiff: _File, tags: bytes) -> io.BytesIO | None:
     return io.BytesIO(b"".join([head, packed, bytes(place_size), *contents]))
 
 
-def _kind(tag: int, tag_type: int, value: bytes, order: Literal["little", "big"]) -> str:
-    """Returns the kind of page, see `Page`, if this tag tells it; otherwise an empty text."""
-    if tag not in (_NEW_SUBFILE_TYPE, _SUBFILE_TYPE):
-        return ""
-    number = int.from_bytes(value[: 2 if tag_type == _SHORT else 4], order)
-    is_reduced = number == 2 if tag == _SUBFILE_TYPE else number & 1
-    is_mask = tag == _NEW_SUBFILE_TYPE and number & 4
-    return "reduced_page" if is_reduced else "mask_page" if is_mask else ""
+def _kind(tiff: _File, tags: bytes) -> str:
+    """Returns the kind of a page, see `Page`."""
+    kind = ""
+    for tag, tag_type, _, value in tiff.split(tags):
+        if tag in (_NEW_SUBFILE_TYPE, _SUBFILE_TYPE):
+            number = int.from_bytes(value[: 2 if tag_type == _SHORT else 4], tiff.order)
+            is_reduced = number == 2 if tag == _SUBFILE_TYPE else number & 1
+            is_mask = tag == _NEW_SUBFILE_TYPE and number & 4
+            kind = "reduced_page" if is_reduced else "mask_page" if is_mask else kind
+    return kind
