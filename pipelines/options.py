@@ -22,14 +22,15 @@ from tfrecord_io.stores.folder import is_remote
 # Values of `--runner`, in lower case, that mean the engine in this process.
 _LOCAL_RUNNERS = ("directrunner", "fnapirunner", "bundlebaseddirectrunner", "direct")
 
-#: The headings of --help, and the options below each.
+#: The headings of --help, and the options below each, by their names in `BuildOptions`.
 _HEADINGS = {
-    "input": (SourceOptions, ListingOptions),
-    "splits": (SplitOptions,),
-    "images": (ImageOptions,),
-    "order and shards": (PlanOptions,),
-    "output": (OutputOptions,),
+    "input": {"source": SourceOptions, "listing": ListingOptions},
+    "splits": {"splits": SplitOptions},
+    "images": {"images": ImageOptions},
+    "order and shards": {"plan": PlanOptions},
+    "output": {"output": OutputOptions},
 }
+_GROUPS: dict[str, type] = {name: g for groups in _HEADINGS.values() for name, g in groups.items()}
 
 _DESCRIPTION = """\
 Turns an image collection into training-ready TFRecords, once.
@@ -121,15 +122,8 @@ def parse_options(argv: Sequence[str]) -> BuildOptions:
     """
     found, beam_args = _parser().parse_known_args(argv)
     try:
-        return BuildOptions(
-            source=flags.from_flags(SourceOptions, found),
-            listing=flags.from_flags(ListingOptions, found),
-            splits=flags.from_flags(SplitOptions, found),
-            images=flags.from_flags(ImageOptions, found),
-            plan=flags.from_flags(PlanOptions, found),
-            output=flags.from_flags(OutputOptions, found),
-            beam_args=tuple(beam_args),
-        )
+        groups = {name: flags.from_flags(group, found) for name, group in _GROUPS.items()}
+        return BuildOptions(**groups, beam_args=tuple(beam_args))
     except ValueError as error:
         # A misspelled flag is among those of Beam, and its absence may be the error.
         unknown = [arg.partition("=")[0] for arg in beam_args if arg.startswith("--")]
@@ -143,8 +137,7 @@ def parse_options(argv: Sequence[str]) -> BuildOptions:
 
 def flag_names() -> list[str]:
     """Returns the flags of the build, such as `--source`."""
-    groups = [group for groups in _HEADINGS.values() for group in groups]
-    return [f"--{field.name}" for group in groups for field in dataclasses.fields(group)]
+    return [f"--{field.name}" for group in _GROUPS.values() for field in dataclasses.fields(group)]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -159,7 +152,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     for heading, groups in _HEADINGS.items():
-        flags.add_flags(parser, heading, *groups)
+        flags.add_flags(parser, heading, *groups.values())
     return parser
 
 

@@ -9,7 +9,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -194,14 +193,6 @@ def test_wrong_usage_ends_with_exit_code_2_one_message_and_no_output(
     assert last.startswith("error: ")
     assert message in last
     assert not (tmp_path / "out").exists()
-
-
-def test_a_newcomer_is_helped_without_waiting_for_a_build():
-    program = ROOT / "pipelines" / "build_tfrecords.py"
-    done = run_command([sys.executable, str(program), "--help"])
-    assert done.returncode == 0
-    assert "examples:" in done.stdout
-    assert done.stderr == ""
 
 
 # ---- too many rejects

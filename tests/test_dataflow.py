@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import tarfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -78,28 +77,30 @@ class Spec:
         )
 
 
-@pytest.fixture
-def write_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Spec]:
-    """Returns a function that writes the job's description for given extra flags."""
-    # Beam asks the machine it may be running on for an account; nothing answers here.
-    monkeypatch.setenv("NO_GCE_CHECK", "true")
+def write_spec(folder: Path, *more: str) -> Spec:
+    """Writes the job's description for given extra flags, with credentials in the environment."""
+    from apache_beam.options.pipeline_options import GoogleCloudOptions
+    from apache_beam.runners.dataflow.internal import apiclient
 
-    def write(*more: str) -> Spec:
-        from apache_beam.options.pipeline_options import GoogleCloudOptions
-        from apache_beam.runners.dataflow.internal import apiclient
-
+    with pytest.MonkeyPatch.context() as patch:
+        # Beam asks the machine it may be running on for an account; nothing answers here.
+        for name, value in {**SECRETS, "NO_GCE_CHECK": "true"}.items():
+            patch.setenv(name, value)
         chosen = options.parse_options([*COMMAND, *more])
         pipeline = engine.make_pipeline([*chosen.beam_args, *OFFLINE])
         build_tfrecords.run(job_of(chosen), pipeline)
         job = pipeline.result.job
-        (tmp_path / "staging").mkdir()
+        (folder / "staging").mkdir()
         places = job.options.view_as(GoogleCloudOptions)
-        places.staging_location = str(tmp_path / "staging")
-        places.template_location = str(tmp_path / "job.json")
+        places.staging_location = str(folder / "staging")
+        places.template_location = str(folder / "job.json")
         apiclient.DataflowApplicationClient(job.options, places.staging_location).create_job(job)
-        return Spec(tmp_path)
+    return Spec(folder)
 
-    return write
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> Spec:
+    return write_spec(tmp_path_factory.mktemp("dataflow"), f"--sdk_container_image={IMAGE}")
 
 
 def job_of(chosen: options.BuildOptions) -> Job:
@@ -124,9 +125,7 @@ def job_of(chosen: options.BuildOptions) -> Job:
     return Job(build=build, todo=tasks, num_finished=0, started=0.0)
 
 
-def test_the_image_is_the_workers_and_holds_the_package(write_spec: Callable[..., Spec]):
-    spec = write_spec(f"--sdk_container_image={IMAGE}")
-
+def test_the_image_is_the_workers_and_holds_the_package(spec: Spec):
     (environment,) = spec.pipeline.components.environments.values()
     assert IMAGE.encode() in environment.payload
     assert IMAGE in json.dumps(spec.job["environment"]["workerPools"])
@@ -134,8 +133,8 @@ def test_the_image_is_the_workers_and_holds_the_package(write_spec: Callable[...
     assert [name for name in spec.files if name.endswith((".gz", ".whl"))] == []
 
 
-def test_without_an_image_the_package_is_staged(write_spec: Callable[..., Spec]):
-    spec = write_spec(f"--setup_file={Path(__file__).parents[1] / 'setup.py'}")
+def test_without_an_image_the_package_is_staged(tmp_path: Path):
+    spec = write_spec(tmp_path, f"--setup_file={Path(__file__).parents[1] / 'setup.py'}")
 
     (package,) = [path for name, path in spec.files.items() if name.endswith(".gz")]
     assert package.name in json.dumps(spec.job["environment"]["workerPools"][0]["packages"])
@@ -164,9 +163,7 @@ def test_a_job_that_is_only_sent_off_is_not_asked_for_its_manifest(flag: str, ea
     assert engine.returns_early(PipelineOptions([flag])) is early
 
 
-def test_options_arrive_as_they_were_given(write_spec: Callable[..., Spec]):
-    spec = write_spec(f"--sdk_container_image={IMAGE}")
-
+def test_options_arrive_as_they_were_given(spec: Spec):
     assert spec.options["project"] == "some-project"
     assert spec.options["region"] == "europe-west4"
     assert spec.options["temp_location"].startswith("gs://some-bucket/temp/")
@@ -177,31 +174,20 @@ def test_options_arrive_as_they_were_given(write_spec: Callable[..., Spec]):
     assert spec.job["type"] == "JOB_TYPE_BATCH"
 
 
-def test_no_main_session_travels(write_spec: Callable[..., Spec]):
-    spec = write_spec(f"--sdk_container_image={IMAGE}")
-
+def test_no_main_session_travels(spec: Spec):
     assert not spec.options.get("save_main_session")
     assert "pickled_main_session" not in spec.text
 
 
-def test_credentials_stay_with_the_launcher(
-    write_spec: Callable[..., Spec], monkeypatch: pytest.MonkeyPatch
-):
-    for name, value in SECRETS.items():
-        monkeypatch.setenv(name, value)
-
-    spec = write_spec(f"--sdk_container_image={IMAGE}")
-
+def test_credentials_stay_with_the_launcher(spec: Spec):
     found = [name for name, value in SECRETS.items() if value in spec.text]
     assert found == []
     assert str(Path.home()) not in json.dumps(spec.options)
 
 
 def test_the_job_is_one_line_of_steps_without_pixels_or_names_of_files(
-    write_spec: Callable[..., Spec],
+    spec: Spec,
 ):
-    spec = write_spec(f"--sdk_container_image={IMAGE}")
-
     (root,) = spec.pipeline.root_transform_ids
     steps_by_id = spec.pipeline.components.transforms
     steps = [steps_by_id[name] for name in steps_by_id[root].subtransforms]

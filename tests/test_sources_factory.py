@@ -227,14 +227,6 @@ def test_fashion_mnist_can_be_resized_and_cut_to_some_classes(fashion, tmp_path)
     assert manifest.counts["ignored"] == {"class_not_chosen": 48}
 
 
-def test_a_missing_file_of_fashion_mnist_is_named_and_nothing_is_made(fashion, tmp_path):
-    (fashion / "t10k-labels-idx1-ubyte.gz").unlink()
-
-    with pytest.raises(errors.UserError, match=r"missing: t10k-labels-idx1-ubyte\.gz"):
-        build_fashion(tmp_path / "out", f"--input={fashion}")
-    assert not (tmp_path / "out").exists()
-
-
 def test_without_a_folder_fashion_mnist_is_downloaded_and_kept(fashion, tmp_path):
     flags = [f"--download_dir={tmp_path / 'kept'}"]
 

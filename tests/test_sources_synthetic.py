@@ -37,7 +37,7 @@ def stop_after(num_images: int) -> Callable[[int], None]:
     """A progress callback that ends the run, as Ctrl-C would, once so many are written."""
     left = num_images
 
-    def count(newly: int) -> None:
+    def count(newly: int):
         nonlocal left
         left -= newly
         if left <= 0:
@@ -66,13 +66,13 @@ def plan() -> list[tree_module._Task]:
 @pytest.mark.parametrize(
     "other", [("DME", 4, 2, 0), ("CNV", 5, 2, 0), ("CNV", 4, 3, 0), ("CNV", 4, 2, 1)]
 )
-def test_a_scan_depends_on_each_of_its_arguments_and_on_nothing_else(other) -> None:
+def test_a_scan_depends_on_each_of_its_arguments_and_on_nothing_else(other):
     first = draw_bscan("CNV", 4, 2, 0)
     assert not np.array_equal(draw_bscan(*other), first)
     np.testing.assert_array_equal(draw_bscan("CNV", 4, 2, 0), first)
 
 
-def test_a_scan_shows_a_dark_vitreous_a_bright_retina_and_a_fading_back() -> None:
+def test_a_scan_shows_a_dark_vitreous_a_bright_retina_and_a_fading_back():
     drawn = [draw_bscan("NORMAL", patient, 1, 0) for patient in range(20)]
     # White corners of levelled scans would blur the three bands.
     plain = [scan for scan in drawn if not (scan == 255).any()]
@@ -83,7 +83,7 @@ def test_a_scan_shows_a_dark_vitreous_a_bright_retina_and_a_fading_back() -> Non
         assert rows.max() > 2 * rows[-10:].mean()
 
 
-def test_each_disease_is_visible_where_it_belongs() -> None:
+def test_each_disease_is_visible_where_it_belongs():
     def lesions(label: str) -> list[scans._Lesions]:
         x_mm = np.linspace(-3, 3, 512)
         return [
@@ -99,7 +99,7 @@ def test_each_disease_is_visible_where_it_belongs() -> None:
     assert min(dme.swelling.max() for dme in lesions("DME")) > 0.1
 
 
-def test_a_file_is_a_grey_jpeg_of_a_size_and_length_that_the_archive_has() -> None:
+def test_a_file_is_a_grey_jpeg_of_a_size_and_length_that_the_archive_has():
     known = {(512, 496), (768, 496), (1024, 496), (1536, 496), (512, 512), (384, 496)}
     sizes = defaultdict(set)
     for label in LABEL_NAMES:
@@ -116,14 +116,14 @@ def test_a_file_is_a_grey_jpeg_of_a_size_and_length_that_the_archive_has() -> No
 # Shares and the plan
 
 
-def test_train_is_out_of_balance_as_the_real_one_and_val_and_test_are_balanced() -> None:
+def test_train_is_out_of_balance_as_the_real_one_and_val_and_test_are_balanced():
     sizes = split_sizes(10_000)
     assert sizes["train", "CNV"] / sizes["train", "DRUSEN"] == pytest.approx(37205 / 8616, rel=0.01)
     assert {sizes[split, label] for split in ("val", "test") for label in LABEL_NAMES} == {250}
 
 
 @pytest.mark.parametrize("num_examples", [11, 0, -5])
-def test_too_few_examples_are_refused_with_advice(num_examples: int, tmp_path: Path) -> None:
+def test_too_few_examples_are_refused_with_advice(num_examples, tmp_path):
     with pytest.raises(
         errors.UserError, match=f"at least 12.* got {num_examples}; choose a larger"
     ):
@@ -133,8 +133,8 @@ def test_too_few_examples_are_refused_with_advice(num_examples: int, tmp_path: P
 
 @pytest.mark.parametrize("num_examples", [12, 13, 50, 999, 4000])
 def test_the_plan_has_images_in_every_class_of_every_split_and_no_path_twice(
-    num_examples: int,
-) -> None:
+    num_examples,
+):
     tasks = tree_module._plan_tree(num_examples, seed=5)
     sizes = Counter((t.split, t.label) for t in tasks)
     assert sizes == split_sizes(num_examples)
@@ -142,7 +142,7 @@ def test_the_plan_has_images_in_every_class_of_every_split_and_no_path_twice(
     assert len({t.path(Path()) for t in tasks}) == num_examples
 
 
-def test_patients_have_several_images_a_few_have_two_classes_and_none_two_splits(plan) -> None:
+def test_patients_have_several_images_a_few_have_two_classes_and_none_two_splits(plan):
     splits = defaultdict(set)
     for task in plan:
         splits[task.patient].add(task.split)
@@ -161,7 +161,7 @@ def test_patients_have_several_images_a_few_have_two_classes_and_none_two_splits
 # The tree
 
 
-def test_the_tree_has_the_real_archives_shape_and_one_constant_time(tree: Path) -> None:
+def test_the_tree_has_the_real_archives_shape_and_one_constant_time(tree):
     files = files_of(tree)
     assert len(files) == FEW
     for path, content in files.items():
@@ -173,7 +173,7 @@ def test_the_tree_has_the_real_archives_shape_and_one_constant_time(tree: Path) 
         assert (tree / path).stat().st_mtime == FILE_MTIME
 
 
-def test_workers_change_no_byte(tree: Path, tmp_path: Path, monkeypatch) -> None:
+def test_workers_change_no_byte(tree, tmp_path, monkeypatch):
     monkeypatch.setattr(tree_module, "_CHUNK_SIZE", 5)  # So that both workers get some.
     monkeypatch.setattr(tree_module, "_SMALLEST_PARALLEL_RUN", FEW)
     monkeypatch.setattr(tree_module.os, "sched_getaffinity", lambda _: {0, 1})
@@ -183,13 +183,13 @@ def test_workers_change_no_byte(tree: Path, tmp_path: Path, monkeypatch) -> None
     assert sorted(reported) == [1, 5, 5, 5]
 
 
-def test_a_finished_tree_is_left_as_it_is(tree: Path) -> None:
+def test_a_finished_tree_is_left_as_it_is(tree):
     reported: list[int] = []
     write_tree(tree, FEW, seed=3, progress=reported.append)
     assert not reported
 
 
-def older_generator(_: Path, monkeypatch) -> None:
+def older_generator(_: Path, monkeypatch):
     monkeypatch.setattr(tree_module, "GENERATOR_VERSION", tree_module.GENERATOR_VERSION + 1)
 
 
@@ -202,9 +202,7 @@ def older_generator(_: Path, monkeypatch) -> None:
     ],
     ids=["missing", "touched", "older"],
 )
-def test_a_tree_that_is_not_as_it_would_be_drawn_is_drawn_again(
-    tmp_path: Path, change: Callable[[Path, object], object], monkeypatch
-) -> None:
+def test_a_tree_that_is_not_as_it_would_be_drawn_is_drawn_again(tmp_path, change, monkeypatch):
     folder = tmp_path / "tree"
     write_tree(folder, 12, seed=3)
     before = files_of(folder)
@@ -216,8 +214,8 @@ def test_a_tree_that_is_not_as_it_would_be_drawn_is_drawn_again(
 
 
 def test_a_stopped_drawing_leaves_what_was_there_and_the_next_run_draws_a_whole_tree(
-    tree: Path, tmp_path: Path, monkeypatch
-) -> None:
+    tree: Path, tmp_path, monkeypatch
+):
     folder = tmp_path / "tree"
     write_tree(folder, 13, seed=8)
     before = files_of(folder)
@@ -231,12 +229,12 @@ def test_a_stopped_drawing_leaves_what_was_there_and_the_next_run_draws_a_whole_
     assert sorted(path.name for path in folder.iterdir()) == [COMPLETE_MARKER, ARCHIVE_FOLDER]
 
 
-def test_a_second_process_that_would_draw_into_the_same_folder_is_refused(tmp_path: Path) -> None:
+def test_a_second_process_that_would_draw_into_the_same_folder_is_refused(tmp_path):
     flags = ["--source=synthetic", "--num_examples=12", "--image_size=8", builds.IN_MEMORY]
     argv = [*flags, f"--output={tmp_path / 'out'}", f"--download_dir={tmp_path}"]
     seen = []
 
-    def build_meanwhile(_: int) -> None:
+    def build_meanwhile(_: int):
         with pytest.raises(errors.UserError, match=rf"process id {os.getpid()}\) is drawing into"):
             build_tfrecords.build(argv)
         seen.append(True)
@@ -248,7 +246,7 @@ def test_a_second_process_that_would_draw_into_the_same_folder_is_refused(tmp_pa
     build_tfrecords.build(argv)
 
 
-def test_a_tree_that_is_not_ours_is_refused_and_kept(tmp_path: Path) -> None:
+def test_a_tree_that_is_not_ours_is_refused_and_kept(tmp_path):
     real = tmp_path / "tree" / ARCHIVE_FOLDER / "train" / "CNV" / "CNV-1-1.jpeg"
     real.parent.mkdir(parents=True)
     real.write_bytes(b"somebody's only copy")

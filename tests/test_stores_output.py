@@ -186,6 +186,17 @@ class SlowStorage:
         self.finished.append(name)
 
 
+@pytest.fixture
+def slow():
+    return SlowStorage()
+
+
+@pytest.fixture
+def slow_behind(slow):
+    with contextlib.closing(WriteBehind(slow)) as behind:
+        yield behind
+
+
 def test_files_written_behind_are_there_after_waiting(storage, behind):
     for number in range(10):
         write(behind, f"file-{number}", b"%d" % number)
@@ -195,56 +206,47 @@ def test_files_written_behind_are_there_after_waiting(storage, behind):
     ]
 
 
-def test_a_file_is_not_waited_for_until_others_wait_too():
-    slow = SlowStorage()
-    behind = WriteBehind(slow)
+def test_a_file_is_not_waited_for_until_others_wait_too(slow, slow_behind):
     for name in "abc":
-        with behind.create(name):
+        with slow_behind.create(name):
             pass
     assert slow.finished == []
     slow.may_finish.set()
     for name in "def":
-        with behind.create(name):
+        with slow_behind.create(name):
             pass
-    behind.wait()
+    slow_behind.wait()
     assert slow.finished == [*"abcdef"]
-    behind.close()
 
 
-def test_after_a_file_that_could_not_be_finished_no_other_is():
-    slow = SlowStorage()
-    behind = WriteBehind(slow)
+def test_after_a_file_that_could_not_be_finished_no_other_is(slow, slow_behind):
     for name in ("good", "bad", "sidecar"):
-        with behind.create(name):
+        with slow_behind.create(name):
             pass
     slow.may_finish.set()
     with pytest.raises(OSError, match="No space left"):
-        behind.wait()
+        slow_behind.wait()
     assert (slow.finished, slow.removed) == (["good"], ["sidecar"])
     # The next attempt begins anew.
-    with behind.create("sidecar"):
+    with slow_behind.create("sidecar"):
         pass
-    behind.wait()
+    slow_behind.wait()
     assert slow.finished == ["good", "sidecar"]
-    behind.close()
 
 
-def test_a_failure_ends_the_writing_that_goes_on():
-    slow = SlowStorage()
+def test_a_failure_ends_the_writing_that_goes_on(slow, slow_behind):
     slow.may_finish.set()
-    behind = WriteBehind(slow)
 
     def write_on():
-        with behind.create("bad"):
+        with slow_behind.create("bad"):
             pass
         for number in range(10):
-            with behind.create(f"{number}"):
+            with slow_behind.create(f"{number}"):
                 pass
 
     with pytest.raises(OSError, match="No space left"):
         write_on()
     assert slow.finished == []
-    behind.close()
 
 
 def test_a_block_that_fails_leaves_no_file(storage, behind):

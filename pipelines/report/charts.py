@@ -135,17 +135,13 @@ def brightness(dataset: Manifest, examples: pa.Table) -> list[Chart]:
         names, has = (f"all {kind.plural}",), np.ones((examples.num_rows, 1), bool)
     values = examples["brightness"].to_numpy()
     top = max(float(values.max(initial=0)) * 1.02, 1.0)
-    chart = _histogram(
-        values,
-        (0.0, top),
-        names,
-        has,
-        title="Mean brightness",
-        description="Histogram of the mean brightness of the images, by class",
-        axis="mean brightness of the image, 0 black to 255 white",
-        unit=f"% of the {kind.noun}",
-    )
-    return [chart]
+    words = {
+        "title": "Mean brightness",
+        "description": "Histogram of the mean brightness of the images, by class",
+        "axis": "mean brightness of the image, 0 black to 255 white",
+        "unit": f"% of the {kind.noun}",
+    }
+    return [_histogram(values, (0.0, top), names, has, **words)]
 
 
 def numbers(dataset: Manifest, examples: pa.Table) -> list[Chart]:
@@ -158,17 +154,10 @@ def numbers(dataset: Manifest, examples: pa.Table) -> list[Chart]:
     has = of_split[:, None] == np.array(names, object)
     low, top = float(values.min()), float(values.max())
     number = dataset.label_names[0]
-    chart = _histogram(
-        values,
-        (low, top if top > low else low + 1),
-        names,
-        has,
-        title=number,
-        description=f"Histogram of {number}, by split",
-        axis=number,
-        unit="% of the split",
-    )
-    return [chart]
+    limits = low, top if top > low else low + 1
+    told = f"Histogram of {number}, by split"
+    words = {"title": number, "description": told, "axis": number, "unit": "% of the split"}
+    return [_histogram(values, limits, names, has, **words)]
 
 
 def _told(bars: Sequence[Bar]) -> str:
