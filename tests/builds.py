@@ -12,8 +12,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
+import pyarrow.parquet as pq
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -156,6 +158,11 @@ def shards_of(output: Path) -> dict[str, str]:
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(output.glob("*.tfrecord"))
     }
+
+
+def rows_of(output: Path) -> list[dict[str, Any]]:
+    """Returns the rows of the table of examples."""
+    return pq.read_table(output / "examples.parquet").to_pylist()
 
 
 def bytes_read() -> int:

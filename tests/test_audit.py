@@ -8,7 +8,7 @@ import planted_scans as planted
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from builds import ROOT, build_here, run_build_here, shards_of
+from builds import ROOT, build_here, rows_of, run_build_here, shards_of
 from dataset_factory import bare_manifest, change_column
 from image_files import encoded, jpeg, kermany_archive, png, write_tree, write_zip
 
@@ -504,7 +504,7 @@ def test_copies_within_a_split_under_other_patients_names_are_found(copied_withi
 
 
 def test_copies_and_their_patients_are_one_group_of_the_table(copied_within):
-    rows = pq.read_table(copied_within / "examples.parquet").to_pylist()
+    rows = rows_of(copied_within)
     groups = {row["patient"]: row["group"] for row in rows}
     assert all(groups[str(patient)] == groups[str(60 + patient)] for patient in range(1, 7))
     assert len(set(groups.values())) == len(groups) - 6
@@ -516,7 +516,7 @@ def test_pictures_of_one_colour_belong_to_nobody_else(tmp_path):
     blank = encoded(np.full((96, 96), 7, np.uint8))
     files = {f"train/CNV/CNV-{patient}-1.png": blank for patient in range(3)}
     built = build_here(write_tree(tmp_path / "in", files), tmp_path / "out", SIZE)
-    assert len(set(pq.read_table(built / "examples.parquet")["group"].to_pylist())) == 3
+    assert len({row["group"] for row in rows_of(built)}) == 3
 
 
 def test_a_chain_of_too_many_likes_is_reported_and_joins_nobody():

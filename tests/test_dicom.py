@@ -12,10 +12,9 @@ from pathlib import Path
 
 import imagecodecs
 import numpy as np
-import pyarrow.parquet as pq
 import pydicom
 import pytest
-from builds import ROOT, build_here, run_build_here
+from builds import ROOT, build_here, rows_of, run_build_here
 from dicom_files import dicom_file, in_syntax
 from image_files import encoded, grey_pixels, png, write_tree
 from PIL import Image
@@ -28,7 +27,6 @@ from tfrecord_io.decoding import dicom_frames, dicom_tags, preprocess
 from tfrecord_io.decoding.dicom_tags import SHARE, is_dicom
 from tfrecord_io.decoding.options import Physical, Preprocessing
 from tfrecord_io.decoding.preprocess import decode_image
-from tfrecord_io.manifest import EXAMPLES_FILE_NAME
 from tfrecord_io.rejects import Reject
 from train.predict import Classifier, other_decoder
 
@@ -605,10 +603,6 @@ def test_the_frames_of_a_volume_are_what_was_written_in_every_syntax(syntax):
             assert decode_image(cut, settings, number).pixels == expected.tobytes()
 
 
-def rows_of_examples(output: Path) -> list[dict]:
-    return pq.read_table(output / EXAMPLES_FILE_NAME).to_pylist()
-
-
 @pytest.mark.parametrize("syntax", ["1.2.840.10008.1.2.1", "1.2.840.10008.1.2.5"])
 def test_whole_frames_of_a_volume_that_is_cut_off_stay(syntax):
     frames = np.stack([grey_pixels(seed).astype(np.uint16) * 251 for seed in range(3)])
@@ -799,7 +793,7 @@ def test_every_frame_is_an_image_with_a_name_and_a_key_in_the_ledger(built, fold
     # It compares the stored pixels with those of the frames.
     assert main(["verify", str(built), f"--source_input={folder}"]) == 0
     assert "61 images decoded again" in capsys.readouterr().out
-    rows = rows_of_examples(built)
+    rows = rows_of(built)
     names = {row["path"] for row in rows}
     assert {"CNV/IM-0", "CNV/volume-0.dcm#frame-1", "CNV/volume-0.dcm#frame-4"} <= names
     assert all(row["key"] == image_key(row["path"]) for row in rows)
@@ -831,7 +825,7 @@ def test_tags_about_an_image_are_columns_and_a_table_has_the_last_word(tmp_path)
         "path,label,patient,age,device\nvolume,CNV,p1,61,known\npicture.png,DME,p2,40,\n"
     )
     output = build_here(source, tmp_path / "out", f"--labels={table}")
-    rows = {row["path"]: row for row in rows_of_examples(output)}
+    rows = {row["path"]: row for row in rows_of(output)}
     assert sorted(rows) == ["picture.png", "volume#frame-1", "volume#frame-2"]
     frame, picture = rows["volume#frame-2"], rows["picture.png"]
     assert (frame["modality"], frame["laterality"], frame["device"]) == ("OPT", "L", "known")
@@ -842,7 +836,7 @@ def test_tags_about_an_image_are_columns_and_a_table_has_the_last_word(tmp_path)
 
 
 def test_a_patient_is_known_by_tags_and_in_one_split(built):
-    rows = [row for row in rows_of_examples(built) if row["patient"]]
+    rows = [row for row in rows_of(built) if row["patient"]]
     splits = {}
     for row in rows:
         splits.setdefault(row["patient"], set()).add(row["split"])
@@ -862,7 +856,7 @@ def test_frames_of_a_study_stay_together_where_no_tag_names_a_patient(tmp_path, 
     }
     source = write_tree(tmp_path / "scans", files)
     output = build_here(source, tmp_path / "out", *FLAGS[:3])
-    rows = rows_of_examples(output)
+    rows = rows_of(output)
     assert len({(row["study"], row["split"]) for row in rows}) == 8
     assert {row["group"] for row in rows} == {f"study:{row['study']}" for row in rows}
     assert "split by studies" in capsys.readouterr().err
@@ -940,7 +934,7 @@ def test_an_anonymous_dataset_of_frames_has_no_name_and_can_be_verified(folder, 
     secret = tmp_path / "secret.txt"
     secret.write_text("0123456789abcdef" * 4)
     output = build_here(folder, tmp_path / "out", *FLAGS, f"--anonymize={secret}")
-    rows = rows_of_examples(output)
+    rows = rows_of(output)
     assert len({row["key"] for row in rows}) == len(rows) == 61
     assert sum(row["path"].endswith("#frame-4") for row in rows) == 12
     outputs = b"".join(path.read_bytes() for path in output.rglob("*") if path.is_file())

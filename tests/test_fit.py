@@ -6,9 +6,8 @@ import json
 import idx_files
 import keras
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
-from builds import IN_MEMORY, build_here
+from builds import IN_MEMORY, build_here, rows_of
 from dicom_files import dicom_file
 from image_files import encoded, grey_pixels, jpeg, png, rgb_pixels, write_tree
 from marked_images import KERAS_ARRAY_WARNING
@@ -84,7 +83,7 @@ def exported(built, tmp_path_factory):
 
 def stored_pictures(built):
     """Yields (path, number of the frame, stored pixels)."""
-    rows = {row["key"]: row for row in pq.read_table(built / "examples.parquet").to_pylist()}
+    rows = {row["key"]: row for row in rows_of(built)}
     for split in Manifest.load(built).splits:
         dataset = MappedDataset(built, split)
         images, _ = dataset[range(len(dataset))] if len(dataset) else ((), ())
@@ -144,7 +143,7 @@ def test_padding_is_black_around_a_picture_whose_lowest_value_is_white(built):
 
 
 def test_the_shape_of_each_picture_counts_its_pixels_as_they_are(built):
-    for row in pq.read_table(built / "examples.parquet").to_pylist():
+    for row in rows_of(built):
         aspect = FILES[row["path"].partition("#")[0].rpartition("/")[2]][1]
         assert row["shape"] == pytest.approx(row["width"] / row["height"] / aspect)
 

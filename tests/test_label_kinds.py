@@ -8,9 +8,8 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
-from builds import IN_MEMORY
+from builds import IN_MEMORY, rows_of
 from dataset_factory import change_first_label, stored
 from hypothesis import given
 from hypothesis import strategies as st
@@ -203,7 +202,7 @@ def test_the_manifest_names_the_kind_in_the_format_that_needs_it(built):
     manifest = tfrecord_io.Manifest.load(built.output)
     assert tfrecord_io.Manifest.from_json(manifest.to_json()).to_json() == manifest.to_json()
     assert manifest.rejects == built.rejects
-    table = pq.read_table(built.output / "examples.parquet").to_pylist()
+    table = rows_of(built.output)
     for name, split in manifest.splits.items():
         texts = [row["label"] for row in table if row["split"] == name]
         assert split.num_examples == len(texts)
@@ -211,7 +210,7 @@ def test_the_manifest_names_the_kind_in_the_format_that_needs_it(built):
 
 
 def test_the_reader_and_the_table_give_the_label_of_each_image(built):
-    table = pq.read_table(built.output / "examples.parquet").to_pylist()
+    table = rows_of(built.output)
     expected = {row["key"]: built.values[row["path"]] for row in table}
     assert {row["path"] for row in table} == built.values.keys()
     assert len(expected) > 24
@@ -269,13 +268,12 @@ def test_cells_without_a_finite_number_are_rejects_with_their_reason(numbers, tm
     strict = (*numbers.flags, "--max_reject_fraction=0.1")
     assert build(numbers.source, tmp_path / "out", *strict) == 1
     assert "2 not_a_number, 1 no_label" in capsys.readouterr().err
-    table = pq.read_table(numbers.output / "examples.parquet")
-    assert set(table["grade"].to_pylist()) == {"low", "mid", "high"}
+    assert {row["grade"] for row in rows_of(numbers.output)} == {"low", "mid", "high"}
 
 
 def test_the_audit_describes_the_numbers_and_finds_one_picture_under_two_of_them(numbers):
     found = audit.audit(numbers.output)
-    table = pq.read_table(numbers.output / "examples.parquet").to_pylist()
+    table = rows_of(numbers.output)
     target = found.measures["target"]
     assert target["name"] == "ef"
     for split, described in target["splits"].items():
@@ -320,7 +318,7 @@ def test_an_unknown_label_is_a_reject_and_another_value_an_error_that_names_its_
     findings, tmp_path, capsys
 ):
     assert "24.png,no_label" in (findings.output / "rejects.csv").read_text()
-    table = pq.read_table(findings.output / "examples.parquet").to_pylist()
+    table = rows_of(findings.output)
     assert {row["label"] for row in table} >= {"none", "mass", "fluid", "mass|fluid|scar"}
     labels = write_table(tmp_path / "labels.csv", [FINDINGS[0], FINDINGS[1] | {"fluid": "-1"}])
     flags = (f"--labels={labels}", *findings.flags[1:])
@@ -356,7 +354,7 @@ def test_grades_of_a_column_are_classes_in_the_given_order(grades, numbers):
     assert manifest.label_names == ("low", "mid", "high")
     # An image whose grade is unclear belongs to none of the grades.
     assert manifest.counts["ignored"] == {"class_not_chosen": 3}
-    table = pq.read_table(grades / "examples.parquet").to_pylist()
+    table = rows_of(grades)
     stored = {row["path"]: row["label"] for row in table}
     assert stored == {row["path"]: row["grade"] for row in NUMBERS[:24]}
     assert verify.verify(grades, source_input=numbers.source) == []

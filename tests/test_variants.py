@@ -4,9 +4,8 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
-from builds import build_here, run_build_here
+from builds import build_here, rows_of, run_build_here
 from image_files import jpeg, scan_tree, write_tar, write_tree, write_zip
 
 from pipelines import errors
@@ -29,10 +28,6 @@ def built(scans, tmp_path_factory) -> Path:
     return build_here(scans, output, "--variants=3", "--num_shards=4", "--max_reject_fraction=0.1")
 
 
-def examples(output: Path) -> list[dict[str, object]]:
-    return pq.read_table(output / "examples.parquet").to_pylist()
-
-
 def pixels_of(output: Path, row: dict[str, object]) -> np.ndarray:
     layout = Manifest.load(output).layout
     shard = np.fromfile(output / row["shard"], np.uint8).reshape(-1, layout.stride)
@@ -42,7 +37,7 @@ def pixels_of(output: Path, row: dict[str, object]) -> np.ndarray:
 
 def test_only_the_train_split_has_variants_and_each_image_all_of_them(built):
     by_path: dict[tuple[str, str], list[int]] = {}
-    for row in examples(built):
+    for row in rows_of(built):
         by_path.setdefault((row["split"], row["path"]), []).append(row["variant"])
     assert len(by_path) == 16
     for (split, _), variants in by_path.items():
@@ -58,7 +53,7 @@ def test_the_ledger_counts_files_not_variants(built):
 
 
 def test_a_variant_is_made_of_its_original_by_its_own_key(built):
-    rows = examples(built)
+    rows = rows_of(built)
     originals = {row["path"]: row for row in rows if row["variant"] == 0}
     for row in rows:
         path = augment.variant_path(row["path"], row["variant"])
@@ -70,9 +65,9 @@ def test_a_variant_is_made_of_its_original_by_its_own_key(built):
 
 
 def test_variants_lie_shuffled_among_the_others(built):
-    train = [row["variant"] for row in examples(built) if row["split"] == "train"]
+    train = [row["variant"] for row in rows_of(built) if row["split"] == "train"]
     assert train != sorted(train)
-    assert len({row["shard"] for row in examples(built) if row["split"] == "train"}) == 4
+    assert len({row["shard"] for row in rows_of(built) if row["split"] == "train"}) == 4
 
 
 def test_a_wrong_variant_is_found(built, scans, tmp_path, monkeypatch):
@@ -107,7 +102,7 @@ def test_a_variant_goes_with_an_original_that_is_dropped(tmp_path):
     counts = Manifest.load(output).counts
     assert sum(counts["dropped"].values()) == 1
     assert counts["variants"] == 12
-    paths = {row["path"] for row in examples(output)}
+    paths = {row["path"] for row in rows_of(output)}
     assert len(paths & {"train/CNV/CNV-900-1.jpeg", "train/CNV/CNV-100-0.jpeg"}) == 1
     assert verify(output) == []
 
@@ -117,7 +112,7 @@ def test_a_limit_is_of_images_not_of_variants(scans, tmp_path):
         scans, tmp_path / "out", "--variants=2", "--limit=3", "--max_reject_fraction=1"
     )
     counts = Manifest.load(output).counts
-    train = [row for row in examples(output) if row["split"] == "train"]
+    train = [row for row in rows_of(output) if row["split"] == "train"]
     assert len(train) in (6, 9)  # The image that is none may be among the three.
     assert counts["over_limit"] == 17 - 3 - 2 - 3
 
@@ -169,8 +164,8 @@ def test_a_file_named_like_a_variant_has_a_key_of_its_own(tmp_path):
     files = {name: jpeg(seed) for seed, name in enumerate(names)}
     scans = write_zip(tmp_path / "scans.zip", files)
     output = build_here(scans, tmp_path / "out", "--variants=2")
-    rows = examples(output)
+    rows = rows_of(output)
     assert len({row["key"] for row in rows}) == len(rows) == 3 * len(names)
     assert verify(output, source_input=scans) == []
-    plain = examples(build_here(scans, tmp_path / "plain"))
+    plain = rows_of(build_here(scans, tmp_path / "plain"))
     assert {row["key"] for row in plain} == {image_key(name) for name in names}
