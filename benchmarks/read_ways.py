@@ -40,13 +40,9 @@ def limit(data: ReadData) -> Iterator[Any]:
     pixels = np.memmap(data.peer("flat") / "pixels", np.uint8, "r").reshape(-1, rows)
     batch = np.empty((BATCH_SIZE, rows), np.uint8)
     order = BatchOrder(num_examples=len(pixels), batch_size=BATCH_SIZE, epochs=None)
-    # Computing the order in blocks keeps its cost small; it is not part of the limit.
-    step = 0
-    while True:
-        for examples in order.examples_at(order.positions(step, step + 1024)):
-            np.take(pixels, examples, axis=0, out=batch, mode="clip")
-            yield batch
-        step += 1024
+    for examples in order:
+        np.take(pixels, examples, axis=0, out=batch, mode="clip")
+        yield batch
 
 
 def mmap(data: ReadData, **options: Any) -> Iterator[Any]:

@@ -155,7 +155,7 @@ class Batches:
         """
         dataset, step = self.dataset, self.start_step
         for records, rows in dataset.until_mapped(self._places(), self.examples):
-            yield records.blocks, rows[np.newaxis], self.order.weights(step, step + 1)
+            yield records.blocks, rows[np.newaxis], self.order.weights(step)[np.newaxis]
             step += 1
         for places, weights in self.order.parts(step):
             rows = dataset.rows(self.examples[places])
@@ -179,7 +179,7 @@ class Batches:
         step, (records, rows) = step_and_fetched
         batch: tuple[np.ndarray, ...] = records.gather(rows, pool.take())
         if self.order.pad_remainder:
-            batch += (self.order.weights(step, step + 1)[0],)
+            batch += (self.order.weights(step),)
         if self.with_keys:
             keys = records.feature(schema.KEY, rows)
             batch += (keys.view(f"S{schema.KEY_LENGTH}").ravel(),)

@@ -10,7 +10,7 @@ import operator
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -33,11 +33,9 @@ from tfrecord_io.stores.patience import patiently
 
 #: How much of each shard is checked: its size; also each record's checksum; or the file's digest.
 Verify = Literal["size", "crc", "sha256"]
-_LEVELS = ("size", "crc", "sha256")
 
 # Checks of remote files mostly wait for the network, so many run at once.
 _NUM_THREADS = 16
-_CHUNK_LENGTH = 1 << 22
 
 
 def open_split(
@@ -63,8 +61,8 @@ def open_split(
         StoreError: if the store does not answer, or refuses.
         ValueError: if `verify` is none of these.
     """
-    if verify not in _LEVELS:
-        raise ValueError(f"verify must be one of {', '.join(_LEVELS)}, received {verify!r}")
+    if verify not in (levels := get_args(Verify)):
+        raise ValueError(f"verify must be one of {', '.join(levels)}, received {verify!r}")
     manifest = load_manifest(directory)
     try:
         wanted = manifest.split(split)
@@ -194,10 +192,7 @@ def _check_shard(
                     )
     elif verify == "sha256":
         with open_file(directory, shard.name) as file:
-            content = hashlib.sha256()
-            while chunk := file.read(_CHUNK_LENGTH):
-                content.update(chunk)
-        digest = content.hexdigest()
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
         if digest != shard.sha256:
             raise ManifestError(
                 f"{path} has SHA-256 {digest}, the manifest says {shard.sha256}: its content "

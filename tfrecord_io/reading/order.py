@@ -209,8 +209,22 @@ class BatchOrder:
         permuted = permute(index.ravel(), self.num_examples, seed=self.seed, epoch=epoch.ravel())
         return permuted.reshape(index.shape)
 
-    def positions(self, first_step: int, last_step: int) -> np.ndarray:
-        """Returns where this replica's share of the batches lies in the sequence of epochs.
+    def weights(self, step: int) -> np.ndarray:
+        """Returns 1 for each example of a batch and 0 for each filler of `pad_remainder`.
+
+        Returns:
+            float32 [batch].
+
+        Raises:
+            IndexError: if there is no such batch.
+        """
+        return self._weights_at(self._places(step, step + 1))[0]
+
+    def _weights_at(self, places: np.ndarray) -> np.ndarray:
+        return (places < self.num_positions).astype(np.float32)
+
+    def _places(self, first_step: int, last_step: int) -> np.ndarray:
+        """Returns where this replica's share of batches lies in the sequence of epochs.
 
         Args:
             first_step: the first batch.
@@ -218,26 +232,8 @@ class BatchOrder:
                 for alone.
 
         Returns:
-            int64 [last_step - first_step, examples of the share]. A last batch that is not full
-            is cut into shares that differ by at most one, so one may be empty; with
-            `pad_remainder` its last example is repeated.
-
-        Raises:
-            IndexError: if there is no such batch.
+            int64 [last_step - first_step, examples of the share]; fillers lie behind the end.
         """
-        return np.minimum(self._places(first_step, last_step), self.num_positions - 1)
-
-    def weights(self, first_step: int, last_step: int) -> np.ndarray:
-        """Returns 1 for each example of `positions` and 0 for each filler of `pad_remainder`.
-
-        Returns:
-            float32, of the shape of `positions`.
-        """
-        places = self._places(first_step, last_step)
-        return (places < self.num_positions).astype(np.float32)
-
-    def _places(self, first_step: int, last_step: int) -> np.ndarray:
-        """Returns `positions`, with those of fillers behind the end."""
         share = np.array([self.replica_index, self.replica_index + 1])
         if 0 <= first_step <= last_step <= self.num_full_steps:
             first, last = share * self.replica_batch_size
@@ -261,7 +257,9 @@ class BatchOrder:
         """Yields this replica's batches, many at once; a last one that is not full comes alone.
 
         Yields:
-            (examples, weights): int64 and float32 [steps, examples of the share].
+            (examples, weights): int64 and float32 [steps, examples of the share]. A last batch
+            that is not full is cut into shares that differ by at most one, so one may be empty;
+            with `pad_remainder` its last example is repeated.
 
         Raises:
             ValueError: if `start_step` lies outside of the order.
@@ -271,7 +269,9 @@ class BatchOrder:
         step, full = start_step, self.num_full_steps
         while self.num_steps is None or step < self.num_steps:
             last = min(step + num_together, max(full, step + 1))
-            yield self.examples_at(self.positions(step, last)), self.weights(step, last)
+            places = self._places(step, last)
+            examples = self.examples_at(np.minimum(places, self.num_positions - 1))
+            yield examples, self._weights_at(places)
             step = last
 
     def batches(self, start_step: int = 0) -> Iterator[np.ndarray]:

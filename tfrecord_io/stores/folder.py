@@ -6,7 +6,6 @@ import dataclasses
 import io
 import os
 import re
-from typing import BinaryIO
 from urllib.parse import urlsplit
 
 from tfrecord_io.errors import UserError
@@ -72,7 +71,7 @@ def path_in(directory: str | os.PathLike[str], name: str) -> str:
     return f"{folder.rstrip('/')}/{name}"
 
 
-def open_file(directory: str | os.PathLike[str], name: str) -> BinaryIO:
+def open_file(directory: str | os.PathLike[str], name: str) -> io.BufferedReader:
     """Opens a file of a folder for reading; on a store, parts are fetched when they are read.
 
     Raises:

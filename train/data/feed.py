@@ -148,7 +148,7 @@ def training_batches(
         ) -> tuple[jax.Array, ...]:
             step, (places, batch) = step_and_batch
             in_step = batch_size if step < num_full_steps else num_in_last_step
-            weights = order.weights(step, step + 1)[0] / np.float32(in_step)
+            weights = order.weights(step) / np.float32(in_step)
             if part.weights is not None:
                 weights = weights * part.weights[places]
             return *put(batch), *_put(devices, (weights, draw(step)))
