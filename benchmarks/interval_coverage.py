@@ -74,10 +74,12 @@ def measure(answers: Answers, prevalence: float, weights: np.ndarray) -> dict[st
 
 def coverage(
     num_groups: int, unevenness: float, positive: float, skill: float, num_samples: int
-) -> dict[str, tuple[float, float]]:
-    """Returns the percentage of intervals that hold the truth, and their median width, by measure.
+) -> dict[str, tuple[float, float, float]]:
+    """Returns figures of the intervals, by measure.
 
-    Samples in which a measure has no interval do not count.
+    Returns:
+        (percentage that holds the truth, median width, percentage of samples that have one). A
+        sample without an interval, such as one with an area of 1, counts in the last alone.
     """
     generator = np.random.default_rng(0)
     everyone = uneven_groups(generator, _POPULATION, unevenness)
@@ -102,7 +104,8 @@ def coverage(
     for name, pairs in ends.items():
         low, high = np.reshape(pairs, (-1, 2)).T
         held = np.mean((low <= truth[name][0]) & (truth[name][0] <= high))
-        results[name] = 100 * float(held), float(np.median(high - low))
+        has_interval = len(pairs) / num_samples
+        results[name] = 100 * float(held), float(np.median(high - low)), 100 * has_interval
     return results
 
 
@@ -139,15 +142,15 @@ def print_coverage(skill: float, num_groups: list[int], num_samples: int) -> Non
                 print("| groups | unevenness | positive | " + " | ".join(found) + " |")
                 print("| --- | --- | --- |" + " --- |" * len(found))
             by_setting.append(found)
-            told = " | ".join(f"{share:.1f}" for share, _ in found.values())
+            told = " | ".join(f"{held:.1f}" for held, *_ in found.values())
             print(f"| {number} | {unevenness} | {positive} | {told} |", flush=True)
-    print(f"\n| measure | least | median | below {_GOAL} | median width |")
-    print("| --- | --- | --- | --- | --- |")
+    print(f"\n| measure | least | median | below {_GOAL} | median width | least with interval |")
+    print("| --- |" + " --- |" * 5)
     for name in by_setting[0]:
-        shares, widths = np.transpose([found[name] for found in by_setting])
-        below = f"{np.count_nonzero(shares < _GOAL)} of {len(shares)}"
-        told = f"{shares.min():.1f} | {np.median(shares):.1f} | {below}"
-        print(f"| {name} | {told} | {np.median(widths):.3f} |", flush=True)
+        held, widths, present = np.transpose([found[name] for found in by_setting])
+        below = f"{np.count_nonzero(held < _GOAL)} of {len(held)}"
+        told = f"{held.min():.1f} | {np.median(held):.1f} | {below} | {np.median(widths):.3f}"
+        print(f"| {name} | {told} | {present.min():.1f} |", flush=True)
 
 
 def main() -> None:
