@@ -73,7 +73,13 @@ def measure(answers: Answers, prevalence: float, weights: np.ndarray) -> dict[st
 
 
 def coverage(
-    num_groups: int, unevenness: float, positive: float, skill: float, num_samples: int
+    num_groups: int,
+    unevenness: float,
+    positive: float,
+    *,
+    skill: float,
+    num_samples: int,
+    seed: int,
 ) -> dict[str, tuple[float, float, float]]:
     """Returns figures of the intervals, by measure.
 
@@ -81,7 +87,7 @@ def coverage(
         (percentage that holds the truth, median width, percentage of samples that have one). A
         sample without an interval, such as one with an area of 1, counts in the last alone.
     """
-    generator = np.random.default_rng(0)
+    generator = np.random.default_rng(seed)
     everyone = uneven_groups(generator, _POPULATION, unevenness)
     population = draw_answers(generator, everyone, skill, positive)
     truth = measure(population, positive, np.ones((1, len(everyone))))
@@ -131,12 +137,14 @@ def chance_held(num_groups: int, num_classes: int, num_permutations: int, seed: 
     return held
 
 
-def print_coverage(skill: float, num_groups: list[int], num_samples: int) -> None:
+def print_coverage(skill: float, num_groups: list[int], num_samples: int, seed: int) -> None:
     """Prints the coverage of each setting, and a summary by measure."""
     by_setting = []
     for number in num_groups:
         for unevenness, positive in SETTINGS:
-            found = coverage(number, unevenness, positive, skill, num_samples)
+            found = coverage(
+                number, unevenness, positive, skill=skill, num_samples=num_samples, seed=seed
+            )
             if not by_setting:
                 print(f"\nskill {skill:g}\n")
                 print("| groups | unevenness | positive | " + " | ".join(found) + " |")
@@ -159,9 +167,10 @@ def main() -> None:
     parser.add_argument("--num_permutations", type=int, default=100)
     parser.add_argument("--num_groups", type=int, nargs="+", default=NUM_GROUPS)
     parser.add_argument("--skill", type=float, nargs="+", default=(1.0, 2.0), help="of the network")
+    parser.add_argument("--seed", type=int, default=0, help="of the samples")
     arguments = parser.parse_args()
     for skill in arguments.skill:
-        print_coverage(skill, arguments.num_groups, arguments.num_samples)
+        print_coverage(skill, arguments.num_groups, arguments.num_samples, arguments.seed)
     print("\n| groups | classes | permutations that hold, by seed |\n| --- | --- | --- |")
     for num_groups, num_classes in PERMUTED:
         held = [
