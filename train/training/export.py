@@ -68,9 +68,6 @@ def export_model(
         TrainingError: if a form predicts something else than the model, or the model predicts no
             numbers.
     """
-    # A run that was killed while it exported leaves temporary files here.
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir()
     generator = np.random.default_rng(0)
     images = generator.integers(
         np.iinfo(manifest.dtype).max + 1,
@@ -79,6 +76,9 @@ def export_model(
     )
     expected = _predict(model, images)
     require_numbers(expected, "images of noise")
+    # A run that was killed while it exported leaves temporary files here.
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir()
     tolerance = _TOLERANCE[precision]
 
     model.save(directory / KERAS_NAME)

@@ -54,21 +54,19 @@ def finish(run: Run, progress: Progress, best: Sequence[np.ndarray]) -> dict[str
     # Each worker does this for itself. On JAX, what is built from here on lies on its own devices.
     devices = run.devices.alone()
     network = _build_final(run, best)
-    val = temperature = predictions = None
+    temperature = predictions = None
     chosen: list[dict[str, Any]] = []
-    if parts.val is not None:
-        val = _predict(run, network, devices, parts.val)
-        # What is reported of a part must not be fitted to it.
-        if parts.test is not None and task.gives_probabilities:
-            temperature = task.fit_temperature(*val)
-            network = _build_final(run, best, temperature)
-            answers = Answers(
-                probabilities=task.cool(val[0], temperature),
-                truths=val[1],
-                label_names=manifest.label_names,
-            )
-            wanted = config.thresholds.sensitivity
-            chosen = thresholds.choose_thresholds(task, answers, wanted)
+    # What is reported of a part must not be fitted to it.
+    if parts.val and parts.test and task.gives_probabilities:
+        probabilities, truths = _predict(run, network, devices, parts.val)
+        temperature = task.fit_temperature(probabilities, truths)
+        network = _build_final(run, best, temperature)
+        answers = Answers(
+            probabilities=task.cool(probabilities, temperature),
+            truths=truths,
+            label_names=manifest.label_names,
+        )
+        chosen = thresholds.choose_thresholds(task, answers, config.thresholds.sensitivity)
     # Before the evaluation: whatever may fail in it, the model is not lost.
     if run.devices.is_chief:
         _export(run, network, progress)
@@ -93,8 +91,8 @@ def finish(run: Run, progress: Progress, best: Sequence[np.ndarray]) -> dict[str
         return results
     if predictions is not None:
         results |= run_results.measure(predictions, config.measures, config.input.seed, chosen)
-        if temperature is not None and val is not None:
-            facts = {"fitted_on": "val", "num_examples": len(val[1])}
+        if temperature and parts.val:
+            facts = {"fitted_on": "val", "num_examples": parts.val.num_examples}
             results["calibration"] = facts | thresholds.describe_calibration(
                 predictions, temperature
             )
@@ -110,7 +108,7 @@ def finish(run: Run, progress: Progress, best: Sequence[np.ndarray]) -> dict[str
         results,
         predictions,
         run.exposure,
-        parts.train.splits,
+        in_folds=parts.train.splits if config.folds.folds else (),
         # Pictures of the mistakes need images.
         predict=predict_images if run.data.trunk is None else None,
         history=progress.history,
@@ -124,7 +122,6 @@ def _write(
     results: dict[str, Any],
     predictions: Predictions | None,
     exposure: Exposure | None,
-    splits: Sequence[str],
     **more: Any,
 ) -> dict[str, Any]:
     """Writes the files of RUN and prints a summary; returns the content of metrics.json.
@@ -134,7 +131,6 @@ def _write(
         results: content of metrics.json so far.
         predictions: the measured ones; None if there was no example to predict.
         exposure: how much of what was measured the run has seen.
-        splits: of the training examples.
         more: see `run_results.write_results`.
     """
     results = run_results.write_results(
@@ -144,7 +140,6 @@ def _write(
         results=results,
         predictions=predictions,
         exposure=exposure,
-        in_folds=splits if run.config.folds.folds else (),
         **more,
     )
     write_metrics(run.folder, results)
@@ -250,7 +245,7 @@ def pool(run: Run, everyone: Part, singles: Sequence[Run]) -> dict[str, Any]:
         ),
     }
     exposure = _exposure(singles[: config.folds.folds])
-    results = _write(run, results, predictions, exposure, everyone.splits)
+    results = _write(run, results, predictions, exposure, in_folds=everyone.splits)
     print(f"the metrics and {report.FILE_NAME} of all folds are in {run.folder}")
     return results
 
