@@ -75,14 +75,9 @@ def list_source(source: Source, options: ListingOptions) -> Listing:
         errors.UserError: as `Source.members` and `list_images` do.
         errors.BuildError: if a store does not answer, or this user may not read some files.
     """
-    if source.gives_labels:
-        return _list_as_given(source.members(), options)
-    return list_images(source.members(), options, source.same_content)
-
-
-def _list_as_given(members: Iterable[Member], options: ListingOptions) -> Listing:
-    """Lists files whose splits and labels the source knows."""
-    rows = [{"root": "", "path": member.name, **member._asdict()} for member in members]
+    if not source.gives_labels:
+        return list_images(source.members(), options, source.same_content)
+    rows = [{"root": "", "path": member.name, **member._asdict()} for member in source.members()]
     refs = pa.Table.from_pylist(rows, REF_SCHEMA).combine_chunks()
     ignored: collections.Counter[str] = collections.Counter()
     refs = choose_classes(refs, options.chosen_classes, ignored)

@@ -118,9 +118,7 @@ class Storage:
         On an object store, where reading a small file is mostly waiting, several threads read ahead
         of the consumer.
         """
-        if not self.remote:
-            return map(read, items)
-        num_threads = remote.NUM_CONNECTIONS
+        num_threads = remote.NUM_CONNECTIONS if self.remote else 0
         return map_ahead(read, items, 2 * num_threads, num_threads=num_threads)
 
     def names(self, folder: str = "") -> list[str]:
