@@ -30,7 +30,9 @@ _HEADINGS = {
     "order and shards": {"plan": PlanOptions},
     "output": {"output": OutputOptions},
 }
-_GROUPS: dict[str, type] = {name: g for groups in _HEADINGS.values() for name, g in groups.items()}
+_GROUPS: dict[str, type] = {
+    name: group for groups in _HEADINGS.values() for name, group in groups.items()
+}
 
 _DESCRIPTION = """\
 Turns an image collection into training-ready TFRecords, once.
