@@ -242,8 +242,7 @@ def _unseen(run: Path, dataset: Dataset, split: str, include_seen: bool) -> tupl
     """
     part = dataset.part(split)
     assert part is not None  # checked before the model was loaded
-    is_copy = dataset.examples(part).is_copy
-    if is_copy is not None:
+    if (is_copy := dataset.is_copy(part)).any():
         part = dataset.narrow(part, ~is_copy)
     seen, rows = read_seen(run), dataset.rows(part)
     is_seen = find_seen(seen, dataset.images)[rows]

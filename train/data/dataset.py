@@ -125,6 +125,15 @@ class Dataset:
             return self.table[name]
         return pa.chunked_array([pa.nulls(len(self.table), pa.int64())])
 
+    def groups_of(self, part: Part) -> Groups:
+        """Returns which of a part's examples belong together."""
+        return self.groups.take(self.rows(part))
+
+    def is_copy(self, part: Part) -> np.ndarray:
+        """Returns which of a part's examples are augmented copies, bool [num_examples]."""
+        variants = self.column("variant").take(self.rows(part)).fill_null(0)
+        return pc.greater(variants, 0).to_numpy()
+
     def examples(self, part: Part) -> Examples:
         """Returns what is known of a part's examples, in the order of the reader."""
         rows = self.rows(part)
@@ -132,13 +141,12 @@ class Dataset:
         def values(name: str) -> tuple:
             return tuple(self.column(name).take(rows).to_pylist())
 
-        patients, paths, variants = values("patient"), values("path"), values("variant")
+        patients, paths = values("patient"), values("path")
         return Examples(
             keys=values("key"),
-            groups=self.groups.take(rows),
+            groups=self.groups_of(part),
             patients=patients if any(patient is not None for patient in patients) else None,
             paths=None if None in paths else paths,
-            is_copy=np.array(variants) > 0 if None not in variants and any(variants) else None,
             measured={
                 name: tuple(map(_value, values(name)))
                 for name in self.measured

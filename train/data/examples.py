@@ -19,7 +19,6 @@ class Examples:
         groups: which of them belong together.
         patients: patient of each example, None where it is unknown; None if all are unknown.
         paths: source file of each example, or None if the dataset does not name them all.
-        is_copy: bool [num_examples], which are augmented copies; None if there is none.
         measured: columns whose values are measured by themselves, by name: numbers if the column
             holds numbers, else texts; None where unknown.
     """
@@ -28,7 +27,6 @@ class Examples:
     groups: Groups
     patients: tuple[str | None, ...] | None = None
     paths: tuple[str, ...] | None = None
-    is_copy: np.ndarray | None = None
     measured: Mapping[str, tuple[str | float | None, ...]] = dataclasses.field(default_factory=dict)
 
     @property
@@ -47,6 +45,5 @@ class Examples:
             groups=self.groups.take(rows),
             patients=some(self.patients),
             paths=some(self.paths),
-            is_copy=None if self.is_copy is None else self.is_copy[rows],
             measured={name: some(values) or () for name, values in self.measured.items()},
         )

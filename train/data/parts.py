@@ -7,10 +7,10 @@ import hashlib
 
 import numpy as np
 
+from tfrecord_io.groups import Groups
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME, WEIGHT
 from tfrecord_io.stores.folder import path_in
 from train.data.dataset import Dataset, Part
-from train.data.examples import Examples
 from train.data.options import FoldOptions
 from train.errors import ConfigError
 
@@ -56,16 +56,16 @@ def choose_parts(dataset: Dataset, folds: FoldOptions) -> Parts:
         val, test = dataset.part("val"), dataset.part("test")
         return Parts(train=_weighted(dataset, train), val=val, test=test)
     everyone = divided(dataset, folds)
-    examples = dataset.examples(everyone)
-    fold_of = patient_folds(examples, folds.folds or 0)
+    groups = dataset.groups_of(everyone)
+    fold_of = patient_folds(groups, folds.folds or 0)
     in_fold = fold_of == folds.fold
     if in_fold.all() or not in_fold.any():
         raise ConfigError(
             f"fold {folds.fold} of {folds.folds} has {in_fold.sum()} of the {len(fold_of)} "
-            f"images: there are too few {examples.groups.units}; use fewer --folds"
+            f"images: there are too few {groups.units}; use fewer --folds"
         )
     # Augmented copies are for training only.
-    is_held_out = in_fold if examples.is_copy is None else in_fold & ~examples.is_copy
+    is_held_out = in_fold & ~dataset.is_copy(everyone)
 
     def some(name: str, is_chosen: np.ndarray) -> Part:
         return dataclasses.replace(dataset.narrow(everyone, is_chosen), name=name)
@@ -124,20 +124,20 @@ def divided(dataset: Dataset, folds: FoldOptions) -> Part:
     return everyone
 
 
-def patient_folds(examples: Examples, num_folds: int) -> np.ndarray:
+def patient_folds(groups: Groups, num_folds: int) -> np.ndarray:
     """Returns the fold of each example; all examples of a group have the same fold.
 
     The fold is a hash of the patient, or of what else the group is known from. A patient therefore
     stays in its fold when images are added, and on every machine.
 
     Args:
-        examples: identities of the examples.
+        groups: of the examples.
         num_folds: number of folds.
 
     Returns:
         int64 [num_examples] in 0..num_folds-1.
     """
-    encoded = examples.groups.names.dictionary_encode()
+    encoded = groups.names.dictionary_encode()
     fold_of = [
         int.from_bytes(hashlib.sha256(name.removeprefix("patient:").encode()).digest()[:8], "big")
         % num_folds

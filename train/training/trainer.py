@@ -87,7 +87,7 @@ def _cross_validate(run: Run) -> dict[str, Any]:
     for single in singles[: config.folds.folds]:
         single.config  # noqa: B018 - raises ConfigError
     with claim(run):
-        groups = run.data.examples(everyone).groups
+        groups = run.data.groups_of(everyone)
         others = {name: count for name, count in groups.sources.items() if name != "patient"}
         if others:
             devices.say(
