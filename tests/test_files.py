@@ -1,9 +1,11 @@
+import os
 import signal
 import subprocess
 import sys
 
 import pytest
 
+from tfrecord_io import files
 from tfrecord_io.files import atomic_write
 
 
@@ -66,3 +68,13 @@ def test_a_killed_writer_leaves_no_file_of_that_name(tmp_path):
     assert done.returncode == -signal.SIGKILL
     assert not path.exists()
     assert [p.name.endswith(".tmp") for p in tmp_path.iterdir()] == [True]
+
+
+def test_a_long_part_of_a_file_is_announced_in_pieces_that_linux_does_not_cut(monkeypatch):
+    told = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda *told_now: told.append(told_now))
+    files.announce(7, 100, 300_000)
+    assert [(start, length) for _, start, length, _ in told] == [
+        (100, 131_072), (131_172, 131_072), (262_244, 37_856),
+    ]  # fmt: skip
+    assert {(file, advice) for file, _, _, advice in told} == {(7, os.POSIX_FADV_WILLNEED)}

@@ -28,7 +28,7 @@ from pipelines.sources.reader import Checks, Reader
 from pipelines.sources.source import Source
 from pipelines.sources.zip_members import ZipReader, list_members
 from tfrecord_io import zip_index
-from tfrecord_io.files import atomic_write
+from tfrecord_io.files import announce, atomic_write
 from tfrecord_io.stores.range_file import open_range
 from tfrecord_io.tar_end import check_tar_end
 
@@ -143,7 +143,7 @@ class _LocalReader(Reader):
             # A page more, because a zip has a header before the content: a page that is not
             # announced would be waited for behind all that are.
             length = member.stored_size + mmap.PAGESIZE
-            os.posix_fadvise(self._descriptor, member.offset, length, os.POSIX_FADV_WILLNEED)
+            announce(self._descriptor, member.offset, length)
 
 
 class _ZipReader(_LocalReader, ZipReader):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tfrecord_io.files import announce
 from tfrecord_io.reading.rows import Rows
 
 # Records that are announced ahead, and those that are told in the order of their places: the first
@@ -76,7 +77,7 @@ class ColdShards:
                 # Whoever reads a file that cannot be opened will say so.
                 with contextlib.suppress(OSError), self._opened(int(run[0])) as (file, place):
                     for start in ((run - run[0] + place) * self._stride).tolist():
-                        os.posix_fadvise(file, start, self._stride, os.POSIX_FADV_WILLNEED)
+                        announce(file, start, self._stride)
 
     @contextlib.contextmanager
     def _opened(self, row: int) -> Iterator[tuple[int, int]]:
