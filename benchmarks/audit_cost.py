@@ -67,7 +67,7 @@ def seconds_at_the_end(directory: Path, files: list[bytes], num_images: int) -> 
     for name, column in unique.items():
         examples = examples.set_column(examples.schema.get_field_index(name), name, column)
     seconds = {}
-    with twins.ImageReader.of_folder(directory, found.layout) as images:
+    with twins.ImageReader.of_folder(directory, found) as images:
         start = time.perf_counter()
         same = twins.find_twins(examples, images, found.label_kind)
         seconds["near duplicates"] = time.perf_counter() - start

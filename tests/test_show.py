@@ -48,7 +48,7 @@ def test_a_shard_that_was_cut_off_is_named(num_bytes, built_dataset, tmp_path, c
     ("column", "value", "code", "message"),
     [
         ("label", "MORE", 1, "has the label 'MORE', which the manifest does not have"),
-        ("shard", "../beside.tfrecord", 0, ""),  # which is not opened
+        ("shard", "../beside.tfrecord", 1, "which the manifest does not have"),
         ("row", 10**6, 1, "ends before its record 1000000"),
     ],
 )

@@ -50,7 +50,7 @@ def audit(directory: str | os.PathLike[str], *, most_listed: int | None = MAX_LI
     dataset = manifest.Manifest.load(directory)
     directory = Path(directory)
     examples = read_examples(directory / manifest.EXAMPLES_FILE_NAME)
-    with ImageReader.of_folder(directory, dataset.layout) as images:
+    with ImageReader.of_folder(directory, dataset) as images:
         same = find_twins(examples, images, dataset.label_kind)
         return audit_examples(examples, same, dataset, most_listed)
 

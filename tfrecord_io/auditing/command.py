@@ -145,7 +145,7 @@ def _write_page(
     from tfrecord_io.auditing import pages
 
     template = pages.environment().get_template("neighbours.html.jinja")
-    with ImageReader.of_folder(directory, of_images.layout) as images:
+    with ImageReader.of_folder(directory, of_images) as images:
         page = template.render(
             found=of_images,
             trunk=dataset.source["trunk"],

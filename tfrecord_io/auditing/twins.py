@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
-from tfrecord_io import schema, visible
+from tfrecord_io import manifest, schema, visible
 from tfrecord_io.auditing import near_duplicates
 from tfrecord_io.auditing.columns import encode
 from tfrecord_io.auditing.ranges import with_ranges
@@ -40,9 +40,22 @@ class ImageReader:
         self._stack = contextlib.ExitStack()
 
     @classmethod
-    def of_folder(cls, directory: Path, layout: schema.RecordLayout) -> ImageReader:
-        """Reads the shards of a folder on a local disk."""
-        return cls(layout, lambda name: (directory / name).open("rb"))
+    def of_folder(cls, directory: Path, dataset: manifest.Manifest) -> ImageReader:
+        """Reads the shards of a dataset on a local disk, and no other file.
+
+        `read` raises ManifestError for a name that the manifest does not have.
+        """
+        known = {shard.name for shard in dataset.shards}
+
+        def open_shard(name: str) -> IO[bytes]:
+            if name not in known:
+                raise manifest.ManifestError(
+                    f"{manifest.EXAMPLES_FILE_NAME} names the shard {name!r}, which the manifest "
+                    "does not have: they are of different datasets"
+                )
+            return (directory / name).open("rb")
+
+        return cls(dataset.layout, open_shard)
 
     def __enter__(self) -> ImageReader:
         return self
