@@ -105,16 +105,14 @@ class Fetcher:
         self.states = np.zeros(num_records, np.uint8) if cache is None else cache.states
         self.most_together = max(1, _MOST_BYTES_A_READ // self.layout.stride)
 
-    def ahead(
-        self, batches: Iterator[np.ndarray], wanted: np.ndarray | None = None
-    ) -> Iterator[Fetched]:
+    def ahead(self, batches: Iterator[np.ndarray], wanted: np.ndarray) -> Iterator[Fetched]:
         """Yields batches with their records, which are read before they are asked for.
 
         Ends before its time once all wanted records are mapped; the rest of `batches` is then left.
 
         Args:
             batches: an iterator of rows, int64 [batch] each.
-            wanted: sorted, all rows that any batch can hold, with which to fill the cache; None
+            wanted: sorted, all rows that any batch can hold, with which to fill the cache; empty
                 not to fill it.
 
         Raises:
@@ -186,7 +184,7 @@ class _Work:
     ending.
     """
 
-    def __init__(self, fetcher: Fetcher, wanted: np.ndarray | None) -> None:
+    def __init__(self, fetcher: Fetcher, wanted: np.ndarray) -> None:
         self._fetcher = fetcher
         self._wanted = wanted
         self._num_together = 1
@@ -202,9 +200,8 @@ class _Work:
 
     def is_done(self) -> bool:
         """Returns whether all wanted records are mapped."""
-        return self._wanted is not None and bool(
-            (self._fetcher.states[self._wanted] == PRESENT).all()
-        )
+        states = self._fetcher.states[self._wanted]
+        return states.size > 0 and bool((states == PRESENT).all())
 
     def plan(self, rows: np.ndarray) -> _Plan:
         """Starts to read what is absent of a batch."""
@@ -215,7 +212,6 @@ class _Work:
         known = {row: self._runs.get(row) for row in absent.tolist()}
         runs = {row: run for row, run in known.items() if run is not None}
         if len(runs) < len(absent) and (together := self._choose_together()) > 1:
-            assert self._wanted is not None
             groups = np.unique(np.searchsorted(self._wanted, absent) // together)
             absent = np.concatenate([self._absent(group, together) for group in groups])
         new = [row for row in absent.tolist() if row not in self._runs]
@@ -244,7 +240,7 @@ class _Work:
 
     def fill(self) -> None:
         """Starts to read what the cache has room for."""
-        if self._wanted is None or self._fetcher.cache is None:
+        if not self._wanted.size or self._fetcher.cache is None:
             return
         # Processes that share a cache begin at different places.
         num_groups = -(-len(self._wanted) // self._fetcher.most_together)
@@ -266,7 +262,7 @@ class _Work:
     def _choose_together(self) -> int:
         """Returns how many neighbours are read together, by what the readers cost."""
         cache = self._fetcher.cache
-        if self._wanted is None or cache is None or cache.is_full or not cache.fits:
+        if not self._wanted.size or cache is None or cache.is_full or not cache.fits:
             return 1
         seconds = time.monotonic() - self._measured_at
         if seconds > _MEASURE_SECONDS:
@@ -280,7 +276,6 @@ class _Work:
 
     def _absent(self, group: int, count: int) -> np.ndarray:
         """Returns the absent rows of a group of so many wanted ones."""
-        assert self._wanted is not None
         rows = self._wanted[group * count : (group + 1) * count]
         return rows[self._fetcher.states[rows] == ABSENT]
 

@@ -123,13 +123,13 @@ class MappedDataset:
         return _open_again, (*self._arguments, self._identity)
 
     def ahead(
-        self, batches: Iterable[np.ndarray], wanted: np.ndarray | None = None
+        self, batches: Iterable[np.ndarray], wanted: Sequence[int] | np.ndarray = ()
     ) -> Iterator[Fetched]:
         """Yields batches with those records that are not mapped, read ahead.
 
         Args:
             batches: places of examples in the split, int64 [batch] each.
-            wanted: all examples that any batch can hold, with which to fill the cache; None not to
+            wanted: all examples that any batch can hold, with which to fill the cache; none not to
                 fill it.
 
         Raises:
@@ -141,12 +141,12 @@ class MappedDataset:
             yield self.records, rows
 
     def until_mapped(
-        self, batches: Iterator[np.ndarray], wanted: np.ndarray | None
+        self, batches: Iterator[np.ndarray], wanted: Sequence[int] | np.ndarray
     ) -> Iterator[Fetched]:
         """Yields what `ahead` does, but ends once all wanted examples are mapped."""
         if self.fetcher is None:
             return iter(())
-        rows = None if wanted is None else np.sort(self.rows(wanted))
+        rows = np.sort(self.rows(np.array(wanted, np.int64)))
         return self.fetcher.ahead(map(self.rows, batches), rows)
 
     def __len__(self) -> int:

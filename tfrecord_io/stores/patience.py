@@ -6,7 +6,6 @@ cut off or garbled.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 import time
@@ -35,14 +34,14 @@ def patiently(read: Callable[[], Result], closed: threading.Event | None = None)
     """
     closed = closed or threading.Event()
     deadline = time.monotonic() + _RETRY_SECONDS
-    for attempt in itertools.count(1):
+    for attempt in range(1, NUM_ATTEMPTS):
         try:
             return read()
         except ChangedError:
             raise
         except StoreError as error:
-            if attempt == NUM_ATTEMPTS or time.monotonic() > deadline or closed.is_set():
+            if time.monotonic() > deadline or closed.is_set():
                 raise
             _log.warning("%s; trying again (%d of %d)", error, attempt, NUM_ATTEMPTS - 1)
             closed.wait(0.1 * 4 ** (attempt - 1))
-    raise AssertionError  # not reached
+    return read()

@@ -199,11 +199,9 @@ def list_files(folder: str, *, recursive: bool) -> list[RemoteFile]:
     root, prefix = _split(folder)[0], prefix.strip("/")
     with _clear_errors(folder):
         if recursive:
-            metas = [
-                meta for batch in obstore.list(store, prefix, chunk_size=1000) for meta in batch
-            ]
+            metas = obstore.list(store, prefix).collect()
         else:
-            metas = list(obstore.list_with_delimiter(store, prefix)["objects"])
+            metas = obstore.list_with_delimiter(store, prefix)["objects"]
     folders = {prefix}
     if any(not meta["size"] for meta in metas):
         folders.update(
