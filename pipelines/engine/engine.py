@@ -42,9 +42,11 @@ def make_pipeline(beam_args: Sequence[str]) -> beam.Pipeline:
     """
     options = PipelineOptions(list(beam_args), save_main_session=False)
     if not _is_local(options):
-        # A remote engine logs the job's address at INFO; its type checker logs too much there.
+        # A remote engine logs the job's address at INFO. There the type checker logs too much, and
+        # workers within this process log after its last message.
         logging.getLogger().setLevel(logging.INFO)
-        logging.getLogger("apache_beam.typehints").setLevel(logging.WARNING)
+        for name in ("typehints", "runners.worker"):
+            logging.getLogger(f"apache_beam.{name}").setLevel(logging.WARNING)
         if workers_of(options.view_as(StandardOptions).runner) == "dataflow":
             _require_package(options)
         _require_job_server(options)
