@@ -312,7 +312,7 @@ def describe(metrics: Mapping[str, Any]) -> str:
     units = plural_unit(metrics["bootstrap_by"])
     lines = [
         *summary(metrics),
-        f"all measures, with 95 % intervals by bootstrap over {units}:",
+        f"all measures, with 95 % intervals over {units}:",
         f"  {'loss':<{width}} {decimal(metrics['loss'])}",
         *(f"  {told[name]:<{width}} {score_text(metrics, name)}" for name in shown),
     ]
