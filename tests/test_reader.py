@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from builds import wait_until
 from dataset_factory import write_dataset
 
 import tfrecord_io
@@ -242,6 +244,22 @@ def test_places_that_are_not_in_the_split_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         _batches(two_splits, examples=examples)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists the files that are mapped")
+def test_the_files_are_unmapped_when_nobody_reads_any_more(tmp_path: Path) -> None:
+    write_dataset(tmp_path, num_examples={"train": 20})
+    found = tfrecord_io.make_dataset(tmp_path, split="train", batch_size=5, epochs=None)
+
+    def is_mapped() -> bool:
+        return str(tmp_path) in Path("/proc/self/maps").read_text(encoding="utf-8")
+
+    iterator = iter(found)
+    next(iterator)
+    assert is_mapped()
+    del iterator
+    # TensorFlow ends its threads a moment later.
+    wait_until(lambda: not is_mapped())
 
 
 def test_the_engine_stream_is_refused_because_it_is_not_needed(dataset: Path) -> None:
