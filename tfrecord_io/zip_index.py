@@ -78,13 +78,15 @@ class UnlistedBytesError(zipfile.BadZipFile):
 def _check_end(file: IO[bytes], num_listed: int) -> None:
     """Checks the number of members, and that nothing follows the end record but its comment."""
     size = file.seek(0, io.SEEK_END)
-    # The end record is first looked for in the last hundred bytes, where it is without a comment.
+    # The end record is found as zipfile finds it: in the last 22 bytes, where it is without a
+    # comment, else by its last signature.
     for length in (_SHORTEST_END, _LONGEST_END):
         file.seek(max(0, size - length))
         tail = file.read()
-        place = tail.rfind(_END_SIGNATURE)
-        if place == len(tail) - _END_LENGTH:
+        place = len(tail) - _END_LENGTH
+        if tail.startswith(_END_SIGNATURE, place) and tail.endswith(b"\0\0"):
             break
+        place = tail.rfind(_END_SIGNATURE)
     num_promised, comment_length = struct.unpack_from("<H8xH", tail, place + 10)
     if tail[place + _END_LENGTH + comment_length :].strip(b"\0"):
         raise zipfile.BadZipFile("other data follows its end")
