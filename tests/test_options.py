@@ -101,7 +101,6 @@ def test_an_abbreviated_flag_is_not_taken_for_one_of_ours():
         (["--max_reject_fraction=-0.1"], r"must be in 0\.\.1"),
         (["--name=My Data"], "--name must be lower-case letters, digits and underscores"),
         (["--image_size=0"], "received 0x0"),
-        (["--image_size=-5"], "image_size must be in 1..16384 pixels a side, received -5x-5"),
         (["--image_size=99999"], "received 99999x99999"),
         (["--seed=-1"], r"--seed must be in 0\.\.9223372036854775807; received -1"),
         ([f"--seed={2**63}"], "--seed must be in"),
@@ -142,7 +141,8 @@ def test_a_value_that_makes_no_sense_is_named(argv, message):
 
 @pytest.mark.parametrize(
     "argv",
-    [["--image_size=big"], ["--image_size=1x2x3"], ["--seed=x"],
+    [["--image_size=big"], ["--image_size=1x2x3"], ["--image_size=-5"], ["--image_size=224x"],
+     ["--seed=x"],
      ["--grades=0,,2"], ["--classes=A,"], ['--classes="A'],
      ["--split_seed=x"], ["--split_fractions=train"],
      ["--window=40"], ["--channels=2"], ["--resize=nearest"], ["--source=s3"], ["--limit"]],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 from tfrecord_io.decoding.options import (
@@ -17,8 +18,10 @@ from tfrecord_io.flags import check, flag
 
 
 def _image_size(text: str) -> tuple[int, int]:
-    height, _, width = text.partition("x")
-    return int(height), int(width or height)
+    match = re.fullmatch(r"(\d+)(?:x(\d+))?", text)
+    if not match:
+        raise ValueError
+    return int(match[1]), int(match[2] or match[1])
 
 
 def _two_numbers(text: str) -> tuple[float, float]:
