@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -78,7 +79,7 @@ class Dataset:
             where it lacks examples, `key` alone.
         groups: of the same examples. A table of an older release has no column of them; then near
             duplicates are not known.
-        columns: names of all columns of examples.parquet; none if there is no such file.
+        columns: the column names of examples.parquet; empty if the file is missing.
         measured: those columns whose values are measured by themselves.
     """
 
@@ -167,9 +168,9 @@ class Dataset:
 
     def _hash_pixels(self) -> pa.Array:
         """Returns the hash of each stored image, as a build writes it to examples.parquet."""
-        stored = MappedDataset(self.path, _splits(self.manifest))
-        blocks = np.array_split(np.arange(len(stored)), len(stored) // 256 + 1)
-        images = (image for block in blocks for image in stored[block][0])
+        places = np.arange(self.manifest.num_examples)
+        blocks = self._read_images(_splits(self.manifest), places)
+        images = (image for block in blocks for image in block)
         return pa.array([xxhash.xxh3_128_hexdigest(image.tobytes()) for image in images], _TEXT)
 
     def labels(self, part: Part) -> np.ndarray:
@@ -187,12 +188,15 @@ class Dataset:
         """
         if part.examples is None and part.splits == (STATISTICS_SPLIT,):
             return self.manifest.statistics or tfrecord_io.read_statistics(self.path)
-        stored = MappedDataset(self.path, part.splits)
-        blocks = np.array_split(part.places, max(1, part.num_examples // 256))
-        total = tfrecord_io.PixelStatistics.from_images(stored[blocks[0]][0])
-        for block in blocks[1:]:
-            total += tfrecord_io.PixelStatistics.from_images(stored[block][0])
-        return total
+        blocks = self._read_images(part.splits, part.places)
+        counted = map(tfrecord_io.PixelStatistics.from_images, blocks)
+        return functools.reduce(operator.add, counted)
+
+    def _read_images(self, splits: Sequence[str], places: np.ndarray) -> Iterator[np.ndarray]:
+        """Yields the stored images at some places, in order, some 256 at a time."""
+        stored = MappedDataset(self.path, splits)
+        for block in np.array_split(places, len(places) // 256 + 1):
+            yield stored[block][0]
 
 
 def open_dataset(
