@@ -352,7 +352,7 @@ def test_a_zip_whose_directory_hides_members_is_refused(tmp_path):
 def test_a_zip_whose_end_holds_the_signature_of_an_end_is_listed(tmp_path):
     path = write_zip(tmp_path / "a.zip", TREE)
     data = bytearray(path.read_bytes())
-    data[-18:-14] = b"PK\5\6"  # in place of the numbers of disks, which nobody reads
+    data[-18:-14] = b"PK\5\6"  # overwrites the disk numbers, which zipfile ignores
     path.write_bytes(data)
     assert set(read_archive(path, tmp_path / "scratch")) == set(TREE)
 

@@ -105,7 +105,7 @@ def divided(dataset: Dataset, folds: FoldOptions) -> Part:
     """Returns the examples that are divided into folds: of `fold_splits`, or of train and val.
 
     Raises:
-        ConfigError: if a split of `fold_splits` does not exist, or there is no example.
+        ConfigError: if a split named in `fold_splits` is missing, or the splits have no examples.
     """
     named = (folds.fold_splits or "train,val").split(",")
     splits = dataset.manifest.splits

@@ -183,7 +183,7 @@ def _jackknife(
     jackknife's (Efron and Stein 1981, "The jackknife estimate of variance") and half what that
     would be if the images of large groups erred as those of small ones do.
 
-    The degrees of freedom follow from the kurtosis of what each part contributes. Source: O'Neill
+    The degrees of freedom are computed from the kurtosis of the contributions. Source: O'Neill
     2014, "Some useful moment results in sampling problems". What the variance of a share owes to
     the share itself, p (1 - p), is known and does not count; of images that are groups of their own
     nothing remains. For the arguments see `_interval`.

@@ -99,7 +99,7 @@ def write_results(
         dataset: that was evaluated.
         settings: of the run, see config.json; `data` alone if this is another dataset.
         results: content of metrics.json so far.
-        exposure: how much of what was measured the network has seen; None if nothing was measured.
+        exposure: how many of the measured images the network has seen; None if none was measured.
         predictions: the measured predictions; None if there was no example to predict.
         predict: stored images → probabilities, for the maps of the mistakes; None for no maps.
         history: one row per epoch.

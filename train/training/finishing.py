@@ -130,7 +130,7 @@ def _write(
         run: that was trained.
         results: content of metrics.json so far.
         predictions: the measured ones; None if there was no example to predict.
-        exposure: how much of what was measured the run has seen.
+        exposure: how many of the measured images the run has seen.
         more: see `run_results.write_results`.
     """
     results = run_results.write_results(
