@@ -1,8 +1,6 @@
 """Every way in, as a user goes it: the command, and servers on loopback."""
 
-import os
 import pickle
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +10,7 @@ import idx_files
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from builds import IN_MEMORY, ROOT, build_here, shards_of, started, wait_until
+from builds import IN_MEMORY, ROOT, build_here, shards_of
 from idx_files import IMAGES, LABELS, NUM
 from image_files import kermany_archive, scan_tree, write_tree, write_zip
 from kaggle_stand_in import DATASET, SECRETS, TOKEN, StandIn
@@ -121,22 +119,6 @@ def test_without_credentials_the_help_is_short_and_nothing_is_made(desk):
     assert "--source synthetic" in done.stderr
     assert len(done.stderr.splitlines()) < 15
     assert list((desk.folder / "work").iterdir()) == []
-
-
-@pytest.mark.slow
-def test_a_killed_download_is_resumed_and_built_as_if_nothing_had_been(desk, scans_zip, tmp_path):
-    desk.server.storage_faults += ["", "silent"]
-    with started(desk.words(), cwd=desk.folder / "work", env=desk.environment()) as process:
-        wait_until(lambda: desk.archive.exists() and desk.server.calls("GET"), process)
-        os.killpg(process.pid, signal.SIGKILL)
-    assert not desk.output.exists()
-
-    done = desk.run()
-
-    assert done.returncode == 0, done.stderr
-    assert desk.archive.read_bytes() == desk.server.file.content
-    by_hand = build_here(scans_zip, tmp_path / "by_hand", "--max_reject_fraction=0.5")
-    assert shards_of(by_hand) == shards_of(desk.output)
 
 
 def test_no_credential_is_in_what_a_failed_build_leaves(desk):

@@ -17,15 +17,16 @@ import shutil
 from pathlib import Path
 
 from tqdm import tqdm
+from tqdm.utils import CallbackIOWrapper
 
 from pipelines import errors
 from pipelines.sources.downloads import byte_bar, raise_disk_error, read_json
-from pipelines.sources.kaggle.api import archive_address
-from pipelines.sources.kaggle.archive_check import is_verified, verify_archive
-from pipelines.sources.kaggle.login import Login, find_login
+from pipelines.sources.kaggle.api import Login, archive_address, find_login
 from pipelines.stores import file_lock
+from tfrecord_io import zip_index
 from tfrecord_io.ahead import map_ahead
 from tfrecord_io.files import atomic_write, sync_folder
+from tfrecord_io.rejects import is_of_content
 from tfrecord_io.stores import remote
 
 DEFAULT_DATASET = "paultimothymooney/kermany2018"
@@ -39,11 +40,7 @@ _MOST_ATTEMPTS = 3
 
 
 def check_dataset_name(dataset: str) -> None:
-    """Checks that a dataset's name has the form OWNER/NAME.
-
-    Raises:
-        ValueError: if it does not.
-    """
+    """Raises ValueError if a dataset's name has not the form OWNER/NAME."""
     slug = r"[A-Za-z0-9][A-Za-z0-9_-]*"
     if not re.fullmatch(f"{slug}/{slug}", dataset):
         raise ValueError(
@@ -85,7 +82,7 @@ def download_archive(dataset: str, download_dir: Path) -> Path:
             if not is_verified(archive, dataset):
                 verify_archive(archive, dataset)
     except OSError as error:
-        raise_disk_error(error, archive, _kept_text(archive))
+        raise_disk_error(error, archive, _kept(archive))
     return archive
 
 
@@ -107,8 +104,7 @@ def fetch(dataset: str, archive: Path) -> None:
                 missing = " does not exist" if isinstance(error, FileNotFoundError) else ""
                 message = f"The download was interrupted: {error}{missing}."
                 if attempts == _MOST_ATTEMPTS:
-                    lines = filter(None, [message, _kept_text(archive)])
-                    raise errors.BuildError("\n".join(lines)) from None
+                    raise errors.BuildError(f"{message}\n{_kept(archive)}") from None
                 _LOG.warning("%s Asking Kaggle for a new address.", message)
     # The marker goes when all bytes are on the disk: a file without one counts as complete.
     with archive.open("rb") as file:
@@ -133,7 +129,13 @@ def _attempt(dataset: str, archive: Path, login: Login, bar: tqdm) -> None:
     known = read_json(_marker(archive))
     is_same = str(known.get("validator")).replace('"', "") == file.mark
     start = _size(archive) if is_same and known.get("size") == file.size else 0
-    _check_free_space(file.size - start, archive)
+    free = shutil.disk_usage(archive.parent).free
+    if file.size - start > free:
+        raise errors.BuildError(
+            f"{archive.parent} has {tqdm.format_sizeof(free, 'B')} free, but {archive.name} needs "
+            f"{tqdm.format_sizeof(file.size - start, 'B')} more.\n"
+            "Free some space, or choose another folder with --download_dir."
+        )
     if not start:
         # The old bytes go first: the marker of the new version would vouch for them.
         if _size(archive):
@@ -158,17 +160,6 @@ def _attempt(dataset: str, archive: Path, login: Login, bar: tqdm) -> None:
             bar.update(len(part))
 
 
-def _check_free_space(num_bytes: int, archive: Path) -> None:
-    """Raises a `BuildError` if the disk has too little space for so many more bytes."""
-    free = shutil.disk_usage(archive.parent).free
-    if num_bytes > free:
-        raise errors.BuildError(
-            f"{archive.parent} has {tqdm.format_sizeof(free, 'B')} free, but {archive.name} needs "
-            f"{tqdm.format_sizeof(num_bytes, 'B')} more.\n"
-            "Free some space, or choose another folder with --download_dir."
-        )
-
-
 def _is_finished(archive: Path) -> bool:
     return archive.is_file() and not _marker(archive).exists()
 
@@ -181,10 +172,80 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.is_file() else 0
 
 
-def _kept_text(archive: Path) -> str:
-    """Returns a sentence that says how much of a download is kept, or "" if nothing is."""
-    if _is_finished(archive):
-        return f"It is whole; to use it from there: --source archive --input {archive}"
-    if size := _size(archive):
-        return f"{tqdm.format_sizeof(size, 'B')} are kept: run the same command again to resume."
-    return ""
+def _kept(archive: Path) -> str:
+    return (
+        "The bytes that arrived are kept: run the same command again to resume. A whole archive "
+        f"can be used where it is: --source archive --input {archive}"
+    )
+
+
+def verify_archive(archive: Path, dataset: str) -> None:
+    """Compares the CRC of every member of a zip, and records in a sidecar file that all are right.
+
+    A corrupt archive is renamed to `NAME.zip.corrupt`, so that the next run starts a new download
+    and 11 GB are not deleted without the user's consent.
+
+    Raises:
+        errors.BuildError: if the archive is corrupt.
+        OSError: if the disk failed.
+    """
+    stat = archive.stat()
+    if damage := _find_damage(archive, stat.st_size):
+        _record(archive).unlink(missing_ok=True)
+        aside = archive.rename(archive.with_name(archive.name + ".corrupt"))
+        raise errors.BuildError(
+            f"{archive} has all its bytes, but is corrupt: {damage}.\n"
+            f"It was moved to {aside}, which you may delete.\n"
+            "Run the same command again to download a new one."
+        )
+    facts = {"dataset": dataset, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+    with atomic_write(_record(archive)) as file:
+        file.write(json.dumps(facts, indent=1).encode() + b"\n")
+
+
+def is_verified(archive: Path, dataset: str) -> bool:
+    """Returns whether an archive was checked and has not changed since.
+
+    Raises:
+        errors.BuildError: if the archive belongs to another dataset of the same NAME.
+    """
+    record, stat = read_json(_record(archive)), archive.stat()
+    if (record.get("size"), record.get("mtime_ns")) != (stat.st_size, stat.st_mtime_ns):
+        return False
+    if str(record.get("dataset")).lower() != dataset.lower():
+        raise errors.BuildError(
+            f"{archive} is the archive of {record.get('dataset')}, not of {dataset}: the two have "
+            "the same NAME.\nChoose another folder with --download_dir."
+        )
+    return True
+
+
+def _record(archive: Path) -> Path:
+    return archive.with_name(archive.name + ".verified.json")
+
+
+def _find_damage(archive: Path, num_bytes: int) -> str:
+    """Returns what is wrong with a zip, "" if nothing is.
+
+    Raises:
+        errors.BuildError: if bytes of the file are in no member.
+    """
+    try:
+        with (
+            archive.open("rb") as raw,
+            byte_bar(f"checking {archive.name}", total=num_bytes) as bar,
+            zip_index.open_zip(CallbackIOWrapper(bar.update, raw, "read")) as file,
+        ):
+            bar.reset()  # what was read so far is the index
+            member = file.testzip()
+            return f"the checksum of {member!r} is wrong" if member else ""
+    except zip_index.UnlistedBytesError as error:
+        # Its owner may have made it so; a new download would take hours and be the same.
+        raise errors.BuildError(
+            f"{archive} is refused: {error}. It was kept. If the download is damaged, delete it, "
+            "and run the same command again"
+        ) from None
+    except Exception as error:
+        if not is_of_content(error):
+            raise
+        return f"it cannot be read ({error!r})"
