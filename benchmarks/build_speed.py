@@ -26,7 +26,7 @@ import numpy as np
 import sample_archive
 from PIL import Image
 
-from pipelines.listing.listing import ListingOptions, list_source
+from pipelines.listing.listing import ListingOptions, list_images
 from pipelines.listing.refs import iterate_refs
 from pipelines.sources.archive import ArchiveSource
 from tfrecord_io import schema
@@ -63,7 +63,7 @@ def pool_seconds(path: Path) -> float:
 def cost_table(path: Path, num_images: int) -> str:
     """Returns a table of a worker's steps, in ms per image on one core."""
     source = ArchiveSource(path)
-    listing = list_source(source, ListingOptions())
+    listing = list_images(source, ListingOptions())
     members = [ref.member for ref in iterate_refs(listing.refs.slice(0, num_images))]
     layout = schema.RecordLayout(image_shape=(224, 224, 1), num_classes=4)
     options = preprocess.Preprocessing()

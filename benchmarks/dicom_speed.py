@@ -26,8 +26,7 @@ import sample_archive
 from PIL import Image
 from pydicom import uid
 
-from pipelines.listing import frames
-from pipelines.listing.listing import ListingOptions
+from pipelines.listing.listing import ListingOptions, list_images
 from pipelines.sources.directory import DirectorySource
 
 SYNTAXES = {
@@ -97,7 +96,7 @@ def listing_seconds(folder: Path) -> float:
     """Returns the wall time of listing a folder and reading the headers of its files."""
     source = DirectorySource(folder)
     start = time.perf_counter()
-    frames.list_frames(source, ListingOptions())
+    list_images(source, ListingOptions())
     return time.perf_counter() - start
 
 

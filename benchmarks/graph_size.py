@@ -36,7 +36,7 @@ MORE_SHARDS = (1_000, 10_000, 100_000)
 
 def plan_bytes(num_images: int) -> int:
     """Returns the size of the plan file, which is written as in a build."""
-    listing = list_images(plan_scale.members(num_images), ListingOptions(), lambda a, b: True)
+    listing = list_images(plan_scale.Simulated(num_images), ListingOptions())
     made = plan.make_plan(listing.refs, STRIDE, plan.PlanOptions())
     size = plan_scale.CountedBytes()
     made.write(size, "0" * 64)

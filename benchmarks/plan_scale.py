@@ -20,23 +20,30 @@ from collections.abc import Iterator
 from pipelines.listing.listing import ListingOptions, list_images
 from pipelines.planning import plan
 from pipelines.sources.member import Member
+from pipelines.sources.source import Source
 
 _LABELS = ("CNV", "DME", "DRUSEN", "NORMAL")
 
 
-def members(num_images: int) -> Iterator[Member]:
-    """Yields the members of a simulated archive."""
-    for number in range(num_images):
-        split = ("train", "train", "train", "val", "test")[number % 5]
-        label = _LABELS[number % 4]
-        name = f"OCT2017 /{split}/{label}/{label}-{number // 12}-{number % 12}.jpeg"
-        yield Member(name, 65_000, number * 65_100, 65_000, number)
+class Simulated(Source):
+    """A simulated archive, of so many images."""
+
+    def __init__(self, num_images: int) -> None:
+        self._num_images = num_images
+
+    def members(self) -> Iterator[Member]:
+        """Yields the members of the archive."""
+        for number in range(self._num_images):
+            split = ("train", "train", "train", "val", "test")[number % 5]
+            label = _LABELS[number % 4]
+            name = f"OCT2017 /{split}/{label}/{label}-{number // 12}-{number % 12}.jpeg"
+            yield Member(name, 65_000, number * 65_100, 65_000, number)
 
 
 def measure(num_images: int) -> str:
     """Returns a row of the table: time and memory for this number of images."""
     start = time.perf_counter()
-    listing = list_images(members(num_images), ListingOptions(), lambda a, b: True)
+    listing = list_images(Simulated(num_images), ListingOptions())
     listed = time.perf_counter()
     digest = plan.listing_digest(listing.refs)
     made = plan.make_plan(listing.refs, 50_295, plan.PlanOptions())

@@ -24,7 +24,7 @@ import psutil
 import range_server
 import sample_archive
 
-from pipelines.listing.listing import ListingOptions, list_source
+from pipelines.listing.listing import ListingOptions, list_images
 from pipelines.sources.archive import ArchiveSource
 from pipelines.sources.zip_members import list_members
 from tfrecord_io import Manifest
@@ -55,7 +55,7 @@ def _cpu_seconds() -> float:
 
 def needed_bytes(path: Path) -> int:
     """Returns the bytes that any reader must fetch: the stored images and the zip's directory."""
-    listing = list_source(ArchiveSource(path), ListingOptions())
+    listing = list_images(ArchiveSource(path), ListingOptions())
     stored = sum(listing.refs["stored_size"].to_pylist())
     with path.open("rb") as file:
         last = max(list_members(file, str(path)), key=lambda member: member.offset)

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from image_files import kermany_archive, under
+from listed import list_members
 
 from pipelines import errors
-from pipelines.listing.listing import ListingOptions, list_images
 from pipelines.listing.refs import REF_SCHEMA, iterate_refs
 from pipelines.sources.member import MAX_FILE_BYTES, Member
 
@@ -30,7 +30,7 @@ def members_of(files):
 
 def list_files(files, **options):
     members = [m for m in files if isinstance(m, Member)] or members_of(files)
-    return list_images(members, ListingOptions(**options), lambda a, b: a.version == b.version)
+    return list_members(members, **options)
 
 
 def places(listing):
@@ -53,7 +53,7 @@ def expected_places(tree, folder=""):
 def test_split_and_class_folders_are_found_below_any_folder(folder):
     listing = list_files({folder + name: content for name, content in TREE.items()})
     assert places(listing) == expected_places(TREE, folder)
-    assert (listing.rejects, listing.copies, listing.ignored) == ((), 0, {})
+    assert (listing.rejects, listing.copies, listing.ignored) == ([], 0, {})
     assert listing.num_files == len(TREE)
 
 
@@ -111,7 +111,7 @@ def test_of_nested_split_folders_the_inner_ones_are_the_splits(folders):
     outer = next(iter(folders.values())).split("/")[0]
     listing = list_files({**files, f"{outer}/x/about/README.txt": b"?"})
     assert places(listing) == {names[name]: tuple(name.split("/")[:2]) for name in TREE}
-    assert (listing.rejects, listing.ignored, listing.notes) == ((), {"no_image_name": 1}, ())
+    assert (listing.rejects, listing.ignored, listing.notes) == ([], {"no_image_name": 1}, [])
 
 
 def test_wrapped_splits_of_two_trees_are_still_two_trees():
@@ -193,7 +193,7 @@ def test_the_real_archive_is_its_tree_once():
     assert places(listing) == expected_places(TREE, "OCT2017 /")
     assert listing.copies == len(TREE)
     assert listing.ignored == {"apple_double": 16, "system_file": 3}
-    assert listing.rejects == ()
+    assert listing.rejects == []
     assert listing.num_files == len(files)
 
 
@@ -210,7 +210,7 @@ def test_of_two_incomplete_trees_the_union_is_taken():
     listing = list_files({**under("first", first), **under("second tree", second)})
     assert sorted(listing.refs["path"].to_pylist()) == names
     assert listing.copies == len(names) - 5
-    assert listing.rejects == ()
+    assert listing.rejects == []
 
 
 def test_another_content_in_the_second_tree_is_a_reject():
@@ -318,14 +318,14 @@ def test_a_pattern_is_tried_on_the_name_and_then_on_the_path():
 
 def test_a_pattern_that_finds_few_patients_or_none_shows_paths_without_one():
     files = {f"CNV/scan{k}.png": bytes([k]) for k in range(4)} | {"DME/p7_1.png": b"7"}
-    assert list_files(files).naming_notes == ()
+    assert list_files(files).naming_notes == []
     (note,) = list_files(files, group_regex=r"^p(\d+)_").naming_notes
     shown = "images; others are 'CNV/scan0.png', 'CNV/scan1.png', 'CNV/scan2.png'"
     assert note.endswith(f"of 1 of 5 {shown}")
     with pytest.raises(errors.UserError, match=f"of 0 of 5 {shown}. Its first group should be"):
         list_files(files, group_regex="eye([0-9])")
     del files["CNV/scan3.png"], files["CNV/scan2.png"], files["CNV/scan1.png"]
-    assert list_files(files, group_regex=r"^p(\d+)_").naming_notes == ()
+    assert list_files(files, group_regex=r"^p(\d+)_").naming_notes == []
 
 
 # ---- what is no image
@@ -388,7 +388,7 @@ def test_a_file_too_large_for_a_workers_memory_is_a_reject_unread():
     listing = list_files([*members_of(TREE), huge])
     assert reasons(listing) == {"train/CNV/huge.png": "file_too_large"}
     limit = Member("train/CNV/limit.png", MAX_FILE_BYTES)
-    assert list_files([*members_of(TREE), limit]).rejects == ()
+    assert list_files([*members_of(TREE), limit]).rejects == []
 
 
 def test_a_member_with_a_known_problem_is_a_reject_unless_it_is_no_data_anyway():

@@ -14,7 +14,7 @@ from PIL import Image
 from tiff_files import NEW_SUBFILE_TYPE, tiff_file
 
 from pipelines.listing import frames
-from pipelines.listing.listing import ListingOptions
+from pipelines.listing.listing import ListingOptions, list_images
 from pipelines.sources.directory import DirectorySource
 from tfrecord_io import Manifest, image_key
 from tfrecord_io.__main__ import main
@@ -129,9 +129,9 @@ def test_pages_are_part_of_the_identity_only_where_there_are_some(built, tmp_pat
 def test_only_the_tags_of_a_file_are_read_to_list_its_pages(tmp_path):
     page = grey_pixels(0, 1000, 1000)
     source = DirectorySource(write_tree(tmp_path, {"CNV/two.tif": tiff_file([page, page])}))
-    frames.list_frames(source, ListingOptions())  # what it imports is read now
+    list_images(source, ListingOptions())  # what it imports is read now
     before = bytes_read()
-    assert frames.list_frames(source, ListingOptions()).frames == {"TIFF": 2}
+    assert list_images(source, ListingOptions()).frames == {"TIFF": 2}
     assert bytes_read() - before < page.nbytes / 4
 
 
@@ -177,11 +177,11 @@ def test_a_file_that_is_tiff_and_dicom_at_once_is_what_its_name_says(tmp_path):
 
 
 def test_many_headers_are_read_by_several_processes_with_the_same_result(folder, monkeypatch):
-    wanted = frames.list_frames(DirectorySource(folder), ListingOptions())
+    wanted = list_images(DirectorySource(folder), ListingOptions())
     monkeypatch.setattr(frames, "_MOST_IN_ONE_PROCESS", 1)
     monkeypatch.setattr(frames, "_NUM_AT_ONCE", 2)
     monkeypatch.setattr(frames.os, "sched_getaffinity", lambda _: {0, 1})
-    found = frames.list_frames(DirectorySource(folder), ListingOptions())
+    found = list_images(DirectorySource(folder), ListingOptions())
     assert found.refs.equals(wanted.refs)
     assert (found.num_files, found.ignored, found.frames, found.rejects) == (
         wanted.num_files, wanted.ignored, wanted.frames, wanted.rejects,

@@ -15,11 +15,13 @@ from dicom_files import dicom_file
 from hypothesis import given
 from hypothesis import strategies as st
 from image_files import grey_pixels, png, write_tree, write_zip
+from listed import list_members
 
 from pipelines import build_tfrecords, errors
-from pipelines.listing.label_table import match_files, read_label_table
-from pipelines.listing.listing import ListingOptions, list_images
-from pipelines.listing.refs import iterate_refs, with_site_in_patient
+from pipelines.listing.label_table import read_label_table
+from pipelines.listing.layout import match_files
+from pipelines.listing.listing import _patients_of_sites
+from pipelines.listing.refs import Listing, iterate_refs
 from pipelines.sources.member import Member
 from tfrecord_io import verify
 from train.data.dataset import open_dataset
@@ -74,8 +76,8 @@ EXPECTED = {
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
 def test_a_csv_is_read_with_its_delimiter_and_a_patient_keeps_its_zeros(tmp_path, delimiter):
     table = table_of(tmp_path, ROWS, delimiter=delimiter)
-    assert table.path == [row["path"] for row in ROWS]
-    assert table.patient == [row["patient"] for row in ROWS]
+    assert table.cells["path"] == [row["path"] for row in ROWS]
+    assert table.cells["patient"] == [row["patient"] for row in ROWS]
 
 
 def test_a_parquet_file_has_the_digest_of_the_same_csv_in_any_order(tmp_path):
@@ -89,7 +91,7 @@ def test_a_parquet_file_has_the_digest_of_the_same_csv_in_any_order(tmp_path):
 def test_a_byte_order_mark_of_a_spreadsheet_does_not_hide_the_first_column(tmp_path):
     path = write_csv(tmp_path / "labels.csv", ROWS)
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
-    assert read_label_table(path).label[0] == "sick"
+    assert read_label_table(path).cells["label"][0] == "sick"
 
 
 @pytest.mark.parametrize(
@@ -270,7 +272,7 @@ KEPT = ["Na", "NONE", "none", "-", "?", "na", "NAN", " NA"]
 def test_in_a_csv_the_texts_that_pandas_takes_for_missing_are_missing(tmp_path, name):
     rows = [ROWS[0] | {"note": "x", name: text} for text in [*PANDAS, *KEPT]]
     table = table_of(tmp_path, rows)
-    cells = table.others["note"].to_pylist() if name == "note" else getattr(table, name)
+    cells = table.others["note"].to_pylist() if name == "note" else table.cells[name]
     assert [cell or None for cell in cells] == [None] * len(PANDAS) + KEPT
     (note,) = table.notes
     assert f"table of --labels: 19 in {name} (written '' or '#N/A' or" in note
@@ -278,8 +280,8 @@ def test_in_a_csv_the_texts_that_pandas_takes_for_missing_are_missing(tmp_path, 
 
 def test_missing_names_the_texts_that_are_missing_instead(tmp_path):
     rows = [row | {"label": text} for row, text in zip(ROWS, ("NA", "None", "?", ""), strict=False)]
-    assert table_of(tmp_path, rows, missing=("?", "NA")).label == ["", "None", "", ""]
-    assert table_of(tmp_path, rows, missing=("",)).label == ["NA", "None", "?", ""]
+    assert table_of(tmp_path, rows, missing=("?", "NA")).cells["label"] == ["", "None", "", ""]
+    assert table_of(tmp_path, rows, missing=("",)).cells["label"] == ["NA", "None", "?", ""]
 
 
 def test_in_parquet_null_and_nan_are_missing_and_texts_only_if_they_are_named(tmp_path):
@@ -288,11 +290,12 @@ def test_in_parquet_null_and_nan_are_missing_and_texts_only_if_they_are_named(tm
     columns["age"] = pa.array([math.nan, 1.5, None], pa.float32())
     pq.write_table(pa.table(columns), file)
     table = read_label_table(file)
-    assert (table.label, table.patient) == (["NA", "x", ""], ["1", None, None])
+    assert table.cells["label"] == ["NA", "x", ""]
+    assert table.cells["patient"] == ["1", None, None]
     assert table.others["age"].to_pylist() == [None, 1.5, None]
     counts = "cells without a value in the table of --labels: 1 in label, 2 in patient, 2 in age"
     assert table.notes == (counts,)
-    assert read_label_table(file, missing=("NA",)).label == ["", "x", ""]
+    assert read_label_table(file, missing=("NA",)).cells["label"] == ["", "x", ""]
 
 
 @pytest.mark.parametrize("name", ["label", "patient", "note"])
@@ -343,46 +346,45 @@ def test_other_kinds_of_labels_are_missing_alike(tmp_path, flags):
 
 # ---- matching
 
-NAMES = ["a/1.png", "a/2.png", "b/1.png", "b/c/3.png"]
+NAMES = ["a/1.png", "a/2.png", "b/1.png", "b/c/3.png", "c/3.json"]
+
+
+def match(folder, paths, **columns):
+    """Returns the row of each of NAMES, why rows have no file, and the notes."""
+    rows = [{"path": path, "label": "x"} for path in paths]
+    for name, values in columns.items():
+        rows = [row | {name: value} for row, value in zip(rows, values, strict=True)]
+    listing = Listing()
+    found = match_files(NAMES, table_of(folder, rows), listing)
+    return found, [reject.detail for reject in listing.rejects], listing.notes
 
 
 @pytest.mark.parametrize(
     ("path", "place"),
-    [("a/1.png", 0), ("./a/1.png", 0), ("\\b\\1.png", 2), ("2.png", 1), ("c/3.png", 3)],
-)
-def test_a_row_matches_a_whole_path_or_an_end_that_only_one_file_has(tmp_path, path, place):
-    rows, without, _ = match_files(NAMES, table_of(tmp_path, [{"path": path, "label": "x"}]))
-    assert rows == [0 if k == place else None for k in range(4)]
-    assert without == []
+    [("a/1.png", 0), ("./a/1.png", 0), ("\\b\\1.png", 2), ("2.png", 1), ("c/3.png", 3),
+     ("c/3", 3), ("3", 3), ("b/1", 2)],
+)  # fmt: skip
+def test_a_row_matches_a_whole_path_or_an_end_that_only_one_picture_has(tmp_path, path, place):
+    assert match(tmp_path, [path]) == ([0 if k == place else None for k in range(5)], [], [])
 
 
 def test_a_row_that_several_files_or_none_could_be_matches_none_and_says_so(tmp_path):
-    rows = [{"path": path, "label": "x"} for path in ("1.png", "9.png", "ng", "")]
-    matched, without, _ = match_files(NAMES, table_of(tmp_path, rows))
-    assert matched == [None] * 4
-    why = dict(without)
-    assert "2 files end with this path, such as 'a/1.png', 'b/1.png'" in why[0]
-    assert why[1] == why[2] == why[3] == "the source has no such file"
+    found, details, _ = match(tmp_path, ["1.png", "1", "9.png", "ng", ""])
+    assert found == [None] * 5
+    for detail in details[:2]:
+        assert "2 files end with this path, such as 'a/1.png', 'b/1.png'" in detail
+    assert all(detail.endswith("the source has no such file") for detail in details[2:])
 
 
 def test_two_rows_for_one_file_are_an_error_that_names_both(tmp_path):
-    paths = ("a/1.png", "2.png", "a/2.png")
-    rows = [{"path": path, "label": f"x{row}"} for row, path in enumerate(paths)]
     with pytest.raises(errors.UserError, match=r"rows 2 and 3 both name 'a/2\.png'"):
-        match_files(NAMES, table_of(tmp_path, rows))
+        match(tmp_path, ["a/1.png", "2.png", "a/2.png"], patient="123")
 
 
 def test_a_row_that_repeats_another_one_is_counted(tmp_path):
-    rows = [{"path": path, "label": "x", "box": path} for path in ("2.png", "a/2.png", "a/1.png")]
-    assert match_files(NAMES, table_of(tmp_path, rows)) == ([2, 0, None, None], [], 1)
-
-
-@pytest.mark.parametrize(("path", "place"), [("c/3", 3), ("3", 3), ("1", None), ("b/1", 2)])
-def test_a_path_may_lack_its_ending_if_one_picture_only_is_named_so(tmp_path, path, place):
-    names = [*NAMES, "c/3.json"]
-    matched, without, _ = match_files(names, table_of(tmp_path, [{"path": path, "label": "x"}]))
-    assert matched == [0 if k == place else None for k in range(5)]
-    assert bool(without) == (place is None)
+    found, details, (note,) = match(tmp_path, ["2.png", "a/2.png", "a/1.png"], box="123")
+    assert (found, details) == ([2, 0, None, None, None], [])
+    assert note.startswith("1 rows of the table of --labels repeat")
 
 
 def test_columns_of_a_clinical_table_get_the_names_that_are_expected(tmp_path, capsys):
@@ -449,14 +451,14 @@ def test_every_row_is_matched_once_or_named(tmp_path_factory, files, rows):
     names = sorted(name for name in files if "//" not in name)
     table = table_of(folder, [{"path": path, "label": "x"} for path in sorted(rows)] or ROWS)
     try:
-        row_of_file, without, _ = match_files(names, table)
+        row_of_file = match_files(names, table, listing := Listing())
     except errors.UserError:
         return
-    matched = [row for row in row_of_file if row is not None]
-    unmatched = [row for row, _ in without]
-    assert sorted(matched + unmatched) == list(range(len(table.path)))
+    paths = table.cells["path"]
+    matched = [paths[row] for row in row_of_file if row is not None]
+    assert sorted(matched + [reject.source_path for reject in listing.rejects]) == sorted(paths)
     for name, row in zip(names, row_of_file, strict=True):
-        assert row is None or f"/{name}".endswith(f"/{table.path[row]}")
+        assert row is None or f"/{name}".endswith(f"/{paths[row]}")
 
 
 # ---- listing
@@ -469,7 +471,7 @@ def test_what_the_table_and_the_source_do_not_share_is_counted(tmp_path):
          {"path": "gone.png", "label": "y"}],
     )  # fmt: skip
     members = [Member(f"images/{name}", 5) for name in ("1.png", "2.png", "3.png", "notes.txt")]
-    listing = list_images(members, ListingOptions(labels=labels), lambda a, b: True)
+    listing = list_members(members, labels=labels)
     assert [ref.path for ref in iterate_refs(listing.refs)] == ["1.png"]
     assert {reject.source_path: reject.reason for reject in listing.rejects} == {
         "images/2.png": "no_label",
@@ -482,11 +484,7 @@ def test_what_the_table_and_the_source_do_not_share_is_counted(tmp_path):
 
 def test_without_a_patient_column_the_file_name_tells_the_patient(tmp_path):
     labels = write_csv(tmp_path / "labels.csv", [{"path": "CNV-77-1.jpeg", "label": "x"}])
-    listing = list_images(
-        [Member("CNV-77-1.jpeg", 5)],
-        ListingOptions(labels=labels),
-        lambda a, b: True,
-    )
+    listing = list_members([Member("CNV-77-1.jpeg", 5)], labels=labels)
     assert [ref.patient for ref in iterate_refs(listing.refs)] == ["77"]
 
 
@@ -505,20 +503,15 @@ def test_labels_that_look_alike_are_warned_of_by_their_own_names(
     rows = [{"path": f"{number}.png", **row} for number, row in enumerate(rows)]
     labels = write_csv(tmp_path / "t.csv", rows)
     members = [Member(row["path"], 5) for row in rows]
-    options = ListingOptions(labels=labels, label_columns=label_columns)
-    listing = list_images(members, options, lambda a, b: True)
-    differ = "differ only in case, spaces or Unicode form; if they are one, give them one name in"
-    assert listing.notes == ((f"the labels {alike} {differ} the table",) if alike else ())
+    listing = list_members(members, labels=labels, label_columns=label_columns)
+    differ = "differ only in case, spaces or Unicode form; if they are one, give them one name"
+    assert listing.notes == ([f"the labels {alike} {differ}"] if alike else [])
 
 
 def test_a_split_that_cannot_be_a_name_is_an_error_with_its_row(tmp_path):
     labels = write_csv(tmp_path / "labels.csv", [ROWS[0] | {"split": "Fold 1"}])
     with pytest.raises(errors.UserError, match="row 1 has the split 'Fold 1'"):
-        list_images(
-            [Member("scan0.png", 5)],
-            ListingOptions(labels=labels),
-            lambda a, b: True,
-        )
+        list_members([Member("scan0.png", 5)], labels=labels)
 
 
 # ---- the command
@@ -544,7 +537,7 @@ def test_patients_of_two_sites_are_two_patients_and_their_sites_are_measured(tmp
     assert len({(row["site"], row["patient"]) for row in hidden}) == 2
     write_csv(labels, [*rows[:-1], rows[-1] | {"site": " "}])
     assert build(source, labels, output) == 2
-    assert "row 8 has nothing in the column site" in capsys.readouterr().err
+    assert "row 8 has '' in the column site" in capsys.readouterr().err
 
 
 def test_a_known_patient_stays_known_where_the_site_is_missing():
@@ -553,7 +546,7 @@ def test_a_known_patient_stays_known_where_the_site_is_missing():
     patients, sites = zip(*cells, (None, "london"), (None, None), strict=True)
     site = pa.array(sites, pa.string()).dictionary_encode()
     table = pa.table({"patient": pa.array(patients, pa.large_string()), "site": site})
-    found = with_site_in_patient(table)["patient"].to_pylist()
+    found = _patients_of_sites(table).to_pylist()
     assert found == ["17", "17", "17", "london/5", "6", None, None]
 
 
@@ -716,7 +709,7 @@ def test_a_file_without_a_row_is_a_reject_whatever_the_names_of_an_export_are(tm
     members = [Member(name, 9, version=place) for place, name in enumerate(names)]
     rows = [{"path": name, "label": "a"} for name in names[:3:2]]
     labels = write_csv(tmp_path / "labels.csv", rows)
-    listing = list_images(members, ListingOptions(labels=labels), lambda *_: False)
+    listing = list_members(members, labels=labels)
     assert {(reject.source_path, reject.reason) for reject in listing.rejects} == {
         ("IM0002", "no_label"),
         ("1.2.840.18", "no_label"),

@@ -7,9 +7,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from listed import list_members
 
 from pipelines import errors
-from pipelines.listing.listing import ListingOptions, list_images
 from pipelines.listing.refs import iterate_refs
 from pipelines.planning import plan
 from pipelines.planning.plan import PlanOptions, make_plan
@@ -34,7 +34,7 @@ def listing_of(counts, root="", order=None):
     ]
     if order is not None:
         members = [members[i] for i in order(range(len(members)))]
-    return list_images(members, ListingOptions(), lambda a, b: False)
+    return list_members(members)
 
 
 def planned(counts, listing=None, **options):

@@ -17,7 +17,7 @@ from PIL import Image, UnidentifiedImageError
 from web_server import WebFile, running_web
 
 from pipelines import build_tfrecords, errors
-from pipelines.listing.listing import ListingOptions, list_source
+from pipelines.listing.listing import ListingOptions, list_images
 from pipelines.sources import directory
 from pipelines.sources.archive import ArchiveSource
 from pipelines.sources.directory import DirectorySource
@@ -106,7 +106,7 @@ def list_input(kind, inputs, scratch_dir):
         source = DirectorySource(inputs / "tree")
     else:
         source = ArchiveSource(inputs / f"scans.{kind}").prepare(scratch_dir)
-    return list_source(source, ListingOptions())
+    return list_images(source, ListingOptions())
 
 
 # Listing a folder needs no memory to speak of, and a link that leads nowhere is a reject.
@@ -162,9 +162,7 @@ def test_files_that_may_not_be_read_end_the_build_before_an_image_is_decoded(
     monkeypatch.setattr(os, "access", lambda path, _: Path(path) not in forbidden)
     assert run_build_here(scans, tmp_path / "out") == 1
     message = capsys.readouterr().err
-    assert (
-        f"may not read 4 files or folders of the input: {', '.join(list(TREE)[:3])}, ..." in message
-    )
+    assert f"may not read 4 files or folders of the input, such as {min(TREE)}" in message
     assert "chmod" in message
     assert "begin with a dot" in message
     assert not (tmp_path / "out").exists()

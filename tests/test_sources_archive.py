@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from image_files import jpeg, kermany_archive, tar_info, write_tar, write_tree, write_zip
 
 from pipelines import errors
-from pipelines.listing.listing import ListingOptions, list_source
+from pipelines.listing.listing import ListingOptions, list_images
 from pipelines.listing.refs import iterate_refs
 from pipelines.sources.archive import ArchiveSource
 from pipelines.sources.directory import DirectorySource
@@ -34,7 +34,7 @@ def list_archive(path, scratch_dir):
     scratch_dir.mkdir(exist_ok=True)
     source = DirectorySource(path) if path.is_dir() else ArchiveSource(path)
     source = source.prepare(scratch_dir)
-    return source, list_source(source, ListingOptions())
+    return source, list_images(source, ListingOptions())
 
 
 def read_archive(path, scratch_dir):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from image_files import write_tree, write_zip
 
 from pipelines import build_tfrecords, errors
-from pipelines.listing.listing import ListingOptions, list_source
+from pipelines.listing.listing import ListingOptions, list_images
 from pipelines.listing.refs import iterate_refs
 from pipelines.sources.directory import DirectorySource
 
@@ -24,7 +24,7 @@ FIRST = "train/CNV/CNV-1-1.jpeg"
 
 
 def list_directory(directory):
-    return list_source(DirectorySource(directory), ListingOptions())
+    return list_images(DirectorySource(directory), ListingOptions())
 
 
 def read_directory(directory):

@@ -10,8 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines import errors
-from pipelines.listing.listing import Listing
-from pipelines.listing.refs import other_columns
+from pipelines.listing.refs import Listing, other_columns
 from pipelines.options import BuildOptions
 from pipelines.planning.options import SplitOptions
 from pipelines.planning.plan import listing_digest

@@ -19,10 +19,9 @@ import xxhash
 
 from pipelines import errors
 from pipelines.engine.identity import make_identity
-from pipelines.listing import frames
 from pipelines.listing.anonymous import Privacy
-from pipelines.listing.listing import Listing
-from pipelines.listing.refs import iterate_refs, other_columns
+from pipelines.listing.listing import list_images
+from pipelines.listing.refs import Listing, iterate_refs, other_columns
 from pipelines.options import BuildOptions
 from pipelines.planning import plan, splits
 from pipelines.shards import drops, finish, ledger
@@ -153,7 +152,7 @@ def _prepare(
     started = time.monotonic()
     shown = "the input" if privacy.key else options.source.input or options.source.source
     _say(f"listing the images of {remote.shown(shown)}")
-    listing, names = privacy.hide_names(frames.list_frames(source, options.listing))
+    listing, names = privacy.hide_names(list_images(source, options.listing))
     notes = [*listing.notes, *listing.naming_notes]
     if taken := {*EXAMPLE_SCHEMA.names, groups.COLUMN} & set(other_columns(listing.refs)):
         notes.append(
@@ -223,7 +222,7 @@ def _build(
         num_files=listing.num_files,
         copies=listing.copies,
         ignored=listing.ignored,
-        rejected_files=listing.rejects,
+        rejected_files=tuple(listing.rejects),
         policies=options.splits,
         label_kind=options.listing.label_kind,
         source_facts=privacy.describe(source),

@@ -24,8 +24,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines import errors
-from pipelines.listing.listing import Listing
-from pipelines.listing.refs import other_columns, source_paths, with_column, with_other_columns
+from pipelines.listing.refs import (
+    Listing,
+    other_columns,
+    source_paths,
+    with_column,
+    with_other_columns,
+)
 from pipelines.sources.source import Source
 from pipelines.stores import output_state
 from pipelines.stores.output import Storage

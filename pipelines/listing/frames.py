@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import io
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from tqdm import tqdm
 
 from pipelines import errors, workers
-from pipelines.listing.listing import Listing, ListingOptions, list_source
 from pipelines.listing.members import has_suffix
 from pipelines.listing.refs import (
     ImageRef,
+    Listing,
     iterate_refs,
     other_columns,
     with_column,
     with_other_columns,
-    with_site_in_patient,
 )
 from pipelines.sources.reader import Reader
 from pipelines.sources.source import Source
 from tfrecord_io.ahead import map_ahead
-from tfrecord_io.decoding.dicom_tags import SHARE, Header
+from tfrecord_io.decoding.dicom_tags import SHARE
 from tfrecord_io.decoding.pictures import (
     ONE_PICTURE,
     SINGLE_SUFFIXES,
@@ -46,68 +45,50 @@ _NUM_AT_ONCE = 250
 _MOST_IN_ONE_PROCESS = 1000
 
 
-def list_frames(source: Source, options: ListingOptions) -> Listing:
-    """Lists the images of a source; each frame of a file is an image.
+def find_frames(listing: Listing, source: Source, *, keep_patients: bool) -> None:
+    """Replaces each DICOM file, and each TIFF of several pages, by its frames.
 
-    So a DICOM file, and a TIFF file of several pages, is replaced by its frames. The patient of a
-    DICOM file is taken from its tags, as a hash, unless a table names the patients.
+    Each frame counts as a file, and so does each page that is not an image; `frame` stays null for
+    files that are one image. The patient of a DICOM file is taken from its tags, as a hash, unless
+    a table names the patients: `keep_patients`.
 
     A file is recognised by its content. A file that is named like a picture, except a TIFF, is not
     opened, so a folder of pictures is listed fast; the decoder rejects such a file if it holds
     frames. Headers are read once, with a progress bar, by several threads. Many headers on this
     machine are read by a process per core, because parsing one takes longer than reading it.
 
-    Returns:
-        the listing, in which each frame counts as a file, and so does each page that is not an
-        image. `frame` is null for files that are one image.
-
     Raises:
-        errors.UserError: as `list_source` does, or if there is a DICOM file and pydicom or a codec
-            is not installed.
+        errors.UserError: if there is a DICOM file and pydicom or a codec is not installed.
     """
-    listing = list_source(source, options)
-    rows = np.flatnonzero(~has_suffix(listing.refs["path"], SINGLE_SUFFIXES).to_numpy())
-    read = _read_all(listing.refs.take(rows), source) if len(rows) else []
-    held = {row: some for row, some in zip(rows.tolist(), read, strict=True) if some.file_format}
-    if held:
-        labels = options.table
-        has_patients = labels is not None and labels.patient is not None
-        listing = _with_frames(listing, held, keep_patients=has_patients)
-    return dataclasses.replace(listing, refs=with_site_in_patient(listing.refs))
-
-
-def _with_frames(listing: Listing, held: Mapping[int, Pictures], *, keep_patients: bool) -> Listing:
-    """Returns the listing with the files of these rows replaced by their frames.
-
-    `keep_patients` says whether the listing knows the patients better, from a table.
-    """
-    places: list[int] = []
-    numbers: list[int | None] = []
-    headers: list[Header] = []
-    for row in range(listing.refs.num_rows):
-        some = held.get(row, ONE_PICTURE)
-        places += [row] * len(some.frames)
-        numbers += some.frames
-        headers += [some.header] * len(some.frames)
-    refs = with_column(listing.refs.take(places).combine_chunks(), "frame", numbers)
+    refs, num_files = listing.refs, listing.refs.num_rows
+    rows = np.flatnonzero(~has_suffix(refs["path"], SINGLE_SUFFIXES).to_numpy())
+    read = _read_all(refs.take(rows), source) if len(rows) else []
+    if not any(some.file_format for some in read):
+        return
+    pictures = [ONE_PICTURE] * num_files
+    for row, some in zip(rows.tolist(), read, strict=True):
+        pictures[row] = some
+    refs = refs.take(np.repeat(np.arange(num_files), [len(some.frames) for some in pictures]))
+    refs = with_column(refs, "frame", [frame for some in pictures for frame in some.frames])
+    headers = [some.header for some in pictures for _ in some.frames]
     if not keep_patients:
-        known = zip(headers, refs["patient"].to_pylist(), strict=True)
-        patients = [header.patient or patient for header, patient in known]
-        refs = with_column(refs, "patient", patients)
-    ignored = collections.Counter(reason for some in held.values() for reason in some.ignored)
-    frames: collections.Counter[str] = collections.Counter()
-    for some in held.values():
-        frames[some.file_format] += len(some.frames)
-    has_units = any(header.unit for header in headers)
-    return dataclasses.replace(
-        listing,
-        refs=_with_facts(refs, headers),
-        num_files=listing.num_files + refs.num_rows - listing.refs.num_rows + ignored.total(),
-        ignored=ignored + collections.Counter(listing.ignored),
-        frames=dict(+frames),
-        units=collections.Counter(header.unit or SHARE for header in headers if has_units),
-        no_window=any(some.header.needs_range for some in held.values()),
-    )
+        told = pa.array([header.patient or None for header in headers], pa.large_string())
+        refs = with_column(refs, "patient", pc.coalesce(told, refs["patient"]))
+    others = other_columns(refs)
+    for name in ("study", "series", "modality", "laterality", "device"):
+        values = [getattr(header, name) for header in headers]
+        if any(values):
+            # A table of labels knows better.
+            others.setdefault(name, pa.array(values, pa.string()))
+    listing.refs = with_other_columns(refs, others).combine_chunks()
+    frames = collections.Counter(some.file_format for some in read for _ in some.frames)
+    listing.frames = {name: count for name, count in frames.items() if name}
+    ignored = collections.Counter(reason for some in read for reason in some.ignored)
+    listing.ignored += ignored
+    listing.num_files += refs.num_rows - num_files + ignored.total()
+    if any(header.unit for header in headers):
+        listing.units = collections.Counter(header.unit or SHARE for header in headers)
+    listing.no_window = any(some.header.needs_range for some in read)
 
 
 def _read_all(refs: pa.Table, source: Source) -> list[Pictures]:
@@ -168,14 +149,3 @@ def _read_with(reader: Reader, refs: pa.Table) -> Iterator[Pictures]:
 
     num_threads = max(_NUM_THREADS, reader.num_parallel_reads)
     return map_ahead(read, iterate_refs(refs), 2 * num_threads, num_threads=num_threads)
-
-
-def _with_facts(refs: pa.Table, headers: Sequence[Header]) -> pa.Table:
-    """Adds what the headers say of the images to the columns that go into the examples table."""
-    others = other_columns(refs)
-    for name in ("study", "series", "modality", "laterality", "device"):
-        values = [getattr(header, name) for header in headers]
-        if any(values):
-            # A table of labels knows better.
-            others.setdefault(name, pa.array(values, pa.string()))
-    return with_other_columns(refs, others)

@@ -1,24 +1,26 @@
 """Finds the split and the class of each file of a source: from its folders, or from a table.
 
 >>> place_folders({"oct/train/CNV/left/": True, "oct/": False})
-{'oct/train/CNV/left/': Place(root='oct', split='train', label='CNV')}
+{'oct/train/CNV/left/': Place(root='oct', split='train', label='CNV', inner='left')}
 >>> place_folders({"scans/CNV/": True, "scans/DME/": True})["scans/DME/"]
-Place(root='scans', split='train', label='DME')
+Place(root='scans', split='train', label='DME', inner='')
 """
 
 from __future__ import annotations
 
 import collections
 import itertools
+import posixpath
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines import errors
-from pipelines.listing.label_table import LabelTable, match_files
+from pipelines.listing.label_table import LabelTable
 from pipelines.listing.members import (
     IMAGE_SUFFIXES,
     TEXT_ENDINGS,
@@ -28,10 +30,8 @@ from pipelines.listing.members import (
     looks_like_image,
     problem_of,
 )
-from pipelines.listing.refs import BATCH_ROWS, OTHERS, REF_SCHEMA, SITE, RejectedFile
-from pipelines.sources.member import Member
-from tfrecord_io.printing import printable
-from tfrecord_io.rejects import MAX_DETAIL_LENGTH
+from pipelines.listing.refs import BATCH_ROWS, OTHERS, REF_SCHEMA, SITE, Listing
+from pipelines.sources.member import NOT_PERMITTED, Member
 
 #: The splits, by the names that folders and tables use for them, in lower case.
 SPLITS = {
@@ -41,163 +41,111 @@ SPLITS = {
 }  # fmt: skip
 
 # What is kept of a file, in 40 bytes instead of the 400 of Python objects.
-_KEPT = Member._fields[:5]  # from the name to the version
-_FILE_SCHEMA = pa.schema([("name", pa.large_string()), *map(REF_SCHEMA.field, _KEPT[1:])])
+_FILE_SCHEMA = pa.schema(
+    [("name", pa.large_string()), *(REF_SCHEMA.field(name) for name in Member._fields[1:5])]
+)
 
-_NO_TEXT = pa.scalar("", pa.large_string())
 
-
-class Sorter:
-    """Finds the split and class of each file, and sets aside those that are not images.
-
-    First `add` takes all files, then `place` places them by their folders, or `place_by_table` by
-    a table.
+def read_members(members: Iterable[Member], listing: Listing, *, has_folders: bool) -> pa.Table:
+    """Counts the files of a source, and returns those that may be images, by their names and sizes.
 
     Args:
-        has_folders: whether folders may name splits.
+        members: the files.
+        listing: takes the other files.
+        has_folders: whether folders name the classes, beside which texts may lie.
 
-    Attributes:
-        num_files: number of files seen.
-        rejects: files that should be images but cannot be used.
-        ignored: number of files that are not data, by reason.
-        num_repeated_rows: number of rows of a table that repeat another one.
+    Raises:
+        errors.BuildError: if this user may not read some files.
     """
-
-    def __init__(self, *, has_folders: bool = True) -> None:
-        self._has_folders = has_folders
-        self.num_files = self.num_repeated_rows = 0
-        self.rejects: list[RejectedFile] = []
-        self.ignored: collections.Counter[str] = collections.Counter()
-        self._batches: list[pa.RecordBatch] = []
-        self._rows: list[tuple[object, ...]] = []
-
-    def add(self, member: Member) -> None:
-        """Counts a file, and keeps it if nothing in its name or size speaks against it."""
-        self.num_files += 1
-        name = member.name
-        if reason := ignored_reason(name):
-            self.ignored[reason] += 1
-        elif problem := problem_of(member):
-            self._reject(name, *problem)
-        elif self._has_folders and ending(name) in TEXT_ENDINGS:
-            self.ignored["no_image_name"] += 1
-        else:
-            self._rows.append(member[: len(_KEPT)])
-            if len(self._rows) == BATCH_ROWS:
-                self._flush()
-
-    def place(self) -> pa.Table:
-        """Returns the remaining files with their tree, split and class; sets aside the others."""
-        files = self._files()
-        names = files["name"].combine_chunks()
-        encoded = pc.replace_substring_regex(names, "[^/]*$", "").dictionary_encode()
-        folders, codes = encoded.dictionary.to_pylist(), encoded.indices
-        with_images = set(codes.filter(has_suffix(names, IMAGE_SUFFIXES)).unique().to_pylist())
-        found = place_folders({name: code in with_images for code, name in enumerate(folders)})
-        places = [found.get(folder) for folder in folders]
-        is_placed = pa.array([place is not None for place in places], pa.bool_()).take(codes)
-        layout = "SPLIT/CLASS" if any(map(_split_folders, folders)) else "CLASS"
-        for name in names.filter(pc.invert(is_placed)).to_pylist():
-            self._set_aside(name, f"lies outside the {layout} folders")
-        codes = codes.filter(is_placed)
-        columns = {
-            name: pa.array([place and getattr(place, name) for place in places], pa.string())
-            for name in Place._fields
-        }
-        inner = [
-            place and folder.removeprefix(f"{place.root}/")
-            for folder, place in zip(folders, places, strict=True)
-        ]
-        bases = pc.replace_substring_regex(names.filter(is_placed), "(?s)^.*/", "")
-        return _with_columns(
-            files.filter(is_placed),
-            path=pc.binary_join_element_wise(
-                pa.array(inner, pa.large_string()).take(codes), bases, _NO_TEXT
-            ),
-            **{name: values.take(codes) for name, values in columns.items()},
+    kept = (member[:5] for member in members if _may_be_image(member, listing, has_folders))
+    batches = []
+    while rows := list(itertools.islice(kept, BATCH_ROWS)):
+        columns = dict(zip(_FILE_SCHEMA.names, zip(*rows, strict=True), strict=True))
+        batches.append(pa.RecordBatch.from_pydict(columns, _FILE_SCHEMA))
+    forbidden = [file.source_path for file in listing.rejects if file.reason == NOT_PERMITTED]
+    if forbidden:
+        raise errors.BuildError(
+            f"this user may not read {len(forbidden):,} files or folders of the input, such as "
+            f"{min(forbidden)}. Permit it (chmod), and run the same command again; or, to leave "
+            "them out, move them out of the input or give them names that begin with a dot"
         )
+    return pa.Table.from_batches(batches, _FILE_SCHEMA).combine_chunks()
 
-    def place_by_table(self, labels: LabelTable, tree: str | None) -> pa.Table:
-        """Returns the files that a table gives a label, with what it says; sets aside the others.
 
-        Files outside the folder `tree`, if there is one, are left out.
+def _may_be_image(member: Member, listing: Listing, has_folders: bool) -> bool:
+    listing.num_files += 1
+    if reason := ignored_reason(member.name):
+        listing.ignored[reason] += 1
+    elif problem := problem_of(member):
+        listing.reject(member.name, *problem)
+    elif has_folders and ending(member.name) in TEXT_ENDINGS:
+        listing.ignored["no_image_name"] += 1
+    else:
+        return True
+    return False
 
-        Raises:
-            errors.UserError: if a row names a split that cannot be.
-        """
-        files = self._files()
-        if tree is not None:
-            start = f"/{tree.strip(' /')}/"
-            inside = [f"/{name}".startswith(start) for name in files["name"].to_pylist()]
-            self.ignored["other_tree"] += inside.count(False)
-            files = files.filter(pa.array(inside, pa.bool_()))
-        names = files["name"].to_pylist()
-        row_of_file, without_file, self.num_repeated_rows = match_files(names, labels)
-        # A file without a row counts as an image if one with a row has the same ending. The files
-        # of a DICOM export have none.
-        endings = {
-            ending(name) for name, row in zip(names, row_of_file, strict=True) if row is not None
-        }
-        for row, why in without_file:
-            self.num_files += 1
-            self._reject(labels.path[row], "missing_file", f"row {row + 1} of {labels.name}: {why}")
-        chosen: dict[int, int] = {}
-        for place, (name, row) in enumerate(zip(names, row_of_file, strict=True)):
-            if row is None:
-                is_image = ending(name) in endings
-                self._set_aside(name, f"{labels.name} has no row for it", is_image=is_image)
-            elif row in labels.not_numbers:
-                detail = f"row {row + 1} of {labels.name} has {labels.not_numbers[row]!a}"
-                self._reject(name, "not_a_number", detail)
-            elif not labels.label[row]:
-                detail = f"row {row + 1} of {labels.name} has no label (see --missing)"
-                self._reject(name, "no_label", detail)
-            else:
-                chosen[place] = row
-        folders = {names[place].rpartition("/")[0] for place in chosen}
-        root = "/".join(_common_folders(folders))
-        rows = list(chosen.values())
-        told = {"label": labels.label, "patient": labels.patient, SITE: labels.site}
-        table = _with_columns(
-            files.take(pa.array(chosen, pa.int64())),
-            root=[root] * len(rows),
-            path=[names[place].removeprefix(f"{root}/") for place in chosen],
-            split=[_split_of(labels, row) for row in rows],
-            **{name: [values[row] for row in rows] for name, values in told.items() if values},
-        )
-        if labels.others is None:
-            return table
-        return table.append_column(
-            OTHERS, labels.others.take(pa.array(rows, pa.int64())).to_struct_array()
-        )
 
-    def _flush(self) -> None:
-        columns = zip(*self._rows, strict=True) if self._rows else [()] * len(_FILE_SCHEMA)
-        arrays = [pa.array(v, f.type) for v, f in zip(columns, _FILE_SCHEMA, strict=True)]
-        self._batches.append(pa.RecordBatch.from_arrays(arrays, schema=_FILE_SCHEMA))
-        self._rows = []
+def _set_aside(listing: Listing, name: str, detail: str, *, is_image: bool = False) -> None:
+    """Rejects a file without a label if it looks like an image; otherwise it is not data."""
+    if is_image or looks_like_image(name):
+        listing.reject(name, "no_label", detail)
+    else:
+        listing.ignored["no_image_name"] += 1
 
-    def _files(self) -> pa.Table:
-        self._flush()
-        return pa.Table.from_batches(self._batches).combine_chunks()
 
-    def _reject(self, name: str, reason: str, detail: str) -> None:
-        detail = printable(detail, MAX_DETAIL_LENGTH)
-        self.rejects.append(RejectedFile(printable(name), reason, detail))
-
-    def _set_aside(self, name: str, detail: str, *, is_image: bool = False) -> None:
-        if is_image or looks_like_image(name):
-            self._reject(name, "no_label", detail)
-        else:
-            self.ignored["no_image_name"] += 1
+# ---- by folders
 
 
 class Place(NamedTuple):
-    """What a folder says of its files: their tree (the folders above the split), split, class."""
+    """What a folder says of its files.
+
+    Attributes:
+        root: their tree: the folders above the split.
+        split: the split.
+        label: the class.
+        inner: the folder in that of the class.
+    """
 
     root: str
     split: str
     label: str
+    inner: str
+
+
+def place_by_folders(files: pa.Table, listing: Listing) -> pa.Table:
+    """Returns the files in class folders, of `REF_SCHEMA` and with `inner`, see `Place`.
+
+    Raises:
+        errors.UserError: if there is none.
+    """
+    names = files["name"].combine_chunks()
+    encoded = pc.replace_substring_regex(names, "[^/]*$", "").dictionary_encode()
+    folders, codes = encoded.dictionary.to_pylist(), encoded.indices
+    with_images = set(codes.filter(has_suffix(names, IMAGE_SUFFIXES)).unique().to_pylist())
+    places = place_folders({folder: code in with_images for code, folder in enumerate(folders)})
+    is_placed = pa.array([folder in places for folder in folders], pa.bool_()).take(codes)
+    layout = "SPLIT/CLASS" if any(map(_split_folders, folders)) else "CLASS"
+    for name in names.filter(pc.invert(is_placed)).to_pylist():
+        _set_aside(listing, name, f"lies outside the {layout} folders")
+    files, names, codes = (some.filter(is_placed) for some in (files, names, codes))
+    if not files.num_rows:
+        raise errors.UserError(
+            f"found no image in SPLIT/CLASS or CLASS folders among {listing.num_files:,} files; "
+            "check --input: it should hold folders like train/CNV/, or CNV/. If the class is not "
+            "the folder of a file, name it in a table: --labels labels.csv, with the columns path "
+            "and label"
+        )
+    found = [(folder, places.get(folder, Place("", "", "", ""))) for folder in folders]
+    told = {
+        name: pa.array([getattr(place, name) for _, place in found]).dictionary_encode().take(codes)
+        for name in Place._fields
+    }
+    below = [folder.removeprefix(f"{place.root}/") for folder, place in found]
+    bases = pc.replace_substring_regex(names, "(?s)^.*/", "")
+    told["path"] = pc.binary_join_element_wise(
+        pa.array(below, pa.large_string()).take(codes), bases, pa.scalar("", pa.large_string())
+    )
+    return _with_columns(files, told)
 
 
 def place_folders(folders: Mapping[str, bool]) -> dict[str, Place]:
@@ -211,17 +159,17 @@ def place_folders(folders: Mapping[str, bool]) -> dict[str, Place]:
         folders: whether each folder holds images, by its path, which ends with `/`.
     """
     splits = {folder: found for folder in folders if (found := _split_folders(folder))}
+    places = {}
     if not splits:
         images = {folder[:-1] for folder, has_images in folders.items() if has_images}
         shallowest = min((folder.count("/") + bool(folder) for folder in images), default=0)
         # If all images are in one folder, that folder is the class.
         depth = max(min(len(_common_folders(images)), shallowest - 1), 0)
-        parts = {folder: folder.split("/")[:-1] for folder in folders}
-        return {
-            folder: Place("/".join(names[:depth]), "train", names[depth])
-            for folder, names in parts.items()
-            if len(names) > depth
-        }
+        for folder in folders:
+            parts = folder.split("/")
+            if len(parts) > depth + 1:
+                places[folder] = Place("/".join(parts[:depth]), "train", *parts[depth : depth + 2])
+        return places
     innermost = {found[-1] for folder, found in splits.items() if folders[folder]}
     # A file that is not an image, such as train/labels/labels.npy, must not choose a folder above
     # those of the images.
@@ -231,12 +179,11 @@ def place_folders(folders: Mapping[str, bool]) -> dict[str, Place]:
         for depth in range(1, len(parts))
     }
     chosen = innermost | ({found[-1] for found in splits.values()} - above)
-    places = {}
     for folder, found in splits.items():
         if level := next((level for level in found if level in chosen), None):
             root, _, name = level.rpartition("/")
-            label = folder[len(level) + 1 :].partition("/")[0]
-            places[folder] = Place(root, SPLITS[name.lower()], label)
+            label, inner = folder[len(level) + 1 :].split("/")[:2]
+            places[folder] = Place(root, SPLITS[name.lower()], label, inner)
     return places
 
 
@@ -250,44 +197,145 @@ def _split_folders(folder: str) -> list[str]:
 def _common_folders(folders: Iterable[str]) -> list[str]:
     """Returns the names of the folders that hold all these, outermost first."""
     parts = [folder.split("/") if folder else [] for folder in folders]
-    if not parts:
-        return []
-    pairs = zip(min(parts), max(parts), strict=False)
+    pairs = zip(min(parts), max(parts), strict=False) if parts else ()
     return [name for name, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
 
 
-def _split_of(labels: LabelTable, row: int) -> str:
-    """Returns the split that a row names; `train` in a table without splits."""
-    if labels.split is None:
-        return "train"
-    try:
-        return split_called(labels.split[row] or "")
-    except ValueError as error:
-        raise errors.UserError(f"--labels {labels.name}: row {row + 1:,} has {error}") from None
+# ---- by a table
 
 
-def split_called(name: str) -> str:
-    """Returns the split that a table or a user calls so: `val` for `Validation`.
+def place_by_table(
+    files: pa.Table, labels: LabelTable, tree: str | None, listing: Listing
+) -> pa.Table:
+    """Returns the files to which a table gives a label, of `REF_SCHEMA`, with site and others.
+
+    A file without a row, and a row without a file, are rejects; such a row counts as a file. Files
+    outside the folder `tree`, if there is one, are left out.
 
     Raises:
-        ValueError: if no split can have the name.
+        errors.UserError: if a row names a split that cannot be, two rows say different things of
+            one file, or no file has a label.
     """
-    split = SPLITS.get(name.lower(), name)
+    if tree is not None:
+        start = f"/{tree.strip(' /')}/"
+        inside = [f"/{name}".startswith(start) for name in files["name"].to_pylist()]
+        listing.ignored["other_tree"] += inside.count(False)
+        files = files.filter(pa.array(inside, pa.bool_()))
+    names = files["name"].to_pylist()
+    row_of_file = match_files(names, labels, listing)
+    # A file without a row counts as an image if one with a row has the same ending. The files of a
+    # DICOM export have none.
+    endings = {
+        ending(name) for name, row in zip(names, row_of_file, strict=True) if row is not None
+    }
+    chosen: dict[int, int] = {}
+    for place, (name, row) in enumerate(zip(names, row_of_file, strict=True)):
+        told = "" if row is None else f"row {row + 1} of {labels.name} has"
+        if row is None:
+            is_image = ending(name) in endings
+            _set_aside(listing, name, f"{labels.name} has no row for it", is_image=is_image)
+        elif row in labels.not_numbers:
+            listing.reject(name, "not_a_number", f"{told} {labels.not_numbers[row]!a}")
+        elif not labels.cells["label"][row]:
+            listing.reject(name, "no_label", f"{told} no label (see --missing)")
+        else:
+            chosen[place] = row
+    if not chosen:
+        why = {reject.reason: reject.detail for reject in listing.rejects}
+        raise errors.UserError(
+            f"no row of --labels {labels.name} gives a label to one of the files: "
+            + ("; ".join(why.values()) or "there are no files")
+            + ". Its `path` should be a file's path in the input, or the end of it"
+        )
+    rows = list(chosen.values())
+    root = "/".join(_common_folders({names[place].rpartition("/")[0] for place in chosen}))
+    columns: dict[str, Any] = {
+        name: [cells[row] for row in rows] for name, cells in labels.cells.items()
+    }
+    columns["root"] = [root] * len(rows)
+    columns["path"] = [names[place].removeprefix(f"{root}/") for place in chosen]
+    given = columns.get("split", ["train"] * len(rows))
+    columns["split"] = [_split_of(labels, row, name) for row, name in zip(rows, given, strict=True)]
+    if labels.others is not None:
+        columns[OTHERS] = labels.others.take(pa.array(rows, pa.int64())).to_struct_array()
+    refs = _with_columns(files.take(pa.array(chosen, pa.int64())), columns)
+    return refs.sort_by([("path", "ascending"), ("offset", "ascending")])
+
+
+def match_files(names: Sequence[str], table: LabelTable, listing: Listing) -> list[int | None]:
+    """Finds the row of each file, from 0; None for a file without one.
+
+    A row belongs to the file whose name in the source is its path. If there is none, it belongs to
+    the file whose name ends with its path, if there is only one: so a table may leave out the
+    leading folders, or all of them, and the ending of the name. Names may be in another Unicode
+    form there: macOS writes an umlaut of a file's name as two characters, and a spreadsheet as one.
+
+    The listing takes each row without a file, and a note on rows that repeat another one.
+
+    Raises:
+        errors.UserError: if two rows say different things of one file.
+    """
+    by_name = {name: place for place, name in enumerate(names)}
+    by_base: dict[str, list[tuple[int, str]]] = collections.defaultdict(list)
+    by_stem: dict[str, list[tuple[int, str]]] = collections.defaultdict(list)
+    for place, name in enumerate(names):
+        composed = f"/{unicodedata.normalize('NFC', name)}"
+        for ends, text in ((by_base, composed), (by_stem, posixpath.splitext(composed)[0])):
+            ends[text.rpartition("/")[2]].append((place, text))
+    row_of_file: list[int | None] = [None] * len(names)
+    num_repeated = 0
+    for row, path in enumerate(table.cells["path"]):
+        found = [by_name[path]] if path in by_name else []
+        wanted = f"/{unicodedata.normalize('NFC', path)}"
+        for ends in (by_base, by_stem):
+            pairs = ends.get(wanted.rpartition("/")[2], ()) if not found else ()
+            found = found or [place for place, text in pairs if text.endswith(wanted)]
+        # Beside a picture there may be a text of the same name.
+        if len(found) > 1:
+            found = [place for place in found if looks_like_image(names[place])] or found
+        if len(found) != 1:
+            shown = ", ".join(ascii(names[place]) for place in found[:2])
+            many = f"{len(found):,} files end with this path, such as {shown}; give more of it"
+            why = many if found else "the source has no such file"
+            listing.num_files += 1
+            listing.reject(path, "missing_file", f"row {row + 1} of {table.name}: {why}")
+            continue
+        other = row_of_file[found[0]]
+        if other is None:
+            row_of_file[found[0]] = row
+        elif table.facts(other) == table.facts(row):
+            num_repeated += 1
+        else:
+            raise errors.UserError(
+                f"--labels {table.name}: rows {other + 1:,} and {row + 1:,} both name "
+                f"{names[found[0]]!a}, and differ in label, patient, split or site; a file needs "
+                "one row"
+            )
+    if num_repeated:
+        listing.notes.append(
+            f"{num_repeated:,} rows of the table of --labels repeat the label of a file; what its "
+            "first row says in other columns is kept"
+        )
+    return row_of_file
+
+
+def _split_of(labels: LabelTable, row: int, name: str | None) -> str:
+    """Returns the split that a row names: `val` for `Validation`."""
+    split = SPLITS.get((name or "").lower(), name or "")
     if not re.fullmatch(r"[a-z][a-z0-9_]*", split):
-        raise ValueError(
-            f"the split {name!a}; expected train, val, test or another name of lower-case letters, "
-            "digits and underscores"
+        raise errors.UserError(
+            f"--labels {labels.name}: row {row + 1:,} has the split {split!a}; expected train, "
+            "val, test or another name of lower-case letters, digits and underscores"
         )
     return split
 
 
-def _with_columns(files: pa.Table, **columns: pa.Array | Sequence[str | None]) -> pa.Table:
+def _with_columns(files: pa.Table, columns: Mapping[str, Any]) -> pa.Table:
     """Returns files with columns of the references in place of their names."""
-    num_rows = files.num_rows
-    table = files.drop_columns("name").append_column("frame", pa.nulls(num_rows, pa.int32()))
-    columns = {"patient": [None] * num_rows, **columns}
-    for name, values in columns.items():
-        is_plain = name in ("path", "patient")
-        array = pa.array(values, pa.large_string() if is_plain else pa.string())
-        table = table.append_column(name, array if is_plain else array.dictionary_encode())
-    return table
+    unknown = dict.fromkeys(("frame", "patient"), pa.nulls(files.num_rows))
+    told = {**unknown, **{name: files[name] for name in _FILE_SCHEMA.names[1:]}, **columns}
+    kinds = dict.fromkeys((SITE, "inner"), REF_SCHEMA.field("label").type)
+    kinds |= {field.name: field.type for field in REF_SCHEMA}
+    names = [name for name in (*REF_SCHEMA.names, "inner", SITE, OTHERS) if name in told]
+    schema = pa.schema([(name, kinds.get(name) or told[name].type) for name in names])
+    return pa.table({name: told[name] for name in names}, schema)

@@ -6,6 +6,7 @@ the launcher's memory: 84,484 rows take a second, ten million rows about a gigab
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +17,8 @@ import pyarrow.compute as pc
 
 from pipelines.sources.member import Member
 from tfrecord_io.decoding.preprocess import frame_path
+from tfrecord_io.printing import printable
+from tfrecord_io.rejects import MAX_DETAIL_LENGTH
 
 #: Number of rows of a table that are Python objects at the same time.
 BATCH_ROWS = 65_536
@@ -86,13 +89,64 @@ class ImageRef(NamedTuple):
         return Member(name, self.size, self.offset, self.stored_size, self.version)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, order=True)
 class RejectedFile:
     """A file left out, with the reason."""
 
     source_path: str
     reason: str
     detail: str
+
+
+@dataclasses.dataclass(kw_only=True)
+class Listing:
+    """The files of a source. Each is counted once: in refs, rejects, copies or ignored.
+
+    Each pass of the listing takes files out of the table and adds them here.
+
+    Attributes:
+        refs: the images, a table of `REF_SCHEMA` sorted by path.
+        rejects: files that should be images of a class but cannot be used.
+        ignored: number of files that are not data, by reason.
+        copies: number of files in a second tree that repeat a listed one.
+        num_files: number of files seen; each frame of a file with several counts as a file.
+        frames: number of images that are frames of DICOM or TIFF files, by format.
+        units: number of images by the unit of their stored numbers, see `dicom_tags.unit_of`;
+            empty if no file needs a formula.
+        no_window: whether there is a DICOM file without a window.
+        patient_in_path: whether there is an image whose patient is in its folders.
+        notes: what the user should know about the classes, one sentence each.
+        naming_notes: likewise, with names of files or columns, which an anonymous dataset omits.
+    """
+
+    refs: pa.Table = dataclasses.field(default_factory=REF_SCHEMA.empty_table)
+    rejects: list[RejectedFile] = dataclasses.field(default_factory=list)
+    ignored: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    copies: int = 0
+    num_files: int = 0
+    frames: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    units: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    no_window: bool = False
+    patient_in_path: bool = False
+    notes: list[str] = dataclasses.field(default_factory=list)
+    naming_notes: list[str] = dataclasses.field(default_factory=list)
+
+    def reject(self, name: str, reason: str, detail: str) -> None:
+        """Adds a file to the rejects, in a form that can be printed."""
+        detail = printable(detail, MAX_DETAIL_LENGTH)
+        self.rejects.append(RejectedFile(printable(name), reason, detail))
+
+    def checked(self) -> Listing:
+        """Returns the listing, its files sorted, if each of them is counted once."""
+        self.rejects.sort()
+        self.ignored = collections.Counter(dict(sorted((+self.ignored).items())))
+        parts = self.refs.num_rows + len(self.rejects) + self.copies + self.ignored.total()
+        if parts != self.num_files:
+            raise RuntimeError(
+                f"the listing saw {self.num_files} files, but {parts} are accounted for; this is "
+                "a bug, please report it"
+            )
+        return self
 
 
 def iterate_refs(table: pa.Table | pa.RecordBatch) -> Iterator[ImageRef]:
@@ -111,21 +165,6 @@ def source_paths(refs: pa.Table) -> pa.Array:
         roots, refs["path"].combine_chunks(), pa.scalar("/", pa.large_string())
     )
     return pc.if_else(pc.equal(roots, ""), refs["path"].combine_chunks(), joined)
-
-
-def with_site_in_patient(refs: pa.Table) -> pa.Table:
-    """Returns the images with patients such as `london/17`, if the images have a site.
-
-    Patient 17 of one site and patient 17 of another are two patients. If an image of patient 17 has
-    no site, it may be any of them, so they are one patient: `17`.
-    """
-    if SITE not in refs.column_names:
-        return refs
-    site = refs[SITE].cast(pa.large_string()).combine_chunks()
-    patient = refs["patient"].cast(pa.large_string()).combine_chunks()
-    named = pc.binary_join_element_wise(site, patient, pa.scalar("/", pa.large_string()))
-    siteless = patient.filter(site.is_null()).drop_null()
-    return with_column(refs, "patient", pc.if_else(pc.is_in(patient, siteless), patient, named))
 
 
 def with_column(

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from campaign import mutations, oracle, trees
 from campaign.processes import Outcome
 from pipelines import build_tfrecords, errors
-from pipelines.listing.listing import ListingOptions, list_source
+from pipelines.listing.listing import ListingOptions, list_images
 from pipelines.listing.refs import iterate_refs
 from pipelines.sources.archive import ArchiveSource
 from pipelines.sources.directory import DirectorySource
@@ -81,7 +81,7 @@ def list_archive(path: Path, folder: Path) -> tuple[oracle.Ledger | None, str]:
     try:
         source = DirectorySource(path) if path.is_dir() else ArchiveSource(path)
         source = source.prepare(folder / "scratch")
-        listing = list_source(source, ListingOptions())
+        listing = list_images(source, ListingOptions())
         examples, rejects = {}, [(oracle.escaped(r.source_path), r.reason) for r in listing.rejects]
         with source.open() as reader:
             for ref in iterate_refs(listing.refs):

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from campaign import archives, trees
 from campaign.processes import Outcome
 from pipelines import errors
-from pipelines.listing.listing import ListingOptions, list_source
+from pipelines.listing.listing import ListingOptions, list_images
 from pipelines.listing.refs import iterate_refs
 from pipelines.sources.directory import DirectorySource
 
@@ -56,7 +56,7 @@ def try_case(rng: random.Random, folder: Path) -> Outcome:
         row["path"]: row for row in rows if all(row[name] is not None for name in columns)
     }
     try:
-        listing = list_source(DirectorySource(scans), ListingOptions(labels=table, **options))
+        listing = list_images(DirectorySource(scans), ListingOptions(labels=table, **options))
     except errors.UserError as error:
         complaint = [] if not wanted_labels else [f"a table with labels is refused: {error}"]
         return "refused", [*archives.about(str(error)), *complaint], what

@@ -1,0 +1,34 @@
+"""Lists members that no file stands behind."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+
+from pipelines.listing.listing import ListingOptions, list_images
+from pipelines.listing.refs import Listing
+from pipelines.sources.member import Member
+from pipelines.sources.reader import Reader
+from pipelines.sources.source import Source
+from tfrecord_io.rejects import Reject
+
+
+class Listed(Source, Reader):
+    """A source and its own reader, to which each file is damaged."""
+
+    def __init__(self, members: Iterable[Member]) -> None:
+        self._members = members
+
+    def members(self) -> Iterable[Member]:
+        return self._members
+
+    def open(self, member: Member | None = None):
+        return contextlib.nullcontext(self)
+
+    def read(self, member: Member) -> bytes:
+        raise Reject("undecodable", "there is no such file")
+
+
+def list_members(members: Iterable[Member], **options: object) -> Listing:
+    """Returns the listing of members, which are copies if their versions are equal."""
+    return list_images(Listed(members), ListingOptions(**options))
