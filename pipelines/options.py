@@ -13,8 +13,7 @@ from pipelines.listing.options import ListingOptions
 from pipelines.planning.options import PlanOptions, SplitOptions
 from pipelines.shards.options import ImageOptions
 from pipelines.sources import fashion_mnist
-from pipelines.sources.options import SourceOptions
-from pipelines.sources.staging import Workers
+from pipelines.sources.options import SourceOptions, Workers
 from pipelines.stores.options import OutputOptions
 from tfrecord_io import flags
 from tfrecord_io.stores.folder import is_remote

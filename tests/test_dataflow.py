@@ -109,7 +109,7 @@ def job_of(chosen: options.BuildOptions) -> Job:
     build = Build(
         name=chosen.output.name,
         output=chosen.output.output,
-        source=RemoteZipSource(chosen.source.input, kind="archive"),
+        source=RemoteZipSource(chosen.source.input),
         preprocessing=chosen.images.preprocessing,
         label_names=("CNV", "DME", "DRUSEN", "NORMAL"),
         identity={"decoder": preprocess.decoder_versions()},

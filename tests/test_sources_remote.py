@@ -26,9 +26,9 @@ from tiff_files import tiff_file
 from web_server import WebFile, running_web
 
 from pipelines import build_tfrecords, errors, options
-from pipelines.sources import staging
+from pipelines.sources import factory
 from pipelines.sources.archive import ArchiveSource
-from pipelines.sources.options import SourceOptions
+from pipelines.sources.options import SourceOptions, Workers
 from pipelines.sources.remote import RemoteZipSource
 from tfrecord_io import Manifest, verify
 from tfrecord_io.__main__ import main as tfrecord_io_main
@@ -323,7 +323,7 @@ def test_a_zip_that_changes_under_the_build_is_not_mixed(s3, scans_zip):
 DATAFLOW = ["--runner=DataflowRunner"]
 
 
-def parsed(*words: str) -> tuple[SourceOptions, staging.Workers]:
+def parsed(*words: str) -> tuple[SourceOptions, Workers]:
     chosen = options.parse_options(words)
     return chosen.source, chosen.workers
 
@@ -339,24 +339,24 @@ def parsed(*words: str) -> tuple[SourceOptions, staging.Workers]:
 )
 def test_what_dataflow_cannot_see_is_refused_before_anything_is_fetched(words, message):
     with pytest.raises(errors.UserError, match=message):
-        staging.require_reachable(*parsed(*words, *DATAFLOW))
+        factory.require_reachable(*parsed(*words, *DATAFLOW))
 
 
 def test_what_every_worker_sees_is_not_refused():
-    staging.require_reachable(*parsed("--source=archive", "--input=gs://b/a.zip", *DATAFLOW))
-    staging.require_reachable(*parsed("--staging=gs://b/x", *DATAFLOW))
-    staging.require_reachable(*parsed("--source=archive", "--input=a.zip"))
+    factory.require_reachable(*parsed("--source=archive", "--input=gs://b/a.zip", *DATAFLOW))
+    factory.require_reachable(*parsed("--staging=gs://b/x", *DATAFLOW))
+    factory.require_reachable(*parsed("--source=archive", "--input=a.zip"))
 
 
 def test_a_local_archive_is_uploaded_once_and_read_from_there(s3, scans_zip):
     s3.use()
     chosen = parsed("--source=archive", f"--input={scans_zip}", f"--staging=s3://{BUCKET}/stage",
                     *DATAFLOW)  # fmt: skip
-    source = staging.staged(ArchiveSource(scans_zip), *chosen)
+    source = factory.staged(ArchiveSource(scans_zip), *chosen)
     [key] = [key for key in s3.object_names() if key.startswith("stage/")]
     time = s3.client.head_object(Bucket=BUCKET, Key=key)["LastModified"]
 
-    again = staging.staged(ArchiveSource(scans_zip), *chosen)
+    again = factory.staged(ArchiveSource(scans_zip), *chosen)
 
     assert again == source == RemoteZipSource(f"s3://{BUCKET}/{key}")
     assert source.describe() == ArchiveSource(scans_zip).describe()
@@ -372,7 +372,7 @@ def test_an_archive_that_differs_in_its_first_image_alone_is_uploaded_too(s3, tm
     def staged(content: bytes) -> RemoteZipSource:
         files = {first_name: content} | dict.fromkeys(others, b"x")
         path = write_zip(tmp_path / "a.zip", files)
-        return staging.staged(ArchiveSource(path), *parsed(*words))
+        return factory.staged(ArchiveSource(path), *parsed(*words))
 
     first, second = staged(b"one"), staged(b"two")
 
@@ -386,20 +386,20 @@ def test_an_archive_that_differs_in_its_first_image_alone_is_uploaded_too(s3, tm
 @pytest.mark.parametrize("given", ["https://host/a.zip?sig=secret", "https://me:secret@host/a.zip"])
 def test_a_signature_is_not_sent_along_with_a_job(given):
     with pytest.raises(errors.UserError, match="would be written into the job's") as caught:
-        staging.require_reachable(*parsed("--source=archive", f"--input={given}", *DATAFLOW))
+        factory.require_reachable(*parsed("--source=archive", f"--input={given}", *DATAFLOW))
     assert "secret" not in str(caught.value)
-    staging.require_reachable(*parsed("--source=archive", f"--input={given}"))
+    factory.require_reachable(*parsed("--source=archive", f"--input={given}"))
 
 
 def test_staging_changes_nothing_for_local_workers(scans_zip):
     source = ArchiveSource(scans_zip)
-    assert staging.staged(source, *parsed("--staging=gs://b/x")) is source
+    assert factory.staged(source, *parsed("--staging=gs://b/x")) is source
 
 
 def test_a_tar_cannot_be_staged(tmp_path):
     path = write_tar(tmp_path / "a.tar", scan_tree({"train": 1}))
     with pytest.raises(errors.UserError, match="only a zip can be read in parts from --staging"):
-        staging.staged(ArchiveSource(path), *parsed("--staging=gs://b/x", *DATAFLOW))
+        factory.staged(ArchiveSource(path), *parsed("--staging=gs://b/x", *DATAFLOW))
 
 
 # --------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import io
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,8 +22,7 @@ from pipelines.listing.refs import (
     with_column,
     with_other_columns,
 )
-from pipelines.sources.reader import Reader
-from pipelines.sources.source import Source
+from pipelines.sources.source import Reader, Source
 from tfrecord_io.ahead import map_ahead
 from tfrecord_io.decoding.dicom_tags import SHARE
 from tfrecord_io.decoding.pictures import (
@@ -140,7 +138,7 @@ def _read_with(reader: Reader, refs: pa.Table) -> Iterator[Pictures]:
                     ref.path,
                     ref.size,
                     reader.read_start(member, START_BYTES),
-                    lambda: reader.open(member) or io.BytesIO(reader.read(member)),
+                    lambda: reader.open(member),
                 )
         except Reject:
             return ONE_PICTURE  # the worker will reject it too

@@ -19,7 +19,8 @@ from pipelines.listing.refs import OTHERS, SITE, ImageRef, RejectedFile, iterate
 from pipelines.planning import plan
 from pipelines.shards.build import Build, Create, Work, WriteTask, rows_name
 from pipelines.shards.sidecar import Sidecar, read_sidecar
-from pipelines.sources.reader import Reader, read_in_order
+from pipelines.sources.reader import read_in_order
+from pipelines.sources.source import Reader
 from pipelines.stores import output_state
 from pipelines.stores.output import WriteBehind
 from tfrecord_io import augment, groups, schema, shard_writer
@@ -207,12 +208,14 @@ def _write_images(
 
 def _read_part(reader: Reader, ref: ImageRef) -> _Data:
     """Reads a file, or only the wanted frame of it, where that is possible."""
-    if ref.frame and (file := reader.open(ref.member)):
-        with file:
-            # Over a network, going from page to page of a TIFF takes longer than reading it.
-            if part := cut_picture(file, ref.frame, pages=reader.num_parallel_reads == 1):
-                return part
-    return reader.read(ref.member)
+    if not ref.frame:
+        return reader.read(ref.member)
+    with reader.open(ref.member) as file:
+        # Over a network, going from page to page of a TIFF takes longer than reading it.
+        if part := cut_picture(file, ref.frame, pages=reader.num_parallel_reads == 1):
+            return part
+        file.seek(0)
+        return file.read()
 
 
 def _decode(

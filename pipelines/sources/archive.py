@@ -16,7 +16,7 @@ import os
 import shutil
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
@@ -24,8 +24,7 @@ import deflate
 
 from pipelines import errors
 from pipelines.sources.member import MAX_FILE_BYTES, Member
-from pipelines.sources.reader import Checks, Reader
-from pipelines.sources.source import Source
+from pipelines.sources.source import Reader, Source
 from pipelines.sources.zip_members import ZipReader, list_members
 from tfrecord_io import zip_index
 from tfrecord_io.files import announce, atomic_write
@@ -46,16 +45,14 @@ class ArchiveSource(Source):
 
     Attributes:
         path: the archive.
+        facts: other entries of `describe`: its kind, if not "archive", and Kaggle's dataset.
         random_access_path: the unpacked tar, if `path` is a tar.gz.
         version: size in bytes and time of change in ns of the file that is listed and read.
-        kind: name of the source in the manifest.
-        dataset: OWNER/NAME of a dataset from Kaggle, else None.
     """
 
     path: Path
+    facts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     random_access_path: Path | None = None
-    kind: str = "archive"
-    dataset: str | None = None
     version: tuple[int, int] | None = None
 
     def prepare(self, scratch_dir: Path) -> ArchiveSource:
@@ -108,10 +105,10 @@ class ArchiveSource(Source):
             os.close(descriptor)
 
     def describe(self) -> dict[str, Any]:
-        facts: dict[str, Any] = {"kind": self.kind, "name": self.path.name}
+        facts: dict[str, Any] = {"kind": "archive", "name": self.path.name}
         if self._is_gzip:
             facts["gzip"] = _describe_gzip(self.path)
-        return facts | ({"dataset": self.dataset} if self.dataset else {})
+        return {**facts, **self.facts}
 
 
 class _LocalReader(Reader):
@@ -151,15 +148,11 @@ class _ZipReader(_LocalReader, ZipReader):
 
 
 class _TarReader(_LocalReader):
-    def __init__(self, descriptor: int, version: tuple[int, int], shown: str) -> None:
-        super().__init__(descriptor, version, shown)
-        self._checks = Checks()
-
     def read_start(self, member: Member, length: int) -> bytes:
         return self.read_at(member.offset, min(length, member.size))
 
     def open(self, member: Member) -> BinaryIO:
-        self._checks.once(member.offset, lambda: self.read(member))
+        self.require_unchanged()
         return open_range(self.read_at, member.offset, member.size)
 
     def read(self, member: Member) -> bytes:
@@ -242,12 +235,14 @@ def _describe_gzip(path: Path) -> dict[str, Any]:
 def _gunzip(path: Path, unpacked: Path) -> None:
     """Unpacks a gzip stream to a file, because a stream can be read only from its beginning."""
     limit = max(path.stat().st_size * _MAX_GZIP_RATIO, _HARMLESS_BYTES)
-    written = 0
     try:
-        with gzip.open(path) as stream, atomic_write(unpacked) as file:
-            while block := _read_block(stream, path):
-                written += len(block)
-                if written > limit:
+        with (
+            errors.clear_read_errors(str(path)),
+            gzip.open(path) as stream,
+            atomic_write(unpacked) as file,
+        ):
+            while block := stream.read(_COPY_BYTES):
+                if file.tell() + len(block) > limit:
                     raise errors.UserError(
                         f"{path} unpacks to more than {_MAX_GZIP_RATIO} times its size, which an "
                         "archive of images does not"
@@ -257,13 +252,9 @@ def _gunzip(path: Path, unpacked: Path) -> None:
                         f"not enough disk space to unpack {path}; free some space or give a .tar "
                         "or .zip, which are read in place"
                     )
-                file.write(block)
+                with errors.clear_write_errors(str(unpacked)):
+                    file.write(block)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise errors.UserError(
             f"{path} is not a complete gzip file ({error}); download or copy it again"
         ) from None
-
-
-def _read_block(stream: IO[bytes], path: Path) -> bytes:
-    with errors.clear_read_errors(str(path)):
-        return stream.read(_COPY_BYTES)

@@ -14,8 +14,7 @@ from typing import Any, BinaryIO
 
 from pipelines import errors
 from pipelines.sources.member import NOT_PERMITTED, Member
-from pipelines.sources.reader import Reader
-from pipelines.sources.source import Source
+from pipelines.sources.source import Reader, Source
 
 # Errors that tell what a folder holds: a link that leads nowhere, to itself, or through a file.
 _BROKEN_LINK = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})

@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 from pipelines import errors
 from pipelines.sources.downloads import raise_disk_error
 from pipelines.sources.member import Member
-from pipelines.sources.reader import Reader
-from pipelines.sources.source import Source
+from pipelines.sources.source import Reader, Source
 from tfrecord_io.files import atomic_write
 from tfrecord_io.stores import remote
 

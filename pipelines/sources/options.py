@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Literal
 
 from pipelines.sources import fashion_mnist
 from pipelines.sources.kaggle import download as kaggle
@@ -11,6 +12,10 @@ from tfrecord_io.flags import check, flag
 from tfrecord_io.stores.folder import is_remote
 
 SOURCES = ("kaggle", "archive", "directory", "fashion_mnist", "synthetic")
+
+#: Where the images are decoded: on this machine; on machines that may share its disk; on machines
+#: that do not.
+Workers = Literal["here", "cluster", "dataflow"]
 
 # What --input must be for a source that requires it; None for a source that accepts no --input.
 _INPUTS = {

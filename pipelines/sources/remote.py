@@ -8,21 +8,21 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from pipelines import errors
 from pipelines.sources import zip_members
 from pipelines.sources.member import Member
-from pipelines.sources.reader import Reader
-from pipelines.sources.source import Source
+from pipelines.sources.source import Reader, Source
 from tfrecord_io import zip_index
 from tfrecord_io.rejects import Reject
 from tfrecord_io.stores import remote
 
 # The tags of most files are in one request of this length.
 _BUFFER_BYTES = 64 * 1024
+_NOT_PREPARED = remote.RemoteFile("", 0, "")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,49 +31,37 @@ class RemoteZipSource(Source):
 
     Attributes:
         url: address of the archive.
-        kind: name of the source in the manifest.
-        dataset: OWNER/NAME of a dataset from Kaggle, else None.
-        size: size of the archive in bytes.
-        mark: the store's identifier of this version, so that no other version is read.
+        facts: other entries of `describe`, as in `ArchiveSource`.
+        file: the archive's size and version, once prepared; no other version is read.
     """
 
     url: str
-    kind: str = "archive"
-    dataset: str | None = None
-    size: int = 0
-    mark: str = ""
+    facts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    file: remote.RemoteFile = _NOT_PREPARED
 
     def prepare(self, scratch_dir: Path) -> RemoteZipSource:
-        """Asks for the archive's size and version."""
         try:
-            file = remote.describe(self.url)
+            return dataclasses.replace(self, file=remote.describe(self.url))
         except FileNotFoundError:
             raise errors.UserError(f"--input {remote.shown(self.url)} is not a file") from None
-        return dataclasses.replace(self, size=file.size, mark=file.mark)
 
     def members(self) -> Iterator[Member]:
         shown = remote.shown(self.url)
-        with self._archive.open() as file:
-            start = file.read(4)
-            if start not in zip_index.SIGNATURES:
-                what = "a gzip file" if start[:2] == b"\x1f\x8b" else "not a zip"
+        with self.file.open() as file:
+            if file.read(4) not in zip_index.SIGNATURES:
                 raise errors.UserError(
-                    f"{shown} is {what}; only a zip has an index and can be read from a store "
+                    f"{shown} is not a zip; only a zip has an index and can be read from a store "
                     "without downloading all of it. Copy the file to a local disk, or give a .zip"
                 )
             yield from zip_members.list_members(file, shown)
 
-    @property
-    def _archive(self) -> remote.RemoteFile:
-        return remote.RemoteFile(self.url, self.size, self.mark)
-
     @contextlib.contextmanager
     def open(self) -> Iterator[_ZipReader]:
-        yield _ZipReader(self._archive)
+        yield _ZipReader(self.file)
 
     def describe(self) -> dict[str, Any]:
-        facts = {"kind": self.kind, "name": remote.shown(self.url).rsplit("/", 1)[-1]}
-        return facts | ({"dataset": self.dataset} if self.dataset else {})
+        name = remote.shown(self.url).rsplit("/", 1)[-1]
+        return {"kind": "archive", "name": name, **self.facts}
 
 
 class _ZipReader(zip_members.ZipReader):
@@ -126,13 +114,12 @@ class _DirectoryReader(Reader):
 
     num_parallel_reads = remote.NUM_CONNECTIONS
 
-    def open(self, member: Member) -> BinaryIO | None:
-        try:
+    def open(self, member: Member) -> BinaryIO:
+        with contextlib.suppress(FileNotFoundError):
             file = remote.describe(f"{self.url}/{member.name}")
-        except FileNotFoundError:
-            return None  # `read` reports it, as it reports a file that has changed
-        is_same = (file.size, file.version) == (member.size, member.version)
-        return io.BufferedReader(file.open(), _BUFFER_BYTES) if is_same else None
+            if (file.size, file.version) == (member.size, member.version):
+                return io.BufferedReader(file.open(), _BUFFER_BYTES)
+        return super().open(member)  # which reports what has changed
 
     def read(self, member: Member) -> bytes:
         if not member.size:

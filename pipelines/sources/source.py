@@ -1,4 +1,4 @@
-"""The interface of a source of images.
+"""The interface of a source of images: what it is on the launcher, and its reader on a worker.
 
 To add a source, write a class in a module of its own, make it in `factory`, and name it in
 `sources.options.SOURCES`.
@@ -6,19 +6,50 @@ To add a source, write a class in a module of its own, make it in `factory`, and
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, BinaryIO, ClassVar, Protocol
 
 from pipelines.sources.member import Member
-from pipelines.sources.reader import Reader
+
+
+class Reader(Protocol):
+    """Reads files of a source, on a worker. Readers inherit from this class.
+
+    A reader raises `tfrecord_io.rejects.Reject` if a file is damaged, and `errors.BuildError` if it
+    cannot be read, is gone or has changed.
+
+    Attributes:
+        num_parallel_reads: number of threads that call `read` at the same time; more than one for
+            a reader that waits for a network.
+    """
+
+    num_parallel_reads: int = 1
+
+    def announce(self, member: Member) -> None:
+        """Tells the reader that a file will be read soon, so that a disk can fetch it."""
+        return
+
+    def read(self, member: Member) -> bytes:
+        """Returns the bytes of a file."""
+        ...
+
+    def read_start(self, member: Member, length: int) -> bytes:
+        """Returns the first bytes of a file, about `length` of them; by default, all of it."""
+        return self.read(member)
+
+    def open(self, member: Member) -> BinaryIO:
+        """Opens a file of which a part may be enough; by default, all of it is read."""
+        return io.BytesIO(self.read(member))
 
 
 class Source(Protocol):
     """A place where images come from. It is pickled for the workers, so it holds plain values only.
 
-    Sources inherit from this class, which has the defaults.
+    Sources inherit from this class. Its methods raise `errors.UserError` if the input is missing or
+    damaged, and `errors.BuildError` if it cannot be read.
 
     Attributes:
         gives_labels: whether the members have a split and a label; if not, the names of their
@@ -28,27 +59,11 @@ class Source(Protocol):
     gives_labels: ClassVar[bool] = False
 
     def prepare(self, scratch_dir: Path) -> Source:
-        """Makes the source ready for random reads, on the launcher. By default it is.
-
-        Args:
-            scratch_dir: local folder that the source may use.
-
-        Returns:
-            the source to list and open.
-
-        Raises:
-            errors.UserError: if the input is missing or damaged, or the disk is full.
-            errors.BuildError: if a store does not answer.
-        """
+        """Returns the source ready for random reads, on the launcher; it may use a local folder."""
         return self
 
     def members(self) -> Iterable[Member]:
-        """Returns all files, on the launcher: images and others, in any order.
-
-        Raises:
-            errors.UserError: if the input is damaged or missing.
-            errors.BuildError: if a store does not answer.
-        """
+        """Returns all files, on the launcher: images and others, in any order."""
         ...
 
     def same_content(self, one: Member, other: Member) -> bool:
@@ -56,14 +71,7 @@ class Source(Protocol):
         return one.version == other.version
 
     def open(self) -> AbstractContextManager[Reader]:
-        """Opens the source on a worker.
-
-        Its reader raises `tfrecord_io.rejects.Reject` if a file is damaged, and
-        `errors.BuildError` if it cannot be read, is gone or has changed.
-
-        Raises:
-            errors.BuildError: if this worker cannot read the source.
-        """
+        """Opens the source on a worker."""
         ...
 
     def describe(self) -> dict[str, Any]:

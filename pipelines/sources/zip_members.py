@@ -1,15 +1,14 @@
 """Lists the members of a zip once, and reads them one by one by their byte ranges.
 
-`list_members` reads the directory, on the launcher, with the standard library. `ZipReader` reads
-one member, on a worker, by the offset that the launcher found: opening a zip of 170,000 members
-would take a second and a hundred megabytes in each worker. The bytes come from its subclasses, in
-`archive` for a local file and in `remote` for a URL.
+A worker reads a member at the offset that the launcher found: opening a zip of 170,000 members
+would take a second and a hundred megabytes in each worker.
 """
 
 from __future__ import annotations
 
 import contextlib
 import stat
+import threading
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ import deflate
 
 from pipelines import errors
 from pipelines.sources.member import Member
-from pipelines.sources.reader import Checks, Reader
+from pipelines.sources.source import Reader
 from tfrecord_io import zip_index
 from tfrecord_io.rejects import Reject
 from tfrecord_io.stores.range_file import open_range
@@ -71,7 +70,8 @@ class ZipReader(Reader):
     """Reads the members of a zip; a subclass reads the bytes of the archive itself."""
 
     def __init__(self) -> None:
-        self._checks = Checks()
+        self._checked: set[int] = set()
+        self._locks: dict[int, threading.Lock] = {}
 
     def read_at(self, start: int, length: int) -> bytes:
         """Returns bytes of the archive; fewer than `length` at its end."""
@@ -99,11 +99,7 @@ class ZipReader(Reader):
         return data
 
     def read_start(self, member: Member, length: int) -> bytes:
-        """Returns the first bytes of a member, without checking them; fewer if it is damaged.
-
-        Raises:
-            Reject: if the archive has no such member.
-        """
+        """Returns the first bytes of a member, without checking them; fewer if it is damaged."""
         method, _, stored = self._read_stored(member, min(member.stored_size, length))
         if method != zipfile.ZIP_DEFLATED:
             return bytes(stored)
@@ -111,18 +107,21 @@ class ZipReader(Reader):
             return zlib.decompressobj(-zlib.MAX_WBITS).decompress(stored, length)
         return b""
 
-    def open(self, member: Member) -> BinaryIO | None:
-        """Opens a member of which a part is enough; None if it is compressed.
+    def open(self, member: Member) -> BinaryIO:
+        """Opens a member; one that is stored as it is need not be read as a whole again.
 
-        A member is compared with its checksum when it is opened for the first time.
+        It is compared with its checksum when it is opened for the first time.
 
         Raises:
             Reject: if the member is damaged.
         """
         method, start, _ = self._read_stored(member, 0)
         if method != zipfile.ZIP_STORED:
-            return None
-        self._checks.once(member.offset, lambda: self.read(member))
+            return super().open(member)
+        with self._locks.setdefault(member.offset, threading.Lock()):
+            if member.offset not in self._checked:
+                self.read(member)
+                self._checked.add(member.offset)
         return open_range(self.read_at, member.offset + start, member.size)
 
     def _read_stored(self, member: Member, length: int) -> tuple[int, int, memoryview]:
