@@ -7,7 +7,6 @@ import dataclasses
 import io
 import re
 import struct
-import zlib
 from pathlib import Path
 
 import imagecodecs
@@ -65,7 +64,7 @@ GREY = [
     "693_J2KI", "CT_small", "J2K_pixelrep_mismatch", "JPEG2000", "JPEGLSNearLossless_08",
     "JPEGLSNearLossless_16", "MR_small", "MR_small_RLE", "MR_small_bigendian", "MR_small_expb",
     "MR_small_implicit", "MR_small_padded", "MR_small_jp2klossless", "MR_small_jpeg_ls_lossless",
-    "examples_overlay", "image_dfl", "liver_1frame",
+    "examples_overlay", "liver_1frame",
 ]  # fmt: skip
 COLOUR = [
     "ExplVR_BigEnd", "GDCMJ2K_TextGBR", "SC_jpeg_no_color_transform", "SC_rgb_dcmtk_+eb+cr",
@@ -527,15 +526,6 @@ def test_a_frame_that_claims_to_be_huge_is_not_decoded(name, marker, place, form
         decode_image(bytes(data), Preprocessing(), 0)
 
 
-def test_a_jpeg_ls_frame_that_is_cut_off_is_not_decoded(monkeypatch):
-    data = in_syntax(dicom_file(grey_pixels(0, 60, 60)), "1.2.840.10008.1.2.4.80")
-    end = data.rindex(b"\xff\xd9")
-    monkeypatch.setattr("jpeg_ls.decode_pixel_data", None)
-    cut = data[:end] + bytes(2) + data[end + 2 :]
-    with pytest.raises(Reject, match="truncated: the JPEG-LS frame is cut off"):
-        decode_image(cut, Preprocessing(), 0)
-
-
 def test_a_frame_beyond_the_end_of_the_file_is_found_missing_without_reading_all_of_it():
     volume = np.stack([grey_pixels(seed, 200, 200) for seed in range(50)])
     file = io.BytesIO(dicom_file(volume)[:-10])
@@ -544,14 +534,12 @@ def test_a_frame_beyond_the_end_of_the_file_is_found_missing_without_reading_all
     assert dicom_frames.cut_frame(io.BytesIO(file.getvalue()), 49).PixelData == volume[48].tobytes()
 
 
-def test_a_deflated_file_that_grows_without_end_is_not_inflated():
-    start = dicom_file(grey_pixels(), syntax="1.2.840.10008.1.2.1.99")
-    meta = start[: start.index(b"1.2.840.10008.1.2.1.99") + 22]
-    deflater = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
-    bomb = meta + b"".join(deflater.compress(bytes(2**20)) for _ in range(257)) + deflater.flush()
-    assert len(bomb) < 2**20
-    assert dicom_tags.read_header(bomb) is None
-    assert reason(bomb) == "file_too_large"
+def test_a_deflated_file_is_not_inflated(monkeypatch):
+    """It could grow without end."""
+    data = (FILES / "image_dfl.dcm").read_bytes()
+    monkeypatch.setattr("zlib.decompress", None)
+    assert dicom_tags.read_header(data) is None
+    assert reason(data) == "unsupported_syntax"
 
 
 @pytest.mark.parametrize(
@@ -586,8 +574,8 @@ def test_a_frame_that_is_read_alone_has_the_pixels_that_it_has_in_its_file(name)
 
 
 @pytest.mark.parametrize(
-    "syntax", ["", ".1", ".1.99", ".2", ".4.80", ".4.90", ".5"],
-    ids=["implicit", "explicit", "deflated", "big-endian", "JPEG-LS", "JPEG 2000", "RLE"],
+    "syntax", ["", ".1", ".2", ".4.80", ".4.90", ".5"],
+    ids=["implicit", "explicit", "big-endian", "JPEG-LS", "JPEG 2000", "RLE"],
 )  # fmt: skip
 def test_the_frames_of_a_volume_are_what_was_written_in_every_syntax(syntax):
     frames = np.stack([grey_pixels(seed, 64, 64).astype(np.uint16) * 251 for seed in range(3)])
@@ -596,11 +584,8 @@ def test_the_frames_of_a_volume_are_what_was_written_in_every_syntax(syntax):
     for number, expected in enumerate(frames, start=1):
         np.testing.assert_array_equal(decoded(data, number, dtype="uint16"), expected)
         cut = dicom_frames.cut_frame(io.BytesIO(data), number)
-        if syntax == ".1.99":
-            assert cut is None
-        else:
-            settings = Preprocessing(height=64, width=64, dtype="uint16")
-            assert decode_image(cut, settings, number).pixels == expected.tobytes()
+        settings = Preprocessing(height=64, width=64, dtype="uint16")
+        assert decode_image(cut, settings, number).pixels == expected.tobytes()
 
 
 @pytest.mark.parametrize("syntax", ["1.2.840.10008.1.2.1", "1.2.840.10008.1.2.5"])

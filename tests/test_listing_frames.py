@@ -1,8 +1,6 @@
 """Files of several images, through the command; see test_dicom.py for the frames of DICOM files."""
 
 import csv
-import io
-import struct
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -11,14 +9,13 @@ from builds import build_here, bytes_read
 from dicom_files import dicom_file
 from image_files import encoded, grey_pixels, png, write_tar, write_tree, write_zip
 from PIL import Image
-from tiff_files import NEW_SUBFILE_TYPE, tiff_file
+from tiff_files import NEW_SUBFILE_TYPE, tiff_file, with_damaged_page
 
 from pipelines.listing import frames
 from pipelines.listing.listing import ListingOptions, list_images
 from pipelines.sources.directory import DirectorySource
 from tfrecord_io import Manifest, image_key
 from tfrecord_io.__main__ import main
-from tfrecord_io.decoding import tiff_pages
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.decoding.preprocess import decode_image
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME
@@ -30,13 +27,6 @@ def pages(seed, count):
     return [grey_pixels(10 * seed + n).astype(np.uint16) * 251 for n in range(count)]
 
 
-def damaged_on_page_2(data):
-    data = bytearray(data)
-    place = tiff_pages.read_pages(io.BytesIO(bytes(data)), is_whole=True)[1].place
-    struct.pack_into("<HHII", data, place + 2, 256, 4, 10**6, 10**8)
-    return bytes(data)
-
-
 def tree():
     """TIFFs of one page and of several, with thumbnails, and damaged ones; a volume of DICOM."""
     return {
@@ -45,7 +35,7 @@ def tree():
         "CNV/without ending": tiff_file(pages(2, 2), order=">"),
         "CNV/volume.dcm": dicom_file(np.stack(pages(6, 2))),
         "DME/thumbnail.tif": tiff_file(pages(3, 3), {2: {NEW_SUBFILE_TYPE: 1}}),
-        "DME/damaged.tif": damaged_on_page_2(tiff_file(pages(4, 3))),
+        "DME/damaged.tif": with_damaged_page(tiff_file(pages(4, 3)), 2),
         "DME/all small.tif": tiff_file(pages(5, 2), {n: {NEW_SUBFILE_TYPE: 1} for n in (1, 2)}),
         "DME/picture.png": png(),
         "DME/two.gif": encoded(grey_pixels(), "GIF", save_all=True,

@@ -1,11 +1,15 @@
-"""Writes small TIFF files byte by byte (TIFF 6.0, BigTIFF), with no library that reads them."""
+"""Writes small TIFF files byte by byte (TIFF 6.0, BigTIFF), and damages them."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import struct
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+
+from tfrecord_io.decoding.tiff_pages import Tiff
 
 NEW_SUBFILE_TYPE, SUBFILE_TYPE = 254, 255
 
@@ -51,3 +55,19 @@ def tiff_file(
         following = len(data) + len(directory) + struct.calcsize(place)
         data += directory + struct.pack(place, following if number < len(pages) else 0)
     return data
+
+
+def places_of(data: bytes) -> list[int]:
+    """Returns where the directory of each page begins, up to the first that is damaged."""
+    places = []
+    with contextlib.suppress(EOFError):
+        for place, _ in Tiff(io.BytesIO(data)).directories():
+            places.append(place)
+    return places
+
+
+def with_damaged_page(data: bytes, number: int) -> bytes:
+    """Returns a little-endian file in which the width of a page is nowhere."""
+    damaged = bytearray(data)
+    struct.pack_into("<HHII", damaged, places_of(data)[number - 1] + 2, 256, 4, 10**6, 10**8)
+    return bytes(damaged)

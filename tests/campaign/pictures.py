@@ -68,7 +68,7 @@ _TURNS: dict[int, Callable[[np.ndarray], np.ndarray]] = {
 
 
 #: Endings of UIDs below 1.2.840.10008.1.2.
-_SYNTAXES = ("", ".1", ".1.99", ".2", ".4.80", ".4.90", ".5")
+_SYNTAXES = ("", ".1", ".2", ".4.80", ".4.90", ".5")
 _KINDS = ({}, {}, {}, {NEW_SUBFILE_TYPE: 2}, {NEW_SUBFILE_TYPE: 1}, {NEW_SUBFILE_TYPE: 5},
           {NEW_SUBFILE_TYPE: 4}, {SUBFILE_TYPE: 2}, {SUBFILE_TYPE: 3})  # fmt: skip
 _WINDOW = {"center": (0x0028, 0x1050, "DS"), "width": (0x0028, 0x1051, "DS"),
@@ -200,7 +200,7 @@ def _try_tiff(rng: random.Random) -> Outcome:
     )
     problems = []
     is_image = [t.get(NEW_SUBFILE_TYPE, 0) in (0, 2) and t.get(SUBFILE_TYPE) != 2 for t in tags]
-    if not done and [not page.kind for page in found] != is_image:
+    if not done and [not kind for kind in found] != is_image:
         problems.append(f"the pages are {found}")
     for length in (rng.randrange(len(data)), len(data)) if found else ():
         start = tiff_pages.read_pages(io.BytesIO(data[:length]), is_whole=False)

@@ -56,30 +56,20 @@ _PNG_PASSES = (
 # Largest piece of pixels that is inflated at a time, only to count them.
 _PIECE_BYTES = 1024 * 1024
 
-# The header of a BMP with a colour profile, which follows the pixels, and where the header says so.
-_BMP_V5_HEADER_BYTES, _BMP_PROFILE = 124, 14 + 112
-
 _PLAIN_NETPBM = re.compile(rb"P[123](?:[\s0-9]+|#[^\r\n]*)*")
 
-# TIFF 6.0, sections 3, 8, 15 and 22. Planar: each channel has strips of its own.
-_WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PLANES = 256, 257, 258, 259, 284
-_NOT_COMPRESSED, _JPEG, _PLANAR = 1, 7, 2
+# TIFF 6.0, sections 3, 8, 15, 19 and 22. Planar: each channel has strips of its own.
+_WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PLANES, _SAMPLE_FORMAT = 256, 257, 258, 259, 284, 339
+_NOT_COMPRESSED, _JPEG, _PLANAR, _UNSIGNED = 1, 7, 2, 1
 
 # The lowest tags, which come first: the kind of the page, or the width of its picture.
 _FIRST_TAGS = (254, 255, _WIDTH)
 
 
 def check_complete(image: ImageFile.ImageFile, data: bytes) -> None:
-    """Refuses a file whose first picture lacks rows, or with something behind that picture.
+    """Refuses a file with something behind its first picture, zeros and known metadata aside.
 
     A TIFF may have its parts anywhere, so only another picture is looked for behind it.
-
-    Args:
-        image: the picture.
-        data: the whole file.
-
-    Raises:
-        Reject: with the reason.
     """
     # A fast path: looking for the end of a JPEG takes longer than this test.
     if image.format == "JPEG" and data.endswith(_JPEG_END) and not data.rfind(_JPEG_START):
@@ -102,37 +92,31 @@ def starts_picture(rest: bytes) -> bool:
     return bool(_PICTURE.match(rest.lstrip(_PADDING)) or _PICTURE.match(rest))
 
 
-def check_png(data: bytes) -> None:
-    """Compares the checksums of a PNG's pixels, which Pillow ignores.
+def check_png(image: ImageFile.ImageFile, data: bytes) -> None:
+    """Refuses a loaded PNG whose pixels do not fit their checksums, or end before the last row.
 
-    Pillow also stops before the checksum of the compressed stream, once it has all rows.
+    Pillow does not look at these checksums, nor at that of the compressed stream.
     """
+    parts = []
     for name, start, end in _png_chunks(data):
         if name == b"IDAT":
             if len(data) < end + 4:
                 raise Reject("truncated", "the PNG ends within its pixels")
-            found = zlib.crc32(memoryview(data)[start - 4 : end])
-            if found != int.from_bytes(data[end : end + 4], "big"):
+            parts.append(data[start:end])
+            if zlib.crc32(data[start - 4 : end]) != int.from_bytes(data[end : end + 4], "big"):
                 raise Reject("undecodable", "the PNG's pixels do not fit their checksum")
-
-
-def check_png_rows(image: ImageFile.ImageFile, data: bytes) -> None:
-    """Refuses a loaded PNG whose compressed stream ended before its last row."""
     width, height, bits, colour_type, _, _, interlaced = struct.unpack_from(">IIBBBBB", data, 16)
     # A fast path: rows that are missing are zeros, and the last one is among them.
     if not interlaced and any(image.crop((0, height - 1, width, height)).tobytes()):
         return
-    passes = _PNG_PASSES if interlaced else ((0, 0, 1, 1),)
     pixel_bits = bits * _PNG_SAMPLES[colour_type]
-    expected = 0
-    for left, top, columns, rows in passes:
+    expected = found = 0
+    for left, top, columns, rows in _PNG_PASSES if interlaced else ((0, 0, 1, 1),):
         num_columns = -(-(width - left) // columns)
         if num_columns > 0:
             row_bytes = 1 + -(-num_columns * pixel_bits // 8)  # the first names a filter
             expected += row_bytes * max(0, -(-(height - top) // rows))
-    inflater = zlib.decompressobj()
-    stream = b"".join(data[start:end] for name, start, end in _png_chunks(data) if name == b"IDAT")
-    found = 0
+    inflater, stream = zlib.decompressobj(), b"".join(parts)
     while found < expected and (some := inflater.decompress(stream, _PIECE_BYTES)):
         found += len(some)
         stream = inflater.unconsumed_tail
@@ -140,12 +124,16 @@ def check_png_rows(image: ImageFile.ImageFile, data: bytes) -> None:
         raise Reject("truncated", f"the PNG's pixels have {found:,} of {expected:,} bytes")
 
 
-def check_tiff_parts(image: TiffImagePlugin.TiffImageFile, data: bytes) -> None:
-    """Refuses a page of TIFF whose strips or tiles are shorter than its pixels.
+def check_tiff(image: TiffImagePlugin.TiffImageFile, data: bytes) -> None:
+    """Refuses a page of TIFF with signed samples, or with less in its strips than its pixels.
 
-    Pillow shows missing strips in black, and reads beyond the end of short ones.
+    Pillow reads signed samples as if they were unsigned, shows missing strips in black, and reads
+    beyond the end of short ones.
     """
     tags = image.tag_v2
+    if (kinds := set(tags.get(_SAMPLE_FORMAT, ()))) - {_UNSIGNED}:
+        found = ", ".join(map(str, sorted(kinds)))
+        raise Reject("unsupported_mode", f"TIFF of sample format {found}, not unsigned integers")
     places = tags.get(STRIPS, tags.get(TILES, ()))
     lengths = tags.get(STRIP_BYTES, tags.get(TILE_BYTES, ()))
     compression = tags.get(_COMPRESSION, _NOT_COMPRESSED)
@@ -156,13 +144,12 @@ def check_tiff_parts(image: TiffImagePlugin.TiffImageFile, data: bytes) -> None:
     if compression != _NOT_COMPRESSED or not any(lengths):  # some writers leave the lengths out
         return
     bits = tags.get(_BITS, (1,))
-    is_planar = tags.get(_PLANES) == _PLANAR
     # As stored: Pillow's sides are those of the picture turned upright.
     width, height = tags[_WIDTH], tags[_HEIGHT]
-    row_bytes = sum(-(-width * n // 8) for n in (bits if is_planar else (sum(bits),)))
-    found, expected = sum(lengths[: len(places)]), height * row_bytes
-    if found < expected:
-        raise Reject("truncated", f"the TIFF's pixels have {found:,} of {expected:,} bytes")
+    planes = bits if tags.get(_PLANES) == _PLANAR else (sum(bits),)
+    expected = height * sum(-(-width * n // 8) for n in planes)
+    if (num_bytes := sum(lengths[: len(places)])) < expected:
+        raise Reject("truncated", f"the TIFF's pixels have {num_bytes:,} of {expected:,} bytes")
 
 
 def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
@@ -199,13 +186,11 @@ def _end_of_png(image: Any, data: bytes) -> int:
 
 def _end_of_bmp(image: Any, data: bytes) -> int:
     codec, (_, _, _, height), start, arguments = image.tile[0]
+    said = int.from_bytes(data[2:6], "little")  # which some writers leave out
     if codec == "bmp_rle":
-        return int.from_bytes(data[2:6], "little") or len(data)  # some writers leave the size out
-    end = start + arguments[1] * height
-    if int.from_bytes(data[14:18], "little") == _BMP_V5_HEADER_BYTES:
-        place, length = struct.unpack_from("<II", data, _BMP_PROFILE)
-        end = max(end, 14 + place + length) if length else end
-    return end
+        return said or len(data)
+    # A profile of colours may follow the pixels.
+    return max(start + arguments[1] * height, said if said <= len(data) else 0)
 
 
 def _end_of_gif(image: Any, data: bytes) -> int:

@@ -16,58 +16,38 @@ from PIL import Image
 
 from tfrecord_io.decoding.complete import jpeg_markers
 from tfrecord_io.decoding.dicom_levels import grey_picture, palette_colours
-from tfrecord_io.decoding.dicom_tags import (
-    DEFLATED,
-    MONOCHROME,
-    check_inflated,
-    import_pydicom,
-    pixel_aspect,
-)
+from tfrecord_io.decoding.dicom_tags import DEFLATED, MONOCHROME, import_pydicom, pixel_aspect
 from tfrecord_io.decoding.formats import Picture
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.rejects import Reject, check_size
 
 if TYPE_CHECKING:
-    from pydicom import DataElement, Dataset
+    from pydicom import Dataset
 
 # Decodes lossless JPEG, and JPEG of more than eight bits. pydicom's own plugins for them are not
 # free, or end the process on a damaged file, as GDCM does.
 _IMAGECODECS = "imagecodecs"
 
-_JPEG_LS = "pyjpegls"
-
 # pydicom's plugin for each transfer syntax; "" for those that are not compressed.
 _PLUGINS = {
-    "1.2.840.10008.1.2": "",
-    "1.2.840.10008.1.2.1": "",
-    "1.2.840.10008.1.2.1.99": "",  # the whole file is deflated
-    "1.2.840.10008.1.2.2": "",  # big endian
-    "1.2.840.10008.1.2.4.50": "pillow",  # JPEG baseline
-    "1.2.840.10008.1.2.4.51": "pillow",  # JPEG extended, if it has eight bits
-    "1.2.840.10008.1.2.4.57": _IMAGECODECS,  # lossless JPEG
-    "1.2.840.10008.1.2.4.70": _IMAGECODECS,
-    "1.2.840.10008.1.2.4.80": _JPEG_LS,
-    "1.2.840.10008.1.2.4.81": _JPEG_LS,
-    "1.2.840.10008.1.2.4.90": "pylibjpeg",  # JPEG 2000
-    "1.2.840.10008.1.2.4.91": "pylibjpeg",
-    "1.2.840.10008.1.2.4.201": "pylibjpeg",  # HTJ2K
-    "1.2.840.10008.1.2.4.202": "pylibjpeg",
-    "1.2.840.10008.1.2.4.203": "pylibjpeg",
-    "1.2.840.10008.1.2.5": "pylibjpeg",  # RLE
+    f"1.2.840.10008.1.2{ending}": plugin
+    for plugin, endings in {
+        "": ("", ".1", ".2"),  # the last one is big-endian
+        "pillow": (".4.50", ".4.51"),  # JPEG baseline, and extended if it has eight bits
+        _IMAGECODECS: (".4.57", ".4.70"),  # lossless JPEG
+        "pyjpegls": (".4.80", ".4.81"),
+        "pylibjpeg": (".4.90", ".4.91", ".4.201", ".4.202", ".4.203", ".5"),  # JPEG 2000, RLE
+    }.items()
+    for ending in endings
 }
-_JPEG_EXTENDED = "1.2.840.10008.1.2.4.51"
+_JPEG_EXTENDED, _RLE = "1.2.840.10008.1.2.4.51", "1.2.840.10008.1.2.5"
 
 # The markers of a frame's header, which has its sides: those of JPEG (ISO/IEC 10918-1, B.1.1.3)
 # and that of JPEG-LS (14495-1, C.1.1).
 _FRAME_MARKERS = {*range(0xC0, 0xD0), 0xF7} - {0xC4, 0xC8, 0xCC}
 
-# How JPEG and JPEG-LS begin and end.
-_JPEG_START, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
-
 # How a codestream of JPEG 2000 begins (15444-1, A.4.1 and A.5.1).
 _JPEG_2000_START = b"\xff\x4f\xff\x51"
-
-_RLE = "1.2.840.10008.1.2.5"
 
 # What an image must say of its pixels (C.7.6.3).
 _NEEDED = (
@@ -83,75 +63,67 @@ _JOINED_FRAMES = re.compile(rb"\xff\xd9\0*(?:\xff\xd8\xff|\xff\x4f\xff\x51|\0\0\
 
 
 def cut_frame(file: BinaryIO, frame: int) -> Dataset | None:
-    """Reads the tags and one frame of a file with several, without reading the other frames.
+    """Reads the tags and one frame, numbered from 1, without reading the other frames.
 
     Args:
-        file: the file, at its beginning.
-        frame: number of the frame, from 1.
+        file: a file of several frames, at its beginning.
+        frame: the number.
 
     Returns:
         the tags, as if this frame were the only one; None if it cannot be found, because the file
-        cannot be read, or is deflated, damaged, without pixels, or not DICOM.
+        cannot be read, or is damaged, without pixels, or not DICOM.
 
     Raises:
         Reject: if it holds other frames than it says.
     """
     try:
         dataset = import_pydicom().dcmread(file, stop_before_pixels=True)
-        pixels = _pixels_of(file, dataset, frame - 1)
+        is_found = _add_pixels(file, dataset, frame - 1)
     except Reject:
         raise
     except Exception:
         return None  # reading the whole file gives the reason
-    if pixels is None:
-        return None
-    dataset.NumberOfFrames = 1
-    dataset.add(pixels)
-    # These tables locate the frames of the original file.
-    for name in ("ExtendedOffsetTable", "ExtendedOffsetTableLengths"):
-        dataset.pop(name, None)
-    return dataset
+    return dataset if is_found else None
 
 
-def _pixels_of(file: BinaryIO, dataset: Dataset, index: int) -> DataElement | None:
-    """Returns the pixels of one frame.
-
-    Args:
-        file: positioned at the element of the pixels.
-        dataset: the tags before them.
-        index: number of the frame, from 0.
-    """
+def _add_pixels(file: BinaryIO, dataset: Dataset, index: int) -> bool:
+    """Adds the pixels of one frame to the tags before them, behind which the file is."""
     from pydicom import DataElement
     from pydicom.encaps import encapsulate, get_frame
 
-    syntax = dataset.file_meta.TransferSyntaxUID
-    if syntax == DEFLATED or syntax not in _PLUGINS or dataset.BitsAllocated % 8:
-        return None
-    if not syntax.is_little_endian and dataset.BitsAllocated == 8:
-        return None  # two frames may share a word, and the bytes of a word are swapped
+    syntax, num_frames = dataset.file_meta.TransferSyntaxUID, int(dataset.NumberOfFrames)
+    # In big-endian words, two frames of eight bits may share a word.
+    least_bits = 8 if syntax.is_little_endian else 16
+    if syntax not in _PLUGINS or dataset.BitsAllocated % least_bits:
+        return False
     order = "<" if syntax.is_little_endian else ">"
     tag = struct.unpack(f"{order}HH", file.read(4))
     kind = "OW" if syntax.is_implicit_VR else file.read(4)[:2].decode()
     (length,) = struct.unpack(f"{order}I", file.read(4))
     if tag != (0x7FE0, 0x0010):
-        return None
-    num_frames = int(dataset.NumberOfFrames)
+        return False
     if syntax.is_encapsulated:
         _check_frames(file, num_frames)
-        frame = get_frame(file, index, number_of_frames=num_frames)
-        element = DataElement(tag, kind, encapsulate([frame], has_bot=False))
-        element.is_undefined_length = True
-        return element
-    num_bytes = _frame_bytes(dataset, num_frames)
-    expected = num_bytes * num_frames
-    start = file.tell() + index * num_bytes
-    # pydicom looks into files of another length: the tags may be wrong.
-    if length not in (expected, expected + expected % 2) or index >= num_frames:
-        return None
-    if start + num_bytes > file.seek(0, io.SEEK_END):
-        raise Reject("truncated", f"the file ends before its frame {index + 1:,}")
-    file.seek(start)
-    return DataElement(tag, kind, file.read(num_bytes))
+        content = get_frame(file, index, number_of_frames=num_frames)
+        pixels = DataElement(tag, kind, encapsulate([content], has_bot=False))
+        pixels.is_undefined_length = True
+    else:
+        num_bytes = _frame_bytes(dataset, num_frames)
+        expected = num_bytes * num_frames
+        start = file.tell() + index * num_bytes
+        # pydicom looks into files of another length: the tags may be wrong.
+        if length not in (expected, expected + expected % 2) or index >= num_frames:
+            return False
+        if start + num_bytes > file.seek(0, io.SEEK_END):
+            raise Reject("truncated", f"the file ends before its frame {index + 1:,}")
+        file.seek(start)
+        pixels = DataElement(tag, kind, file.read(num_bytes))
+    dataset.NumberOfFrames = 1
+    dataset.add(pixels)
+    # These tables locate the frames of the original file.
+    for name in ("ExtendedOffsetTable", "ExtendedOffsetTableLengths"):
+        dataset.pop(name, None)
+    return True
 
 
 def read_frame(data: bytes | Dataset, frame: int, preprocessing: Preprocessing) -> Picture:
@@ -172,11 +144,13 @@ def read_frame(data: bytes | Dataset, frame: int, preprocessing: Preprocessing) 
         ModuleNotFoundError: if pydicom or a codec is not installed.
     """
     if isinstance(data, bytes):
-        check_inflated(data)
+        pydicom = import_pydicom()
+        if DEFLATED in data:
+            raise Reject("unsupported_syntax", "DICOM that is deflated as a whole")
         file = io.BytesIO(data)
         cut = cut_frame(file, frame) if frame else None
         file.seek(0)
-        data = cut or import_pydicom().dcmread(file)
+        data = cut or pydicom.dcmread(file)
     dataset = data
     if "PixelData" not in dataset:
         raise Reject("no_pixels", "a DICOM file without integer pixels")
@@ -187,17 +161,15 @@ def read_frame(data: bytes | Dataset, frame: int, preprocessing: Preprocessing) 
     if frame == 0 and num_frames != 1:
         raise Reject("multiple_frames", f"DICOM with {num_frames:,} frames")
     check_size(dataset.Columns, dataset.Rows)
-    stored = f"{dataset.PhotometricInterpretation};{dataset.BitsStored}"
-    if dataset.BitsStored > (16 if dataset.SamplesPerPixel == 1 else 8):
+    bits = dataset.BitsStored
+    stored = f"{dataset.PhotometricInterpretation};{bits}"
+    if bits > (16 if dataset.SamplesPerPixel == 1 else 8):
         raise Reject("too_many_bits", f"DICOM of {stored}")
-    high_bit = dataset.get("HighBit")
-    if high_bit not in (None, dataset.BitsStored - 1):
-        raise Reject(
-            "unsupported_mode",
-            f"DICOM of {stored} with high bit {high_bit}, expected {dataset.BitsStored - 1}",
-        )
+    if (high_bit := dataset.get("HighBit", bits - 1)) not in (None, bits - 1):
+        found = f"DICOM of {stored} with high bit {high_bit}, expected {bits - 1}"
+        raise Reject("unsupported_mode", found)
     index = max(frame, 1) - 1
-    pixels, interpretation = _decode(dataset, index if num_frames > 1 else 0)
+    pixels, interpretation = _decode(dataset, index if num_frames > 1 else 0, num_frames)
     if interpretation in MONOCHROME:
         image = grey_picture(pixels, dataset, index, preprocessing)
     elif interpretation in ("PALETTE COLOR", "RGB"):
@@ -209,7 +181,7 @@ def read_frame(data: bytes | Dataset, frame: int, preprocessing: Preprocessing) 
     return Picture(image, stored, "DICOM", pixel_aspect=pixel_aspect(dataset, index))
 
 
-def _decode(dataset: Dataset, index: int) -> tuple[np.ndarray, str]:
+def _decode(dataset: Dataset, index: int, num_frames: int) -> tuple[np.ndarray, str]:
     """Returns the values of a frame, [rows, columns] or RGB, and what they mean."""
     from pydicom.encaps import get_frame
     from pydicom.pixels import get_decoder
@@ -222,7 +194,6 @@ def _decode(dataset: Dataset, index: int) -> tuple[np.ndarray, str]:
     plugin = _PLUGINS[syntax]
     if syntax == _JPEG_EXTENDED and dataset.BitsStored > 8:
         plugin = _IMAGECODECS
-    num_frames = int(dataset.get("NumberOfFrames") or 1)
     if plugin:
         _check_frames(io.BytesIO(dataset.PixelData), num_frames)
     elif len(dataset.PixelData) >= (num_frames + 1) * _frame_bytes(dataset, num_frames) > 0:
@@ -234,9 +205,6 @@ def _decode(dataset: Dataset, index: int) -> tuple[np.ndarray, str]:
         # A codec takes memory for as many pixels as the frame itself says.
         if _sides_of(frame) != (dataset.Rows, dataset.Columns):
             raise Reject("undecodable", "the compressed frame has other sides than the file says")
-        # pyjpegls reports this only after it has decoded every pixel, which can take seconds.
-        if plugin == _JPEG_LS and frame.rfind(_JPEG_END) < 0:  # near the end, if it is there
-            raise Reject("truncated", "the JPEG-LS frame is cut off")
         if plugin == _IMAGECODECS:
             return _decode_jpeg(frame, dataset), dataset.PhotometricInterpretation
     decoder = get_decoder(syntax)
@@ -258,13 +226,9 @@ def _frame_bytes(dataset: Dataset, num_frames: int) -> int:
 
 
 def _check_frames(pixels: BinaryIO, num_frames: int) -> None:
-    """Refuses compressed pixels of other frames than the file says, by their table and fragments.
+    """Refuses compressed pixels of other frames than the file says: some would be lost or swapped.
 
-    Some frames would be lost, or decoded as others.
-
-    Args:
-        pixels: a file at the beginning of the table of offsets; its position is kept.
-        num_frames: number of frames.
+    The file is at the table of offsets, and stays there.
     """
     from pydicom.encaps import parse_basic_offsets, parse_fragments
 
@@ -288,7 +252,7 @@ def _check_frames(pixels: BinaryIO, num_frames: int) -> None:
 
 def _sides_of(frame: bytes) -> tuple[int, ...]:
     """Returns (height, width) of a frame compressed by a form of JPEG."""
-    if not frame.startswith(_JPEG_START):  # some writers put boxes of JP2 before the codestream
+    if not frame.startswith(b"\xff\xd8"):  # some writers put boxes of JP2 before the codestream
         return struct.unpack_from(">II", frame, frame.index(_JPEG_2000_START) + 8)[::-1]
     places = (place for marker, place in jpeg_markers(frame) if marker in _FRAME_MARKERS)
     return struct.unpack_from(">HH", frame, next(places) + 5)

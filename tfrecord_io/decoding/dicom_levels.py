@@ -27,25 +27,22 @@ def grey_picture(
     bits = dataset.BitsStored
     lowest = -(1 << bits - 1) if dataset.PixelRepresentation else 0
     span = (1 << bits) - 1
-    levels = pixels
     # Clipping copies the values, which takes longer than this comparison.
     if pixels.min() < lowest or pixels.max() > lowest + span:
-        levels = np.clip(pixels, lowest, lowest + span)
+        pixels = np.clip(pixels, lowest, lowest + span)
     if lowest:
-        levels = np.subtract(levels, lowest, dtype=np.int32)
-    levels = levels.astype(np.uint16, copy=False)
+        pixels = np.subtract(pixels, lowest, dtype=np.int32)
+    levels = pixels.astype(np.uint16, copy=False)
     if preprocessing.dtype == "uint16" and not preprocessing.physical:
         levels = span - levels if _is_inverted(dataset) else levels
         # Mode L is spread over 16 bits like any other file of eight bits.
         return Image.fromarray(levels.astype(np.uint8) if bits == 8 else levels)
     # A table of each value that can be stored: there are fewer of them than pixels.
     stored = np.arange(lowest, lowest + span + 1)
-    rescaling = of_frame(dataset, index, "PixelValueTransformationSequence")
     if preprocessing.physical:
-        table = _numbers(stored, levels, dataset, rescaling, preprocessing.physical)
+        table = _numbers(stored, levels, dataset, index, preprocessing.physical)
     else:
-        view = of_frame(dataset, index, "FrameVOILUTSequence")
-        table = _shown(stored, levels, dataset, rescaling, view, preprocessing)
+        table = _shown(stored, levels, dataset, index, preprocessing)
     return Image.fromarray(table[levels])
 
 
@@ -53,12 +50,25 @@ def _is_inverted(dataset: Dataset) -> bool:
     return dataset.PhotometricInterpretation == "MONOCHROME1"
 
 
+def _used(stored: np.ndarray, levels: np.ndarray, dataset: Dataset) -> np.ndarray:
+    """Tells of each value that can be stored whether a pixel has it, padding (C.7.5.1.1.2) aside.
+
+    The levels are the pixels as places among the stored values.
+    """
+    used = np.bincount(levels.ravel(), minlength=len(stored)) > 0
+    padding = dataset.get("PixelPaddingValue")
+    if padding is None:
+        return used
+    ends = padding, dataset.get("PixelPaddingRangeLimit", padding)
+    outside = used & ((stored < min(ends)) | (stored > max(ends)))
+    return outside if outside.any() else used
+
+
 def _shown(
     stored: np.ndarray,
     levels: np.ndarray,
     dataset: Dataset,
-    rescaling: Dataset,
-    view: Dataset,
+    index: int,
     preprocessing: Preprocessing,
 ) -> np.ndarray:
     """Returns the grey level of each stored value, uint8.
@@ -66,6 +76,8 @@ def _shown(
     The modality transform comes first, then the window, then the photometric interpretation
     (C.11.1).
     """
+    rescaling = of_frame(dataset, index, "PixelValueTransformationSequence")
+    view = of_frame(dataset, index, "FrameVOILUTSequence")
     values = _rescaled(stored, rescaling)
     if preprocessing.window:
         shares = _windowed(values, *preprocessing.window, "LINEAR")
@@ -76,22 +88,21 @@ def _shown(
     elif own := window_of(view):
         shares = _windowed(values, *own, view.get("VOILUTFunction") or "LINEAR")
     else:
-        shown = values if is_plain(dataset, rescaling) else values[_used(levels, dataset, stored)]
-        if shown is not values and preprocessing.no_window is None:
-            raise Reject("no_window", "a DICOM file without a window, expected one; see --window")
+        shown = values
+        if not is_plain(dataset, rescaling):
+            shown = values[_used(stored, levels, dataset)]
+            if preprocessing.no_window is None:
+                raise Reject("no_window", "a DICOM file without a window; see --window")
         low, high = shown.min(), shown.max()
         shares = np.clip((values - low) / max(high - low, 1e-6), 0, 1)
     return np.rint(255 * (1 - shares if _is_inverted(dataset) else shares)).astype(np.uint8)
 
 
 def _numbers(
-    stored: np.ndarray,
-    levels: np.ndarray,
-    dataset: Dataset,
-    rescaling: Dataset,
-    physical: Physical,
+    stored: np.ndarray, levels: np.ndarray, dataset: Dataset, index: int, physical: Physical
 ) -> np.ndarray:
     """Returns the number that a dataset stores for each stored value of a file, uint16."""
+    rescaling = of_frame(dataset, index, "PixelValueTransformationSequence")
     unit = unit_of(dataset, rescaling)
     if unit != physical.unit:
         raise Reject("other_unit", f"values in {unit}, expected {physical.unit}")
@@ -109,7 +120,7 @@ def _numbers(
                 "merge; see --rescale",
             )
     numbers = np.rint((values - physical.intercept) / physical.slope)
-    used = numbers[_used(levels, dataset, stored)]
+    used = numbers[_used(stored, levels, dataset)]
     if used.min() < 0 or used.max() > 65_535:
         ends = np.array([0, 65_535]) * physical.slope + physical.intercept
         raise Reject(
@@ -129,23 +140,6 @@ def _rescaled(stored: np.ndarray, rescaling: Dataset) -> np.ndarray:
     return values
 
 
-def _used(levels: np.ndarray, dataset: Dataset, stored: np.ndarray) -> np.ndarray:
-    """Tells of each value that can be stored whether a pixel has it, except those of padding.
-
-    Args:
-        levels: the pixels as places among these values.
-        dataset: the file, which names the padding (C.7.5.1.1.2).
-        stored: the values.
-    """
-    used = np.bincount(levels.ravel(), minlength=len(stored)) > 0
-    padding = dataset.get("PixelPaddingValue")
-    if padding is None:
-        return used
-    ends = padding, dataset.get("PixelPaddingRangeLimit", padding)
-    outside = used & ((stored < min(ends)) | (stored > max(ends)))
-    return outside if outside.any() else used
-
-
 def _windowed(values: np.ndarray, center: float, width: float, function: str) -> np.ndarray:
     """Returns the place of each rescaled value, such as Hounsfield units, in a window: 0..1."""
     values = values - center
@@ -160,16 +154,9 @@ def palette_colours(pixels: np.ndarray, dataset: Dataset) -> np.ndarray:
     """Returns the colours, uint8 [rows, columns, 3], of values of a palette."""
     num_entries, first, bits = dataset.RedPaletteColorLookupTableDescriptor
     if "RedPaletteColorLookupTableData" in dataset:
-        channels = [
-            _looked_up(
-                pixels,
-                dataset[f"{name}PaletteColorLookupTableDescriptor"].value,
-                dataset[f"{name}PaletteColorLookupTableData"].value,
-                dataset,
-            )
-            for name in ("Red", "Green", "Blue")
-        ]
-        colours = np.stack(channels, axis=-1)
+        names = [f"{colour}PaletteColorLookupTable" for colour in ("Red", "Green", "Blue")]
+        tables = [(dataset[f"{n}Descriptor"].value, dataset[f"{n}Data"].value) for n in names]
+        colours = np.stack([_looked_up(pixels, *table, dataset) for table in tables], axis=-1)
     else:
         from pydicom.pixels import apply_color_lut
 
@@ -184,23 +171,17 @@ def palette_colours(pixels: np.ndarray, dataset: Dataset) -> np.ndarray:
 def _looked_up(
     values: np.ndarray, descriptor: Sequence[int], data: bytes | Sequence[int], dataset: Dataset
 ) -> np.ndarray:
-    """Returns the entry of a lookup table for each value (C.11.2.1.1, C.7.6.3.1.5).
+    """Returns the entry of a lookup table for each whole number (C.11.2.1.1, C.7.6.3.1.5).
 
-    Args:
-        values: whole numbers; those beyond an end of the table have the entry of that end.
-        descriptor: number of entries, or 0 for 65,536; the value of the first; bits of an entry.
-        data: the entries, as bytes or as words. Entries of eight bits may share a word.
-        dataset: the file, which says in which order a word has its bytes.
+    The descriptor is the number of entries, or 0 for 65,536; the value of the first; and the bits
+    of an entry. Values beyond an end of the table have the entry of that end.
     """
     num_entries, first, bits = descriptor
     if not 8 <= bits <= 16:
         raise Reject("unsupported_mode", f"a DICOM lookup table of {bits} bits, expected 8 to 16")
     num_entries = num_entries or 1 << 16
-    if isinstance(data, bytes):
-        is_little = dataset.file_meta.TransferSyntaxUID.is_little_endian
-        words = np.frombuffer(data, "<u2" if is_little else ">u2")
-    else:
-        words = np.atleast_1d(data)
+    order = "<u2" if dataset.file_meta.TransferSyntaxUID.is_little_endian else ">u2"
+    words = np.frombuffer(data, order) if isinstance(data, bytes) else np.atleast_1d(data)
     # The first of two entries that share a word is in its lower byte (PS3.5, 7.3).
     is_shared = bits == 8 and len(words) < num_entries
     table = words.astype("<u2").view(np.uint8) if is_shared else words

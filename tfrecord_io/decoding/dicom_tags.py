@@ -16,12 +16,9 @@ import logging
 import math
 import re
 import warnings
-import zlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
-from tfrecord_io.rejects import Reject
 
 if TYPE_CHECKING:
     from pydicom import Dataset
@@ -31,17 +28,9 @@ PACKAGES = (
     "pydicom", "imagecodecs", "pyjpegls", "pylibjpeg", "pylibjpeg-openjpeg", "pylibjpeg-rle",
 )  # fmt: skip
 
-#: Length of the beginning of a file, in which nearly every header ends.
-HEADER_BYTES = 16 * 1024
-
-#: The preamble and DICM, by which a file is recognised; its elements follow (PS3.10, section 7.1).
-START_BYTES = 132
-
-#: Transfer syntax of a file that is deflated as a whole.
-DEFLATED = "1.2.840.10008.1.2.1.99"
-
-# A deflated file that inflates to more is rejected as a decompression bomb.
-_MAX_INFLATED_BYTES = 256 * 1024 * 1024
+#: Transfer syntax of a file that is deflated as a whole, which may inflate to any size. Files that
+#: name it are rejects, and are not given to pydicom.
+DEFLATED = b"1.2.840.10008.1.2.1.99"
 
 #: Photometric interpretations of grey pictures.
 MONOCHROME = ("MONOCHROME1", "MONOCHROME2")
@@ -52,13 +41,11 @@ SHARE = "share of white"
 # Units of files that name them for each frame, beyond the tags that `read_header` reads, by SOP
 # class: enhanced CT, MR and PET, and those converted from single frames (PS3.4, B.5).
 _UNITS_OF_FRAMES = {
-    "1.2.840.10008.5.1.4.1.1.2.1": "HU",
-    "1.2.840.10008.5.1.4.1.1.2.2": "HU",
-    "1.2.840.10008.5.1.4.1.1.4.1": "US",
-    "1.2.840.10008.5.1.4.1.1.4.4": "US",
-    "1.2.840.10008.5.1.4.1.1.128.1": "US",
-    "1.2.840.10008.5.1.4.1.1.130": "US",
-}
+    f"1.2.840.10008.5.1.4.1.1.{number}": unit
+    for number, unit in (
+        ("2.1", "HU"), ("2.2", "HU"), ("4.1", "US"), ("4.4", "US"), ("128.1", "US"), ("130", "US")
+    )
+}  # fmt: skip
 _UNIT = re.compile(r"[A-Z][A-Z0-9_]{0,15}")
 
 # What `read_header` reads, in the order of a file.
@@ -72,14 +59,11 @@ _HEADER_TAGS = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Header:
-    """The facts about a file that a listing needs.
+    """The facts about a file that a listing needs; None if the file does not have one.
 
     Attributes:
-        num_frames: number of frames; 1 if the file does not say.
-        patient: a hash of the patient's identity; this and the following facts are None if the
-            file does not have them.
-        study: a hash of the study's UID, which says whose examination it is.
-        series: a hash of the series' UID.
+        num_frames: 1 if the file does not say.
+        patient: a hash of the patient's identity; `study` and `series` are hashes of their UIDs.
         modality: such as `CT`.
         laterality: `L`, `R` or `B`.
         device: the model's name.
@@ -101,8 +85,8 @@ class Header:
 
 
 def is_dicom(start: bytes) -> bool:
-    """Tells by the first `START_BYTES` whether a file is DICOM."""
-    return start[START_BYTES - 4 : START_BYTES] == b"DICM"
+    """Tells by the first 132 bytes of a file whether it is DICOM (PS3.10, section 7.1)."""
+    return start[128:132] == b"DICM"
 
 
 def codec_versions() -> dict[str, str]:
@@ -120,31 +104,35 @@ def codec_versions() -> dict[str, str]:
         ) from None
 
 
+@functools.cache
+def import_pydicom() -> Any:
+    """Imports pydicom and silences it: it quotes odd values, and names of people are among them."""
+    codec_versions()
+    import pydicom
+
+    pydicom.config.settings.reading_validation_mode = pydicom.config.IGNORE
+    logging.getLogger("pydicom").setLevel(logging.CRITICAL + 1)
+    warnings.filterwarnings("ignore", module="pydicom")
+    return pydicom
+
+
 def read_header(start: bytes) -> Header | None:
-    """Reads the header of a file.
+    """Reads the header of a file, or of as much of it as is at hand.
 
-    Args:
-        start: the file, or as much of it as is at hand.
-
-    Returns:
-        the header; None if it is damaged, or does not end in these bytes.
+    Returns None if it is damaged or deflated, or does not end in these bytes.
     """
-    ended = False
-
-    def is_past(tag: Any, *_: object) -> bool:
-        nonlocal ended
-        ended |= tag > wanted[-1]
-        return ended
-
     import_pydicom()
     from pydicom.datadict import tag_for_keyword
     from pydicom.filereader import read_partial
 
+    if DEFLATED in start:
+        return None
     wanted = [tag_for_keyword(name) or 0 for name in _HEADER_TAGS]
+    file = io.BytesIO(start)
     try:
-        check_inflated(start)
-        tags = read_partial(io.BytesIO(start), is_past, specific_tags=wanted)
-        return _header(tags) if ended else None
+        tags = read_partial(file, lambda tag, *_: tag > wanted[-1], specific_tags=wanted)
+        # pydicom stops before the first tag behind the header, or at the end of the bytes.
+        return _header(tags) if file.tell() < len(start) else None
     except Exception:
         # A damaged file raises almost anything. The decoder rejects it, with a reason.
         return None
@@ -154,44 +142,24 @@ def _header(tags: Dataset) -> Header:
     def text(name: str) -> str:
         return str(tags.get(name) or "").strip()
 
+    def hashed(identifier: str) -> str | None:
+        return hashlib.sha256(identifier.encode()).hexdigest()[:16] if identifier else None
+
     patient = text("PatientID")
     is_grey = tags.get("PhotometricInterpretation") in MONOCHROME
     unit = _UNITS_OF_FRAMES.get(str(tags.get("SOPClassUID")), unit_of(tags, tags))
     has_levels = tags.get("VOILUTSequence") or window_of(tags) or is_plain(tags, tags)
     return Header(
         num_frames=int(tags.get("NumberOfFrames") or 1),
-        patient=_hashed(f"{text('IssuerOfPatientID')}\0{patient}") if patient else None,
-        study=_hashed(text("StudyInstanceUID")),
-        series=_hashed(text("SeriesInstanceUID")),
+        patient=hashed(f"{text('IssuerOfPatientID')}\0{patient}") if patient else None,
+        study=hashed(text("StudyInstanceUID")),
+        series=hashed(text("SeriesInstanceUID")),
         modality=text("Modality") or None,
         laterality=text("ImageLaterality") or text("Laterality") or None,
         device=text("ManufacturerModelName") or None,
         needs_range=is_grey and not has_levels,
         unit=unit if is_grey and (unit != SHARE or tags.get("BitsStored") not in (8, 16)) else "",
     )
-
-
-def _hashed(identifier: str) -> str | None:
-    """Returns a hash of an identifier, or None of an empty one."""
-    return hashlib.sha256(identifier.encode()).hexdigest()[:16] if identifier else None
-
-
-def check_inflated(data: bytes) -> None:
-    """Refuses a deflated file that pydicom would inflate to more memory than there may be."""
-    # A fast path: parsing takes longer than this test.
-    if DEFLATED.encode() not in data:
-        return
-    from pydicom.filereader import read_dataset
-
-    file = io.BytesIO(data)
-    file.seek(START_BYTES)
-    # Only group 2 says how the rest is encoded.
-    meta = read_dataset(file, False, True, stop_when=lambda tag, *_: tag >> 16 != 2)
-    if meta.get("TransferSyntaxUID") == DEFLATED:
-        inflater = zlib.decompressobj(-zlib.MAX_WBITS)
-        inflater.decompress(file.read(), _MAX_INFLATED_BYTES)
-        if inflater.unconsumed_tail:
-            raise Reject("file_too_large", f"more than {_MAX_INFLATED_BYTES:,} bytes, inflated")
 
 
 def is_plain(dataset: Dataset, rescaling: Dataset) -> bool:
@@ -226,10 +194,11 @@ def unit_of(dataset: Dataset, rescaling: Dataset) -> str:
 
 def window_of(view: Dataset) -> tuple[float, float] | None:
     """Returns center and width of the first window of a file or frame, None if it has none."""
-    center, width = (_first(view.get(name)) for name in ("WindowCenter", "WindowWidth"))
-    if center is None or width is None or not (math.isfinite(center + width) and width > 0):
+    values = [np.atleast_1d(view.get(name, [])) for name in ("WindowCenter", "WindowWidth")]
+    if not all(len(some) and some[0] is not None for some in values):
         return None
-    return center, width
+    center, width = (float(some[0]) for some in values)
+    return (center, width) if math.isfinite(center + width) and width > 0 else None
 
 
 def of_frame(dataset: Dataset, index: int, name: str) -> Dataset:
@@ -256,21 +225,3 @@ def pixel_aspect(dataset: Dataset, index: int) -> float:
             if 0.01 <= height / width <= 100:
                 return height / width
     return 1.0
-
-
-def _first(value: Any) -> float | None:
-    """Returns the first of the values of an element, None without one."""
-    values = np.atleast_1d([] if value is None else value)
-    return float(values[0]) if len(values) else None
-
-
-@functools.cache
-def import_pydicom() -> Any:
-    """Imports pydicom and silences it: it quotes odd values, and names of people are among them."""
-    codec_versions()
-    import pydicom
-
-    pydicom.config.settings.reading_validation_mode = pydicom.config.IGNORE
-    logging.getLogger("pydicom").setLevel(logging.CRITICAL + 1)
-    warnings.filterwarnings("ignore", module="pydicom")
-    return pydicom

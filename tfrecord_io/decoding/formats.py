@@ -17,9 +17,6 @@ FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "GIF", "WEBP", "PPM")
 
 _EXIF_ORIENTATION = 0x0112
 
-# TIFF 6.0, section 19: 1 stands for unsigned integers, the default; 2 for signed ones.
-_TIFF_SAMPLE_FORMAT = 339
-
 # TIFF 6.0, section 8: 0 stands for grey in which zero is white.
 _TIFF_PHOTOMETRIC = 262
 
@@ -54,24 +51,18 @@ def read_picture(data: bytes | io.BytesIO, dtype: str) -> Picture:
     with Image.open(file, formats=("TIFF",) if is_page else FORMATS) as image:
         check_size(image.width, image.height)
         _check_depth(image, dtype)
-        if not is_page and getattr(image, "is_animated", False):
-            # Pillow takes hours to count the pages of a TIFF that was made to have millions.
-            several = "several"
-            num_frames = several if image.format == "TIFF" else getattr(image, "n_frames", several)
-            raise Reject("multiple_frames", f"{image.format} with {num_frames} frames")
         content = file.getvalue()
         if not is_page:
+            if getattr(image, "is_animated", False):
+                raise Reject("multiple_frames", f"{image.format} with several frames")
             complete.check_complete(image, content)
-        if image.format == "PNG":
-            complete.check_png(content)
         if isinstance(image, TiffImagePlugin.TiffImageFile):
-            _check_sample_format(image)
-            complete.check_tiff_parts(image, content)
+            complete.check_tiff(image, content)
         mode, file_format = image.mode, image.format or ""
         quantization = sum(getattr(image, "quantization", {}).get(0, ()))
         image.load()
         if file_format == "PNG":
-            complete.check_png_rows(image, content)
+            complete.check_png(image, content)
         return Picture(_turn_upright(image), mode, file_format, quantization)
 
 
@@ -122,30 +113,17 @@ def _check_depth(image: ImageFile.ImageFile, dtype: str) -> None:
         return
     # Pillow opens a 16-bit RGB file as mode RGB. Only the arguments of the tiles' decoder show the
     # depth: a raw mode such as RGB;16B, or the largest value of a netpbm file.
-    arguments = [
-        argument
-        for tile in image.tile
-        for argument in (tile[3] if isinstance(tile[3], tuple) else (tile[3],))
-    ]
+    tiles = (tile[3] if isinstance(tile[3], tuple) else (tile[3],) for tile in image.tile)
+    arguments = [argument for tile in tiles for argument in tile]
     raw_modes = [argument for argument in arguments if isinstance(argument, str)]
-    if (
-        image.mode.startswith(("I", "F"))
-        or any(depth in raw for raw in raw_modes for depth in (";16", ";12", ";32"))
-        or (image.format == "PPM" and any(isinstance(a, int) and a > 255 for a in arguments))
-    ):
+    is_deep_pnm = image.format == "PPM" and any(isinstance(a, int) and a > 255 for a in arguments)
+    is_deep = any(depth in raw for raw in raw_modes for depth in (";16", ";12", ";32"))
+    if is_deep or is_deep_pnm or image.mode.startswith(("I", "F")):
         is_grey = image.mode.startswith("I;16") or (image.format == "PPM" and image.mode == "I")
         if dtype == "uint8" or not is_grey:
             hint = "; --dtype uint16 keeps it" if is_grey else ""
             found = f"{image.format} of mode {raw_modes or image.mode}"
             raise Reject("more_than_8_bits", f"{found}{hint}")
-
-
-def _check_sample_format(image: TiffImagePlugin.TiffImageFile) -> None:
-    """Refuses signed samples, which Pillow reads as if they were unsigned."""
-    formats = set(image.tag_v2.get(_TIFF_SAMPLE_FORMAT, (1,)))
-    if formats != {1}:
-        found = ", ".join(map(str, sorted(formats)))
-        raise Reject("unsupported_mode", f"TIFF of sample format {found}, not unsigned integers")
 
 
 def _turn_upright(image: Image.Image) -> Image.Image:

@@ -80,12 +80,10 @@ class Preprocessing:
     """How a file becomes pixels.
 
     Attributes:
-        height: height of the stored image in pixels.
-        width: width of the stored image in pixels.
+        height: of the stored image in pixels, as the width is.
         channels: 1 (grey; colour becomes ITU-R 601-2 luma) or 3 (RGB; grey is repeated).
-        resize: name of a filter in `RESIZE_FILTERS`.
-        dtype: one of `DTYPES`. uint16 keeps the depth of 16-bit grey files; the levels of eight-bit
-            files are spread over its range (times 257).
+        dtype: uint16 keeps the depth of 16-bit grey files; the levels of eight-bit files are spread
+            over its range (times 257).
         window: center and width of the grey levels that become the 256 of uint8, for DICOM files;
             by default those that each file names.
         no_window: `FRAME_RANGE` to show a DICOM frame without a window from its lowest value to its
@@ -95,7 +93,7 @@ class Preprocessing:
         physical: the formula of the values of uint16, the same for all files; None for the stored
             values, from the lowest that a file can store, because the dataset has no DICOM files
             that need a formula, or an older release made it.
-        background: what is behind transparent pixels, one of `BACKGROUNDS`; None to reject them.
+        background: what is behind transparent pixels; None to reject them.
         fit: `stretch` changes a picture's shape to the stored one; `pad` scales both sides by one
             factor, to the nearest pixel, centers the picture, and fills the rest with black.
 
@@ -128,9 +126,7 @@ class Preprocessing:
                 f"window must be a center and a width of at least 1, received {self.window}"
             )
         if self.window and self.dtype != "uint8":
-            raise ValueError(
-                f"window is for uint8: a dataset of {self.dtype} keeps the whole range"
-            )
+            raise ValueError(f"window is for uint8: {self.dtype} keeps the whole range")
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -145,12 +141,8 @@ class Preprocessing:
     def box(self, width: float, height: float) -> tuple[int, int, int, int]:
         """Returns (left, top, right, bottom) of a picture in the stored image; the rest is padding.
 
-        Ties are rounded as in `PIL.ImageOps.pad`, which gives the same pixels if those of the file
-        are square.
-
-        Args:
-            width: of the picture, in any unit.
-            height: of the picture, in the same unit.
+        The picture's sides may be in any unit. Ties are rounded as in `PIL.ImageOps.pad`, which
+        gives the same pixels if those of the file are square.
         """
         columns, rows = self.width, self.height
         if self.fit == "pad" and width * rows > height * columns:
@@ -162,12 +154,8 @@ class Preprocessing:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns JSON values by name; those of `_NEWER` only if they differ from these."""
-        values = dataclasses.asdict(self)
-        return {
-            name: value
-            for name, value in values.items()
-            if name not in _NEWER or value != _NEWER[name]
-        }
+        values = dataclasses.asdict(self).items()
+        return {k: v for k, v in values if k not in _NEWER or v != _NEWER[k]}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Preprocessing:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from tfrecord_io.decoding import dicom_frames, tiff_pages
 from tfrecord_io.decoding.complete import starts_picture
-from tfrecord_io.decoding.dicom_tags import HEADER_BYTES, Header, is_dicom, read_header
+from tfrecord_io.decoding.dicom_tags import Header, is_dicom, read_header
 
 if TYPE_CHECKING:
     from pydicom import Dataset
@@ -31,7 +31,7 @@ SINGLE_SUFFIXES = (
 )  # fmt: skip
 
 #: Bytes of the start of a file in which nearly every header ends.
-START_BYTES = HEADER_BYTES
+START_BYTES = 16 * 1024
 
 # A header can claim any number of frames. Each takes at least the head of an item in the file.
 _LEAST_FRAME_BYTES = 8
@@ -84,20 +84,18 @@ def find_pictures(
     if header is None:
         with open_file() as file:
             header = read_header(file.read())
-    if header is None or not 1 <= header.num_frames <= min(
-        tiff_pages.MAX_PAGES, size // _LEAST_FRAME_BYTES
-    ):
+    most = min(tiff_pages.MAX_PAGES, size // _LEAST_FRAME_BYTES)
+    if header is None or not 1 <= header.num_frames <= most:
         return Pictures([0], "DICOM")
     frames = [0] if header.num_frames == 1 else range(1, header.num_frames + 1)
     return Pictures(frames, "DICOM", header)
 
 
 def _pages(size: int, start: bytes, open_file: Callable[[], BinaryIO]) -> Pictures:
-    pages = tiff_pages.read_pages(io.BytesIO(start), is_whole=False)
-    if pages is None:
+    kinds = tiff_pages.read_pages(io.BytesIO(start), is_whole=False)
+    if kinds is None:
         with open_file() as file:
-            pages = tiff_pages.read_pages(file, is_whole=True) or []
-    kinds = [page.kind for page in pages]
+            kinds = tiff_pages.read_pages(file, is_whole=True) or []
     frames = [number for number, kind in enumerate(kinds, start=1) if not kind]
     if len(kinds) == 1 or len(kinds) > tiff_pages.MAX_PAGES or not frames:
         return ONE_PICTURE

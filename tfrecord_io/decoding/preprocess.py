@@ -125,22 +125,19 @@ def decode_image(
     except Reject:
         raise
     except Image.UnidentifiedImageError:
-        if not isinstance(data, bytes) or frame:
-            raise Reject(
-                "undecodable", f"page {frame} of the TIFF is damaged or of no known kind"
-            ) from None
         # The detail quotes no bytes: a link may lead to a secret, and rejects are published.
-        raise Reject("not_an_image", f"{len(data):,} bytes of no known format") from None
+        if isinstance(data, bytes) and not frame:
+            raise Reject("not_an_image", f"{len(data):,} bytes of no known format") from None
+        found = f"page {frame} of the TIFF is damaged or of no known kind"
+        raise Reject("undecodable", found) from None
     except Image.DecompressionBombError as error:
         raise Reject("too_many_pixels", str(error)) from None
-    except OSError as error:
-        if not is_of_content(error):
-            raise
-        reason = "truncated" if "truncated" in str(error) else "undecodable"
-        raise Reject(reason, str(error)) from None
     except Exception as error:
         if not is_of_content(error):
             raise
+        if isinstance(error, OSError):
+            reason = "truncated" if "truncated" in str(error) else "undecodable"
+            raise Reject(reason, str(error)) from None
         # For hostile or damaged bytes, decoders raise almost anything (struct.error, SyntaxError,
         # zlib.error, IndexError and more), and one file must not end the job. Their messages are
         # left out because some quote bytes of the file.
