@@ -67,18 +67,18 @@ def seconds_at_the_end(directory: Path, files: list[bytes], num_images: int) -> 
     for name, column in unique.items():
         examples = examples.set_column(examples.schema.get_field_index(name), name, column)
     seconds = {}
-    with twins.ImageReader.of_folder(directory, found) as images:
-        start = time.perf_counter()
-        same = twins.find_twins(examples, images, found.label_kind)
-        seconds["near duplicates"] = time.perf_counter() - start
-        start = time.perf_counter()
-        result = audit.audit_examples(examples, same, found)
-        seconds["other findings"] = time.perf_counter() - start
-        start = time.perf_counter()
-        found = dataclasses.replace(found, audit={"notes": [], **result.to_dict()})
-        none = pa.table({name: np.array([], str) for name in ("path", "reason", "detail")})
-        card.render(found, result, examples, images, [], none)
-        seconds["card"] = time.perf_counter() - start
+    images = twins.ImageReader.of_folder(directory, found)
+    start = time.perf_counter()
+    same = twins.find_twins(examples, images, found.label_kind)
+    seconds["near duplicates"] = time.perf_counter() - start
+    start = time.perf_counter()
+    result = audit.audit_examples(examples, same, found)
+    seconds["other findings"] = time.perf_counter() - start
+    start = time.perf_counter()
+    found = dataclasses.replace(found, audit={"notes": [], **result.to_dict()})
+    none = pa.table({name: np.array([], str) for name in ("path", "reason", "detail")})
+    card.render(found, result, examples, images, [], none)
+    seconds["card"] = time.perf_counter() - start
     return seconds
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from tfrecord_io.auditing import near_duplicates
+from tfrecord_io.auditing import side_facts, twins
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.decoding.preprocess import DecodedImage, decode_image
 
@@ -85,14 +85,14 @@ class Pictures:
     def __init__(self, decoded: list[DecodedImage], shape: tuple[int, int]) -> None:
         images = [Image.frombytes("L", shape[::-1], image.pixels) for image in decoded]
         self.hashes = hashes_of(decoded, shape)
-        self.details = np.stack([near_duplicates.detail(image) for image in images])
+        self.details = np.stack([twins.detail(image) for image in images])
 
 
 def hashes_of(decoded: list[DecodedImage], shape: tuple[int, int]) -> np.ndarray:
     """Returns the perceptual hashes of pictures of one shape (height, width)."""
     pictures = np.frombuffer(b"".join(image.pixels for image in decoded), np.uint8)
-    thumbnails = near_duplicates.thumbnails(pictures.reshape(-1, *shape, 1))
-    return near_duplicates.perceptual_hash(thumbnails)
+    thumbnails = side_facts.thumbnails(pictures.reshape(-1, *shape, 1))
+    return side_facts.perceptual_hash(thumbnails)
 
 
 def distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -130,8 +130,8 @@ def report_copies(names: list[str], files: list[bytes], preprocessing: Preproces
 
 def taken_for_copies(bits: np.ndarray, alike: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
     """Returns which pairs are near duplicates by the rules of the audit."""
-    is_alike = alike >= near_duplicates.min_similarity(min(shape))
-    return (bits <= near_duplicates.MAX_DISTANCE) & is_alike
+    is_alike = alike >= twins.min_similarity(min(shape))
+    return (bits <= twins.MAX_DISTANCE) & is_alike
 
 
 def patients_of(names: list[str]) -> np.ndarray:
@@ -201,11 +201,11 @@ def report_sizes(names: list[str], files: list[bytes], sizes: list[int], num_cop
         found = taken_for_copies(distances(originals.hashes[rows], changed.hashes), copied, shape)
         bits, alike = compare_all(originals)
         bits, alike = bits[differ], alike[differ]
-        proposed = alike[bits <= near_duplicates.MAX_DISTANCE]
+        proposed = alike[bits <= twins.MAX_DISTANCE]
         taken = taken_for_copies(bits, alike, shape).sum()
         # Smaller sizes are shown to explain why the audit does not search in them.
-        looked_for = size >= near_duplicates.MIN_SIDE
-        needed = f"{near_duplicates.min_similarity(size):.2f}" if looked_for else "–"
+        looked_for = size >= twins.MIN_SIDE
+        needed = f"{twins.min_similarity(size):.2f}" if looked_for else "–"
         print(
             f"| {size} | {needed} | "
             f"{copied.min():.3f} | {f'{found.mean():.1%}' if looked_for else '–'} | "
@@ -227,7 +227,7 @@ def crowd(files: list[bytes], num_hashes: int) -> np.ndarray:
     for data in files:
         with Image.open(io.BytesIO(data)) as image:
             small.append(image.convert("L").resize((64, 64), Image.Resampling.BOX))
-    hashes = np.empty((num_hashes, near_duplicates.HASH_LENGTH), np.uint8)
+    hashes = np.empty((num_hashes, side_facts.HASH_LENGTH), np.uint8)
     for number in range(num_hashes):
         image = small[number % len(small)]
         if random.random() < 0.5:
@@ -241,7 +241,7 @@ def crowd(files: list[bytes], num_hashes: int) -> np.ndarray:
             (2 * stretch_x, shear, move_x, shear, 2 * stretch_y, move_y),
             Image.Resampling.BILINEAR,
         )
-        (hashes[number],) = near_duplicates.perceptual_hash(np.asarray(moved)[None])
+        (hashes[number],) = side_facts.perceptual_hash(np.asarray(moved)[None])
     return hashes
 
 
@@ -262,7 +262,7 @@ def report_search(files: list[bytes], sizes: list[int], preprocessing: Preproces
         hashes = np.concatenate([planted, crowd(files, size - len(planted))])
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         start = time.perf_counter()
-        pairs = near_duplicates.find_pairs(hashes)
+        pairs = twins.find_pairs(hashes)
         seconds = time.perf_counter() - start
         added = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
         found = set(zip(pairs.first.tolist(), pairs.second.tolist(), strict=True))

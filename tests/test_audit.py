@@ -129,20 +129,13 @@ def test_names_without_a_patient_are_reported(tmp_path):
 
 def test_pictures_of_one_colour_are_reported_and_are_no_copies_of_each_other(tmp_path):
     files = {
-        f"{split}/CNV/CNV-{n}-1.png": encoded(np.full((80, 80), 10 * n, np.uint8))
-        for n, split in enumerate(["train", "test", "train"])
+        f"{split}/CNV/CNV-{n}-1.png": encoded(np.full((80, 80), level, np.uint8))
+        for n, (split, level) in enumerate([("train", 0), ("test", 10), ("train", 20), ("test", 0)])
     }
     out = build_here(write_tree(tmp_path / "in", files), tmp_path / "out", SIZE)
-    assert finding(out, "blank").count == 3
+    assert finding(out, "blank").count == 4
     assert finding(out, "near_duplicates") is None
-
-
-def test_pictures_too_small_to_tell_are_not_compared_and_the_user_is_told(flawed_tree, tmp_path):
-    out = build_here(flawed_tree, tmp_path / "out", "--image_size=28")
-    found = finding(out, "near_duplicates")
-    assert found.title == "Near duplicates were not looked for"
-    assert "Below 64 pixels per side" in found.detail
-    assert audit.audit(out).measures["near_duplicate_pairs"] is None
+    assert len({row["group"] for row in rows_of(out)}) == 4
 
 
 def test_odd_sizes_and_enlarged_images_are_reported(tmp_path):
@@ -228,23 +221,25 @@ def test_failing_on_duplicates_keeps_the_evidence_and_writes_no_manifest(flawed_
     assert {p.name: p.stat().st_mtime_ns for p in out.glob("*.tfrecord")} == before
 
 
-def test_failing_on_leaks_is_refused_where_copies_cannot_be_found(flawed_tree, tmp_path, capsys):
-    scans = shutil.copytree(flawed_tree, tmp_path / "scans")
-    (scans / planted.LEAKED_PATIENT).unlink()  # or it would fail for the patient
-    assert run_build_here(scans, tmp_path / "out", "--leaks=fail", "--image_size=28") == 2
-    assert "--leaks fail cannot be checked with --image_size 28x28" in capsys.readouterr().err
-    assert not list(tmp_path.glob("out/*.tfrecord"))
-
-
-def test_failing_on_leaks_is_not_passed_by_a_complete_dataset_of_small_pictures(
-    flawed_tree, tmp_path, capsys
-):
+def test_leaks_of_small_pictures_cannot_be_ruled_out(flawed_tree, tmp_path, capsys):
     scans = shutil.copytree(flawed_tree, tmp_path / "scans")
     for name in (planted.LEAKED_PATIENT, planted.SAME_PIXELS[0]):
-        (scans / name).unlink()
+        (scans / name).unlink()  # or it would fail for these
+    flags = scans, tmp_path / "out", "--leaks=fail", "--image_size=28"
+    assert run_build_here(*flags) == 2
+    assert "--leaks fail cannot be checked with --image_size 28x28" in capsys.readouterr().err
+    assert not list(tmp_path.glob("out/*.tfrecord"))
+    # Nor is a complete dataset of them accepted.
     build_here(scans, tmp_path / "out", "--image_size=28")
-    assert run_build_here(scans, tmp_path / "out", "--leaks=fail", "--image_size=28") == 1
+    found = finding(tmp_path / "out", "near_duplicates")
+    assert found.title == "Near duplicates were not looked for"
+    assert "Below 64 pixels per side" in found.detail
+    assert run_build_here(*flags) == 1
     assert "near duplicates were not looked for" in capsys.readouterr().err
+    for limit in ("max_leaked_pictures", "max_label_conflicts"):
+        assert command_line.main(["audit", str(tmp_path / "out"), f"--{limit}=9"]) == 1
+        said = f"FAILED   --{limit} 9: near duplicates were not looked for"
+        assert said in capsys.readouterr().out
 
 
 def test_one_split_of_small_pictures_leaks_nothing(tmp_path):
@@ -310,28 +305,23 @@ def test_a_build_that_dies_while_it_drops_ends_the_same_when_run_again(
 
 
 def table_of(labels, patients, **columns):
-    values = {"patient": patients, "pixels_xxh3": [str(n) for n in range(len(labels))]}
-    return pa.table({**values, **columns})
+    rows = [str(row) for row in range(len(labels))]
+    return pa.table({"patient": patients, "pixels_xxh3": rows, **columns})
 
 
-def test_a_side_fact_that_goes_with_the_class_is_measured_and_named():
+@pytest.mark.parametrize("fact", ["original size", "padded share"])
+def test_a_side_fact_that_goes_with_the_class_is_measured_and_named(fact):
     labels = np.arange(400) % 2
     sizes = np.where(labels == 1, 512, np.where(np.arange(400) % 4 == 0, 768, 640))
-    table = table_of(
-        labels, [str(n // 4) for n in range(400)], width=sizes, height=np.full(400, 496)
-    )
+    columns, value = {"width": sizes, "height": np.full(400, 496)}, "512×496"
+    if fact == "padded share":
+        columns, value = {"padding": 67 * labels}, "67 %"
+    table = table_of(labels, [str(n // 4) for n in range(400)], **columns)
     found = shortcuts.measure(table, labels)
     assert found.accuracy == found.low == 1
     assert found.chance == 0.5
-    assert ("original size", "512×496", 1, 200) in found.giveaways
-
-
-def test_the_padding_of_a_padded_dataset_is_a_side_fact():
-    labels = np.arange(400) % 2
-    patients = [str(n // 4) for n in range(400)]
-    found = shortcuts.measure(table_of(labels, patients, padding=67 * labels), labels)
-    assert found.by_signal == {"padded share": 1.0}
-    assert ("padded share", "67 %", 1, 200) in found.giveaways
+    assert found.by_signal == {fact: 1.0}
+    assert (fact, value, 1, 200) in found.giveaways
 
 
 def test_side_facts_that_have_nothing_to_do_with_the_class_tell_no_more_than_chance():
@@ -392,30 +382,17 @@ def test_the_command_ends_with_1_over_a_limit_and_with_0_under_it(flawed, clean,
     limits = [f"--max_{name}=0" for name in names]
     assert command_line.main(["audit", str(flawed), *limits]) == 1
     assert capsys.readouterr().out.count("FAILED") >= 4
+    assert command_line.main(["audit", str(flawed), "--json", "--max_duplicates=2"]) == 1
+    content = json.loads(capsys.readouterr().out)
+    assert content["violations"] == ["--max_duplicates 2: found 3"]
+    assert content["measures"]["duplicate_images"] == 3
     assert command_line.main(["audit", str(clean), *limits[:-1]]) == 0
-
-
-@pytest.mark.parametrize("limit", ["max_leaked_pictures", "max_label_conflicts"])
-def test_a_limit_is_not_kept_where_nothing_was_looked_for(tmp_path, capsys, limit):
-    scans = write_tree(tmp_path / "scans", planted.clean_files())
-    out = build_here(scans, tmp_path / "out", "--image_size=28")
-    assert command_line.main(["audit", str(out)]) == 0
-    capsys.readouterr()
-    assert command_line.main(["audit", str(out), f"--{limit}=0"]) == 1
-    assert f"FAILED   --{limit} 0: near duplicates were not looked for" in capsys.readouterr().out
 
 
 def test_a_limit_is_not_kept_where_only_some_pairs_were_compared(flawed, monkeypatch, capsys):
     monkeypatch.setattr(twins, "MAX_CHECKED", 1)
     assert command_line.main(["audit", str(flawed), "--max_leaked_pictures=9"]) == 1
     assert "not all pairs were compared" in capsys.readouterr().out
-
-
-def test_the_command_prints_json_for_programs(flawed, capsys):
-    assert command_line.main(["audit", str(flawed), "--json", "--max_duplicates=2"]) == 1
-    content = json.loads(capsys.readouterr().out)
-    assert content["violations"] == ["--max_duplicates 2: found 3"]
-    assert content["measures"]["duplicate_images"] == 3
 
 
 def test_an_examples_table_of_an_older_build_is_audited_as_far_as_it_goes(flawed, tmp_path):
@@ -481,30 +458,20 @@ def test_near_duplicates_of_any_exact_copy_are_across():
     assert differ == [[False], [True], [True], [True]]
 
 
-@pytest.fixture(scope="module")
-def copied_within(tmp_path_factory):
-    """Six scans of train, saved again in train under other patients' names, and two copies."""
-    folder = tmp_path_factory.mktemp("copied_within")
+def test_copies_within_a_split_under_other_patients_names_are_found_and_one_group(tmp_path):
     files = planted.clean_files()
     for patient in range(1, 7):
         label = planted.LABELS[patient % 2]
         data = files[f"train/{label}/{label}-{patient}-1.jpeg"]
         name = f"train/{label}/{label}-{60 + patient}-1.jpeg"
         files[name] = data if patient == 1 else planted.saved_again(data, 70)
-    return build_here(write_tree(folder / "scans", files), folder / "out", SIZE, "--variants=1")
-
-
-def test_copies_within_a_split_under_other_patients_names_are_found(copied_within, capsys):
-    assert finding(copied_within, "near_duplicates") is None
-    found = finding(copied_within, "near_duplicates_within")
+    out = build_here(write_tree(tmp_path / "scans", files), tmp_path / "out", SIZE, "--variants=1")
+    assert finding(out, "near_duplicates") is None
+    found = finding(out, "near_duplicates_within")
     assert (found.severity, found.count) == ("warning", 5)
-    measures = audit.audit(copied_within).measures
-    assert measures["near_duplicate_pairs_within_splits"] == 5
-    assert command_line.main(["audit", str(copied_within), "--max_leaked_pictures=0"]) == 0
-
-
-def test_copies_and_their_patients_are_one_group_of_the_table(copied_within):
-    rows = rows_of(copied_within)
+    assert audit.audit(out).measures["near_duplicate_pairs_within_splits"] == 5
+    assert command_line.main(["audit", str(out), "--max_leaked_pictures=0"]) == 0
+    rows = rows_of(out)
     groups = {row["patient"]: row["group"] for row in rows}
     assert all(groups[str(patient)] == groups[str(60 + patient)] for patient in range(1, 7))
     assert len(set(groups.values())) == len(groups) - 6
@@ -512,64 +479,30 @@ def test_copies_and_their_patients_are_one_group_of_the_table(copied_within):
     assert all(row["group"] == groups[row["patient"]] for row in rows)
 
 
-def test_pictures_of_one_colour_belong_to_nobody_else(tmp_path):
-    blank = encoded(np.full((96, 96), 7, np.uint8))
-    files = {f"train/CNV/CNV-{patient}-1.png": blank for patient in range(3)}
-    built = build_here(write_tree(tmp_path / "in", files), tmp_path / "out", SIZE)
-    assert len({row["group"] for row in rows_of(built)}) == 3
-
-
 def test_a_chain_of_too_many_likes_is_reported_and_joins_nobody():
-    size = 101
-    found = twins.Twins(
-        groups=np.arange(size),
-        near=tuple(
-            twins.NearPair(first=row, second=row + 1, similarity=0.99) for row in range(size - 1)
-        ),
-        min_similarity=0.9,
-    )
-    examples = pa.table(
-        {
-            "split": ["train"] * size,
-            "label": ["a"] * size,
-            "patient": [str(row) for row in range(size)],
-            "path": [f"{row}.png" for row in range(size)],
-            "pixels_xxh3": [str(row) for row in range(size)],
-            "shard": ["train.tfrecord"] * size,
-            "row": np.arange(size),
-        }
-    )
-    dataset = bare_manifest(
-        image_shape=(96, 96, 1),
-        label_names=["a"],
-        splits={"train": Split(label_counts=(size,), shards=())},
-    )
-    result = audit.audit_examples(examples, found, dataset)
+    size, rows = 101, np.arange(101)
+    near = tuple(twins.NearPair(first=a, second=a + 1, similarity=0.99) for a in range(size - 1))
+    found = twins.Twins(groups=rows, near=near, min_similarity=0.9)
+    names = [str(row) for row in rows]
+    columns = {"patient": names, "path": names, "pixels_xxh3": names, "row": rows}
+    same = {"split": ["train"] * size, "label": ["a"] * size, "shard": ["0"] * size}
+    split = Split(label_counts=(size,), shards=())
+    dataset = bare_manifest(image_shape=(96, 96, 1), label_names=["a"], splits={"train": split})
+    result = audit.audit_examples(pa.table(columns | same), found, dataset)
     (chain,) = [one for one in result.findings if one.code == "near_chains"]
     assert chain.count == 1
     assert "more than 100 images" in chain.detail
 
 
-@pytest.fixture(scope="module")
-def exact_and_near(tmp_path_factory):
-    """A picture in train and test, pixel by pixel, and a near duplicate of it in train."""
+def test_a_near_duplicate_of_a_picture_in_two_splits_is_a_leak(tmp_path, capsys):
     names = ("train/CNV/CNV-4-2.jpeg", "test/CNV/CNV-50-1.jpeg", "train/CNV/CNV-51-1.jpeg")
     data = planted.scan("CNV", 4, 2)
     files = dict(zip(names, (data, data, planted.saved_again(data, 60)), strict=True))
-    tree = tmp_path_factory.mktemp("exact_and_near") / "scans"
-    return write_tree(tree, planted.clean_files() | files)
-
-
-def test_a_near_duplicate_of_a_picture_in_two_splits_is_a_leak(exact_and_near, tmp_path, capsys):
-    out = build_here(exact_and_near, tmp_path / "out", SIZE)
-    assert near_pairs(out) == {frozenset(("test/CNV/CNV-50-1.jpeg", "train/CNV/CNV-51-1.jpeg"))}
+    tree = write_tree(tmp_path / "scans", planted.clean_files() | files)
+    out = build_here(tree, tmp_path / "out", SIZE)
+    assert near_pairs(out) == {frozenset(names[1:])}
     assert command_line.main(["audit", str(out), "--max_leaked_pictures=1"]) == 1
     assert "FAILED   --max_leaked_pictures 1: found 2" in capsys.readouterr().out
-
-
-def test_dropping_leaks_drops_the_near_duplicate_of_a_picture_in_two_splits(
-    exact_and_near, tmp_path
-):
-    out = build_here(exact_and_near, tmp_path / "out", SIZE, "--leaks=drop")
-    assert set(dropped_rows(out)) == {"train/CNV/CNV-4-2.jpeg", "train/CNV/CNV-51-1.jpeg"}
+    out = build_here(tree, tmp_path / "dropped", SIZE, "--leaks=drop")
+    assert set(dropped_rows(out)) == {names[0], names[2]}
     assert command_line.main(["audit", str(out), "--max_leaked_pictures=0"]) == 0

@@ -4,20 +4,15 @@ from image_files import grey_pixels
 from PIL import Image
 from planted_scans import LOOK_ALIKES, brightened, full_scan, pixels, saved_again, scan
 
-from tfrecord_io.auditing import near_duplicates
-from tfrecord_io.auditing.near_duplicates import (
-    HASH_LENGTH,
-    MAX_DISTANCE,
-    find_pairs,
-    min_similarity,
-)
+from tfrecord_io.auditing.side_facts import HASH_LENGTH, perceptual_hash, side_facts, thumbnails
+from tfrecord_io.auditing.twins import MAX_DISTANCE, detail, find_pairs, min_similarity
 
 WAVES_HASH = "2f2e1c8b161349096244a9a5271ebfc6dee94416a863263ce5861356878f6aaf"
 
 
 def hash_of(image):
     pixels = np.asarray(image).reshape(1, image.height, image.width, -1)
-    (found,) = near_duplicates.perceptual_hash(near_duplicates.thumbnails(pixels))
+    (found,) = perceptual_hash(thumbnails(pixels))
     return found
 
 
@@ -30,7 +25,7 @@ def bits(a, b):
 
 
 def alike(a, b):
-    return near_duplicates.similarity(near_duplicates.detail(a), near_duplicates.detail(b))
+    return detail(a) @ detail(b)
 
 
 def random_hashes(num_hashes, seed=0):
@@ -94,42 +89,37 @@ def test_the_smaller_the_picture_the_more_alike_two_must_be(side, expected):
     assert min_similarity(side) == pytest.approx(expected)
 
 
-def test_brightness_alone_does_not_change_the_hash():
-    image = Image.fromarray(grey_pixels(3, 64, 64) // 2)
-    brighter = image.point(lambda value: value + 100)
-    assert bits(image, brighter) == 0
-    assert alike(image, brighter) == pytest.approx(1)
-
-
 def test_a_picture_of_one_colour_has_the_hash_zero_and_no_detail():
     image = Image.new("L", (50, 40), 131)
     assert not hash_of(image).any()
-    assert not near_duplicates.detail(image).any()
+    assert not detail(image).any()
 
 
-def test_colour_and_grey_versions_have_one_hash():
-    image = Image.fromarray(grey_pixels(2, 70, 90))
-    assert bits(image, image.convert("RGB")) == 0
+def test_neither_brightness_nor_colour_alone_changes_the_hash():
+    image = Image.fromarray(grey_pixels(3, 64, 64) // 2)
+    brighter = image.point(lambda value: value + 100)
+    assert bits(image, brighter) == bits(image, image.convert("RGB")) == 0
+    assert alike(image, brighter) == pytest.approx(1)
 
 
 def test_the_hash_does_not_change_between_versions():
     waves = (np.multiply.outer(np.arange(32), np.arange(32)) % 251).astype(np.uint8)
-    assert near_duplicates.perceptual_hash(waves[None]).tobytes().hex() == WAVES_HASH
-
-
-def test_a_picture_that_is_only_a_slope_is_not_taken_for_one_of_one_colour():
+    assert perceptual_hash(waves[None]).tobytes().hex() == WAVES_HASH
     slope = np.add.outer(np.arange(32), 3 * np.arange(32)).astype(np.uint8)
-    assert near_duplicates.perceptual_hash(slope[None]).any()
+    assert perceptual_hash(slope[None]).any()  # it is not of one colour
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("size", [(32, 32), (224, 224), (70, 90), (90, 70), (20, 31), (1, 1)])
-def test_a_picture_has_the_same_thumbnail_among_any_others(size, channels):
-    shape = (5, *size, channels)
+def test_a_picture_has_the_same_facts_among_any_others(size, channels):
+    shape = (35, *size, channels)
     pictures = np.random.default_rng(0).integers(256, size=shape, dtype=np.uint8)
-    together = near_duplicates.thumbnails(pictures)
-    alone = [near_duplicates.thumbnails(picture[None])[0] for picture in pictures]
-    assert together.tolist() == np.stack(alone).tolist()
+    together = side_facts(pictures)
+    assert together["perceptual_hash"].shape == (35, HASH_LENGTH)
+    assert together["brightness"].tolist() == thumbnails(pictures).mean(axis=(1, 2)).tolist()
+    for number in (0, 15, 16, 34):
+        for name, (fact,) in side_facts(pictures[number : number + 1]).items():
+            assert fact.tolist() == together[name][number].tolist()
 
 
 @pytest.mark.parametrize(("height", "width"), [(224, 224), (32, 64), (640, 96), (512, 512)])
@@ -137,17 +127,23 @@ def test_a_thumbnail_is_the_rounded_mean_of_areas(height, width):
     picture = np.random.default_rng(0).integers(256, size=(height, width), dtype=np.uint8)
     picture[: height // 32, : width // 32] = 255  # the largest sum there is
     means = picture.reshape(32, height // 32, 32, width // 32).mean(axis=(1, 3))
-    (found,) = near_duplicates.thumbnails(picture[None, :, :, None])
+    (found,) = thumbnails(picture[None, :, :, None])
     assert found.tolist() == np.floor(means + 0.5).tolist()
 
 
-def test_a_picture_has_the_same_hash_among_any_others():
-    pictures = np.random.default_rng(0).integers(256, size=(700, 32, 32), dtype=np.uint8)
-    hashes = near_duplicates.perceptual_hash(pictures)
-    assert hashes.shape == (700, HASH_LENGTH)
-    for number in (0, 255, 256, 699):
-        (alone,) = near_duplicates.perceptual_hash(pictures[number : number + 1])
-        assert alone.tolist() == hashes[number].tolist()
+@pytest.mark.parametrize(("dtype", "scale"), [(np.uint8, 1), (np.uint16, 257)])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_white_border_is_the_share_of_the_ring_alone(channels, dtype, scale):
+    pictures = np.zeros((3, 6, 5, channels), dtype)
+    pictures[0, 2:4, 2:3] = 255 * scale  # inside
+    pictures[1, 0] = 250 * scale  # five of the eighteen pixels of the ring
+    pictures[2] = 249 * scale  # nearly white
+    assert side_facts(pictures)["white_border"].tolist() == [0, 5 / 18, 0]
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 4), (4, 1), (2, 2)])
+def test_a_picture_that_is_all_ring_has_a_border(size):
+    assert side_facts(np.full((2, *size, 1), 255, np.uint8))["white_border"].tolist() == [1, 1]
 
 
 # ---- the search
@@ -172,14 +168,10 @@ def test_thousands_of_equal_hashes_take_no_square_and_each_finds_one_like_it():
     assert set(found.first.tolist()) | set(found.second.tolist()) == set(range(5000))
 
 
-def test_the_search_stops_at_its_limit_and_says_so():
-    hashes = np.repeat(random_hashes(1), 500, axis=0)
-    found = find_pairs(hashes, max_pairs=100)
-    assert len(found.first) == 100
-    assert not found.complete
-
-
-@pytest.mark.parametrize("num_hashes", [0, 1, 2])
-def test_few_hashes_are_no_trouble(num_hashes):
-    found = find_pairs(np.zeros((num_hashes, HASH_LENGTH), np.uint8))
-    assert len(found.first) == (num_hashes == 2)
+@pytest.mark.parametrize(
+    ("num_hashes", "num_pairs", "complete"),
+    [(0, 0, True), (1, 0, True), (2, 1, True), (500, 100, False)],
+)
+def test_the_search_stops_at_its_limit_and_says_so(num_hashes, num_pairs, complete):
+    found = find_pairs(np.zeros((num_hashes, HASH_LENGTH), np.uint8), max_pairs=100)
+    assert (len(found.first), found.complete) == (num_pairs, complete)

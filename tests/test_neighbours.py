@@ -90,12 +90,9 @@ def test_a_direction_in_which_all_scans_differ_hides_no_copy():
     vectors[199] = vectors[7]
     vectors[199, 0] += 10
     assert (7, 199) not in pairs_in(neighbours.near_copies(found_among(vectors)))
+    assert not neighbours.whitened(np.ones((5, 3), np.float32)).any()  # they never vary
     white = neighbours.whitened(vectors)
     assert (7, 199) in pairs_in(neighbours.near_copies(found_among(white)))
-
-
-def test_features_that_never_vary_stay_zero():
-    assert not neighbours.whitened(np.ones((5, 3), np.float32)).any()
 
 
 def clusters(num_each):
@@ -111,10 +108,7 @@ def test_a_label_that_differs_from_those_of_all_neighbours_is_doubtful():
     assert hint.first == 3
     assert labels[hint.second] == 0
     assert hint.why.startswith("10 of the 10 most similar scans of other patients are CNV")
-
-
-def test_scans_that_no_class_surrounds_are_not_doubtful():
-    vectors, labels = clusters(20)
+    # No class surrounds these.
     labels[:20] = np.arange(20) % 3
     assert neighbours.doubtful_labels(found_among(vectors), labels, ["a", "b", "c"]) == []
 
@@ -206,26 +200,16 @@ def page(features, images):
     return path
 
 
-def listed(features, capsys, code):
+def test_copies_and_wrong_labels_that_the_images_do_not_tell_are_found(features, capsys):
     assert main(["audit", str(features), "--json"]) == 0
     findings = json.loads(capsys.readouterr().out)["findings"]
-    (finding,) = [finding for finding in findings if finding["code"] == code]
-    return finding["listed"]
-
-
-def test_a_mirrored_copy_is_found_and_copies_that_the_images_tell_are_not_repeated(
-    features, capsys
-):
-    pairs = listed(features, capsys, "near_copies")
-    paths = [{pair["first"]["path"], pair["second"]["path"]} for pair in pairs]
+    cases = {finding["code"]: finding["listed"] for finding in findings}
+    paths = [{pair["first"]["path"], pair["second"]["path"]} for pair in cases["near_copies"]]
     assert paths[0] == set(MIRRORED)
     assert set(SAVED_AGAIN) not in paths
     assert set(SAME_PIXELS) not in paths
-    assert pairs[0]["similarity"] == pytest.approx(1, abs=1e-3)
-
-
-def test_a_scan_in_the_folder_of_another_class_is_found(features, capsys):
-    (scan,) = listed(features, capsys, "doubtful_labels")
+    assert cases["near_copies"][0]["similarity"] == pytest.approx(1, abs=1e-3)
+    (scan,) = cases["doubtful_labels"]
     assert scan["first"]["path"] == WRONG_LABEL
     assert scan["second"]["label"] == "CNV"
 
@@ -249,36 +233,44 @@ def test_on_a_phone_nothing_of_the_pages_sticks_out(page, features, tmp_path):
     assert overhang(features / "report.html", tmp_path, 390) == 0
 
 
-def test_the_command_says_what_it_found_in_words(features, capsys):
-    assert main(["audit", str(features)]) == 0
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {},
+            (
+                "NOTE     2 pairs of scans may be cropped, mirrored or turned copies",
+                "Across splits: 2. With different classes: 0.",
+                "WARNING  1 label stands out from those of similar scans",
+            ),
+        ),
+        (
+            {"label_kind": "multi_label"},
+            (
+                "NOTE     Labels were not compared with those of similar scans",
+                "With different labels: 0.",
+            ),
+        ),
+    ],
+)
+def test_the_command_says_what_it_found_in_words(changes, said, features, tmp_path, capsys):
+    copy = shutil.copytree(features, tmp_path / "copy")
+    change_manifest(copy, **changes)
+    assert main(["audit", str(copy)]) == 0
     text = capsys.readouterr().out
-    assert "NOTE     2 pairs of scans may be cropped, mirrored or turned copies" in text
-    assert "Across splits: 2. With different classes: 0." in text
-    assert "WARNING  1 label stands out from those of similar scans" in text
+    assert [words for words in said if words not in text] == []
 
 
-def test_of_images_with_several_labels_the_labels_are_not_compared(features, tmp_path, capsys):
-    several = shutil.copytree(features, tmp_path / "several")
-    change_manifest(several, label_kind="multi_label")
-    assert main(["audit", str(several)]) == 0
-    text = capsys.readouterr().out
-    assert "NOTE     Labels were not compared with those of similar scans" in text
-    assert "With different labels: 0." in text
-
-
-def test_wrong_usage_is_refused(features, images, tmp_path, capsys):
-    assert main(["audit", str(features), "--max_duplicates=0"]) == 2
-    assert "the limits are for images" in capsys.readouterr().err
-    assert main(["audit", str(images), "--images", str(images)]) == 2
-    assert "holds images itself" in capsys.readouterr().err
+def test_wrong_usage_and_another_dataset_are_refused(features, images, tmp_path, capsys):
     other = shutil.copytree(images, tmp_path / "other")
     change_manifest(other, fingerprint="0" * 64)
-    assert main(["audit", str(features), "--images", str(other)]) == 1
-    assert "has the fingerprint 000000000000…" in capsys.readouterr().err
-
-
-def test_a_table_of_another_dataset_is_refused(features, tmp_path, capsys):
-    other = shutil.copytree(features, tmp_path / "other")
-    change_column(other / "examples.parquet", "row", lambda rows: [row + 1 for row in rows])
-    assert main(["audit", str(other)]) == 1
-    assert "examples.parquet is of another dataset" in capsys.readouterr().err
+    changed = shutil.copytree(features, tmp_path / "changed")
+    change_column(changed / "examples.parquet", "row", lambda rows: [row + 1 for row in rows])
+    for words, code, message in (
+        ((features, "--max_duplicates=0"), 2, "the limits are for images"),
+        ((images, "--images", images), 2, "holds images itself"),
+        ((features, "--images", other), 1, "has the fingerprint 000000000000…"),
+        ((changed,), 1, "examples.parquet is of another dataset"),
+    ):
+        assert main(["audit", *map(str, words)]) == code
+        assert message in capsys.readouterr().err

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from PIL import Image, ImageDraw, ImageFont
 
 from tfrecord_io import manifest
-from tfrecord_io.auditing import columns, ranges
+from tfrecord_io.auditing import columns
 from tfrecord_io.auditing.twins import ImageReader
 from tfrecord_io.printing import printable, refuse
 
@@ -37,7 +37,7 @@ def contact_sheet(
     dataset = manifest.Manifest.load(directory)
     table = columns.read_examples(Path(directory) / manifest.EXAMPLES_FILE_NAME)
     stored = dataset  # whose records hold numbers, and not their ranges
-    dataset, table = ranges.as_classes(dataset, table)
+    dataset, table = columns.as_classes(dataset, table)
     counts = dataset.split(split).label_counts
     examples = table.filter(pc.equal(table["split"], split)).select(["shard", "row", "label"])
     try:
@@ -55,17 +55,17 @@ def contact_sheet(
     sheet = Image.new("RGB", size, "white")
     draw = ImageDraw.Draw(sheet)
     font = ImageFont.load_default(13)
-    with ImageReader.of_folder(Path(directory), stored) as images:
-        for row, (label, count) in enumerate(zip(dataset.label_names, counts, strict=True)):
-            top = _MARGIN + row * row_height
-            caption = f"{printable(label)} · {split} · {count:,} examples"
-            draw.text((_MARGIN, top), caption, fill="black", font=font)
-            # An image with several labels is shown for each of them.
-            members = examples.take(np.flatnonzero(has[:, row])[:num_per_class])
-            for column, example in enumerate(members.to_pylist()):
-                picture = images.read(example["shard"], example["row"]).convert("RGB")
-                place = (_MARGIN + column * (tile[0] + _MARGIN), top + _CAPTION_HEIGHT)
-                sheet.paste(picture.resize(tile, Image.Resampling.LANCZOS), place)
+    images = ImageReader.of_folder(Path(directory), stored)
+    for row, (label, count) in enumerate(zip(dataset.label_names, counts, strict=True)):
+        top = _MARGIN + row * row_height
+        caption = f"{printable(label)} · {split} · {count:,} examples"
+        draw.text((_MARGIN, top), caption, fill="black", font=font)
+        # An image with several labels is shown for each of them.
+        members = examples.take(np.flatnonzero(has[:, row])[:num_per_class])
+        for column, example in enumerate(members.to_pylist()):
+            picture = images.read(example["shard"], example["row"]).convert("RGB")
+            place = (_MARGIN + column * (tile[0] + _MARGIN), top + _CAPTION_HEIGHT)
+            sheet.paste(picture.resize(tile, Image.Resampling.LANCZOS), place)
     return sheet
 
 

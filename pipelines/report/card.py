@@ -16,8 +16,9 @@ from PIL import Image
 from pipelines.listing.refs import RejectedFile
 from pipelines.report import charts
 from tfrecord_io import shapes
-from tfrecord_io.auditing import pages, ranges, shortcuts
+from tfrecord_io.auditing import pages, shortcuts
 from tfrecord_io.auditing.audit import LIMITS
+from tfrecord_io.auditing.columns import as_classes
 from tfrecord_io.auditing.findings import MAX_LISTED, SEVERITIES, Audit
 from tfrecord_io.auditing.twins import ImageReader
 from tfrecord_io.manifest import Manifest
@@ -61,7 +62,7 @@ def render(
     severities = collections.Counter(finding.severity for finding in audit.findings)
     summary, of_labels = _summary(dataset, audit, severities), charts.numbers(dataset, examples)
     # From here on the groups that are compared are ranges, if the labels are numbers.
-    dataset, examples = ranges.as_classes(dataset, examples)
+    dataset, examples = as_classes(dataset, examples)
     template = pages.environment(Path(__file__).parent).get_template("card.html.jinja")
     return template.render(
         dataset=dataset,

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tfrecord_io.auditing import ranges
+from tfrecord_io.auditing.columns import numbers_of
 from tfrecord_io.auditing.pages import Tick, ticks
 from tfrecord_io.manifest import Manifest
 
@@ -148,7 +148,7 @@ def numbers(dataset: Manifest, examples: pa.Table) -> list[Chart]:
     """Returns a histogram of the labels of each split, or none if they are not numbers."""
     if not dataset.label_kind.is_number:
         return []
-    values = ranges.numbers_of(examples)
+    values = numbers_of(examples)
     names = [name for name, split in dataset.splits.items() if split.num_examples][:_NUM_SERIES]
     of_split = examples["split"].cast(pa.string()).to_numpy(zero_copy_only=False)
     has = of_split[:, None] == np.array(names, object)

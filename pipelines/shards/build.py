@@ -163,9 +163,8 @@ class Build(Work):
         """
         with self.storage.open_arrow(manifest.EXAMPLES_FILE_NAME) as file:
             examples = columns.read_examples(file)
-        with twins.ImageReader(self.layout, self.storage.open_arrow) as images:
-            same = twins.find_twins(examples, images, self.label_kind)
-            yield examples, same, images
+        images = twins.ImageReader(self.layout, self.storage.open_arrow)
+        yield examples, twins.find_twins(examples, images, self.label_kind), images
 
 
 def rows_name(task: plan.ShardTask) -> str:

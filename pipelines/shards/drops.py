@@ -24,8 +24,8 @@ from pipelines.shards.build import Build, rows_name
 from pipelines.shards.sidecar import Sidecar
 from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import flags, manifest, schema
-from tfrecord_io.auditing import copy_checks, near_duplicates
-from tfrecord_io.auditing.twins import Twins
+from tfrecord_io.auditing.leak_checks import near_search_gap
+from tfrecord_io.auditing.twins import MIN_SIDE, Twins
 
 #: Tables of `DROPPED_SCHEMA`: the images that the plan dropped, and those that the finishing step
 #: decided to drop.
@@ -190,11 +190,11 @@ def check_searchable(image_shape: Sequence[int], options: SplitOptions) -> None:
         errors.UserError: naming the smallest size.
     """
     height, width = image_shape[:2]
-    if options.leaks == "fail" and min(height, width) < near_duplicates.MIN_SIDE:
+    if options.leaks == "fail" and min(height, width) < MIN_SIDE:
         raise errors.UserError(
             f"--leaks fail cannot be checked with --image_size {height}x{width}: copies that were "
             "saved again, brightened or resized are found only in images stored with at least "
-            f"{near_duplicates.MIN_SIDE} pixels per side. Choose a larger --image_size; or choose "
+            f"{MIN_SIDE} pixels per side. Choose a larger --image_size; or choose "
             f"--leaks keep, and check patients and exact copies with {flags.command('audit')} "
             "--max_leaked_patients 0 --max_duplicates 0"
         )
@@ -222,7 +222,7 @@ def require_policies(storage: Storage, made: manifest.Manifest, options: SplitOp
         for name, text, flag in wrong
         if measures.get(name)
     ]
-    gap = copy_checks.near_search_gap(measures.get("near_duplicate_pairs"), measures)
+    gap = near_search_gap(measures.get("near_duplicate_pairs"), measures)
     if options.leaks == "fail" and gap:
         parts.append(f"{gap} (--leaks is fail)")
     if parts:

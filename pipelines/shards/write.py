@@ -24,7 +24,7 @@ from pipelines.sources.source import Reader
 from pipelines.stores import output_state
 from pipelines.stores.output import WriteBehind
 from tfrecord_io import augment, groups, schema, shard_writer
-from tfrecord_io.auditing import near_duplicates
+from tfrecord_io.auditing.side_facts import HASH_LENGTH
 from tfrecord_io.decoding import preprocess
 from tfrecord_io.decoding.pictures import cut_picture
 from tfrecord_io.rejects import Reject
@@ -58,7 +58,7 @@ EXAMPLE_SCHEMA = pa.schema(
         ("pixels_xxh3", pa.string()),
         ("brightness", pa.float32()),
         ("white_border", pa.float32()),
-        ("perceptual_hash", pa.binary(near_duplicates.HASH_LENGTH)),
+        ("perceptual_hash", pa.binary(HASH_LENGTH)),
         # Width to height, see `preprocess.DecodedImage`.
         ("shape", pa.float32()),
         # 0 is the image itself. An augmented copy has the file facts of its original.

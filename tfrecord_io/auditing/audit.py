@@ -6,24 +6,33 @@ without findings does not prove that the data is clean; `LIMITS` lists what it c
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
 from tfrecord_io import manifest
-from tfrecord_io.auditing.class_checks import check_classes, check_numbers, check_shortcuts
-from tfrecord_io.auditing.columns import CodedColumns, read_examples
-from tfrecord_io.auditing.copy_checks import check_exact, check_near
-from tfrecord_io.auditing.file_checks import check_blank, check_sizes, check_source
-from tfrecord_io.auditing.findings import MAX_LISTED, SEVERITIES, Audit
-from tfrecord_io.auditing.patient_checks import (
-    check_known_patients,
-    check_patient_labels,
-    check_patient_leaks,
-)
+from tfrecord_io.auditing import content_checks, leak_checks
+from tfrecord_io.auditing.columns import read_examples
+from tfrecord_io.auditing.examined import Examined
+from tfrecord_io.auditing.findings import MAX_LISTED, Audit
 from tfrecord_io.auditing.twins import ImageReader, Twins, find_twins
+
+# Each yields its findings and adds its numbers to the measures.
+_CHECKS = (
+    content_checks.check_numbers,
+    leak_checks.check_known_patients,
+    leak_checks.check_patient_leaks,
+    leak_checks.check_patient_labels,
+    leak_checks.check_exact,
+    leak_checks.check_near,
+    content_checks.check_shortcuts,
+    content_checks.check_classes,
+    content_checks.check_sizes,
+    content_checks.check_blank,
+    content_checks.check_source,
+)
 
 #: What the audit cannot see; every report lists it.
 LIMITS = (
@@ -41,7 +50,7 @@ LIMITS = (
 
 
 def audit(directory: str | os.PathLike[str], *, most_listed: int | None = MAX_LISTED) -> Audit:
-    """Audits a finished dataset on a local disk; `most_listed` is as in `audit_examples`.
+    """Audits a finished dataset on a local disk, see `Examined`.
 
     Raises:
         manifest.ManifestError: if the dataset is unfinished or unusable.
@@ -50,9 +59,9 @@ def audit(directory: str | os.PathLike[str], *, most_listed: int | None = MAX_LI
     dataset = manifest.Manifest.load(directory)
     directory = Path(directory)
     examples = read_examples(directory / manifest.EXAMPLES_FILE_NAME)
-    with ImageReader.of_folder(directory, dataset) as images:
-        same = find_twins(examples, images, dataset.label_kind)
-        return audit_examples(examples, same, dataset, most_listed)
+    images = ImageReader.of_folder(directory, dataset)
+    same = find_twins(examples, images, dataset.label_kind)
+    return audit_examples(examples, same, dataset, most_listed)
 
 
 def audit_examples(
@@ -61,30 +70,7 @@ def audit_examples(
     dataset: manifest.Manifest,
     most_listed: int | None = MAX_LISTED,
 ) -> Audit:
-    """Audits the examples of a dataset.
-
-    Args:
-        examples: the table that `columns.read_examples` returns.
-        twins: the duplicates among these examples, see `find_twins`.
-        dataset: the manifest; its audit is not used.
-        most_listed: largest number of patients, copies and pairs that a finding lists; None for
-            all.
-    """
-    measures: dict[str, Any] = {"examples": examples.num_rows}
-    codes = CodedColumns(examples, dataset, twins.pairs, most_listed)
-    # Each check yields its findings and adds its numbers to the measures.
-    findings = [
-        *check_numbers(dataset, examples, measures),
-        *check_known_patients(codes, measures),
-        *check_patient_leaks(codes, measures),
-        *check_patient_labels(codes, measures),
-        *check_exact(examples, codes, twins, measures),
-        *check_near(examples, codes, twins, measures),
-        *check_shortcuts(examples, codes, measures),
-        *check_classes(codes.classes, measures),
-        *check_sizes(examples, dataset, measures),
-        *check_blank(twins, measures),
-        *check_source(dataset),
-    ]
-    findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
-    return Audit(findings=tuple(findings), measures=measures)
+    """Audits the examples of a dataset, see `Examined` for the arguments."""
+    examined = Examined(examples, twins, dataset, most_listed)
+    findings = itertools.chain.from_iterable(check(examined) for check in _CHECKS)
+    return Audit.of(findings, examined.measures)

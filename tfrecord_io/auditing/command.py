@@ -12,8 +12,8 @@ from typing import Any
 from tfrecord_io import manifest
 from tfrecord_io.auditing import neighbours
 from tfrecord_io.auditing.audit import audit
-from tfrecord_io.auditing.copy_checks import near_search_gap
-from tfrecord_io.auditing.findings import MAX_LISTED, Audit
+from tfrecord_io.auditing.findings import MAX_LISTED
+from tfrecord_io.auditing.leak_checks import near_search_gap
 from tfrecord_io.auditing.twins import ImageReader
 from tfrecord_io.files import atomic_write
 from tfrecord_io.printing import printable, refuse
@@ -86,10 +86,23 @@ def run(args: argparse.Namespace) -> int:
             f"from which they were computed, {dataset.source['dataset']['name']}"
         )
     else:
-        of_images = _load_images(args.images, dataset) if args.images else None
+        shown = _load_images(args.images, dataset) if args.images else None
         result = neighbours.audit_features(args.directory)
-        if of_images is not None:
-            _write_page(Path(args.page), dataset, result, Path(args.images), of_images)
+        if shown is not None:
+            # Imported here because an audit without a page needs no templates.
+            from tfrecord_io.auditing import pages
+
+            images = ImageReader.of_folder(Path(args.images), shown)
+            page = pages.environment().get_template("neighbours.html.jinja")
+            text = page.render(
+                found=shown,
+                trunk=dataset.source["trunk"],
+                audit=result,
+                pairs=functools.partial(pages.pairs, images=images, most=MAX_LISTED),
+                max_listed=MAX_LISTED,
+            )
+            with atomic_write(Path(args.page)) as file:
+                file.write(text.encode())
     if args.json:
         print(json.dumps({**result.to_dict(), "violations": violations}, indent=1))
     else:
@@ -131,27 +144,3 @@ def _load_images(directory: str, dataset: manifest.Manifest) -> manifest.Manifes
             "the folder of that dataset"
         )
     return of_images
-
-
-def _write_page(
-    path: Path,
-    dataset: manifest.Manifest,
-    result: Audit,
-    directory: Path,
-    of_images: manifest.Manifest,
-) -> None:
-    """Writes the page that shows the findings among features with the pictures of the scans."""
-    # Imported here because an audit without a page needs no templates.
-    from tfrecord_io.auditing import pages
-
-    template = pages.environment().get_template("neighbours.html.jinja")
-    with ImageReader.of_folder(directory, of_images) as images:
-        page = template.render(
-            found=of_images,
-            trunk=dataset.source["trunk"],
-            audit=result,
-            pairs=functools.partial(pages.pairs, images=images, most=MAX_LISTED),
-            max_listed=MAX_LISTED,
-        )
-    with atomic_write(path) as file:
-        file.write(page.encode())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from tfrecord_io.printing import counted
@@ -16,14 +16,12 @@ SEVERITIES: tuple[Severity, ...] = ("problem", "warning", "note", "good")
 # Findings that make results doubtful as warnings, too.
 _ALARMING_WARNINGS = ("near_label_conflict", "shortcuts")
 
-#: Largest number of cases that a finding lists.
+#: Largest number of cases that a finding lists, and of names in a sentence.
 MAX_LISTED = 20
-
-#: Largest number of names in a sentence.
 MOST_NAMES = 12
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Finding:
     """One thing found, or one check passed.
 
@@ -46,24 +44,23 @@ class Finding:
     listed: tuple[Mapping[str, Any], ...] = ()
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Audit:
-    """The result of an audit.
-
-    Attributes:
-        findings: the findings, the worst first.
-        measures: the numbers behind the findings, by name.
-    """
+    """The findings, the worst first, and the numbers behind them, by name."""
 
     findings: tuple[Finding, ...]
     measures: Mapping[str, Any]
 
+    @classmethod
+    def of(cls, findings: Iterable[Finding], measures: Mapping[str, Any]) -> Audit:
+        """Puts the worst first; of the same severity, the order stays."""
+        ranked = sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
+        return cls(tuple(ranked), measures)
+
     def to_dict(self) -> dict[str, Any]:
         """Returns JSON values, as the manifest keeps them."""
-        return {
-            "measures": dict(self.measures),
-            "findings": [dataclasses.asdict(finding) for finding in self.findings],
-        }
+        findings = [dataclasses.asdict(finding) for finding in self.findings]
+        return {"measures": dict(self.measures), "findings": findings}
 
 
 def alarms(audit: Mapping[str, Any]) -> list[str]:

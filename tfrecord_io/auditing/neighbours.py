@@ -7,21 +7,26 @@ look at both pictures. docs/audit.md has measurements of how many hints are righ
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from tfrecord_io import manifest
-from tfrecord_io.auditing import near_duplicates
-from tfrecord_io.auditing.columns import encode, read_examples
-from tfrecord_io.auditing.copy_checks import list_pairs
-from tfrecord_io.auditing.findings import MAX_LISTED, SEVERITIES, Audit, Finding
-from tfrecord_io.auditing.ranges import with_ranges
-from tfrecord_io.auditing.twins import NearPair, hashes_in, have_different, number_pictures
+from tfrecord_io.auditing.columns import encode, read_examples, with_ranges
+from tfrecord_io.auditing.findings import MAX_LISTED, Audit, Finding
+from tfrecord_io.auditing.leak_checks import list_pairs
+from tfrecord_io.auditing.twins import (
+    MAX_DISTANCE,
+    MIN_SIDE,
+    NearPair,
+    hashes_in,
+    have_different,
+    number_pictures,
+)
 from tfrecord_io.groups import group_images
 from tfrecord_io.printing import counted
 from tfrecord_io.shards import map_records
@@ -38,8 +43,7 @@ _CHANCE_SCANS = 5
 _ROWS_AT_ONCE = 256
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Neighbours:
+class Neighbours(NamedTuple):
     """The nearest neighbours of each scan among the scans of other patients.
 
     Attributes:
@@ -50,6 +54,11 @@ class Neighbours:
 
     rows: np.ndarray
     similarities: np.ndarray
+
+    @property
+    def enough(self) -> np.ndarray:
+        """Bool [num_scans], which scans have `NUM_NEIGHBOURS` neighbours."""
+        return np.isfinite(self.similarities).sum(axis=1) >= NUM_NEIGHBOURS
 
 
 def directions(vectors: np.ndarray) -> np.ndarray:
@@ -96,7 +105,7 @@ def find_neighbours(
         order = np.argsort(-values, axis=1, kind="stable")
         rows[block] = np.take_along_axis(nearest, order, 1)
         similarities[block] = np.take_along_axis(values, order, 1)
-    return Neighbours(rows=rows, similarities=similarities)
+    return Neighbours(rows, similarities)
 
 
 def near_copies(nearby: Neighbours) -> list[NearPair]:
@@ -107,12 +116,10 @@ def near_copies(nearby: Neighbours) -> list[NearPair]:
     the number of dimensions in which the features vary. The median ratio gives m, and m gives the
     ratio below which five of all scans are expected by chance; pairs of which both are below it are
     returned. Source: Facco et al. 2017, "Estimating the intrinsic dimension of datasets by a
-    minimal neighborhood information".
-
-    Args:
-        nearby: scans with fewer than `NUM_NEIGHBOURS` neighbours are left out.
+    minimal neighborhood information". Scans with fewer than `NUM_NEIGHBOURS` neighbours are left
+    out.
     """
-    measured = _have_neighbours(nearby)
+    measured = nearby.enough
     if measured.sum() < NUM_NEIGHBOURS:
         return []
     nearest = nearby.rows[:, 0]
@@ -137,11 +144,6 @@ def near_copies(nearby: Neighbours) -> list[NearPair]:
     ]
 
 
-def _have_neighbours(nearby: Neighbours) -> np.ndarray:
-    """Tells which scans have `NUM_NEIGHBOURS` neighbours, bool [num_scans]."""
-    return np.isfinite(nearby.similarities).sum(axis=1) >= NUM_NEIGHBOURS
-
-
 def doubtful_labels(
     nearby: Neighbours, labels: np.ndarray, label_names: Sequence[str]
 ) -> list[NearPair]:
@@ -150,8 +152,7 @@ def doubtful_labels(
     votes = np.stack([(of_neighbours == label).sum(1) for label in range(len(label_names))], 1)
     other = votes.argmax(1)
     agreeing = votes[np.arange(len(labels)), other]
-    is_doubtful = (other != labels) & (agreeing >= MIN_AGREEING)
-    is_doubtful &= _have_neighbours(nearby)
+    is_doubtful = (other != labels) & (agreeing >= MIN_AGREEING) & nearby.enough
     sums = nearby.similarities.sum(1)
     hints = []
     for row in sorted(np.flatnonzero(is_doubtful), key=lambda r: (-agreeing[r], -sums[r], r)):
@@ -182,21 +183,14 @@ def audit_features(directory: str | os.PathLike[str]) -> Audit:
         _check_copies(everything, examples, nearest, dataset),
         _check_labels(examples, nearest, dataset),
     ]
-    return Audit(
-        findings=tuple(sorted(findings, key=lambda f: SEVERITIES.index(f.severity))),
-        measures={"examples": examples.num_rows, **{f.code: f.count for f in findings}},
-    )
+    counts = {finding.code: finding.count for finding in findings}
+    return Audit.of(findings, {"examples": examples.num_rows, **counts})
 
 
 def compare(
     directory: Path, dataset: manifest.Manifest, everything: pa.Table
 ) -> tuple[pa.Table, Neighbours]:
-    """Compares the features of all scans of a dataset.
-
-    Args:
-        directory: folder of the dataset of features.
-        dataset: its manifest.
-        everything: the table that `columns.read_examples` returns.
+    """Compares the features of all scans of a dataset; `everything` is from `read_examples`.
 
     Returns:
         the first example with each picture, because the audit of the images lists those with the
@@ -208,25 +202,14 @@ def compare(
     """
     _, first_rows = number_pictures(everything)
     examples = everything.take(pa.array(first_rows))
-    vectors = directions(whitened(read_features(directory, dataset, examples)))
+    vectors = directions(whitened(_read_features(directory, dataset, examples)))
     return examples, find_neighbours(vectors, group_images(examples).codes)
 
 
-def read_features(directory: Path, dataset: manifest.Manifest, examples: pa.Table) -> np.ndarray:
-    """Returns the features of some examples, each the mean over the positions of its map.
+def _read_features(directory: Path, dataset: manifest.Manifest, examples: pa.Table) -> np.ndarray:
+    """Returns float32 [num_examples, channels], each the mean over the positions of its map.
 
-    Args:
-        directory: folder of the dataset of features.
-        dataset: its manifest.
-        examples: table with the columns `shard` and `row`; the examples of a shard follow each
-            other.
-
-    Returns:
-        float32 [num_examples, channels].
-
-    Raises:
-        manifest.ManifestError: if the examples are not those of the dataset.
-        OSError: if a shard cannot be read.
+    The examples of a shard follow each other in the table.
     """
     layout = dataset.layout
     sizes = {shard.name: shard.num_bytes for shard in dataset.shards}
@@ -261,62 +244,60 @@ def _check_copies(
         for column in (everything["split"], labels)
     )
     side = min(dataset.source["trunk"]["image_shape"][:2])
-    if hints and "perceptual_hash" in examples.column_names and side >= near_duplicates.MIN_SIDE:
+    if hints and "perceptual_hash" in examples.column_names and side >= MIN_SIDE:
         # The audit of the images has compared the pixels of the others.
         hashes = hashes_in(examples)
         distances = np.bitwise_count(hashes[first] ^ hashes[second]).sum(axis=1)
-        kept = ~(across | differ) | (distances > near_duplicates.MAX_DISTANCE)
+        kept = ~(across | differ) | (distances > MAX_DISTANCE)
         hints = [hints[place] for place in np.flatnonzero(kept).tolist()]
         across, differ = across[kept], differ[kept]
     if not hints:
         return Finding(
-            code="near_copies",
-            severity="good",
-            title="No two scans stand out as cropped, mirrored or turned copies",
-            detail="No two patients' scans have features that are far nearer to each other than "
+            "near_copies",
+            "good",
+            "No two scans stand out as cropped, mirrored or turned copies",
+            "No two patients' scans have features that are far nearer to each other than "
             "to those of any other scan.",
         )
     return Finding(
-        code="near_copies",
-        severity="warning" if len(hints) > _CHANCE_SCANS / 2 else "note",
-        title=f"{counted(len(hints), 'pair')} of scans may be cropped, mirrored or turned copies",
-        detail="Their features are far nearer to each other than to those of any other patient's "
+        "near_copies",
+        "warning" if len(hints) > _CHANCE_SCANS / 2 else "note",
+        f"{counted(len(hints), 'pair')} of scans may be cropped, mirrored or turned copies",
+        "Their features are far nearer to each other than to those of any other patient's "
         "scan. One or two such pairs are expected by chance, so look at the pictures. "
         f"Across splits: {across.sum():,}. With different "
         f"{dataset.label_kind.plural}: {differ.sum():,}. Copies that the audit of the "
         "images finds are left out.",
-        count=len(hints),
-        listed=list_pairs(examples, hints[:MAX_LISTED]),
+        len(hints),
+        list_pairs(examples, hints[:MAX_LISTED]),
     )
 
 
 def _check_labels(examples: pa.Table, nearest: Neighbours, dataset: manifest.Manifest) -> Finding:
     if not dataset.label_kind.one_hot:
         return Finding(
-            code="doubtful_labels",
-            severity="note",
-            title="Labels were not compared with those of similar scans",
-            detail="That needs one class for each image, and these have "
-            f"{dataset.label_kind.plural}.",
+            "doubtful_labels",
+            "note",
+            "Labels were not compared with those of similar scans",
+            f"That needs one class for each image, and these have {dataset.label_kind.plural}.",
         )
     places = {name: place for place, name in enumerate(dataset.label_names)}
     labels = np.array([places[name] for name in examples["label"].to_pylist()])
     hints = doubtful_labels(nearest, labels, dataset.label_names)
     if not hints:
         return Finding(
-            code="doubtful_labels",
-            severity="good",
-            title="No label stands out from those of similar scans",
-            detail=f"No scan has {MIN_AGREEING} scans of one other class among the "
+            "doubtful_labels",
+            "good",
+            "No label stands out from those of similar scans",
+            f"No scan has {MIN_AGREEING} scans of one other class among the "
             f"{NUM_NEIGHBOURS} most similar scans of other patients.",
         )
     return Finding(
-        code="doubtful_labels",
-        severity="warning",
-        title=f"{counted(len(hints), 'label stands', 'labels stand')} out from those of similar "
-        "scans",
-        detail=f"At least {MIN_AGREEING} of the {NUM_NEIGHBOURS} most similar scans of other "
+        "doubtful_labels",
+        "warning",
+        f"{counted(len(hints), 'label stands', 'labels stand')} out from those of similar scans",
+        f"At least {MIN_AGREEING} of the {NUM_NEIGHBOURS} most similar scans of other "
         "patients have one other class. The label may be wrong, or right for an unusual scan.",
-        count=len(hints),
-        listed=list_pairs(examples, hints[:MAX_LISTED]),
+        len(hints),
+        list_pairs(examples, hints[:MAX_LISTED]),
     )

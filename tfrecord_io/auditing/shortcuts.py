@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import zlib
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -46,9 +47,8 @@ class Shortcuts:
     Attributes:
         chance: balanced accuracy of guessing, 1 / number of classes.
         accuracy: balanced accuracy (the mean over classes of the share predicted correctly) from
-            all signals together, on patients not used in training.
-        low: lower end of the 95 % interval of the accuracy.
-        high: upper end of the 95 % interval of the accuracy.
+            all signals together, on patients not used in training; `low` and `high` are the ends
+            of its 95 % interval.
         by_signal: balanced accuracy from each signal alone.
         giveaways: (signal, value, class index, number of images) of values that images of many
             patients have, but of one class only.
@@ -91,40 +91,34 @@ def measure(
     if not signals:
         return None
     joined = joined or group_images(examples)
-    groups, folds = joined.codes, _folds(joined)
-    columns = [signal.codes for signal in signals]
-    predicted = _cross_validate(columns, labels, folds, len(present))
-    low, high = _interval(predicted == labels, labels, groups, len(present))
+    groups, folds, num_classes = joined.codes, _folds(joined), len(present)
+
+    def predict(columns: Sequence[np.ndarray]) -> tuple[np.ndarray, float]:
+        right = _cross_validate(columns, labels, folds, num_classes) == labels
+        told = np.bincount(labels, weights=right, minlength=num_classes)
+        return right, float(np.mean(told / np.bincount(labels)))
+
+    right, accuracy = predict([signal.codes for signal in signals])
+    low, high = _interval(right, accuracy, labels, groups, num_classes)
     return Shortcuts(
-        chance=1 / len(present),
-        accuracy=_balanced_accuracy(predicted == labels, labels, len(present)),
+        chance=1 / num_classes,
+        accuracy=accuracy,
         low=low,
         high=high,
-        by_signal={
-            signal.name: _balanced_accuracy(
-                _cross_validate([signal.codes], labels, folds, len(present)) == labels,
-                labels,
-                len(present),
-            )
-            for signal in signals
-        },
+        by_signal={signal.name: predict([signal.codes])[1] for signal in signals},
         giveaways=tuple(
             (signal.name, value, int(present[label]), count)
             for signal in signals
-            for value, label, count in _giveaways(signal, labels, groups, len(present))
+            for value, label, count in _giveaways(signal, labels, groups, num_classes)
         ),
-        min_groups=min(len(np.unique(groups[labels == c])) for c in range(len(present))),
+        min_groups=min(len(np.unique(groups[labels == c])) for c in range(num_classes)),
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Signal:
-    """A side fact as categories.
+class _Signal(NamedTuple):
+    """A side fact: its name, the category of each example, and the text of each category.
 
-    Attributes:
-        name: name of the fact.
-        codes: int64 [num_examples], the category of each example.
-        values: text of each category; a last code without a text stands for all rare values.
+    A last category without a text stands for all rare values.
     """
 
     name: str
@@ -178,24 +172,20 @@ def _giveaways(
 
     A value must occur in many patients, because a rare value is in one class only by chance.
     """
-    num_values = len(signal.values)
-    known = signal.codes < num_values
-    cells = signal.codes[known] * num_classes + labels[known]
-    counts = np.bincount(cells, minlength=num_values * num_classes).reshape(-1, num_classes)
     giveaways = []
-    for value in np.flatnonzero((counts > 0).sum(1) == 1).tolist():
-        label, count = int(counts[value].argmax()), int(counts[value].max())
-        if len(np.unique(groups[signal.codes == value])) >= MIN_GROUPS:
-            giveaways.append((signal.values[value], label, count))
+    for code, value in enumerate(signal.values):
+        has = signal.codes == code
+        (classes,) = np.nonzero(np.bincount(labels[has], minlength=num_classes))
+        if len(classes) == 1 and len(np.unique(groups[has])) >= MIN_GROUPS:
+            giveaways.append((value, int(classes[0]), int(has.sum())))
     return giveaways
 
 
 def _folds(groups: Groups) -> np.ndarray:
-    """Returns int64 [num_examples], the fold of each example."""
-    names = groups.names.dictionary_encode()
-    # By a checksum of its name, so that a group's fold does not depend on the other groups.
-    folds = [zlib.crc32(name.encode()) % _NUM_FOLDS for name in names.dictionary.to_pylist()]
-    return np.array(folds, np.int64)[names.indices.to_numpy()]
+    """Returns int64 [num_examples], by a checksum of its group's name each example's fold."""
+    # So a group's fold does not depend on the other groups.
+    names = groups.names.to_pylist()
+    return np.array([zlib.crc32(name.encode()) % _NUM_FOLDS for name in names], np.int64)
 
 
 def _cross_validate(
@@ -216,13 +206,8 @@ def _cross_validate(
     return predicted
 
 
-def _balanced_accuracy(right: np.ndarray, labels: np.ndarray, num_classes: int) -> float:
-    told = np.bincount(labels, weights=right, minlength=num_classes)
-    return float(np.mean(told / np.bincount(labels, minlength=num_classes)))
-
-
 def _interval(
-    right: np.ndarray, labels: np.ndarray, groups: np.ndarray, num_classes: int
+    right: np.ndarray, accuracy: float, labels: np.ndarray, groups: np.ndarray, num_classes: int
 ) -> tuple[float, float]:
     """Returns the 95 % interval of the balanced accuracy, by bootstrap over patients.
 
@@ -251,7 +236,6 @@ def _interval(
             values.append(np.mean((weights @ told)[there] / resampled[there]))
     effective = max(2.0, (total.sum(0) ** 2 / np.square(total).sum(0)).min())
     factor = np.sqrt((1 + _NUM_FOLDS / (_NUM_FOLDS - 1)) * effective / (effective - 1))
-    middle = _balanced_accuracy(right, labels, num_classes)
-    ends = middle + factor * (np.quantile(values or [0.0, 1.0], [0.025, 0.975]) - middle)
+    ends = accuracy + factor * (np.quantile(values or [0.0, 1.0], [0.025, 0.975]) - accuracy)
     low, high = np.clip(ends, 0, 1)
     return float(low), float(high)

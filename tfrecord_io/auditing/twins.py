@@ -1,27 +1,46 @@
-"""Finds pictures that are in a dataset more than once, exactly or nearly."""
+"""Finds pictures that are in a dataset more than once: exactly, saved again, brightened or resized.
+
+Perceptual hashes propose pairs, and the stored pixels decide: copies of a picture share its finest
+detail, its noise, while two scans of one eye do not, even if they look alike. docs/audit.md has the
+measurements behind the thresholds.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from PIL import Image
+from PIL import Image, ImageFilter
 
 from tfrecord_io import manifest, schema, visible
-from tfrecord_io.auditing import near_duplicates
-from tfrecord_io.auditing.columns import encode
-from tfrecord_io.auditing.ranges import with_ranges
+from tfrecord_io.auditing.columns import encode, with_ranges
+from tfrecord_io.auditing.side_facts import HASH_LENGTH
 from tfrecord_io.groups import group_images
 from tfrecord_io.kinds.label_kind import LabelKind
 
+#: Largest number of different bits in the hashes of a proposed pair. In the real sample, copies
+#: differ in at most 29 bits and different scans in at least 54, except one scan taken twice.
+MAX_DISTANCE = 40
+
+#: Smallest shorter side in pixels for which near duplicates are looked for. At 48 pixels different
+#: scans correlate by up to 0.92 and copies by 0.98 or more, which is too close to decide.
+MIN_SIDE = 64
+
 #: Largest number of proposed pairs whose pixels are compared; each takes about half a millisecond.
 MAX_CHECKED = 50_000
+
+# Sides in pixels, and the smallest correlation of the fine detail of two copies at each. The finest
+# detail of a smaller picture is coarser, so different scans share more of it. Each value is halfway
+# between the most similar scans and the least similar copies.
+_SIDES, _MIN_SIMILARITIES = (MIN_SIDE, 224), (0.93, 0.80)
+
+_DETAIL_SIDE = 128
+_DETAIL_RADIUS = 2
 
 _MAX_OPEN_SHARDS = 64
 
@@ -30,14 +49,10 @@ class ImageReader:
     """Reads single images out of shards, which `open_shard` opens by name."""
 
     def __init__(
-        self,
-        layout: schema.RecordLayout,
-        open_shard: Callable[[str], contextlib.AbstractContextManager[IO[bytes]]],
+        self, layout: schema.RecordLayout, open_shard: Callable[[str], IO[bytes] | pa.NativeFile]
     ) -> None:
-        self._layout = layout
-        self._open_shard = open_shard
-        self._files: dict[str, IO[bytes]] = {}
-        self._stack = contextlib.ExitStack()
+        self.layout = layout
+        self._open_shard = functools.lru_cache(_MAX_OPEN_SHARDS)(open_shard)
 
     @classmethod
     def of_folder(cls, directory: Path, dataset: manifest.Manifest) -> ImageReader:
@@ -47,26 +62,15 @@ class ImageReader:
         """
         known = {shard.name for shard in dataset.shards}
 
-        def open_shard(name: str) -> IO[bytes]:
+        def open_shard(name: str) -> pa.NativeFile:
             if name not in known:
                 raise manifest.ManifestError(
                     f"{manifest.EXAMPLES_FILE_NAME} names the shard {name!r}, which the manifest "
                     "does not have: they are of different datasets"
                 )
-            return (directory / name).open("rb")
+            return pa.OSFile(str(directory / name))
 
         return cls(dataset.layout, open_shard)
-
-    def __enter__(self) -> ImageReader:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._close()
-
-    @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """(height, width, channels) of every image."""
-        return self._layout.image_shape
 
     def read(self, shard: str, row: int) -> Image.Image:
         """Returns the image of a record, grey or RGB, see `visible.picture`.
@@ -74,22 +78,13 @@ class ImageReader:
         Raises:
             OSError: if the shard is missing or has no such record.
         """
-        if shard not in self._files:
-            if len(self._files) >= _MAX_OPEN_SHARDS:
-                self._close()
-            self._files[shard] = self._stack.enter_context(self._open_shard(shard))
-        slot = self._layout.features[schema.IMAGE]
-        file = self._files[shard]
-        file.seek(row * self._layout.stride + slot.offset)
+        slot, file = self.layout.features[schema.IMAGE], self._open_shard(shard)
+        file.seek(row * self.layout.stride + slot.offset)
         pixels = file.read(slot.length)
         if len(pixels) != slot.length:
             raise OSError(f"{shard} ends before its record {row}")
-        values = np.frombuffer(pixels, self._layout.numpy_dtype)
-        return visible.picture(values.reshape(self._layout.image_shape))
-
-    def _close(self) -> None:
-        self._files.clear()
-        self._stack.close()
+        values = np.frombuffer(pixels, self.layout.numpy_dtype)
+        return visible.picture(values.reshape(self.layout.image_shape))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,38 +131,31 @@ class Twins:
     num_unchecked_within: int = 0
     complete: bool = True
 
+    @functools.cached_property
+    def _rows(self) -> list[np.ndarray]:
+        """The rows, in order, of each number in `groups`."""
+        ends = np.cumsum(np.bincount(self.groups))
+        return np.split(np.argsort(self.groups, kind="stable"), ends[:-1])
+
     @property
     def pairs(self) -> np.ndarray:
         """int64 [num_pairs, 2], rows of pictures that are the same or nearly, but not blank.
 
         Chains of these pairs join all copies; not every two of them are a pair.
         """
-        _, first = np.unique(self.groups, return_index=True)
-        copies = np.stack([first[self.groups], np.arange(len(self.groups))], 1)
-        copies = copies[copies[:, 0] != copies[:, 1]]
+        copies = [(rows[0], row) for rows in self.exact_groups() for row in rows[1:]]
         if self.is_blank is not None:
-            copies = copies[~self.is_blank[copies[:, 0]]]
-        near = np.array([(pair.first, pair.second) for pair in self.near], np.int64)
-        return np.concatenate([copies, near.reshape(-1, 2)])
+            copies = [pair for pair in copies if not self.is_blank[pair[0]]]
+        near = [(pair.first, pair.second) for pair in self.near]
+        return np.array(copies + near, np.int64).reshape(-1, 2)
 
-    @functools.cached_property
-    def _order(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Rows sorted by group, the start of each group, and its number of rows."""
-        order = np.argsort(self.groups, kind="stable")
-        _, starts, counts = np.unique(self.groups[order], return_index=True, return_counts=True)
-        return order, starts, counts
-
-    def exact_groups(self) -> Iterator[np.ndarray]:
-        """Yields the rows, in order, of each picture that occurs more than once."""
-        order, starts, counts = self._order
-        for index in np.flatnonzero(counts > 1).tolist():
-            yield order[starts[index] : starts[index] + counts[index]]
+    def exact_groups(self) -> list[np.ndarray]:
+        """Returns the rows, in order, of each picture that occurs more than once."""
+        return [rows for rows in self._rows if len(rows) > 1]
 
     def copies_of(self, *rows: int) -> np.ndarray:
         """Returns the rows with the same pixels as one of `rows`, including these."""
-        order, starts, counts = self._order
-        groups = self.groups[list(rows)].tolist()
-        return np.concatenate([order[starts[g] : starts[g] + counts[g]] for g in groups])
+        return np.concatenate([self._rows[group] for group in self.groups[list(rows)]])
 
     def near_across(self, codes: np.ndarray) -> Iterator[NearPair]:
         """Yields the near pairs that have rows of different codes, as two such rows.
@@ -180,13 +168,11 @@ class Twins:
         """
         for pair in self.near:
             first, second = self.copies_of(pair.first), self.copies_of(pair.second)
-            others = second[codes[second] != codes[first[0]]]
-            if len(others):
-                yield dataclasses.replace(pair, first=int(first[0]), second=int(others[0]))
-                continue
-            others = first[codes[first] != codes[second[0]]]
-            if len(others):
-                yield dataclasses.replace(pair, first=int(others[0]), second=int(second[0]))
+            pairs = [(first[0], row) for row in second] + [(row, second[0]) for row in first]
+            for one, other in pairs:
+                if codes[one] != codes[other]:
+                    yield dataclasses.replace(pair, first=int(one), second=int(other))
+                    break
 
 
 def find_twins(examples: pa.Table, images: ImageReader, kind: LabelKind) -> Twins:
@@ -201,16 +187,16 @@ def find_twins(examples: pa.Table, images: ImageReader, kind: LabelKind) -> Twin
         return Twins(groups=groups)
     hashes = hashes_in(examples.take(pa.array(first_rows)))
     blank = ~np.any(hashes, axis=1)
-    side = min(images.image_shape[:2])
-    if side < near_duplicates.MIN_SIDE:
+    side = min(images.layout.image_shape[:2])
+    if side < MIN_SIDE:
         return Twins(groups=groups, is_blank=blank[groups])
     candidates = np.flatnonzero(~blank)
-    pairs = near_duplicates.find_pairs(hashes[candidates])
+    pairs = find_pairs(hashes[candidates])
     first, second = candidates[pairs.first], candidates[pairs.second]
     split, label, group = (
         have_different(codes, groups, first, second)
         for codes in (
-            encode(examples.column("split"))[0],
+            encode(examples["split"])[0],
             encode(with_ranges(examples, kind)["label"])[0],
             group_images(examples).codes,
         )
@@ -222,40 +208,29 @@ def find_twins(examples: pa.Table, images: ImageReader, kind: LabelKind) -> Twin
     # They are compared in order of their rows, so that the details of a scan are computed once.
     nearest = np.sort(chosen[order][:MAX_CHECKED])
     num_unchecked = int(across.sum() - across[nearest].sum())
-    min_similarity = near_duplicates.min_similarity(side)
-    rows = first_rows[first[nearest]], first_rows[second[nearest]]
-    near = _check(examples, images, min_similarity, *rows)
+    needed = min_similarity(side)
+    near: list[NearPair] = []
+    shards, rows = examples["shard"], examples["row"]
+
+    @functools.lru_cache(maxsize=512)
+    def detail_of(picture: int) -> np.ndarray:
+        row = first_rows[picture]
+        return detail(images.read(shards[row].as_py(), rows[row].as_py()))
+
+    for a, b in zip(first[nearest].tolist(), second[nearest].tolist(), strict=True):
+        alike = float(detail_of(a) @ detail_of(b))
+        if alike >= needed:
+            rows_of_pair = {"first": int(first_rows[a]), "second": int(first_rows[b])}
+            near.append(NearPair(**rows_of_pair, similarity=round(alike, 4)))
     return Twins(
         groups=groups,
-        near=near,
-        min_similarity=min_similarity,
+        near=tuple(sorted(near, key=lambda pair: (-pair.similarity, pair.first, pair.second))),
+        min_similarity=needed,
         is_blank=blank[groups],
         num_unchecked=num_unchecked,
         num_unchecked_within=len(chosen) - len(nearest) - num_unchecked,
         complete=pairs.complete,
     )
-
-
-def _check(
-    examples: pa.Table,
-    images: ImageReader,
-    min_similarity: float,
-    first: np.ndarray,
-    second: np.ndarray,
-) -> tuple[NearPair, ...]:
-    """Compares the pixels of proposed pairs; returns the confirmed ones, most similar first."""
-    shards, rows = examples.column("shard"), examples.column("row")
-
-    @functools.lru_cache(maxsize=512)
-    def detail(row: int) -> np.ndarray:
-        return near_duplicates.detail(images.read(shards[row].as_py(), rows[row].as_py()))
-
-    confirmed = []
-    for a, b in zip(first.tolist(), second.tolist(), strict=True):
-        alike = near_duplicates.similarity(detail(a), detail(b))
-        if alike >= min_similarity:
-            confirmed.append(NearPair(first=a, second=b, similarity=round(alike, 4)))
-    return tuple(sorted(confirmed, key=lambda pair: (-pair.similarity, pair.first, pair.second)))
 
 
 def number_pictures(examples: pa.Table) -> tuple[np.ndarray, np.ndarray]:
@@ -271,9 +246,8 @@ def number_pictures(examples: pa.Table) -> tuple[np.ndarray, np.ndarray]:
 
 def hashes_in(examples: pa.Table) -> np.ndarray:
     """Returns the column `perceptual_hash`, uint8 [num_examples, HASH_LENGTH]."""
-    column, length = examples["perceptual_hash"].combine_chunks(), near_duplicates.HASH_LENGTH
-    data = np.frombuffer(column.buffers()[1], np.uint8)[column.offset * length :]
-    return data[: len(column) * length].reshape(-1, length)
+    joined = b"".join(examples["perceptual_hash"].to_pylist())
+    return np.frombuffer(joined, np.uint8).reshape(-1, HASH_LENGTH)
 
 
 def have_different(
@@ -292,3 +266,87 @@ def have_different(
     np.minimum.at(low, groups, codes)
     np.maximum.at(high, groups, codes)
     return np.maximum(high[first], high[second]) > np.minimum(low[first], low[second])
+
+
+class Pairs(NamedTuple):
+    """Pairs of hashes that are close; `complete` is False if the search found too many.
+
+    `first` and `second`, a larger one, are int64 [num_pairs]; `distance`, int16 [num_pairs], is the
+    number of bits in which the two differ.
+    """
+
+    first: np.ndarray
+    second: np.ndarray
+    distance: np.ndarray
+    complete: bool
+
+
+def find_pairs(hashes: np.ndarray, window: int = 8, max_pairs: int = 1_000_000) -> Pairs:
+    """Finds pairs of hashes that differ in at most `MAX_DISTANCE` bits, without comparing all.
+
+    The hashes are sorted 32 times, each time by the bytes from another position on, and each hash
+    is compared with the next `window` hashes in that order. Close hashes share most bits, so they
+    are neighbours in at least one order. Time grows as n log n; memory is about 200 bytes per hash.
+    Source of the idea: Charikar 2002, "Similarity estimation techniques from rounding algorithms",
+    section 3 (sorted random permutations).
+
+    Args:
+        hashes: uint8 [num_hashes, HASH_LENGTH].
+        window: number of neighbours compared in each order. It limits the work if thousands of
+            hashes are close; then not every pair is found, but each hash is in some pair.
+        max_pairs: number of pairs after which the search stops.
+
+    Returns:
+        the pairs, ordered by `first`, then `second`.
+    """
+    num_hashes = len(hashes)
+    pair_codes, distances = np.empty(0, np.int64), np.empty(0, np.int16)
+    complete = True
+    for start in range(HASH_LENGTH):
+        # The eight bytes from this position on, as one number.
+        columns = (start + np.arange(8)) % HASH_LENGTH
+        keys = np.ascontiguousarray(hashes[:, columns]).view(">u8").ravel().astype(np.uint64)
+        order = np.argsort(keys)
+        words = np.ascontiguousarray(hashes[order]).view(np.uint64)
+        for shift in range(1, min(window, num_hashes - 1) + 1):
+            distance = np.zeros(num_hashes - shift, np.int16)
+            for column in range(words.shape[1]):
+                distance += np.bitwise_count(words[shift:, column] ^ words[:-shift, column])
+            rows = np.flatnonzero(distance <= MAX_DISTANCE)
+            a, b = order[rows], order[rows + shift]
+            codes = np.minimum(a, b) * num_hashes + np.maximum(a, b)
+            pair_codes = np.concatenate([pair_codes, codes])
+            distances = np.concatenate([distances, distance[rows]])
+        pair_codes, unique = np.unique(pair_codes, return_index=True)
+        distances = distances[unique]
+        if len(pair_codes) > max_pairs:
+            pair_codes, distances, complete = pair_codes[:max_pairs], distances[:max_pairs], False
+            break
+    first, second = np.divmod(pair_codes, max(num_hashes, 1))
+    return Pairs(first, second, distances, complete)
+
+
+def detail(image: Image.Image) -> np.ndarray:
+    """Returns the fine detail of a grey or RGB picture; a dot product of two is their correlation.
+
+    It is a grey 128x128 version minus its 5x5 means, normalized to mean zero and length one, so
+    that brightness and contrast do not matter.
+
+    Returns:
+        float32 [16384]; all zero for a picture of one colour.
+    """
+    grey = image if image.mode == "L" else image.convert("L")
+    small = grey.resize((_DETAIL_SIDE, _DETAIL_SIDE), Image.Resampling.BOX)
+    smooth = small.filter(ImageFilter.BoxBlur(_DETAIL_RADIUS))
+    residual = np.asarray(small, np.float32) - np.asarray(smooth, np.float32)
+    residual = residual.ravel() - residual.mean()
+    length = float(np.linalg.norm(residual))
+    return residual / length if length > 0 else residual
+
+
+def min_similarity(side: int) -> float:
+    """Returns the smallest correlation of the fine detail at which two pictures count as copies.
+
+    It is 0.93 up to 64 pixels on the shorter side, and falls linearly to 0.80 at 224 and more.
+    """
+    return float(np.interp(side, _SIDES, _MIN_SIMILARITIES))

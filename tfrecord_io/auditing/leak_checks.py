@@ -1,0 +1,335 @@
+"""Looks for patients and pictures in several splits, or under several labels.
+
+Each check yields its findings and adds its numbers to `Examined.measures`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tfrecord_io.auditing.examined import Examined
+from tfrecord_io.auditing.findings import Finding, many
+from tfrecord_io.auditing.twins import MAX_DISTANCE, MIN_SIDE, NearPair
+from tfrecord_io.groups import MAX_CHAIN
+from tfrecord_io.printing import counted
+
+_Listed = tuple[dict[str, Any], ...]
+
+
+def check_known_patients(examined: Examined) -> Iterator[Finding]:
+    """Yields the number of images whose patient is unknown."""
+    sources = dict(examined.groups.sources)
+    num_known = sources.pop("patient", 0)
+    num_unknown = sum(sources.values())
+    names = examined.groups.names
+    patients = names.filter(pc.starts_with(names, "patient:")).unique()
+    examined.measures |= {"patients": len(patients), "examples_without_patient": num_unknown}
+    if num_unknown:
+        share = f"{num_unknown:,} images do not name" if num_known else "No image names"
+        yield Finding(
+            "no_patient",
+            "warning",
+            f"{share} a patient",
+            f"They are grouped by {' or '.join(sources)}. The audit cannot check whether "
+            "their patients are in several splits. If the file names contain the patient, give the "
+            "build a pattern with --group_regex.",
+            num_unknown,
+        )
+
+
+def check_patient_leaks(examined: Examined) -> Iterator[Finding]:
+    """Yields the patients, and what stands for unknown ones, with images in several splits."""
+    splits, units = examined.splits, examined.units
+    # images[g, s]: number of images of group g in split s.
+    images = _table(examined, examined.split, len(splits))
+    leaked = (images > 0).sum(1) > 1
+    num_leaked = int(leaked.sum())
+    shared: list[dict[str, Any]] = []
+    for places in itertools.combinations(range(len(splits)), 2):
+        both = (images[:, places] > 0).all(1)
+        if both.any():
+            shared.append(
+                {
+                    "splits": [splits[place] for place in places],
+                    "patients": int(both.sum()),
+                    "images": images[both][:, places].sum(0).tolist(),
+                    "patients_of_each": (images[:, places] > 0).sum(0).tolist(),
+                }
+            )
+    examined.measures |= {
+        "patients_in_several_splits": num_leaked,
+        "images_of_leaked_patients": int(images[leaked].sum()),
+        "shared_patients": shared,
+    }
+    if num_leaked:
+        parts = "; ".join(
+            "{0} and {1} share {patients:,}, with {2:,} images in {0} and {3:,} in {1}".format(
+                *pair["splits"], *pair["images"], patients=pair["patients"]
+            )
+            for pair in shared
+        )
+        yield Finding(
+            "patient_leak",
+            "problem",
+            f"{many(num_leaked, *units)} in more than one split",
+            f"{parts[0].upper()}{parts[1:]}. A model can recognise an eye it was "
+            "trained on, so results on the other split are too good. Build with --splits "
+            "patient to make new splits, or with --leaks drop to keep the given splits and "
+            "leave these patients' images out of all but one (test before val before train).",
+            num_leaked,
+            _list_patients(examined, np.flatnonzero(leaked), images[leaked], splits),
+        )
+    elif examined.names and len(splits) > 1:
+        yield Finding(
+            "patient_leak",
+            "good",
+            f"No {units[0]} is in more than one split",
+            f"{many(len(examined.names), *units)} known.",
+        )
+
+
+def check_patient_labels(examined: Examined) -> Iterator[Finding]:
+    """Yields the patients, or what stands for unknown ones, with images under several labels."""
+    # Only patients with several labels get a row in the table, because a table of all patients and
+    # a thousand classes would be large.
+    known, num_labels = examined.group >= 0, len(examined.labels)
+    pairs = np.unique(examined.group[known] * num_labels + examined.label[known])
+    labels_each = np.bincount(pairs // num_labels, minlength=len(examined.names))
+    several = np.flatnonzero(labels_each > 1)
+    examined.measures["patients_under_several_labels"] = len(several)
+    if len(several):
+        by_label = _table(examined, examined.label, num_labels, several)
+        verb, kind = "has" if len(several) == 1 else "have", examined.kind
+        how = f"in more than one {kind.noun}" if kind.one_hot else "with different labels"
+        yield Finding(
+            "patient_labels",
+            "note",
+            f"{counted(len(several), *examined.units)} {verb} images {how}",
+            f"Together they have {int(by_label.sum()):,} images. Two eyes may differ "
+            "and a disease changes, so this need not be wrong. But all images of a patient "
+            "must be in one split, whatever they show, as with --splits patient.",
+            len(several),
+            _list_patients(examined, several, by_label, examined.labels),
+        )
+
+
+def _table(
+    examined: Examined, codes: np.ndarray, num_codes: int, groups: np.ndarray | None = None
+) -> np.ndarray:
+    """Returns int64 [num_groups, num_codes], the images of known groups, or of some, by code."""
+    groups = np.arange(len(examined.names)) if groups is None else groups
+    images = np.isin(examined.group, groups)
+    table = np.zeros((len(groups), num_codes), np.int64)
+    np.add.at(table, (np.searchsorted(groups, examined.group[images]), codes[images]), 1)
+    return table
+
+
+def _list_patients(
+    examined: Examined, patients: np.ndarray, counts: np.ndarray, names: Sequence[str]
+) -> _Listed:
+    """Lists the patients with the most images, and their number of images by `names`."""
+    order = np.argsort(-counts.sum(1), kind="stable")[: examined.most_listed]
+    used = np.flatnonzero(counts[order].any(0))[:12].tolist()
+    return tuple(
+        {
+            "patient": examined.names[patients[row]],
+            **{names[place]: int(counts[row, place]) for place in used},
+        }
+        for row in order.tolist()
+    )
+
+
+def check_exact(examined: Examined) -> Iterator[Finding]:
+    """Yields pictures whose exact pixels occur again: across splits, labels or within a split."""
+    groups = examined.twins.exact_groups()
+    num_splits = [len(np.unique(examined.split[group])) for group in groups]
+    across = [group for group, num in zip(groups, num_splits, strict=True) if num > 1]
+    within = [group for group, num in zip(groups, num_splits, strict=True) if num < len(group)]
+    conflicts = [group for group in groups if len(np.unique(examined.text[group])) > 1]
+    num_again = sum(map(len, groups))
+    examined.measures |= {
+        "duplicate_pictures": len(groups),
+        "duplicate_images": num_again - len(groups),
+        "duplicate_pictures_across_splits": len(across),
+        "duplicate_label_conflicts": len(conflicts),
+    }
+    if across:
+        yield Finding(
+            "picture_leak",
+            "problem",
+            f"{many(len(across), 'picture')} in more than one split, pixel by pixel",
+            f"{sum(map(len, across)):,} images under different names. Build with "
+            "--leaks drop to leave them out of the larger split.",
+            len(across),
+            _list_groups(examined, across),
+        )
+    if conflicts:
+        yield Finding(
+            "label_conflict",
+            "problem",
+            f"{many(len(conflicts), 'picture')} under contradicting labels",
+            f"The same pixels have different {examined.dataset.label_kind.plural}, so at least one "
+            "is wrong. --duplicates drop leaves all of them out.",
+            len(conflicts),
+            _list_groups(examined, conflicts),
+        )
+    if within:
+        extra = num_again - sum(num_splits)
+        yield Finding(
+            "duplicates",
+            "warning",
+            f"{many(extra, 'image')} in the same split a second time",
+            f"{many(len(within), 'picture')} repeated under other names, and each "
+            "repetition counts in every result. --duplicates drop keeps one of each.",
+            extra,
+            _list_groups(examined, within),
+        )
+    if not groups:
+        num_images = f"All {examined.examples.num_rows:,} stored images differ."
+        yield Finding("duplicates", "good", "No two images have the same pixels", num_images)
+
+
+def _list_groups(examined: Examined, groups: Sequence[np.ndarray]) -> _Listed:
+    """Lists pictures that occur several times."""
+    listed = []
+    for group in groups[: examined.most_listed]:
+        rows = examined.examples.take(group).to_pylist()
+        files = {row.get("file_xxh3") for row in rows}
+        is_one_file = len(files) == 1 and None not in files
+        listed.append(
+            {
+                "images": len(group),
+                "splits": ", ".join(sorted({row["split"] for row in rows[:4]})),
+                "labels": ", ".join(sorted({row["label"] for row in rows[:4]})),
+                "same file": "yes" if is_one_file else "no, same pixels",
+                "first": rows[0]["path"],
+                "again": rows[1]["path"],
+            }
+        )
+    return tuple(listed)
+
+
+def check_near(examined: Examined) -> Iterator[Finding]:
+    """Yields near duplicates across splits and labels, or why they were not looked for."""
+    twins, measures = examined.twins, examined.measures
+    if twins.min_similarity is None:
+        # With a single split, none can be across splits.
+        num_splits = len(np.unique(examined.split))
+        measures["near_duplicate_pairs"] = 0 if num_splits < 2 else None
+        measures["near_duplicate_label_conflicts"] = None
+        reason = (
+            f"The stored images are too small. Below {MIN_SIDE} pixels per side, "
+            "different scans look so alike that copies cannot be distinguished from them. Build "
+            "with a larger --image_size to have them compared."
+            if "perceptual_hash" in examined.examples.column_names
+            else "An older release built the dataset without perceptual hashes. Build it again to "
+            "have the images compared."
+        )
+        yield Finding(
+            "near_duplicates",
+            "note",
+            "Near duplicates were not looked for",
+            f"{reason} Copies with exactly the same pixels were looked for.",
+        )
+        return
+    across = list(twins.near_across(examined.split))
+    conflicts = list(twins.near_across(examined.label))
+    within = [
+        pair
+        for pair in twins.near_across(examined.groups.codes)
+        if len(np.unique(examined.split[twins.copies_of(pair.first, pair.second)])) == 1
+    ]
+    measures |= {
+        "near_duplicate_pairs": len(across),
+        "near_duplicate_pairs_within_splits": len(within),
+        "near_duplicate_label_conflicts": len(conflicts),
+        "near_duplicates_unchecked": twins.num_unchecked,
+        "near_duplicates_complete": twins.complete and not twins.num_unchecked,
+    }
+    if across:
+        yield Finding(
+            "near_duplicates",
+            "problem",
+            f"{counted(len(across), 'pair')} of near duplicates across splits",
+            "Each pair is one picture that was saved again, brightened or resized, or "
+            "the same place of an eye scanned twice. --leaks drop keeps the one in the more "
+            "protected split (test before val before train).",
+            len(across),
+            list_pairs(examined.examples, across[: examined.most_listed]),
+        )
+    elif len(examined.splits) > 1:
+        yield Finding(
+            "near_duplicates",
+            "good",
+            "No near duplicates across splits",
+            "No picture of one split is a re-saved, brightened or resized copy of one "
+            f"in another (hashes within {MAX_DISTANCE} of 255 bits, fine "
+            f"detail correlated by {twins.min_similarity:.2f} or more).",
+        )
+    if within:
+        yield Finding(
+            "near_duplicates_within",
+            "warning",
+            f"{counted(len(within), 'pair')} of near duplicates in one split",
+            "Their patients have different names, or none. Folds and intervals keep the "
+            "images of both together, but each of them counts in training.",
+            len(within),
+            list_pairs(examined.examples, within[: examined.most_listed]),
+        )
+    if chains := examined.joined.long_chains:
+        yield Finding(
+            "near_chains",
+            "warning",
+            f"{counted(len(chains), 'chain')} of near duplicates not used",
+            f"In each, more than {MAX_CHAIN} images are connected by pairs that look "
+            f"alike (up to {max(chains):,}). Folds and intervals do not keep "
+            "them together, because whatever looks so alike need not be the same.",
+            len(chains),
+        )
+    if conflicts:
+        yield Finding(
+            "near_label_conflict",
+            "warning",
+            f"{counted(len(conflicts), 'pair')} of near duplicates under different labels",
+            f"Nearly the same picture has different {examined.dataset.label_kind.plural}. "
+            "Look at both.",
+            len(conflicts),
+            list_pairs(examined.examples, conflicts[: examined.most_listed]),
+        )
+    num_unchecked = twins.num_unchecked + twins.num_unchecked_within
+    if num_unchecked or not twins.complete:
+        yield Finding(
+            "near_duplicates_unchecked",
+            "warning",
+            "So many images look alike that not all pairs were compared",
+            f"{num_unchecked:,} proposed pairs were left out: those within a split first, "
+            "and of these the least alike ones"
+            + ("." if twins.complete else "; and the search itself stopped early."),
+            num_unchecked,
+        )
+
+
+def list_pairs(examples: pa.Table, pairs: Sequence[NearPair]) -> _Listed:
+    """Lists pairs of rows with the facts needed to show them side by side."""
+    columns = examples.select(["split", "label", "path", "shard", "row"])
+    listed = []
+    for pair in pairs:
+        first, second = columns.take([pair.first, pair.second]).to_pylist()
+        case = {"first": first, "second": second, "similarity": round(pair.similarity, 4)}
+        listed.append(case | ({"why": pair.why} if pair.why else {}))
+    return tuple(listed)
+
+
+def near_search_gap(num_pairs: int | None, measures: Mapping[str, Any]) -> str | None:
+    """Returns why one of an audit's numbers of near duplicates is incomplete, or None."""
+    if num_pairs is None:
+        return "near duplicates were not looked for; the audit's findings say why"
+    if not measures.get("near_duplicates_complete", True):
+        return "so many images look alike that not all pairs were compared"
+    return None
