@@ -526,6 +526,14 @@ def test_a_frame_that_claims_to_be_huge_is_not_decoded(name, marker, place, form
         decode_image(bytes(data), Preprocessing(), 0)
 
 
+def test_a_jpeg_ls_frame_that_is_cut_off_is_not_decoded(monkeypatch):
+    data = in_syntax(dicom_file(grey_pixels(0, 60, 60)), "1.2.840.10008.1.2.4.80")
+    end = data.rindex(b"\xff\xd9")
+    monkeypatch.setattr("jpeg_ls.decode_pixel_data", None)
+    with pytest.raises(Reject, match="truncated: the JPEG-LS frame is cut off"):
+        decode_image(data[:end] + bytes(2) + data[end + 2 :], Preprocessing(), 0)
+
+
 def test_a_frame_beyond_the_end_of_the_file_is_found_missing_without_reading_all_of_it():
     volume = np.stack([grey_pixels(seed, 200, 200) for seed in range(50)])
     file = io.BytesIO(dicom_file(volume)[:-10])

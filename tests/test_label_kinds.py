@@ -20,8 +20,7 @@ import tfrecord_io
 from pipelines import build_tfrecords
 from tfrecord_io import show, tfds_metadata, verify
 from tfrecord_io.auditing import audit
-from tfrecord_io.kinds.classes import CLASSES
-from tfrecord_io.kinds.grades import GRADES
+from tfrecord_io.kinds.classes import CLASSES, GRADES
 from tfrecord_io.kinds.label_kind import LabelKind
 from tfrecord_io.kinds.multi_label import MULTI_LABEL
 from tfrecord_io.kinds.numbers import NUMBER, number_text, ranges_of

@@ -27,8 +27,7 @@ from PIL import Image
 from sklearn import metrics as sk_metrics
 
 from tfrecord_io import Shard, Split
-from tfrecord_io.kinds.classes import CLASSES
-from tfrecord_io.kinds.grades import GRADES
+from tfrecord_io.kinds.classes import CLASSES, GRADES
 from tfrecord_io.kinds.numbers import NUMBER
 from tfrecord_io.reading.mapped import MappedDataset
 from train import predict

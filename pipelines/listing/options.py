@@ -10,8 +10,7 @@ from typing import Any
 
 from pipelines.listing.label_table import OPTIONAL, LabelTable, read_label_table
 from tfrecord_io.flags import check, flag, names
-from tfrecord_io.kinds.classes import CLASSES
-from tfrecord_io.kinds.grades import GRADES
+from tfrecord_io.kinds.classes import CLASSES, GRADES
 from tfrecord_io.kinds.label_kind import LabelKind
 from tfrecord_io.kinds.multi_label import MULTI_LABEL, NONE, SEPARATOR
 from tfrecord_io.kinds.numbers import NUMBER

@@ -205,6 +205,9 @@ def _decode(dataset: Dataset, index: int, num_frames: int) -> tuple[np.ndarray, 
         # A codec takes memory for as many pixels as the frame itself says.
         if _sides_of(frame) != (dataset.Rows, dataset.Columns):
             raise Reject("undecodable", "the compressed frame has other sides than the file says")
+        # pyjpegls reports this only after it has decoded every pixel, which can take seconds.
+        if plugin == "pyjpegls" and b"\xff\xd9" not in frame:
+            raise Reject("truncated", "the JPEG-LS frame is cut off")
         if plugin == _IMAGECODECS:
             return _decode_jpeg(frame, dataset), dataset.PhotometricInterpretation
     decoder = get_decoder(syntax)

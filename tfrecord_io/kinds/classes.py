@@ -1,4 +1,4 @@
-"""One class for each example, whose label is one-hot. Its text is the name of the class.
+"""One class for each example, whose label is one-hot, and grades: classes in ascending order.
 
 >>> CLASSES.vectors(["CNV", "NORMAL"], ["CNV", "NORMAL"]).tolist()
 [[1.0, 0.0], [0.0, 1.0]]
@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tfrecord_io.kinds.label_kind import NamedKind
+from tfrecord_io.kinds.label_kind import LabelKind
 
 
-class Classes(NamedKind):
-    """Each example has one class."""
+class Classes(LabelKind):
+    """Each example has one class, whose name is the text of its label."""
 
     name, format_version, noun, plural = "class", 1, "class", "classes"
     values, flag, one_hot = "one-hot", "--classes", True
@@ -29,10 +29,6 @@ class Classes(NamedKind):
     def names_in(self, text: str) -> list[str]:
         return [text]
 
-    def text_of(self, names: Sequence[str]) -> str:
-        (name,) = names
-        return name
-
     def is_label(self, values: np.ndarray) -> bool:
         return sorted(values.tolist()) == [0.0] * (len(values) - 1) + [1.0]
 
@@ -40,4 +36,10 @@ class Classes(NamedKind):
         return sum(counts) == num_examples
 
 
-CLASSES = Classes()
+class Grades(Classes):
+    """Each example has one grade; their names are in ascending order."""
+
+    name, format_version, noun, plural, flag = "grade", 2, "grade", "grades", "--grades"
+
+
+CLASSES, GRADES = Classes(), Grades()

@@ -14,15 +14,17 @@ import numpy as np
 
 from tfrecord_io.printing import counted
 
+#: Between the names in the text of a label, and the text of a label without a name.
+SEPARATOR, NONE = "|", "none"
+
 
 class LabelKind(abc.ABC):
-    """What an example's label can be.
+    """What an example's label can be; by default, a 0 or 1 for each name.
 
     Attributes:
         name: in the manifest; a dataset of classes does not name it.
         format_version: the oldest version of the format that has such labels.
-        noun: one label, in sentences.
-        plural: several of them.
+        noun: one label, in sentences; `plural` is several of them.
         values: what the values of a record's label are, in sentences.
         flag: the flag of the build that names the labels.
         one_hot: whether each example has exactly one of the labels.
@@ -73,24 +75,28 @@ class LabelKind(abc.ABC):
         """Returns the names of the labels in a label's text; a number has none."""
 
     @abc.abstractmethod
-    def text_in(self, values: np.ndarray, label_names: Sequence[str]) -> str:
-        """Returns the text of a label from its values in a record, float32 [num_labels]."""
-
-    @abc.abstractmethod
     def is_label(self, values: np.ndarray) -> bool:
         """Tells whether the values of a record, float32 [num_labels], are a label."""
 
     @abc.abstractmethod
-    def vectors(self, texts: Sequence[str], label_names: Sequence[str]) -> np.ndarray:
-        """Returns the labels as records hold them, float32 [num_examples, num_labels]."""
-
-    @abc.abstractmethod
-    def count(self, vectors: np.ndarray) -> tuple[int, ...]:
-        """Returns how many examples have each label, from what `vectors` returns."""
-
-    @abc.abstractmethod
     def fits_counts(self, counts: Sequence[int], num_examples: int) -> bool:
         """Tells whether so many examples can have so many of each label."""
+
+    def text_of(self, names: Sequence[str]) -> str:
+        """Returns the text of a label that has these names, in the dataset's order."""
+        return SEPARATOR.join(names) or NONE
+
+    def text_in(self, values: np.ndarray, label_names: Sequence[str]) -> str:
+        """Returns the text of a label from its values in a record, float32 [num_labels]."""
+        return self.text_of([label_names[place] for place in np.flatnonzero(values).tolist()])
+
+    def vectors(self, texts: Sequence[str], label_names: Sequence[str]) -> np.ndarray:
+        """Returns the labels as records hold them, float32 [num_examples, num_labels]."""
+        return self.has(texts, label_names).astype("<f4")
+
+    def count(self, vectors: np.ndarray) -> tuple[int, ...]:
+        """Returns how many examples have each label, from what `vectors` returns."""
+        return tuple(vectors.astype(np.int64).sum(0).tolist())
 
     def counts(self, texts: Sequence[str], label_names: Sequence[str]) -> tuple[int, ...]:
         """Returns how many examples have each label, in the order of the names."""
@@ -106,7 +112,6 @@ class LabelKind(abc.ABC):
             of_text[row, [places[name] for name in self.names_in(text)]] = True
         return of_text[np.fromiter((rows[text] for text in texts), np.int64, len(texts))]
 
-    @abc.abstractmethod
     def classes_of(
         self, texts: Sequence[str], codes: np.ndarray
     ) -> tuple[Sequence[str], np.ndarray]:
@@ -119,6 +124,7 @@ class LabelKind(abc.ABC):
         Returns:
             the names of the classes, and int64 [num_examples], the class of each example.
         """
+        return texts, codes
 
     def balance(self, counts: np.ndarray, texts: Sequence[str]) -> np.ndarray:
         """Returns the numbers of which each split should have the same share.
@@ -132,31 +138,6 @@ class LabelKind(abc.ABC):
         """
         return counts
 
-    @abc.abstractmethod
     def describe(self, label_names: Sequence[str]) -> str:
         """Returns what labels a dataset has, such as `in 4 classes`."""
-
-
-class NamedKind(LabelKind):
-    """A kind whose values are a 0 or 1 for each name."""
-
-    @abc.abstractmethod
-    def text_of(self, names: Sequence[str]) -> str:
-        """Returns the text of a label that has these names, in the dataset's order."""
-
-    def text_in(self, values: np.ndarray, label_names: Sequence[str]) -> str:
-        return self.text_of([label_names[place] for place in np.flatnonzero(values).tolist()])
-
-    def vectors(self, texts: Sequence[str], label_names: Sequence[str]) -> np.ndarray:
-        return self.has(texts, label_names).astype("<f4")
-
-    def count(self, vectors: np.ndarray) -> tuple[int, ...]:
-        return tuple(vectors.astype(np.int64).sum(0).tolist())
-
-    def classes_of(
-        self, texts: Sequence[str], codes: np.ndarray
-    ) -> tuple[Sequence[str], np.ndarray]:
-        return texts, codes
-
-    def describe(self, label_names: Sequence[str]) -> str:
         return f"in {counted(len(label_names), self.noun, self.plural)}"

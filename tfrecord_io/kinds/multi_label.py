@@ -12,12 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tfrecord_io.kinds.label_kind import NamedKind
-
-SEPARATOR = "|"
-
-#: Text of an example that has none of the labels.
-NONE = "none"
+from tfrecord_io.kinds.label_kind import NONE, SEPARATOR, LabelKind
 
 # What a label's column may say; an empty cell is unknown.
 _TRUTHS = {
@@ -27,7 +22,7 @@ _TRUTHS = {
 }
 
 
-class MultiLabel(NamedKind):
+class MultiLabel(LabelKind):
     """Each example has any number of the labels."""
 
     name, format_version, noun, plural = "multi_label", 2, "label", "labels"
@@ -38,23 +33,21 @@ class MultiLabel(NamedKind):
     ) -> tuple[list[str], dict[int, str]]:
         texts = []
         for row, cells in enumerate(zip(*columns.values(), strict=True), 1):
-            is_known, chosen = True, list[str]()
+            truths = {}
             for name, cell in zip(columns, cells, strict=True):
                 text = (cell or "").strip().lower()
                 if text not in _TRUTHS:
                     raise ValueError(
                         f"row {row:,} has {cell!a} in the column {name}; expected 0 or 1"
                     )
-                is_known &= _TRUTHS[text] is not None
-                chosen += [name] if _TRUTHS[text] else []
+                truths[name] = _TRUTHS[text]
+            is_known = None not in truths.values()
+            chosen = [name for name, is_true in truths.items() if is_true]
             texts.append(self.text_of(chosen) if is_known else "")
         return texts, {}
 
     def names_in(self, text: str) -> list[str]:
         return [] if text == NONE else text.split(SEPARATOR)
-
-    def text_of(self, names: Sequence[str]) -> str:
-        return SEPARATOR.join(names) or NONE
 
     def is_label(self, values: np.ndarray) -> bool:
         return set(values.tolist()) <= {0.0, 1.0}

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tfrecord_io.kinds.classes import CLASSES
-from tfrecord_io.kinds.grades import GRADES
+from tfrecord_io.kinds.classes import CLASSES, GRADES
 from tfrecord_io.kinds.label_kind import LabelKind
 from tfrecord_io.kinds.multi_label import MULTI_LABEL
 from tfrecord_io.kinds.numbers import NUMBER
@@ -25,8 +24,7 @@ def kind_in(content: Mapping[str, Any]) -> LabelKind:
         ValueError: if the name is unknown.
     """
     wanted = content.get("label_kind", CLASSES.name)
-    for kind in KINDS:
-        if kind.name == wanted:
-            return kind
+    if found := [kind for kind in KINDS if kind.name == wanted]:
+        return found[0]
     names = ", ".join(kind.name for kind in KINDS)
     raise ValueError(f"label_kind must be one of {names}, received {wanted!r}")

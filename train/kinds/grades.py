@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tfrecord_io.kinds import grades
+from tfrecord_io.kinds.classes import GRADES
 from train.kinds import words
 from train.kinds.classes import Classes
 from train.kinds.measures import ratios, sums_by_place
@@ -20,7 +20,7 @@ KAPPA = "quadratic_kappa"
 class Grades(Classes):
     """Classes whose order means something, from the lowest to the highest."""
 
-    kind = grades.GRADES
+    kind = GRADES
     run_measures = ("accuracy", KAPPA, "ece")
     glossary = (
         f"{Classes.glossary} Kappa: the agreement with the true grades beyond chance, where a "
