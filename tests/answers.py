@@ -5,7 +5,7 @@ import pyarrow as pa
 from marked_images import OCT_NAMES
 
 from tfrecord_io.groups import group_images
-from train.data.examples import Examples
+from train.data.dataset import Examples
 from train.kinds.classes import CLASSES
 from train.results import metrics
 from train.results.predictions import Predictions

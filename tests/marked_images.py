@@ -27,8 +27,7 @@ from tfrecord_io.kinds.numbers import number_text
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME, FILE_NAME
 from tfrecord_io.shards import shard_name
 from tfrecord_io.trunk import FACTS_NAME, REST_NAME, Trunk
-from train.data.dataset import open_dataset
-from train.data.examples import Examples
+from train.data.dataset import Examples, open_dataset
 
 REPOSITORY = Path(__file__).parent.parent
 #: Keras 3.15 copies a variable of TensorFlow in a way NumPy 2.4 is going to forbid.

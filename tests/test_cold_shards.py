@@ -14,7 +14,7 @@ from dataset_factory import write_dataset
 import tfrecord_io
 from tfrecord_io import Manifest
 from tfrecord_io.reading.cold import ColdShards
-from tfrecord_io.reading.rows import Rows
+from tfrecord_io.reading.records import Rows
 
 NUM_EXAMPLES = 1300
 
@@ -74,17 +74,6 @@ def test_records_are_announced_in_the_order_of_their_places(data, told):
     for first in range(0, NUM_EXAMPLES, 64):
         group = examples[first : first + 64]
         assert told[first : first + 64] == sorted(records_of(data, group))
-
-
-def test_batches_come_some_hundred_records_after_their_announcement(data, told):
-    shards = cold_shards(data)
-    batches = [np.arange(first, first + 100) for first in range(0, NUM_EXAMPLES, 100)]
-    for number, batch in enumerate(shards.announced(batches)):
-        join()
-        assert np.array_equal(batch, batches[number])
-        if number < 6:
-            assert {*records_of(data, np.arange(number * 100, 1200))} <= {*told}
-    assert number == 12
 
 
 @pytest.mark.parametrize("read", [tfrecord_io.make_batches, tfrecord_io.make_dataset])

@@ -12,7 +12,7 @@ import tensorflow as tf
 from dataset_factory import write_dataset
 
 import tfrecord_io
-from tfrecord_io.reading.device_cache import DeviceDataset
+from tfrecord_io.reading.reader import DeviceDataset
 
 NUM_EXAMPLES = 23
 
@@ -82,15 +82,6 @@ def test_a_compiled_step_gathers_by_itself(directory: Path) -> None:
         return dataset.order.reduce(tf.constant(0, tf.int64), add)
 
     assert pixel_sum().numpy() == sum(np.sum(image) for image, _ in _batches(directory))
-
-
-def test_a_copy_for_another_replica_gathers_the_same(directory: Path) -> None:
-    split = _dataset(directory, cache="device").split
-    examples = tf.constant([3, 22, 0], tf.int64)
-    for ours, theirs in zip(
-        split.copy_to("CPU:0").gather(examples), split.gather(examples), strict=True
-    ):
-        assert ours.numpy().tolist() == theirs.numpy().tolist()
 
 
 def test_a_split_without_room_is_read_from_its_files_and_says_so(

@@ -16,7 +16,7 @@ from dataset_factory import stored, write_dataset
 
 from tfrecord_io import ManifestError, schema
 from tfrecord_io.reading.mapped import MappedDataset
-from tfrecord_io.reading.rows import Rows, lay_out
+from tfrecord_io.reading.records import Rows, lay_out
 
 NUM_EXAMPLES = 23
 

@@ -79,7 +79,7 @@ def test_a_later_start_gives_the_rest_of_the_same_batches(
 
 def test_padding_is_weighted_zero() -> None:
     order = BatchOrder(num_examples=5, batch_size=4, pad_remainder=True)
-    assert order.weights(1).tolist() == [1.0, 0.0, 0.0, 0.0]
+    assert order.batch(1)[1].tolist() == [1.0, 0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(

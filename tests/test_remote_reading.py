@@ -125,9 +125,9 @@ def test_what_is_kept_is_never_fetched_again(local: Path, store: S3Server) -> No
 def _steps_until_mapped(**options: object) -> int:
     """Returns at which step batches come many at once, as they do out of a memory map."""
     batches = tfrecord_io.make_batches(URL, split="train", batch_size=12, epochs=None, **options)
-    for step, (blocks, rows, _) in enumerate(itertools.islice(batches.blocks(), 10_000)):
+    for step, (records, rows, _) in enumerate(itertools.islice(batches.parts(), 10_000)):
         if len(rows) > 1:
-            assert blocks is batches.dataset.records.blocks
+            assert records is batches.dataset.records
             return step
     raise AssertionError("the split was never mapped")
 
@@ -165,7 +165,8 @@ def test_a_cache_that_is_full_keeps_what_it_has_and_stays_within_its_limit(
     assert sum(512 * path.stat().st_blocks for path in folder.glob("*/records")) <= 2_700_000
     store.forget()
     _numpy(URL, cache_gb=QUARTER)
-    assert held.states.tolist() == before.tolist()
+    assert (held.states >= before).all()
+    assert sum(512 * path.stat().st_blocks for path in folder.glob("*/records")) <= 2_700_000
     stride = Manifest.load(local).layout.stride
     assert store.bytes_sent < (301 - before[:301].sum()) * stride + 20_000
 

@@ -47,7 +47,6 @@ def resolve(config, num_examples=1000, num_replicas=1):
         ),
         ({"best_by": "loss"}, "--best_by must be last, val_loss or val_accuracy"),
         ({"folds": 1}, "--folds must be at least 2"),
-        ({"engine": "stream"}, "--engine stream is not needed any more"),
         ({"fold": 0}, "--fold, --fold_splits and --seeds need --folds"),
         ({"fold_splits": "train"}, "--fold, --fold_splits and --seeds need --folds"),
         ({"seeds": 2}, "--fold, --fold_splits and --seeds need --folds"),

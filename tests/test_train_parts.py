@@ -41,8 +41,8 @@ def patients_of(data, part):
 def test_without_folds_the_parts_are_the_splits(data):
     chosen = choose(data)
     for part, split in zip((chosen.train, chosen.val, chosen.test), NUM_EXAMPLES, strict=True):
-        assert (part.name, part.splits, part.examples) == (split, (split,), None)
-        assert part.num_examples == NUM_EXAMPLES[split]
+        assert (part.name, part.splits) == (split, (split,))
+        assert part.examples.tolist() == list(range(NUM_EXAMPLES[split]))
     assert chosen.evaluated is chosen.test
 
 

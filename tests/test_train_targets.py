@@ -192,8 +192,8 @@ def test_images_count_in_the_mean_that_is_learnt_as_they_do_in_the_loss(data):
     numbers = MappedDataset(data, "train").labels(range(4))[:, 0].astype(np.float64)
     counts = np.array([2, 3, 1, 1])
     part = Part(
-        name="train", splits=("train",), examples=np.arange(4), num_examples=4,
-        label_counts=(4,), weights=np.float32(counts),
+        name="train", splits=("train",), examples=np.arange(4), label_counts=(4,),
+        weights=np.float32(counts),
     )  # fmt: skip
     task = registry.training_task(open_dataset(str(data)), part)
     repeated = np.repeat(numbers, counts)
@@ -342,9 +342,7 @@ def test_what_cannot_be_learned_from_numbers_is_refused_before_a_folder_is_made(
     assert train(data, tmp_path / "run", best_by="val_accuracy") == 2
     assert "--best_by val_accuracy needs classes or labels" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
-    part = Part(
-        name="train", splits=("train",), examples=np.array([0]), num_examples=1, label_counts=(1,)
-    )
+    part = Part(name="train", splits=("train",), examples=np.array([0]), label_counts=(1,))
     with pytest.raises(ConfigError, match="nothing to learn"):
         registry.training_task(open_dataset(str(data)), part)
 

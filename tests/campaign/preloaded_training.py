@@ -15,7 +15,7 @@ import pyarrow.dataset
 import tensorboard.plugins.scalar.summary_v2
 import tensorflow.saved_model
 
-import tfrecord_io.reading.device_cache
+import tfrecord_io.reading.reader
 import train.training.trainer
 
 gc.freeze()

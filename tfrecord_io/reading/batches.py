@@ -7,21 +7,19 @@ shards. Two threads gather ahead; they copy without holding the GIL.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 from collections.abc import Iterator, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
 from tfrecord_io import schema
 from tfrecord_io.ahead import map_ahead
 from tfrecord_io.manifest import ManifestError
-from tfrecord_io.reading.buffers import BufferPool
-from tfrecord_io.reading.fetch import Fetched
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.reading.opening import Verify
 from tfrecord_io.reading.order import BatchOrder
+from tfrecord_io.reading.records import BufferPool, Records
 from tfrecord_io.stores.folder import DataPath
 
 Engine = Literal["auto", "mmap"]
@@ -53,37 +51,22 @@ def make_batches(
 ) -> Batches:
     """Returns the batches of a split as NumPy arrays, in an order that the seed decides.
 
-    They are those that `reader.make_dataset` gives for the same arguments, which it describes;
-    TensorFlow is not imported. Each loop over the result starts from the beginning and gives the
-    same batches; `iter(result)` is an ordinary iterator. Threads make `prefetch` batches ahead;
-    with 0, the thread that asks makes them.
+    They are those that `reader.make_dataset` gives for the same arguments, which it describes, as
+    it does the errors; TensorFlow is not imported. Each loop over the result starts from the
+    beginning and gives the same batches; `iter(result)` is an ordinary iterator. Threads make
+    `prefetch` batches ahead; with 0, the thread that asks makes them.
 
     Returns:
-        an iterable of (image, label), then weight with `pad_remainder`, then key with
-        `with_keys`: image [batch, height, width, channels] of the dataset's type (uint8 by
-        default), label float32 [batch, num_classes] one-hot (or 0 and 1 for each of several
-        labels, or [batch, 1] of numbers), weight float32 [batch], key bytes [batch]. The arrays
-        are copies, the caller's own. `batch` is batch_size / num_replicas; in a last batch that is
-        neither dropped nor padded it is less, and may be 0 for a replica.
+        an iterable of the arrays that `make_dataset` describes, but each key is bytes. They are
+        copies, the caller's own.
 
     Raises:
-        ManifestError: if the dataset is unfinished, of a newer format or has no such split; if
-            the split is smaller than a batch where all batches must be full; if a shard is
-            missing or not as the manifest says.
-        ValueError: if an argument is out of range, or the arguments do not fit together.
-        OSError: if `mmap` was asked for and the operating system cannot map the files.
-        UserError: if the URL or the folder of the cache cannot be used.
-        StoreError: if the store does not answer, refuses, or has another version of a shard; when
-            the batches are read, also if a record is damaged.
+        StoreError: when the batches are read, also if a record is damaged, or the store has
+            another version of a shard by then.
     """
     if prefetch < 0:
         raise ValueError(f"prefetch must be at least 0, received {prefetch}")
-    if engine == "stream":
-        raise ValueError(
-            "engine='stream' is not needed any more: every dataset, local or remote, is read in "
-            "the order of engine='mmap'; leave it out"
-        )
-    if engine not in ("auto", "mmap"):
+    if engine not in get_args(Engine):
         raise ValueError(f"engine must be auto or mmap, received {engine!r}")
     path = DataPath.of(directory, cache_dir, cache_gb)
     dataset = MappedDataset(path, split, verify=verify, must_map=engine == "mmap")
@@ -106,22 +89,15 @@ def make_batches(
         replica_index=replica_index,
     )
     order.check_start(start_step)
-    if order.num_examples < order.batch_size and (order.drop_remainder or order.epochs is None):
+    if len(chosen) < batch_size and (drop_remainder or epochs is None):
         raise ManifestError(
-            f"{dataset.name} has {order.num_examples} examples, fewer than a batch of "
-            f"{order.batch_size}; use a smaller batch_size, or finite epochs without drop_remainder"
+            f"{dataset.name} has {len(chosen)} examples, fewer than a batch of {batch_size}; use a "
+            "smaller batch_size, or finite epochs without drop_remainder"
         )
-    return Batches(
-        dataset=dataset,
-        order=order,
-        examples=chosen,
-        start_step=start_step,
-        with_keys=with_keys,
-        prefetch=prefetch,
-    )
+    return Batches(dataset, order, chosen, start_step, with_keys, prefetch)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Batches:
     """What `make_batches` returns: an iterable that can be gone through again and again.
 
@@ -138,49 +114,46 @@ class Batches:
     prefetch: int
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, ...]]:
-        steps = enumerate(self.fetched(), self.start_step)
-        gather = functools.partial(self._gather, self.buffer_pool())
+        pool = BufferPool(self.order.replica_batch_size * self.dataset.layout.image_length)
+
+        def gather(step: tuple[Records, np.ndarray, np.ndarray]) -> tuple[np.ndarray, ...]:
+            records, rows, weights = step
+            batch: tuple[np.ndarray, ...] = records.gather(rows, pool.take())
+            if self.order.pad_remainder:
+                batch += (weights,)
+            if self.with_keys:
+                keys = records.feature(schema.KEY, rows)
+                batch += (keys.view(f"S{schema.KEY_LENGTH}").ravel(),)
+            return batch
+
+        steps = (
+            (records, *step)
+            for records, rows, weights in self.parts()
+            for step in zip(rows, weights, strict=True)
+        )
         return map_ahead(gather, steps, self.prefetch, num_threads=_NUM_THREADS)
 
-    def fetched(self) -> Iterator[Fetched]:
-        """Yields each batch: what holds its records, and their rows there."""
-        return self.dataset.ahead(self._places(), self.examples)
-
-    def blocks(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    def parts(self) -> Iterator[tuple[Records, np.ndarray, np.ndarray]]:
         """Yields batches that are not gathered yet, many at once when all records are mapped.
 
         Yields:
-            (blocks, rows, weights): `Records.blocks`; the rows of the batches, int64 [steps,
-            batch]; and float32 [steps, batch].
+            what holds their records; their rows there, int64 [steps, batch]; and their weights,
+            float32 [steps, batch].
         """
-        dataset, step = self.dataset, self.start_step
-        for records, rows in dataset.until_mapped(self._places(), self.examples):
-            yield records.blocks, rows[np.newaxis], self.order.weights(step)[np.newaxis]
+        dataset, order, examples, step = self.dataset, self.order, self.examples, self.start_step
+        batches = (examples[places] for places in order.batches(step))
+        for records, rows in dataset.until_mapped(batches, examples):
+            yield records, rows[np.newaxis], order.batch(step)[1][np.newaxis]
             step += 1
-        for places, weights in self.order.parts(step):
-            rows = dataset.rows(self.examples[places])
+        waiting: list[tuple[Records, np.ndarray, np.ndarray]] = []
+        for places, weights in order.parts(step):
+            rows = dataset.rows(examples[places])
             dataset.cold.announce(rows.ravel())
-            yield dataset.records.blocks, rows, weights
-
-    def _places(self) -> Iterator[np.ndarray]:
-        return map(self.examples.__getitem__, self.order.batches(self.start_step))
-
-    def buffer_pool(self) -> BufferPool:
-        """Returns memory for the images of a batch, for `Records.gather`."""
-        return BufferPool(self.order.replica_batch_size * self.dataset.layout.image_length)
+            # So that a part is announced before the one ahead of it is read.
+            yield from waiting
+            waiting = [(dataset.records, rows, weights)]
+        yield from waiting
 
     def __len__(self) -> int:
         """Returns the number of batches; raises TypeError if they are endless."""
         return len(self.order) - self.start_step
-
-    def _gather(
-        self, pool: BufferPool, step_and_fetched: tuple[int, Fetched]
-    ) -> tuple[np.ndarray, ...]:
-        step, (records, rows) = step_and_fetched
-        batch: tuple[np.ndarray, ...] = records.gather(rows, pool.take())
-        if self.order.pad_remainder:
-            batch += (self.order.weights(step),)
-        if self.with_keys:
-            keys = records.feature(schema.KEY, rows)
-            batch += (keys.view(f"S{schema.KEY_LENGTH}").ravel(),)
-        return batch

@@ -57,7 +57,8 @@ _HEADER_LENGTH = 64
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 _PAGE = 4096
-# Fewer bytes by themselves would waste too much of the pages that they touch.
+# Where only a part of the dataset fits, fewer bytes by themselves would waste too much of the pages
+# that they touch.
 _LEAST_BYTES = 8 * _PAGE
 # Taken from the limit at once: the lock between processes costs as much as writing a record.
 _RESERVED_BYTES = 4 << 20
@@ -66,9 +67,7 @@ _STORE_SECONDS = 1.0
 
 
 class DatasetCache:
-    """The records of one dataset that are on this machine's disk.
-
-    The dataset is in use as long as this object exists.
+    """The records of one dataset on this machine's disk, in use as long as this object exists.
 
     Attributes:
         folder: of its files.
@@ -91,7 +90,7 @@ class DatasetCache:
         """Opens the cache of a dataset, and makes room by removing unused datasets.
 
         Args:
-            manifest: of the dataset.
+            manifest: whose shards are kept.
             versions: of the shards on their store, see `opening.open_split`.
             cache_dir: folder of the caches of all datasets; None for `tfrecord_io` in the user's
                 cache folder.
@@ -138,39 +137,31 @@ class DatasetCache:
         )
 
     def keep(self, first: int, records: np.ndarray) -> bool:
-        """Writes records to the disk, as many as there is room for.
+        """Writes as many neighbouring records to the disk as there is room for.
 
         Args:
             first: place in `states` of the first record.
-            records: uint8 [records, stride], neighbours.
+            records: uint8 [records, stride].
 
         Returns:
             whether all of them are on the disk now.
         """
-        needed = records.nbytes + 2 * _PAGE
+        # Pages that hold a record in part. Those of a dataset that fits are all used in the end.
+        partial = 0 if self.fits else 2 * _PAGE
         try:
             with self._mutex:
-                if self._reserved < needed:
-                    self._reserve(needed)
-                room = max(0, (self._reserved - 2 * _PAGE) // self._stride)
+                if self._reserved < records.nbytes + partial:
+                    self._reserve(records.nbytes + partial)
+                room = max(0, (self._reserved - partial) // self._stride)
                 is_all = room >= len(records)
                 self.is_full |= not is_all
                 records = records[:room]
                 if not self.fits and records.nbytes < _LEAST_BYTES:
                     return False
-                last = first + len(records)
-                if (self.states[first:last] == PRESENT).all():
-                    return is_all
-                start, stop = first * self._stride, last * self._stride
-                # Whole pages, without those that neighbours have taken already.
-                pages = -(-stop // _PAGE) - start // _PAGE
-                if start % _PAGE:
-                    pages -= int(self.states[first - 1] != ABSENT)
-                if stop % _PAGE and last < self._num_records:
-                    pages -= int(self.states[last] != ABSENT)
-                self._reserved -= pages * _PAGE
-                _write(self._files[_RECORDS], start, records)
-                self.mark(first, len(records), PRESENT)
+                if not (self.states[first : first + len(records)] == PRESENT).all():
+                    self._reserved -= records.nbytes + partial
+                    _write(self._files[_RECORDS], first * self._stride, records)
+                    self.mark(first, len(records), PRESENT)
                 return is_all
         except TimeoutError:
             return False  # a process that holds the lock was stopped

@@ -9,17 +9,15 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from tfrecord_io.files import announce
-from tfrecord_io.reading.rows import Rows
+from tfrecord_io.reading.records import Rows
 
-# Records that are announced ahead, and those that are told in the order of their places: the first
-# batch waits for these only.
-_WINDOW = 512
+# Records that are told in the order of their places: the first batch waits for these only.
 _GROUP = 64
 
 # Records of which the system is asked whether it has them in memory.
@@ -33,28 +31,8 @@ class ColdShards:
         """Takes the files, the rows of their records, and the bytes of a record."""
         self._paths, self._rows, self._stride = paths, rows, stride
 
-    def announced(self, batches: Iterable[np.ndarray]) -> Iterator[np.ndarray]:
-        """Yields batches, whose records are announced some hundred records earlier."""
-        waiting: list[np.ndarray] = []
-        following: list[np.ndarray] = []
-        for batch in batches:
-            following.append(batch)
-            if sum(map(len, following)) >= _WINDOW:
-                self.announce(np.concatenate(following))
-                yield from waiting
-                waiting = following
-                following = []
-        if following:
-            self.announce(np.concatenate(following))
-        yield from waiting
-        yield from following
-
     def announce(self, rows: np.ndarray) -> None:
-        """Tells the system which records will be read, without waiting for them.
-
-        Args:
-            rows: int64 [records], in the order in which they are read.
-        """
+        """Tells the system of records that will be read in this order, int64; does not wait."""
         if not hasattr(os, "RWF_NOWAIT"):  # only Linux says what it has in memory
             return
         probes = rows[:: max(1, len(rows) // _NUM_PROBES)]

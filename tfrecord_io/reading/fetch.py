@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import collections
 import contextlib
+import dataclasses
 import itertools
 import queue
 import random
@@ -25,10 +26,8 @@ import numpy as np
 
 from tfrecord_io.errors import StoreError
 from tfrecord_io.manifest import Shard
-from tfrecord_io.reading.buffers import BufferPool
 from tfrecord_io.reading.cache import ABSENT, PRESENT, UNCHECKED, DatasetCache
-from tfrecord_io.reading.records import Records
-from tfrecord_io.reading.rows import Rows
+from tfrecord_io.reading.records import BufferPool, Records, Rows
 from tfrecord_io.stores.patience import patiently
 
 #: Reads a part of a shard: returns `length` bytes from `start`.
@@ -59,51 +58,21 @@ _MEASURE_SECONDS = 0.1
 _EXIT_SECONDS = 1.0
 
 
-class _Run:
-    """Neighbours of one shard that are being read.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Source:
+    """Where records are read from, and kept.
 
     Attributes:
-        first: row of the first record.
-        count: how many there are.
-        result: uint8 [count, stride]; None if the cache holds them all.
-    """
-
-    def __init__(self, first: int, count: int) -> None:
-        self.first, self.count = first, count
-        self.result: Future[np.ndarray | None] = Future()
-
-
-class _Plan(NamedTuple):
-    """A batch, with the run of each of its rows that is not mapped."""
-
-    rows: np.ndarray
-    runs: dict[int, _Run]
-    num_bytes: int
-
-
-class Fetcher:
-    """Reads records ahead, and checks each when it arrives.
-
-    Attributes:
-        layout: of a record.
+        shards: those that are read; their records, without gaps, are the rows.
+        read: reads a part of one.
         records: those that are mapped into memory, with holes.
         cache: where records are kept; None if they are not.
     """
 
-    def __init__(
-        self,
-        shards: Sequence[Shard],
-        read: ReadPart,
-        records: Records,
-        cache: DatasetCache | None = None,
-    ) -> None:
-        """Takes what to read and how; the rows are those of the shards, without gaps."""
-        self.layout, self.records, self.cache = records.layout, records, cache
-        self._shards, self._read = shards, read
-        self._rows = Rows([shard.num_examples for shard in shards])
-        num_records = sum(shard.num_examples for shard in shards)
-        self.states = np.zeros(num_records, np.uint8) if cache is None else cache.states
-        self.most_together = max(1, _MOST_BYTES_A_READ // self.layout.stride)
+    shards: Sequence[Shard]
+    read: ReadPart
+    records: Records
+    cache: DatasetCache | None = None
 
     def ahead(self, batches: Iterator[np.ndarray], wanted: np.ndarray) -> Iterator[Fetched]:
         """Yields batches with their records, which are read before they are asked for.
@@ -143,50 +112,43 @@ class Fetcher:
         finally:
             work.close()
 
-    def runs(self, rows: Sequence[int]) -> list[_Run]:
-        """Joins neighbours of one shard; the rows are sorted, without repetition."""
-        numbers = np.array(rows, np.int64)
-        breaks = (np.diff(numbers) != 1) | (np.diff(self._rows.shards(numbers)) != 0)
-        return [
-            _Run(int(run[first]), len(run[first : first + self.most_together]))
-            for run in np.split(numbers, np.flatnonzero(breaks) + 1)
-            for first in range(0, len(run), self.most_together)
-        ]
 
-    def read(self, run: _Run, closed: threading.Event) -> np.ndarray | None:
-        """Reads and checks neighbours, and keeps them if it can; see `_Run.result`."""
-        number, start = self._rows.find(run.first)
-        shard, stride = self._shards[number], self.layout.stride
+class _Run:
+    """Neighbours of one shard that are being read.
 
-        def read() -> np.ndarray:
-            content = self._read(shard, start * stride, run.count * stride)
-            array = np.frombuffer(content, np.uint8)
-            if len(array) != run.count * stride:
-                raise StoreError(f"{shard.name} was cut off while it was read")
-            records = array.reshape(run.count, stride)
-            damaged = self.layout.find_damaged(records)
-            if damaged is not None:
-                raise StoreError(
-                    f"{shard.name}: record {start + damaged} does not match its checksum; copy "
-                    "the shard again, or build the dataset again with --overwrite"
-                )
-            return records
+    Attributes:
+        first: row of the first record.
+        count: how many there are.
+        result: uint8 [count, stride]; None if the cache holds them all.
+    """
 
-        records = patiently(read, closed)
-        is_kept = self.cache is not None and self.cache.keep(run.first, records)
-        return None if is_kept else records
+    def __init__(self, first: int, count: int) -> None:
+        self.first, self.count = first, count
+        self.result: Future[np.ndarray | None] = Future()
+
+
+class _Plan(NamedTuple):
+    """A batch, with the run of each of its rows that is not mapped."""
+
+    rows: np.ndarray
+    runs: dict[int, _Run]
+    num_bytes: int
 
 
 class _Work:
-    """The threads of one iteration.
+    """The reads of one iteration, and their threads.
 
-    They are daemons, so that one that waits for a silent server does not keep the program from
+    These are daemons, so that one that waits for a silent server does not keep the program from
     ending.
     """
 
-    def __init__(self, fetcher: Fetcher, wanted: np.ndarray) -> None:
-        self._fetcher = fetcher
-        self._wanted = wanted
+    def __init__(self, source: Source, wanted: np.ndarray) -> None:
+        self._source, self._wanted = source, wanted
+        self._cache, self._layout = source.cache, source.records.layout
+        sizes = [shard.num_examples for shard in source.shards]
+        self._rows = Rows(sizes)
+        self._states = np.zeros(sum(sizes), np.uint8) if self._cache is None else self._cache.states
+        self._most_together = max(1, _MOST_BYTES_A_READ // self._layout.stride)
         self._num_together = 1
         self._busy_seconds = 0.0
         self._measured_at = time.monotonic()
@@ -200,22 +162,19 @@ class _Work:
 
     def is_done(self) -> bool:
         """Returns whether all wanted records are mapped."""
-        states = self._fetcher.states[self._wanted]
+        states = self._states[self._wanted]
         return states.size > 0 and bool((states == PRESENT).all())
 
     def plan(self, rows: np.ndarray) -> _Plan:
         """Starts to read what is absent of a batch."""
-        states = self._fetcher.states[rows]
-        if (states == UNCHECKED).any():
-            states = self._check(rows, states)
+        states = self._checked(rows)
         absent = np.unique(rows[states == ABSENT])
         known = {row: self._runs.get(row) for row in absent.tolist()}
         runs = {row: run for row, run in known.items() if run is not None}
         if len(runs) < len(absent) and (together := self._choose_together()) > 1:
             groups = np.unique(np.searchsorted(self._wanted, absent) // together)
             absent = np.concatenate([self._absent(group, together) for group in groups])
-        new = [row for row in absent.tolist() if row not in self._runs]
-        for run in self._fetcher.runs(new):
+        for run in self._join(absent):
             for row in range(run.first, run.first + run.count):
                 self._runs[row] = run
                 if row in known:
@@ -223,16 +182,16 @@ class _Work:
             self._queue.put(run)
             if len(self._threads) < _NUM_READERS:
                 self._start_thread(self._read_queue)
-        return _Plan(rows, runs, len(absent) * self._fetcher.layout.stride)
+        return _Plan(rows, runs, len(absent) * self._layout.stride)
 
     def take(self, plan: _Plan) -> Fetched:
         """Waits for the records of a batch; copies them together unless all are mapped."""
         results = {row: run.result.result() for row, run in plan.runs.items()}
-        mapped = self._fetcher.records
+        mapped = self._source.records
         if all(result is None for result in results.values()):
             return mapped, plan.rows
-        layout = self._fetcher.layout
-        found = Records(layout, BufferPool((len(plan.rows) + 1) * layout.stride).take())
+        pool = BufferPool((len(plan.rows) + 1) * self._layout.stride)
+        found = Records(self._layout, pool.take())
         for record, row in zip(found.array, plan.rows.tolist(), strict=True):
             result = results.get(row)
             record[:] = mapped.array[row] if result is None else result[row - plan.runs[row].first]
@@ -240,10 +199,10 @@ class _Work:
 
     def fill(self) -> None:
         """Starts to read what the cache has room for."""
-        if not self._wanted.size or self._fetcher.cache is None:
+        if not self._wanted.size or self._cache is None:
             return
         # Processes that share a cache begin at different places.
-        num_groups = -(-len(self._wanted) // self._fetcher.most_together)
+        num_groups = -(-len(self._wanted) // self._most_together)
         first = random.randrange(num_groups)
         groups = itertools.chain(range(first, num_groups), range(first))
         for _ in range(_NUM_FILLERS):
@@ -259,9 +218,20 @@ class _Work:
             thread.join(max(0.0, deadline - time.monotonic()))
         atexit.unregister(self.close)
 
+    def _checked(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the states of records after the check of those that were not checked yet."""
+        states = self._states[rows]
+        for place in np.flatnonzero(states == UNCHECKED):
+            row = int(rows[place])
+            damaged = self._layout.find_damaged(self._source.records.array[row : row + 1])
+            states[place] = PRESENT if damaged is None else ABSENT
+            if self._cache is not None:
+                self._cache.mark(row, 1, states[place])
+        return states
+
     def _choose_together(self) -> int:
         """Returns how many neighbours are read together, by what the readers cost."""
-        cache = self._fetcher.cache
+        cache = self._cache
         if not self._wanted.size or cache is None or cache.is_full or not cache.fits:
             return 1
         seconds = time.monotonic() - self._measured_at
@@ -269,7 +239,7 @@ class _Work:
             share, self._busy_seconds = self._busy_seconds / seconds, 0.0
             self._measured_at += seconds
             if share > _BUSY_SHARE:
-                self._num_together = min(2 * self._num_together, self._fetcher.most_together)
+                self._num_together = min(2 * self._num_together, self._most_together)
             elif share < _IDLE_SHARE:
                 self._num_together = max(1, self._num_together // 2)
         return self._num_together
@@ -277,18 +247,17 @@ class _Work:
     def _absent(self, group: int, count: int) -> np.ndarray:
         """Returns the absent rows of a group of so many wanted ones."""
         rows = self._wanted[group * count : (group + 1) * count]
-        return rows[self._fetcher.states[rows] == ABSENT]
+        return rows[self._states[rows] == ABSENT]
 
-    def _check(self, rows: np.ndarray, states: np.ndarray) -> np.ndarray:
-        """Returns the states of records after the check of those that were not checked yet."""
-        fetcher = self._fetcher
-        assert fetcher.cache is not None
-        for place in np.flatnonzero(states == UNCHECKED):
-            row = int(rows[place])
-            damaged = fetcher.layout.find_damaged(fetcher.records.array[row : row + 1])
-            states[place] = PRESENT if damaged is None else ABSENT
-            fetcher.cache.mark(row, 1, states[place])
-        return states
+    def _join(self, absent: np.ndarray) -> list[_Run]:
+        """Joins neighbours of one shard, of sorted rows, without those that are being read."""
+        rows = np.array([row for row in absent.tolist() if row not in self._runs], np.int64)
+        breaks = (np.diff(rows) != 1) | (np.diff(self._rows.shards(rows)) != 0)
+        return [
+            _Run(int(run[first]), len(run[first : first + self._most_together]))
+            for run in np.split(rows, np.flatnonzero(breaks) + 1)
+            for first in range(0, len(run), self._most_together)
+        ]
 
     def _start_thread(self, function: Callable[[], None]) -> None:
         thread = threading.Thread(target=function, name="fetch_ahead", daemon=True)
@@ -299,7 +268,7 @@ class _Work:
         while (run := self._queue.get()) is not None and not self._closed.is_set():
             started = time.thread_time()
             try:
-                run.result.set_result(self._fetcher.read(run, self._closed))
+                run.result.set_result(self._read(run))
             except BaseException as error:
                 run.result.set_exception(error)
             del run
@@ -307,15 +276,36 @@ class _Work:
 
     def _fill(self, groups: Iterator[int]) -> None:
         """Reads groups of absent records that no batch waits for."""
-        fetcher = self._fetcher
-        assert fetcher.cache is not None
-        while not fetcher.cache.is_full and not self._closed.is_set():
+        assert self._cache is not None
+        while not self._cache.is_full and not self._closed.is_set():
             with self._fill_lock:
                 group = next(groups, None)
             if group is None:
                 return
-            absent = self._absent(group, fetcher.most_together).tolist()
-            for run in fetcher.runs([row for row in absent if row not in self._runs]):
+            for run in self._join(self._absent(group, self._most_together)):
                 # A batch that needs these records will say what is wrong with them.
                 with contextlib.suppress(StoreError):
-                    fetcher.read(run, self._closed)
+                    self._read(run)
+
+    def _read(self, run: _Run) -> np.ndarray | None:
+        """Reads and checks neighbours, and keeps them if it can; see `_Run.result`."""
+        number, start = self._rows.find(run.first)
+        shard, stride = self._source.shards[number], self._layout.stride
+
+        def read() -> np.ndarray:
+            content = self._source.read(shard, start * stride, run.count * stride)
+            array = np.frombuffer(content, np.uint8)
+            if len(array) != run.count * stride:
+                raise StoreError(f"{shard.name} was cut off while it was read")
+            records = array.reshape(run.count, stride)
+            damaged = self._layout.find_damaged(records)
+            if damaged is not None:
+                raise StoreError(
+                    f"{shard.name}: record {start + damaged} does not match its checksum; copy "
+                    "the shard again, or build the dataset again with --overwrite"
+                )
+            return records
+
+        records = patiently(read, self._closed)
+        is_kept = self._cache is not None and self._cache.keep(run.first, records)
+        return None if is_kept else records

@@ -5,8 +5,8 @@ a split are mapped behind each other into one range of addresses, each at a mult
 record's stride, and so the whole split is one array: a batch from a thousand shards is a single
 gather. The gaps between shards are addresses only and take no memory.
 
-Of a remote dataset, the cache is mapped, which has holes. What is absent there comes from a
-`Fetcher`, and so does everything where the files cannot be mapped.
+Of a remote dataset, the cache is mapped, which has holes. What is absent there is fetched, and so
+is everything where the files cannot be mapped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import ctypes
 import logging
 import mmap
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,9 @@ from tfrecord_io import schema
 from tfrecord_io.manifest import ManifestError
 from tfrecord_io.reading.cache import DatasetCache
 from tfrecord_io.reading.cold import ColdShards
-from tfrecord_io.reading.fetch import Fetched, Fetcher
+from tfrecord_io.reading.fetch import Fetched, Source
 from tfrecord_io.reading.opening import Verify, open_split
-from tfrecord_io.reading.records import Records
-from tfrecord_io.reading.rows import Rows, lay_out
+from tfrecord_io.reading.records import Records, Rows, lay_out
 from tfrecord_io.stores.folder import DataPath, is_remote
 
 _log = logging.getLogger(__name__)
@@ -55,7 +54,7 @@ class MappedDataset:
         records: read-only. Only the rows that `rows` returns are records; between and behind the
             shards lie rows of zeros that exist as addresses only. Its blocks begin at a multiple of
             64 bytes of memory.
-        fetcher: reads the records that are not mapped; None if all are.
+        source: of the records that are not mapped; None if all are.
         cold: announces local records.
     """
 
@@ -71,13 +70,12 @@ class MappedDataset:
 
         Args:
             directory: of the dataset; a local folder, a URL, or a `DataPath`.
-            split: name of the split, or of several that follow each other.
-            verify: see `opening.open_split`.
+            split: its name, or several.
+            verify: see `opening.open_split`, as for the errors.
             must_map: whether to raise an error if the operating system cannot map local files,
                 instead of reading them one record at a time.
 
         Raises:
-            ManifestError: if the dataset cannot be used, see `opening.open_split`.
             OSError: if the operating system refuses the mapping.
         """
         directory = DataPath.of(directory)
@@ -88,12 +86,12 @@ class MappedDataset:
         self.layout = layout = self.manifest.layout
         shards = self.manifest.split(split).shards
         sizes = [shard.num_examples for shard in shards]
-        self.fetcher: Fetcher | None = None
+        self.source: Source | None = None
         if is_remote(directory):
             cache = DatasetCache(self.manifest, versions, directory.cache_dir, directory.cache_gb)
             self.records = Records(layout, cache.memory)
             every = self.manifest.shards
-            self.fetcher = Fetcher(every, read, self.records, cache)
+            self.source = Source(every, read, self.records, cache)
             firsts = Rows([shard.num_examples for shard in every]).firsts.tolist()
             by_name = dict(zip([shard.name for shard in every], firsts, strict=True))
             self.rows = Rows(sizes, [by_name[shard.name] for shard in shards])
@@ -116,52 +114,40 @@ class MappedDataset:
             )
             memory = np.zeros(layout.stride, np.uint8)
             self.rows = Rows(sizes)
-            self.fetcher = Fetcher(shards, read, Records(layout, memory))
+            self.source = Source(shards, read, Records(layout, memory))
         self.records = Records(layout, memory)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _open_again, (*self._arguments, self._identity)
 
-    def ahead(
-        self, batches: Iterable[np.ndarray], wanted: Sequence[int] | np.ndarray = ()
+    def until_mapped(
+        self, batches: Iterator[np.ndarray], wanted: Sequence[int] | np.ndarray
     ) -> Iterator[Fetched]:
-        """Yields batches with those records that are not mapped, read ahead.
+        """Yields batches with their records, read ahead; ends once all wanted ones are mapped.
 
         Args:
-            batches: places of examples in the split, int64 [batch] each.
+            batches: places of examples in the split, int64 [batch] each. The rest is left.
             wanted: all examples that any batch can hold, with which to fill the cache; none not to
-                fill it.
+                fill it, and not to end.
 
         Raises:
             StoreError: if a record cannot be read, or is damaged; it names the shard.
         """
-        batches = iter(batches)
-        yield from self.until_mapped(batches, wanted)
-        for rows in self.cold.announced(map(self.rows, batches)):
-            yield self.records, rows
-
-    def until_mapped(
-        self, batches: Iterator[np.ndarray], wanted: Sequence[int] | np.ndarray
-    ) -> Iterator[Fetched]:
-        """Yields what `ahead` does, but ends once all wanted examples are mapped."""
-        if self.fetcher is None:
+        if self.source is None:
             return iter(())
         rows = np.sort(self.rows(np.array(wanted, np.int64)))
-        return self.fetcher.ahead(map(self.rows, batches), rows)
+        return self.source.ahead(map(self.rows, batches), rows)
 
     def __len__(self) -> int:
         return self.manifest.split(self._arguments[1]).num_examples
 
     def __getitem__(self, index: int | Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns one example, or a batch for a sequence of indices.
-
-        Args:
-            index: place in the split, or int64 [batch] of places.
+        """Returns one example for a place, or a batch for int64 [batch] places.
 
         Returns:
             (image, label): [height, width, channels] of the dataset's type and float32
-            [num_classes] one-hot, or [batch, height, width, channels] and float32 [batch,
-            num_classes]. Copies that may be written to.
+            [num_classes] one-hot, each with a batch in front of a batch. Copies that may be
+            written to.
 
         Raises:
             IndexError: if a place is not in 0..len-1, or from the end -len..-1.
@@ -201,7 +187,11 @@ class MappedDataset:
             raise IndexError(f"examples are 0..{size - 1}, received {examples}")
         examples = np.where(examples < 0, examples + size, examples)
         firsts = range(0, max(1, len(examples)), _CHUNK_EXAMPLES)
-        return self.ahead(examples[first : first + _CHUNK_EXAMPLES] for first in firsts)
+        chunks = (examples[first : first + _CHUNK_EXAMPLES] for first in firsts)
+        if self.source is not None:
+            return self.until_mapped(chunks, ())
+        self.cold.announce(self.rows(examples))
+        return ((self.records, self.rows(chunk)) for chunk in chunks)
 
 
 def _open_again(

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -27,6 +26,8 @@ from tfrecord_io.manifest import (
     Shard,
 )
 from tfrecord_io.reading.fetch import ReadPart
+from tfrecord_io.schema import RecordLayout
+from tfrecord_io.shards import read_records
 from tfrecord_io.statistics import PixelStatistics
 from tfrecord_io.stores.folder import is_remote, open_file, path_in
 from tfrecord_io.stores.patience import patiently
@@ -41,11 +42,11 @@ _NUM_THREADS = 16
 def open_split(
     directory: str | os.PathLike[str], split: str | Sequence[str], verify: Verify = "size"
 ) -> tuple[Manifest, ReadPart, str]:
-    """Reads the manifest of a dataset and checks the shards of one split.
+    """Reads the manifest of a dataset and checks the shards of one split, or of several.
 
     Args:
         directory: of the dataset; a local folder, or a URL such as s3://bucket/data.
-        split: name of the split, or of several that follow each other.
+        split: its name, or several.
         verify: `size` compares the length of each shard, `crc` also checks every record's
             checksums (about 1 GB/s), `sha256` the whole file's digest.
 
@@ -57,9 +58,7 @@ def open_split(
     Raises:
         ManifestError: if the dataset is unfinished, of a newer format, or has no such split; if
             the split is empty; if a shard is missing or is not as the manifest says.
-        UserError: if the URL cannot be used.
-        StoreError: if the store does not answer, or refuses.
-        ValueError: if `verify` is none of these.
+        UserError, StoreError: see `load_manifest`.
     """
     if verify not in (levels := get_args(Verify)):
         raise ValueError(f"verify must be one of {', '.join(levels)}, received {verify!r}")
@@ -71,13 +70,25 @@ def open_split(
     if not wanted.num_examples:
         raise ManifestError(f"split {split!r} of {directory} has no examples")
     sizes, read, versions = _describe(directory, manifest.shards)
+
+    def check(shard: Shard) -> None:
+        size = sizes.get(shard.name)
+        if size is None:
+            problem = "is missing, though the manifest lists it"
+        elif size != shard.num_bytes:
+            expected = f"{size} bytes, the manifest says {shard.num_bytes}"
+            problem = f"has {expected}: it was cut off or replaced"
+        else:
+            problem = _find_damage(directory, shard, manifest.layout, verify)
+        if problem:
+            raise ManifestError(
+                f"{path_in(directory, shard.name)} {problem}; copy the dataset again, or build it "
+                "again with --overwrite"
+            )
+
     with concurrent.futures.ThreadPoolExecutor(_NUM_THREADS) as executor:
-        checks = [
-            executor.submit(_check_shard, directory, shard, sizes.get(shard.name), manifest, verify)
-            for shard in wanted.shards
-        ]
-        for check in checks:
-            check.result()
+        for _ in executor.map(check, wanted.shards):
+            pass
     return manifest, read, versions
 
 
@@ -162,42 +173,20 @@ def _read_file(directory: str | os.PathLike[str], name: str) -> bytes:
         return file.read()
 
 
-def _check_shard(
-    directory: str | os.PathLike[str],
-    shard: Shard,
-    size: int | None,
-    manifest: Manifest,
-    verify: Verify,
-) -> None:
-    path = path_in(directory, shard.name)
-    if size is None:
-        raise ManifestError(
-            f"{path} is missing, though the manifest lists it; copy the dataset again as a whole, "
-            "or build it again with --overwrite"
-        )
-    if size != shard.num_bytes:
-        raise ManifestError(
-            f"{path} has {size} bytes, the manifest says {shard.num_bytes}: it was cut off or "
-            "replaced; copy it again, or build the dataset again with --overwrite"
-        )
-    if verify == "crc":
-        with open_file(directory, shard.name) as file:
-            for number in range(shard.num_examples):
-                record = np.frombuffer(file.read(manifest.layout.stride), np.uint8)
-                if manifest.layout.find_damaged(record[np.newaxis]) is not None:
-                    raise ManifestError(
-                        f"{path}: record {number} does not match its checksum, its content "
-                        "changed; copy the file again, or delete it and build again with "
-                        "--overwrite"
-                    )
-    elif verify == "sha256":
-        with open_file(directory, shard.name) as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if digest != shard.sha256:
-            raise ManifestError(
-                f"{path} has SHA-256 {digest}, the manifest says {shard.sha256}: its content "
-                "changed; copy it again, or delete it and build again with --overwrite"
-            )
+def _find_damage(
+    directory: str | os.PathLike[str], shard: Shard, layout: RecordLayout, verify: Verify
+) -> str | None:
+    """Returns what is wrong with the content of a shard."""
+    if verify == "size":
+        return None
+    with open_file(directory, shard.name) as file:
+        if verify == "crc":
+            for number, record in enumerate(read_records(file, layout.stride, 1)):
+                if layout.find_damaged(record) is not None:
+                    return f"was changed: record {number} does not match its checksum"
+        elif (digest := hashlib.file_digest(file, "sha256").hexdigest()) != shard.sha256:
+            return f"has SHA-256 {digest}, the manifest says {shard.sha256}: it was changed"
+    return None
 
 
 def _describe(

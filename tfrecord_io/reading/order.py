@@ -44,20 +44,17 @@ _ENDLESS = 1 << 62
 def permute(
     index: np.ndarray, num_examples: int, *, seed: int, epoch: np.ndarray | int
 ) -> np.ndarray:
-    """Returns where a seeded permutation of 0..num_examples-1 sends each index.
+    """Returns where the permutation of a seed and an epoch sends each index, int64 [n].
 
-    A Feistel network over Z_a x Z_b with a * b just above `num_examples`, walked on until the
-    value is in range. Source: Black and Rogaway, "Ciphers with arbitrary finite domains" (2002),
-    methods "generalized Feistel" and "cycle walking".
+    The result is the same on every machine. A Feistel network over Z_a x Z_b with a * b just above
+    `num_examples`, walked on until the value is in range. Source: Black and Rogaway, "Ciphers with
+    arbitrary finite domains" (2002), methods "generalized Feistel" and "cycle walking".
 
     Args:
         index: int64 [n], each in 0..num_examples-1.
         num_examples: size of the permuted set.
-        seed: any int; together with the epoch it names the permutation.
-        epoch: int64 [n] or one number, at least 0: which epoch's permutation to use.
-
-    Returns:
-        int64 [n]. For one seed and epoch a bijection; on every machine the same.
+        seed: any int.
+        epoch: int64 [n] or one number, at least 0.
     """
     a = math.isqrt(num_examples - 1) + 1
     b = -(-num_examples // a)
@@ -132,8 +129,7 @@ class BatchOrder:
         shuffle: if False, every epoch is 0, 1, ..., num_examples - 1.
         epochs: how often each example occurs; None for an endless sequence.
         drop_remainder: leave out a last batch that is not full.
-        pad_remainder: fill up a last batch that is not full, by repeating its last example;
-            `weights` tells the fillers.
+        pad_remainder: fill up a last batch that is not full, by repeating its last example.
         num_replicas: readers that share each global batch, in equal slices.
         replica_index: which slice this one gets.
 
@@ -152,13 +148,10 @@ class BatchOrder:
     replica_index: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("num_examples", "batch_size", "num_replicas"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, received {getattr(self, name)}")
-        if self.epochs is not None and self.epochs < 1:
-            raise ValueError(
-                f"epochs must be at least 1, or None for endless, received {self.epochs}"
-            )
+        for name in ("num_examples", "batch_size", "num_replicas", "epochs"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, received {value}")
         if self.drop_remainder and self.pad_remainder:
             raise ValueError("drop_remainder and pad_remainder exclude each other; choose one")
         if not 0 <= self.replica_index < self.num_replicas:
@@ -198,54 +191,27 @@ class BatchOrder:
         return None if self.epochs is None else -(-self.num_positions // self.batch_size)
 
     def examples_at(self, position: np.ndarray) -> np.ndarray:
-        """Returns the examples at places of the endless sequence of epochs.
-
-        Returns:
-            int64 [...], as `position`: places of the examples in the split, shard after shard.
-        """
+        """Returns int64 [...], as `position`: the examples there in the sequence of epochs."""
         epoch, index = np.divmod(np.asarray(position, np.int64), self.num_examples)
         if not self.shuffle:
             return index
         permuted = permute(index.ravel(), self.num_examples, seed=self.seed, epoch=epoch.ravel())
         return permuted.reshape(index.shape)
 
-    def weights(self, step: int) -> np.ndarray:
-        """Returns 1 for each example of a batch and 0 for each filler of `pad_remainder`.
+    def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns a row of `parts`: the examples and the weights of one batch."""
+        examples, weights = self._part(step, step + 1)
+        return examples[0], weights[0]
 
-        Returns:
-            float32 [batch].
-
-        Raises:
-            IndexError: if there is no such batch.
-        """
-        return self._weights_at(self._places(step, step + 1))[0]
-
-    def _weights_at(self, places: np.ndarray) -> np.ndarray:
-        return (places < self.num_positions).astype(np.float32)
-
-    def _places(self, first_step: int, last_step: int) -> np.ndarray:
-        """Returns where this replica's share of batches lies in the sequence of epochs.
-
-        Args:
-            first_step: the first batch.
-            last_step: one more than the last batch. A last batch that is not full must be asked
-                for alone.
-
-        Returns:
-            int64 [last_step - first_step, examples of the share]; fillers lie behind the end.
-        """
-        share = np.array([self.replica_index, self.replica_index + 1])
-        if 0 <= first_step <= last_step <= self.num_full_steps:
-            first, last = share * self.replica_batch_size
-        elif first_step == self.num_full_steps and last_step == self.num_steps:
-            remainder = self.num_positions % self.batch_size
-            first, last = share * remainder // self.num_replicas
-        else:
-            raise IndexError(
-                f"no batches {first_step}..{last_step - 1}; this order has {self.num_steps}"
-            )
-        steps = np.arange(first_step, last_step, dtype=np.int64)
-        return steps[:, np.newaxis] * self.batch_size + np.arange(first, last)
+    def _part(self, step: int, last: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns batches before step `last`; one that is not full must be asked for alone."""
+        is_full = step < self.num_full_steps
+        size = self.batch_size if is_full else self.num_positions % self.batch_size
+        share = np.array([self.replica_index, self.replica_index + 1]) * size // self.num_replicas
+        steps = np.arange(step, last, dtype=np.int64)
+        places = steps[:, np.newaxis] * self.batch_size + np.arange(*share)
+        weights = (places < self.num_positions).astype(np.float32)
+        return self.examples_at(np.minimum(places, self.num_positions - 1)), weights
 
     def check_start(self, start_step: int) -> None:
         """Raises ValueError if no reading can begin at a step; the end of the order is allowed."""
@@ -259,7 +225,8 @@ class BatchOrder:
         Yields:
             (examples, weights): int64 and float32 [steps, examples of the share]. A last batch
             that is not full is cut into shares that differ by at most one, so one may be empty;
-            with `pad_remainder` its last example is repeated.
+            with `pad_remainder` its last example is repeated. The weight of a filler is 0, that
+            of any other example 1.
 
         Raises:
             ValueError: if `start_step` lies outside of the order.
@@ -269,17 +236,11 @@ class BatchOrder:
         step, full = start_step, self.num_full_steps
         while self.num_steps is None or step < self.num_steps:
             last = min(step + num_together, max(full, step + 1))
-            places = self._places(step, last)
-            examples = self.examples_at(np.minimum(places, self.num_positions - 1))
-            yield examples, self._weights_at(places)
+            yield self._part(step, last)
             step = last
 
     def batches(self, start_step: int = 0) -> Iterator[np.ndarray]:
-        """Yields this replica's examples, batch after batch; raises ValueError as `parts` does.
-
-        Yields:
-            int64 [replica_batch_size], or of another length for a last batch that is not full.
-        """
+        """Yields the examples of `parts`, int64 [examples of the share], batch after batch."""
         for examples, _ in self.parts(start_step):
             yield from examples
 

@@ -6,6 +6,7 @@ Records of a store are read ahead until this machine's disk holds them all.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import pickle
@@ -14,16 +15,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 import numpy as np
+import psutil
 import tensorflow as tf
 
 from tfrecord_io import schema
-from tfrecord_io.reading import device_cache
 from tfrecord_io.reading.batches import Batches, Engine, make_batches
-from tfrecord_io.reading.buffers import BufferPool
-from tfrecord_io.reading.device_cache import DeviceDataset, DeviceSplit
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.reading.opening import Verify
 from tfrecord_io.reading.order import BatchOrder
+from tfrecord_io.reading.records import BufferPool
 
 Cache = Literal["device"]
 
@@ -131,26 +131,89 @@ def make_dataset(
         cache_dir=cache_dir,
         cache_gb=cache_gb,
     )
-    on_device = _load_to_device(batches.dataset) if cache == "device" else None
-    if on_device is None:
+    loaded = _load_to_device(batches.dataset) if cache == "device" else None
+    if loaded is None:
         return _finish(_gathered(batches), batches)
-    return DeviceDataset(
-        split=on_device,
-        order=_finish(_order(batches), batches),
-        with_weights=pad_remainder,
-        with_keys=with_keys,
-    )
+    return DeviceDataset(loaded, _finish(_order(batches), batches), pad_remainder, with_keys)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class DeviceSplit:
+    """The examples of one split, as they are stored, as tensors on one device.
+
+    Attributes:
+        device: its name, such as `GPU:0`.
+        images: [num_examples, height, width, channels] of the dataset's type.
+        labels: float32 [num_examples, num_classes] one-hot.
+        keys: string [num_examples], in the host's memory: no accelerator holds strings.
+    """
+
+    device: str
+    images: tf.Tensor
+    labels: tf.Tensor
+    keys: tf.Tensor
+
+    def gather(self, examples: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns (image, label) of int64 [batch] places in the split, eagerly or in a graph."""
+        with tf.device(self.device):
+            return tf.gather(self.images, examples), tf.gather(self.labels, examples)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class DeviceDataset:
+    """Batches of a `DeviceSplit`: an iterable that can be gone through again and again.
+
+    It is not a `tf.data.Dataset`, whose elements are in the host's memory: a batch would be copied
+    back there. A compiled step takes the elements of `order`, some hundred bytes each, and calls
+    `split.gather` itself.
+
+    Attributes:
+        split: the examples.
+        order: a `tf.data.Dataset` of (examples int64 [batch], weights float32 [batch]).
+    """
+
+    split: DeviceSplit
+    order: tf.data.Dataset
+    with_weights: bool
+    with_keys: bool
+
+    def __iter__(self) -> Iterator[tuple[tf.Tensor, ...]]:
+        """Yields (image, label), then weight, then key, as `make_dataset` says."""
+        for examples, weights in self.order:
+            batch = self.split.gather(examples)
+            if self.with_weights:
+                batch += (weights,)
+            if self.with_keys:
+                with tf.device("CPU:0"):
+                    batch += (tf.gather(self.split.keys, examples),)
+            yield batch
+
+    def __len__(self) -> int:
+        """Returns the number of batches; raises TypeError if they are endless."""
+        return len(self.order)
 
 
 def _load_to_device(dataset: MappedDataset) -> DeviceSplit | None:
-    """Returns a split in the memory of a device, or None if there is no room for it."""
-    device = device_cache.choose_device()
+    """Reads a split into the memory of the first GPU, or else the CPU; None if it has no room."""
+    gpus = tf.config.list_logical_devices("GPU")
+    device = gpus[0].name.removeprefix("/device:") if gpus else "CPU:0"
     needed = len(dataset) * (dataset.layout.image_length + dataset.layout.label_length)
-    if device_cache.has_room(device, needed):
-        try:
-            return DeviceSplit(dataset, device)
-        except tf.errors.ResourceExhaustedError:
-            pass
+    try:
+        # As much again is left to the training. TensorFlow cannot report the free memory of an
+        # accelerator, so that much is allocated, and freed at once.
+        if gpus:
+            with tf.device(device):
+                # The length as int64: it may be more than 2 GB.
+                tf.fill(tf.constant([2 * needed], tf.int64), tf.constant(0, tf.uint8))
+        if gpus or 2 * needed <= psutil.virtual_memory().available:
+            every = np.arange(len(dataset))
+            images, labels = dataset[every]
+            with tf.device("CPU:0"):
+                keys = tf.constant(dataset.keys(every))
+            with tf.device(device):
+                return DeviceSplit(device, tf.constant(images), tf.constant(labels), keys)
+    except tf.errors.ResourceExhaustedError:
+        pass
     _log.warning(
         "%s takes %.1f GB, more than half of the free memory of %s; reading it from its files "
         "instead of cache='device'",
@@ -181,7 +244,11 @@ def _gathered(batches: Batches) -> tf.data.Dataset:
         return image, label, *others, *((key,) if with_keys else ())
 
     blocks = tf.TensorSpec((None, layout.block_length), tf.uint8)
-    parts = _from_iterator(lambda: pickle.loads(pickled).blocks(), (blocks, *_signature(order)))
+
+    def read() -> Iterator[tuple[np.ndarray, ...]]:
+        return ((records.blocks, *part) for records, *part in pickle.loads(pickled).parts())
+
+    parts = _from_iterator(read, (blocks, *_signature(order)))
     num_gathers = min(_MAX_GATHERS, os.cpu_count() or 1)
     rows = parts.prefetch(1).flat_map(split)
     # In a function, where TensorFlow's deterministic mode leaves the threads as they are.

@@ -1,10 +1,62 @@
-"""Records of one length as an array, out of which a batch is gathered."""
+"""Records of one length as an array: where each lies, and how a batch is gathered out of them."""
 
 from __future__ import annotations
+
+import ctypes
+import itertools
+import math
+import mmap
+import weakref
+from collections.abc import Sequence
 
 import numpy as np
 
 from tfrecord_io import schema
+
+
+class Rows:
+    """Finds the row of an example in an array of records, and the shard of a row.
+
+    >>> rows = Rows([2, 3], [100, 200])
+    >>> rows(np.array([0, 1, 2, 4])).tolist()
+    [100, 101, 200, 202]
+    >>> rows.find(202)
+    (1, 2)
+
+    Attributes:
+        firsts: int64 [shards], row of each shard's first record.
+    """
+
+    def __init__(self, shard_sizes: Sequence[int], firsts: Sequence[int] | None = None) -> None:
+        """Takes the examples of each shard, and its first row; None if no row lies between."""
+        self._ends = np.cumsum(np.array(shard_sizes, np.int64))
+        starts = self._ends - shard_sizes
+        self.firsts = starts if firsts is None else np.array(firsts, np.int64)
+        self._shifts = self.firsts - starts
+
+    def __call__(self, examples: np.ndarray) -> np.ndarray:
+        """Returns int64 [...], as `examples`: places in the split, shard after shard."""
+        return examples + self._shifts[np.searchsorted(self._ends, examples, side="right")]
+
+    def shards(self, rows: np.ndarray) -> np.ndarray:
+        """Returns int64 [...], as `rows`: the shard of each; the first rows must ascend."""
+        return np.searchsorted(self.firsts, rows, side="right") - 1
+
+    def find(self, row: int) -> tuple[int, int]:
+        """Returns the shard of a row, and its place there; the first rows must ascend."""
+        shard = int(self.shards(np.array(row)))
+        return shard, row - int(self.firsts[shard])
+
+
+def lay_out(shard_sizes: Sequence[int], stride: int) -> list[int]:
+    """Returns the first row of each shard in one range of memory, and the number of all rows.
+
+    Each shard begins at a page of memory and at a multiple of the stride, in bytes.
+    """
+    # Every `period` rows a row begins where a page does.
+    period = mmap.PAGESIZE // math.gcd(mmap.PAGESIZE, stride)
+    taken = [max(1, -(-size // period)) * period for size in shard_sizes]
+    return list(itertools.accumulate(taken, initial=0))
 
 
 class Records:
@@ -27,28 +79,16 @@ class Records:
         self.blocks = memory[first:last].reshape(-1, layout.block_length)
 
     def feature(self, name: str, rows: np.ndarray) -> np.ndarray:
-        """Returns the bytes of one feature of rows, a copy.
-
-        Args:
-            name: of the feature.
-            rows: int64 [batch].
-
-        Returns:
-            uint8 [batch, length of the feature].
-        """
+        """Returns a copy of the bytes of one feature of rows, uint8 [rows, its length]."""
         slot = self.layout.features[name]
         return self.array[:, slot.offset : slot.offset + slot.length][rows]
 
     def gather(self, rows: np.ndarray, memory: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the images and the labels of rows.
+        """Returns (images, labels) of rows, as `MappedDataset` does.
 
         Args:
             rows: int64 [batch].
             memory: uint8 [at least the bytes of the images], into which they are written.
-
-        Returns:
-            (images, labels): [batch, height, width, channels] of the dataset's type, float32
-            [batch, num_classes].
         """
         layout, length = self.layout, self.layout.block_length
         firsts = rows[:, np.newaxis] * (layout.stride // length)
@@ -58,3 +98,30 @@ class Records:
         np.take(self.blocks, blocks, 0, images.reshape(-1, length), mode="clip")
         images = images.view(layout.numpy_dtype).reshape(-1, *layout.image_shape)
         return images, self.feature(schema.LABEL, rows).view("<f4")
+
+
+class BufferPool:
+    """Gives out buffers of one size, and reuses each when its last array is gone.
+
+    The system clears every page of new memory before its first use. For batches of some megabytes
+    that costs more than gathering the images does.
+    """
+
+    def __init__(self, num_bytes: int) -> None:
+        """Makes an empty pool of buffers of so many bytes, at least 1."""
+        self._type = ctypes.c_uint8 * num_bytes
+        self._free: list[mmap.mmap] = []
+
+    def take(self) -> np.ndarray:
+        """Returns uint8 [num_bytes] with undefined content, which begins at a page of memory.
+
+        The buffer is in use as long as this array or a view of it exists.
+        """
+        try:
+            memory = self._free.pop()
+        except IndexError:
+            # Private, so that a forked process does not write into this one's batches.
+            memory = mmap.mmap(-1, ctypes.sizeof(self._type), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        lease = self._type.from_buffer(memory)
+        weakref.finalize(lease, self._free.append, memory)
+        return np.frombuffer(memoryview(lease), np.uint8)

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,6 @@ from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.reading.opening import load_manifest
 from tfrecord_io.stores.folder import DataPath, open_file, path_in
 from tfrecord_io.trunk import Trunk, find_trunk
-from train.data.examples import Examples
 from train.errors import ConfigError
 
 #: Column of the table of examples that is measured without being asked for.
@@ -45,8 +44,7 @@ class Part:
     Attributes:
         name: name of the part in messages and metrics.
         splits: the splits that contain the examples; they are read as one.
-        examples: int64, places of the examples in these splits; None for all.
-        num_examples: number of them.
+        examples: int64 [num_examples], places of the examples in these splits.
         label_counts: number of examples with each label.
         weights: factor of each example in the loss, float32 [num_examples], above 0 and 1 on
             average; None if all count the same.
@@ -54,15 +52,52 @@ class Part:
 
     name: str
     splits: tuple[str, ...]
-    examples: np.ndarray | None
-    num_examples: int
+    examples: np.ndarray
     label_counts: tuple[int, ...]
     weights: np.ndarray | None = None
 
     @property
-    def places(self) -> np.ndarray:
-        """int64 [num_examples], places of the examples in the splits, all if it is all."""
-        return np.arange(self.num_examples) if self.examples is None else self.examples
+    def num_examples(self) -> int:
+        return len(self.examples)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Examples:
+    """The identities of some examples, in the order of the reader without shuffling.
+
+    Attributes:
+        keys: keys of the examples.
+        groups: which of them belong together.
+        patients: patient of each example, None where it is unknown; None if all are unknown.
+        paths: source file of each example, or None if the dataset does not name them all.
+        measured: columns whose values are measured by themselves, by name: numbers if the column
+            holds numbers, else texts; None where unknown.
+    """
+
+    keys: tuple[str, ...]
+    groups: Groups
+    patients: tuple[str | None, ...] | None = None
+    paths: tuple[str, ...] | None = None
+    measured: Mapping[str, tuple[str | float | None, ...]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def num_patients(self) -> int | None:
+        """Number of the patients that are known; None if there is none."""
+        return len(set(self.patients) - {None}) if self.patients else None
+
+    def take(self, rows: np.ndarray) -> Examples:
+        """Returns some of the examples, int64 [num_chosen], in that order."""
+
+        def some(values: tuple) -> tuple:
+            return tuple(values[row] for row in rows.tolist())
+
+        return Examples(
+            keys=some(self.keys),
+            groups=self.groups.take(rows),
+            patients=self.patients and some(self.patients),
+            paths=self.paths and some(self.paths),
+            measured={name: some(values) for name, values in self.measured.items()},
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -101,24 +136,22 @@ class Dataset:
         return Part(
             name=", ".join(names),
             splits=tuple(names),
-            examples=None,
-            num_examples=whole.num_examples,
+            examples=np.arange(whole.num_examples),
             label_counts=whole.label_counts,
         )
 
     def narrow(self, part: Part, is_kept: np.ndarray) -> Part:
         """Returns the examples of a part where `is_kept`, bool [num_examples], without weights."""
-        kept = dataclasses.replace(part, examples=part.places[is_kept], weights=None)
-        labels = self.labels(kept)
-        counts = self.manifest.label_kind.count(labels)
-        return dataclasses.replace(kept, num_examples=len(labels), label_counts=counts)
+        kept = dataclasses.replace(part, examples=part.examples[is_kept], weights=None)
+        counts = self.manifest.label_kind.count(self.labels(kept))
+        return dataclasses.replace(kept, label_counts=counts)
 
     def rows(self, part: Part) -> np.ndarray:
         """Returns int64 [num_examples], the rows of a part's examples in `table`."""
         sizes = {name: split.num_examples for name, split in self.manifest.splits.items()}
         starts = dict(zip(sizes, np.cumsum([0, *sizes.values()]), strict=False))
         rows = [starts[name] + np.arange(sizes[name]) for name in part.splits]
-        return np.concatenate(rows)[part.places]
+        return np.concatenate(rows)[part.examples]
 
     def column(self, name: str) -> pa.ChunkedArray:
         """Returns a column of `table`; nulls if it has none of that name."""
@@ -175,20 +208,18 @@ class Dataset:
 
     def labels(self, part: Part) -> np.ndarray:
         """Returns float32 [num_examples, num_classes]: the label vectors of a part."""
-        return MappedDataset(self.path, part.splits).labels(part.places)
+        return MappedDataset(self.path, part.splits).labels(part.examples)
 
     def pictures(self, part: Part, rows: Sequence[int]) -> np.ndarray:
         """Returns the stored images [num_rows, height, width, channels] of some rows of a part."""
-        return MappedDataset(self.path, part.splits)[part.places[rows]][0]
+        return MappedDataset(self.path, part.splits)[part.examples[rows]][0]
 
     def statistics(self, part: Part) -> tfrecord_io.PixelStatistics:
-        """Returns the pixel statistics of a part.
-
-        Those of the whole split `train` come with the dataset. For other parts all images are read.
-        """
-        if part.examples is None and part.splits == (STATISTICS_SPLIT,):
+        """Returns the pixel statistics of a part; all but the whole split `train` is read."""
+        whole = self.part(STATISTICS_SPLIT)
+        if whole and (part.splits, part.num_examples) == (whole.splits, whole.num_examples):
             return self.manifest.statistics or tfrecord_io.read_statistics(self.path)
-        blocks = self._read_images(part.splits, part.places)
+        blocks = self._read_images(part.splits, part.examples)
         counted = map(tfrecord_io.PixelStatistics.from_images, blocks)
         return functools.reduce(operator.add, counted)
 

@@ -1,10 +1,8 @@
 """From the reader's batches to what a step takes: weights that add up, one batch a replica.
 
-The reader's epochs follow each other without a gap, so in training only the very last batch may
-be short; in evaluation the last of a split. The reader fills it up with copies of weight zero: a
-step wants one shape, because another shape means another graph, and a replica without any
-example means NaN. What is left to do here is to make the weights of a step add up to one, and to
-add the random numbers of its examples.
+The reader fills up a short last batch with copies of weight zero: a step wants one shape, because
+another shape means another graph, and a replica without any example means NaN. What is left to do
+here is to make the weights of a step add up to one, and to add the random numbers of its examples.
 """
 
 from __future__ import annotations
@@ -18,8 +16,7 @@ import psutil
 
 import tfrecord_io
 from tfrecord_io.ahead import map_ahead
-from tfrecord_io.reading.mapped import MappedDataset
-from tfrecord_io.stores.folder import DataPath
+from tfrecord_io.reading.order import BatchOrder
 from train.data import augmentation
 from train.data.dataset import Part
 from train.data.options import InputOptions
@@ -30,7 +27,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from tfrecord_io.reading.batches import Batches
-    from tfrecord_io.reading.device_cache import DeviceSplit
+    from tfrecord_io.reading.reader import DeviceSplit
 
 # Batches that wait on JAX's devices while these work on another.
 _NUM_AHEAD = 2
@@ -38,29 +35,37 @@ _NUM_AHEAD = 2
 
 @dataclasses.dataclass(frozen=True)
 class DeviceBatches:
-    """Batches that are gathered on the devices, each from its own copy of the split.
+    """TensorFlow: batches that are gathered on the devices, each from its own copy of the split.
 
     Attributes:
         order: a dataset of (examples int64 [replica_batch_size], weights and draws as in
             `training_batches`), one element a replica.
-        splits: the training split on each device of this process.
+        split: the training split on one device.
+        devices: of this process.
     """
 
     order: tf.data.Dataset
-    splits: tuple[DeviceSplit, ...]
+    split: DeviceSplit
+    devices: Devices
 
-    def iterate(self, strategy: tf.distribute.Strategy) -> DeviceIterator:
-        """Returns an iterator for the training graph."""
+    def iterate(self) -> DeviceIterator:
+        """Copies the split to each device; returns an iterator for the training graph."""
+        import tensorflow as tf
 
-        def on_replica(name: str) -> Any:
-            return strategy.experimental_distribute_values_from_function(
-                lambda context: getattr(
-                    self.splits[context.replica_id_in_sync_group % len(self.splits)], name
-                )
+        strategy, names = self.devices.strategy, self.devices.names
+
+        def on_replica(context: Any, table: tf.Tensor) -> tf.Tensor:
+            with tf.device(names[context.replica_id_in_sync_group % len(names)]):
+                return tf.identity(table)
+
+        tables = [
+            strategy.experimental_distribute_values_from_function(
+                lambda context, table=table: on_replica(context, table)
             )
-
+            for table in (self.split.images, self.split.labels)
+        ]
         order = iter(strategy.distribute_datasets_from_function(lambda context: self.order))
-        return DeviceIterator(strategy, order, on_replica("images"), on_replica("labels"))
+        return DeviceIterator(strategy, order, *tables)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -118,74 +123,59 @@ def training_batches(
         all local replicas together.
     """
     batch_size = options.global_batch_size or 0
-    num_full_steps, num_in_last_step = divmod(part.num_examples * (options.epochs or 0), batch_size)
-    share = batch_size // devices.num_workers
-    first = devices.worker_index * share
-    reading: dict[str, Any] = {
-        "split": part.splits,
-        "engine": options.engine,
+    ordered: dict[str, Any] = {
         "batch_size": batch_size,
         "seed": options.seed,
         "epochs": options.epochs,
         "pad_remainder": True,
         "num_replicas": devices.num_workers,
         "replica_index": devices.worker_index,
-        "start_step": start_step,
-        "examples": part.examples,
     }
+    order = BatchOrder(num_examples=part.num_examples, **ordered)
+    reading = {**_reading(options, part), **ordered, "start_step": start_step}
+    share = order.replica_batch_size
+    first = devices.worker_index * share
 
-    def draw(step: int) -> np.ndarray:
+    def beside(step: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the weights and the draws of this worker's examples of a step."""
+        places, weights = order.batch(int(step))
+        if part.weights is not None:
+            weights = weights * part.weights[places]
+        in_step = min(batch_size, order.num_positions - int(step) * batch_size)
         draws = augmentation.draw(options.seed, int(step), batch_size=batch_size, mixup=mixup)
-        return draws[first : first + share]
+        return weights / np.float32(in_step), draws[first : first + share]
 
     if devices.backend == "jax":
         batches = tfrecord_io.make_batches(options.data_path, **reading)
-        order = batches.order
-        fetched, put = _fetcher(options, devices, batches)
+        gather = _load_on_jax(devices, batches) if options.cache == "device" else None
 
-        def read(
-            step_and_batch: tuple[int, tuple[np.ndarray, Any]],
-        ) -> tuple[jax.Array, ...]:
-            step, (places, batch) = step_and_batch
-            in_step = batch_size if step < num_full_steps else num_in_last_step
-            weights = order.weights(step) / np.float32(in_step)
-            if part.weights is not None:
-                weights = weights * part.weights[places]
-            return *put(batch), *_put(devices, (weights, draw(step)))
+        def put(step_and_batch: tuple[int, Any]) -> tuple[jax.Array, ...]:
+            step, batch = step_and_batch
+            examples = gather(batch) if gather else _put(devices, batch[:2])
+            return *examples, *_put(devices, beside(step))
 
-        steps = enumerate(zip(order.batches(start_step), fetched, strict=True), start_step)
-        return map_ahead(read, steps, _NUM_AHEAD, num_threads=1)
+        source = order.batches(start_step) if gather else batches
+        return map_ahead(put, enumerate(source, start_step), _NUM_AHEAD, num_threads=1)
 
     import tensorflow as tf
 
-    from tfrecord_io.reading.device_cache import DeviceDataset
+    from tfrecord_io.reading.reader import DeviceDataset
 
-    dataset = tfrecord_io.make_dataset(
-        options.data_path,
-        with_keys=part.weights is not None,
-        cache=None if options.cache == "none" else options.cache,
-        **reading,
-    )
-    splits = ()
-    if isinstance(dataset, DeviceDataset):
-        split = dataset.split
-        splits = tuple(split.copy_to(name) for name in devices.names)
-        dataset = dataset.order
-        if part.weights is not None:
-            dataset = dataset.map(lambda rows, counts: (rows, counts, split.gather_keys(rows)))
-    if part.weights is not None:
-        dataset = _weigh(dataset, options.data_path, part)
+    cache = None if options.cache == "none" else options.cache
+    dataset = found = tfrecord_io.make_dataset(options.data_path, cache=cache, **reading)
+    if isinstance(found, DeviceDataset):
+        dataset = found.order
 
     def finish(step: tf.Tensor, features: tuple[tf.Tensor, ...]) -> tuple[tf.Tensor, ...]:
-        *others, weights = features
-        in_step = tf.where(step < num_full_steps, batch_size, num_in_last_step)
-        draws = tf.numpy_function(draw, [step], tf.float32)
+        weights, draws = tf.numpy_function(beside, [step], [tf.float32, tf.float32])
         draws = tf.ensure_shape(draws, (share, augmentation.NUM_DRAWS))
-        return *others, weights / tf.cast(in_step, weights.dtype), draws
+        return *features[:-1], tf.ensure_shape(weights, share), draws
 
     dataset = dataset.enumerate(start_step).map(finish)
     dataset = _cut_for_replicas(dataset, devices.num_local_replicas)
-    return DeviceBatches(dataset, splits) if splits else dataset
+    if isinstance(found, DeviceDataset):
+        return DeviceBatches(dataset, found.split, devices)
+    return dataset
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -211,13 +201,7 @@ def evaluation_batches(
         of a copy 0.
     """
     num_local = (options.replica_batch_size or 0) * devices.num_local_replicas
-    reading: dict[str, Any] = {
-        "split": part.splits,
-        "engine": options.engine,
-        "shuffle": False,
-        "pad_remainder": True,
-        "examples": part.examples,
-    }
+    reading = {**_reading(options, part), "shuffle": False, "pad_remainder": True}
     if devices.backend == "jax":
         # On JAX all workers together put a batch on the devices, each its share.
         num_workers, worker = devices.num_workers, devices.worker_index
@@ -236,20 +220,8 @@ def evaluation_batches(
     return _cut_for_replicas(dataset, devices.num_local_replicas)
 
 
-def _weigh(dataset: tf.data.Dataset, data: DataPath, part: Part) -> tf.data.Dataset:
-    """Replaces the keys, last in each element, by a factor of the weights before them."""
-    import tensorflow as tf
-
-    keys = MappedDataset(data, part.splits).keys(part.places)
-    of_keys = tf.lookup.StaticHashTable(
-        tf.lookup.KeyValueTensorInitializer(tf.constant(keys), tf.constant(part.weights)), 0.0
-    )
-
-    def weigh(*features: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        *others, weights, batch_keys = features
-        return *others, weights * of_keys.lookup(batch_keys)
-
-    return dataset.map(weigh)
+def _reading(options: InputOptions, part: Part) -> dict[str, Any]:
+    return {"split": part.splits, "examples": part.examples, "engine": options.engine}
 
 
 def _cut_for_replicas(dataset: tf.data.Dataset, num_local_replicas: int) -> tf.data.Dataset:
@@ -267,42 +239,35 @@ def _cut_for_replicas(dataset: tf.data.Dataset, num_local_replicas: int) -> tf.d
     return dataset.prefetch(2 * num_local_replicas)
 
 
-def _fetcher(
-    options: InputOptions, devices: Devices, batches: Batches
-) -> tuple[Iterator[Any], Callable[[Any], tuple[jax.Array, jax.Array]]]:
-    """JAX: returns what yields batches, and what puts one on the devices: (images, labels)."""
+def _load_on_jax(
+    devices: Devices, batches: Batches
+) -> Callable[[np.ndarray], tuple[jax.Array, jax.Array]] | None:
+    """Loads all examples to each device; returns what gathers (images, labels) by places there.
+
+    None, with a warning, if they take more than half of the free memory.
+    """
     import jax
 
-    if options.cache == "device":
-        examples = batches.examples
-        manifest = batches.dataset.manifest
-        needed = len(examples) * (manifest.layout.image_length + 4 * manifest.num_classes)
-        if 2 * needed <= _free_memory(devices):
-            images, labels = jax.device_put(batches.dataset[examples], devices.copied)
-            gather = jax.jit(
-                lambda images, labels, places: (images[places], labels[places]),
-                out_shardings=devices.batch_sharding,
-            )
-            # What they are places in is on the devices.
-            places = batches.order.batches(batches.start_step)
-            return places, lambda batch: gather(
-                images, labels, _put(devices, batch.astype(np.int32))
-            )
+    layout, num_examples = batches.dataset.layout, len(batches.examples)
+    needed = num_examples * (layout.image_length + layout.label_length)
+    statistics = devices.mesh.local_devices[0].memory_stats() or {}
+    if "bytes_limit" in statistics:
+        free = statistics["bytes_limit"] - statistics["bytes_in_use"]
+    else:
+        free = psutil.virtual_memory().available
+    if 2 * needed > free:
         devices.say(
             f"warning: the training images take {needed / 1e9:.1f} GB, more than half of the "
             f"free memory of {devices.names[0]}; reading them from the files instead of "
             "--cache device"
         )
-    pool = batches.buffer_pool()
-    return batches.fetched(), lambda batch: _put(devices, batch[0].gather(batch[1], pool.take()))
-
-
-def _free_memory(devices: Devices) -> int:
-    """Returns the free bytes of the first device; a CPU's are those of the machine."""
-    statistics = devices.mesh.local_devices[0].memory_stats()
-    if not statistics or "bytes_limit" not in statistics:
-        return psutil.virtual_memory().available
-    return statistics["bytes_limit"] - statistics["bytes_in_use"]
+        return None
+    tables = jax.device_put(batches.dataset[batches.examples], devices.copied)
+    gather = jax.jit(
+        lambda tables, places: tuple(table[places] for table in tables),
+        out_shardings=devices.batch_sharding,
+    )
+    return lambda places: gather(tables, _put(devices, places.astype(np.int32)))
 
 
 def _put(devices: Devices, arrays: Any) -> Any:

@@ -66,13 +66,7 @@ class InputOptions:
         is_operational=True,
     )
 
-    def __post_init__(self) -> None:
-        if self.engine == "stream":
-            raise ValueError(
-                "--engine stream is not needed any more, because every dataset is read in the "
-                "order of --engine mmap; leave it out"
-            )
-        flags.check(self)
+    __post_init__ = flags.check
 
     @property
     def data_path(self) -> DataPath:

@@ -14,8 +14,7 @@ import numpy as np
 
 from tfrecord_io.files import atomic_write
 from tfrecord_io.printing import csv_cell
-from train.data.dataset import Part
-from train.data.examples import Examples
+from train.data.dataset import Examples, Part
 from train.errors import ConfigError
 from train.kinds.task import Answers, Task
 

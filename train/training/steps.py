@@ -238,10 +238,10 @@ class TensorFlowSteps:
 
     def iterate(self, dataset: tf.data.Dataset | feed.DeviceBatches) -> Any:
         """Returns an iterator that brings a dataset of replica batches to the devices."""
-        strategy = self.devices.strategy
         if isinstance(dataset, feed.DeviceBatches):
-            return dataset.iterate(strategy)
-        return iter(strategy.distribute_datasets_from_function(lambda context: dataset))
+            return dataset.iterate()
+        distribute = self.devices.strategy.distribute_datasets_from_function
+        return iter(distribute(lambda context: dataset))
 
     def repeat_first(self, dataset: tf.data.Dataset) -> Any:
         """Returns an endless iterator of one batch that stays on the devices, to measure by."""
