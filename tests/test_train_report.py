@@ -22,8 +22,7 @@ from train.kinds.classes import CLASSES
 from train.kinds.temperature import apply_temperature
 from train.results import metrics, report, thresholds
 from train.results.charts import charts_of
-from train.results.report import Mistake, RunReport
-from train.results.run_results import page_of_data
+from train.results.report import MistakenImage, RunReport, page_of_data
 
 HISTORY = (
     {"epoch": 1, "loss": 1.2, "accuracy": 0.4, "val_loss": 1.3, "val_accuracy": 0.35},
@@ -60,7 +59,7 @@ def mistakes_of(probabilities, labels, names):
     generator = np.random.default_rng(0)
     answers = CLASSES.mistakes(predictions_of(probabilities, labels, names), report.MAX_MISTAKES)
     return [
-        Mistake(
+        MistakenImage(
             answer=answer,
             image=generator.integers(256, size=(20, 30, 1), dtype=np.uint8),
             drops=generator.normal(size=(20, 30)),
@@ -315,7 +314,7 @@ def test_what_the_audit_of_the_dataset_found_is_among_the_limits():
 
 
 def test_a_run_without_anything_to_evaluate_on_has_a_page_that_says_so():
-    bare = report_of(metrics=None, mistakes=())
+    bare = report_of(metrics={}, mistakes=())
     text = report.render(bare)
     assert "There is no result for this network" in words(text)
     assert "Training and data" in words(text)

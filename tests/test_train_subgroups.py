@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from train.results.subgroups import MAX_VALUES, subgroups
+from train.results.metrics import MAX_VALUES, subgroups
 
 
 def sizes(values):

@@ -33,10 +33,10 @@ from tfrecord_io.reading.mapped import MappedDataset
 from train import predict
 from train.data.dataset import Part, open_dataset
 from train.errors import ConfigError
-from train.kinds import numbers, registry
+from train.kinds import numbers
 from train.kinds.grades import GRADES as GRADE_TASK
 from train.kinds.grades import KAPPA
-from train.results import charts, metrics, report, run_results
+from train.results import charts, metrics, report
 from train.results.options import MeasureOptions
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
@@ -147,7 +147,7 @@ def test_a_small_unit_keeps_its_digits_in_the_metrics_and_on_the_page():
     truths = np.float32(generator.normal(7e-10, 1e-10, 40))
     answers = np.float32(truths + generator.normal(0, 3e-11, 40))
     predictions = predictions_of(answers[:, None], truths, ("adc",), numbers.NUMBER)
-    measured = run_results.measure(predictions, MeasureOptions(bootstrap_samples=20), seed=0)
+    measured = metrics.measure(predictions, MeasureOptions(bootstrap_samples=20), seed=0)
     mae = measured["scores"]["mae"]
     assert mae["value"] == pytest.approx(np.abs(answers - truths).mean(), rel=1e-6)
     assert 0 < mae["low"] < mae["value"] < mae["high"]
@@ -189,14 +189,14 @@ def test_a_network_learns_standardised_numbers_and_answers_in_their_unit():
 
 
 def test_images_count_in_the_mean_that_is_learnt_as_they_do_in_the_loss(data):
-    numbers = MappedDataset(data, "train").labels(range(4))[:, 0].astype(np.float64)
+    values = MappedDataset(data, "train").labels(range(4))[:, 0].astype(np.float64)
     counts = np.array([2, 3, 1, 1])
     part = Part(
         name="train", splits=("train",), examples=np.arange(4), label_counts=(4,),
         weights=np.float32(counts),
     )  # fmt: skip
-    task = registry.training_task(open_dataset(str(data)), part)
-    repeated = np.repeat(numbers, counts)
+    task = numbers.NUMBER.fitted(open_dataset(str(data)), part)
+    repeated = np.repeat(values, counts)
     assert (task.mean, task.std) == pytest.approx((repeated.mean(), repeated.std()))
 
 
@@ -344,7 +344,7 @@ def test_what_cannot_be_learned_from_numbers_is_refused_before_a_folder_is_made(
     assert not (tmp_path / "run").exists()
     part = Part(name="train", splits=("train",), examples=np.array([0]), label_counts=(1,))
     with pytest.raises(ConfigError, match="nothing to learn"):
-        registry.training_task(open_dataset(str(data)), part)
+        numbers.NUMBER.fitted(open_dataset(str(data)), part)
 
 
 def test_numbers_whose_squares_are_infinite_are_refused_before_a_folder_is_made(tmp_path, capsys):

@@ -34,9 +34,10 @@ from tfrecord_io.reading.mapped import MappedDataset
 from train import predict, run
 from train.data.dataset import open_dataset
 from train.kinds.classes import CLASSES
+from train.kinds.measures import expected_calibration_error
 from train.kinds.multi_label import MULTI_LABEL
 from train.kinds.registry import task_of
-from train.results import report, thresholds
+from train.results import report
 from train.results.bootstrap import examples_behind
 from train.results.predictions import write_predictions
 
@@ -142,7 +143,9 @@ def test_the_measures_of_labels_are_those_of_scikit_learn():
     assert found["macro_average_precision"] == pytest.approx(np.mean(precisions))
     assert found["accuracy"] == pytest.approx((called == truths).mean())
     assert found["brier"] == pytest.approx(np.square(probabilities - truths).mean())
-    error = thresholds.calibration_error(MULTI_LABEL, probabilities, truths)
+    choices, right = MULTI_LABEL.choices(probabilities, truths)
+    is_right, ones = choices.argmax(-1) == right, np.ones(len(right))
+    error = expected_calibration_error(choices.max(-1), is_right, ones)
     assert found["ece"] == pytest.approx(error)
 
 

@@ -1,11 +1,11 @@
 from answers import certain, measured
 
-from train.results import metrics, verdicts
+from train.kinds import words
 
 
 def probabilities_say(**changes):
     found = {"scores": {}, "label_counts": {}} | changes
-    return verdicts.of_probabilities(found)
+    return words.cautions_of_probabilities(found)
 
 
 def reached(sensitivity, specificity):
@@ -14,10 +14,10 @@ def reached(sensitivity, specificity):
 
 
 def test_a_label_that_is_always_or_never_the_answer_is_named():
-    said = verdicts.of_answers(measured(certain([1, 1, 1, 1]), [0, 1, 2, 1]))
+    said = words.cautions_of_answers(measured(certain([1, 1, 1, 1]), [0, 1, 2, 1]))
     assert said[0].startswith("Every image is called DME:")
     assert said[1].startswith("No image is called CNV, DRUSEN:")
-    assert verdicts.of_answers(measured(certain([0, 1, 2, 3]), [0, 1, 2, 3])) == []
+    assert words.cautions_of_answers(measured(certain([0, 1, 2, 3]), [0, 1, 2, 3])) == []
 
 
 def test_a_threshold_that_separates_nothing_is_named():
@@ -50,6 +50,6 @@ def test_the_terminal_says_all_of_it_and_what_the_thresholds_give():
     thresholds = [reached(1.0, 0.0) | {"threshold": 0.25}]
     for rate in thresholds[0]["test"].values():
         rate |= {"low": None, "high": None}
-    told = metrics.remarks(found | {"thresholds": thresholds})
+    told = words.remarks(found | {"thresholds": thresholds})
     assert "threshold: CNV at least 0.25: sensitivity 100.0 %, specificity 0.0 %" in told[0]
     assert any("Every image is called DME" in line for line in told)

@@ -133,7 +133,8 @@ def evaluate(
         print(f"warning: {warning}", file=sys.stderr)
 
     # After the checks: these take seconds to import.
-    from train.results import metrics, report, run_results
+    from train.kinds.words import remarks, summary
+    from train.results import metrics, report
     from train.results.predictions import Predictions
     from train.run_folder import METRICS_NAME
 
@@ -162,9 +163,9 @@ def evaluate(
         "dataset": {"name": manifest.name, "fingerprint": manifest.fingerprint},
         "model": str(run),
         "best_epoch": own_results.get("best_epoch"),
-        **run_results.measure(predictions, options, 0, classifier.thresholds),
+        **metrics.measure(predictions, options, 0, classifier.thresholds),
     }
-    results = run_results.write_results(
+    results = report.write_results(
         output,
         dataset=dataclasses.replace(dataset, manifest=_with_labels(manifest, label_names, columns)),
         settings={"data": data},
@@ -176,7 +177,7 @@ def evaluate(
     )
     write_json(output / METRICS_NAME, results)
     table = _side_by_side(own_results, results)
-    print("\n".join([*metrics.summary(results), "", table, *metrics.remarks(results)]))
+    print("\n".join([*summary(results), "", table, *remarks(results)]))
     print(f"The metrics and {report.FILE_NAME} are in {output}")
     return results
 
@@ -294,8 +295,7 @@ def _side_by_side(own: Mapping[str, Any], external: Mapping[str, Any]) -> str:
     def cell(results: Mapping[str, Any], name: str) -> str:
         return score_text(results, name) if name in results.get("scores", {}) else "-"
 
-    from train.kinds.words import title_of
-    from train.results.metrics import score_text
+    from train.kinds.words import score_text, title_of
 
     titles = {name: printable(title_of(name)) for name in external["scores"]}
     width = max(map(len, titles.values()))

@@ -1,7 +1,7 @@
 """The folder of a run: its lock, its config.json, and how its files reach the disk.
 
 Each file is written by the module that knows its content: checkpoints by `checkpoint`, tables,
-plots and pages by `run_results`, the model by `export`, logs by `callbacks` and `tracing`.
+plots and pages by `report`, the model by `export`, logs by `callbacks` and `tracing`.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from train.data.parts import Parts, choose_parts
 from train.data.seen import Seen, read_trunk_seen
 from train.devices import Devices, configure_devices
 from train.errors import ConfigError
-from train.kinds.registry import task_of, training_task
+from train.kinds.registry import task_of
 from train.kinds.task import Task
 from train.networks.options import TRUNK_WEIGHTS, NetworkOptions
 
@@ -84,7 +84,7 @@ class Run:
     @functools.cached_property
     def task(self) -> Task:
         """What the run learns; raises `ConfigError`."""
-        return training_task(self.data, self.parts.train)
+        return task_of(self.data.manifest.label_kind).fitted(self.data, self.parts.train)
 
     @functools.cached_property
     def config(self) -> TrainConfig:

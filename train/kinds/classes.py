@@ -20,7 +20,7 @@ from train.kinds.measures import (
     ratios,
     sums_by_place,
 )
-from train.kinds.task import LEAST_PROBABILITY, Answers, Task, View, balanced_weights
+from train.kinds.task import LEAST_PROBABILITY, Answers, Mistake, Task, View, balanced_weights
 from train.kinds.temperature import apply_temperature
 
 _MAX_CONFUSIONS = 20
@@ -32,6 +32,10 @@ class Classes(Task):
     kind = classes.CLASSES
     label_measures = ("sensitivity", "specificity", "auc")
     run_measures = ("accuracy", "balanced_accuracy", "ece")
+    tiles = (
+        ("accuracy", "accuracy", words.percent),
+        ("balanced accuracy", "balanced_accuracy", words.percent),
+    )
     glossary = (
         "Sensitivity: the share of the images of a class that was recognised. Specificity: the "
         "share of all other images that was not taken for this class. Area: the chance that an "
@@ -132,19 +136,14 @@ class Classes(Task):
         }
 
     def verdict(self, metrics: Mapping[str, Any]) -> list[str]:
-        scores = metrics["scores"]
         accuracy = words.share(metrics, "accuracy", "95 % interval: ")
         sentences = [f"named the right class for {accuracy}."]
-        present = {name: count for name, count in metrics["label_counts"].items() if count}
-        if len(present) > 1:
-            usual, share = _usual(present)
+        if usual := _usual(metrics):
             sentences[0] += (
-                f" Always answering {usual} would be right for {words.hundredths(share)} %."
+                f" Always answering {usual[0]} would be right for {words.hundredths(usual[1])} %."
             )
-            worst = words.worst_classes(metrics, 1)[0]
-            best = max(present, key=lambda name: scores[f"sensitivity/{name}"]["value"] or 0.0)
-            sentences += words.best_and_worst(metrics, "sensitivity", best, worst)
-        if scores.get("urgent/sensitivity", {}).get("value") is not None:
+            sentences += words.best_and_worst(metrics, "sensitivity")
+        if metrics["scores"].get("urgent/sensitivity", {}).get("value") is not None:
             sentences.append(
                 f"Of the urgent images ({' and '.join(URGENT_CLASSES)}), it called "
                 f"{words.share(metrics, 'urgent/sensitivity')} urgent; of the others, it left "
@@ -153,66 +152,47 @@ class Classes(Task):
         return sentences
 
     def doubt(self, metrics: Mapping[str, Any]) -> str | None:
-        present = {name: count for name, count in metrics["label_counts"].items() if count}
-        if len(present) < 2:
-            return None
-        return words.doubt(
-            metrics["scores"]["accuracy"],
-            _usual(present)[1],
-            rival="always giving the most frequent answer",
-            measure="the accuracy",
-            told="the accuracy of that answer",
+        rival = "always giving the most frequent answer"
+        usual = _usual(metrics)
+        return usual and words.doubt(
+            metrics, "accuracy", usual[1], rival, "the accuracy", "the accuracy of that answer"
         )
-
-    def tiles(self, metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
-        scores = metrics["scores"]
-        return [
-            ("accuracy", words.percent(scores["accuracy"]["value"])),
-            ("balanced accuracy", words.percent(scores["balanced_accuracy"]["value"])),
-        ]
 
     def answers(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
         names = list(metrics["label_counts"])
         matrix = np.asarray(metrics["confusion_matrix"])
         totals = matrix.sum(1)
         if len(names) <= words.MAX_CLASSES:
-            rows = [
-                words.row_of_counts(name, matrix[place], [totals[place]] * len(names), [place])
-                for place, name in enumerate(names)
-            ]
             return {
                 "title": "Answers for the images of each class",
                 "corner": "truth ↓ answer →",
                 "columns": names,
-                "rows": rows,
+                "rows": [
+                    words.row_of_counts(name, matrix[place], [totals[place]] * len(names), [place])
+                    for place, name in enumerate(names)
+                ],
                 "pairs": [],
             }
-        wrong = matrix * (1 - np.eye(len(names), dtype=matrix.dtype))
-        flat = np.argsort(-wrong, axis=None, kind="stable")[:_MAX_CONFUSIONS]
-        places = [divmod(int(place), len(names)) for place in flat]
+        wrong = np.argwhere((matrix > 0) & ~np.eye(len(names), dtype=bool)).tolist()
+        wrong.sort(key=lambda place: -matrix[tuple(place)])
         pairs = [
             {
                 "true": names[row],
                 "predicted": names[column],
-                "count": float(wrong[row, column]),
-                "share": float(wrong[row, column] / max(totals[row], 1)),
+                "count": float(matrix[row, column]),
+                "share": float(matrix[row, column] / totals[row]),
             }
-            for row, column in places
-            if wrong[row, column]
+            for row, column in wrong[:_MAX_CONFUSIONS]
         ]
         return {"rows": [], "pairs": pairs}
 
-    def num_mistakes(self, metrics: Mapping[str, Any]) -> int:
-        matrix = np.asarray(metrics["confusion_matrix"])
-        return int(matrix.sum() - np.trace(matrix))
-
-    def mistakes(self, answers: Answers, most: int) -> list[words.MistakenAnswer]:
+    def mistakes(self, answers: Answers, most: int) -> list[Mistake]:
         probabilities, truths, names = answers.probabilities, answers.truths, answers.label_names
         predicted = self.chosen(probabilities)
         wrong = np.flatnonzero(predicted != truths)
         surest = np.argsort(-probabilities[wrong].max(-1), kind="stable")
         return [
-            words.MistakenAnswer(
+            Mistake(
                 place=place,
                 output=int(predicted[place]),
                 true=names[truths[place]],
@@ -237,7 +217,9 @@ def _brier_scores(probabilities: np.ndarray, truths: np.ndarray) -> np.ndarray:
     return np.square(distances).sum(-1) / (2 if probabilities.shape[-1] == 2 else 1)
 
 
-def _usual(counts: Mapping[str, int]) -> tuple[str, float]:
-    """Returns the most frequent class, and its share of the images."""
-    usual = max(counts, key=lambda name: counts[name])
-    return usual, counts[usual] / sum(counts.values())
+def _usual(metrics: Mapping[str, Any]) -> tuple[str, float] | None:
+    """Returns the most frequent class and its share of the images; None of a single class."""
+    counts = metrics["label_counts"]
+    usual = max(counts, key=counts.__getitem__)
+    share = counts[usual] / sum(counts.values())
+    return (usual, share) if share < 1 else None

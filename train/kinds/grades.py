@@ -22,6 +22,7 @@ class Grades(Classes):
 
     kind = GRADES
     run_measures = ("accuracy", KAPPA, "ece")
+    tiles = (("quadratic weighted kappa", KAPPA, words.thousandths), Classes.tiles[0])
     glossary = (
         f"{Classes.glossary} Kappa: the agreement with the true grades beyond chance, where a "
         "mistake of two grades weighs four times one of a single grade; 100 % is perfect, 0 % is "
@@ -42,11 +43,6 @@ class Grades(Classes):
             return [first, *others]
         told = words.with_interval(kappa, "{:.2f}".format)
         return [first, f"Its quadratic weighted kappa is {told}.", *others]
-
-    def tiles(self, metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
-        kappa = metrics["scores"][KAPPA]["value"]
-        shown = "–" if kappa is None else f"{kappa:.3f}"
-        return [("quadratic weighted kappa", shown), super().tiles(metrics)[0]]
 
 
 GRADES = Grades()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from scipy import special
@@ -23,30 +24,54 @@ URGENT_CLASSES = ("CNV", "DME")
 #: other mistake costs 1. Source: Kermany et al. 2018.
 URGENT_PENALTIES: Mapping[str, int] = {"NORMAL": 4, "DRUSEN": 2}
 
-#: Names of the slope and the intercept, see `calibration_line`.
-CALIBRATION_LINE = ("calibration_slope", "calibration_intercept")
 
-#: Names of the positive and the negative predictive value, see `predictive_values`.
-PREDICTIVE_VALUES = ("ppv", "npv")
+class Measure(NamedTuple):
+    """What all that shows a measure must know of it.
+
+    `unit` tells how to show it: a `share` in percent, an area as `decimal`, or a `number`.
+    """
+
+    title: str
+    least: float = 0.0
+    most: float = 1.0
+    unit: str = "share"
+
+
+_UNBOUNDED = (-math.inf, math.inf, "number")
+
+#: The measures by their names in metrics.json.
+MEASURES: Mapping[str, Measure] = {
+    "accuracy": Measure("accuracy"),
+    "balanced_accuracy": Measure("balanced accuracy"),
+    "sensitivity": Measure("sensitivity"),
+    "specificity": Measure("specificity"),
+    "ppv": Measure("PPV"),
+    "npv": Measure("NPV"),
+    "auc": Measure("area under the ROC", unit="decimal"),
+    "macro_auc": Measure("mean area"),
+    "average_precision": Measure("average precision", unit="decimal"),
+    "macro_average_precision": Measure("macro average precision"),
+    "ece": Measure("calibration error"),
+    "brier": Measure("Brier score", most=2.0, unit="number"),
+    "quadratic_kappa": Measure("quadratic weighted kappa", least=-1.0),
+    # The mean of the penalties.
+    "weighted_error": Measure("mean penalty", most=4.0, unit="number"),
+    "calibration_slope": Measure("calibration slope", *_UNBOUNDED),
+    "calibration_intercept": Measure("calibration intercept", *_UNBOUNDED),
+    "mae": Measure("mean error", most=math.inf, unit="number"),
+    "rmse": Measure("root mean square error", most=math.inf, unit="number"),
+    "r2": Measure("R²", least=-math.inf, unit="number"),
+    "bias": Measure("bias", *_UNBOUNDED),
+    "limit_low": Measure("lower limit", *_UNBOUNDED),
+    "limit_high": Measure("upper limit", *_UNBOUNDED),
+}
 
 #: Measures that are shares of examples.
 SHARES = frozenset({"accuracy", "sensitivity", "specificity"})
 
-_BETWEEN_0_AND_1 = (
-    *SHARES, *PREDICTIVE_VALUES, "balanced_accuracy", "auc", "macro_auc", "average_precision",
-    "macro_average_precision", "ece",
-)  # fmt: skip
-
-#: Least and largest value of the measures that have one.
-RANGES: Mapping[str, tuple[float, float]] = {
-    **dict.fromkeys(_BETWEEN_0_AND_1, (0.0, 1.0)),
-    "brier": (0.0, 2.0),
-    "quadratic_kappa": (-1.0, 1.0),
-    "weighted_error": (0.0, float(max(URGENT_PENALTIES.values()))),
-    "mae": (0.0, math.inf),
-    "rmse": (0.0, math.inf),
-    "r2": (-math.inf, 1.0),
-}
+#: What `calibration_line` and `predictive_values` return.
+CALIBRATION_LINE = ("calibration_slope", "calibration_intercept")
+PREDICTIVE_VALUES = ("ppv", "npv")
 
 #: Number of equal-width bins of confidence. Source: Guo et al. 2017, "On calibration of modern
 #: neural networks", section 2 (they use 15).
@@ -63,22 +88,24 @@ _MAX_LEVELS = 4096
 _NEWTON_STEPS, _LONGEST_STEP, _CONVERGED, _RIDGE = 40, 2.0, 1e-8, 1e-12
 
 
-def bare_name(measure: str) -> str:
-    """Returns the name of a measure without that of its view.
+def parts_of(name: str) -> tuple[str, str]:
+    """Returns the measure in a name of metrics.json, and its label or group of labels.
 
-    >>> bare_name("auc/CNV"), bare_name("urgent/auc"), bare_name("accuracy")
-    ('auc', 'auc', 'accuracy')
+    >>> parts_of("auc/CNV"), parts_of("urgent/auc"), parts_of("accuracy")
+    (('auc', 'CNV'), ('auc', 'urgent'), ('accuracy', ''))
     """
-    return measure.removeprefix("urgent/").partition("/")[0]
+    first, _, second = name.partition("/")
+    return (second, first) if first == "urgent" else (first, second)
+
+
+def known(name: str) -> Measure:
+    """Returns the measure of a name in metrics.json; of another's, one without limits."""
+    measure, _ = parts_of(name)
+    return MEASURES.get(measure) or Measure(measure.replace("_", " "), *_UNBOUNDED)
 
 
 def cross_entropy(probabilities: np.ndarray, labels: np.ndarray) -> float:
-    """Returns the mean negative log probability of the true class, in nats.
-
-    Args:
-        probabilities: [num_examples, num_classes].
-        labels: int [num_examples].
-    """
+    """Returns the mean negative log of the probability of the truth, in nats."""
     of_truth = probabilities[np.arange(len(labels)), labels].astype(np.float64)
     return float(-np.log(np.maximum(of_truth, _EPSILON)).mean())
 
@@ -90,11 +117,7 @@ def confusion_matrix(labels: np.ndarray, predicted: np.ndarray, num_classes: int
 
 
 def penalty_matrix(label_names: Sequence[str]) -> np.ndarray:
-    """Returns float64 [num_classes, num_classes], the penalty points by (true, predicted).
-
-    An urgent case called NORMAL costs 4, called DRUSEN 2, and any other mistake 1. Source: Kermany
-    et al. 2018.
-    """
+    """Returns float64 [num_classes, num_classes], the penalty points by (true, predicted)."""
     penalties = 1.0 - np.eye(len(label_names))
     for row, truth in enumerate(label_names):
         for column, answer in enumerate(label_names):
@@ -117,9 +140,6 @@ def area_under_curve(
         is_positive: bool [num_examples].
         ranking: [num_examples], the score; higher means more likely positive.
         weights: float64 [..., num_examples], how often each example counts.
-
-    Returns:
-        float64 [...].
     """
     levels = np.unique(ranking[is_positive])
     # An odd place equals a level of the positives; an even place lies between two levels.
@@ -170,33 +190,22 @@ def expected_calibration_error(
     Returns:
         float64 [...].
     """
-    return bin_error(*calibration_bins(confidences, is_correct, weights))
+    gaps = calibration_gaps(confidences, is_correct, weights)
+    return ratios(np.abs(gaps).sum(-1), weights.sum(-1))
 
 
-def bin_error(
-    total: np.ndarray, confidence_sums: np.ndarray, correct_sums: np.ndarray
-) -> np.ndarray:
-    """Returns the expected calibration error of the sums of `calibration_bins`, float64 [...]."""
-    return ratios(np.abs(confidence_sums - correct_sums).sum(-1), total.sum(-1))
-
-
-def calibration_bins(
+def calibration_gaps(
     confidences: np.ndarray, is_correct: np.ndarray, weights: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the sums of each bin of confidence, see `expected_calibration_error`.
+) -> np.ndarray:
+    """Returns confidence minus accuracy, summed in each bin: [..., NUM_CALIBRATION_BINS].
 
-    Returns:
-        (sum of weights, weighted sum of confidences, weight of correct examples), each [...,
-        NUM_CALIBRATION_BINS].
+    For the arguments see `expected_calibration_error`.
     """
     # The paper's bins are open on the left: ((m-1)/M, m/M].
     bins = np.clip(np.ceil(confidences * NUM_CALIBRATION_BINS) - 1, 0, NUM_CALIBRATION_BINS - 1)
-    bins = bins.astype(np.int64)
-    total, confidence_sums, correct_sums = (
-        sums_by_place(bins, weights * values, NUM_CALIBRATION_BINS)
-        for values in (1.0, confidences, is_correct)
+    return sums_by_place(
+        bins.astype(np.int64), weights * (confidences - is_correct), NUM_CALIBRATION_BINS
     )
-    return total, confidence_sums, correct_sums
 
 
 def calibration_line(
@@ -210,12 +219,8 @@ def calibration_line(
     Source: Cox 1958, "Two further applications of a model for binary regression"; Van Calster et
     al. 2019, "Calibration: the Achilles heel of predictive analytics". scikit-learn's
     `LogisticRegression` without penalty finds the same line (a test compares them), but takes one
-    weighting at a time.
-
-    Args:
-        is_positive: bool [num_examples].
-        probabilities: [num_examples], of being positive.
-        weights: float64 [..., num_examples], how often each example counts.
+    weighting at a time. For the arguments see `area_under_curve`; the probabilities are those of
+    being positive.
 
     Returns:
         `calibration_slope` and `calibration_intercept`, float64 [...] each; NaN if one side has no
@@ -241,16 +246,10 @@ def calibration_line(
 def _logistic_regression(
     design: np.ndarray, offset: np.ndarray | float, positive: np.ndarray, everyone: np.ndarray
 ) -> np.ndarray:
-    """Returns the coefficients of logistic regressions without penalty, by Newton's method.
+    """Returns coefficients, float64 [..., num_coefficients], by Newton's method without penalty.
 
-    Args:
-        design: float64 [num_levels, num_coefficients], the same for all regressions.
-        offset: float64 [num_levels], added to the product of both.
-        positive: float64 [..., num_levels], weight of the positives.
-        everyone: float64 [..., num_levels], weight of all.
-
-    Returns:
-        float64 [..., num_coefficients]; NaN where there is no maximum, as with separated sides.
+    They are NaN where there is no maximum, as with separated sides. The design is [num_levels,
+    num_coefficients], the weights of the positives and of all are [..., num_levels].
     """
     size = design.shape[-1]
     products = (design[:, :, None] * design[:, None, :]).reshape(-1, size**2)
@@ -271,10 +270,7 @@ def _logistic_regression(
 
 
 def called_rates(
-    is_called: np.ndarray,
-    is_positive: np.ndarray,
-    weights: np.ndarray,
-    prevalence: float | None = None,
+    is_called: np.ndarray, is_positive: np.ndarray, weights: np.ndarray
 ) -> dict[str, np.ndarray]:
     """Returns how well a question with yes and no is answered; NaN where undefined.
 
@@ -282,18 +278,15 @@ def called_rates(
         is_called: bool [num_examples, ...], whether the answer is yes.
         is_positive: bool of the same shape, whether yes is right.
         weights: float64 [..., num_examples], how often each example counts.
-        prevalence: see `predictive_values`; None to leave these out.
 
     Returns:
-        `sensitivity` and `specificity`, and with a prevalence `ppv` and `npv`, float64 [...] each,
-        with the further axes of the answers at the end.
+        `sensitivity` and `specificity`, float64 [...] each, with the further axes of the answers
+        at the end.
     """
-    sensitivity = ratios(weights @ (is_called & is_positive), weights @ is_positive)
-    specificity = ratios(weights @ ~(is_called | is_positive), weights @ ~is_positive)
-    rates = {"sensitivity": sensitivity, "specificity": specificity}
-    if prevalence is not None:
-        rates |= predictive_values(sensitivity, specificity, prevalence)
-    return rates
+    return {
+        "sensitivity": ratios(weights @ (is_called & is_positive), weights @ is_positive),
+        "specificity": ratios(weights @ ~(is_called | is_positive), weights @ ~is_positive),
+    }
 
 
 def predictive_values(
@@ -304,13 +297,8 @@ def predictive_values(
     Source: Altman and Bland 1994, "Diagnostic tests 2: predictive values", BMJ 309:102. The share
     of positives in a collection of images is rarely that of the clinic where a model is used.
 
-    Args:
-        sensitivity: float64 [...].
-        specificity: float64 [...].
-        prevalence: share of positives where the model is to be used.
-
-    Returns:
-        `ppv` and `npv`, float64 [...]; NaN where that answer is never given.
+    The prevalence is the share of positives where the model is to be used. Returns `ppv` and `npv`,
+    float64 [...] each like the rates; NaN where that answer is never given.
     """
     found, missed = prevalence * sensitivity, prevalence * (1 - sensitivity)
     alarms, left = (1 - prevalence) * (1 - specificity), (1 - prevalence) * specificity

@@ -12,14 +12,13 @@ from tfrecord_io.kinds import multi_label
 from train.kinds import words
 from train.kinds.measures import (
     AREAS,
-    bin_error,
-    calibration_bins,
+    calibration_gaps,
     called_rates,
     confusion_matrix,
     defined_mean,
     ratios,
 )
-from train.kinds.task import LEAST_PROBABILITY, Answers, Task, balanced_weights
+from train.kinds.task import LEAST_PROBABILITY, Answers, Mistake, Task, balanced_weights
 from train.kinds.temperature import apply_temperature
 
 #: An image is said to have a label from this probability on.
@@ -37,6 +36,10 @@ class MultiLabel(Task):
     charts = ("roc", "reliability")
     label_measures = ("sensitivity", "specificity", "auc", "average_precision")
     run_measures = ("accuracy", "macro_auc", "ece")
+    tiles = (
+        ("mean area under the ROC", "macro_auc", words.percent),
+        ("mean average precision", "macro_average_precision", words.percent),
+    )
     glossary = (
         "Sensitivity: the share of the images with a label for which it was found. Specificity: "
         "the share of the images without it for which it was not. Area: the chance that an image "
@@ -110,13 +113,13 @@ class MultiLabel(Task):
         probabilities = answers.probabilities.astype(np.float64)
         # Each label is a choice between two, of which the likelier one is the answer.
         confidences = np.maximum(probabilities, 1 - probabilities)
-        bins = [
-            calibration_bins(confidences[:, index], is_right[:, index], weights)
+        gaps = sum(
+            calibration_gaps(confidences[:, index], is_right[:, index], weights)
             for index in range(len(answers.label_names))
-        ]
+        )
         scores = {
             "accuracy": ratios(weights @ is_right.mean(-1), total),
-            "ece": bin_error(*map(sum, zip(*bins, strict=True))),
+            "ece": ratios(np.abs(gaps).sum(-1), total * len(answers.label_names)),
             "brier": ratios(weights @ np.square(probabilities - labels).mean(-1), total),
         }
         for index, name in enumerate(answers.label_names):
@@ -142,32 +145,20 @@ class MultiLabel(Task):
         }
 
     def verdict(self, metrics: Mapping[str, Any]) -> list[str]:
-        scores, interval = metrics["scores"], "95 % interval: "
+        interval = "95 % interval: "
         accuracy = words.share(metrics, "accuracy", interval)
         sentences = [f"was right in {accuracy} of its answers, one for each label of each image."]
-        areas = {name: scores[f"auc/{name}"]["value"] for name in metrics["label_counts"]}
-        areas = {name: area for name, area in areas.items() if area is not None}
-        if areas:
+        if metrics["scores"]["macro_auc"]["value"] is not None:
             sentences.append(
                 "Of two images of which one has a label, it gives that one the higher probability "
                 f"in {words.share(metrics, 'macro_auc', interval)} of the cases, on average over "
                 "the labels; guessing would in 50 %."
             )
-            best, worst = max(areas, key=areas.__getitem__), min(areas, key=areas.__getitem__)
-            sentences += words.best_and_worst(metrics, "auc", best, worst)
-        return sentences
+        return sentences + words.best_and_worst(metrics, "auc")
 
     def doubt(self, metrics: Mapping[str, Any]) -> str | None:
         measure = "the mean area under the ROC curve"
-        score = metrics["scores"]["macro_auc"]
-        return words.doubt(score, 0.5, rival="guessing", measure=measure, told="50 %")
-
-    def tiles(self, metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
-        scores = metrics["scores"]
-        return [
-            ("mean area under the ROC", words.percent(scores["macro_auc"]["value"])),
-            ("mean average precision", words.percent(scores["macro_average_precision"]["value"])),
-        ]
+        return words.doubt(metrics, "macro_auc", 0.5, "guessing", measure, "50 %")
 
     def answers(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
         rows = []
@@ -184,11 +175,7 @@ class MultiLabel(Task):
             "pairs": [],
         }
 
-    def num_mistakes(self, metrics: Mapping[str, Any]) -> int:
-        matrices = metrics["confusion_matrices"].values()
-        return sum(alarms + missed for (_, alarms), (missed, _) in matrices)
-
-    def mistakes(self, answers: Answers, most: int) -> list[words.MistakenAnswer]:
+    def mistakes(self, answers: Answers, most: int) -> list[Mistake]:
         called = self.chosen(answers.probabilities)
         of_answers = np.where(called, answers.probabilities, 1 - answers.probabilities)
         wrong = np.flatnonzero(called != answers.truths)
@@ -199,7 +186,7 @@ class MultiLabel(Task):
             name, is_called = answers.label_names[output], bool(called[place, output])
             true, predicted = (name, f"no {name}")[is_called], (f"no {name}", name)[is_called]
             mistakes.append(
-                words.MistakenAnswer(
+                Mistake(
                     place=place,
                     output=output,
                     true=true,

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
 from tfrecord_io.kinds import numbers
+from train.data.dataset import Dataset, Part
+from train.errors import ConfigError
 from train.kinds import words
 from train.kinds.measures import ratios
-from train.kinds.task import Answers, Task, View
+from train.kinds.task import Answers, Mistake, Task, View
 from train.kinds.words import decimal, with_interval
 
 # Standard deviations on both sides of the mean that hold 95 % of a normal distribution.
@@ -44,6 +46,7 @@ class Number(Task):
     charts = ("agreement",)
     label_measures = ("mae", "rmse", "r2", "bias", "limit_low", "limit_high")
     run_measures = ("mae", "rmse", "r2")
+    tiles = (("mean error", "mae", decimal), ("R²", "r2", decimal))
     glossary = (
         "An error is the answer minus the truth, in the unit of the dataset. Mean error: its mean "
         "size, whatever its sign. R²: the share of the variance of the true numbers that the "
@@ -56,18 +59,19 @@ class Number(Task):
     shown_mistakes = "answers that are furthest off"
     answer = "the answer"
 
-    def fitted(self, read: Callable[[], np.ndarray], weights: np.ndarray | None) -> Task:
-        values = read()[:, 0].astype(np.float64)
+    def fitted(self, dataset: Dataset, part: Part) -> Task:
+        values = dataset.labels(part)[:, 0].astype(np.float64)
         if values.min() == values.max():
-            raise ValueError(
-                f"all training images have the number {values[0]:g}, so there is nothing to learn"
+            raise ConfigError(
+                f"{dataset.path}: all training images have the number {values[0]:g}, so there is "
+                "nothing to learn"
             )
-        mean = np.average(values, weights=weights)
-        variance = np.average(np.square(values - mean), weights=weights)
+        mean = np.average(values, weights=part.weights)
+        variance = np.average(np.square(values - mean), weights=part.weights)
         if variance > np.finfo(np.float32).max:
-            raise ValueError(
-                f"the numbers differ by up to {np.ptp(values):g}, whose square float32 cannot "
-                "hold; give them in a larger unit, and build again"
+            raise ConfigError(
+                f"{dataset.path}: the numbers differ by up to {np.ptp(values):g}, whose square "
+                "float32 cannot hold; give them in a larger unit, and build again"
             )
         return Number(float(mean), float(np.sqrt(variance)))
 
@@ -151,27 +155,13 @@ class Number(Task):
         return sentences
 
     def doubt(self, metrics: Mapping[str, Any]) -> str | None:
-        rival = "always giving the mean"
-        return words.doubt(metrics["scores"]["r2"], 0.0, rival=rival, measure="R²", told="0")
+        return words.doubt(metrics, "r2", 0.0, "always giving the mean", "R²", "0")
 
-    def tiles(self, metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
-        scores = metrics["scores"]
-        return [
-            ("mean error", decimal(scores["mae"]["value"])),
-            ("R²", decimal(scores["r2"]["value"])),
-        ]
-
-    def answers(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        return {"rows": [], "pairs": []}
-
-    def num_mistakes(self, metrics: Mapping[str, Any]) -> int:
-        return metrics["num_examples"]
-
-    def mistakes(self, answers: Answers, most: int) -> list[words.MistakenAnswer]:
+    def mistakes(self, answers: Answers, most: int) -> list[Mistake]:
         given = self.chosen(answers.probabilities)
         furthest = np.argsort(-np.abs(given - answers.truths), kind="stable")[:most]
         return [
-            words.MistakenAnswer(
+            Mistake(
                 place=place,
                 output=0,
                 true=decimal(float(answers.truths[place])),

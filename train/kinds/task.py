@@ -1,21 +1,7 @@
 """What a network learns and answers, by the kind of the dataset's labels.
 
-A `Task` is the one place where the kind decides; the other modules ask the task of their dataset:
-
-    networks     activation, logits_of     how logits become the answer that is exported
-    training     losses, class_weights     what a step minimizes, and what it reports
-                 mean_loss, progress       what history.json says of the validation split
-    results      score, areas, tables      the measures of metrics.json
-                 verdict, doubt, ...       what the page of a run says
-    evaluate     match                     labels of another dataset
-
+A `Task` is the one place where the kind decides; the other modules ask the task of their dataset.
 To add a kind of label, write a subclass in a module of its own, and name it in `registry`.
-
-"Truths" are the labels of examples as the measures take them: for classes int64 [num_examples],
-for several labels bool [num_examples, num_labels], for a number float32 [num_examples].
-
-A task of numbers gives no probabilities: its outputs are numbers in the unit of the labels. `has`,
-`choices`, `cool` and `fit_temperature` are not called for it.
 """
 
 from __future__ import annotations
@@ -29,8 +15,8 @@ import keras
 import numpy as np
 
 from tfrecord_io.kinds.label_kind import LabelKind
+from train.data.dataset import Dataset, Part
 from train.kinds import measures, temperature
-from train.kinds.words import MistakenAnswer
 
 #: With more labels than this, none has a threshold and a line of calibration of its own.
 MAX_VIEWS = 40
@@ -44,8 +30,10 @@ class Answers:
     """What a network answered for some examples, and what is true.
 
     Attributes:
-        probabilities: float32 [num_examples, num_labels], with the temperature applied.
-        truths: of the examples, see the module.
+        probabilities: float32 [num_examples, num_labels], with the temperature applied; of a task
+            of numbers the numbers, in the unit of the labels.
+        truths: the labels as the measures take them: for classes int64 [num_examples], for several
+            labels bool [num_examples, num_labels], for a number float32 [num_examples].
         label_names: names of the labels.
         runs: int [num_examples], which network of a cross-validation gave each answer; None if one
             gave all.
@@ -72,14 +60,32 @@ class Answers:
         return [np.flatnonzero(self.runs == run) for run in np.unique(self.runs)]
 
 
-@dataclasses.dataclass(frozen=True)
-class View:
-    """A question with yes and no about an image.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Mistake:
+    """A wrong answer.
 
     Attributes:
-        name: of its label, or of several that count as yes.
-        places: of these labels.
-        is_group: whether the name is that of several labels.
+        place: of the example among the predictions.
+        output: the network's output that gave the answer.
+        true: the truth, in words.
+        predicted: the answer, in words.
+        probability: given to the answer; None for a number.
+        is_negative: whether the answer is that the output's label is not there.
+    """
+
+    place: int
+    output: int
+    true: str
+    predicted: str
+    probability: float | None
+    is_negative: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """A question with yes and no about an image: has it one of the labels at these places?
+
+    A group is named after several labels; other views have the name of their label.
     """
 
     name: str
@@ -94,9 +100,6 @@ class View:
         """Returns the probability of yes, float64 [num_examples].
 
         In float64, so that a threshold that was written to JSON gives the same answers.
-
-        Args:
-            probabilities: [num_examples, num_labels].
         """
         return probabilities[:, self.places].astype(np.float64).sum(-1)
 
@@ -108,6 +111,8 @@ class View:
 class Task(abc.ABC):
     """What a network learns and answers.
 
+    A task of numbers gives no probabilities; `has`, `choices` and `cool` are not called for it.
+
     Attributes:
         kind: of the dataset's labels.
         quantity: name in history.json of what `losses` reports beside the loss.
@@ -116,6 +121,7 @@ class Task(abc.ABC):
         charts: names of the charts of its answers, see `results.charts`.
         label_measures: of each label, columns of a table of the page.
         run_measures: of each run of a cross-validation and of each site, columns of a table.
+        tiles: of the figures on top of the page: name, measure, and how to write its value.
         glossary: what the measures mean.
         decision: how an answer follows from probabilities.
         without_absent: the end of a sentence on labels that no image has.
@@ -130,6 +136,7 @@ class Task(abc.ABC):
     charts: tuple[str, ...] = ("roc", "reliability", "confusion")
     label_measures: tuple[str, ...]
     run_measures: tuple[str, ...]
+    tiles: tuple[tuple[str, str, Callable[[float | None], str]], ...]
     glossary: str
     decision: str
     without_absent: str
@@ -138,15 +145,11 @@ class Task(abc.ABC):
 
     # ---- learning
 
-    def fitted(self, read: Callable[[], np.ndarray], weights: np.ndarray | None) -> Task:
-        """Returns the task with what it takes from the training labels.
-
-        Args:
-            read: returns them, float32 [num_examples, num_labels]; it reads a page of each image.
-            weights: how often each example counts, [num_examples]; None for once each.
+    def fitted(self, dataset: Dataset, part: Part) -> Task:
+        """Returns the task with what it takes from the labels of the examples to learn from.
 
         Raises:
-            ValueError: if nothing can be learnt from these labels.
+            ConfigError: if nothing can be learnt from these labels.
         """
         return self
 
@@ -156,11 +159,7 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def logits_of(self, probabilities: Any) -> Any:
-        """Returns finite logits that the activation turns into these probabilities.
-
-        Args:
-            probabilities: a tensor float32 [batch, num_labels].
-        """
+        """Returns finite logits that the activation turns into these [batch, num_labels]."""
 
     @abc.abstractmethod
     def losses(self, labels: Any, logits: Any, class_weights: Any, smoothing: float) -> Any:
@@ -183,10 +182,8 @@ class Task(abc.ABC):
     def class_weights(self, counts: Sequence[int], num_examples: int, power: float) -> tuple:
         """Returns the weights of labels in the loss; their mean over the examples is 1.
 
-        Args:
-            counts: training examples with each label.
-            num_examples: training examples.
-            power: 0 for equal weights, 1 for weights inverse to the frequency.
+        `counts` are the training examples with each label. The power is 0 for equal weights, and 1
+        for weights inverse to the frequency.
         """
 
     # ---- answers and truths
@@ -208,9 +205,8 @@ class Task(abc.ABC):
     ) -> tuple[np.ndarray, np.ndarray]:
         """Returns the answers as choices among classes.
 
-        Returns:
-            (probabilities [num_choices, num_classes] whose rows add up to 1, the right class of
-            each, int [num_choices]).
+        These are (probabilities [num_choices, num_classes] whose rows add up to 1, the right class
+        of each, int [num_choices]).
         """
         raise NotImplementedError
 
@@ -260,21 +256,19 @@ class Task(abc.ABC):
     def score(self, answers: Answers, weights: np.ndarray) -> dict[str, np.ndarray]:
         """Returns the measures that are quick to compute, float64 [num_weightings] by name.
 
-        Args:
-            answers: to measure.
-            weights: float64 [num_weightings, num_examples], how often each example counts.
+        The weights, float64 [num_weightings, num_examples], are how often each example counts.
         """
 
     def areas(self, answers: Answers, weights: np.ndarray) -> dict[str, np.ndarray]:
         """Returns the measures that take longer, areas and lines of calibration; see `score`."""
         has, areas = self.has(answers.truths, len(answers.label_names)), {}
         for view in self.views(answers.label_names):
-            is_positive, ranking = view.is_positive(has), view.ranking(answers.probabilities)
+            arguments = view.is_positive(has), view.ranking(answers.probabilities), weights
             for measure, area_of in measures.AREAS.items():
                 if measure in self.label_measures:
-                    areas[view.of(measure)] = area_of(is_positive, ranking, weights)
+                    areas[view.of(measure)] = area_of(*arguments)
             if len(answers.label_names) <= MAX_VIEWS:
-                lines = measures.calibration_line(is_positive, ranking, weights)
+                lines = measures.calibration_line(*arguments)
                 areas |= {view.of(name): values for name, values in lines.items()}
         return areas
 
@@ -292,30 +286,17 @@ class Task(abc.ABC):
     def doubt(self, metrics: Mapping[str, Any]) -> str | None:
         """Returns a warning if the result may be chance, or None."""
 
-    @abc.abstractmethod
-    def tiles(self, metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
-        """Returns (name, value) of the most important figures."""
-
-    @abc.abstractmethod
     def answers(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
         """Returns a table of right and wrong answers: `title`, `corner`, `columns`, `rows`.
 
-        A row has `name` and `cells`, a cell `count`, `share` of the row's images and `is_right`.
-        If there are too many classes for a matrix, `pairs` has the most frequent mistakes instead.
+        A row has `name` and `cells`, see `words.row_of_counts`. If there are too many classes for a
+        matrix, `pairs` has the most frequent mistakes instead.
         """
+        return {"rows": [], "pairs": []}
 
     @abc.abstractmethod
-    def num_mistakes(self, metrics: Mapping[str, Any]) -> int:
-        """Returns the number of wrong answers."""
-
-    @abc.abstractmethod
-    def mistakes(self, answers: Answers, most: int) -> list[MistakenAnswer]:
-        """Returns the wrong answers with the highest probability, the worst first.
-
-        Args:
-            answers: to look at.
-            most: the largest number of mistakes to return.
-        """
+    def mistakes(self, answers: Answers, most: int) -> list[Mistake]:
+        """Returns the wrong answers with the highest probability, the worst first."""
 
 
 def balanced_weights(counts: Sequence[int], power: float) -> tuple[float, ...]:

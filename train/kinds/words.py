@@ -1,54 +1,19 @@
-"""Figures as words, and what the pages of all kinds of label say in the same way."""
+"""What metrics.json says, in words: figures, and the sentences that all kinds of label share."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tfrecord_io.printing import counted
-from train.kinds.measures import CALIBRATION_LINE, URGENT_CLASSES, bare_name
+from tfrecord_io.groups import plural_unit
+from tfrecord_io.kinds.registry import kind_in
+from tfrecord_io.printing import counted, listed, printable
+from train.kinds.measures import URGENT_CLASSES, known, parts_of
 
 #: Most classes in a table; with more classes, it has the worst.
 MAX_CLASSES = 20
 
-# Measures whose names in metrics.json are not words.
-_TITLES = {
-    "auc": "area under the ROC",
-    "brier": "Brier score",
-    "ece": "calibration error",
-    "weighted_error": "mean penalty",
-    "macro_auc": "mean area",
-    "quadratic_kappa": "quadratic weighted kappa",
-    "mae": "mean error",
-    "rmse": "root mean square error",
-    "r2": "R²",
-    "limit_low": "lower limit",
-    "limit_high": "upper limit",
-    "ppv": "PPV",
-    "npv": "NPV",
-}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MistakenAnswer:
-    """A wrong answer for an image.
-
-    Attributes:
-        place: of the example among the predictions.
-        output: the network's output that gave the answer.
-        true: the truth, in words.
-        predicted: the answer, in words.
-        probability: given to the answer; None for a number.
-        is_negative: whether the answer is that the output's label is not there.
-    """
-
-    place: int
-    output: int
-    true: str
-    predicted: str
-    probability: float | None
-    is_negative: bool = False
+# ---- figures
 
 
 def title_of(name: str) -> str:
@@ -57,10 +22,8 @@ def title_of(name: str) -> str:
     >>> title_of("urgent/auc")
     'area under the ROC, urgent'
     """
-    measure, _, label = name.partition("/")
-    if measure == "urgent":
-        measure, label = label, measure
-    return _TITLES.get(measure, measure.replace("_", " ")) + (f", {label}" if label else "")
+    _, label = parts_of(name)
+    return known(name).title + (f", {label}" if label else "")
 
 
 def decimal(value: float | None) -> str:
@@ -68,6 +31,24 @@ def decimal(value: float | None) -> str:
     if value is None:
         return "–"
     return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def thousandths(value: float | None) -> str:
+    """Returns a number with three digits behind the point; a dash if it is not defined."""
+    return "–" if value is None else f"{value:.3f}"
+
+
+def percent(value: float | None) -> str:
+    """Returns a share in percent; a dash if it is not defined."""
+    return "–" if value is None else f"{100 * value:.1f} %"
+
+
+def hundredths(value: float | None) -> str:
+    """Returns a share in hundredths; only an exact 0 or 1 becomes 0 or 100."""
+    if value is None:
+        return "–"
+    rounded = round(100 * value)
+    return f"{100 * value:.1f}" if rounded in (0, 100) and value not in (0, 1) else f"{rounded}"
 
 
 def with_interval(
@@ -90,40 +71,18 @@ def with_interval(
     return f"{told(score['value'])} ({before}{low} to {high})"
 
 
-def percent(value: float | None) -> str:
-    """Returns a share in percent; a dash if it is not defined."""
-    return "–" if value is None else f"{100 * value:.1f} %"
-
-
-def is_share_of_one(measure: str) -> bool:
-    """Whether a measure of probabilities, such as `auc/CNV`, is shown in percent."""
-    return bare_name(measure) not in {"brier", *CALIBRATION_LINE}
-
-
-def unit_of(measure: str, *, is_number: bool) -> str:
-    """Returns how to show a measure: a `share` in percent, an area as `decimal`, or a `number`.
-
-    Args:
-        measure: its name in metrics.json.
-        is_number: whether the labels are numbers.
-
-    >>> unit_of("auc/CNV", is_number=False), unit_of("mae", is_number=True)
-    ('decimal', 'number')
-    """
-    # The weighted error is a mean of penalties of up to 4.
-    if is_number or measure == "weighted_error" or not is_share_of_one(measure):
-        return "number"
-    return "decimal" if bare_name(measure) in {"auc", "average_precision"} else "share"
+def score_text(metrics: Mapping[str, Any], name: str) -> str:
+    """Returns a measure of metrics.json and its interval, such as `90.1 % (84.0 to 95.2)`."""
+    told = decimal if known(name).unit == "number" else percent
+    return with_interval(metrics["scores"][name], told, "")
 
 
 def total_of(metrics: Mapping[str, Any], name: str) -> int | None:
     """Returns the number of images that a measure is a share of; None if it is not such a share."""
     counts, total = metrics["label_counts"], metrics["num_examples"]
-    measure, _, label = name.partition("/")
-    if measure == "urgent":
-        measure, positives = label, sum(counts[urgent] for urgent in URGENT_CLASSES)
-    else:
-        positives = counts.get(label, 0)
+    measure, label = parts_of(name)
+    of_urgent = sum(counts.get(urgent, 0) for urgent in URGENT_CLASSES)
+    positives = of_urgent if name.startswith("urgent/") else counts.get(label, 0)
     is_of_images = "confusion_matrix" in metrics
     totals = {"sensitivity": positives, "specificity": total - positives}
     return total if name == "accuracy" and is_of_images else totals.get(measure)
@@ -145,10 +104,7 @@ def count_of(value: float | None, total: int | None) -> str:
 def share(metrics: Mapping[str, Any], name: str, told: str = "") -> str:
     """Returns a share, its count and its interval, such as `90 % (18 of 20; 84 to 95 %)`.
 
-    Args:
-        metrics: content of metrics.json.
-        name: of one of its `scores`.
-        told: text before the interval.
+    `told` stands before the interval.
     """
     score = metrics["scores"][name]
     behind = [count_of(score["value"], total_of(metrics, name))]
@@ -162,16 +118,8 @@ def of_patients(metrics: Mapping[str, Any]) -> str:
     """Returns a phrase such as ` of 17 patients`; empty if none is known."""
     if not metrics["num_patients"]:
         return ""
-    known = "known " if metrics.get("images_without_patient") else ""
-    return f" of {counted(metrics['num_patients'], f'{known}patient')}"
-
-
-def hundredths(value: float | None) -> str:
-    """Returns a share in hundredths; only an exact 0 or 1 becomes 0 or 100."""
-    if value is None:
-        return "–"
-    rounded = round(100 * value)
-    return f"{100 * value:.1f}" if rounded in (0, 100) and value not in (0, 1) else f"{rounded}"
+    noun = "known patient" if metrics.get("images_without_patient") else "patient"
+    return f" of {counted(metrics['num_patients'], noun)}"
 
 
 def row_of_counts(
@@ -185,19 +133,56 @@ def row_of_counts(
     return {"name": name, "cells": cells}
 
 
+# ---- sentences on the labels
+
+
+def worst_classes(metrics: Mapping[str, Any], most: int) -> list[str]:
+    """Returns up to `most` classes with the lowest sensitivity, the worst first.
+
+    Of classes with equal sensitivity, the larger comes first. Classes without images come last.
+    """
+    counts = metrics["label_counts"]
+
+    def rank(name: str) -> tuple[bool, float, int]:
+        sensitivity = metrics["scores"][f"sensitivity/{name}"]["value"]
+        return sensitivity is None, sensitivity or 0.0, -counts[name]
+
+    return sorted(counts, key=rank)[:most]
+
+
+def shown_classes(metrics: Mapping[str, Any]) -> list[str]:
+    """Returns the classes of the tables: all, or the worst if there are many."""
+    names = list(metrics["label_counts"])
+    return names if len(names) <= MAX_CLASSES else worst_classes(metrics, MAX_CLASSES)
+
+
+def best_and_worst(metrics: Mapping[str, Any], measure: str) -> list[str]:
+    """Returns a sentence about the labels with the highest and lowest measure, if they differ."""
+    counts, scores = metrics["label_counts"], metrics["scores"]
+    values = {label: scores[f"{measure}/{label}"]["value"] for label in counts}
+    values = {label: value for label, value in values.items() if value is not None}
+    if len(set(values.values())) < 2:
+        return []
+    best = max(values, key=values.__getitem__)
+    worst = min(values, key=lambda label: (values[label], -counts[label]))
+    highest, lowest = (share(metrics, f"{measure}/{label}") for label in (best, worst))
+    return [f"It recognises {best} best, {highest}, and {worst} worst, {lowest}."]
+
+
 def doubt(
-    score: Mapping[str, float | None], chance: float, *, rival: str, measure: str, told: str
+    metrics: Mapping[str, Any], name: str, chance: float, rival: str, measure: str, told: str
 ) -> str | None:
     """Returns a warning if a result may be chance, or None.
 
     Args:
-        score: an entry of `scores` in metrics.json.
+        metrics: content of metrics.json.
+        name: of the measure that the result is judged by.
         chance: its value for the rival.
         rival: what needs no network, such as `always giving the mean`.
-        measure: the interval's measure, in words.
+        measure: the measure, in words.
         told: the chance, in words.
     """
-    low, high = score["low"], score["high"]
+    low, high = metrics["scores"][name]["low"], metrics["scores"][name]["high"]
     if low is None or high is None or low > chance:
         return None
     if high < chance:
@@ -208,28 +193,109 @@ def doubt(
     )
 
 
-def best_and_worst(metrics: Mapping[str, Any], measure: str, best: str, worst: str) -> list[str]:
-    """Returns a sentence about the labels with the highest and lowest measure, if they differ."""
-    names = [f"{measure}/{label}" for label in (best, worst)]
-    if len({metrics["scores"][name]["value"] for name in names}) < 2:
-        return []
-    highest, lowest = (share(metrics, name) for name in names)
-    return [f"It recognises {best} best, {highest}, and {worst} worst, {lowest}."]
+# ---- sentences beside figures that would mislead if they stood alone
 
 
-def worst_classes(metrics: Mapping[str, Any], most: int) -> list[str]:
-    """Returns the classes with the lowest sensitivity, the worst first.
+def cautions_of_answers(metrics: Mapping[str, Any]) -> list[str]:
+    """Returns sentences about labels that are given to every image, or to none."""
+    given: dict[tuple[float | None, ...], list[str]] = {}
+    for name in metrics["label_counts"]:
+        rates = (f"{rate}/{name}" for rate in ("sensitivity", "specificity"))
+        values = tuple(metrics["scores"].get(rate, {}).get("value") for rate in rates)
+        given.setdefault(values, []).append(printable(name))
+    every = "sensitivity of 100 % at a specificity of 0 %"
+    never = "specificity of 100 % at a sensitivity of 0 %"
+    return [
+        f"{who} image is called {listed(given[rates])}: a {merit} is no merit."
+        for who, merit, rates in (("Every", every, (1.0, 0.0)), ("No", never, (0.0, 1.0)))
+        if rates in given
+    ]
 
-    Of classes with equal sensitivity, the larger comes first. Classes without images come last.
 
-    Args:
-        metrics: content of metrics.json.
-        most: the largest number of classes to return.
-    """
-    counts = metrics["label_counts"]
+def cautions_of_probabilities(metrics: Mapping[str, Any]) -> list[str]:
+    """Returns sentences about thresholds and calibrations that do not do what they are for."""
+    sentences = []
+    for entry in metrics.get("thresholds") or ():
+        rates = [entry["test"][rate]["value"] for rate in ("sensitivity", "specificity")]
+        if None not in rates and sum(rates) <= 1:
+            sentences.append(
+                f"The threshold for {printable(entry['view'])} separates nothing here: it is "
+                f"reached by {percent(rates[0])} of the positive images, and by "
+                f"{percent(1 - rates[1])} of the others."
+            )
+    calibration = metrics.get("calibration") or {"ece_before": 0, "ece_after": 0}
+    if calibration["ece_after"] > calibration["ece_before"]:
+        sentences.append(
+            "The temperature makes the probabilities of these images worse: the calibration error "
+            f"is {percent(calibration['ece_before'])} without it and "
+            f"{percent(calibration['ece_after'])} with it."
+        )
+    slopes = {
+        printable(parts_of(name)[1]): score
+        for name, score in metrics["scores"].items()
+        if parts_of(name)[0] == "calibration_slope" and None not in (score["value"], score["low"])
+    }
+    extreme = [name for name, score in slopes.items() if score["high"] < 1]
+    cautious = [name for name, score in slopes.items() if score["low"] > 1]
+    return sentences + [
+        f"The probabilities of {listed(names)} are too {fault}: the interval of the calibration "
+        f"slope lies {side} 1."
+        for names, fault, side in ((extreme, "extreme", "below"), (cautious, "cautious", "above"))
+        if names
+    ]
 
-    def rank(name: str) -> tuple[bool, float, int]:
-        sensitivity = metrics["scores"][f"sensitivity/{name}"]["value"]
-        return sensitivity is None, sensitivity or 0.0, -counts[name]
 
-    return sorted(counts, key=rank)[:most]
+# ---- the terminal
+
+
+def describe(metrics: Mapping[str, Any]) -> str:
+    """Returns the content of metrics.json as a few lines of text."""
+    hidden = set(metrics["label_counts"]).difference(shown_classes(metrics))
+    shown = [name for name in metrics["scores"] if name.partition("/")[2] not in hidden]
+    told = {name: printable(title_of(name)) for name in shown}
+    width = max(20, *map(len, told.values()))
+    lines = [
+        *summary(metrics),
+        f"all measures, with 95 % intervals over {plural_unit(metrics['bootstrap_by'])}:",
+        f"  {'loss':<{width}} {decimal(metrics['loss'])}",
+        *(f"  {told[name]:<{width}} {score_text(metrics, name)}" for name in shown),
+    ]
+    if hidden:
+        plural = kind_in(metrics).plural
+        lines.append(f"  metrics.json has {len(hidden):,} more {plural}, of higher sensitivity")
+    return "\n".join([*lines, *remarks(metrics)])
+
+
+def summary(metrics: Mapping[str, Any]) -> Iterator[str]:
+    """Yields what a clinician asks first, in up to five lines."""
+    weights = f", weights of epoch {metrics['best_epoch']}" if metrics.get("best_epoch") else ""
+    people = of_patients(metrics)
+    yield f"{metrics['split']}: {metrics['num_examples']:,} images{people}{weights}"
+    scores, interval = metrics["scores"], "95 % interval: "
+    if "mae" in scores:
+        yield f"  off by {with_interval(scores['mae'])} on average"
+        return
+    yield f"  right answers: {share(metrics, 'accuracy', interval)}"
+    if "urgent/sensitivity" in scores:
+        yield (
+            f"  urgent scans found: {share(metrics, 'urgent/sensitivity', interval)}; others "
+            f"not called urgent: {share(metrics, 'urgent/specificity', interval)}"
+        )
+    (worst,) = worst_classes(metrics, 1)
+    least = share(metrics, f"sensitivity/{worst}", interval)
+    yield f"  found least often: {printable(worst)}, {least}"
+    yield f"  probabilities are off by {percent(scores['ece']['value'])} on average"
+
+
+def remarks(metrics: Mapping[str, Any]) -> list[str]:
+    """Returns lines on the exported thresholds, and on what limits the figures."""
+    lines = []
+    for entry in metrics.get("thresholds", ()):
+        rates = (
+            f"{rate} {with_interval(entry['test'][rate], percent, '')}"
+            for rate in ("sensitivity", "specificity")
+        )
+        threshold = f"{printable(entry['view'])} at least {decimal(entry['threshold'])}"
+        lines.append(f"  threshold: {threshold}: {', '.join(rates)}")
+    cautions = cautions_of_answers(metrics) + cautions_of_probabilities(metrics)
+    return lines + [f"  note: {note}" for note in (*metrics["notes"], *cautions)]

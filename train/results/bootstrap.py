@@ -18,10 +18,10 @@ from scipy import stats
 from train.kinds.measures import (
     CALIBRATION_LINE,
     PREDICTIVE_VALUES,
-    RANGES,
     SHARES,
-    bare_name,
     defined_mean,
+    known,
+    parts_of,
 )
 from train.kinds.task import Task, View
 
@@ -52,13 +52,14 @@ def bootstrap(
     """Returns what measures are on draws of whole groups with replacement.
 
     Source: Efron and Tibshirani 1993, "An introduction to the bootstrap"; drawing clusters: Field
-    and Welsh 2007, "Bootstrapping clustered data".
+    and Welsh 2007, "Bootstrapping clustered data". The first draws of a seed do not depend on
+    `num_samples`.
 
     Args:
         measure: of the examples.
         groups: int [num_examples], the group of each example, 0..num_groups-1.
         num_samples: number of draws.
-        seed: seed of the draws; the first draws do not depend on `num_samples`.
+        seed: seed of the draws.
 
     Returns:
         float64 [num_samples] by name, NaN where a draw does not define the measure. Empty if there
@@ -101,14 +102,9 @@ def with_intervals(
     of groups (Clopper and Pearson 1934, "The use of confidence or fiducial limits illustrated in
     the case of the binomial"), and any other measure has none.
 
-    Args:
-        measure: see `bootstrap`.
-        groups: see `bootstrap`.
-        behind: how many examples of each group a measure rests on, int [num_groups] by name; all
-            of them if it is not there.
-        num_samples: see `bootstrap`; 0 for no intervals.
-        seed: see `bootstrap`.
-        digits: format to which they are rounded.
+    `behind` tells how many examples of each group a measure rests on, int [num_groups] by name; all
+    of them if it is not there. `digits` is the format to which the ends are rounded. For the other
+    arguments see `bootstrap`; without samples there are no intervals.
 
     Returns:
         `value`, `low` and `high` by name; None where undefined.
@@ -121,7 +117,7 @@ def with_intervals(
     without = _measured(measure, groups, (parts != part for part in left_out))
     entries = {}
     for name, (value,) in measure(np.ones((1, len(groups)))).items():
-        low = high = np.nan
+        low, high = _NO_INTERVAL
         if drawn:
             sizes = behind.get(name, everything)
             low, high = _interval(name, float(value), drawn[name], without[name], images, sizes)
@@ -155,7 +151,7 @@ def _interval(
     num_groups = int(np.count_nonzero(sizes))
     if num_groups < 2 or not len(drawn):
         return _NO_INTERVAL
-    is_share = bare_name(name) in SHARES
+    is_share = parts_of(name)[0] in SHARES
     if is_share and value in (0, 1):
         return _binomial(value, num_groups)
     if np.ptp(drawn) <= _SAME * abs(value):
@@ -165,7 +161,7 @@ def _interval(
     effective = sizes.sum() ** 2 / np.square(sizes).sum()
     quantile = stats.t.isf(_TAIL, max(1.0, min(freedom, effective - 1)))
     deviation = np.sqrt(max(drawn.var(), variance))
-    least, most = RANGES.get(bare_name(name), (-np.inf, np.inf))
+    least, most = known(name).least, known(name).most
     if not (np.isfinite(most - least) and least < value < most):
         return max(least, value - quantile * deviation), min(most, value + quantile * deviation)
     share, width = (value - least) / (most - least), most - least
@@ -224,7 +220,7 @@ def examples_behind(
     Args:
         views: those that the measures may be about.
         has: which examples have which labels, bool [num_examples, num_labels].
-        groups: int [num_examples], the group of each example, 0..num_groups-1.
+        groups: int [num_examples], the group of each example, see `bootstrap`.
 
     Returns:
         int [num_groups] by name.

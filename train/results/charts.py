@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
 import io
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from sklearn import metrics as sk_metrics
 from tfrecord_io import visible
 from tfrecord_io.printing import number, printable
 from train.kinds.measures import NUM_CALIBRATION_BINS
-from train.kinds.words import decimal
+from train.kinds.words import decimal, thousandths, with_interval
 from train.results.predictions import Predictions
 
 #: Colours that colour-blind readers can tell apart. Source: Okabe and Ito 2008, "Color universal
@@ -122,12 +123,11 @@ def _warn_of(picture: str, error: Exception) -> None:
 
 def write_png(path: Path, charts: Sequence[Chart]) -> None:
     """Writes charts beside each other as a PNG, for papers and slides."""
-    with matplotlib.rc_context(_STYLE), _any_letters():
+    with _style():
         width, height = charts[0].size
         figure = Figure(figsize=(width * len(charts), height), layout="constrained")
-        for chart, axes in zip(
-            charts, figure.subplots(1, len(charts), squeeze=False)[0], strict=True
-        ):
+        for place, chart in enumerate(charts, 1):
+            axes = figure.add_subplot(1, len(charts), place)
             chart.draw(axes)
             axes.set_title(chart.title)
         figure.savefig(path, dpi=200)
@@ -140,7 +140,7 @@ def data_url(chart: Chart) -> str:
     """
     file = io.BytesIO()
     try:
-        with matplotlib.rc_context(_STYLE), _any_letters():
+        with _style():
             figure = Figure(figsize=chart.size, layout="constrained")
             chart.draw(figure.add_subplot())
             figure.savefig(file, format="svg", dpi=120, transparent=True, metadata={"Date": None})
@@ -149,33 +149,34 @@ def data_url(chart: Chart) -> str:
     return f"data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
-def _any_letters() -> warnings.catch_warnings:
-    """Returns a context in which a letter that matplotlib's font lacks is no warning."""
-    return warnings.catch_warnings(action="ignore", category=UserWarning)
+@contextlib.contextmanager
+def _style() -> Iterator[None]:
+    """Draws in this style, and without a warning of letters that matplotlib's font lacks."""
+    with (
+        matplotlib.rc_context(_STYLE),
+        warnings.catch_warnings(action="ignore", category=UserWarning),
+    ):
+        yield
 
 
 def training_curves(history: Sequence[Mapping[str, Any]], best_epoch: int) -> list[Chart]:
     """Returns a chart of each quantity by epoch; unknown and infinite values are left out.
 
-    Args:
-        history: one row per epoch.
-        best_epoch: the epoch whose weights were kept, counted from 1; 0 if unknown.
+    The best epoch is that whose weights were kept, counted from 1; 0 if unknown.
     """
-    quantities = {
-        "loss": ("Loss", "loss in nats"),
-        "accuracy": ("Accuracy", "accuracy"),
-        "mae": ("Mean absolute error", "mean absolute error"),
-    }
-    if history and "mae" in history[0]:
-        quantities["loss"] = ("Loss", "squared error")
+    is_of_numbers = any("mae" in row for row in history)
     charts = []
-    for quantity, (title, axis) in quantities.items():
+    for quantity, title, axis in (
+        ("loss", "Loss", "squared error" if is_of_numbers else "loss in nats"),
+        ("accuracy", "Accuracy", "accuracy"),
+        ("mae", "Mean absolute error", "mean absolute error"),
+    ):
         lines = {}
-        for prefix, name in (("", "training"), ("val_", "validation")):
-            rows = [(row["epoch"], row.get(prefix + quantity)) for row in history]
-            known = [pair for pair in rows if pair[1] is not None and np.isfinite(pair[1])]
-            if known:
-                lines[name] = np.array(known)
+        for key, name in ((quantity, "training"), (f"val_{quantity}", "validation")):
+            values = np.array([(row["epoch"], row.get(key)) for row in history], float)
+            known = values.reshape(-1, 2)[np.isfinite(values.reshape(-1, 2)[:, 1])]
+            if len(known):
+                lines[name] = known
         if lines:
             charts.append(_curves(title, axis, lines, best_epoch))
     return charts
@@ -206,18 +207,16 @@ def roc_curves(predictions: Predictions, metrics: Mapping[str, Any]) -> list[Cha
     """
     task, names = predictions.task, predictions.label_names
     has = task.has(predictions.truths, len(names))
-    area_of = {view.name: metrics["scores"][view.of("auc")] for view in task.views(names)}
-    views = [view for view in task.views(names) if area_of[view.name]["value"] is not None]
+    areas = {view.name: metrics["scores"][view.of("auc")] for view in task.views(names)}
+    views = [view for view in task.views(names) if areas[view.name]["value"] is not None]
     drawn = views
     if len(views) > len(COLOURS):
-        drawn = sorted(views, key=lambda view: area_of[view.name]["value"])[: len(COLOURS)]
+        drawn = sorted(views, key=lambda view: areas[view.name]["value"])[: len(COLOURS)]
     if not drawn:
         return []
-    labels = []
-    for view in drawn:
-        area = area_of[view.name]
-        interval = "" if area["low"] is None else f" ({area['low']:.3f} to {area['high']:.3f})"
-        labels.append(f"{_short(view.name)}: {area['value']:.3f}{interval}")
+    labels = [
+        f"{_short(view.name)}: {with_interval(areas[view.name], thousandths, '')}" for view in drawn
+    ]
 
     def draw(axes: Axes) -> None:
         for colour, view, label in zip(COLOURS, drawn, labels, strict=False):
@@ -394,13 +393,7 @@ _DRAWN: Mapping[str, Callable[[Predictions, Mapping[str, Any]], list[Chart]]] = 
 
 
 def draw_occlusion(image: np.ndarray, drops: np.ndarray, title: str) -> Figure:
-    """Draws an image, and beside it the image under its occlusion map.
-
-    Args:
-        image: [height, width, channels], as stored.
-        drops: float [height, width], see `saliency.occlusion_map`.
-        title: title of the map.
-    """
+    """Draws a stored image, and beside it the image under its map, see `saliency.occlusion_map`."""
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(9, 4.2), layout="constrained")
         plain, covered = figure.subplots(1, 2)

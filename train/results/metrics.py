@@ -2,41 +2,32 @@
 
 from __future__ import annotations
 
+import collections
 import functools
-import types
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from tfrecord_io.groups import plural_unit
-from tfrecord_io.kinds.registry import kind_in
 from tfrecord_io.printing import listed, printable
+from train.data.dataset import SITE
 from train.errors import MetricsError
-from train.kinds.measures import defined_mean, predictive_values
+from train.kinds.measures import defined_mean, known, predictive_values
 from train.kinds.task import Answers, Task
-from train.kinds.words import (
-    decimal,
-    is_share_of_one,
-    of_patients,
-    percent,
-    share,
-    title_of,
-    unit_of,
-    with_interval,
-    worst_classes,
-)
-from train.results import verdicts
 from train.results.bootstrap import CONFIDENCE_LEVEL, examples_behind, rounded, with_intervals
+from train.results.options import MeasureOptions
 from train.results.predictions import Predictions
+from train.results.thresholds import measure_thresholds
 
 #: With fewer groups than this, intervals get a note: a bootstrap over few clusters tends to give
 #: too narrow ones. Source: Cameron, Gelbach and Miller 2008, "Bootstrap-based improvements for
 #: inference with clustered errors", who call 5 to 30 clusters few.
 FEW_GROUPS = 20
 
-#: With more classes than this, only the measures of the worst are printed.
-_MAX_CLASSES_TOLD = 20
+#: A class with fewer patients than this behind its figures is named. (Without patients: images.)
+FEW_BEHIND = 10
 
 #: Limit on examples x classes x resamples for the areas under the curve; it takes up to a minute on
 #: one core.
@@ -45,9 +36,97 @@ MAX_AREA_COST = 6_000_000_000
 #: Fewer resamples than this are too few for a 95 % interval.
 _MIN_RESAMPLES = 100
 
+#: Most values of a column that are measured by themselves; of more, those with the most images.
+MAX_VALUES = 50
 
-#: A class with fewer patients than this behind its figures is named. (Without patients: images.)
-FEW_BEHIND = 10
+# A column of numbers with more different ones than this is divided at its quartiles.
+_MAX_NUMBERS = 12
+
+# The subgroup of which the value is not known.
+_UNKNOWN = "unknown"
+
+
+def measure(
+    predictions: Predictions,
+    options: MeasureOptions,
+    seed: int,
+    chosen: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
+    """Returns the entries of metrics.json that follow from predictions.
+
+    Args:
+        predictions: the predictions to measure.
+        options: how to measure them.
+        seed: of the bootstrap.
+        chosen: thresholds that were chosen on other images, see `thresholds.choose_thresholds`.
+
+    Returns:
+        see `evaluate_predictions`; `label_kind` if the labels are not classes; `thresholds` if some
+        were chosen; `prevalence` by view if one was stated. If the dataset names the site of every
+        example, `sites` has `num_examples`, `num_patients` and `scores` by the name of the site;
+        `by` has the same by column and value for the columns that the options name.
+
+    Raises:
+        MetricsError: if there are no examples, or a probability is not finite.
+    """
+    views = predictions.task.views(predictions.label_names)
+    prevalences = options.prevalences([view.name for view in views])
+    shared: dict[str, Any] = {
+        "prevalences": prevalences, "num_samples": options.bootstrap_samples, "seed": seed,
+    }  # fmt: skip
+
+    def of_subgroup(rows: np.ndarray) -> dict[str, Any]:
+        results = evaluate_predictions(predictions.of_examples(rows), **shared)
+        return {name: results[name] for name in ("num_examples", "num_patients", "scores")}
+
+    results = predictions.task.kind.entry | evaluate_predictions(predictions, **shared)
+    if prevalences:
+        results["prevalence"] = prevalences
+    if chosen:
+        results["thresholds"] = measure_thresholds(chosen, predictions, **shared)
+    by = {
+        column: {name: of_subgroup(rows) for name, rows in subgroups(values).items()}
+        for column, values in predictions.examples.measured.items()
+        # Of sites, only those of whole datasets unless they are asked for.
+        if column in options.columns or None not in values
+    }
+    if SITE in by:
+        results["sites"] = by.pop(SITE)
+    return results | ({"by": by} if by else {})
+
+
+def subgroups(values: Sequence[Any]) -> dict[str, np.ndarray]:
+    """Returns the places of the examples of each subgroup, by its name, in the order of the values.
+
+    Many different numbers become four ranges between their quartiles.
+
+    Args:
+        values: of a column, one for each example; None where unknown.
+    """
+    known_values = [value for value in values if value is not None]
+    names = {value: str(value) for value in known_values}
+    if len(names) > _MAX_NUMBERS and all(isinstance(value, int | float) for value in names):
+        quartiles = np.unique(np.quantile(known_values, (0.25, 0.5, 0.75)))
+        ends = [
+            f"{end:.4g}" if abs(end) < 10_000 else f"{end:,.0f}"
+            for end in (min(known_values), *quartiles, max(known_values))
+        ]
+        names = {
+            place: f"{'above ' if place else ''}{low} to {high}"
+            for place, (low, high) in enumerate(itertools.pairwise(ends))
+        }
+        values = [
+            value if value is None else int(np.searchsorted(quartiles, value)) for value in values
+        ]
+    rows = collections.defaultdict(list)
+    for row, value in enumerate(values):
+        rows[value].append(row)
+    unknown = rows.pop(None, [])
+    largest = sorted(rows, key=lambda value: -len(rows[value]))[:MAX_VALUES]
+    found = {names[value]: rows[value] for value in sorted(largest)}
+    if unknown:
+        found[_UNKNOWN] = found.get(_UNKNOWN, []) + unknown
+    return {name: np.array(places) for name, places in found.items()}
 
 
 def evaluate_predictions(
@@ -55,7 +134,7 @@ def evaluate_predictions(
     *,
     num_samples: int,
     seed: int,
-    prevalences: Mapping[str, float] = types.MappingProxyType({}),
+    prevalences: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """Returns the measures of predictions for metrics.json.
 
@@ -86,21 +165,23 @@ def evaluate_predictions(
     indices = examples.groups.codes
     # Several networks of a cross-validation may have answered to an image.
     _, images = np.unique(examples.keys, return_index=True)
-    num_area_samples = _num_area_samples(num_samples, MAX_AREA_COST // probabilities.size)
+    num_area_samples = min(num_samples, MAX_AREA_COST // probabilities.size)
+    if num_area_samples < min(num_samples, _MIN_RESAMPLES):
+        num_area_samples = 0
     views = task.views(label_names)
     has = task.has(truths, len(label_names)) if views else np.empty((len(truths), 0), bool)
     behind = examples_behind(views, has, indices)
     measured: dict[str, Any] = {}
-    for measure, number in (
-        (functools.partial(_score, task, prevalences), num_samples),
+    for quick_or_slow, number in (
+        (functools.partial(_score, task, prevalences or {}), num_samples),
         (functools.partial(_areas, task), num_area_samples),
     ):
         measured |= with_intervals(
-            functools.partial(measure, predictions), indices, behind,
+            functools.partial(quick_or_slow, predictions), indices, behind,
             num_samples=number, seed=seed, digits=task.digits,
         )  # fmt: skip
-    groups = examples.groups.take(images)
-    unknown = {name: count for name, count in groups.sources.items() if name != "patient"}
+    sources = examples.groups.take(images).sources
+    unknown = {name: count for name, count in sources.items() if name != "patient"}
     result: dict[str, Any] = {
         "num_examples": len(images),
         "num_patients": examples.num_patients,
@@ -112,14 +193,19 @@ def evaluate_predictions(
         "confidence_level": CONFIDENCE_LEVEL,
         "loss": task.mean_loss(probabilities, truths),
         **_an_image(task.tables(predictions), len(images) / len(truths)),
-        **({} if predictions.runs is None else {"areas_left_out": _areas_left_out(predictions)}),
-        "label_groups": {
-            name: int(np.count_nonzero(behind[f"sensitivity/{name}"]))
-            for name in label_names
-            if views
-        },
-        "scores": measured,
     }
+    if predictions.runs is not None:
+        by_run = _areas_by_run(task, predictions, np.ones((1, len(truths))))
+        left_out = {name: int(np.isnan(values).sum()) for name, values in by_run.items()}
+        result["areas_left_out"] = {
+            name: count
+            for name, count in left_out.items()
+            if count and known(name).unit != "number"
+        }
+    result["label_groups"] = {
+        name: int(np.count_nonzero(behind[f"sensitivity/{name}"])) for name in label_names if views
+    }
+    result["scores"] = measured
     return result | {"notes": _notes(result, list(unknown), task.without_absent)}
 
 
@@ -137,16 +223,9 @@ def _score(
 
 
 def scores(task: Task, answers: Answers, weights: np.ndarray | None = None) -> dict[str, float]:
-    """Returns all measures by name, such as `accuracy` or `auc/CNV`.
+    """Returns all measures by name, such as `accuracy` or `auc/CNV`; NaN where undefined.
 
-    An undefined measure, such as the sensitivity of a class without examples, is NaN.
-    `balanced_accuracy` is the mean sensitivity of the classes that have examples, as in
-    scikit-learn.
-
-    Args:
-        task: what the network answers.
-        answers: to measure.
-        weights: [num_examples], how often each example counts; None for once each.
+    The weights, [num_examples], are how often each example counts; None for once each.
     """
     rows = (np.ones(len(answers.truths)) if weights is None else weights)[None]
     measured = task.score(answers, rows) | _areas(task, answers, rows)
@@ -159,26 +238,20 @@ def _areas(task: Task, answers: Answers, weights: np.ndarray) -> dict[str, np.nd
     Of a cross-validation they are the means over its networks, because probabilities of different
     networks cannot be ranked together. A network to which an area is not defined is left out.
     """
-    if answers.runs is None:
-        return task.areas(answers, weights)
+    by_run = _areas_by_run(task, answers, weights)
+    return {name: defined_mean(areas) for name, areas in by_run.items()}
+
+
+def _areas_by_run(task: Task, answers: Answers, weights: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns the areas of each network, float64 [num_runs, num_weightings] by name."""
     by_run = [task.areas(answers.some(rows), weights[:, rows]) for rows in answers.by_run()]
-    return {name: defined_mean(np.stack([areas[name] for areas in by_run])) for name in by_run[0]}
-
-
-def _areas_left_out(predictions: Predictions) -> dict[str, int]:
-    """Returns how many networks' areas are not defined, by name, because a class is missing."""
-    parts = (predictions.some(rows) for rows in predictions.by_run())
-    by_run = [predictions.task.areas(part, np.ones((1, len(part.truths)))) for part in parts]
-    counts = {name: sum(int(np.isnan(areas[name][0])) for areas in by_run) for name in by_run[0]}
-    return {name: count for name, count in counts.items() if count and is_share_of_one(name)}
+    return {name: np.stack([areas[name] for areas in by_run]) for name in by_run[0]}
 
 
 def _an_image(table: Any, share: float) -> Any:
-    """Returns counts of answers as counts of images: their mean over the seeds.
+    """Returns counts of answers in a JSON value as counts of images: their mean over the seeds.
 
-    Args:
-        table: a JSON value whose numbers are counts.
-        share: images for each answer; 1 / number of seeds.
+    The share is 1 / number of seeds.
     """
     if isinstance(table, dict):
         return {name: _an_image(value, share) for name, value in table.items()}
@@ -207,7 +280,7 @@ def _check_predictions(probabilities: np.ndarray, labels: np.ndarray, num_classe
 
 def describe_folds(
     results: Sequence[tuple[int, int, Mapping[str, float]]], digits: str = Task.digits
-) -> dict[str, list[dict[str, Any]] | dict[str, dict[str, Any]]]:
+) -> dict[str, Any]:
     """Returns the results of each run of a cross-validation, and their spread.
 
     Args:
@@ -221,46 +294,35 @@ def describe_folds(
         much the whole cross-validation changes when it is repeated. A standard deviation is None if
         fewer than two folds or seeds define the score.
     """
+
+    def deviation(values: np.ndarray, groups: np.ndarray) -> float | None:
+        means = [values[groups == group].mean() for group in np.unique(groups)]
+        return rounded(float(np.std(means, ddof=1)), digits) if len(means) > 1 else None
+
     ordered = sorted(results, key=lambda result: result[:2])
     folds, seeds = np.array([result[:2] for result in ordered]).T
     spread = {}
     for name in dict.fromkeys(name for *_, by_name in ordered for name in by_name):
         values = np.array([by_name.get(name, np.nan) for *_, by_name in ordered])
-        known = ~np.isnan(values)
+        is_known = ~np.isnan(values)
         spread[name] = {
-            "mean": rounded(values[known].mean() if known.any() else np.nan, digits),
-            "std_over_folds": _deviation(values[known], folds[known], digits),
-            "std_over_seeds": _deviation(values[known], seeds[known], digits),
+            "mean": rounded(values[is_known].mean() if is_known.any() else np.nan, digits),
+            "std_over_folds": deviation(values[is_known], folds[is_known]),
+            "std_over_seeds": deviation(values[is_known], seeds[is_known]),
         }
-    runs = [
-        {
-            "fold": fold,
-            "seed": seed,
-            "scores": {name: rounded(value, digits) for name, value in by_name.items()},
-        }
-        for fold, seed, by_name in ordered
-    ]
+    runs = []
+    for fold, seed, by_name in ordered:
+        told = {name: rounded(value, digits) for name, value in by_name.items()}
+        runs.append({"fold": fold, "seed": seed, "scores": told})
     return {"folds": runs, "spread": spread}
-
-
-def _deviation(values: np.ndarray, groups: np.ndarray, digits: str) -> float | None:
-    """Returns the standard deviation of the groups' means, or None for fewer than two groups."""
-    means = [values[groups == group].mean() for group in np.unique(groups)]
-    return rounded(float(np.std(means, ddof=1)), digits) if len(means) > 1 else None
-
-
-def _num_area_samples(wanted: int, affordable: int) -> int:
-    """Returns how many resamples of areas to draw; 0 if too few are affordable."""
-    if affordable >= wanted:
-        return wanted
-    return affordable if affordable >= _MIN_RESAMPLES else 0
 
 
 def _notes(result: Mapping[str, Any], units: Sequence[str], without_absent: str) -> list[str]:
     """Returns sentences about what limits the figures; `units` are those of unknown patients."""
     notes = []
-    by, num_samples = result["bootstrap_by"], result["bootstrap_samples"]
-    num_groups = result["num_groups"]
+    by, num_groups = result["bootstrap_by"], result["num_groups"]
+    num_samples, num_area_samples = result["bootstrap_samples"], result["auc_bootstrap_samples"]
+    behind = {printable(name): num for name, num in result["label_groups"].items()}
     if units:
         notes.append(
             f"the patient of {result['images_without_patient']:,} of {result['num_examples']:,} "
@@ -277,22 +339,14 @@ def _notes(result: Mapping[str, Any], units: Sequence[str], without_absent: str)
     if left_out := result.get("areas_left_out"):
         told = [f"{name} of {count}" for name, count in left_out.items()]
         notes.append(f"the areas leave out runs in which a class is missing: {listed(told, 12)}")
-    absent = [printable(name) for name, count in result["label_counts"].items() if not count]
-    if absent:
+    if absent := [printable(name) for name, num in result["label_counts"].items() if not num]:
         notes.append(f"there is no image of {listed(absent)}; {without_absent}")
-    rare = {name: num for name, num in result["label_groups"].items() if 1 < num < FEW_BEHIND}
-    if rare:
-        told = listed([f"{printable(name)} ({num})" for name, num in rare.items()])
+    if rare := [f"{name} ({num})" for name, num in behind.items() if 1 < num < FEW_BEHIND]:
         units = plural_unit(by)
-        notes.append(f"fewer than {FEW_BEHIND} {units} are behind the figures of {told}")
-    single = [
-        printable(name)
-        for name, num in result["label_groups"].items()
-        if num_samples and num == 1 < num_groups
-    ]
+        notes.append(f"fewer than {FEW_BEHIND} {units} are behind the figures of {listed(rare)}")
+    single = [name for name, num in behind.items() if num_samples and num == 1 < num_groups]
     if single:
         notes.append(f"{listed(single)}: no interval, because all images are of one {by}")
-    num_area_samples = result["auc_bootstrap_samples"]
     if num_area_samples < num_samples:
         cost = f"{result['num_examples']:,} images in {len(result['label_counts']):,} labels"
         notes.append(
@@ -302,76 +356,3 @@ def _notes(result: Mapping[str, Any], units: Sequence[str], without_absent: str)
             else f"the areas under the curve have no intervals: they would take too long for {cost}"
         )
     return notes
-
-
-def describe(metrics: Mapping[str, Any]) -> str:
-    """Returns the content of metrics.json as a few lines of text."""
-    shown, hidden = _most_telling(metrics)
-    told = {name: printable(title_of(name)) for name in shown}
-    width = max(20, *map(len, told.values()))
-    units = plural_unit(metrics["bootstrap_by"])
-    lines = [
-        *summary(metrics),
-        f"all measures, with 95 % intervals over {units}:",
-        f"  {'loss':<{width}} {decimal(metrics['loss'])}",
-        *(f"  {told[name]:<{width}} {score_text(metrics, name)}" for name in shown),
-    ]
-    if hidden:
-        plural = kind_in(metrics).plural
-        lines.append(f"  metrics.json has {hidden:,} more {plural}, of higher sensitivity")
-    return "\n".join([*lines, *remarks(metrics)])
-
-
-def summary(metrics: Mapping[str, Any]) -> Iterator[str]:
-    """Yields what a clinician asks first, in up to five lines."""
-    weights = f", weights of epoch {metrics['best_epoch']}" if metrics.get("best_epoch") else ""
-    people = of_patients(metrics)
-    yield f"{metrics['split']}: {metrics['num_examples']:,} images{people}{weights}"
-    scores, interval = metrics["scores"], "95 % interval: "
-    if "mae" in scores:
-        yield f"  off by {with_interval(scores['mae'])} on average"
-        return
-    if "accuracy" in scores:
-        yield f"  right answers: {share(metrics, 'accuracy', interval)}"
-    if "urgent/sensitivity" in scores:
-        yield (
-            f"  urgent scans found: {share(metrics, 'urgent/sensitivity', interval)}; others "
-            f"not called urgent: {share(metrics, 'urgent/specificity', interval)}"
-        )
-    worst = next(iter(worst_classes(metrics, 1)), None)
-    if (name := f"sensitivity/{worst}") in scores:
-        yield f"  found least often: {printable(worst or '')}, {share(metrics, name, interval)}"
-    if "ece" in scores:
-        yield f"  probabilities are off by {percent(scores['ece']['value'])} on average"
-
-
-def remarks(metrics: Mapping[str, Any]) -> list[str]:
-    """Returns lines on the exported thresholds, and on what limits the figures."""
-    lines = []
-    for entry in metrics.get("thresholds", ()):
-        rates = (
-            f"{rate} {with_interval(entry['test'][rate], percent, '')}"
-            for rate in ("sensitivity", "specificity")
-        )
-        threshold = f"{printable(entry['view'])} at least {decimal(entry['threshold'])}"
-        lines.append(f"  threshold: {threshold}: {', '.join(rates)}")
-    notes = (*metrics["notes"], *verdicts.of_answers(metrics), *verdicts.of_probabilities(metrics))
-    return lines + [f"  note: {note}" for note in notes]
-
-
-def _most_telling(metrics: Mapping[str, Any]) -> tuple[list[str], int]:
-    """Returns the measures to print, and how many classes are left out."""
-    label_names = list(metrics["label_counts"])
-    if len(label_names) <= _MAX_CLASSES_TOLD:
-        return list(metrics["scores"]), 0
-    worst = worst_classes(metrics, _MAX_CLASSES_TOLD)
-    hidden = set(label_names).difference(worst)
-    shown = [name for name in metrics["scores"] if name.partition("/")[2] not in hidden]
-    return shown, len(hidden)
-
-
-def score_text(metrics: Mapping[str, Any], name: str) -> str:
-    """Returns a measure of metrics.json and its interval, such as `90.1 % (84.0 to 95.2)`."""
-    unit = unit_of(name, is_number=kind_in(metrics).is_number)
-    told = decimal if unit == "number" else percent
-    return with_interval(metrics["scores"][name], told, "")

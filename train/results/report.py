@@ -1,44 +1,42 @@
-"""The page of a run: one HTML file without scripts or external files, to read first."""
+"""The files of a result: a table, plots, and one HTML page without scripts, to read first."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import datetime
+import os
+import platform
+import shlex
+import sys
+import urllib.parse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import jinja2
+import keras
 import numpy as np
 
-from tfrecord_io import visible
+from tfrecord_io import redaction, visible
 from tfrecord_io.auditing import pages
+from tfrecord_io.auditing.findings import alarms
 from tfrecord_io.files import atomic_write
 from tfrecord_io.groups import plural_unit
 from tfrecord_io.manifest import Manifest
 from tfrecord_io.printing import counted, listed
 from train.data.dataset import Dataset
 from train.data.exposure import Exposure
-from train.kinds.measures import CALIBRATION_LINE, PREDICTIVE_VALUES, URGENT_CLASSES
+from train.kinds import words
+from train.kinds.measures import CALIBRATION_LINE, PREDICTIVE_VALUES, URGENT_CLASSES, known
 from train.kinds.registry import task_of
-from train.kinds.task import Task
-from train.kinds.words import (
-    MAX_CLASSES,
-    MistakenAnswer,
-    count_of,
-    decimal,
-    of_patients,
-    percent,
-    title_of,
-    total_of,
-    unit_of,
-    worst_classes,
-)
-from train.results import charts, flow, saliency, verdicts
+from train.kinds.task import Mistake, Task, View
+from train.results import charts, flow, saliency
 from train.results.metrics import FEW_BEHIND, FEW_GROUPS
-from train.results.predictions import Predictions
+from train.results.predictions import Predictions, write_predictions
+from train.run_folder import versions
 
 FILE_NAME = "report.html"
+PLOTS_NAME = "plots"
 
 #: Most mistakes on the page; their pictures, two each, take most of its bytes.
 MAX_MISTAKES = 12
@@ -59,22 +57,31 @@ _MAIN_SETTINGS = (
     "schedule", "class_weights", "augment", "precision", "seed",
 )  # fmt: skip
 
+# Entries that not every metrics.json has.
+_NO_ENTRIES = {"thresholds": (), "prevalence": {}, "folds": (), "spread": {}, "calibration": None}
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Mistake:
-    """An image that the network got wrong.
 
-    Attributes:
-        answer: the wrong answer.
-        image: [height, width, channels], as the network sees it.
-        drops: float [height, width], see `saliency.occlusion_map`.
-        path: the source file, or the key if the dataset does not name files.
+class MistakenImage(NamedTuple):
+    """A mistake with its image [height, width, channels] and map, see `saliency.occlusion_map`.
+
+    The path is that of the source file, or the key if the dataset does not name files.
     """
 
-    answer: MistakenAnswer
+    answer: Mistake
     image: np.ndarray
     drops: np.ndarray
     path: str
+
+    def pictures(self) -> list[tuple[str, str]]:
+        """Returns its pictures as (data URL, what it shows)."""
+        told = {
+            "what the network sees": self.image,
+            "what mattered": saliency.overlay(self.image, self.drops),
+        }
+        return [
+            (pages.data_url(visible.picture(pixels), _PICTURE_SIDE, "PNG"), what)
+            for what, pixels in told.items()
+        ]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,10 +92,10 @@ class RunReport:
         title: name of the run.
         manifest: manifest of the dataset.
         config: settings of the run, see config.json.
-        metrics: see metrics.json; None if there was nothing to evaluate.
+        metrics: see metrics.json; empty if there was nothing to evaluate.
         charts: by the name of their file, see `charts.charts_of`.
         mistakes: the mistakes to show, the worst first.
-        own_metrics: metrics of the training run, to show beside those of another dataset.
+        own_metrics: metrics of the training run, if those of the page are of `train/evaluate.py`.
         flow: the steps from the files to the figures, see `flow.flow_of`.
         exposure: how much of the measured images the network has seen; None if nobody looked.
         made: when, with which command and on what hardware the results were made, by name.
@@ -99,9 +106,9 @@ class RunReport:
     title: str
     manifest: Manifest
     config: Mapping[str, Any]
-    metrics: Mapping[str, Any] | None = None
+    metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     charts: Mapping[str, Sequence[charts.Chart]] = dataclasses.field(default_factory=dict)
-    mistakes: Sequence[Mistake] = ()
+    mistakes: Sequence[MistakenImage] = ()
     own_metrics: Mapping[str, Any] | None = None
     flow: Sequence[Sequence[flow.Box]] = ()
     exposure: Exposure | None = None
@@ -111,53 +118,118 @@ class RunReport:
 
     @property
     def task(self) -> Task:
-        """What the network answers."""
         return task_of(self.manifest.label_kind)
 
     @property
     def is_cross_validation(self) -> bool:
-        """Whether the metrics pool the runs of a cross-validation."""
-        return bool(self.metrics and self.metrics.get("folds"))
+        return bool(self.metrics.get("folds"))
 
-    @property
-    def is_of_another_dataset(self) -> bool:
-        """Whether the metrics are those of `train/evaluate.py`, not of the run itself."""
-        return self.own_metrics is not None
+
+def write_results(
+    directory: Path,
+    *,
+    dataset: Dataset,
+    settings: Mapping[str, Any],
+    results: Mapping[str, Any],
+    exposure: Exposure | None,
+    predictions: Predictions | None,
+    predict: saliency.Predict | None = None,
+    history: Sequence[Mapping[str, Any]] = (),
+    own_metrics: Mapping[str, Any] | None = None,
+    in_folds: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Writes predictions.csv, plots/ and report.html.
+
+    Args:
+        directory: created if it is missing.
+        dataset: that was evaluated.
+        settings: of the run, see config.json; `data` alone if this is another dataset.
+        results: content of metrics.json so far.
+        exposure: how many of the measured images the network has seen; None if none was measured.
+        predictions: the measured predictions; None if there was no example to predict.
+        predict: stored images → probabilities, for the maps of the mistakes; None for no maps.
+        history: one row per epoch.
+        own_metrics: metrics of the training run, if this is another dataset.
+        in_folds: splits that were divided into folds.
+
+    Returns:
+        the content of metrics.json, which the caller writes: the results, what was seen, and the
+        notes with those on the data.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    notes = [*results.get("notes", ()), *alarms(dataset.manifest.audit)]
+    seen = exposure.to_dict() if exposure else {}
+    if exposure and exposure.note:
+        notes.append(exposure.note)
+    results = {**results, **seen, "notes": notes}
+    measured = results if predictions is not None else {}
+    drawn = charts.charts_of(history, measured, predictions)
+    mistakes: list[MistakenImage] = []
+    if predictions is not None:
+        write_predictions(directory, predictions)
+        if predict is not None:
+            mistakes = find_mistakes(predict, dataset, predictions)
+    charts.write_plots(directory / PLOTS_NAME, drawn)
+    report = RunReport(
+        title=directory.resolve().name,
+        manifest=dataset.manifest,
+        config=settings,
+        metrics=measured,
+        charts=drawn,
+        mistakes=mistakes,
+        own_metrics=own_metrics,
+        flow=flow.flow_of(dataset, measured, in_folds=in_folds, is_own=own_metrics is None),
+        exposure=exposure,
+        made={
+            "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+            "command": redaction.without_secrets(shlex.join(sys.argv)),
+            "devices": ", ".join(keras.distribution.list_devices()),
+            "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        },
+        versions=versions(),
+        data_page=page_of_data(str(dataset.path), directory, dataset.manifest),
+    )
+    write_report(directory / FILE_NAME, report)
+    return results
+
+
+def page_of_data(data: str, directory: Path, manifest: Manifest) -> str | None:
+    """Returns the URL of the page of a dataset relative to a run's, or None if there is none.
+
+    That of an anonymous dataset names no folder that the command did not name.
+    """
+    page = Path(data) / FILE_NAME
+    if not page.is_file():
+        return None
+    path = os.path.relpath(page, directory)
+    named = {os.pardir, *page.parts, *directory.parts}
+    if "anonymize" in manifest.options and not named.issuperset(Path(path).parts):
+        return None
+    return urllib.parse.quote(os.fsencode(path))
 
 
 def find_mistakes(
     predict: saliency.Predict, dataset: Dataset, predictions: Predictions
-) -> list[Mistake]:
-    """Returns the worst mistakes on a part with their images and occlusion maps.
+) -> list[MistakenImage]:
+    """Returns the worst mistakes on one part of the dataset; each costs about 150 predictions.
 
-    It costs about 150 predictions per mistake.
-
-    Args:
-        predict: the function of stored images that gave the probabilities.
-        dataset: of the predictions.
-        predictions: on one part of the dataset.
+    `predict` is the function of stored images that gave the probabilities.
     """
     part, examples = predictions.part, predictions.examples
     answers = predictions.task.mistakes(predictions, MAX_MISTAKES)
-    wanted = [answer.place for answer in answers]
-    if part is None or not wanted:
+    if part is None or not answers:
         return []
-    images = dataset.pictures(part, wanted)
+    images = dataset.pictures(part, [answer.place for answer in answers])
     patch, stride = saliency.patch_and_stride(images.shape[1:])
     mistakes = []
     for answer, image in zip(answers, images, strict=True):
         drops = saliency.occlusion_map(
             predict, image, output=answer.output, patch=patch, stride=stride
         )
-        mistakes.append(
-            Mistake(
-                answer=answer,
-                image=image,
-                # The probability of a negative answer rises where that of its label drops.
-                drops=-drops if answer.is_negative else drops,
-                path=(examples.paths or examples.keys)[answer.place],
-            )
-        )
+        # The probability of a negative answer rises where that of its label drops.
+        drops = -drops if answer.is_negative else drops
+        path = (examples.paths or examples.keys)[answer.place]
+        mistakes.append(MistakenImage(answer, image, drops, path))
     return mistakes
 
 
@@ -169,19 +241,32 @@ def write_report(path: Path, report: RunReport) -> None:
 
 def render(report: RunReport) -> str:
     """Returns the HTML of the page."""
-    metrics, source = report.metrics, report.manifest.source
+    task, manifest = report.task, report.manifest
+    metrics = report.metrics and _NO_ENTRIES | report.metrics
     # An evaluation's configuration has the defaults of a training, which are not the run's.
-    settings = {} if report.is_of_another_dataset else report.config
-    return _template().render(
+    settings = report.config if report.own_metrics is None else {}
+    environment = pages.environment(Path(__file__).parent)
+    environment.filters |= {
+        "percent": words.percent,
+        "decimal": words.thousandths,
+        "significant": words.decimal,
+        "plural_unit": plural_unit,
+        "title": words.title_of,
+        "unit": lambda name: known(name).unit,
+        "count_of": words.count_of,
+        "data_url": charts.data_url,
+    }
+    return environment.get_template("report.html.jinja").render(
         report=report,
-        images_name=source["dataset"]["name"] if report.manifest.holds_features else None,
+        images_name=manifest.source["dataset"]["name"] if manifest.holds_features else None,
         metrics=metrics,
-        task=report.task,
-        kind=report.task.kind,
-        max_classes=MAX_CLASSES,
-        unit="share" if report.task.gives_probabilities else "number",
+        task=task,
+        kind=task.kind,
+        words=words,
+        max_runs=_MAX_RUNS,
+        few_positives=_FEW_POSITIVES,
         over=_over(report),
-        title=f"How well the network reads {report.manifest.name}",
+        title=f"How well the network reads {manifest.name}",
         summary=_summary(report),
         warnings=_warnings(report),
         tiles=_tiles(report),
@@ -194,109 +279,98 @@ def render(report: RunReport) -> str:
 
 
 def _results(report: RunReport, metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what the sections on the results show."""
-    task, spread = report.task, metrics.get("spread") or {}
-    class_measures = [
-        *task.label_measures,
-        *(PREDICTIVE_VALUES if metrics.get("prevalence") else ()),
-    ]
+    """Returns what the sections on the results show beside metrics.json."""
+    task, scores, labels = report.task, metrics["scores"], metrics["label_counts"]
+    shown = words.shown_classes(metrics)
+    hidden = labels.keys() - shown
+    own = (report.own_metrics or {}).get("scores", {})
+    matrices = metrics.get("confusion_matrices", {}).values()
+    if "confusion_matrix" in metrics:
+        matrices = [metrics["confusion_matrix"]]
+    wrong = int(sum(np.sum(matrix) - np.trace(matrix) for matrix in matrices))
+    of_label = {name: name.partition("/")[2] for name in scores}
+    of_use = PREDICTIVE_VALUES if metrics["prevalence"] else ()
     return {
-        "class_measures": class_measures,
-        "classes": _class_rows(metrics, task, class_measures),
-        "lines": _class_rows(metrics, task, CALIBRATION_LINE) if task.gives_probabilities else (),
-        "verdicts": verdicts,
-        "num_more_classes": max(report.manifest.num_classes - MAX_CLASSES, 0),
+        "class_measures": [*task.label_measures, *of_use],
+        "line_measures": CALIBRATION_LINE if task.gives_probabilities else (),
+        "classes": _class_rows(task, metrics, shown),
+        "num_more_classes": len(hidden),
         "by": ({"site": metrics["sites"]} if "sites" in metrics else {}) | metrics.get("by", {}),
-        "comparison": _comparison_rows(report.own_metrics or {}, metrics, task),
+        "own": own,
+        "comparison": [name for name in scores if name in own and of_label[name] not in hidden],
         "answers": task.answers(metrics),
-        "mistakes": [(mistake, _pictures(mistake)) for mistake in report.mistakes],
-        "num_mistakes": task.num_mistakes(metrics),
-        "thresholds": metrics.get("thresholds") or (),
-        "few_positives": _FEW_POSITIVES,
-        "prevalence": metrics.get("prevalence"),
-        "spread": {name: spread[name] for name in _overall(metrics) if name in spread},
-        "runs": (metrics.get("folds") or ())[:_MAX_RUNS],
+        "num_mistakes": wrong if matrices else metrics["num_examples"],
+        "spread": {
+            name: metrics["spread"][name]
+            for name, label in of_label.items()
+            if name in metrics["spread"]
+            and (label not in labels or (not hidden and name.startswith("sensitivity/")))
+        },
     }
 
 
-def _template() -> jinja2.Template:
-    environment = pages.environment(Path(__file__).parent)
-    environment.filters["percent"] = percent
-    environment.filters["decimal"] = lambda value: "–" if value is None else f"{value:.3f}"
-    environment.filters["significant"] = decimal
-    environment.filters["plural_unit"] = plural_unit
-    environment.filters["title"] = title_of
-    environment.filters["count_of"] = count_of
-    environment.filters["data_url"] = charts.data_url
-    return environment.get_template("report.html.jinja")
-
-
-def _comparison_rows(
-    own_metrics: Mapping[str, Any], metrics: Mapping[str, Any], task: Task
+def _class_rows(
+    task: Task, metrics: Mapping[str, Any], shown: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Returns each measure of the training run beside that of this dataset."""
-    own, here = own_metrics.get("scores", {}), metrics["scores"]
-    shown = _shown_classes(metrics)
+    """Returns the rows of tables on the shown classes and on the urgent ones.
+
+    `key` returns the name in metrics.json of a row's measure.
+    """
+    counts, groups = metrics["label_counts"], metrics["label_groups"]
     rows = []
-    for name in here:
-        label = name.partition("/")[2]
-        if name in own and (label not in metrics["label_counts"] or label in shown):
-            unit = unit_of(name, is_number=not task.gives_probabilities)
-            row = {"name": title_of(name), "unit": unit, "own": own[name], "here": here[name]}
-            rows.append(row)
+    for name in [*shown, *(["urgent"] if "urgent/auc" in metrics["scores"] else [])]:
+        is_view = name not in counts
+        rows.append(
+            {
+                "name": name,
+                "images": sum(counts[one] for one in URGENT_CLASSES) if is_view else counts[name],
+                "few": groups.get(name) if groups.get(name, FEW_BEHIND) < FEW_BEHIND else None,
+                "is_view": is_view,
+                # A number is the only one, so its measures do not have its name.
+                "key": str if task.kind.is_number else View(name, [], is_view).of,
+            }
+        )
     return rows
 
 
 def _over(report: RunReport) -> str:
     """Returns what the page is of."""
-    if report.is_of_another_dataset:
-        what = "Evaluation"
-    else:
-        what = "Cross-validation" if report.is_cross_validation else "Result of the run"
+    if report.own_metrics is not None:
+        return f"Evaluation {report.title}"
+    what = "Cross-validation" if report.is_cross_validation else "Result of the run"
     return f"{what} {report.title}"
 
 
 def _summary(report: RunReport) -> list[str]:
     """Returns the sentences at the top of the page."""
-    metrics = report.metrics
-    if metrics is None:
+    metrics, exposure = report.metrics, report.exposure
+    if not metrics:
         return [
             "There is no result for this network: the dataset has no images besides the training "
             "images. Build it with a test split, or evaluate the run on another dataset."
         ]
-    images = counted(metrics["num_examples"], "image")
-    people = of_patients(metrics)
+    is_own = report.own_metrics is None
+    images = f"{counted(metrics['num_examples'], 'image')}{words.of_patients(metrics)}"
     verdict, *others = report.task.verdict(metrics)
+    split = "validation" if metrics["split"] == "val" else metrics["split"]
     if report.is_cross_validation:
         num_folds = len({run["fold"] for run in metrics["folds"]})
         first = (
-            f"In a cross-validation with {num_folds} folds, each of {images}{people} was judged by "
+            f"In a cross-validation with {num_folds} folds, each of {images} was judged by "
             f"networks that were trained on the other folds. They {verdict}"
         )
+    elif exposure and exposure.is_measured and not is_own:
+        first = (
+            f"On all {images} of the {split} split, including {exposure.num_images:,} that "
+            f"it had seen before, or others of their patients, the network {verdict}"
+        )
     else:
-        split = "validation" if metrics["split"] == "val" else metrics["split"]
-        first = f"On the {images}{people} of the {split} split, the network {verdict}"
-        if report.is_of_another_dataset and (seen := report.exposure) and seen.is_measured:
-            first = (
-                f"On all {images}{people} of the {split} split, including {seen.num_images:,} that "
-                f"it had seen before, or others of their patients, the network {verdict}"
-            )
-    return [first, *others, *_unseen(report, f"{images}{people}")]
-
-
-def _unseen(report: RunReport, measured: str) -> list[str]:
-    """Returns what was left out, and what the table of seen images proves of the rest.
-
-    Args:
-        report: whose metrics are shown.
-        measured: how many images of how many patients were measured.
-    """
-    exposure, sentences = report.exposure, []
-    is_own_val = (report.metrics or {}).get("split") == "val" and not report.is_of_another_dataset
-    if exposure is None or is_own_val:
-        return []
+        first = f"On the {images} of the {split} split, the network {verdict}"
+    sentences = [first, *others]
+    if exposure is None or (is_own and metrics["split"] == "val"):
+        return sentences
     if exposure.num_images and exposure.is_measured:
-        return []
+        return sentences
     if exposure.num_images:
         sentences.append(
             f"{counted(exposure.num_images, 'further image')} of "
@@ -305,12 +379,12 @@ def _unseen(report: RunReport, measured: str) -> list[str]:
         )
     if not exposure.doubts and report.is_cross_validation:
         sentences.append(
-            f"Each of these {measured} was judged by networks that learned from other patients "
+            f"Each of these {images} was judged by networks that learned from other patients "
             "only, and from no image with the same pixels."
         )
     elif not exposure.doubts:
         sentences.append(
-            f"Of these {measured}, the network had never seen one, nor any other image of the same "
+            f"Of these {images}, the network had never seen one, nor any other image of the same "
             "patient."
         )
     return sentences
@@ -318,10 +392,9 @@ def _unseen(report: RunReport, measured: str) -> list[str]:
 
 def _warnings(report: RunReport) -> list[str]:
     """Returns the warnings below the summary."""
-    metrics, warnings = report.metrics, []
-    if metrics is None:
+    metrics, exposure, warnings = report.metrics, report.exposure, []
+    if not metrics:
         return warnings
-    exposure = report.exposure
     if exposure and exposure.num_images and exposure.is_measured:
         warnings.append(
             f"{exposure.num_images:,} of these images, of "
@@ -343,86 +416,26 @@ def _warnings(report: RunReport) -> list[str]:
 
 def _tiles(report: RunReport) -> list[tuple[str, str]]:
     """Returns (name, value) of the figures at the top."""
-    found, metrics = report.manifest, report.metrics
-    if metrics is None:
+    task, found, metrics = report.task, report.manifest, report.metrics
+    if not metrics:
         return [
             ("training images", f"{found.split('train').num_examples:,}"),
-            (report.task.kind.plural, f"{found.num_classes:,}"),
+            (task.kind.plural, f"{found.num_classes:,}"),
         ]
-    scores = metrics["scores"]
-    patients = metrics["num_patients"]
-    return [
-        *report.task.tiles(metrics),
-        ("images judged", f"{metrics['num_examples']:,}"),
-        ("patients judged", f"{patients:,}" if patients else "unknown"),
-        *([("calibration error", percent(scores["ece"]["value"]))] if "ece" in scores else []),
-    ]
-
-
-def _shown_classes(metrics: Mapping[str, Any]) -> list[str]:
-    """Returns the classes of the tables: all, or the worst if there are many."""
-    names = list(metrics["label_counts"])
-    return names if len(names) <= MAX_CLASSES else worst_classes(metrics, MAX_CLASSES)
-
-
-def _class_rows(
-    metrics: Mapping[str, Any], task: Task, measures: Sequence[str]
-) -> list[dict[str, Any]]:
-    """Returns measures of each shown class, and of the urgent ones."""
-    scores, counts, groups = metrics["scores"], metrics["label_counts"], metrics["label_groups"]
-    rows = []
-    for name in [*_shown_classes(metrics), *(["urgent"] if "urgent/auc" in scores else [])]:
-        is_view = name not in counts
-        cells = []
-        for measure in measures:
-            # A number is the only one, so its measures do not have its name.
-            names = (measure, f"urgent/{measure}" if is_view else f"{measure}/{name}")
-            key = next((key for key in names if key in scores), None)
-            unit = unit_of(measure, is_number=not task.gives_probabilities)
-            cells.append((scores[key], unit, total_of(metrics, key)) if key else (None, unit, None))
-        images = sum(counts[urgent] for urgent in URGENT_CLASSES) if is_view else counts[name]
-        rows.append(
-            {
-                "name": name,
-                "images": images,
-                "few": groups.get(name) if groups.get(name, FEW_BEHIND) < FEW_BEHIND else None,
-                "scores": cells,
-                "is_view": is_view,
-            }
-        )
-    return rows
-
-
-def _pictures(mistake: Mistake) -> list[tuple[str, str]]:
-    """Returns the pictures of a mistake as (data URL, what it shows)."""
-    told = {
-        "what the network sees": mistake.image,
-        "what mattered": saliency.overlay(mistake.image, mistake.drops),
-    }
-    return [
-        (pages.data_url(visible.picture(pixels), _PICTURE_SIDE, "PNG"), what)
-        for what, pixels in told.items()
-    ]
-
-
-def _overall(metrics: Mapping[str, Any]) -> list[str]:
-    """Returns the overall measures, and the sensitivities unless there are many classes."""
-    labels = metrics["label_counts"]
-    shown = "sensitivity/" if len(labels) <= MAX_CLASSES else "/"
-    return [
-        name
-        for name in metrics["scores"]
-        if name.partition("/")[2] not in labels or name.startswith(shown)
-    ]
+    scores, patients = metrics["scores"], metrics["num_patients"]
+    tiles = [(title, told(scores[name]["value"])) for title, name, told in task.tiles]
+    tiles.append(("images judged", f"{metrics['num_examples']:,}"))
+    tiles.append(("patients judged", f"{patients:,}" if patients else "unknown"))
+    if "ece" in scores:
+        tiles.append(("calibration error", words.percent(scores["ece"]["value"])))
+    return tiles
 
 
 def _limits(report: RunReport) -> list[str]:
     """Returns the limits of the result, the most important first."""
     found, metrics = report.manifest, report.metrics
-    limits = [
-        "This is not a medical device. Nobody may be diagnosed or treated by it.",
-    ]
-    if metrics is not None:
+    limits = ["This is not a medical device. Nobody may be diagnosed or treated by it."]
+    if metrics:
         limits.append(
             "All images come from one collection. A network is often worse on images of another "
             "clinic or device; evaluate it on such a dataset before you rely on it elsewhere."

@@ -7,6 +7,7 @@ another hospital by `train/evaluate.py`.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ import numpy as np
 from tfrecord_io.files import write_json
 from tfrecord_io.manifest import check_types
 from train.errors import ConfigError
-from train.kinds.measures import called_rates, expected_calibration_error
+from train.kinds.measures import called_rates, predictive_values
 from train.kinds.task import MAX_VIEWS, Answers, Task, View
 from train.results.bootstrap import behind_rates, rounded, with_intervals
 from train.results.predictions import Predictions
@@ -39,23 +40,15 @@ _ENTRY = {
 def describe_calibration(predictions: Predictions, temperature: float) -> dict[str, float]:
     """Returns a temperature and the expected calibration error without and with it.
 
-    Args:
-        predictions: on other images than those that it was fitted to.
-        temperature: the fitted temperature.
+    The predictions are on other images than those that it was fitted to.
     """
-    task, truths, before = predictions.task, predictions.truths, predictions.uncalibrated
-    assert before is not None
-    return {"temperature": round(temperature, 6)} | {
-        f"ece_{when}": round(calibration_error(task, probabilities, truths), 6)
-        for when, probabilities in (("before", before), ("after", predictions.probabilities))
+    before = dataclasses.replace(predictions, probabilities=predictions.uncalibrated)
+    ones = np.ones((1, len(predictions.truths)))
+    errors = {
+        f"ece_{when}": round(float(answers.task.score(answers, ones)["ece"][0]), 6)
+        for when, answers in (("before", before), ("after", predictions))
     }
-
-
-def calibration_error(task: Task, probabilities: np.ndarray, truths: np.ndarray) -> float:
-    """Returns the expected calibration error, see `measures.expected_calibration_error`."""
-    choices, right = task.choices(probabilities, truths)
-    is_correct, ones = choices.argmax(-1) == right, np.ones(len(right))
-    return float(expected_calibration_error(choices.max(-1), is_correct, ones))
+    return {"temperature": round(temperature, 6)} | errors
 
 
 def views_of(task: Task, label_names: Sequence[str]) -> list[View]:
@@ -72,15 +65,9 @@ def views_of(task: Task, label_names: Sequence[str]) -> list[View]:
 def threshold_for_sensitivity(
     ranking: np.ndarray, is_positive: np.ndarray, wanted: float
 ) -> float | None:
-    """Returns the largest threshold that reaches a sensitivity.
+    """Returns the largest threshold that reaches a sensitivity, above 0 and at most 1.
 
-    Args:
-        ranking: [num_examples], a score such as the probability of the class.
-        is_positive: bool [num_examples].
-        wanted: the sensitivity, above 0 and at most 1.
-
-    Returns:
-        the score of one of the positives, or None if there are no positives.
+    It is the ranking of one of the positives; None if there are no positives.
     """
     of_positives = np.sort(ranking[is_positive])[::-1]
     if not len(of_positives):
@@ -167,20 +154,16 @@ def views_above(
 ) -> list[list[str] | None]:
     """Returns the names of the views whose threshold each example reaches; None without thresholds.
 
-    Args:
-        chosen: see `choose_thresholds`.
-        probabilities: [num_examples, num_labels].
-        label_names: of the probabilities.
+    The probabilities are [num_examples, num_labels].
     """
     if not chosen:
         return [None] * len(probabilities)
-    reached = {
-        entry["view"]: view_of(entry, label_names).ranking(probabilities) >= entry["threshold"]
-        for entry in chosen
-    }
+    above = [
+        view_of(entry, label_names).ranking(probabilities) >= entry["threshold"] for entry in chosen
+    ]
     return [
-        [name for name, is_above in reached.items() if is_above[row]]
-        for row in range(len(probabilities))
+        [entry["view"] for entry, is_above in zip(chosen, row, strict=True) if is_above]
+        for row in zip(*above, strict=True)
     ]
 
 
@@ -195,14 +178,9 @@ def measure_thresholds(
     """Returns the entry `thresholds` of metrics.json: what the chosen thresholds give elsewhere.
 
     A patient is positive if any of its images is, and is called positive if any of its images
-    reaches the threshold.
-
-    Args:
-        chosen: see `choose_thresholds`. One for a label that the answers do not have is left out.
-        predictions: on other images than those of the choice, with the temperature applied.
-        prevalences: share of positives where the model is to be used, by view, for `ppv` and `npv`.
-        num_samples: bootstrap resamples; 0 for no intervals.
-        seed: seed of the bootstrap.
+    reaches the threshold. A threshold for a label that the answers do not have is left out. The
+    predictions are on other images than those of the choice, with the temperature applied. For the
+    other arguments see `choose_thresholds` and `metrics.evaluate_predictions`.
 
     Returns:
         the entries of `chosen`, each with `test`: `num_positives`, `num_negatives`, and with their
@@ -217,40 +195,34 @@ def measure_thresholds(
     _, first, of_patient = np.unique(names, return_index=True, return_inverse=True)
     # Two patients with the same picture are one group.
     _, groups_of_patients = np.unique(groups[known[first]], return_inverse=True)
+
+    def reached(
+        prevalence: float | None, is_called: np.ndarray, is_positive: np.ndarray, groups: np.ndarray
+    ) -> dict[str, Any]:
+        def rates(weights: np.ndarray) -> dict[str, np.ndarray]:
+            found = called_rates(is_called, is_positive, weights)
+            return found | (predictive_values(**found, prevalence=prevalence) if prevalence else {})
+
+        behind = behind_rates(is_positive, groups)
+        return {
+            "num_positives": int(is_positive.sum()),
+            "num_negatives": int((~is_positive).sum()),
+            **with_intervals(rates, groups, behind, num_samples=num_samples, seed=seed),
+        }
+
     measured = []
     for entry in chosen:
         if not set(entry["labels"]) <= set(label_names):
             continue
         view = view_of(entry, label_names)
-        is_called = view.ranking(predictions.probabilities) >= entry["threshold"]
-        reached = functools.partial(
-            _reached, prevalence=prevalences.get(view.name), num_samples=num_samples, seed=seed
-        )
+        of_view = functools.partial(reached, prevalences.get(view.name))
         is_positive = view.is_positive(has)
-        results = {"test": reached(is_called, is_positive, groups)}
+        is_called = view.ranking(predictions.probabilities) >= entry["threshold"]
+        results = {"test": of_view(is_called, is_positive, groups)}
         if names:
             called, positive = (
                 np.bincount(of_patient, values[known]) > 0 for values in (is_called, is_positive)
             )
-            results["test_by_patient"] = reached(called, positive, groups_of_patients)
+            results["test_by_patient"] = of_view(called, positive, groups_of_patients)
         measured.append({**entry, **results})
     return measured
-
-
-def _reached(
-    is_called: np.ndarray,
-    is_positive: np.ndarray,
-    groups: np.ndarray,
-    *,
-    prevalence: float | None,
-    num_samples: int,
-    seed: int,
-) -> dict[str, Any]:
-    """Returns what a threshold gives for images or patients, with intervals over groups."""
-    rates = functools.partial(called_rates, is_called, is_positive, prevalence=prevalence)
-    behind = behind_rates(is_positive, groups)
-    return {
-        "num_positives": int(is_positive.sum()),
-        "num_negatives": int((~is_positive).sum()),
-        **with_intervals(rates, groups, behind, num_samples=num_samples, seed=seed),
-    }

@@ -20,9 +20,10 @@ from train.data.feed import evaluation_batches
 from train.devices import Devices
 from train.kinds.registry import task_of
 from train.kinds.task import Answers
+from train.kinds.words import describe
 from train.networks.build import build_network, manifest_of_images, whole_model
 from train.networks.models import Network
-from train.results import metrics, report, run_results, thresholds
+from train.results import metrics, report, thresholds
 from train.results.predictions import Predictions, read_predictions
 from train.run_folder import BEST_NAME, HISTORY_NAME, write_metrics
 from train.run_setup import Run
@@ -90,7 +91,7 @@ def finish(run: Run, progress: Progress, best: Sequence[np.ndarray]) -> dict[str
     if not run.devices.is_chief:
         return results
     if predictions is not None:
-        results |= run_results.measure(predictions, config.measures, config.input.seed, chosen)
+        results |= metrics.measure(predictions, config.measures, config.input.seed, chosen)
         if temperature and parts.val:
             facts = {"fitted_on": "val", "num_examples": parts.val.num_examples}
             results["calibration"] = facts | thresholds.describe_calibration(
@@ -131,9 +132,9 @@ def _write(
         results: content of metrics.json so far.
         predictions: the measured ones; None if there was no example to predict.
         exposure: how many of the measured images the run has seen.
-        more: see `run_results.write_results`.
+        more: see `report.write_results`.
     """
-    results = run_results.write_results(
+    results = report.write_results(
         run.folder,
         dataset=run.data,
         settings=run.config.to_dict(),
@@ -144,7 +145,7 @@ def _write(
     )
     write_metrics(run.folder, results)
     if predictions is not None:
-        print(metrics.describe(results))
+        print(describe(results))
     return results
 
 
@@ -222,7 +223,7 @@ def pool(run: Run, everyone: Part, singles: Sequence[Run]) -> dict[str, Any]:
         runs=run_of,
         examples=examples.take(np.array([place_of[key] for of_run in keys for key in of_run])),
     )
-    measured = run_results.measure(predictions, config.measures, config.input.seed)
+    measured = metrics.measure(predictions, config.measures, config.input.seed)
     calibrated = {}
     if task.gives_probabilities:
         fold_of = np.array([fold for fold, _ in runs])[run_of]
