@@ -18,12 +18,14 @@ import argparse
 import csv
 import dataclasses
 import difflib
+import itertools
+import math
 import operator
 import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -46,47 +48,21 @@ _TYPES: dict[type, tuple[str, str]] = {
 }
 
 
-def flag(
-    default: Any,
-    help_text: str,
-    *,
-    parse: Callable[[str], Any] | None = None,
-    expected: str | None = None,
-    choices: Sequence[Any] | None = None,
-    least: float | None = None,
-    most: float | None = None,
-    metavar: str | None = None,
-    can_be_negated: bool = False,
-    **facts: Any,
-) -> Any:
+def flag(default: Any, help_text: str, **rules: Any) -> Any:
     """Declares a field of a dataclass and its flag.
 
     Args:
         default: of the field; --help shows it, unless it is None, False or empty, or the text says
             "(default: ...)" itself.
         help_text: the text in --help.
-        parse: turns the flag's text into the value, or raises a ValueError; by default the field's
-            type does. A flag of a bool takes no text.
-        expected: what a text must be, for the message; by default the error of `parse` says it.
-        choices: the values allowed, besides None.
-        least: the smallest number allowed.
-        most: the largest, together with `least`.
-        metavar: name of the value in --help.
-        can_be_negated: whether `--no-NAME` turns a bool off.
-        facts: further metadata of the field, for the caller.
+        **rules: `parse` turns the flag's text into the value, or raises a ValueError; by default
+            the field's type does, and a flag of a bool takes no text. `expected` is what a text
+            must be, for the message; by default the error of `parse` says it. `choices` are the
+            values allowed, besides None. `least`, alone or with `most`, `above` and `below` are
+            limits of numbers. `metavar` is the name of the value in --help. `can_be_negated` says
+            that `--no-NAME` turns a bool off. Others are for the caller.
     """
-    metadata = {
-        "help": help_text,
-        "parse": parse,
-        "expected": expected,
-        "choices": choices,
-        "least": least,
-        "most": most,
-        "metavar": metavar,
-        "can_be_negated": can_be_negated,
-        **facts,
-    }
-    return dataclasses.field(default=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata={"help": help_text, **rules})
 
 
 class Parser(argparse.ArgumentParser):
@@ -135,7 +111,7 @@ def add_flags(
     without: Collection[str] = (),
     is_hidden: bool = False,
 ) -> Any:
-    """Adds the flags of dataclasses to a parser, under a heading in --help.
+    """Adds the flags of dataclasses to a parser, under a heading in --help, which it returns.
 
     Args:
         parser: of the command. Flags that are not given are absent from what it returns.
@@ -144,34 +120,26 @@ def add_flags(
         only: the fields to add; None for all.
         without: fields to leave out.
         is_hidden: whether --help leaves them out.
-
-    Returns:
-        the group of arguments under the heading.
     """
     section = parser.add_argument_group(heading)
-    for group in groups:
-        for field, kind in fields_of(group):
-            if field.name in without or (only is not None and field.name not in only):
-                continue
-            # argparse reads a single % as a placeholder.
-            text = (field.metadata["help"] + _shown_default(field)).replace("%", "%%")
-            settings: dict[str, Any] = {"default": argparse.SUPPRESS}
-            settings["help"] = argparse.SUPPRESS if is_hidden else text
-            if kind is bool:
-                negated = field.metadata["can_be_negated"]
-                settings["action"] = argparse.BooleanOptionalAction if negated else "store_true"
-            else:
-                settings["metavar"] = field.metadata["metavar"] or _metavar(field, kind)
-            section.add_argument(f"--{field.name}", **settings)
+    for field, kind in itertools.chain.from_iterable(map(fields_of, groups)):
+        if field.name in without or (only is not None and field.name not in only):
+            continue
+        # argparse reads a single % as a placeholder.
+        text = (field.metadata["help"] + _shown_default(field)).replace("%", "%%")
+        settings: dict[str, Any] = {"default": argparse.SUPPRESS}
+        settings["help"] = argparse.SUPPRESS if is_hidden else text
+        if kind is bool:
+            negated = field.metadata.get("can_be_negated")
+            settings["action"] = argparse.BooleanOptionalAction if negated else "store_true"
+        else:
+            settings["metavar"] = field.metadata.get("metavar") or _metavar(field, kind)
+        section.add_argument(f"--{field.name}", **settings)
     return section
 
 
 def given(group: type, found: argparse.Namespace) -> dict[str, Any]:
-    """Returns the values of a dataclass's flags that were given, by field.
-
-    Args:
-        group: the dataclass.
-        found: what the parser returned.
+    """Returns the values of a dataclass's flags that a parser found, by field.
 
     Raises:
         ValueError: if a text is no value of its flag.
@@ -212,9 +180,7 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def check(options: Any) -> None:
-    """Checks the values of a dataclass against their `choices` and limits.
-
-    The limits are `least`, `most`, and the facts `above` and `below`.
+    """Checks the values of a dataclass against their `choices` and limits; NaN is in no range.
 
     A dataclass calls it in `__post_init__`, so that flags and values from elsewhere are checked
     alike.
@@ -224,47 +190,44 @@ def check(options: Any) -> None:
     """
     for field, _ in fields_of(type(options)):
         value = getattr(options, field.name)
-        if value is not None and (expected := _broken_rule(value, field)):
+        if value is not None and (expected := _broken_rule(value, field.metadata)):
             raise ValueError(f"--{field.name} must be {expected}; received {value!r}")
 
 
-def _broken_rule(value: Any, field: dataclasses.Field[Any]) -> str | None:
-    """Returns what a value should be, if it is not; NaN is in no range."""
-    choices, least, most = (field.metadata[name] for name in ("choices", "least", "most"))
+def _broken_rule(value: Any, rules: Mapping[str, Any]) -> str | None:
+    """Returns what a value should be, if it is not."""
+    choices, least, most = (rules.get(name) for name in ("choices", "least", "most"))
     if choices is not None and value not in choices:
         return " or ".join([", ".join(map(str, choices[:-1])), str(choices[-1])])
-    if least is not None and most is not None and not least <= value <= most:
-        return f"in {least}..{most}"
-    if least is not None and not value >= least:
-        return f"at least {least}"
+    if least is not None and not least <= value <= (math.inf if most is None else most):
+        return f"at least {least}" if most is None else f"in {least}..{most}"
     for word, is_kept in (("above", operator.gt), ("below", operator.lt)):
-        if (limit := field.metadata.get(word)) is not None and not is_kept(value, limit):
-            return f"{word} {limit}"
+        if word in rules and not is_kept(value, rules[word]):
+            return f"{word} {rules[word]}"
     return None
 
 
 def fields_of(group: type) -> list[tuple[dataclasses.Field[Any], Any]]:
     """Returns the fields that are flags, each with the type of its values besides None."""
     hints = typing.get_type_hints(group)
-    fields = [field for field in dataclasses.fields(group) if "help" in field.metadata]
-    return [(field, _besides_none(hints[field.name])) for field in fields]
-
-
-def _besides_none(hint: Any) -> Any:
-    if isinstance(hint, types.UnionType):
-        (hint, *_) = (part for part in typing.get_args(hint) if part is not types.NoneType)
-    return str if typing.get_origin(hint) is typing.Literal else hint
+    fields = []
+    for field in dataclasses.fields(group):
+        hint = hints[field.name]
+        if isinstance(hint, types.UnionType):
+            (hint, *_) = (part for part in typing.get_args(hint) if part is not types.NoneType)
+        if "help" in field.metadata:
+            fields.append((field, str if typing.get_origin(hint) is typing.Literal else hint))
+    return fields
 
 
 def _shown_default(field: dataclasses.Field[Any]) -> str:
     is_plain = field.default is None or field.default is False or field.default in ("", ())
-    if is_plain or "(default:" in field.metadata["help"]:
-        return ""
-    return f" (default: {field.default})"
+    is_told = "(default:" in field.metadata["help"]
+    return "" if is_plain or is_told else f" (default: {field.default})"
 
 
 def _metavar(field: dataclasses.Field[Any], kind: Any) -> str:
-    choices = field.metadata["choices"]
+    choices = field.metadata.get("choices")
     # The usage would hide the other flags behind the names of many choices.
     if choices is not None and len(choices) <= 8:
         return f"{{{','.join(map(str, choices))}}}"
@@ -272,9 +235,9 @@ def _metavar(field: dataclasses.Field[Any], kind: Any) -> str:
 
 
 def _parsed(field: dataclasses.Field[Any], kind: Any, text: Any) -> Any:
-    parse, expected = field.metadata["parse"] or kind, field.metadata["expected"]
     if kind is bool:
         return text
+    parse, expected = field.metadata.get("parse") or kind, field.metadata.get("expected")
     try:
         return parse(text)
     except ValueError as error:

@@ -22,25 +22,22 @@ from tfrecord_io.statistics import PixelStatistics
 
 #: The newest version of the format. A dataset has the oldest version that can describe it.
 FORMAT_VERSION = 2
-FILE_NAME = "manifest.json"
 
-#: Names of the table with one row per example, and of the one with one row per rejected image.
+#: Names of the files of a dataset: the tables have one row per example, per rejected image, and per
+#: image that a policy left out; the report is the dataset's card.
+FILE_NAME = "manifest.json"
 EXAMPLES_FILE_NAME = "examples.parquet"
 REJECTS_FILE_NAME = "rejects.csv"
+DROPPED_FILE_NAME = "dropped.csv"
+REPORT_FILE_NAME = "report.html"
 
 #: Column of the table of examples, if a table of labels gave it: how much an example counts in
 #: training.
 WEIGHT = "weight"
 
-#: Name of the table with one row per image that a policy left out; it exists if there are any.
-DROPPED_FILE_NAME = "dropped.csv"
-
 #: The split whose pixels the manifest's statistics describe, because inputs are normalized by the
 #: statistics of the training data.
 STATISTICS_SPLIT = "train"
-
-#: Name of the dataset's card, an HTML page.
-REPORT_FILE_NAME = "report.html"
 
 #: The `kind` in the source of a dataset of feature maps, which were computed from another dataset.
 FEATURES = "features"
@@ -95,14 +92,7 @@ class ManifestError(ValueError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shard:
-    """One shard file.
-
-    Attributes:
-        name: file name, relative to the dataset's folder.
-        num_examples: number of records; may be zero.
-        num_bytes: exact size of the file.
-        sha256: hexadecimal digest of the file.
-    """
+    """One shard file: its name in the dataset's folder, records, exact size and SHA-256 in hex."""
 
     name: str
     num_examples: int
@@ -138,23 +128,20 @@ class Manifest:
     """The facts of a dataset that a reader, a trainer or a reviewer needs.
 
     Attributes:
-        name: name of the dataset.
         image_shape: (height, width, channels) of every image.
         label_names: class names in the order of their indices; of a number, its name.
-        splits: the splits by name.
         preprocessing: how a file became pixels; `predict` repeats it.
         source: where the images came from.
         counts: number of files in the source, and their number by what became of them.
         rejects: number of rejected images, by reason.
         options: everything that decides the bytes of the dataset.
         fingerprint: hexadecimal digest of the options and the format.
-        versions: versions of the software that wrote the dataset.
+        versions: those of the software that wrote the dataset.
         audit: findings about the data; empty without an audit.
         statistics: sums over the pixels of the train split. None if that split is empty, or if
             an older release wrote the dataset, see `opening.read_statistics`; or if the images are
             feature maps.
         dtype: type of the values of images, one of `schema.DTYPES`.
-        label_kind: what an example's label can be.
     """
 
     name: str
@@ -255,12 +242,9 @@ class Manifest:
             ManifestError: if the dataset has no such split.
         """
         names = (name,) if isinstance(name, str) else tuple(name)
-        for wanted in names:
-            if wanted not in self.splits:
-                known = ", ".join(sorted(self.splits)) or "none"
-                raise ManifestError(f"no split {wanted!r} in this dataset; it has {known}")
-        if len(names) == 1:
-            return self.splits[names[0]]
+        if missing := [wanted for wanted in names if wanted not in self.splits]:
+            known = ", ".join(sorted(self.splits)) or "none"
+            raise ManifestError(f"no split {missing[0]!r} in this dataset; it has {known}")
         parts = [self.splits[wanted] for wanted in names]
         return Split(
             label_counts=tuple(
@@ -271,20 +255,20 @@ class Manifest:
 
     def to_json(self) -> str:
         """Returns the manifest as JSON text; equal manifests give equal bytes."""
-        layout = self.layout
-        statistics: dict[str, Any] = {}
-        features = {
-            name: dataclasses.asdict(slot) for name, slot in sorted(layout.features.items())
-        }
-        if self.statistics is not None:
-            statistics["statistics"] = {"split": STATISTICS_SPLIT, **self.statistics.to_dict()}
+        layout, statistics = self.layout, self.statistics
         content = {
-            "format_version": self.format_version,
+            "format_version": layout.format_version,
             "name": self.name,
             "image": {"shape": list(self.image_shape), "dtype": self.dtype},
             **self.label_kind.entry,
             "label_names": list(self.label_names),
-            "record": {"stride": layout.stride, "length": layout.length, "features": features},
+            "record": {
+                "stride": layout.stride,
+                "length": layout.length,
+                "features": {
+                    name: dataclasses.asdict(slot) for name, slot in sorted(layout.features.items())
+                },
+            },
             "splits": {
                 name: {
                     "num_examples": split.num_examples,
@@ -293,7 +277,11 @@ class Manifest:
                 }
                 for name, split in self.splits.items()
             },
-            **statistics,
+            **(
+                {"statistics": {"split": STATISTICS_SPLIT, **statistics.to_dict()}}
+                if statistics
+                else {}
+            ),
             **{name: getattr(self, name) for name in _AS_THEY_ARE},
         }
         return json.dumps(content, indent=1, ensure_ascii=True) + "\n"
@@ -334,8 +322,10 @@ class Manifest:
     def _from_content(cls, content: Mapping[str, Any]) -> Manifest:
         label_names = tuple(content["label_names"])
         height, width, channels = content["image"]["shape"]
+        facts = {name: content[name] for name in ("name", *_AS_THEY_ARE) if name in content}
+        if "statistics" in content:
+            facts["statistics"] = PixelStatistics.from_dict(content["statistics"])
         return cls(
-            name=content["name"],
             image_shape=(height, width, channels),
             label_names=label_names,
             splits={
@@ -345,23 +335,16 @@ class Manifest:
                 )
                 for name, split in content["splits"].items()
             },
-            **{name: content[name] for name in _AS_THEY_ARE if name in content},
-            statistics=(
-                PixelStatistics.from_dict(content["statistics"])
-                if "statistics" in content
-                else None
-            ),
             dtype=content["image"]["dtype"],
             label_kind=kind_in(content),
+            **facts,
         )
 
     def _check_consistency(self, content: Mapping[str, Any]) -> None:
         """Refuses a manifest that contradicts itself, with which a reader would read garbage."""
-        layout = self.layout
-        slots = {
-            name: schema.FeatureSlot(**slot) for name, slot in content["record"]["features"].items()
-        }
-        if content["record"]["stride"] != layout.stride or slots != dict(layout.features):
+        layout, record = self.layout, content["record"]
+        slots = {name: schema.FeatureSlot(**slot) for name, slot in record["features"].items()}
+        if record["stride"] != layout.stride or slots != dict(layout.features):
             raise ManifestError(
                 f"the record layout does not match image shape {self.image_shape} of {self.dtype} "
                 f"and {self.num_classes} classes; if the file was not changed, a version before "
@@ -385,19 +368,17 @@ class Manifest:
                         f"{shard.name} should have {shard.num_examples} records of "
                         f"{layout.stride} bytes, but the manifest says {shard.num_bytes} bytes"
                     )
-        if self.statistics is not None:
-            self._check_statistics(self.statistics, content["statistics"]["split"])
-
-    def _check_statistics(self, statistics: PixelStatistics, split: str) -> None:
-        height, width, channels = self.image_shape
-        num_pixels = self.split(STATISTICS_SPLIT).num_examples * height * width
-        expected = STATISTICS_SPLIT, num_pixels, channels, int(np.iinfo(self.dtype).max)
-        received = split, statistics.num_pixels, len(statistics.sums), statistics.max_value
-        if received != expected:
-            told = "statistics of split {!r}, {} pixels in {} channels, of values up to {}"
-            raise ManifestError(
-                f"expected {told.format(*expected)}; received {told.format(*received)}"
-            )
+        if found := self.statistics:
+            height, width, channels = self.image_shape
+            num_pixels = self.split(STATISTICS_SPLIT).num_examples * height * width
+            expected = STATISTICS_SPLIT, num_pixels, channels, int(np.iinfo(self.dtype).max)
+            received = content["statistics"]["split"], found.num_pixels, len(found.sums)
+            if (*received, found.max_value) != expected:
+                told = "statistics of split {!r}, {} pixels in {} channels, of values up to {}"
+                raise ManifestError(
+                    f"expected {told.format(*expected)}; "
+                    f"received {told.format(*received, found.max_value)}"
+                )
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str]) -> Manifest:
@@ -440,15 +421,13 @@ def _check_name(kind: str, name: str) -> None:
 
 
 def check_types(value: Any, expected: Any, place: str) -> None:
-    """Checks that a JSON value has the expected type, see `_PARTS`, and numbers are at least 0.
+    """Checks that parsed JSON has the expected types, see `_PARTS`, and numbers are at least 0.
 
-    Args:
-        value: parsed JSON, which may be a stranger's.
-        expected: the types; entries of mappings that it does not name are not checked.
-        place: where the value is, such as `splits.train`.
+    Entries of mappings that are not expected are not checked. `place` is where the value is, such
+    as `splits.train`.
 
     Raises:
-        KeyError, TypeError: if a value is missing or has another type; `place` is where it is.
+        KeyError, TypeError: if a value is missing or has another type.
     """
     wanted = expected if isinstance(expected, type) else type(expected)
     # The exact type, because a bool is an int too.
@@ -461,6 +440,5 @@ def check_types(value: Any, expected: Any, place: str) -> None:
             check_types(element, kind, f"{place}[{number}]")
     elif wanted is dict:
         for name in value if "*" in expected else expected:
-            check_types(
-                value[name], expected.get(name, expected.get("*")), f"{place}.{name}".lstrip(".")
-            )
+            kind = expected.get(name, expected.get("*"))
+            check_types(value[name], kind, f"{place}.{name}".lstrip("."))

@@ -87,12 +87,7 @@ def image_key(source_path: str) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FeatureSlot:
-    """The position of one feature's payload in every record of a dataset.
-
-    Attributes:
-        offset: bytes from the start of the record's frame in the shard file.
-        length: length of the payload in bytes.
-    """
+    """The position of one feature's payload in every record, in bytes from its frame's start."""
 
     offset: int
     length: int
@@ -130,16 +125,14 @@ class RecordLayout:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, received {self.dtype!r}")
-        if len(self.image_shape) != 3 or min(self.image_shape) < 1:
+        shape = self.image_shape
+        if len(shape) != 3 or min(shape) < 1:
             raise ValueError(
                 f"image_shape must be three positive numbers (height, width, channels), "
-                f"received {self.image_shape}"
+                f"received {shape}"
             )
         if self.image_length > _MAX_IMAGE_LENGTH:
-            raise ValueError(
-                f"an image must be smaller than 2 GiB, the most that a tf.train.Example holds, "
-                f"received shape {self.image_shape}"
-            )
+            raise ValueError(f"an image must be smaller than 2 GiB, received shape {shape}")
         if self.num_classes < 1:
             raise ValueError(f"num_classes must be at least 1, received {self.num_classes}")
 
@@ -171,23 +164,21 @@ class RecordLayout:
     @functools.cached_property
     def block_length(self) -> int:
         """Size of a block in bytes: the smallest divisor of `image_length` that is large enough."""
-        least = min(_BLOCK_LENGTH, self.image_length // _BLOCKS_PER_IMAGE)
-        small = [
-            d for d in range(1, math.isqrt(self.image_length) + 1) if not self.image_length % d
-        ]
-        return min(d for s in small for d in (s, self.image_length // s) if d >= least)
+        length = self.image_length
+        least = min(_BLOCK_LENGTH, length // _BLOCKS_PER_IMAGE)
+        small = [divisor for divisor in range(1, math.isqrt(length) + 1) if not length % divisor]
+        return min(d for s in small for d in (s, length // s) if d >= least)
+
+    @property
+    def stride(self) -> int:
+        """Bytes from the start of one record to the start of the next."""
+        template = self._template
+        return len(template.head) + self.image_length + len(template.tail) + FOOTER_LENGTH
 
     @property
     def length(self) -> int:
         """Size of a serialized example in bytes, without the TFRecord frame."""
         return self.stride - HEADER_LENGTH - FOOTER_LENGTH
-
-    @property
-    def stride(self) -> int:
-        """Bytes from the start of one record to the start of the next."""
-        return (
-            len(self._template.head) + self.image_length + len(self._template.tail) + FOOTER_LENGTH
-        )
 
     @property
     def features(self) -> Mapping[str, FeatureSlot]:
@@ -197,16 +188,6 @@ class RecordLayout:
     @functools.cached_property
     def _template(self) -> _Template:
         return _make_template(self.image_length, self.label_length, self.block_length)
-
-    def _label_payload(self, label: np.ndarray) -> bytes:
-        # Adding zero turns -0 into 0, so that equal labels have equal bytes.
-        values = (label + np.float32(0)).astype("<f4")
-        if values.shape != (self.num_classes,) or not self.label_kind.is_label(values):
-            raise ValueError(
-                f"expected a label of {self.num_classes} values, {self.label_kind.values}, "
-                f"received {label.tolist()}"
-            )
-        return values.tobytes()
 
     def bytes_in(self, records: np.ndarray, name: str) -> np.ndarray:
         """Returns the bytes of a feature of framed records, uint8 [num_records, length], a view."""
@@ -239,14 +220,13 @@ class RecordLayout:
         is_framed = (records[:, :HEADER_LENGTH] == header).all(axis=1)
         for place, record in enumerate(records):
             (stored,) = struct.unpack("<I", record[-FOOTER_LENGTH:])
-            if not is_framed[place] or stored != masked_crc32c(
-                record[HEADER_LENGTH:-FOOTER_LENGTH]
-            ):
+            crc = masked_crc32c(record[HEADER_LENGTH:-FOOTER_LENGTH])
+            if not is_framed[place] or stored != crc:
                 return place
         return None
 
     def encode_record(self, image: bytes, label: np.ndarray, key: str) -> bytes:
-        """Returns one framed record, ready to be appended to a shard.
+        """Returns one framed record of `stride` bytes, ready to be appended to a shard.
 
         The bytes equal those of `tf.io.TFRecordWriter` given
         `tf.train.Example.SerializeToString(deterministic=True)`.
@@ -256,9 +236,6 @@ class RecordLayout:
             label: float32 [num_classes], such as one-hot; see `LabelKind.vectors`.
             key: the example's key, see `image_key`.
 
-        Returns:
-            bytes of length `stride`.
-
         Raises:
             ValueError: if the image, the label or the key does not fit the layout.
         """
@@ -267,11 +244,7 @@ class RecordLayout:
         return bytes(record)
 
     def encode_into(
-        self,
-        record: bytearray | memoryview,
-        image: bytes,
-        label: np.ndarray,
-        key: str,
+        self, record: bytearray | memoryview, image: bytes, label: np.ndarray, key: str
     ) -> None:
         """Writes one framed record into memory of `stride` bytes; otherwise as `encode_record`."""
         if len(image) != self.image_length:
@@ -279,7 +252,13 @@ class RecordLayout:
                 f"expected {self.image_length} bytes of pixels for shape {self.image_shape} of "
                 f"{self.dtype}, received {len(image)}"
             )
-        label_bytes = self._label_payload(label)
+        # Adding zero turns -0 into 0, so that equal labels have equal bytes.
+        values = (label + np.float32(0)).astype("<f4")
+        if values.shape != (self.num_classes,) or not self.label_kind.is_label(values):
+            raise ValueError(
+                f"expected a label of {self.num_classes} values, {self.label_kind.values}, "
+                f"received {label.tolist()}"
+            )
         key_bytes = key.encode("ascii")
         if len(key_bytes) != KEY_LENGTH:
             raise ValueError(f"a key must have {KEY_LENGTH} characters, received {key!r}")
@@ -287,25 +266,14 @@ class RecordLayout:
         head_end = len(template.head)
         image_end = head_end + len(image)
         tail = bytearray(template.tail)
-        for name, payload in ((KEY, key_bytes), (LABEL, label_bytes)):
-            slot = template.features[name]
-            first = slot.offset - image_end
-            tail[first : first + slot.length] = payload
+        for name, payload in ((KEY, key_bytes), (LABEL, values.tobytes())):
+            first = template.features[name].offset - image_end
+            tail[first : first + len(payload)] = payload
         # The checksum is computed in parts, so that the image is copied only once.
         crc = google_crc32c.extend(google_crc32c.extend(template.head_crc, image), bytes(tail))
         record[:head_end] = template.head
         record[head_end:image_end] = image
         record[image_end:] = tail + struct.pack("<I", _mask(crc))
-
-    def feature_spec(self) -> dict[str, Any]:
-        """Returns the specification with which `tf.io.parse_example` reads these records."""
-        import tensorflow as tf
-
-        return {
-            IMAGE: tf.io.FixedLenFeature([], tf.string),
-            KEY: tf.io.FixedLenFeature([], tf.string),
-            LABEL: tf.io.FixedLenFeature([self.num_classes], tf.float32),
-        }
 
     def parse_batch(self, records: tf.Tensor) -> dict[str, tf.Tensor]:
         """Parses a batch of serialized examples, in a tf.data graph or eagerly.
@@ -319,7 +287,10 @@ class RecordLayout:
         """
         import tensorflow as tf
 
-        features: dict[str, Any] = tf.io.parse_example(records, self.feature_spec())
+        text = tf.io.FixedLenFeature([], tf.string)
+        label = tf.io.FixedLenFeature([self.num_classes], tf.float32)
+        spec = {IMAGE: text, KEY: text, LABEL: label}
+        features: dict[str, Any] = tf.io.parse_example(records, spec)
         pixels = tf.io.decode_raw(features[IMAGE], tf.uint8, fixed_length=self.image_length)
         features[IMAGE] = self.images_of(pixels)
         return features
@@ -344,13 +315,10 @@ class RecordLayout:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Template:
-    """The bytes that all records of a dataset share.
+    """The bytes that all records of a dataset share, and where the others are.
 
-    Attributes:
-        head: the bytes before the pixels, including the frame's header.
-        head_crc: CRC-32C of the head without the frame's header.
-        tail: the bytes after the pixels without the footer, with zeros for key and label.
-        features: position of each feature's payload, by feature name.
+    The head is before the pixels and includes the frame's header, of which `head_crc` knows
+    nothing; the tail is after them, without the footer, with zeros for key and label.
     """
 
     head: bytes
@@ -362,26 +330,17 @@ class _Template:
 @functools.lru_cache
 def _make_template(image_length: int, label_length: int, block_length: int) -> _Template:
     head_padding, tail_padding = _find_padding(image_length, label_length, block_length)
-    # Sorted by name, as SerializeToString(deterministic=True) does.
-    lengths = {
-        _HEAD_PADDING: head_padding,
-        IMAGE: image_length,
-        KEY: KEY_LENGTH,
-        LABEL: label_length,
-        _TAIL_PADDING: tail_padding,
-    }
     before = _entry_prefix(_HEAD_PADDING, head_padding) + bytes(head_padding)
     before += _entry_prefix(IMAGE, image_length)
-    tail = b""
-    places = {}
-    for name in (KEY, LABEL, _TAIL_PADDING):
-        tail += _entry_prefix(name, lengths[name])
-        places[name] = len(tail)
-        tail += bytes(lengths[name])
+    tail, lengths, places = b"", {IMAGE: image_length}, {IMAGE: 0}
+    # Sorted by name, as SerializeToString(deterministic=True) does.
+    for name, length in ((KEY, KEY_LENGTH), (LABEL, label_length), (_TAIL_PADDING, tail_padding)):
+        tail += _entry_prefix(name, length)
+        lengths[name], places[name] = length, image_length + len(tail)
+        tail += bytes(length)
     example_head = _field(1, before, image_length + len(tail))
-    length = struct.pack("<Q", len(example_head) + image_length + len(tail))
-    head = length + struct.pack("<I", masked_crc32c(length)) + example_head
-    places = {IMAGE: 0} | {name: image_length + place for name, place in places.items()}
+    frame = struct.pack("<Q", len(example_head) + image_length + len(tail))
+    head = frame + struct.pack("<I", masked_crc32c(frame)) + example_head
     return _Template(
         head=head,
         head_crc=google_crc32c.value(example_head),
