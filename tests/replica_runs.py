@@ -19,7 +19,7 @@ from train.devices import set_seed  # noqa: E402
 from train.networks.build import build_network  # noqa: E402
 from train.networks.optimizers import averaged_weights  # noqa: E402
 from train.run_setup import make_run  # noqa: E402
-from train.training.steps import predict, training_steps  # noqa: E402
+from train.training.steps import training_steps  # noqa: E402
 
 
 def losses(config: TrainConfig) -> dict[str, object]:
@@ -42,13 +42,13 @@ def losses(config: TrainConfig) -> dict[str, object]:
     while done < num_steps:
         here = min(config.loop.steps_per_execution, num_steps - done)
         results = steps.train(batches, here)
-        sums += results.loss_sums.tolist()
-        counts += results.num_examples.tolist()
+        sums += results.totals[:, 0].tolist()
+        counts += results.totals[:, 2].tolist()
         done += here
     steps.sync()
     with averaged_weights(steps.optimizer, network.logits.trainable_variables):
         test = feed.evaluation_batches(config.input, run.devices, run.parts.test)
-        probabilities, _ = predict(run.task, steps, test)
+        probabilities, _ = steps.predict(test)
     return {
         "replicas": run.devices.num_replicas,
         "losses": [total / count for total, count in zip(sums, counts, strict=True)],

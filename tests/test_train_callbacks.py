@@ -25,32 +25,26 @@ def test_the_step_whose_loss_is_no_number_is_named(bad):
 
 def test_a_signal_is_remembered_and_the_old_handler_comes_back():
     before = signal.getsignal(signal.SIGTERM)
-    with callbacks.StopSignal() as stop:
-        assert stop.received is None
+    with callbacks.stop_signals() as received:
+        assert received == []
         os.kill(os.getpid(), signal.SIGTERM)
-        assert stop.received == signal.SIGTERM
+        assert received == [signal.SIGTERM]
         # Asked again: at once.
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_each_graph_but_the_first_is_warned_of(capsys):
-    guard = callbacks.RetraceGuard("warn")
-    for num_traces in (1, 1, 2, 2, 3):
-        guard.check(num_traces, 7)
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 2
-    assert "finalize your graph" in lines[0]
-    failing = callbacks.RetraceGuard("fail")
-    failing.check(1, 1)
+def test_a_graph_that_is_traced_again_is_told(capsys):
+    callbacks.report_retrace("warn", 2, 7)
+    assert "traced again before step 7 (2 traces" in capsys.readouterr().err
     with pytest.raises(TrainingError, match="before step 5"):
-        failing.check(2, 5)
+        callbacks.report_retrace("fail", 2, 5)
 
 
 def test_a_hanging_step_leaves_the_stacks_of_all_threads(tmp_path, capsys):
     path = tmp_path / "stacks.txt"
-    with callbacks.Watchdog(0.05, path):
+    with callbacks.watchdog(0.05, path):
         deadline = time.monotonic() + 20
         while not path.stat().st_size and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -59,12 +53,10 @@ def test_a_hanging_step_leaves_the_stacks_of_all_threads(tmp_path, capsys):
 
 
 def test_steps_in_time_leave_nothing_behind(tmp_path, capsys):
-    with callbacks.Watchdog(600, tmp_path / "stacks.txt") as watchdog:
-        watchdog.restart()
-    assert list(tmp_path.iterdir()) == []
-    with callbacks.Watchdog(0, tmp_path / "stacks.txt") as watchdog:
-        watchdog.restart()
-    assert list(tmp_path.iterdir()) == []
+    for seconds in (600, 0):
+        with callbacks.watchdog(seconds, tmp_path / "stacks.txt") as restart:
+            restart()
+        assert list(tmp_path.iterdir()) == []
     assert capsys.readouterr().err == ""
 
 
@@ -72,8 +64,7 @@ def test_the_meter_means_over_examples_and_leaves_the_first_steps_out_of_the_spe
     meter = callbacks.EpochMeter()
     meter.add(results_of([8.0]), 100.0, timed=False)
     meter.add(results_of([4.0, 4.0], wait_seconds=0.5), 2.0, timed=True)
-    assert meter.loss == pytest.approx(16 / 12)
-    assert meter.accuracy == pytest.approx(3 / 12)
+    assert meter.means() == pytest.approx([16 / 12, 3 / 12])
     assert meter.speed() == {
         "images_per_second": pytest.approx(4.0),
         "step_ms": pytest.approx(1000.0),
@@ -100,13 +91,11 @@ def test_what_was_not_measured_is_none():
 
 
 def test_scalars_are_written_for_tensorboard(tmp_path):
-    tensorboard = pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
-    assert tensorboard
+    pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
     import tensorflow as tf
 
-    writer = callbacks.TensorBoardWriter(tmp_path)
-    writer.write({"loss": 1.5, "phase": "head", "step": 3, "images_per_second": None}, 3)
-    writer.close()
+    with callbacks.tensorboard(tmp_path) as write:
+        write({"loss": 1.5, "phase": "head", "step": 3, "images_per_second": None}, 3)
     (path,) = tmp_path.iterdir()
     values = {
         value.tag: (event.step, float(tf.make_ndarray(value.tensor)))

@@ -65,15 +65,13 @@ codes.append(
               "--profile=2,3", *flags])
 )
 
-class Stop(callbacks.RetraceGuard):
-    def check(self, num_traces, step):
-        super().check(num_traces, step)
-        if step == 5:
-            os.kill(os.getpid(), signal.SIGTERM)
+def stop(losses, first_step):
+    if first_step == 5:
+        os.kill(os.getpid(), signal.SIGTERM)
 
-plain, callbacks.RetraceGuard = callbacks.RetraceGuard, Stop
+check, callbacks.check_finite = callbacks.check_finite, stop
 codes.append(run.main(["--data", data, "--workdir", out + "/resumed", *flags]))
-callbacks.RetraceGuard = plain
+callbacks.check_finite = check
 codes.append(run.main(["--data", data, "--workdir", out + "/resumed", *flags]))
 codes.append(
     predict.main(["--model", out + "/whole", "--input", out + "/scan.png", "--format=json"])
@@ -175,13 +173,11 @@ import os, signal, sys
 from train import run
 from train.training import callbacks
 
-class Kill(callbacks.RetraceGuard):
-    def check(self, num_traces, step):
-        super().check(num_traces, step)
-        if step == 5:
-            os.kill(os.getpid(), signal.SIGKILL)
+def kill(losses, first_step):
+    if first_step == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
 
-callbacks.RetraceGuard = Kill
+callbacks.check_finite = kill
 sys.exit(run.main(sys.argv[1:]))
 """
 

@@ -12,6 +12,7 @@ from builds import run_command
 from marked_images import ALL_ON, QUICK, environment, write_marked_dataset
 
 from train.config import TrainConfig
+from train.data import augmentation
 from train.data.augmentation import NUM_DRAWS
 from train.kinds.classes import CLASSES
 from train.networks.models import build_network
@@ -149,90 +150,81 @@ def test_the_first_steps_are_those_of_keras_fit(runs, data):
     assert step == 11
 
 
-def loss_and_totals(labels, logits, weights, **fields):
-    fields = {"class_weights": (1.0,) * labels.shape[-1]} | fields
-    loss, totals = Objective(**fields).loss_and_totals(labels, logits, weights)
+def objective_of(data, **fields):
+    fields = {"label_smoothing": 0.0, "augment": False, "mixup": 0.0} | fields
+    run = make_run(TrainConfig.of(data=str(data), strategy="single", **fields), Path())
+    return run, Objective(run)
+
+
+def loss_and_totals(data, labels, logits, weights, **fields):
+    fields = {"class_weights": "none"} | fields
+    loss, totals = objective_of(data, **fields)[1].loss_and_totals(labels, logits, weights)
     return float(loss), np.asarray(totals).tolist()
 
 
-def test_the_loss_is_weighted_by_class_and_filling_copies_count_nothing():
-    labels = np.eye(2, dtype=np.float32)[[0, 1, 1]]
-    logits = np.array([[0.0, 0.0], [0.0, 0.0], [-np.inf, np.inf]], np.float32)
+def test_the_loss_is_weighted_by_class_and_filling_copies_count_nothing(data):
+    run, _ = objective_of(data)
+    counts = run.parts.train.label_counts
+    of_class = CLASSES.class_weights(counts, NUM_EXAMPLES["train"], 0.5)
+    labels = np.eye(4, dtype=np.float32)[[0, 1, 1]]
+    logits = np.array([[0.0] * 4, [0.0] * 4, [-np.inf, np.inf, 0.0, 0.0]], np.float32)
     weights = np.array([0.5, 0.5, 0.0], np.float32)
-    loss, totals = loss_and_totals(labels[:2], logits[:2], weights[:2], class_weights=(1.0, 3.0))
-    assert loss == pytest.approx(math.log(2) * (0.5 * 1 + 0.5 * 3))
-    assert totals[0] == pytest.approx(2 * math.log(2))  # the plain cross-entropy
-    _, totals = loss_and_totals(labels, logits, weights)
-    assert totals == pytest.approx([2 * math.log(2), 1, 2])
+    loss, totals = loss_and_totals(
+        data, labels[:2], logits[:2], weights[:2], class_weights="balanced"
+    )
+    assert loss == pytest.approx(math.log(4) * (0.5 * of_class[0] + 0.5 * of_class[1]))
+    assert totals[0] == pytest.approx(2 * math.log(4))  # the plain cross-entropy
+    _, totals = loss_and_totals(data, labels, logits, weights)
+    assert totals == pytest.approx([2 * math.log(4), 1, 2])
+    # A mixture of classes has the mixture of their weights.
+    mixed = np.array([[0.75, 0.25, 0.0, 0.0]], np.float32)
+    one = np.ones(1, np.float32)
+    loss, _ = loss_and_totals(data, mixed, logits[:1], one, class_weights="balanced")
+    assert loss == pytest.approx(math.log(4) * (0.75 * of_class[0] + 0.25 * of_class[1]))
 
 
-def test_smooth_labels_change_what_is_learnt_and_not_what_is_reported():
+def test_smooth_labels_change_what_is_learnt_and_not_what_is_reported(data):
     labels = np.eye(4, dtype=np.float32)[[0, 2]]
     logits = np.array([[3.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 2.0]], np.float32)
     weights = np.full(2, 0.5, np.float32)
     logarithms = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     smooth = 0.9 * labels + 0.1 / 4
-    loss, totals = loss_and_totals(labels, logits, weights, label_smoothing=0.1)
+    loss, totals = loss_and_totals(data, labels, logits, weights, label_smoothing=0.1)
     assert loss == pytest.approx(-(smooth * logarithms).sum(-1).mean())
     assert totals == pytest.approx([-(labels * logarithms).sum(), 1, 2])
 
 
-def test_a_mixture_of_classes_has_the_mixture_of_their_weights():
-    labels = np.array([[0.75, 0.25]], np.float32)
-    logits, weights = np.zeros((1, 2), np.float32), np.ones(1, np.float32)
-    loss, _ = loss_and_totals(labels, logits, weights, class_weights=(1.0, 3.0))
-    assert loss == pytest.approx(math.log(2) * (0.75 * 1 + 0.25 * 3))
-
-
-def prepare(**fields):
+@pytest.mark.parametrize(
+    ("fields", "changes_images", "changes_labels"),
+    [
+        ({}, False, False),
+        ({"augment": True}, True, False),
+        ({"augment": True, "augment_strength": 0.0}, True, False),
+        ({"mixup": 0.3}, True, True),
+    ],
+)
+def test_augmentation_changes_images_alone_and_mixup_labels_too(
+    data, fields, changes_images, changes_labels
+):
     images = np.random.default_rng(0).integers(256, size=(4, *SHAPE), dtype=np.uint8)
     labels = np.eye(4, dtype=np.float32)
     draws = np.random.default_rng(1).random((4, NUM_DRAWS), np.float32)
-    objective = Objective(class_weights=(1.0,) * 4, **fields)
-    prepared = map(np.asarray, objective.prepare(images, labels, draws))
-    return images, labels, *prepared
-
-
-def test_without_augmentation_and_mixup_images_are_only_made_float():
-    images, labels, prepared, prepared_labels = prepare()
+    _, objective = objective_of(data, **fields)
+    prepared, prepared_labels = map(np.asarray, objective.prepare(images, labels, draws))
     assert prepared.dtype == np.float32
-    np.testing.assert_array_equal(prepared, images)
-    np.testing.assert_array_equal(prepared_labels, labels)
-
-
-def test_augmentation_changes_images_alone_and_mixup_labels_too():
-    images, labels, prepared, prepared_labels = prepare(augment_strength=1.0)
-    assert np.abs(prepared - images).mean() > 1
-    np.testing.assert_array_equal(prepared_labels, labels)
-    _, labels, _, prepared_labels = prepare(mixup=True)
-    assert ((prepared_labels > 0).sum(-1) == 2).all()
+    assert (np.abs(prepared - images).mean() > 1) == changes_images
+    assert ((prepared_labels > 0).sum(-1) == 1 + changes_labels).all()
     np.testing.assert_allclose(prepared_labels.sum(-1), 1, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("fields", "augment_strength", "mixup"),
-    [
-        ({}, 1.0, True),
-        ({"augment": False}, None, True),
-        ({"augment_strength": 0.0}, 0.0, True),
-        ({"mixup": 0.0}, 1.0, False),
-    ],
-)
-def test_the_objective_is_what_the_configuration_asks_for(data, fields, augment_strength, mixup):
-    config = TrainConfig.of(data=str(data), class_weights="none", strategy="single", **fields)
-    assert Objective.of_run(make_run(config, Path())) == Objective(
-        class_weights=(1.0,) * 4, label_smoothing=0.1, augment_strength=augment_strength,
-        mixup=mixup,
-    )  # fmt: skip
-
-
-def test_the_objective_knows_that_the_images_are_padded(data):
-    run = make_run(TrainConfig.of(data=str(data), strategy="single"), Path())
+def test_the_augmentation_knows_that_the_images_are_padded(data, monkeypatch):
+    told = []
+    monkeypatch.setattr(augmentation, "augment", lambda *given, is_padded: told.append(is_padded))
+    run, _ = objective_of(data, augment=True)
     padded = dataclasses.replace(run.data.manifest, preprocessing={"fit": "pad"})
-    data = dataclasses.replace(run.data, manifest=padded)
-    assert Objective.of_run(dataclasses.replace(run, data=data)).is_padded
-    images, _, prepared, _ = prepare(augment_strength=1.0, is_padded=True)
-    assert prepared.shape == images.shape
+    run = dataclasses.replace(run, data=dataclasses.replace(run.data, manifest=padded))
+    Objective(run).prepare(np.zeros((1, *SHAPE)), None, None)
+    assert told == [True]
 
 
 @pytest.mark.parametrize("power", [0.0, 0.5, 1.0])

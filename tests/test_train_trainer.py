@@ -48,8 +48,8 @@ def config_of(data, **fields):
 
 def stop_at(monkeypatch, workdir, step):
     """Lets this process get SIGTERM while a run is in that step, counted from 1."""
-    done = (checkpoint.load_facts(workdir / "checkpoint.npz") or {"step": 0})["step"]
-    steps_left = [step - done]
+    facts, _ = checkpoint.load(workdir / "checkpoint.npz")
+    steps_left = [step - facts.get("step", 0)]
     real_add = callbacks.EpochMeter.add
 
     def add(meter, results, seconds, *, timed):
@@ -173,7 +173,7 @@ def test_a_folder_of_other_data_is_refused(finished, tmp_path):
     ("name", "content", "message"),
     [
         ("config.json", '{"config": {}}', "contains a run with another configuration"),
-        ("metrics.json", '{"split', "is damaged .*; remove it"),
+        ("metrics.json", '{"split', "is damaged .* remove the file"),
     ],
 )
 def test_a_damaged_file_of_a_run_is_an_error_that_says_what_to_do(
@@ -307,7 +307,7 @@ def test_the_kept_weights_are_those_of_the_best_epoch_whenever_the_run_is_stoppe
     weights = list(arrays_of(workdir / "checkpoint.npz", "model").values())
     assert [value.tolist() for value in kept.values()] == [value.tolist() for value in weights]
     train_until(20, config, workdir, monkeypatch)  # in the fourth
-    facts = checkpoint.load_facts(workdir / "checkpoint.npz")
+    facts, _ = checkpoint.load(workdir / "checkpoint.npz")
     assert (facts["best_epoch"], len(facts["history"])) == (2, 3)
     check_equal(arrays_of(workdir / "checkpoint.npz", "best"), kept)
     assert train_and_evaluate(config, workdir)["best_epoch"] == 2

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import importlib.metadata
+import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -49,6 +50,22 @@ def write_metrics(workdir: Path, metrics: Any) -> None:
     for folder in folders:
         sync_folder(folder)
     write_json(workdir / METRICS_NAME, metrics)
+
+
+def read_metrics(workdir: Path) -> dict[str, Any]:
+    """Returns the content of a run's metrics.json; empty if the run is not complete.
+
+    Raises:
+        ConfigError: if it is damaged.
+    """
+    path = workdir / METRICS_NAME
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        raise ConfigError(
+            f"{path} is damaged ({error}); copy the run again, or remove the file, and the command "
+            "that trained the run evaluates it again"
+        ) from None
 
 
 @contextlib.contextmanager

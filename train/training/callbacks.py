@@ -5,7 +5,9 @@ None of them changes what is learnt.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
+import functools
 import importlib.util
 import math
 import os
@@ -15,10 +17,10 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -27,43 +29,32 @@ from train.devices import Devices
 from train.errors import TrainingError
 from train.training.steps import StepResults
 
-#: The input is the bottleneck if a run waits for it for more than this share of its time.
-INPUT_BOUND_SHARE = 0.1
 
+@contextlib.contextmanager
+def stop_signals(*, enabled: bool = True) -> Iterator[list[int]]:
+    """Yields a list to which SIGTERM and SIGINT are added, so that the running step can end."""
+    received: list[int] = []
 
-class StopSignal:
-    """Records SIGTERM and SIGINT, so that the running step can end first."""
-
-    def __init__(self, *, enabled: bool = True) -> None:
-        self.received: int | None = None
-        self._signals = (signal.SIGTERM, signal.SIGINT) if enabled else ()
-        self._previous: dict[int, Any] = {}
-
-    def __enter__(self) -> Self:
-        for number in self._signals:
-            self._previous[number] = signal.signal(number, self._remember)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-    def _remember(self, number: int, frame: FrameType | None) -> None:
-        if self.received is not None:
-            # A second signal stops the run at once.
+    def remember(number: int, frame: FrameType | None) -> None:
+        if received:  # A second signal stops the run at once.
             raise KeyboardInterrupt
-        self.received = number
+        received.append(number)
+
+    numbers = (signal.SIGTERM, signal.SIGINT) if enabled else ()
+    previous = {number: signal.signal(number, remember) for number in numbers}
+    try:
+        yield received
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def check_finite(losses: np.ndarray, first_step: int) -> None:
-    """Raises an error for the first step whose loss is not finite.
+    """Raises a TrainingError that names the first of consecutive steps whose loss is not finite.
 
     Args:
-        losses: [num_steps], of consecutive steps.
+        losses: [num_steps].
         first_step: number of the first of these steps, counted from 1.
-
-    Raises:
-        TrainingError: if a loss is NaN or infinite; the message names the step.
     """
     bad = np.flatnonzero(~np.isfinite(losses))
     if bad.size:
@@ -74,75 +65,49 @@ def check_finite(losses: np.ndarray, first_step: int) -> None:
         )
 
 
-class RetraceGuard:
-    """Detects that a training graph is traced again, which costs minutes and leaks memory.
+def report_retrace(action: str, num_traces: int, step: int) -> None:
+    """Tells that a training graph was traced again, which costs minutes and leaks memory.
 
-    Args:
-        action: `warn` or `fail`.
+    Raises:
+        TrainingError: if the action is `fail` and not `warn`.
     """
-
-    def __init__(self, action: str) -> None:
-        self._action = action
-        self._num_traces = 1
-
-    def check(self, num_traces: int, step: int) -> None:
-        """Warns if a graph of this phase, traced so often by this step, was traced again.
-
-        Raises:
-            TrainingError: if it was and the action is `fail`.
-        """
-        if num_traces <= self._num_traces:
-            return
-        self._num_traces = num_traces
-        message = (
-            f"the training graph was traced again before step {step} ({num_traces} traces so "
-            "far); finalize your graph: feed it tensors of one shape and dtype, and no Python "
-            "numbers that change"
-        )
-        if self._action == "fail":
-            raise TrainingError(message)
-        print(f"warning: {message}", file=sys.stderr)
+    message = (
+        f"the training graph was traced again before step {step} ({num_traces} traces so far); "
+        "feed it tensors of one shape and dtype, and no Python numbers that change"
+    )
+    if action == "fail":
+        raise TrainingError(message)
+    print(f"warning: {message}", file=sys.stderr)
 
 
-class Watchdog:
+@contextlib.contextmanager
+def watchdog(seconds: float, path: Path) -> Iterator[Callable[[], None]]:
     """Writes the stacks of all threads to a file when no step has ended for some time.
 
-    TensorFlow has timeouts of operations only in `compat.v1` sessions. This timer is C code that
-    does not need the GIL, so it works while the main thread hangs in a native call.
+    The timer is C code that does not need the GIL, so it works while the main thread hangs in a
+    native call.
 
     Args:
         seconds: time without a finished step; 0 for no watchdog.
         path: the file for the stacks; removed if it stays empty.
+
+    Yields:
+        a function that restarts the timer, because a step has ended.
     """
-
-    def __init__(self, seconds: float, path: Path) -> None:
-        self._seconds = seconds
-        self._path = path
-        self._file: Any = None
-
-    def __enter__(self) -> Self:
-        if self._seconds:
-            self._file = self._path.open("w", encoding="utf-8")
-            self.restart()
-        return self
-
-    def restart(self) -> None:
-        """Restarts the timer, because a step has ended."""
-        if self._file is not None:
-            faulthandler.dump_traceback_later(self._seconds, repeat=True, file=self._file)
-
-    def __exit__(self, *exception: object) -> None:
-        if self._file is None:
-            return
-        faulthandler.cancel_dump_traceback_later()
-        self._file.close()
-        if self._path.stat().st_size:
-            print(
-                f"warning: no step ended for {self._seconds:g} s; see {self._path}",
-                file=sys.stderr,
-            )
-        else:
-            self._path.unlink()
+    if not seconds:
+        yield lambda: None
+        return
+    with path.open("w", encoding="utf-8") as file:
+        arm = functools.partial(faulthandler.dump_traceback_later, seconds, repeat=True, file=file)
+        arm()
+        try:
+            yield arm
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+            if path.stat().st_size:
+                print(f"warning: no step ended for {seconds:g} s; see {path}", file=sys.stderr)
+            else:
+                path.unlink()
 
 
 class EpochMeter:
@@ -176,23 +141,17 @@ class EpochMeter:
             self._sums += row
         self.seconds += seconds
         if timed:
-            num_steps, num_examples = len(results.totals), results.num_examples.sum()
-            self._timed += num_examples, num_steps, seconds, results.wait_seconds
+            num_examples = results.totals[:, 2].sum()
+            self._timed += num_examples, len(results.totals), seconds, results.wait_seconds
 
     def totals(self) -> dict[str, float]:
         """Returns the sums that a checkpoint stores of an unfinished epoch."""
         names = ("loss_sum", "num_correct", "num_examples")
         return dict(zip(names, self._sums.tolist(), strict=True))
 
-    @property
-    def loss(self) -> float:
-        """Mean cross-entropy of an example, in nats."""
-        return float(self._sums[0] / max(self._sums[2], 1.0))
-
-    @property
-    def accuracy(self) -> float:
-        """Share of the examples that were classified correctly; of numbers, the mean error."""
-        return float(self._sums[1] / max(self._sums[2], 1.0))
+    def means(self) -> list[float]:
+        """Returns [mean loss of an example in nats, share of right answers or mean error]."""
+        return (self._sums[:2] / max(self._sums[2], 1.0)).tolist()
 
     def speed(self) -> dict[str, float | None]:
         """Returns the speed and the wait for input.
@@ -228,46 +187,41 @@ def memory_megabytes(devices: Devices) -> dict[str, float]:
     return memory
 
 
-class TensorBoardWriter:
-    """Writes the numbers of an epoch as TensorBoard scalars.
+@contextlib.contextmanager
+def tensorboard(
+    directory: Path, *, enabled: bool = True
+) -> Iterator[Callable[[Mapping[str, Any], int], None]]:
+    """Yields a function that writes all numbers of a history row at a step as TensorBoard scalars.
 
     Args:
-        directory: for the event files; None to write nothing.
+        directory: for the event files.
+        enabled: whether anything is written.
     """
+    if enabled and importlib.util.find_spec("tensorboard") is None:
+        print("note: TensorBoard scalars need `pip install tensorboard`", file=sys.stderr)
+        enabled = False
+    if not enabled:
+        yield lambda row, step: None
+        return
+    # The file is a TFRecord of events. Written here, because TensorBoard's own writer imports
+    # TensorFlow wherever it is installed.
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 
-    def __init__(self, directory: Path | None) -> None:
-        self._file: Any = None
-        if directory is None:
-            return
-        if importlib.util.find_spec("tensorboard") is None:
-            print("note: TensorBoard scalars need `pip install tensorboard`", file=sys.stderr)
-            return
-        directory.mkdir(parents=True, exist_ok=True)
-        name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
-        self._file = (directory / name).open("ab")
-        self._append(file_version="brain.Event:2")
+    directory.mkdir(parents=True, exist_ok=True)
+    name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
+    with (directory / name).open("ab") as file:
 
-    def write(self, row: Mapping[str, Any], step: int) -> None:
-        """Writes all numbers of a history row at a step."""
-        if self._file is None:
-            return
-        from tensorboard.plugins.scalar.summary_v2 import scalar_pb
+        def append(**fields: Any) -> None:
+            event = Event(wall_time=time.time(), **fields).SerializeToString()
+            for part in (struct.pack("<Q", len(event)), event):
+                file.write(part + struct.pack("<I", schema.masked_crc32c(part)))
 
-        for name, value in row.items():
-            if isinstance(value, int | float) and name not in ("epoch", "step"):
-                self._append(step=step, summary=scalar_pb(name, value))
-        self._file.flush()
+        def write(row: Mapping[str, Any], step: int) -> None:
+            for tag, value in row.items():
+                if isinstance(value, int | float) and tag not in ("epoch", "step"):
+                    append(step=step, summary=scalar_pb(tag, value))
+            file.flush()
 
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-
-    def _append(self, **fields: Any) -> None:
-        # The file is a TFRecord of events. Written here, because TensorBoard's own writer imports
-        # TensorFlow wherever it is installed.
-        from tensorboard.compat.proto.event_pb2 import Event
-
-        event = Event(wall_time=time.time(), **fields).SerializeToString()
-        length = struct.pack("<Q", len(event))
-        for part in (length, event):
-            self._file.write(part + struct.pack("<I", schema.masked_crc32c(part)))
+        append(file_version="brain.Event:2")
+        yield write

@@ -7,11 +7,10 @@ generators, and a kill while it is written leaves half a file.
 
 from __future__ import annotations
 
-import contextlib
+import collections
 import json
-import os
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +20,18 @@ import numpy as np
 from tfrecord_io.files import atomic_write
 from train.errors import TrainingError
 
+#: The arrays of a checkpoint by the name of their group, such as `model`, `optimizer` and `best`.
+Groups = Mapping[str, Sequence[np.ndarray]]
+
 _FACTS = "facts"
 
 
 def save(
-    path: str | os.PathLike[str],
+    path: Path,
     groups: Mapping[str, Sequence[keras.Variable | np.ndarray]],
     facts: Mapping[str, Any],
 ) -> None:
-    """Writes variables and facts atomically; an existing file is replaced.
-
-    Args:
-        path: ends in .npz.
-        groups: variables or arrays by the name of the group, such as `model` and `optimizer`.
-        facts: JSON values.
-    """
+    """Writes variables or arrays by group, and JSON values; an existing file is replaced."""
     arrays = {
         f"{group}/{index:05d}": variable if isinstance(variable, np.ndarray) else variable.numpy()
         for group, variables in groups.items()
@@ -46,64 +42,41 @@ def save(
         np.savez(file, **{_FACTS: np.frombuffer(text, np.uint8)}, **arrays)
 
 
-def load_facts(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """Returns the facts of a checkpoint, or None if there is no file.
+def load(path: Path) -> tuple[dict[str, Any], Groups]:
+    """Returns (facts, arrays in the order of `save`); both are empty if there is no file.
 
     Raises:
         TrainingError: if the file is damaged.
     """
-    if not Path(path).exists():
-        return None
-    with _reading(path) as arrays:
-        return json.loads(arrays[_FACTS].tobytes())
-
-
-def load_arrays(path: str | os.PathLike[str], group: str) -> list[np.ndarray]:
-    """Returns the arrays of a group of an existing checkpoint, in the order of `save`.
-
-    Raises:
-        TrainingError: if the file is damaged.
-    """
-    with _reading(path) as arrays:
-        names = sorted(name for name in arrays.files if name.startswith(f"{group}/"))
-        return [arrays[name] for name in names]
-
-
-def restore(path: str | os.PathLike[str], groups: Mapping[str, Sequence[keras.Variable]]) -> None:
-    """Sets variables to the values that `save` wrote.
-
-    Args:
-        path: path of an existing checkpoint.
-        groups: variables by the group names given to `save`; groups may be left out.
-
-    Raises:
-        TrainingError: if the file is damaged, or its variables differ in number or shape.
-    """
-    for group, variables in groups.items():
-        values = load_arrays(path, group)
-        if len(values) != len(variables):
-            raise TrainingError(
-                f"{path} has {len(values)} variables in the group {group}, but this network has "
-                f"{len(variables)}; the checkpoint belongs to another configuration"
-            )
-        for value, variable in zip(values, variables, strict=True):
-            if value.shape != tuple(variable.shape):
-                raise TrainingError(
-                    f"{path}: {variable.path} has shape {tuple(variable.shape)} in this network, "
-                    f"but {value.shape} in the checkpoint, which belongs to another configuration"
-                )
-            variable.assign(value)
-
-
-@contextlib.contextmanager
-def _reading(path: str | os.PathLike[str]) -> Iterator[Any]:
-    """Opens a checkpoint; each array is checked by the CRC of the zip when it is read."""
+    groups: dict[str, list[np.ndarray]] = collections.defaultdict(list)
+    if not path.exists():
+        return {}, groups
     # The file is opened here because np.load does not close a damaged file.
-    with Path(path).open("rb") as file:
+    with path.open("rb") as file:
         try:
-            yield np.load(file, allow_pickle=False)
+            arrays = np.load(file, allow_pickle=False)
+            for name in sorted(set(arrays.files) - {_FACTS}):
+                groups[name.partition("/")[0]].append(arrays[name])
+            return json.loads(arrays[_FACTS].tobytes()), groups
         except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
             raise TrainingError(
                 f"{path} cannot be read ({error}); remove it to start this run again from the "
                 "beginning"
             ) from error
+
+
+def restore(variables: Sequence[keras.Variable], values: Sequence[np.ndarray]) -> None:
+    """Sets variables to the arrays of a group.
+
+    Raises:
+        TrainingError: if they differ in number or shape.
+    """
+    ours = [tuple(variable.shape) for variable in variables]
+    theirs = [value.shape for value in values]
+    if ours != theirs:
+        raise TrainingError(
+            f"the checkpoint has {len(theirs)} variables and this network {len(ours)}, or their "
+            "shapes differ: it belongs to another configuration. Use another --workdir"
+        )
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)

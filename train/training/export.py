@@ -12,11 +12,9 @@ Nothing of this project is needed to load them: the models are built of Keras' o
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import logging
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import keras
@@ -30,17 +28,11 @@ from tfrecord_io.files import atomic_write, write_json
 from train.errors import TrainingError
 
 FOLDER_NAME = "export"
-KERAS_NAME = "model.keras"
 SAVED_MODEL_NAME = "saved_model"
-WEIGHTS_NAME = "model.weights.h5"
-ARCHITECTURE_NAME = "architecture.json"
-PREPROCESSING_NAME = "preprocessing.json"
 
 #: Largest difference of a probability between the model and its reloaded copy. Another graph may
 #: add in another order, and in 16-bit arithmetic that shows (bfloat16 has 8 significant bits).
 _TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 4e-3}
-
-_NUM_TRIAL_IMAGES = 8
 
 
 def export_model(
@@ -68,38 +60,44 @@ def export_model(
         TrainingError: if a form predicts something else than the model, or the model predicts no
             numbers.
     """
-    generator = np.random.default_rng(0)
-    images = generator.integers(
-        np.iinfo(manifest.dtype).max + 1,
-        size=(_NUM_TRIAL_IMAGES, *manifest.image_shape),
-        dtype=manifest.dtype,
+    images = np.random.default_rng(0).integers(
+        np.iinfo(manifest.dtype).max + 1, size=(8, *manifest.image_shape), dtype=manifest.dtype
     )
     expected = _predict(model, images)
     require_numbers(expected, "images of noise")
     # A run that was killed while it exported leaves temporary files here.
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir()
-    tolerance = _TOLERANCE[precision]
 
-    model.save(directory / KERAS_NAME)
-    copy = keras.saving.load_model(directory / KERAS_NAME, compile=False)
-    _compare(KERAS_NAME, _predict(copy, images), expected, tolerance)
+    def compare(name: str, answer: np.ndarray) -> None:
+        # Probabilities are at most 1; numbers can be large, and their last digits differ.
+        allowed = _TOLERANCE[precision] * max(1.0, float(np.abs(expected).max()))
+        is_alike = answer.shape == expected.shape
+        difference = float(np.abs(answer - expected).max()) if is_alike else np.inf
+        if not difference <= allowed:
+            raise TrainingError(
+                f"{name}, loaded again, predicts something else than the trained model: its "
+                f"answers differ by up to {difference:.2g}, allowed is {allowed:g}; do not use "
+                "this export"
+            )
 
-    model.save_weights(directory / WEIGHTS_NAME)
-    with atomic_write(directory / ARCHITECTURE_NAME) as file:
+    path = directory / "model.keras"
+    model.save(path)
+    copy = keras.saving.load_model(path, compile=False)
+    compare(path.name, _predict(copy, images))
+
+    path, architecture = directory / "model.weights.h5", directory / "architecture.json"
+    model.save_weights(path)
+    with atomic_write(architecture) as file:
         file.write(model.to_json().encode("utf-8"))
-    rebuilt = keras.models.model_from_json(
-        (directory / ARCHITECTURE_NAME).read_text(encoding="utf-8")
-    )
-    rebuilt.load_weights(directory / WEIGHTS_NAME)
-    _compare(WEIGHTS_NAME, _predict(rebuilt, images), expected, tolerance)
+    rebuilt = keras.models.model_from_json(architecture.read_text(encoding="utf-8"))
+    rebuilt.load_weights(path)
+    compare(path.name, _predict(rebuilt, images))
 
     has_saved_model = importlib.util.find_spec("tensorflow") is not None
     if has_saved_model:
         # The reloaded copy lies on one device; the trained model may be spread over replicas.
-        _export_saved_model(copy, directory / SAVED_MODEL_NAME)
-        served = _predict_saved_model(directory / SAVED_MODEL_NAME, images)
-        _compare(SAVED_MODEL_NAME, served, expected, tolerance)
+        compare(SAVED_MODEL_NAME, _serve(copy, directory / SAVED_MODEL_NAME, images))
 
     content = {
         "input": {"shape": list(manifest.image_shape), "dtype": manifest.dtype, "name": "image"},
@@ -115,7 +113,7 @@ def export_model(
         },
         "dataset": {"name": manifest.name, "fingerprint": manifest.fingerprint},
     }
-    write_json(directory / PREPROCESSING_NAME, content)
+    write_json(directory / "preprocessing.json", content)
     return has_saved_model
 
 
@@ -133,52 +131,21 @@ def _predict(model: keras.Model, images: np.ndarray) -> np.ndarray:
     return keras.ops.convert_to_numpy(model(images, training=False))
 
 
-def _export_saved_model(model: keras.Model, path: Path) -> None:
+def _serve(model: keras.Model, path: Path, images: np.ndarray) -> np.ndarray:
+    """Writes TensorFlow's serving format, and returns what it answers when it is loaded again."""
     import tensorflow as tf
+    from absl import logging
 
+    # TensorFlow's warnings while saving and loading concern training.
+    logging.set_verbosity(logging.ERROR)
     # Not `model.export`: it leaves `training` open, and then augmentation stays active.
     archive = keras.export.ExportArchive()
     archive.track(model)
+    taken = tf.TensorSpec((None, *model.input_shape[1:]), model.inputs[0].dtype, name="image")
     archive.add_endpoint(
-        "serve",
-        lambda image: model(image, training=False),
-        input_signature=[
-            tf.TensorSpec((None, *model.input_shape[1:]), model.inputs[0].dtype, name="image")
-        ],
+        "serve", lambda image: model(image, training=False), input_signature=[taken]
     )
-    with _quiet_absl():
-        archive.write_out(path, verbose=False)
-
-
-def _predict_saved_model(path: Path, images: np.ndarray) -> np.ndarray:
-    import tensorflow as tf
-
-    with _quiet_absl():
-        loaded = tf.saved_model.load(str(path))
-    (answer,) = loaded.signatures["serving_default"](image=tf.constant(images)).values()
+    archive.write_out(path, verbose=False)
+    served = tf.saved_model.load(str(path)).signatures["serving_default"]
+    (answer,) = served(image=tf.constant(images)).values()
     return answer.numpy()
-
-
-def _compare(name: str, answer: np.ndarray, expected: np.ndarray, tolerance: float) -> None:
-    # Probabilities are at most 1; numbers can be large, and their last digits differ accordingly.
-    tolerance *= max(1.0, float(np.abs(expected).max()))
-    difference = (
-        float(np.abs(answer - expected).max()) if answer.shape == expected.shape else np.inf
-    )
-    if not difference <= tolerance:
-        raise TrainingError(
-            f"{name}, loaded again, predicts something else than the trained model: its answers "
-            f"differ by up to {difference:.2g}, allowed is {tolerance:g}; do not use this export"
-        )
-
-
-@contextlib.contextmanager
-def _quiet_absl() -> Iterator[None]:
-    """Shows only absl's errors: its warnings while saving and loading concern training."""
-    logger = logging.getLogger("absl")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

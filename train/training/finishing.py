@@ -17,7 +17,6 @@ from tfrecord_io.files import write_json
 from train.data.dataset import Part
 from train.data.exposure import Exposure, expose, find_seen
 from train.data.feed import evaluation_batches
-from train.devices import Devices
 from train.kinds.registry import task_of
 from train.kinds.task import Answers
 from train.kinds.words import describe
@@ -28,8 +27,8 @@ from train.results.predictions import Predictions, read_predictions
 from train.run_folder import BEST_NAME, HISTORY_NAME, write_metrics
 from train.run_setup import Run
 from train.training import checkpoint, export
-from train.training.progress import Progress
-from train.training.steps import predict, prediction_steps
+from train.training.steps import make_steps
+from train.training.training_loop import Progress
 
 
 def finish(run: Run, progress: Progress, best: Sequence[np.ndarray]) -> dict[str, Any]:
@@ -51,26 +50,33 @@ def finish(run: Run, progress: Progress, best: Sequence[np.ndarray]) -> dict[str
             them.
         MetricsError: if the answers cannot be measured.
     """
-    manifest, parts, task, config = run.data.manifest, run.parts, run.task, run.config
+    parts, task, config = run.parts, run.task, run.config
     # Each worker does this for itself. On JAX, what is built from here on lies on its own devices.
     devices = run.devices.alone()
+
+    def predict(part: Part) -> tuple[np.ndarray, np.ndarray]:
+        batches = evaluation_batches(config.input, devices, part)
+        probabilities, truths = make_steps(run, network, devices).predict(batches)
+        export.require_numbers(probabilities, part.name)
+        return probabilities, truths
+
     network = _build_final(run, best)
     temperature = predictions = None
     chosen: list[dict[str, Any]] = []
     # What is reported of a part must not be fitted to it.
     if parts.val and parts.test and task.gives_probabilities:
-        probabilities, truths = _predict(run, network, devices, parts.val)
+        probabilities, truths = predict(parts.val)
         temperature = task.fit_temperature(probabilities, truths)
         network = _build_final(run, best, temperature)
         answers = Answers(
             probabilities=task.cool(probabilities, temperature),
             truths=truths,
-            label_names=manifest.label_names,
+            label_names=run.data.manifest.label_names,
         )
         chosen = thresholds.choose_thresholds(task, answers, config.thresholds.sensitivity)
     # Before the evaluation: whatever may fail in it, the model is not lost.
     if run.devices.is_chief:
-        _export(run, network, progress)
+        _export(run, network, progress.best_epoch)
         thresholds.write_thresholds(run.folder / export.FOLDER_NAME, chosen)
     results: dict[str, Any] = {
         "split": parts.evaluated.name if parts.evaluated else None,
@@ -78,12 +84,12 @@ def finish(run: Run, progress: Progress, best: Sequence[np.ndarray]) -> dict[str
         "steps": progress.step,
     }
     if part := parts.evaluated:
-        probabilities, truths = _predict(run, network, devices, part)
+        probabilities, truths = predict(part)
         predictions = Predictions(
             task=task,
             probabilities=probabilities,
             truths=truths,
-            label_names=manifest.label_names,
+            label_names=run.data.manifest.label_names,
             examples=run.data.examples(part),
             part=part,
             uncalibrated=temperature and task.cool(probabilities, 1 / temperature),
@@ -94,9 +100,8 @@ def finish(run: Run, progress: Progress, best: Sequence[np.ndarray]) -> dict[str
         results |= metrics.measure(predictions, config.measures, config.input.seed, chosen)
         if temperature and parts.val:
             facts = {"fitted_on": "val", "num_examples": parts.val.num_examples}
-            results["calibration"] = facts | thresholds.describe_calibration(
-                predictions, temperature
-            )
+            calibration = thresholds.describe_calibration(predictions, temperature)
+            results["calibration"] = facts | calibration
 
     def predict_images(images: np.ndarray) -> np.ndarray:
         return keras.ops.convert_to_numpy(network.model(images, training=False))
@@ -104,60 +109,41 @@ def finish(run: Run, progress: Progress, best: Sequence[np.ndarray]) -> dict[str
     # Again: a run that goes on from its last checkpoint does not repeat the epoch, and a kill or a
     # power cut may have taken the file.
     write_json(run.folder / HISTORY_NAME, progress.history)
-    results = _write(
+    return _write(
         run,
-        results,
-        predictions,
-        run.exposure,
+        results=results,
+        predictions=predictions,
+        exposure=run.exposure,
         in_folds=parts.train.splits if config.folds.folds else (),
         # Pictures of the mistakes need images.
         predict=predict_images if run.data.trunk is None else None,
         history=progress.history,
     )
-    print(f"The model, its metrics and {report.FILE_NAME} are in {run.folder}")
-    return results
 
 
-def _write(
-    run: Run,
-    results: dict[str, Any],
-    predictions: Predictions | None,
-    exposure: Exposure | None,
-    **more: Any,
-) -> dict[str, Any]:
-    """Writes the files of RUN and prints a summary; returns the content of metrics.json.
-
-    Args:
-        run: that was trained.
-        results: content of metrics.json so far.
-        predictions: the measured ones; None if there was no example to predict.
-        exposure: how many of the measured images the run has seen.
-        more: see `report.write_results`.
-    """
+def _write(run: Run, *, predictions: Predictions | None, **more: Any) -> dict[str, Any]:
+    """Writes the files of RUN and says so; see `report.write_results`."""
     results = report.write_results(
-        run.folder,
-        dataset=run.data,
-        settings=run.config.to_dict(),
-        results=results,
-        predictions=predictions,
-        exposure=exposure,
-        **more,
+        run.folder, dataset=run.data, settings=run.config.to_dict(), predictions=predictions, **more
     )
     write_metrics(run.folder, results)
     if predictions is not None:
         print(describe(results))
+    if run.is_cross_validation:
+        print(f"the metrics and {report.FILE_NAME} of all folds are in {run.folder}")
+    else:
+        print(f"The model, its metrics and {report.FILE_NAME} are in {run.folder}")
     return results
 
 
 def _build_final(run: Run, best: Sequence[np.ndarray], temperature: float = 1.0) -> Network:
     """Builds the network to export: float32, with the weights that were kept."""
     network = build_network(run, "float32", temperature=temperature, is_final=True)
-    for variable, value in zip(network.model.variables, best, strict=True):
-        variable.assign(value)
+    checkpoint.restore(network.model.variables, best)
     return network
 
 
-def _export(run: Run, network: Network, progress: Progress) -> None:
+def _export(run: Run, network: Network, best_epoch: int) -> None:
     """Exports the network, with the trunk below it if there is one, and keeps its weights."""
     model, manifest, precision = network.model, run.data.manifest, "float32"
     if run.data.trunk is not None:
@@ -166,32 +152,11 @@ def _export(run: Run, network: Network, progress: Progress) -> None:
         with run.devices.scope():
             model = whole_model(run, network)
         manifest = manifest_of_images(manifest, run.data.trunk)
-    has_saved_model = export.export_model(
-        model,
-        run.folder / export.FOLDER_NAME,
-        manifest,
-        precision=precision,
-        splits=run.parts.train.splits,
-    )
-    if not has_saved_model:
-        run.devices.say(
-            f"note: the export has no {export.SAVED_MODEL_NAME}, which TensorFlow writes"
-        )
-    checkpoint.save(
-        run.folder / BEST_NAME,
-        {"model": network.model.variables},
-        {"epoch": progress.best_epoch},
-    )
-
-
-def _predict(
-    run: Run, network: Network, devices: Devices, part: Part
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (probabilities float32 [num_examples, num_labels], truths) of a part."""
-    batches = evaluation_batches(run.config.input, devices, part)
-    probabilities, truths = predict(run.task, prediction_steps(network, devices), batches)
-    export.require_numbers(probabilities, part.name)
-    return probabilities, truths
+    folder, splits = run.folder / export.FOLDER_NAME, run.parts.train.splits
+    if not export.export_model(model, folder, manifest, precision=precision, splits=splits):
+        print(f"note: the export has no {export.SAVED_MODEL_NAME}, which TensorFlow writes")
+    variables = network.model.variables
+    checkpoint.save(run.folder / BEST_NAME, {"model": variables}, {"epoch": best_epoch})
 
 
 def pool(run: Run, everyone: Part, singles: Sequence[Run]) -> dict[str, Any]:
@@ -208,11 +173,10 @@ def pool(run: Run, everyone: Part, singles: Sequence[Run]) -> dict[str, Any]:
     """
     config, manifest = run.config, run.data.manifest
     task = task_of(manifest.label_kind)
-    runs = [(single.given.folds.fold or 0, single.given.input.seed) for single in singles]
     keys, probabilities, truths = zip(
         *(read_predictions(single.folder) for single in singles), strict=True
     )
-    run_of = np.repeat(np.arange(len(runs)), [len(of_run) for of_run in keys])
+    run_of = np.repeat(np.arange(len(singles)), [len(of_run) for of_run in keys])
     examples = run.data.examples(everyone)
     place_of = {key: place for place, key in enumerate(examples.keys)}
     predictions = Predictions(
@@ -223,32 +187,34 @@ def pool(run: Run, everyone: Part, singles: Sequence[Run]) -> dict[str, Any]:
         runs=run_of,
         examples=examples.take(np.array([place_of[key] for of_run in keys for key in of_run])),
     )
-    measured = metrics.measure(predictions, config.measures, config.input.seed)
-    calibrated = {}
-    if task.gives_probabilities:
-        fold_of = np.array([fold for fold, _ in runs])[run_of]
-        calibrated["calibration"] = _describe_calibration(
-            predictions, fold_of, everyone.name, measured["num_examples"]
-        )
-    results: dict[str, Any] = {
+    results = metrics.measure(predictions, config.measures, config.input.seed)
+    num_images = results["num_examples"]
+    results = {
         "split": f"{config.folds.folds} folds of {everyone.name}",
         "best_epoch": None,
         "steps": None,
-        "num_images": measured["num_examples"],
-        **measured,
-        **calibrated,
-        **metrics.describe_folds(
-            [
-                (*run, metrics.scores(task, predictions.some(rows)))
-                for run, rows in zip(runs, predictions.by_run(), strict=True)
-            ],
-            task.digits,
-        ),
-    }
-    exposure = _exposure(singles[: config.folds.folds])
-    results = _write(run, results, predictions, exposure, in_folds=everyone.splits)
-    print(f"the metrics and {report.FILE_NAME} of all folds are in {run.folder}")
-    return results
+        "num_images": num_images,
+    } | results
+    options = [single.given for single in singles]
+    if task.gives_probabilities:
+        fold_of = np.array([each.folds.fold for each in options])[run_of]
+        facts = {"fitted_on": f"the other folds of {everyone.name}", "num_examples": num_images}
+        results["calibration"] = facts | _describe_calibration(predictions, fold_of)
+    scores = [metrics.scores(task, predictions.some(rows)) for rows in predictions.by_run()]
+    results |= metrics.describe_folds(
+        [
+            (each.folds.fold or 0, each.input.seed, of_run)
+            for each, of_run in zip(options, scores, strict=True)
+        ],
+        task.digits,
+    )
+    return _write(
+        run,
+        results=results,
+        predictions=predictions,
+        exposure=_exposure(singles[: config.folds.folds]),
+        in_folds=everyone.splits,
+    )
 
 
 def _exposure(singles: Sequence[Run]) -> Exposure:
@@ -263,9 +229,7 @@ def _exposure(singles: Sequence[Run]) -> Exposure:
     return expose(below, data.images, rows, was_seen, is_measured=True)
 
 
-def _describe_calibration(
-    predictions: Predictions, fold_of: np.ndarray, splits: str, num_images: int
-) -> dict[str, Any]:
+def _describe_calibration(predictions: Predictions, fold_of: np.ndarray) -> dict[str, Any]:
     """Cools each fold by the temperature that is fitted to the predictions on the other folds."""
     task, raw, truths = predictions.task, predictions.probabilities, predictions.truths
     cooled, temperatures = raw.copy(), []
@@ -273,7 +237,5 @@ def _describe_calibration(
         is_in = fold_of == fold
         temperatures.append(task.fit_temperature(raw[~is_in], truths[~is_in]))
         cooled[is_in] = task.cool(raw[is_in], temperatures[-1])
-    facts = {"fitted_on": f"the other folds of {splits}", "num_examples": num_images}
-    mean = float(np.mean(temperatures))
     after = dataclasses.replace(predictions, probabilities=cooled, uncalibrated=raw)
-    return facts | thresholds.describe_calibration(after, mean)
+    return thresholds.describe_calibration(after, float(np.mean(temperatures)))

@@ -1,14 +1,14 @@
 """Traces of a few steps: for TensorBoard, for a trace viewer in the browser, and as a table.
 
-TensorFlow and JAX both write an XSpace protocol buffer, which TensorBoard's profile plugin reads,
-and each brings what parses it. From it are made `trace.json.gz`, which chrome://tracing and
-ui.perfetto.dev open, and `operations.csv`: time and memory by operation.
+TensorFlow and JAX both write an XSpace protocol buffer, which TensorBoard's profile plugin reads.
+`trace.json.gz` has the same events in Chrome's Trace Event Format, which ui.perfetto.dev opens, and
+`operations.csv` has time and memory by operation.
 """
 
 from __future__ import annotations
 
-import bisect
 import collections
+import contextlib
 import csv
 import gzip
 import io
@@ -16,80 +16,51 @@ import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 from tfrecord_io.files import atomic_write
 
 TRACE_NAME = "trace.json.gz"
 OPERATIONS_NAME = "operations.csv"
 
-_ALLOCATION = "MemoryAllocation"
+_HEADER = ("operation", "where", "calls", "total_us", "mean_us", "allocated_bytes")
+
+#: An event, see the document "Trace Event Format" of the Chromium project. Times (`ts`, `dur`) are
+#: in microseconds; an event of phase M names a process (here a host or a device) or a thread.
+Event = Mapping[str, Any]
 
 
-class Event(NamedTuple):
-    """Something that took time.
-
-    Attributes:
-        place: of the event, a host or a device.
-        thread: number and name of the thread of the host, or the stream of the device.
-        name: of the operation or function.
-        start_ns: nanoseconds, all events of a trace on one clock.
-        duration_ns: nanoseconds.
-        statistics: what the profiler noted.
-    """
-
-    place: str
-    thread: tuple[int, str]
-    name: str
-    start_ns: float
-    duration_ns: float
-    statistics: Mapping[str, Any]
-
-
-class Tracer:
+@contextlib.contextmanager
+def tracer(
+    steps: tuple[int, int] | None, directory: Path, backend: str
+) -> Iterator[Callable[[int, int], None]]:
     """Traces a range of steps.
 
     Args:
         steps: first and last step to trace, counted from 1; None for no trace.
         directory: folder of the trace, created if it is missing.
         backend: `tensorflow` or `jax`.
+
+    Yields:
+        a function to call before and after steps, with the numbers of the first and the last step
+        that come next; after steps the last may be one less than the first.
     """
+    with contextlib.ExitStack() as trace:
+        was_on = False
 
-    def __init__(self, steps: tuple[int, int] | None, directory: Path, backend: str) -> None:
-        self._steps = steps
-        self._directory = directory
-        self._backend = backend
-        self._running = False
+        def turn(first: int, last: int) -> None:
+            nonlocal was_on
+            if was_on and first > steps[1]:
+                trace.close()
+            elif not was_on and steps and first <= steps[1] and last >= steps[0]:
+                was_on = True
+                start, stop = _profiler(backend)
+                directory.mkdir(exist_ok=True)
+                start(str(directory))
+                trace.callback(_write_views, directory, backend)
+                trace.callback(stop)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def before(self, first_step: int, num_steps: int) -> None:
-        """Starts the trace if one of the coming steps, counted from 1, is to be traced."""
-        if self._steps is None or self._running:
-            return
-        first, last = self._steps
-        if first_step <= last and first_step + num_steps > first:
-            self._running = True
-            self._directory.mkdir(exist_ok=True)
-            start, _ = _profiler(self._backend)
-            start(str(self._directory))
-
-    def after(self, step: int) -> None:
-        """Ends the trace if so many steps are done that none is left to trace."""
-        if self._running and self._steps is not None and step >= self._steps[1]:
-            self._stop()
-
-    def __exit__(self, *exception: object) -> None:
-        if self._running:
-            self._stop()
-
-    def _stop(self) -> None:
-        self._running = False
-        _, stop = _profiler(self._backend)
-        stop()
-        _write_views(self._directory, self._backend)
-        print(f"trace written: {self._directory / TRACE_NAME}, {OPERATIONS_NAME} beside it")
+        yield turn
 
 
 def _profiler(backend: str) -> tuple[Callable[[str], None], Callable[[], None]]:
@@ -105,93 +76,51 @@ def _profiler(backend: str) -> tuple[Callable[[str], None], Callable[[], None]]:
 
 def _write_views(directory: Path, backend: str) -> None:
     """Writes the trace and the table from the newest XSpace under a folder."""
-    paths = sorted(directory.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
-    if not paths:
-        raise FileNotFoundError(f"the profiler wrote no *.xplane.pb under {directory}")
-    read = _read_with_jax if backend == "jax" else _read_with_tensorflow
-    events = list(read(paths[-1]))
-    trace = {"displayTimeUnit": "ms", "traceEvents": list(trace_events(events))}
+    # JAX writes the events as JSON, too.
+    pattern = "*.trace.json.gz" if backend == "jax" else "*.xplane.pb"
+    newest = max(directory.rglob(pattern), key=lambda path: path.stat().st_mtime).read_bytes()
+    if backend == "jax":
+        events = json.loads(gzip.decompress(newest))["traceEvents"]
+    else:
+        events = list(_events(newest))
+    trace = {"displayTimeUnit": "ms", "traceEvents": events}
     with atomic_write(directory / TRACE_NAME) as file:
         file.write(gzip.compress(json.dumps(trace).encode("utf-8")))
     text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(("operation", "where", "calls", "total_us", "mean_us", "allocated_bytes"))
-    writer.writerows(operation_table(events))
+    csv.writer(text).writerows([_HEADER, *operation_table(events)])
     with atomic_write(directory / OPERATIONS_NAME) as file:
         file.write(text.getvalue().encode("utf-8"))
+    print(f"trace written: {directory / TRACE_NAME}, {OPERATIONS_NAME} beside it")
 
 
-def _read_with_jax(path: Path) -> Iterator[Event]:
-    from jax.profiler import ProfileData
-
-    for plane in ProfileData.from_file(str(path)).planes:
-        for number, line in enumerate(plane.lines):
-            for event in line.events:
-                statistics = {
-                    name: value
-                    for name, value in event.stats
-                    if isinstance(value, int | float | str)
-                }
-                yield Event(
-                    plane.name,
-                    (number, line.name),
-                    event.name,
-                    event.start_ns,
-                    event.duration_ns,
-                    statistics,
-                )
-
-
-def _read_with_tensorflow(path: Path) -> Iterator[Event]:
+def _events(xspace: bytes) -> Iterator[Event]:
+    """Yields the events of an XSpace that TensorFlow wrote."""
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-    for plane in xplane_pb2.XSpace.FromString(path.read_bytes()).planes:
-
-        def value_of(statistic: Any, plane: Any = plane) -> Any:
-            kind = statistic.WhichOneof("value")
-            if kind == "ref_value":
-                return plane.stat_metadata[statistic.ref_value].name
-            return None if kind in (None, "bytes_value") else getattr(statistic, kind)
-
-        for number, line in enumerate(plane.lines):
-            for event in line.events:
-                statistics = {
-                    plane.stat_metadata[statistic.metadata_id].name: value
-                    for statistic in event.stats
-                    if (value := value_of(statistic)) is not None
-                }
-                yield Event(
-                    plane.name,
-                    (number, line.display_name or line.name),
-                    plane.event_metadata[event.metadata_id].name,
-                    line.timestamp_ns + event.offset_ps / 1e3,
-                    event.duration_ps / 1e3,
-                    statistics,
-                )
-
-
-def trace_events(events: Sequence[Event]) -> Iterator[dict[str, Any]]:
-    """Yields events in Chrome's Trace Event Format, times in microseconds.
-
-    Source: the document "Trace Event Format" of the Chromium project.
-
-    Args:
-        events: those of a place and of a thread follow each other.
-    """
-    for process, (place, of_place) in enumerate(itertools.groupby(events, lambda e: e.place)):
-        yield {"ph": "M", "pid": process, "name": "process_name", "args": {"name": place}}
-        for (thread, name), of_thread in itertools.groupby(of_place, lambda e: e.thread):
-            ids = {"pid": process, "tid": thread}
+    for process, plane in enumerate(xplane_pb2.XSpace.FromString(xspace).planes):
+        yield {"ph": "M", "pid": process, "name": "process_name", "args": {"name": plane.name}}
+        for thread, line in enumerate(plane.lines):
+            ids, name = {"pid": process, "tid": thread}, line.display_name or line.name
             yield {"ph": "M", **ids, "name": "thread_name", "args": {"name": name}}
-            for event in of_thread:
+            for event in line.events:
                 yield {
                     "ph": "X",
                     **ids,
-                    "name": event.name,
-                    "ts": event.start_ns / 1e3,
-                    "dur": event.duration_ns / 1e3,
-                    "args": dict(event.statistics),
+                    "name": plane.event_metadata[event.metadata_id].name,
+                    "ts": line.timestamp_ns / 1e3 + event.offset_ps / 1e6,
+                    "dur": event.duration_ps / 1e6,
+                    "args": {
+                        plane.stat_metadata[each.metadata_id].name: _value(plane, each)
+                        for each in event.stats
+                        if each.WhichOneof("value") not in (None, "bytes_value")
+                    },
                 }
+
+
+def _value(plane: Any, statistic: Any) -> Any:
+    kind = statistic.WhichOneof("value")
+    value = getattr(statistic, kind)
+    return plane.stat_metadata[value].name if kind == "ref_value" else value
 
 
 def operation_table(events: Sequence[Event]) -> list[tuple[str, str, int, float, float, int]]:
@@ -200,45 +129,41 @@ def operation_table(events: Sequence[Event]) -> list[tuple[str, str, int, float,
     On a GPU every event is an operation. On the host an operation is an event named `node:Type`; an
     allocation counts for the operation that runs on its thread at that time.
 
-    Args:
-        events: those of a place and of a thread follow each other.
-
     Returns:
         rows of (operation, device or host, calls, total µs, mean µs, allocated bytes).
     """
+    places = {
+        event["pid"]: event["args"]["name"]
+        for event in events
+        if event.get("name") == "process_name"
+    }
     calls: collections.Counter[tuple[str, str]] = collections.Counter()
-    nanoseconds: collections.Counter[tuple[str, str]] = collections.Counter()
+    total: collections.Counter[tuple[str, str]] = collections.Counter()
     allocated: collections.Counter[tuple[str, str]] = collections.Counter()
-    for _, group in itertools.groupby(events, lambda event: (event.place, event.thread)):
-        of_thread = sorted(group, key=lambda event: event.start_ns)
-        spans = []
+    timed = sorted(
+        (event for event in events if event.get("ph") == "X"),
+        key=lambda event: (event["pid"], event["tid"], event["ts"]),
+    )
+    for _, of_thread in itertools.groupby(timed, lambda event: (event["pid"], event["tid"])):
+        spans: list[tuple[float, float, tuple[str, str]]] = []
         for event in of_thread:
-            if (operation := _operation(event)) is not None:
-                key = (operation, event.place)
+            place = places[event["pid"]]
+            if (operation := _operation(event["name"], place)) is not None:
+                key = (operation, place)
                 calls[key] += 1
-                nanoseconds[key] += event.duration_ns
-                spans.append((event.start_ns, event.start_ns + event.duration_ns, key))
-        starts = [start for start, _, _ in spans]
-        for event in of_thread:
-            index = bisect.bisect_right(starts, event.start_ns) - 1
-            if event.name == _ALLOCATION and index >= 0 and event.start_ns <= spans[index][1]:
-                allocated[spans[index][2]] += int(event.statistics.get("allocation_bytes", 0))
+                total[key] += event["dur"]
+                spans.append((event["ts"], event["ts"] + event["dur"], key))
+            elif event["name"] == "MemoryAllocation" and spans and event["ts"] <= spans[-1][1]:
+                allocated[spans[-1][2]] += int(event["args"].get("allocation_bytes", 0))
     return [
-        (
-            *key,
-            calls[key],
-            round(total / 1e3, 3),
-            round(total / 1e3 / calls[key], 3),
-            allocated[key],
-        )
-        for key, total in nanoseconds.most_common()
+        (*key, calls[key], round(time, 3), round(time / calls[key], 3), allocated[key])
+        for key, time in total.most_common()
     ]
 
 
-def _operation(event: Event) -> str | None:
+def _operation(name: str, place: str) -> str | None:
     """Returns the type of the operation of an event, or None for another event."""
-    name = event.name
-    if event.place.startswith("/device:"):
+    if place.startswith("/device:"):
         return name
     _, colon, kind = name.partition(":")
     # C++ scopes (`ExecutorState::Process`), phrases (`EagerExecute: f`) and Python's frames

@@ -9,7 +9,6 @@ them. Each fold and seed is a run in its own folder, RUN/seed-S/fold-F, and can 
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,8 +20,7 @@ from train.config import TrainConfig
 from train.data import seen
 from train.data.parts import divided
 from train.devices import set_seed
-from train.errors import ConfigError
-from train.run_folder import METRICS_NAME, claim
+from train.run_folder import claim, read_metrics
 from train.run_setup import Run, make_run
 from train.training.finishing import finish, pool
 from train.training.training_loop import train
@@ -39,8 +37,7 @@ def train_and_evaluate(
         given: the flags of the command line, if there is one, see `make_run`.
 
     Returns:
-        the content of metrics.json, see `finishing`. Of a
-        cross-validation it is empty on a worker that is not the chief.
+        the content of metrics.json; of a cross-validation it is empty on workers besides the chief.
 
     Raises:
         ConfigError: if the configuration does not suit the data, the devices or the folder.
@@ -58,33 +55,29 @@ def _train_once(run: Run) -> dict[str, Any]:
     """Trains, evaluates and exports one network."""
     set_seed(run.config.input.seed)
     with claim(run):
-        if (path := run.folder / METRICS_NAME).exists():
-            try:
-                results = json.loads(path.read_text(encoding="utf-8"))
-            except ValueError as error:
-                raise ConfigError(
-                    f"{path} is damaged ({error}); remove it, and the same command evaluates the "
-                    "run again"
-                ) from None
+        if results := read_metrics(run.folder):
             run.devices.say(f"the run in {run.folder} is complete; nothing to do")
             return results
         if run.devices.is_chief:
             run.seen.write(run.folder / seen.FILE_NAME)
-        progress, best = train(run)
-        return finish(run, progress, best)
+        return finish(run, *train(run))
 
 
 def _cross_validate(run: Run) -> dict[str, Any]:
     """Trains every fold with every seed and measures all held-out predictions together."""
-    config, devices = run.config, run.devices
-    everyone = divided(run.data, config.folds)
+    config, folds, devices = run.config, run.config.folds, run.devices
+    everyone = divided(run.data, folds)
     singles = [
-        _single(run, fold, seed)
-        for seed in range(config.input.seed, config.input.seed + config.folds.seeds)
-        for fold in range(config.folds.folds or 0)
+        dataclasses.replace(
+            run,
+            given=run.given.replace(fold=fold, seed=seed, seeds=1),
+            folder=run.folder / f"seed-{seed}" / f"fold-{fold}",
+        )
+        for seed in range(config.input.seed, config.input.seed + folds.seeds)
+        for fold in range(folds.folds or 0)
     ]
     # All folds, so that one that cannot be trained does not waste the time of those before it.
-    for single in singles[: config.folds.folds]:
+    for single in singles[: folds.folds]:
         single.config  # noqa: B018 - raises ConfigError
     with claim(run):
         groups = run.data.groups_of(everyone)
@@ -96,22 +89,16 @@ def _cross_validate(run: Run) -> dict[str, Any]:
                 "and the held-out part. Build the dataset with --group_regex"
             )
         devices.say(
-            f"cross-validation of the splits {everyone.name}: {config.folds.folds} folds of "
-            f"{groups.units} x {config.folds.seeds} seeds = {len(singles)} runs",
+            f"cross-validation of the splits {everyone.name}: {folds.folds} folds of "
+            f"{groups.units} x {folds.seeds} seeds = {len(singles)} runs",
         )
         for number, single in enumerate(singles, 1):
-            fold, seed = single.config.folds.fold, single.config.input.seed
-            devices.say(f"\nrun {number} of {len(singles)}: fold {fold}, seed {seed}")
+            options = single.config
+            devices.say(
+                f"\nrun {number} of {len(singles)}: fold {options.folds.fold}, "
+                f"seed {options.input.seed}"
+            )
             _train_once(single)
             # Without this, the graphs of all runs stay in memory.
             keras.utils.clear_session()
         return pool(run, everyone, singles) if devices.is_chief else {}
-
-
-def _single(run: Run, fold: int, seed: int) -> Run:
-    """Returns the run of a cross-validation that holds out a fold, in a folder of its own."""
-    return dataclasses.replace(
-        run,
-        given=run.given.replace(fold=fold, seed=seed, seeds=1),
-        folder=run.folder / f"seed-{seed}" / f"fold-{fold}",
-    )

@@ -7,14 +7,17 @@ import dataclasses
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
 import numpy as np
 from tqdm import tqdm
 
+from tfrecord_io import flags
+from tfrecord_io.auditing.findings import alarms
 from tfrecord_io.files import write_json
+from tfrecord_io.printing import counted, printable
 from train.config import Phase
 from train.data import feed
 from train.errors import StoppedError
@@ -24,17 +27,40 @@ from train.networks.optimizers import averaged_weights
 from train.run_folder import CHECKPOINT_NAME, HISTORY_NAME
 from train.run_setup import Run
 from train.training import callbacks, checkpoint, tracing
-from train.training.progress import (
-    Progress,
-    describe_epoch,
-    describe_run,
-    describe_seconds,
-)
-from train.training.steps import predict, training_steps
+from train.training.steps import training_steps
 
-# Steps that are timed to say how long a phase will take, and the fewest for which that is done.
+# The input is the bottleneck if a run waits for it for more than this share of its time.
+_INPUT_BOUND_SHARE = 0.1
+
+# Steps after which a phase says how long it will take, and the fewest left for which it does.
 _TIMED_STEPS = 5
-_FEWEST_STEPS_TO_TIME = 100
+_FEWEST_STEPS_TO_TELL = 100
+
+
+@dataclasses.dataclass(kw_only=True)
+class Progress:
+    """Where a run stands; with the variables, all that is needed to go on.
+
+    Attributes:
+        step: training steps done.
+        phase: name of the phase of the last step done.
+        totals: sums over the epoch that is not finished.
+        history: one row for each finished epoch.
+        best_epoch: epoch of the weights that are kept, counted from 1; 0 if there is none yet.
+        best_value: validation loss, or minus the accuracy, of that epoch: smaller is better.
+    """
+
+    step: int = 0
+    phase: str = ""
+    totals: dict[str, float] = dataclasses.field(default_factory=dict)
+    history: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    best_epoch: int = 0
+    best_value: float | None = None
+
+    @property
+    def epoch(self) -> int:
+        """The epoch to go on with, counted from 0."""
+        return len(self.history)
 
 
 def train(run: Run) -> tuple[Progress, list[np.ndarray]]:
@@ -60,19 +86,18 @@ class _Training:
     def __init__(self, run: Run) -> None:
         self._run, self._config, self._devices = run, run.config, run.devices
         self._checkpoint = run.folder / CHECKPOINT_NAME
-        facts = checkpoint.load_facts(self._checkpoint)
-        self.progress = Progress(**facts) if facts else Progress()
+        facts, self._saved = checkpoint.load(self._checkpoint)
+        self.progress = Progress(**facts)
         self._network = build_network(
             run,
             run.config.devices.precision,
             weights="none" if self.progress.step else run.config.network.weights,
         )
+        if facts:
+            checkpoint.restore(self._network.model.variables, self._saved["model"])
         # The weights of the epoch to keep, on the host: each checkpoint holds them, so that a
         # kill can never leave the weights of one epoch beside the name of another.
-        self.best: list[np.ndarray] = []
-        if facts:
-            checkpoint.restore(self._checkpoint, {"model": self._network.model.variables})
-            self.best = checkpoint.load_arrays(self._checkpoint, "best")
+        self.best = list(self._saved["best"])
         for line in describe_run(run, self.progress, self._network.model.count_params()):
             self._devices.say(line)
         self._saved_at = time.monotonic()
@@ -80,29 +105,24 @@ class _Training:
 
     def run_phases(self) -> None:
         """Trains from where the progress stands to the last epoch."""
-        config, progress, folder = self._config, self.progress, self._run.folder
+        run, config, devices, progress = self._run, self._config, self._devices, self.progress
         if progress.epoch == config.input.epochs:
             return
-        part, val, devices = self._run.parts.train, self._run.parts.val, self._devices
+        part, val, folder = run.parts.train, run.parts.val, run.folder
         self._val = val and feed.evaluation_batches(config.input, devices, val)
         batches: Any = None
         with contextlib.ExitStack() as stack:
+            enter = stack.enter_context
             # With several workers one alone cannot stop between steps: all take part in each.
-            self._stop = stack.enter_context(callbacks.StopSignal(enabled=devices.num_workers == 1))
-            self._watchdog = stack.enter_context(
-                callbacks.Watchdog(
-                    config.loop.step_timeout, folder / f"stacks-{devices.worker_index}.txt"
-                )
-            )
-            self._tracer = stack.enter_context(
-                tracing.Tracer(config.loop.profile_steps, folder / "profile", devices.backend)
-            )
-            board = callbacks.TensorBoardWriter(
-                folder / "tensorboard" if devices.is_chief else None
-            )
-            stack.callback(board.close)
+            self._stops = enter(callbacks.stop_signals(enabled=devices.num_workers == 1))
+            stacks = folder / f"stacks-{devices.worker_index}.txt"
+            self._step_ended = enter(callbacks.watchdog(config.loop.step_timeout, stacks))
+            steps, traces = config.loop.profile_steps, folder / "profile"
+            self._trace = enter(tracing.tracer(steps, traces, devices.backend))
+            board = folder / "tensorboard"
+            write_scalars = enter(callbacks.tensorboard(board, enabled=devices.is_chief))
             done = part.num_examples * progress.epoch + progress.totals.get("num_examples", 0)
-            self._bar = stack.enter_context(
+            self._bar = enter(
                 tqdm(
                     desc="training",
                     unit=" images",
@@ -118,110 +138,98 @@ class _Training:
                     continue
                 self._start_phase(phase)
                 if batches is None:
+                    mixup, first = config.augmentation.mixup, progress.step
                     batches = self._steps.iterate(
-                        feed.training_batches(
-                            config.input,
-                            config.augmentation.mixup,
-                            devices,
-                            part,
-                            start_step=progress.step,
-                        )
+                        feed.training_batches(config.input, mixup, devices, part, start_step=first)
                     )
                 while progress.epoch <= phase.last_epoch:
                     self._train_epoch(batches)
-                    board.write(progress.history[-1], progress.step)
+                    write_scalars(progress.history[-1], progress.step)
 
     def _start_phase(self, phase: Phase) -> None:
         config, progress, network = self._config, self.progress, self._network
         self._phase = phase
         set_trainable(network, phase=phase.name, trainable_layers=config.network.trainable_layers)
         first_step = self._run.steps_after[phase.first_epoch]
-        last_step = self._run.steps_after[phase.last_epoch + 1]
-        is_only = len(config.phases) == 1
+        self._last_step = self._run.steps_after[phase.last_epoch + 1]
         self._steps = training_steps(
             self._run,
             network,
             learning_rate=phase.learning_rate,
-            num_steps=last_step - first_step,
+            num_steps=self._last_step - first_step,
         )
         self._optimizer = self._steps.optimizer
         if progress.step > first_step:
-            checkpoint.restore(self._checkpoint, {"optimizer": self._optimizer.variables})
-        if not is_only:
+            checkpoint.restore(self._optimizer.variables, self._saved["optimizer"])
+        self._saved = {}
+        if len(config.phases) > 1:
             trained = sum(math.prod(each.shape) for each in network.model.trainable_variables)
             self._devices.say(f"training {phase.name}: {trained:,} parameters")
         progress.phase = phase.name
-        self._guard = callbacks.RetraceGuard(config.loop.on_retrace)
         # The first call of the graph also builds it, and is not timed.
-        self._is_warm = False
-        self._timed_steps, self._timed_seconds = 0, 0.0
+        self._num_traces = 0
+        self._tells_time_at: float = progress.step + _TIMED_STEPS + 1
 
     def _train_epoch(self, batches: Any) -> None:
         progress, last_step = self.progress, self._run.steps_after[self.progress.epoch + 1]
         meter = callbacks.EpochMeter(**progress.totals)
         while progress.step < last_step:
-            self._train_steps(
-                batches,
-                min(self._config.loop.steps_per_execution, last_step - progress.step),
-                meter,
-            )
+            left = last_step - progress.step
+            self._train_steps(batches, min(self._config.loop.steps_per_execution, left), meter)
             if progress.step < last_step:
-                if self._is_stopped or self._checkpoint_is_due:
-                    self._save_checkpoint()
-                self._raise_if_stopped()
+                self._save_if_due()
         self._end_epoch(meter)
-        self._raise_if_stopped()
 
     def _train_steps(self, batches: Any, num_steps: int, meter: callbacks.EpochMeter) -> None:
         """Runs some steps in one call, and lets all monitors see what came of them."""
         progress = self.progress
-        self._tracer.before(progress.step + 1, num_steps)
+        self._trace(progress.step + 1, progress.step + num_steps)
         started = time.monotonic()
         results = self._steps.train(batches, num_steps)
         seconds = time.monotonic() - started
-        self._watchdog.restart()
-        callbacks.check_finite(results.loss_sums, progress.step + 1)
+        self._step_ended()
+        callbacks.check_finite(results.totals[:, 0], progress.step + 1)
         progress.step += num_steps
-        self._tracer.after(progress.step)
-        self._guard.check(self._steps.num_traces, progress.step)
-        meter.add(results, seconds, timed=self._is_warm)
-        if self._is_warm:
-            self._tell_time_left(num_steps, seconds)
-        self._is_warm = True
+        self._trace(progress.step + 1, progress.step)
+        is_warm, num_traces = self._num_traces > 0, self._steps.num_traces
+        if num_traces > max(1, self._num_traces):
+            callbacks.report_retrace(self._config.loop.on_retrace, num_traces, progress.step)
+        self._num_traces = num_traces
+        meter.add(results, seconds, timed=is_warm)
         progress.totals = meter.totals()
-        self._bar.set_postfix_str(f"loss {meter.loss:.4f}", refresh=False)
-        self._bar.update(int(results.num_examples.sum()))
+        if is_warm and progress.step >= self._tells_time_at:
+            self._tells_time_at = math.inf
+            self._tell_time_left(meter)
+        self._bar.set_postfix_str(f"loss {meter.means()[0]:.4f}", refresh=False)
+        self._bar.update(int(results.totals[:, 2].sum()))
 
-    def _tell_time_left(self, num_steps: int, seconds: float) -> None:
-        """Says once, after the first timed steps of a long phase, how long the rest will take."""
-        was_told = self._timed_steps >= _TIMED_STEPS
-        self._timed_steps += num_steps
-        self._timed_seconds += seconds
-        num_left = self._run.steps_after[self._phase.last_epoch + 1] - self.progress.step
-        if was_told or self._timed_steps < _TIMED_STEPS or num_left < _FEWEST_STEPS_TO_TIME:
+    def _tell_time_left(self, meter: callbacks.EpochMeter) -> None:
+        """Says, after the first steps of a long phase, how long the rest will take."""
+        num_left, phase = self._last_step - self.progress.step, self._phase
+        if num_left < _FEWEST_STEPS_TO_TELL:
             return
         is_only = len(self._config.phases) == 1
-        what = "the training" if is_only else f"this phase ({self._phase.name})"
-        duration = describe_seconds(num_left * self._timed_seconds / self._timed_steps)
+        seconds = num_left * (meter.speed()["step_ms"] or 0) / 1000
         self._say(
-            f"{what} will take about {duration} here, in "
-            f"{self._phase.last_epoch + 1 - self.progress.epoch} epochs; --epochs N makes the run "
-            "shorter or longer"
+            f"{'the training' if is_only else f'this phase ({phase.name})'} will take about "
+            f"{describe_seconds(seconds)} here, in {phase.last_epoch + 1 - self.progress.epoch} "
+            "epochs; --epochs N makes the run shorter or longer"
         )
 
     def _end_epoch(self, meter: callbacks.EpochMeter) -> None:
-        progress, devices, task = self.progress, self._devices, self._run.task
+        progress, task, epochs = self.progress, self._run.task, self._config.input.epochs or 0
         self._steps.sync()
+        loss, quantity = meter.means()
         row: dict[str, Any] = {
             "epoch": progress.epoch + 1,
             "phase": self._phase.name,
             "step": progress.step,
-            "loss": meter.loss,
-            task.quantity: meter.accuracy,
+            "loss": loss,
+            task.quantity: quantity,
         }
         with averaged_weights(self._optimizer, self._network.logits.trainable_variables):
             if self._val is not None:
-                answers = predict(task, self._steps, self._val)
+                answers = self._steps.predict(self._val)
                 row["val_loss"] = task.mean_loss(*answers)
                 row[f"val_{task.quantity}"] = task.progress(*answers)
             if self._is_best(row):
@@ -231,21 +239,20 @@ class _Training:
             "learning_rate": float(keras.ops.convert_to_numpy(self._optimizer.learning_rate)),
             "seconds": meter.seconds,
             **meter.speed(),
-            **callbacks.memory_megabytes(devices),
+            **callbacks.memory_megabytes(self._devices),
         }
         progress.history.append(row)
         progress.totals = {}
-        if row["epoch"] == self._config.input.epochs or self._is_stopped or self._checkpoint_is_due:
-            self._save_checkpoint()
-        if line := describe_epoch(row, self._config.input.epochs or 0):
+        if line := describe_epoch(row, epochs):
             self._say(line)
         share = row["input_wait_share"]
-        if share is not None and share > callbacks.INPUT_BOUND_SHARE and not self._has_warned:
+        if share is not None and share > _INPUT_BOUND_SHARE and not self._has_warned:
             self._has_warned = True
-            devices.say(
+            self._devices.say(
                 f"warning: {share:.0%} of the time was spent waiting for input. Put the data on "
                 "a local disk (engine mmap), or try a larger batch",
             )
+        self._save_if_due(is_last=row["epoch"] == epochs)
 
     def _is_best(self, row: Mapping[str, Any]) -> bool:
         """Returns whether an epoch replaces the one that is kept, and notes its value if so."""
@@ -261,32 +268,110 @@ class _Training:
             return True
         return not progress.best_epoch
 
-    @property
-    def _is_stopped(self) -> bool:
-        return self._stop.received is not None
-
-    @property
-    def _checkpoint_is_due(self) -> bool:
-        return time.monotonic() - self._saved_at >= self._config.loop.checkpoint_seconds
-
-    def _raise_if_stopped(self) -> None:
-        if self._stop.received is not None:
-            raise StoppedError(self._stop.received, self.progress.step)
-
-    def _save_checkpoint(self) -> None:
-        self._steps.sync()
-        if self._devices.is_chief:
-            write_json(self._run.folder / HISTORY_NAME, self.progress.history)
-            groups = {
-                "model": self._network.model.variables,
-                "optimizer": self._optimizer.variables,
-                "best": self.best,
-            }
-            checkpoint.save(self._checkpoint, groups, dataclasses.asdict(self.progress))
-        self._saved_at = time.monotonic()
+    def _save_if_due(self, *, is_last: bool = False) -> None:
+        """Saves the state from time to time, and when the run ends or is asked to stop."""
+        stops, age = self._stops[:1], time.monotonic() - self._saved_at
+        if is_last or stops or age >= self._config.loop.checkpoint_seconds:
+            self._steps.sync()
+            if self._devices.is_chief:
+                write_json(self._run.folder / HISTORY_NAME, self.progress.history)
+                groups = {
+                    "model": self._network.model.variables,
+                    "optimizer": self._optimizer.variables,
+                    "best": self.best,
+                }
+                checkpoint.save(self._checkpoint, groups, dataclasses.asdict(self.progress))
+            self._saved_at = time.monotonic()
+        if stops:
+            raise StoppedError(stops[0], self.progress.step)
 
     def _say(self, line: str) -> None:
         """Prints a line above the progress bar, once for all workers."""
         if self._devices.is_chief:
             self._bar.write(line, file=sys.stdout)
             sys.stdout.flush()
+
+
+def describe_run(run: Run, progress: Progress, num_parameters: int) -> Iterator[str]:
+    """Yields the lines that are printed before a training starts or goes on."""
+    config, devices, parts, manifest = run.config, run.devices, run.parts, run.data.manifest
+    options = config.input
+    shape = "x".join(str(side) for side in manifest.image_shape)
+    kind = manifest.label_kind
+    labels = kind.noun if manifest.num_classes == 1 else kind.plural
+    yield (
+        f"{config.network.model}, {num_parameters:,} parameters, {parts.train.num_examples:,} "
+        f"training {'images' if run.data.trunk is None else 'features'} of {shape}, "
+        f"{manifest.num_classes} {labels}"
+    )
+    yield (
+        f"{devices.num_replicas} x {devices.names[0].split(':')[0]} on {devices.backend}, "
+        f"{config.devices.precision}; {options.global_batch_size} images a step, "
+        f"{options.replica_batch_size} on each device; "
+        f"{run.steps_after[-1]:,} steps in {options.epochs} epochs"
+    )
+    if (weights := parts.train.weights) is not None:
+        yield (
+            f"images count by the column weight of the table of labels: {weights.min():.3g} to "
+            f"{weights.max():.3g} times the mean"
+        )
+    for alarm in alarms(manifest.audit):
+        yield f"warning: {printable(alarm)}"
+    exposure = run.exposure
+    if exposure and not exposure.is_measured:
+        yield (
+            f"the trunk has seen images of {parts.evaluated.name} or others of their patients: "
+            f"{counted(exposure.num_images, 'image')} of "
+            f"{counted(exposure.num_patients, 'patient')} are left out of the measures"
+        )
+    if parts.val is None:
+        yield "note: there are no validation images, so the last epoch is kept"
+    if parts.evaluated is None:
+        yield (
+            "note: there are no test images either, so this run ends with the exported model "
+            f"and without metrics; {flags.command('evaluate')} measures it on another dataset, "
+            "or build this one with --splits patient"
+        )
+    elif parts.test is None:
+        yield "note: there is no test split; the metrics will be of the validation"
+    if progress.epoch == options.epochs:
+        yield "the training is done; going on with the evaluation"
+    elif progress.step:
+        yield f"going on after step {progress.step:,}, in epoch {progress.epoch + 1}"
+
+
+# Format of each quantity of history.json in the line that is printed for an epoch.
+_EPOCH_FORMATS = {
+    "loss": ".4f", "accuracy": ".1%", "mae": ".4g",
+    "val_loss": ".4f", "val_accuracy": ".1%", "val_mae": ".4g",
+}  # fmt: skip
+
+
+def describe_epoch(row: Mapping[str, Any], epochs: int) -> str | None:
+    """Returns the line that is printed for an epoch, given its row of history.json.
+
+    A long run prints about 20; None for an epoch without one.
+    """
+    if row["epoch"] % max(1, epochs // 20) and row["epoch"] != epochs:
+        return None
+    parts = [
+        f"epoch {row['epoch']}/{epochs}",
+        *(f"{name} {row[name]:{digits}}" for name, digits in _EPOCH_FORMATS.items() if name in row),
+    ]
+    if row["images_per_second"] is not None:
+        parts += [f"{row['images_per_second']:,.0f} images/s", f"{row['step_ms']:.1f} ms a step"]
+    if row["input_wait_share"] is not None:
+        parts.append(f"waiting for data {row['input_wait_share']:.1%}")
+    parts.append(f"{row['peak_rss_mb']:,.0f} MB")
+    if "peak_gpu_mb" in row:
+        parts.append(f"GPU {row['peak_gpu_mb']:,.0f} MB")
+    return " · ".join(parts)
+
+
+def describe_seconds(seconds: float) -> str:
+    """Returns a duration in words, such as `7 minutes`."""
+    if seconds < 90:
+        return f"{seconds:.0f} seconds"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} minutes"
+    return f"{seconds / 3600:.1f} hours"
