@@ -49,11 +49,9 @@ def describe(dataset: Manifest, examples: pa.NativeFile) -> str:
     columns = pq.read_schema(examples)
     examples.seek(0)
     sha256 = hashlib.file_digest(examples, "sha256").hexdigest()
-    files = [_file(EXAMPLES_FILE_NAME, "application/x-parquet", examples.tell(), sha256)]
-    files += [
-        _file(shard.name, "application/x-tfrecord", shard.num_bytes, shard.sha256)
-        for shard in dataset.shards
-    ]
+    files = [(EXAMPLES_FILE_NAME, "application/x-parquet", examples.tell(), sha256)]
+    for shard in dataset.shards:
+        files.append((shard.name, "application/x-tfrecord", shard.num_bytes, shard.sha256))
     shape = " x ".join(map(str, dataset.image_shape))
     content = {
         "@context": _CONTEXT,
@@ -66,7 +64,18 @@ def describe(dataset: Manifest, examples: pa.NativeFile) -> str:
             f"{EXAMPLES_FILE_NAME} has a row for each example."
         ),
         "version": "1.0.0",
-        "distribution": files,
+        "distribution": [
+            {
+                "@type": "cr:FileObject",
+                "@id": name,
+                "name": name,
+                "contentUrl": name,
+                "contentSize": f"{num_bytes} B",
+                "encodingFormat": encoding,
+                "sha256": sha256,
+            }
+            for name, encoding, num_bytes, sha256 in files
+        ],
         "recordSet": [
             {
                 "@type": "cr:RecordSet",
@@ -82,37 +91,23 @@ def describe(dataset: Manifest, examples: pa.NativeFile) -> str:
     return json.dumps(content, indent=1) + "\n"
 
 
-def _file(name: str, encoding: str, num_bytes: int, sha256: str) -> dict[str, str]:
-    return {
-        "@type": "cr:FileObject",
-        "@id": name,
-        "name": name,
-        "contentUrl": name,
-        "contentSize": f"{num_bytes} B",
-        "encodingFormat": encoding,
-        "sha256": sha256,
-    }
-
-
 def _fields(columns: pa.Schema) -> Iterator[dict[str, Any]]:
     """Yields the columns, except bytes and lists, for which Croissant has no type."""
-    kinds = (
-        (pa.types.is_string, "sc:Text"),
-        (pa.types.is_large_string, "sc:Text"),
-        (pa.types.is_integer, "sc:Integer"),
-        (pa.types.is_floating, "sc:Float"),
-        (pa.types.is_boolean, "sc:Boolean"),
-    )
+    kinds = {
+        "sc:Text": lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind),
+        "sc:Integer": pa.types.is_integer,
+        "sc:Float": pa.types.is_floating,
+        "sc:Boolean": pa.types.is_boolean,
+    }
     for column in columns:
-        for is_kind, name in kinds:
-            if is_kind(column.type):
-                yield {
-                    "@type": "cr:Field",
-                    "@id": f"examples/{quote(column.name, safe='')}",
-                    "name": column.name,
-                    "dataType": name,
-                    "source": {
-                        "fileObject": {"@id": EXAMPLES_FILE_NAME},
-                        "extract": {"column": column.name},
-                    },
-                }
+        for name in (name for name, is_kind in kinds.items() if is_kind(column.type)):
+            yield {
+                "@type": "cr:Field",
+                "@id": f"examples/{quote(column.name, safe='')}",
+                "name": column.name,
+                "dataType": name,
+                "source": {
+                    "fileObject": {"@id": EXAMPLES_FILE_NAME},
+                    "extract": {"column": column.name},
+                },
+            }

@@ -103,9 +103,8 @@ def groups_in(examples: pa.Table) -> Groups:
     """
     if COLUMN in examples.column_names and pa.types.is_string(examples[COLUMN].type):
         names = _texts(examples[COLUMN])
-        if pc.all(
-            pc.match_substring_regex(names, f"^({'|'.join(SOURCES)}):"), skip_nulls=False
-        ).as_py():
+        are_ours = pc.match_substring_regex(names, f"^({'|'.join(SOURCES)}):")
+        if pc.all(are_ours, skip_nulls=False).as_py():
             return Groups(names=names)
     return group_images(examples)
 
@@ -128,8 +127,7 @@ def group_images(images: pa.Table, near_duplicates: np.ndarray | None = None) ->
             values = _texts(images[source])
             names = _fill(names, values, _prefixed(source, values))
     if names.null_count:
-        files, own = _files(images)
-        names = _fill(names, files, own)
+        names = _fill(names, *_files(images))
     if near_duplicates is None or not len(near_duplicates):
         return Groups(names=names)
     return _joined(names, near_duplicates)
@@ -164,32 +162,25 @@ def _files(images: pa.Table) -> tuple[pa.Array, pa.Array]:
     facts = table.group_by("file").aggregate([("path", "count_distinct"), ("hash", "max")])
     facts = facts.take(pc.index_in(files, facts["file"].combine_chunks())).combine_chunks()
     content = pc.coalesce(facts["hash_max"], files)
-    own = pc.if_else(
-        pc.greater(facts["path_count_distinct"], 1),
-        _prefixed("file", content),
-        _prefixed("image", content),
-    )
+    several = pc.greater(facts["path_count_distinct"], 1)
+    own = pc.if_else(several, _prefixed("file", content), _prefixed("image", content))
     return files, own.combine_chunks()
 
 
 def _joined(names: pa.Array, pairs: np.ndarray) -> Groups:
     """Joins the groups of near duplicates, except in chains of too many images."""
-    encoded = names.dictionary_encode()
-    groups, texts = encoded.indices.to_numpy(), encoded.dictionary.to_pylist()
+    # In the order of their names, so that the first of a component is the best known.
+    texts = names.unique().to_pylist()
+    texts.sort(key=lambda text: (SOURCES.index(text.split(":")[0]), text))
+    best = pa.array(texts, pa.large_string())
+    groups = pc.index_in(names, best).to_numpy()
     pairs = pairs[groups[pairs[:, 0]] != groups[pairs[:, 1]]]
     chains = _components(len(names), pairs)
     sizes = np.bincount(chains, minlength=len(names))
     is_short = sizes[chains[pairs[:, 0]]] <= MAX_CHAIN
-    # In the order of their names, so that the first of a component is the best known.
-    order = sorted(
-        range(len(texts)), key=lambda g: (SOURCES.index(texts[g].split(":")[0]), texts[g])
-    )
-    rank = np.empty(len(order), np.int64)
-    rank[order] = np.arange(len(order))
-    first = _components(len(order), rank[groups[pairs[is_short]]])
-    best = pa.array([texts[group] for group in order], pa.large_string())
+    first = _components(len(texts), groups[pairs[is_short]])
     return Groups(
-        names=best.take(pa.array(first[rank[groups]])),
+        names=best.take(pa.array(first[groups])),
         long_chains=tuple(sorted(sizes[sizes > MAX_CHAIN].tolist())),
     )
 

@@ -18,10 +18,10 @@ from tfrecord_io.reading import opening
 def write_index(
     directory: str | os.PathLike[str], index_dir: str | os.PathLike[str] | None = None
 ) -> list[Path]:
-    """Writes an index file for every shard of a dataset.
+    """Writes an index file for every shard, in `index_dir` or beside it: its name and `.idx`.
 
     Returns:
-        the files, in `index_dir` or beside the shards: their names with `.idx` added.
+        the files.
 
     Raises:
         ManifestError: if the dataset is unfinished or a shard is not as the manifest says.

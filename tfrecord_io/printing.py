@@ -25,13 +25,9 @@ def until_closed() -> Iterator[None]:
 def printable(text: str, max_length: int | None = None) -> str:
     r"""Returns text with all unprintable characters escaped, as in a Python string.
 
-    Control characters, which can control a terminal, become escapes such as `\x1b` and `\n`.
-    Undecodable bytes of a file name (surrogates) become escapes such as `\udcff`. Letters of any
-    script stay.
-
-    Args:
-        text: any text.
-        max_length: length to which longer text is cut, including the ellipsis at its end.
+    Control characters become escapes such as `\x1b` and `\n`, undecodable bytes of a file name
+    (surrogates) such as `\udcff`. Letters of any script stay. Text longer than `max_length` is cut
+    to that length, including the ellipsis at its end.
     """
     if not text.isprintable():
         text = "".join(
@@ -43,30 +39,20 @@ def printable(text: str, max_length: int | None = None) -> str:
 
 
 def csv_cell(text: str) -> str:
-    """Returns text as `printable` does, which a spreadsheet does not read as a formula.
-
-    See `no_formula`.
-    """
+    """Returns text as `printable` and `no_formula` do."""
     return no_formula(printable(text))
 
 
 def no_formula(text: str) -> str:
-    """Returns text that a spreadsheet does not read as a formula.
+    """Returns text that a spreadsheet does not read as a formula (OWASP, CSV injection).
 
-    Text that begins with `=`, `+`, `-` or `@` gets a quote in front (OWASP, CSV injection); other
-    text stays.
+    Text that begins with `=`, `+`, `-` or `@` gets a quote in front; other text stays.
     """
     return f"'{text}" if text.startswith(_FORMULA_STARTS) else text
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:
-    """Returns a number with its noun, such as `1 image` or `3,000 images`.
-
-    Args:
-        number: how many there are.
-        noun: what one of them is called.
-        plural: what several are called; the noun with an s if not given.
-    """
+    """Returns a number with its noun, such as `1 image`, or its plural, such as `3,000 images`."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
@@ -76,12 +62,7 @@ def number(value: float) -> str:
 
 
 def listed(names: Sequence[str], most: int = 5) -> str:
-    """Returns names for a sentence, such as `a, b and 3 more`.
-
-    Args:
-        names: at least one.
-        most: largest number of names to tell; the others are counted.
-    """
+    """Returns names for a sentence, such as `a, b and 3 more` if `most` is 2."""
     shown = ", ".join(names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most:,} more"
 

@@ -10,13 +10,11 @@ import errno
 
 from tfrecord_io.printing import printable
 
-#: A picture with more pixels is rejected as a decompression bomb (it takes over a quarter of a
-#: gigabyte in RGB). The value is Pillow's default `MAX_IMAGE_PIXELS`, repeated here because a
-#: program can change that one.
+#: A picture with more pixels is rejected as a decompression bomb (over a quarter of a gigabyte in
+#: RGB). This is Pillow's default `MAX_IMAGE_PIXELS`, which a program can change.
 MAX_PIXELS = 89_478_485
 
-#: Largest number of characters of a reject's detail; a library's message about an untrusted file
-#: can be longer.
+#: Characters of a reject's detail; a library's message about an untrusted file can be longer.
 MAX_DETAIL_LENGTH = 200
 
 # Reasons that are not words if their underscores are spaces.
@@ -33,11 +31,9 @@ def in_words(reason: str) -> str:
 
 
 class Reject(Exception):  # noqa: N818 - the project's word for an image that is left out
-    """An image that is left out, with the reason.
+    """An image that is left out.
 
-    Attributes:
-        reason: one of a few fixed words, by which rejects are counted.
-        detail: what was found in the file.
+    `reason` is one of a few fixed words, by which rejects are counted; `detail` is what was found.
     """
 
     def __init__(self, reason: str, detail: str) -> None:

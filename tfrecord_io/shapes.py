@@ -62,18 +62,15 @@ def describe(dataset: Manifest) -> str | None:
 def warn_of_unseen(
     shapes: Iterable[float], trained: Sequence[float], preprocessing: Preprocessing
 ) -> str | None:
-    """Returns a warning if a network was not trained on some shapes, or None.
+    """Returns a warning if a network was not trained on the shapes of some images, or None.
 
-    Args:
-        shapes: of the images that it gets.
-        trained: `distinct` shapes of the training images; empty if they are unknown.
-        preprocessing: of all these images.
+    `trained` are the `distinct` shapes of the training images; none if they are unknown.
     """
-
-    def is_seen(shape: float) -> bool:
-        return any(known / _UNSEEN < shape < known * _UNSEEN for known in trained)
-
-    unseen = [shape for shape in distinct(shapes) if not is_seen(shape)]
+    unseen = [
+        shape
+        for shape in distinct(shapes)
+        if not any(known / _UNSEEN < shape < known * _UNSEEN for known in trained)
+    ]
     if not trained or not unseen:
         return None
     return (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Mapping
 from typing import IO, Any
 
@@ -53,38 +54,26 @@ class PixelStatistics:
         numbers = (self.num_pixels, self.max_value, *self.sums, *self.sums_of_squares)
         # The exact type, because a float may have lost digits, and a bool is an int too.
         possible = all(type(number) is int and number >= 0 for number in numbers)
-        if not possible or not self.sums or len(self.sums) != len(self.sums_of_squares):
+        possible &= len(self.sums) == len(self.sums_of_squares) > 0
+        # v <= v² <= 255 v for each value v, and a variance is not negative.
+        if not possible or not all(
+            total <= squares <= self.max_value * total and total**2 <= self.num_pixels * squares
+            for total, squares in zip(self.sums, self.sums_of_squares, strict=True)
+        ):
             raise ValueError(
                 "expected integers: the number of pixels, and a sum and a sum of squares of each "
-                f"channel; received {self.num_pixels}, {self.sums} and {self.sums_of_squares}"
+                f"channel; {self.num_pixels} pixels of 0..{self.max_value} cannot have "
+                f"{self.sums} and {self.sums_of_squares}"
             )
-        for total, squares in zip(self.sums, self.sums_of_squares, strict=True):
-            # v <= v² <= 255 v for each value v, and a variance is not negative.
-            if (
-                not total <= squares <= self.max_value * total
-                or total**2 > self.num_pixels * squares
-            ):
-                raise ValueError(
-                    f"{self.num_pixels} pixels of 0..{self.max_value} cannot have the sum {total} "
-                    f"and the sum of squares {squares}"
-                )
 
     @property
     def mean(self) -> tuple[float, ...]:
-        """Mean of each channel, 0..max_value.
-
-        Raises:
-            ZeroDivisionError: if there are no pixels.
-        """
+        """Mean of each channel, 0..max_value; a ZeroDivisionError if there are no pixels."""
         return tuple(total / self.num_pixels for total in self.sums)
 
     @property
     def std(self) -> tuple[float, ...]:
-        """Standard deviation of each channel over all pixels, 0..max_value / 2.
-
-        Raises:
-            ZeroDivisionError: if there are no pixels.
-        """
+        """Standard deviation of each channel over all pixels, 0..max_value / 2; as for `mean`."""
         # In integers, because the difference of the two large products may be small.
         return tuple(
             math.sqrt(self.num_pixels * squares - total**2) / self.num_pixels
@@ -102,13 +91,11 @@ class PixelStatistics:
                 f"cannot add statistics of {len(self.sums)} and {len(other.sums)} channels of "
                 f"values to {self.max_value} and {other.max_value}"
             )
-        return dataclasses.replace(
-            self,
+        return PixelStatistics(
             num_pixels=self.num_pixels + other.num_pixels,
-            sums=tuple(map(sum, zip(self.sums, other.sums, strict=True))),
-            sums_of_squares=tuple(
-                map(sum, zip(self.sums_of_squares, other.sums_of_squares, strict=True))
-            ),
+            sums=tuple(map(operator.add, self.sums, other.sums)),
+            sums_of_squares=tuple(map(operator.add, self.sums_of_squares, other.sums_of_squares)),
+            max_value=self.max_value,
         )
 
     @classmethod
@@ -128,27 +115,27 @@ class PixelStatistics:
             )
         square_type, sum_type = _SUM_TYPES[images.dtype]
         num_images, height, width, channels = images.shape
-        sums = np.zeros(width * channels, np.uint64)
-        sums_of_squares = np.zeros(width * channels, np.uint64)
+        sums = np.zeros((2, width * channels), np.uint64)
         images_at_once = max(_ROWS_AT_ONCE // height, 1)
         for first in range(0, num_images, images_at_once):
             all_rows = images[first : first + images_at_once].reshape(-1, width * channels)
             for row in range(0, len(all_rows), _ROWS_AT_ONCE):
                 rows = all_rows[row : row + _ROWS_AT_ONCE]
-                sums += rows.sum(axis=0, dtype=np.uint32)
+                sums[0] += rows.sum(axis=0, dtype=np.uint32)
                 # Twice as fast as a histogram with `np.bincount`.
                 squares = np.multiply(rows, rows, dtype=square_type)
-                sums_of_squares += squares.sum(axis=0, dtype=sum_type)
+                sums[1] += squares.sum(axis=0, dtype=sum_type)
+        of_channels, of_squares = sums.reshape(2, width, channels).sum(axis=1).tolist()
         return cls(
             num_pixels=num_images * height * width,
-            sums=tuple(sums.reshape(width, channels).sum(axis=0).tolist()),
-            sums_of_squares=tuple(sums_of_squares.reshape(width, channels).sum(axis=0).tolist()),
+            sums=tuple(of_channels),
+            sums_of_squares=tuple(of_squares),
             max_value=int(np.iinfo(images.dtype).max),
         )
 
     @classmethod
     def from_shard(cls, file: IO[bytes], layout: schema.RecordLayout) -> PixelStatistics:
-        """Adds up the pixels of a shard, read from its beginning, a megabyte at a time.
+        """Adds up the pixels of a shard, read from its beginning.
 
         Raises:
             ValueError: if the file does not hold whole records.

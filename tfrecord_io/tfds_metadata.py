@@ -16,10 +16,8 @@ def describe(manifest: Manifest) -> dict[str, str]:
 
     The content is what `tfds.folder_dataset.write_metadata` (4.9.10) writes for the same features.
     """
-    return {
-        "features.json": _json(_features(manifest)),
-        "dataset_info.json": _json(_dataset_info(manifest)),
-    }
+    described = {"features.json": _features(manifest), "dataset_info.json": _info(manifest)}
+    return {name: json.dumps(content, indent=1) + "\n" for name, content in described.items()}
 
 
 def _features(manifest: Manifest) -> dict[str, Any]:
@@ -46,7 +44,7 @@ def _tensor(dtype: str, encoding: str, shape: tuple[int, ...]) -> dict[str, Any]
     }
 
 
-def _dataset_info(manifest: Manifest) -> dict[str, Any]:
+def _info(manifest: Manifest) -> dict[str, Any]:
     return {
         "name": manifest.name,
         "version": "1.0.0",
@@ -61,7 +59,3 @@ def _dataset_info(manifest: Manifest) -> dict[str, Any]:
             for name, split in manifest.splits.items()
         ],
     }
-
-
-def _json(content: dict[str, Any]) -> str:
-    return json.dumps(content, indent=1) + "\n"

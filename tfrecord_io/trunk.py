@@ -58,11 +58,7 @@ class Trunk:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Trunk:
-        """Makes the facts from the values that `to_dict` returned; ignores other entries.
-
-        Raises:
-            KeyError: if a value is missing.
-        """
+        """Makes the facts from the values that `to_dict` returned; a KeyError if one is missing."""
         fields = {field.name: values[field.name] for field in dataclasses.fields(cls)}
         for name in ("image_shape", "feature_shape"):
             height, width, channels = values[name]
@@ -98,8 +94,7 @@ def find_trunk(
     """
     if not dataset.holds_features:
         return None, None
-    path = path_in(directory, FILE_NAME)
-    recorded = dataset.source["trunk"]["sha256"]
+    path, recorded = path_in(directory, FILE_NAME), dataset.source["trunk"]["sha256"]
     try:
         with open_file(directory, FILE_NAME) as file:
             content = file.read()
@@ -107,10 +102,9 @@ def find_trunk(
         raise ManifestError(
             f"cannot read {path}: {error.strerror or error}; copy the trunk back"
         ) from error
-    if (received := hashlib.sha256(content).hexdigest()) != recorded:
+    if hashlib.sha256(content).hexdigest() != recorded:
         raise ManifestError(
-            f"{path} is not the trunk that made these features: its SHA-256 is {received[:12]}…, "
-            f"but the manifest says {recorded[:12]}…; copy the right file back, or extract the "
-            "features again"
+            f"{path} is not the trunk that made these features, of SHA-256 {recorded[:12]}…; copy "
+            "the right file back, or extract the features again"
         )
     return Trunk.from_dict(dataset.source["trunk"]), content

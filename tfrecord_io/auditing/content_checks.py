@@ -16,8 +16,10 @@ from tfrecord_io import manifest, shapes
 from tfrecord_io.auditing import shortcuts
 from tfrecord_io.auditing.columns import RANGES, numbers_of
 from tfrecord_io.auditing.examined import Examined
-from tfrecord_io.auditing.findings import MAX_LISTED, MOST_NAMES, Finding, Severity, many
+from tfrecord_io.auditing.findings import MAX_LISTED, Finding, good, many, note, problem, warning
 from tfrecord_io.printing import listed
+
+_MOST_NAMES = 12  # in a sentence
 
 
 def check_numbers(examined: Examined) -> Iterator[Finding]:
@@ -45,9 +47,9 @@ def check_numbers(examined: Examined) -> Iterator[Finding]:
     detail = "; ".join(told) + "."
     if described.get("train", {}).get("std") == 0:
         detail += " There is nothing to learn from them."
-        yield Finding("target", "problem", f"All images of train have the same {name}", detail)
+        yield problem("target", f"All images of train have the same {name}", detail)
     else:
-        yield Finding("target", "note", f"How {name} is distributed", detail)
+        yield note("target", f"How {name} is distributed", detail)
 
 
 def check_shortcuts(examined: Examined) -> Iterator[Finding]:
@@ -55,9 +57,8 @@ def check_shortcuts(examined: Examined) -> Iterator[Finding]:
     result, label, names = _measure_shortcuts(examined)
     if result is None:
         return
-    examined.measures["shortcuts"] = dataclasses.asdict(result) | (
-        {"label": label} if label else {}
-    )
+    measured = dataclasses.asdict(result)
+    examined.measures["shortcuts"] = measured | ({"label": label} if label else {})
     noun, units = examined.kind.noun, examined.joined.units
     what = f"label {label}" if label else noun
     ranked = sorted(result.by_signal.items(), key=lambda item: (-item[1], item[0]))
@@ -72,31 +73,29 @@ def check_shortcuts(examined: Examined) -> Iterator[Finding]:
         f"{result.low:.0%} to {result.high:.0%}; mean over the classes, for {units} not used in "
         f"training). Guessing gives {result.chance:.0%}. With a single fact: {signals}."
     )
-    severity: Severity
     gain = result.low - result.chance
     if not result.reliable:
-        severity = "note"
+        found = note
         title = f"Too few {units} to say whether facts about the files predict the {what}"
         text += f" One class has {result.min_groups} {units}; {shortcuts.MIN_GROUPS} are needed."
     elif gain > 0.25:
-        severity, title = "problem", f"Facts about the files predict the {what}"
+        found, title = problem, f"Facts about the files predict the {what}"
     elif gain > 0.05:
-        severity, title = "warning", f"Facts about the files partly predict the {what}"
+        found, title = warning, f"Facts about the files partly predict the {what}"
     elif giveaways:
-        severity, title = "warning", f"Some facts about the files occur in one {noun} only"
+        found, title = warning, f"Some facts about the files occur in one {noun} only"
     else:
-        severity, title = "good", f"Facts about the files hardly predict the {what}"
+        found, title = good, f"Facts about the files hardly predict the {what}"
     if giveaways:
         text += " All {images:,} images with {fact} {value} are {0}.".format(
             giveaways[0]["all of them"], **giveaways[0]
         )
-    if severity in ("problem", "warning"):
+    if found in (problem, warning):
         text += (
             " A network may learn these facts instead of the disease. Compare its results within "
             "one image size and one JPEG quality."
         )
-    cases = tuple(giveaways[:MAX_LISTED])
-    yield Finding("shortcuts", severity, title, text, len(giveaways), cases)
+    yield found("shortcuts", title, text, len(giveaways), tuple(giveaways[:MAX_LISTED]))
 
 
 def _measure_shortcuts(
@@ -134,20 +133,18 @@ def check_classes(examined: Examined) -> Iterator[Finding]:
     for name, values in counts.items():
         missing = [names[place] for place in np.flatnonzero(values == 0)]
         if missing:
-            yield Finding(
+            yield warning(
                 "class_missing",
-                "warning",
                 f"{many(len(missing), kind.noun, kind.plural)} missing from {name}",
-                f"{listed(missing, MOST_NAMES)}: this split cannot be used to learn or "
+                f"{listed(missing, _MOST_NAMES)}: this split cannot be used to learn or "
                 "evaluate them.",
                 len(missing),
             )
     # Ranges are made to be of equal size, and differ only if many numbers are the same.
     if ratio > 3 and not is_range:
         most, least = names[totals.argmax()], names[totals.argmin()]
-        yield Finding(
+        yield note(
             "class_balance",
-            "note",
             f"The {kind.plural} differ in size by a factor of {ratio:.1f}",
             f"{most} has {totals.max():,} images, {least} {totals.min():,}. Weight the "
             f"{kind.plural} in training, and judge results by {kind.noun}.",
@@ -162,9 +159,8 @@ def check_classes(examined: Examined) -> Iterator[Finding]:
         train = shares.get("train", share)
         place = int(np.abs(share - train).argmax())
         if abs(share[place] - train[place]) > 0.10:
-            yield Finding(
+            yield note(
                 "class_shift",
-                "note",
                 f"{name} has a different mix of {kind.plural} than train",
                 f"{names[place]} is {share[place]:.0%} of {name} and {train[place]:.0%} of train, "
                 f"so {told} on {name} says little about data mixed like train.",
@@ -195,9 +191,8 @@ def check_sizes(examined: Examined) -> Iterator[Finding]:
     num_far = sum(row["images"] for row in far)
     examined.measures["size_outliers"] = num_far
     if far:
-        yield Finding(
+        yield note(
             "size_outliers",
-            "note",
             f"{many(num_far, 'image')} far larger or smaller than usual",
             f"The usual size is {usual[0]}×{usual[1]} pixels. These images have at "
             "least twice or at most half as many pixels in one direction. All are resized to "
@@ -209,9 +204,8 @@ def check_sizes(examined: Examined) -> Iterator[Finding]:
     small = sum(n for (w, h), n in sizes.items() if w < stored_width or h < stored_height)
     examined.measures["enlarged_images"] = small
     if small:
-        yield Finding(
+        yield note(
             "enlarged",
-            "note",
             f"{many(small, 'image')} smaller than the stored size",
             f"They were enlarged to {stored_width}×{stored_height} and are blurred.",
             small,
@@ -229,25 +223,23 @@ def check_blank(examined: Examined) -> Iterator[Finding]:
     examined.measures["blank_images"] = num_blank
     if num_blank:
         title = f"{many(num_blank, 'image')} of a single colour"
-        yield Finding("blank", "warning", title, "They show nothing.", num_blank)
+        yield warning("blank", title, "They show nothing.", num_blank)
 
 
 def check_source(examined: Examined) -> Iterator[Finding]:
     """Yields how many files are second copies, were rejected, or were left out by a policy."""
     counts, rejects = examined.dataset.counts, examined.dataset.rejects
     if copies := counts.get("copies", 0):
-        yield Finding(
+        yield note(
             "source_copies",
-            "note",
             f"{many(copies, 'file')} in the source a second time",
             "A second folder tree in the source repeats these files. The build "
             "recognised them and used each once.",
             copies,
         )
     if count := sum(rejects.values()):
-        yield Finding(
+        yield note(
             "rejects",
-            "note",
             f"{many(count, 'image')} rejected",
             f"They could not be used ({_reasons(rejects)}); "
             f"{manifest.REJECTS_FILE_NAME} lists them.",
@@ -257,8 +249,8 @@ def check_source(examined: Examined) -> Iterator[Finding]:
     if count := sum(dropped.values()):
         title = f"{many(count, 'image')} left out by a policy"
         detail = f"{_reasons(dropped)}; {manifest.DROPPED_FILE_NAME} lists them."
-        yield Finding("dropped", "note", title, detail, count)
+        yield note("dropped", title, detail, count)
 
 
 def _reasons(counts: Mapping[str, int]) -> str:
-    return listed([f"{count:,} {name}" for name, count in counts.items()], MOST_NAMES)
+    return listed([f"{count:,} {name}" for name, count in counts.items()], _MOST_NAMES)

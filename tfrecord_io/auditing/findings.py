@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
@@ -16,9 +17,8 @@ SEVERITIES: tuple[Severity, ...] = ("problem", "warning", "note", "good")
 # Findings that make results doubtful as warnings, too.
 _ALARMING_WARNINGS = ("near_label_conflict", "shortcuts")
 
-#: Largest number of cases that a finding lists, and of names in a sentence.
+#: Largest number of cases that a finding lists.
 MAX_LISTED = 20
-MOST_NAMES = 12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,11 +37,17 @@ class Finding:
     """
 
     code: str
-    severity: Severity
+    severity: Severity = dataclasses.field(kw_only=True)
     title: str
     detail: str
     count: int = 0
     listed: tuple[Mapping[str, Any], ...] = ()
+
+
+problem = functools.partial(Finding, severity="problem")
+warning = functools.partial(Finding, severity="warning")
+note = functools.partial(Finding, severity="note")
+good = functools.partial(Finding, severity="good")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tfrecord_io.auditing.examined import Examined
-from tfrecord_io.auditing.findings import Finding, many
+from tfrecord_io.auditing.findings import Finding, good, many, note, problem, warning
 from tfrecord_io.auditing.twins import MAX_DISTANCE, MIN_SIDE, NearPair
 from tfrecord_io.groups import MAX_CHAIN
 from tfrecord_io.printing import counted
@@ -32,9 +32,8 @@ def check_known_patients(examined: Examined) -> Iterator[Finding]:
     examined.measures |= {"patients": len(patients), "examples_without_patient": num_unknown}
     if num_unknown:
         share = f"{num_unknown:,} images do not name" if num_known else "No image names"
-        yield Finding(
+        yield warning(
             "no_patient",
-            "warning",
             f"{share} a patient",
             f"They are grouped by {' or '.join(sources)}. The audit cannot check whether "
             "their patients are in several splits. If the file names contain the patient, give the "
@@ -74,24 +73,19 @@ def check_patient_leaks(examined: Examined) -> Iterator[Finding]:
             )
             for pair in shared
         )
-        yield Finding(
+        yield problem(
             "patient_leak",
-            "problem",
             f"{many(num_leaked, *units)} in more than one split",
-            f"{parts[0].upper()}{parts[1:]}. A model can recognise an eye it was "
-            "trained on, so results on the other split are too good. Build with --splits "
-            "patient to make new splits, or with --leaks drop to keep the given splits and "
-            "leave these patients' images out of all but one (test before val before train).",
+            f"{parts[0].upper()}{parts[1:]}. A model can recognise an eye it was trained on, so "
+            "results on the other split are too good. Build with --splits patient to make new "
+            "splits, or with --leaks drop to keep the given splits and leave these patients' "
+            "images out of all but one (test before val before train).",
             num_leaked,
             _list_patients(examined, np.flatnonzero(leaked), images[leaked], splits),
         )
     elif examined.names and len(splits) > 1:
-        yield Finding(
-            "patient_leak",
-            "good",
-            f"No {units[0]} is in more than one split",
-            f"{many(len(examined.names), *units)} known.",
-        )
+        title = f"No {units[0]} is in more than one split"
+        yield good("patient_leak", title, f"{many(len(examined.names), *units)} known.")
 
 
 def check_patient_labels(examined: Examined) -> Iterator[Finding]:
@@ -107,13 +101,12 @@ def check_patient_labels(examined: Examined) -> Iterator[Finding]:
         by_label = _table(examined, examined.label, num_labels, several)
         verb, kind = "has" if len(several) == 1 else "have", examined.kind
         how = f"in more than one {kind.noun}" if kind.one_hot else "with different labels"
-        yield Finding(
+        yield note(
             "patient_labels",
-            "note",
             f"{counted(len(several), *examined.units)} {verb} images {how}",
-            f"Together they have {int(by_label.sum()):,} images. Two eyes may differ "
-            "and a disease changes, so this need not be wrong. But all images of a patient "
-            "must be in one split, whatever they show, as with --splits patient.",
+            f"Together they have {int(by_label.sum()):,} images. Two eyes may differ and a disease "
+            "changes, so this need not be wrong. But all images of a patient must be in one split, "
+            "whatever they show, as with --splits patient.",
             len(several),
             _list_patients(examined, several, by_label, examined.labels),
         )
@@ -160,19 +153,17 @@ def check_exact(examined: Examined) -> Iterator[Finding]:
         "duplicate_label_conflicts": len(conflicts),
     }
     if across:
-        yield Finding(
+        yield problem(
             "picture_leak",
-            "problem",
             f"{many(len(across), 'picture')} in more than one split, pixel by pixel",
-            f"{sum(map(len, across)):,} images under different names. Build with "
-            "--leaks drop to leave them out of the larger split.",
+            f"{sum(map(len, across)):,} images under different names. Build with --leaks drop to "
+            "leave them out of the larger split.",
             len(across),
             _list_groups(examined, across),
         )
     if conflicts:
-        yield Finding(
+        yield problem(
             "label_conflict",
-            "problem",
             f"{many(len(conflicts), 'picture')} under contradicting labels",
             f"The same pixels have different {examined.dataset.label_kind.plural}, so at least one "
             "is wrong. --duplicates drop leaves all of them out.",
@@ -181,9 +172,8 @@ def check_exact(examined: Examined) -> Iterator[Finding]:
         )
     if within:
         extra = num_again - sum(num_splits)
-        yield Finding(
+        yield warning(
             "duplicates",
-            "warning",
             f"{many(extra, 'image')} in the same split a second time",
             f"{many(len(within), 'picture')} repeated under other names, and each "
             "repetition counts in every result. --duplicates drop keeps one of each.",
@@ -191,8 +181,8 @@ def check_exact(examined: Examined) -> Iterator[Finding]:
             _list_groups(examined, within),
         )
     if not groups:
-        num_images = f"All {examined.examples.num_rows:,} stored images differ."
-        yield Finding("duplicates", "good", "No two images have the same pixels", num_images)
+        detail = f"All {examined.examples.num_rows:,} stored images differ."
+        yield good("duplicates", "No two images have the same pixels", detail)
 
 
 def _list_groups(examined: Examined, groups: Sequence[np.ndarray]) -> _Listed:
@@ -224,19 +214,15 @@ def check_near(examined: Examined) -> Iterator[Finding]:
         measures["near_duplicate_pairs"] = 0 if num_splits < 2 else None
         measures["near_duplicate_label_conflicts"] = None
         reason = (
-            f"The stored images are too small. Below {MIN_SIDE} pixels per side, "
-            "different scans look so alike that copies cannot be distinguished from them. Build "
-            "with a larger --image_size to have them compared."
+            f"The stored images are too small. Below {MIN_SIDE} pixels per side, different scans "
+            "look so alike that copies cannot be distinguished from them. Build with a larger "
+            "--image_size to have them compared."
             if "perceptual_hash" in examined.examples.column_names
             else "An older release built the dataset without perceptual hashes. Build it again to "
             "have the images compared."
         )
-        yield Finding(
-            "near_duplicates",
-            "note",
-            "Near duplicates were not looked for",
-            f"{reason} Copies with exactly the same pixels were looked for.",
-        )
+        detail = f"{reason} Copies with exactly the same pixels were looked for."
+        yield note("near_duplicates", "Near duplicates were not looked for", detail)
         return
     across = list(twins.near_across(examined.split))
     conflicts = list(twins.near_across(examined.label))
@@ -253,29 +239,26 @@ def check_near(examined: Examined) -> Iterator[Finding]:
         "near_duplicates_complete": twins.complete and not twins.num_unchecked,
     }
     if across:
-        yield Finding(
+        yield problem(
             "near_duplicates",
-            "problem",
             f"{counted(len(across), 'pair')} of near duplicates across splits",
-            "Each pair is one picture that was saved again, brightened or resized, or "
-            "the same place of an eye scanned twice. --leaks drop keeps the one in the more "
-            "protected split (test before val before train).",
+            "Each pair is one picture that was saved again, brightened or resized, or the same "
+            "place of an eye scanned twice. --leaks drop keeps the one in the more protected split "
+            "(test before val before train).",
             len(across),
             list_pairs(examined.examples, across[: examined.most_listed]),
         )
     elif len(examined.splits) > 1:
-        yield Finding(
+        yield good(
             "near_duplicates",
-            "good",
             "No near duplicates across splits",
-            "No picture of one split is a re-saved, brightened or resized copy of one "
-            f"in another (hashes within {MAX_DISTANCE} of 255 bits, fine "
-            f"detail correlated by {twins.min_similarity:.2f} or more).",
+            "No picture of one split is a re-saved, brightened or resized copy of one in another "
+            f"(hashes within {MAX_DISTANCE} of 255 bits, fine detail correlated by "
+            f"{twins.min_similarity:.2f} or more).",
         )
     if within:
-        yield Finding(
+        yield warning(
             "near_duplicates_within",
-            "warning",
             f"{counted(len(within), 'pair')} of near duplicates in one split",
             "Their patients have different names, or none. Folds and intervals keep the "
             "images of both together, but each of them counts in training.",
@@ -283,19 +266,17 @@ def check_near(examined: Examined) -> Iterator[Finding]:
             list_pairs(examined.examples, within[: examined.most_listed]),
         )
     if chains := examined.joined.long_chains:
-        yield Finding(
+        yield warning(
             "near_chains",
-            "warning",
             f"{counted(len(chains), 'chain')} of near duplicates not used",
-            f"In each, more than {MAX_CHAIN} images are connected by pairs that look "
-            f"alike (up to {max(chains):,}). Folds and intervals do not keep "
-            "them together, because whatever looks so alike need not be the same.",
+            f"In each, more than {MAX_CHAIN} images are connected by pairs that look alike (up to "
+            f"{max(chains):,}). Folds and intervals do not keep them together, because whatever "
+            "looks so alike need not be the same.",
             len(chains),
         )
     if conflicts:
-        yield Finding(
+        yield warning(
             "near_label_conflict",
-            "warning",
             f"{counted(len(conflicts), 'pair')} of near duplicates under different labels",
             f"Nearly the same picture has different {examined.dataset.label_kind.plural}. "
             "Look at both.",
@@ -304,9 +285,8 @@ def check_near(examined: Examined) -> Iterator[Finding]:
         )
     num_unchecked = twins.num_unchecked + twins.num_unchecked_within
     if num_unchecked or not twins.complete:
-        yield Finding(
+        yield warning(
             "near_duplicates_unchecked",
-            "warning",
             "So many images look alike that not all pairs were compared",
             f"{num_unchecked:,} proposed pairs were left out: those within a split first, "
             "and of these the least alike ones"

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from tfrecord_io import manifest
 from tfrecord_io.auditing.columns import encode, read_examples, with_ranges
-from tfrecord_io.auditing.findings import MAX_LISTED, Audit, Finding
+from tfrecord_io.auditing.findings import MAX_LISTED, Audit, Finding, good, note, warning
 from tfrecord_io.auditing.leak_checks import list_pairs
 from tfrecord_io.auditing.twins import (
     MAX_DISTANCE,
@@ -235,8 +235,8 @@ def _check_copies(
     everything: pa.Table, examples: pa.Table, nearest: Neighbours, dataset: manifest.Manifest
 ) -> Finding:
     hints = near_copies(nearest)
-    found = np.array([(hint.first, hint.second) for hint in hints], np.int64)
-    first, second = found.reshape(-1, 2).T
+    rows = np.array([(hint.first, hint.second) for hint in hints], np.int64)
+    first, second = rows.reshape(-1, 2).T
     pictures, _ = number_pictures(everything)
     labels = with_ranges(everything, dataset.label_kind)["label"]
     across, differ = (
@@ -252,16 +252,15 @@ def _check_copies(
         hints = [hints[place] for place in np.flatnonzero(kept).tolist()]
         across, differ = across[kept], differ[kept]
     if not hints:
-        return Finding(
+        return good(
             "near_copies",
-            "good",
             "No two scans stand out as cropped, mirrored or turned copies",
             "No two patients' scans have features that are far nearer to each other than "
             "to those of any other scan.",
         )
-    return Finding(
+    found = warning if len(hints) > _CHANCE_SCANS / 2 else note
+    return found(
         "near_copies",
-        "warning" if len(hints) > _CHANCE_SCANS / 2 else "note",
         f"{counted(len(hints), 'pair')} of scans may be cropped, mirrored or turned copies",
         "Their features are far nearer to each other than to those of any other patient's "
         "scan. One or two such pairs are expected by chance, so look at the pictures. "
@@ -275,9 +274,8 @@ def _check_copies(
 
 def _check_labels(examples: pa.Table, nearest: Neighbours, dataset: manifest.Manifest) -> Finding:
     if not dataset.label_kind.one_hot:
-        return Finding(
+        return note(
             "doubtful_labels",
-            "note",
             "Labels were not compared with those of similar scans",
             f"That needs one class for each image, and these have {dataset.label_kind.plural}.",
         )
@@ -285,16 +283,14 @@ def _check_labels(examples: pa.Table, nearest: Neighbours, dataset: manifest.Man
     labels = np.array([places[name] for name in examples["label"].to_pylist()])
     hints = doubtful_labels(nearest, labels, dataset.label_names)
     if not hints:
-        return Finding(
+        return good(
             "doubtful_labels",
-            "good",
             "No label stands out from those of similar scans",
             f"No scan has {MIN_AGREEING} scans of one other class among the "
             f"{NUM_NEIGHBOURS} most similar scans of other patients.",
         )
-    return Finding(
+    return warning(
         "doubtful_labels",
-        "warning",
         f"{counted(len(hints), 'label stands', 'labels stand')} out from those of similar scans",
         f"At least {MIN_AGREEING} of the {NUM_NEIGHBOURS} most similar scans of other "
         "patients have one other class. The label may be wrong, or right for an unusual scan.",

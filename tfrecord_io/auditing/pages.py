@@ -35,16 +35,14 @@ def environment(*folders: Path) -> jinja2.Environment:
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader([*folders, Path(__file__).parent]),
         autoescape=True,
-        finalize=_printable,
+        # Names from the data cannot control a terminal; the page's own markup is kept.
+        finalize=lambda text: printable(text) if type(text) is str else text,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    templates.filters["number"] = number
-    templates.filters["in_words"] = in_words
-    templates.filters["with_flags"] = _with_flags
-    templates.filters["plain"] = _plain
-    templates.filters["spelled_out"] = spelled_out
+    for function in (number, in_words, with_flags, plain, spelled_out):
+        templates.filters[function.__name__] = function
     return templates
 
 
@@ -102,17 +100,10 @@ def data_url(image: Image.Image, side: int, kind: str = "JPEG") -> str:
         return f"data:image/{kind.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
-def _printable(value: Any) -> Any:
-    """Escapes control characters in names from the data; the page's own markup is kept."""
-    if isinstance(value, str) and not isinstance(value, markupsafe.Markup):
-        return printable(value)
-    return value
-
-
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Returns a value of a manifest or a configuration as a reader expects it.
 
-    >>> _plain([64, None, {"a": True}])
+    >>> plain([64, None, {"a": True}])
     '64, not set, a: yes'
     """
     if value is None:
@@ -120,13 +111,13 @@ def _plain(value: Any) -> Any:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, Mapping):
-        value = [f"{name}: {_plain(item)}" for name, item in value.items()]
+        value = [f"{name}: {plain(item)}" for name, item in value.items()]
     if isinstance(value, list | tuple):
-        return ", ".join(str(_plain(item)) for item in value) or "none"
+        return ", ".join(str(plain(item)) for item in value) or "none"
     return value
 
 
-def _with_flags(text: str) -> markupsafe.Markup:
+def with_flags(text: str) -> markupsafe.Markup:
     """Returns the escaped text with each command-line flag in an element that does not wrap."""
     escaped = str(markupsafe.escape(printable(text)))
     flag = r"(--[a-z_]+(?: (?:patient|drop|keep|fail|auto|pad|\d+))?)"
