@@ -18,14 +18,15 @@ from pathlib import Path
 import apache_beam as beam
 import plan_scale
 
-from pipelines.engine import transforms
+from pipelines.engine import engine
 from pipelines.listing.listing import ListingOptions, list_images
 from pipelines.planning import plan
 from pipelines.shards.build import Build
-from pipelines.shards.finish import finish_dataset
+from pipelines.shards.finish import describe_images
 from pipelines.shards.write import open_image_writer
 from pipelines.sources.archive import ArchiveSource
 from tfrecord_io.decoding import preprocess
+from tfrecord_io.manifest import Manifest
 
 STRIDE = 50_295  # of a 224 × 224 × 1 record with four classes
 SHARD_BYTES = plan.DEFAULT_SHARD_SIZE_MB * 1_000_000
@@ -52,28 +53,33 @@ def make_tasks(num_shards: int) -> tuple[plan.ShardTask, ...]:
 
 def graph(num_shards: int) -> beam.Pipeline:
     """Returns the pipeline of a build with this number of shards."""
-    build = Build(
+    draft = Manifest(
         name="oct",
-        output="gs://bucket/oct",
-        source=ArchiveSource(Path("/data/kermany2018.zip")),
-        preprocessing=preprocess.Preprocessing(),
+        image_shape=(224, 224, 1),
         label_names=("CNV", "DME", "DRUSEN", "NORMAL"),
-        identity={"decoder": preprocess.decoder_versions()},
+        splits={},
+        preprocessing=preprocess.Preprocessing().to_dict(),
+        source={},
+        counts={"files": num_shards * 1272},
+        rejects={},
+        options={},
+        fingerprint="0" * 64,
+        versions=preprocess.decoder_versions(),
+    )
+    build = Build(
+        output="gs://bucket/oct",
+        draft=draft,
         open_writer=open_image_writer,
-        finish=finish_dataset,
+        describe=describe_images,
+        source=ArchiveSource(Path("/data/kermany2018.zip")),
         max_reject_fraction=0.01,
-        num_files=num_shards * 1272,
-        copies=0,
-        ignored={},
-        rejected_files=(),
-        source_facts={},
     )
     pipeline = beam.Pipeline()
     (
         pipeline
         | "Tasks" >> beam.Create(make_tasks(num_shards))
-        | "WriteShards" >> transforms.WriteShards(build)
-        | "FinishDataset" >> transforms.FinishDataset(build)
+        | "WriteShards" >> engine.WriteShards(build)
+        | "FinishDataset" >> engine.FinishDataset(build)
     )
     return pipeline
 

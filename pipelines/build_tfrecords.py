@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from pipelines import options
 from pipelines.engine import launch
 from pipelines.engine.job import Job, prepared
+from pipelines.shards.finish import finish_dataset
 
 # Beam is imported inside functions: each local worker imports this module and does not need Beam.
 if TYPE_CHECKING:
@@ -48,17 +49,17 @@ def run(job: Job, pipeline: beam.Pipeline, num_processes: int | None = None) -> 
     """
     import apache_beam as beam
 
-    from pipelines.engine import engine, transforms
+    from pipelines.engine import engine
 
     if not job.todo:
-        job.build.finish(job.build)
+        finish_dataset(job.build)
         return
     with engine.clear_errors(pipeline.options), pipeline:
         (
             pipeline
             | "Tasks" >> beam.Create(job.todo)
-            | "WriteShards" >> transforms.WriteShards(job.build, num_processes)
-            | "FinishDataset" >> transforms.FinishDataset(job.build, num_processes)
+            | "WriteShards" >> engine.WriteShards(job.build, num_processes)
+            | "FinishDataset" >> engine.FinishDataset(job.build, num_processes)
         )
 
 

@@ -8,21 +8,63 @@ the trunk on it. The job resumes, runs on the same engines and is verified like 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
+import hashlib
+import io
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from pipelines import errors
 from pipelines.build_tfrecords import run
 from pipelines.engine import launch
-from pipelines.engine.feature_job import FeatureOptions, prepared_features
+from pipelines.engine.job import Job, clean, full_path, start_or_resume
+from pipelines.planning import plan
+from pipelines.shards.features import DTYPES, Extraction, describe_features, open_feature_writer
+from pipelines.stores import output_state
+from pipelines.stores.output import Storage
 from tfrecord_io import flags
+from tfrecord_io.flags import check, flag
+from tfrecord_io.manifest import EXAMPLES_FILE_NAME, FEATURES, Manifest, ManifestError
+from tfrecord_io.trunk import FILE_NAME, Trunk, read_trunk, seen_path
 
 _EPILOG = """\
 All other flags are Beam's, as for build_tfrecords.py. On this machine one process writes all
 shards, because Keras uses every core; --direct_num_workers=2 starts two.
 """
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FeatureOptions:
+    """Everything the user chose.
+
+    Raises:
+        ValueError: if a value is missing or wrong, or the output is the dataset of images.
+    """
+
+    data: str = flag("", "folder or URL of a finished dataset of images", metavar="OUT")
+    trunk: str = flag("", "file that train/trunk.py wrote", metavar="FILE")
+    output: str = flag("", "folder or URL of the feature maps", metavar="DIR")
+    dtype: str = flag(
+        "float16", "type in which they are stored; float16 rounds to 11 bits", choices=DTYPES
+    )
+    overwrite: bool = flag(
+        False, "delete the dataset in the output folder, finished or not, and make it anew"
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        for name in ("data", "trunk", "output"):
+            if not getattr(self, name):
+                raise ValueError(f"--{name} is missing; see --help")
+        if full_path(self.data) == full_path(self.output):
+            raise ValueError(f"--output must be another folder than --data, received {self.output}")
 
 
 def extract(argv: Sequence[str]) -> None:
@@ -49,6 +91,104 @@ def extract(argv: Sequence[str]) -> None:
     beam_args = ["--direct_num_workers=1", *beam_args]
     names = [f"--{field.name}" for field in dataclasses.fields(FeatureOptions)]
     launch.launch(options.output, beam_args, names, lambda: prepared_features(options), run)
+
+
+@contextlib.contextmanager
+def prepared_features(options: FeatureOptions) -> Iterator[Job | None]:
+    """Plans the shards, copies the trunk, and locks the output folder until the block ends.
+
+    Yields:
+        the job, or None if the output is already complete.
+
+    Raises:
+        errors.UserError: if the dataset or the trunk is unusable, or the output is locked or holds
+            another dataset.
+    """
+    started = time.monotonic()
+    trunk, content = _read_trunk(options.trunk)
+    data, storage = Storage(full_path(options.data)), Storage(full_path(options.output))
+    images = _read_images(data, trunk)
+    digest = hashlib.sha256(content).hexdigest()
+    identity = {
+        "dataset": images.fingerprint,
+        "trunk": digest,
+        "dtype": options.dtype,
+        "format_version": 2,
+    }
+    draft = dataclasses.replace(
+        images,
+        name=f"{images.name}_features",
+        image_shape=trunk.feature_shape,
+        dtype=options.dtype,
+        source={
+            "kind": FEATURES,
+            "dataset": {"name": images.name, "fingerprint": images.fingerprint},
+            "images": images.source,
+            "trunk": {**trunk.to_dict(), "sha256": digest},
+        },
+        options=identity,
+        fingerprint=output_state.fingerprint(identity),
+        statistics=None,
+    )
+    extraction = Extraction(
+        output=storage.root,
+        draft=draft,
+        open_writer=open_feature_writer,
+        describe=describe_features,
+        data=data.root,
+        images=images,
+    )
+    with output_state.locked(storage):
+        if output_state.is_complete(storage, identity, overwrite=options.overwrite):
+            yield None
+            return
+        tasks = extraction.tasks()
+        clean(storage)
+        plan.write_tasks(storage, tasks, identity)
+        storage.write(FILE_NAME, content)
+        if (seen := seen_path(Path(options.trunk))).exists():
+            storage.write(seen_path(Path(FILE_NAME)).name, seen.read_bytes())
+        yield start_or_resume(extraction, tasks, started)
+
+
+def _read_trunk(path: str) -> tuple[Trunk, bytes]:
+    """Returns the facts of a trunk file, and its content."""
+    try:
+        content = Path(path).read_bytes()
+        return read_trunk(io.BytesIO(content)), content
+    except OSError as error:
+        raise errors.UserError(f"cannot read --trunk {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise errors.UserError(f"--trunk {path}: {error}") from None
+
+
+def _read_images(storage: Storage, trunk: Trunk) -> Manifest:
+    """Returns the manifest of the dataset of images, checked against its files and the trunk."""
+    data = storage.root
+    try:
+        images = output_state.read_manifest(storage)
+    except FileNotFoundError:
+        raise errors.UserError(
+            f"--data {data} has no manifest.json: expected the folder of a finished dataset"
+        ) from None
+    except ManifestError as error:
+        raise errors.UserError(str(error)) from None
+    if images.dtype != "uint8" or images.image_shape != trunk.image_shape:
+        raise errors.UserError(
+            f"the trunk takes uint8 images of shape {trunk.image_shape}, but those of {data} are "
+            f"{images.dtype} of shape {images.image_shape}; write a trunk for this dataset with "
+            f"{flags.command('trunk')} --data {data}"
+        )
+    # Otherwise a missing file would be noticed only after all features are computed.
+    output_state.require_shards(storage, images)
+    try:
+        with storage.open_arrow(EXAMPLES_FILE_NAME) as examples:
+            pq.read_schema(examples)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise errors.UserError(
+            f"{storage.path(EXAMPLES_FILE_NAME)} cannot be read: {error}; copy the dataset again"
+        ) from None
+    return images
 
 
 def main(argv: Sequence[str] | None = None) -> int:

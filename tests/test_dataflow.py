@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
+from dataset_factory import bare_manifest
 
 from pipelines import build_tfrecords, errors, options
 from pipelines.engine import engine
 from pipelines.engine.job import Job
 from pipelines.planning import plan
 from pipelines.shards.build import Build
-from pipelines.shards.finish import finish_dataset
+from pipelines.shards.finish import describe_images
 from pipelines.shards.write import open_image_writer
 from pipelines.sources.remote import RemoteZipSource
-from tfrecord_io.decoding import preprocess
 
 pytest.importorskip("google.cloud.dataflow", reason="needs pip install 'apache-beam[gcp]'")
 
@@ -106,21 +106,16 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> Spec:
 def job_of(chosen: options.BuildOptions) -> Job:
     """Returns the job that `prepared` would make, had it listed the archive."""
     tasks = tuple(plan.ShardTask(index, "train", index, 40, 2000) for index in range(40))
+    draft = bare_manifest(
+        image_shape=(224, 224, 1), label_names=("CNV", "DME", "DRUSEN", "NORMAL"), splits={}
+    )
     build = Build(
-        name=chosen.output.name,
         output=chosen.output.output,
-        source=RemoteZipSource(chosen.source.input),
-        preprocessing=chosen.images.preprocessing,
-        label_names=("CNV", "DME", "DRUSEN", "NORMAL"),
-        identity={"decoder": preprocess.decoder_versions()},
+        draft=draft,
         open_writer=open_image_writer,
-        finish=finish_dataset,
+        describe=describe_images,
+        source=RemoteZipSource(chosen.source.input),
         max_reject_fraction=chosen.output.max_reject_fraction,
-        num_files=80_000,
-        copies=0,
-        ignored={},
-        rejected_files=(),
-        source_facts={},
     )
     return Job(build=build, todo=tasks, num_finished=0, started=0.0)
 
@@ -141,7 +136,7 @@ def test_without_an_image_the_package_is_staged(tmp_path: Path):
 
     with tarfile.open(package) as archive:
         names = archive.getnames()
-    assert any(name.endswith("pipelines/engine/transforms.py") for name in names)
+    assert any(name.endswith("pipelines/engine/engine.py") for name in names)
     assert any(name.endswith("tfrecord_io/schema.py") for name in names)
 
 

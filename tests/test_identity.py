@@ -57,7 +57,7 @@ def test_a_tar_whose_times_changed_is_the_same_source(tmp_path):
 
 def test_what_decides_the_bytes_is_named_as_its_flag_is(archive, tmp_path):
     with prepare(archive, tmp_path / "out") as job:
-        names = set(job.build.identity) - {"source_listing", "decoder"}
+        names = set(job.build.draft.options) - {"source_listing", "decoder"}
         assert {f"--{name}" for name in names} <= set(flag_names())
 
 
@@ -67,13 +67,13 @@ def test_what_decides_the_bytes_is_named_as_its_flag_is(archive, tmp_path):
 )
 def test_what_does_not_decide_the_bytes_is_no_part_of_the_identity(archive, tmp_path, more):
     with prepare(archive, tmp_path / "a") as job, prepare(archive, tmp_path / "b", *more) as other:
-        assert other.build.fingerprint == job.build.fingerprint
+        assert other.build.draft.fingerprint == job.build.draft.fingerprint
 
 
 def test_an_archive_may_be_moved_and_its_copy_is_the_same_source(archive, tmp_path):
     moved = shutil.copy(archive, tmp_path / archive.name)
     with prepare(archive, tmp_path / "a") as job, prepare(moved, tmp_path / "b") as other:
-        assert other.build.fingerprint == job.build.fingerprint
+        assert other.build.draft.fingerprint == job.build.draft.fingerprint
 
 
 def test_patients_in_folders_are_part_of_the_identity_of_their_dataset_alone(tmp_path):
@@ -83,9 +83,9 @@ def test_patients_in_folders_are_part_of_the_identity_of_their_dataset_alone(tmp
     source = write_tree(tmp_path / "in", files)
     in_path, in_name = ([rf"--group_regex={pattern}"] for pattern in (r"(patient\d)/", r"^(\d)"))
     with prepare(source, tmp_path / "out", *in_path) as job:
-        assert job.build.identity["patient_in_path"]
+        assert job.build.draft.options["patient_in_path"]
     with prepare(source, tmp_path / "out", *in_name, "--overwrite") as job:
-        assert "patient_in_path" not in job.build.identity
+        assert "patient_in_path" not in job.build.draft.options
     packed = write_tar(tmp_path / "scans.tar.gz", files)
     output = build_here(packed, tmp_path / "packed", *in_path)
     with prepare(packed, output, *in_path) as job:

@@ -31,7 +31,7 @@ def test_a_job_is_listed_and_planned_before_any_engine_starts(archive, tmp_path,
         assert sum(task.num_refs for task in job.todo) == len(TREE)
         assert job.num_finished == 0
         planned = json.loads(job.storage.read(PLAN_JSON))
-        assert planned["fingerprint"] == job.build.fingerprint
+        assert planned["fingerprint"] == job.build.draft.fingerprint
         assert (tmp_path / "out" / BUILD_DIR / "plan.arrow").exists()
     said = capsys.readouterr().err
     assert f"listing the images of {archive}" in said
@@ -77,9 +77,9 @@ def test_another_build_of_a_tar_gz_is_refused_after_it_was_listed(tmp_path, same
 
 def test_classes_have_the_order_they_are_given_in(archive, tmp_path):
     with prepare(archive, tmp_path / "a") as job:
-        assert job.build.label_names == ("CNV", "DME", "DRUSEN", "NORMAL")
+        assert job.build.draft.label_names == ("CNV", "DME", "DRUSEN", "NORMAL")
     with prepare(archive, tmp_path / "b", "--classes=NORMAL,CNV") as job:
-        assert job.build.label_names == ("NORMAL", "CNV")
+        assert job.build.draft.label_names == ("NORMAL", "CNV")
 
 
 @pytest.mark.parametrize("name", ["nowhere", "empty", "text.zip"])

@@ -11,8 +11,9 @@ from dataset_factory import change_column
 from image_files import encoded, write_tree
 from pages import Page, needs_chromium, overhang
 
-from pipelines.engine.feature_job import FeatureOptions, prepared_features
-from pipelines.shards.features import finish_features, write_features
+from pipelines.extract_features import FeatureOptions, prepared_features
+from pipelines.shards.features import write_features
+from pipelines.shards.finish import finish_dataset
 from tfrecord_io.__main__ import main
 from tfrecord_io.auditing import neighbours
 from tfrecord_io.trunk import FACTS_NAME, Trunk
@@ -172,7 +173,7 @@ def extract(images, output):
     with prepared_features(options) as job:
         for task in job.todo:
             write_features(job.build, task, brightness_of, job.storage.create, {"device": "none"})
-        finish_features(job.build)
+        finish_dataset(job.build)
     return output
 
 

@@ -33,7 +33,7 @@ def complete(scans, tmp_path_factory):
 
 def identity_of(scans, output, *more):
     with prepare(scans, output, "--num_shards=4", *more) as job:
-        return job.build.identity
+        return job.build.draft.options
 
 
 # ---- one build at a time

@@ -16,16 +16,16 @@ from builds import build_here, files_of, prepare
 from image_files import scan_tree, write_tree
 
 from pipelines import errors
-from pipelines.engine import transforms
+from pipelines.engine import engine
 from pipelines.engine.job import require_finished
 from pipelines.listing.refs import iterate_refs
 from pipelines.planning import plan
 from pipelines.shards import finish, write
-from pipelines.shards.build import rows_name
-from pipelines.shards.sidecar import Sidecar, find_finished
+from pipelines.shards.build import Sidecar, rows_name
 from pipelines.stores import output_state
 from pipelines.stores.output import BUILD_DIR
 from tfrecord_io.decoding import preprocess
+from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.manifest import Manifest
 from tfrecord_io.rejects import Reject
 from tfrecord_io.schema import image_key
@@ -57,24 +57,25 @@ def write_all(job):
 
 def planned_refs(job, task):
     with job.storage.open_arrow(output_state.PLAN_FILE) as file:
-        return list(iterate_refs(plan.read_task_refs(file, task, job.build.fingerprint)))
+        return list(iterate_refs(plan.read_task_refs(file, task, job.build.draft.fingerprint)))
 
 
 # ---- one shard
 
 
 def test_a_shard_holds_the_planned_images_in_order_without_the_rejects(job):
-    layout, build = job.build.layout, job.build
+    build, draft = job.build, job.build.draft
+    layout, preprocessing = draft.layout, Preprocessing.from_dict(draft.preprocessing)
     for task, sidecar in zip(job.todo, write_all(job), strict=True):
         expected, rejected = b"", []
         with build.source.open() as reader:
             for ref in planned_refs(job, task):
                 try:
-                    image = preprocess.decode_image(reader.read(ref.member), build.preprocessing)
+                    image = preprocess.decode_image(reader.read(ref.member), preprocessing)
                 except Reject as reject:
                     rejected.append((ref.source_path, reject.reason))
                     continue
-                (label,) = build.label_kind.vectors([ref.label], build.label_names)
+                (label,) = draft.label_kind.vectors([ref.label], draft.label_names)
                 expected += layout.encode_record(image.pixels, label, image_key(ref.path))
         assert job.storage.read(task.shard_name) == expected
         assert sidecar.num_bytes == len(expected)
@@ -103,7 +104,7 @@ def test_a_shard_written_by_two_workers_at_once_is_whole(job):
     for thread in threads:
         thread.join()
     assert files_of_output(job) == before
-    assert find_finished(job.build, job.todo) == dict(enumerate(expected))
+    assert job.build.find_finished(job.todo) == dict(enumerate(expected))
 
 
 def test_rows_of_the_examples_table_describe_the_records(job):
@@ -111,7 +112,7 @@ def test_rows_of_the_examples_table_describe_the_records(job):
     task = job.todo[0]
     with job.storage.open_arrow(rows_name(task)) as file:
         rows = pq.read_table(file).to_pylist()
-    data, layout = job.storage.read(task.shard_name), job.build.layout
+    data, layout = job.storage.read(task.shard_name), job.build.draft.layout
     slot = layout.features["key"]
     keys = [
         data[start + slot.offset : start + slot.offset + slot.length].decode()
@@ -129,8 +130,8 @@ def test_rows_of_the_examples_table_describe_the_records(job):
 
 
 def test_a_worker_with_another_pillow_refuses_to_mix_pixels(job):
-    identity = {**job.build.identity, "decoder": {"pillow": "1.0", "libjpeg": "6"}}
-    other = dataclasses.replace(job.build, identity=identity)
+    draft = dataclasses.replace(job.build.draft, versions={"pillow": "1.0", "libjpeg": "6"})
+    other = dataclasses.replace(job.build, draft=draft)
     with (
         job.build.source.open() as reader,
         pytest.raises(errors.BuildError, match=r"the launcher planned with .*'1\.0'"),
@@ -146,8 +147,8 @@ def run(job, tasks=None, num_processes=None):
         (
             pipeline
             | beam.Create(job.todo if tasks is None else tasks)
-            | transforms.WriteShards(job.build, num_processes)
-            | transforms.FinishDataset(job.build, num_processes)
+            | engine.WriteShards(job.build, num_processes)
+            | engine.FinishDataset(job.build, num_processes)
         )
 
 
@@ -236,11 +237,12 @@ def test_a_missing_shard_is_no_finished_dataset(job):
     assert not job.storage.exists("manifest.json")
 
 
-@pytest.mark.parametrize("change", [{"num_files": 99}, {"copies": 1}, {"rejected_files": ()}])
+@pytest.mark.parametrize("change", [{"files": 99}, {"copies": 1}])
 def test_a_ledger_that_does_not_add_up_is_no_finished_dataset(job, change):
     write_all(job)
+    draft = dataclasses.replace(job.build.draft, counts=job.build.draft.counts | change)
     with pytest.raises(errors.BuildError, match=r"the source has .* are accounted for"):
-        finish.finish_dataset(dataclasses.replace(job.build, **change))
+        finish.finish_dataset(dataclasses.replace(job.build, draft=draft))
     assert not job.storage.exists("manifest.json")
 
 

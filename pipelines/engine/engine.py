@@ -1,32 +1,36 @@
-"""Chooses the engine that runs the job, and turns its errors into readable messages."""
+"""The Beam side of the job: its two steps, the engine that runs them, and that engine's errors.
+
+Both steps write their results to files and are safe to repeat: an engine may retry a task, or run
+it twice at the same time.
+"""
 
 from __future__ import annotations
 
 import argparse
 import atexit
 import contextlib
+import dataclasses
 import importlib.util
 import logging
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import apache_beam as beam
 import grpc
-from apache_beam.options.pipeline_options import (
-    DirectOptions,
-    GoogleCloudOptions,
-    PipelineOptions,
-    PortableOptions,
-    SetupOptions,
-    StandardOptions,
-    TestOptions,
-    WorkerOptions,
-)
+from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from pipelines import errors
+from pipelines.engine import local
 from pipelines.options import workers_of
+from pipelines.planning.plan import ShardTask
+from pipelines.shards.build import Work
+from pipelines.shards.finish import finish_dataset
+from pipelines.shards.write import TaskWriter
+from pipelines.stores import beam_flags
 from tfrecord_io import flags
 
 #: Seconds a job server has to answer. Beam alone would try six times, for a minute each.
@@ -41,15 +45,16 @@ def make_pipeline(beam_args: Sequence[str]) -> beam.Pipeline:
         errors.BuildError: if the job server does not answer.
     """
     options = PipelineOptions(list(beam_args), save_main_session=False)
-    if not _is_local(options):
+    chosen = options.get_all_options()
+    if (where := workers_of(chosen["runner"])) != "here":
         # A remote engine logs the job's address at INFO. There the type checker logs too much, and
         # workers within this process log after its last message.
         logging.getLogger().setLevel(logging.INFO)
         for name in ("typehints", "runners.worker"):
             logging.getLogger(f"apache_beam.{name}").setLevel(logging.WARNING)
-        if workers_of(options.view_as(StandardOptions).runner) == "dataflow":
-            _require_package(options)
-        _require_job_server(options)
+        if where == "dataflow":
+            _require_package(chosen)
+        _require_job_server(chosen["job_endpoint"])
         try:
             return beam.Pipeline(options=options)
         except ValueError as error:
@@ -79,36 +84,25 @@ def num_processes(beam_args: Sequence[str]) -> int | None:
     """
     # Of two flags of the same name the last one counts, so these are defaults in place of Beam's.
     defaults = ["--direct_running_mode=multi_processing", "--direct_num_workers=0"]
-    options = PipelineOptions([*defaults, *beam_args])
-    direct = options.view_as(DirectOptions)
-    if direct.direct_running_mode == "in_memory" or not _is_local(options):
+    chosen = PipelineOptions([*defaults, *beam_args]).get_all_options()
+    if chosen["direct_running_mode"] == "in_memory" or workers_of(chosen["runner"]) != "here":
         return None
     # For 0 Beam would count all cores of the machine, also those that this process may not use, as
     # in a container.
-    if direct.direct_num_workers < 1:
+    if chosen["direct_num_workers"] < 1:
         return len(os.sched_getaffinity(0))
-    return direct.direct_num_workers
+    return chosen["direct_num_workers"]
 
 
 def returns_early(options: PipelineOptions) -> bool:
     """Returns whether the pipeline's run ends before the job: a template, dry run or no waiting."""
-    return bool(
-        options.view_as(GoogleCloudOptions).template_location
-        or options.view_as(TestOptions).dry_run
-        or options.view_as(StandardOptions).no_wait_until_finish
-    )
+    chosen = options.get_all_options()
+    return any(chosen[name] for name in ("template_location", "dry_run", "no_wait_until_finish"))
 
 
-def _is_local(options: PipelineOptions) -> bool:
-    """Returns whether the job runs on this machine, in processes that the launcher starts."""
-    return workers_of(options.view_as(StandardOptions).runner) == "here"
-
-
-def _require_package(options: PipelineOptions) -> None:
+def _require_package(chosen: Mapping[str, Any]) -> None:
     """Raises if Dataflow's workers would lack this package, which they report minutes later."""
-    setup = options.view_as(SetupOptions)
-    image = options.view_as(WorkerOptions).sdk_container_image
-    if not (image or setup.setup_file or setup.extra_packages):
+    if not any(chosen[name] for name in ("sdk_container_image", "setup_file", "extra_packages")):
         raise errors.UserError(
             "Dataflow's workers need this package: give --sdk_container_image, an image built from "
             "docker/pipeline.Dockerfile, or --setup_file=./setup.py; docs/dataflow.md explains both"
@@ -124,8 +118,7 @@ def _require_package(options: PipelineOptions) -> None:
         )
 
 
-def _require_job_server(options: PipelineOptions) -> None:
-    endpoint = options.view_as(PortableOptions).job_endpoint
+def _require_job_server(endpoint: str | None) -> None:
     if not endpoint or endpoint == "embed":
         return
     with grpc.insecure_channel(endpoint) as channel:
@@ -140,49 +133,35 @@ def _require_job_server(options: PipelineOptions) -> None:
 
 @contextlib.contextmanager
 def clear_errors(options: PipelineOptions) -> Iterator[None]:
-    """Turns an engine's error into a readable message.
+    """Turns an error of the engine that runs in the block into a readable message.
 
     A worker's own error keeps its message. Any other error of a remote engine becomes a
     `BuildError` with the engine's message. Any other error of the local engine is raised unchanged,
-    because it is a bug. `options` are those of the pipeline that runs in the block.
+    because it is a bug. `options` are those of the pipeline.
 
     Raises:
         errors.BuildError: with the message for the user.
         KeyboardInterrupt: if the user stopped the job.
     """
     # Read before the job runs: Beam's portable runners remove their name from the options.
-    remote = None if _is_local(options) else options.view_as(StandardOptions).runner
+    runner = options.get_all_options()["runner"]
+    is_local = workers_of(runner) == "here"
     try:
         yield
     except Exception as error:
-        if any(isinstance(cause, KeyboardInterrupt) for cause in _causes(error)):
-            raise KeyboardInterrupt from None  # Beam turns it into a RuntimeError
-        message = _root_cause(error)
-        if message is None and remote is not None:
-            message = f"{remote} did not finish the job: {_summary(error)}"
-        if message is None:
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, KeyboardInterrupt):
+                raise KeyboardInterrupt from None  # Beam turns it into a RuntimeError
+            cause = cause.__cause__ or cause.__context__
+        message = _own_message(error)
+        if message is None and is_local:
             raise
-        raise errors.BuildError(message) from error
+        summary = f"{runner} did not finish the job: {_summary(error)}"
+        raise errors.BuildError(message or summary) from error
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yields an error, then its cause or context, then the cause of that, and so on."""
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
-
-
-def _summary(error: Exception) -> str:
-    """Returns the first line of an engine's message and the last, which usually names the cause."""
-    details = error.details() if isinstance(error, grpc.Call) else str(error)
-    lines = [line.strip() for line in (details or "").splitlines() if line.strip()]
-    if not lines:
-        return type(error).__name__
-    shown = lines if len(lines) < 3 else [lines[0], "…", lines[-1]]
-    return "\n  ".join(line if len(line) <= 400 else f"{line[:400]} …" for line in shown)
-
-
-def _root_cause(error: BaseException) -> str | None:
+def _own_message(error: Exception) -> str | None:
     """Returns the message of the build's own error that ended a job, or None for other errors.
 
     Beam reports an exception of another process as text, so the message is searched for in it.
@@ -195,6 +174,16 @@ def _root_cause(error: BaseException) -> str | None:
             if found and not head.strip():
                 return message.split(" [while running")[0]
     return None
+
+
+def _summary(error: Exception) -> str:
+    """Returns the first line of an engine's message and the last, which usually names the cause."""
+    details = error.details() if isinstance(error, grpc.Call) else str(error)
+    lines = [line.strip() for line in (details or "").splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    shown = lines if len(lines) < 3 else [lines[0], "…", lines[-1]]
+    return "\n  ".join(line if len(line) <= 400 else f"{line[:400]} …" for line in shown)
 
 
 def check_flags(beam_args: Sequence[str], own_flags: Iterable[str]) -> None:
@@ -213,3 +202,79 @@ def check_flags(beam_args: Sequence[str], own_flags: Iterable[str]) -> None:
         flag = unknown[0].split("=")[0]
         known = [*own_flags, *(f"--{name}" for name in vars(found))]
         raise errors.UserError(f"unknown flag {flag}{flags.meant(flag, known) or '; see --help'}")
+
+
+@dataclasses.dataclass(eq=False)
+class WriteShards(beam.PTransform):
+    """Turns shard tasks into shard files, and yields (name of the dataset, index of the task).
+
+    `num_processes` is the number of local worker processes, for the engine in this process; None if
+    the engine's own workers write the shards.
+    """
+
+    build: Work
+    num_processes: int | None = None
+
+    def expand(self, tasks: beam.PCollection) -> beam.PCollection:
+        """Applies the transform to a collection of `ShardTask`."""
+        if self.num_processes is None:
+            return tasks | beam.ParDo(_WriteHere(self.build))
+        # The engine in this process would write the shards one after another, so all tasks become
+        # one element.
+        return (
+            tasks
+            | beam.BatchElements(min_batch_size=sys.maxsize, max_batch_size=sys.maxsize)
+            | beam.FlatMap(_write_in_processes, self.build, self.num_processes)
+        )
+
+
+class _WriteHere(beam.DoFn):
+    """Writes each shard in the process to which Beam gives its task."""
+
+    def __init__(self, build: Work) -> None:
+        self._build = build
+
+    def setup(self) -> None:
+        beam_flags.use_those_of_job()
+        self._writer = TaskWriter(self._build)
+
+    def process(self, task: ShardTask) -> Iterator[tuple[str, int]]:
+        self._writer.write(task)
+        yield self._build.draft.name, task.index
+
+    def finish_bundle(self) -> None:
+        # Beam keeps the yielded elements only if the bundle succeeds, so it waits for the files.
+        self._writer.wait()
+
+    def teardown(self) -> None:
+        self._writer.close()
+
+
+def _write_in_processes(
+    tasks: Sequence[ShardTask], build: Work, num_processes: int
+) -> Iterator[tuple[str, int]]:
+    local.write_shards(build, tasks, num_processes)
+    for task in tasks:
+        yield build.draft.name, task.index
+
+
+@dataclasses.dataclass(eq=False)
+class FinishDataset(beam.PTransform):
+    """Finishes the dataset once all tasks are done; for `num_processes` see `WriteShards`."""
+
+    build: Work
+    num_processes: int | None = None
+
+    def expand(self, done: beam.PCollection) -> beam.PCollection:
+        """Applies the transform to the output of `WriteShards`."""
+        finish = _finish_here if self.num_processes is None else local.finish_in_worker
+        return (
+            done
+            | "Gather" >> beam.GroupByKey()
+            | "Finish" >> beam.Map(lambda _, build: finish(build), build=self.build)
+        )
+
+
+def _finish_here(build: Work) -> None:
+    beam_flags.use_those_of_job()
+    finish_dataset(build)

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,15 +19,14 @@ import pyarrow.compute as pc
 import xxhash
 
 from pipelines import errors
-from pipelines.engine.identity import make_identity
 from pipelines.listing.anonymous import Privacy
 from pipelines.listing.listing import list_images
 from pipelines.listing.refs import Listing, iterate_refs, other_columns
 from pipelines.options import BuildOptions
 from pipelines.planning import plan, splits
-from pipelines.shards import drops, finish, ledger
+from pipelines.shards import drops
 from pipelines.shards.build import Build, Work
-from pipelines.shards.sidecar import find_finished
+from pipelines.shards.finish import FAILURE_FILE, describe_images, list_rejects
 from pipelines.shards.write import EXAMPLE_SCHEMA, open_image_writer
 from pipelines.sources.factory import make_source
 from pipelines.sources.reader import read_in_order
@@ -34,10 +34,13 @@ from pipelines.sources.source import Source
 from pipelines.stores import output_state
 from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import groups, shards
+from tfrecord_io.decoding import preprocess
+from tfrecord_io.decoding.dicom_tags import SHARE
 from tfrecord_io.decoding.options import Physical
-from tfrecord_io.manifest import FILE_NAME
+from tfrecord_io.manifest import FILE_NAME, Manifest
 from tfrecord_io.rejects import Reject, in_words
 from tfrecord_io.stores import remote
+from tfrecord_io.stores.folder import is_remote
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,7 +78,7 @@ def prepared(options: BuildOptions) -> Iterator[Job | None]:
             dataset.
         errors.BuildError: if a download fails, or a policy is to fail and the data violates it.
     """
-    storage = Storage(options.output.output)
+    storage = Storage(full_path(options.output.output))
     privacy = Privacy.read(
         options.output.anonymize, output=storage.root, source=options.source.input
     )
@@ -93,16 +96,21 @@ def prepared(options: BuildOptions) -> Iterator[Job | None]:
             yield job
 
 
+def full_path(folder: str) -> str:
+    """Returns the full path or URL: a worker may have another working directory."""
+    return folder.rstrip("/") if is_remote(folder) else str(Path(folder).resolve())
+
+
 def clean(storage: Storage) -> None:
     """Makes the output folder ready for a job: without the leftovers of a run that was killed."""
     output_state.remove_leftovers(storage)
     storage.make_folders()
-    storage.delete([finish.FAILURE_FILE])
+    storage.delete([FAILURE_FILE])
 
 
 def start_or_resume(work: Work, tasks: Sequence[plan.ShardTask], started: float) -> Job:
     """Returns the job with the tasks that no earlier run has finished."""
-    finished = find_finished(work, tasks)
+    finished = work.find_finished(tasks)
     if finished:
         _say(f"resuming: {len(finished)} of {len(tasks)} shards are finished")
     return Job(
@@ -114,13 +122,9 @@ def start_or_resume(work: Work, tasks: Sequence[plan.ShardTask], started: float)
 
 
 def require_finished(job: Job) -> None:
-    """Checks that the job has left a finished dataset.
-
-    Raises:
-        errors.BuildError: if the dataset was refused, or the manifest is missing.
-    """
-    if job.storage.exists(finish.FAILURE_FILE):
-        raise errors.BuildError(json.loads(job.storage.read(finish.FAILURE_FILE))["message"])
+    """Raises errors.BuildError if the dataset was refused, or the manifest is missing."""
+    if job.storage.exists(FAILURE_FILE):
+        raise errors.BuildError(json.loads(job.storage.read(FAILURE_FILE))["message"])
     if not job.storage.exists(FILE_NAME):
         raise errors.BuildError(
             f"the engine reports that the job is done, but {job.storage.path(FILE_NAME)} is "
@@ -134,10 +138,8 @@ def was_finished_elsewhere(job: Job) -> bool:
     That can be on an object store, which has no lock. The other build has then removed the plan
     and the parts of tables, so that this one cannot go on.
     """
-    if not job.storage.remote:
-        return False
     try:
-        return output_state.is_complete(job.storage, job.build.identity, overwrite=False)
+        return job.storage.remote and output_state.is_complete(job.storage, job.build.draft.options)
     except errors.ToldError:
         return False
 
@@ -153,80 +155,140 @@ def _prepare(
     shown = "the input" if privacy.key else options.source.input or options.source.source
     _say(f"listing the images of {remote.shown(shown)}")
     listing, names = privacy.hide_names(list_images(source, options.listing))
-    notes = [*listing.notes, *listing.naming_notes]
-    if taken := {*EXAMPLE_SCHEMA.names, groups.COLUMN} & set(other_columns(listing.refs)):
-        notes.append(
-            f"left out the column {', '.join(sorted(taken))} of the table of --labels, which "
-            "examples.parquet has for itself; rename it to keep it"
-        )
-    _say(_describe(listing))
-    for note in notes:
-        _say(f"warning: {note}")
-    build = _build(options, storage, privacy, source, listing)
-    if output_state.is_complete(storage, build.identity, overwrite=options.output.overwrite):
-        drops.require_policies(storage, output_state.read_manifest(storage), build.policies)
+    notes = _say_what_there_is(listing)
+    draft = _make_draft(options, privacy, source, listing)
+    if output_state.is_complete(storage, draft.options, overwrite=options.output.overwrite):
+        drops.require_policies(storage, output_state.read_manifest(storage), options.splits)
         return None
-    split = splits.apply(
-        listing.refs, build.policies, lambda refs: _content_names(source, refs), build.label_kind
-    )
+    read_content = functools.partial(_content_names, source)
+    split = splits.apply(listing.refs, options.splits, read_content, draft.label_kind)
     for note in split.notes:
         _say(note)
     if len(split.refs["split"].unique()) > 1:
-        drops.check_searchable(build.layout.image_shape, build.policies)
-    planned = plan.make_plan(split.refs, build.layout.stride, options.plan)
-    build = dataclasses.replace(
-        build,
-        over_limit=planned.over_limit,
-        num_variants=planned.num_variants,
-        notes=(*notes, *split.notes),
+        drops.check_searchable(draft.image_shape, options.splits)
+    planned = plan.make_plan(split.refs, draft.layout.stride, options.plan)
+    counts = {**draft.counts, "over_limit": planned.over_limit}
+    if planned.num_variants:
+        counts["variants"] = planned.num_variants
+    audit = {"notes": [*notes, *split.notes]}
+    build = Build(
+        output=storage.root,
+        draft=dataclasses.replace(draft, counts=counts, audit=audit),
+        open_writer=open_image_writer,
+        describe=describe_images,
+        source=source,
+        policies=options.splits,
+        max_reject_fraction=options.output.max_reject_fraction,
+        rejected_files=tuple(listing.rejects),
     )
     clean(storage)
     if names is not None:
-        path = privacy.write_names(names, build.fingerprint)
+        path = privacy.write_names(names, draft.fingerprint)
         _say(f"the names behind the codes are in {path}: keep it as private as the secret")
     columns = [*EXAMPLE_SCHEMA.names, *planned.refs.schema.names, *other_columns(planned.refs)]
     if plan.has_other_columns(storage, columns):
         _say("another version of this program began the dataset; writing all its shards again")
         old = [shards.sidecar_name(task.shard_name) for task in planned.tasks]
         storage.delete([*old, drops.DECIDED_FILE])
-    plan.write_plan(storage, planned, build.identity, columns)
+    plan.write_plan(storage, planned, draft.options, columns)
     drops.write_table(storage, drops.PLANNED_FILE, split.dropped)
     # The listing alone may reject too many; then no image needs to be decoded to know it.
-    ledger.list_rejects(build, planned.tasks)
+    list_rejects(build, planned.tasks)
     return start_or_resume(build, planned.tasks, started)
 
 
-def _build(
-    options: BuildOptions, storage: Storage, privacy: Privacy, source: Source, listing: Listing
-) -> Build:
-    """Returns what every worker needs to know, as far as the listing tells it."""
+def _make_draft(
+    options: BuildOptions, privacy: Privacy, source: Source, listing: Listing
+) -> Manifest:
+    """Returns the manifest, as far as the listing tells it; `options` are the identity."""
     found = sorted(listing.refs["label"].unique().to_pylist())
     labels = options.listing.label_names or tuple(found)
     identity = privacy.hide_identity(make_identity(options, source, listing, labels))
-    root = storage.root
-    return Build(
-        name=options.output.name or "",
-        # Absolute, because a worker may have another working directory.
-        output=root if storage.remote else str(Path(root).absolute()),
-        source=source,
-        preprocessing=dataclasses.replace(
-            options.images.preprocessing,
-            no_window=identity.get("no_window"),
-            physical=Physical(**identity["physical"]) if "physical" in identity else None,
-        ),
-        label_names=labels,
-        identity=identity,
-        open_writer=open_image_writer,
-        finish=finish.finish_dataset,
-        max_reject_fraction=options.output.max_reject_fraction,
-        num_files=listing.num_files,
-        copies=listing.copies,
-        ignored=listing.ignored,
-        rejected_files=tuple(listing.rejects),
-        policies=options.splits,
-        label_kind=options.listing.label_kind,
-        source_facts=privacy.describe(source),
+    physical = identity.get("physical")
+    preprocessing = dataclasses.replace(
+        options.images.preprocessing,
+        no_window=identity.get("no_window"),
+        physical=Physical(**physical) if physical else None,
     )
+    return Manifest(
+        name=options.output.name or "",
+        image_shape=preprocessing.image_shape,
+        label_names=labels,
+        splits={},
+        preprocessing=preprocessing.to_dict(),
+        source=privacy.describe(source),
+        counts={"files": listing.num_files, "copies": listing.copies, "ignored": listing.ignored},
+        rejects={},
+        options=identity,
+        fingerprint=output_state.fingerprint(identity),
+        versions=identity["decoder"],
+        dtype=preprocessing.dtype,
+        label_kind=options.listing.label_kind,
+    )
+
+
+def make_identity(
+    options: BuildOptions, source: Source, listing: Listing, labels: tuple[str, ...]
+) -> dict[str, Any]:
+    """Returns everything that decides the bytes of the dataset, by the names of the flags.
+
+    An option that an old release did not have is absent at its default, so that datasets of that
+    release still count as complete.
+
+    Raises:
+        errors.UserError: if there are DICOM files, and one of their codecs is not installed; or if
+            `--rescale` is given and the files have no physical unit.
+    """
+    tree, facts = options.listing.tree, source.describe()
+    images, pixels = options.images, options.images.preprocessing
+    # The formula of the stored numbers is in the unit that most images have.
+    unit = max(sorted(listing.units), key=listing.units.__getitem__, default=SHARE)
+    if images.rescale and unit == SHARE:
+        raise errors.UserError(
+            "--rescale needs DICOM files with a rescale slope and intercept; most images of this "
+            "input have none, so leave it out"
+        )
+    needs_formula = listing.units and images.dtype == "uint16"
+    physical = dataclasses.asdict(Physical.of_unit(unit, images.rescale)) if needs_formula else {}
+    try:
+        decoder = preprocess.decoder_versions(with_dicom="DICOM" in listing.frames)
+    except ModuleNotFoundError as error:
+        raise errors.UserError(str(error)) from None
+    return {
+        "source": facts["kind"],
+        "source_listing": plan.listing_digest(listing.refs),
+        "name": options.output.name,
+        "classes": list(labels),
+        # The listing's digest covers the tree, since it contains the folders. This entry stays for
+        # the datasets of older releases, which compared those of a tar.gz without listing it.
+        **({"tree": tree.strip(" /")} if tree is not None and "gzip" in facts else {}),
+        **options.listing.identity(),
+        **images.identity(),
+        **options.splits.identity(),
+        **options.plan.identity(),
+        # Older releases rejected a TIFF of several pages.
+        **({"tiff_pages": listing.frames["TIFF"]} if "TIFF" in listing.frames else {}),
+        # Older releases showed such files in the range of their stored bits.
+        **({"no_window": pixels.no_window} if listing.no_window and not pixels.is_windowed else {}),
+        # Older releases stored the values of such files as they were.
+        **({"physical": physical} if physical else {}),
+        # Older releases took images of unknown patients one by one.
+        **({"grouped_by": "study"} if _goes_by_study(options, listing.refs) else {}),
+        # Older releases looked for patients in the names of files alone.
+        **({"patient_in_path": True} if listing.patient_in_path else {}),
+        "decoder": decoder,
+    }
+
+
+def _goes_by_study(options: BuildOptions, refs: pa.Table) -> bool:
+    """Returns whether studies or series of unknown patients decide splits or what is dropped."""
+    others, chosen = other_columns(refs), options.splits
+    ids = [others[name] for name in ("study", "series") if name in others]
+    decide = chosen.splits == "patient" or chosen.leaks == "drop" or chosen.keep_split
+    if not (decide and ids):
+        return False
+    in_study = pc.is_valid(pc.coalesce(*ids))
+    return pc.any(pc.and_(in_study, refs["patient"].is_null().combine_chunks())).as_py()
 
 
 def _content_names(source: Source, refs: pa.Table) -> list[str]:
@@ -250,15 +312,28 @@ def _content_names(source: Source, refs: pa.Table) -> list[str]:
     return [names[place] for place in np.cumsum(is_first) - 1]
 
 
-def _describe(listing: Listing) -> str:
+def _say_what_there_is(listing: Listing) -> list[str]:
+    """Prints what the listing found, and returns what the user should know about it."""
     num_empty = pc.sum(pc.equal(listing.refs["size"], 0)).as_py() or 0
     num_images = listing.refs.num_rows - num_empty
     text = f"found {num_images:,} images among {listing.num_files:,} files"
-    parts = [f"{num_empty:,} empty"] if num_empty else []
-    parts += [f"{listing.copies:,} copies in a second tree"] if listing.copies else []
-    parts += [f"{count:,} {in_words(reason)}" for reason, count in listing.ignored.items()]
-    parts += [f"{len(listing.rejects):,} rejected"] if listing.rejects else []
-    return text + (f" ({', '.join(parts)})" if parts else "")
+    counts = [
+        (num_empty, "empty"),
+        (listing.copies, "copies in a second tree"),
+        *((count, in_words(reason)) for reason, count in listing.ignored.items()),
+        (len(listing.rejects), "rejected"),
+    ]
+    parts = ", ".join(f"{count:,} {what}" for count, what in counts if count)
+    _say(f"{text} ({parts})" if parts else text)
+    notes = [*listing.notes, *listing.naming_notes]
+    if taken := {*EXAMPLE_SCHEMA.names, groups.COLUMN} & other_columns(listing.refs).keys():
+        notes.append(
+            f"left out the column {', '.join(sorted(taken))} of the table of --labels, which "
+            "examples.parquet has for itself; rename it to keep it"
+        )
+    for note in notes:
+        _say(f"warning: {note}")
+    return notes
 
 
 def _say(text: str) -> None:

@@ -55,7 +55,7 @@ def launch(
             summary.print_complete(output)
             return
         try:
-            stride = job.build.layout.stride
+            stride = job.build.draft.layout.stride
             with progress.progress_bar(job.storage, job.todo, job.num_finished, stride):
                 run(job, pipeline, engine.num_processes(beam_args))
         except (errors.BuildError, errors.StoreError):
@@ -116,7 +116,7 @@ def _import_beam() -> None:
     for name in ("common", "portability", "worker.data_plane"):
         logging.getLogger(f"apache_beam.runners.{name}").setLevel(logging.CRITICAL)
     gc.disable()
-    import pipelines.engine.transforms  # noqa: F401
+    import pipelines.engine.engine  # noqa: F401
 
     gc.freeze()
     gc.enable()

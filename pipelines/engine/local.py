@@ -12,6 +12,7 @@ from multiprocessing.sharedctypes import Synchronized
 from pipelines import workers
 from pipelines.planning.plan import ShardTask
 from pipelines.shards.build import Work
+from pipelines.shards.finish import finish_dataset
 from pipelines.shards.write import TaskWriter
 
 #: Flags with which the job may need no local worker process.
@@ -42,36 +43,32 @@ def write_shards(build: Work, tasks: Sequence[ShardTask], num_processes: int) ->
     num_processes = min(num_processes, len(tasks))
     calls = [(build, tasks)] * num_processes
     next_task = workers.shared_value("q", 0)
-    for _ in workers.results(_write_next, calls, num_processes, next_task):
-        pass
+    list(workers.results(_write_next, calls, num_processes, next_task))
 
 
 def finish_in_worker(build: Work) -> None:
     """Finishes the dataset in a worker process, which does not hold the listing in memory.
 
     Raises:
-        errors.BuildError: as `build.finish` does, or if the worker died.
-        KeyboardInterrupt: after Ctrl-C, once the worker is killed.
+        errors.BuildError: as `finish_dataset` does, or if the worker died.
     """
-    for _ in workers.results(build.finish, [(build,)], 1):
-        pass
+    list(workers.results(finish_dataset, [(build,)], 1))
 
 
 def _write_next(build: Work, tasks: Sequence[ShardTask]) -> None:
     """Takes the next task and writes it, until all tasks are taken."""
     next_task: Synchronized[int] = workers.shared
+
+    def take() -> int:
+        with next_task.get_lock():
+            next_task.value += 1
+            return next_task.value - 1
+
     try:
         with TaskWriter(build) as writer:
-            while (place := _take_one(next_task)) < len(tasks):
+            while (place := take()) < len(tasks):
                 writer.write(tasks[place])
             writer.wait()
     except BaseException:
         next_task.value = len(tasks)  # so that the other workers stop
         raise
-
-
-def _take_one(next_task: Synchronized[int]) -> int:
-    with next_task.get_lock():
-        place = next_task.value
-        next_task.value += 1
-    return place

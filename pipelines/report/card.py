@@ -36,9 +36,24 @@ _MAX_VALUES = 8
 # Names of the intervals between `shortcuts.WHITE_BORDER_EDGES`.
 _BORDERS = ("none", "up to 10 %", "10 to 30 %", "over 30 %")
 
-
 # Pillow's modes in words.
 _MODES = {"1": "black and white", "L": "grey", "RGB": "colour", "I;16": "grey of 16 bits"}
+
+# The facts about files by title: their columns, and the text that stands for values of these.
+_FACTS: dict[str, tuple[tuple[str, ...], Callable[..., str]]] = {
+    "Original size": (("width", "height"), "{}×{}".format),
+    "Format and mode": (
+        ("file_format", "mode"),
+        lambda kind, mode: f"{kind}, {_MODES.get(mode, mode)}",
+    ),
+    "JPEG quantization (sum of the table; a larger one loses more detail)": (
+        ("quantization",),
+        lambda value: str(value) if value else "no JPEG",
+    ),
+    "White share of the border": (("border",), _BORDERS.__getitem__),
+    "Padded share": (("padding",), "{} %".format),
+    "Site": (("site",), str),
+}
 
 
 def render(
@@ -49,15 +64,10 @@ def render(
     rejects: Sequence[RejectedFile],
     dropped: pa.Table,
 ) -> str:
-    """Returns the card as HTML.
+    """Returns the card as HTML, from the manifest as it will be written and its audit.
 
-    Args:
-        dataset: the manifest as it will be written.
-        audit: the audit of this dataset.
-        examples: the table that `columns.read_examples` returns.
-        images: reads the stored pictures that the page shows.
-        rejects: images that could not be used.
-        dropped: images that a policy left out, a table of `splits.DROPPED_SCHEMA`.
+    `examples` is what `columns.read_examples` returns, and `dropped` are the images that a policy
+    left out, a table of `splits.DROPPED_SCHEMA`.
     """
     severities = collections.Counter(finding.severity for finding in audit.findings)
     summary, of_labels = _summary(dataset, audit, severities), charts.numbers(dataset, examples)
@@ -71,8 +81,6 @@ def render(
         limits=LIMITS,
         max_listed=MAX_LISTED,
         summary=summary,
-        measures=audit.measures,
-        megabytes=dataset.num_bytes / 1e6,
         charts_of_classes=[
             *(of_labels or charts.classes_of_splits(dataset)),
             *charts.images_of_patients(examples),
@@ -86,12 +94,34 @@ def render(
         num_more_classes=max(dataset.num_classes - _MAX_CLASSES, 0),
         corners=_corners_of_devices(examples, images) if "anonymize" in dataset.options else [],
         pairs=functools.partial(pages.pairs, images=images, most=_MAX_PAIRS),
-        ledger=dataset.ledger,
         rejects=[(r.source_path, r.reason, r.detail) for r in rejects[:_MAX_FILES]],
         num_rejects=len(rejects),
         dropped=[tuple(row.values()) for row in dropped.slice(0, _MAX_FILES).to_pylist()],
         num_dropped=dropped.num_rows,
     )
+
+
+def render_features(dataset: Manifest) -> str:
+    """Returns the card of a dataset of feature maps, about how they were computed."""
+    trunk, images = dataset.source["trunk"], dataset.source["dataset"]
+    height, width, channels = dataset.image_shape
+    computed_by = [
+        ", ".join(f"{name} {value}" for name, value in libraries.items())
+        for libraries in dataset.source["computed_by"]
+    ]
+    facts = {
+        "Dataset of images": f"{images['name']}, fingerprint {images['fingerprint'][:12]}…",
+        "Network": f"{trunk['model']}, weights {trunk['weights']}, frozen up to {trunk['layer']}",
+        "Trunk": f"trunk.keras, SHA-256 {trunk['sha256'][:12]}…",
+        "Image": "×".join(map(str, trunk["image_shape"])) + " uint8",
+        "Feature map": f"{height}×{width}×{channels} {dataset.dtype}, "
+        f"{dataset.layout.stride:,} bytes an example",
+        "Size": f"{dataset.num_bytes / 1e6:,.1f} MB",
+        "Fingerprint": dataset.fingerprint,
+        "Computed by": "; ".join(computed_by),
+    }
+    template = pages.environment(Path(__file__).parent).get_template("features.html.jinja")
+    return template.render(dataset=dataset, facts=facts)
 
 
 def _summary(dataset: Manifest, audit: Audit, severities: Mapping[str, int]) -> list[str]:
@@ -132,25 +162,9 @@ def _side_facts(dataset: Manifest, examples: pa.Table) -> list[dict[str, Any]]:
         bins = np.searchsorted(shortcuts.WHITE_BORDER_EDGES, border, "right")
         examples = examples.append_column("border", pa.array(bins))
     examples = shapes.with_padding(dataset, examples)
-    facts: list[tuple[str, tuple[str, ...], Callable[..., str]]] = [
-        ("Original size", ("width", "height"), lambda width, height: f"{width}×{height}"),
-        (
-            "Format and mode",
-            ("file_format", "mode"),
-            lambda kind, mode: f"{kind}, {_MODES.get(mode, mode)}",
-        ),
-        (
-            "JPEG quantization (sum of the table; a larger one loses more detail)",
-            ("quantization",),
-            lambda value: str(value) if value else "no JPEG",
-        ),
-        ("White share of the border", ("border",), lambda index: _BORDERS[index]),
-        ("Padded share", ("padding",), lambda share: f"{share} %"),
-        ("Site", ("site",), str),
-    ]
     return [
         {"title": title, "rows": _cross_table(dataset, examples, columns, show)}
-        for title, columns, show in facts
+        for title, (columns, show) in _FACTS.items()
         if set(columns) <= set(examples.column_names)
     ]
 
@@ -175,18 +189,13 @@ def _cross_table(
     shown, rest = frequent[:_MAX_VALUES], frequent[_MAX_VALUES:]
     if set(shown) <= set(_BORDERS):
         shown.sort(key=_BORDERS.index)
-    rows = [(value, counts[value]) for value in shown]
+    rows = {value: counts[value] for value in shown}
     if rest:
-        rows.append(("others", sum((counts[value] for value in rest), collections.Counter())))
+        rows["others"] = sum((counts[value] for value in rest), collections.Counter())
+    labels = dataset.label_names
     return [
-        {
-            "value": value,
-            "cells": [
-                {"count": of_value[label], "share": of_value[label] / max(totals[label], 1)}
-                for label in dataset.label_names
-            ],
-        }
-        for value, of_value in rows
+        {"value": value, "cells": [(has[one], has[one] / (totals[one] or 1)) for one in labels]}
+        for value, has in rows.items()
     ]
 
 

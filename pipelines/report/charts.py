@@ -26,6 +26,10 @@ _NUM_SERIES = 8
 
 _NUM_BINS = 32
 
+# The bars of `images_of_patients`, and the smallest number of images of each.
+_PATIENT_BARS = ["1", "2", "3", "4", "5–9", "10–19", "20–49", "50–99", "100+"]
+_PATIENT_EDGES = [1, 2, 3, 4, 5, 10, 20, 50, 100, np.inf]
+
 
 class Bar(NamedTuple):
     """A bar: its name, its length (1 is the chart's length), its value and its colour's index."""
@@ -38,7 +42,7 @@ class Bar(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Chart:
-    """A chart of bars or of histograms.
+    """A chart of bars, or of the histograms in `series`.
 
     Attributes:
         title: heading of the chart.
@@ -71,10 +75,8 @@ def classes_of_splits(dataset: Manifest) -> list[Chart]:
     for name, split in dataset.splits.items() if dataset.num_classes <= _MAX_BARS else ():
         most, total = max(1, *split.label_counts), max(1, split.num_examples)
         bars = [
-            Bar(
-                label, count / most, f"{count:,} ({100 * count / total:.0f} %)", place % _NUM_SERIES
-            )
-            for place, (label, count) in enumerate(
+            Bar(label, num / most, f"{num:,} ({100 * num / total:.0f} %)", place % _NUM_SERIES)
+            for place, (label, num) in enumerate(
                 zip(dataset.label_names, split.label_counts, strict=True)
             )
         ]
@@ -89,17 +91,15 @@ def images_of_patients(examples: pa.Table) -> list[Chart]:
     sizes = pc.value_counts(examples["patient"].drop_null()).field("counts").to_numpy()
     if not len(sizes):
         return []
-    names = ["1", "2", "3", "4", "5–9", "10–19", "20–49", "50–99", "100+"]
-    heights = np.histogram(sizes, [1, 2, 3, 4, 5, 10, 20, 50, 100, np.inf])[0]
-    heights = np.trim_zeros(heights, "b").tolist()
+    heights = np.trim_zeros(np.histogram(sizes, _PATIENT_EDGES)[0], "b").tolist()
     bars = [
         Bar(name, height / max(heights), f"{height:,}")
-        for name, height in zip(names, heights, strict=False)
+        for name, height in zip(_PATIENT_BARS, heights, strict=False)
     ]
     title = "Patients by their number of images"
     told = ", ".join(f"{bar.value} with {bar.name}" for bar in bars if bar.length)
-    told = f"{title}: {told}"
-    return [Chart(title=title, description=told, axis="images of a patient", bars=bars)]
+    axis = "images of a patient"
+    return [Chart(title=title, description=f"{title}: {told}", axis=axis, bars=bars)]
 
 
 def shortcuts(measured: Mapping[str, Any] | None) -> list[Chart]:
@@ -128,73 +128,54 @@ def brightness(dataset: Manifest, examples: pa.Table) -> list[Chart]:
     """
     if "brightness" not in examples.column_names:
         return []
-    kind, names = dataset.label_kind, dataset.label_names
+    kind, values = dataset.label_kind, examples["brightness"].to_numpy()
+    groups = {f"all {kind.plural}": values}
     if dataset.num_classes <= _NUM_SERIES:
-        has = kind.has(examples["label"].to_pylist(), names)
-    else:
-        names, has = (f"all {kind.plural}",), np.ones((examples.num_rows, 1), bool)
-    values = examples["brightness"].to_numpy()
-    top = max(float(values.max(initial=0)) * 1.02, 1.0)
-    words = {
-        "title": "Mean brightness",
-        "description": "Histogram of the mean brightness of the images, by class",
-        "axis": "mean brightness of the image, 0 black to 255 white",
-        "unit": f"% of the {kind.noun}",
-    }
-    return [_histogram(values, (0.0, top), names, has, **words)]
+        has = kind.has(examples["label"].to_pylist(), dataset.label_names)
+        groups = {name: values[has[:, i]] for i, name in enumerate(dataset.label_names)}
+    chart = Chart(
+        title="Mean brightness",
+        description="Histogram of the mean brightness of the images, by class",
+        axis="mean brightness of the image, 0 black to 255 white",
+        unit=f"% of the {kind.noun}",
+    )
+    return [_with_histograms(chart, groups, 0.0, max(values.max(initial=0) * 1.02, 1.0))]
 
 
 def numbers(dataset: Manifest, examples: pa.Table) -> list[Chart]:
     """Returns a histogram of the labels of each split, or none if they are not numbers."""
     if not dataset.label_kind.is_number:
         return []
-    values = numbers_of(examples)
+    values, (number,) = numbers_of(examples), dataset.label_names
+    splits = examples["split"].cast(pa.string()).to_numpy(zero_copy_only=False)
     names = [name for name, split in dataset.splits.items() if split.num_examples][:_NUM_SERIES]
-    of_split = examples["split"].cast(pa.string()).to_numpy(zero_copy_only=False)
-    has = of_split[:, None] == np.array(names, object)
-    low, top = float(values.min()), float(values.max())
-    number = dataset.label_names[0]
-    limits = low, top if top > low else low + 1
+    groups = {name: values[splits == name] for name in names}
     told = f"Histogram of {number}, by split"
-    words = {"title": number, "description": told, "axis": number, "unit": "% of the split"}
-    return [_histogram(values, limits, names, has, **words)]
+    chart = Chart(title=number, description=told, axis=number, unit="% of the split")
+    low, top = values.min(), values.max()
+    return [_with_histograms(chart, groups, low, top if top > low else low + 1)]
 
 
 def _told(bars: Sequence[Bar]) -> str:
     return ", ".join(f"{bar.name} {bar.value}" for bar in bars)
 
 
-def _histogram(
-    values: np.ndarray,
-    limits: tuple[float, float],
-    names: Sequence[str],
-    has: np.ndarray,
-    **words: str,
+def _with_histograms(
+    chart: Chart, groups: Mapping[str, np.ndarray], low: float, top: float
 ) -> Chart:
-    """Returns a histogram for each group of examples.
-
-    Args:
-        values: [num_examples].
-        limits: the ends of the axis of values, between which all values are.
-        names: of the groups.
-        has: bool [num_examples, num_groups], the members of each group.
-        words: `title`, `description`, `axis` and `unit`.
-    """
-    low, top = limits
-    bins = ((values - low) * (_NUM_BINS / (top - low))).astype(np.int64)
-    bins = np.minimum(bins, _NUM_BINS - 1)
-    counts = np.stack([np.bincount(bins[members], minlength=_NUM_BINS) for members in has.T])
+    """Returns the chart with a histogram of each group's values, all between `low` and `top`."""
+    counts = np.array([np.histogram(some, _NUM_BINS, (low, top))[0] for some in groups.values()])
     shares = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
     highest = float(shares.max(initial=1))
     # An outline has two corners between neighbouring bins, and one at each end of the axis.
     edges = np.repeat(np.arange(_NUM_BINS + 1) / _NUM_BINS, 2).tolist()
     heights = np.pad(np.repeat(shares / highest, 2, axis=1), ((0, 0), (1, 1))).tolist()
-    return Chart(
-        **words,
+    return dataclasses.replace(
+        chart,
         series=[
             (name, list(zip(edges, row, strict=True)))
-            for name, row in zip(names, heights, strict=True)
+            for name, row in zip(groups, heights, strict=True)
         ],
-        x_ticks=ticks(low, top),
+        x_ticks=ticks(float(low), float(top)),
         y_ticks=ticks(0.0, highest),
     )

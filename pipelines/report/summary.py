@@ -16,35 +16,28 @@ from tfrecord_io.stores.folder import is_remote
 
 
 def print_built(output: str, seconds: float, num_finished_before: int) -> None:
-    """Prints what a finished build made.
+    """Prints what a finished build made in the folder or URL `output`.
 
-    Args:
-        output: folder or URL of the dataset.
-        seconds: duration of the whole command.
-        num_finished_before: number of images that an earlier, interrupted run finished.
+    The whole command took `seconds`; an earlier, interrupted run had finished
+    `num_finished_before` of the images.
     """
     dataset = output_state.read_manifest(Storage(output))
-    counts = dataset.counts
+    counts, num_variants = dataset.counts, dataset.counts.get("variants", 0)
     print(_table(dataset))
     if dataset.rejects:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in dataset.rejects.items())
         print(f"rejects: {reasons}; see {output}/{REJECTS_FILE_NAME}")
-    num_variants = counts.get("variants", 0)
-    accounted = f"{counts['files']:,} files = {counts['examples'] - num_variants:,} examples"
-    for name, text in (
-        ("rejects", "rejected"),
-        ("copies", "copied in a second tree"),
-        ("over_limit", "left out by --limit"),
-    ):
-        if counts[name]:
-            accounted += f" + {counts[name]:,} {text}"
-    for reason, count in counts.get("dropped", {}).items():
-        accounted += f" + {count:,} left out ({in_words(reason)})"
-    if counts["ignored"]:
-        accounted += f" + {sum(counts['ignored'].values()):,} ignored"
-    if num_variants:
-        accounted += f"; and {num_variants:,} augmented copies of the examples"
-    print(accounted)
+    parts = [
+        (counts["examples"] - num_variants, "examples"),
+        (counts["rejects"], "rejected"),
+        (counts["copies"], "copied in a second tree"),
+        (counts["over_limit"], "left out by --limit"),
+        *((n, f"left out ({in_words(why)})") for why, n in counts.get("dropped", {}).items()),
+        (sum(counts["ignored"].values()), "ignored"),
+    ]
+    accounted = " + ".join(f"{count:,} {text}" for count, text in parts if count)
+    copies = f"; and {num_variants:,} augmented copies of the examples" if num_variants else ""
+    print(f"{counts['files']:,} files = {accounted}{copies}")
     if told := shapes.describe(dataset):
         print(told)
     num_images = counts["examples"] + counts["rejects"] - num_finished_before
@@ -79,13 +72,8 @@ def _table(dataset: Manifest) -> str:
             counts = [f"{numbers[name]['mean']:.6g}" if name in numbers else "-"]
         rows.append([name, *counts, f"{split.num_examples:,}", f"{len(split.shards):,}"])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if column == 0 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    )
+    lines = [[row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in rows]
+    return "\n".join(map("  ".join, lines))
 
 
 def _next_steps(output: str, dataset: Manifest) -> str:

@@ -1,11 +1,15 @@
-"""What every worker gets to know of a build, besides its task."""
+"""What workers know of a dataset besides their task, and the sidecars of its finished shards.
+
+A sidecar proves that its shard is finished; a build resumes where one is missing.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,22 +18,81 @@ import pyarrow.parquet as pq
 
 from pipelines import errors
 from pipelines.listing.refs import RejectedFile
-from pipelines.planning import plan
 from pipelines.planning.options import SplitOptions
+from pipelines.planning.plan import ShardTask
 from pipelines.sources.source import Source
-from pipelines.stores import output_state
 from pipelines.stores.output import BUILD_DIR, Storage
-from tfrecord_io import manifest, schema
+from tfrecord_io import manifest, shards
 from tfrecord_io.auditing import columns, twins
-from tfrecord_io.decoding.options import Preprocessing
-from tfrecord_io.kinds.classes import CLASSES
-from tfrecord_io.kinds.label_kind import LabelKind
+from tfrecord_io.statistics import PixelStatistics
 
 #: Opens a file of the output for writing by its name.
 Create = Callable[[str], contextlib.AbstractContextManager[IO[bytes]]]
 
 #: Writes the files of a task, its sidecar last.
-WriteTask = Callable[[plan.ShardTask, Create], object]
+WriteTask = Callable[[ShardTask, Create], object]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sidecar:
+    """The facts of one written shard, stored as JSON beside it.
+
+    Attributes:
+        fingerprint: that of the build that wrote the shard.
+        shard: name of the shard file.
+        num_refs: number of images planned into the shard.
+        num_examples: number of its records.
+        num_bytes: size of the shard file.
+        sha256: hexadecimal digest of the shard file.
+        label_counts: number of examples that have each label, in the order of the label names.
+        rejects: the images left out.
+        num_dropped: number of records that were removed again as duplicates.
+        statistics: sums over the pixels of the records. None if an older release wrote the
+            shard, or if records were removed from it.
+        computed_by: device and versions that computed feature maps, whose last digits depend on it.
+    """
+
+    fingerprint: str
+    shard: str
+    num_refs: int
+    num_examples: int
+    num_bytes: int
+    sha256: str
+    label_counts: tuple[int, ...]
+    rejects: tuple[RejectedFile, ...] = ()
+    num_dropped: int = 0
+    statistics: PixelStatistics | None = None
+    computed_by: Mapping[str, str] | None = None
+
+    def to_shard(self) -> manifest.Shard:
+        """Returns the shard's entry in the manifest."""
+        return manifest.Shard(
+            name=self.shard,
+            num_examples=self.num_examples,
+            num_bytes=self.num_bytes,
+            sha256=self.sha256,
+        )
+
+    def write(self, create: Create) -> None:
+        """Writes the sidecar as JSON beside its shard."""
+        content = dataclasses.asdict(self)
+        if self.computed_by is None:
+            del content["computed_by"]
+        with create(shards.sidecar_name(self.shard)) as file:
+            file.write(f"{json.dumps(content, indent=1)}\n".encode())
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Sidecar:
+        """Parses what `write` wrote; raises ValueError if the text is not a sidecar."""
+        try:
+            content = json.loads(text)
+            content["label_counts"] = tuple(content["label_counts"])
+            content["rejects"] = tuple(RejectedFile(**reject) for reject in content["rejects"])
+            if content.get("statistics") is not None:
+                content["statistics"] = PixelStatistics.from_dict(content["statistics"])
+            return cls(**content)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not the sidecar of a shard: {error!r}") from error
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,19 +100,17 @@ class Work:
     """A dataset that workers write, as the engine sees it.
 
     Attributes:
-        name: name of the dataset.
         output: folder or URL of the dataset.
-        identity: everything that decides the bytes of the dataset, by name.
+        draft: the manifest, as far as it is known before the shards are written.
         open_writer: given the work, opens what all its tasks need and yields a `WriteTask`.
-        finish: given the work, finishes the dataset once all shards are written. Both functions
-            are pickled by their names.
+        describe: given the work, its tasks and their sidecars, writes the tables and the card and
+            returns the manifest. Both functions are pickled by their names.
     """
 
-    name: str
     output: str
-    identity: Mapping[str, Any]
+    draft: manifest.Manifest
     open_writer: Callable[[Any], contextlib.AbstractContextManager[WriteTask]]
-    finish: Callable[[Any], None]
+    describe: Callable[[Any, Sequence[ShardTask], Sequence[Sidecar]], manifest.Manifest]
 
     @property
     def storage(self) -> Storage:
@@ -59,21 +120,42 @@ class Work:
     @property
     def anonymous(self) -> bool:
         """Whether no name of the input may be in an output or a log."""
-        return "anonymize" in self.identity
+        return "anonymize" in self.draft.options
 
-    @property
-    def fingerprint(self) -> str:
-        """Digest of the identity, see `output_state.fingerprint`."""
-        return output_state.fingerprint(self.identity)
+    def find_finished(self, tasks: Sequence[ShardTask]) -> dict[int, Sidecar]:
+        """Returns the sidecars of the tasks whose shard is written, by task index."""
+        names = set(self.storage.names())
+        there = [task for task in tasks if shards.sidecar_name(task.shard_name) in names]
+        pairs = zip(there, self.storage.map(self.read_sidecar, there), strict=True)
+        return {task.index: sidecar for task, sidecar in pairs if sidecar is not None}
 
-    @property
-    def layout(self) -> schema.RecordLayout:
-        """The layout of every record."""
-        raise NotImplementedError
+    def read_sidecar(self, task: ShardTask) -> Sidecar | None:
+        """Returns a task's sidecar, or None if it does not fit the dataset and its files."""
+        try:
+            sidecar = Sidecar.from_json(self.storage.read(shards.sidecar_name(task.shard_name)))
+        except (FileNotFoundError, ValueError):
+            return None
+        fits = (
+            sidecar.fingerprint == self.draft.fingerprint
+            and sidecar.num_refs == task.num_refs
+            and self.storage.size(task.shard_name) == sidecar.num_bytes
+        )
+        return sidecar if fits else None
 
-    def parts(self, task: plan.ShardTask) -> tuple[str, ...]:
-        """Returns the names of the files of a finished task besides its shard and sidecar."""
-        return ()
+    def require_sidecars(self, tasks: Sequence[ShardTask]) -> list[Sidecar]:
+        """Returns the sidecars of all tasks, in their order.
+
+        Raises:
+            errors.BuildError: if one is missing or does not match its shard.
+        """
+        finished = self.find_finished(tasks)
+        for task in tasks:
+            if task.index not in finished:
+                raise errors.BuildError(
+                    f"{self.storage.path(task.shard_name)} was written, but is missing or does not "
+                    "match its sidecar; run the same command to write it again"
+                )
+        return [finished[task.index] for task in tasks]
 
     @contextlib.contextmanager
     def clear_errors(self) -> Iterator[None]:
@@ -100,73 +182,38 @@ class Work:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Build(Work):
-    """Everything that a worker must know besides its task.
+    """A dataset of images that workers write.
 
     Attributes:
         source: where the images come from.
-        preprocessing: how a file becomes pixels.
-        label_names: class names in the order of their indices.
-        max_reject_fraction: the build fails if more than this share of the images is rejected.
-        num_files: number of files seen in the source.
-        copies: number of files that repeat another one in a second folder tree.
-        ignored: number of files that are not data, by reason.
-        rejected_files: images already rejected by the listing.
-        source_facts: the source's entry in the manifest.
-        over_limit: number of images left out by the limit.
-        num_variants: number of augmented copies planned.
         policies: what happens to pictures that occur more than once.
-        notes: what the user should know about the classes and the splits.
-        label_kind: what an example's label can be.
+        max_reject_fraction: the build fails if more than this share of the images is rejected.
+        rejected_files: images already rejected by the listing.
     """
 
     source: Source
-    preprocessing: Preprocessing
-    label_names: tuple[str, ...]
-    max_reject_fraction: float
-    num_files: int
-    copies: int
-    ignored: Mapping[str, int]
-    rejected_files: tuple[RejectedFile, ...]
-    source_facts: Mapping[str, Any]
     policies: SplitOptions = dataclasses.field(default_factory=SplitOptions)
-    over_limit: int = 0
-    num_variants: int = 0
-    notes: tuple[str, ...] = ()
-    label_kind: LabelKind = CLASSES
+    max_reject_fraction: float
+    rejected_files: tuple[RejectedFile, ...] = ()
 
-    @property
-    def layout(self) -> schema.RecordLayout:
-        """The layout of every record."""
-        return schema.RecordLayout(
-            image_shape=self.preprocessing.image_shape,
-            num_classes=len(self.label_names),
-            dtype=self.preprocessing.dtype,
-            label_kind=self.label_kind,
-        )
+    def read_sidecar(self, task: ShardTask) -> Sidecar | None:
+        """Returns a task's sidecar, or None if it or the task's rows do not fit or are missing."""
+        return super().read_sidecar(task) if self.storage.exists(rows_name(task)) else None
 
-    def parts(self, task: plan.ShardTask) -> tuple[str, ...]:
-        """Returns the name of the task's rows of the examples table."""
-        return (rows_name(task),)
-
-    def read_rows(self, task: plan.ShardTask) -> pa.Table:
+    def read_rows(self, task: ShardTask) -> pa.Table:
         """Returns the rows of the examples table that a finished task has made."""
         with self.storage.open_arrow(rows_name(task)) as part:
             # `read_table` would set up a dataset of many files, which takes longer than reading.
             return pq.ParquetFile(part).read()
 
-    @contextlib.contextmanager
-    def open_pictures(self) -> Iterator[tuple[pa.Table, twins.Twins, twins.ImageReader]]:
-        """Opens the written shards.
-
-        Yields:
-            the examples table, which of its pictures are the same, and a reader of single ones.
-        """
+    def read_pictures(self) -> tuple[pa.Table, twins.Twins, twins.ImageReader]:
+        """Returns the examples table, its pictures that are the same, and a reader of pictures."""
         with self.storage.open_arrow(manifest.EXAMPLES_FILE_NAME) as file:
             examples = columns.read_examples(file)
-        images = twins.ImageReader(self.layout, self.storage.open_arrow)
-        yield examples, twins.find_twins(examples, images, self.label_kind), images
+        images = twins.ImageReader(self.draft.layout, self.storage.open_arrow)
+        return examples, twins.find_twins(examples, images, self.draft.label_kind), images
 
 
-def rows_name(task: plan.ShardTask) -> str:
+def rows_name(task: ShardTask) -> str:
     """Returns the name of the file with a shard's rows of the examples table."""
     return f"{BUILD_DIR}/{task.shard_name.removesuffix('.tfrecord')}.parquet"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -20,8 +20,7 @@ import pyarrow.parquet as pq
 from pipelines import errors
 from pipelines.planning import plan, splits
 from pipelines.planning.options import SplitOptions
-from pipelines.shards.build import Build, rows_name
-from pipelines.shards.sidecar import Sidecar
+from pipelines.shards.build import Build, Sidecar, rows_name
 from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import flags, manifest, schema
 from tfrecord_io.auditing.leak_checks import near_search_gap
@@ -31,6 +30,16 @@ from tfrecord_io.auditing.twins import MIN_SIDE, Twins
 #: decided to drop.
 PLANNED_FILE = f"{BUILD_DIR}/dropped.arrow"
 DECIDED_FILE = f"{BUILD_DIR}/duplicates.arrow"
+
+# The measures that must be zero with a policy `fail`, by the flag of the policy.
+_MUST_BE_ZERO = {
+    "duplicates": {"duplicate_images": "images repeat another one, pixel by pixel"},
+    "leaks": {
+        "patients_in_several_splits": "patients are in several splits",
+        "duplicate_pictures_across_splits": "pictures are in several splits",
+        "near_duplicate_pairs": "pairs across splits are near duplicates",
+    },
+}
 
 
 def leave_out(
@@ -53,8 +62,8 @@ def leave_out(
     if build.storage.exists(DECIDED_FILE):
         decided = read_table(build.storage, DECIDED_FILE)
     else:
-        with build.open_pictures() as (examples, same, _):
-            decided = decide(examples, same, build.policies)
+        examples, same, _ = build.read_pictures()
+        decided = decide(examples, same, build.policies)
         write_table(build.storage, DECIDED_FILE, decided)
     all_rows = build.storage.map(build.read_rows, tasks)
     for task, sidecar, rows in zip(tasks, sidecars, all_rows, strict=True):
@@ -75,64 +84,44 @@ def decide(examples: pa.Table, twins: Twins, options: SplitOptions) -> pa.Table:
     Returns:
         a table of `DROPPED_SCHEMA`, in the order of `examples`.
     """
-    paths = examples["path"].to_pylist()
-    names = examples["split"].to_pylist()
-    labels = examples["label"].to_pylist()
-    rank = {name: index for index, name in enumerate(splits.protected_first(sorted(set(names))))}
+    paths, names, labels = (examples[name].to_pylist() for name in ("path", "split", "label"))
+    ranks = {name: rank for rank, name in enumerate(splits.protected_first(list(set(names))))}
+
+    def protection(row: int) -> tuple[int, str]:
+        return ranks[names[row]], paths[row]
+
     reasons: dict[int, tuple[str, str]] = {}
     for group in twins.exact_groups():
-        members = sorted(group.tolist(), key=lambda row: (rank[names[row]], paths[row]))
-        first = members[0]
-        same = f"same pixels as {paths[first]}"
-        if options.duplicates == "drop" and len({labels[row] for row in members}) > 1:
-            listed = ", ".join(sorted({labels[row] for row in members}))
-            for row in members:
-                reasons[row] = ("conflicting_label", f"the same pixels are labelled {listed}")
-            continue
-        for row in members[1:]:
-            if options.duplicates == "drop":
-                reasons[row] = ("duplicate", same)
-            elif options.leaks == "drop" and names[row] != names[first]:
-                reasons[row] = (f"picture_in_{names[first]}", same)
-    if options.leaks == "drop":
-        _decide_near(twins, names, paths, rank, reasons)
-    rows = pa.array(sorted(reasons), pa.int64())
-    return pa.table(
-        {
-            "path": examples["path"].take(rows),
-            "reason": [reasons[row][0] for row in rows.to_pylist()],
-            "detail": [reasons[row][1] for row in rows.to_pylist()],
-        },
-        splits.DROPPED_SCHEMA,
-    )
-
-
-def _decide_near(
-    twins: Twins,
-    names: Sequence[str],
-    paths: Sequence[str],
-    rank: Mapping[str, int],
-    reasons: dict[int, tuple[str, str]],
-) -> None:
-    """Adds near duplicates of pictures in a more protected split, the most protected first."""
-    # The rows of each picture that are left. They are in one split, because exact copies in others
-    # have been decided.
-    left: dict[int, list[int]] = {}
-    for picture in {row for pair in twins.near for row in (pair.first, pair.second)}:
-        rows = (row for row in twins.copies_of(picture).tolist() if row not in reasons)
-        left[picture] = sorted(rows, key=lambda row: paths[row])
-    pairs = []
-    for pair in twins.near:
-        if left[pair.first] and left[pair.second]:
-            sides = (left[pair.first], left[pair.second])
-            kept, others = sorted(sides, key=lambda rows: rank[names[rows[0]]])
-            if names[kept[0]] != names[others[0]]:
-                pairs.append((rank[names[kept[0]]], paths[kept[0]], paths[others[0]], kept, others))
-    for *_, kept, others in sorted(pairs):
+        first, *others = members = sorted(group.tolist(), key=protection)
+        different, same = sorted({labels[row] for row in members}), f"same pixels as {paths[first]}"
+        if options.duplicates != "drop":
+            others = [row for row in others if names[row] != names[first]]
+            reasons |= dict.fromkeys(others, (f"picture_in_{names[first]}", same))
+        elif len(different) == 1:
+            reasons |= dict.fromkeys(others, ("duplicate", same))
+        else:
+            detail = f"the same pixels are labelled {', '.join(different)}"
+            reasons |= dict.fromkeys(members, ("conflicting_label", detail))
+    # Near duplicates in several splits, as rows of both pictures that are left, the more protected
+    # one first. The rows of a picture are in one split, because the others have been decided.
+    pairs: list[list[list[int]]] = []
+    for pair in twins.near if options.leaks == "drop" else ():
+        sides = [
+            sorted(set(twins.copies_of(row).tolist()) - reasons.keys(), key=protection)
+            for row in (pair.first, pair.second)
+        ]
+        if all(sides) and names[sides[0][0]] != names[sides[1][0]]:
+            pairs.append(sorted(sides, key=lambda rows: protection(rows[0])))
+    for kept, others in sorted(pairs, key=lambda pair: [protection(rows[0]) for rows in pair]):
         # Only a picture that stays is a reason to drop its near duplicate.
         if kept[0] not in reasons and others[0] not in reasons:
             reason = (f"picture_in_{names[kept[0]]}", f"near duplicate of {paths[kept[0]]}")
-            reasons.update(dict.fromkeys(others, reason))
+            reasons |= dict.fromkeys(others, reason)
+    rows = [
+        {"path": paths[row], "reason": reason, "detail": detail}
+        for row, (reason, detail) in sorted(reasons.items())
+    ]
+    return pa.Table.from_pylist(rows, splits.DROPPED_SCHEMA)
 
 
 def _copy_without(
@@ -141,11 +130,8 @@ def _copy_without(
     """Replaces a shard, its rows of the examples table and its sidecar, without some records.
 
     `keep` says of each row whether its record stays.
-
-    Raises:
-        errors.BuildError: if the rows do not describe the shard.
     """
-    storage, layout, shard_name = build.storage, build.layout, task.shard_name
+    storage, layout, shard_name = build.storage, build.draft.layout, task.shard_name
     keys = rows["key"].to_pylist()
     slot = layout.features[schema.KEY]
     digest = hashlib.sha256()
@@ -174,7 +160,7 @@ def _copy_without(
         num_examples=len(rows),
         num_bytes=len(rows) * layout.stride,
         sha256=digest.hexdigest(),
-        label_counts=layout.label_kind.counts(rows["label"].to_pylist(), build.label_names),
+        label_counts=layout.label_kind.counts(rows["label"].to_pylist(), build.draft.label_names),
         num_dropped=sidecar.num_examples - len(rows),
         statistics=None,
     )
@@ -182,9 +168,9 @@ def _copy_without(
 
 
 def check_searchable(image_shape: Sequence[int], options: SplitOptions) -> None:
-    """Refuses `--leaks fail` for images stored too small, before anything is decoded.
+    """Refuses `--leaks fail` for images stored too small to find near duplicates in them.
 
-    Near duplicates cannot be found in them. `image_shape` is (height, width, channels).
+    It does so before anything is decoded. `image_shape` is (height, width, channels).
 
     Raises:
         errors.UserError: naming the smallest size.
@@ -208,20 +194,14 @@ def require_policies(storage: Storage, made: manifest.Manifest, options: SplitOp
     Raises:
         errors.RefusedError: with the number of images for each violated policy.
     """
-    measures, wrong = made.audit.get("measures", {}), []
-    if options.duplicates == "fail":
-        wrong += [("duplicate_images", "images repeat another one, pixel by pixel", "duplicates")]
-    if options.leaks == "fail":
-        wrong += [
-            ("patients_in_several_splits", "patients are in several splits", "leaks"),
-            ("duplicate_pictures_across_splits", "pictures are in several splits", "leaks"),
-            ("near_duplicate_pairs", "pairs across splits are near duplicates", "leaks"),
-        ]
-    parts = [
-        f"{measures[name]:,} {text} (--{flag} is fail)"
-        for name, text, flag in wrong
-        if measures.get(name)
-    ]
+    measures, parts = made.audit.get("measures", {}), []
+    for flag, texts in _MUST_BE_ZERO.items():
+        if getattr(options, flag) == "fail":
+            parts += [
+                f"{measures[name]:,} {text} (--{flag} is fail)"
+                for name, text in texts.items()
+                if measures.get(name)
+            ]
     gap = near_search_gap(measures.get("near_duplicate_pairs"), measures)
     if options.leaks == "fail" and gap:
         parts.append(f"{gap} (--leaks is fail)")

@@ -16,20 +16,18 @@ import json
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pipelines import errors
-from pipelines.planning import plan
-from pipelines.shards import finish
-from pipelines.shards.build import Create, Work, WriteTask
-from pipelines.shards.sidecar import Sidecar, require_sidecars
+from pipelines.planning.plan import ShardTask
+from pipelines.shards.build import Create, Sidecar, Work, WriteTask
 from pipelines.stores.output import Storage
 from tfrecord_io import flags, manifest, native_noise, schema, shard_writer
-from tfrecord_io.trunk import FILE_NAME, Trunk
+from tfrecord_io.trunk import FILE_NAME
 
 #: Images in each batch for the trunk. The last batch of a shard is filled up with zeros, because a
 #: batch of another size would need another graph.
@@ -45,6 +43,7 @@ _KERAS_SETTINGS = {
     "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
 }
 
+# A cluster's worker may load in several threads, and the noise is hidden for the whole process.
 _loading = threading.Lock()
 
 # Tables that describe images, and so also their feature maps.
@@ -57,35 +56,21 @@ _CARRIED_OVER = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Extraction(Work):
-    """Everything that a worker must know besides its task.
+    """A dataset of feature maps that workers write.
 
     Attributes:
         data: folder or URL of the dataset of images.
-        images: its manifest.
-        trunk: facts of the trunk, whose copy is in the output folder.
-        dtype: type in which the features are stored, one of `DTYPES`.
+        images: its manifest. The draft of the output has its splits, and the trunk's facts.
     """
 
     data: str
     images: manifest.Manifest
-    trunk: Trunk
-    dtype: str
 
-    @property
-    def layout(self) -> schema.RecordLayout:
-        """The layout of every record of the output."""
-        return schema.RecordLayout(
-            image_shape=self.trunk.feature_shape,
-            num_classes=self.images.num_classes,
-            dtype=self.dtype,
-            label_kind=self.images.label_kind,
-        )
-
-    def tasks(self) -> list[plan.ShardTask]:
+    def tasks(self) -> list[ShardTask]:
         """Returns a task for each shard of images."""
         numbers = itertools.count()
         return [
-            plan.ShardTask(next(numbers), name, index, len(split.shards), shard.num_examples)
+            ShardTask(next(numbers), name, index, len(split.shards), shard.num_examples)
             for name, split in self.images.splits.items()
             for index, shard in enumerate(split.shards)
         ]
@@ -94,38 +79,41 @@ class Extraction(Work):
 @contextlib.contextmanager
 def open_feature_writer(extraction: Extraction) -> Iterator[WriteTask]:
     """Loads the trunk and yields a function that writes the shards of an extraction."""
-    trunk, computed_by = _load_trunk(extraction).predict_on_batch, _describe_device()
+    model = _load_trunk(extraction)
+    import keras
+
+    backend = keras.backend.backend()
+    devices = {name.split(":")[0] for name in keras.distribution.list_devices()}
+    # What decides the last digits of the features.
+    computed_by = {
+        "device": ",".join(sorted(devices - {"cpu"} or {"cpu"})),
+        "keras": keras.__version__,
+        backend: importlib.metadata.version(backend),
+    }
+    trunk = model.predict_on_batch
     yield lambda task, create: write_features(extraction, task, trunk, create, computed_by)
 
 
 def write_features(
     extraction: Extraction,
-    task: plan.ShardTask,
+    task: ShardTask,
     trunk: Callable[[np.ndarray], np.ndarray],
     create: Create,
     computed_by: dict[str, str],
 ) -> None:
-    """Writes the feature maps of one shard, and its sidecar.
+    """Writes the feature maps of one shard, and its sidecar, which names device and versions.
 
-    Args:
-        extraction: the whole job.
-        task: the shard to write.
-        trunk: uint8 images [BATCH_SIZE, height, width, channels] → float32 features [BATCH_SIZE,
-            ...] of the trunk's shape.
-        create: opens a file of the output.
-        computed_by: device and versions, for the sidecar.
+    `trunk` turns uint8 images [BATCH_SIZE, height, width, channels] into float32 features
+    [BATCH_SIZE, ...] of its shape.
 
     Raises:
         errors.BuildError: if the shard of images is not what its manifest says, or a feature is
             not a number or too large for the dtype.
     """
     source = extraction.images.splits[task.split].shards[task.shard_index]
-    layout = extraction.layout
+    layout = extraction.draft.layout
     label_counts = np.zeros(layout.num_classes, np.int64)
-    with (
-        create(task.shard_name) as file,
-        shard_writer.ShardWriter(file, layout) as writer,
-    ):
+    with create(task.shard_name) as file, shard_writer.ShardWriter(file, layout) as writer:
         for images, labels, keys in _read_batches(extraction, source):
             filled = np.zeros((BATCH_SIZE, *images.shape[1:]), np.uint8)
             filled[: len(images)] = images
@@ -134,68 +122,50 @@ def write_features(
                 writer.write(feature.tobytes(), label, key)
             label_counts += layout.label_kind.count(labels)
     sidecar = Sidecar(
-        fingerprint=extraction.fingerprint,
+        fingerprint=extraction.draft.fingerprint,
         shard=task.shard_name,
         num_refs=task.num_refs,
         num_examples=task.num_refs,
         num_bytes=task.num_refs * layout.stride,
         sha256=writer.sha256,
         label_counts=tuple(label_counts.tolist()),
-        rejects=(),
         computed_by=computed_by,
     )
     sidecar.write(create)
 
 
-def finish_features(extraction: Extraction) -> None:
-    """Writes the tables, the card and the manifest of the feature maps.
+def describe_features(
+    extraction: Extraction, tasks: Sequence[ShardTask], sidecars: Sequence[Sidecar]
+) -> manifest.Manifest:
+    """Writes the tables and the card of the feature maps, and returns their manifest.
 
     What is known of the images holds for their features: tables, ledger and audit are carried over.
-
-    Raises:
-        errors.BuildError: if a shard is missing, or the output cannot be written.
     """
     # Imported here because a launcher that starts the job on a cluster does not render the card.
-    from pipelines.report import feature_card
+    from pipelines.report import card
 
     storage, data = extraction.storage, Storage(extraction.data)
-    with extraction.clear_errors():
-        tasks = plan.read_tasks(storage, extraction.fingerprint)
-        made = _make_manifest(extraction, require_sidecars(extraction, tasks))
-        for name in _CARRIED_OVER:
-            if data.exists(name):
-                storage.write(name, data.read(name))
-        storage.write(manifest.REPORT_FILE_NAME, feature_card.render(made).encode())
-        finish.publish(storage, made)
-
-
-def _make_manifest(extraction: Extraction, sidecars: list[Sidecar]) -> manifest.Manifest:
-    images, trunk = extraction.images, extraction.trunk
     shards = iter(sidecar.to_shard() for sidecar in sidecars)
     # The same device and versions usually computed all shards.
     computed_by = {json.dumps(sidecar.computed_by) for sidecar in sidecars}
-    return dataclasses.replace(
-        images,
-        name=extraction.name,
-        image_shape=trunk.feature_shape,
-        dtype=extraction.dtype,
+    made = dataclasses.replace(
+        extraction.draft,
         splits={
             name: dataclasses.replace(
                 split, shards=tuple(itertools.islice(shards, len(split.shards)))
             )
-            for name, split in images.splits.items()
+            for name, split in extraction.images.splits.items()
         },
         source={
-            "kind": manifest.FEATURES,
-            "dataset": {"name": images.name, "fingerprint": images.fingerprint},
-            "images": images.source,
-            "trunk": {**trunk.to_dict(), "sha256": extraction.identity["trunk"]},
+            **extraction.draft.source,
             "computed_by": sorted(map(json.loads, computed_by), key=str),
         },
-        options=extraction.identity,
-        fingerprint=extraction.fingerprint,
-        statistics=None,
     )
+    for name in _CARRIED_OVER:
+        if data.exists(name):
+            storage.write(name, data.read(name))
+    storage.write(manifest.REPORT_FILE_NAME, card.render_features(made).encode())
+    return made
 
 
 def _load_trunk(extraction: Extraction) -> Any:
@@ -204,48 +174,33 @@ def _load_trunk(extraction: Extraction) -> Any:
         os.environ.setdefault(name, value)
     if importlib.util.find_spec("tensorflow") is None:
         os.environ.setdefault("KERAS_BACKEND", "jax")
-    # A cluster's worker may load in several threads, and the noise is hidden for the whole process.
-    with _loading, native_noise.hide_native_noise(errors.BuildError):
-        model = _read_model(extraction.storage)
-    if tuple(model.output_shape[1:]) != extraction.trunk.feature_shape:
-        raise errors.BuildError(
-            f"the trunk says that its features have the shape {extraction.trunk.feature_shape}, "
-            f"but its network gives {tuple(model.output_shape[1:])}; write it again with "
-            f"{flags.command('trunk')}"
-        )
-    return model
-
-
-def _read_model(storage: Storage) -> Any:
-    try:
-        import keras
-    except ImportError as error:
-        raise errors.BuildError(
-            f"the worker needs Keras and TensorFlow or JAX, but {error}; "
-            "run pip install '.[train]' in the clone of this project"
-        ) from error
-    with tempfile.TemporaryDirectory() as folder:
+    storage, expected = extraction.storage, extraction.draft.image_shape
+    with (
+        _loading,
+        native_noise.hide_native_noise(errors.BuildError),
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        try:
+            import keras
+        except ImportError as error:
+            raise errors.BuildError(
+                f"the worker needs Keras and TensorFlow or JAX, but {error}; "
+                "run pip install '.[train]' in the clone of this project"
+            ) from error
         path = Path(storage.path(FILE_NAME))
         if storage.remote:
             path = Path(folder) / FILE_NAME
             path.write_bytes(storage.read(FILE_NAME))
         try:
-            return keras.saving.load_model(path, compile=False)
+            model = keras.saving.load_model(path, compile=False)
         except (ValueError, OSError, TypeError, KeyError) as error:
             raise errors.BuildError(f"Keras cannot load the trunk: {error}") from error
-
-
-def _describe_device() -> dict[str, str]:
-    """Returns the kind of device and the versions that decide the last digits of the features."""
-    import keras
-
-    backend = keras.backend.backend()
-    kinds = {name.split(":")[0] for name in keras.distribution.list_devices()}
-    return {
-        "device": ",".join(sorted(kinds - {"cpu"} or {"cpu"})),
-        "keras": keras.__version__,
-        backend: importlib.metadata.version(backend),
-    }
+    if (given := tuple(model.output_shape[1:])) != expected:
+        raise errors.BuildError(
+            f"the trunk says that its features have the shape {expected}, but its network gives "
+            f"{given}; write it again with {flags.command('trunk')}"
+        )
+    return model
 
 
 def _read_batches(
@@ -274,11 +229,11 @@ def _read_batches(
 def _as_stored(features: np.ndarray, extraction: Extraction, name: str) -> np.ndarray:
     """Returns features in the stored type; raises if one is not finite in it."""
     with np.errstate(over="ignore"):
-        stored = features.astype(extraction.layout.numpy_dtype)
+        stored = features.astype(extraction.draft.layout.numpy_dtype)
     if not np.isfinite(stored).all():
         advice = "; use --dtype float32" if np.isfinite(features).all() else ""
         raise errors.BuildError(
-            f"{extraction.data}/{name}: the trunk gives values that {extraction.dtype} cannot hold "
-            f"(up to {np.abs(features).max():g}){advice}"
+            f"{extraction.data}/{name}: the trunk gives values that {stored.dtype} cannot hold (up "
+            f"to {np.abs(features).max():g}){advice}"
         )
     return stored

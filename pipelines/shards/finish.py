@@ -1,116 +1,240 @@
 """Finishes a dataset, in one straight line.
 
-Images that are to be dropped are cut out of the shards, every file is counted, the images are
-audited, and the tables, the report and last the manifest are written.
+What became of every file is counted, duplicates are cut out of the shards, the images are audited,
+and the tables, the report and last the manifest are written. `Listing` has checked the sum of the
+files that it listed; `tfrecord_io.verify` checks it again, from the files of a finished dataset.
 """
 
 from __future__ import annotations
 
 import collections
+import csv
 import dataclasses
 import functools
 import importlib.metadata
-import itertools
+import io
 import json
 import operator
 import platform
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipelines import errors
-from pipelines.listing.refs import RejectedFile
-from pipelines.planning import plan
-from pipelines.shards import drops, ledger
-from pipelines.shards.build import Build
-from pipelines.shards.sidecar import Sidecar, require_sidecars
-from pipelines.shards.write import EXAMPLE_SCHEMA
+from pipelines.listing.refs import RejectedFile, iterate_refs
+from pipelines.planning.plan import ShardTask, read_task_refs, read_tasks
+from pipelines.shards import drops
+from pipelines.shards.build import Build, Sidecar, Work
 from pipelines.stores.output import BUILD_DIR, Storage
+from pipelines.stores.output_state import PLAN_FILE
 from tfrecord_io import croissant, groups, manifest, tfds_metadata
 from tfrecord_io.auditing import audit
+from tfrecord_io.printing import csv_cell
 from tfrecord_io.statistics import PixelStatistics
 
 #: Holds the reason why the dataset was refused.
 FAILURE_FILE = f"{BUILD_DIR}/failure.json"
 
+# Options with which some reasons go away.
+_HINTS = {
+    "more_than_8_bits": "; --dtype uint16 keeps grey of 16 bits",
+    "transparency": "; --background black or white shows transparent pictures",
+    "out_of_range": "; --rescale chooses another range",
+}
 
-def finish_dataset(build: Build) -> None:
-    """Counts what became of every file, audits, and writes the tables, the card and the manifest.
 
-    The counts come from files, not from an engine's counters. If too many images were rejected or
-    a policy is violated, the reason is written to `FAILURE_FILE`, with the tables made so far, but
-    no manifest. That is not raised as an error, because an engine would retry the step.
+def finish_dataset(work: Work) -> None:
+    """Writes the tables, the card and last the manifest, which marks the dataset complete.
+
+    If too many images were rejected or a policy is violated, the reason is written to
+    `FAILURE_FILE`, with the tables made so far, but no manifest. That is not raised as an error,
+    because an engine would retry the step.
 
     Raises:
         errors.BuildError: if a shard is missing, a file is unaccounted for, or the output cannot
             be written.
     """
-    with build.clear_errors():
+    storage = work.storage
+    with work.clear_errors():
+        tasks = read_tasks(storage, work.draft.fingerprint)
         try:
-            _finish(build)
+            made = work.describe(work, tasks, work.require_sidecars(tasks))
         except errors.RefusedError as refusal:
-            content = json.dumps({"message": str(refusal)})
-            build.storage.write(FAILURE_FILE, content.encode())
+            storage.write(FAILURE_FILE, json.dumps({"message": str(refusal)}).encode())
+            return
+        for name, text in tfds_metadata.describe(made).items():
+            storage.write(name, text.encode())
+        with storage.open_arrow(manifest.EXAMPLES_FILE_NAME) as examples:
+            storage.write(croissant.FILE_NAME, croissant.describe(made, examples).encode())
+        storage.write(manifest.FILE_NAME, made.to_json().encode())
 
 
-def _finish(build: Build) -> None:
-    tasks = plan.read_tasks(build.storage, build.fingerprint)
-    sidecars = require_sidecars(build, tasks)
-    rejects = ledger.list_rejects(build, tasks, sidecars)
-    ledger.require_classes(build, tasks, sidecars)
+def describe_images(
+    build: Build, tasks: Sequence[ShardTask], sidecars: Sequence[Sidecar]
+) -> manifest.Manifest:
+    """Counts what became of every file, audits the images, and writes the tables and the card.
+
+    The counts come from files, not from an engine's counters.
+
+    Raises:
+        errors.RefusedError: if too many images were rejected or a policy is violated.
+        errors.BuildError: if an image is there twice, or a file is unaccounted for.
+    """
+    # Imported here because a launcher that starts the job on a cluster does not render the card.
+    from pipelines.report import card
+
+    storage = build.storage
+    rejects = list_rejects(build, tasks, sidecars)
+    _require_classes(build, tasks, sidecars)
     _join_examples(build, tasks)
-    ledger.require_unique_keys(build.storage)
+    _require_unique_keys(storage)
     dropped = drops.leave_out(build, tasks, sidecars)
     if dropped.num_rows:
-        sidecars = require_sidecars(build, tasks)
+        sidecars = build.require_sidecars(tasks)
         _join_examples(build, tasks)
         rows = (tuple(row.values()) for row in dropped.to_pylist())
-        ledger.write_reasons(build.storage, manifest.DROPPED_FILE_NAME, rows)
-    counts = ledger.count_files(build, sidecars, len(rejects), dropped)
-    made = _make_manifest(build, tasks, sidecars, counts, rejects)
-    made, copies = _audit_and_report(build, made, rejects, dropped)
-    _join_examples(build, tasks, _group(build, copies))
-    drops.require_policies(build.storage, made, build.policies)
-    publish(build.storage, made)
+        _write_reasons(storage, manifest.DROPPED_FILE_NAME, rows)
+    made = _make_manifest(build, tasks, sidecars, rejects, dropped)
+    examples, same, images = build.read_pictures()
+    result = audit.audit_examples(examples, same, made)
+    made = dataclasses.replace(made, audit={**made.audit, **result.to_dict()})
+    page = card.render(made, result, examples, images, rejects, dropped)
+    storage.write(manifest.REPORT_FILE_NAME, page.encode())
+    _join_examples(build, tasks, _group(storage, same.pairs))
+    drops.require_policies(storage, made, build.policies)
+    return made
+
+
+def list_rejects(
+    build: Build, tasks: Sequence[ShardTask], sidecars: Sequence[Sidecar] = ()
+) -> list[RejectedFile]:
+    """Returns all rejected images, and writes them to rejects.csv.
+
+    Without the sidecars of the tasks, only the listing's rejects are known.
+
+    Raises:
+        errors.RefusedError: if there are too many.
+    """
+    rejects = [*build.rejected_files, *(r for sidecar in sidecars for r in sidecar.rejects)]
+    rejects.sort(key=lambda reject: (reject.source_path, reject.reason))
+    rows = map(dataclasses.astuple, rejects)
+    _write_reasons(build.storage, manifest.REJECTS_FILE_NAME, rows)
+    table = build.storage.path(manifest.REJECTS_FILE_NAME)
+    counts, over_limit = build.draft.counts, build.draft.counts["over_limit"]
+    num_planned = sum(task.num_refs for task in tasks) - counts.get("variants", 0)
+    num_listed = len(build.rejected_files)
+    num_images = num_planned + num_listed
+    reasons = collections.Counter(reject.reason for reject in rejects)
+    told = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
+    told += "".join(hint for reason, hint in _HINTS.items() if reasons[reason])
+    if len(rejects) == num_images:
+        raise errors.RefusedError(f"all {num_images:,} images were rejected: {told}. See {table}")
+    # The listing rejects files of the whole source, but with --limit only a sample of the other
+    # files is decoded. So the rejects of the sample are scaled up to all of them.
+    weight = Fraction(num_planned + over_limit, num_planned or 1)
+    num_expected = num_listed + weight * (len(rejects) - num_listed)
+    num_all = num_images + over_limit
+    # The exact decimal number: the binary 0.29 is slightly smaller, so 29 of 100 would be too many.
+    allowed = Fraction(repr(build.max_reject_fraction))
+    if num_expected > allowed * num_all:
+        sampled = f" of all {num_all:,}, by this sample" if over_limit else ""
+        raise errors.RefusedError(
+            f"{len(rejects):,} of {num_images:,} images were rejected "
+            f"({float(num_expected / num_all):.2%}{sampled}, allowed {float(allowed):.2%}): "
+            f"{told}. See {table}; to accept them, run again with a larger --max_reject_fraction"
+        )
+    return rejects
+
+
+def _write_reasons(storage: Storage, name: str, rows: Iterable[Sequence[str]]) -> None:
+    """Writes a table of the images that are not in the dataset: path, reason, detail."""
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows([["path", "reason", "detail"], *(map(csv_cell, r) for r in rows)])
+    storage.write(name, text.getvalue().encode())
+
+
+def _require_classes(build: Build, tasks: Sequence[ShardTask], sidecars: Sequence[Sidecar]) -> None:
+    """Refuses a dataset in which all images of a class were rejected.
+
+    Such a folder either is not a class at all, or all of its files are damaged.
+    """
+    kind, labels = build.draft.label_kind, build.draft.label_names
+    counts = np.sum([sidecar.label_counts for sidecar in sidecars], axis=0)
+    without = {name for name, count in zip(labels, counts, strict=True) if not count}
+    if not without:
+        return
+    paths: dict[str, set[str]] = {}
+    with build.storage.open_arrow(PLAN_FILE) as file:
+        for task in tasks:
+            for ref in iterate_refs(read_task_refs(file, task, build.draft.fingerprint)):
+                for name in without.intersection(kind.names_in(ref.label)):
+                    paths.setdefault(name, set()).add(ref.image_name)
+    rejected = {reject.source_path for sidecar in sidecars for reject in sidecar.rejects}
+    # The images of a class without an example may also have been dropped as duplicates.
+    lost = {name: min(paths[name]) for name in sorted(paths) if paths[name] <= rejected}
+    if not lost:
+        return
+    name, path = next(iter(lost.items()))
+    table = build.storage.path(manifest.REJECTS_FILE_NAME)
+    files = f"all its files were rejected, such as {path} ({table} lists them). Repair the files"
+    if not kind.one_hot:
+        raise errors.RefusedError(
+            f"no image with the label {name!r} is left: {files}, or leave the label out of "
+            "--label_columns"
+        )
+    rest = ",".join(label for label in labels if label not in lost)
+    raise errors.RefusedError(
+        f"{kind.noun} {name!r} has no image left: {files}; or, if that folder is not a "
+        f"{kind.noun}, run again with {kind.flag}={rest} --overwrite"
+    )
 
 
 def _join_examples(
-    build: Build, tasks: Sequence[plan.ShardTask], grouped: groups.Groups | None = None
+    build: Build, tasks: Sequence[ShardTask], grouped: groups.Groups | None = None
 ) -> None:
     """Joins the shards' rows into one table, one row group per shard, one shard in memory.
 
     `grouped` are the groups of all rows, for the last column; None for a table without it.
     """
-    start = 0
-
-    def with_groups(rows: pa.Table) -> pa.Table:
-        nonlocal start
-        if grouped is None:
-            return rows
-        names = grouped.names.slice(start, len(rows)).cast(pa.string())
-        start += len(rows)
-        return rows.append_column(groups.COLUMN, names)
-
-    parts = map(with_groups, build.storage.map(build.read_rows, tasks))
     # All parts have the same columns; a table of labels adds some to `EXAMPLE_SCHEMA`.
-    first = next(parts, EXAMPLE_SCHEMA.empty_table())
+    schema = build.read_rows(tasks[0]).schema
+    if grouped is not None:
+        schema = schema.append(pa.field(groups.COLUMN, pa.string()))
+    start = 0
     with (
         build.storage.create(manifest.EXAMPLES_FILE_NAME) as file,
-        pq.ParquetWriter(file, first.schema) as writer,
+        pq.ParquetWriter(file, schema) as writer,
     ):
-        for rows in itertools.chain([first], parts):
-            writer.write_table(rows)
+        for rows in build.storage.map(build.read_rows, tasks):
+            columns = rows.columns
+            if grouped is not None:
+                columns.append(grouped.names.slice(start, len(rows)).cast(pa.string()))
+                start += len(rows)
+            writer.write_table(pa.table(columns, schema))
 
 
-def _group(build: Build, copies: np.ndarray) -> groups.Groups:
+def _require_unique_keys(storage: Storage) -> None:
+    """Refuses a dataset that holds an image twice, which the shards' counts cannot show."""
+    with storage.open_arrow(manifest.EXAMPLES_FILE_NAME) as file:
+        keys = pq.read_table(file, columns=["key"])["key"]
+    repeated = len(keys) - pc.count_distinct(keys).as_py()
+    if repeated:
+        raise errors.BuildError(
+            f"{repeated:,} of {len(keys):,} examples in {storage.root} repeat the key of another "
+            "example: the shards come from different plans. Delete the folder and build again"
+        )
+
+
+def _group(storage: Storage, copies: np.ndarray) -> groups.Groups:
     """Returns the groups of all rows of the examples table.
 
     `copies`, int64 [num_pairs, 2], are rows of the same picture, augmented copies not counted.
     """
-    with build.storage.open_arrow(manifest.EXAMPLES_FILE_NAME) as file:
+    with storage.open_arrow(manifest.EXAMPLES_FILE_NAME) as file:
         parquet = pq.ParquetFile(file)
         names = [name for name in parquet.schema_arrow.names if name in groups.INPUTS]
         table = parquet.read(columns=[*names, "variant"])
@@ -118,52 +242,40 @@ def _group(build: Build, copies: np.ndarray) -> groups.Groups:
     return groups.group_images(table, originals[copies])
 
 
-def _audit_and_report(
-    build: Build,
-    made: manifest.Manifest,
-    rejects: Sequence[RejectedFile],
-    dropped: pa.Table,
-) -> tuple[manifest.Manifest, np.ndarray]:
-    """Writes the dataset's card.
-
-    Returns:
-        the manifest with the audit in it, and rows of the same picture, see `Twins.pairs`.
-    """
-    # Imported here because a launcher that starts the job on a cluster does not render the card.
-    from pipelines.report import card
-
-    with build.open_pictures() as (examples, same, images):
-        result = audit.audit_examples(examples, same, made)
-        content = {"notes": list(build.notes), **result.to_dict()}
-        made = dataclasses.replace(made, audit=content)
-        page = card.render(made, result, examples, images, rejects, dropped)
-    build.storage.write(manifest.REPORT_FILE_NAME, page.encode())
-    return made, same.pairs
-
-
-def publish(storage: Storage, made: manifest.Manifest) -> None:
-    """Writes the files that describe the dataset; the manifest comes last and marks it complete."""
-    for name, text in tfds_metadata.describe(made).items():
-        storage.write(name, text.encode())
-    with storage.open_arrow(manifest.EXAMPLES_FILE_NAME) as examples:
-        storage.write(croissant.FILE_NAME, croissant.describe(made, examples).encode())
-    storage.write(manifest.FILE_NAME, made.to_json().encode())
-
-
 def _make_manifest(
     build: Build,
-    tasks: Sequence[plan.ShardTask],
+    tasks: Sequence[ShardTask],
     sidecars: Sequence[Sidecar],
-    counts: Mapping[str, Any],
     rejects: Sequence[RejectedFile],
+    dropped: pa.Table,
 ) -> manifest.Manifest:
+    """Completes the draft by what was written, except for the audit.
+
+    Raises:
+        errors.BuildError: if the numbers of files do not add up to those that the listing saw.
+        errors.RefusedError: if no example is left.
+    """
     by_split: dict[str, list[Sidecar]] = {}
     for task, sidecar in zip(tasks, sidecars, strict=True):
         by_split.setdefault(task.split, []).append(sidecar)
-    return manifest.Manifest(
-        name=build.name,
-        image_shape=build.preprocessing.image_shape,
-        label_names=build.label_names,
+    planned, storage = build.draft.counts, build.storage
+    variants = {}
+    if "variants" in planned:
+        with storage.open_arrow(manifest.EXAMPLES_FILE_NAME) as file:
+            column = pq.read_table(file, columns=["variant"])["variant"].to_numpy()
+        variants = {"variants": int(np.count_nonzero(column))}
+    counts = {
+        "files": planned["files"],
+        "examples": sum(sidecar.num_examples for sidecar in sidecars),
+        **variants,
+        "rejects": len(rejects),
+        "copies": planned["copies"],
+        "over_limit": planned["over_limit"],
+        "dropped": dict(sorted(collections.Counter(dropped["reason"].to_pylist()).items())),
+        "ignored": planned["ignored"],
+    }
+    made = dataclasses.replace(
+        build.draft,
         splits={
             split: manifest.Split(
                 label_counts=tuple(map(sum, zip(*(s.label_counts for s in members), strict=True))),
@@ -171,34 +283,41 @@ def _make_manifest(
             )
             for split, members in by_split.items()
         },
-        preprocessing=build.preprocessing.to_dict(),
-        source=build.source_facts,
         counts=counts,
         rejects=dict(sorted(collections.Counter(r.reason for r in rejects).items())),
-        options=build.identity,
-        fingerprint=build.fingerprint,
         versions={
             "python": platform.python_version(),
             "apache_beam": importlib.metadata.version("apache-beam"),
             "pyarrow": pa.__version__,
-            **build.identity["decoder"],
+            **build.draft.versions,
         },
         statistics=_statistics(build, by_split.get(manifest.STATISTICS_SPLIT, [])),
-        dtype=build.preprocessing.dtype,
-        label_kind=build.label_kind,
     )
+    accounted = sum(count for _, count in made.ledger)
+    if accounted != counts["files"]:
+        raise errors.BuildError(
+            f"the source has {counts['files']:,} files, but {accounted:,} are accounted for: "
+            f"{counts}; no manifest was written; this is a bug, please report it"
+        )
+    if not counts["examples"]:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in counts["dropped"].items())
+        raise errors.RefusedError(
+            f"no image is left: {reasons} were dropped "
+            f"({storage.path(manifest.DROPPED_FILE_NAME)} lists them). Correct the labels, or "
+            "choose --duplicates keep with --overwrite"
+        )
+    return made
 
 
 def _statistics(build: Build, sidecars: Sequence[Sidecar]) -> PixelStatistics | None:
     """Returns the sums over the pixels of these shards, or None if they hold no example."""
+
+    def of_shard(sidecar: Sidecar) -> PixelStatistics:
+        if sidecar.statistics is not None:
+            return sidecar.statistics
+        with build.storage.open_arrow(sidecar.shard) as file:
+            return PixelStatistics.from_shard(file, build.draft.layout)
+
     if not any(sidecar.num_examples for sidecar in sidecars):
         return None
-    counted = build.storage.map(functools.partial(_shard_statistics, build), sidecars)
-    return functools.reduce(operator.add, counted)
-
-
-def _shard_statistics(build: Build, sidecar: Sidecar) -> PixelStatistics:
-    if sidecar.statistics is not None:
-        return sidecar.statistics
-    with build.storage.open_arrow(sidecar.shard) as file:
-        return PixelStatistics.from_shard(file, build.layout)
+    return functools.reduce(operator.add, build.storage.map(of_shard, sidecars))

@@ -7,7 +7,7 @@ import functools
 import io
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,8 +17,7 @@ import xxhash
 from pipelines import errors
 from pipelines.listing.refs import OTHERS, SITE, ImageRef, RejectedFile, iterate_refs
 from pipelines.planning import plan
-from pipelines.shards.build import Build, Create, Work, WriteTask, rows_name
-from pipelines.shards.sidecar import Sidecar, read_sidecar
+from pipelines.shards.build import Build, Create, Sidecar, Work, WriteTask, rows_name
 from pipelines.sources.reader import read_in_order
 from pipelines.sources.source import Reader
 from pipelines.stores import output_state
@@ -26,6 +25,7 @@ from pipelines.stores.output import WriteBehind
 from tfrecord_io import augment, groups, schema, shard_writer
 from tfrecord_io.auditing.side_facts import HASH_LENGTH
 from tfrecord_io.decoding import preprocess
+from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.decoding.pictures import cut_picture
 from tfrecord_io.rejects import Reject
 
@@ -80,26 +80,26 @@ def write_shard(build: Build, task: plan.ShardTask, reader: Reader, create: Crea
         errors.BuildError: if the source is gone or has changed, or this worker's Pillow or libjpeg
             differs from the launcher's.
     """
-    _check_decoder(build)
+    draft, layout = build.draft, build.draft.layout
+    _check_decoder(draft.versions)
     with build.storage.open_arrow(output_state.PLAN_FILE) as file:
-        planned = plan.read_task_refs(file, task, build.fingerprint)
+        planned = plan.read_task_refs(file, task, draft.fingerprint)
     with (
         create(task.shard_name) as file,
-        shard_writer.ShardWriter(file, build.layout) as shard,
+        shard_writer.ShardWriter(file, layout) as shard,
     ):
-        examples, rejects = _write_images(build, planned, reader, shard)
+        rows, rejects = _write_images(build, planned, reader, shard)
+    table = _examples_table(task, planned, rows, shard.facts())
     with create(rows_name(task)) as file:
-        pq.write_table(_examples_table(task, planned, examples, shard.facts()), file)
+        pq.write_table(table, file)
     sidecar = Sidecar(
-        fingerprint=build.fingerprint,
+        fingerprint=draft.fingerprint,
         shard=task.shard_name,
         num_refs=task.num_refs,
-        num_examples=len(examples),
-        num_bytes=len(examples) * build.layout.stride,
+        num_examples=len(rows),
+        num_bytes=len(rows) * layout.stride,
         sha256=shard.sha256,
-        label_counts=build.label_kind.counts(
-            [example.ref.label for example in examples], build.label_names
-        ),
+        label_counts=draft.label_kind.counts([row["label"] for row in rows], draft.label_names),
         rejects=tuple(rejects),
         statistics=shard.statistics(),
     )
@@ -114,95 +114,103 @@ def open_image_writer(build: Build) -> Iterator[WriteTask]:
         yield lambda task, create: write_shard(build, task, reader, create)
 
 
-class TaskWriter:
-    """Writes one task after another, for use in a `with` block.
+class TaskWriter(contextlib.ExitStack):
+    """Writes one task after another; it is closed by `close` or at the end of a `with` block.
 
     It keeps its input open, and makes a shard while the files of earlier tasks reach the disk.
     """
 
-    def __init__(self, build: Work) -> None:
-        """Makes a writer that has opened nothing."""
-        self._build = build
-        self._open = contextlib.ExitStack()
-
-    def __enter__(self) -> Self:
+    def __init__(self, work: Work) -> None:
+        """Opens what all tasks need; raises errors.BuildError if that is not possible."""
+        super().__init__()
+        self._work = work
         try:
-            self._write = self._open.enter_context(self._build.open_writer(self._build))
+            self._write = self.enter_context(work.open_writer(work))
         except Exception:
             # The message may name the input, which must not reach a worker's log.
-            if self._build.anonymous:
+            if work.anonymous:
                 raise errors.BuildError(
                     "a worker cannot open the input; every worker must be able to read it"
                 ) from None
             raise
-        self._files = self._open.enter_context(contextlib.closing(WriteBehind(self._build.storage)))
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._open.close()
+        self._files = self.enter_context(contextlib.closing(WriteBehind(work.storage)))
 
     def write(self, task: plan.ShardTask) -> None:
-        """Writes a shard unless it is already written.
+        """Writes a shard unless it is already written, as when an engine retries its task.
 
         Its files may still be unfinished on return; call `wait` before relying on them.
 
         Raises:
             errors.BuildError: as `write_shard` does, or if the output cannot be written.
         """
-        # An engine may retry a task that is already done.
-        if read_sidecar(self._build, task) is None:
-            with self._build.clear_errors():
+        if self._work.read_sidecar(task) is None:
+            with self._work.clear_errors():
                 self._write(task, self._files.create)
 
     def wait(self) -> None:
-        """Waits until the files of all tasks are finished.
-
-        Raises:
-            errors.BuildError: if one of them could not be finished.
-        """
-        with self._build.clear_errors():
+        """Waits until the files of all tasks are finished; raises a `BuildError` if one fails."""
+        with self._work.clear_errors():
             self._files.wait()
 
 
 def _write_images(
-    build: Build,
-    planned: pa.RecordBatch,
-    reader: Reader,
-    shard: shard_writer.ShardWriter,
-) -> tuple[list[_Example], list[RejectedFile]]:
-    """Decodes the planned images into a shard; returns the examples and the rejected images."""
-    image_shape = build.layout.image_shape
+    build: Build, planned: pa.RecordBatch, reader: Reader, shard: shard_writer.ShardWriter
+) -> tuple[list[dict[str, Any]], list[RejectedFile]]:
+    """Decodes the planned images into a shard.
+
+    Returns:
+        the examples, by the names of `EXAMPLE_SCHEMA` and with their `place` in the plan, and the
+        rejected images.
+    """
+    draft, preprocessing = build.draft, Preprocessing.from_dict(build.draft.preprocessing)
     refs, variants = list(iterate_refs(planned)), planned["variant"].to_pylist()
     paths = [ref.image_path for ref in refs]
-    if build.num_variants:
+    if "variants" in draft.counts:
         paths = [augment.variant_path(path, n) for path, n in zip(paths, variants, strict=True)]
-    keys = map(schema.image_key, paths)
     texts = list({ref.label for ref in refs})
-    labels = dict(zip(texts, build.label_kind.vectors(texts, build.label_names), strict=True))
+    labels = dict(zip(texts, draft.label_kind.vectors(texts, draft.label_names), strict=True))
     parts = ((ref.member, functools.partial(_read_part, reader, ref)) for ref in refs)
-    reads = read_in_order(reader, parts)
-    rows = zip(refs, reads, variants, keys, strict=True)
-    examples: list[_Example] = []
+    planned_rows = zip(
+        refs, read_in_order(reader, parts), variants, map(schema.image_key, paths), strict=True
+    )
+    examples: list[dict[str, Any]] = []
     rejects: list[RejectedFile] = []
     with warnings.catch_warnings():
         # Pillow warns about odd metadata; an image that is unusable is rejected in any case.
         warnings.simplefilter("ignore")
-        for place, (ref, read, variant, key) in enumerate(rows):
+        for place, (ref, read, variant, key) in enumerate(planned_rows):
             try:
-                data, (pixels, box, *original) = _decode(build, reader, ref, read)
+                data, image = _decode(preprocessing, reader, ref, read)
             except Reject as reject:
                 # A file is rejected only once, not again for each of its variants.
                 if not variant:
                     detail = reject.detail if ref.hidden is None else ""
                     rejects.append(RejectedFile(ref.image_name, reject.reason, detail))
                 continue
+            pixels = image.pixels
             if variant:
-                pixels = augment.vary(pixels, image_shape, key, box)
+                pixels = augment.vary(pixels, draft.image_shape, key, image.box)
             shard.write(pixels, labels[ref.label], key)
-            # Of a file of several images only a part may be at hand.
-            file_hash = None if ref.frame else xxhash.xxh3_128_hexdigest(data)
-            pixels_hash = xxhash.xxh3_128_hexdigest(pixels)
-            examples.append(_Example(place, ref, key, variant, *original, file_hash, pixels_hash))
+            examples.append(
+                {
+                    "place": place,
+                    "key": key,
+                    "label": ref.label,
+                    "patient": ref.patient,
+                    "path": ref.image_name,
+                    "width": image.width,
+                    "height": image.height,
+                    "mode": image.mode,
+                    "file_format": image.file_format,
+                    "file_bytes": ref.size,
+                    "quantization": image.quantization,
+                    # Of a file of several images only a part may be at hand.
+                    "file_xxh3": None if ref.frame else xxhash.xxh3_128_hexdigest(data),
+                    "pixels_xxh3": xxhash.xxh3_128_hexdigest(pixels),
+                    "shape": image.shape,
+                    "variant": variant,
+                }
+            )
     return examples, rejects
 
 
@@ -219,7 +227,7 @@ def _read_part(reader: Reader, ref: ImageRef) -> _Data:
 
 
 def _decode(
-    build: Build, reader: Reader, ref: ImageRef, read: Callable[[], _Data]
+    preprocessing: Preprocessing, reader: Reader, ref: ImageRef, read: Callable[[], _Data]
 ) -> tuple[_Data, preprocess.DecodedImage]:
     """Returns what was read of an image, and the image.
 
@@ -234,7 +242,7 @@ def _decode(
         try:
             with errors.clear_read_errors(ref.source_path):
                 data = read_again()
-                return data, preprocess.decode_image(data, build.preprocessing, ref.frame)
+                return data, preprocess.decode_image(data, preprocessing, ref.frame)
         except Reject as reject:
             attempts.append((data, reject))
         except (OSError, EOFError, IndexError):
@@ -259,56 +267,25 @@ def _decode(
     )
 
 
-class _Example(NamedTuple):
-    """The facts of one example that are found one by one, named as in `EXAMPLE_SCHEMA`.
-
-    The first two are not columns: the place in the plan's batch, and the image.
-    """
-
-    place: int
-    ref: ImageRef
-    key: str
-    variant: int
-    width: int
-    height: int
-    mode: str
-    file_format: str
-    quantization: int
-    shape: float
-    file_xxh3: str | None
-    pixels_xxh3: str
-
-
 def _examples_table(
     task: plan.ShardTask,
     planned: pa.RecordBatch,
-    examples: Sequence[_Example],
+    examples: Sequence[Mapping[str, Any]],
     facts: Mapping[str, np.ndarray],
 ) -> pa.Table:
-    """Returns the shard's rows of the examples table.
-
-    Args:
-        task: the shard.
-        planned: the rows of the plan.
-        examples: the facts of each example.
-        facts: columns computed for all examples together, see `side_facts.side_facts`.
-    """
+    """Returns the shard's rows of the examples table; `facts` are the columns of `side_facts`."""
     columns: dict[str, Any] = {
-        name: [getattr(example, name) for example in examples] for name in _Example._fields
+        name: [example.get(name) for example in examples] for name in EXAMPLE_SCHEMA.names
     }
-    refs, places = columns.pop("ref"), pa.array(columns.pop("place"), pa.int64())
     columns |= facts
     columns |= {
-        "split": [task.split] * len(refs),
-        "shard": [task.shard_name] * len(refs),
-        "row": range(len(refs)),
-        "label": [ref.label for ref in refs],
-        "patient": [ref.patient for ref in refs],
-        "path": [ref.image_name for ref in refs],
-        "file_bytes": [ref.size for ref in refs],
+        "split": [task.split] * len(examples),
+        "shard": [task.shard_name] * len(examples),
+        "row": range(len(examples)),
         "perceptual_hash": [bits.tobytes() for bits in facts["perceptual_hash"]],
     }
     fields = list(EXAMPLE_SCHEMA)
+    places = pa.array([example["place"] for example in examples], pa.int64())
     if SITE in planned.schema.names:
         columns[SITE] = planned.column(SITE).take(places).cast(pa.string())
         fields.append(pa.field(SITE, pa.string()))
@@ -322,8 +299,7 @@ def _examples_table(
     return pa.Table.from_pydict(columns, pa.schema(fields))
 
 
-def _check_decoder(build: Build) -> None:
-    planned = build.identity["decoder"]
+def _check_decoder(planned: Mapping[str, str]) -> None:
     try:
         here = preprocess.decoder_versions(with_dicom="pydicom" in planned)
     except ModuleNotFoundError as error:

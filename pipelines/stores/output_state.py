@@ -1,6 +1,6 @@
 """The state of the output folder before a build: its lock, and what it already holds.
 
-`shards.sidecar` finds the shards with which a build resumes.
+`shards.build` finds the shards with which a build resumes.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ import pyarrow.dataset
 
 import pipelines.build_tfrecords
 import pipelines.engine.engine
-import pipelines.engine.transforms
 import pipelines.report.card
 import tfrecord_io.reading.batches
 import tfrecord_io.stores.remote
