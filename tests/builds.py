@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import hashlib
 import os
 import re
@@ -163,6 +164,12 @@ def shards_of(output: Path) -> dict[str, str]:
 def rows_of(output: Path) -> list[dict[str, Any]]:
     """Returns the rows of the table of examples."""
     return pq.read_table(output / "examples.parquet").to_pylist()
+
+
+def csv_rows(path: Path) -> list[list[str]]:
+    """Returns the rows of a CSV file below its first line."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.reader(file))[1:]
 
 
 def bytes_read() -> int:

@@ -52,55 +52,39 @@ SECRETS = {
 
 
 class Spec:
-    """What was written: the job's description, the pipeline's, and the staged files."""
+    """What was written for given extra flags: the job's description, the pipeline's, and files."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *more: str) -> None:
+        from apache_beam.options.pipeline_options import GoogleCloudOptions
         from apache_beam.portability.api import beam_runner_api_pb2
+        from apache_beam.runners.dataflow.internal import apiclient
 
+        with pytest.MonkeyPatch.context() as patch:
+            # Beam asks the machine it may be running on for an account; nothing answers here.
+            for name, value in {**SECRETS, "NO_GCE_CHECK": "true"}.items():
+                patch.setenv(name, value)
+            chosen = options.parse_options([*COMMAND, *more])
+            pipeline = engine.make_pipeline([*chosen.beam_args, *OFFLINE])
+            build_tfrecords.run(job_of(chosen), pipeline)
+            job = pipeline.result.job
+            places = job.options.view_as(GoogleCloudOptions)
+            places.staging_location = str(folder / "staging")
+            places.template_location = str(folder / "job.json")
+            (folder / "staging").mkdir()
+            client = apiclient.DataflowApplicationClient(job.options, places.staging_location)
+            client.create_job(job)
         self.job = json.loads((folder / "job.json").read_text())
+        self.options: dict[str, Any] = self.job["environment"]["sdkPipelineOptions"]["options"]
         self.files = {path.name: path for path in (folder / "staging").iterdir()}
-        self.pipeline = beam_runner_api_pb2.Pipeline.FromString(
-            self.files["pipeline.pb"].read_bytes()
-        )
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return self.job["environment"]["sdkPipelineOptions"]["options"]
-
-    @property
-    def text(self) -> str:
-        return "\n".join(
-            [
-                json.dumps(self.job),
-                *(path.read_bytes().decode("latin-1") for path in self.files.values()),
-            ]
-        )
-
-
-def write_spec(folder: Path, *more: str) -> Spec:
-    """Writes the job's description for given extra flags, with credentials in the environment."""
-    from apache_beam.options.pipeline_options import GoogleCloudOptions
-    from apache_beam.runners.dataflow.internal import apiclient
-
-    with pytest.MonkeyPatch.context() as patch:
-        # Beam asks the machine it may be running on for an account; nothing answers here.
-        for name, value in {**SECRETS, "NO_GCE_CHECK": "true"}.items():
-            patch.setenv(name, value)
-        chosen = options.parse_options([*COMMAND, *more])
-        pipeline = engine.make_pipeline([*chosen.beam_args, *OFFLINE])
-        build_tfrecords.run(job_of(chosen), pipeline)
-        job = pipeline.result.job
-        (folder / "staging").mkdir()
-        places = job.options.view_as(GoogleCloudOptions)
-        places.staging_location = str(folder / "staging")
-        places.template_location = str(folder / "job.json")
-        apiclient.DataflowApplicationClient(job.options, places.staging_location).create_job(job)
-    return Spec(folder)
+        pipeline_file = self.files["pipeline.pb"].read_bytes()
+        self.pipeline = beam_runner_api_pb2.Pipeline.FromString(pipeline_file)
+        contents = (path.read_bytes().decode("latin-1") for path in self.files.values())
+        self.text = "\n".join([json.dumps(self.job), *contents])
 
 
 @pytest.fixture(scope="module")
 def spec(tmp_path_factory: pytest.TempPathFactory) -> Spec:
-    return write_spec(tmp_path_factory.mktemp("dataflow"), f"--sdk_container_image={IMAGE}")
+    return Spec(tmp_path_factory.mktemp("dataflow"), f"--sdk_container_image={IMAGE}")
 
 
 def job_of(chosen: options.BuildOptions) -> Job:
@@ -129,7 +113,7 @@ def test_the_image_is_the_workers_and_holds_the_package(spec: Spec):
 
 
 def test_without_an_image_the_package_is_staged(tmp_path: Path):
-    spec = write_spec(tmp_path, f"--setup_file={Path(__file__).parents[1] / 'setup.py'}")
+    spec = Spec(tmp_path, f"--setup_file={Path(__file__).parents[1] / 'setup.py'}")
 
     (package,) = [path for name, path in spec.files.items() if name.endswith(".gz")]
     assert package.name in json.dumps(spec.job["environment"]["workerPools"][0]["packages"])
@@ -169,20 +153,14 @@ def test_options_arrive_as_they_were_given(spec: Spec):
     assert spec.job["type"] == "JOB_TYPE_BATCH"
 
 
-def test_no_main_session_travels(spec: Spec):
+def test_neither_credentials_nor_the_main_session_leave_the_launcher(spec: Spec):
+    assert [name for name, value in SECRETS.items() if value in spec.text] == []
+    assert str(Path.home()) not in json.dumps(spec.options)
     assert not spec.options.get("save_main_session")
     assert "pickled_main_session" not in spec.text
 
 
-def test_credentials_stay_with_the_launcher(spec: Spec):
-    found = [name for name, value in SECRETS.items() if value in spec.text]
-    assert found == []
-    assert str(Path.home()) not in json.dumps(spec.options)
-
-
-def test_the_job_is_one_line_of_steps_without_pixels_or_names_of_files(
-    spec: Spec,
-):
+def test_the_job_is_one_line_of_steps_without_pixels_or_names_of_files(spec: Spec):
     (root,) = spec.pipeline.root_transform_ids
     steps_by_id = spec.pipeline.components.transforms
     steps = [steps_by_id[name] for name in steps_by_id[root].subtransforms]

@@ -10,6 +10,7 @@ from pipelines import errors
 from pipelines.engine import engine
 from pipelines.options import flag_names
 
+CORES = len(os.sched_getaffinity(0))
 LOCAL = ["DirectRunner", "directrunner", "FnApiRunner", "BundleBasedDirectRunner", "direct"]
 
 
@@ -17,35 +18,28 @@ LOCAL = ["DirectRunner", "directrunner", "FnApiRunner", "BundleBasedDirectRunner
 def test_without_a_word_it_is_one_process_a_core_and_no_engine_is_fetched(flags):
     # Beam's own DirectRunner would be a SwitchingDirectRunner, which asks the network for Prism.
     assert type(engine.make_pipeline(flags).runner) is FnApiRunner
-    assert engine.num_processes(flags) == len(os.sched_getaffinity(0))
+    assert engine.num_processes(flags) == CORES
 
 
 @pytest.mark.parametrize(
     ("flags", "num_processes"),
     [
-        (["--direct_num_workers=3"], 3),
-        (["--direct_num_workers", "3"], 3),
-        (["--direct_num_workers=3", "--direct_running_mode=multi_processing"], 3),
-        (["--direct_num_workers=0"], len(os.sched_getaffinity(0))),
-        (["--direct_num_workers=-1"], len(os.sched_getaffinity(0))),
-        ([IN_MEMORY, "--direct_num_workers=3"], None),
-        (["--direct_running_mode", "in_memory"], None),
-        (["--runner=FlinkRunner", "--direct_num_workers=3"], None),
+        ("--direct_num_workers=3", 3),
+        ("--direct_num_workers 3 --direct_running_mode=multi_processing", 3),
+        ("--direct_num_workers=0", CORES),
+        ("--direct_num_workers=-1", CORES),
+        (f"{IN_MEMORY} --direct_num_workers=3", None),
+        ("--direct_running_mode in_memory", None),
+        ("--runner=FlinkRunner --direct_num_workers=3", None),
     ],
 )
 def test_the_number_of_worker_processes_can_be_told(flags, num_processes):
-    assert engine.num_processes(flags) == num_processes
+    assert engine.num_processes(flags.split()) == num_processes
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ["--direct_running_mode=multi_threading"],
-        ["--direct_running_mode", "multi_threading"],
-        ["--runner=DirectRunner", "--direct_running_mode=multi_threading"],
-    ],
-)
-def test_the_mode_that_loses_records_is_refused(flags):
+@pytest.mark.parametrize("separator", ["=", " "])
+def test_the_mode_that_loses_records_is_refused(separator):
+    flags = f"--runner=DirectRunner --direct_running_mode{separator}multi_threading".split()
     with pytest.raises(errors.UserError, match="loses records"):
         engine.make_pipeline(flags)
 
@@ -53,14 +47,13 @@ def test_the_mode_that_loses_records_is_refused(flags):
 @pytest.mark.parametrize(
     "flags",
     [
-        [],
-        ["--direct_num_workers=2", "--runner=DirectRunner"],
-        ["--runner=DataflowRunner", "--project=p", "--region", "europe-west3"],
-        ["--worker_machine_type=n2-standard-4", "--setup_file=./setup.py"],
+        "--direct_num_workers=2 --runner=DirectRunner",
+        "--runner=DataflowRunner --project=p --region europe-west3",
+        "--worker_machine_type=n2-standard-4 --setup_file=./setup.py",
     ],
 )
 def test_beams_own_flags_are_known(flags):
-    engine.check_flags(flags, flag_names())
+    engine.check_flags(flags.split(), flag_names())
 
 
 @pytest.mark.parametrize(
@@ -87,11 +80,8 @@ def test_a_value_that_beam_cannot_read_is_wrong_usage_in_a_few_lines(capsys):
     assert "invalid int value: 'many'" in lines[1]
 
 
-def fail_with(error):
-    def fail(_):
-        raise error
-
-    return fail
+def fail_with(_, error):
+    raise error
 
 
 GONE = "/data/scans.zip is gone; every worker must be able to read it"
@@ -112,7 +102,7 @@ def test_a_workers_own_error_comes_back_as_its_message_alone(error, kind, messag
         engine.clear_errors(PipelineOptions([])),
         engine.make_pipeline([IN_MEMORY]) as pipeline,
     ):
-        pipeline | beam.Create([1]) | beam.Map(fail_with(error))
+        pipeline | beam.Create([1]) | beam.Map(fail_with, error)
     assert str(raised.value) == message
 
 

@@ -55,22 +55,14 @@ def extracted(images, trunk, tmp_path_factory):
     return output
 
 
-def expected_features(images, trunk, split):
-    """Returns what the trunk gives for the images of a split, one by one."""
-    model = keras.saving.load_model(trunk, compile=False)
-    stored = MappedDataset(images, split)[
-        np.arange(Manifest.load(images).splits[split].num_examples)
-    ]
-    return np.concatenate(
-        [keras.ops.convert_to_numpy(model(image[None], training=False)) for image in stored[0]]
-    )
-
-
 @pytest.mark.parametrize("split", ["train", "val", "test"])
 def test_each_example_is_what_the_trunk_gives_for_its_image(images, trunk, extracted, split):
-    expected = expected_features(images, trunk, split)
+    model = keras.saving.load_model(trunk, compile=False)
     ours, theirs = MappedDataset(extracted, split), MappedDataset(images, split)
     places = np.arange(len(theirs))
+    # One by one, as the job does not.
+    given = [model(image[None], training=False) for image in theirs[places][0]]
+    expected = np.concatenate([keras.ops.convert_to_numpy(feature) for feature in given])
     found, labels = ours[places]
     assert found.dtype == np.float16
     np.testing.assert_allclose(found, expected, rtol=2e-3, atol=2e-3)
@@ -93,21 +85,17 @@ def test_what_is_known_of_the_images_is_carried_over(images, trunk, extracted):
     assert 1 in pq.read_table(extracted / "examples.parquet")["variant"].to_pylist()
 
 
-def test_it_is_verified_like_every_dataset(extracted, tmp_path):
+def test_it_is_verified_like_every_dataset_and_has_a_card(images, extracted, tmp_path):
     assert verify(extracted) == []
     copy = shutil.copytree(extracted, tmp_path / "copy")
     with (copy / "trunk.keras").open("ab") as file:
         file.write(b"?")
     (finding,) = verify(copy)
     assert "trunk.keras" in str(finding)
-
-
-def test_its_card_says_what_it_is_and_of_what(images, extracted):
     page = (extracted / "report.html").read_text()
     assert "These are not images." in page
     assert Manifest.load(images).fingerprint[:12] in page
     assert "frozen up to conv_pw_3_relu" in page
-    assert "Feature maps are not anonymous" in page
 
 
 def test_once_means_once(images, trunk, extracted, monkeypatch, capsys):
@@ -154,13 +142,11 @@ def test_on_another_backend_it_is_the_same_dataset_with_features_that_are_as_goo
     assert ours.fingerprint == theirs.fingerprint
     (ours_by,), (theirs_by,) = ours.source["computed_by"], theirs.source["computed_by"]
     assert "jax" in ours_by.keys() - theirs_by.keys()
-    for split, content in theirs.splits.items():
-        places = np.arange(content.num_examples)
-        (mine, labels), (others, same_labels) = (
-            MappedDataset(data, split)[places] for data in (tmp_path / "out", extracted)
-        )
-        np.testing.assert_allclose(mine, others, rtol=2e-3, atol=2e-3)
-        np.testing.assert_array_equal(labels, same_labels)
+    for split in theirs.splits:
+        mine, others = MappedDataset(tmp_path / "out", split), MappedDataset(extracted, split)
+        places = np.arange(len(others))
+        np.testing.assert_allclose(mine[places][0], others[places][0], rtol=2e-3, atol=2e-3)
+        np.testing.assert_array_equal(mine[places][1], others[places][1])
 
 
 # Runs the job and prints its peak memory in bytes.

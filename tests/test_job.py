@@ -21,12 +21,10 @@ def archive(tmp_path_factory):
 
 def test_a_job_is_listed_and_planned_before_any_engine_starts(archive, tmp_path, capsys):
     with prepare(archive, tmp_path / "out", "--num_shards=3") as job:
-        assert [task.shard_name for task in job.todo] == [
-            "train-00000-of-00003.tfrecord",
-            "train-00001-of-00003.tfrecord",
-            "train-00002-of-00003.tfrecord",
-            "test-00000-of-00002.tfrecord",
-            "test-00001-of-00002.tfrecord",
+        names = [task.shard_name for task in job.todo]
+        assert names == [
+            *(f"train-0000{index}-of-00003.tfrecord" for index in range(3)),
+            *(f"test-0000{index}-of-00002.tfrecord" for index in range(2)),
         ]
         assert sum(task.num_refs for task in job.todo) == len(TREE)
         assert job.num_finished == 0
@@ -93,9 +91,7 @@ def test_an_input_that_cannot_be_used_leaves_no_output(tmp_path, name):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_source_and_an_output_may_be_given_relative_to_where_one_is(
-    tmp_path, monkeypatch, archive
-):
+def test_a_source_and_an_output_may_be_given_relative_to_where_one_is(tmp_path, monkeypatch):
     write_tree(tmp_path / "scans", TREE)
     monkeypatch.chdir(tmp_path)
     build_here("scans", "out")

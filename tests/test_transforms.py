@@ -1,8 +1,6 @@
-import csv
 import dataclasses
 import functools
 import hashlib
-import io
 import json
 import operator
 import threading
@@ -12,7 +10,7 @@ import apache_beam as beam
 import pyarrow.parquet as pq
 import pytest
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
-from builds import build_here, files_of, prepare
+from builds import build_here, csv_rows, files_of, prepare
 from image_files import scan_tree, write_tree
 
 from pipelines import errors
@@ -23,7 +21,6 @@ from pipelines.planning import plan
 from pipelines.shards import finish, write
 from pipelines.shards.build import Sidecar, rows_name
 from pipelines.stores import output_state
-from pipelines.stores.output import BUILD_DIR
 from tfrecord_io.decoding import preprocess
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.manifest import Manifest
@@ -63,12 +60,12 @@ def planned_refs(job, task):
 # ---- one shard
 
 
-def test_a_shard_holds_the_planned_images_in_order_without_the_rejects(job):
-    build, draft = job.build, job.build.draft
+def test_a_shard_and_its_rows_hold_the_planned_images_in_order_without_the_rejects(job):
+    draft = job.build.draft
     layout, preprocessing = draft.layout, Preprocessing.from_dict(draft.preprocessing)
     for task, sidecar in zip(job.todo, write_all(job), strict=True):
-        expected, rejected = b"", []
-        with build.source.open() as reader:
+        expected, kept, rejected = b"", [], []
+        with job.build.source.open() as reader:
             for ref in planned_refs(job, task):
                 try:
                     image = preprocess.decode_image(reader.read(ref.member), preprocessing)
@@ -77,12 +74,21 @@ def test_a_shard_holds_the_planned_images_in_order_without_the_rejects(job):
                     continue
                 (label,) = draft.label_kind.vectors([ref.label], draft.label_names)
                 expected += layout.encode_record(image.pixels, label, image_key(ref.path))
+                kept.append(ref)
         assert job.storage.read(task.shard_name) == expected
         assert sidecar.num_bytes == len(expected)
         assert sidecar.sha256 == hashlib.sha256(expected).hexdigest()
         assert sidecar.num_examples == sum(sidecar.label_counts) == len(expected) / layout.stride
         assert [(r.source_path, r.reason) for r in sidecar.rejects] == rejected
         assert sidecar.num_examples + len(rejected) == sidecar.num_refs == task.num_refs
+        rows = job.build.read_rows(task).to_pylist()
+        assert [row["row"] for row in rows] == list(range(len(rows)))
+        for row, ref in zip(rows, kept, strict=True):
+            assert (row["key"], row["path"]) == (image_key(ref.path), ref.source_path)
+            assert (row["split"], row["shard"]) == (task.split, task.shard_name)
+            assert (row["label"], row["patient"]) == (ref.label, ref.patient)
+            assert (row["height"], row["width"], row["mode"]) == (20, 28, "L")
+            assert (row["file_format"], row["file_bytes"]) == ("JPEG", ref.size)
 
 
 @pytest.mark.parametrize("text", ["", "null", "[]", "{}", '"x"', b"\xff", '{"label_counts": 1}'])
@@ -91,42 +97,16 @@ def test_something_else_is_no_sidecar(text):
         Sidecar.from_json(text)
 
 
-def files_of_output(job):
-    return files_of(Path(job.storage.root))
-
-
 def test_a_shard_written_by_two_workers_at_once_is_whole(job):
     expected = write_all(job)
-    before = files_of_output(job)
+    before = files_of(Path(job.storage.root))
     threads = [threading.Thread(target=write_all, args=[job]) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert files_of_output(job) == before
+    assert files_of(Path(job.storage.root)) == before
     assert job.build.find_finished(job.todo) == dict(enumerate(expected))
-
-
-def test_rows_of_the_examples_table_describe_the_records(job):
-    write_all(job)
-    task = job.todo[0]
-    with job.storage.open_arrow(rows_name(task)) as file:
-        rows = pq.read_table(file).to_pylist()
-    data, layout = job.storage.read(task.shard_name), job.build.draft.layout
-    slot = layout.features["key"]
-    keys = [
-        data[start + slot.offset : start + slot.offset + slot.length].decode()
-        for start in range(0, len(data), layout.stride)
-    ]
-    assert [row["key"] for row in rows] == keys
-    assert [row["row"] for row in rows] == list(range(len(rows)))
-    by_path = {ref.source_path: ref for ref in planned_refs(job, task)}
-    for row in rows:
-        ref = by_path[row["path"]]
-        assert (row["split"], row["shard"]) == (task.split, task.shard_name)
-        assert (row["label"], row["patient"]) == (ref.label, ref.patient)
-        assert (row["height"], row["width"], row["mode"]) == (20, 28, "L")
-        assert (row["file_format"], row["file_bytes"]) == ("JPEG", ref.size)
 
 
 def test_a_worker_with_another_pillow_refuses_to_mix_pixels(job):
@@ -142,18 +122,14 @@ def test_a_worker_with_another_pillow_refuses_to_mix_pixels(job):
 # ---- all of them, by Beam
 
 
-def run(job, tasks=None, num_processes=None):
+def run(job, tasks, num_processes=None):
     with beam.Pipeline(runner=FnApiRunner()) as pipeline:
-        (
-            pipeline
-            | beam.Create(job.todo if tasks is None else tasks)
-            | engine.WriteShards(job.build, num_processes)
-            | engine.FinishDataset(job.build, num_processes)
-        )
+        written = pipeline | beam.Create(tasks) | engine.WriteShards(job.build, num_processes)
+        _ = written | engine.FinishDataset(job.build, num_processes)
 
 
 def test_tasks_become_a_dataset_whose_tables_name_every_image(job):
-    run(job)
+    run(job, job.todo)
     found = Manifest.load(job.storage.root)
     assert found.counts["examples"] == found.num_examples == 28
     assert found.counts["rejects"] == sum(found.rejects.values()) == 3
@@ -162,20 +138,18 @@ def test_tasks_become_a_dataset_whose_tables_name_every_image(job):
     assert found.label_names == ("CNV", "DME", "DRUSEN", "NORMAL")
     assert found.split("train").label_counts == (5, 5, 5, 5)
     assert found.split("test").label_counts == (2, 2, 2, 2)
-    with job.storage.open_arrow("examples.parquet") as file:
-        table = pq.read_table(file)
+    table = pq.read_table(job.storage.path("examples.parquet"))
     assert table.schema.names == [*write.EXAMPLE_SCHEMA.names, "group"]
     in_order = [shard.name for shard in found.shards for _ in range(shard.num_examples)]
     assert table["shard"].to_pylist() == in_order
     assert len(set(table["key"].to_pylist())) == 28
-    rows = list(csv.reader(io.StringIO(job.storage.read("rejects.csv").decode(), newline="")))
-    assert rows[0] == ["path", "reason", "detail"]
-    assert [row[:2] for row in rows[1:]] == [
+    rows = csv_rows(Path(job.storage.path("rejects.csv")))
+    assert [row[:2] for row in rows] == [
         ["test/DME/DME-9-1.jpeg", "not_an_image"],
         ["train/CNV/CNV-9-1.jpeg", "empty"],
         ["train/loose.png", "no_label"],
     ]
-    assert all(row[2] for row in rows[1:])
+    assert all(row[2] for row in rows)
     assert found.statistics == count_again(job.storage.root)
     assert found.statistics.num_pixels == 20 * 8 * 8
 
@@ -278,11 +252,8 @@ def test_another_launchers_plan_is_neither_written_nor_finished(scans, job, tmp_
 
 def test_a_dataset_that_would_hold_an_image_twice_is_not_finished(job):
     write_all(job)
-    first, second = (
-        f"{BUILD_DIR}/{task.shard_name.replace('.tfrecord', '.parquet')}" for task in job.todo[:2]
-    )
-    with job.storage.create(second) as file:
-        file.write(job.storage.read(first))
+    first, second = map(rows_name, job.todo[:2])
+    job.storage.write(second, job.storage.read(first))
     with pytest.raises(errors.BuildError, match="repeat the key of another example"):
         finish.finish_dataset(job.build)
     assert not job.storage.exists("manifest.json")

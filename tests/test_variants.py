@@ -42,6 +42,9 @@ def test_only_the_train_split_has_variants_and_each_image_all_of_them(built):
     assert len(by_path) == 16
     for (split, _), variants in by_path.items():
         assert sorted(variants) == ([0, 1, 2, 3] if split == "train" else [0])
+    # They lie shuffled among the others.
+    train = [row["variant"] for row in rows_of(built) if row["split"] == "train"]
+    assert train != sorted(train)
 
 
 def test_the_ledger_counts_files_not_variants(built):
@@ -64,24 +67,14 @@ def test_a_variant_is_made_of_its_original_by_its_own_key(built):
             assert pixels_of(built, row).tobytes() == expected
 
 
-def test_variants_lie_shuffled_among_the_others(built):
-    train = [row["variant"] for row in rows_of(built) if row["split"] == "train"]
-    assert train != sorted(train)
-    assert len({row["shard"] for row in rows_of(built) if row["split"] == "train"}) == 4
-
-
 def test_a_wrong_variant_is_found(built, scans, tmp_path, monkeypatch):
     monkeypatch.setattr(augment, "RECIPE", {**augment.RECIPE, "brightness_fraction": 0.9})
     assert any("differs from what" in str(finding) for finding in verify(built, source_input=scans))
 
 
-def test_the_manifest_says_how_they_were_made(built):
+def test_the_variants_are_part_of_what_a_dataset_is(built, scans):
     chosen = Manifest.load(built).options
-    assert chosen["variants"] == 3
-    assert chosen["augmentation"] == augment.RECIPE
-
-
-def test_the_number_of_variants_is_part_of_what_a_dataset_is(built, scans):
+    assert (chosen["variants"], chosen["augmentation"]) == (3, augment.RECIPE)
     with pytest.raises(errors.UserError, match="variants: 3 there, None now"):
         build_here(scans, built, "--num_shards=4", "--max_reject_fraction=0.1")
 
@@ -126,10 +119,11 @@ def test_the_summary_says_how_many_are_variants(scans, tmp_path, capsys):
     )
 
 
-def test_a_single_picture_may_have_variants(tmp_path):
+def test_a_single_picture_may_have_variants_and_a_card(tmp_path):
     source = write_tree(tmp_path / "scans", {"train/CNV/CNV-1-1.jpeg": jpeg()})
     output = build_here(source, tmp_path / "out", "--variants=1")
     assert Manifest.load(output).num_examples == 2
+    assert "2 images of 1 patient in 1 class (2 train)" in (output / "report.html").read_text()
 
 
 def repacked(scans: Path, path: Path, change=lambda content: content) -> Path:
