@@ -1,4 +1,4 @@
-"""Files with less or more than one whole picture, see `tfrecord_io.decoding.complete`."""
+"""Files with less or more than one whole picture, see `tfrecord_io.decoding.formats`."""
 
 import io
 import struct
@@ -9,8 +9,7 @@ from image_files import encoded, grey_pixels, jpeg, png_of_rows, rgb_pixels
 from PIL import Image
 
 from tfrecord_io.decoding.options import Preprocessing
-from tfrecord_io.decoding.pictures import find_pictures
-from tfrecord_io.decoding.preprocess import decode_image
+from tfrecord_io.decoding.preprocess import decode_image, find_pictures
 from tfrecord_io.rejects import Reject
 
 pytestmark = pytest.mark.filterwarnings("ignore")

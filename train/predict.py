@@ -23,11 +23,11 @@ import numpy as np
 
 from tfrecord_io import flags, redaction, shapes
 from tfrecord_io.decoding.options import FRAME_RANGE, Preprocessing
-from tfrecord_io.decoding.pictures import find_pictures
 from tfrecord_io.decoding.preprocess import (
     DecodedImage,
     decode_image,
     decoder_versions,
+    find_pictures,
     frame_path,
 )
 from tfrecord_io.kinds.registry import kind_in

@@ -25,7 +25,7 @@ from pipelines.listing.refs import (
 from pipelines.sources.source import Reader, Source
 from tfrecord_io.ahead import map_ahead
 from tfrecord_io.decoding.dicom_tags import SHARE
-from tfrecord_io.decoding.pictures import (
+from tfrecord_io.decoding.preprocess import (
     ONE_PICTURE,
     SINGLE_SUFFIXES,
     START_BYTES,

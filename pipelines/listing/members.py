@@ -9,8 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.sources.member import MAX_FILE_BYTES, Member
-from tfrecord_io.decoding.pictures import SINGLE_SUFFIXES, TIFF_SUFFIXES
-from tfrecord_io.decoding.preprocess import split_frame_path
+from tfrecord_io.decoding.preprocess import SINGLE_SUFFIXES, TIFF_SUFFIXES, split_frame_path
 
 #: Endings of the names of images.
 IMAGE_SUFFIXES = (*SINGLE_SUFFIXES, *TIFF_SUFFIXES, ".dcm", ".dicom")

@@ -26,7 +26,6 @@ from tfrecord_io import augment, groups, schema, shard_writer
 from tfrecord_io.auditing.side_facts import HASH_LENGTH
 from tfrecord_io.decoding import preprocess
 from tfrecord_io.decoding.options import Preprocessing
-from tfrecord_io.decoding.pictures import cut_picture
 from tfrecord_io.rejects import Reject
 
 if TYPE_CHECKING:
@@ -220,7 +219,7 @@ def _read_part(reader: Reader, ref: ImageRef) -> _Data:
         return reader.read(ref.member)
     with reader.open(ref.member) as file:
         # Over a network, going from page to page of a TIFF takes longer than reading it.
-        if part := cut_picture(file, ref.frame, pages=reader.num_parallel_reads == 1):
+        if part := preprocess.cut_picture(file, ref.frame, pages=reader.num_parallel_reads == 1):
             return part
         file.seek(0)
         return file.read()

@@ -22,7 +22,6 @@ from PIL import Image
 from campaign import archives, mutations, trees
 from campaign.processes import Outcome
 from tfrecord_io.decoding import preprocess
-from tfrecord_io.decoding.pictures import find_pictures
 from tfrecord_io.rejects import Reject
 
 _ZIPS = ("zip", "deflated", "zip64", "streamed")
@@ -133,10 +132,10 @@ def _decode(data: bytes) -> tuple[str, int, int]:
     wanted = preprocess.Preprocessing(height=8, width=8)
     pictures, num_rejects = 0, 0
     try:
-        frames = find_pictures("picture", len(data), data, lambda: io.BytesIO(data)).frames
+        found = preprocess.find_pictures("picture", len(data), data, lambda: io.BytesIO(data))
     except Reject:
         return "rejected", 0, 1
-    for number in frames:
+    for number in found.frames:
         try:
             preprocess.decode_image(data, wanted, number)
             pictures += 1

@@ -1,24 +1,71 @@
-"""Reads picture files with Pillow, without loss: which formats, modes and depths are accepted."""
+"""Reads picture files with Pillow, without loss: which formats, modes and depths are accepted.
+
+Pillow stops reading once it has the first picture. So it shows missing rows of a PNG in black, and
+does not see a second file that was joined to the first; here both are refused.
+"""
 
 from __future__ import annotations
 
 import io
-from typing import NamedTuple
+import re
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image, ImageFile, ImageOps, TiffImagePlugin
+from PIL import ExifTags, Image, ImageFile, ImageOps, TiffImagePlugin
 
-from tfrecord_io.decoding import complete
+from tfrecord_io.decoding import tiff_pages
+from tfrecord_io.decoding.tiff_pages import STRIP_BYTES, STRIPS, TILE_BYTES, TILES
 from tfrecord_io.rejects import Reject, check_size
 
 #: File formats that are decoded. Pillow knows many more, but each is attack surface. JPEG 2000 is
 #: left out because Pillow silently reduces its 16-bit colour to 8 bits.
 FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "GIF", "WEBP", "PPM")
 
-_EXIF_ORIENTATION = 0x0112
+# What may follow a picture: anything so short that no picture fits into it; and of zeros or known
+# metadata so many bytes.
+_FEW_BYTES, _MAX_TRAILER_BYTES = 16, 64 * 1024
 
-# TIFF 6.0, section 8: 0 stands for grey in which zero is white.
-_TIFF_PHOTOMETRIC = 262
+_PADDING = b"\0\r\n\t "
+
+# How trailers of metadata begin or end: Canon's editing data and Samsung's.
+_TRAILER_START, _TRAILER_END = b"CANON OPTIONAL DATA", b"SEFT"
+
+# How the files begin that are decoded.
+_PICTURE = re.compile(
+    rb"\xff\xd8\xff|\x89PNG\r\n\x1a\n|GIF8[79]a|RIFF....WEBP|II[*+]\0|MM\0[*+]|P[1-6]\s"
+    rb"|BM.{12}[\x0c-\x7c]\0\0\0|.{128}DICM",
+    re.DOTALL,
+)
+
+_JPEG_START, _JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
+
+# The next marker behind a segment of a JPEG or its coded pixels, among which are the restarts D0 to
+# D7 (ISO/IEC 10918-1, B.1.1.2).
+_JPEG_MARKER = re.compile(rb"\xff[\xc0-\xcf\xd8-\xfe]")
+
+_PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
+# PNG, section 11.2.2: samples of a pixel by colour type. Section 8.2: first column and row of each
+# pass of an interlaced picture, and the steps to the next ones.
+_PNG_SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
+_PNG_PASSES = (
+    (0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2),
+    (0, 1, 1, 2),
+)  # fmt: skip
+
+_PLAIN_NETPBM = re.compile(rb"P[123](?:[\s0-9]+|#[^\r\n]*)*")
+
+# TIFF 6.0, sections 3, 8, 15, 19 and 22. Planar: each channel has strips of its own. A photometric
+# interpretation of 0 stands for grey in which zero is white.
+_PHOTOMETRIC = 262
+_WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PLANES, _SAMPLE_FORMAT = 256, 257, 258, 259, 284, 339
+_NOT_COMPRESSED, _JPEG, _PLANAR, _UNSIGNED = 1, 7, 2, 1
+
+# The lowest tags, which come first: the kind of the page, or the width of its picture.
+_FIRST_TAGS = (254, 255, _WIDTH)
 
 
 class Picture(NamedTuple):
@@ -37,10 +84,8 @@ class Picture(NamedTuple):
 def read_picture(data: bytes | io.BytesIO, dtype: str) -> Picture:
     """Reads a file that holds one picture, and turns the picture upright.
 
-    Args:
-        data: the file; or a page of TIFF, see `tiff_pages.with_first_page`, behind which other
-            pages may follow.
-        dtype: of the samples that are wanted, uint8 or uint16.
+    It may be a page of TIFF instead, see `tiff_pages.with_first_page`, behind which others follow.
+    The type is that of the wanted samples.
 
     Raises:
         Reject: if there are several pictures, or this one would lose something. Damaged files may
@@ -55,33 +100,29 @@ def read_picture(data: bytes | io.BytesIO, dtype: str) -> Picture:
         if not is_page:
             if getattr(image, "is_animated", False):
                 raise Reject("multiple_frames", f"{image.format} with several frames")
-            complete.check_complete(image, content)
+            check_complete(image, content)
         if isinstance(image, TiffImagePlugin.TiffImageFile):
-            complete.check_tiff(image, content)
+            check_tiff(image, content)
         mode, file_format = image.mode, image.format or ""
         quantization = sum(getattr(image, "quantization", {}).get(0, ()))
         image.load()
         if file_format == "PNG":
-            complete.check_png(image, content)
+            check_png(image, content)
         return Picture(_turn_upright(image), mode, file_format, quantization)
 
 
 def as_channels(image: Image.Image, channels: int, background: str | None) -> Image.Image:
     """Converts any supported mode to grey or RGB, or to 16-bit grey (I;16) if it is that deep.
 
-    Args:
-        image: the picture.
-        channels: 1 or 3.
-        background: what is behind transparent pixels, `black` or `white`; None to reject them.
+    Transparent pixels are rejected without a background, such as `black`.
     """
     wanted = "L" if channels == 1 else "RGB"
     if image.mode == wanted and "transparency" not in image.info:
         return image
     if image.mode.startswith("I") and "transparency" not in image.info:
         # Pillow turns white-is-zero round in files of eight bits only.
-        is_turned = isinstance(image, TiffImagePlugin.TiffImageFile) and (
-            image.tag_v2.get(_TIFF_PHOTOMETRIC) == 0
-        )
+        is_tiff = isinstance(image, TiffImagePlugin.TiffImageFile)
+        is_turned = is_tiff and image.tag_v2.get(_PHOTOMETRIC) == 0
         if image.mode == "I;16" and not is_turned:
             return image
         values = np.asarray(image).astype("<u2")
@@ -129,8 +170,183 @@ def _check_depth(image: ImageFile.ImageFile, dtype: str) -> None:
 def _turn_upright(image: Image.Image) -> Image.Image:
     """Applies the EXIF orientation, as viewers do."""
     # A fast path: looking for EXIF takes longer than this test.
-    if "exif" not in image.info and image.format not in ("TIFF", "PNG", "WEBP"):
-        return image
-    if image.getexif().get(_EXIF_ORIENTATION, 1) == 1:
+    has_none = "exif" not in image.info and image.format not in ("TIFF", "PNG", "WEBP")
+    if has_none or image.getexif().get(ExifTags.Base.Orientation, 1) == 1:
         return image
     return ImageOps.exif_transpose(image)
+
+
+def check_complete(image: ImageFile.ImageFile, data: bytes) -> None:
+    """Refuses a file with something behind its first picture, zeros and known metadata aside.
+
+    A TIFF may have its parts anywhere, so only another picture is looked for behind it.
+    """
+    # A fast path: looking for the end of a JPEG takes longer than this test.
+    if image.format == "JPEG" and data.endswith(_JPEG_END) and not data.rfind(_JPEG_START):
+        return
+    end = _ENDS[image.format or ""](image, data)
+    rest = data[end:]
+    if len(rest) <= _FEW_BYTES:
+        return
+    found = rest.lstrip(_PADDING)
+    is_known = not found or found.startswith(_TRAILER_START) or found.endswith(_TRAILER_END)
+    if is_known and len(rest) <= _MAX_TRAILER_BYTES:
+        return
+    if starts_picture(rest):
+        raise Reject("multiple_frames", f"{image.format}, followed by another file")
+    raise Reject("trailing_data", f"{len(rest):,} bytes follow the picture of the {image.format}")
+
+
+def starts_picture(rest: bytes) -> bool:
+    """Tells whether what follows a picture begins like another one, zeros and spaces aside."""
+    return bool(_PICTURE.match(rest.lstrip(_PADDING)) or _PICTURE.match(rest))
+
+
+def check_png(image: ImageFile.ImageFile, data: bytes) -> None:
+    """Refuses a loaded PNG whose pixels do not fit their checksums, or end before the last row.
+
+    Pillow does not look at these checksums, nor at that of the compressed stream.
+    """
+    parts = []
+    for name, start, end in _png_chunks(data):
+        if name == b"IDAT":
+            if len(data) < end + 4:
+                raise Reject("truncated", "the PNG ends within its pixels")
+            parts.append(data[start:end])
+            if zlib.crc32(data[start - 4 : end]) != int.from_bytes(data[end : end + 4], "big"):
+                raise Reject("undecodable", "the PNG's pixels do not fit their checksum")
+    width, height, bits, colour_type, _, _, interlaced = struct.unpack_from(">IIBBBBB", data, 16)
+    # A fast path: rows that are missing are zeros, and the last one is among them.
+    if not interlaced and any(image.crop((0, height - 1, width, height)).tobytes()):
+        return
+    pixel_bits = bits * _PNG_SAMPLES[colour_type]
+    expected = 0
+    for left, top, columns, rows in _PNG_PASSES if interlaced else ((0, 0, 1, 1),):
+        if num_columns := len(range(left, width, columns)):
+            row_bytes = 1 + -(-num_columns * pixel_bits // 8)  # the first names a filter
+            expected += row_bytes * len(range(top, height, rows))
+    found = len(zlib.decompressobj().decompress(b"".join(parts), expected))
+    if found < expected:
+        raise Reject("truncated", f"the PNG's pixels have {found:,} of {expected:,} bytes")
+
+
+def check_tiff(image: TiffImagePlugin.TiffImageFile, data: bytes) -> None:
+    """Refuses a page of TIFF with signed samples, or with less in its strips than its pixels.
+
+    Pillow reads signed samples as if they were unsigned, shows missing strips in black, and reads
+    beyond the end of short ones.
+    """
+    tags = image.tag_v2
+    if (kinds := set(tags.get(_SAMPLE_FORMAT, ()))) - {_UNSIGNED}:
+        found = ", ".join(map(str, sorted(kinds)))
+        raise Reject("unsupported_mode", f"TIFF of sample format {found}, not unsigned integers")
+    places = tags.get(STRIPS, tags.get(TILES, ()))
+    lengths = tags.get(STRIP_BYTES, tags.get(TILE_BYTES, ()))
+    compression = tags.get(_COMPRESSION, _NOT_COMPRESSED)
+    if compression == _JPEG:
+        for place, length in zip(places, lengths, strict=False):
+            if not data[place : place + length].rstrip(b"\0").endswith(_JPEG_END):
+                raise Reject("truncated", "the TIFF's JPEG is cut off")
+    if compression != _NOT_COMPRESSED or not any(lengths):  # some writers leave the lengths out
+        return
+    bits = tags.get(_BITS, (1,))
+    # As stored: Pillow's sides are those of the picture turned upright.
+    width, height = tags[_WIDTH], tags[_HEIGHT]
+    planes = bits if tags.get(_PLANES) == _PLANAR else (sum(bits),)
+    expected = height * sum(-(-width * n // 8) for n in planes)
+    if (num_bytes := sum(lengths[: len(places)])) < expected:
+        raise Reject("truncated", f"the TIFF's pixels have {num_bytes:,} of {expected:,} bytes")
+
+
+def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """Yields the name of each chunk of a PNG, and where its content begins and ends."""
+    place = len(_PNG_SIGNATURE)
+    while place + 8 <= len(data):
+        length, name = struct.unpack_from(">I4s", data, place)
+        yield name, place + 8, place + 8 + length
+        place += 12 + length
+
+
+def jpeg_markers(data: bytes) -> Iterator[tuple[int, int]]:
+    """Yields each marker of a JPEG or JPEG-LS after its first, such as 0xDA, and its place."""
+    place = 2
+    while following := _JPEG_MARKER.search(data, place):
+        place = following.start()
+        yield data[place + 1], place
+        # A segment with its length, or behind a scan also the coded pixels.
+        place += 2 + int.from_bytes(data[place + 2 : place + 4], "big")
+
+
+def _end_of_jpeg(image: Any, data: bytes) -> int:
+    for marker, place in jpeg_markers(data):
+        if marker == _JPEG_END[1]:
+            return place + 2
+        if marker == _JPEG_START[1]:  # another picture begins
+            return place
+    return len(data)
+
+
+def _end_of_png(image: Any, data: bytes) -> int:
+    return next((end + 4 for name, _, end in _png_chunks(data) if name == b"IEND"), len(data))
+
+
+def _end_of_bmp(image: Any, data: bytes) -> int:
+    codec, (_, _, _, height), start, arguments = image.tile[0]
+    said = int.from_bytes(data[2:6], "little")  # which some writers leave out
+    if codec == "bmp_rle":
+        return said or len(data)
+    # A profile of colours may follow the pixels.
+    return max(start + arguments[1] * height, said if said <= len(data) else 0)
+
+
+def _end_of_gif(image: Any, data: bytes) -> int:
+    def after_table(place: int, flags: int) -> int:
+        return place + (3 << (flags & 7) + 1 if flags & 0x80 else 0)
+
+    place = after_table(13, data[10])
+    while place < len(data) and data[place] != 0x3B:
+        # An image has a descriptor, maybe colours, and the size of its codes; an extension a label.
+        place = after_table(place + 10, data[place + 9]) + 1 if data[place] == 0x2C else place + 2
+        while place < len(data) and data[place]:  # blocks of up to 255 bytes
+            place += 1 + data[place]
+        place += 1
+    return place + 1
+
+
+def _end_of_webp(image: Any, data: bytes) -> int:
+    size = int.from_bytes(data[4:8], "little")
+    return 8 + size + size % 2
+
+
+def _end_of_netpbm(image: Any, data: bytes) -> int:
+    if plain := _PLAIN_NETPBM.match(data):
+        return plain.end()
+    bits = {"1": 1, "I": 16}.get(image.mode, 8) * len(image.getbands())
+    _, (_, _, width, height), start, _ = image.tile[0]
+    return start + height * -(-width * bits // 8)
+
+
+def _end_of_tiff(image: Any, data: bytes) -> int:
+    """Returns where another picture begins, or the end of the file."""
+    end = tiff_pages.end_of_pages(io.BytesIO(data))
+    if starts_picture(data[end:]):
+        return end
+    order, place = ("<" if data.startswith(b"II") else ">"), 0
+    while (place := data.find(data[:4], place + 4)) > 0:
+        directory = place + struct.unpack_from(f"{order}I", data.ljust(place + 8), place + 4)[0]
+        first_tag = struct.unpack_from(f"{order}H", data[directory + 2 : directory + 4].ljust(2))[0]
+        # EXIF within a JPEG looks the same, but has no picture.
+        if first_tag in _FIRST_TAGS and data[place - 6 : place] != b"Exif\0\0":
+            return place
+    return len(data)
+
+
+_ENDS: Mapping[str, Callable[[Any, bytes], int]] = {
+    "JPEG": _end_of_jpeg,
+    "PNG": _end_of_png,
+    "BMP": _end_of_bmp,
+    "GIF": _end_of_gif,
+    "WEBP": _end_of_webp,
+    "PPM": _end_of_netpbm,
+    "TIFF": _end_of_tiff,
+}

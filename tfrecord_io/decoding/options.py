@@ -28,7 +28,7 @@ BACKGROUNDS = ("black", "white")
 #: What becomes of a picture of another shape than the stored one, and what it is then called.
 FITS: Mapping[str, str] = {"stretch": "stretched", "pad": "padded"}
 
-#: How DICOM files without a window become grey levels, see `Preprocessing.no_window`.
+#: See `Preprocessing.no_window`.
 FRAME_RANGE = "frame_range"
 
 _CHOICES: Mapping[str, Sequence[Any]] = {

@@ -1,17 +1,32 @@
-"""Decodes and resizes an image file, in the same way for the build and for prediction."""
+"""Finds the pictures of a file, and makes them pixels, in the same way for build and prediction.
+
+Most files hold one. Each frame of a DICOM file and each page of a TIFF file is a picture of its
+own; both are called frames, and `frame_path` names them.
+
+>>> find_pictures("scan.png", 30_000, b"", open).frames
+(None,)
+"""
 
 from __future__ import annotations
 
 import io
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 import numpy as np
 import PIL
 from PIL import Image, features
 
 from tfrecord_io.decoding import dicom_frames, formats, tiff_pages
-from tfrecord_io.decoding.dicom_tags import MONOCHROME, SHARE, codec_versions, is_dicom
+from tfrecord_io.decoding.dicom_tags import (
+    MONOCHROME,
+    SHARE,
+    Header,
+    codec_versions,
+    is_dicom,
+    read_header,
+)
 from tfrecord_io.decoding.options import RESIZE_FILTERS, Preprocessing
 from tfrecord_io.rejects import Reject, is_of_content
 
@@ -20,6 +35,126 @@ if TYPE_CHECKING:
 
 _FRAME_NAME = re.compile(r"(?P<path>.*)#frame-(?P<frame>[1-9]\d*)", re.DOTALL)
 
+#: Endings of names of files that are opened to look for frames, whatever they hold.
+TIFF_SUFFIXES = (".tif", ".tiff")
+
+#: Endings of names of files that hold one picture. They are not opened for a listing; the decoder
+#: rejects what holds several all the same.
+SINGLE_SUFFIXES = (
+    ".jpeg", ".jpg", ".png", ".bmp", ".gif", ".webp", ".jp2", ".pgm", ".ppm",
+)  # fmt: skip
+
+#: Bytes of the start of a file in which nearly every header ends.
+START_BYTES = 16 * 1024
+
+
+class Pictures(NamedTuple):
+    """The pictures of a file: their numbers, see `frame_path`, and what the tags of DICOM say.
+
+    The format is `DICOM`, `TIFF` if there are several, or empty. For each page that is ignored
+    because it is not an image, there is `reduced_page` or `mask_page`.
+    """
+
+    frames: Sequence[int | None] = (None,)
+    file_format: str = ""
+    header: Header = Header()
+    ignored: Sequence[str] = ()
+
+
+#: What most files hold.
+ONE_PICTURE = Pictures()
+
+
+def find_pictures(
+    name: str, size: int, start: bytes, open_file: Callable[[], BinaryIO]
+) -> Pictures:
+    """Finds the pictures of a file by its content.
+
+    A damaged file counts as one picture; the decoder says what is wrong with it. The file is
+    opened if its first `START_BYTES` are not enough.
+
+    Raises:
+        ModuleNotFoundError: if it is a DICOM file, and pydicom or a codec is not installed.
+    """
+    name = name.lower()
+    if name.endswith(SINGLE_SUFFIXES):
+        return ONE_PICTURE
+    if not is_dicom(start):
+        return _pages(size, start, open_file) if tiff_pages.is_tiff(start) else ONE_PICTURE
+    if name.endswith(TIFF_SUFFIXES):  # the decoder rejects it, unless it is a TIFF of one page, too
+        return ONE_PICTURE
+    header = read_header(start)
+    if header is None:
+        with open_file() as file:
+            header = read_header(file.read())
+    # A header can claim any number. Each frame takes at least the head of an item, eight bytes.
+    most = min(tiff_pages.MAX_PAGES, size // 8)
+    if header is None or not 1 <= header.num_frames <= most:
+        return Pictures([0], "DICOM")
+    frames = [0] if header.num_frames == 1 else range(1, header.num_frames + 1)
+    return Pictures(frames, "DICOM", header)
+
+
+def _pages(size: int, start: bytes, open_file: Callable[[], BinaryIO]) -> Pictures:
+    kinds = tiff_pages.read_pages(io.BytesIO(start), is_whole=False)
+    if kinds is None:
+        with open_file() as file:
+            kinds = tiff_pages.read_pages(file, is_whole=True) or []
+    frames = [number for number, kind in enumerate(kinds, start=1) if not kind]
+    if len(kinds) == 1 or len(kinds) > tiff_pages.MAX_PAGES or not frames:
+        return ONE_PICTURE
+    with open_file() as file:
+        end = file.seek(tiff_pages.end_of_pages(file))
+        # The decoder rejects a file of several pages that is not divided into them.
+        if end < size and formats.starts_picture(file.read()):
+            return ONE_PICTURE
+    return Pictures(frames, "TIFF", ignored=[kind for kind in kinds if kind])
+
+
+def cut_picture(file: BinaryIO, frame: int, *, pages: bool) -> Dataset | io.BytesIO | None:
+    """Reads one frame of a file with several, for `decode_image`.
+
+    Pages of TIFF are looked for only if so wished. Returns None if all of the file must be read.
+
+    Raises:
+        Reject: if a DICOM file holds other frames than it says.
+        IndexError: if a TIFF has fewer pages.
+        EOFError: if a page of a TIFF is behind a damaged one.
+    """
+    is_frame = is_dicom(file.read(START_BYTES))
+    file.seek(0)
+    if is_frame:
+        return dicom_frames.cut_frame(file, frame)
+    return tiff_pages.with_first_page(file, frame) if pages else None
+
+
+def decoder_versions(*, with_dicom: bool = False) -> dict[str, str]:
+    """Returns the library versions that decide the pixels; equal versions give equal bytes.
+
+    Raises:
+        ModuleNotFoundError: if one of the codecs of DICOM is wanted, too, and is not installed.
+    """
+    return {
+        "pillow": PIL.__version__,
+        "libjpeg": str(features.version("libjpeg_turbo") or features.version("jpg")),
+        **(codec_versions() if with_dicom else {}),
+    }
+
+
+def frame_path(path: str, frame: int | None) -> str:
+    """Returns the name of a frame of a file; the file's own name if it has only one.
+
+    A frame of a DICOM file, or a page of a TIFF file, has a number from 1. The only frame of a
+    DICOM file has 0, and the picture of any other file None.
+    """
+    return f"{path}#frame-{frame}" if frame else path
+
+
+def split_frame_path(name: str) -> tuple[str, int]:
+    """Returns the path and the frame of which `frame_path` made a name."""
+    match = _FRAME_NAME.fullmatch(name)
+    return (match["path"], int(match["frame"])) if match else (name, 0)
+
 
 class DecodedImage(NamedTuple):
     """A decoded, resized picture with facts about the original.
@@ -27,8 +162,7 @@ class DecodedImage(NamedTuple):
     Attributes:
         pixels: row-major [height, width, channels], little-endian, of the preprocessing's type.
         box: where the picture is in them, see `Preprocessing.box`.
-        width: width of the original in pixels, after its EXIF rotation.
-        height: height of the original in pixels, after its EXIF rotation.
+        width: of the original in pixels, after its EXIF rotation, as the height is.
         mode: Pillow's name of the original's pixel format, such as `L` or `RGB`; of DICOM see
             `dicom_frames.read_frame`.
         file_format: Pillow's name of the file format, such as `JPEG`; or `DICOM`.
@@ -47,50 +181,13 @@ class DecodedImage(NamedTuple):
     shape: float
 
 
-def decoder_versions(*, with_dicom: bool = False) -> dict[str, str]:
-    """Returns the library versions that decide the pixels; equal versions give equal bytes.
-
-    Args:
-        with_dicom: whether there are DICOM files, whose codecs then count too.
-
-    Raises:
-        ModuleNotFoundError: if there are, and one of their codecs is not installed.
-    """
-    return {
-        "pillow": PIL.__version__,
-        "libjpeg": str(features.version("libjpeg_turbo") or features.version("jpg")),
-        **(codec_versions() if with_dicom else {}),
-    }
-
-
-def frame_path(path: str, frame: int | None) -> str:
-    """Returns the name of a frame of a file; the file's own name if it has only one.
-
-    Args:
-        path: path of the file.
-        frame: number of the frame of a DICOM file, or of the page of a TIFF file, from 1; 0 for
-            the only frame of a DICOM file; None for all other files.
-    """
-    return f"{path}#frame-{frame}" if frame else path
-
-
-def split_frame_path(name: str) -> tuple[str, int]:
-    """Returns the path and the frame of which `frame_path` made a name."""
-    match = _FRAME_NAME.fullmatch(name)
-    return (match["path"], int(match["frame"])) if match else (name, 0)
-
-
 def decode_image(
     data: bytes | io.BytesIO | Dataset, preprocessing: Preprocessing, frame: int | None = None
 ) -> DecodedImage:
     """Decodes an image file and converts it to the stored size and number of channels.
 
-    Pillow may emit warnings, for example about odd metadata.
-
-    Args:
-        data: the whole file, or one frame of it, see `pictures.cut_picture`.
-        preprocessing: the wanted size, channels, filter and type.
-        frame: see `frame_path`.
+    Pillow may emit warnings, for example about odd metadata. The data are the whole file, or one
+    frame of it, see `cut_picture`; for the frame's number, see `frame_path`.
 
     Raises:
         Reject: if the file is not an image, is damaged, or cannot be converted without loss of
