@@ -55,7 +55,9 @@ with console.hide_native_noise():
     from train import benchmark
     from train.config import TrainConfig
     from train.data import augmentation
+    from train.run_setup import Run
     from train.training import callbacks
+    from train.training.steps import Steps
 
 MODELS = ("small_resnet", "vgg16", "resnet50", "efficientnetv2b0")
 WAYS = ("device", "reader", "cache", "decode")
@@ -197,10 +199,10 @@ def measure_devices(arguments: argparse.Namespace) -> dict[str, Any]:
 def measure_input(arguments: argparse.Namespace) -> dict[str, Any]:
     """Returns images/s onto one device while nothing is trained, and the time of a first batch."""
     num_batches = arguments.steps * arguments.rounds
-    session = benchmark.prepare(
+    run, steps = benchmark.prepare(
         config_of(arguments, "convnet"), replicas=1, num_steps=num_batches + 2
     )
-    batches = session.steps.iterate(session.batches())
+    batches = steps.iterate(benchmark.batches_of(run))
     take = getattr(batches, "get_next", None) or batches.__next__
     wait_for(take())
     started, worked = time.perf_counter(), time.process_time()
@@ -213,7 +215,7 @@ def measure_input(arguments: argparse.Namespace) -> dict[str, Any]:
         "print(time.perf_counter() - started)"
     )
     first = subprocess.run(
-        [sys.executable, "-c", program, session.run.config.input.data],
+        [sys.executable, "-c", program, run.config.input.data],
         env=environment(), capture_output=True, text=True, check=True,
     )  # fmt: skip
     return {
@@ -238,38 +240,37 @@ def wait_for(batch: Any) -> None:
 def measure_model(arguments: argparse.Namespace, model: str, replicas: str) -> dict[str, Any]:
     """Returns images/s by way of feeding; with several devices without cache and decode."""
     num_steps, num_rounds = arguments.steps, arguments.rounds
-    session = benchmark.prepare(
+    run, steps = benchmark.prepare(
         config_of(arguments, model),
         replicas=int(replicas),
         # One step more, for the time to the first, and a round for the share of the CPU.
         num_steps=(num_rounds + 2) * num_steps + 1,
     )
-    steps = session.steps
     sources = {
-        "reader": steps.iterate(session.batches()),
-        "device": steps.repeat_first(session.batches()),
+        "reader": steps.iterate(benchmark.batches_of(run)),
+        "device": steps.repeat_first(benchmark.batches_of(run)),
     }
     steps.train(sources["reader"], 1)
     first_step = time.time() - psutil.Process().create_time()
     if replicas == "1":
-        sources["cache"] = steps.iterate(session.batches(cache="device"))
-        sources["decode"] = decoded(arguments, session)
+        sources["cache"] = steps.iterate(benchmark.batches_of(run, cache="device"))
+        sources["decode"] = decoded(arguments, run, steps)
     times = benchmark.time_rounds(steps, sources, num_steps=num_steps, num_rounds=num_rounds)
     started, worked = time.perf_counter(), time.process_time()
     steps.train(sources["reader"], num_steps)
     cores = (time.process_time() - worked) / (time.perf_counter() - started)
-    images = num_steps * (session.run.config.input.global_batch_size or 0)
+    images = num_steps * (run.config.input.global_batch_size or 0)
     return {
         "step_ms": 1000 * times["device"][0] / num_steps,
         "images_per_second": {name: images / seconds for name, (seconds, _) in times.items()},
         "input_wait_share": {name: share for name, (_, share) in times.items()},
         "reader_cpu_cores": cores,
         "first_step_seconds": first_step,
-        **callbacks.memory_megabytes(session.run.devices),
+        **callbacks.memory_megabytes(run.devices),
     }
 
 
-def decoded(arguments: argparse.Namespace, session: benchmark.Session) -> Any:
+def decoded(arguments: argparse.Namespace, run: Run, steps: Steps) -> Any:
     """Returns batches whose images are decoded when they are wanted, by a thread a core."""
     paths = sorted(read_data(arguments).scans.rglob("*.jpeg"))
     preprocessing = Preprocessing(height=arguments.image_size, width=arguments.image_size)
@@ -292,17 +293,17 @@ def decoded(arguments: argparse.Namespace, session: benchmark.Session) -> Any:
                     ahead.append(pool.map(decode, itertools.islice(names, size)))
                 yield np.stack(list(ahead.popleft())), labels, weights, draws
 
-    if session.run.devices.backend == "jax":
+    if run.devices.backend == "jax":
         import jax
 
-        sharding = session.run.devices.batch_sharding
+        sharding = run.devices.batch_sharding
         put = functools.partial(jax.device_put, device=sharding)
         return map_ahead(put, batches(), 2, num_threads=1)
     import tensorflow as tf
 
     signature = tuple(tf.TensorSpec(part.shape, part.dtype) for part in next(batches()))
     dataset = tf.data.Dataset.from_generator(batches, output_signature=signature)
-    return session.steps.iterate(dataset.prefetch(2))
+    return steps.iterate(dataset.prefetch(2))
 
 
 def measure_resume(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def test_a_number_of_replicas_without_devices_is_refused_before_any_is_measured(
 
 
 def test_what_was_measured_before_a_failure_is_kept(tmp_path, monkeypatch, capsys):
-    def measure_one(config, *, replicas, num_steps, num_rounds):
+    def measure_one(config, replicas, options):
         if replicas == 1 and (tmp_path / "scaling.csv").exists():
             raise ConfigError("the device went away")
         return row_of(replicas, 100.0)

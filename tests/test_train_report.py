@@ -17,7 +17,7 @@ from PIL import Image
 import tfrecord_io
 from tfrecord_io import Shard, Split
 from train.data.dataset import open_dataset
-from train.data.exposure import Exposure
+from train.data.seen import Exposure
 from train.kinds.classes import CLASSES
 from train.kinds.temperature import apply_temperature
 from train.results import metrics, report, thresholds

@@ -25,8 +25,7 @@ from pipelines import extract_features
 from tfrecord_io.trunk import seen_path
 from train import evaluate, run, trunk
 from train.data.dataset import open_dataset
-from train.data.exposure import expose, find_seen
-from train.data.seen import Seen, collect, read_seen, read_trunk_seen
+from train.data.seen import Seen, collect, expose, find_seen, read_seen, read_trunk_seen
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 

@@ -7,9 +7,7 @@ that a machine that slows down slows both. Exit codes: 0, or 2 for wrong usage.
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import os
 import statistics
 import sys
@@ -45,31 +43,8 @@ COLUMNS = {
 }
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Session:
-    """A network on the devices of a run, ready to train.
-
-    Attributes:
-        run: to measure.
-        steps: of the backend.
-    """
-
-    run: Run
-    steps: Steps
-
-    def batches(self, **fields: Any) -> Any:
-        """Returns the training batches from the first step on, with fields changed."""
-        from train.data import feed
-
-        config, run = self.run.config.replace(**fields), self.run
-        mixup = config.augmentation.mixup
-        return feed.training_batches(
-            config.input, mixup, run.devices, run.parts.train, start_step=0
-        )
-
-
-def prepare(config: TrainConfig, *, replicas: int, num_steps: int) -> Session:
-    """Builds a network to measure.
+def prepare(config: TrainConfig, *, replicas: int, num_steps: int) -> tuple[Run, Steps]:
+    """Builds a network to measure, ready to train on the devices.
 
     Args:
         config: not resolved; its `replica_batch_size` stays, the global one grows.
@@ -93,8 +68,16 @@ def prepare(config: TrainConfig, *, replicas: int, num_steps: int) -> Session:
     options = run.config.network
     network = build_network(run, run.config.devices.precision, weights=options.weights)
     set_trainable(network, phase="all", trainable_layers=options.trainable_layers)
-    steps = training_steps(run, network, learning_rate=1e-4, num_steps=num_steps)
-    return Session(run=run, steps=steps)
+    return run, training_steps(run, network, learning_rate=1e-4, num_steps=num_steps)
+
+
+def batches_of(run: Run, **fields: Any) -> Any:
+    """Returns the training batches from the first step on, with fields of the config changed."""
+    from train.data import feed
+
+    config = run.config.replace(**fields)
+    mixup = config.augmentation.mixup
+    return feed.training_batches(config.input, mixup, run.devices, run.parts.train, start_step=0)
 
 
 def time_rounds(
@@ -127,33 +110,22 @@ def time_rounds(
     }
 
 
-def measure(
-    config: TrainConfig, *, replicas: int, num_steps: int, num_rounds: int
-) -> dict[str, float]:
-    """Measures training steps on some replicas.
-
-    Args:
-        config: not resolved; its `replica_batch_size` stays, the global one grows.
-        replicas: how many devices to use.
-        num_steps: of a round.
-        num_rounds: of each kind; the median counts.
+def measure(config: TrainConfig, replicas: int, options: BenchmarkOptions) -> dict[str, float]:
+    """Measures training steps on some replicas, see `prepare`.
 
     Returns:
         a row of the table without `speedup` and `efficiency`: images a second, fed by the reader
         and with a batch that is on the devices; the ratio of the two, which is 1 if the input
         costs nothing; the share of the time of the fed rounds in which steps waited for input.
-
-    Raises:
-        ConfigError: if there are fewer devices.
     """
-    session = prepare(config, replicas=replicas, num_steps=(num_rounds + 1) * num_steps)
-    steps = session.steps
+    num_steps, num_rounds = options.steps, options.rounds
+    run, steps = prepare(config, replicas=replicas, num_steps=(num_rounds + 1) * num_steps)
     sources = {
-        "fed": steps.iterate(session.batches()),
-        "repeated": steps.repeat_first(session.batches()),
+        "fed": steps.iterate(batches_of(run)),
+        "repeated": steps.repeat_first(batches_of(run)),
     }
     times = time_rounds(steps, sources, num_steps=num_steps, num_rounds=num_rounds)
-    images = num_steps * (session.run.config.input.global_batch_size or 0)
+    images = num_steps * (run.config.input.global_batch_size or 0)
     (fed, waited), (repeated, _) = times["fed"], times["repeated"]
     return {
         "replicas": replicas,
@@ -171,7 +143,7 @@ def compared(row: Mapping[str, float], first: Mapping[str, float]) -> dict[str, 
     return {**row, "speedup": round(speedup, 3), "efficiency": round(efficiency, 3)}
 
 
-def draw(axes: Axes, rows: Sequence[Mapping[str, float]]) -> None:
+def _draw(axes: Axes, rows: Sequence[Mapping[str, float]]) -> None:
     """Draws images a second by replicas, beside the line of perfect scaling."""
     places = range(len(rows))
     for shift, column, label in (
@@ -240,12 +212,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Before minutes are spent on the smaller numbers.
         configure_devices(config.replace(gpus=max(options.replicas)).devices)
         rows: list[dict[str, float]] = []
+        print("  ".join(COLUMNS))
         for count in options.replicas:
-            row = measure(
-                config, replicas=count, num_steps=options.steps, num_rounds=options.rounds
-            )
+            row = measure(config, count, options)
             rows.append(compared(row, rows[0] if rows else row))
-            _print_row(rows[-1], header=len(rows) == 1)
+            cells = (f"{rows[-1][name]:{form}}".rjust(len(name)) for name, form in COLUMNS.items())
+            print("  ".join(cells), flush=True)
             if options.output:
                 title = f"{config.network.model}, {config.input.replica_batch_size} images a device"
                 _write(options.output, rows, title)
@@ -257,28 +229,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _print_row(row: dict[str, float], *, header: bool) -> None:
-    if header:
-        print("  ".join(COLUMNS))
-    cells = (f"{row[name]:{form}}".rjust(len(name)) for name, form in COLUMNS.items())
-    print("  ".join(cells), flush=True)
-
-
 def _write(directory: Path, rows: Sequence[dict[str, float]], title: str) -> None:
     from train.results import charts
 
     directory.mkdir(parents=True, exist_ok=True)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, tuple(COLUMNS), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
+    lines = [COLUMNS, *([str(row[name]) for name in COLUMNS] for row in rows)]
     with atomic_write(directory / "scaling.csv") as file:
-        file.write(text.getvalue().encode("utf-8"))
+        file.write("".join(",".join(line) + "\n" for line in lines).encode())
     write_json(directory / "scaling.json", rows)
     chart = charts.Chart(
         title=title,
         description="Images a second by number of replicas.",
-        draw=lambda axes: draw(axes, rows),
+        draw=lambda axes: _draw(axes, rows),
         size=(7, 4.5),
     )
     charts.write_png(directory / "scaling.png", [chart])

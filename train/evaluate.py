@@ -25,8 +25,7 @@ from tfrecord_io.printing import counted, printable, refuse
 from tfrecord_io.reading.opening import load_manifest
 from train import console, predict
 from train.data.dataset import Dataset, Part, open_dataset
-from train.data.exposure import Exposure, expose, find_seen
-from train.data.seen import read_seen
+from train.data.seen import Exposure, expose, find_seen, read_seen
 from train.errors import ConfigError, MetricsError
 from train.results.options import MeasureOptions
 

@@ -16,9 +16,8 @@ from tfrecord_io.stores.folder import is_remote
 from tfrecord_io.trunk import FILE_NAME, Trunk
 from train.config import TrainConfig
 from train.data.dataset import Dataset, open_dataset
-from train.data.exposure import Exposure, look_at
 from train.data.parts import Parts, choose_parts
-from train.data.seen import Seen, read_trunk_seen
+from train.data.seen import Exposure, Seen, look_at, read_trunk_seen
 from train.devices import Devices, configure_devices
 from train.errors import ConfigError
 from train.kinds.registry import task_of

@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,18 +18,18 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tfrecord_io.files import atomic_write
+from tfrecord_io.groups import COLUMN
 from tfrecord_io.trunk import Trunk, seen_path
-from train.data.dataset import IDENTITY
+from train.data.dataset import IDENTITY, Dataset
+from train.data.parts import Parts
 from train.errors import ConfigError
 
 FILE_NAME = "seen.parquet"
 
-#: Where a seen image was used, the use that is nearest to the weights first.
-PARTS = ("train", "val", "trunk")
-
 _TEXT = pa.string()
 
-# The file has the site only of a dataset that names it.
+# `part` is where an image was used: in train or val, or by the trunk. The file has the site only of
+# a dataset that names it.
 _SCHEMA = pa.schema([(name, _TEXT) for name in (*IDENTITY, "part")])
 
 # Entries of the file's metadata.
@@ -40,8 +41,8 @@ class Seen:
     """The images that a network has seen.
 
     Attributes:
-        images: a row an image: `key`, `pixels_xxh3`, `group`, `patient`, `site` and `part`, one of
-            `PARTS`; texts, null if unknown.
+        images: a row an image: `key`, `pixels_xxh3`, `group`, `patient`, `site` and `part`; texts,
+            null if unknown.
         unknown: why these may not be all, such as `its first weights are from elsewhere (a.h5)`;
             empty if they are.
     """
@@ -50,12 +51,7 @@ class Seen:
     unknown: str = ""
 
     def write(self, path: Path, trunk: bytes = b"") -> None:
-        """Writes the file.
-
-        Args:
-            path: of the file.
-            trunk: digest of the trunk that it lies beside, if it does.
-        """
+        """Writes the file, with the digest of the trunk that it lies beside, if it does."""
         table = self.images
         if table["site"].null_count == len(table):
             table = table.drop_columns("site")
@@ -73,6 +69,42 @@ class Seen:
         """Returns the images of all parts but one."""
         images = self.images.filter(pc.not_equal(self.images["part"], part))
         return dataclasses.replace(self, images=images)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Exposure:
+    """How much of what was to be measured a network had seen before.
+
+    Attributes:
+        num_images: images that it had seen.
+        num_patients: known patients of these images.
+        is_measured: whether the measures include these images.
+        doubts: why it may have seen more of the others, or of their patients; empty if it is
+            proven that it has not.
+    """
+
+    num_images: int
+    num_patients: int
+    is_measured: bool
+    doubts: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the entries of metrics.json."""
+        return {
+            "seen_images": self.num_images,
+            "seen_patients": self.num_patients,
+            "include_seen": self.is_measured,
+        }
+
+    @property
+    def note(self) -> str | None:
+        """What cannot be known, as a sentence without capital and full stop; None if all is."""
+        if not self.doubts:
+            return None
+        return (
+            "it cannot be known whether the network has seen more of these images, or other images "
+            f"of their patients: {'; '.join(self.doubts)}"
+        )
 
 
 def read_seen(run: Path) -> Seen:
@@ -95,10 +127,6 @@ def read_trunk_seen(path: Path, trunk: Trunk) -> Seen:
     """Returns what a trunk has seen, from the file beside it; unknown if there is none.
 
     ImageNet's published weights have seen no image of a dataset.
-
-    Args:
-        path: path of the trunk file.
-        trunk: its facts.
 
     Raises:
         ConfigError: if the file is damaged.
@@ -132,22 +160,153 @@ def _read(path: Path, trunk: bytes = b"") -> Seen | None:
     return Seen(images=images, unknown=facts.get(_UNKNOWN, b"").decode())
 
 
-def collect(images: pa.Table, parts: Mapping[str, np.ndarray], trunk: Seen) -> Seen:
+def collect(images: pa.Table, parts: Mapping[str, np.ndarray], below: Seen) -> Seen:
     """Returns what a run sees: each image once, in the part that is nearest to the weights.
 
     Args:
         images: of the dataset, see `Dataset.images`.
-        parts: rows of `images` by the name of their part, in the order of `PARTS`.
-        trunk: what the frozen layers below have seen; nothing if there are none.
+        parts: rows of `images` by the name of their part, the nearest first.
+        below: what the weights have seen with which the training starts.
     """
     tables = [
         images.take(rows).append_column("part", pa.array([name] * len(rows), _TEXT))
         for name, rows in parts.items()
     ]
-    table = pa.concat_tables([*tables, trunk.images]).combine_chunks()
+    table = pa.concat_tables([*tables, below.images]).combine_chunks()
     # Two datasets may share a key, because it is made of the path.
     pixels = pc.fill_null(table["pixels_xxh3"], "")
     image = pc.binary_join_element_wise(table["key"], pixels, " ").combine_chunks()
     codes = image.dictionary_encode().indices.to_numpy()
     _, first = np.unique(codes, return_index=True)
-    return dataclasses.replace(trunk, images=table.take(np.sort(first)))
+    return dataclasses.replace(below, images=table.take(np.sort(first)))
+
+
+def find_seen(seen: Seen, images: pa.Table) -> np.ndarray:
+    """Returns bool [num_images]: whether a network has seen each image of a dataset.
+
+    It has if it has seen the same pixels, the group or the patient, or in one of these ways
+    another image of the group.
+
+    Args:
+        seen: what the network has seen.
+        images: of the whole dataset, see `Dataset.images`.
+    """
+    found = pc.is_in(images["pixels_xxh3"], seen.images["pixels_xxh3"].drop_null()).to_numpy()
+    for name in (COLUMN, "patient"):
+        found = found | _is_same(images, seen.images, name)
+    groups = images[COLUMN].filter(pa.array(found)).drop_null()
+    return found | pc.is_in(images[COLUMN], groups).to_numpy()
+
+
+def _is_same(images: pa.Table, seen: pa.Table, column: str) -> np.ndarray:
+    """Returns whether the group or patient of each image was seen.
+
+    Equal names are the same unless both sites are known and differ.
+    """
+    known = {(name, site) for name, site in _by_site(seen, column) if name is not None}
+    anywhere = {name for name, _ in known}
+    is_same = (
+        {(name, site), (name, None)} & known or (site is None and name in anywhere)
+        for name, site in _by_site(images, column)
+    )
+    return np.fromiter(map(bool, is_same), bool)
+
+
+def _by_site(table: pa.Table, column: str) -> list[tuple[str | None, str | None]]:
+    """Returns the name of each patient or group without its site, and the site.
+
+    A build begins the name of a patient with the site. The group of an image can be named after a
+    patient of another site.
+    """
+    sites = set(pc.unique(table["site"]).to_pylist()) - {None}
+    prefix = "patient:" if column == COLUMN else ""
+    found = []
+    rows = (table[name].to_pylist() for name in (column, "patient", "site"))
+    for name, patient, own in zip(*rows, strict=True):
+        site = None
+        if name is not None and name.startswith(prefix):
+            person = name.removeprefix(prefix)
+            site = own if person == patient else person.partition("/")[0]
+            site = site if site in sites else None
+            name = prefix + (person.removeprefix(f"{site}/") if site else person)
+        found.append((name, site))
+    return found
+
+
+def expose(
+    seen: Seen, images: pa.Table, rows: np.ndarray, is_seen: np.ndarray, *, is_measured: bool
+) -> Exposure:
+    """Counts what a network has seen of some images of a dataset.
+
+    Args:
+        seen: what the network has seen.
+        images: of the dataset, see `Dataset.images`.
+        rows: int64 [num_rows], rows of `images`.
+        is_seen: bool [num_rows], which of them it has seen, see `find_seen`.
+        is_measured: whether these are measured with the others.
+    """
+    doubts = [seen.unknown] if seen.unknown else []
+    measured = images.take(rows if is_measured else rows[~is_seen])
+    for table, which in ((measured, "that are measured"), (seen.images, "that it has seen")):
+        for column, name in (("patient", "patient"), ("pixels_xxh3", "hash of the pixels")):
+            if count := table[column].null_count:
+                doubts.append(f"{count:,} of the {len(table):,} images {which} have no {name}")
+    return Exposure(
+        num_images=int(is_seen.sum()),
+        num_patients=pc.count_distinct(images["patient"].take(rows[is_seen])).as_py(),
+        is_measured=is_measured,
+        doubts=tuple(doubts),
+    )
+
+
+def look_at(
+    dataset: Dataset, parts: Parts, below: Seen, *, is_fold: bool
+) -> tuple[Parts, Seen, Exposure | None]:
+    """Leaves out the test images that a run has seen, if its trunk has seen any of them.
+
+    A run without a trunk measures the whole split, and its page says how much was seen.
+
+    Args:
+        dataset: of the run.
+        parts: of it.
+        below: what the weights have seen with which the training starts.
+        is_fold: whether the test part is a fold of a cross-validation.
+
+    Returns:
+        (the parts with the images that are left, what the run sees, how much it sees of the part
+        that it evaluates; None if there is none).
+
+    Raises:
+        ConfigError: if nothing is left, or the trunk has seen any of the images of the folds.
+    """
+    images = dataset.images
+    rows = {
+        name: dataset.rows(part)
+        for name, part in (("train", parts.train), ("val", parts.val), ("test", parts.test))
+        if part is not None
+    }
+    seen = collect(images, {name: rows[name] for name in rows if name != "test"}, below)
+    if parts.evaluated is None:
+        return parts, seen, None
+    by_trunk = find_seen(below, images)
+    if is_fold and (num_seen := int(by_trunk[np.concatenate(list(rows.values()))].sum())):
+        raise ConfigError(
+            f"--folds: the trunk of {dataset.path} has seen {num_seen:,} of the images, or of "
+            "their patients, so the held-out folds would measure what it has learned. Use a trunk "
+            "that was trained on other images"
+        )
+    part = "val" if parts.test is None else "test"
+    # That validation images were watched is said elsewhere.
+    is_seen = find_seen(seen if parts.test else seen.without("val"), images)[rows[part]]
+    is_measured = parts.test is None or not by_trunk[rows["test"]].any()
+    exposure = expose(seen, images, rows[part], is_seen, is_measured=is_measured)
+    if parts.test is None or is_measured:
+        return parts, seen, exposure
+    if is_seen.all():
+        raise ConfigError(
+            f"all {len(is_seen):,} images of {parts.test.name}, or others of their patients, were "
+            f"seen by the trunk of {dataset.path} or are in training, so nothing is left to "
+            "measure. Use a trunk that was trained on other images"
+        )
+    test = dataset.narrow(parts.test, ~is_seen)
+    return dataclasses.replace(parts, test=test), seen, exposure

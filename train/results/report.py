@@ -25,7 +25,7 @@ from tfrecord_io.groups import plural_unit
 from tfrecord_io.manifest import Manifest
 from tfrecord_io.printing import counted, listed
 from train.data.dataset import Dataset
-from train.data.exposure import Exposure
+from train.data.seen import Exposure
 from train.kinds import words
 from train.kinds.measures import CALIBRATION_LINE, PREDICTIVE_VALUES, URGENT_CLASSES, known
 from train.kinds.registry import task_of

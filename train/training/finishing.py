@@ -15,8 +15,8 @@ import numpy as np
 
 from tfrecord_io.files import write_json
 from train.data.dataset import Part
-from train.data.exposure import Exposure, expose, find_seen
 from train.data.feed import evaluation_batches
+from train.data.seen import Exposure, expose, find_seen
 from train.kinds.registry import task_of
 from train.kinds.task import Answers
 from train.kinds.words import describe
