@@ -1,6 +1,6 @@
 """The records of a remote dataset that this machine keeps on its disk, shared by its processes.
 
-    CACHE_DIR/CACHEDIR.TAG     says what this folder is: one that holds anything else is refused
+    CACHE_DIR/CACHEDIR.TAG     says what this folder is: another that is not empty is refused
     CACHE_DIR/lock             bytes on the disk or reserved for it, of all datasets; locked while
                                that changes
     CACHE_DIR/ID/lock          locked by each process that uses the dataset
@@ -92,12 +92,10 @@ class DatasetCache:
         Args:
             manifest: whose shards are kept.
             versions: of the shards on their store, see `opening.open_split`.
-            cache_dir: folder of the caches of all datasets; None for `tfrecord_io` in the user's
-                cache folder.
+            cache_dir: folder of the caches of all datasets; None for that of the user.
             cache_gb: 10^9 bytes that they may take together; None for half of what is free there.
 
         Raises:
-            ValueError: if the size is negative, or not a number.
             UserError: if the folder holds anything else, or another machine is using it.
             OSError: if it cannot be written.
         """
@@ -172,7 +170,7 @@ class DatasetCache:
             return False
 
     def _reserve(self, needed: int) -> None:
-        """Takes bytes that are free for this process, so many or more at once if there are."""
+        """Takes so many free bytes for this process, or more at once."""
         with _locked(self._root / _LOCK, _STORE_SECONDS) as total:
             used = int.from_bytes(os.pread(total, 8, 0), "little")
             room = max(0, min(max(needed, _RESERVED_BYTES), int(self._limit - used)))
@@ -180,29 +178,23 @@ class DatasetCache:
             self._reserved += room
 
     def mark(self, first: int, count: int, state: int) -> None:
-        """Writes the state of neighbouring records; raises OSError if the disk cannot be written.
-
-        Written through the map, it would end the process in that case.
-        """
+        """Writes the state of neighbours; through the map, a full disk would end the process."""
         _write(self._files[_STATES], _HEADER_LENGTH + first, np.full(count, state, np.uint8))
 
     def _open(self) -> None:
         """Takes the dataset into use; the folder of the cache is locked."""
-        boot = _boot_id()
-        records, states = self.folder / _RECORDS, self.folder / _STATES
+        records, states = self.path, self.folder / _STATES
         lock = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         self._files[_LOCK] = lock
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._repair(records, states)
         except BlockingIOError:
-            with states.open("rb") as file:
-                if file.read(_HEADER_LENGTH) != boot:
-                    raise UserError(
-                        f"{self._root} is in use by another machine; give each machine a cache "
-                        "on a disk of its own"
-                    ) from None
-        else:
-            self._repair(records, states, boot)
+            if states.read_bytes()[:_HEADER_LENGTH] != _boot_id():
+                raise UserError(
+                    f"{self._root} is in use by another machine; give each machine a cache on a "
+                    "disk of its own"
+                ) from None
         os.utime(lock)
         fcntl.flock(lock, fcntl.LOCK_SH)
         self._files |= {path.name: os.open(path, os.O_WRONLY) for path in (records, states)}
@@ -210,8 +202,9 @@ class DatasetCache:
         self.memory = np.asarray(np.memmap(records, np.uint8, "r"))
         self.states = np.asarray(np.memmap(states, np.uint8, "r", _HEADER_LENGTH))
 
-    def _repair(self, records: Path, states: Path, boot: bytes) -> None:
+    def _repair(self, records: Path, states: Path) -> None:
         """Makes files that are missing, and marks as unchecked what is not certain."""
+        boot = _boot_id()
         length = (self._num_records + 1) * self._stride
         if not records.exists() or records.stat().st_size != length:
             states.unlink(missing_ok=True)
@@ -229,7 +222,7 @@ class DatasetCache:
 
     def _make_room(self, cache_gb: float | None) -> int:
         """Sets the limit, and removes unused datasets; returns the bytes of those that are left."""
-        used = {path: _bytes_in(path) for path in self._root.iterdir() if path.is_dir()}
+        used = {path: _bytes_in(path) for path in self._root.iterdir() if _ID.fullmatch(path.name)}
         total = sum(used.values())
         free = shutil.disk_usage(self._root).free
         self._limit = (free + total) / 2 if cache_gb is None else cache_gb * 1e9
@@ -249,17 +242,15 @@ def _claim(root: Path) -> None:
     tag = root / _TAG_NAME
     # Processes that start together may all write the tag, each under a temporary name first.
     names = [path.name for path in root.iterdir() if not path.name.startswith(f".{_TAG_NAME}.")]
-    is_ours = tag.exists() and tag.read_bytes() == _TAG
-    known = (_TAG_NAME, _LOCK) if is_ours else ()
-    for name in names:
-        if name not in known and not (is_ours and _ID.fullmatch(name)):
-            raise UserError(
-                f"{root} cannot be the cache of remote datasets, because it holds {name}, which "
-                "is not of such a cache; name an empty folder, or a new one"
-            )
-    if not is_ours:
-        with atomic_write(tag) as file:
-            file.write(_TAG)
+    if tag.exists() and tag.read_bytes() == _TAG:
+        return
+    if names:
+        raise UserError(
+            f"{root} cannot be the cache of remote datasets, because it holds {names[0]}, which is "
+            "not of such a cache; name an empty folder, or a new one"
+        )
+    with atomic_write(tag) as file:
+        file.write(_TAG)
 
 
 @contextlib.contextmanager
@@ -290,7 +281,6 @@ def _write(file: int, start: int, array: np.ndarray) -> None:
 
 
 def _bytes_in(folder: Path) -> int:
-    """Returns the bytes that the files of a folder take on the disk."""
     return sum(512 * entry.stat().st_blocks for entry in os.scandir(folder))
 
 

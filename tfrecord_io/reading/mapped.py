@@ -72,11 +72,8 @@ class MappedDataset:
             directory: of the dataset; a local folder, a URL, or a `DataPath`.
             split: its name, or several.
             verify: see `opening.open_split`, as for the errors.
-            must_map: whether to raise an error if the operating system cannot map local files,
+            must_map: whether to raise OSError if the operating system cannot map local files,
                 instead of reading them one record at a time.
-
-        Raises:
-            OSError: if the operating system refuses the mapping.
         """
         directory = DataPath.of(directory)
         self.manifest, read, versions = open_split(directory, split, verify)
@@ -186,10 +183,9 @@ class MappedDataset:
         if examples.size and not (-size <= examples.min() and examples.max() < size):
             raise IndexError(f"examples are 0..{size - 1}, received {examples}")
         examples = np.where(examples < 0, examples + size, examples)
-        firsts = range(0, max(1, len(examples)), _CHUNK_EXAMPLES)
-        chunks = (examples[first : first + _CHUNK_EXAMPLES] for first in firsts)
+        chunks = np.array_split(examples, len(examples) // _CHUNK_EXAMPLES + 1)
         if self.source is not None:
-            return self.until_mapped(chunks, ())
+            return self.until_mapped(iter(chunks), ())
         self.cold.announce(self.rows(examples))
         return ((self.records, self.rows(chunk)) for chunk in chunks)
 
@@ -197,7 +193,7 @@ class MappedDataset:
 def _open_again(
     directory: DataPath, split: str | Sequence[str], identity: tuple[str, str]
 ) -> MappedDataset:
-    """Opens a dataset as it was opened before, if it is still the same."""
+    """Opens a dataset again, if it is still the same."""
     dataset = MappedDataset(directory, split)
     if dataset._identity != identity:
         raise ManifestError(
@@ -210,13 +206,10 @@ def _open_again(
 def _map_files(
     paths: Sequence[Path], sizes: Sequence[int], firsts: Sequence[int], num_rows: int, stride: int
 ) -> np.ndarray:
-    """Reserves addresses for rows and maps each file, of so many records, at its first row.
+    """Returns uint8 [num_rows * stride], in which each file is mapped at its first row.
 
     Python's own mmap object owns the whole range, and unmaps it, files included, when its last
     user is gone.
-
-    Returns:
-        uint8 [num_rows * stride], read-only.
     """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
     region = mmap.mmap(-1, num_rows * stride, flags=flags, prot=mmap.PROT_READ)

@@ -116,13 +116,9 @@ def load_manifest(directory: str | os.PathLike[str]) -> Manifest:
 
 
 def read_examples(directory: str | os.PathLike[str], split: str | None = None) -> pa.Table:
-    """Returns the table of a dataset's examples, a row each, in the order in which they are stored.
+    """Returns the table of a split's examples, or of all, a row each, in the stored order.
 
     `read_examples(OUT).to_pandas()` is a DataFrame. The columns are in docs/format.md.
-
-    Args:
-        directory: of the dataset; a local folder, or a URL.
-        split: whose examples; None for all.
 
     Raises:
         ManifestError: if the dataset is unfinished, or has no such split.
@@ -140,14 +136,13 @@ def read_examples(directory: str | os.PathLike[str], split: str | None = None) -
 def read_statistics(
     directory: str | os.PathLike[str], split: str = STATISTICS_SPLIT
 ) -> PixelStatistics:
-    """Returns the sums over the pixels of a split, from a folder or a URL as `open_split` reads it.
+    """Returns the sums over the pixels of a split, of a folder or a URL.
 
     Those of the train split are in the manifest. For another split, or a dataset that an older
     release wrote, the shards are read once.
 
     Raises:
-        ManifestError: if the dataset cannot be used or the split is empty, see `open_split`; or
-            if its images are feature maps.
+        ManifestError: as `open_split` does; or if the images are feature maps.
     """
     manifest = load_manifest(directory)
     if not manifest.layout.holds_pictures:

@@ -116,11 +116,9 @@ class BatchOrder:
     """Which examples each batch holds: the order that a seed promises.
 
     The examples of epoch 0, 1, 2, ... follow each other without a gap; global batch k is rows
-    [k * batch_size, (k + 1) * batch_size) of that sequence. Batches run on over the end of an
-    epoch, so all but the very last are full. Nothing here depends on how many replicas share a
-    batch, so training can go on with another number of them in the same global order.
-
-    As a sampler of a PyTorch DataLoader with `batch_size=None` it yields its batches.
+    [k * batch_size, (k + 1) * batch_size) of that sequence. So all but the very last are full, and
+    training can go on with another number of replicas in the same global order. As a sampler of a
+    PyTorch DataLoader with `batch_size=None` it yields its batches.
 
     Attributes:
         num_examples: of the split.

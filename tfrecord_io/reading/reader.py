@@ -59,16 +59,14 @@ def make_dataset(
 ) -> tf.data.Dataset | DeviceDataset:
     """Returns the batches of a split, in an order that the seed decides.
 
-    The order is that of `order.BatchOrder`: epochs follow each other without a gap, each in a
-    permutation of its own of the whole split, and batch k is rows [k * batch_size,
-    (k + 1) * batch_size) of that sequence. Iterating the same dataset twice gives the same
-    batches twice; for Keras `fit` over several epochs ask for `epochs=None` and give
-    `steps_per_epoch`.
+    Epochs follow each other without a gap, each in a permutation of its own of the whole split,
+    and batch k is rows [k * batch_size, (k + 1) * batch_size) of that sequence. Iterating the same
+    dataset twice gives the same batches twice; for Keras `fit` over several epochs ask for
+    `epochs=None` and give `steps_per_epoch`.
 
     Args:
         directory: of a finished dataset; a local folder or a URL, see docs/reader.md.
-        split: name of the split, such as `train`; or several, such as `("train", "val")`, which
-            are then read as one whose second part follows the first.
+        split: name of the split; or several, such as `("train", "val")`, which are read as one.
         batch_size: examples of a global batch, over all replicas.
         seed: decides the order.
         shuffle: if False, examples come in the order of the shards.
@@ -76,8 +74,8 @@ def make_dataset(
         drop_remainder: leave out a last batch that is not full.
         pad_remainder: fill up a last batch that is not full with copies of its last example, and
             give each example a weight: 1, or 0 for a copy.
-        engine: `mmap` raises an error where the operating system cannot map the shards into memory;
-            `auto` reads each record from its file then.
+        engine: where the operating system cannot map the shards into memory, `mmap` raises an
+            error, and `auto` reads each record from its file.
         num_replicas: readers (such as workers) that share each global batch in equal slices.
         replica_index: which slice this reader gets.
         start_step: batches to skip, at no cost: the state of a reader is its number of steps.
@@ -86,9 +84,8 @@ def make_dataset(
         cache: `device` reads the split now, once, into the memory of the first GPU (of the CPU
             if there is none) and gathers batches there. A split that takes more than half of the
             free memory is read from its files instead, with a warning in the log.
-        examples: places in the split, counted from 0 in the order of the shards, of the examples
-            to read; all if not given. The others do not exist for this dataset: an epoch is a
-            permutation of these.
+        examples: places in the split, in the order of the shards, of the examples to read; all if
+            not given. An epoch is a permutation of these.
         cache_dir: folder in which what a URL gives is kept; the user's cache folder if not given.
         cache_gb: 10^9 bytes that this folder may take; half of what is free there if not given.
 
@@ -297,10 +294,10 @@ def _order(batches: Batches) -> tf.data.Dataset:
 def _from_iterator(
     start: Callable[[], Iterator[tuple[np.ndarray, ...]]], signature: tuple[tf.TensorSpec, ...]
 ) -> tf.data.Dataset:
-    """Elements of an iterator, as of `Dataset.from_generator`; no array may have length 0.
+    """Elements of an iterator; no array may have length 0.
 
-    That one has functions that run Python within another of tf.data, for which TensorFlow's
-    deterministic mode would print an error, and it warns when a program ends before the iterator.
+    `Dataset.from_generator` runs Python within another function of tf.data, for which TensorFlow's
+    deterministic mode would print an error, and warns when a program ends before the iterator.
     """
     running: dict[int, Iterator[tuple[np.ndarray, ...]]] = {}
     types, shapes = [spec.dtype for spec in signature], [spec.shape for spec in signature]

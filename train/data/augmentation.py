@@ -32,15 +32,8 @@ _MIN_ERASED, _MAX_ERASED = 0.05, 0.4  # share of the side
 def draw(seed: int, step: int, *, batch_size: int, mixup: float) -> np.ndarray:
     """Returns the random numbers of a global batch, by a generator of this step's own.
 
-    Args:
-        seed: of the run, at least 0.
-        step: counted from 0.
-        batch_size: examples in the global batch.
-        mixup: alpha of the Beta distribution of MixUp; 0 for none.
-
-    Returns:
-        float32 [batch_size, NUM_DRAWS], uniform in 0..1; with `mixup` the last number of an
-        example is the share that it keeps of itself, the larger one of Beta(alpha, alpha).
+    Float32 [batch_size, NUM_DRAWS], uniform in 0..1; with `mixup` the last number of an example is
+    the share that it keeps of itself, the larger one of Beta(mixup, mixup).
     """
     generator = np.random.Generator(np.random.Philox(key=np.array([seed, step], np.uint64)))
     draws = generator.random((batch_size, NUM_DRAWS), np.float32)
@@ -89,9 +82,6 @@ def mix(images, labels, draws):
         images: float32 [batch, height, width, channels].
         labels: float32 [batch, num_classes].
         draws: float32 [batch] in 0..1, the share that each example keeps of itself.
-
-    Returns:
-        (images, labels) of the same shapes.
     """
     batch = images.shape[0]
     partners = np.arange(batch) ^ 1
@@ -129,11 +119,7 @@ def _warp(images, next_draw, strength: float, fill_mode: str):
     zeros = ops.zeros_like(a)
     transform = ops.stack([a, b, c, d, e, f, zeros, zeros], axis=1)
     return ops.image.affine_transform(
-        images,
-        transform,
-        interpolation="bilinear",
-        fill_mode=fill_mode,
-        data_format="channels_last",
+        images, transform, "bilinear", fill_mode, data_format="channels_last"
     )
 
 
@@ -141,7 +127,8 @@ def _change_light(images, next_draw, strength: float, share):
     contrast = keras.ops.exp(_between(next_draw(), -_MAX_CONTRAST, _MAX_CONTRAST) * strength)
     brightness = _between(next_draw(), -_MAX_BRIGHTNESS, _MAX_BRIGHTNESS) * strength
     means = keras.ops.mean(images, axis=(1, 2, 3), keepdims=True) / share
-    return (images - means) * _by_example(contrast) + means + _by_example(brightness)
+    contrast, brightness = (values[:, None, None, None] for values in (contrast, brightness))
+    return (images - means) * contrast + means + brightness
 
 
 def _erase(images, next_draw, strength: float, share):
@@ -175,22 +162,14 @@ def _noise(shape: tuple[int, ...], next_draw, strength: float):
     level, begin = next_draw() * _MAX_NOISE * strength, ops.floor(next_draw() * size)
     places = ops.cast(begin, "int32")[:, None] + np.arange(size, dtype=np.int32)
     noise = ops.take(ops.convert_to_tensor(np.concatenate([field, field])), places)
-    return ops.reshape(noise, (-1, *shape)) * _by_example(level)
-
-
-def _by_example(values):
-    """Reshapes [batch] values so that they broadcast to [batch, height, width, channels]."""
-    return keras.ops.reshape(values, (-1, 1, 1, 1))
+    return ops.reshape(noise, (-1, *shape)) * level[:, None, None, None]
 
 
 def inside_padding(images):
     """Tells a picture from its padding: rows and columns of black at the sides of an image.
 
-    Args:
-        images: [batch, height, width, channels], not negative, 0 in the padding.
-
-    Returns:
-        float32 [batch, height, width, 1], 1 in the picture and 0 in the padding.
+    Returns float32 [batch, height, width, 1], 1 in the picture and 0 in the padding, of images
+    [batch, height, width, channels] that are not negative.
     """
     ops = keras.ops
     mask = 1.0

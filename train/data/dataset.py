@@ -112,8 +112,7 @@ class Dataset:
         table: a row an example, in the order in which they are stored, split after split: `key`,
             and what examples.parquet has of the columns that a run uses. Without that file, or
             where it lacks examples, `key` alone.
-        groups: of the same examples. A table of an older release has no column of them; then near
-            duplicates are not known.
+        groups: of the same examples; near duplicates are not known to older tables.
         columns: the column names of examples.parquet; empty if the file is missing.
         measured: those columns whose values are measured by themselves.
     """
@@ -194,17 +193,13 @@ class Dataset:
         known = self.table.column_names
         columns = {name: self.column(name).cast(_TEXT) for name in IDENTITY}
         if "pixels_xxh3" not in known and not self.manifest.holds_features:
-            columns["pixels_xxh3"] = self._hash_pixels()
+            # As a build writes it to examples.parquet.
+            blocks = self._read_images(self.part(*self.manifest.splits))
+            hashes = [xxhash.xxh3_128_hexdigest(image) for block in blocks for image in block]
+            columns["pixels_xxh3"] = pa.array(hashes, _TEXT)
         if "path" in known:
             columns[groups.COLUMN] = self.groups.names.cast(_TEXT)
         return pa.table(columns).combine_chunks()
-
-    def _hash_pixels(self) -> pa.Array:
-        """Returns the hash of each stored image, as a build writes it to examples.parquet."""
-        places = np.arange(self.manifest.num_examples)
-        blocks = self._read_images(_splits(self.manifest), places)
-        images = (image for block in blocks for image in block)
-        return pa.array([xxhash.xxh3_128_hexdigest(image.tobytes()) for image in images], _TEXT)
 
     def labels(self, part: Part) -> np.ndarray:
         """Returns float32 [num_examples, num_classes]: the label vectors of a part."""
@@ -219,14 +214,15 @@ class Dataset:
         whole = self.part(STATISTICS_SPLIT)
         if whole and (part.splits, part.num_examples) == (whole.splits, whole.num_examples):
             return self.manifest.statistics or tfrecord_io.read_statistics(self.path)
-        blocks = self._read_images(part.splits, part.examples)
-        counted = map(tfrecord_io.PixelStatistics.from_images, blocks)
+        counted = map(tfrecord_io.PixelStatistics.from_images, self._read_images(part))
         return functools.reduce(operator.add, counted)
 
-    def _read_images(self, splits: Sequence[str], places: np.ndarray) -> Iterator[np.ndarray]:
-        """Yields the stored images at some places, in order, some 256 at a time."""
-        stored = MappedDataset(self.path, splits)
-        for block in np.array_split(places, len(places) // 256 + 1):
+    def _read_images(self, part: Part | None) -> Iterator[np.ndarray]:
+        """Yields the stored images of a part, in order, some 256 at a time."""
+        if part is None:
+            return
+        stored = MappedDataset(self.path, part.splits)
+        for block in np.array_split(part.examples, part.num_examples // 256 + 1):
             yield stored[block][0]
 
 
@@ -293,7 +289,7 @@ def _in_order(path: DataPath, manifest: Manifest, table: pa.Table) -> tuple[pa.T
 def _rows_by_place(table: pa.Table, manifest: Manifest) -> pa.Array | None:
     """Returns the row of each stored example by its place in a shard; None if that is not told.
 
-    Not by the keys, because reading them touches every record of the shards.
+    Reading the keys would touch every record of the shards.
     """
     shards = manifest.split(_splits(manifest)).shards
     names = pa.array([shard.name for shard in shards], _TEXT)
