@@ -12,42 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from image_files import jpeg, kermany_archive, tar_info, write_tar, write_tree, write_zip
+from source_files import FIRST, TREE, list_archive, read_archive
 
 from pipelines import errors
-from pipelines.listing.listing import ListingOptions, list_images
 from pipelines.listing.refs import iterate_refs
 from pipelines.sources.archive import ArchiveSource
-from pipelines.sources.directory import DirectorySource
-from tfrecord_io import zip_index
+from tfrecord_io import archives
 from tfrecord_io.rejects import Reject
-
-TREE = {
-    f"{split}/{label}/{label}-{patient}-1.jpeg": f"{split} {label} {patient}".encode() * 9
-    for split in ("train", "test")
-    for label in ("CNV", "NORMAL")
-    for patient in (1, 2, 3)
-}
-FIRST = "train/CNV/CNV-1-1.jpeg"
-
-
-def list_archive(path, scratch_dir):
-    scratch_dir.mkdir(exist_ok=True)
-    source = DirectorySource(path) if path.is_dir() else ArchiveSource(path)
-    source = source.prepare(scratch_dir)
-    return source, list_images(source, ListingOptions())
-
-
-def read_archive(path, scratch_dir):
-    """Returns every file's content, or the reason of its reject, by name."""
-    source, listing = list_archive(path, scratch_dir)
-    found = {reject.source_path: reject.reason for reject in listing.rejects}
-    with source.open() as reader:
-        for ref in iterate_refs(listing.refs):
-            try:
-                found[ref.source_path] = reader.read(ref.member)
-            except Reject as reject:
-                found[ref.source_path] = reject.reason
-    return found
 
 
 def write_archive(folder, kind, files=TREE):
@@ -105,16 +76,6 @@ def test_a_source_describes_itself_without_telling_where_it_lies(tmp_path, kind)
     assert described == {"kind": what, "name": f"scans.{kind}"}
 
 
-def test_a_file_of_many_gzip_streams_is_told_from_another_by_its_time(tmp_path):
-    # As bgzip writes it, with an empty stream at the end, whose checksum covers nothing.
-    path = tmp_path / "a.tar.gz"
-    path.write_bytes(gzip.compress(b"one", 0, mtime=0) + gzip.compress(b"", mtime=0))
-    first = ArchiveSource(path).describe()
-    path.write_bytes(gzip.compress(b"two", 0, mtime=0) + gzip.compress(b"", mtime=0))
-    os.utime(path, ns=(0, 0))
-    assert ArchiveSource(path).describe() != first
-
-
 @pytest.mark.parametrize("kind", ["tar", "tar.gz"])
 def test_a_tar_that_changes_during_the_build_ends_it(tmp_path, kind):
     path = write_archive(tmp_path, kind)
@@ -129,17 +90,6 @@ def test_a_tar_that_changes_during_the_build_ends_it(tmp_path, kind):
         reader.read(next(ref for ref in iterate_refs(listing.refs) if ref.path == FIRST).member)
 
 
-@KINDS
-def test_an_archive_is_read_in_place(tmp_path, kind):
-    folder = tmp_path / "read_only"
-    folder.mkdir()
-    path = write_archive(folder, kind)
-    scratch = tmp_path / "scratch"
-    read_archive(path, scratch)
-    assert list(folder.iterdir()) == [path]
-    assert len(list(scratch.iterdir())) == (1 if kind == "tar.gz" else 0)
-
-
 def test_an_archive_that_a_worker_does_not_see_is_named(tmp_path):
     with (
         pytest.raises(errors.BuildError, match="every worker must be able to read it"),
@@ -149,18 +99,12 @@ def test_an_archive_that_a_worker_does_not_see_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["scans.zip", "scans.tar", "scans.tar.gz", "scans"])
-@pytest.mark.parametrize("content", [b"", b"hello", bytes(20_000), jpeg(), b"\x1f\x8b", b"PK\3\4"])
+@pytest.mark.parametrize("content", [b"", bytes(20_000), jpeg(), b"\x1f\x8b", b"PK\3\4"])
 def test_a_file_that_is_not_an_archive_is_named(tmp_path, name, content):
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(errors.UserError, match=f"{path}|found no image.*check --input"):
         list_archive(path, tmp_path / "scratch")
-
-
-def test_an_archive_without_members_has_no_images(tmp_path):
-    for path in (write_zip(tmp_path / "a.zip", {}), write_tar(tmp_path / "a.tar", {})):
-        with pytest.raises(errors.UserError, match="found no image"):
-            list_archive(path, tmp_path / "scratch")
 
 
 # ---- zip
@@ -218,30 +162,20 @@ def test_a_zip_with_other_data_before_or_behind_it_is_refused(tmp_path, before, 
         list_archive(path, tmp_path / "scratch")
 
 
-def rewritten_index(path, change):
-    """Writes a zip's index anew, with the entries that `change` makes of the old ones."""
-    with zipfile.ZipFile(path, "a") as archive:
-        archive.filelist[:] = change(archive.filelist)
-        archive.comment = b""  # so that closing writes the index
-    return path
-
-
 @pytest.mark.parametrize("written", [write_zip, streamed_zip])
-@pytest.mark.parametrize("hidden", [[0], [5], [11], [0, 1], range(1, 12, 2), range(3, 12)], ids=str)
+@pytest.mark.parametrize("hidden", [[], [0], [5], [11], range(1, 12, 2), range(3, 12)], ids=str)
 def test_a_member_that_the_index_leaves_out_is_noticed(tmp_path, written, hidden):
-    path = rewritten_index(
-        written(tmp_path / "a.zip", TREE),
-        lambda entries: [entry for i, entry in enumerate(entries) if i not in hidden],
-    )
-    with zipfile.ZipFile(path) as archive:  # which does not notice
-        assert len(archive.infolist()) == 12 - len(hidden)
+    path = written(tmp_path / "a.zip", TREE)
+    with zipfile.ZipFile(path, "a") as archive:
+        # In another order, which is no fault.
+        entries = [entry for i, entry in enumerate(archive.filelist) if i not in hidden]
+        archive.filelist[:] = entries[::-1]
+        archive.comment = b""  # so that closing writes the index
+    if not hidden:
+        assert read_archive(path, tmp_path / "scratch") == TREE
+        return
     with pytest.raises(errors.UserError, match=NOT_EXPLAINED):
         list_archive(path, tmp_path / "scratch")
-
-
-def test_members_may_be_stored_in_another_order_than_listed(tmp_path):
-    path = rewritten_index(write_zip(tmp_path / "a.zip", TREE), lambda entries: entries[::-1])
-    assert read_archive(path, tmp_path / "scratch") == TREE
 
 
 @pytest.mark.parametrize("place", [0, 5, 12])
@@ -366,7 +300,7 @@ def test_a_zip_of_any_number_of_members_is_whole(tmp_path, num_members, comment)
         archive.comment = comment
         for index in range(num_members):
             archive.writestr(f"{index}", b"")
-    with path.open("rb") as file, zip_index.open_zip(file) as archive:
+    with path.open("rb") as file, archives.open_zip(file) as archive:
         assert len(archive.infolist()) == num_members
 
 
@@ -381,7 +315,7 @@ def test_a_count_of_16_bits_may_wrap_around(tmp_path):
     size, start = struct.unpack_from("<QQ", data, data.rindex(b"PK\6\6") + 40)
     end = struct.pack("<4sHHHHIIH", b"PK\5\6", 0, 0, 1, 1, size, start, 0)
     path.write_bytes(data[: start + size] + end)
-    with path.open("rb") as file, zip_index.open_zip(file) as archive:
+    with path.open("rb") as file, archives.open_zip(file) as archive:
         assert len(archive.infolist()) == 65_537
 
 
@@ -393,17 +327,13 @@ def test_an_unusual_compression_is_a_reject_that_names_it(tmp_path, method):
         reader.read(next(iterate_refs(listing.refs)).member)
 
 
-def test_a_member_that_is_named_like_a_folder_and_has_content_is_a_reject(tmp_path):
-    path = write_zip(tmp_path / "a.zip", {**TREE, "train/CNV/": b"content", "train/empty/": b""})
-    found = read_archive(path, tmp_path / "scratch")
-    assert found == {**TREE, "train/CNV/": "unsafe_name"}
-
-
-def test_a_member_without_a_name_is_a_reject(tmp_path):
+def test_a_member_with_content_that_is_named_like_a_folder_or_not_at_all_is_a_reject(tmp_path):
+    files = {**TREE, "train/CNV/": b"content", "train/empty/": b"", "?/CNV.jpeg": b"1"}
+    path = write_zip(tmp_path / "a.zip", files)
     # zipfile ends a name at a zero byte, here at its first.
-    path = write_zip(tmp_path / "a.zip", {**TREE, "?/CNV.jpeg": b"1"})
     path.write_bytes(path.read_bytes().replace(b"?/CNV", b"\0/CNV"))
-    assert read_archive(path, tmp_path / "scratch") == {**TREE, "": "unsafe_name"}
+    found = read_archive(path, tmp_path / "scratch")
+    assert found == {**TREE, "train/CNV/": "unsafe_name", "": "unsafe_name"}
 
 
 @KINDS
@@ -467,18 +397,6 @@ def test_a_zip_with_a_name_that_is_not_the_utf8_it_claims_is_refused_with_the_wa
 
 
 # ---- tar
-
-
-def test_a_tar_cut_at_a_members_border_is_refused(tmp_path):
-    path = write_tar(tmp_path / "a.tar", TREE)
-    with tarfile.open(path) as archive:
-        borders = [info.offset for info in archive][1:]
-        borders.append(archive.offset)
-    whole = path.read_bytes()
-    for border in borders:
-        path.write_bytes(whole[:border])
-        with pytest.raises(errors.UserError, match=r"cut off|not a complete tar"):
-            list_archive(path, tmp_path / "scratch")
 
 
 @pytest.mark.parametrize("damage", [b"?", bytes(512)], ids=["changed", "zeros"])
@@ -571,13 +489,10 @@ def test_a_sparse_member_of_a_tar_is_a_reject(tmp_path):
     "headers",
     [
         {"mtime": "inf"},
-        {"mtime": "1e300"},
         {"mtime": "-1e300"},
         {"mtime": "nan"},
         {"size": "99999999999999999999999"},
         {"size": "-5"},
-        {"size": "-512"},
-        {"size": "-1024"},
         {"size": "-1536"},  # leads back to the member's own header
         {"size": "-2048"},
         {"path": "train/CNV/\0.png"},
@@ -611,24 +526,17 @@ def test_a_tar_that_ends_in_a_zip_is_still_a_tar(tmp_path):
 # ---- gzip
 
 
-def test_a_gzip_stream_is_unpacked_once_and_anew_if_the_file_changed(tmp_path):
-    path = write_tar(tmp_path / "a.tar.gz", TREE)
-    first = ArchiveSource(path).prepare(tmp_path).random_access_path
-    made = first.stat().st_mtime_ns, first.stat().st_ino
-    again = ArchiveSource(path).prepare(tmp_path).random_access_path
-    assert (again.stat().st_mtime_ns, again.stat().st_ino) == made
-    write_tar(path, {**TREE, "train/CNV/new.jpeg": b"new"})
-    assert ArchiveSource(path).prepare(tmp_path).random_access_path != first
-
-
-def test_a_gzip_stream_of_the_same_size_and_time_is_told_from_another(tmp_path):
+# bgzip ends a file with an empty stream, whose checksum covers nothing.
+@pytest.mark.parametrize("end", [b"", gzip.compress(b"", mtime=0)])
+def test_a_gzip_stream_is_unpacked_once_and_told_from_another_of_its_size(tmp_path, end):
     path = tmp_path / "a.tar.gz"
     unpacked = []
-    for content in (b"one", b"two"):
-        path.write_bytes(gzip.compress(content, compresslevel=0, mtime=0))
-        os.utime(path, ns=(0, 0))
-        unpacked.append(ArchiveSource(path).prepare(tmp_path).random_access_path)
-    assert [file.read_bytes() for file in unpacked] == [b"one", b"two"]
+    for time, content in enumerate((b"one", b"one", b"two")):
+        path.write_bytes(gzip.compress(content, compresslevel=0, mtime=0) + end)
+        os.utime(path, ns=(0, time // 2 if end else 0))
+        unpacked.append(ArchiveSource(path).prepare(tmp_path / "scratch").random_access_path)
+    assert [file.read_bytes() for file in unpacked] == [b"one", b"one", b"two"]
+    assert len(list((tmp_path / "scratch").iterdir())) == 2
 
 
 def test_a_gzip_bomb_is_stopped_and_leaves_nothing(tmp_path):

@@ -12,7 +12,6 @@ import pytest
 from PIL import Image
 
 from pipelines import build_tfrecords, errors
-from pipelines.sources.synthetic import scans
 from pipelines.sources.synthetic import tree as tree_module
 from pipelines.sources.synthetic.scans import LABEL_NAMES, draw_bscan, encode_jpeg
 from pipelines.sources.synthetic.tree import (
@@ -72,33 +71,6 @@ def test_a_scan_depends_on_each_of_its_arguments_and_on_nothing_else(other):
     np.testing.assert_array_equal(draw_bscan("CNV", 4, 2, 0), first)
 
 
-def test_a_scan_shows_a_dark_vitreous_a_bright_retina_and_a_fading_back():
-    drawn = [draw_bscan("NORMAL", patient, 1, 0) for patient in range(20)]
-    # White corners of levelled scans would blur the three bands.
-    plain = [scan for scan in drawn if not (scan == 255).any()]
-    assert 5 < len(plain) < 18
-    for scan in plain:
-        rows = scan.mean(axis=1)
-        assert rows.max() > 3 * rows[:10].mean()
-        assert rows.max() > 2 * rows[-10:].mean()
-
-
-def test_each_disease_is_visible_where_it_belongs():
-    def lesions(label: str) -> list[scans._Lesions]:
-        x_mm = np.linspace(-3, 3, 512)
-        return [
-            scans._draw_lesions(np.random.default_rng(n), label, x_mm, 0.5, 0.0) for n in range(20)
-        ]
-
-    for normal in lesions("NORMAL"):
-        assert (normal.elevation.max() < 3, normal.fluid.max(), normal.spots) == (True, 0, [])
-    assert min(drusen.elevation.max() for drusen in lesions("DRUSEN")) > 5
-    assert min(cnv.elevation.max() for cnv in lesions("CNV")) > 5
-    assert sum(cnv.fluid.max() > 3 for cnv in lesions("CNV")) > 10
-    assert min(len(dme.spots) for dme in lesions("DME")) >= 2
-    assert min(dme.swelling.max() for dme in lesions("DME")) > 0.1
-
-
 def test_a_file_is_a_grey_jpeg_of_a_size_and_length_that_the_archive_has():
     known = {(512, 496), (768, 496), (1024, 496), (1536, 496), (512, 512), (384, 496)}
     sizes = defaultdict(set)
@@ -114,12 +86,6 @@ def test_a_file_is_a_grey_jpeg_of_a_size_and_length_that_the_archive_has():
 
 
 # Shares and the plan
-
-
-def test_train_is_out_of_balance_as_the_real_one_and_val_and_test_are_balanced():
-    sizes = split_sizes(10_000)
-    assert sizes["train", "CNV"] / sizes["train", "DRUSEN"] == pytest.approx(37205 / 8616, rel=0.01)
-    assert {sizes[split, label] for split in ("val", "test") for label in LABEL_NAMES} == {250}
 
 
 @pytest.mark.parametrize("num_examples", [11, 0, -5])
@@ -138,6 +104,8 @@ def test_the_plan_has_images_in_every_class_of_every_split_and_no_path_twice(
     tasks = tree_module._plan_tree(num_examples, seed=5)
     sizes = Counter((t.split, t.label) for t in tasks)
     assert sizes == split_sizes(num_examples)
+    if num_examples == 4000:
+        assert 4 < sizes["train", "CNV"] / sizes["train", "DRUSEN"] < 4.6  # 37,205 to 8,616
     assert set(sizes) == {(split, label) for split in SPLITS for label in LABEL_NAMES}
     assert len({t.path(Path()) for t in tasks}) == num_examples
 
@@ -178,15 +146,10 @@ def test_workers_change_no_byte(tree, tmp_path, monkeypatch):
     monkeypatch.setattr(tree_module, "_SMALLEST_PARALLEL_RUN", FEW)
     monkeypatch.setattr(tree_module.os, "sched_getaffinity", lambda _: {0, 1})
     reported: list[int] = []
-    write_tree(tmp_path / "tree", FEW, seed=3, progress=reported.append)
+    for _ in range(2):  # the second time, all is there
+        write_tree(tmp_path / "tree", FEW, seed=3, progress=reported.append)
     assert files_of(tmp_path / "tree") == files_of(tree)
     assert sorted(reported) == [1, 5, 5, 5]
-
-
-def test_a_finished_tree_is_left_as_it_is(tree):
-    reported: list[int] = []
-    write_tree(tree, FEW, seed=3, progress=reported.append)
-    assert not reported
 
 
 def older_generator(_: Path, monkeypatch):

@@ -1,6 +1,5 @@
 """Where stores' settings come from, and where they do not go."""
 
-import json
 import os
 
 import pytest
@@ -84,11 +83,11 @@ def test_a_profile_that_does_not_exist_is_named(monkeypatch):
         credentials.settings("s3")
 
 
-def test_googles_files_are_read_by_the_library_if_it_knows_their_kind(tmp_path):
-    file = tmp_path / ".config" / "gcloud" / "application_default_credentials.json"
-    file.parent.mkdir(parents=True)
+def test_googles_file_is_found_where_its_tools_are_told_to_keep_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
     assert credentials.settings("gs") == {}
-    file.write_text(json.dumps({"type": "authorized_user"}))
+    file = tmp_path / "application_default_credentials.json"
+    file.write_text("{}")
     assert credentials.settings("gs") == {"application_credentials": str(file)}
 
 

@@ -36,8 +36,7 @@ def map_ahead(
         items: consumed in the caller's thread.
         num_ahead: how many results are computed ahead; if 0, the caller's thread computes them.
         num_threads: threads that call the function at the same time.
-        num_bytes: returns the memory that the result of an item takes, if that may be too much; see
-            `MOST_BYTES_AHEAD`.
+        num_bytes: the memory that an item's result takes; together at most `MOST_BYTES_AHEAD`.
     """
     if not num_ahead:
         yield from map(function, items)
@@ -46,24 +45,15 @@ def map_ahead(
     # room in a queue would.
     with ThreadPoolExecutor(num_threads, thread_name_prefix="map_ahead") as executor:
         ahead: collections.deque[tuple[Future[Result], int]] = collections.deque()
-        bytes_ahead = 0
-
-        def first() -> Result:
-            nonlocal bytes_ahead
-            future, size = ahead.popleft()
-            bytes_ahead -= size
-            return future.result()
-
         try:
             for item in items:
                 size = num_bytes(item) if num_bytes else 0
-                while ahead and bytes_ahead + size > MOST_BYTES_AHEAD:
-                    yield first()
+                while ahead and size + sum(size for _, size in ahead) > MOST_BYTES_AHEAD:
+                    yield ahead.popleft()[0].result()
                 ahead.append((executor.submit(function, item), size))
-                bytes_ahead += size
                 if len(ahead) > num_ahead:
-                    yield first()
+                    yield ahead.popleft()[0].result()
             while ahead:
-                yield first()
+                yield ahead.popleft()[0].result()
         finally:
             executor.shutdown(wait=False, cancel_futures=True)

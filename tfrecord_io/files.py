@@ -22,14 +22,8 @@ def atomic_write(
     """Opens a file for writing, which appears under its name only when it is complete on the disk.
 
     Each call uses its own temporary name, so two attempts at the same file do not mix: the last
-    rename wins. If the block raises an exception, the temporary file is removed.
-
-    Args:
-        path: path of the file.
-        temp_dir: folder of the temporary file, on the same file system; by default that of `path`.
-
-    Yields:
-        a binary file, open for writing.
+    rename wins. If the block raises an exception, the temporary file is removed. `temp_dir` is its
+    folder, on the same file system; by default that of `path`.
     """
     path = Path(path)
     temporary = Path(temp_dir or path.parent) / f".{path.name}.{uuid.uuid4().hex}.tmp"
@@ -67,11 +61,7 @@ def sync_folder(path: str | os.PathLike[str]) -> None:
 
 
 def announce(file: int, start: int, length: int) -> None:
-    """Tells the system that bytes of an open file will be read soon; returns at once.
-
-    Raises:
-        OSError: if the file has no such place.
-    """
+    """Tells the system that bytes of an open file will be read soon; returns at once."""
     if not hasattr(os, "posix_fadvise"):  # macOS
         return
     for place in range(start, start + length, _ANNOUNCED_BYTES):

@@ -36,11 +36,10 @@ def remember(*secrets: str) -> None:
 
 
 def without_secrets(text: str) -> str:
-    """Returns text without the secrets in it.
+    """Returns text without user names, passwords and signatures in URLs, and without keys.
 
-    These are user names and passwords in URLs, the queries of web addresses, in which signatures
-    are, the values that `remember` was given, and those of the environment variables in which the
-    tools of object stores and Kaggle's look for keys.
+    Keys are what `remember` was given, and the values of the environment variables in which the
+    tools of object stores and Kaggle's look for them.
     """
     if "://" in text:
         text = _QUERY.sub(r"\1", _USER.sub("", text))
@@ -53,13 +52,10 @@ def without_secrets(text: str) -> str:
 
 @contextlib.contextmanager
 def redacted_output(private: Iterable[str] = ()) -> Iterator[None]:
-    """Removes secrets from whatever this process writes to `sys.stdout` and `sys.stderr`.
+    """Removes secrets from whatever a block or function writes to `sys.stdout` and `sys.stderr`.
 
-    For a block, or as a decorator for a function.
-
-    Args:
-        private: paths that are not shown, nor what follows them up to a quote, a colon and a space,
-            or the end of the line.
+    Paths in `private` are not shown, nor what follows them up to a quote, a colon and a space, or
+    the end of the line.
     """
     paths = {form for path in private if path for form in (path, str(Path(path).resolve()))}
     # Longest first, because one may begin like another.
@@ -81,12 +77,7 @@ def redacted_output(private: Iterable[str] = ()) -> Iterator[None]:
 
 
 class _Redacted:
-    """A text file that changes what is written to it.
-
-    Args:
-        file: where the text goes.
-        redact: returns the text to write.
-    """
+    """A text file that writes what `redact` makes of a text to another file."""
 
     def __init__(self, file: TextIO, redact: Callable[[str], str]) -> None:
         self._file = file

@@ -21,13 +21,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow.parquet as pq
 
-from tfrecord_io import augment, croissant, manifest, schema, shards, trunk, zip_index
+from tfrecord_io import archives, augment, croissant, manifest, schema, shards, trunk
 from tfrecord_io.decoding import preprocess
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.printing import printable, refuse
 from tfrecord_io.rejects import Reject
 from tfrecord_io.statistics import PixelStatistics
-from tfrecord_io.tar_end import check_tar_end
 
 #: Number of records read at once, a few megabytes.
 _CHUNK_RECORDS = 256
@@ -351,7 +350,7 @@ def _read_files(source_input: Path, paths: Collection[str]) -> Iterator[tuple[st
             if is_inside and file.is_file():
                 yield path, file.read_bytes()
     elif zipfile.is_zipfile(source_input):
-        with source_input.open("rb") as raw, zip_index.open_zip(raw) as archive:
+        with source_input.open("rb") as raw, archives.open_zip(raw) as archive:
             # The build uses the first of several members with the same name.
             members = sorted(archive.infolist(), key=lambda info: -info.header_offset)
             for name, info in {info.filename: info for info in members}.items():
@@ -367,7 +366,7 @@ def _read_files(source_input: Path, paths: Collection[str]) -> Iterator[tuple[st
                     file = archive.extractfile(info) or io.BytesIO()
                     yield info.name, file.read()
             stream: Any = archive.fileobj
-            check_tar_end(stream, archive.offset)
+            archives.check_tar_end(stream, archive.offset)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

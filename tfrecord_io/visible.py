@@ -9,12 +9,8 @@ from PIL import Image
 def eight_bits(images: np.ndarray) -> np.ndarray:
     """Returns images of eight bits, in which each image of another type uses the whole range.
 
-    Args:
-        images: [..., height, width, channels]; finite numbers.
-
-    Returns:
-        uint8 of the same shape. uint8 images are returned unchanged; in others the lowest value of
-        each image becomes 0 and its highest 255, because few use the range of their type.
+    `images` has the shape [..., height, width, channels], as the result has. uint8 is returned
+    unchanged; else the lowest value of each image becomes 0 and its highest 255.
     """
     if images.dtype == np.uint8:
         return images

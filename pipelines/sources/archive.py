@@ -1,9 +1,7 @@
 """Images in a local archive: zip and tar are read in place, a tar.gz is first unpacked to a tar.
 
-The standard library's readers give names, sizes and offsets; workers read one member by the offset
-that the launcher found. A zip stores a CRC-32 of each member. A tar stores none, so the launcher
-reads the whole tar once and computes them: without a CRC, a changed member with the same name, size
-and time would go unnoticed.
+A tar has no checksums, so the launcher reads the whole tar once and computes a CRC-32 of each
+member, as a zip has: a changed member of the same name, size and time would go unnoticed.
 """
 
 from __future__ import annotations
@@ -26,14 +24,12 @@ from pipelines import errors
 from pipelines.sources.member import MAX_FILE_BYTES, Member
 from pipelines.sources.source import Reader, Source
 from pipelines.sources.zip_members import ZipReader, list_members
-from tfrecord_io import zip_index
+from tfrecord_io import archives
 from tfrecord_io.files import announce, atomic_write
 from tfrecord_io.stores.range_file import open_range
-from tfrecord_io.tar_end import check_tar_end
 
-#: A gzip stream with a larger ratio is taken for a decompression bomb, because JPEGs hardly
-#: compress. A tar of a few tiny files does compress, being mostly padding, so a small result is
-#: always accepted.
+# A gzip stream with a larger ratio is taken for a bomb, because JPEGs hardly compress.
+# A tar of a few tiny files does compress, being mostly padding, so a small result is accepted.
 _MAX_GZIP_RATIO = 50
 _HARMLESS_BYTES = 64 * 1024 * 1024
 _COPY_BYTES = 4 * 1024 * 1024
@@ -57,20 +53,19 @@ class ArchiveSource(Source):
 
     def prepare(self, scratch_dir: Path) -> ArchiveSource:
         """Unpacks a tar.gz, unless it is already there."""
-        if not self._is_gzip:
-            return dataclasses.replace(self, version=_version(self.path.stat()))
-        mark = "-".join(str(value) for value in _describe_gzip(self.path).values())
-        unpacked = scratch_dir / f"{self.path.name}.{mark}.tar"
-        if not unpacked.exists():
-            scratch_dir.mkdir(parents=True, exist_ok=True)
-            _gunzip(self.path, unpacked)
-        return dataclasses.replace(
-            self, random_access_path=unpacked, version=_version(unpacked.stat())
-        )
+        unpacked = None
+        if self._is_gzip:
+            mark = "-".join(str(value) for value in _describe_gzip(self.path).values())
+            unpacked = scratch_dir / f"{self.path.name}.{mark}.tar"
+            if not unpacked.exists():
+                scratch_dir.mkdir(parents=True, exist_ok=True)
+                _gunzip(self.path, unpacked)
+        version = _version((unpacked or self.path).stat())
+        return dataclasses.replace(self, random_access_path=unpacked, version=version)
 
     def members(self) -> Iterator[Member]:
         if not self.is_zip:
-            yield from _tar_members(self._data_path, self.path)
+            yield from _tar_members(self.random_access_path or self.path, self.path)
             return
         with self.path.open("rb") as file:
             yield from list_members(file, str(self.path))
@@ -80,29 +75,19 @@ class ArchiveSource(Source):
         return _start(self.path).startswith(b"\x1f\x8b")
 
     @property
-    def _data_path(self) -> Path:
-        return self.random_access_path or self.path
-
-    @property
     def is_zip(self) -> bool:
         """Whether the file is a zip, by its name or its first bytes."""
         # `zipfile.is_zipfile` would take a tar for a zip if the tar's last member is a zip.
-        return self.path.suffix.lower() == ".zip" or _start(self.path) in zip_index.SIGNATURES
+        return self.path.suffix.lower() == ".zip" or _start(self.path) in archives.SIGNATURES
 
     @contextlib.contextmanager
     def open(self) -> Iterator[_ZipReader | _TarReader]:
-        try:
-            descriptor = os.open(self._data_path, os.O_RDONLY)
-        except OSError as error:
-            raise errors.BuildError(
-                f"cannot open {self._data_path} ({error.strerror}); every worker must be able to "
-                "read it"
-            ) from None
-        try:
-            reader = _ZipReader if self.is_zip else _TarReader
-            yield reader(descriptor, self.version or _version(os.fstat(descriptor)), str(self.path))
-        finally:
-            os.close(descriptor)
+        path = self.random_access_path or self.path
+        with contextlib.ExitStack() as stack:
+            with errors.clear_read_errors(f"{path} (every worker must be able to read it)"):
+                descriptor = stack.enter_context(path.open("rb")).fileno()
+            version = self.version or _version(os.fstat(descriptor))
+            yield (_ZipReader if self.is_zip else _TarReader)(descriptor, version, str(self.path))
 
     def describe(self) -> dict[str, Any]:
         facts: dict[str, Any] = {"kind": "archive", "name": self.path.name}
@@ -139,8 +124,7 @@ class _LocalReader(Reader):
         with contextlib.suppress(OSError, OverflowError):
             # A page more, because a zip has a header before the content: a page that is not
             # announced would be waited for behind all that are.
-            length = member.stored_size + mmap.PAGESIZE
-            announce(self._descriptor, member.offset, length)
+            announce(self._descriptor, member.offset, member.stored_size + mmap.PAGESIZE)
 
 
 class _ZipReader(_LocalReader, ZipReader):
@@ -180,7 +164,7 @@ def _tar_members(data_path: Path, path: Path) -> Iterator[Member]:
                     yield Member(info.name, info.size, info.offset_data, info.size, crc, problem)
                 # tarfile keeps every member in memory, and none is needed again.
                 archive.members.clear()
-            check_tar_end(file, archive.offset)
+            archives.check_tar_end(file, archive.offset)
     except (tarfile.TarError, EOFError, OSError, ValueError, OverflowError) as error:
         raise errors.UserError(
             f"{path} is not a complete tar archive ({error}); download or copy it again"
@@ -220,7 +204,7 @@ def _describe_gzip(path: Path) -> dict[str, Any]:
     """Returns facts that identify a gzip file without unpacking it.
 
     Its last eight bytes are the CRC-32 of the unpacked data and its length modulo 2**32 (RFC 1952).
-    bgzip writes many streams, the last of which is empty, so the file's time is used instead.
+    bgzip ends a file with an empty stream, so the file's time is used instead.
     """
     with path.open("rb") as file:
         num_bytes = file.seek(0, os.SEEK_END)

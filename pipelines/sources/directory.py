@@ -16,7 +16,7 @@ from pipelines import errors
 from pipelines.sources.member import NOT_PERMITTED, Member
 from pipelines.sources.source import Reader, Source
 
-# Errors that tell what a folder holds: a link that leads nowhere, to itself, or through a file.
+# A link that leads nowhere, to itself, or through a file.
 _BROKEN_LINK = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
 _NOT_PERMITTED = frozenset({errno.EACCES, errno.EPERM})
 

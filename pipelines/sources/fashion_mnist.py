@@ -1,8 +1,6 @@
 """Fashion-MNIST: four gzipped IDX files, read from a folder or downloaded.
 
-It has 70,000 grey images of 28 x 28 pixels in 10 classes, 31 MB in all. Each image reaches the
-build as a PGM file in memory, so that it takes the same path as images of other sources. Names,
-classes, address and MD5 sums are from the dataset's README,
+Each image reaches the build as a PGM file in memory. Names, classes, address and MD5 sums are from
 https://github.com/zalandoresearch/fashion-mnist, the file format from
 http://yann.lecun.com/exdb/mnist/.
 """
@@ -60,11 +58,7 @@ _BY_HAND = (
 
 @dataclass(frozen=True)
 class FashionMnistSource(Source):
-    """The four files in a folder that every worker can read.
-
-    They are small, so each worker unpacks the splits that it reads into memory: 47 MB for train, 8
-    MB for test.
-    """
+    """The four files in a folder; a worker unpacks the splits that it reads into memory: 55 MB."""
 
     directory: Path
 
@@ -121,13 +115,7 @@ def _pgm(image: NDArray[np.uint8]) -> bytes:
 
 
 def read_split(directory: Path, prefix: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Reads the images and labels of a split.
-
-    The values follow a header of four bytes, and four for each dimension, in row-major order.
-
-    Args:
-        directory: folder with the files as published.
-        prefix: what the names of the split's files begin with, `train` or `t10k`.
+    """Reads the images and labels of a split, `train` or `t10k`.
 
     Returns:
         images uint8 [num_images, 28, 28], and labels uint8 [num_images], each an index of
@@ -137,20 +125,19 @@ def read_split(directory: Path, prefix: str) -> tuple[NDArray[np.uint8], NDArray
         ValueError: if a file is not the published one.
         errors.BuildError: if it cannot be read.
     """
+    # The values follow a header of four bytes, and four for each dimension, in row-major order.
     values = [_published(directory / name) for name in MD5_SUMS if name.startswith(prefix)]
     images, labels = (np.frombuffer(gzip.decompress(content), np.uint8) for content in values)
     return images[16:].reshape(-1, *IMAGE_SIZE), labels[8:]
 
 
 def _published(path: Path) -> bytes:
-    """Returns the content of a file; raises ValueError if it has another MD5 than published."""
     with errors.clear_read_errors(f"{path} (every worker must be able to)"):
-        content = path.read_bytes()
-    _require_published(content, path.name, str(path))
-    return content
+        return _published_content(path.read_bytes(), path.name, str(path))
 
 
-def _require_published(content: bytes, name: str, shown: str) -> None:
+def _published_content(content: bytes, name: str, shown: str) -> bytes:
+    """Returns a file's content; raises ValueError if it has another MD5 than published."""
     # MD5 is what is published; it finds damage and wrong files, not manipulation.
     md5 = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if md5 != MD5_SUMS[name]:
@@ -158,12 +145,11 @@ def _require_published(content: bytes, name: str, shown: str) -> None:
             f"{shown}: expected the published MD5 {MD5_SUMS[name]}, got {md5}; the file is damaged "
             "or another one, or a proxy or a login page answered in its place"
         )
+    return content
 
 
 def download(directory: Path, base_url: str) -> None:
     """Downloads the files that are not in a folder yet, and compares them with the published MD5.
-
-    `base_url` is the address of the folder with the published files.
 
     Raises:
         errors.BuildError: if a file could not be downloaded or written, or has another MD5.
@@ -175,8 +161,7 @@ def download(directory: Path, base_url: str) -> None:
             with contextlib.suppress(ValueError):
                 if path.exists() and _published(path):
                     continue
-            content = remote.read_file(url)
-            _require_published(content, name, remote.shown(url))
+            content = _published_content(remote.read_file(url), name, remote.shown(url))
             with atomic_write(path) as file:
                 file.write(content)
         except FileNotFoundError:

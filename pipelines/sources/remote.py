@@ -16,7 +16,7 @@ from pipelines import errors
 from pipelines.sources import zip_members
 from pipelines.sources.member import Member
 from pipelines.sources.source import Reader, Source
-from tfrecord_io import zip_index
+from tfrecord_io import archives
 from tfrecord_io.rejects import Reject
 from tfrecord_io.stores import remote
 
@@ -48,7 +48,7 @@ class RemoteZipSource(Source):
     def members(self) -> Iterator[Member]:
         shown = remote.shown(self.url)
         with self.file.open() as file:
-            if file.read(4) not in zip_index.SIGNATURES:
+            if file.read(4) not in archives.SIGNATURES:
                 raise errors.UserError(
                     f"{shown} is not a zip; only a zip has an index and can be read from a store "
                     "without downloading all of it. Copy the file to a local disk, or give a .zip"

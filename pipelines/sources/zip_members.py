@@ -19,7 +19,7 @@ import deflate
 from pipelines import errors
 from pipelines.sources.member import Member
 from pipelines.sources.source import Reader
-from tfrecord_io import zip_index
+from tfrecord_io import archives
 from tfrecord_io.rejects import Reject
 from tfrecord_io.stores.range_file import open_range
 
@@ -27,19 +27,10 @@ _ENCRYPTED = 0x1
 
 
 def list_members(file: IO[bytes], shown: str) -> Iterator[Member]:
-    """Yields every file of a zip, as listed in the directory at its end.
-
-    Args:
-        file: the archive, seekable.
-        shown: name of the archive in an error.
-
-    Raises:
-        errors.UserError: if the archive is not a complete zip, see `zip_index.open_zip`.
-        errors.BuildError: if it cannot be read.
-    """
+    """Yields every file of a zip, which an error calls `shown`; see `archives.open_zip`."""
     try:
         with errors.clear_read_errors(shown):
-            infos = zip_index.open_zip(file).infolist()
+            infos = archives.open_zip(file).infolist()
     except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError) as error:
         raise errors.UserError(
             f"{shown} is not a complete zip archive ({error}); download or copy it again"
@@ -81,16 +72,19 @@ class ZipReader(Reader):
         """Raises `errors.BuildError` if the archive is not what was listed."""
 
     def read(self, member: Member) -> bytes:
-        """Returns a member's content, in one read unless its header is unusually long.
-
-        Raises:
-            Reject: if the member is damaged, or its compression method is not supported.
-        """
+        """Returns a member's content, in one read unless its header is unusually long."""
         method, _, stored = self._read_stored(member, member.stored_size)
         if method == zipfile.ZIP_STORED:
             data = bytes(stored)
         elif method == zipfile.ZIP_DEFLATED:
-            data = self._inflated(stored, member.size)
+            try:  # in no more memory than its declared size
+                data = bytes(deflate.deflate_decompress(stored, member.size))
+            except deflate.DeflateError:
+                crc = deflate.crc32(stored)
+                raise self._damaged(
+                    f"its stored bytes, with the CRC-32 {crc:08x}, do not inflate to {member.size} "
+                    "bytes"
+                ) from None
         else:
             raise Reject("unreadable_member", f"compression method {method} is not supported")
         crc = deflate.crc32(data)
@@ -108,13 +102,7 @@ class ZipReader(Reader):
         return b""
 
     def open(self, member: Member) -> BinaryIO:
-        """Opens a member; one that is stored as it is need not be read as a whole again.
-
-        It is compared with its checksum when it is opened for the first time.
-
-        Raises:
-            Reject: if the member is damaged.
-        """
+        """Opens a member; one that is stored as it is is read as a whole once, for its checksum."""
         method, start, _ = self._read_stored(member, 0)
         if method != zipfile.ZIP_STORED:
             return super().open(member)
@@ -131,9 +119,9 @@ class ZipReader(Reader):
         """
         # A guess at the length of the local header's variable part, so that one read is enough.
         guess = len(member.name.encode()) + 64
-        header = zip_index.HEADER
+        header = archives.HEADER
         block = self.read_at(member.offset, header.size + guess + length)
-        if len(block) < header.size or not block.startswith(zip_index.HEADER_SIGNATURE):
+        if len(block) < header.size or not block.startswith(archives.HEADER_SIGNATURE):
             found = f"bytes with the CRC-32 {deflate.crc32(block):08x}"
             raise self._damaged(f"{found} are where its index says that it begins")
         method = int.from_bytes(block[8:10], "little")
@@ -142,16 +130,6 @@ class ZipReader(Reader):
         if len(stored) < length:
             stored = memoryview(self.read_at(member.offset + start, length))
         return method, start, stored
-
-    def _inflated(self, stored: memoryview, size: int) -> bytes:
-        """Decompresses a member, using no more memory than its declared size."""
-        try:
-            return bytes(deflate.deflate_decompress(stored, size))
-        except deflate.DeflateError:
-            crc = deflate.crc32(stored)
-            raise self._damaged(
-                f"its stored bytes, with the CRC-32 {crc:08x}, do not inflate to {size} bytes"
-            ) from None
 
     def _damaged(self, how: str) -> Reject:
         # The checksums in `how` show whether the same was read twice.

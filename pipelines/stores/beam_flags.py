@@ -26,11 +26,8 @@ _FLAGS = {
 def use(beam_args: Sequence[str]) -> tuple[str, ...]:
     """Copies Beam's flags for stores into environment variables, which child processes inherit.
 
-    Stores that are open are opened again when they are used next.
-
-    Returns:
-        the flags without those that hold a secret, which Beam would copy into the job's
-        description. Workers on other machines use the credentials of their own environment.
+    Returns the flags without those that hold a secret, which Beam would copy into the job's
+    description. Workers on other machines use the credentials of their own environment.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for flag in (*_SECRET_FLAGS, *_FLAGS):

@@ -12,14 +12,9 @@ from typing import IO
 
 @contextlib.contextmanager
 def held(path: Path, busy: Callable[[str], Exception]) -> Iterator[None]:
-    """Holds a lock until the block ends, and then deletes its file.
+    """Holds a lock until the block ends, and then deletes its file; its folder is made.
 
-    Args:
-        path: the lock file; its folder is made if it is missing.
-        busy: returns the error to raise if another process holds the lock, given its id.
-
-    Raises:
-        OSError: if the file cannot be made.
+    `busy` returns the error to raise if another process, given by its id, holds the lock.
     """
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,6 @@ copy, but an object appears only when its upload is complete, so it has its fina
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import shutil
@@ -48,7 +47,7 @@ class Storage:
         return f"{self.root.rstrip('/')}/{name}"
 
     def make_folders(self) -> None:
-        """Makes the folder and its build folder; an object store needs no folders."""
+        """Makes the folder and its build folder, on a disk."""
         if not self.remote:
             Path(self.path(BUILD_DIR)).mkdir(parents=True, exist_ok=True)
             sync_folder(Path(self.root).absolute().parent)
@@ -63,7 +62,7 @@ class Storage:
             return None
 
     def exists(self, name: str) -> bool:
-        """Returns whether a file exists."""
+        """Returns whether there is such a file."""
         return self.size(name) is not None
 
     def read(self, name: str) -> bytes:
@@ -79,14 +78,12 @@ class Storage:
         A .json file promises that other files exist: a sidecar its shard, the manifest the dataset.
         So the names of all files created before it are on the disk before its own.
         """
-        if not self.remote:
-            with atomic_write(self.path(name), self.path(BUILD_DIR)) as file:
-                yield file
-                if name.endswith(".json"):
-                    self.sync_names()
-            return
-        with remote.create(self.path(name)) as file:
+        path = self.path(name)
+        opened = remote.create(path) if self.remote else atomic_write(path, self.path(BUILD_DIR))
+        with opened as file:
             yield file
+            if name.endswith(".json"):
+                self.sync_names()
 
     def write(self, name: str, content: bytes) -> None:
         """Writes a whole file; see `create`."""
@@ -94,30 +91,19 @@ class Storage:
             file.write(content)
 
     def sync_names(self) -> None:
-        """Waits until all files created so far have their names on the disk.
-
-        Without it, a power cut could keep the name of a later file and lose that of an earlier one.
-        """
+        """Waits until the names of all files are on the disk, so that no power cut undoes one."""
         if not self.remote:
             sync_folder(self.path(BUILD_DIR))
             sync_folder(self.root)
 
     def open_arrow(self, name: str) -> pa.NativeFile:
-        """Opens a file for Arrow, which reads only the parts it needs; for use in a `with` block.
-
-        Raises:
-            FileNotFoundError: if the file does not exist.
-        """
+        """Opens a file, in a `with` block, of which Arrow reads only the parts it needs."""
         if not self.remote:
             return pa.memory_map(self.path(name))
         return pa.PythonFile(remote.describe(self.path(name)).open(), mode="r")
 
     def map(self, read: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
-        """Returns the results of `read` for each item, such as a file's name, in order.
-
-        On an object store, where reading a small file is mostly waiting, several threads read ahead
-        of the consumer.
-        """
+        """Returns the results of `read` in order; on an object store, threads read ahead."""
         num_threads = remote.NUM_CONNECTIONS if self.remote else 0
         return map_ahead(read, items, 2 * num_threads, num_threads=num_threads)
 
@@ -132,20 +118,19 @@ class Storage:
 
     def delete(self, names: list[str]) -> None:
         """Deletes files by name; ignores those that do not exist."""
-        if not self.remote:
+        if self.remote:
+            remote.delete(map(self.path, names))
+        else:
             for name in names:
                 Path(self.path(name)).unlink(missing_ok=True)
-            return
-        remote.delete([self.path(name) for name in names])
 
     def delete_build_dir(self) -> None:
         """Removes the build folder, which a finished build no longer needs."""
-        if not self.remote:
-            # The plan must not go before the manifest has its name on the disk.
-            self.sync_names()
-            shutil.rmtree(self.path(BUILD_DIR), ignore_errors=True)
+        if self.remote:
+            self.delete([f"{BUILD_DIR}/{name}" for name in self.names(BUILD_DIR)])
             return
-        self.delete([f"{BUILD_DIR}/{name}" for name in self.names(BUILD_DIR)])
+        self.sync_names()  # the plan must not go before the manifest has its name on the disk
+        shutil.rmtree(self.path(BUILD_DIR), ignore_errors=True)
 
 
 class WriteBehind:
@@ -158,8 +143,7 @@ class WriteBehind:
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self._thread = futures.ThreadPoolExecutor(1, thread_name_prefix="write-behind")
-        self._unfinished: collections.deque[futures.Future[None]] = collections.deque()
-        self._failed = False
+        self._unfinished: list[futures.Future[None]] = []
 
     @contextlib.contextmanager
     def create(self, name: str) -> Iterator[IO[bytes]]:
@@ -170,16 +154,16 @@ class WriteBehind:
         """
         with contextlib.ExitStack() as block:
             yield block.enter_context(self._storage.create(name))
-            self._unfinished.append(self._thread.submit(self._finish, block.pop_all()))
+            earlier = self._unfinished[-1:]
+            self._unfinished.append(self._thread.submit(_finish, block.pop_all(), earlier))
         while len(self._unfinished) > _MOST_UNFINISHED:
-            self._unfinished.popleft().result()
+            self._unfinished[0].result()
+            del self._unfinished[0]
 
     def wait(self) -> None:
         """Waits until every file is finished; raises the error of one that could not be."""
-        unfinished = [*self._unfinished]
-        self._unfinished.clear()
+        unfinished, self._unfinished = self._unfinished, []
         futures.wait(unfinished)
-        self._failed = False
         for each in unfinished:
             each.result()
 
@@ -187,16 +171,9 @@ class WriteBehind:
         """Waits for the thread to finish its files, and ends it."""
         self._thread.shutdown()
 
-    def _finish(self, block: contextlib.ExitStack) -> None:
-        with contextlib.suppress(_EarlierFailureError), block:
-            if self._failed:
-                raise _EarlierFailureError
-            try:
-                block.close()
-            except BaseException:
-                self._failed = True
-                raise
 
-
-class _EarlierFailureError(Exception):
-    """Raised within a file's block, so that the file is removed instead of finished."""
+def _finish(block: contextlib.ExitStack, earlier: list[futures.Future[None]]) -> None:
+    """Ends the block of a file, with the error of an earlier file if that failed."""
+    with block:
+        for each in earlier:
+            each.result()

@@ -33,10 +33,9 @@ _OWN_FILES = re.compile(
 
 @contextlib.contextmanager
 def locked(storage: Storage) -> Iterator[None]:
-    """Locks the output folder until the block ends.
+    """Locks the output folder until the block ends, or the process.
 
-    The lock ends with the process, so a killed build does not block the next one. A remote output
-    has no lock; two builds of the same plan write the same bytes there.
+    A remote output has no lock; two builds of the same plan write the same bytes there.
 
     Raises:
         errors.UserError: if another build holds the lock, or the folder cannot be written or
@@ -53,16 +52,16 @@ def locked(storage: Storage) -> Iterator[None]:
             storage.delete_build_dir()
         return
     made = not Path(storage.root).exists()
-    lock = file_lock.held(
-        Path(storage.path(_LOCK)),
-        lambda process: errors.UserError(
+
+    def busy(process: str) -> errors.UserError:
+        return errors.UserError(
             f"another build (process {process}) is writing to {storage.root}; wait for it, or "
             "choose another --output"
-        ),
-    )
+        )
+
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(lock)
+            stack.enter_context(file_lock.held(Path(storage.path(_LOCK)), busy))
         except OSError as error:
             raise errors.UserError(
                 f"cannot write to --output {storage.root}: {error.strerror}"
@@ -111,21 +110,15 @@ def is_complete(storage: Storage, identity: Mapping[str, Any], *, overwrite: boo
 
 
 def read_manifest(storage: Storage) -> manifest.Manifest:
-    """Returns the manifest of a complete output.
-
-    Raises:
-        FileNotFoundError: if the output has no manifest.
-        manifest.ManifestError: if the manifest is damaged or of another version.
-    """
+    """Returns the manifest of a complete output; raises what `Manifest.from_json` raises."""
     text = storage.read(manifest.FILE_NAME)
     return manifest.Manifest.from_json(text, storage.path(manifest.FILE_NAME))
 
 
 def clear(storage: Storage) -> None:
     """Removes a dataset, its manifest first, so that a partly removed one never looks complete."""
-    names = [name for name in storage.names() if _OWN_FILES.fullmatch(name)]
-    names.sort(key=lambda name: name != manifest.FILE_NAME)
-    storage.delete(names)
+    storage.delete([manifest.FILE_NAME])
+    storage.delete([name for name in storage.names() if _OWN_FILES.fullmatch(name)])
     storage.delete(_build_files(storage))
 
 
@@ -135,18 +128,14 @@ def remove_leftovers(storage: Storage) -> None:
 
 
 def make_private(storage: Storage) -> None:
-    """Lets no other user of this machine read the build folder of an anonymous dataset.
-
-    Raises:
-        errors.BuildError: if the folder belongs to another user.
-    """
+    """Lets no other user of this machine read the build folder of an anonymous dataset."""
     if not storage.remote:
         with errors.clear_write_errors(storage.root):
             Path(storage.path(BUILD_DIR)).chmod(0o700)
 
 
 def remove_private(storage: Storage) -> None:
-    """Removes what names files of the input, or holds them, from an unfinished dataset.
+    """Removes from an unfinished dataset what names or holds files of the input.
 
     That is the rows of the plan, and an unpacked archive. The next run makes both again.
     """
@@ -176,11 +165,7 @@ def _refuse_other(
 
 
 def require_shards(storage: Storage, found: manifest.Manifest) -> None:
-    """Checks that a complete dataset has the shards of its manifest, of the right sizes.
-
-    Raises:
-        errors.UserError: naming the first that is missing or has another size.
-    """
+    """Raises a `UserError` if a shard of a complete dataset is missing or has another size."""
     sizes = storage.map(storage.size, [shard.name for shard in found.shards])
     for shard, size in zip(found.shards, sizes, strict=True):
         if size != shard.num_bytes:
@@ -193,28 +178,22 @@ def require_shards(storage: Storage, found: manifest.Manifest) -> None:
 
 def _tidy(storage: Storage, made: bool) -> None:
     """Removes the build folder of a finished build, and the folders of one that wrote nothing."""
-    if storage.exists(manifest.FILE_NAME):
+    if storage.exists(manifest.FILE_NAME) or storage.names(BUILD_DIR) == ["lock"]:
         storage.delete_build_dir()
-    elif storage.names(BUILD_DIR) == ["lock"]:
-        storage.delete_build_dir()
-        if made:
-            with contextlib.suppress(OSError):
-                Path(storage.root).rmdir()
+    if made:
+        with contextlib.suppress(OSError):  # it is not empty
+            Path(storage.root).rmdir()
 
 
 def fingerprint(identity: Mapping[str, Any]) -> str:
-    """Returns the digest of everything that decides the bytes of a dataset.
-
-    Args:
-        identity: JSON values by name; their order does not matter. `format_version` is there if
-            the dataset needs another version than the first.
-    """
+    """Returns the digest of everything that decides the bytes of a dataset: JSON values by name."""
+    # Absent in datasets that need no other version than the first.
     content = {"format_version": 1, **identity}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Returns a line for each entry in which the identity in an output differs from the new one."""
+    """Returns a line for each entry in which two identities differ."""
     return [
         f"{name}: {old.get(name)!r} there, {new.get(name)!r} now"
         for name in sorted(old.keys() | new.keys())

@@ -6,7 +6,6 @@ adds the files of the AWS tools and the variables of `az`.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -17,10 +16,7 @@ from tfrecord_io.errors import UserError
 
 
 def settings(scheme: str) -> dict[str, Any]:
-    """Returns what obstore does not find itself of a store's settings, as keyword arguments.
-
-    Args:
-        scheme: the scheme of the store's URLs, such as "s3".
+    """Returns what obstore does not find itself of the settings of a store, such as "s3".
 
     Raises:
         UserError: if the credentials cannot be used.
@@ -30,7 +26,6 @@ def settings(scheme: str) -> dict[str, Any]:
 
 
 def _s3_settings() -> dict[str, Any]:
-    """Looks for credentials in the files of the AWS tools, which obstore does not read."""
     for variable in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
         address = os.environ.get(variable, "")
         if address and not address.startswith(("http://", "https://")):
@@ -67,44 +62,26 @@ def _gcs_settings() -> dict[str, Any]:
     if emulator := os.environ.get("STORAGE_EMULATOR_HOST"):
         address = emulator if "://" in emulator else f"http://{emulator}"
         return {"base_url": address, "bearer_token": "emulator"}
-    folder = os.environ.get("CLOUDSDK_CONFIG", "~/.config/gcloud")
-    file = Path(
-        os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
-        or f"{folder}/application_default_credentials.json"
-    ).expanduser()
-    try:
-        kind = json.loads(file.read_text(encoding="utf-8"))["type"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
-    if kind in ("service_account", "authorized_user"):  # obstore reads these itself
-        return {"application_credentials": str(file)}
-    try:
-        import google.auth
-        from obstore.auth.google import GoogleCredentialProvider
-    except ImportError:
-        raise UserError(
-            f"the credentials in {file} are of the kind {kind}, which needs google-auth; run "
-            "pip install google-auth requests aiohttp"
-        ) from None
-    scope = "https://www.googleapis.com/auth/devstorage.read_write"
-    return {"credential_provider": GoogleCredentialProvider(google.auth.default([scope])[0])}
+    folder = os.environ.get("CLOUDSDK_CONFIG")
+    file = Path(folder or "", "application_default_credentials.json")
+    is_elsewhere = folder and "GOOGLE_APPLICATION_CREDENTIALS" not in os.environ and file.exists()
+    return {"application_credentials": str(file)} if is_elsewhere else {}
 
 
 def _azure_settings() -> dict[str, Any]:
-    """Reads the environment variables of the `az` command, whose names differ from obstore's."""
-    settings = {
-        "account_name": os.environ.get("AZURE_STORAGE_ACCOUNT"),
-        "account_key": os.environ.get("AZURE_STORAGE_KEY"),
+    given = {
+        "AccountName": os.environ.get("AZURE_STORAGE_ACCOUNT"),
+        "AccountKey": os.environ.get("AZURE_STORAGE_KEY"),
     }
     if text := os.environ.get("AZURE_STORAGE_CONNECTION_STRING"):
         given = dict(part.split("=", 1) for part in text.split(";") if "=" in part)
-        settings = {
-            "account_name": given.get("AccountName"),
-            "account_key": given.get("AccountKey"),
-            "sas_key": given.get("SharedAccessSignature"),
-            "endpoint": given.get("BlobEndpoint"),
-        }
-    settings = {name: value for name, value in settings.items() if value}
+    names = {
+        "account_name": "AccountName",
+        "account_key": "AccountKey",
+        "sas_key": "SharedAccessSignature",
+        "endpoint": "BlobEndpoint",
+    }
+    settings: dict[str, Any] = {name: given[key] for name, key in names.items() if given.get(key)}
     named = re.compile("AZURE_.*(KEY|TOKEN|SECRET|FILE|ENDPOINT|CLIENT_ID|SKIP_SIGNATURE|EMULATOR)")
     if not settings.keys() & {"account_key", "sas_key"} and not any(map(named.match, os.environ)):
         settings |= {"use_azure_cli": True} if shutil.which("az") else {}

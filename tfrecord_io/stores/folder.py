@@ -18,10 +18,7 @@ _LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1")
 class DataPath:
     """Where a dataset is; every function that reads one takes this in place of its folder.
 
-    Attributes:
-        directory: the folder or URL.
-        cache_dir: folder in which what a URL gives is kept, see `cache.DatasetCache`.
-        cache_gb: the most that this folder may take, in 10^9 bytes.
+    What a URL gives is kept in `cache_dir`, up to `cache_gb` times 10^9 bytes.
     """
 
     directory: str
@@ -74,10 +71,7 @@ def path_in(directory: str | os.PathLike[str], name: str) -> str:
 def open_file(directory: str | os.PathLike[str], name: str) -> io.BufferedReader:
     """Opens a file of a folder for reading; on a store, parts are fetched when they are read.
 
-    Raises:
-        OSError: if there is no such file, or it cannot be opened.
-        UserError: if the URL cannot be used.
-        StoreError: if the store does not answer, or refuses.
+    Raises what `open` and `remote.describe` raise.
     """
     path = path_in(directory, name)
     if not is_remote(path):

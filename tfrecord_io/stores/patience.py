@@ -25,9 +25,7 @@ _RETRY_SECONDS = 120.0
 def patiently(read: Callable[[], Result], closed: threading.Event | None = None) -> Result:
     """Returns the result of a function, which is called again after a `StoreError`.
 
-    Args:
-        read: the function.
-        closed: ends the attempts when it is set.
+    `closed` ends the attempts when it is set.
 
     Raises:
         StoreError: if it fails five times, or after two minutes, or at once if a file has changed.

@@ -15,15 +15,14 @@ def open_range(read_at: Callable[[int, int], bytes], start: int, size: int) -> B
 class RangeFile(io.RawIOBase):
     """A seekable file of which exactly the bytes of each read are fetched.
 
-    Args:
-        read_at: returns bytes of the file, given their start and number; all of them exist.
-        size: size of the file in bytes.
+    A read raises what `read_at` raises, which is given the start and number of bytes that exist.
     """
 
     #: Libraries ask a buffered file for its name; this one has none.
     name = ""
 
     def __init__(self, read_at: Callable[[int, int], bytes], size: int) -> None:
+        """Makes a file of `size` bytes."""
         self._read_at = read_at
         self._size = size
         self._position = 0
@@ -46,17 +45,12 @@ class RangeFile(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         """Reads bytes into a buffer; see `io.RawIOBase.readinto`."""
-        view = memoryview(buffer).cast("B")
-        data = self.read(len(view))
-        view[: len(data)] = data
-        return len(data)
+        length = min(len(buffer), max(self._size - self._position, 0))
+        if length:
+            buffer[:length] = self._read_at(self._position, length)
+        self._position += length
+        return length
 
-    def read(self, size: int | None = -1) -> bytes:
-        """Returns up to `size` bytes, or all bytes that are left; raises what `read_at` raises."""
-        rest = max(self._size - self._position, 0)
-        length = rest if size is None or size < 0 else min(size, rest)
-        data = self._read_at(self._position, length) if length else b""
-        self._position += len(data)
-        return data
-
-    readall = read
+    def readall(self) -> bytes:
+        """Returns all bytes that are left, in one read."""
+        return self.read(max(self._size - self._position, 0)) or b""

@@ -1,9 +1,7 @@
 """Files on object stores and web servers, by URL: reads ranges, lists folders and uploads.
 
-Every store is used through obstore, which wraps Rust's object_store. Its threads do not survive a
-fork, so each process opens a store when it first uses it.
-
-Names of buckets and files are literal: `*` and `[` are not patterns.
+Every store is used through obstore, whose threads do not survive a fork, so each process opens a
+store when it first uses it. In names of buckets and files, `*` and `[` are not patterns.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ import hashlib
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
@@ -37,7 +35,6 @@ from tfrecord_io.stores.range_file import RangeFile
 NUM_CONNECTIONS = 10
 
 #: Seconds that a server may be silent, and seconds after which a failed request is not retried.
-#: Together they limit the time a build waits for a server that does not answer.
 SILENT_SECONDS = 60
 RETRY_SECONDS = 120
 
@@ -56,13 +53,10 @@ _opened_by = 0
 
 @dataclasses.dataclass(frozen=True)
 class RemoteFile:
-    """A file as its store describes it.
+    """A file as its store describes it, with its size in bytes.
 
-    Attributes:
-        url: address of the file.
-        size: size of the file in bytes.
-        mark: identifier of the file's version: its ETag, or the time of its last change if a web
-            server gives no ETag.
+    `mark` identifies its version: its ETag, or the time of its last change if a web server gives no
+    ETag.
     """
 
     url: str
@@ -118,11 +112,7 @@ def read(url: str, start: int, length: int, mark: str = "") -> bytes:
 def read_view(url: str, start: int, length: int, mark: str = "") -> memoryview:
     """Returns bytes of a file, at least one; fewer than `length` at the end of the file.
 
-    Args:
-        url: address of the file.
-        start: position of the first byte, which must exist.
-        length: number of bytes.
-        mark: `RemoteFile.mark` of the wanted version; empty for any version.
+    The first byte must exist. `mark` is that of the wanted version; empty for any version.
 
     Raises:
         FileNotFoundError: if the file does not exist.
@@ -143,9 +133,7 @@ def read_view(url: str, start: int, length: int, mark: str = "") -> memoryview:
 def read_file(url: str, size: int | None = None, version: int | None = None) -> bytes:
     """Returns a whole file, if it has this size and this `RemoteFile.version`; None for any.
 
-    Raises:
-        FileNotFoundError: if the file does not exist.
-        StoreError: if the file has changed, or the store does not answer.
+    Raises what `read_view` raises.
     """
     store, path = _open(url)
     with _clear_errors(url):
@@ -216,33 +204,20 @@ def list_files(folder: str, *, recursive: bool) -> list[RemoteFile]:
     ]
 
 
-def delete(urls: Sequence[str]) -> None:
-    """Deletes files of one bucket; ignores those that do not exist.
+def delete(urls: Iterable[str]) -> None:
+    """Deletes files; ignores those that do not exist.
 
     Raises:
         StoreError: if the store refuses.
     """
-    if not urls:
-        return
-    store, _ = _open(urls[0], web=False)
-    paths = [_split(url)[1] for url in urls]
 
-    def delete_one(path: str) -> None:
-        with contextlib.suppress(FileNotFoundError), _clear_errors(urls[0]):
+    def delete_one(url: str) -> None:
+        store, path = _open(url, web=False)
+        with contextlib.suppress(FileNotFoundError), _clear_errors(url):
             obstore.delete(store, path)
 
-    try:
-        with _clear_errors(urls[0]):
-            obstore.delete(store, paths)
-    except FileNotFoundError:
-        # A file did not exist, and the store does not report which of the others it deleted.
-        with ThreadPoolExecutor(NUM_CONNECTIONS) as pool:
-            collections.deque(pool.map(delete_one, paths), maxlen=0)
-
-
-# --------------------------------------------------------------------------------------------------
-# Opening stores
-# --------------------------------------------------------------------------------------------------
+    with ThreadPoolExecutor(NUM_CONNECTIONS) as pool:
+        collections.deque(pool.map(delete_one, urls), maxlen=0)
 
 
 def _split(url: str) -> tuple[str, str]:
@@ -255,12 +230,7 @@ def _split(url: str) -> tuple[str, str]:
 
 
 def _open(url: str, *, web: bool = True) -> tuple[Any, str]:
-    """Returns the store of a URL, which may be a web server if `web`, and the path within it.
-
-    Raises:
-        UserError: if the URL's scheme is unknown, or the store's settings are wrong.
-        RuntimeError: if a store was opened before this process was forked.
-    """
+    """Returns the store of a URL, which may be a web server if `web`, and the path within it."""
     root, path = _split(url)
     if _store.cache_info().currsize and _opened_by != os.getpid():
         raise RuntimeError(
@@ -303,15 +273,12 @@ def _store(root: str) -> Any:
             break
     if scheme in _WEB and (login := _login(root)):
         client_options["default_headers"] = {"authorization": f"Basic {login}"}
-    retries = {
-        "max_retries": 6,
-        "retry_timeout": datetime.timedelta(seconds=RETRY_SECONDS),
-    }
-    settings = credentials.settings(scheme)
+    retries = {"max_retries": 6, "retry_timeout": datetime.timedelta(seconds=RETRY_SECONDS)}
     # Its overloads do not allow for settings that are found at run time.
     from_url: Callable[..., Any] = obstores.from_url
+    options = {"client_options": client_options, "retry_config": retries}
     try:
-        return from_url(root, client_options=client_options, retry_config=retries, **settings)
+        return from_url(root, **options, **credentials.settings(scheme))
     except (exceptions.BaseError, ValueError) as error:
         raise UserError(f"cannot use {shown(root)}: {_reason(error)}") from None
 
@@ -327,14 +294,9 @@ def _login(url: str) -> str:
             "write characters such as / and # as %2F and %23"
         ) from None
     given = parts.netloc.rpartition("@")[0]
-    name, _, password = given.partition(":")
-    login = unquote_to_bytes(name) + b":" + unquote_to_bytes(password)
-    return base64.b64encode(login).decode() if given else ""
-
-
-# --------------------------------------------------------------------------------------------------
-# What stores answer
-# --------------------------------------------------------------------------------------------------
+    if given and ":" not in given:
+        given += ":"
+    return base64.b64encode(unquote_to_bytes(given)).decode()
 
 
 def _described(url: str, meta: Any) -> RemoteFile:

@@ -23,7 +23,7 @@ from pipelines import errors
 from pipelines.sources.downloads import byte_bar, raise_disk_error, read_json
 from pipelines.sources.kaggle.api import Login, archive_address, find_login
 from pipelines.stores import file_lock
-from tfrecord_io import zip_index
+from tfrecord_io import archives
 from tfrecord_io.ahead import map_ahead
 from tfrecord_io.files import atomic_write, sync_folder
 from tfrecord_io.rejects import is_of_content
@@ -234,12 +234,12 @@ def _find_damage(archive: Path, num_bytes: int) -> str:
         with (
             archive.open("rb") as raw,
             byte_bar(f"checking {archive.name}", total=num_bytes) as bar,
-            zip_index.open_zip(CallbackIOWrapper(bar.update, raw, "read")) as file,
+            archives.open_zip(CallbackIOWrapper(bar.update, raw, "read")) as file,
         ):
             bar.reset()  # what was read so far is the index
             member = file.testzip()
             return f"the checksum of {member!r} is wrong" if member else ""
-    except zip_index.UnlistedBytesError as error:
+    except archives.UnlistedBytesError as error:
         # Its owner may have made it so; a new download would take hours and be the same.
         raise errors.BuildError(
             f"{archive} is refused: {error}. It was kept. If the download is damaged, delete it, "

@@ -87,11 +87,7 @@ class _Lesions(NamedTuple):
 def draw_bscan(label: str, patient: int, index: int, seed: int) -> NDArray[np.uint8]:
     """Draws one OCT-like B-scan, which depends only on the arguments.
 
-    Args:
-        label: one of `LABEL_NAMES`.
-        patient: number of the patient, not negative; its scans share anatomy and severity.
-        index: number of the scan within the patient, not negative.
-        seed: seed of the whole dataset, not negative.
+    The scans of a patient share anatomy and severity. Numbers are not negative.
 
     Returns:
         uint8 [height, width], grey; mostly 496 x 512, else 496 x {384, 768, 1024, 1536} or
@@ -178,10 +174,7 @@ def _draw_lesions(
 
 
 def _layer_thicknesses(eye: Generator, rng: Generator, x_mm: Floats, lesions: _Lesions) -> Floats:
-    """Returns the thickness of every layer, float64 [layer, width], in pixels.
-
-    The layers are those of `_LAYERS`, fluid, pigment epithelium, its elevation, Bruch's membrane.
-    """
+    """Returns the thickness in pixels, [layer, width], of the layers that are painted, in order."""
     slice_mm = rng.uniform(-1, 1) ** 3  # Most slices of the archive pass near the fovea.
     radius = np.hypot(x_mm, slice_mm)
     pit = eye.uniform(0.75, 1.0) * np.exp(-((radius / eye.uniform(0.38, 0.6)) ** 2))
@@ -222,15 +215,8 @@ def _paint_layers(
 ) -> Greys:
     """Paints the layers; the vitreous above and the choroid below stay black.
 
-    Args:
-        bounds: float64 [layer + 1, width], upper bound of each layer and lower bound of the last.
-        lesions: the disease.
-        light: float64 [width], share of light that reaches each column.
-        gain: brightness of the upper layers.
-        height: height of the image in pixels.
-
-    Returns:
-        float32 [height, width].
+    `bounds`, [layer + 1, width], are the upper bounds of the layers and the lower one of the last.
+    `light`, [width], is the share of light in each column, `gain` that in the upper layers.
     """
     gains = [gain] * _SOFT_LAYERS + [1.0] * (len(_LAYERS) - _SOFT_LAYERS)
     greys = [grey * gain for (_, grey, _, _), gain in zip(_LAYERS, gains, strict=True)]
@@ -283,10 +269,7 @@ def _paint_spot(image: Greys, spot: _Spot, x_mm: Floats, top: Floats, bottom: Fl
 
 
 def _speckled(rng: Generator, image: Greys, speckle: float, floor: float) -> NDArray[np.uint8]:
-    """Adds a scanner's noise to grey levels, float32 [height, width]; returns uint8.
-
-    `speckle` is the relative standard deviation in tissue, `floor` the grey level of the vitreous.
-    """
+    """Adds a scanner's noise: relative in tissue, `speckle`; `floor` is the vitreous' grey."""
     height, width = image.shape
     size = (height + 1) * (width + 1)
     fine = _NOISE[np.frombuffer(rng.bytes(size), np.uint8)].reshape(height + 1, width + 1)
@@ -299,10 +282,7 @@ def _speckled(rng: Generator, image: Greys, speckle: float, floor: float) -> NDA
 
 
 def _levelled(rng: Generator, pixels: NDArray[np.uint8], slope: float) -> NDArray[np.uint8]:
-    """Rotates a scan uint8 [height, width] to be level and shifts it, with white corners.
-
-    `slope` is that of the retina, in pixels a pixel, which the rotation roughly removes.
-    """
+    """Rotates a scan by about the retina's slope and shifts it, with white corners."""
     angle = min(0.08, max(-0.08, math.atan(slope) + rng.uniform(-0.03, 0.03)))
     shift = round(rng.uniform(-1, 1) ** 3 * 0.16 * pixels.shape[0])
     # Nearest neighbour, as in the real scans; interpolation would smooth the speckle.

@@ -53,16 +53,11 @@ def write_tree(
     The files are `directory/OCT2017 /{train,val,test}/CLASS/CLASS-PATIENT-INDEX.jpeg`. The same
     arguments give the same bytes and modification times on any number of cores. The tree is drawn
     in another folder and renamed when it is complete. A complete tree is kept; one with other
-    settings or missing files is drawn again.
-
-    Args:
-        directory: parent of the archive's folder; made if it is missing.
-        num_examples: number of images in all, at least 12.
-        seed: seed of the whole dataset, not negative.
-        progress: is called with the number of images written since the last call.
+    settings or missing files is drawn again. `progress` is called with the number of images that
+    were written since its last call.
 
     Raises:
-        errors.UserError: if num_examples is too small, another process is drawing into the
+        errors.UserError: if num_examples is less than 12, another process is drawing into the
             directory, or it exists and this function did not write it.
         errors.BuildError: if a worker process died.
     """
@@ -76,16 +71,14 @@ def write_tree(
     }
     if _is_complete(directory, settings):
         return
-    lock = directory.with_name(f".{directory.name}.lock")
-    with file_lock.held(
-        lock,
-        lambda process: errors.UserError(
+
+    def busy(process: str) -> errors.UserError:
+        return errors.UserError(
             f"another process (process id {process}) is drawing into {directory}; wait for it, "
             "or choose another folder"
-        ),
-    ):
-        if _is_complete(directory, settings):  # Another process has just drawn it.
-            return
+        )
+
+    with file_lock.held(directory.with_name(f".{directory.name}.lock"), busy):
         if directory.exists() and not (directory / COMPLETE_MARKER).exists():
             raise errors.UserError(
                 f"{directory} exists and was not written by the synthetic source (no "
@@ -124,7 +117,7 @@ def _draw(tasks: Sequence[_Task], directory: Path, progress: Callable[[int], obj
 
 
 class _Task(NamedTuple):
-    """One file to draw, with everything that a worker process needs to know."""
+    """One file to draw."""
 
     split: str
     label: str
@@ -138,7 +131,7 @@ class _Task(NamedTuple):
 
 
 def _write_images(tasks: Sequence[_Task], directory: Path) -> int:
-    """Draws some files and sets their constant time; returns their number."""
+    """Draws some files; returns their number."""
     for task in tasks:
         path = task.path(directory)
         path.write_bytes(encode_jpeg(draw_bscan(task.label, task.patient, task.index, task.seed)))
@@ -147,19 +140,10 @@ def _write_images(tasks: Sequence[_Task], directory: Path) -> int:
 
 
 def split_sizes(num_examples: int) -> dict[tuple[str, str], int]:
-    """Distributes a number of images over splits and classes as in the Kermany archive.
+    """Distributes a number of images over (split, label) as in the Kermany archive.
 
     val and test get about a tenth each, with equal classes; train has the real proportions of
     classes. Each class of each split gets at least one image.
-
-    Args:
-        num_examples: number of images in all.
-
-    Returns:
-        number of images by (split, label); they add up to num_examples.
-
-    Raises:
-        errors.UserError: if there are too few images for one in every class of every split.
     """
     num_classes = len(LABEL_NAMES)
     if num_examples < 3 * num_classes:

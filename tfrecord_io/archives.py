@@ -1,13 +1,14 @@
-"""Opens a zip only if its index accounts for all of its bytes.
+"""Refuses zips and tars in which bytes belong to no member, so that files may be missing.
 
-`zipfile` reads the index at the end of a zip and looks at nothing else. So the first of two zips
-that were joined with `cat`, or a member that the index leaves out, would be missing in silence.
+`zipfile` reads the index at the end of a zip, and `tarfile` up to the first mark of an end. They
+look at nothing else, so they list only one of two archives that were joined with `cat`.
 """
 
 from __future__ import annotations
 
 import io
 import struct
+import tarfile
 import zipfile
 from typing import IO
 
@@ -52,9 +53,6 @@ def open_zip(file: IO[bytes]) -> zipfile.ZipFile:
 
     The check reads few bytes besides the index. A gap of less than 31 bytes cannot hold a member.
     Where larger gaps are alike, because one tool wrote them, the first of them is looked at.
-
-    Args:
-        file: the archive, seekable.
 
     Raises:
         zipfile.BadZipFile: if the file is not a zip, or members may be missing from its index.
@@ -122,12 +120,8 @@ def _check_gap(
 ) -> None:
     """Checks the bytes from the end of one member, without its extra field, to the next.
 
-    Args:
-        file: the archive.
-        end: where the gap begins.
-        start: where it ends.
-        before: the member before it, if there is one.
-        alike: lengths of gaps that were looked at; this one is added.
+    `before` is the member before the gap. The gap's length is added to `alike`, the lengths of
+    those that were looked at.
     """
     if start - end < _SHORTEST_MEMBER:
         return
@@ -158,3 +152,26 @@ def _end_of_member(file: IO[bytes], info: zipfile.ZipInfo) -> int:
         raise zipfile.BadZipFile(f"no member is at byte {info.header_offset:,}, as its index says")
     header_end = info.header_offset + HEADER.size + sum(HEADER.unpack(header))
     return header_end + info.compress_size + _LONGEST_DESCRIPTOR
+
+
+def check_tar_end(file: IO[bytes], end: int) -> None:
+    """Refuses a tar that is cut off, damaged between two members, or followed by other data.
+
+    tarfile stops at a block of zeros, which marks the end, and also at a damaged header. Only zeros
+    may follow the place where it stopped, as padding.
+
+    Raises:
+        tarfile.ReadError: if members may be missing.
+    """
+    file.seek(end)
+    block = file.read(tarfile.BLOCKSIZE)
+    if len(block) < tarfile.BLOCKSIZE:
+        raise tarfile.ReadError("it is cut off: it has no end mark")
+    if block.strip(b"\0"):
+        raise tarfile.ReadError(f"it is damaged at byte {end:,}")
+    while block := file.read(_BLOCK_BYTES):
+        if block.strip(b"\0"):
+            raise tarfile.ReadError(
+                f"it ends at byte {end:,} but other data follows; if archives were joined, "
+                "unpack them one by one and give the folder"
+            )
