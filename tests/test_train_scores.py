@@ -14,7 +14,7 @@ from train.kinds.classes import CLASSES
 from train.kinds.measures import calibration_line, predictive_values
 from train.kinds.registry import TASKS
 from train.results import bootstrap as intervals
-from train.results.bootstrap import bootstrap, examples_behind, with_intervals
+from train.results.bootstrap import draws_of, examples_behind, with_intervals
 
 
 def test_the_measures_of_a_small_case_are_those_worked_out_by_hand():
@@ -116,35 +116,23 @@ def test_the_calibration_error_is_the_mean_gap_by_bin(confidences, is_correct, e
     assert found == pytest.approx(error)
 
 
-def test_the_bootstrap_draws_whole_groups():
-    groups = np.array([0, 0, 0, 1, 2, 2])
+def test_as_many_groups_are_drawn_as_there_are_and_fewer_draws_are_the_first_of_more():
+    few, many = (list(draws_of(9, num_samples, seed=4)) for num_samples in (3, 50))
+    assert {int(counts.sum()) for counts in many} == {9}
+    assert len({tuple(counts) for counts in many}) > 40
+    np.testing.assert_array_equal(few, many[:3])
+
+
+def test_all_images_of_a_group_are_drawn_together():
     seen = []
 
     def measure(weights):
         seen.extend(weights)
         return {"total": weights.sum(-1)}
 
-    bootstrap(measure, groups, num_samples=50, seed=0)
-    assert len(seen) == 50
-    for weights in seen:
-        assert weights[0] == weights[1] == weights[2]
-        assert weights[4] == weights[5]
-        assert weights[0] + weights[3] + weights[4] == 3
-    assert len({tuple(weights) for weights in seen}) > 5
-
-
-def test_fewer_draws_are_the_first_of_more():
-    groups = np.arange(9)
-    drawn = {}
-    for num_samples in (3, 30):
-        drawn[num_samples] = rows = []
-
-        def measure(weights, rows=rows):
-            rows.extend(weights.tolist())
-            return {"total": weights.sum(-1)}
-
-        bootstrap(measure, groups, num_samples=num_samples, seed=4)
-    assert drawn[3] == drawn[30][:3]
+    with_intervals(measure, np.array([0, 0, 0, 1, 2, 2]), {}, num_samples=50, seed=0)
+    first, second, third = np.transpose(seen)[[0, 3, 4]]
+    np.testing.assert_array_equal(np.transpose(seen), [first, first, first, second, third, third])
 
 
 def uneven_answers(generator, num_groups):

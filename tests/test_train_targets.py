@@ -160,14 +160,8 @@ def test_a_small_unit_keeps_its_digits_in_the_metrics_and_on_the_page():
     manifest = bare_manifest(
         image_shape=(2, 2, 1), label_names=("adc",), splits={"train": split}, label_kind=NUMBER
     )
-    page = report.render(
-        report.RunReport(
-            title="run",
-            manifest=manifest,
-            config={},
-            metrics=measured | spread | {"split": "2 folds of train", "best_epoch": None},
-        )
-    )
+    found = measured | spread | {"split": "2 folds of train", "best_epoch": None}
+    page = report.render(title="run", manifest=manifest, config={}, metrics=found)
     for run_of_fold in spread["folds"]:
         assert f'<td class="count">{run_of_fold["scores"]["mae"]:.3g}</td>' in page
     assert f'<td class="count">{spread["spread"]["mae"]["std_over_folds"]:.3g}</td>' in page

@@ -9,18 +9,16 @@ import keras
 import numpy as np
 
 from tfrecord_io.kinds import classes
-from train.kinds import words
-from train.kinds.measures import (
-    OCT_CLASSES,
-    URGENT_CLASSES,
-    called_rates,
-    confusion_matrix,
-    expected_calibration_error,
-    penalty_matrix,
-    ratios,
-    sums_by_place,
+from train.kinds import measures, words
+from train.kinds.task import (
+    LEAST_PROBABILITY,
+    Answers,
+    Arrays,
+    Mistake,
+    Task,
+    View,
+    balanced_weights,
 )
-from train.kinds.task import LEAST_PROBABILITY, Answers, Mistake, Task, View, balanced_weights
 from train.kinds.temperature import apply_temperature
 
 _MAX_CONFUSIONS = 20
@@ -79,9 +77,7 @@ class Classes(Task):
     def chosen(self, probabilities: np.ndarray) -> np.ndarray:
         return probabilities.argmax(-1)
 
-    def choices(
-        self, probabilities: np.ndarray, truths: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def choices(self, probabilities: np.ndarray, truths: np.ndarray) -> Arrays:
         return probabilities, truths
 
     def cool(self, probabilities: np.ndarray, degree: float) -> np.ndarray:
@@ -90,9 +86,9 @@ class Classes(Task):
     def views(self, label_names: Sequence[str]) -> list[View]:
         """Returns each class against the rest; of the OCT classes first the urgent ones."""
         views = super().views(label_names)
-        if set(label_names) != OCT_CLASSES:
+        if set(label_names) != measures.OCT_CLASSES:
             return views
-        places = [label_names.index(name) for name in URGENT_CLASSES]
+        places = [label_names.index(name) for name in measures.URGENT_CLASSES]
         return [View("urgent", places, is_group=True), *views]
 
     def score(self, answers: Answers, weights: np.ndarray) -> dict[str, np.ndarray]:
@@ -101,34 +97,34 @@ class Classes(Task):
         is_correct = predicted == truths
         confidences = answers.probabilities.max(-1)
 
-        hits = sums_by_place(truths, weights * is_correct, len(names))
-        positives = sums_by_place(truths, weights, len(names))
-        called = sums_by_place(predicted, weights, len(names))
+        hits = measures.sums_by_place(truths, weights * is_correct, len(names))
+        positives = measures.sums_by_place(truths, weights, len(names))
+        called = measures.sums_by_place(predicted, weights, len(names))
         total = weights.sum(-1)
-        sensitivity = ratios(hits, positives)
-        specificity = 1 - ratios(called - hits, total[:, None] - positives)
-        present = positives > 0
+        sensitivity = measures.ratios(hits, positives)
+        specificity = 1 - measures.ratios(called - hits, total[:, None] - positives)
         scores = {
-            "accuracy": ratios(hits.sum(-1), total),
-            "ece": expected_calibration_error(confidences, is_correct, weights),
-            "brier": ratios(weights @ _brier_scores(answers.probabilities, truths), total),
-            "balanced_accuracy": ratios(np.where(present, sensitivity, 0).sum(-1), present.sum(-1)),
+            "accuracy": measures.ratios(hits.sum(-1), total),
+            "ece": measures.expected_calibration_error(confidences, is_correct, weights),
+            "brier": measures.ratios(weights @ _brier_scores(answers.probabilities, truths), total),
+            "balanced_accuracy": measures.defined_mean(sensitivity.T),
         }
         for index, name in enumerate(names):
             scores[f"sensitivity/{name}"] = sensitivity[:, index]
             scores[f"specificity/{name}"] = specificity[:, index]
-        if set(names) == OCT_CLASSES:
-            urgent = np.isin(names, URGENT_CLASSES)
+        if set(names) == measures.OCT_CLASSES:
+            urgent = np.isin(names, measures.URGENT_CLASSES)
             is_urgent, called_urgent = urgent[truths], urgent[predicted]
-            rates = called_rates(called_urgent, is_urgent, weights)
+            rates = measures.called_rates(called_urgent, is_urgent, weights)
             scores |= {f"urgent/{name}": values for name, values in rates.items()}
-            penalties = penalty_matrix(names)[truths, predicted]
-            scores["weighted_error"] = ratios(weights @ penalties, total)
+            penalties = measures.penalty_matrix(names)[truths, predicted]
+            scores["weighted_error"] = measures.ratios(weights @ penalties, total)
         return scores
 
     def tables(self, answers: Answers) -> dict[str, Any]:
         names = answers.label_names
-        matrix = confusion_matrix(answers.truths, self.chosen(answers.probabilities), len(names))
+        given = self.chosen(answers.probabilities)
+        matrix = measures.confusion_matrix(answers.truths, given, len(names))
         return {
             "label_counts": dict(zip(names, matrix.sum(1).tolist(), strict=True)),
             # The rows are the true classes.
@@ -145,7 +141,7 @@ class Classes(Task):
             sentences += words.best_and_worst(metrics, "sensitivity")
         if metrics["scores"].get("urgent/sensitivity", {}).get("value") is not None:
             sentences.append(
-                f"Of the urgent images ({' and '.join(URGENT_CLASSES)}), it called "
+                f"Of the urgent images ({' and '.join(measures.URGENT_CLASSES)}), it called "
                 f"{words.share(metrics, 'urgent/sensitivity')} urgent; of the others, it left "
                 f"{words.share(metrics, 'urgent/specificity')} alone."
             )
@@ -171,7 +167,6 @@ class Classes(Task):
                     words.row_of_counts(name, matrix[place], [totals[place]] * len(names), [place])
                     for place, name in enumerate(names)
                 ],
-                "pairs": [],
             }
         wrong = np.argwhere((matrix > 0) & ~np.eye(len(names), dtype=bool)).tolist()
         wrong.sort(key=lambda place: -matrix[tuple(place)])
@@ -184,23 +179,20 @@ class Classes(Task):
             }
             for row, column in wrong[:_MAX_CONFUSIONS]
         ]
-        return {"rows": [], "pairs": pairs}
+        return {"pairs": pairs}
 
     def mistakes(self, answers: Answers, most: int) -> list[Mistake]:
-        probabilities, truths, names = answers.probabilities, answers.truths, answers.label_names
-        predicted = self.chosen(probabilities)
-        wrong = np.flatnonzero(predicted != truths)
-        surest = np.argsort(-probabilities[wrong].max(-1), kind="stable")
+        truths, names = answers.truths, answers.label_names
+        given, surest = self.chosen(answers.probabilities), answers.probabilities.max(-1)
+        wrong = np.flatnonzero(given != truths)
+        order = np.argsort(-surest[wrong], kind="stable")[:most]
         return [
             Mistake(
-                place=place,
-                output=int(predicted[place]),
-                true=names[truths[place]],
-                predicted=names[predicted[place]],
-                probability=float(probabilities[place].max()),
+                place, int(given[place]), names[truths[place]], names[given[place]],
+                float(surest[place]),
             )
-            for place in wrong[surest][:most].tolist()
-        ]
+            for place in wrong[order].tolist()
+        ]  # fmt: skip
 
 
 CLASSES = Classes()

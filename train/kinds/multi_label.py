@@ -9,16 +9,8 @@ import keras
 import numpy as np
 
 from tfrecord_io.kinds import multi_label
-from train.kinds import words
-from train.kinds.measures import (
-    AREAS,
-    calibration_gaps,
-    called_rates,
-    confusion_matrix,
-    defined_mean,
-    ratios,
-)
-from train.kinds.task import LEAST_PROBABILITY, Answers, Mistake, Task, balanced_weights
+from train.kinds import measures, words
+from train.kinds.task import LEAST_PROBABILITY, Answers, Arrays, Mistake, Task, balanced_weights
 from train.kinds.temperature import apply_temperature
 
 #: An image is said to have a label from this probability on.
@@ -94,9 +86,7 @@ class MultiLabel(Task):
     def chosen(self, probabilities: np.ndarray) -> np.ndarray:
         return probabilities >= LABEL_THRESHOLD
 
-    def choices(
-        self, probabilities: np.ndarray, truths: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def choices(self, probabilities: np.ndarray, truths: np.ndarray) -> Arrays:
         return _pairs(probabilities).reshape(-1, 2), truths.ravel().astype(np.int64)
 
     def cool(self, probabilities: np.ndarray, degree: float) -> np.ndarray:
@@ -109,18 +99,18 @@ class MultiLabel(Task):
     def score(self, answers: Answers, weights: np.ndarray) -> dict[str, np.ndarray]:
         labels, called = answers.truths, self.chosen(answers.probabilities)
         is_right = labels == called
-        total, rates = weights.sum(-1), called_rates(called, labels, weights)
+        total, rates = weights.sum(-1), measures.called_rates(called, labels, weights)
         probabilities = answers.probabilities.astype(np.float64)
         # Each label is a choice between two, of which the likelier one is the answer.
         confidences = np.maximum(probabilities, 1 - probabilities)
         gaps = sum(
-            calibration_gaps(confidences[:, index], is_right[:, index], weights)
+            measures.calibration_gaps(confidences[:, index], is_right[:, index], weights)
             for index in range(len(answers.label_names))
         )
         scores = {
-            "accuracy": ratios(weights @ is_right.mean(-1), total),
-            "ece": ratios(np.abs(gaps).sum(-1), total * len(answers.label_names)),
-            "brier": ratios(weights @ np.square(probabilities - labels).mean(-1), total),
+            "accuracy": measures.ratios(weights @ is_right.mean(-1), total),
+            "ece": measures.ratios(np.abs(gaps).sum(-1), total * len(answers.label_names)),
+            "brier": measures.ratios(weights @ np.square(probabilities - labels).mean(-1), total),
         }
         for index, name in enumerate(answers.label_names):
             scores |= {f"{rate}/{name}": values[:, index] for rate, values in rates.items()}
@@ -128,9 +118,9 @@ class MultiLabel(Task):
 
     def areas(self, answers: Answers, weights: np.ndarray) -> dict[str, np.ndarray]:
         areas = super().areas(answers, weights)
-        for measure in AREAS:
+        for measure in measures.AREAS:
             of_labels = np.stack([areas[f"{measure}/{name}"] for name in answers.label_names])
-            areas[f"macro_{measure}"] = defined_mean(of_labels)
+            areas[f"macro_{measure}"] = measures.defined_mean(of_labels)
         return areas
 
     def tables(self, answers: Answers) -> dict[str, Any]:
@@ -140,7 +130,8 @@ class MultiLabel(Task):
             "label_counts": dict(zip(names, answers.truths.sum(0).tolist(), strict=True)),
             # Of each label [[without it, false alarms], [missed, found]].
             "confusion_matrices": {
-                name: confusion_matrix(truth, called, 2).tolist() for name, truth, called in columns
+                name: measures.confusion_matrix(truth, called, 2).tolist()
+                for name, truth, called in columns
             },
         }
 
@@ -172,7 +163,6 @@ class MultiLabel(Task):
             "corner": "label ↓ answer →",
             "columns": ["found", "missed", "false alarm", "rightly not found"],
             "rows": rows,
-            "pairs": [],
         }
 
     def mistakes(self, answers: Answers, most: int) -> list[Mistake]:
@@ -184,17 +174,9 @@ class MultiLabel(Task):
         for flat in wrong[surest][:most].tolist():
             place, output = divmod(flat, len(answers.label_names))
             name, is_called = answers.label_names[output], bool(called[place, output])
-            true, predicted = (name, f"no {name}")[is_called], (f"no {name}", name)[is_called]
-            mistakes.append(
-                Mistake(
-                    place=place,
-                    output=output,
-                    true=true,
-                    predicted=predicted,
-                    probability=float(of_answers[place, output]),
-                    is_negative=not is_called,
-                )
-            )
+            told = (f"no {name}", name) if is_called else (name, f"no {name}")
+            probability = float(of_answers[place, output])
+            mistakes.append(Mistake(place, output, *told, probability, not is_called))
         return mistakes
 
 

@@ -161,13 +161,7 @@ class Number(Task):
         given = self.chosen(answers.probabilities)
         furthest = np.argsort(-np.abs(given - answers.truths), kind="stable")[:most]
         return [
-            Mistake(
-                place=place,
-                output=0,
-                true=decimal(float(answers.truths[place])),
-                predicted=decimal(float(given[place])),
-                probability=None,
-            )
+            Mistake(place, 0, decimal(answers.truths[place]), decimal(given[place]), None)
             for place in furthest.tolist()
         ]
 

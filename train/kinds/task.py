@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -23,6 +23,8 @@ MAX_VIEWS = 40
 
 #: Smallest probability whose logarithm is taken.
 LEAST_PROBABILITY = 1e-7
+
+Arrays = tuple[np.ndarray, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -60,17 +62,11 @@ class Answers:
         return [np.flatnonzero(self.runs == run) for run in np.unique(self.runs)]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Mistake:
-    """A wrong answer.
+class Mistake(NamedTuple):
+    """A wrong answer: the example's place, the network's output, and both labels in words.
 
-    Attributes:
-        place: of the example among the predictions.
-        output: the network's output that gave the answer.
-        true: the truth, in words.
-        predicted: the answer, in words.
-        probability: given to the answer; None for a number.
-        is_negative: whether the answer is that the output's label is not there.
+    A number has no probability. `is_negative` tells whether the answer is that the output's label
+    is not there.
     """
 
     place: int
@@ -200,9 +196,7 @@ class Task(abc.ABC):
     def chosen(self, probabilities: np.ndarray) -> np.ndarray:
         """Returns the truths that probabilities [num_examples, num_labels] speak for."""
 
-    def choices(
-        self, probabilities: np.ndarray, truths: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def choices(self, probabilities: np.ndarray, truths: np.ndarray) -> Arrays:
         """Returns the answers as choices among classes.
 
         These are (probabilities [num_choices, num_classes] whose rows add up to 1, the right class
@@ -227,7 +221,7 @@ class Task(abc.ABC):
         """Returns the `quantity` of predictions."""
         return float(np.mean(self.chosen(probabilities) == truths))
 
-    def match(self, places: np.ndarray, num_labels: int) -> tuple[np.ndarray, np.ndarray]:
+    def match(self, places: np.ndarray, num_labels: int) -> Arrays:
         """Returns how to measure a model on a dataset that has other labels.
 
         Args:
@@ -290,9 +284,9 @@ class Task(abc.ABC):
         """Returns a table of right and wrong answers: `title`, `corner`, `columns`, `rows`.
 
         A row has `name` and `cells`, see `words.row_of_counts`. If there are too many classes for a
-        matrix, `pairs` has the most frequent mistakes instead.
+        matrix, it has the most frequent mistakes alone, as `pairs`.
         """
-        return {"rows": [], "pairs": []}
+        return {}
 
     @abc.abstractmethod
     def mistakes(self, answers: Answers, most: int) -> list[Mistake]:

@@ -15,14 +15,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from train.kinds.measures import (
-    CALIBRATION_LINE,
-    PREDICTIVE_VALUES,
-    SHARES,
-    defined_mean,
-    known,
-    parts_of,
-)
+from train.kinds import measures
 from train.kinds.task import Task, View
 
 CONFIDENCE_LEVEL = 0.95
@@ -46,32 +39,17 @@ _SAME = 1e-9
 Measure = Callable[[np.ndarray], Mapping[str, np.ndarray]]
 
 
-def bootstrap(
-    measure: Measure, groups: np.ndarray, *, num_samples: int, seed: int
-) -> dict[str, np.ndarray]:
-    """Returns what measures are on draws of whole groups with replacement.
+def draws_of(num_groups: int, num_samples: int, seed: int) -> Iterator[np.ndarray]:
+    """Yields how often each group counts in draws of whole groups with replacement.
 
     Source: Efron and Tibshirani 1993, "An introduction to the bootstrap"; drawing clusters: Field
     and Welsh 2007, "Bootstrapping clustered data". The first draws of a seed do not depend on
     `num_samples`.
-
-    Args:
-        measure: of the examples.
-        groups: int [num_examples], the group of each example, 0..num_groups-1.
-        num_samples: number of draws.
-        seed: seed of the draws.
-
-    Returns:
-        float64 [num_samples] by name, NaN where a draw does not define the measure. Empty if there
-        are fewer than two groups, because all draws would be the same.
     """
-    num_groups = int(groups.max()) + 1
-    if num_groups < 2:
-        return {}
     generator = np.random.default_rng(seed)
-    draws = (generator.integers(num_groups, size=num_groups) for _ in range(num_samples))
-    counts = (np.bincount(drawn, minlength=num_groups) for drawn in draws)
-    return _measured(measure, groups, counts)
+    for _ in range(num_samples):
+        drawn = generator.integers(num_groups, size=num_groups)
+        yield np.bincount(drawn, minlength=num_groups)
 
 
 def _measured(
@@ -102,15 +80,22 @@ def with_intervals(
     of groups (Clopper and Pearson 1934, "The use of confidence or fiducial limits illustrated in
     the case of the binomial"), and any other measure has none.
 
-    `behind` tells how many examples of each group a measure rests on, int [num_groups] by name; all
-    of them if it is not there. `digits` is the format to which the ends are rounded. For the other
-    arguments see `bootstrap`; without samples there are no intervals.
+    Args:
+        measure: of the examples.
+        groups: int [num_examples], the group of each example, 0..num_groups-1.
+        behind: how many examples of each group a measure rests on, int [num_groups] by name; all
+            of them if it is not there.
+        num_samples: number of draws; 0 for no intervals.
+        seed: seed of the draws.
+        digits: format to which they are rounded.
 
     Returns:
         `value`, `low` and `high` by name; None where undefined.
     """
     everything = np.bincount(groups)
-    drawn = bootstrap(measure, groups, num_samples=num_samples, seed=seed)
+    # All draws of a single group would be the same.
+    num_draws = num_samples if len(everything) > 1 else 0
+    drawn = _measured(measure, groups, draws_of(len(everything), num_draws, seed))
     parts = np.arange(len(everything)) % _MAX_PARTS
     images = np.bincount(parts, everything)
     left_out = range(len(images) if drawn else 0)
@@ -142,7 +127,7 @@ def _interval(
     Args:
         name: of the measure.
         value: of all examples.
-        drawn: see `bootstrap`.
+        drawn: the measure in each draw; NaN where a draw does not define it.
         without: float64 [num_parts], the measure without each part of the groups.
         images: number of examples of each part, [num_parts].
         sizes: number of examples of each group that it rests on, int [num_groups].
@@ -151,7 +136,7 @@ def _interval(
     num_groups = int(np.count_nonzero(sizes))
     if num_groups < 2 or not len(drawn):
         return _NO_INTERVAL
-    is_share = parts_of(name)[0] in SHARES
+    is_share = measures.parts_of(name)[0] in measures.SHARES
     if is_share and value in (0, 1):
         return _binomial(value, num_groups)
     if np.ptp(drawn) <= _SAME * abs(value):
@@ -161,7 +146,7 @@ def _interval(
     effective = sizes.sum() ** 2 / np.square(sizes).sum()
     quantile = stats.t.isf(_TAIL, max(1.0, min(freedom, effective - 1)))
     deviation = np.sqrt(max(drawn.var(), variance))
-    least, most = known(name).least, known(name).most
+    least, most = measures.known(name).least, measures.known(name).most
     if not (np.isfinite(most - least) and least < value < most):
         return max(least, value - quantile * deviation), min(most, value + quantile * deviation)
     share, width = (value - least) / (most - least), most - least
@@ -184,7 +169,7 @@ def _jackknife(
     the share itself, p (1 - p), is known and does not count; of images that are groups of their own
     nothing remains. For the arguments see `_interval`.
     """
-    contributions = np.nan_to_num(defined_mean(without) - without)
+    contributions = np.nan_to_num(measures.defined_mean(without) - without)
     matters = np.abs(contributions) > _SAME * np.abs(contributions).max()
     if not matters.any():
         return 0.0, 1.0
@@ -217,13 +202,7 @@ def examples_behind(
 ) -> dict[str, np.ndarray]:
     """Returns how many examples of each group the measures of views rest on, by name.
 
-    Args:
-        views: those that the measures may be about.
-        has: which examples have which labels, bool [num_examples, num_labels].
-        groups: int [num_examples], the group of each example, see `bootstrap`.
-
-    Returns:
-        int [num_groups] by name.
+    `has` tells which examples have which labels, bool [num_examples, num_labels].
     """
     return {
         view.of(measure): counts
@@ -233,7 +212,7 @@ def examples_behind(
 
 
 def behind_rates(is_positive: np.ndarray, groups: np.ndarray) -> dict[str, np.ndarray]:
-    """Returns how many examples of each group the measures of a question with yes and no rest on.
+    """Returns on how many examples of each group the measures of a question rest, by name.
 
     A sensitivity rests on the positive examples, a specificity on the negative ones, and any other
     measure on those that are in fewer groups.
@@ -242,7 +221,7 @@ def behind_rates(is_positive: np.ndarray, groups: np.ndarray) -> dict[str, np.nd
     with_it, without = (
         np.bincount(groups[side], minlength=num_groups) for side in (is_positive, ~is_positive)
     )
-    others = ("auc", "average_precision", *PREDICTIVE_VALUES, *CALIBRATION_LINE)
+    others = ("auc", "average_precision", *measures.PREDICTIVE_VALUES, *measures.CALIBRATION_LINE)
     fewer = min(with_it, without, key=np.count_nonzero)
     return {"sensitivity": with_it, "specificity": without, **dict.fromkeys(others, fewer)}
 

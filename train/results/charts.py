@@ -32,19 +32,18 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 #: With at most this many classes, each cell of the confusion matrix shows its count.
 MAX_CLASSES_WITH_TEXT = 40
 
-#: Most class names beside the confusion matrix; with more classes, some have no name.
+# Most class names beside the confusion matrix; with more classes, some have no name.
 _MAX_NAMES = 60
-
 _MAX_NAME_LENGTH = 28
 
-#: With more epochs than this, the training curves have no dots.
+# With more epochs than this, the training curves have no dots.
 _MAX_DOTS = 20
 
-#: Answers behind each point of the reliability chart, about, and the most points it has.
+# Answers behind each point of the reliability chart, about, and the most points it has.
 _ANSWERS_A_POINT = 20
 _MAX_RELIABILITY_POINTS = 12
 
-#: Points of the mean of several ROC curves.
+# Points of the mean of several ROC curves.
 _ROC_POINTS = 201
 
 _STYLE = {
@@ -93,11 +92,9 @@ def charts_of(
     """
     charts = {"curves": training_curves(history, metrics.get("best_epoch") or 0)}
     for name in predictions.task.charts if predictions is not None else ():
-        try:
+        charts[name] = []
+        with _or_warning(f"{name}.png was not written"):
             charts[name] = _DRAWN[name](predictions, metrics)
-        except Exception as error:
-            charts[name] = []
-            _warn_of(f"{name}.png", error)
     return charts
 
 
@@ -108,17 +105,27 @@ def write_plots(directory: Path, charts: Mapping[str, Sequence[Chart]]) -> None:
     """
     for name, some in charts.items():
         path = directory / f"{name}.png"
-        try:
+        with _or_warning(f"{path} was not written"):
             directory.mkdir(exist_ok=True)
             if some:
                 write_png(path, some)
-        except Exception as error:
-            _warn_of(str(path), error)
 
 
-def _warn_of(picture: str, error: Exception) -> None:
-    """Prints why a picture is missing: a long run must not fail for a picture."""
-    print(f"warning: {picture} was not written: {error!r}", file=sys.stderr)
+@contextlib.contextmanager
+def _or_warning(what: str) -> Iterator[None]:
+    """Prints an error as a warning, because a long run must not fail for a picture."""
+    try:
+        yield
+    except Exception as error:
+        print(f"warning: {what}: {error!r}", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _style() -> Iterator[None]:
+    """Draws in this style, and without a warning of letters that matplotlib's font lacks."""
+    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        yield
 
 
 def write_png(path: Path, charts: Sequence[Chart]) -> None:
@@ -139,24 +146,11 @@ def data_url(chart: Chart) -> str:
     One that cannot be drawn is an empty picture, in whose place browsers show the description.
     """
     file = io.BytesIO()
-    try:
-        with _style():
-            figure = Figure(figsize=chart.size, layout="constrained")
-            chart.draw(figure.add_subplot())
-            figure.savefig(file, format="svg", dpi=120, transparent=True, metadata={"Date": None})
-    except Exception as error:
-        print(f"warning: the chart {chart.title} was not drawn: {error!r}", file=sys.stderr)
+    with _or_warning(f"the chart {chart.title} was not drawn"), _style():
+        figure = Figure(figsize=chart.size, layout="constrained")
+        chart.draw(figure.add_subplot())
+        figure.savefig(file, format="svg", dpi=120, transparent=True, metadata={"Date": None})
     return f"data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode()}"
-
-
-@contextlib.contextmanager
-def _style() -> Iterator[None]:
-    """Draws in this style, and without a warning of letters that matplotlib's font lacks."""
-    with (
-        matplotlib.rc_context(_STYLE),
-        warnings.catch_warnings(action="ignore", category=UserWarning),
-    ):
-        yield
 
 
 def training_curves(history: Sequence[Mapping[str, Any]], best_epoch: int) -> list[Chart]:
@@ -173,10 +167,9 @@ def training_curves(history: Sequence[Mapping[str, Any]], best_epoch: int) -> li
     ):
         lines = {}
         for key, name in ((quantity, "training"), (f"val_{quantity}", "validation")):
-            values = np.array([(row["epoch"], row.get(key)) for row in history], float)
-            known = values.reshape(-1, 2)[np.isfinite(values.reshape(-1, 2)[:, 1])]
-            if len(known):
-                lines[name] = known
+            rows = [(row["epoch"], row[key]) for row in history if row.get(key) is not None]
+            if known := [row for row in rows if np.isfinite(row[1])]:
+                lines[name] = np.array(known)
         if lines:
             charts.append(_curves(title, axis, lines, best_epoch))
     return charts
@@ -209,11 +202,10 @@ def roc_curves(predictions: Predictions, metrics: Mapping[str, Any]) -> list[Cha
     has = task.has(predictions.truths, len(names))
     areas = {view.name: metrics["scores"][view.of("auc")] for view in task.views(names)}
     views = [view for view in task.views(names) if areas[view.name]["value"] is not None]
-    drawn = views
+    drawn, shown = views, ""
     if len(views) > len(COLOURS):
         drawn = sorted(views, key=lambda view: areas[view.name]["value"])[: len(COLOURS)]
-    if not drawn:
-        return []
+        shown = f", the {len(drawn)} smallest of {len(views)}"
     labels = [
         f"{_short(view.name)}: {with_interval(areas[view.name], thousandths, '')}" for view in drawn
     ]
@@ -226,15 +218,13 @@ def roc_curves(predictions: Predictions, metrics: Mapping[str, Any]) -> list[Cha
         axes.plot((0, 1), (0, 1), ":", color="0.5", label="guessing")
         _label(axes, "false alarms (1 − specificity)", "sensitivity")
 
-    shown = f", the {len(drawn)} smallest of {len(views)}" if len(views) > len(drawn) else ""
-    return [
-        Chart(
-            title=f"ROC on {metrics['split']}: area and interval{shown}",
-            description=f"ROC curves with the areas under them: {', '.join(labels)}",
-            draw=draw,
-            size=(4.2, 3.5 + 0.17 * len(labels)),
-        )
-    ]
+    chart = Chart(
+        title=f"ROC on {metrics['split']}: area and interval{shown}",
+        description=f"ROC curves with the areas under them: {', '.join(labels)}",
+        draw=draw,
+        size=(4.2, 3.5 + 0.17 * len(labels)),
+    )
+    return [chart] if drawn else []
 
 
 def _roc(
@@ -263,25 +253,26 @@ def reliability(predictions: Predictions, metrics: Mapping[str, Any]) -> list[Ch
     equal width. With few images, most of those would hold one or two, and a line would show noise.)
     Grey bars show how many answers have which confidence. There is no chart of a single class.
     """
-    task, truths = predictions.task, predictions.truths
-    named = {"as exported": predictions.probabilities}
-    if predictions.uncalibrated is not None:
-        named["before the temperature"] = predictions.uncalibrated
-    lines = {}
-    for name, probabilities in named.items():
-        choices, right = task.choices(probabilities, truths)
-        confidence, is_right = choices.max(-1), choices.argmax(-1) == right
+    lines, confidences = {}, []
+    for name, probabilities in (
+        ("as exported", predictions.probabilities),
+        ("before the temperature", predictions.uncalibrated),
+    ):
+        if probabilities is None:
+            continue
+        choices, right = predictions.task.choices(probabilities, predictions.truths)
         if choices.shape[-1] < 2:
             return []
+        confidence, is_right = choices.max(-1), choices.argmax(-1) == right
         num_points = int(np.clip(len(right) // _ANSWERS_A_POINT, 1, _MAX_RELIABILITY_POINTS))
         parts = np.array_split(np.argsort(confidence, kind="stable"), num_points)
         lines[name] = np.array([(confidence[part].mean(), is_right[part].mean()) for part in parts])
-    confidence = task.choices(predictions.probabilities, truths)[0].max(-1)
+        confidences.append(confidence)
 
     def draw(axes: Axes) -> None:
-        weights = np.full(len(confidence), 1 / len(confidence))
+        weights = np.full(len(confidences[0]), 1 / len(confidences[0]))
         axes.hist(
-            confidence, NUM_CALIBRATION_BINS, range=(0, 1), weights=weights, color="0.75",
+            confidences[0], NUM_CALIBRATION_BINS, range=(0, 1), weights=weights, color="0.75",
             edgecolor="white", label="share of the answers",
         )  # fmt: skip
         for colour, (name, points) in zip(COLOURS, lines.items(), strict=False):
@@ -295,26 +286,18 @@ def reliability(predictions: Predictions, metrics: Mapping[str, Any]) -> list[Ch
         for name, points in lines.items()
     )
     error = metrics["scores"]["ece"]["value"]
-    return [
-        Chart(
-            title=f"Reliability on {metrics['split']}: calibration error {error:.3f}",
-            description=f"Share of right answers by the probability given to them. {told}",
-            draw=draw,
-        )
-    ]
+    title = f"Reliability on {metrics['split']}: calibration error {error:.3f}"
+    description = f"Share of right answers by the probability given to them. {told}"
+    return [Chart(title=title, description=description, draw=draw)]
 
 
 def agreement(predictions: Predictions, metrics: Mapping[str, Any]) -> list[Chart]:
     """Returns the answers by truth, and their difference by their mean (Bland and Altman)."""
     answers = predictions.task.chosen(predictions.probabilities).astype(np.float64)
     truths = predictions.truths.astype(np.float64)
-    heights = {
-        name: metrics["scores"][measure]["value"]
-        for measure, name in (
-            ("bias", "mean difference"), ("limit_low", "lower limit"), ("limit_high", "upper limit")
-        )
-        if metrics["scores"][measure]["value"] is not None
-    }  # fmt: skip
+    lines = {"bias": "mean difference", "limit_low": "lower limit", "limit_high": "upper limit"}
+    heights = {name: metrics["scores"][measure]["value"] for measure, name in lines.items()}
+    heights = {name: height for name, height in heights.items() if height is not None}
 
     def draw_cloud(axes: Axes, x: np.ndarray, y: np.ndarray) -> None:
         # As pixels: a chart of 100,000 circles would be a large file.
@@ -366,21 +349,15 @@ def confusion(predictions: Predictions, metrics: Mapping[str, Any]) -> list[Char
         names = [_short(label_names[index]) for index in named]
         axes.set_xticks(named, names, rotation=30 if num_classes <= 20 else 90, ha="right")
         axes.set_yticks(named, names)
-        axes.set_xlabel("predicted")
-        axes.set_ylabel("truth")
+        axes.set(xlabel="predicted", ylabel="truth")
         axes.grid(False)
         axes.figure.colorbar(picture, ax=axes, label="share of the true class", shrink=0.8)
 
     # A large matrix has no text in its cells, so it only needs space for the names.
     side = min(max(4.5, 0.8 * num_classes + 2), 20 if num_classes <= MAX_CLASSES_WITH_TEXT else 12)
-    return [
-        Chart(
-            title=f"{metrics['split']}: {number(round(matrix.sum()))} images",
-            description="Images by true and predicted class",
-            draw=draw,
-            size=(side + 0.8, side),
-        )
-    ]
+    title = f"{metrics['split']}: {number(round(matrix.sum()))} images"
+    description, size = "Images by true and predicted class", (side + 0.8, side)
+    return [Chart(title=title, description=description, draw=draw, size=size)]
 
 
 #: What draws the charts that a task names.
@@ -398,9 +375,8 @@ def draw_occlusion(image: np.ndarray, drops: np.ndarray, title: str) -> Figure:
         figure = Figure(figsize=(9, 4.2), layout="constrained")
         plain, covered = figure.subplots(1, 2)
         seen = visible.eight_bits(image)
-        grey = seen.squeeze(-1) if seen.shape[-1] == 1 else seen
         for axes in (plain, covered):
-            axes.imshow(grey, cmap="gray", vmin=0, vmax=255)
+            axes.imshow(seen.squeeze(-1) if seen.shape[-1] == 1 else seen, "gray", vmin=0, vmax=255)
             axes.set_axis_off()
         plain.set_title("what the network sees")
         limit = max(float(np.abs(drops).max()), 1e-6)
@@ -412,11 +388,9 @@ def draw_occlusion(image: np.ndarray, drops: np.ndarray, title: str) -> Figure:
 
 def _label(axes: Axes, x_label: str, y_label: str) -> None:
     """Names the axes, and adds a legend below them, where it covers nothing."""
-    axes.set_xlabel(x_label)
-    axes.set_ylabel(y_label)
+    axes.set(xlabel=x_label, ylabel=y_label)
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2))
 
 
 def _short(name: str) -> str:
-    text = printable(name)
-    return text if len(text) <= _MAX_NAME_LENGTH else text[: _MAX_NAME_LENGTH - 1] + "…"
+    return printable(name, _MAX_NAME_LENGTH)

@@ -6,9 +6,8 @@ which step and why, and who stands behind the result.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,15 +21,11 @@ from train.kinds.words import MAX_CLASSES
 _MEASURED, _IN_FOLDS, _NO_USE = "measured", "divided into folds", "not used"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Box:
-    """Some images at one step.
+class Box(NamedTuple):
+    """Some images at one step: what they are, how many, and more about them.
 
-    Attributes:
-        title: what they are.
-        lines: how many they are, and more about them.
-        left_out: why some are not in the next step, and how many.
-        is_measured: whether the figures are about them.
+    `left_out` tells why some are not in the next step, and how many. `is_measured` tells whether
+    the figures are about them.
     """
 
     title: str
@@ -60,12 +55,10 @@ def flow_of(
         copies = pc.sum(pc.greater(rows["variant"], 0)).as_py() or 0
         more = [f"and {counted(copies, 'augmented copy', 'augmented copies')}"] if copies else []
         people = pc.count_distinct(rows["patient"]).as_py()
-        return Box(
-            title=title,
-            lines=[_people(num_examples - copies, people), *more, *lines],
-            left_out=seen if title == metrics.get("split") else (),
-            is_measured=not {_MEASURED, _IN_FOLDS}.isdisjoint(lines),
-        )
+        left_out = seen if title == metrics.get("split") else ()
+        is_measured = not {_MEASURED, _IN_FOLDS}.isdisjoint(lines)
+        told = [_people(num_examples - copies, people), *more, *lines]
+        return Box(title, told, left_out, is_measured)
 
     uses = _uses(metrics, in_folds, is_own)
     parts = [
@@ -76,7 +69,7 @@ def flow_of(
     if files := manifest.counts.get("files"):
         # Copies, which are not files, are counted below zero.
         left_out = [(why, count) for why, count in manifest.ledger[1:] if count > 0]
-        steps.insert(0, [Box(title="source", lines=[counted(files, "file")], left_out=left_out)])
+        steps.insert(0, [Box("source", [counted(files, "file")], left_out)])
     return [*steps, [_figures(metrics)]] if metrics else steps
 
 
@@ -100,7 +93,7 @@ def _figures(metrics: Mapping[str, Any]) -> Box:
         for name, count in metrics["label_counts"].items():
             behind = f" of {counted(groups[name], unit, plural_unit(unit))}"
             lines.append(f"{name}: {counted(count, 'image')}{behind if unit != 'image' else ''}")
-    return Box(title=f"measured: {metrics['split']}", lines=lines, is_measured=True)
+    return Box(f"measured: {metrics['split']}", lines, is_measured=True)
 
 
 def _people(num_images: int, num_patients: int) -> str:

@@ -58,10 +58,7 @@ class MeasureOptions:
         return list(dict.fromkeys(_cells(self.by)))
 
     def prevalences(self, views: Sequence[str]) -> dict[str, float]:
-        """Returns the prevalence of each view that has one.
-
-        Args:
-            views: names of the questions that the answers are measured by, such as classes.
+        """Returns the prevalence of each view that has one; they are given by name.
 
         Raises:
             ConfigError: if a prevalence is not between 0 and 1 or names something else.

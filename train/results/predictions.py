@@ -62,18 +62,11 @@ def write_predictions(directory: Path, predictions: Predictions) -> None:
     writer = csv.writer(text)
     writer.writerow(("key", "path", "patient", "label", "predicted", *names))
     unknown = ("",) * len(labels)
-    for key, row, *values in zip(
-        examples.keys,
-        predictions.probabilities,
-        examples.paths or unknown,
-        [patient or "" for patient in examples.patients or unknown],
-        labels,
-        answers,
-        strict=True,
-    ):
+    columns = examples.paths or unknown, examples.patients or unknown, labels, answers
+    rows = zip(predictions.probabilities, examples.keys, *columns, strict=True)
+    for probabilities, key, *values in rows:
         cells = (csv_cell(value) if isinstance(value, str) else value for value in values)
-        numbers = (f"{probability:{task.digits}}" for probability in row)
-        writer.writerow((key, *cells, *numbers))
+        writer.writerow((key, *cells, *(f"{number:{task.digits}}" for number in probabilities)))
     with atomic_write(directory / PREDICTIONS_NAME) as file:
         file.write(text.getvalue().encode("utf-8", "surrogateescape"))
     with atomic_write(directory / EXACT_NAME) as file:
@@ -86,11 +79,7 @@ def write_predictions(directory: Path, predictions: Predictions) -> None:
 
 
 def read_predictions(directory: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns what `write_predictions` wrote in full precision.
-
-    Returns:
-        (keys [num_examples], probabilities float32 [num_examples, num_labels], truths
-        [num_examples, ...]).
+    """Returns (keys [num_examples], probabilities, truths) as `write_predictions` wrote them.
 
     Raises:
         ConfigError: if there is no such file, because an older release made the run.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import datetime
 import os
 import platform
 import shlex
 import sys
+import types
 import urllib.parse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,7 +30,9 @@ from train.kinds import words
 from train.kinds.measures import CALIBRATION_LINE, PREDICTIVE_VALUES, URGENT_CLASSES, known
 from train.kinds.registry import task_of
 from train.kinds.task import Mistake, Task, View
-from train.results import charts, flow, saliency
+from train.results import saliency
+from train.results.charts import Chart, charts_of, data_url, write_plots
+from train.results.flow import Box, flow_of
 from train.results.metrics import FEW_BEHIND, FEW_GROUPS
 from train.results.predictions import Predictions, write_predictions
 from train.run_folder import versions
@@ -84,47 +86,6 @@ class MistakenImage(NamedTuple):
         ]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RunReport:
-    """The content of the page of a run.
-
-    Attributes:
-        title: name of the run.
-        manifest: manifest of the dataset.
-        config: settings of the run, see config.json.
-        metrics: see metrics.json; empty if there was nothing to evaluate.
-        charts: by the name of their file, see `charts.charts_of`.
-        mistakes: the mistakes to show, the worst first.
-        own_metrics: metrics of the training run, if those of the page are of `train/evaluate.py`.
-        flow: the steps from the files to the figures, see `flow.flow_of`.
-        exposure: how much of the measured images the network has seen; None if nobody looked.
-        made: when, with which command and on what hardware the results were made, by name.
-        versions: versions of the software, by name.
-        data_page: relative URL of the dataset's page; None if it cannot be reached by one.
-    """
-
-    title: str
-    manifest: Manifest
-    config: Mapping[str, Any]
-    metrics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    charts: Mapping[str, Sequence[charts.Chart]] = dataclasses.field(default_factory=dict)
-    mistakes: Sequence[MistakenImage] = ()
-    own_metrics: Mapping[str, Any] | None = None
-    flow: Sequence[Sequence[flow.Box]] = ()
-    exposure: Exposure | None = None
-    made: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    data_page: str | None = None
-
-    @property
-    def task(self) -> Task:
-        return task_of(self.manifest.label_kind)
-
-    @property
-    def is_cross_validation(self) -> bool:
-        return bool(self.metrics.get("folds"))
-
-
 def write_results(
     directory: Path,
     *,
@@ -163,23 +124,23 @@ def write_results(
         notes.append(exposure.note)
     results = {**results, **seen, "notes": notes}
     measured = results if predictions is not None else {}
-    drawn = charts.charts_of(history, measured, predictions)
+    drawn = charts_of(history, measured, predictions)
     mistakes: list[MistakenImage] = []
     if predictions is not None:
         write_predictions(directory, predictions)
         if predict is not None:
             mistakes = find_mistakes(predict, dataset, predictions)
-    charts.write_plots(directory / PLOTS_NAME, drawn)
-    report = RunReport(
+    write_plots(directory / PLOTS_NAME, drawn)
+    page = render(
         title=directory.resolve().name,
         manifest=dataset.manifest,
         config=settings,
         metrics=measured,
+        exposure=exposure,
+        own_metrics=own_metrics,
         charts=drawn,
         mistakes=mistakes,
-        own_metrics=own_metrics,
-        flow=flow.flow_of(dataset, measured, in_folds=in_folds, is_own=own_metrics is None),
-        exposure=exposure,
+        flow=flow_of(dataset, measured, in_folds=in_folds, is_own=own_metrics is None),
         made={
             "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
             "command": redaction.without_secrets(shlex.join(sys.argv)),
@@ -189,7 +150,8 @@ def write_results(
         versions=versions(),
         data_page=page_of_data(str(dataset.path), directory, dataset.manifest),
     )
-    write_report(directory / FILE_NAME, report)
+    with atomic_write(directory / FILE_NAME) as file:
+        file.write(page.encode("utf-8"))
     return results
 
 
@@ -233,18 +195,35 @@ def find_mistakes(
     return mistakes
 
 
-def write_report(path: Path, report: RunReport) -> None:
-    """Writes the page atomically."""
-    with atomic_write(path) as file:
-        file.write(render(report).encode("utf-8"))
+def render(
+    *,
+    manifest: Manifest,
+    metrics: Mapping[str, Any],
+    title: str,
+    config: Mapping[str, Any],
+    exposure: Exposure | None = None,
+    own_metrics: Mapping[str, Any] | None = None,
+    charts: Mapping[str, Sequence[Chart]] = types.MappingProxyType({}),
+    mistakes: Sequence[MistakenImage] = (),
+    flow: Sequence[Sequence[Box]] = (),
+    **facts: Any,
+) -> str:
+    """Returns the HTML of the page of a run.
 
-
-def render(report: RunReport) -> str:
-    """Returns the HTML of the page."""
-    task, manifest = report.task, report.manifest
-    metrics = report.metrics and _NO_ENTRIES | report.metrics
-    # An evaluation's configuration has the defaults of a training, which are not the run's.
-    settings = report.config if report.own_metrics is None else {}
+    Args:
+        manifest: manifest of the dataset.
+        metrics: see metrics.json; empty if there was nothing to evaluate.
+        title: name of the run.
+        config: settings of the run, see config.json.
+        exposure: how much of the measured images the network has seen; None if nobody looked.
+        own_metrics: metrics of the training run, if those of the page are of `train/evaluate.py`.
+        charts: by the name of their file, see `charts.charts_of`.
+        mistakes: the mistakes to show, the worst first.
+        flow: the steps from the files to the figures, see `flow.flow_of`.
+        facts: by name `made` (when, with which command and on what hardware) and `versions` (of the
+            software), and `data_page`, the relative URL of the dataset's page if there is one.
+    """
+    task = task_of(manifest.label_kind)
     environment = pages.environment(Path(__file__).parent)
     environment.filters |= {
         "percent": words.percent,
@@ -254,42 +233,51 @@ def render(report: RunReport) -> str:
         "title": words.title_of,
         "unit": lambda name: known(name).unit,
         "count_of": words.count_of,
-        "data_url": charts.data_url,
+        "data_url": data_url,
     }
+    # An evaluation's configuration has the defaults of a training, which are not the run's.
+    settings = config if own_metrics is None else {}
+    over = "Cross-validation" if metrics.get("folds") else "Result of the run"
     return environment.get_template("report.html.jinja").render(
-        report=report,
-        images_name=manifest.source["dataset"]["name"] if manifest.holds_features else None,
-        metrics=metrics,
+        {"made": {}, "versions": {}, "data_page": None, **facts},
+        manifest=manifest,
+        metrics=metrics and _NO_ENTRIES | metrics,
+        own_metrics=own_metrics,
         task=task,
         kind=task.kind,
         words=words,
         max_runs=_MAX_RUNS,
         few_positives=_FEW_POSITIVES,
-        over=_over(report),
+        images_name=manifest.source["dataset"]["name"] if manifest.holds_features else None,
+        over=f"{over if own_metrics is None else 'Evaluation'} {title}",
         title=f"How well the network reads {manifest.name}",
-        summary=_summary(report),
-        warnings=_warnings(report),
-        tiles=_tiles(report),
-        **(_results(report, metrics) if metrics else {}),
-        charts=collections.defaultdict(tuple, report.charts),
+        summary=_summary(task, metrics, exposure, own_metrics is None),
+        warnings=_warnings(task, metrics, exposure),
+        tiles=_tiles(task, metrics, manifest),
+        **(_results(task, metrics, own_metrics or {}) if metrics else {}),
+        charts=collections.defaultdict(tuple, charts),
+        mistakes=mistakes,
+        flow=flow,
+        data=config.get("data"),
         settings={name: settings[name] for name in _MAIN_SETTINGS if name in settings},
         other_settings={n: value for n, value in settings.items() if n not in _MAIN_SETTINGS},
-        limits=_limits(report),
+        limits=_limits(metrics, exposure, manifest, has_maps=bool(mistakes)),
     )
 
 
-def _results(report: RunReport, metrics: Mapping[str, Any]) -> dict[str, Any]:
+def _results(
+    task: Task, metrics: Mapping[str, Any], own_metrics: Mapping[str, Any]
+) -> dict[str, Any]:
     """Returns what the sections on the results show beside metrics.json."""
-    task, scores, labels = report.task, metrics["scores"], metrics["label_counts"]
-    shown = words.shown_classes(metrics)
+    scores, labels = metrics["scores"], metrics["label_counts"]
+    shown, own = words.shown_classes(metrics), own_metrics.get("scores", {})
     hidden = labels.keys() - shown
-    own = (report.own_metrics or {}).get("scores", {})
     matrices = metrics.get("confusion_matrices", {}).values()
     if "confusion_matrix" in metrics:
         matrices = [metrics["confusion_matrix"]]
     wrong = int(sum(np.sum(matrix) - np.trace(matrix) for matrix in matrices))
     of_label = {name: name.partition("/")[2] for name in scores}
-    of_use = PREDICTIVE_VALUES if metrics["prevalence"] else ()
+    of_use = PREDICTIVE_VALUES if metrics.get("prevalence") else ()
     return {
         "class_measures": [*task.label_measures, *of_use],
         "line_measures": CALIBRATION_LINE if task.gives_probabilities else (),
@@ -300,10 +288,11 @@ def _results(report: RunReport, metrics: Mapping[str, Any]) -> dict[str, Any]:
         "comparison": [name for name in scores if name in own and of_label[name] not in hidden],
         "answers": task.answers(metrics),
         "num_mistakes": wrong if matrices else metrics["num_examples"],
+        # Of many classes, the spread has the measures of none.
         "spread": {
             name: metrics["spread"][name]
             for name, label in of_label.items()
-            if name in metrics["spread"]
+            if name in metrics.get("spread", ())
             and (label not in labels or (not hidden and name.startswith("sensitivity/")))
         },
     }
@@ -333,28 +322,20 @@ def _class_rows(
     return rows
 
 
-def _over(report: RunReport) -> str:
-    """Returns what the page is of."""
-    if report.own_metrics is not None:
-        return f"Evaluation {report.title}"
-    what = "Cross-validation" if report.is_cross_validation else "Result of the run"
-    return f"{what} {report.title}"
-
-
-def _summary(report: RunReport) -> list[str]:
+def _summary(
+    task: Task, metrics: Mapping[str, Any], exposure: Exposure | None, is_own: bool
+) -> list[str]:
     """Returns the sentences at the top of the page."""
-    metrics, exposure = report.metrics, report.exposure
     if not metrics:
         return [
             "There is no result for this network: the dataset has no images besides the training "
             "images. Build it with a test split, or evaluate the run on another dataset."
         ]
-    is_own = report.own_metrics is None
     images = f"{counted(metrics['num_examples'], 'image')}{words.of_patients(metrics)}"
-    verdict, *others = report.task.verdict(metrics)
+    verdict, *others = task.verdict(metrics)
     split = "validation" if metrics["split"] == "val" else metrics["split"]
-    if report.is_cross_validation:
-        num_folds = len({run["fold"] for run in metrics["folds"]})
+    if runs := metrics.get("folds"):
+        num_folds = len({run["fold"] for run in runs})
         first = (
             f"In a cross-validation with {num_folds} folds, each of {images} was judged by "
             f"networks that were trained on the other folds. They {verdict}"
@@ -377,7 +358,7 @@ def _summary(report: RunReport) -> list[str]:
             f"{counted(exposure.num_patients, 'patient')} were left out, because the network has "
             "seen them, or others of their patients."
         )
-    if not exposure.doubts and report.is_cross_validation:
+    if not exposure.doubts and runs:
         sentences.append(
             f"Each of these {images} was judged by networks that learned from other patients "
             "only, and from no image with the same pixels."
@@ -390,9 +371,9 @@ def _summary(report: RunReport) -> list[str]:
     return sentences
 
 
-def _warnings(report: RunReport) -> list[str]:
+def _warnings(task: Task, metrics: Mapping[str, Any], exposure: Exposure | None) -> list[str]:
     """Returns the warnings below the summary."""
-    metrics, exposure, warnings = report.metrics, report.exposure, []
+    warnings: list[str] = []
     if not metrics:
         return warnings
     if exposure and exposure.num_images and exposure.is_measured:
@@ -404,9 +385,9 @@ def _warnings(report: RunReport) -> list[str]:
         )
     if exposure and exposure.note:
         warnings.append(_sentence(exposure.note))
-    if doubt := report.task.doubt(metrics):
+    if doubt := task.doubt(metrics):
         warnings.append(doubt)
-    if metrics["split"] == "val" and not report.is_cross_validation:
+    if metrics["split"] == "val":
         warnings.append(
             "The dataset has no test split. The run also made its choices with these validation "
             "images, so the result is probably too good."
@@ -414,9 +395,8 @@ def _warnings(report: RunReport) -> list[str]:
     return warnings
 
 
-def _tiles(report: RunReport) -> list[tuple[str, str]]:
+def _tiles(task: Task, metrics: Mapping[str, Any], found: Manifest) -> list[tuple[str, str]]:
     """Returns (name, value) of the figures at the top."""
-    task, found, metrics = report.task, report.manifest, report.metrics
     if not metrics:
         return [
             ("training images", f"{found.split('train').num_examples:,}"),
@@ -431,21 +411,22 @@ def _tiles(report: RunReport) -> list[tuple[str, str]]:
     return tiles
 
 
-def _limits(report: RunReport) -> list[str]:
+def _limits(
+    metrics: Mapping[str, Any], exposure: Exposure | None, found: Manifest, *, has_maps: bool
+) -> list[str]:
     """Returns the limits of the result, the most important first."""
-    found, metrics = report.manifest, report.metrics
     limits = ["This is not a medical device. Nobody may be diagnosed or treated by it."]
     if metrics:
         limits.append(
             "All images come from one collection. A network is often worse on images of another "
             "clinic or device; evaluate it on such a dataset before you rely on it elsewhere."
         )
-        shown = report.exposure and report.exposure.note
+        shown = exposure and exposure.note
         limits += [_sentence(note) for note in metrics.get("notes") or () if note != shown]
         patients = metrics["num_patients"]
         if patients and patients < FEW_GROUPS:
             limits.append(f"{counted(patients, 'patient')} cannot represent all patients.")
-        if not report.is_cross_validation:
+        if not metrics.get("folds"):
             limits.append(
                 "This is one run. Another seed or another choice of patients gives another "
                 "result; a cross-validation (--folds 5 --seeds 3) shows how much it varies."
@@ -465,7 +446,7 @@ def _limits(report: RunReport) -> list[str]:
             limits.append(f"The dataset's audit says: {_sentence(finding['title'])}")
     # Notes may have the worst of the audit, too.
     limits = list(dict.fromkeys(limits))
-    if report.mistakes:
+    if has_maps:
         limits.append(
             "A map shows where covering the image changes the answer of this network. It does "
             "not show why, or what a doctor would look at."

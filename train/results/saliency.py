@@ -20,6 +20,8 @@ _FOR, _AGAINST = np.array([202, 0, 32]), np.array([5, 113, 176])
 #: Opacity of the overlay at the largest value of the map.
 _MAX_OPACITY = 0.65
 
+_BATCH_SIZE = 64
+
 # Approximate number of places of the patch; those at the edges may exceed it.
 _NUM_PLACES = 144
 
@@ -31,7 +33,6 @@ def occlusion_map(
     patch: int,
     stride: int,
     output: int | None = None,
-    batch_size: int = 64,
 ) -> np.ndarray:
     """Returns how much a probability drops if a part is covered.
 
@@ -40,13 +41,11 @@ def occlusion_map(
     understanding convolutional networks".
 
     Args:
-        predict: gives probabilities. It always gets `batch_size` images, so that one graph is
-            enough.
+        predict: gives probabilities. It always gets 64 images, so that one graph is enough.
         image: [height, width, channels], as stored.
         patch: side of the patch in pixels; at most the shorter side of the image.
         stride: distance between neighbouring places of the patch, in pixels.
         output: the probability to look at; None for the highest one of the image.
-        batch_size: images per call of `predict`.
 
     Returns:
         float64 [height, width] drop in probability; negative where covering raises it.
@@ -59,33 +58,25 @@ def occlusion_map(
         for left in _starts(width, patch, stride)
     ]
     # The first image is the original; copies of it fill the last batch.
-    num_images = -(-(1 + len(places)) // batch_size) * batch_size
+    covered = [(slice(0, 0), slice(0, 0)), *places]
     rows = []
-    for start in range(0, num_images, batch_size):
-        images = np.repeat(image[None], batch_size, axis=0)
-        for index in range(max(start, 1), min(start + batch_size, len(places) + 1)):
-            images[(index - start, *places[index - 1])] = fill
+    for start in range(0, len(covered), _BATCH_SIZE):
+        images = np.repeat(image[None], _BATCH_SIZE, axis=0)
+        for index, place in enumerate(covered[start : start + _BATCH_SIZE]):
+            images[(index, *place)] = fill
         rows.append(predict(images))
-    probabilities = np.concatenate(rows).astype(np.float64)
-    if output is None:
-        output = int(probabilities[0].argmax())
+    whole, *others = np.concatenate(rows).astype(np.float64)
+    output = int(whole.argmax()) if output is None else output
     drops, covers = np.zeros((height, width)), np.zeros((height, width))
-    for place, row in zip(places, probabilities[1:], strict=False):
-        drops[place] += probabilities[0, output] - row[output]
+    for place, row in zip(places, others, strict=False):
+        drops[place] += whole[output] - row[output]
         covers[place] += 1
     # With a stride longer than the patch, some pixels are never covered.
     return np.divide(drops, covers, out=np.zeros_like(drops), where=covers > 0)
 
 
 def patch_and_stride(image_shape: tuple[int, ...]) -> tuple[int, int]:
-    """Returns a patch side, and a stride of half of it, for about 144 places.
-
-    Args:
-        image_shape: (height, width, ...) in pixels.
-
-    Returns:
-        (patch, stride) in pixels.
-    """
+    """Returns a patch side and a stride of half of it, in pixels, for about 144 places."""
     height, width = image_shape[:2]
     stride = max(1, math.ceil(math.sqrt(height * width / _NUM_PLACES)))
     return min(2 * stride, height, width), min(stride, height, width)
@@ -94,18 +85,11 @@ def patch_and_stride(image_shape: tuple[int, ...]) -> tuple[int, int]:
 def overlay(image: np.ndarray, drops: np.ndarray) -> np.ndarray:
     """Returns an image in grey, coloured red where it speaks for the answer and blue where against.
 
-    Args:
-        image: [height, width, channels], as stored.
-        drops: float [height, width], the result of `occlusion_map`.
-
-    Returns:
-        uint8 [height, width, 3].
+    Of a stored image and its `occlusion_map` this is uint8 [height, width, 3].
     """
-    grey = visible.eight_bits(image).mean(-1, keepdims=True).repeat(3, axis=-1)
-    limit = np.abs(drops).max(initial=0)
-    if not limit:
-        return grey.round().astype(np.uint8)
-    opacity = _MAX_OPACITY * (np.abs(drops) / limit)[..., None]
+    grey = visible.eight_bits(image).mean(-1, keepdims=True)
+    sizes = np.abs(drops)[..., None]
+    opacity = _MAX_OPACITY * sizes / (sizes.max() or 1)
     colour = np.where(drops[..., None] > 0, _FOR, _AGAINST)
     return ((1 - opacity) * grey + opacity * colour).round().astype(np.uint8)
 
