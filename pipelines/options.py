@@ -10,7 +10,8 @@ from pathlib import Path
 
 from pipelines import errors
 from pipelines.listing.options import ListingOptions
-from pipelines.planning.options import PlanOptions, SplitOptions
+from pipelines.planning.plan import PlanOptions
+from pipelines.planning.splits import SplitOptions
 from pipelines.shards.options import ImageOptions
 from pipelines.sources import fashion_mnist
 from pipelines.sources.options import SourceOptions, Workers

@@ -384,18 +384,18 @@ def test_the_trainer_takes_grades_as_classes(grades):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--target=ef"], "needs --labels"),
-        (["--target=ef", "--labels=x.csv", "--classes=a"], "no --classes"),
-        (["--target=ef", "--labels=x.csv", "--label_columns=a"], "no --classes or --label_columns"),
+        (["--target=ef"], "need --labels"),
+        (["--target=ef", "--labels=x.csv", "--classes=a"], "give one of --classes"),
+        (["--target=ef", "--labels=x.csv", "--label_columns=a"], "and --label_columns"),
         (["--target=patient", "--labels=x.csv"], "a column with numbers or grades"),
         (["--grades=a"], "two or more names"),
-        (["--grades=a,b,a"], "--grades takes each name once"),
-        (["--grades=a,b", "--classes=a,b"], "takes the place of --classes"),
-        (["--label_columns=a,b"], "needs --labels"),
+        (["--grades=a,b,a"], "take each name once"),
+        (["--grades=a,b", "--classes=a,b"], "give one of --classes"),
+        (["--label_columns=a,b"], "need --labels"),
         (["--labels=x.csv", "--label_columns=a,a"], "each name once"),
         (["--labels=x.csv", "--label_columns=a|b,c"], "no name with |"),
-        (["--labels=x.csv", "--label_columns=a,none"], "a label named none"),
-        (["--labels=x.csv", "--label_columns=a", "--classes=b"], "no --classes"),
+        (["--labels=x.csv", "--label_columns=a,none"], "and not none"),
+        (["--labels=x.csv", "--label_columns=a", "--classes=b"], "give one of"),
     ],
 )
 def test_label_flags_that_cannot_be_are_refused(tmp_path, capsys, flags, message):

@@ -5,7 +5,8 @@ import pytest
 from pipelines import build_tfrecords, errors
 from pipelines.listing.options import ListingOptions
 from pipelines.options import flag_names, parse_options
-from pipelines.planning.options import PlanOptions, SplitOptions
+from pipelines.planning.plan import PlanOptions
+from pipelines.planning.splits import SplitOptions
 from pipelines.shards.options import ImageOptions
 from pipelines.sources.options import SourceOptions
 from pipelines.stores.options import OutputOptions
@@ -129,7 +130,7 @@ def test_an_abbreviated_flag_is_not_taken_for_one_of_ours():
         (["--staging=bucket/folder"], "--staging must be a URL"),
         (["--group_regex=("], "not a valid pattern"),
         (["--group_regex=CNV-"], "needs a group in parentheses for the patient"),
-        (["--classes=A,B,A"], "classes takes each name once; received A,B,A"),
+        (["--classes=A,B,A"], "take each name once"),
         (["--output="], "--output must be a folder of its own, received ''"),
         (["--output=/"], "--output must be a folder of its own, received '/'"),
     ],

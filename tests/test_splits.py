@@ -68,11 +68,15 @@ def shares(refs, label=None):
     return {name: counts[name] / len(rows) for name in FRACTIONS}
 
 
+def apply(refs, options, read_content=lambda refs: refs["path"].to_pylist()):
+    return splits.apply(refs, options, read_content)
+
+
 # ---- by patient
 
 
 def test_every_patient_is_in_one_split_and_each_class_and_split_has_its_share_within_a_point():
-    result = splits.apply(refs_of(population(20_000)), PATIENT)
+    result = apply(refs_of(population(20_000)), PATIENT)
     refs = result.refs
     assert all(len(names) == 1 for names in split_of_patients(refs).values())
     assert result.dropped.num_rows == 0
@@ -86,42 +90,42 @@ def test_every_patient_is_in_one_split_and_each_class_and_split_has_its_share_wi
 def test_auto_finds_a_seed_that_leaves_no_split_empty():
     # A patient is more than a tenth of them, so the shares alone are met best without some split.
     rows = [("train", "CNV", str(patient), 1) for patient in range(4)]
-    result = splits.apply(refs_of(rows), SplitOptions(splits="patient", split_seed=None))
+    result = apply(refs_of(rows), SplitOptions(splits="patient", split_seed=None))
     assert set(result.refs["split"].to_pylist()) == {"train", "val", "test"}
 
 
 def test_auto_finds_a_seed_that_balances_every_class_of_few_patients_within_a_point():
     refs = refs_of(population(3000))
-    chosen = splits.apply(refs, SplitOptions(splits="patient", split_seed=None))
+    chosen = apply(refs, SplitOptions(splits="patient", split_seed=None))
     for label in CLASSES:
         for name, share in shares(chosen.refs, label).items():
             assert share == pytest.approx(FRACTIONS[name], abs=0.01)
     seed = int(re.search(r"--split_seed (\d+)", chosen.notes[0])[1])
-    again = splits.apply(refs, SplitOptions(splits="patient", split_seed=seed))
+    again = apply(refs, SplitOptions(splits="patient", split_seed=seed))
     assert again.refs.equals(chosen.refs)
 
 
 def test_images_and_patients_that_come_later_move_nobody():
     rows = population(600)
-    before = split_of_patients(splits.apply(refs_of(rows[: len(rows) // 2]), PATIENT).refs)
-    after = split_of_patients(splits.apply(refs_of(rows), PATIENT).refs)
+    before = split_of_patients(apply(refs_of(rows[: len(rows) // 2]), PATIENT).refs)
+    after = split_of_patients(apply(refs_of(rows), PATIENT).refs)
     assert {patient: after[patient] for patient in before} == before
 
 
 def test_the_order_of_the_files_their_given_split_and_class_do_not_matter():
     rows = population(300)
     other = [("test", "NORMAL", patient, index) for _, _, patient, index in reversed(rows)]
-    assert split_of_patients(splits.apply(refs_of(rows), PATIENT).refs) == split_of_patients(
-        splits.apply(refs_of(other), PATIENT).refs
+    assert split_of_patients(apply(refs_of(rows), PATIENT).refs) == split_of_patients(
+        apply(refs_of(other), PATIENT).refs
     )
 
 
 def test_a_larger_test_split_takes_patients_from_val_and_train_and_gives_none_back():
     refs = refs_of(population(500))
-    small = split_of_patients(splits.apply(refs, PATIENT).refs)
+    small = split_of_patients(apply(refs, PATIENT).refs)
     fractions = (("test", 0.2), ("val", 0.1), ("train", 0.7))
     large = split_of_patients(
-        splits.apply(refs, SplitOptions(splits="patient", split_fractions=fractions)).refs
+        apply(refs, SplitOptions(splits="patient", split_fractions=fractions)).refs
     )
     assert all(large[patient] == {"test"} for patient, names in small.items() if "test" in names)
 
@@ -136,7 +140,7 @@ def test_positions_are_even_and_never_change():
 
 
 def test_the_note_says_what_was_reached():
-    (note,) = splits.apply(refs_of(population(60)), PATIENT).notes
+    (note,) = apply(refs_of(population(60)), PATIENT).notes
     assert "split by patient with seed 0: test " in note
     assert "(wanted 10.0%)" in note
     assert "--split_seed auto searches for a seed that comes closer" in note
@@ -144,13 +148,13 @@ def test_the_note_says_what_was_reached():
 
 def test_too_few_patients_for_the_fractions_is_an_error_that_says_so():
     with pytest.raises(errors.UserError, match=r"would get no image: .*1 patient is too few"):
-        splits.apply(refs_of([("train", "CNV", "1", 1)]), PATIENT)
+        apply(refs_of([("train", "CNV", "1", 1)]), PATIENT)
 
 
 def test_without_patients_files_of_one_content_stay_together_and_the_user_is_told():
     rows = [("train", "CNV", None, index) for index in range(400)]
     content = {f"train/CNV/CNV-None-{index}.jpeg": str(index // 4) for index in range(400)}
-    result = splits.apply(
+    result = apply(
         refs_of(rows), PATIENT, lambda refs: [content[path] for path in refs["path"].to_pylist()]
     )
     together = collections.defaultdict(set)
@@ -177,7 +181,7 @@ def splits_of_studies(refs):
 
 def test_without_patients_a_study_is_in_one_split_and_the_user_is_told():
     refs = in_studies(refs_of([("train", "CNV", None, index) for index in range(400)]))
-    result = splits.apply(refs, PATIENT)
+    result = apply(refs, PATIENT)
     assert [len(names) for names in splits_of_studies(result.refs)] == [1] * 80
     assert set(shares(result.refs)) == set(FRACTIONS)
     assert "split by studies, so a patient can be" in result.notes[0]
@@ -185,26 +189,26 @@ def test_without_patients_a_study_is_in_one_split_and_the_user_is_told():
 
 def test_where_all_patients_are_known_studies_change_no_split():
     refs = refs_of(population(100))
-    plain, in_study = (splits.apply(r, PATIENT).refs["split"] for r in (refs, in_studies(refs)))
+    plain, in_study = (apply(r, PATIENT).refs["split"] for r in (refs, in_studies(refs)))
     assert plain.to_pylist() == in_study.to_pylist()
 
 
 def test_a_study_of_unknown_patients_that_is_in_two_splits_is_a_leak():
     rows = [("test", "CNV", None, 0), *(("train", "CNV", None, index) for index in range(1, 10))]
     refs = in_studies(refs_of(rows))
-    result = splits.apply(refs, SplitOptions(leaks="drop"))
+    result = apply(refs, SplitOptions(leaks="drop"))
     assert [len(names) for names in splits_of_studies(result.refs)] == [1, 1]
     assert result.dropped.num_rows == 4
     assert result.dropped["detail"][0].as_py() == "study s0 is in test too"
     with pytest.raises(errors.RefusedError, match="1 patient is in several splits"):
-        splits.apply(refs, SplitOptions(leaks="fail"))
+        apply(refs, SplitOptions(leaks="fail"))
 
 
 def test_a_dataset_without_a_test_split_is_told_how_to_get_one():
-    (note,) = splits.apply(refs_of([("train", "CNV", "1", 1)]), SplitOptions()).notes
+    (note,) = apply(refs_of([("train", "CNV", "1", 1)]), SplitOptions()).notes
     assert "there is no test split; --splits patient makes one" in note
     both = [("train", "CNV", "1", 1), ("test", "CNV", "2", 1)]
-    assert splits.apply(refs_of(both), SplitOptions()).notes == ()
+    assert apply(refs_of(both), SplitOptions()).notes == ()
 
 
 # ---- what is in several splits
@@ -226,13 +230,13 @@ LEAKY = [
 
 def test_by_default_everything_stays_as_the_source_has_it():
     refs = refs_of(LEAKY)
-    result = splits.apply(refs, SplitOptions())
+    result = apply(refs, SplitOptions())
     assert result.refs.equals(refs)
     assert result.dropped.num_rows == 0
 
 
 def test_drop_keeps_a_patient_in_the_most_protected_split_alone():
-    result = splits.apply(refs_of(LEAKY), SplitOptions(leaks="drop"))
+    result = apply(refs_of(LEAKY), SplitOptions(leaks="drop"))
     kept = [tuple(row.values()) for row in result.refs.select(["split", "patient"]).to_pylist()]
     assert kept == [
         ("val", "1"), ("test", "2"), ("train", "3"), ("test", "4"), ("train", None), ("test", None),
@@ -250,18 +254,18 @@ def test_drop_keeps_a_patient_in_the_most_protected_split_alone():
 
 def test_fail_names_the_splits_and_the_ways_out():
     with pytest.raises(errors.BuildError, match="2 patients are in several splits") as caught:
-        splits.apply(refs_of(LEAKY), SplitOptions(leaks="fail"))
+        apply(refs_of(LEAKY), SplitOptions(leaks="fail"))
     assert "1 in test and train and val, 1 in train and val" in str(caught.value)
     assert "--splits patient" in str(caught.value)
 
 
 def test_fail_is_content_with_clean_splits():
     clean = [row for row in LEAKY if row[2] not in ("1", "2")]
-    assert splits.apply(refs_of(clean), SplitOptions(leaks="fail")).refs.num_rows == 4
+    assert apply(refs_of(clean), SplitOptions(leaks="fail")).refs.num_rows == 4
 
 
 def test_a_kept_split_stays_and_its_patients_leave_the_others():
-    result = splits.apply(refs_of(LEAKY), SplitOptions(keep_split="test"))
+    result = apply(refs_of(LEAKY), SplitOptions(keep_split="test"))
     assert [r["reason"] for r in result.dropped.to_pylist()] == ["patient_in_test"] * 2
     assert split_of_patients(result.refs)["1"] == {"train", "val"}
 
@@ -271,7 +275,7 @@ def test_a_kept_split_stays_while_the_rest_is_split_anew():
     rows = [("test" if int(row[2]) % 5 == 0 else "train", *row[1:]) for row in rows]
     rows.append(("train", "CNV", rows[0][2] if int(rows[0][2]) % 5 == 0 else "105", 99))
     refs = refs_of(rows)
-    result = splits.apply(refs, SplitOptions(splits="patient", keep_split="test"))
+    result = apply(refs, SplitOptions(splits="patient", keep_split="test"))
     of_test = {r["path"] for r in refs.to_pylist() if r["split"] == "test"}
     assert {r["path"] for r in result.refs.to_pylist() if r["split"] == "test"} == of_test
     assert all(len(names) == 1 for names in split_of_patients(result.refs).values())
@@ -281,7 +285,7 @@ def test_a_kept_split_stays_while_the_rest_is_split_anew():
 
 def test_a_split_to_keep_that_is_not_there_is_an_error():
     with pytest.raises(errors.UserError, match="no such split, it has test, train, val"):
-        splits.apply(refs_of(LEAKY), SplitOptions(keep_split="holdout"))
+        apply(refs_of(LEAKY), SplitOptions(keep_split="holdout"))
 
 
 # ---- through the build

@@ -154,7 +154,8 @@ def _prepare(
     started = time.monotonic()
     shown = "the input" if privacy.key else options.source.input or options.source.source
     _say(f"listing the images of {remote.shown(shown)}")
-    listing, names = privacy.hide_names(list_images(source, options.listing))
+    listing = list_images(source, options.listing)
+    names = privacy.hide_names(listing)
     notes = _say_what_there_is(listing)
     draft = _make_draft(options, privacy, source, listing)
     if output_state.is_complete(storage, draft.options, overwrite=options.output.overwrite):

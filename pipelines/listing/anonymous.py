@@ -16,7 +16,7 @@ import json
 import os
 import re
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -26,6 +26,8 @@ import pyarrow.parquet as pq
 from pipelines import errors
 from pipelines.listing.refs import (
     Listing,
+    RejectedFile,
+    iterate_refs,
     other_columns,
     source_paths,
     with_column,
@@ -35,15 +37,12 @@ from pipelines.sources.source import Source
 from pipelines.stores import output_state
 from pipelines.stores.output import Storage
 from tfrecord_io import schema
-from tfrecord_io.decoding.preprocess import frame_path
 from tfrecord_io.files import atomic_write, sync_folder
 from tfrecord_io.manifest import WEIGHT
 from tfrecord_io.stores.folder import is_remote
 
 #: The digest of the secret is in the manifest, so a short secret could be found by trying.
 MIN_SECRET_BYTES = 32
-
-_CODE_DIGITS = 32
 
 #: Entries of a build's identity that are names of the input, or plain hashes of them.
 _NAMING_ENTRIES = ("labels", "tree", "group_regex")
@@ -77,12 +76,7 @@ class Privacy:
 
     @classmethod
     def read(cls, file: Path | None, *, output: str, source: str | None) -> Privacy:
-        """Reads the secret of `--anonymize`.
-
-        Args:
-            file: every byte of it counts; None for a dataset that is not anonymous.
-            output: folder or URL of the dataset.
-            source: path or URL of the input, if it has any.
+        """Reads the secret of `--anonymize`, every byte of which counts; None if there is none.
 
         Raises:
             errors.UserError: if the file cannot be read, does not look like random bytes, or is
@@ -112,77 +106,55 @@ class Privacy:
         return cls(file.resolve(), key)
 
     def code(self, kind: str, text: str) -> str:
-        """Returns the code of a name: 32 hexadecimal digits.
-
-        Args:
-            kind: what the name is of; the same text of another kind has another code.
-            text: the name.
-        """
+        """Returns the code of a name of some kind, whose text has another code in other kinds."""
         message = f"{kind}\0{text}".encode("utf-8", "surrogatepass")
-        return hmac.digest(self.key, message, "sha256").hex()[:_CODE_DIGITS]
+        return hmac.digest(self.key, message, "sha256").hex()[:32]
 
-    def hide_names(self, listing: Listing) -> tuple[Listing, pa.Table | None]:
-        """Replaces the names of all files and patients by codes.
+    def hide_names(self, listing: Listing) -> pa.Table | None:
+        """Replaces the names of all files and patients of a listing by codes.
 
-        The images are sorted by their codes, because their order would show that of their names.
+        The references keep the real names in a column `hidden`. They are sorted by their codes,
+        because their order would show that of the names.
 
         Returns:
-            the listing, whose references have the real names in a column `hidden`, and a private
-            table of `NAMES_SCHEMA` with what each code stands for; without a secret, the listing
-            as it is and None.
+            a private table of `NAMES_SCHEMA` with what each code stands for; None without a secret.
         """
         if not self.key:
-            return listing, None
+            return None
         refs, others = listing.refs, other_columns(listing.refs)
         # Nothing is known of the columns besides these, so names may be in them.
         kept = {name: others[name] for name in (WEIGHT,) if name in others}
         # They say which images without a patient belong together.
         for name in ("study", "series") if refs["patient"].null_count else ():
             if name in others:
-                kept[name] = self._codes(name, others[name].to_pylist())
-        refs = with_other_columns(refs, kept)
-        names = source_paths(refs).to_pylist()
-        patients = refs["patient"].to_pylist()
-        columns = {
-            "root": [""] * len(names),
-            "path": self._codes("image", refs["path"].to_pylist()),
-            "patient": self._codes("patient", patients),
+                kept[name] = self._codes(name, others[name])
+        names = source_paths(refs)
+        hidden = with_other_columns(refs, kept).append_column("hidden", names)
+        hidden = with_column(hidden, "root", [""] * refs.num_rows)
+        for name, kind in (("path", "image"), ("patient", "patient")):
+            hidden = with_column(hidden, name, self._codes(kind, refs[name]))
+        paths = [ref.image_path for ref in iterate_refs(hidden)]
+        images = {
+            "key": map(schema.image_key, paths),
+            "path": paths,
+            "source_path": names,
+            "patient": hidden["patient"],
+            "source_patient": refs["patient"],
+            "detail": pa.nulls(refs.num_rows),
         }
-        for name, values in columns.items():
-            refs = with_column(refs, name, values)
-        refs = refs.append_column("hidden", pa.array(names, pa.large_string()))
-        rejects = [
-            dataclasses.replace(
-                reject, source_path=self.code("reject", reject.source_path), detail=""
-            )
-            for reject in listing.rejects
-        ]
-        hidden = dataclasses.replace(
-            listing,
-            refs=refs.sort_by([("path", "ascending"), ("frame", "ascending")]).combine_chunks(),
-            rejects=tuple(rejects),
-            naming_notes=(),
-        )
-        codes = list(map(frame_path, refs["path"].to_pylist(), refs["frame"].to_pylist()))
-        images = pa.table(
-            {
-                "key": [schema.image_key(code) for code in codes],
-                "path": codes,
-                "source_path": names,
-                "patient": columns["patient"],
-                "source_patient": patients,
-                "detail": [None] * len(names),
-            },
-            NAMES_SCHEMA,
-        )
-        rows = [
-            {"path": code.source_path, "source_path": reject.source_path, "detail": reject.detail}
-            for code, reject in zip(rejects, listing.rejects, strict=True)
-        ]
-        return hidden, pa.concat_tables([images, pa.Table.from_pylist(rows, NAMES_SCHEMA)])
+        rejects = []
+        for reject in listing.rejects:
+            row = {"source_path": reject.source_path, "detail": reject.detail}
+            rejects.append({"path": self.code("reject", reject.source_path), **row})
+        coded = zip(rejects, listing.rejects, strict=True)
+        listing.rejects = sorted(RejectedFile(row["path"], r.reason, "") for row, r in coded)
+        listing.refs = hidden.sort_by([("path", "ascending"), ("frame", "ascending")])
+        listing.naming_notes = []
+        rows = pa.Table.from_pylist(rejects, NAMES_SCHEMA)
+        return pa.concat_tables([pa.table(images, NAMES_SCHEMA), rows])
 
-    def _codes(self, kind: str, names: Sequence[object]) -> pa.Array:
-        codes = [None if name is None else self.code(kind, str(name)) for name in names]
+    def _codes(self, kind: str, names: pa.Array | pa.ChunkedArray) -> pa.Array:
+        codes = [None if name is None else self.code(kind, str(name)) for name in names.to_pylist()]
         return pa.array(codes, pa.string())
 
     def hide_identity(self, identity: Mapping[str, Any]) -> dict[str, Any]:
@@ -205,16 +177,12 @@ class Privacy:
         return {"kind": facts["kind"], "code": code}
 
     def write_names(self, names: pa.Table, fingerprint: str) -> Path:
-        """Writes a table of `NAMES_SCHEMA` beside the secret, readable by its owner only.
-
-        Returns:
-            the path of the file, which is named after the fingerprint of the build.
+        """Writes the private table beside the secret, and returns its path.
 
         Raises:
             errors.BuildError: if it cannot be written.
         """
-        path = self._beside(f"{fingerprint[:12]}.parquet")
-        with _create_private(path) as file:
+        with self._create_beside(f"{fingerprint[:12]}.parquet") as (path, file):
             pq.write_table(names, file)
         sync_folder(path.parent)
         return path
@@ -235,8 +203,7 @@ class Privacy:
             if not self.key or isinstance(error, shown):
                 raise
             is_told = isinstance(error, errors.ToldError | OSError)
-            path = self._beside("error.txt")
-            with _create_private(path) as file:
+            with self._create_beside("error.txt") as (path, file):
                 file.write(f"{error if is_told else traceback.format_exc()}\n".encode())
             kind = errors.UserError if isinstance(error, errors.UserError) else errors.BuildError
             message = f"the reason may name files of the input, so it was written to {path}"
@@ -260,8 +227,13 @@ class Privacy:
                 output_state.remove_private(storage)
             raise
 
-    def _beside(self, ending: str) -> Path:
-        return self.file.with_name(f"{self.file.name}.{ending}")
+    @contextlib.contextmanager
+    def _create_beside(self, ending: str) -> Iterator[tuple[Path, BinaryIO]]:
+        """Opens a file beside the secret for writing, which its owner alone may read."""
+        path = self.file.with_name(f"{self.file.name}.{ending}")
+        with errors.clear_write_errors(str(path)), atomic_write(path) as file:
+            os.fchmod(file.fileno(), 0o600)
+            yield path, file
 
 
 def _is_random(key: bytes) -> bool:
@@ -277,11 +249,3 @@ def _is_random(key: bytes) -> bool:
         return False
     # Of so many random bytes, fewer than eight different ones do not happen.
     return len(data) >= MIN_SECRET_BYTES and len(set(data)) >= 8
-
-
-@contextlib.contextmanager
-def _create_private(path: Path) -> Iterator[BinaryIO]:
-    """Opens a file for writing that its owner alone may read."""
-    with errors.clear_write_errors(str(path)), atomic_write(path) as file:
-        os.fchmod(file.fileno(), 0o600)
-        yield file

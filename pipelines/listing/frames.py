@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,7 +14,7 @@ import pyarrow.compute as pc
 from tqdm import tqdm
 
 from pipelines import errors, workers
-from pipelines.listing.members import has_suffix
+from pipelines.listing.layout import has_suffix
 from pipelines.listing.refs import (
     ImageRef,
     Listing,
@@ -92,28 +93,20 @@ def find_frames(listing: Listing, source: Source, *, keep_patients: bool) -> Non
 def _read_all(refs: pa.Table, source: Source) -> list[Pictures]:
     """Returns the pictures of each file."""
     num_processes = len(os.sched_getaffinity(0))
+    # A folder of pictures has no such files, and few are read at once.
+    when = {"delay": 1.0, "mininterval": 0.1 if sys.stderr.isatty() else 10.0}
     with (
         source.open() as reader,
-        tqdm(
-            total=refs.num_rows,
-            unit=" files",
-            desc="reading headers",
-            # A folder of pictures has no such files, and few are read at once.
-            delay=1.0,
-            mininterval=0.1 if sys.stderr.isatty() else 10.0,
-        ) as bar,
+        tqdm(desc="reading headers", total=refs.num_rows, unit=" files", **when) as bar,
     ):
         waits_for_network = reader.num_parallel_reads > 1
+        rows = iterate_refs(refs)
         parts: Iterable[Sequence[Pictures]]
         if waits_for_network or num_processes == 1 or refs.num_rows <= _MOST_IN_ONE_PROCESS:
-            parts = ([held] for held in _read_with(reader, refs))
+            parts = ([held] for held in _read_with(reader, rows))
         else:
-            rows = np.arange(refs.num_rows)
-            # `take` copies the rows; a slice would be sent with the whole table.
-            calls = (
-                (source, refs.take(some))
-                for some in np.split(rows, rows[_NUM_AT_ONCE::_NUM_AT_ONCE])
-            )
+            some = iter(lambda: list(itertools.islice(rows, _NUM_AT_ONCE)), [])
+            calls = ((source, part) for part in some)
             parts = workers.results(_read_in_worker, calls, num_processes)
         pictures: list[Pictures] = []
         for part in parts:
@@ -122,12 +115,12 @@ def _read_all(refs: pa.Table, source: Source) -> list[Pictures]:
         return pictures
 
 
-def _read_in_worker(source: Source, refs: pa.Table) -> list[Pictures]:
+def _read_in_worker(source: Source, refs: Sequence[ImageRef]) -> list[Pictures]:
     with source.open() as reader:
         return list(_read_with(reader, refs))
 
 
-def _read_with(reader: Reader, refs: pa.Table) -> Iterator[Pictures]:
+def _read_with(reader: Reader, refs: Iterable[ImageRef]) -> Iterator[Pictures]:
     """Yields the pictures of each file, in this process."""
 
     def read(ref: ImageRef) -> Pictures:
@@ -146,4 +139,4 @@ def _read_with(reader: Reader, refs: pa.Table) -> Iterator[Pictures]:
             raise errors.UserError(str(error)) from None
 
     num_threads = max(_NUM_THREADS, reader.num_parallel_reads)
-    return map_ahead(read, iterate_refs(refs), 2 * num_threads, num_threads=num_threads)
+    return map_ahead(read, refs, 2 * num_threads, num_threads=num_threads)

@@ -21,17 +21,9 @@ import pyarrow.compute as pc
 
 from pipelines import errors
 from pipelines.listing.label_table import LabelTable
-from pipelines.listing.members import (
-    IMAGE_SUFFIXES,
-    TEXT_ENDINGS,
-    ending,
-    has_suffix,
-    ignored_reason,
-    looks_like_image,
-    problem_of,
-)
 from pipelines.listing.refs import BATCH_ROWS, OTHERS, REF_SCHEMA, SITE, Listing
-from pipelines.sources.member import NOT_PERMITTED, Member
+from pipelines.sources.member import MAX_FILE_BYTES, NOT_PERMITTED, Member
+from tfrecord_io.decoding.preprocess import SINGLE_SUFFIXES, TIFF_SUFFIXES, split_frame_path
 
 #: The splits, by the names that folders and tables use for them, in lower case.
 SPLITS = {
@@ -39,6 +31,18 @@ SPLITS = {
     "val": "val", "valid": "val", "validation": "val", "dev": "val",
     "test": "test", "testing": "test",
 }  # fmt: skip
+
+# Endings of the names of images.
+_IMAGE_SUFFIXES = (*SINGLE_SUFFIXES, *TIFF_SUFFIXES, ".dcm", ".dicom")
+
+_SYSTEM_FILES = frozenset({".ds_store", "thumbs.db", "desktop.ini"})
+
+# Endings of texts that lie beside images, such as annotations. An unknown ending may be that of an
+# image, as DICOM files have any.
+_TEXT_ENDINGS = frozenset(
+    {"txt", "xml", "json", "csv", "tsv", "md", "htm", "html", "pdf", "yaml", "yml", "ini", "log",
+     "xls", "xlsx", "doc", "docx", "py", "ipynb"}
+)  # fmt: skip
 
 # What is kept of a file, in 40 bytes instead of the 400 of Python objects.
 _FILE_SCHEMA = pa.schema(
@@ -74,20 +78,72 @@ def read_members(members: Iterable[Member], listing: Listing, *, has_folders: bo
 
 def _may_be_image(member: Member, listing: Listing, has_folders: bool) -> bool:
     listing.num_files += 1
-    if reason := ignored_reason(member.name):
+    if reason := _ignored_reason(member.name):
         listing.ignored[reason] += 1
-    elif problem := problem_of(member):
+    elif problem := _problem_of(member):
         listing.reject(member.name, *problem)
-    elif has_folders and ending(member.name) in TEXT_ENDINGS:
+    elif has_folders and _ending(member.name) in _TEXT_ENDINGS:
         listing.ignored["no_image_name"] += 1
     else:
         return True
     return False
 
 
+def _ignored_reason(name: str) -> str | None:
+    """Returns why a file is not data, by its name; None if it may be data."""
+    parts = name.split("/")
+    base = parts[-1]
+    if "__MACOSX" in parts or base.startswith("._"):
+        return "apple_double"  # macOS stores a file's attributes there, also under a name in .jpeg
+    if base.lower() in _SYSTEM_FILES:
+        return "system_file"
+    if any(part.startswith(".") and part not in (".", "..") for part in parts):
+        return "hidden"
+    return None
+
+
+def _problem_of(member: Member) -> tuple[str, str] | None:
+    """Returns (reason, detail) if a file must not be used, by its name or size, otherwise None."""
+    name, parts = member.name, member.name.split("/")
+    if member.problem:
+        return member.problem
+    is_absolute = re.match(r"[/\\]|[A-Za-z]:", name)
+    if is_absolute or "\0" in name or {"..", ""} & {*parts} or "." in parts[1:]:
+        return "unsafe_name", "the path is absolute, leads out of the archive, or is not plain"
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        return "unreadable_name", "the name is not UTF-8"
+    path, frame = split_frame_path(name)
+    if frame:
+        return "path_conflict", f"this name would be that of frame {frame} of {path}; rename it"
+    if (size := max(member.size, member.stored_size)) > MAX_FILE_BYTES:
+        return "file_too_large", f"{size:,} bytes, more than {MAX_FILE_BYTES:,}"
+    return None
+
+
+def _ending(name: str) -> str | None:
+    """Returns the ending of a file's name: "" for none or a number, None for a DICOM directory."""
+    base = name.rpartition("/")[2].lower()
+    if base == "dicomdir":
+        return None
+    last = base.rpartition(".")[2] if "." in base else ""
+    return "" if last.isdecimal() else last
+
+
+def _looks_like_image(name: str) -> bool:
+    return name.lower().endswith(_IMAGE_SUFFIXES)
+
+
+def has_suffix(names: pa.Array, suffixes: Sequence[str]) -> pa.Array:
+    """Returns bool [num_names], whether each ends with one of these, in any case."""
+    pattern = f"({'|'.join(map(re.escape, suffixes))})$"
+    return pc.match_substring_regex(names, pattern, ignore_case=True)
+
+
 def _set_aside(listing: Listing, name: str, detail: str, *, is_image: bool = False) -> None:
     """Rejects a file without a label if it looks like an image; otherwise it is not data."""
-    if is_image or looks_like_image(name):
+    if is_image or _looks_like_image(name):
         listing.reject(name, "no_label", detail)
     else:
         listing.ignored["no_image_name"] += 1
@@ -121,7 +177,7 @@ def place_by_folders(files: pa.Table, listing: Listing) -> pa.Table:
     names = files["name"].combine_chunks()
     encoded = pc.replace_substring_regex(names, "[^/]*$", "").dictionary_encode()
     folders, codes = encoded.dictionary.to_pylist(), encoded.indices
-    with_images = set(codes.filter(has_suffix(names, IMAGE_SUFFIXES)).unique().to_pylist())
+    with_images = set(codes.filter(has_suffix(names, _IMAGE_SUFFIXES)).unique().to_pylist())
     places = place_folders({folder: code in with_images for code, folder in enumerate(folders)})
     is_placed = pa.array([folder in places for folder in folders], pa.bool_()).take(codes)
     layout = "SPLIT/CLASS" if any(map(_split_folders, folders)) else "CLASS"
@@ -226,13 +282,13 @@ def place_by_table(
     # A file without a row counts as an image if one with a row has the same ending. The files of a
     # DICOM export have none.
     endings = {
-        ending(name) for name, row in zip(names, row_of_file, strict=True) if row is not None
+        _ending(name) for name, row in zip(names, row_of_file, strict=True) if row is not None
     }
     chosen: dict[int, int] = {}
     for place, (name, row) in enumerate(zip(names, row_of_file, strict=True)):
         told = "" if row is None else f"row {row + 1} of {labels.name} has"
         if row is None:
-            is_image = ending(name) in endings
+            is_image = _ending(name) in endings
             _set_aside(listing, name, f"{labels.name} has no row for it", is_image=is_image)
         elif row in labels.not_numbers:
             listing.reject(name, "not_a_number", f"{told} {labels.not_numbers[row]!a}")
@@ -292,7 +348,7 @@ def match_files(names: Sequence[str], table: LabelTable, listing: Listing) -> li
             found = found or [place for place, text in pairs if text.endswith(wanted)]
         # Beside a picture there may be a text of the same name.
         if len(found) > 1:
-            found = [place for place in found if looks_like_image(names[place])] or found
+            found = [place for place in found if _looks_like_image(names[place])] or found
         if len(found) != 1:
             shown = ", ".join(ascii(names[place]) for place in found[:2])
             many = f"{len(found):,} files end with this path, such as {shown}; give more of it"

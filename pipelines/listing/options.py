@@ -101,47 +101,31 @@ class ListingOptions:
     def __post_init__(self) -> None:
         check(self)
         try:
-            groups = re.compile(self.group_regex).groups
+            if not re.compile(self.group_regex).groups:
+                raise re.error("it needs a group in parentheses for the patient")
         except re.error as error:
             raise ValueError(
                 f"--group_regex {self.group_regex!r} is not a valid pattern: {error}"
             ) from None
-        if groups < 1:
-            raise ValueError(
-                f"--group_regex {self.group_regex!r} needs a group in parentheses for the patient"
-            )
-        for name in ("classes", "grades", "label_columns"):
-            values = getattr(self, name)
-            if len(set(values)) != len(values):
-                raise ValueError(f"--{name} takes each name once; received {','.join(values)}")
+        chosen, target = self.label_columns, self.target
+        if any(len(set(names)) < len(names) for names in (self.classes, self.grades, chosen)):
+            raise ValueError("--classes, --grades and --label_columns take each name once")
         if len(self.grades) == 1:
             raise ValueError(f"--grades takes two or more names; received {self.grades[0]}")
-        if self.grades and (self.classes or self.label_columns):
-            raise ValueError("--grades takes the place of --classes and --label_columns")
-        self._check_columns()
-
-    def _check_columns(self) -> None:
-        chosen = self.label_columns
-        if chosen and (not self.labels or self.classes):
-            raise ValueError("--label_columns needs --labels, and no --classes")
-        if (self.missing is not None or self.columns) and not self.labels:
-            raise ValueError("--missing and --columns need --labels")
-        if any(SEPARATOR in name for name in chosen):
+        if sum(map(bool, (self.classes, self.grades or target, chosen))) > 1:
+            raise ValueError("give one of --classes, --grades (or --target) and --label_columns")
+        for_tables = (chosen, self.columns, target is not None, self.missing is not None)
+        if any(for_tables) and not self.labels:
+            raise ValueError("--label_columns, --target, --missing and --columns need --labels")
+        taken = ("path", *OPTIONAL)
+        if {NONE, *taken} & set(chosen) or SEPARATOR in "".join(chosen):
             raise ValueError(
-                f"--label_columns takes no name with {SEPARATOR}; received {','.join(chosen)}"
+                f"--label_columns takes no name with {SEPARATOR}, and not {NONE}, "
+                f"{', '.join(taken)}; received {','.join(chosen)}"
             )
-        if taken := {NONE, "path", *OPTIONAL} & set(chosen):
+        if target in ("", *taken):
             raise ValueError(
-                f"--label_columns cannot have a label named {', '.join(sorted(taken))}; rename the "
-                "column"
-            )
-        if self.target is None:
-            return
-        if not self.labels or self.classes or chosen:
-            raise ValueError("--target needs --labels, and no --classes or --label_columns")
-        if self.target in ("", "path", *OPTIONAL):
-            raise ValueError(
-                f"--target must name a column with numbers or grades, received {self.target!r}"
+                f"--target must name a column with numbers or grades, received {target!r}"
             )
 
     @property
@@ -154,16 +138,11 @@ class ListingOptions:
         return NUMBER if self.target else CLASSES
 
     @property
-    def chosen_classes(self) -> tuple[str, ...]:
-        """The classes to use, in the order of their label indices; empty for all."""
-        return self.grades or self.classes
-
-    @property
     def label_names(self) -> tuple[str, ...]:
         """The names of the labels in the order of their indices, if the user gave them."""
         if self.label_kind.is_number:
             return (self.target or "",)
-        return self.label_columns or self.chosen_classes
+        return self.label_columns or self.grades or self.classes
 
     @functools.cached_property
     def table(self) -> LabelTable | None:
@@ -174,11 +153,10 @@ class ListingOptions:
         """
         if self.labels is None:
             return None
-        columns = self.label_columns or (self.target or "label",)
         return read_label_table(
             self.labels,
             kind=self.label_kind,
-            columns=columns,
+            columns=self.label_columns or (self.target or "label",),
             missing=self.missing,
             renamed=self.columns,
         )

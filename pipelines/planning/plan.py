@@ -24,11 +24,19 @@ import pyarrow.compute as pc
 
 from pipelines import errors
 from pipelines.listing.refs import BATCH_ROWS
-from pipelines.planning.options import DEFAULT_SHARD_SIZE_MB, PlanOptions
+from pipelines.planning.splits import LARGEST_SEED
 from pipelines.stores.output import Storage
 from pipelines.stores.output_state import PLAN_FILE, PLAN_JSON, fingerprint
-from tfrecord_io import shards
+from tfrecord_io import augment, shards
+from tfrecord_io.flags import check, flag
 from tfrecord_io.reading.order import splitmix64
+
+#: Default size of a shard in megabytes: large enough that a network store streams it at full speed
+#: (tens of megabytes), small enough that the Kermany data gives about 70 tasks to share.
+DEFAULT_SHARD_SIZE_MB = 64
+
+#: For more augmented copies than this, augment in the trainer, which makes new ones in each epoch.
+MAX_VARIANTS = 100
 
 #: A split with fewer than `_MIN_SHARDS` shards of the default size gets smaller shards, so that
 #: all cores get work, but each has at least `_MIN_SHARD_EXAMPLES` images.
@@ -41,7 +49,59 @@ _AUGMENTED_SPLIT = "train"
 _FINGERPRINT_KEY = b"fingerprint"
 
 # Other splits follow these, by name.
-_SPLIT_RANKS = {"train": 0, "val": 1, "test": 2}
+_RANKS = {"train": 0, "val": 1, "test": 2}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlanOptions:
+    """How the images are shuffled and cut into shards.
+
+    Raises:
+        ValueError: if a value is wrong, or two options contradict each other.
+    """
+
+    seed: int = flag(0, "seed of the shuffle and of synthetic images", least=0, most=LARGEST_SEED)
+    limit: int | None = flag(
+        None, "use at most N images of each split, drawn by the seed, for a trial", least=1
+    )
+    variants: int = flag(
+        0,
+        "augmented copies of each image of the train split, made once: mirrored, rotated and "
+        "shifted a little, brighter or darker, with speckle",
+        least=0,
+        most=MAX_VARIANTS,
+        metavar="K",
+    )
+    shard_size_mb: float | None = flag(
+        None,
+        f"wanted size of a shard (default: {DEFAULT_SHARD_SIZE_MB}, which a network store streams "
+        "at full speed; smaller for a small split, so that all cores get work)",
+        above=0,
+        below=math.inf,
+        metavar="MB",
+    )
+    num_shards: int | None = flag(
+        None,
+        "number of shards of the largest split, instead of a size; the other splits get "
+        "proportionally fewer",
+        least=1,
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.shard_size_mb is not None and self.num_shards is not None:
+            raise ValueError("give either --shard_size_mb or --num_shards, not both")
+
+    def identity(self) -> dict[str, Any]:
+        """Returns what decides the order and the shards, by flag."""
+        copies = {"variants": self.variants, "augmentation": dict(augment.RECIPE)}
+        return {
+            "seed": self.seed,
+            "limit": self.limit,
+            "shard_size_mb": self.shard_size_mb,
+            "num_shards": self.num_shards,
+            **(copies if self.variants else {}),
+        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,40 +244,35 @@ def make_plan(refs: pa.Table, record_stride: int, options: PlanOptions) -> Plan:
         options: seed, shard size, limit and variants.
     """
     names = refs["split"].cast(pa.string())
-    splits = sorted(names.unique().to_pylist(), key=lambda name: (_SPLIT_RANKS.get(name, 3), name))
-    split_codes = pc.index_in(names, pa.array(splits)).to_numpy().astype(np.int64)
-    order = np.lexsort((_random_ranks(len(split_codes), options.seed), split_codes))
-    counts = np.bincount(split_codes, minlength=len(splits))
-    kept = np.minimum(counts, options.limit) if options.limit else counts
-    starts = np.cumsum(counts) - counts
-    by_split = [order[s : s + k] for s, k in zip(starts, kept, strict=True)]
-    over_limit = int(counts.sum() - kept.sum())
-    variants = [np.zeros(len(rows), np.int64) for rows in by_split]
-    if options.variants and _AUGMENTED_SPLIT in splits:
-        place = splits.index(_AUGMENTED_SPLIT)
-        by_split[place], variants[place] = _with_variants(by_split[place], options)
-        kept[place] = len(by_split[place])
-    rows, variant = np.concatenate(by_split), np.concatenate(variants)
+    ranks = _random_ranks(refs.num_rows, options.seed)
+    rows_of: dict[str, np.ndarray] = {}
+    variants: list[np.ndarray] = []
+    for split in sorted(names.unique().to_pylist(), key=lambda name: (_RANKS.get(name, 3), name)):
+        rows = np.flatnonzero(pc.equal(names, split).to_numpy())
+        rows = rows[np.argsort(ranks[rows], kind="stable")][: options.limit]
+        variant = np.zeros(len(rows), np.int64)
+        if options.variants and split == _AUGMENTED_SPLIT:
+            copies = options.variants + 1
+            # Shuffled again, so that the copies of an image are apart.
+            again = np.argsort(_random_ranks(len(rows) * copies, options.seed), kind="stable")
+            variant = np.tile(np.arange(copies), len(rows))[again]
+            rows = np.repeat(rows, copies)[again]
+        rows_of[split] = rows
+        variants.append(variant)
+    variant = np.concatenate(variants)
     tasks: list[ShardTask] = []
-    for split, num_examples in zip(splits, kept.tolist(), strict=True):
-        num_shards = _num_shards(num_examples, int(kept.max()), record_stride, options)
-        for shard_index, num_refs in enumerate(shard_counts(num_examples, num_shards)):
+    for split, rows in rows_of.items():
+        num_shards = _num_shards(len(rows), max(map(len, rows_of.values())), record_stride, options)
+        for shard_index, num_refs in enumerate(shard_counts(len(rows), num_shards)):
             tasks.append(ShardTask(len(tasks), split, shard_index, num_shards, num_refs))
+    planned = refs.take(np.concatenate(list(rows_of.values())))
+    num_variants = int(np.count_nonzero(variant))
     return Plan(
-        refs=refs.take(rows)
-        .append_column("variant", pa.array(variant, pa.int32()))
-        .combine_chunks(),
+        refs=planned.append_column("variant", pa.array(variant, pa.int32())).combine_chunks(),
         tasks=tuple(tasks),
-        over_limit=over_limit,
-        num_variants=int(np.count_nonzero(variant)),
+        over_limit=refs.num_rows - (len(variant) - num_variants),
+        num_variants=num_variants,
     )
-
-
-def _with_variants(rows: np.ndarray, options: PlanOptions) -> tuple[np.ndarray, np.ndarray]:
-    """Repeats each row once per variant, and returns rows and variant numbers, shuffled again."""
-    copies = options.variants + 1
-    order = np.argsort(_random_ranks(len(rows) * copies, options.seed), kind="stable")
-    return np.repeat(rows, copies)[order], np.tile(np.arange(copies), len(rows))[order]
 
 
 def shard_counts(num_examples: int, num_shards: int) -> list[int]:

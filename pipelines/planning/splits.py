@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -24,10 +26,9 @@ import pyarrow.compute as pc
 import xxhash
 
 from pipelines import errors
-from pipelines.listing.refs import REF_SCHEMA, other_columns, source_paths
-from pipelines.planning.options import DEFAULT_FRACTIONS, SplitOptions
+from pipelines.listing.refs import iterate_refs, other_columns, with_column
 from tfrecord_io.auditing.findings import many
-from tfrecord_io.decoding.preprocess import frame_path
+from tfrecord_io.flags import check, flag
 from tfrecord_io.groups import INPUTS, Groups, group_images, plural_unit
 from tfrecord_io.kinds.classes import CLASSES
 from tfrecord_io.kinds.label_kind import LabelKind
@@ -44,6 +45,105 @@ DROPPED_SCHEMA = pa.schema(
 _MAX_PLACES = 50_000_000
 _MAX_SEEDS = 10_000
 _SEEDS_AT_ONCE = 20
+
+#: Fractions of `--splits patient` unless the user gives others.
+DEFAULT_FRACTIONS = (("train", 0.8), ("val", 0.1), ("test", 0.1))
+
+#: The largest seed, of a split or a plan.
+LARGEST_SEED = 2**63 - 1
+
+_POLICIES = ("keep", "drop", "fail")
+
+
+def _fractions(text: str) -> tuple[tuple[str, float], ...]:
+    pairs = (part.partition("=") for part in text.split(","))
+    return tuple((name.strip(), float(share)) for name, _, share in pairs)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SplitOptions:
+    """How the splits are made, and what happens to patients and pictures that are in several.
+
+    Raises:
+        ValueError: if a value is wrong, or two options contradict each other.
+    """
+
+    splits: Literal["source", "patient"] = flag(
+        "source",
+        "source: keep the splits of the source's folders; patient: make new splits, with each "
+        "patient in one split",
+        choices=("source", "patient"),
+    )
+    split_fractions: tuple[tuple[str, float], ...] | None = flag(
+        None,
+        "share of each split, for --splits patient (default: "
+        + ",".join(f"{name}={share:g}" for name, share in DEFAULT_FRACTIONS)
+        + ")",
+        parse=_fractions,
+        expected="shares like train=0.8,val=0.1,test=0.1",
+        metavar="A=X,B=Y,...",
+    )
+    split_seed: int | None = flag(
+        0,
+        "decides, with the patient's name, which split a patient is in; auto searches for a seed "
+        "that gives every class its share",
+        parse=lambda text: None if text == "auto" else int(text),
+        expected="a number or auto",
+        least=0,
+        most=LARGEST_SEED,
+        metavar="N|auto",
+    )
+    keep_split: str | None = flag(
+        None,
+        "keep this split of the source as it is, and leave its patients out of the other splits",
+        metavar="SPLIT",
+    )
+    leaks: Literal["keep", "drop", "fail"] = flag(
+        "keep",
+        "what to do with patients and pictures that are in several splits: keep and report "
+        "them, drop them from the less protected split (test is protected most, then val), or "
+        "fail",
+        choices=_POLICIES,
+    )
+    duplicates: Literal["keep", "drop", "fail"] = flag(
+        "keep",
+        "what to do with images of exactly the same stored pixels: keep and report them, "
+        "drop all but one (all, if their labels differ), or fail",
+        choices=_POLICIES,
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.split_fractions is None:
+            return
+        if self.splits == "source":
+            raise ValueError("--split_fractions needs --splits patient")
+        names = [name for name, _ in self.split_fractions]
+        if len(set(names)) != len(names) or not all(
+            re.fullmatch(r"[a-z][a-z0-9_]*", name) for name in names
+        ):
+            raise ValueError(
+                "--split_fractions takes each split once, in lower-case letters, digits and "
+                f"underscores, received {', '.join(names)}"
+            )
+        values = [value for _, value in self.split_fractions]
+        if not all(0 < value <= 1 for value in values) or abs(sum(values) - 1) > 1e-6:
+            raise ValueError(
+                "--split_fractions must be positive and add up to 1, received "
+                + ", ".join(f"{name}={value:g}" for name, value in self.split_fractions)
+            )
+
+    def identity(self) -> dict[str, Any]:
+        """Returns what decides the splits and the images that are dropped, by flag."""
+        return {
+            "splits": self.splits,
+            "split_fractions": dict(self.split_fractions) if self.split_fractions else None,
+            "split_seed": "auto" if self.split_seed is None else self.split_seed,
+            "keep_split": self.keep_split,
+            # `fail` writes the same bytes as `keep`, if the build succeeds.
+            "leaks": "drop" if self.leaks == "drop" else "keep",
+            "duplicates": "drop" if self.duplicates == "drop" else "keep",
+        }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,7 +164,7 @@ class SplitResult:
 def apply(
     refs: pa.Table,
     options: SplitOptions,
-    read_content: Callable[[pa.Table], Sequence[str]] | None = None,
+    read_content: Callable[[pa.Table], Sequence[str]],
     label_kind: LabelKind = CLASSES,
 ) -> SplitResult:
     """Decides every image's split and drops the images that the options exclude.
@@ -74,17 +174,28 @@ def apply(
         options: what the user chose.
         read_content: returns a name for the content of each image's file, which is the same for
             copies of a file. Called only with `patient`, for images of which neither patient nor
-            study is known; without it each file is a group by itself.
+            study is known.
         label_kind: what an example's label can be.
 
     Raises:
         errors.UserError: if the split to keep does not exist, or a split would be empty.
         errors.RefusedError: if patients are in several splits and the policy is `fail`.
     """
-    dropped = [DROPPED_SCHEMA.empty_table()]
     notes: list[str] = []
-    if options.keep_split is not None:
-        refs, left_out = _drop_shared_with(refs, options.keep_split)
+    there, kept = _split_names(refs), options.keep_split
+    if kept is not None and kept not in there:
+        raise errors.UserError(
+            f"--keep_split {kept}: the source has no such split, it has {', '.join(there)}"
+        )
+    # Of each split, the others that must not share its patients.
+    protected = {} if kept is None else {kept: [name for name in there if name != kept]}
+    if options.leaks == "drop" and options.splits == "source":
+        ranked = protected_first(there)
+        for place, name in enumerate(ranked):
+            protected.setdefault(name, ranked[place + 1 :])
+    dropped = [DROPPED_SCHEMA.empty_table()]
+    for name, others in protected.items():
+        refs, left_out = _drop_shared_with(refs, name, others)
         dropped.append(left_out)
     if options.splits == "patient":
         refs = _assign(refs, options, read_content, label_kind, notes)
@@ -95,14 +206,10 @@ def apply(
         )
     elif options.leaks == "fail":
         _require_no_leaks(refs)
-    elif options.leaks == "drop":
-        for protected in protected_first(_split_names(refs)):
-            refs, left_out = _drop_shared_with(refs, protected, less_protected_only=True)
-            dropped.append(left_out)
     return SplitResult(refs=refs, dropped=pa.concat_tables(dropped), notes=tuple(notes))
 
 
-def protected_first(names: Sequence[str]) -> list[str]:
+def protected_first(names: Iterable[str]) -> list[str]:
     """Returns split names, the most protected first: test, val, others by name, train."""
     ranks = {"test": 0, "val": 1, "train": 3}
     return sorted(names, key=lambda name: (ranks.get(name, 2), name))
@@ -115,16 +222,10 @@ def hash_names(groups: Sequence[str]) -> np.ndarray:
 
 
 def positions(hashes: np.ndarray, seeds: np.ndarray) -> np.ndarray:
-    """Returns a position in [0, 1) for each group and seed.
+    """Returns a position in [0, 1) for each group and seed, float64 [num_seeds, num_groups].
 
-    It is the upper 53 bits of the group's hash, mixed with the seed by SplitMix64.
-
-    Args:
-        hashes: uint64 [num_groups], see `hash_names`.
-        seeds: uint64 [num_seeds].
-
-    Returns:
-        float64 [num_seeds, num_groups].
+    It is the upper 53 bits of the group's hash, uint64 [num_groups] of `hash_names`, mixed with the
+    seed, uint64 [num_seeds], by SplitMix64.
     """
     with np.errstate(over="ignore"):
         mixed = splitmix64(hashes[None, :] + splitmix64(seeds)[:, None])
@@ -134,7 +235,7 @@ def positions(hashes: np.ndarray, seeds: np.ndarray) -> np.ndarray:
 def _assign(
     refs: pa.Table,
     options: SplitOptions,
-    read_content: Callable[[pa.Table], Sequence[str]] | None,
+    read_content: Callable[[pa.Table], Sequence[str]],
     label_kind: LabelKind,
     notes: list[str],
 ) -> pa.Table:
@@ -150,33 +251,26 @@ def _assign(
     candidates = refs.filter(free)
     if not candidates.num_rows:
         raise errors.UserError("--splits patient finds no image to divide: each keeps its split")
-    groups = _groups(candidates, read_content, notes)
-    names = protected_first(list(fractions))
+    names = protected_first(fractions)
     shares = np.array([fractions[name] for name in names]) / sum(fractions.values())
-    bounds = np.cumsum(shares)[:-1]
-    encoded = groups.dictionary_encode()
-    hashes = hash_names(encoded.dictionary.to_pylist())
-    members = encoded.indices.to_numpy().astype(np.int64)
+    groups = _groups(candidates, read_content, notes).dictionary_encode()
+    hashes = hash_names(groups.dictionary.to_pylist())
+    members = groups.indices.to_numpy().astype(np.int64)
     counts = _counts_by_class(candidates, members, len(hashes), label_kind)
     seed = options.split_seed
     if seed is None:
         seed = _best_seed(hashes, counts, shares)
-    choice = np.searchsorted(bounds, positions(hashes, np.array([seed], np.uint64))[0], "right")
+    places = positions(hashes, np.array([seed], np.uint64))[0]
+    choice = np.searchsorted(np.cumsum(shares)[:-1], places, "right")
     achieved = np.stack([counts[choice == index].sum(0) for index in range(len(names))])
-    searched = options.split_seed is None
-    _check_not_empty(names, shares, achieved, len(hashes), searched)
-    notes.append(_describe_balance(names, shares, achieved, seed, searched))
+    notes.append(_describe_balance(names, shares, achieved, len(hashes), options.split_seed, seed))
     chosen = pa.array(names).take(pa.array(choice[members]))
-    column = pc.replace_with_mask(splits, free, chosen)
-    index, field = REF_SCHEMA.get_field_index("split"), REF_SCHEMA.field("split")
-    column = column.dictionary_encode().cast(field.type)
-    return refs.set_column(index, field, column).combine_chunks()
+    column = pc.replace_with_mask(splits, free, chosen).dictionary_encode()
+    return with_column(refs, "split", column).combine_chunks()
 
 
 def _groups(
-    refs: pa.Table,
-    read_content: Callable[[pa.Table], Sequence[str]] | None,
-    notes: list[str],
+    refs: pa.Table, read_content: Callable[[pa.Table], Sequence[str]], notes: list[str]
 ) -> pa.Array:
     """Returns the name of each image's group; of files, that of their content."""
     groups = known_groups(refs)
@@ -192,8 +286,7 @@ def _groups(
         "several splits. Give a pattern with --group_regex, or a table of --labels with the column "
         "patient"
     )
-    contents = read_content(rows) if read_content else rows["path"].to_pylist()
-    named = pa.array([f"content:{name}" for name in contents], pa.large_string())
+    named = pa.array([f"content:{name}" for name in read_content(rows)], pa.large_string())
     return pc.replace_with_mask(groups.names, lone, named)
 
 
@@ -235,66 +328,59 @@ def _best_seed(hashes: np.ndarray, counts: np.ndarray, shares: np.ndarray) -> in
     return best_seed
 
 
-def _check_not_empty(
-    names: Sequence[str], shares: np.ndarray, achieved: np.ndarray, num_groups: int, searched: bool
-) -> None:
-    empty = [name for name, count in zip(names, achieved.sum(1), strict=True) if count == 0]
-    if empty:
+def _describe_balance(
+    names: Sequence[str],
+    shares: np.ndarray,
+    achieved: np.ndarray,
+    num_groups: int,
+    wanted_seed: int | None,
+    seed: int,
+) -> str:
+    """Returns how well the splits meet their shares.
+
+    Raises:
+        errors.UserError: if a split has no image.
+    """
+    in_split = achieved.sum(1)
+    if empty := [name for name, count in zip(names, in_split, strict=True) if count == 0]:
         wanted = ", ".join(f"{n}={s:g}" for n, s in zip(names, shares.round(4), strict=True))
         raise errors.UserError(
             f"{', '.join(empty)} would get no image: {many(num_groups, 'patient')} too few for "
-            f"{wanted} with {'any seed' if searched else 'this seed'}; choose other "
-            f"--split_fractions{'' if searched else ', or --split_seed auto'}"
+            f"{wanted} with seed {seed}; choose other --split_fractions, or --split_seed auto"
         )
-
-
-def _describe_balance(
-    names: Sequence[str], shares: np.ndarray, achieved: np.ndarray, seed: int, searched: bool
-) -> str:
-    total = achieved.sum()
     parts = ", ".join(
-        f"{name} {count / total:.1%} (wanted {share:.1%})"
-        for name, count, share in zip(names, achieved.sum(1), shares, strict=True)
+        f"{name} {share:.1%} (wanted {wanted:.1%})"
+        for name, share, wanted in zip(names, in_split / in_split.sum(), shares, strict=True)
     )
     by_class = achieved / np.maximum(achieved.sum(0), 1)
     worst = np.abs(by_class - shares[:, None]).max()
     text = f"split by patient with seed {seed}: {parts}; off by at most {worst:.1%} in each class"
-    if searched:
+    if wanted_seed is None:
         return f"{text}. Use --split_seed {seed} from now on, so that no patient changes split"
-    if worst > 0.01:
-        return f"{text}. --split_seed auto searches for a seed that comes closer"
-    return text
+    advice = ". --split_seed auto searches for a seed that comes closer" if worst > 0.01 else ""
+    return text + advice
 
 
 def _drop_shared_with(
-    refs: pa.Table, kept: str, less_protected_only: bool = False
+    refs: pa.Table, kept: str, others: Sequence[str]
 ) -> tuple[pa.Table, pa.Table]:
-    """Drops images of patients who are in split `kept` from the other, or less protected, splits.
+    """Drops images of patients who are in split `kept` from the splits `others`.
 
     Returns:
         the images that are left, and the dropped ones as a table of `DROPPED_SCHEMA`.
     """
-    there = _split_names(refs)
-    if kept not in there:
-        raise errors.UserError(
-            f"--keep_split {kept}: the source has no such split, it has {', '.join(there)}"
-        )
-    splits = refs["split"].cast(pa.string())
-    others = pc.not_equal(splits, kept)
-    if less_protected_only:
-        order = protected_first(there)
-        others = pc.is_in(splits, pa.array(order[order.index(kept) + 1 :], pa.string()))
-    groups = known_groups(refs).names
-    shared = pc.and_(others, pc.is_in(groups, groups.filter(pc.equal(splits, kept)).unique()))
+    splits, groups = refs["split"].cast(pa.string()), known_groups(refs).names
+    shared = pc.and_(
+        pc.is_in(splits, pa.array(others, pa.string())),
+        pc.is_in(groups, groups.filter(pc.equal(splits, kept)).unique()),
+    )
     left_out = refs.filter(shared)
     named = pc.replace_substring(groups.filter(shared), ":", " ", max_replacements=1)
-    details = pc.binary_join_element_wise(named.cast(pa.string()), f"is in {kept} too", " ")
-    names = map(frame_path, source_paths(left_out).to_pylist(), left_out["frame"].to_pylist())
     table = pa.table(
         {
-            "path": pa.array(names, pa.large_string()),
-            "reason": pa.array([f"patient_in_{kept}"] * left_out.num_rows, pa.string()),
-            "detail": details,
+            "path": [ref.image_name for ref in iterate_refs(left_out)],
+            "reason": [f"patient_in_{kept}"] * left_out.num_rows,
+            "detail": [f"{name} is in {kept} too" for name in named.to_pylist()],
         },
         DROPPED_SCHEMA,
     )

@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 
 from pipelines import errors
 from pipelines.listing.refs import RejectedFile
-from pipelines.planning.options import SplitOptions
 from pipelines.planning.plan import ShardTask
+from pipelines.planning.splits import SplitOptions
 from pipelines.sources.source import Source
 from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import manifest, shards

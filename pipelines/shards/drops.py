@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from pipelines import errors
 from pipelines.planning import plan, splits
-from pipelines.planning.options import SplitOptions
+from pipelines.planning.splits import SplitOptions
 from pipelines.shards.build import Build, Sidecar, rows_name
 from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import flags, manifest, schema
