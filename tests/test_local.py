@@ -8,7 +8,7 @@ from image_files import scan_tree, write_tree
 from odd_source import OddSource
 
 from pipelines import errors
-from pipelines.engine import local
+from pipelines.shards import write
 
 TEN_IMAGES = scan_tree({"train": 5}, classes=("CNV", "NORMAL"))
 
@@ -25,7 +25,7 @@ def write_shards(folder, oddity, *, tree=TEN_IMAGES, num_shards=10, num_workers=
     with prepare(scans, folder / "out", f"--num_shards={num_shards}") as job:
         source = OddSource(scans, oddity=oddity, notes=notes)
         build = dataclasses.replace(job.build, source=source)
-        local.write_shards(build, job.todo, num_workers)
+        write.write_in_processes(build, job.todo, num_workers)
     return notes
 
 

@@ -77,11 +77,18 @@ def test_the_worker_pool_listens_where_only_this_machine_can_reach_it(tmp_path: 
 
 
 def portable_flags(job_service: str, environment: str) -> list[str]:
-    return [
-        "--runner=PortableRunner",
-        f"--job_endpoint={job_service}",
-        *environment.split(),
-    ]
+    return ["--runner=PortableRunner", f"--job_endpoint={job_service}", *environment.split()]
+
+
+@pytest.fixture
+def pool(job_service: str, tmp_path: Path) -> Iterator[list[str]]:
+    """The flags of an engine whose workers run in a folder of their own, where `log` is."""
+    (tmp_path / "pool").mkdir()
+    (port,) = free_ports(1)
+    log = tmp_path / "pool" / "log"
+    with served(pool_command(port), log, PYTHONPATH=str(builds.ROOT)):
+        environment = f"--environment_type=EXTERNAL --environment_config=localhost:{port}"
+        yield portable_flags(job_service, environment)
 
 
 @pytest.mark.slow
@@ -101,54 +108,30 @@ def test_a_portable_engine_writes_the_bytes_that_the_local_one_writes(
 
 @pytest.mark.slow
 def test_workers_with_a_working_directory_of_their_own_find_relative_paths(
-    source_tree: Path, tmp_path: Path, job_service: str
+    source_tree: Path, tmp_path: Path, pool: list[str]
 ):
-    files = {
-        path.relative_to(source_tree).as_posix(): path.read_bytes()
-        for path in sorted(source_tree.rglob("*.jpeg"))
-    }
+    paths = sorted(source_tree.rglob("*.jpeg"))
+    files = {path.relative_to(source_tree).as_posix(): path.read_bytes() for path in paths}
     write_zip(tmp_path / "scans.zip", files)
-    (tmp_path / "pool").mkdir()
-    (port,) = free_ports(1)
-    with served(pool_command(port), tmp_path / "pool" / "log", PYTHONPATH=str(builds.ROOT)):
-        environment = f"--environment_type=EXTERNAL --environment_config=localhost:{port}"
-        words = builds.command(Path("scans.zip"), Path("built"), TWO_REJECTS)
-        words += portable_flags(job_service, environment)
-        done = subprocess.run(
-            words,
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(builds.ROOT)},
-            timeout=120,
-            check=False,
-        )
-
-    assert done.returncode == 0, done.stderr
+    words = builds.command(Path("scans.zip"), Path("built"), TWO_REJECTS, *pool)
+    environment = {**os.environ, "PYTHONPATH": str(builds.ROOT)}
+    subprocess.run(words, cwd=tmp_path, env=environment, timeout=120, check=True)
     assert (tmp_path / "built" / "manifest.json").exists()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_features_on_a_portable_engine_are_those_of_the_local_one(
-    source_tree: Path, tmp_path: Path, job_service: str
+    source_tree: Path, tmp_path: Path, pool: list[str]
 ):
     sizes = f"--image_size={TRUNK_SIDE}", "--num_shards=3"
     images = builds.build_here(source_tree, tmp_path / "images", TWO_REJECTS, *sizes)
     write_pooling_trunk(tmp_path / "trunk.keras")
     words = [sys.executable, "-m", "pipelines.extract_features", f"--data={images}"]
     words.append(f"--trunk={tmp_path / 'trunk.keras'}")
-    (port,) = free_ports(1)
-    with served(pool_command(port), tmp_path / "log", PYTHONPATH=str(builds.ROOT)):
-        environment = f"--environment_type=EXTERNAL --environment_config=localhost:{port}"
-        flags_of = {
-            "local": [builds.IN_MEMORY],
-            "remote": portable_flags(job_service, environment),
-        }
-        for name, flags in flags_of.items():
-            done = builds.run_command([*words, f"--output={tmp_path / name}", *flags], timeout=600)
-            assert done.returncode == 0, done.stderr
-
+    for name, flags in (("local", [builds.IN_MEMORY]), ("remote", pool)):
+        done = builds.run_command([*words, f"--output={tmp_path / name}", *flags], timeout=600)
+        assert done.returncode == 0, done.stderr
     assert builds.shards_of(tmp_path / "remote") == builds.shards_of(tmp_path / "local")
     manifests = [(tmp_path / name / "manifest.json").read_text() for name in ("local", "remote")]
     assert manifests[0] == manifests[1]
@@ -156,23 +139,16 @@ def test_features_on_a_portable_engine_are_those_of_the_local_one(
 
 @pytest.mark.slow
 def test_an_anonymous_build_on_remote_workers_logs_no_name(
-    source_tree: Path, tmp_path: Path, job_service: str
+    source_tree: Path, tmp_path: Path, pool: list[str]
 ):
     secret = tmp_path / "secret.txt"
     secret.write_text("0123456789abcdef" * 4)
     flags = [TWO_REJECTS, f"--anonymize={secret}"]
     local = builds.build_here(source_tree, tmp_path / "local", *flags)
-    (tmp_path / "pool").mkdir()
-    log = tmp_path / "pool" / "log"
-    (port,) = free_ports(1)
-    with served(pool_command(port), log, PYTHONPATH=str(builds.ROOT)):
-        environment = f"--environment_type=EXTERNAL --environment_config=localhost:{port}"
-        done = builds.run_build(
-            source_tree, tmp_path / "remote", *flags, *portable_flags(job_service, environment)
-        )
+    done = builds.run_build(source_tree, tmp_path / "remote", *flags, *pool)
     assert done.returncode == 0, done.stderr
     assert builds.shards_of(tmp_path / "remote") == builds.shards_of(local)
-    for text in (done.stdout, done.stderr, log.read_text()):
+    for text in (done.stdout, done.stderr, (tmp_path / "pool" / "log").read_text()):
         assert ".jpeg" not in text
         assert "0123456789abcdef" not in text
 

@@ -3,7 +3,7 @@ import re
 import pytest
 from builds import wait_until
 
-from pipelines.engine import progress
+from pipelines.engine import launch
 from pipelines.planning.plan import ShardTask
 from pipelines.stores.output import BUILD_DIR, Storage
 
@@ -25,13 +25,13 @@ def finish(storage, task):
 
 
 def test_images_are_counted_in_finished_shards_and_in_those_being_written(storage, tmp_path):
-    assert progress._count_images(storage, TASKS, STRIDE) == 0
+    assert launch._count_images(storage, TASKS, STRIDE) == 0
     finish(storage, TASKS[0])
-    assert progress._count_images(storage, TASKS, STRIDE) == 30
+    assert launch._count_images(storage, TASKS, STRIDE) == 30
     half = tmp_path / BUILD_DIR / f".{TASKS[1].shard_name}.0a1b.tmp"
     half.write_bytes(bytes(7 * STRIDE + 50))
     (tmp_path / BUILD_DIR / ".plan.arrow.0a1b.tmp").write_bytes(bytes(9 * STRIDE))
-    assert progress._count_images(storage, TASKS, STRIDE) == 37
+    assert launch._count_images(storage, TASKS, STRIDE) == 37
 
 
 def counts_shown(text):
@@ -39,7 +39,7 @@ def counts_shown(text):
 
 
 def test_the_bar_shows_images_done_before_and_now_and_ends_full(storage, capsys):
-    with progress.progress_bar(storage, TASKS, 50, STRIDE):
+    with launch.progress_bar(storage, TASKS, 50, STRIDE):
         for task in TASKS:
             finish(storage, task)
     shown = counts_shown(capsys.readouterr().err)
@@ -50,9 +50,9 @@ def test_the_bar_shows_images_done_before_and_now_and_ends_full(storage, capsys)
 def test_the_bar_moves_while_the_engine_works(storage, capsys, monkeypatch):
     # In a log file it moves every ten seconds; on a terminal ten times a second.
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    monkeypatch.setattr(progress, "_LOCAL_SECONDS", 0.01)
+    monkeypatch.setattr(launch, "_LOCAL_SECONDS", 0.01)
     text = ""
-    with progress.progress_bar(storage, TASKS, 0, STRIDE):
+    with launch.progress_bar(storage, TASKS, 0, STRIDE):
         finish(storage, TASKS[0])
 
         def moved():
@@ -64,6 +64,6 @@ def test_the_bar_moves_while_the_engine_works(storage, capsys, monkeypatch):
 
 
 def test_a_job_that_fails_still_ends_its_bar(storage, capsys):
-    with pytest.raises(KeyboardInterrupt), progress.progress_bar(storage, TASKS, 0, STRIDE):
+    with pytest.raises(KeyboardInterrupt), launch.progress_bar(storage, TASKS, 0, STRIDE):
         raise KeyboardInterrupt
     assert counts_shown(capsys.readouterr().err)[-1] == (0, 50)

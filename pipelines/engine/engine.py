@@ -23,13 +23,12 @@ import grpc
 from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
-from pipelines import errors
-from pipelines.engine import local
+from pipelines import errors, workers
 from pipelines.options import workers_of
 from pipelines.planning.plan import ShardTask
 from pipelines.shards.build import Work
 from pipelines.shards.finish import finish_dataset
-from pipelines.shards.write import TaskWriter
+from pipelines.shards.write import TaskWriter, write_in_processes
 from pipelines.stores import beam_flags
 from tfrecord_io import flags
 
@@ -61,7 +60,7 @@ def make_pipeline(beam_args: Sequence[str]) -> beam.Pipeline:
             raise errors.UserError(str(error)) from None
     # Beam's `DirectRunner` first tries to download another engine, and hangs behind a proxy that
     # does not answer; then it falls back to FnApiRunner, which is used here directly. It runs in
-    # this process and opens no port; `local` starts the worker processes.
+    # this process and opens no port; `WriteShards` starts the worker processes.
     direct = options.view_as(DirectOptions)
     if direct.direct_running_mode == "multi_threading":
         raise errors.UserError(
@@ -253,7 +252,7 @@ class _WriteHere(beam.DoFn):
 def _write_in_processes(
     tasks: Sequence[ShardTask], build: Work, num_processes: int
 ) -> Iterator[tuple[str, int]]:
-    local.write_shards(build, tasks, num_processes)
+    write_in_processes(build, tasks, num_processes)
     for task in tasks:
         yield build.draft.name, task.index
 
@@ -267,14 +266,14 @@ class FinishDataset(beam.PTransform):
 
     def expand(self, done: beam.PCollection) -> beam.PCollection:
         """Applies the transform to the output of `WriteShards`."""
-        finish = _finish_here if self.num_processes is None else local.finish_in_worker
-        return (
-            done
-            | "Gather" >> beam.GroupByKey()
-            | "Finish" >> beam.Map(lambda _, build: finish(build), build=self.build)
-        )
+        finish = beam.Map(_finish, self.build, self.num_processes is not None)
+        return done | "Gather" >> beam.GroupByKey() | "Finish" >> finish
 
 
-def _finish_here(build: Work) -> None:
+def _finish(_: object, build: Work, in_worker: bool) -> None:
+    if in_worker:
+        # It does not hold the listing in memory, as the launcher does.
+        list(workers.results(finish_dataset, [(build,)], 1))
+        return
     beam_flags.use_those_of_job()
     finish_dataset(build)

@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import logging
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipelines import errors
-from pipelines.engine import local, progress
+from tqdm import tqdm
+
+from pipelines import errors, workers
 from pipelines.engine.job import Job, require_finished, was_finished_elsewhere
+from pipelines.planning.plan import ShardTask
 from pipelines.report import summary
 from pipelines.stores import beam_flags
-from tfrecord_io import redaction
+from pipelines.stores.output import BUILD_DIR, Storage
+from tfrecord_io import redaction, shards
 
 # Beam is imported inside functions: each local worker imports this module and does not need Beam.
 if TYPE_CHECKING:
     import apache_beam as beam
+
+# Flags with which the job may need no local worker process.
+_NEEDS_NO_WORKER = ("--runner", "--direct_running_mode")
+
+# How often the images are counted.
+_LOCAL_SECONDS = 0.5
+_REMOTE_SECONDS = 15.0
 
 #: Runs a job in an empty pipeline, with a number of local worker processes.
 Run = Callable[[Job, "beam.Pipeline", int | None], None]
@@ -44,7 +57,10 @@ def launch(
     """
     # Before any worker starts: workers inherit the store settings through the environment.
     beam_args = beam_flags.use(beam_args)
-    local.start_ahead(beam_args)
+    # The workers' server process imports while this one imports Beam. A worker renders the card.
+    workers.set_modules(["pipelines.build_tfrecords", "pipelines.report.card"])
+    if not any(arg.split("=")[0] in _NEEDS_NO_WORKER for arg in beam_args):
+        workers.start_ahead()
     _import_beam()
     from pipelines.engine import engine
 
@@ -56,7 +72,7 @@ def launch(
             return
         try:
             stride = job.build.draft.layout.stride
-            with progress.progress_bar(job.storage, job.todo, job.num_finished, stride):
+            with progress_bar(job.storage, job.todo, job.num_finished, stride):
                 run(job, pipeline, engine.num_processes(beam_args))
         except (errors.BuildError, errors.StoreError):
             if not was_finished_elsewhere(job):
@@ -68,6 +84,61 @@ def launch(
             return
         require_finished(job)
     summary.print_built(output, time.monotonic() - job.started, job.num_finished)
+
+
+@contextlib.contextmanager
+def progress_bar(
+    storage: Storage, tasks: Sequence[ShardTask], num_finished: int, record_stride: int
+) -> Iterator[None]:
+    """Shows the number of images done, the rate and the time left until the block ends.
+
+    No engine reports images while the pipeline runs, so they are counted in the output folder: a
+    finished shard has a sidecar, and a temporary file grows by one record per image, which has
+    `record_stride` bytes. An earlier run has finished `num_finished` images.
+    """
+    total = num_finished + sum(task.num_refs for task in tasks)
+    terminal = sys.stderr.isatty()
+    stop = threading.Event()
+    with tqdm(
+        total=total,
+        initial=num_finished,
+        unit=" images",
+        desc="writing",
+        # In a log file every refresh is a new line.
+        mininterval=0.1 if terminal else 10.0,
+        dynamic_ncols=terminal,
+        smoothing=0.1,
+    ) as bar:
+
+        def refresh() -> None:
+            done = num_finished + _count_images(storage, tasks, record_stride)
+            bar.update(min(done, total) - bar.n)
+
+        def watch() -> None:
+            while not stop.wait(_REMOTE_SECONDS if storage.remote else _LOCAL_SECONDS):
+                refresh()
+
+        thread = threading.Thread(target=watch, name="progress", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+            refresh()
+
+
+def _count_images(storage: Storage, tasks: Sequence[ShardTask], record_stride: int) -> int:
+    names = set(storage.names())
+    finished = [task for task in tasks if shards.sidecar_name(task.shard_name) in names]
+    done = sum(task.num_refs for task in finished)
+    if storage.remote:
+        return done
+    written = 0
+    for path in Path(storage.path(BUILD_DIR)).glob(".*.tfrecord.*.tmp"):
+        with contextlib.suppress(FileNotFoundError):
+            written += path.stat().st_size
+    return done + written // record_stride
 
 
 def exit_code(command: Callable[[Sequence[str]], None], argv: Sequence[str]) -> int:

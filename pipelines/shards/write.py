@@ -1,4 +1,4 @@
-"""Writes shards: decodes the images of a task one at a time."""
+"""Writes shards, and decodes the images of each one at a time."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import functools
 import io
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing.sharedctypes import Synchronized
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from pipelines import errors
+from pipelines import errors, workers
 from pipelines.listing.refs import OTHERS, SITE, ImageRef, RejectedFile, iterate_refs
 from pipelines.planning import plan
 from pipelines.shards.build import Build, Create, Sidecar, Work, WriteTask, rows_name
@@ -150,6 +151,42 @@ class TaskWriter(contextlib.ExitStack):
         """Waits until the files of all tasks are finished; raises a `BuildError` if one fails."""
         with self._work.clear_errors():
             self._files.wait()
+
+
+def write_in_processes(work: Work, tasks: Sequence[plan.ShardTask], num_processes: int) -> None:
+    """Writes shards in worker processes of this machine; returns when all of them are written.
+
+    Each worker takes the next task that no other worker has taken.
+
+    Raises:
+        errors.BuildError: the first error of a worker; the others finish the shards they have
+            begun and take no more tasks. Also if a worker died; that ends the others at once.
+        KeyboardInterrupt: after Ctrl-C, once all workers are killed.
+    """
+    # The largest first, so that no worker is left alone with a large one at the end.
+    tasks = sorted(tasks, key=lambda task: task.num_refs, reverse=True)
+    num_processes = min(num_processes, len(tasks))
+    calls = [(work, tasks)] * num_processes
+    list(workers.results(_write_next, calls, num_processes, workers.shared_value("q", 0)))
+
+
+def _write_next(work: Work, tasks: Sequence[plan.ShardTask]) -> None:
+    """Takes the next task and writes it, until all tasks are taken."""
+    next_task: Synchronized[int] = workers.shared
+
+    def take() -> int:
+        with next_task.get_lock():
+            next_task.value += 1
+            return next_task.value - 1
+
+    try:
+        with TaskWriter(work) as writer:
+            while (place := take()) < len(tasks):
+                writer.write(tasks[place])
+            writer.wait()
+    except BaseException:
+        next_task.value = len(tasks)  # so that the other workers stop
+        raise
 
 
 def _write_images(
