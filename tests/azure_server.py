@@ -10,15 +10,14 @@ import contextlib
 import email
 import os
 import re
-import threading
 from collections.abc import Iterator
 from email.utils import formatdate
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from unittest import mock
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
 import s3_server
+from web_server import Files, WebServer, running_web
 
 from tfrecord_io.stores import remote
 
@@ -28,46 +27,41 @@ ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 
 
-class StandIn:
-    """What a test can ask of the server."""
+class AzureServer(WebServer):
+    """A running server with an empty container."""
 
-    def __init__(self, server: _Server) -> None:
-        self._server = server
+    def __init__(self) -> None:
+        super().__init__(_Blobs)
+        self.blobs: dict[str, tuple[bytes, str]] = {}
+        self.blocks: dict[tuple[str, str], bytes] = {}
+        self.count = 0
+        self.faults = s3_server.Faults()
 
     def failing(self, **faults: int | str) -> contextlib.AbstractContextManager[None]:
         """Makes the server answer with a status, or with half of the body."""
-        return self._server.faults.on(**faults)
+        return self.faults.on(**faults)
 
     def read(self, prefix: str) -> dict[str, bytes]:
         """Returns the blobs below a prefix, by the rest of their names."""
-        blobs = self._server.blobs.items()
+        blobs = self.blobs.items()
         return {n.removeprefix(prefix): body for n, (body, _) in blobs if n.startswith(prefix)}
 
 
 @contextlib.contextmanager
-def running_azure() -> Iterator[StandIn]:
-    """Runs a server with an empty container, found by the variables of Azure's own tools."""
-    with _stand_in() as (port, stand_in):
-        variables = {
-            "AZURE_STORAGE_CONNECTION_STRING": (
-                f"DefaultEndpointsProtocol=http;AccountName={ACCOUNT};AccountKey={KEY};"
-                f"BlobEndpoint=http://127.0.0.1:{port}/{ACCOUNT};"
-            ),
-            "no_proxy": "127.0.0.1",
-            "NO_PROXY": "127.0.0.1",
-        }
-        with mock.patch.dict(os.environ, variables):
+def running_azure() -> Iterator[AzureServer]:
+    """Runs a server that is found by the variables of Azure's own tools."""
+    with running_web(kind=AzureServer) as server:
+        found = (
+            f"DefaultEndpointsProtocol=http;AccountName={ACCOUNT};AccountKey={KEY};"
+            f"BlobEndpoint={server.url(ACCOUNT)};"
+        )
+        with mock.patch.dict(os.environ, {"AZURE_STORAGE_CONNECTION_STRING": found}):
             remote.forget_stores()
-            yield stand_in
-        remote.forget_stores()
+            yield server
 
 
-class _Blobs(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: _Server
-
-    def log_message(self, *_: object) -> None:
-        pass
+class _Blobs(Files):
+    server: AzureServer
 
     def _request(self) -> tuple[str, dict[str, str], bytes]:
         parts = urlsplit(self.path)
@@ -91,7 +85,7 @@ class _Blobs(BaseHTTPRequestHandler):
             if self.command != "HEAD":
                 self.wfile.write(body[:sent])
 
-    def do_PUT(self) -> None:
+    def do_PUT(self) -> None:  # noqa: N802 - http.server's name
         name, query, body = self._request()
         if not self.headers.get("Authorization", "").startswith(f"SharedKey {ACCOUNT}:"):
             return self._answer(403)
@@ -105,7 +99,7 @@ class _Blobs(BaseHTTPRequestHandler):
         self.server.blobs[name] = (body, f"0x{self.server.count:X}")
         return self._answer(201, ETag=f'"0x{self.server.count:X}"')
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802 - http.server's name
         name, query, _ = self._request()
         if query.get("comp") == "list":
             return self._answer(200, self._listing(query), Content_Type="application/xml")
@@ -124,10 +118,10 @@ class _Blobs(BaseHTTPRequestHandler):
         headers["Content_Range"] = f"bytes {start}-{end - 1}/{len(body)}"
         return self._answer(206, body[start:end], **headers)
 
-    def do_HEAD(self) -> None:
+    def do_HEAD(self) -> None:  # noqa: N802 - http.server's name
         self.do_GET()
 
-    def do_POST(self) -> None:
+    def do_POST(self) -> None:  # noqa: N802 - http.server's name
         _, _, body = self._request()
         head = f"Content-Type: {self.headers['Content-Type']}\r\n\r\n".encode()
         answers = []
@@ -158,24 +152,3 @@ class _Blobs(BaseHTTPRequestHandler):
                 )
         blobs = f"<Blobs>{''.join(found)}</Blobs><NextMarker />"
         return f"<EnumerationResults>{blobs}</EnumerationResults>".encode()
-
-
-class _Server(ThreadingHTTPServer):
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Blobs)
-        self.blobs: dict[str, tuple[bytes, str]] = {}
-        self.blocks: dict[tuple[str, str], bytes] = {}
-        self.count = 0
-        self.faults = s3_server.Faults()
-
-
-@contextlib.contextmanager
-def _stand_in() -> Iterator[tuple[int, StandIn]]:
-    with _Server() as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
-        try:
-            yield server.server_address[1], StandIn(server)
-        finally:
-            server.shutdown()
-            thread.join()

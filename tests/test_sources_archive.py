@@ -411,14 +411,6 @@ def test_a_damaged_header_inside_a_tar_does_not_hide_what_follows(tmp_path, dama
         list_archive(path, tmp_path / "scratch")
 
 
-def test_a_tar_with_a_single_end_block_is_complete(tmp_path):
-    path = write_tar(tmp_path / "a.tar", TREE)
-    with tarfile.open(path) as archive:
-        end = sum(1 for _ in archive) and archive.offset
-    path.write_bytes(path.read_bytes()[: end + 512])
-    assert read_archive(path, tmp_path / "scratch") == TREE
-
-
 @pytest.mark.parametrize("kind", ["tar", "tar.gz"])
 def test_tars_that_were_joined_are_refused(tmp_path, kind):
     names = sorted(TREE)
@@ -429,10 +421,12 @@ def test_tars_that_were_joined_are_refused(tmp_path, kind):
         list_archive(path, tmp_path / "scratch")
 
 
-@pytest.mark.parametrize("num_bytes", [1, 512, 10_240, 5_000_000])
-def test_a_tar_may_be_padded_with_any_number_of_zeros(tmp_path, num_bytes):
+@pytest.mark.parametrize("num_bytes", [512, 513, 10_240, 5_000_000])
+def test_a_tar_may_end_in_any_number_of_zeros_from_one_block_on(tmp_path, num_bytes):
     path = write_tar(tmp_path / "a.tar", TREE)
-    path.write_bytes(path.read_bytes() + bytes(num_bytes))
+    with tarfile.open(path) as archive:
+        end = sum(1 for _ in archive) and archive.offset
+    path.write_bytes(path.read_bytes()[:end] + bytes(num_bytes))
     assert read_archive(path, tmp_path / "scratch") == TREE
 
 

@@ -50,24 +50,17 @@ class Desk:
         (folder / "home").mkdir()
         (folder / "work").mkdir()
         self.output = folder / "work" / "data" / "tfrecords"
-        self.archive = folder / "work" / "data" / "downloads" / "tiny-scans.zip"
-
-    def words(self, *more: str) -> list[str]:
-        """Returns the command; apart from the dataset, its flags only make it quick."""
-        flags = [f"--kaggle_dataset={DATASET}", "--image_size=8", IN_MEMORY]
-        return [sys.executable, BUILD, *flags, "--max_reject_fraction=0.5", *more]
-
-    def environment(self, token: str | None = TOKEN) -> dict[str, str]:
-        variables = {"KAGGLE_API_TOKEN": token} if token else {}
-        return self.server.environment(self.folder / "home", PYTHONPATH=str(ROOT), **variables)
 
     def run(self, *more: str, token: str | None = TOKEN) -> subprocess.CompletedProcess[str]:
+        """Runs the command; apart from the dataset, its flags only make it quick."""
+        flags = [f"--kaggle_dataset={DATASET}", "--image_size=8", IN_MEMORY]
+        variables = {"KAGGLE_API_TOKEN": token} if token else {}
         done = subprocess.run(
-            self.words(*more),
+            [sys.executable, BUILD, *flags, "--max_reject_fraction=0.5", *more],
             capture_output=True,
             text=True,
             cwd=self.folder / "work",
-            env=self.environment(token),
+            env=self.server.environment(self.folder / "home", PYTHONPATH=str(ROOT), **variables),
             timeout=280,
             check=False,
         )

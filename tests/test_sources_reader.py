@@ -74,8 +74,8 @@ def test_a_reader_of_a_disk_announces_images_far_ahead_in_the_order_of_their_pla
             return b"%d" % member.offset
 
     offsets = [number * 7 % 1000 for number in range(1000)]
-    # The place of a large file is not worth an announcement.
-    members = [Member("", 1, offset, 10**7 * (offset == 500)) for offset in offsets]
+    # A large file is not announced.
+    members = [Member("", 1, offset, 10**8 * (offset == 500)) for offset in offsets]
     reader = Disk()
     reads = ((member, functools.partial(reader.read, member)) for member in members)
     assert [read() for read in read_in_order(reader, reads)] == [b"%d" % i for i in offsets]

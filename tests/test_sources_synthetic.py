@@ -3,7 +3,6 @@
 import io
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable
 from pathlib import Path
 
 import builds
@@ -30,19 +29,6 @@ def files_of(directory: Path) -> dict[str, bytes]:
     """Returns the content of every scan in the tree by its path within the directory."""
     paths = sorted((directory / ARCHIVE_FOLDER).rglob("*.jpeg"))
     return {path.relative_to(directory).as_posix(): path.read_bytes() for path in paths}
-
-
-def stop_after(num_images: int) -> Callable[[int], None]:
-    """A progress callback that ends the run, as Ctrl-C would, once so many are written."""
-    left = num_images
-
-    def count(newly: int):
-        nonlocal left
-        left -= newly
-        if left <= 0:
-            raise KeyboardInterrupt
-
-    return count
 
 
 @pytest.fixture(scope="module")
@@ -183,8 +169,12 @@ def test_a_stopped_drawing_leaves_what_was_there_and_the_next_run_draws_a_whole_
     write_tree(folder, 13, seed=8)
     before = files_of(folder)
     monkeypatch.setattr(tree_module, "_CHUNK_SIZE", 5)
+
+    def stop(_: int):
+        raise KeyboardInterrupt
+
     with pytest.raises(KeyboardInterrupt):
-        write_tree(folder, FEW, seed=3, progress=stop_after(10))
+        write_tree(folder, FEW, seed=3, progress=stop)
     assert files_of(folder) == before
     write_tree(folder, FEW, seed=3)
     assert files_of(folder) == files_of(tree)

@@ -1,6 +1,7 @@
 """Where stores' settings come from, and where they do not go."""
 
 import os
+from unittest import mock
 
 import pytest
 from apache_beam.options.value_provider import RuntimeValueProvider
@@ -12,22 +13,12 @@ from tfrecord_io.stores import credentials, remote
 
 
 @pytest.fixture(autouse=True)
-def clean_environment(monkeypatch, tmp_path):
+def clean_environment(tmp_path):
     """No settings but those of the test; they are forgotten afterwards."""
-    for name in list(os.environ):
-        if name.startswith(("AWS_", "AZURE_", "GOOGLE_", "CLOUDSDK_", "STORAGE_")):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    # What a test sets is unset again only if it is known before.
-    for name in (
-        "ACCESS_KEY_ID",
-        "SECRET_ACCESS_KEY",
-        "SESSION_TOKEN",
-        "ENDPOINT_URL_S3",
-        "REGION",
-    ):
-        monkeypatch.setenv(f"AWS_{name}", "x")
-        del os.environ[f"AWS_{name}"]
+    theirs = ("AWS_", "AZURE_", "GOOGLE_", "CLOUDSDK_", "STORAGE_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(theirs)}
+    with mock.patch.dict(os.environ, {**kept, "HOME": str(tmp_path)}, clear=True):
+        yield
 
 
 FLAGS = ["--s3_secret_access_key=hidden", "--s3_access_key_id", "key", "--runner=FlinkRunner",

@@ -177,57 +177,38 @@ class SlowStorage:
 
 
 @pytest.fixture
-def slow():
-    return SlowStorage()
-
-
-@pytest.fixture
-def slow_behind(slow):
-    with contextlib.closing(WriteBehind(slow)) as behind:
+def slow_behind():
+    with contextlib.closing(WriteBehind(SlowStorage())) as behind:
         yield behind
 
 
-def test_a_file_is_not_waited_for_until_others_wait_too(slow, slow_behind):
-    for name in "abc":
-        with slow_behind.create(name):
+def write_empty(behind, names):
+    for name in names:
+        with behind.create(name):
             pass
+
+
+def test_a_file_is_not_waited_for_until_others_wait_too(slow_behind):
+    slow = slow_behind._storage
+    write_empty(slow_behind, "abc")
     assert slow.finished == []
     slow.may_finish.set()
-    for name in "def":
-        with slow_behind.create(name):
-            pass
+    write_empty(slow_behind, "def")
     slow_behind.wait()
     assert slow.finished == [*"abcdef"]
 
 
-def test_after_a_file_that_could_not_be_finished_no_other_is(slow, slow_behind):
-    for name in ("good", "bad", "sidecar"):
-        with slow_behind.create(name):
-            pass
+def test_after_a_file_that_could_not_be_finished_no_other_is(slow_behind):
+    slow = slow_behind._storage
+    write_empty(slow_behind, ("good", "bad", "sidecar"))
     slow.may_finish.set()
     with pytest.raises(OSError, match="No space left"):
         slow_behind.wait()
     assert (slow.finished, slow.removed) == (["good"], ["sidecar"])
-    # The next attempt begins anew.
-    with slow_behind.create("sidecar"):
-        pass
-    slow_behind.wait()
-    assert slow.finished == ["good", "sidecar"]
-
-
-def test_a_failure_ends_the_writing_that_goes_on(slow, slow_behind):
-    slow.may_finish.set()
-
-    def write_on():
-        with slow_behind.create("bad"):
-            pass
-        for number in range(10):
-            with slow_behind.create(f"{number}"):
-                pass
-
+    # The next attempt begins anew, and a failure ends the writing that goes on.
     with pytest.raises(OSError, match="No space left"):
-        write_on()
-    assert slow.finished == []
+        write_empty(slow_behind, ["sidecar", "bad", *"0123456789"])
+    assert slow.finished == ["good", "sidecar"]
 
 
 def test_a_block_that_fails_leaves_no_file(storage, behind):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import itertools
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from typing import TypeVar
@@ -13,11 +12,11 @@ from pipelines.sources.source import Reader
 from tfrecord_io.ahead import map_ahead
 
 # Files are announced to the operating system in groups, so many of them ahead: a disk that has many
-# reads to choose from gives several times as many a second as with eight. The place of a larger
-# file is found in less time than it is read.
+# reads to choose from gives several times as many a second as with eight. A group takes about so
+# many bytes at most; a larger file is no image, or one of many frames, of which few are needed.
 _GROUP = 32
+_GROUP_BYTES = 16 * 1024 * 1024
 _GROUPS_AHEAD = 8
-_MOST_ANNOUNCED_BYTES = 1024 * 1024
 
 _Result = TypeVar("_Result")
 _Read = tuple[Member, Callable[[], _Result]]
@@ -62,12 +61,22 @@ def _attempt(read: _Read[_Result]) -> Callable[[], _Result]:
 def _announced(reader: Reader, reads: Iterable[_Read[_Result]]) -> Iterator[Callable[[], _Result]]:
     # In groups, because a call between two decoded images finds cold caches and takes several times
     # longer.
-    reads, ahead = iter(reads), collections.deque[list[_Read[_Result]]]()
-    while group := list(itertools.islice(reads, _GROUP)):
+    ahead: collections.deque[list[_Read[_Result]]] = collections.deque()
+    for group in _groups(reads):
         for member, _ in sorted(group, key=lambda read: read[0].offset):
-            if member.stored_size <= _MOST_ANNOUNCED_BYTES:
+            if member.stored_size <= _GROUP_BYTES:
                 reader.announce(member)
         ahead.append(group)
         if len(ahead) > _GROUPS_AHEAD:
             yield from (read for _, read in ahead.popleft())
     yield from (read for group in ahead for _, read in group)
+
+
+def _groups(reads: Iterable[_Read[_Result]]) -> Iterator[list[_Read[_Result]]]:
+    group: list[_Read[_Result]] = []
+    for read in reads:
+        group.append(read)
+        if len(group) == _GROUP or sum(member.stored_size for member, _ in group) > _GROUP_BYTES:
+            yield group
+            group = []
+    yield group
