@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from dataset_factory import write_dataset
 from hypothesis import HealthCheck, settings
 from image_files import scan_tree, write_tree
 
@@ -75,6 +76,14 @@ def built_dataset(source_tree: Path, tmp_path_factory: pytest.TempPathFactory) -
         ]
     )
     return output
+
+
+@pytest.fixture(scope="session")
+def small_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random pixels: 23 examples of train in four shards, two of them one short; 8 of val."""
+    path = tmp_path_factory.mktemp("small")
+    write_dataset(path, num_examples={"train": 25, "val": 10}, num_shards=4, num_left_out=2)
+    return path
 
 
 @pytest.fixture(scope="session")

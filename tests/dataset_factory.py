@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +159,13 @@ def stored(
         labels.view("<f4"),
         [bytes(key).decode() for key in keys],
     )
+
+
+def assert_same(found: Iterable[Iterable[Any]], wanted: Iterable[Iterable[Any]]) -> None:
+    """Compares batches: their number, and the types, shapes and values of their arrays."""
+    for ours, theirs in zip(found, wanted, strict=True):
+        for array, other in zip(ours, theirs, strict=True):
+            np.testing.assert_array_equal(np.asarray(array), np.asarray(other), strict=True)
 
 
 def _random_pixels(

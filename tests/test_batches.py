@@ -1,10 +1,8 @@
-"""NumPy batches are those of make_dataset, made ahead by a thread, without TensorFlow."""
+"""NumPy batches are made ahead by threads, without TensorFlow."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -13,27 +11,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builds import ROOT
-from dataset_factory import write_dataset
+from marked_images import run_python
 
 import tfrecord_io
 from tfrecord_io import ManifestError
 from tfrecord_io.ahead import map_ahead
 from tfrecord_io.reading.mapped import MappedDataset
 
-NUM_EXAMPLES = 23
 
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("batches")
-    write_dataset(path, num_examples={"train": NUM_EXAMPLES + 2}, num_shards=4, num_left_out=2)
-    return path
-
-
-def _batches(directory: Path, **options: object) -> tfrecord_io.reading.batches.Batches:
+def _batches(small_dataset: Path, **options: object) -> tfrecord_io.reading.batches.Batches:
     return tfrecord_io.make_batches(
-        directory, **{"split": "train", "batch_size": 6, "seed": 3, **options}
+        small_dataset, **{"split": "train", "batch_size": 6, "seed": 3, **options}
     )
 
 
@@ -52,37 +40,8 @@ def started() -> Callable[[], list[str]]:
     return find
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"prefetch": 0},
-        {"shuffle": False},
-        {"epochs": 3, "start_step": 5},
-        {"epochs": 2, "drop_remainder": True},
-        {"epochs": 2, "pad_remainder": True, "with_keys": True},
-        {"num_replicas": 3, "replica_index": 1, "with_keys": True},
-        {"batch_size": 22, "num_replicas": 2, "replica_index": 0},
-        {"examples": [20, 1, 7, 8, 22], "batch_size": 2, "epochs": 2},
-    ],
-    ids=str,
-)
-def test_batches_are_those_of_make_dataset(directory: Path, options: dict[str, object]) -> None:
-    found = _batches(directory, **options)
-    options.pop("prefetch", None)
-    wanted = tfrecord_io.make_dataset(
-        directory, **{"split": "train", "batch_size": 6, "seed": 3, **options}
-    )
-    assert len(found) == len(wanted)
-    for batch, expected in zip(found, wanted.as_numpy_iterator(), strict=True):
-        for array, other in zip(batch, expected, strict=True):
-            assert array.tolist() == other.tolist()
-            assert array.shape == other.shape
-        assert [array.dtype for array in batch[:2]] == [np.uint8, np.float32]
-
-
-def test_batches_can_be_gone_through_again_and_belong_to_the_caller(directory: Path) -> None:
-    batches = _batches(directory)
+def test_batches_can_be_gone_through_again_and_belong_to_the_caller(small_dataset: Path) -> None:
+    batches = _batches(small_dataset)
     first = []
     for images, _ in batches:
         first.append(images.tolist())
@@ -90,8 +49,8 @@ def test_batches_can_be_gone_through_again_and_belong_to_the_caller(directory: P
     assert [images.tolist() for images, _ in batches] == first
 
 
-def test_endless_batches_go_on_and_have_no_length(directory: Path) -> None:
-    endless = _batches(directory, epochs=None)
+def test_endless_batches_go_on_and_have_no_length(small_dataset: Path) -> None:
+    endless = _batches(small_dataset, epochs=None)
     with pytest.raises(TypeError, match="endless"):
         len(endless)
     iterator = iter(endless)
@@ -102,17 +61,22 @@ def test_endless_batches_go_on_and_have_no_length(directory: Path) -> None:
     ("options", "error", "message"),
     [
         ({"prefetch": -1}, ValueError, "prefetch"),
-        ({"examples": [23]}, ValueError, r"0\.\.22"),
+        ({"engine": "stream"}, ValueError, "engine must be auto or mmap, received 'stream'"),
+        ({"examples": []}, ValueError, r"a list of places, received shape \(0,\)"),
+        ({"examples": [[1, 2]]}, ValueError, r"received shape \(1, 2\)"),
+        ({"examples": [0, 23]}, ValueError, r"must be in 0\.\.22, received 0\.\.23"),
+        ({"examples": [-1, 2]}, ValueError, r"received -1\.\.2"),
         ({"start_step": 5}, ValueError, "start_step"),
-        ({"split": "other"}, ManifestError, "other"),
+        ({"split": ("train", "other")}, ManifestError, r"/.*: no split 'other' in this dataset"),
         ({"batch_size": 24, "epochs": None}, ManifestError, "fewer than a batch of 24"),
+        ({"batch_size": 24, "drop_remainder": True}, ManifestError, "smaller batch_size"),
     ],
 )
 def test_what_cannot_be_read_is_refused_before_the_first_batch(
-    directory: Path, options: dict[str, object], error: type[Exception], message: str
+    small_dataset: Path, options: dict[str, object], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        _batches(directory, **options)
+        _batches(small_dataset, **options)
 
 
 def test_threads_compute_as_many_results_ahead_as_they_are_told() -> None:
@@ -156,17 +120,17 @@ def test_an_error_of_the_thread_reaches_the_reader_in_its_turn(
     assert not started()
 
 
-def test_a_batch_that_is_kept_is_not_written_to_by_later_ones(directory: Path) -> None:
-    batches = _batches(directory, epochs=40, batch_size=2)
+def test_a_batch_that_is_kept_is_not_written_to_by_later_ones(small_dataset: Path) -> None:
+    batches = _batches(small_dataset, epochs=40, batch_size=2)
     views = [images[1:, :1] for images, _ in batches]
-    expected = [images[1:, :1] for images, _ in _batches(directory, epochs=40, batch_size=2)]
+    expected = [images[1:, :1] for images, _ in _batches(small_dataset, epochs=40, batch_size=2)]
     assert len(views) == 460
     np.testing.assert_array_equal(np.stack(views), np.stack(expected))
 
 
-def test_the_memory_of_a_dropped_batch_is_used_again(directory: Path) -> None:
+def test_the_memory_of_a_dropped_batch_is_used_again(small_dataset: Path) -> None:
     addresses = set()
-    for images, _ in _batches(directory, epochs=40, batch_size=2):
+    for images, _ in _batches(small_dataset, epochs=40, batch_size=2):
         addresses.add(images.ctypes.data)
         del images
     # Two that wait, two in the making, one in use.
@@ -174,33 +138,27 @@ def test_the_memory_of_a_dropped_batch_is_used_again(directory: Path) -> None:
 
 
 def test_the_threads_end_when_nobody_reads_any_more(
-    directory: Path, started: Callable[[], list[str]]
+    small_dataset: Path, started: Callable[[], list[str]]
 ) -> None:
-    iterator = iter(_batches(directory, epochs=None))
+    iterator = iter(_batches(small_dataset, epochs=None))
     next(iterator)
     assert started()
     del iterator
     assert not started()
-    for _ in _batches(directory, epochs=None):
+    for _ in _batches(small_dataset, epochs=None):
         break
     assert not started()
 
 
 def _run(program: str, directory: Path) -> list:
     """Runs a program in a process of its own; returns the JSON that it prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(directory)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        timeout=120,
-    )
+    done = run_python(program, directory)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
 def test_a_process_reads_batches_without_tensorflow_and_ends_in_the_middle(
-    directory: Path,
+    small_dataset: Path,
 ) -> None:
     program = """
 import json, sys
@@ -211,11 +169,11 @@ batches = iter(tfrecord_io.make_batches(sys.argv[1], split="train", batch_size=4
 next(batches)
 print(json.dumps([*modules, "tensorflow" in sys.modules]))
 """
-    assert _run(program, directory) == [False, False]
+    assert _run(program, small_dataset) == [False, False]
 
 
 @pytest.mark.skipif(find_spec("grain") is None, reason="Grain is not installed")
-def test_grain_reads_a_mapped_split_as_a_random_access_source(directory: Path) -> None:
+def test_grain_reads_a_mapped_split_as_a_random_access_source(small_dataset: Path) -> None:
     # In a process of its own: Grain's DataLoader wants absl's flags to be its own.
     program = """
 import json, sys
@@ -236,7 +194,7 @@ print(json.dumps([
     "tensorflow" in sys.modules,
 ]))
 """
-    shapes, images, has_tensorflow = _run(program, directory)
+    shapes, images, has_tensorflow = _run(program, small_dataset)
     assert not has_tensorflow
     assert shapes == [[5, 6, 5, 1]] * 4 + [[3, 6, 5, 1]]
-    assert images == sorted(MappedDataset(directory, "train")[range(NUM_EXAMPLES)][0].tolist())
+    assert images == sorted(MappedDataset(small_dataset, "train")[range(23)][0].tolist())

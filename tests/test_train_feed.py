@@ -1,9 +1,11 @@
+import collections
 import math
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from dataset_factory import assert_same
 from marked_images import OCT_NAMES, weigh, write_marked_dataset
 
 import tfrecord_io
@@ -60,6 +62,13 @@ def batches_of(data, devices, *, batch_size=8, epochs=2, start_step=0, cache="no
     ]
 
 
+def weighed(data, tmp_path, weight_of):
+    """Returns a copy of the dataset whose examples have weights by their label."""
+    folder = shutil.copytree(data, tmp_path / "data")
+    weigh(folder, weight_of)
+    return str(folder)
+
+
 @pytest.mark.parametrize(("epoch", "step"), [(0, 3), (1, 6), (2, 9), (7, 23)])
 def test_an_epoch_ends_with_the_step_of_its_last_example(data, epoch, step):
     run = make_run(
@@ -82,43 +91,34 @@ def test_all_batches_have_one_shape_and_their_weights_add_up_to_one(data):
 
 def test_every_example_counts_once_an_epoch(data):
     batches = batches_of(data, devices_of(), epochs=3)
-    seen = {}
-    for images, _, weights, _ in batches:
-        for image in images[weights > 0]:
-            seen[image.tobytes()] = seen.get(image.tobytes(), 0) + 1
-    assert len(seen) == NUM_EXAMPLES
-    assert set(seen.values()) == {3}
+    seen = collections.Counter(
+        image.tobytes() for images, _, weights, _ in batches for image in images[weights > 0]
+    )
+    assert list(seen.values()) == [3] * NUM_EXAMPLES
 
 
 def test_replicas_get_the_pieces_of_the_global_batch_in_order(data):
     whole, cut = batches_of(data, devices_of(1)), batches_of(data, devices_of(2))
-    assert len(cut) == 2 * len(whole)
-    for step, batch in enumerate(whole):
-        for part in range(4):
-            joined = np.concatenate([cut[2 * step][part], cut[2 * step + 1][part]])
-            np.testing.assert_array_equal(joined, batch[part])
+    halves = zip(cut[::2], cut[1::2], strict=True)
+    assert_same([map(np.concatenate, zip(*pair, strict=True)) for pair in halves], whole)
 
 
 def test_workers_share_each_step_and_their_weights_add_up(data):
     by_worker = [batches_of(data, devices_of(1, 2, index)) for index in range(2)]
-    whole = batches_of(data, devices_of())
-    for first, second, (images, labels, weights, draws) in zip(*by_worker, whole, strict=True):
-        # In order, so that an image meets the same random numbers and the same neighbour.
-        for part, expected in enumerate((images, labels, weights, draws)):
-            np.testing.assert_array_equal(np.concatenate([first[part], second[part]]), expected)
-        assert first[2].sum() + second[2].sum() == pytest.approx(1)
+    # In order, so that an image meets the same random numbers and the same neighbour.
+    pairs = zip(*by_worker, strict=True)
+    joined = [map(np.concatenate, zip(*pair, strict=True)) for pair in pairs]
+    assert_same(joined, batches_of(data, devices_of()))
 
 
 @pytest.mark.parametrize(
     "fields", [{}, {"cache": "device"}, {"folds": 2, "fold": 0}], ids=["mmap", "cache", "folds"]
 )  # fmt: skip
 def test_an_example_counts_by_its_weight_however_it_is_read(data, tmp_path, fields):
-    folder = tmp_path / "data"
-    shutil.copytree(data, folder)
-    weigh(folder, lambda label: OCT_NAMES.index(label) + 1)
+    folder = weighed(data, tmp_path, lambda label: OCT_NAMES.index(label) + 1)
     plain = batches_of(data, devices_of(2), **fields)
     factors, wanted = [], []
-    for ours, theirs in zip(batches_of(str(folder), devices_of(2), **fields), plain, strict=True):
+    for ours, theirs in zip(batches_of(folder, devices_of(2), **fields), plain, strict=True):
         np.testing.assert_array_equal(ours[0], theirs[0])
         is_real = theirs[2] > 0
         assert not ours[2][~is_real].any()
@@ -129,12 +129,9 @@ def test_an_example_counts_by_its_weight_however_it_is_read(data, tmp_path, fiel
 
 
 def test_an_image_of_weight_0_is_in_no_batch_so_that_no_other_is_mixed_with_it(data, tmp_path):
-    folder = tmp_path / "data"
-    shutil.copytree(data, folder)
-    weigh(folder, lambda label: {"CNV": 0, "DME": 3}.get(label, 1))
-    config = TrainConfig.of(data=str(folder))
+    folder = weighed(data, tmp_path, lambda label: {"CNV": 0, "DME": 3}.get(label, 1))
     manifest = tfrecord_io.Manifest.load(folder)
-    part = parts_of(config).train
+    part = parts_of(TrainConfig.of(data=folder)).train
     counts = manifest.split("train").label_counts
     assert part.label_counts == (0, *counts[1:])
     assert part.weights.mean() == pytest.approx(1)
@@ -146,31 +143,24 @@ def test_an_image_of_weight_0_is_in_no_batch_so_that_no_other_is_mixed_with_it(d
 def test_very_large_weights_count_as_small_ones_do(data, tmp_path):
     weights = []
     for unit in (1.0, 1e307):
-        folder = tmp_path / str(unit)
-        shutil.copytree(data, folder)
-        weigh(folder, lambda label, unit=unit: unit * (OCT_NAMES.index(label) + 1))
-        config = TrainConfig.of(data=str(folder))
-        weights.append(parts_of(config).train.weights)
+        folder = weighed(
+            data, tmp_path / str(unit), lambda label, unit=unit: unit * (OCT_NAMES.index(label) + 1)
+        )
+        weights.append(parts_of(TrainConfig.of(data=folder)).train.weights)
     np.testing.assert_allclose(*weights, rtol=1e-6)
 
 
 @pytest.mark.parametrize("weights", [(-1.0, 1.0), (0.0, 0.0), (float("nan"), 1.0)])
 def test_weights_that_cannot_be_are_refused(data, tmp_path, weights):
-    folder = tmp_path / "data"
-    shutil.copytree(data, folder)
-    weigh(folder, lambda label: weights[label == "CNV"])
+    folder = weighed(data, tmp_path, lambda label: weights[label == "CNV"])
     with pytest.raises(ConfigError, match=r"by the column weight of .*examples.parquet"):
-        batches_of(str(folder), devices_of())
+        batches_of(folder, devices_of())
 
 
 @pytest.mark.parametrize("start_step", [1, 3, 5])
 def test_starting_later_gives_the_same_batches(data, start_step):
     whole = batches_of(data, devices_of())
-    later = batches_of(data, devices_of(), start_step=start_step)
-    assert len(later) == len(whole) - start_step
-    for ours, theirs in zip(later, whole[start_step:], strict=True):
-        for part in range(4):
-            np.testing.assert_array_equal(ours[part], theirs[part])
+    assert_same(batches_of(data, devices_of(), start_step=start_step), whole[start_step:])
 
 
 @pytest.mark.parametrize("num_replicas", [1, 2])
@@ -178,9 +168,7 @@ def test_starting_later_gives_the_same_batches(data, start_step):
 def test_a_cached_split_gives_the_batches_of_the_files(data, num_replicas, start_step):
     devices = devices_of(num_replicas)
     cached = batches_of(data, devices, start_step=start_step, cache="device")
-    for ours, theirs in zip(cached, batches_of(data, devices, start_step=start_step), strict=True):
-        for part in range(4):
-            np.testing.assert_array_equal(ours[part], theirs[part])
+    assert_same(cached, batches_of(data, devices, start_step=start_step))
 
 
 @pytest.mark.parametrize("num_replicas", [1, 2])
@@ -216,10 +204,7 @@ def test_jax_gets_the_batches_of_tensorflow(data, fields, start_step):
     )
     found = list(training_batches(config, devices, start_step))
     wanted = training_batches(config.replace(cache="none"), devices_of(), start_step)
-    for ours, theirs in zip(found, wanted.as_numpy_iterator(), strict=True):
-        for array, expected in zip(ours, theirs, strict=True):
-            assert array.dtype == expected.dtype
-            np.testing.assert_array_equal(array, expected)
+    assert_same(found, wanted.as_numpy_iterator())
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:jax")
@@ -229,9 +214,7 @@ def test_jax_evaluates_the_batches_of_tensorflow_as_often_as_it_is_asked(data):
     wanted = feed.evaluation_batches(config.input, devices_of(), part)
     found = feed.evaluation_batches(config.input, jax_devices_of(), part)
     for _ in range(2):
-        for ours, theirs in zip(found, wanted.as_numpy_iterator(), strict=True):
-            for array, expected in zip(ours, theirs, strict=True):
-                np.testing.assert_array_equal(array, expected)
+        assert_same(found, wanted.as_numpy_iterator())
 
 
 def draws_of(data, **fields):
