@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from builds import ROOT, build_here, rows_of, run_build_here, shards_of
 from dataset_factory import bare_manifest, change_column
-from image_files import encoded, jpeg, kermany_archive, png, write_tree, write_zip
+from image_files import encoded, jpeg, kermany_archive, png, scan_tree, write_tree, write_zip
 
 from pipelines import errors
 from pipelines.shards import drops
@@ -63,21 +63,19 @@ def test_a_patient_in_two_splits_is_found_with_the_number_of_images(flawed):
     ]
 
 
-def test_patients_and_pixels_under_two_labels_are_found(flawed):
+def test_pictures_and_patients_under_two_labels_or_in_two_files_are_found(flawed):
     assert finding(flawed, "patient_labels").listed == ({"patient": "2", "CNV": 3, "NORMAL": 1},)
-    (row,) = finding(flawed, "label_conflict").listed
-    assert {row["first"], row["again"]} == set(planted.CONFLICT)
-    assert row["labels"] == "CNV, NORMAL"
-
-
-def test_the_same_file_and_the_same_pixels_in_another_format_and_split_are_found(flawed):
-    found = finding(flawed, "duplicates")
-    names = {frozenset((row["first"], row["again"])): row["same file"] for row in found.listed}
-    assert names[frozenset(planted.SAME_FILE)] == "yes"
-    (row,) = finding(flawed, "picture_leak").listed
-    assert {row["first"], row["again"]} == set(planted.SAME_PIXELS)
-    assert row["same file"] == "no, same pixels"
-    assert row["splits"] == "train, val"
+    for code, names, facts in (
+        ("label_conflict", planted.CONFLICT, ("CNV, NORMAL", "train", "yes")),
+        ("duplicates", planted.SAME_FILE, ("NORMAL", "train", "yes")),
+        ("picture_leak", planted.SAME_PIXELS, ("CNV", "train, val", "no, same pixels")),
+    ):
+        pairs = {
+            frozenset((row["first"], row["again"])): row for row in finding(flawed, code).listed
+        }
+        row = pairs[frozenset(names)]
+        assert (row["labels"], row["splits"], row["same file"]) == facts
+        assert len(pairs) == 1 + (code == "duplicates")
 
 
 def test_copies_saved_again_or_brightened_are_found_across_splits_and_nothing_else_is(
@@ -110,21 +108,35 @@ def test_the_manifest_holds_the_findings_of_the_build(flawed):
     assert [f["code"] for f in found["findings"]] == [f.code for f in audit.audit(flawed).findings]
 
 
-def test_a_tree_that_the_archive_holds_twice_is_reported_once(tmp_path):
-    files = {f"train/CNV/CNV-{n}-1.jpeg": jpeg(n) for n in range(5)}
-    files |= {f"train/DME/DME-{n}-1.jpeg": jpeg(50 + n) for n in range(5)}
-    files |= {f"test/DRUSEN/DRUSEN-{n}-1.jpeg": jpeg(90 + n) for n in range(20, 24)}
-    files |= {f"test/NORMAL/NORMAL-{n}-1.jpeg": jpeg(70 + n) for n in range(20, 24)}
-    archive = write_zip(tmp_path / "oct.zip", kermany_archive(files))
-    found = finding(build_here(archive, tmp_path / "out"), "source_copies")
-    assert found.count == 18
-    assert found.severity == "note"
+def named(label, *numbers, split="train", sizes=((20, 28),)):
+    """Returns images by name: one of each patient, the last size for all that are left."""
+    return {
+        f"{split}/{label}/{label}-{n}-1.png": jpeg(n, *sizes[min(place, len(sizes) - 1)])
+        for place, n in enumerate(numbers)
+    }
 
 
-def test_names_without_a_patient_are_reported(tmp_path):
-    files = {f"{split}/CNV/scan{n}.jpeg": jpeg(n) for n, split in enumerate(["train", "test"] * 3)}
-    found = finding(build_here(write_tree(tmp_path / "in", files), tmp_path / "out"), "no_patient")
-    assert found.title == "No image names a patient"
+SIZES = named("A", *range(8), sizes=[(40, 50)] * 6 + [(40, 120), (6, 7)])
+MIXED = named("A", *range(9)) | named("B", 1, 2) | named("B", 20, 21, 22, split="test")
+
+
+@pytest.mark.parametrize(
+    ("files", "code", "told"),
+    [
+        ({f"{split}/A/{split}.png": jpeg(1) for split in ("train", "test")}, "no_patient",
+         "title='No image names a patient'"),
+        (SIZES, "size_outliers", "listed=({'width': 120, 'height': 40, 'images': 1}, "
+         "{'width': 7, 'height': 6, 'images': 1})"),
+        (SIZES, "enlarged", "count=1"),
+        (MIXED, "class_missing", "detail='A: this split"),
+        (MIXED, "class_shift", "title='test has a different mix of classes than train'"),
+        (kermany_archive(scan_tree()), "source_copies", "severity='note', "),
+        (kermany_archive(scan_tree()), "source_copies", "title='36 files are"),
+    ],
+)  # fmt: skip
+def test_what_is_odd_about_the_files_is_reported(files, code, told, tmp_path):
+    source = write_zip(tmp_path / "scans.zip", files)
+    assert told in str(finding(build_here(source, tmp_path / "out"), code))
 
 
 def test_pictures_of_one_colour_are_reported_and_are_no_copies_of_each_other(tmp_path):
@@ -136,26 +148,6 @@ def test_pictures_of_one_colour_are_reported_and_are_no_copies_of_each_other(tmp
     assert finding(out, "blank").count == 4
     assert finding(out, "near_duplicates") is None
     assert len({row["group"] for row in rows_of(out)}) == 4
-
-
-def test_odd_sizes_and_enlarged_images_are_reported(tmp_path):
-    sizes = [(40, 50)] * 6 + [(40, 120), (6, 7)]
-    files = {f"train/A/A-{n}-1.png": jpeg(n, *size) for n, size in enumerate(sizes)}
-    out = build_here(write_tree(tmp_path / "in", files), tmp_path / "out")
-    assert finding(out, "size_outliers").listed == (
-        {"width": 120, "height": 40, "images": 1},
-        {"width": 7, "height": 6, "images": 1},
-    )
-    assert finding(out, "enlarged").count == 1
-
-
-def test_a_class_that_a_split_lacks_and_another_mix_are_reported(tmp_path):
-    names = [f"train/A/A-{n}-1" for n in range(9)] + [f"train/B/B-{n}-1" for n in range(2)]
-    names += [f"test/B/B-{n}-1" for n in range(20, 23)]
-    files = {f"{name}.jpeg": jpeg(n) for n, name in enumerate(names)}
-    out = build_here(write_tree(tmp_path / "in", files), tmp_path / "out")
-    assert finding(out, "class_missing").detail.startswith("A: ")
-    assert finding(out, "class_shift").title == "test has a different mix of classes than train"
 
 
 @pytest.mark.skipif(not SAMPLE.exists(), reason=f"{SAMPLE.name}, real scans, is not here")
@@ -242,19 +234,10 @@ def test_leaks_of_small_pictures_cannot_be_ruled_out(flawed_tree, tmp_path, caps
         assert said in capsys.readouterr().out
 
 
-def test_one_split_of_small_pictures_leaks_nothing(tmp_path):
-    files = {
-        name.replace("test/", "train/").replace("val/", "train/"): data
-        for name, data in planted.clean_files().items()
-    }
-    scans = write_tree(tmp_path / "scans", files)
+def test_one_split_leaks_nothing_and_is_not_praised_for_it(tmp_path):
+    scans = write_tree(tmp_path / "scans", named("A", 1, 2, 3) | named("B", 4, 5, 6))
     out = build_here(scans, tmp_path / "out", "--leaks=fail", "--image_size=28")
     assert command_line.main(["audit", str(out), "--max_leaked_pictures=0"]) == 0
-
-
-def test_one_split_is_not_praised_for_sharing_nothing_with_others(tmp_path):
-    files = {f"train/{label}/{label}-{n}-1.jpeg": jpeg(n) for n in range(3) for label in "AB"}
-    out = build_here(write_tree(tmp_path / "scans", files), tmp_path / "out", SIZE)
     titles = [found["title"] for found in Manifest.load(out).audit["findings"]]
     assert not [title for title in titles if "split" in title and "same split" not in title]
 

@@ -41,18 +41,23 @@ def test_columns_of_a_label_table_are_fields_by_their_types_except_bytes_and_lis
     assert fields["age (years)"]["@id"] == "examples/age%20%28years%29"
 
 
-def test_the_same_dataset_in_another_folder_has_the_same_file(tmp_path):
+@pytest.fixture
+def small(tmp_path):
+    """A dataset, and its source."""
     source = write_tree(tmp_path / "in", {f"{label}/1.jpeg": jpeg(1) for label in "ab"})
-    built = [build_here(source, tmp_path / folder) for folder in ("1", "2")]
-    texts = {(folder / croissant.FILE_NAME).read_text() for folder in built}
-    (text,) = texts
+    return build_here(source, tmp_path / "out"), source
+
+
+def test_the_same_dataset_in_another_folder_has_the_same_file(small, tmp_path):
+    built, source = small
+    text = (built / croissant.FILE_NAME).read_text()
+    assert (build_here(source, tmp_path / "2") / croissant.FILE_NAME).read_text() == text
     assert str(tmp_path) not in text
     assert not re.search(r"20\d\d-\d\d", text)
 
 
-def test_a_dataset_of_before_is_complete_and_right_without_the_file(tmp_path, capsys):
-    source = write_tree(tmp_path / "in", {f"{label}/1.jpeg": jpeg(1) for label in "ab"})
-    built = build_here(source, tmp_path / "out")
+def test_a_dataset_of_before_is_complete_and_right_without_the_file(small, capsys):
+    built, source = small
     (built / croissant.FILE_NAME).unlink()
     before = files_of(built)
     build_here(source, built)
@@ -62,16 +67,14 @@ def test_a_dataset_of_before_is_complete_and_right_without_the_file(tmp_path, ca
 
 
 @pytest.mark.parametrize("name", ["examples.parquet", croissant.FILE_NAME])
-def test_verify_finds_a_file_that_is_not_the_one_that_was_described(name, tmp_path):
-    source = write_tree(tmp_path / "in", {f"{label}/1.jpeg": jpeg(1) for label in "ab"})
-    built = build_here(source, tmp_path / "out")
-    path = built / name
+def test_verify_finds_a_file_that_is_not_the_one_that_was_described(name, small):
+    path = small[0] / name
     if name == croissant.FILE_NAME:
         path.write_text(path.read_text().replace('"sha256": "', '"sha256": "0', 1))
     else:
         table = pq.read_table(path)
         pq.write_table(table.set_column(5, "patient", table["label"]), path)
-    (finding,) = verify.verify(built)
+    (finding,) = verify.verify(small[0])
     assert finding.file_name == croissant.FILE_NAME
     assert "says that examples.parquet has SHA-256" in finding.message
 

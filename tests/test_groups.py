@@ -14,18 +14,6 @@ def groups_of(near_duplicates=None, **columns):
     return [set(np.flatnonzero(codes == code).tolist()) for code in range(codes.max() + 1)]
 
 
-def together(row, groups):
-    return next(group for group in groups if row in group)
-
-
-def test_an_unknown_patient_costs_one_image_alone_its_group():
-    patients = [f"p{row // 4}" for row in range(119)] + [None]
-    groups = groups_of(patient=patients, path=[f"{row}.png" for row in range(120)])
-    assert together(119, groups) == {119}
-    assert together(0, groups) == {0, 1, 2, 3}
-    assert len(groups) == 31
-
-
 @pytest.mark.parametrize("source", ["study", "series"])
 def test_without_patients_a_volume_is_a_group(source):
     volumes = [f"v{row // 3}" for row in range(12)]
@@ -40,6 +28,8 @@ def test_without_patients_a_volume_is_a_group(source):
     [
         # A study is preferred to its series.
         ({"study": ["s", "s", None], "series": ["a", "b", "b"]}, None, [{0, 1, 2}]),
+        # An unknown patient costs one image alone its group.
+        ({"patient": [*"ppqq", None]}, None, [{4}, {0, 1}, {2, 3}]),
         # An image of unknown patient joins the patient of its study,
         ({"patient": ["p", None, None], "study": ["s", "s", "t"]}, None, [{0, 1}, {2}]),
         # but a study does not join two known patients.

@@ -43,26 +43,18 @@ def test_each_line_is_the_frame_of_a_record(tmp_path, dtype):
         assert _lines(path) == _frames(tmp_path / name)
 
 
-def test_an_empty_shard_has_an_empty_index(tmp_path):
-    write_dataset(tmp_path, num_examples={"train": 1}, num_shards=2)
-    assert [_lines(path) for path in index.write_index(tmp_path)].count([]) == 1
-
-
 def test_the_command_writes_into_another_folder(tmp_path, capsys):
-    write_dataset(tmp_path / "data", num_examples={"train": 4}, num_shards=2)
+    write_dataset(tmp_path / "data", num_examples={"train": 1}, num_shards=2)
     assert main(["index", str(tmp_path / "data"), "--index_dir", str(tmp_path / "idx")]) == 0
     assert "wrote 2 index files" in capsys.readouterr().out
-    assert len(list((tmp_path / "idx").iterdir())) == 2
+    assert sorted(len(_lines(path)) for path in (tmp_path / "idx").iterdir()) == [0, 1]
     assert not list((tmp_path / "data").glob("*.idx"))
 
 
-def test_a_dataset_that_is_not_there_leaves_no_folder(tmp_path):
+def test_no_index_is_written_of_what_is_not_there_or_truncated(tmp_path):
     with pytest.raises(ManifestError, match="does not exist"):
         index.write_index(tmp_path / "nowhere")
     assert not (tmp_path / "nowhere").exists()
-
-
-def test_no_index_is_written_of_a_truncated_shard(tmp_path):
     manifest = write_dataset(tmp_path)
     path = tmp_path / manifest.splits["train"].shards[0].name
     path.write_bytes(path.read_bytes()[:-1])

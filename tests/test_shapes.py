@@ -34,30 +34,32 @@ def test_the_shapes_of_a_dataset_are_those_of_the_splits_that_are_asked_for():
     assert shapes.of_dataset(dataset, ["train"]) == [1.0, 2.0]
 
 
-def test_the_build_says_what_became_of_the_shapes():
-    told = shapes.describe(dataset_of(train=[1.0323, 1.0, 3.0968], test=[0.7742]))
-    assert told == (
-        "the images have 4 shapes, from 0.77:1 to 3.1:1; they are stretched to 1.0:1 "
-        "(--fit pad keeps them)"
-    )
-    told = shapes.describe(dataset_of("pad", train=[12.5]))
-    assert told == "the images have the shape 12:1; they are padded to 1.0:1"
-
-
-@pytest.mark.parametrize("dataset", [dataset_of(train=[1.0, 0.995]), dataset_of(), GOLDEN])
-def test_nothing_is_said_of_images_of_the_stored_shape_or_of_unknown_ones(dataset):
-    assert shapes.describe(dataset) is None
+@pytest.mark.parametrize(
+    ("dataset", "told"),
+    [
+        (
+            dataset_of(train=[1.0323, 1.0, 3.0968], test=[0.7742]),
+            "the images have 4 shapes, from 0.77:1 to 3.1:1; they are stretched to 1.0:1 "
+            "(--fit pad keeps them)",
+        ),
+        (
+            dataset_of("pad", train=[12.5]),
+            "the images have the shape 12:1; they are padded to 1.0:1",
+        ),
+        *((dataset, None) for dataset in (dataset_of(train=[1.0, 0.995]), dataset_of(), GOLDEN)),
+    ],
+)
+def test_the_build_says_what_became_of_shapes_that_are_not_the_stored_one(dataset, told):
+    assert shapes.describe(dataset) == told
 
 
 def test_a_shape_far_from_all_of_the_training_images_is_warned_of():
     warning = shapes.warn_of_unseen([1.81, 1.03, 2.0], [1.0323, 1.5484, 2.0645], SQUARE)
     assert "(1.8:1) that no training image has (those have 1.0:1 to 2.1:1)" in warning
     assert "stretched to 1.0:1" in warning
-
-
-@pytest.mark.parametrize("trained", [[1.0, 1.5], []])
-def test_shapes_like_those_of_the_training_images_or_unknown_ones_give_no_warning(trained):
-    assert shapes.warn_of_unseen([1.08, 1.45], trained, SQUARE) is None
+    # Shapes like those of the training images, and unknown ones.
+    assert shapes.warn_of_unseen([1.08, 1.45], [1.0, 1.5], SQUARE) is None
+    assert shapes.warn_of_unseen([1.08, 1.45], [], SQUARE) is None
 
 
 def test_the_share_of_padding_is_known_of_padded_datasets_alone():
