@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from image_files import encoded, grey_pixels, jpeg, png, png_of_rows, rgb_pixels
-from PIL import Image, ImageOps, TiffImagePlugin
+from PIL import Image, TiffImagePlugin
 
 from tfrecord_io.decoding import preprocess
 from tfrecord_io.decoding.options import Preprocessing
@@ -23,6 +23,7 @@ HEIGHT, WIDTH = 20, 28
 #: The size of the generated pictures: nothing is resized, so pixels can be compared exactly.
 SAME_SIZE = Preprocessing(height=HEIGHT, width=WIDTH)
 SAME_SIZE_RGB = Preprocessing(height=HEIGHT, width=WIDTH, channels=3)
+DEEP = Preprocessing(height=4, width=4, dtype="uint16")
 GREY, RGB = grey_pixels(), rgb_pixels()
 ORIENTATION = 0x0112
 
@@ -46,21 +47,15 @@ def luma(rgb):
 
 
 @pytest.mark.parametrize("file_format", ["PNG", "BMP", "TIFF", "PPM", "GIF", "WEBP"])
-def test_grey_pixels_of_a_lossless_file_come_out_as_they_are(file_format):
+def test_the_pixels_of_a_lossless_file_come_out_as_they_are(file_format):
     settings = {"lossless": True} if file_format == "WEBP" else {}
     data = encoded(GREY, file_format, **settings)
     np.testing.assert_array_equal(pixels(data)[:, :, 0], GREY)
-
-
-@pytest.mark.parametrize("file_format", ["PNG", "BMP", "TIFF", "PPM"])
-def test_colour_becomes_luma_or_stays_colour(file_format):
-    data = encoded(RGB, file_format)
-    np.testing.assert_array_equal(pixels(data)[:, :, 0], luma(RGB))
-    np.testing.assert_array_equal(pixels(data, SAME_SIZE_RGB), RGB)
-
-
-def test_grey_is_repeated_for_three_channels():
-    np.testing.assert_array_equal(pixels(png(), SAME_SIZE_RGB), np.repeat(GREY[..., None], 3, 2))
+    np.testing.assert_array_equal(pixels(data, SAME_SIZE_RGB), np.repeat(GREY[..., None], 3, 2))
+    if file_format not in ("GIF", "WEBP"):  # of which the first has no colour but palettes
+        data = encoded(RGB, file_format)
+        np.testing.assert_array_equal(pixels(data)[:, :, 0], luma(RGB))
+        np.testing.assert_array_equal(pixels(data, SAME_SIZE_RGB), RGB)
 
 
 def test_a_jpeg_gives_what_pillow_decodes_and_its_quality_is_kept():
@@ -123,7 +118,7 @@ def test_a_transparent_colour_is_rejected_only_if_a_pixel_has_it(mode, transpare
 
 
 @pytest.mark.parametrize("file_format", ["JPEG", "PNG", "TIFF", "WEBP"])
-@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("orientation", [*range(10), 77])
 def test_the_picture_is_turned_as_viewers_turn_it(orientation, file_format):
     image = Image.fromarray(GREY)
     exif = Image.Exif()
@@ -133,7 +128,6 @@ def test_the_picture_is_turned_as_viewers_turn_it(orientation, file_format):
     stored = pixels(encoded(image, file_format, **settings))[:, :, 0]
     # EXIF 2.3, 4.6.4: where row 0 and column 0 of the stored picture are in the viewed one.
     upright = {
-        1: stored,
         2: stored[:, ::-1],
         3: stored[::-1, ::-1],
         4: stored[::-1],
@@ -141,7 +135,7 @@ def test_the_picture_is_turned_as_viewers_turn_it(orientation, file_format):
         6: stored.T[:, ::-1],
         7: stored[::-1, ::-1].T,
         8: stored.T[::-1],
-    }[orientation]
+    }.get(orientation, stored)
     height, width = upright.shape
     decoded = decode_image(data, Preprocessing(height=height, width=width))
     assert (decoded.height, decoded.width) == (height, width)
@@ -150,32 +144,11 @@ def test_the_picture_is_turned_as_viewers_turn_it(orientation, file_format):
     )
 
 
-@pytest.mark.parametrize("value", [0, 9, 77])
-def test_an_orientation_that_does_not_exist_changes_nothing(value):
-    exif = Image.Exif()
-    exif[ORIENTATION] = value
-    np.testing.assert_array_equal(
-        pixels(encoded(GREY, "JPEG", exif=exif)), pixels(encoded(GREY, "JPEG"))
-    )
-
-
-def test_exif_that_is_damaged_does_not_end_the_job():
-    data = encoded(GREY, "JPEG", exif=b"Exif\0\0II*\0" + b"\xff" * 40)
-    with contextlib.suppress(Reject):
-        np.testing.assert_array_equal(pixels(data), pixels(encoded(GREY, "JPEG")))
-
-
 @pytest.mark.parametrize("resize", ["bilinear", "bicubic", "lanczos", "box"])
 def test_resizing_is_that_of_pillow_with_the_named_filter(resize):
     preprocessing = Preprocessing(height=7, width=9, resize=resize)
     expected = Image.fromarray(GREY).resize((9, 7), Image.Resampling[resize.upper()])
     np.testing.assert_array_equal(pixels(png(), preprocessing)[:, :, 0], np.asarray(expected))
-
-
-def test_colour_is_reduced_before_it_is_resized_and_says_so_by_its_bytes():
-    expected = ImageOps.grayscale(Image.fromarray(RGB)).resize((9, 7), Image.Resampling.BILINEAR)
-    found = pixels(encoded(RGB), Preprocessing(height=7, width=9))
-    np.testing.assert_array_equal(found[:, :, 0], np.asarray(expected))
 
 
 # ---- what is left out, and why
@@ -210,38 +183,38 @@ def netpbm(kind, maximum, channels):
     return b"%s 4 4 %d\n" % (kind, maximum) + samples.astype(">u2").tobytes()
 
 
-#: What Pillow would reduce to eight bits.
-REDUCED = [
-    *(pytest.param(sixteen_bit_png(n), id=f"png of {n} channels") for n in (2, 3, 4)),
-    pytest.param(sixteen_bit_tiff(3), id="tiff in colour"),
-    pytest.param(encoded(GREY.astype(np.float32), "TIFF"), id="tiff of floats"),
-    pytest.param(encoded(GREY.astype(np.int32), "TIFF"), id="tiff of 32-bit integers"),
-    pytest.param(netpbm(b"P6", 65535, 3), id="ppm"),
-]
+#: What Pillow would reduce to eight bits, and what uint16 can hold.
+REDUCED = {
+    **{f"png of {n} channels": sixteen_bit_png(n) for n in (2, 3, 4)},
+    "tiff in colour": sixteen_bit_tiff(3),
+    "tiff of floats": encoded(GREY.astype(np.float32), "TIFF"),
+    "tiff of 32-bit integers": encoded(GREY.astype(np.int32), "TIFF"),
+    "ppm": netpbm(b"P6", 65535, 3),
+    "ppm of 10 bits": netpbm(b"P6", 1023, 3),
+    "ppm as text": b"P3 1 1 65535 1 2 3\n",
+}
+DEEP_GREY = {
+    "png grey, by Pillow": encoded(GREY.astype(np.uint16) * 256),
+    "png grey": sixteen_bit_png(1),
+    "tiff grey, by Pillow": encoded(GREY.astype(np.uint16) * 256, "TIFF"),
+    "tiff grey": sixteen_bit_tiff(1),
+    "pgm": netpbm(b"P5", 65535, 1),
+    "pgm of 10 bits": netpbm(b"P5", 1023, 1),
+}
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        *REDUCED,
-        pytest.param(encoded(GREY.astype(np.uint16) * 256), id="png grey, by Pillow"),
-        pytest.param(sixteen_bit_png(1), id="png grey"),
-        pytest.param(encoded(GREY.astype(np.uint16) * 256, "TIFF"), id="tiff grey, by Pillow"),
-        pytest.param(sixteen_bit_tiff(1), id="tiff grey"),
-        pytest.param(netpbm(b"P5", 65535, 1), id="pgm"),
-        pytest.param(netpbm(b"P5", 1023, 1), id="pgm of 10 bits"),
-        pytest.param(netpbm(b"P6", 1023, 3), id="ppm of 10 bits"),
-        pytest.param(b"P3 1 1 65535 1 2 3\n", id="ppm as text"),
-    ],
-)
+@pytest.mark.parametrize("name", [*REDUCED, *DEEP_GREY])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_more_than_eight_bits_are_never_cut_off_in_silence(data, channels):
-    assert reason(data, Preprocessing(channels=channels)) == "more_than_8_bits"
+def test_more_than_eight_bits_are_never_cut_off_in_silence(name, channels):
+    data = (REDUCED | DEEP_GREY)[name]
+    keeps = "--dtype uint16 keeps it" if name in DEEP_GREY else ""
+    with pytest.raises(Reject, match=f"more_than_8_bits: .*{keeps}"):
+        decode_image(data, Preprocessing(channels=channels))
+    if name in REDUCED:
+        assert reason(data, DEEP) == "more_than_8_bits"
 
 
 # ---- sixteen bits
-
-DEEP = Preprocessing(height=4, width=4, dtype="uint16")
 
 
 def deep_pixels(data, preprocessing=DEEP):
@@ -275,9 +248,13 @@ def test_grey_of_16_bits_comes_out_as_it_is_where_uint16_is_stored(data, expecte
     assert BIG_ENDIAN.startswith(b"MM")
 
 
-def test_levels_of_eight_bits_are_spread_over_16():
-    eight = np.frombuffer(bytes(range(0, 256, 16)), np.uint8).reshape(4, 4)
-    np.testing.assert_array_equal(deep_pixels(encoded(eight))[:, :, 0], eight.astype(int) * 257)
+def test_grey_and_colour_fill_the_channels_and_eight_bits_are_spread_over_16():
+    settings = Preprocessing(height=HEIGHT, width=WIDTH, channels=3, dtype="uint16")
+    deep = np.repeat(GREY.astype(np.uint16)[..., None] * 256, 3, 2)
+    np.testing.assert_array_equal(deep_pixels(encoded(deep[..., 0]), settings), deep)
+    for image in (RGB, np.repeat(GREY[..., None], 3, 2)):
+        found = deep_pixels(encoded(image), settings)
+        np.testing.assert_array_equal(found, image.astype(int) * 257)
 
 
 @pytest.mark.parametrize("resize", ["bilinear", "bicubic", "lanczos", "box"])
@@ -289,25 +266,6 @@ def test_resizing_keeps_the_depth(resize):
     )
     # Pillow rounds after each of its two passes.
     assert np.abs(deep_pixels(encoded(values), settings)[:, :, 0] - in_floats).max() <= 1
-
-
-def test_grey_of_16_bits_is_repeated_and_colour_of_8_bits_keeps_its_channels():
-    settings = Preprocessing(height=HEIGHT, width=WIDTH, channels=3, dtype="uint16")
-    deep = GREY.astype(np.uint16) * 256
-    np.testing.assert_array_equal(
-        deep_pixels(encoded(deep), settings), deep[..., None].repeat(3, 2)
-    )
-    np.testing.assert_array_equal(deep_pixels(encoded(RGB), settings), RGB.astype(int) * 257)
-
-
-@pytest.mark.parametrize("data", REDUCED)
-def test_depths_that_pillow_would_reduce_are_rejected_in_uint16_too(data):
-    assert reason(data, DEEP) == "more_than_8_bits"
-
-
-def test_a_16_bit_file_in_a_build_of_uint8_is_told_what_keeps_it():
-    with pytest.raises(Reject, match="--dtype uint16 keeps it"):
-        decode_image(sixteen_bit_png(1), Preprocessing())
 
 
 @pytest.mark.parametrize(
@@ -394,11 +352,6 @@ def test_what_is_not_one_whole_picture_of_eight_bits_is_a_reject(data, expected,
     assert reason(data, settings) == expected
 
 
-def test_a_picture_below_the_limit_is_no_bomb():
-    # It claims 89 million pixels and has few: that is damage.
-    assert reason(bomb_png(9459, 9459)) in ("truncated", "undecodable")
-
-
 WHOLE = {
     "jpeg": jpeg(),
     "progressive jpeg": encoded(GREY, "JPEG", progressive=True),
@@ -432,16 +385,6 @@ def test_damage_anywhere_raises_nothing_but_a_reject(kind, data):
         damaged[place] = value
     with contextlib.suppress(Reject):
         assert len(decode_image(bytes(damaged), SAME_SIZE).pixels) == HEIGHT * WIDTH
-
-
-STARTS = [b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"BM", b"II*\0", b"MM\0*", b"GIF89a", b"P5 ",
-          b"RIFF\x20\0\0\0WEBP", b"P3 9 9 255 ", b""]  # fmt: skip
-
-
-@given(start=st.sampled_from(STARTS), rest=st.binary(max_size=200))
-def test_random_bytes_raise_nothing_but_a_reject(start, rest):
-    with contextlib.suppress(Reject):
-        assert len(decode_image(start + rest, SAME_SIZE).pixels) == HEIGHT * WIDTH
 
 
 def test_a_reject_travels_between_processes():
