@@ -97,11 +97,8 @@ GONE = "/data/scans.zip is gone; every worker must be able to read it"
     ],
 )
 def test_a_workers_own_error_comes_back_as_its_message_alone(error, kind, message):
-    with (
-        pytest.raises(kind) as raised,
-        engine.clear_errors(PipelineOptions([])),
-        engine.make_pipeline([IN_MEMORY]) as pipeline,
-    ):
+    clear = engine.clear_errors(PipelineOptions([]))
+    with pytest.raises(kind) as raised, clear, engine.make_pipeline([IN_MEMORY]) as pipeline:
         pipeline | beam.Create([1]) | beam.Map(fail_with, error)
     assert str(raised.value) == message
 
@@ -122,10 +119,8 @@ def test_an_error_nobody_foresaw_is_passed_on():
     ],
 )
 def test_what_a_remote_engine_says_of_a_failure_is_kept_and_shortened(error, message):
-    with (
-        pytest.raises(errors.BuildError) as raised,
-        engine.clear_errors(PipelineOptions(["--runner=FlinkRunner"])),
-    ):
+    clear = engine.clear_errors(PipelineOptions(["--runner=FlinkRunner"]))
+    with pytest.raises(errors.BuildError) as raised, clear:
         raise error
     assert str(raised.value) == message
 

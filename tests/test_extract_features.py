@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import zipfile
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -165,10 +166,8 @@ def test_memory_does_not_grow_with_the_number_of_images(mobilenet_weights, tmp_p
     few, many = 100, 2000
     peaks = []
     for total in (few, many):
-        folder = tmp_path / f"{total}"
+        folder, path, weights = tmp_path / f"{total}", tmp_path / "t.keras", str(mobilenet_weights)
         write_marked_dataset(folder, num_examples={"train": total}, image_shape=(32, 32, 1))
-        path = tmp_path / "trunk.keras"
-        weights = str(mobilenet_weights)
         facts = write_trunk(str(folder), "mobilenet", "conv_pw_1_relu", path, weights=weights)
         words = ["--data", folder, "--trunk", path, "--output", tmp_path / f"{total}-out"]
         words = [sys.executable, "-c", MEASURED, *words, IN_MEMORY]
@@ -201,23 +200,11 @@ def test_another_trunk_or_type_is_another_dataset(
     assert verify(output) == []
 
 
-def test_a_damaged_shard_of_images_makes_no_features(images, trunk, tmp_path, capsys):
-    copy = shutil.copytree(images, tmp_path / "images")
-    shard = min(copy.glob("test-*.tfrecord"))
-    content = bytearray(shard.read_bytes())
-    content[200] ^= 1
-    shard.write_bytes(content)
-    assert extract(copy, trunk, tmp_path / "out") == 1
-    assert f"{shard.name} has SHA-256" in capsys.readouterr().err
-    assert not (tmp_path / "out" / shard.name).exists()
-
-
 def test_a_value_too_large_for_the_type_is_an_error_and_not_infinity(images, tmp_path, capsys):
     network = keras.applications.MobileNet(include_top=False, weights=None, input_shape=(32, 32, 3))
     network.get_layer("conv_pw_1_bn").beta.assign(np.full(64, 1e5))
-    network.save_weights(tmp_path / "large.weights.h5")
-    path = tmp_path / "trunk.keras"
-    weights = str(tmp_path / "large.weights.h5")
+    path, weights = tmp_path / "trunk.keras", str(tmp_path / "large.weights.h5")
+    network.save_weights(weights)
     write_trunk(str(images), "mobilenet", "conv_pw_1_bn", path, weights=weights)
     assert extract(images, path, tmp_path / "out") == 1
     assert "float16 cannot hold (up to 100000); use --dtype float32" in capsys.readouterr().err
@@ -239,18 +226,36 @@ def test_wrong_usage_ends_with_code_2(flags, message, images, trunk, tmp_path, c
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("name", ["train-00001-of-00002.tfrecord", "examples.parquet"])
-@pytest.mark.parametrize("content", [None, b"cut"])
-def test_a_dataset_that_is_not_whole_is_refused_before_anything_is_computed(
-    name, content, images, trunk, tmp_path, capsys
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def flip_a_bit(path):
+    content = bytearray(path.read_bytes())
+    content[200] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "code"),
+    [
+        ("train-00001-of-00002.tfrecord", Path.unlink, 2),
+        ("train-00001-of-00002.tfrecord", cut, 2),
+        ("examples.parquet", Path.unlink, 2),
+        ("examples.parquet", cut, 2),
+        # Only reading the whole shard shows it.
+        ("test-00000-of-00001.tfrecord", flip_a_bit, 1),
+    ],
+)
+def test_a_dataset_that_is_not_whole_makes_no_features(
+    name, damage, code, images, trunk, tmp_path, capsys
 ):
-    broken = shutil.copytree(images, tmp_path / "images")
-    (broken / name).unlink()
-    if content is not None:
-        (broken / name).write_bytes(content)
-    assert extract(broken, trunk, tmp_path / "out") == 2
+    broken, output = shutil.copytree(images, tmp_path / "images"), tmp_path / "out"
+    damage(broken / name)
+    assert extract(broken, trunk, output) == code
     assert name in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+    assert not (output / name).exists()
+    assert output.exists() is (code == 1)
 
 
 @pytest.mark.parametrize(
@@ -281,14 +286,11 @@ def test_the_images_are_never_overwritten_with_their_features(images, trunk, cap
 
 @pytest.mark.slow
 def test_a_user_runs_it_with_worker_processes(images, trunk, extracted, tmp_path):
-    output = tmp_path / "out"
-    words = ["--data", images, "--trunk", trunk, "--output", output]
-    program = ROOT / "pipelines" / "extract_features.py"
-    done = run_command(
-        [sys.executable, str(program), *map(str, words)], {"PYTHONPATH": os.fspath(ROOT)}
-    )
+    output, program = tmp_path / "out", ROOT / "pipelines" / "extract_features.py"
+    words = [sys.executable, program, "--data", images, "--trunk", trunk, "--output", output]
+    done = run_command([str(word) for word in words], {"PYTHONPATH": os.fspath(ROOT)})
     assert done.returncode == 0, done.stderr
     assert "oneDNN" not in done.stderr
     assert "CUDA" not in done.stderr
     assert shards_of(output) == shards_of(extracted)
-    assert json.loads((output / "manifest.json").read_text())["image"]["dtype"] == "float16"
+    assert Manifest.load(output).dtype == "float16"

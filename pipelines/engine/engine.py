@@ -205,7 +205,7 @@ def check_flags(beam_args: Sequence[str], own_flags: Iterable[str]) -> None:
 
 @dataclasses.dataclass(eq=False)
 class WriteShards(beam.PTransform):
-    """Turns shard tasks into shard files, and yields (name of the dataset, index of the task).
+    """Turns shard tasks into shard files, and yields (name of the dataset, what was written).
 
     `num_processes` is the number of local worker processes, for the engine in this process; None if
     the engine's own workers write the shards.
@@ -223,8 +223,15 @@ class WriteShards(beam.PTransform):
         return (
             tasks
             | beam.BatchElements(min_batch_size=sys.maxsize, max_batch_size=sys.maxsize)
-            | beam.FlatMap(_write_in_processes, self.build, self.num_processes)
+            | beam.Map(_write_in_processes, self.build, self.num_processes)
         )
+
+
+def _write_in_processes(
+    tasks: Sequence[ShardTask], build: Work, num_processes: int
+) -> tuple[str, int]:
+    write_in_processes(build, tasks, num_processes)
+    return build.draft.name, len(tasks)
 
 
 class _WriteHere(beam.DoFn):
@@ -247,14 +254,6 @@ class _WriteHere(beam.DoFn):
 
     def teardown(self) -> None:
         self._writer.close()
-
-
-def _write_in_processes(
-    tasks: Sequence[ShardTask], build: Work, num_processes: int
-) -> Iterator[tuple[str, int]]:
-    write_in_processes(build, tasks, num_processes)
-    for task in tasks:
-        yield build.draft.name, task.index
 
 
 @dataclasses.dataclass(eq=False)

@@ -145,22 +145,11 @@ def describe_features(
     from pipelines.report import card
 
     storage, data = extraction.storage, Storage(extraction.data)
-    shards = iter(sidecar.to_shard() for sidecar in sidecars)
     # The same device and versions usually computed all shards.
-    computed_by = {json.dumps(sidecar.computed_by) for sidecar in sidecars}
-    made = dataclasses.replace(
-        extraction.draft,
-        splits={
-            name: dataclasses.replace(
-                split, shards=tuple(itertools.islice(shards, len(split.shards)))
-            )
-            for name, split in extraction.images.splits.items()
-        },
-        source={
-            **extraction.draft.source,
-            "computed_by": sorted(map(json.loads, computed_by), key=str),
-        },
-    )
+    texts = {json.dumps(sidecar.computed_by) for sidecar in sidecars}
+    computed_by = sorted(map(json.loads, texts), key=str)
+    made = extraction.with_shards(tasks, sidecars)
+    made = dataclasses.replace(made, source={**made.source, "computed_by": computed_by})
     for name in _CARRIED_OVER:
         if data.exists(name):
             storage.write(name, data.read(name))

@@ -255,9 +255,6 @@ def _make_manifest(
         errors.BuildError: if the numbers of files do not add up to those that the listing saw.
         errors.RefusedError: if no example is left.
     """
-    by_split: dict[str, list[Sidecar]] = {}
-    for task, sidecar in zip(tasks, sidecars, strict=True):
-        by_split.setdefault(task.split, []).append(sidecar)
     planned, storage = build.draft.counts, build.storage
     variants = {}
     if "variants" in planned:
@@ -275,14 +272,7 @@ def _make_manifest(
         "ignored": planned["ignored"],
     }
     made = dataclasses.replace(
-        build.draft,
-        splits={
-            split: manifest.Split(
-                label_counts=tuple(map(sum, zip(*(s.label_counts for s in members), strict=True))),
-                shards=tuple(member.to_shard() for member in members),
-            )
-            for split, members in by_split.items()
-        },
+        build.with_shards(tasks, sidecars),
         counts=counts,
         rejects=dict(sorted(collections.Counter(r.reason for r in rejects).items())),
         versions={
@@ -291,7 +281,7 @@ def _make_manifest(
             "pyarrow": pa.__version__,
             **build.draft.versions,
         },
-        statistics=_statistics(build, by_split.get(manifest.STATISTICS_SPLIT, [])),
+        statistics=_statistics(build, tasks, sidecars),
     )
     accounted = sum(count for _, count in made.ledger)
     if accounted != counts["files"]:
@@ -309,8 +299,10 @@ def _make_manifest(
     return made
 
 
-def _statistics(build: Build, sidecars: Sequence[Sidecar]) -> PixelStatistics | None:
-    """Returns the sums over the pixels of these shards, or None if they hold no example."""
+def _statistics(
+    build: Build, tasks: Sequence[ShardTask], sidecars: Sequence[Sidecar]
+) -> PixelStatistics | None:
+    """Returns the sums over the pixels of the train split, or None if it holds no example."""
 
     def of_shard(sidecar: Sidecar) -> PixelStatistics:
         if sidecar.statistics is not None:
@@ -318,6 +310,8 @@ def _statistics(build: Build, sidecars: Sequence[Sidecar]) -> PixelStatistics | 
         with build.storage.open_arrow(sidecar.shard) as file:
             return PixelStatistics.from_shard(file, build.draft.layout)
 
-    if not any(sidecar.num_examples for sidecar in sidecars):
+    pairs = zip(tasks, sidecars, strict=True)
+    counted = [sidecar for task, sidecar in pairs if task.split == manifest.STATISTICS_SPLIT]
+    if not any(sidecar.num_examples for sidecar in counted):
         return None
-    return functools.reduce(operator.add, build.storage.map(of_shard, sidecars))
+    return functools.reduce(operator.add, build.storage.map(of_shard, counted))

@@ -223,28 +223,24 @@ def _write_images(
                     detail = reject.detail if ref.hidden is None else ""
                     rejects.append(RejectedFile(ref.image_name, reject.reason, detail))
                 continue
-            pixels = image.pixels
+            facts = image._asdict()
+            pixels = facts.pop("pixels")
             if variant:
                 pixels = augment.vary(pixels, draft.image_shape, key, image.box)
             shard.write(pixels, labels[ref.label], key)
             examples.append(
-                {
+                facts
+                | {
                     "place": place,
                     "key": key,
+                    "variant": variant,
                     "label": ref.label,
                     "patient": ref.patient,
                     "path": ref.image_name,
-                    "width": image.width,
-                    "height": image.height,
-                    "mode": image.mode,
-                    "file_format": image.file_format,
                     "file_bytes": ref.size,
-                    "quantization": image.quantization,
                     # Of a file of several images only a part may be at hand.
                     "file_xxh3": None if ref.frame else xxhash.xxh3_128_hexdigest(data),
                     "pixels_xxh3": xxhash.xxh3_128_hexdigest(pixels),
-                    "shape": image.shape,
-                    "variant": variant,
                 }
             )
     return examples, rejects
