@@ -26,7 +26,7 @@ from pipelines import errors
 from pipelines.planning.plan import ShardTask
 from pipelines.shards.build import Create, Sidecar, Work, WriteTask
 from pipelines.stores.output import Storage
-from tfrecord_io import flags, manifest, native_noise, schema, shard_writer
+from tfrecord_io import flags, manifest, native_noise, schema, shard_writer, shards
 from tfrecord_io.trunk import FILE_NAME
 
 #: Images in each batch for the trunk. The last batch of a shard is filled up with zeros, because a
@@ -199,12 +199,9 @@ def _read_batches(
     data, layout = Storage(extraction.data), extraction.images.layout
     digest = hashlib.sha256()
     with data.open_arrow(shard.name) as file:
-        while block := file.read(BATCH_SIZE * layout.stride):
-            digest.update(block)
-            # A shard that was cut off ends within a record; its digest shows it below.
-            whole = len(block) // layout.stride
-            records = np.frombuffer(block, np.uint8, whole * layout.stride)
-            records = records.reshape(whole, layout.stride)
+        # A shard that was cut off ends within a record; its digest shows it below.
+        for records in shards.read_records(file, layout.stride, BATCH_SIZE):
+            digest.update(records)
             keys = [bytes(key).decode() for key in layout.bytes_in(records, schema.KEY)]
             yield layout.images_in(records), layout.labels_in(records), keys
     if digest.hexdigest() != shard.sha256:
