@@ -43,6 +43,14 @@ STORAGE_HOST, SIGNATURE = "storage.stand-in", "X-Goog-Signature=signature0000"
 NAME = "tiny-scans.zip"
 
 
+def assert_no_secret(folder: Path, said: str) -> None:
+    """Checks that no credential and no signature is in a message, or in a file of a folder."""
+    written = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    for where, content in {**written, "a message": said.encode()}.items():
+        for secret in (*SECRETS, "signature0"):
+            assert secret.encode() not in content, f"{secret} is in {where}"
+
+
 def make_archive(num_members: int = 8, member_bytes: int = 150_000, seed: int = 1) -> bytes:
     """Returns a zip of noise, in the shape of Kaggle's; every other member is compressed."""
     noise = random.Random(seed)

@@ -31,7 +31,7 @@ def test_every_flag_arrives_where_it_belongs():
         [*ARCHIVE, "--output=out", "--image_size=100x60", "--channels=3", "--resize=box",
          "--seed=7", "--limit=9", "--num_shards=5", "--classes=NORMAL, CNV", "--tree=OCT2017 ",
          r"--group_regex=^(\d)", "--max_reject_fraction=0.5", "--overwrite", "--name=mine",
-         "--num_examples=3", "--download_dir=d", "--splits=patient", "--split_seed=auto",
+         "--num_examples=30", "--download_dir=d", "--splits=patient", "--split_seed=auto",
          "--split_fractions=train=0.7,holdout=0.3", "--keep_split=test", "--leaks=fail",
          "--duplicates=drop"]
     )  # fmt: skip
@@ -52,7 +52,7 @@ def test_every_flag_arrives_where_it_belongs():
         classes=("NORMAL", "CNV"), tree="OCT2017 ", group_regex=r"^(\d)"
     )
     assert chosen.source == SourceOptions(
-        source="archive", input="scans.zip", num_examples=3, download_dir=Path("d")
+        source="archive", input="scans.zip", num_examples=30, download_dir=Path("d")
     )
     assert parse_options([*ARCHIVE, "--shard_size_mb=0.5"]).plan == PlanOptions(shard_size_mb=0.5)
 

@@ -13,7 +13,7 @@ import pytest
 from builds import IN_MEMORY, ROOT, build_here, shards_of
 from idx_files import IMAGES, LABELS, NUM
 from image_files import kermany_archive, scan_tree, write_tree, write_zip
-from kaggle_stand_in import DATASET, SECRETS, TOKEN, StandIn
+from kaggle_stand_in import DATASET, TOKEN, StandIn, assert_no_secret
 from web_server import WebFile, running_web
 
 from pipelines import build_tfrecords, errors, options
@@ -65,14 +65,8 @@ class Desk:
             check=False,
         )
         assert "Traceback" not in done.stderr, done.stderr
-        self.assert_no_secret(done.stdout + done.stderr)
+        assert_no_secret(self.folder, done.stdout + done.stderr)
         return done
-
-    def assert_no_secret(self, console: str) -> None:
-        written = {path: path.read_bytes() for path in self.folder.rglob("*") if path.is_file()}
-        for where, content in {**written, "the console": console.encode()}.items():
-            for secret in (*SECRETS, "signature0"):
-                assert secret.encode() not in content, f"{secret} is in {where}"
 
 
 @pytest.fixture

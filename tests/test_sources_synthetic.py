@@ -74,15 +74,6 @@ def test_a_file_is_a_grey_jpeg_of_a_size_and_length_that_the_archive_has():
 # Shares and the plan
 
 
-@pytest.mark.parametrize("num_examples", [11, 0, -5])
-def test_too_few_examples_are_refused_with_advice(num_examples, tmp_path):
-    with pytest.raises(
-        errors.UserError, match=f"at least 12.* got {num_examples}; choose a larger"
-    ):
-        write_tree(tmp_path / "tree", num_examples, seed=0)
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("num_examples", [12, 13, 50, 999, 4000])
 def test_the_plan_has_images_in_every_class_of_every_split_and_no_path_twice(
     num_examples,

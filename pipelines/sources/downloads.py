@@ -1,13 +1,11 @@
-"""What downloads share: records in JSON files, progress bars in bytes, and errors of the disk."""
+"""What downloads share: records in JSON files, and progress bars in bytes."""
 
 import json
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from tqdm import tqdm
-
-from pipelines import errors
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -30,13 +28,3 @@ def byte_bar(description: str, total: int | None = None) -> tqdm:
         unit="B",
         unit_scale=True,
     )
-
-
-def raise_disk_error(error: OSError, path: Path, note: str = "") -> NoReturn:
-    """Raises a `BuildError` about a file that could not be written; `note` says what is kept."""
-    lines = [
-        f"{path} could not be written: {error.strerror or type(error).__name__}.",
-        "Free some space or fix its permissions, or choose another folder with --download_dir.",
-        note,
-    ]
-    raise errors.BuildError("\n".join(filter(None, lines))) from None

@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines import errors
-from pipelines.sources.downloads import raise_disk_error
 from pipelines.sources.member import Member
 from pipelines.sources.source import Reader, Source
 from tfrecord_io.files import atomic_write
@@ -156,17 +155,16 @@ def download(directory: Path, base_url: str) -> None:
     """
     for name in MD5_SUMS:
         path, url = directory / name, f"{base_url.rstrip('/')}/{name}"
+        with contextlib.suppress(ValueError):
+            if path.exists() and _published(path):
+                continue
         try:
-            directory.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(ValueError):
-                if path.exists() and _published(path):
-                    continue
             content = _published_content(remote.read_file(url), name, remote.shown(url))
-            with atomic_write(path) as file:
-                file.write(content)
         except FileNotFoundError:
             raise errors.BuildError(f"{remote.shown(url)} does not exist.\n{_BY_HAND}") from None
-        except OSError as error:
-            raise_disk_error(error, path)
         except (errors.ToldError, ValueError) as error:
             raise errors.BuildError(f"{error}\n{_BY_HAND}") from None
+        with errors.clear_write_errors(f"{path} (--download_dir chooses another folder)"):
+            directory.mkdir(parents=True, exist_ok=True)
+            with atomic_write(path) as file:
+                file.write(content)

@@ -55,7 +55,8 @@ class SourceOptions:
         "fashion_mnist: where to download the four files from",
         metavar="URL",
     )
-    num_examples: int = flag(2000, "synthetic: images to draw", metavar="N")
+    # One for each of four classes in each of three splits.
+    num_examples: int = flag(2000, "synthetic: images to draw", metavar="N", least=12)
     download_dir: Path = flag(
         Path("data/downloads"),
         "where downloads and drawn images are kept for later builds",

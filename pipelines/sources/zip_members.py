@@ -102,7 +102,7 @@ class ZipReader(Reader):
         return b""
 
     def open(self, member: Member) -> BinaryIO:
-        """Opens a member; one that is stored as it is is read as a whole once, for its checksum."""
+        """Opens a member; an uncompressed one is read as a whole once, to compare its checksum."""
         method, start, _ = self._read_stored(member, 0)
         if method != zipfile.ZIP_STORED:
             return super().open(member)

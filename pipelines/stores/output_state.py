@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -119,12 +119,14 @@ def clear(storage: Storage) -> None:
     """Removes a dataset, its manifest first, so that a partly removed one never looks complete."""
     storage.delete([manifest.FILE_NAME])
     storage.delete([name for name in storage.names() if _OWN_FILES.fullmatch(name)])
-    storage.delete(_build_files(storage))
+    # The lock file stays: this build holds it, and another build may be about to open it. An
+    # unpacked archive stays, too, because it is made from the input alone.
+    storage.delete(_build_files(storage, lambda name: name != "lock" and name[-4:] != ".tar"))
 
 
 def remove_leftovers(storage: Storage) -> None:
     """Removes the temporary files that killed builds left."""
-    storage.delete([name for name in _build_files(storage) if name.endswith(".tmp")])
+    storage.delete(_build_files(storage, lambda name: name.endswith(".tmp")))
 
 
 def make_private(storage: Storage) -> None:
@@ -139,18 +141,12 @@ def remove_private(storage: Storage) -> None:
 
     That is the rows of the plan, and an unpacked archive. The next run makes both again.
     """
-    names = [name for name in storage.names(BUILD_DIR) if name.endswith((".tar", ".tmp"))]
-    storage.delete([PLAN_FILE, *(f"{BUILD_DIR}/{name}" for name in names)])
+    files = _build_files(storage, lambda name: name.endswith((".tar", ".tmp")))
+    storage.delete([PLAN_FILE, *files])
 
 
-def _build_files(storage: Storage) -> list[str]:
-    # The lock file stays: this build holds it, and another build may be about to open it. An
-    # unpacked archive stays, too, because it is made from the input alone.
-    return [
-        f"{BUILD_DIR}/{name}"
-        for name in storage.names(BUILD_DIR)
-        if name != "lock" and not name.endswith(".tar")
-    ]
+def _build_files(storage: Storage, is_wanted: Callable[[str], bool]) -> list[str]:
+    return [f"{BUILD_DIR}/{name}" for name in filter(is_wanted, storage.names(BUILD_DIR))]
 
 
 def _refuse_other(

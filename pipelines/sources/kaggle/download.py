@@ -9,7 +9,6 @@ can resume the other's download. An archive without a marker is complete.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
@@ -20,12 +19,12 @@ from tqdm import tqdm
 from tqdm.utils import CallbackIOWrapper
 
 from pipelines import errors
-from pipelines.sources.downloads import byte_bar, raise_disk_error, read_json
+from pipelines.sources.downloads import byte_bar, read_json
 from pipelines.sources.kaggle.api import Login, archive_address, find_login
 from pipelines.stores import file_lock
 from tfrecord_io import archives
 from tfrecord_io.ahead import map_ahead
-from tfrecord_io.files import atomic_write, sync_folder
+from tfrecord_io.files import sync_folder, write_json
 from tfrecord_io.rejects import is_of_content
 from tfrecord_io.stores import remote
 
@@ -74,15 +73,15 @@ def download_archive(dataset: str, download_dir: Path) -> Path:
             "Wait until it has finished, then run the same command again to use that archive."
         )
 
-    try:
+    with (
+        errors.clear_write_errors(f"{archive} (--download_dir chooses another folder)"),
         # The lock ends with the process, so a killed download does not block the next one.
-        with file_lock.held(archive.with_name(f".{archive.name}.lock"), busy):
-            if not _is_finished(archive):
-                fetch(dataset, archive)
-            if not is_verified(archive, dataset):
-                verify_archive(archive, dataset)
-    except OSError as error:
-        raise_disk_error(error, archive, _kept(archive))
+        file_lock.held(archive.with_name(f".{archive.name}.lock"), busy),
+    ):
+        if not _is_finished(archive):
+            fetch(dataset, archive)
+        if not is_verified(archive, dataset):
+            verify_archive(archive, dataset)
     return archive
 
 
@@ -104,7 +103,10 @@ def fetch(dataset: str, archive: Path) -> None:
                 missing = " does not exist" if isinstance(error, FileNotFoundError) else ""
                 message = f"The download was interrupted: {error}{missing}."
                 if attempts == _MOST_ATTEMPTS:
-                    raise errors.BuildError(f"{message}\n{_kept(archive)}") from None
+                    raise errors.BuildError(
+                        f"{message}\nRun the same command again to resume with the "
+                        f"{tqdm.format_sizeof(_size(archive), 'B')} that arrived."
+                    ) from None
                 _LOG.warning("%s Asking Kaggle for a new address.", message)
     # The marker goes when all bytes are on the disk: a file without one counts as complete.
     with archive.open("rb") as file:
@@ -142,9 +144,7 @@ def _attempt(dataset: str, archive: Path, login: Login, bar: tqdm) -> None:
             with archive.open("wb") as old:
                 os.fsync(old.fileno())
         # The marker is on the disk first: without it, a partial file would count as complete.
-        with atomic_write(_marker(archive)) as marker:
-            facts = {"validator": f'"{file.mark}"', "size": file.size}
-            marker.write(json.dumps(facts).encode())
+        write_json(_marker(archive), {"validator": f'"{file.mark}"', "size": file.size})
         sync_folder(archive.parent)
     bar.total = file.size
     bar.update(start - bar.n)
@@ -172,13 +172,6 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.is_file() else 0
 
 
-def _kept(archive: Path) -> str:
-    return (
-        "The bytes that arrived are kept: run the same command again to resume. A whole archive "
-        f"can be used where it is: --source archive --input {archive}"
-    )
-
-
 def verify_archive(archive: Path, dataset: str) -> None:
     """Compares the CRC of every member of a zip, and records in a sidecar file that all are right.
 
@@ -199,8 +192,7 @@ def verify_archive(archive: Path, dataset: str) -> None:
             "Run the same command again to download a new one."
         )
     facts = {"dataset": dataset, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
-    with atomic_write(_record(archive)) as file:
-        file.write(json.dumps(facts, indent=1).encode() + b"\n")
+    write_json(_record(archive), facts)
 
 
 def is_verified(archive: Path, dataset: str) -> bool:

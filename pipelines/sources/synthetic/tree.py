@@ -57,8 +57,8 @@ def write_tree(
     were written since its last call.
 
     Raises:
-        errors.UserError: if num_examples is less than 12, another process is drawing into the
-            directory, or it exists and this function did not write it.
+        errors.UserError: if another process is drawing into the directory, or it exists and this
+            function did not write it.
         errors.BuildError: if a worker process died.
     """
     tasks = _plan_tree(num_examples, seed)
@@ -143,14 +143,9 @@ def split_sizes(num_examples: int) -> dict[tuple[str, str], int]:
     """Distributes a number of images over (split, label) as in the Kermany archive.
 
     val and test get about a tenth each, with equal classes; train has the real proportions of
-    classes. Each class of each split gets at least one image.
+    classes. Each class of each split gets at least one image, if there are at least 12.
     """
     num_classes = len(LABEL_NAMES)
-    if num_examples < 3 * num_classes:
-        raise errors.UserError(
-            f"num_examples must be at least {3 * num_classes}, one for each of {num_classes} "
-            f"classes in each of 3 splits, got {num_examples}; choose a larger number"
-        )
     held_out = max(1, round(num_examples * _HELD_OUT_SHARE / num_classes))
     spare = num_examples - (2 * held_out + 1) * num_classes
     ends = np.round(spare * np.cumsum((0, *_TRAIN_SIZES)) / sum(_TRAIN_SIZES)).astype(int)
