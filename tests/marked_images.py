@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from builds import run_command
 from dataset_factory import bare_manifest, write_shard
+from PIL import Image
 
 from tfrecord_io import Manifest, RecordLayout, Split, image_key
 from tfrecord_io.decoding.options import Preprocessing
@@ -25,6 +26,7 @@ from tfrecord_io.kinds.classes import CLASSES
 from tfrecord_io.kinds.label_kind import LabelKind
 from tfrecord_io.kinds.numbers import number_text
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME, FILE_NAME
+from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.shards import shard_name
 from tfrecord_io.trunk import FACTS_NAME, REST_NAME, Trunk
 from train.data.dataset import Examples, open_dataset
@@ -85,8 +87,8 @@ ALL_ON = {
 
 def write_marked_dataset(
     directory: Path,
-    *,
     num_examples: Mapping[str, int],
+    *,
     image_shape: tuple[int, int, int] = (12, 12, 1),
     label_names: tuple[str, ...] = OCT_NAMES,
     with_patients: bool = True,
@@ -244,6 +246,15 @@ def edited_run(run: Path, copy: Path, **facts: object) -> Path:
     path = copy / "export" / "preprocessing.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | facts))
     return copy
+
+
+def picture_files(data: Path, folder: Path) -> list[str]:
+    """Writes the first six test images of a dataset as files; returns their paths."""
+    images, _ = MappedDataset(data, "test")[np.arange(6)]
+    files = [str(folder / f"{index}.png") for index in range(len(images))]
+    for image, file in zip(images, files, strict=True):
+        Image.fromarray(image[..., 0]).save(file)
+    return files
 
 
 def rows_of(folder: Path) -> list[dict[str, str]]:

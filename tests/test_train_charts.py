@@ -60,13 +60,7 @@ def test_the_curves_show_what_is_known_and_which_epoch_was_kept():
     assert [x for x, _ in lines["kept epoch"]] == [2, 2]
     assert lines_of(accuracy)["training"] == [[1, 0.5], [2, 0.75], [3, 1]]
     assert loss.description.endswith("training from 2.000 to 1.000; validation from 1.000 to 1.000")
-
-
-@pytest.mark.parametrize("num_epochs", [0, 1, 1000])
-def test_any_number_of_epochs_has_curves(num_epochs):
-    history = [{"epoch": epoch, "loss": 0.0, "accuracy": 0.5} for epoch in range(1, num_epochs + 1)]
-    found = charts.training_curves(history, best_epoch=0)
-    assert [len(lines_of(chart)["training"]) for chart in found] == [num_epochs] * 2 * bool(history)
+    assert charts.training_curves([], best_epoch=0) == []
 
 
 def test_the_roc_passes_through_the_corners_and_the_points_between():
@@ -83,11 +77,8 @@ def test_the_roc_has_a_curve_for_each_class_with_its_interval_and_the_urgent_vie
     area = metrics["scores"]["auc/DME"]
     assert len(lines_of(chart)) == 4 + 1 + 1  # and the diagonal
     assert f"DME: {area['value']:.3f} ({area['low']:.3f} to {area['high']:.3f})" in texts(chart)
-
-
-def test_a_class_without_examples_has_no_curve():
-    found, _ = charts_of(np.full((4, 4), 0.25), np.array([0, 1, 2, 0]))
-    assert "NORMAL" not in found["roc"][0].description
+    without_normal, _ = charts_of(np.full((4, 4), 0.25), np.array([0, 1, 2, 0]))
+    assert "NORMAL" not in without_normal["roc"][0].description
 
 
 def test_of_many_classes_the_roc_shows_those_of_smallest_area():
@@ -167,24 +158,18 @@ def test_a_chart_on_the_page_is_the_same_bytes_each_time_and_its_text_is_text():
             assert b"<text" in base64.b64decode(data)
 
 
-def test_a_chart_that_cannot_be_drawn_costs_a_warning_and_no_other_chart(tmp_path, capsys):
-    def fail(axes):
+def test_a_chart_that_cannot_be_made_or_drawn_costs_a_warning_and_no_other_chart(
+    tmp_path, monkeypatch, capsys
+):
+    def fail(*arguments):
         raise ValueError("no")
-
-    broken = charts.Chart(title="broken", description="what it shows", draw=fail)
-    found, _ = random_charts(OCT_NAMES, 40)
-    charts.write_plots(tmp_path, {"broken": [broken], **found})
-    assert {path.stem for path in tmp_path.iterdir()} == ALL
-    assert "broken.png was not written: ValueError" in capsys.readouterr().err
-    assert charts.data_url(broken) == "data:image/svg+xml;base64,"
-    assert "the chart broken was not drawn" in capsys.readouterr().err
-
-
-def test_a_chart_that_cannot_be_made_costs_a_warning_and_no_other_chart(monkeypatch, capsys):
-    def fail(predictions, metrics):
-        raise KeyError("ece")
 
     monkeypatch.setitem(charts._DRAWN, "reliability", fail)
     found, _ = random_charts(OCT_NAMES, 40)
-    assert {name for name, some in found.items() if some} == ALL - {"reliability"}
-    assert "reliability.png was not written: KeyError('ece')" in capsys.readouterr().err
+    assert "reliability.png was not written: ValueError" in capsys.readouterr().err
+    broken = charts.Chart(title="broken", description="what it shows", draw=fail)
+    charts.write_plots(tmp_path, {"broken": [broken], **found})
+    assert {path.stem for path in tmp_path.iterdir()} == ALL - {"reliability"}
+    assert "broken.png was not written: ValueError" in capsys.readouterr().err
+    assert charts.data_url(broken) == "data:image/svg+xml;base64,"
+    assert "the chart broken was not drawn" in capsys.readouterr().err

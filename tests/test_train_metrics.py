@@ -44,36 +44,30 @@ def test_intervals_by_patient_are_wider_when_images_of_a_patient_are_alike():
     assert 2 < widths[1] / widths[0] < 5
 
 
-def test_the_same_seed_gives_the_same_intervals():
-    labels = np.random.default_rng(0).integers(4, size=50)
-    probabilities = np.random.default_rng(1).dirichlet(np.ones(4), size=50)
-    first, second = (measured(probabilities, labels, num_samples=30, seed=5) for _ in range(2))
-    assert first == second
+FOUR, SOME = np.arange(80) % 4, np.repeat([0, 1, 2], [24, 4, 30])
+PAIRS = [str(index // 2) for index in range(80)]
 
 
-def test_one_patient_gives_values_without_intervals_and_says_so():
-    result = measured_labels([0, 1, 2, 3], [0, 1, 2, 0], patients=["p"] * 4)
-    assert result["scores"]["accuracy"] == {"value": 0.75, "low": None, "high": None}
-    assert "all images are of one patient, so there are no intervals" in result["notes"]
-
-
-def test_a_class_with_fewer_than_ten_patients_is_named_with_their_number():
-    labels = np.repeat([0, 1, 2], [24, 4, 30])
-    patients = [str(index // 2) for index in range(58)]
+@pytest.mark.parametrize(
+    ("labels", "patients", "by", "beginning"),
+    [
+        (FOUR, PAIRS, "patient", None),
+        ([0, 1, 2, 3], ["p"] * 4, "patient", "all images are of one patient, so there are no"),
+        (FOUR, [str(index // 16) for index in range(80)], "patient", "the intervals rest on 5 p"),
+        (SOME, PAIRS[:58], "patient", "fewer than 10 patients are behind the figures of DME (2)"),
+        (SOME, None, "image", "fewer than 10 images are behind the figures of DME (4)"),
+        ([0, 1, 2] * 10, None, "image", "there is no image of NORMAL;"),
+        (FOUR, [None, *PAIRS[1:]], "group", "the patient of 1 of 80 images is unknown, so they"),
+    ],
+)
+def test_what_limits_the_figures_is_noted(labels, patients, by, beginning):
     result = measured_labels(labels, patients=patients)
-    assert result["label_groups"] == {"CNV": 12, "DME": 2, "DRUSEN": 15, "NORMAL": 0}
-    assert "fewer than 10 patients are behind the figures of DME (2)" in result["notes"]
-    by_image = measured_labels(labels)
-    assert "fewer than 10 images are behind the figures of DME (4)" in by_image["notes"]
-
-
-def test_few_patients_give_intervals_with_a_note():
-    labels = np.arange(80) % 4
-    result = measured_labels(labels, patients=[str(index // 16) for index in range(80)])
-    assert result["scores"]["accuracy"]["low"] is not None
-    assert any("rest on 5 patients" in note for note in result["notes"])
-    many = measured_labels(labels, patients=[str(index // 2) for index in range(80)])
-    assert many["notes"] == []
+    assert result["bootstrap_by"] == by
+    assert (result["scores"]["accuracy"]["low"] is None) == (result["num_groups"] == 1)
+    if beginning is None:
+        assert result["notes"] == []
+    else:
+        assert any(note.startswith(beginning) for note in result["notes"])
 
 
 def test_a_class_of_one_patient_has_no_interval():
@@ -87,28 +81,17 @@ def test_a_class_of_one_patient_has_no_interval():
     assert "NORMAL: no interval, because all images are of one patient" in result["notes"]
 
 
-def test_all_right_is_no_certainty():
-    # Eight patients, all found: the true share may well be two in three.
-    labels = np.array([0] * 8 + [3] * 8)
-    groups = [f"{label}-{index}" for index, label in enumerate(labels)]
-    result = measured_labels(labels, patients=groups, num_samples=200)
-    found = result["scores"]["sensitivity/CNV"]
-    exact = scipy.stats.binomtest(8, 8).proportion_ci(0.95, method="exact")
-    assert (found["low"], found["high"]) == (pytest.approx(exact.low, abs=1e-6), 1.0)
-    assert result["scores"]["auc/CNV"] == {"value": 1.0, "low": None, "high": None}
-    wrong = measured_labels(labels, np.full(16, 1), patients=groups, num_samples=200)
-    assert wrong["scores"]["sensitivity/CNV"]["high"] == pytest.approx(1 - exact.low, abs=1e-6)
-
-
-def test_one_mistake_gives_about_the_exact_binomial_interval():
+@pytest.mark.parametrize(("num_wrong", "reach"), [(0, 1e-6), (1, 0.05), (30, 1e-6)])
+def test_a_share_of_few_images_has_about_the_exact_binomial_interval(num_wrong, reach):
     # Percentiles would end at 100 %, because a third of the draws has no mistake.
     labels = np.repeat([0, 3], 30)
-    predicted = np.where(np.arange(60) == 7, 3, labels)
-    found = measured_labels(labels, predicted, num_samples=400)["scores"]["sensitivity/CNV"]
-    exact = scipy.stats.binomtest(29, 30).proportion_ci(0.95, method="exact")
-    assert found["low"] == pytest.approx(exact.low, abs=0.05)
-    assert found["high"] == pytest.approx(exact.high, abs=0.01)
-    assert found["high"] < 1
+    predicted = np.where(np.arange(60) < num_wrong, 3, labels)
+    scores = measured_labels(labels, predicted, num_samples=400)["scores"]
+    exact = scipy.stats.binomtest(30 - num_wrong, 30).proportion_ci(0.95, method="exact")
+    found = scores["sensitivity/CNV"]
+    assert (found["low"], found["high"]) == pytest.approx((exact.low, exact.high), abs=reach)
+    if not num_wrong:
+        assert scores["auc/CNV"] == {"value": 1.0, "low": None, "high": None}
 
 
 def test_three_patients_tell_little_of_a_class():
@@ -142,20 +125,12 @@ def test_an_interval_holds_its_value_and_ends_within_the_range_of_its_measure(
             assert sorted(ends) == list(ends)
 
 
-def test_an_absent_class_is_named():
-    (note,) = [note for note in measured_labels([0, 1, 2] * 10)["notes"] if "no image" in note]
-    assert note.startswith("there is no image of NORMAL;")
-
-
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_probabilities_that_are_not_numbers_are_refused_by_name(bad):
     probabilities = certain(np.arange(4))
     probabilities[2, 1] = bad
     with pytest.raises(measures.MetricsError, match=r"1 of 4 images .* \(the first is image 2"):
         measured(probabilities, np.arange(4))
-
-
-def test_nothing_to_evaluate_is_refused():
     with pytest.raises(measures.MetricsError, match="at least one image"):
         measured_labels(np.zeros(0, int))
 
@@ -205,27 +180,18 @@ def test_the_spread_of_a_cross_validation_is_told_over_folds_and_over_seeds():
         "std_over_seeds": pytest.approx(0.02 / 2**0.5, abs=1e-6),
     }
     assert part["spread"]["auc/CNV"]["mean"] == pytest.approx(2.6 / 3, abs=1e-6)
-
-
-def test_one_run_has_no_spread():
     spread = measures.describe_folds([(0, 7, {"accuracy": 0.5, "ece": np.nan})])["spread"]
     assert spread["accuracy"] == {"mean": 0.5, "std_over_folds": None, "std_over_seeds": None}
     assert spread["ece"]["mean"] is None
 
 
-def test_pooled_metrics_are_of_no_single_epoch():
-    result = measured_labels([0, 1, 2, 3]) | {"split": "train+val"}
-    assert describe(result).startswith(
-        "train+val: 4 images\n  right answers: 100 % (4 of 4; 95 % interval: "
-    )
-    assert "4 images, weights of epoch 7\n" in describe(result | {"best_epoch": 7})
-
-
-def test_names_that_would_steer_a_terminal_are_printed_escaped():
-    result = measured_labels([0, 1], names=("a\x1b]0;title\x07", "b"))
-    text = describe(result | {"split": "test", "best_epoch": 1})
+def test_the_terminal_names_the_split_and_the_epoch_and_escapes_what_would_steer_it():
+    result = measured_labels([0, 1], names=("a\x1b]0;title\x07", "b")) | {"split": "train+val"}
+    text = describe(result)
+    assert text.startswith("train+val: 2 images\n  right answers: 100 % (2 of 2; 95 % interval: ")
     assert "a\\x1b]0;title\\x07" in text
     assert all(line.isprintable() for line in text.splitlines())
+    assert "2 images, weights of epoch 7\n" in describe(result | {"best_epoch": 7})
 
 
 def answers_of_runs(num_images=60, num_folds=3, seeds=1, shift=0.0):
@@ -274,13 +240,3 @@ def test_a_fold_without_a_class_is_left_out_of_the_area_and_counted():
     assert result["areas_left_out"] == {"auc/no": 1, "auc/yes": 1}
     assert any("auc/yes of 1" in note for note in result["notes"])
     assert result["scores"]["auc/yes"]["value"] is not None
-
-
-def test_one_unknown_patient_leaves_the_others_groups():
-    patients = [f"{index // 4}" for index in range(40)]
-    patients[7] = None
-    result = measured_labels(np.arange(40) % 4, patients=patients)
-    assert (result["num_groups"], result["num_patients"]) == (11, 10)
-    assert result["bootstrap_by"] == "group"
-    (note,) = [note for note in result["notes"] if "unknown" in note]
-    assert note.startswith("the patient of 1 of 40 images is unknown, so they count by image")

@@ -30,17 +30,13 @@ def test_the_measures_of_a_small_case_are_those_worked_out_by_hand():
     assert scores["urgent/specificity"] == 1.0
     # CNV called NORMAL costs 4, NORMAL called DRUSEN 1.
     assert scores["weighted_error"] == pytest.approx(5 / 6)
-    assert scores["balanced_accuracy"] == pytest.approx((0.5 + 1 + 1 + 0.5) / 4)
-
-
-def test_the_penalties_are_the_papers():
     # Rows are the truth, columns the answer: CNV, DME, DRUSEN, NORMAL.
     assert measures.penalty_matrix(OCT_NAMES).tolist() == [
-        [0, 1, 2, 4],
-        [1, 0, 2, 4],
-        [1, 1, 0, 1],
-        [1, 1, 1, 0],
-    ]
+        [0, 1, 2, 4], [1, 0, 2, 4], [1, 1, 0, 1], [1, 1, 1, 0],
+    ]  # fmt: skip
+    assert scores["balanced_accuracy"] == pytest.approx((0.5 + 1 + 1 + 0.5) / 4)
+    without_normal = scores_of(certain([0, 0, 1, 0]), np.array([0, 0, 1, 1]))
+    assert without_normal["balanced_accuracy"] == pytest.approx((1 + 0.5) / 2)
 
 
 def random_answers(task, generator, num_examples):
@@ -67,16 +63,6 @@ def test_weights_count_an_example_as_often_as_copies_of_it_would(task, num_examp
     weighted = scores_of(probabilities, truths, names, counts.astype(float), task)
     copies = (np.repeat(values, counts, axis=0) for values in (probabilities, truths))
     assert weighted == pytest.approx(scores_of(*copies, names, task=task), rel=1e-6, nan_ok=True)
-
-
-def test_sensitivity_agrees_with_scikit_learn():
-    generator = np.random.default_rng(0)
-    labels = generator.integers(4, size=300)
-    probabilities = generator.dirichlet(np.ones(4), size=300)
-    recalls = sk_metrics.recall_score(labels, probabilities.argmax(-1), average=None)
-    scores = scores_of(probabilities, labels)
-    assert [scores[f"sensitivity/{name}"] for name in OCT_NAMES] == pytest.approx(recalls)
-    assert scores["balanced_accuracy"] == pytest.approx(recalls.mean())
 
 
 @pytest.mark.parametrize(
@@ -183,31 +169,21 @@ def test_many_weightings_at_once_measure_what_each_does_alone():
         assert {name: together[name][index] for name in alone} == pytest.approx(alone)
 
 
-def test_the_balanced_accuracy_is_over_the_classes_that_have_examples():
-    labels = np.array([0, 0, 1, 1])
-    scores = scores_of(certain([0, 0, 1, 0]), labels)
-    assert scores["balanced_accuracy"] == pytest.approx(
-        sk_metrics.balanced_accuracy_score(labels, [0, 0, 1, 0])
-    )
-
-
-def behind(labels, groups, names):
-    found = examples_behind(CLASSES.views(names), CLASSES.has(labels, len(names)), groups)
-    return {name: np.count_nonzero(counts) for name, counts in found.items()}
-
-
-def test_a_measure_rests_on_the_groups_of_its_smaller_side():
-    # Groups 0 and 1 have CNV alone, 2 has CNV and NORMAL.
-    labels, groups = np.array([0, 0, 1, 0]), np.array([0, 1, 2, 2])
-    found = behind(labels, groups, ("CNV", "NORMAL"))
-    assert [found[f"{rate}/CNV"] for rate in ("sensitivity", "specificity", "auc")] == [3, 1, 1]
-    assert [found[f"{rate}/NORMAL"] for rate in ("sensitivity", "specificity", "ppv")] == [1, 3, 1]
-
-
-def test_the_urgent_view_rests_on_the_groups_of_both_urgent_classes():
-    labels, groups = np.array([0, 1, 3, 3]), np.array([0, 1, 2, 3])
-    found = behind(labels, groups, OCT_NAMES)
-    assert (found["sensitivity/CNV"], found["urgent/sensitivity"], found["urgent/auc"]) == (1, 2, 2)
+@pytest.mark.parametrize(
+    ("names", "labels", "groups", "expected"),
+    [
+        # Groups 0 and 1 have CNV alone, 2 has CNV and NORMAL: the smaller side counts.
+        (("CNV", "NORMAL"), [0, 0, 1, 0], [0, 1, 2, 2],
+         {"sensitivity/CNV": 3, "specificity/CNV": 1, "auc/CNV": 1, "sensitivity/NORMAL": 1,
+          "specificity/NORMAL": 3, "ppv/NORMAL": 1}),
+        (OCT_NAMES, [0, 1, 3, 3], [0, 1, 2, 3],
+         {"sensitivity/CNV": 1, "urgent/sensitivity": 2, "urgent/auc": 2}),
+    ],
+)  # fmt: skip
+def test_a_measure_rests_on_the_groups_of_its_smaller_side(names, labels, groups, expected):
+    has = CLASSES.has(np.array(labels), len(names))
+    found = examples_behind(CLASSES.views(names), has, np.array(groups))
+    assert {name: np.count_nonzero(found[name]) for name in expected} == expected
 
 
 # ---- calibration
@@ -226,26 +202,22 @@ def recalibration(is_positive, probabilities, weights):
     return slope, scipy.optimize.minimize_scalar(loss, tol=1e-12).x
 
 
-@pytest.mark.parametrize(("steepness", "shift"), [(1.0, 0.0), (0.3, 1.5), (1.7, -2.0)])
-def test_the_line_of_calibration_is_that_of_a_logistic_regression(steepness, shift):
+@pytest.mark.parametrize(
+    ("steepness", "shift", "num_examples"),
+    [(1.0, 0.0, 500), (0.3, 1.5, 500), (1.7, -2.0, 500), (0.8, 0.0, 6000)],
+)
+def test_the_line_of_calibration_is_that_of_a_logistic_regression(steepness, shift, num_examples):
     generator = np.random.default_rng(0)
-    logits = generator.normal(size=500) * 3
-    is_positive = generator.random(500) < scipy.special.expit(steepness * logits + shift)
-    weights = generator.integers(4, size=(2, 500)).astype(float)
+    logits = generator.normal(size=num_examples) * 3
+    is_positive = generator.random(num_examples) < scipy.special.expit(steepness * logits + shift)
+    weights = generator.integers(4, size=(2, num_examples)).astype(float)
     found = calibration_line(is_positive, scipy.special.expit(logits), weights)
     expected = [recalibration(is_positive, scipy.special.expit(logits), row) for row in weights]
-    np.testing.assert_allclose(np.stack(list(found.values()), -1), expected, atol=1e-5)
+    # Of many images, the logits are rounded.
+    reach = 1e-5 if num_examples == 500 else 1e-3
+    np.testing.assert_allclose(np.stack(list(found.values()), -1), expected, atol=reach)
     # It finds how the probabilities were spoilt.
     assert found["calibration_slope"][0] == pytest.approx(steepness, abs=0.3)
-
-
-def test_the_line_of_many_images_is_that_of_rounded_logits():
-    generator = np.random.default_rng(0)
-    logits = generator.normal(size=6000) * 3
-    is_positive = generator.random(6000) < scipy.special.expit(0.8 * logits)
-    ones, probabilities = np.ones(6000), scipy.special.expit(logits)
-    found = list(calibration_line(is_positive, probabilities, ones).values())
-    assert found == pytest.approx(recalibration(is_positive, probabilities, ones), abs=1e-3)
 
 
 def test_without_both_sides_or_with_sides_that_are_apart_there_is_no_line():

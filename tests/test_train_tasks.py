@@ -16,6 +16,7 @@ from marked_images import (
     evaluated,
     flags,
     history_of,
+    picture_files,
     rows_of,
     run_on_jax,
     run_script,
@@ -24,7 +25,6 @@ from marked_images import (
     write_marked_dataset,
     write_pooling_trunk,
 )
-from PIL import Image
 from sklearn import metrics as sk_metrics
 from test_train_run import FLAGS, check_same, run_killed_twice
 
@@ -216,12 +216,8 @@ def test_the_map_of_a_label_that_was_missed_shows_what_speaks_against_it(data):
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     path = tmp_path_factory.mktemp("data")
-    write_marked_dataset(
-        path,
-        num_examples={"train": 120, "val": 24, "test": 40},
-        label_names=NAMES,
-        label_kind=SEVERAL_LABELS,
-    )
+    num_examples = {"train": 120, "val": 24, "test": 40}
+    write_marked_dataset(path, num_examples, label_names=NAMES, label_kind=SEVERAL_LABELS)
     return path
 
 
@@ -251,6 +247,12 @@ def test_a_network_learns_several_labels_and_each_is_measured(finished):
     history = history_of(finished)
     assert history[-1]["val_loss"] < 0.5 * history[0]["val_loss"]
     assert 0.9 < history[-1]["accuracy"] <= 1
+    page = (finished / "report.html").read_text()
+    for phrase in ("answers, one for each label of each image.", "Answers for each label",
+                   "average precision", "in 3 labels"):  # fmt: skip
+        assert phrase in page
+    plots = {path.name for path in (finished / "plots").iterdir()}
+    assert plots == {"curves.png", "reliability.png", "roc.png"}
 
 
 def test_the_table_of_predictions_has_a_probability_for_each_label_and_names_joined(finished, data):
@@ -265,25 +267,10 @@ def test_the_table_of_predictions_has_a_probability_for_each_label_and_names_joi
     assert len({row["predicted"] for row in rows}) > 3
 
 
-def test_the_page_tells_of_labels(finished):
-    page = (finished / "report.html").read_text()
-    assert "answers, one for each label of each image." in page
-    assert "Answers for each label" in page
-    assert "average precision" in page
-    assert "in 3 labels" in page
-    assert {path.name for path in (finished / "plots").iterdir()} == {
-        "curves.png", "reliability.png", "roc.png",
-    }  # fmt: skip
-
-
 def test_predict_says_what_was_reported_a_probability_for_each_label(
     finished, data, tmp_path, capsys
 ):
-    images, _ = MappedDataset(data, "test")[np.arange(6)]
-    files = []
-    for index, image in enumerate(images):
-        files.append(str(tmp_path / f"{index}.png"))
-        Image.fromarray(image[..., 0]).save(files[-1])
+    files = picture_files(data, tmp_path)
     capsys.readouterr()
     command = [f"--model={finished}", "--format=csv", "--input", *files]
     assert predict.main(command) == 0
@@ -296,13 +283,8 @@ def test_predict_says_what_was_reported_a_probability_for_each_label(
 
 def test_another_dataset_may_have_some_of_the_labels_in_another_order(finished, tmp_path, capsys):
     other = tmp_path / "other"
-    names = ("scar", "fluid")
-    write_marked_dataset(
-        other,
-        num_examples={"train": 4, "test": 30},
-        label_names=names,
-        label_kind=SEVERAL_LABELS,
-    )
+    names, num_examples = ("scar", "fluid"), {"train": 4, "test": 30}
+    write_marked_dataset(other, num_examples, label_names=names, label_kind=SEVERAL_LABELS)
     output = tmp_path / "measured"
     assert evaluated(finished, other, f"--output={output}") == 0
     assert list(rows_of(output)[0])[5:] == list(names)
