@@ -5,6 +5,7 @@ import pytest
 
 from train import config as train_config
 from train.config import TrainConfig
+from train.devices import Devices
 from train.errors import ConfigError
 
 
@@ -15,12 +16,8 @@ def parse(*argv):
 
 
 def resolve(config, num_examples=1000, num_replicas=1):
-    return config.resolve(
-        num_examples=num_examples,
-        num_replicas=num_replicas,
-        precision="float32",
-        jit_compile=False,
-    )
+    names = tuple(f"CPU:{index}" for index in range(num_replicas))
+    return config.resolve(num_examples, Devices(backend="tensorflow", names=names))
 
 
 @pytest.mark.parametrize(

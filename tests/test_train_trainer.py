@@ -25,6 +25,7 @@ from tfrecord_io.decoding.preprocess import decoder_versions
 from tfrecord_io.files import atomic_write
 from train import predict, run
 from train.config import TrainConfig
+from train.devices import Devices
 from train.errors import ConfigError, StoppedError, TrainingError
 from train.kinds import measures
 from train.run_folder import claim
@@ -366,13 +367,9 @@ def test_what_is_reported_is_what_predict_says_of_the_same_files(
     ],
 )
 def test_phases_follow_from_the_configuration(fields, expected):
-    config = TrainConfig.of(data="x", epochs=5, learning_rate=1e-3, **fields).resolve(
-        num_examples=1000, num_replicas=1, precision="float32", jit_compile=False
-    )
-    assert [
-        (phase.name, phase.first_epoch, phase.last_epoch, phase.learning_rate)
-        for phase in config.phases
-    ] == expected
+    config = TrainConfig.of(data="x", epochs=5, learning_rate=1e-3, **fields)
+    devices = Devices(backend="tensorflow", names=("CPU:0",))
+    assert config.resolve(1000, devices).phases == expected
 
 
 @pytest.mark.slow

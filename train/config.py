@@ -2,8 +2,7 @@
 
 `add_arguments` declares the flags, `from_arguments` returns a `TrainConfig`, and `resolve` decides
 what depends on the dataset and the devices. The result is written to RUN/config.json, from which
-the run can be repeated. Facts about the data (image size, classes, counts) come only from the
-dataset's manifest.
+the run can be repeated.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ import os
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tfrecord_io import flags
 from tfrecord_io.manifest import Manifest
 from train.data.options import AugmentOptions, FoldOptions, InputOptions
-from train.devices import DeviceOptions
+from train.devices import DeviceOptions, Devices
 from train.errors import ConfigError
 from train.networks.options import (
     OWN_MODELS,
@@ -36,8 +35,7 @@ from train.training.options import LoopOptions, LossOptions
 FILE_NAME = "config.json"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Phase:
+class Phase(NamedTuple):
     """Some epochs in which the same layers are trained by the same optimizer.
 
     Attributes:
@@ -109,12 +107,11 @@ class TrainConfig:
             head_epochs = epochs
         rate = optimizer.learning_rate
         rest_rate = optimizer.fine_tune_learning_rate if network.fine_tunes else rate
-        phases = ("head", 0, head_epochs, rate), ("all", head_epochs, epochs, rest_rate)
-        return [
-            Phase(name=name, first_epoch=first, last_epoch=end - 1, learning_rate=peak)
-            for name, first, end, peak in phases
-            if first < end
+        phases = [
+            Phase("head", 0, head_epochs - 1, rate),
+            Phase("all", head_epochs, epochs - 1, rest_rate),
         ]
+        return [phase for phase in phases if phase.first_epoch <= phase.last_epoch]
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields of all groups as JSON values."""
@@ -124,25 +121,18 @@ class TrainConfig:
             for name, value in fields.items()
         }
 
-    def resolve(
-        self, *, num_examples: int, num_replicas: int, precision: str, jit_compile: bool
-    ) -> TrainConfig:
-        """Returns the configuration with every open decision made.
+    def resolve(self, num_examples: int, devices: Devices) -> TrainConfig:
+        """Returns the configuration with every open decision made, for a training split.
 
         The learning rates of the result are already scaled by the number of replicas, and
         `scale_learning_rate` is False, so that a repeated run is the same on any number of
         replicas. Source of the scaling: Goyal et al. 2017, "Accurate, large minibatch SGD".
 
-        Args:
-            num_examples: examples of the training split.
-            num_replicas: devices that train together.
-            precision: arithmetic that suits the devices; used if the field is `auto`.
-            jit_compile: whether XLA suits the devices; used if the field is None.
-
         Raises:
             ConfigError: if the global batch size cannot be split evenly over the replicas, or is
                 larger than the training split.
         """
+        num_replicas = devices.num_replicas
         network, optimizer = self.network, self.optimizer
         replica_batch_size = self.input.replica_batch_size or min(
             64 if num_examples >= 10_000 else 32, max(1, num_examples // num_replicas)
@@ -165,16 +155,10 @@ class TrainConfig:
             five_epochs = math.ceil(5 * num_examples / global_batch_size)
             warmup_steps = min(five_epochs, num_steps // 2)
         is_tutorial = network.model in TUTORIAL_MODELS
-        chosen: dict[str, Any] = {
-            "weights": network.initial_weights,
-            "global_batch_size": global_batch_size,
-            "replica_batch_size": global_batch_size // num_replicas,
-            "epochs": epochs,
-        }
-        if self.devices.precision == "auto":
-            chosen["precision"] = precision
         decisions: dict[str, Any] = {
-            "jit_compile": jit_compile,
+            "weights": network.initial_weights,
+            "epochs": epochs,
+            "jit_compile": devices.best_jit_compile,
             "head_units": 64 if is_tutorial else 0,
             "dropout": 0.0 if is_tutorial else 0.3,
             "weight_decay": 0.05 if optimizer.optimizer == "adamw" else 0.0,
@@ -188,7 +172,11 @@ class TrainConfig:
         if network.fine_tunes:
             decisions["trainable_layers"] = 4
         given = self.to_dict()
-        chosen |= {name: value for name, value in decisions.items() if given[name] is None}
+        chosen = {name: value for name, value in decisions.items() if given[name] is None}
+        chosen["global_batch_size"] = global_batch_size
+        chosen["replica_batch_size"] = global_batch_size // num_replicas
+        if self.devices.precision == "auto":
+            chosen["precision"] = devices.best_precision
         if optimizer.scale_learning_rate:
             chosen["scale_learning_rate"] = False
             for name in ("learning_rate", "fine_tune_learning_rate"):
@@ -197,7 +185,7 @@ class TrainConfig:
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    """Returns a line for each differing setting that changes what is learnt.
+    """Returns a line for each setting that changes what is learnt and differs.
 
     A run may continue with other values of the options that are declared `is_operational`.
 
@@ -205,12 +193,7 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]
         ours: fields of the requested configuration, resolved.
         theirs: fields of the configuration in the run folder.
     """
-    operational = {
-        field.name
-        for _, group in _groups()
-        for field in dataclasses.fields(group)
-        if field.metadata.get("is_operational")
-    }
+    operational = {field.name for field, _ in _fields() if field.metadata.get("is_operational")}
     return [
         f"{name}: {theirs.get(name)!r} in the folder, {ours.get(name)!r} requested"
         for name in sorted((ours.keys() | theirs.keys()) - operational)
@@ -234,9 +217,7 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
     path = Path(path)
     if path.is_dir():
         path = path / FILE_NAME
-    types_of = {
-        field.name: kind for _, group in _groups() for field, kind in flags.fields_of(group)
-    }
+    types_of = {field.name: kind for field, kind in _fields()}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         unknown = set(content["config"]) - types_of.keys()
@@ -253,10 +234,6 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
     return content
 
 
-#: The flags that matter first, besides --workdir.
-FIRST = ("data", "model", "weights", "epochs")
-
-
 def add_arguments(parser: argparse.ArgumentParser, *, is_hidden: bool = False) -> Any:
     """Adds a flag for each field, under a heading for each group; returns the first heading.
 
@@ -264,12 +241,11 @@ def add_arguments(parser: argparse.ArgumentParser, *, is_hidden: bool = False) -
         parser: of the command.
         is_hidden: whether --help leaves out all but the first.
     """
-    groups = _groups()
-    first = flags.add_flags(
-        parser, "the flags that matter first", *(group for _, group in groups), only=FIRST
-    )
-    for name, group in groups:
-        flags.add_flags(parser, name, group, without=FIRST, is_hidden=is_hidden)
+    matter = ("data", "model", "weights", "epochs")
+    heading = "the flags that matter first"
+    first = flags.add_flags(parser, heading, *(group for _, group in _groups()), only=matter)
+    for name, group in _groups():
+        flags.add_flags(parser, name, group, without=matter, is_hidden=is_hidden)
     return first
 
 
@@ -324,19 +300,17 @@ def _groups() -> list[tuple[str, type]]:
     return [(field.name, hints[field.name]) for field in dataclasses.fields(TrainConfig)]
 
 
+def _fields() -> list[tuple[dataclasses.Field[Any], Any]]:
+    """Returns the fields of all groups, each with the type of its values besides None."""
+    return [field for _, group in _groups() for field in flags.fields_of(group)]
+
+
 def _choose_epochs(num_examples: int, fine_tunes: bool) -> int:
-    """Returns how many epochs suit a training split.
+    """Returns how many epochs suit a training split, 3 to 300.
 
     The number of images shown grows with the square root of the split: 147 epochs of 537 images, 76
     of 2,000, 12 of 84,000. Only the length for the smallest split was tried on real scans
     (benchmarks/README.md); no other length was compared with it.
     """
-    num_shown = 3400 * math.sqrt(num_examples)
-    if fine_tunes:
-        num_shown /= 4
-    return min(max(round(num_shown / num_examples), _FEWEST_EPOCHS), _MOST_EPOCHS)
-
-
-# Limits of `_choose_epochs`.
-_FEWEST_EPOCHS = 3
-_MOST_EPOCHS = 300
+    num_shown = 3400 * math.sqrt(num_examples) / (4 if fine_tunes else 1)
+    return min(max(round(num_shown / num_examples), 3), 300)

@@ -1,8 +1,4 @@
-"""The devices of a run: which ones, how much of their memory, and who works together.
-
-`configure_devices` must run before anything is put on a device: memory limits, allocators and
-logical devices are fixed when the runtime starts.
-"""
+"""The devices of a run: which ones, how much of their memory, and who works together."""
 
 from __future__ import annotations
 
@@ -93,16 +89,20 @@ class DeviceOptions:
         _ = self.visible_gpu_indices
 
     @property
-    def visible_gpu_indices(self) -> tuple[int, ...] | None:
-        """Indices of the GPUs to use; None for all."""
-        if self.visible_gpus is None:
-            return None
-        indices = self.visible_gpus.split(",")
+    def visible_gpu_indices(self) -> tuple[int, ...]:
+        """Indices of the GPUs to use; empty for all."""
+        indices = self.visible_gpus.split(",") if self.visible_gpus is not None else []
         if not all(index.isdigit() for index in indices):
             raise ValueError(
                 f"--visible_gpus must be indices such as 0 or 0,2; received {self.visible_gpus!r}"
             )
         return tuple(map(int, indices))
+
+    @property
+    def kind(self) -> str:
+        """The strategy, with what TF_CONFIG says."""
+        is_cluster = self.strategy == "auto" and os.environ.get("TF_CONFIG")
+        return "multi_worker" if is_cluster else self.strategy
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -118,8 +118,7 @@ class Devices:
         mesh: JAX's devices in their order, or None on TensorFlow.
         on_gpu: whether the replicas are GPUs.
         best_precision: arithmetic that suits them.
-        deterministic: whether TensorFlow allows only operations that give the same result each
-            time.
+        deterministic: whether TensorFlow allows only such operations.
     """
 
     backend: str
@@ -199,19 +198,24 @@ class Devices:
 
 
 def configure_devices(options: DeviceOptions) -> Devices:
-    """Chooses the devices and sets them up.
+    """Chooses the devices and sets them up, before anything is put on one.
 
     Raises:
         ConfigError: if the devices asked for are not there, or are in use already.
     """
     import keras
 
+    backend = keras.backend.backend()
     # Looking for GPUs where there are none makes the CUDA driver complain.
     with console.hide_native_noise():
-        console.check_backend(keras.backend.backend())
-        if keras.backend.backend() == "jax":
-            return _configure_jax(options)
-        return _configure_tensorflow(options)
+        console.check_backend(backend)
+        try:
+            return _configure_jax(options) if backend == "jax" else _configure_tensorflow(options)
+        except RuntimeError as error:
+            raise ConfigError(
+                "the devices of this process are in use already, too late to set them up, or "
+                f"cannot be used: {error}"
+            ) from error
 
 
 def _configure_tensorflow(options: DeviceOptions) -> Devices:
@@ -220,42 +224,30 @@ def _configure_tensorflow(options: DeviceOptions) -> Devices:
         os.environ["TF_GPU_ALLOCATOR"] = "cuda_malloc_async"
     import tensorflow as tf
 
-    gpus = tf.config.list_physical_devices("GPU")
-    try:
-        if options.visible_gpu_indices is not None:
-            gpus = _choose_visible(gpus, options)
-            tf.config.set_visible_devices(gpus, "GPU")
-        for gpu in gpus:
-            if options.gpu_memory == "growth":
-                tf.config.experimental.set_memory_growth(gpu, True)
-            elif options.gpu_memory.isdigit():
-                tf.config.set_logical_device_configuration(
-                    gpu,
-                    [tf.config.LogicalDeviceConfiguration(memory_limit=int(options.gpu_memory))],
-                )
-        if options.cpu_devices:
-            tf.config.set_logical_device_configuration(
-                tf.config.list_physical_devices("CPU")[0],
-                [tf.config.LogicalDeviceConfiguration()] * options.cpu_devices,
-            )
-        if options.deterministic:
-            tf.config.experimental.enable_op_determinism()
-        kind, num_workers, worker_index = _strategy_kind(options), 1, 0
-        if kind == "multi_worker":
-            addresses, worker_index = _read_cluster(options)
-            num_workers = len(addresses)
-            # Collectives must be set up before any other operation runs.
-            strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    except RuntimeError as error:
-        raise ConfigError(
-            f"the devices of this process are in use already, too late to set them up: {error}"
-        ) from error
-    if kind == "multi_worker":
+    gpus, cpu = (tf.config.list_physical_devices(kind) for kind in ("GPU", "CPU"))
+    if options.visible_gpu_indices:
+        gpus = _visible(gpus, options)
+        tf.config.set_visible_devices(gpus, "GPU")
+    for gpu in gpus:
+        if options.gpu_memory == "growth":
+            tf.config.experimental.set_memory_growth(gpu, True)
+        elif options.gpu_memory.isdigit():
+            limit = tf.config.LogicalDeviceConfiguration(memory_limit=int(options.gpu_memory))
+            tf.config.set_logical_device_configuration(gpu, [limit])
+    if options.cpu_devices:
+        each = tf.config.LogicalDeviceConfiguration()
+        tf.config.set_logical_device_configuration(cpu[0], [each] * options.cpu_devices)
+    if options.deterministic:
+        tf.config.experimental.enable_op_determinism()
+    addresses, worker_index = _workers(options)
+    if addresses:
+        # Collectives must be set up before any other operation runs.
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
         # All workers have the same number of batches, so they need not ask each other before each
         # step whether there is one. The question would also count as waiting for input.
         strategy.extended.experimental_enable_get_next_as_optional = False
-        num_local, platform = strategy.num_replicas_in_sync // num_workers, "GPU" if gpus else "CPU"
-        names = tuple(f"{platform}:{index}" for index in range(num_local))
+        num_local = strategy.num_replicas_in_sync // len(addresses)
+        names = tuple(f"{'GPU' if gpus else 'CPU'}:{index}" for index in range(num_local))
     else:
         if not gpus:
             # This pass of the graph optimizer fails on residual branches in bfloat16 and says so on
@@ -263,46 +255,27 @@ def _configure_tensorflow(options: DeviceOptions) -> Devices:
             tf.config.optimizer.set_experimental_options({"remapping": False})
         available = tf.config.list_logical_devices("GPU" if gpus else "CPU")
         names = tuple(device.name.removeprefix("/device:") for device in available)
-        names = _choose(names, kind, options)
+        names = _chosen(names, options)
         strategy = (
             tf.distribute.MirroredStrategy(list(names))
             if len(names) > 1
             else tf.distribute.OneDeviceStrategy(names[0])
         )
+    capabilities = [
+        tf.config.experimental.get_device_details(gpu).get("compute_capability", (0, 0))
+        for gpu in gpus
+    ]
+    is_fast = min(capabilities) >= _BFLOAT16_CAPABILITY if gpus else _cpu_computes_in_bfloat16()
     return Devices(
         backend="tensorflow",
         names=names,
-        num_workers=num_workers,
+        num_workers=len(addresses) or 1,
         worker_index=worker_index,
         strategy=strategy,
         on_gpu=bool(gpus),
-        best_precision=_best_precision(tf, gpus),
+        best_precision="bfloat16" if is_fast else "float32",
         deterministic=options.deterministic,
     )
-
-
-def _read_cluster(options: DeviceOptions) -> tuple[list[str], int]:
-    """Returns (addresses of the workers, index of this one), as TF_CONFIG says."""
-    example = (
-        '\'{"cluster": {"worker": ["host1:2222", "host2:2222"]}, '
-        '"task": {"type": "worker", "index": 0}}\''
-    )
-    try:
-        cluster = json.loads(os.environ.get("TF_CONFIG") or "{}")
-        addresses = list(cluster["cluster"]["worker"])
-        worker_index = int(cluster["task"]["index"])
-        if cluster["task"]["type"] != "worker" or not 0 <= worker_index < len(addresses):
-            raise ValueError(f"task {cluster['task']} is not one of {len(addresses)} workers")
-    except KeyError as error:
-        raise ConfigError(
-            f"--strategy multi_worker: the environment variable TF_CONFIG has no {error}; set it "
-            f"in each process, such as TF_CONFIG={example}"
-        ) from None
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"TF_CONFIG does not describe a cluster: {error}") from None
-    if options.gpus is not None:
-        raise ConfigError("--gpus goes with one machine; with several use --visible_gpus on each")
-    return addresses, worker_index
 
 
 def _configure_jax(options: DeviceOptions) -> Devices:
@@ -323,21 +296,13 @@ def _configure_jax(options: DeviceOptions) -> Devices:
     elif options.gpu_memory != "all":
         raise ConfigError("with JAX --gpu_memory is growth or all")
     if options.cpu_devices:
-        try:
-            jax.config.update("jax_num_cpu_devices", options.cpu_devices)
-        except RuntimeError as error:
-            raise ConfigError(f"JAX has opened its devices already: {error}") from error
-    kind = _strategy_kind(options)
-    num_workers, worker_index = 1, 0
-    if kind == "multi_worker":
-        addresses, worker_index = _read_cluster(options)
-        num_workers = len(addresses)
-        jax.distributed.initialize(addresses[0], num_workers, worker_index)
-    devices = jax.devices()
-    if num_workers == 1:
-        if options.visible_gpu_indices is not None:
-            devices = _choose_visible(devices, options)
-        devices = devices[: len(_choose(tuple(map(str, devices)), kind, options))]
+        jax.config.update("jax_num_cpu_devices", options.cpu_devices)
+    addresses, worker_index = _workers(options)
+    if addresses:
+        jax.distributed.initialize(addresses[0], len(addresses), worker_index)
+        devices = jax.devices()
+    else:
+        devices = list(_chosen(tuple(_visible(jax.devices(), options)), options))
     local = [device for device in devices if device.process_index == worker_index]
     jax.config.update("jax_default_device", local[0])
     # The data parallelism of Keras: every variable on every device.
@@ -350,12 +315,59 @@ def _configure_jax(options: DeviceOptions) -> Devices:
     return Devices(
         backend="jax",
         names=tuple(map(str, local)),
-        num_workers=num_workers,
+        num_workers=len(addresses) or 1,
         worker_index=worker_index,
         mesh=jax.sharding.Mesh(np.array(devices), ("batch",)),
         on_gpu=on_gpu,
         best_precision="bfloat16" if on_gpu else "float32",
     )
+
+
+def _workers(options: DeviceOptions) -> tuple[list[str], int]:
+    """Returns (addresses of the workers, none if there is one; index of this one) of TF_CONFIG."""
+    if options.kind != "multi_worker":
+        return [], 0
+    try:
+        cluster = json.loads(os.environ.get("TF_CONFIG") or "{}")
+        addresses = list(cluster["cluster"]["worker"])
+        worker_index = int(cluster["task"]["index"])
+        if cluster["task"]["type"] != "worker" or not 0 <= worker_index < len(addresses):
+            raise ValueError(f"task {cluster['task']} is not one of {len(addresses)} workers")
+    except (KeyError, ValueError, TypeError) as error:
+        raise ConfigError(
+            "--strategy multi_worker: the environment variable TF_CONFIG does not describe a "
+            f"cluster ({error!r}); set it in each process, such as TF_CONFIG="
+            """'{"cluster": {"worker": ["host1:2222", "host2:2222"]}, """
+            """"task": {"type": "worker", "index": 0}}'"""
+        ) from None
+    if options.gpus is not None:
+        raise ConfigError("--gpus goes with one machine; with several use --visible_gpus on each")
+    return addresses, worker_index
+
+
+def _chosen(available: tuple[Any, ...], options: DeviceOptions) -> tuple[Any, ...]:
+    """Returns the devices that train, one a replica."""
+    is_single = options.kind == "single"
+    wanted = options.gpus or (1 if is_single else len(available))
+    if is_single and wanted > 1:
+        raise ConfigError(f"--strategy single trains on one device, --gpus says {wanted}")
+    if wanted > len(available):
+        raise ConfigError(
+            f"--gpus {wanted}: there are {len(available)} devices "
+            f"({', '.join(map(str, available))}); use fewer, or --cpu_devices to try replicas on "
+            "the CPU"
+        )
+    return available[:wanted]
+
+
+def _visible(devices: list[Any], options: DeviceOptions) -> list[Any]:
+    """Returns those of all devices that may be used."""
+    try:
+        return [devices[index] for index in options.visible_gpu_indices] or devices
+    except IndexError:
+        raise ConfigError(
+            f"--visible_gpus {options.visible_gpus}: this machine has {len(devices)} GPUs"
+        ) from None
 
 
 def set_seed(seed: int) -> None:
@@ -368,51 +380,6 @@ def set_seed(seed: int) -> None:
         # Keras' own function imports TensorFlow wherever it is installed.
         random.seed(seed)
         np.random.seed(seed)
-
-
-def set_precision(precision: str) -> None:
-    """Sets the arithmetic of the layers that are built from now on, such as bfloat16."""
-    import keras
-
-    keras.config.set_dtype_policy(precision if precision == "float32" else f"mixed_{precision}")
-
-
-def _strategy_kind(options: DeviceOptions) -> str:
-    if options.strategy != "auto":
-        return options.strategy
-    return "multi_worker" if os.environ.get("TF_CONFIG") else "auto"
-
-
-def _choose(available: tuple[str, ...], kind: str, options: DeviceOptions) -> tuple[str, ...]:
-    """Returns the devices that train, one a replica."""
-    wanted = options.gpus or (1 if kind == "single" else len(available))
-    if kind == "single" and wanted > 1:
-        raise ConfigError(f"--strategy single trains on one device, --gpus says {wanted}")
-    if wanted > len(available):
-        raise ConfigError(
-            f"--gpus {wanted}: there are {len(available)} devices ({', '.join(available)}); "
-            "use fewer, or --cpu_devices to try replicas on the CPU"
-        )
-    return available[:wanted]
-
-
-def _choose_visible(devices: list[Any], options: DeviceOptions) -> list[Any]:
-    try:
-        return [devices[index] for index in options.visible_gpu_indices or ()]
-    except IndexError:
-        raise ConfigError(
-            f"--visible_gpus {options.visible_gpus}: this machine has {len(devices)} GPUs"
-        ) from None
-
-
-def _best_precision(tf: Any, gpus: list[Any]) -> str:
-    capabilities = [
-        tf.config.experimental.get_device_details(gpu).get("compute_capability", (0, 0))
-        for gpu in gpus
-    ]
-    if capabilities:
-        return "bfloat16" if min(capabilities) >= _BFLOAT16_CAPABILITY else "float32"
-    return "bfloat16" if _cpu_computes_in_bfloat16() else "float32"
 
 
 def _cpu_computes_in_bfloat16() -> bool:

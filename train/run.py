@@ -45,16 +45,12 @@ def _run(argv: Sequence[str] | None) -> int:
     workdir = arguments.workdir
     console.set_defaults()
     try:
-        given = config.given_fields(arguments)
-        chosen = config.from_arguments(given, arguments.config)
+        chosen = config.from_arguments(config.given_fields(arguments), arguments.config)
         console.check_backend(os.environ["KERAS_BACKEND"])
         config.check_data(chosen.input.data)
         with console.hide_native_noise():
             from train.training import trainer
-    except (ConfigError, ManifestError) as error:
-        return _complain(error, 2)
-    try:
-        trainer.train_and_evaluate(chosen, workdir, given)
+        trainer.train_and_evaluate(chosen, workdir)
     except (ConfigError, ManifestError, UserError) as error:
         return _complain(error, 2)
     except StoppedError as error:

@@ -12,7 +12,7 @@ import importlib.metadata
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +35,6 @@ def write_metrics(workdir: Path, metrics: Any) -> None:
 
     All other files of the folder are on the disk before it, with their names: a power cut may leave
     an unfinished run, which can go on, but not a complete one without its export.
-
-    Args:
-        workdir: the folder of a run.
-        metrics: JSON values.
     """
     folders = [workdir]
     for path in workdir.rglob("*"):
@@ -106,9 +102,13 @@ def claim(run: Run) -> Iterator[None]:
             "versions": versions(),
         }
         if path.exists():
-            theirs = _settings(train_config.load(path))
-            changed = train_config.differences(_settings(content), theirs)
-            if changed:
+            ours, theirs = (
+                each["config"]
+                | {"dataset": each.get("dataset", {}).get("fingerprint")}
+                | {"backend": each.get("backend")}
+                for each in (content, train_config.load(path))
+            )
+            if changed := train_config.differences(ours, theirs):
                 raise ConfigError(
                     f"{workdir} contains a run with another configuration:\n  "
                     + "\n  ".join(changed)
@@ -123,14 +123,6 @@ def claim(run: Run) -> Iterator[None]:
         # A folder with a checkpoint, but without this file, would be refused after a power cut.
         sync_folder(workdir)
         yield
-
-
-def _settings(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what must stay the same in a run, from the content of its config.json."""
-    return content["config"] | {
-        "dataset": content.get("dataset", {}).get("fingerprint"),
-        "backend": content.get("backend"),
-    }
 
 
 def versions() -> dict[str, str]:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import tfrecord_io
 from tfrecord_io.reading.cache import DatasetCache
@@ -23,10 +21,6 @@ from train.errors import ConfigError
 from train.kinds.registry import task_of
 from train.kinds.task import Task
 from train.networks.options import TRUNK_WEIGHTS, NetworkOptions
-
-# Settings that a trunk decides, and those that change images before the network.
-_DECIDED = ("model", "weights", "normalize")
-_NEED_IMAGES = ("augment", "test_time_flip")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -67,18 +61,15 @@ class Run:
 
     @functools.cached_property
     def _view(self) -> tuple[Parts, Seen, Exposure | None]:
-        folds = self.given.folds
-        parts = choose_parts(self.data, folds)
-        return look_at(self.data, parts, self._seen_below(), is_fold=folds.fold is not None)
-
-    def _seen_below(self) -> Seen:
-        """Returns what the weights have seen with which the training starts."""
-        if self.data.trunk is not None:
-            return read_trunk_seen(Path(self.data.path) / FILE_NAME, self.data.trunk)
-        weights = self.given.network.initial_weights
-        if weights in ("imagenet", "none"):
-            return Seen()
-        return Seen(unknown=f"its first weights are from elsewhere ({Path(weights).name})")
+        data, folds, weights = self.data, self.given.folds, self.given.network.initial_weights
+        # What the weights have seen with which the training starts.
+        below = Seen()
+        if data.trunk is not None:
+            below = read_trunk_seen(Path(data.path) / FILE_NAME, data.trunk)
+        elif weights not in ("imagenet", "none"):
+            below = Seen(unknown=f"its first weights are from elsewhere ({Path(weights).name})")
+        is_fold = folds.fold is not None
+        return look_at(data, choose_parts(data, folds), below, is_fold=is_fold)
 
     @functools.cached_property
     def task(self) -> Task:
@@ -94,15 +85,9 @@ class Run:
         """
         if self.is_cross_validation:
             return self.given
-        quantity = self.task.quantity
-        if self.given.loop.best_by == "val_accuracy" and quantity != "accuracy":
+        if self.given.loop.best_by == "val_accuracy" and self.task.quantity != "accuracy":
             raise ConfigError("--best_by val_accuracy needs classes or labels; use val_loss")
-        return self.given.resolve(
-            num_examples=self.parts.train.num_examples,
-            num_replicas=self.devices.num_replicas,
-            precision=self.devices.best_precision,
-            jit_compile=self.devices.best_jit_compile,
-        )
+        return self.given.resolve(self.parts.train.num_examples, self.devices)
 
     @functools.cached_property
     def statistics(self) -> tfrecord_io.PixelStatistics | None:
@@ -140,14 +125,8 @@ class Run:
         ]
 
 
-def make_run(config: TrainConfig, folder: Path, given: Mapping[str, Any] | None = None) -> Run:
-    """Sets up the devices and opens the dataset.
-
-    Args:
-        config: what to do.
-        folder: of the run; nothing is written to it yet.
-        given: the flags of the command line, if there is one, by name: for a dataset of features,
-            those that need images are refused.
+def make_run(config: TrainConfig, folder: Path) -> Run:
+    """Sets up the devices and opens the dataset; nothing is written to the folder yet.
 
     Raises:
         ConfigError: if the configuration does not suit the devices or the kind of dataset.
@@ -166,7 +145,7 @@ def make_run(config: TrainConfig, folder: Path, given: Mapping[str, Any] | None 
     config.measures.prevalences([view.name for view in views])
     data = open_dataset(config.input.data_path, manifest, config.measures.columns)
     if (trunk := data.trunk) is not None:
-        config = _adapt(config, trunk, given or {})
+        config = _adapt(config, trunk)
         devices.say(
             f"features of {trunk.model} up to {trunk.layer}: the layers above are trained; "
             "augmentation and the mirror image need images and are off"
@@ -174,29 +153,25 @@ def make_run(config: TrainConfig, folder: Path, given: Mapping[str, Any] | None 
     return Run(given=config, folder=folder, data=data, devices=devices)
 
 
-def _adapt(config: TrainConfig, trunk: Trunk, given: Mapping[str, Any]) -> TrainConfig:
+def _adapt(config: TrainConfig, trunk: Trunk) -> TrainConfig:
     """Returns a configuration with the trunk's network, and without what needs images."""
-    wrong = [name for name in _DECIDED if given.get(name) is not None]
-    wrong += [name for name in _NEED_IMAGES if given.get(name)]
-    # A file of a run may name these as well, but only as a run on the same features has them.
-    if config.network.model not in (NetworkOptions.model, trunk.model):
-        wrong.append("model")
-    if config.network.weights not in (None, TRUNK_WEIGHTS):
-        wrong.append("weights")
-    if config.network.normalize:
-        wrong.append("normalize")
+    # A run on the same features has the trunk's.
+    decided = {
+        "model": (NetworkOptions.model, trunk.model),
+        "weights": (None, TRUNK_WEIGHTS),
+        "normalize": (None,),
+    }
+    wrong = [name for name in decided if getattr(config.network, name) not in decided[name]]
     if wrong:
         raise ConfigError(
             f"{config.input.data} holds features of {trunk.model} up to {trunk.layer}, which "
-            "decide the network and its weights, and cannot be augmented or mirrored; remove "
-            + ", ".join(f"--{name}" for name in dict.fromkeys(wrong))
+            f"decide the network and its weights; remove {', '.join(f'--{name}' for name in wrong)}"
         )
     layers = config.network.trainable_layers
-    layers = trunk.rest_layers if layers is None else layers
     return config.replace(
         model=trunk.model,
         weights=TRUNK_WEIGHTS,
-        trainable_layers=min(layers, trunk.rest_layers),
+        trainable_layers=trunk.rest_layers if layers is None else min(layers, trunk.rest_layers),
         augment=False,
         test_time_flip=False,
     )

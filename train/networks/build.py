@@ -1,8 +1,4 @@
-"""The network of a run: on images, or on features above the trunk that made them.
-
-A dataset of features has a copy of its trunk, with the layers above the cut inside. Training starts
-with these, and the export puts the trunk below them again.
-"""
+"""The network of a run: on images, or on features above the trunk that made them."""
 
 from __future__ import annotations
 
@@ -10,13 +6,11 @@ import dataclasses
 import io
 import tempfile
 import zipfile
-from pathlib import Path
 
 import keras
 
 import tfrecord_io
-from tfrecord_io.trunk import FILE_NAME, REST_NAME, Trunk
-from train.devices import set_precision
+from tfrecord_io.trunk import REST_NAME, Trunk
 from train.networks import models
 from train.run_setup import Run
 
@@ -32,17 +26,17 @@ def build_network(
     """Builds the network of a run on its devices.
 
     Args:
-        run: resolved.
+        run: to train, or trained.
         precision: arithmetic of the layers, such as `float32` or `bfloat16`.
-        weights: see `NetworkOptions`; "none" where a checkpoint overrides them all. Layers on the
-            features of a trunk have those that the trunk's file holds.
-        temperature: divisor of the log probabilities, see `kinds.temperature`.
+        weights: see `NetworkOptions`; "none" where a checkpoint overrides them all. Layers above a
+            trunk have those that the trunk's file holds.
+        temperature: see `models.build_network`.
         is_final: whether it is the one to export.
 
     Raises:
         ConfigError: if the images do not suit the network or the weights cannot be loaded.
     """
-    set_precision(precision)
+    keras.config.set_dtype_policy(precision if precision == "float32" else f"mixed_{precision}")
     manifest = run.data.manifest
     with run.devices.scope():
         if run.data.trunk is not None:
@@ -66,14 +60,12 @@ def build_network(
 def _build_above_trunk(run: Run, temperature: float) -> models.Network:
     """Builds a network whose inputs are stored feature maps.
 
-    Its `backbone` is the layers between the trunk and the head, with the weights of the trunk.
+    Its `backbone` is the layers between the trunk and the head, with the weights that lie in the
+    trunk's file.
     """
     options, manifest = run.config.network, run.data.manifest
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        zipfile.ZipFile(io.BytesIO(run.data.trunk_file)) as archive,
-    ):
-        saved = keras.saving.load_model(archive.extract(REST_NAME, folder), compile=False)
+    with zipfile.ZipFile(io.BytesIO(run.data.trunk_file)) as archive:
+        saved = _load_model(archive.read(REST_NAME))
 
     def copy(layer: keras.layers.Layer) -> keras.layers.Layer:
         # Keras saves the precision with each layer.
@@ -92,16 +84,20 @@ def _build_above_trunk(run: Run, temperature: float) -> models.Network:
     return models.Network(logits=logits, model=model, backbone=backbone)
 
 
+def _load_model(content: bytes) -> keras.Model:
+    """Returns the model in a file's content; Keras reads files only."""
+    with tempfile.NamedTemporaryFile(suffix=".keras") as file:
+        file.write(content)
+        file.flush()
+        return keras.saving.load_model(file.name, compile=False)
+
+
 def whole_model(run: Run, network: models.Network) -> keras.Model:
     """Returns the trunk and the trained layers as one model: uint8 images → probabilities.
 
     It rounds the features as the dataset stores them, so it answers what the evaluation measured.
     """
-    # Keras reads files only.
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / FILE_NAME
-        path.write_bytes(run.data.trunk_file)
-        trunk = keras.saving.load_model(path, compile=False)
+    trunk = _load_model(run.data.trunk_file)
     trunk.trainable = False
     images = keras.Input(trunk.input_shape[1:], dtype="uint8", name="image")
     stored = keras.layers.Rescaling(1.0, dtype=run.data.manifest.dtype, name="as_stored")

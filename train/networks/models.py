@@ -1,9 +1,7 @@
 """The networks: stored images in, probabilities out, all on the device.
 
-Everything between the stored bytes and the answer is a layer of the model: the cast to float, the
-normalization, the conversion of grey to three channels, the mean over an image and its mirror
-image, and the temperature. A saved model therefore needs no preprocessing code, and the host never
-changes a pixel. The networks are pure Keras 3 and run on TensorFlow and on JAX.
+Everything between the stored bytes and the answer is a layer of the model, of Keras' own, so a
+saved model needs no code of this project, and the host never changes a pixel.
 """
 
 from __future__ import annotations
@@ -13,16 +11,13 @@ from pathlib import Path
 
 import keras
 
-import tfrecord_io
+from tfrecord_io.statistics import PixelStatistics
 from train import applications
 from train.data.augmentation import inside_padding, picture_share
 from train.errors import ConfigError
 from train.kinds.classes import CLASSES
 from train.kinds.task import Task
 from train.networks.options import NetworkOptions
-
-#: With this value, Keras downloads the weights and checks their hash.
-_IMAGENET = "imagenet"
 
 # An image of a single grey level has a standard deviation of 0; this avoids the division by 0.
 _LEAST_STD = 1.0
@@ -55,7 +50,7 @@ def build_network(
     task: Task = CLASSES,
     image_dtype: str = "uint8",
     grey_factor: float = 1.0,
-    statistics: tfrecord_io.PixelStatistics | None = None,
+    statistics: PixelStatistics | None = None,
     temperature: float = 1.0,
     synchronized: bool = False,
     is_padded: bool = False,
@@ -70,10 +65,9 @@ def build_network(
         task: says what the outputs are.
         image_dtype: type of the stored images.
         grey_factor: what the stored values are multiplied by, see `Run.grey_factor`.
-        statistics: statistics of the training pixels; needed for `--normalize data`.
-        temperature: divisor of the log probabilities, see `kinds.temperature`.
-        synchronized: whether the replicas of small_resnet exchange their batch statistics in
-            training, see `devices.Devices.must_synchronize`.
+        statistics: of the stored training pixels; needed for `--normalize data`.
+        temperature: divisor of the log probabilities, see `kinds.temperature`; 1 adds no layer.
+        synchronized: whether replicas exchange their batch statistics in training.
         is_padded: whether `--normalize image` leaves out the padding, see `inside_padding`.
 
     Raises:
@@ -85,14 +79,12 @@ def build_network(
         features, backbone = _backbone(images, options, image_shape)
     else:
         kind = options.normalize or "unit"
-        features = _normalize(images, kind, statistics, grey_factor, is_padded)
-        if options.model == "convnet":
-            features = _convnet(features)
-        else:
-            features = _small_resnet(features, synchronized)
+        scaled = _normalize(images, kind, statistics, grey_factor, is_padded)
+        is_plain = options.model == "convnet"
+        features = _convnet(scaled) if is_plain else _small_resnet(scaled, synchronized)
     logits = keras.Model(images, add_head(features, options, num_classes, seed), name=options.model)
-    if backbone is None and options.weights not in (None, "none"):
-        _load_weights(logits, str(options.weights))
+    if backbone is None:
+        _load_weights(logits, options)
     model = classifier(
         logits, options, task, dtype=image_dtype, factor=grey_factor, temperature=temperature
     )
@@ -100,14 +92,7 @@ def build_network(
 
 
 def add_head(features, options: NetworkOptions, num_classes: int, seed: int):
-    """Returns logits [batch, num_classes] of flat features [batch, channels].
-
-    Args:
-        features: a symbolic tensor.
-        options: supplies the head's units and the dropout.
-        num_classes: number of outputs.
-        seed: of the weights and the dropout.
-    """
+    """Returns logits [batch, num_classes] of flat symbolic features [batch, channels]."""
     if options.head_units:
         features = keras.layers.Dense(options.head_units, activation="relu", name="head")(features)
     if options.dropout:
@@ -129,16 +114,7 @@ def classifier(
     factor: float,
     temperature: float,
 ) -> keras.Model:
-    """Returns the model stored images → probabilities, see `Network.model`.
-
-    Args:
-        logits: the network up to the logits.
-        options: says whether to average over an image and its mirror image.
-        task: says how logits become probabilities.
-        dtype: type of the stored images.
-        factor: what they are multiplied by for `logits`.
-        temperature: divisor of the logits; 1 adds no layer.
-    """
+    """Returns the model stored images → probabilities, see `Network.model` and `build_network`."""
     images = keras.Input(logits.input_shape[1:], dtype=dtype, name="image")
     pixels = keras.layers.Rescaling(factor, dtype="float32", name="to_float")(images)
     activation = task.activation()
@@ -170,26 +146,17 @@ def set_trainable(network: Network, *, phase: str, trainable_layers: int | None)
     """
     if network.backbone is None:
         return
-    layers = network.backbone.layers
-    if phase == "head":
-        unfrozen = 0
-    else:
-        unfrozen = len(layers) if trainable_layers is None else trainable_layers
-    first = len(layers) - min(unfrozen, len(layers))
     network.backbone.trainable = True
+    layers = network.backbone.layers
+    is_pretrained = trainable_layers is not None
+    num_frozen = max(0, len(layers) - trainable_layers) if is_pretrained else 0
     for index, layer in enumerate(layers):
-        keeps_statistics = trainable_layers is not None and isinstance(
-            layer, keras.layers.BatchNormalization
-        )
-        layer.trainable = index >= first and not keeps_statistics
+        keeps_statistics = is_pretrained and isinstance(layer, keras.layers.BatchNormalization)
+        layer.trainable = phase != "head" and index >= num_frozen and not keeps_statistics
 
 
 def _normalize(
-    images,
-    kind: str,
-    statistics: tfrecord_io.PixelStatistics | None,
-    grey_factor: float,
-    is_padded: bool,
+    images, kind: str, statistics: PixelStatistics | None, grey_factor: float, is_padded: bool
 ):
     """Scales pixels in 0..255 according to `--normalize`; the statistics are of stored values."""
     if kind == "unit":
@@ -281,25 +248,19 @@ def _convnet(features):
     The tutorial flattened the last 3x3x64 map. Larger images are pooled further, to at most 8x8, so
     that the dense layer stays small at any input size. 28x28 images give the original network.
     """
-    for filters in (32, 64):
-        features = keras.layers.Conv2D(filters, 3, activation="relu", padding=_padding(features))(
-            features
-        )
-        features = _pool(features)
-    features = keras.layers.Conv2D(64, 3, activation="relu", padding=_padding(features))(features)
+
+    def pool(features):
+        size = tuple(min(2, side) for side in features.shape[1:3])
+        return keras.layers.MaxPooling2D(size)(features)
+
+    for place, filters in enumerate((32, 64, 64)):
+        features = pool(features) if place else features
+        # Valid convolutions would leave nothing of tiny images.
+        padding = "valid" if min(features.shape[1:3]) >= 5 else "same"
+        features = keras.layers.Conv2D(filters, 3, activation="relu", padding=padding)(features)
     while max(features.shape[1:3]) > 8:
-        features = _pool(features)
+        features = pool(features)
     return keras.layers.Flatten()(features)
-
-
-def _padding(features) -> str:
-    # Valid convolutions would leave nothing of tiny images.
-    return "valid" if min(features.shape[1:3]) >= 5 else "same"
-
-
-def _pool(features):
-    size = tuple(min(2, side) for side in features.shape[1:3])
-    return keras.layers.MaxPooling2D(size)(features)
 
 
 def _backbone(images, options: NetworkOptions, image_shape: tuple[int, int, int]):
@@ -317,32 +278,32 @@ def _backbone(images, options: NetworkOptions, image_shape: tuple[int, int, int]
     elif channels != 3:
         raise ConfigError(f"--model {options.model} needs 1 or 3 channels, received {channels}")
     features = application.scale(features)
-    weights = options.weights or _IMAGENET
+    published = "imagenet" if options.initial_weights == "imagenet" else None
     try:
         backbone = getattr(keras.applications, application.name)(
-            include_top=False,
-            weights=_IMAGENET if weights == _IMAGENET else None,
-            input_shape=(height, width, 3),
+            include_top=False, weights=published, input_shape=(height, width, 3)
         )
     except Exception as error:
         # Keras raises a plain Exception if a download fails.
-        if weights != _IMAGENET:
+        if not published:
             raise
         raise ConfigError(
             f"the ImageNet weights of {options.model} could not be downloaded: {error}\n"
             "Use --weights FILE with a file that was downloaded elsewhere (Keras names it "
             f"{options.model}_..._notop.h5), or --weights none for random weights"
         ) from error
-    if weights not in (_IMAGENET, "none"):
-        _load_weights(backbone, weights)
+    _load_weights(backbone, options)
     features = backbone(features)
     pooled = keras.layers.GlobalAveragePooling2D(name="pool")
     flat = keras.layers.Flatten(name="flatten") if options.model == "vgg16" else pooled
     return flat(features), backbone
 
 
-def _load_weights(model: keras.Model, path: str) -> None:
-    """Loads a weights file: a .weights.h5 that Keras saved, or an .h5 that Keras publishes."""
+def _load_weights(model: keras.Model, options: NetworkOptions) -> None:
+    """Loads a weights file, if one is given: of Keras' `save_weights`, or one that it publishes."""
+    path = options.initial_weights
+    if path in ("imagenet", "none"):
+        return
     if not Path(path).is_file():
         raise ConfigError(
             f"--weights {path}: this file does not exist; expected imagenet, none or a weights file"

@@ -50,7 +50,7 @@ def make_optimizer(
         options: resolved.
         precision: arithmetic of the layers; in float16 the loss is scaled.
         learning_rate: peak of the schedule.
-        num_steps: steps of the phase; a cosine reaches zero at their end.
+        num_steps: of the phase; a cosine reaches zero at their end.
     """
     warmup_steps = min(options.warmup_steps or 0, num_steps)
     rate: float | WarmupSchedule = learning_rate
@@ -62,14 +62,14 @@ def make_optimizer(
     arguments: dict[str, Any] = {"weight_decay": options.weight_decay or None}
     if options.ema_decay:
         arguments |= {"use_ema": True, "ema_momentum": options.ema_decay}
-    optimizer: keras.optimizers.Optimizer
+    kind: type[keras.optimizers.Optimizer]
     if options.optimizer == "sgd":
-        optimizer = keras.optimizers.SGD(rate, momentum=0.9, **arguments)
-    elif options.optimizer == "adam" or not options.weight_decay:
-        # Keras' AdamW requires a decay; without one it is the same as Adam.
-        optimizer = keras.optimizers.Adam(rate, **arguments)
+        kind, arguments["momentum"] = keras.optimizers.SGD, 0.9
     else:
-        optimizer = keras.optimizers.AdamW(rate, **arguments)
+        # Keras' AdamW requires a decay; without one it is the same as Adam.
+        is_plain = options.optimizer == "adam" or not options.weight_decay
+        kind = keras.optimizers.Adam if is_plain else keras.optimizers.AdamW
+    optimizer = kind(rate, **arguments)
     # Only kernels decay; biases and scales do not need it.
     optimizer.exclude_from_weight_decay(var_names=["bias", "beta", "gamma"])
     if precision == "float16":
@@ -82,12 +82,7 @@ def make_optimizer(
 def averaged_weights(
     optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]
 ) -> Iterator[None]:
-    """Sets trainable variables to their moving averages inside the block, if there are any.
-
-    Args:
-        optimizer: the optimizer that updates the variables.
-        variables: all variables that it updates.
-    """
+    """Sets all variables of an optimizer to their moving averages in the block, if it has any."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if not inner.use_ema:
         yield

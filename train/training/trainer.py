@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +25,12 @@ from train.training.finishing import finish, pool
 from train.training.training_loop import train
 
 
-def train_and_evaluate(
-    config: TrainConfig, workdir: str | os.PathLike[str], given: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+def train_and_evaluate(config: TrainConfig, workdir: str | os.PathLike[str]) -> dict[str, Any]:
     """Trains, evaluates and exports; goes on where an earlier call with this folder stopped.
 
     Args:
         config: what to do.
         workdir: the folder of the run, made if it is missing.
-        given: the flags of the command line, if there is one, see `make_run`.
 
     Returns:
         the content of metrics.json; of a cross-validation it is empty on workers besides the chief.
@@ -47,7 +43,7 @@ def train_and_evaluate(
         MetricsError: if the answers cannot be measured.
         StoppedError: after SIGTERM or SIGINT, with the state saved.
     """
-    run = make_run(config, Path(workdir), given)
+    run = make_run(config, Path(workdir))
     return _cross_validate(run) if run.is_cross_validation else _train_once(run)
 
 
