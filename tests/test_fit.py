@@ -120,10 +120,8 @@ def test_the_build_and_predict_and_a_few_lines_by_hand_give_the_same_pixels(
         name = path.rpartition("/")[2]
         data, aspect = FILES[name]
         frame = 0 if name.endswith(".dcm") and frame is None else frame
-        np.testing.assert_array_equal(
-            predict.read_pixels(source / path, classifier.preprocessing, frame), image
-        )
         size = decode_image(data, classifier.preprocessing, frame)
+        assert size.pixels == image.tobytes()
         own = dataclasses.replace(
             classifier.preprocessing, height=size.height, width=size.width, fit="stretch"
         )

@@ -44,10 +44,6 @@ if TYPE_CHECKING:
 
     from train.kinds.task import Task
 
-_EXPORT = "export"
-_KERAS = "model.keras"
-_FACTS = "preprocessing.json"
-
 #: Column with the views whose threshold an image reaches, if thresholds were exported.
 ABOVE = "above_threshold"
 
@@ -77,27 +73,26 @@ class Classifier:
     shapes: Sequence[float] = ()
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """The prediction for one picture.
+    """The prediction for one picture; what a rejected one does not have is None.
 
     Attributes:
         path: of the file.
-        probabilities: float32 [num_classes]; None if the picture was rejected.
-        predicted: name of the likeliest class, names of the labels, or the number; None if the
-            picture was rejected.
-        reject: why, or None.
         frame: number of the picture in the file, see `pictures.Pictures`.
-        above: the questions whose threshold it reaches, such as classes; None if the picture was
-            rejected or no thresholds were exported.
-        shape: width of the picture divided by its height; None if it was rejected.
+        reject: why it was left out, or None.
+        probabilities: float32 [num_classes].
+        predicted: name of the likeliest class, names of the labels, or the number.
+        above: the questions whose threshold it reaches, such as classes; None if no thresholds
+            were exported.
+        shape: width of the picture divided by its height.
     """
 
     path: Path
-    probabilities: np.ndarray | None
-    predicted: str | None = None
-    reject: str | None = None
     frame: int | None = None
+    reject: str | None = None
+    probabilities: np.ndarray | None = None
+    predicted: str | None = None
     above: Sequence[str] | None = None
     shape: float | None = None
 
@@ -116,23 +111,24 @@ def load_classifier(path: Path) -> Classifier:
     Raises:
         ConfigError: if no exported model is there.
     """
-    folder = path / _EXPORT if (path / _EXPORT).is_dir() else path
+    folder = path / "export" if (path / "export").is_dir() else path
+    saved, described = folder / "model.keras", folder / "preprocessing.json"
     if (path / MANIFEST_NAME).is_file():
         raise ConfigError(
             f"--model {path} is a dataset; give the folder of a run that was trained on it, the "
             f"--workdir of {flags.command('train')}"
         )
-    if not (folder / _KERAS).is_file() or not (folder / _FACTS).is_file():
+    if not saved.is_file() or not described.is_file():
         raise ConfigError(
-            f"--model {path}: expected the folder of a finished run, with {_EXPORT}/{_KERAS} and "
-            f"{_EXPORT}/{_FACTS}; run {flags.command('train')} --workdir {path} to its end"
+            f"--model {path}: expected the folder of a finished run, with export/{saved.name} and "
+            f"export/{described.name}; run {flags.command('train')} --workdir {path} to its end"
         )
     try:
-        facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
+        facts = json.loads(described.read_text(encoding="utf-8"))
         check_types(facts, {"preprocessing": {}, "label_names": [str]}, "")
         decoder = facts.get("decoder", {})
-        fingerprint = facts.get("dataset", {"fingerprint": ""})
-        check_types([decoder, fingerprint], [{"*": str}, {"fingerprint": str}], "decoder, dataset")
+        dataset = facts.get("dataset", {"fingerprint": ""})
+        check_types([decoder, dataset], [{"*": str}, {"fingerprint": str}], "decoder, dataset")
         preprocessing = Preprocessing.from_dict(facts["preprocessing"])
         kind = kind_in(facts)
         label_names = tuple(facts["label_names"])
@@ -141,7 +137,7 @@ def load_classifier(path: Path) -> Classifier:
             preprocessing = dataclasses.replace(preprocessing, no_window=FRAME_RANGE)
     except (KeyError, ValueError, TypeError, RecursionError) as error:
         raise ConfigError(
-            f"{folder / _FACTS} does not say how files became the training images ({error!r}): "
+            f"{described} does not say how files became the training images ({error!r}): "
             "the dataset's manifest had no complete preprocessing, or another release wrote it, so "
             "no file can be predicted"
         ) from error
@@ -152,31 +148,29 @@ def load_classifier(path: Path) -> Classifier:
         from train.results.thresholds import read_thresholds
 
         try:
-            model = keras.saving.load_model(folder / _KERAS, compile=False)
+            model = keras.saving.load_model(saved, compile=False)
             taken = (*model.input_shape[1:], model.inputs[0].dtype)
             wanted = (*preprocessing.image_shape, preprocessing.dtype)
             blank = np.zeros((1, *preprocessing.image_shape), preprocessing.dtype)
             # A model that cannot answer is found here, not in the midst of the files.
-            num_outputs = model(blank).shape[-1] if taken == wanted else len(label_names)
+            if taken != wanted or model(blank).shape[-1] != len(label_names):
+                raise ValueError(
+                    f"it takes images of {taken}, but {described.name} says {wanted} and names "
+                    f"{len(label_names)} labels: they are of different runs"
+                )
         # A stranger's or damaged file raises almost anything in Keras.
         except Exception as error:
             raise ConfigError(
-                f"{folder / _KERAS} cannot be loaded ({type(error).__name__}: {error!s:.300}); "
+                f"{saved} cannot be loaded ({type(error).__name__}: {error!s:.300}); "
                 f"copy the run again, or finish it with {flags.command('train')} --workdir {path}"
             ) from error
-    if taken != wanted or num_outputs != len(label_names):
-        raise ConfigError(
-            f"{folder / _KERAS} takes images of {taken} and has {num_outputs} outputs, but "
-            f"{_FACTS} says {wanted} and names {len(label_names)}: they are of different runs; "
-            "copy the run again"
-        )
     return Classifier(
         model,
         task_of(kind),
         preprocessing,
         label_names,
         decoder,
-        fingerprint["fingerprint"],
+        dataset["fingerprint"],
         read_thresholds(folder, label_names),
         trained,
     )
@@ -201,20 +195,6 @@ def other_decoder(classifier: Classifier) -> str | None:
         f"the training images were decoded by {theirs}, here it is {ours}: pixels, and so "
         "probabilities, may differ a little. Install those versions for the same pixels"
     )
-
-
-def read_pixels(path: Path, preprocessing: Preprocessing, frame: int | None = None) -> np.ndarray:
-    """Returns the [height, width, channels] pixels of a picture, as the build stores them.
-
-    Args:
-        path: the file.
-        preprocessing: how it becomes pixels.
-        frame: number of the picture in it, see `pictures.Pictures`.
-
-    Raises:
-        Reject: if the file is not an image, or is damaged.
-    """
-    return _pixels(decode_image(path.read_bytes(), preprocessing, frame), preprocessing)
 
 
 def _pixels(image: DecodedImage, preprocessing: Preprocessing) -> np.ndarray:
@@ -253,22 +233,26 @@ def predict_files(
         for path in paths
         for frame, image in _read_pictures(path, classifier.preprocessing)
     )
+    task, names = classifier.task, classifier.label_names
     while batch := list(itertools.islice(pictures, batch_size)):
-        images = [
-            _pixels(image, classifier.preprocessing)
-            for _, _, image in batch
-            if isinstance(image, DecodedImage)
-        ]
+        read = [image for _, _, image in batch if isinstance(image, DecodedImage)]
+        images = [_pixels(image, classifier.preprocessing) for image in read]
         answers = predict_images(classifier, np.stack(images)) if images else np.empty((0, 0))
-        names = classifier.label_names
         rows = zip(answers, views_above(classifier.thresholds, answers, names), strict=True)
         for path, frame, image in batch:
             if isinstance(image, Reject):
-                yield Prediction(path, None, reject=str(image), frame=frame)
+                yield Prediction(path=path, frame=frame, reject=str(image))
                 continue
             row, above = next(rows)
-            (predicted,) = classifier.task.texts(classifier.task.chosen(row[None]), names)
-            yield Prediction(path, row, predicted, frame=frame, above=above, shape=image.shape)
+            (predicted,) = task.texts(task.chosen(row[None]), names)
+            yield Prediction(
+                path=path,
+                frame=frame,
+                probabilities=row,
+                predicted=predicted,
+                above=above,
+                shape=image.shape,
+            )
 
 
 def predict_images(classifier: Classifier, images: np.ndarray) -> np.ndarray:
@@ -282,22 +266,15 @@ def predict_images(classifier: Classifier, images: np.ndarray) -> np.ndarray:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     parser = flags.Parser(prog=flags.command("predict"), description="Predicts image files.")
-    parser.add_argument("--model", required=True, metavar="RUN", help="folder of a finished run")
-    parser.add_argument(
-        "--input", required=True, nargs="+", metavar="PATH", help="image files, or folders of them"
-    )
-    parser.add_argument(
-        "--format",
-        choices=("table", "csv", "json"),
-        default="table",
-        help="output format (default: table)",
-    )
-    parser.add_argument(
-        "--occlusion",
-        metavar="DIR",
-        help="write a map of what mattered for each image into this folder",
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("--model", required=True, metavar="RUN", help="folder of a finished run")
+    files = "image files, or folders of them"
+    add("--input", required=True, nargs="+", metavar="PATH", help=files)
+    forms = ("table", "csv", "json")
+    add("--format", choices=forms, default="table", help="output format (default: table)")
+    maps = "write a map of what mattered for each image into this folder"
+    add("--occlusion", metavar="DIR", help=maps)
+    add(
         "--patch",
         type=int,
         metavar="N",
@@ -322,10 +299,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     seen = [prediction.shape for prediction in predictions if prediction.shape]
     if warning := shapes.warn_of_unseen(seen, classifier.shapes, classifier.preprocessing):
         print(f"warning: {warning}", file=sys.stderr)
-    # A number has no probability.
-    names = classifier.label_names if classifier.task.gives_probabilities else ()
+    has, names = classifier.task.gives_probabilities, classifier.label_names
     with until_closed():
-        _show(_FORMATS[arguments.format](_rows(predictions, names), names), arguments.format)
+        rows = _rows(predictions, names, gives_probabilities=has)
+        _show(rows, names if has else (), arguments.format)
     if arguments.occlusion:
         _write_maps(classifier, predictions, Path(arguments.occlusion), arguments.patch)
     rejected = [prediction for prediction in predictions if prediction.reject]
@@ -351,21 +328,16 @@ def _list_files(inputs: Sequence[Path]) -> list[Path]:
 
     Files and folders that are hidden are left out, unless they are named.
     """
-    paths: list[Path] = []
-    for path in inputs:
-        if path.is_dir():
-            found = _files_in(path)
-            if not found:
-                raise ConfigError(f"--input {path}: there is no file in this folder")
-            paths += found
-        elif path.exists():
-            paths.append(path)
-        else:
-            raise ConfigError(f"--input {path}: there is no such file or folder")
     # A file may be named beside the folder that it is in. Two links to one file are two files.
     once: dict[Path, Path] = {}
-    for path in paths:
-        once.setdefault(path.parent.resolve() / path.name, path)
+    for path in inputs:
+        if not path.exists():
+            raise ConfigError(f"--input {path}: there is no such file or folder")
+        found = _files_in(path) if path.is_dir() else [path]
+        if not found:
+            raise ConfigError(f"--input {path}: there is no file in this folder")
+        for file in found:
+            once.setdefault(file.parent.resolve() / file.name, file)
     return list(once.values())
 
 
@@ -387,37 +359,24 @@ def _files_in(folder: Path) -> list[Path]:
     return sorted(found)
 
 
-def _show(text: str, form: str) -> None:
-    """Prints the output; a terminal or a table gets control characters escaped."""
-    if form == "csv" and not sys.stdout.isatty():
-        # A program gets names as they are, even bytes that are not UTF-8.
-        if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="surrogateescape")
-        print(text)
-    else:
-        print("\n".join(map(printable, text.split("\n"))))
-
-
 def _write_maps(
     classifier: Classifier, predictions: Sequence[Prediction], folder: Path, patch: int | None
 ) -> None:
     from train.results.charts import draw_occlusion
 
+    settings, names = classifier.preprocessing, classifier.label_names
     for index, prediction in enumerate(predictions):
         if prediction.probabilities is None:
             continue
-        image = read_pixels(prediction.path, classifier.preprocessing, prediction.frame)
+        read = decode_image(prediction.path.read_bytes(), settings, prediction.frame)
+        image = _pixels(read, settings)
         side = min(patch or max(1, min(image.shape[:2]) // 8), *image.shape[:2])
-        drops = occlusion_map(
-            functools.partial(predict_images, classifier),
-            image,
-            patch=side,
-            stride=max(1, side // 2),
-        )
+        predict = functools.partial(predict_images, classifier)
+        drops = occlusion_map(predict, image, patch=side, stride=max(1, side // 2))
         answer = int(prediction.probabilities.argmax())
-        title = f"{classifier.label_names[answer]} {prediction.probabilities[answer]:.1%}"
+        title = f"{names[answer]} {prediction.probabilities[answer]:.1%}"
         if not classifier.task.gives_probabilities:
-            title = f"{classifier.label_names[answer]} {prediction.predicted}"
+            title = f"{names[answer]} {prediction.predicted}"
         # Files of several folders may share a name. A name of a file has at most 255 bytes.
         stem = os.fsencode(prediction.path.stem)[:200].decode(errors="ignore")
         path = folder / f"{index:04d}-{stem}.png"
@@ -425,75 +384,63 @@ def _write_maps(
         print(printable(str(path)), file=sys.stderr)
 
 
-def _rows(predictions: Sequence[Prediction], label_names: Sequence[str]) -> list[dict[str, Any]]:
-    """Returns what is said of each picture; without `label_names` the answers are numbers."""
+def _rows(
+    predictions: Sequence[Prediction], label_names: Sequence[str], *, gives_probabilities: bool
+) -> list[dict[str, Any]]:
+    """Returns what the JSON says of each picture; a number has no probability."""
     rows = []
-    for prediction in predictions:
-        row: dict[str, Any] = {"path": prediction.name}
-        rows.append(row)
-        if prediction.probabilities is None:
-            row["reject"] = prediction.reject
-            continue
-        row["predicted"] = prediction.predicted if label_names else float(prediction.predicted)
-        if label_names:
-            values = (round(float(value), 6) for value in prediction.probabilities)
+    for each in predictions:
+        row: dict[str, Any] = {"path": each.name}
+        if each.probabilities is None:
+            row["reject"] = each.reject
+        elif gives_probabilities:
+            values = [round(float(value), 6) for value in each.probabilities]
+            row["predicted"] = each.predicted
             row["probabilities"] = dict(zip(label_names, values, strict=True))
-        if prediction.above is not None:
-            row[ABOVE] = list(prediction.above)
+        else:
+            row["predicted"] = float(each.predicted)
+        if each.above is not None:
+            row[ABOVE] = list(each.above)
+        rows.append(row)
     return rows
 
 
-def _above(row: Mapping[str, Any]) -> str:
-    return "" if ABOVE not in row else "|".join(row[ABOVE]) or "none"
-
-
-def _as_json(rows: Sequence[Mapping[str, Any]], label_names: Sequence[str]) -> str:
-    return json.dumps(rows, indent=1)
-
-
-def _as_csv(rows: Sequence[Mapping[str, Any]], label_names: Sequence[str]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
+def _show(rows: Sequence[Mapping[str, Any]], label_names: Sequence[str], form: str) -> None:
+    """Prints the rows; a terminal or a table gets control characters escaped."""
     above = [ABOVE] if any(ABOVE in row for row in rows) else []
-    writer.writerow(("path", "predicted", *map(no_formula, label_names), "reject", *above))
+    cells: list[list[Any]] = [["path", "predicted", *label_names, "reject", *above]]
     for row in rows:
-        numbers, predicted = row.get("probabilities", {}), row.get("predicted", "")
-        writer.writerow(
-            (
-                no_formula(row["path"]),
-                # A negative number is not a formula.
-                no_formula(predicted) if isinstance(predicted, str) else predicted,
-                *(numbers.get(name, "") for name in label_names),
-                no_formula(row.get("reject", "")),
-                *(no_formula(_above(row)) for _ in above),
-            )
+        numbers = row.get("probabilities", {})
+        reached = "|".join(row[ABOVE]) or "none" if ABOVE in row else ""
+        names = (numbers.get(name, "") for name in label_names)
+        ends = [row.get("reject", ""), reached][: 1 + len(above)]
+        cells.append([row["path"], row.get("predicted", ""), *names, *ends])
+    if form == "json":
+        text = json.dumps(rows, indent=1)
+    elif form == "csv":
+        lines = io.StringIO()
+        # A negative number is not a formula.
+        csv.writer(lines, lineterminator="\n").writerows(
+            [no_formula(cell) if isinstance(cell, str) else cell for cell in line] for line in cells
         )
-    return text.getvalue().rstrip("\n")
-
-
-def _as_table(rows: Sequence[Mapping[str, Any]], label_names: Sequence[str]) -> str:
-    label_names = [printable(name) for name in label_names]
-    # A line break in a name would make two rows of one.
-    names = [printable(row["path"]) for row in rows]
-    width = max(map(len, names))
-    columns = [max(len(name), 7) for name in label_names]
-    header = "  ".join(name.rjust(size) for name, size in zip(label_names, columns, strict=True))
-    above = any(ABOVE in row for row in rows)
-    lines = [f"{'file'.ljust(width)}  {header}  predicted{'  above the threshold' * above}"]
-    for name, row in zip(names, rows, strict=True):
-        if "reject" in row:
-            lines.append(f"{name.ljust(width)}  {printable(row['reject'])}")
-            continue
-        cells = zip(row.get("probabilities", {}).values(), columns, strict=True)
-        numbers = "  ".join(f"{probability:.1%}".rjust(size) for probability, size in cells)
-        predicted = printable(str(row["predicted"]))
-        end = f"  {printable(_above(row))}" if above else ""
-        # As wide as the heading, so that what follows stands below its own.
-        lines.append(f"{name.ljust(width)}  {numbers}  {predicted.ljust(9) + end}".rstrip())
-    return "\n".join(lines)
-
-
-_FORMATS = {"table": _as_table, "csv": _as_csv, "json": _as_json}
+        text = lines.getvalue().rstrip("\n")
+        if not sys.stdout.isatty():
+            # A program gets names as they are, even bytes that are not UTF-8.
+            if isinstance(sys.stdout, io.TextIOWrapper):
+                sys.stdout.reconfigure(errors="surrogateescape")
+            print(text)
+            return
+    else:
+        shown = [
+            [
+                f"{cell:6.1%}" if isinstance(cell, float) and label_names else printable(str(cell))
+                for cell in line
+            ]
+            for line in cells
+        ]
+        widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+        text = "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in shown)
+    print("\n".join(map(printable, text.split("\n"))))
 
 
 if __name__ == "__main__":
