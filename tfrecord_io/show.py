@@ -21,14 +21,10 @@ _CAPTION_HEIGHT = 18
 def contact_sheet(
     directory: str | Path, split: str, *, num_per_class: int = 6, tile_size: int = 160
 ) -> Image.Image:
-    """Returns a picture with one row of stored images per class, or per range of a number.
+    """Returns a picture with a row of stored images per class, or per range of a number.
 
-    Args:
-        directory: folder of the dataset.
-        split: name of the split; its first images of each class are shown, in stored order, and
-            no augmented copies.
-        num_per_class: number of images in a row.
-        tile_size: longer side of a tile in pixels.
+    They are the first `num_per_class` ones of the split, without augmented copies; `tile_size` is
+    the longer side of a tile in pixels.
 
     Raises:
         manifest.ManifestError: if the dataset is unusable or has no such split.

@@ -64,13 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the findings; returns 1 if a limit is exceeded, 2 for wrong usage and 0 otherwise.
-
-    Raises:
-        manifest.ManifestError: if a dataset is unfinished or unusable, or the images are not those
-            of the features.
-        OSError: if a file cannot be read or written.
-    """
+    """Prints the findings; returns 1 if a limit is exceeded, 2 for wrong usage and 0 otherwise."""
     dataset = manifest.Manifest.load(args.directory)
     given = {name: getattr(args, name) for name in (*_COUNTED, "max_shortcut_gain")}
     limits = {name: limit for name, limit in given.items() if limit is not None}
@@ -120,17 +114,17 @@ def _violations(limits: Mapping[str, float], measures: Mapping[str, Any]) -> lis
     """Returns a line for each limit, by its flag, that is exceeded or cannot be checked."""
     lines = []
     for name, limit in limits.items():
+        gap = None
         if name in _COUNTED:
             counts = [measures[measure] for measure in _COUNTED[name][1]]
             found = sum(count or 0 for count in counts)
-            gap = near_search_gap(counts[1], measures) if len(counts) > 1 else None
+            if len(counts) > 1:
+                gap = near_search_gap(counts[1], measures)
         else:
             shortcut = measures.get("shortcuts", {"accuracy": 0, "chance": 0})
-            found, gap = round(shortcut["accuracy"] - shortcut["chance"], 4), None
-        if found > limit:
-            lines.append(f"--{name} {limit}: found {found:,}")
-        elif gap:
-            lines.append(f"--{name} {limit}: {gap}")
+            found = round(shortcut["accuracy"] - shortcut["chance"], 4)
+        if found > limit or gap:
+            lines.append(f"--{name} {limit}: {f'found {found:,}' if found > limit else gap}")
     return lines
 
 

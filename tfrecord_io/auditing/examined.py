@@ -40,11 +40,7 @@ class Examined:
     """
 
     def __init__(
-        self,
-        examples: pa.Table,
-        twins: Twins,
-        dataset: manifest.Manifest,
-        most_listed: int | None,
+        self, examples: pa.Table, twins: Twins, dataset: manifest.Manifest, most_listed: int | None
     ) -> None:
         self.dataset, self.examples, self.twins = dataset, examples, twins
         self.most_listed = most_listed

@@ -6,6 +6,7 @@ Each check yields its findings and adds its numbers to `Examined.measures`.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -45,28 +46,27 @@ def check_known_patients(examined: Examined) -> Iterator[Finding]:
 def check_patient_leaks(examined: Examined) -> Iterator[Finding]:
     """Yields the patients, and what stands for unknown ones, with images in several splits."""
     splits, units = examined.splits, examined.units
-    # images[g, s]: number of images of group g in split s.
-    images = _table(examined, examined.split, len(splits))
-    leaked = (images > 0).sum(1) > 1
-    num_leaked = int(leaked.sum())
+    images = _images_of_groups(examined, examined.split)
+    leaked = {group: counts for group, counts in images.items() if len(counts) > 1}
+    num_patients = Counter(split for counts in images.values() for split in counts)
     shared: list[dict[str, Any]] = []
-    for places in itertools.combinations(range(len(splits)), 2):
-        both = (images[:, places] > 0).all(1)
-        if both.any():
+    for pair in itertools.combinations(range(len(splits)), 2):
+        both = [counts for counts in leaked.values() if counts.keys() >= set(pair)]
+        if both:
             shared.append(
                 {
-                    "splits": [splits[place] for place in places],
-                    "patients": int(both.sum()),
-                    "images": images[both][:, places].sum(0).tolist(),
-                    "patients_of_each": (images[:, places] > 0).sum(0).tolist(),
+                    "splits": [splits[split] for split in pair],
+                    "patients": len(both),
+                    "images": [sum(counts[split] for counts in both) for split in pair],
+                    "patients_of_each": [num_patients[split] for split in pair],
                 }
             )
     examined.measures |= {
-        "patients_in_several_splits": num_leaked,
-        "images_of_leaked_patients": int(images[leaked].sum()),
+        "patients_in_several_splits": len(leaked),
+        "images_of_leaked_patients": sum(counts.total() for counts in leaked.values()),
         "shared_patients": shared,
     }
-    if num_leaked:
+    if leaked:
         parts = "; ".join(
             "{0} and {1} share {patients:,}, with {2:,} images in {0} and {3:,} in {1}".format(
                 *pair["splits"], *pair["images"], patients=pair["patients"]
@@ -75,66 +75,57 @@ def check_patient_leaks(examined: Examined) -> Iterator[Finding]:
         )
         yield problem(
             "patient_leak",
-            f"{many(num_leaked, *units)} in more than one split",
+            f"{many(len(leaked), *units)} in more than one split",
             f"{parts[0].upper()}{parts[1:]}. A model can recognise an eye it was trained on, so "
             "results on the other split are too good. Build with --splits patient to make new "
             "splits, or with --leaks drop to keep the given splits and leave these patients' "
             "images out of all but one (test before val before train).",
-            num_leaked,
-            _list_patients(examined, np.flatnonzero(leaked), images[leaked], splits),
+            len(leaked),
+            _list_patients(examined, leaked, splits),
         )
-    elif examined.names and len(splits) > 1:
+    elif images and len(splits) > 1:
         title = f"No {units[0]} is in more than one split"
-        yield good("patient_leak", title, f"{many(len(examined.names), *units)} known.")
+        yield good("patient_leak", title, f"{many(len(images), *units)} known.")
 
 
 def check_patient_labels(examined: Examined) -> Iterator[Finding]:
     """Yields the patients, or what stands for unknown ones, with images under several labels."""
-    # Only patients with several labels get a row in the table, because a table of all patients and
-    # a thousand classes would be large.
-    known, num_labels = examined.group >= 0, len(examined.labels)
-    pairs = np.unique(examined.group[known] * num_labels + examined.label[known])
-    labels_each = np.bincount(pairs // num_labels, minlength=len(examined.names))
-    several = np.flatnonzero(labels_each > 1)
+    images = _images_of_groups(examined, examined.label)
+    several = {group: counts for group, counts in images.items() if len(counts) > 1}
     examined.measures["patients_under_several_labels"] = len(several)
-    if len(several):
-        by_label = _table(examined, examined.label, num_labels, several)
+    if several:
         verb, kind = "has" if len(several) == 1 else "have", examined.kind
         how = f"in more than one {kind.noun}" if kind.one_hot else "with different labels"
+        num_images = sum(counts.total() for counts in several.values())
         yield note(
             "patient_labels",
             f"{counted(len(several), *examined.units)} {verb} images {how}",
-            f"Together they have {int(by_label.sum()):,} images. Two eyes may differ and a disease "
+            f"Together they have {num_images:,} images. Two eyes may differ and a disease "
             "changes, so this need not be wrong. But all images of a patient must be in one split, "
             "whatever they show, as with --splits patient.",
             len(several),
-            _list_patients(examined, several, by_label, examined.labels),
+            _list_patients(examined, several, examined.labels),
         )
 
 
-def _table(
-    examined: Examined, codes: np.ndarray, num_codes: int, groups: np.ndarray | None = None
-) -> np.ndarray:
-    """Returns int64 [num_groups, num_codes], the images of known groups, or of some, by code."""
-    groups = np.arange(len(examined.names)) if groups is None else groups
-    images = np.isin(examined.group, groups)
-    table = np.zeros((len(groups), num_codes), np.int64)
-    np.add.at(table, (np.searchsorted(groups, examined.group[images]), codes[images]), 1)
-    return table
+def _images_of_groups(examined: Examined, codes: np.ndarray) -> dict[int, Counter[int]]:
+    """Returns for each known group how many of its images have each code."""
+    images: dict[int, Counter[int]] = {group: Counter() for group in range(len(examined.names))}
+    for group, code in zip(examined.group.tolist(), codes.tolist(), strict=True):
+        if group >= 0:
+            images[group][code] += 1
+    return images
 
 
 def _list_patients(
-    examined: Examined, patients: np.ndarray, counts: np.ndarray, names: Sequence[str]
+    examined: Examined, images: Mapping[int, Counter[int]], names: Sequence[str]
 ) -> _Listed:
-    """Lists the patients with the most images, and their number of images by `names`."""
-    order = np.argsort(-counts.sum(1), kind="stable")[: examined.most_listed]
-    used = np.flatnonzero(counts[order].any(0))[:12].tolist()
+    """Lists the groups with the most images, and their number of images by `names`."""
+    groups = sorted(images, key=lambda group: -images[group].total())[: examined.most_listed]
+    used = sorted({code for group in groups for code in images[group]})[:12]
     return tuple(
-        {
-            "patient": examined.names[patients[row]],
-            **{names[place]: int(counts[row, place]) for place in used},
-        }
-        for row in order.tolist()
+        {"patient": examined.names[group], **{names[code]: images[group][code] for code in used}}
+        for group in groups
     )
 
 

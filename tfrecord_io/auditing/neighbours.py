@@ -16,17 +16,11 @@ import numpy as np
 import pyarrow as pa
 
 from tfrecord_io import manifest
+from tfrecord_io.auditing import twins
 from tfrecord_io.auditing.columns import encode, read_examples, with_ranges
 from tfrecord_io.auditing.findings import MAX_LISTED, Audit, Finding, good, note, warning
 from tfrecord_io.auditing.leak_checks import list_pairs
-from tfrecord_io.auditing.twins import (
-    MAX_DISTANCE,
-    MIN_SIDE,
-    NearPair,
-    hashes_in,
-    have_different,
-    number_pictures,
-)
+from tfrecord_io.auditing.twins import NearPair, have_different, number_pictures
 from tfrecord_io.groups import group_images
 from tfrecord_io.printing import counted
 from tfrecord_io.shards import map_records
@@ -44,12 +38,10 @@ _ROWS_AT_ONCE = 256
 
 
 class Neighbours(NamedTuple):
-    """The nearest neighbours of each scan among the scans of other patients.
+    """The nearest neighbours of each scan among the scans of other patients, the nearest first.
 
-    Attributes:
-        rows: int64 [num_scans, count], the nearest first.
-        similarities: float32 [num_scans, count], cosines; -inf if other patients have fewer
-            than `count` scans.
+    `rows` is int64 [num_scans, count]; `similarities`, float32 [num_scans, count], are cosines, or
+    -inf if other patients have fewer than `count` scans.
     """
 
     rows: np.ndarray
@@ -170,21 +162,14 @@ def doubtful_labels(
 
 
 def audit_features(directory: str | os.PathLike[str]) -> Audit:
-    """Audits a finished dataset of features on a local disk.
-
-    Raises:
-        manifest.ManifestError: if the dataset is unfinished or unusable.
-        OSError: if a file of the dataset is missing.
-    """
+    """Audits a finished dataset of features on a local disk; errors are those of `audit`."""
     dataset, directory = manifest.Manifest.load(directory), Path(directory)
     everything = read_examples(directory / manifest.EXAMPLES_FILE_NAME)
     examples, nearest = compare(directory, dataset, everything)
-    findings = [
-        _check_copies(everything, examples, nearest, dataset),
-        _check_labels(examples, nearest, dataset),
-    ]
-    counts = {finding.code: finding.count for finding in findings}
-    return Audit.of(findings, {"examples": examples.num_rows, **counts})
+    copies = _check_copies(everything, examples, nearest, dataset)
+    labels = _check_labels(examples, nearest, dataset)
+    counts = {finding.code: finding.count for finding in (copies, labels)}
+    return Audit.of([copies, labels], {"examples": examples.num_rows, **counts})
 
 
 def compare(
@@ -195,10 +180,6 @@ def compare(
     Returns:
         the first example with each picture, because the audit of the images lists those with the
         same pixels; and their neighbours.
-
-    Raises:
-        manifest.ManifestError: if the examples are not those of the dataset.
-        OSError: if a file of the dataset is missing.
     """
     _, first_rows = number_pictures(everything)
     examples = everything.take(pa.array(first_rows))
@@ -207,27 +188,24 @@ def compare(
 
 
 def _read_features(directory: Path, dataset: manifest.Manifest, examples: pa.Table) -> np.ndarray:
-    """Returns float32 [num_examples, channels], each the mean over the positions of its map.
-
-    The examples of a shard follow each other in the table.
-    """
+    """Returns float32 [num_examples, channels], each the mean over the positions of its map."""
     layout = dataset.layout
-    sizes = {shard.name: shard.num_bytes for shard in dataset.shards}
-    shards = examples["shard"].cast(pa.string()).to_numpy()
-    rows = examples["row"].to_numpy().astype(np.int64)
-    features = np.empty((len(rows), dataset.image_shape[2]), np.float32)
-    starts = np.flatnonzero(shards[1:] != shards[:-1]) + 1
-    for places in np.split(np.arange(len(rows)), starts):
-        name, last = shards[places[0]], rows[places].max()
-        if last * layout.stride >= sizes.get(name, 0):
+    maps = {
+        shard.name: layout.images_in(
+            map_records(directory / shard.name, shard.num_bytes, layout.stride)
+        )
+        for shard in dataset.shards
+        if shard.num_examples
+    }
+    features = np.empty((examples.num_rows, dataset.image_shape[2]), np.float32)
+    places = zip(examples["shard"].to_pylist(), examples["row"].to_pylist(), strict=True)
+    for number, (shard, row) in enumerate(places):
+        if shard not in maps or row >= len(maps[shard]):
             raise manifest.ManifestError(
                 f"{directory / manifest.EXAMPLES_FILE_NAME} is of another dataset: the manifest "
-                f"knows no record {last} of {name}; copy the folder again"
+                f"knows no record {row} of {shard}; copy the folder again"
             )
-        records = map_records(directory / name, sizes[name], layout.stride)
-        for block in np.array_split(places, -(-len(places) // _ROWS_AT_ONCE)):
-            maps = layout.images_in(records[rows[block]])
-            features[block] = maps.mean(axis=(1, 2), dtype=np.float32)
+        features[number] = maps[shard][row].mean(axis=(0, 1), dtype=np.float32)
     return features
 
 
@@ -244,11 +222,11 @@ def _check_copies(
         for column in (everything["split"], labels)
     )
     side = min(dataset.source["trunk"]["image_shape"][:2])
-    if hints and "perceptual_hash" in examples.column_names and side >= MIN_SIDE:
+    if hints and "perceptual_hash" in examples.column_names and side >= twins.MIN_SIDE:
         # The audit of the images has compared the pixels of the others.
-        hashes = hashes_in(examples)
+        hashes = twins.hashes_in(examples)
         distances = np.bitwise_count(hashes[first] ^ hashes[second]).sum(axis=1)
-        kept = ~(across | differ) | (distances > MAX_DISTANCE)
+        kept = ~(across | differ) | (distances > twins.MAX_DISTANCE)
         hints = [hints[place] for place in np.flatnonzero(kept).tolist()]
         across, differ = across[kept], differ[kept]
     if not hints:

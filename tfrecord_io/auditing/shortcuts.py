@@ -1,8 +1,6 @@
-"""Measures how well the class of an image can be predicted without looking at its content.
+"""Measures how well scanners, export settings or padding alone predict the class of an image.
 
-A model learns anything that predicts the class. If scanners, export settings or padding differ
-between classes, it learns these. This module measures how well they predict the class by
-themselves.
+A model learns anything that predicts the class, and so these, if they differ between classes.
 """
 
 from __future__ import annotations
@@ -74,9 +72,8 @@ def measure(
 ) -> Shortcuts | None:
     """Trains a model to predict the class from side facts alone, and tests it on other patients.
 
-    The model is naive Bayes on binned signals with equal class priors. It takes a few lines and no
-    tuning, and on the real sample it is within three percentage points of decision trees
-    (docs/audit.md). Its accuracy is a lower bound; a better model may predict more.
+    The model is naive Bayes on binned signals with equal class priors. It needs no tuning, and on
+    the real sample it is within three percentage points of decision trees (docs/audit.md).
 
     Args:
         examples: the examples table; signals whose columns are missing are left out.

@@ -34,9 +34,10 @@ MIN_SIDE = 64
 #: Largest number of proposed pairs whose pixels are compared; each takes about half a millisecond.
 MAX_CHECKED = 50_000
 
-# Sides in pixels, and the smallest correlation of the fine detail of two copies at each. The finest
-# detail of a smaller picture is coarser, so different scans share more of it. Each value is halfway
-# between the most similar scans and the least similar copies.
+# Shorter sides in pixels, and the smallest correlation of the fine detail of two copies at each;
+# between them it is linear. The finest detail of a smaller picture is coarser, so different scans
+# share more of it. Each value is halfway between the most similar scans and the least similar
+# copies.
 _SIDES, _MIN_SIMILARITIES = (MIN_SIDE, 224), (0.93, 0.80)
 
 _DETAIL_SIDE = 128
@@ -89,14 +90,10 @@ class ImageReader:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NearPair:
-    """Two pictures that are nearly the same, or may be.
+    """Two pictures that are nearly the same, or may be: their first rows in the examples table.
 
-    Attributes:
-        first: row of the first picture in the examples table; if several rows have its pixels,
-            the first of them.
-        second: row of the second picture, chosen in the same way.
-        similarity: correlation of the fine detail, or cosine of the features; up to 1.
-        why: what stands out, in words; empty for pictures whose pixels were compared.
+    `similarity` is the correlation of the fine detail, or the cosine of the features, up to 1.
+    `why` is what stands out, in words; empty for pictures whose pixels were compared.
     """
 
     first: int
@@ -117,9 +114,8 @@ class Twins:
             duplicates were not looked for.
         is_blank: bool [num_examples], which pictures have one colour: they look alike without
             being copies; None if that is not known.
-        num_unchecked: number of proposed pairs across splits or labels beyond the limit, which were
-            not compared.
-        num_unchecked_within: number of the others.
+        num_unchecked: proposed pairs across splits or labels that were too many to be compared.
+        num_unchecked_within: the others of these.
         complete: False if the search for pairs stopped early.
     """
 
@@ -161,10 +157,7 @@ class Twins:
         """Yields the near pairs that have rows of different codes, as two such rows.
 
         All rows of both pictures count, exact copies included: a picture in train and test and its
-        near duplicate in train are across splits.
-
-        Args:
-            codes: int64 [num_examples], such as each example's split.
+        near duplicate in train are across splits. `codes` is as in `have_different`.
         """
         for pair in self.near:
             first, second = self.copies_of(pair.first), self.copies_of(pair.second)
@@ -234,12 +227,7 @@ def find_twins(examples: pa.Table, images: ImageReader, kind: LabelKind) -> Twin
 
 
 def number_pictures(examples: pa.Table) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers the pictures with different pixels, in the order of their first rows.
-
-    Returns:
-        int64 [num_examples], the picture of each example; and int64 [num_pictures], the first row
-        of each picture.
-    """
+    """Returns the number of each example's picture, and the first row of each picture."""
     pictures, _ = encode(examples["pixels_xxh3"])
     return pictures, np.unique(pictures, return_index=True)[1]
 
@@ -255,11 +243,7 @@ def have_different(
 ) -> np.ndarray:
     """Tells which pairs of pictures have rows of different codes, bool [num_pairs].
 
-    Args:
-        codes: int64 [num_examples], such as each example's split.
-        groups: int64 [num_examples], the picture of each example.
-        first: int64 [num_pairs], pictures.
-        second: int64 [num_pairs], pictures.
+    `codes` and `groups`, int64 [num_examples], are such as each example's split, and its picture.
     """
     low = np.full(groups.max(initial=-1) + 1, codes.max(initial=0), np.int64)
     high = np.full(groups.max(initial=-1) + 1, -1, np.int64)
@@ -345,8 +329,5 @@ def detail(image: Image.Image) -> np.ndarray:
 
 
 def min_similarity(side: int) -> float:
-    """Returns the smallest correlation of the fine detail at which two pictures count as copies.
-
-    It is 0.93 up to 64 pixels on the shorter side, and falls linearly to 0.80 at 224 and more.
-    """
+    """Returns the correlation of the fine detail from which two pictures count as copies."""
     return float(np.interp(side, _SIDES, _MIN_SIMILARITIES))
