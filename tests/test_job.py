@@ -7,7 +7,6 @@ from image_files import kermany_archive, scan_tree, under, write_tar, write_tree
 from pipelines import errors
 from pipelines.engine.job import prepared
 from pipelines.options import parse_options
-from pipelines.shards.write import TaskWriter
 from pipelines.stores.output import BUILD_DIR
 from pipelines.stores.output_state import PLAN_JSON
 
@@ -35,23 +34,6 @@ def test_a_job_is_listed_and_planned_before_any_engine_starts(archive, tmp_path,
     assert f"listing the images of {archive}" in said
     assert f"found {len(TREE)} images among {len(kermany_archive(TREE))} files" in said
     assert f"{len(TREE)} copies in a second tree" in said
-
-
-@pytest.mark.parametrize("older", [{}, {"columns": ["key", "path"]}])
-def test_shards_whose_tables_have_the_columns_of_another_version_are_written_again(
-    older, archive, tmp_path, capsys
-):
-    with prepare(archive, tmp_path / "out") as job, TaskWriter(job.build) as writer:
-        writer.write(job.todo[0])
-        writer.wait()
-        planned = json.loads(job.storage.read(PLAN_JSON))
-    with prepare(archive, tmp_path / "out") as again:
-        assert len(again.todo) == len(job.todo) - 1
-    del planned["columns"]
-    job.storage.write(PLAN_JSON, json.dumps(planned | older).encode())
-    with prepare(archive, tmp_path / "out") as again:
-        assert len(again.todo) == len(job.todo)
-    assert "another version of this program began the dataset" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -257,3 +257,12 @@ def test_a_dataset_that_would_hold_an_image_twice_is_not_finished(job):
     with pytest.raises(errors.BuildError, match="repeat the key of another example"):
         finish.finish_dataset(job.build)
     assert not job.storage.exists("manifest.json")
+
+
+def test_a_table_of_another_version_is_not_joined_with_those_of_this_one(job):
+    write_all(job)
+    rows = job.build.read_rows(job.todo[1]).drop_columns("shape")
+    with job.storage.create(rows_name(job.todo[1])) as file:
+        pq.write_table(rows, file)
+    with pytest.raises(errors.BuildError, match=r"another version .* start again with --overwrite"):
+        finish.finish_dataset(job.build)

@@ -33,7 +33,7 @@ from pipelines.sources.reader import read_in_order
 from pipelines.sources.source import Source
 from pipelines.stores import output_state
 from pipelines.stores.output import BUILD_DIR, Storage
-from tfrecord_io import groups, shards
+from tfrecord_io import groups
 from tfrecord_io.decoding import preprocess
 from tfrecord_io.decoding.dicom_tags import SHARE
 from tfrecord_io.decoding.options import Physical
@@ -186,12 +186,7 @@ def _prepare(
     if names is not None:
         path = privacy.write_names(names, draft.fingerprint)
         _say(f"the names behind the codes are in {path}: keep it as private as the secret")
-    columns = [*EXAMPLE_SCHEMA.names, *planned.refs.schema.names, *other_columns(planned.refs)]
-    if plan.has_other_columns(storage, columns):
-        _say("another version of this program began the dataset; writing all its shards again")
-        old = [shards.sidecar_name(task.shard_name) for task in planned.tasks]
-        storage.delete([*old, drops.DECIDED_FILE])
-    plan.write_plan(storage, planned, draft.options, columns)
+    plan.write_plan(storage, planned, draft.options)
     drops.write_table(storage, drops.PLANNED_FILE, split.dropped)
     # The listing alone may reject too many; then no image needs to be decoded to know it.
     list_rejects(build, planned.tasks)

@@ -184,39 +184,18 @@ def _require_own(found: str, fingerprint: str) -> None:
         )
 
 
-def write_plan(
-    storage: Storage, plan: Plan, identity: Mapping[str, Any], columns: Sequence[str]
-) -> None:
-    """Writes a plan to the output folder, for `read_tasks`, `read_task_refs` and a later run.
-
-    `columns` are those of the tables that the shards get, see `has_other_columns`.
-    """
+def write_plan(storage: Storage, plan: Plan, identity: Mapping[str, Any]) -> None:
+    """Writes a plan to the output folder, for `read_tasks`, `read_task_refs` and a later run."""
     with storage.create(PLAN_FILE) as file:
         plan.write(file, fingerprint(identity))
-    write_tasks(storage, plan.tasks, identity, columns)
+    write_tasks(storage, plan.tasks, identity)
 
 
-def has_other_columns(storage: Storage, columns: Sequence[str]) -> bool:
-    """Tells whether the output has a plan for tables of other columns.
-
-    Another version of this program can have written it for the same fingerprint, with some shards.
-    """
-    if not storage.exists(PLAN_JSON):
-        return False
-    return json.loads(storage.read(PLAN_JSON)).get("columns") != list(columns)
-
-
-def write_tasks(
-    storage: Storage,
-    tasks: Sequence[ShardTask],
-    identity: Mapping[str, Any],
-    columns: Sequence[str] = (),
-) -> None:
+def write_tasks(storage: Storage, tasks: Sequence[ShardTask], identity: Mapping[str, Any]) -> None:
     """Writes the tasks and the dataset's identity, for `read_tasks` and a later run."""
     content = {
         "fingerprint": fingerprint(identity),
         "identity": identity,
-        "columns": list(columns),
         "tasks": [dataclasses.astuple(task) for task in tasks],
     }
     storage.write(PLAN_JSON, json.dumps(content).encode())

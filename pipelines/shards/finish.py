@@ -29,6 +29,7 @@ from pipelines.listing.refs import RejectedFile, iterate_refs
 from pipelines.planning.plan import ShardTask, read_task_refs, read_tasks
 from pipelines.shards import drops
 from pipelines.shards.build import Build, Sidecar, Work
+from pipelines.shards.write import EXAMPLE_SCHEMA
 from pipelines.stores.output import BUILD_DIR, Storage
 from pipelines.stores.output_state import PLAN_FILE
 from tfrecord_io import croissant, groups, manifest, tfds_metadata
@@ -200,8 +201,8 @@ def _join_examples(
 
     `grouped` are the groups of all rows, for the last column; None for a table without it.
     """
-    # All parts have the same columns; a table of labels adds some to `EXAMPLE_SCHEMA`.
-    schema = build.read_rows(tasks[0]).schema
+    # A table of labels adds columns to `EXAMPLE_SCHEMA`.
+    first = schema = build.read_rows(tasks[0]).schema
     if grouped is not None:
         schema = schema.append(pa.field(groups.COLUMN, pa.string()))
     start = 0
@@ -210,6 +211,11 @@ def _join_examples(
         pq.ParquetWriter(file, schema) as writer,
     ):
         for rows in build.storage.map(build.read_rows, tasks):
+            if rows.schema != first or not set(EXAMPLE_SCHEMA.names) <= set(first.names):
+                raise errors.BuildError(
+                    f"another version of this program began {build.output}; start again with "
+                    "--overwrite"
+                )
             columns = rows.columns
             if grouped is not None:
                 columns.append(grouped.names.slice(start, len(rows)).cast(pa.string()))
