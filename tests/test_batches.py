@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
-from marked_images import run_python
 
 import tfrecord_io
 from tfrecord_io import ManifestError
 from tfrecord_io.ahead import map_ahead
-from tfrecord_io.reading.mapped import MappedDataset
 
 
 def _batches(small_dataset: Path, **options: object) -> tfrecord_io.reading.batches.Batches:
@@ -148,53 +144,3 @@ def test_the_threads_end_when_nobody_reads_any_more(
     for _ in _batches(small_dataset, epochs=None):
         break
     assert not started()
-
-
-def _run(program: str, directory: Path) -> list:
-    """Runs a program in a process of its own; returns the JSON that it prints."""
-    done = run_python(program, directory)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-def test_a_process_reads_batches_without_tensorflow_and_ends_in_the_middle(
-    small_dataset: Path,
-) -> None:
-    program = """
-import json, sys
-import tfrecord_io
-
-modules = ["tensorflow" in sys.modules]
-batches = iter(tfrecord_io.make_batches(sys.argv[1], split="train", batch_size=4, epochs=None))
-next(batches)
-print(json.dumps([*modules, "tensorflow" in sys.modules]))
-"""
-    assert _run(program, small_dataset) == [False, False]
-
-
-@pytest.mark.skipif(find_spec("grain") is None, reason="Grain is not installed")
-def test_grain_reads_a_mapped_split_as_a_random_access_source(small_dataset: Path) -> None:
-    # In a process of its own: Grain's DataLoader wants absl's flags to be its own.
-    program = """
-import json, sys
-import grain.python as grain
-from tfrecord_io.reading.mapped import MappedDataset
-
-source = MappedDataset(sys.argv[1], "train")
-loader = grain.DataLoader(
-    data_source=source,
-    sampler=grain.IndexSampler(len(source), shuffle=True, seed=1, num_epochs=1),
-    operations=[grain.Batch(batch_size=5)],
-    worker_count=0,
-)
-batches = list(loader)
-print(json.dumps([
-    [list(images.shape) for images, _ in batches],
-    sorted(images[row].tolist() for images, _ in batches for row in range(len(images))),
-    "tensorflow" in sys.modules,
-]))
-"""
-    shapes, images, has_tensorflow = _run(program, small_dataset)
-    assert not has_tensorflow
-    assert shapes == [[5, 6, 5, 1]] * 4 + [[3, 6, 5, 1]]
-    assert images == sorted(MappedDataset(small_dataset, "train")[range(23)][0].tolist())

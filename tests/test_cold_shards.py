@@ -13,8 +13,7 @@ from dataset_factory import write_dataset
 
 import tfrecord_io
 from tfrecord_io import Manifest
-from tfrecord_io.reading.cold import ColdShards
-from tfrecord_io.reading.records import Rows
+from tfrecord_io.reading.mapped import MappedDataset
 
 NUM_EXAMPLES = 1300
 
@@ -58,17 +57,10 @@ def records_of(data: Path, examples: np.ndarray) -> list[tuple[str, int, int]]:
     return [rows[example] for example in examples]
 
 
-def cold_shards(data: Path) -> ColdShards:
-    """The rows are the places in the split."""
-    manifest = Manifest.load(data)
-    shards = manifest.split("train").shards
-    rows = Rows([shard.num_examples for shard in shards])
-    return ColdShards([data / shard.name for shard in shards], rows, manifest.layout.stride)
-
-
 def test_records_are_announced_in_the_order_of_their_places(data, told):
     examples = np.random.default_rng(1).permutation(NUM_EXAMPLES)
-    cold_shards(data).announce(examples)
+    dataset = MappedDataset(data, "train")
+    dataset.cold.announce(dataset.rows(examples))
     join()
     assert len(told) == NUM_EXAMPLES
     for first in range(0, NUM_EXAMPLES, 64):

@@ -6,6 +6,7 @@ import json
 import pickle
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -82,11 +83,16 @@ def test_every_shard_begins_at_a_page_and_at_a_row(stride: int) -> None:
     assert [index.find(row) for row in rows.tolist()] == places
 
 
-def _run(program: str, directory: Path) -> dict[str, object]:
-    """Runs a program in a process of its own and returns what it reports."""
-    done = run_python(_BATCHES + program + _REPORT, directory, PYTHONWARNINGS="error")
+def _run(program: str, directory: Path, **variables: str) -> Any:
+    """Runs a program in a process of its own; returns the JSON that it prints."""
+    done = run_python(program, directory, **variables)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
+
+
+def _batches_of(way: str, directory: Path) -> dict[str, Any]:
+    """Returns what a process reports of the batches that it makes in some way."""
+    return _run(_BATCHES + way + _REPORT, directory, PYTHONWARNINGS="error")
 
 
 _BATCHES = """
@@ -116,12 +122,55 @@ batches = DataLoader(dataset, sampler=order, batch_size=None, num_workers=2)
 
 
 def test_a_process_without_tensorflow_reads_the_batches_of_the_order(small_dataset: Path) -> None:
-    found = _run(_BY_HAND, small_dataset)
+    found = _batches_of(_BY_HAND, small_dataset)
     assert not found["tensorflow"]
     assert sum(count for _, count, _ in found["sums"]) == NUM_EXAMPLES
-    assert found == _run(_BY_EXAMPLE, small_dataset)
+    assert found == _batches_of(_BY_EXAMPLE, small_dataset)
 
 
 @pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
 def test_a_pytorch_data_loader_gives_the_same_batches(small_dataset: Path) -> None:
-    assert _run(_BY_TORCH, small_dataset) == _run(_BY_HAND, small_dataset)
+    assert _batches_of(_BY_TORCH, small_dataset) == _batches_of(_BY_HAND, small_dataset)
+
+
+def test_a_process_reads_batches_without_tensorflow_and_ends_in_the_middle(
+    small_dataset: Path,
+) -> None:
+    program = """
+import json, sys
+import tfrecord_io
+
+modules = ["tensorflow" in sys.modules]
+batches = iter(tfrecord_io.make_batches(sys.argv[1], split="train", batch_size=4, epochs=None))
+next(batches)
+print(json.dumps([*modules, "tensorflow" in sys.modules]))
+"""
+    assert _run(program, small_dataset) == [False, False]
+
+
+@pytest.mark.skipif(find_spec("grain") is None, reason="Grain is not installed")
+def test_grain_reads_a_mapped_split_as_a_random_access_source(small_dataset: Path) -> None:
+    # In a process of its own: Grain's DataLoader wants absl's flags to be its own.
+    program = """
+import json, sys
+import grain.python as grain
+from tfrecord_io.reading.mapped import MappedDataset
+
+source = MappedDataset(sys.argv[1], "train")
+loader = grain.DataLoader(
+    data_source=source,
+    sampler=grain.IndexSampler(len(source), shuffle=True, seed=1, num_epochs=1),
+    operations=[grain.Batch(batch_size=5)],
+    worker_count=0,
+)
+batches = list(loader)
+print(json.dumps([
+    [list(images.shape) for images, _ in batches],
+    sorted(images[row].tolist() for images, _ in batches for row in range(len(images))),
+    "tensorflow" in sys.modules,
+]))
+"""
+    shapes, images, has_tensorflow = _run(program, small_dataset)
+    assert not has_tensorflow
+    assert shapes == [[5, 6, 5, 1]] * 4 + [[3, 6, 5, 1]]
+    assert images == sorted(MappedDataset(small_dataset, "train")[range(23)][0].tolist())

@@ -156,11 +156,6 @@ def test_files_that_may_not_be_read_end_the_build_before_an_image_is_decoded(
 # ---- while the images are read
 
 
-@pytest.fixture(scope="module")
-def scans(tmp_path_factory):
-    return write_tree(tmp_path_factory.mktemp("scans") / "scans", TREE)
-
-
 @pytest.fixture
 def after_listing(monkeypatch):
     """Returns a function that calls another one when the input has been listed, once."""
@@ -189,8 +184,9 @@ def failing(original, error, is_concerned):
 
 @pytest.mark.parametrize("error", MACHINE_ERRORS, ids=repr)
 def test_a_file_that_cannot_be_read_ends_the_build_and_is_read_by_the_next(
-    scans, tmp_path, monkeypatch, capsys, error
+    inputs, tmp_path, monkeypatch, capsys, error
 ):
+    scans = inputs / "tree"
     fail = failing(Path.open, error, lambda path, *_: path == scans / NAME)
     with monkeypatch.context() as patch:
         patch.setattr(Path, "open", fail)
@@ -271,7 +267,7 @@ def test_a_server_that_garbles_answers_costs_no_image(
 
 
 def test_a_server_that_garbles_a_file_without_a_checksum_is_found_out(
-    scans, tmp_path, monkeypatch, capsys
+    inputs, tmp_path, monkeypatch, capsys
 ):
     original = directory._DirectoryReader.read
 
@@ -280,5 +276,5 @@ def test_a_server_that_garbles_a_file_without_a_checksum_is_found_out(
         return content if member.name != NAME else os.urandom(len(content))
 
     monkeypatch.setattr(directory._DirectoryReader, "read", garble)
-    assert run_build_here(scans, tmp_path / "out") == 1
+    assert run_build_here(inputs / "tree", tmp_path / "out") == 1
     assert f"{NAME} has other bytes each time" in capsys.readouterr().err

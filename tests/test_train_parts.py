@@ -2,13 +2,15 @@
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from answers import examples_of
 from marked_images import examples_in, write_marked_dataset
 
 import tfrecord_io
-from tfrecord_io import ManifestError, PixelStatistics
+from tfrecord_io import PixelStatistics
+from tfrecord_io.shards import shard_name
 from train.config import TrainConfig
 from train.data import parts
 from train.data.dataset import open_dataset
@@ -30,14 +32,6 @@ def choose(data, **fields):
     return parts.choose_parts(open_dataset(data), config.folds)
 
 
-def keys_of(data, part):
-    return open_dataset(data).examples(part).keys
-
-
-def patients_of(data, part):
-    return open_dataset(data).examples(part).patients
-
-
 def test_without_folds_the_parts_are_the_splits(data):
     chosen = choose(data)
     for part, split in zip((chosen.train, chosen.val, chosen.test), NUM_EXAMPLES, strict=True):
@@ -52,15 +46,12 @@ def test_without_folds_the_parts_are_the_splits(data):
 )
 def test_a_split_that_is_missing_or_empty_is_no_part(tmp_path, splits, evaluated):
     sizes = {name: NUM_EXAMPLES[name] if name in splits else 0 for name in NUM_EXAMPLES}
-    for number, num_examples in enumerate(
-        (sizes, {name: size for name, size in sizes.items() if size})
-    ):
+    present = {name: size for name, size in sizes.items() if size}
+    for number, num_examples in enumerate((sizes, present)):
         folder = tmp_path / str(number)
         write_marked_dataset(folder, num_examples=num_examples)
         chosen = choose(str(folder))
-        assert (chosen.val is not None, chosen.test is not None) == (
-            "val" in splits, "test" in splits,
-        )  # fmt: skip
+        assert [name for name in ("val", "test") if getattr(chosen, name)] == [*splits[1:]]
         assert (chosen.evaluated and chosen.evaluated.name) == evaluated
 
 
@@ -68,6 +59,8 @@ def test_without_training_images_there_is_nothing_to_do(tmp_path):
     write_marked_dataset(tmp_path, num_examples={"train": 0, "test": 4})
     with pytest.raises(ConfigError, match=r"the training split of .* is empty"):
         choose(str(tmp_path))
+    with pytest.raises(ConfigError, match=r"the splits train, val of .* have no images"):
+        choose(str(tmp_path), folds=3, fold=0)
 
 
 def test_each_example_is_held_out_once_and_learnt_from_in_the_other_folds(data):
@@ -76,17 +69,12 @@ def test_each_example_is_held_out_once_and_learnt_from_in_the_other_folds(data):
         chosen = choose(data, folds=3, fold=fold)
         assert chosen.val is None
         assert chosen.evaluated is chosen.test
-        ours, others = keys_of(data, chosen.test), keys_of(data, chosen.train)
-        assert set(ours).isdisjoint(others)
-        assert len(ours) + len(others) == 50
-        held_out += ours
+        ours, others = map(open_dataset(data).examples, (chosen.test, chosen.train))
+        assert set(ours.keys).isdisjoint(others.keys)
+        assert set(ours.patients).isdisjoint(others.patients)
+        assert len(ours.keys) + len(others.keys) == 50
+        held_out += ours.keys
     assert len(set(held_out)) == len(held_out) == 50
-
-
-def test_no_patient_is_in_two_folds(data):
-    for fold in range(3):
-        chosen = choose(data, folds=3, fold=fold)
-        assert set(patients_of(data, chosen.test)).isdisjoint(patients_of(data, chosen.train))
 
 
 def test_the_counts_of_a_part_are_those_of_its_images(data):
@@ -102,8 +90,8 @@ def test_the_counts_of_a_part_are_those_of_its_images(data):
 def test_the_test_split_stays_out_unless_it_is_named(data):
     def splits_in(**fields):
         chosen = choose(data, folds=3, fold=0, **fields)
-        patients = patients_of(data, chosen.train) + patients_of(data, chosen.test)
-        return {patient.partition("-")[0] for patient in patients}
+        known = map(open_dataset(data).examples, (chosen.train, chosen.test))
+        return {patient.partition("-")[0] for some in known for patient in some.patients}
 
     assert splits_in() == {"train", "val"}
     assert splits_in(fold_splits="train") == {"train"}
@@ -113,12 +101,6 @@ def test_the_test_split_stays_out_unless_it_is_named(data):
 def test_a_split_that_was_named_and_is_not_there_is_refused(data):
     with pytest.raises(ConfigError, match="has no split 'extra'; it has train, val, test"):
         choose(data, folds=3, fold=0, fold_splits="train,extra")
-
-
-def test_folds_of_splits_without_images_are_refused(tmp_path):
-    write_marked_dataset(tmp_path, num_examples={"train": 0, "test": 4})
-    with pytest.raises(ConfigError, match=r"the splits train, val of .* have no images"):
-        choose(str(tmp_path), folds=3, fold=0)
 
 
 def test_a_fold_without_anyone_is_refused(tmp_path):
@@ -157,11 +139,6 @@ def test_the_statistics_of_a_part_are_those_of_its_images(tmp_path):
         images = np.concatenate([images for images, _ in batches.as_numpy_iterator()])
         assert len(images) == part.num_examples
         assert open_dataset(data).statistics(part) == PixelStatistics.from_images(images)
-
-
-def test_an_unknown_split_is_the_manifests_error(data):
-    with pytest.raises(ManifestError, match="no split 'extra'"):
-        tfrecord_io.Manifest.load(data).split(("train", "extra"))
 
 
 def with_columns(directory, **columns):
@@ -223,6 +200,43 @@ def test_the_groups_of_a_dataset_decide_its_folds(tmp_path):
 
 
 def test_folds_of_known_patients_are_what_they_were():
-    # Recorded with the release before groups.
+    # As recorded with the release before groups.
     examples = examples_of(60, [f"{patient:03d}" for patient in range(60)])
     assert "".join(map(str, parts.patient_folds(examples.groups, 5))) == RECORDED_FOLDS
+
+
+# ---- the table of examples
+
+
+def test_patients_and_paths_are_joined_by_key(tmp_path):
+    write_marked_dataset(tmp_path, num_examples={"train": 4, "test": 5})
+    examples = examples_in(tmp_path, "test")
+    assert examples.patients == ("test-0", "test-0", "test-1", "test-1", "test-2")
+    assert [path.rpartition("/")[2] for path in examples.paths] == [f"{i}.jpeg" for i in range(5)]
+
+
+def test_places_in_shards_and_keys_give_the_same_rows(tmp_path):
+    write_marked_dataset(tmp_path, num_examples={"train": 4, "val": 0, "test": 5})
+    path = tmp_path / "examples.parquet"
+    table = pq.read_table(path)
+    table = table.take(pc.sort_indices(table, [("key", "ascending")]))
+    pq.write_table(table, path)
+    by_key = examples_in(tmp_path, "test", "train")
+    names = pa.array([shard_name(split, 0, 1) for split in table["split"].to_pylist()])
+    pq.write_table(table.set_column(table.schema.get_field_index("shard"), "shard", names), path)
+    by_place = examples_in(tmp_path, "test", "train")
+    assert by_place.keys == by_key.keys
+    assert by_place.patients == by_key.patients
+    assert by_place.groups.names.equals(by_key.groups.names)
+    assert by_key.patients[:5] == ("test-0", "test-0", "test-1", "test-1", "test-2")
+
+
+def test_a_dataset_without_a_whole_table_has_keys_alone(tmp_path):
+    write_marked_dataset(tmp_path, num_examples={"test": 5})
+    path = tmp_path / "examples.parquet"
+    pq.write_table(pq.read_table(path).slice(1), path)
+    partial = examples_in(tmp_path, "test")
+    path.unlink()
+    for examples in (partial, examples_in(tmp_path, "test")):
+        assert len(set(examples.keys)) == 5
+        assert examples.patients is None

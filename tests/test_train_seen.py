@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from builds import build_here
+from dataset_factory import change_column
 from image_files import scan_tree, write_tree
 from marked_images import (
     KERAS_ARRAY_WARNING,
@@ -48,6 +49,11 @@ def metrics_of(folder):
 def rows_in(data, split):
     rows = pq.read_table(data / "examples.parquet").to_pylist()
     return [row for row in rows if row["split"] == split]
+
+
+def learned(data):
+    """The rows of what a run on a dataset is trained and validated on."""
+    return rows_in(data, "train") + rows_in(data, "val")
 
 
 def build(scans, output, *more):
@@ -100,13 +106,13 @@ def run_trunk(trained, data, tmp_path_factory):
 def test_a_run_lists_what_it_was_trained_and_validated_on(data, trained):
     table = pq.read_table(trained / "seen.parquet")
     assert table.column_names == ["key", "pixels_xxh3", "group", "patient", "part"]
-    found = {row["key"]: row for row in table.to_pylist()}
-    expected = {row["key"]: row for part in ("train", "val") for row in rows_in(data, part)}
-    assert found.keys() == expected.keys()
-    for key, row in found.items():
-        assert row["part"] == expected[key]["split"]
-        assert row["patient"] == expected[key]["patient"]
-        assert row["pixels_xxh3"] == expected[key]["pixels_xxh3"]
+    names = ("split", "key", "patient", "pixels_xxh3")
+    expected = [{name: row[name] for name in names} for row in learned(data)]
+    found = [
+        {name: row["part" if name == "split" else name] for name in names}
+        for row in table.to_pylist()
+    ]
+    assert found == expected
     assert not list((trained / "export").rglob("seen*"))
 
 
@@ -133,6 +139,9 @@ def sees(seen_row, *rows):
     return find_seen(seen, table_of(*rows)).tolist()
 
 
+IN_LONDON = {"patient": "london/17", "site": "london"}
+
+
 @pytest.mark.parametrize(
     ("seen_row", "row", "is_seen"),
     [
@@ -141,18 +150,10 @@ def sees(seen_row, *rows):
         ({"group": "study:1"}, {"group": "study:1"}, True),
         ({"patient": "17"}, {"patient": "17"}, True),
         ({"patient": None}, {"patient": None}, False),
-        ({"patient": "london/17", "site": "london"}, {"patient": "17"}, True),
-        ({"patient": "17"}, {"patient": "london/17", "site": "london"}, True),
-        (
-            {"patient": "london/17", "site": "london"},
-            {"patient": "london/17", "site": "london"},
-            True,
-        ),
-        (
-            {"patient": "london/17", "site": "london"},
-            {"patient": "zurich/17", "site": "zurich"},
-            False,
-        ),
+        (IN_LONDON, {"patient": "17"}, True),
+        ({"patient": "17"}, IN_LONDON, True),
+        (IN_LONDON, IN_LONDON, True),
+        (IN_LONDON, {"patient": "zurich/17", "site": "zurich"}, False),
         ({"patient": "17", "site": "london"}, {"patient": "17", "site": "zurich"}, False),
     ],
 )
@@ -204,9 +205,8 @@ def test_of_the_split_that_was_trained_on_nothing_is_left(trained, data, tmp_pat
 def test_of_the_same_scans_in_other_splits_only_unseen_patients_are_measured(
     trained, data, other, tmp_path, capsys
 ):
-    learned = [row for part in ("train", "val") for row in rows_in(data, part)]
-    pixels = {row["pixels_xxh3"] for row in learned}
-    patients = {row["patient"] for row in learned}
+    pixels = {row["pixels_xxh3"] for row in learned(data)}
+    patients = {row["patient"] for row in learned(data)}
     rows = rows_in(other, "test")
     known = [row for row in rows if row["pixels_xxh3"] in pixels or row["patient"] in patients]
     rest = len(rows) - len(known)
@@ -223,10 +223,15 @@ def test_of_the_same_scans_in_other_splits_only_unseen_patients_are_measured(
     )
 
 
-def test_of_an_older_run_it_cannot_be_known(trained, other, tmp_path, capsys):
-    folder = tmp_path / "older"
+def without_list(run, folder):
+    """Returns the folder with nothing but the export of a run."""
     folder.mkdir()
-    (folder / "export").symlink_to(trained / "export")
+    (folder / "export").symlink_to(run / "export")
+    return folder
+
+
+def test_of_an_older_run_it_cannot_be_known(trained, other, tmp_path, capsys):
+    folder = without_list(trained, tmp_path / "older")
     assert read_seen(folder).unknown
     assert measure(folder, other, tmp_path / "out") == 0
     assert "cannot be known" in capsys.readouterr().out
@@ -250,9 +255,7 @@ def test_the_export_in_the_folder_of_a_run_has_seen_what_the_run_has(
 
 
 def test_a_damaged_table_is_named(trained, other, tmp_path, capsys):
-    folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / "export").symlink_to(trained / "export")
+    folder = without_list(trained, tmp_path / "run")
     (folder / "seen.parquet").write_bytes(b"PAR1")
     assert measure(folder, other, tmp_path / "out") == 2
     assert "seen.parquet is damaged" in capsys.readouterr().err
@@ -272,13 +275,10 @@ def test_a_run_claims_what_its_table_proves(trained, data):
 def test_a_run_on_splits_that_share_patients_claims_nothing_and_says_how_many(tmp_path):
     data = tmp_path / "data"
     write_marked_dataset(data, num_examples={"train": 30, "test": 10})
-    table = pq.read_table(data / "examples.parquet")
     # The first four test images are of two patients of the training split.
-    patients = [name.replace("test-0", "train-0") for name in table["patient"].to_pylist()]
-    patients = [name.replace("test-1", "train-1") for name in patients]
-    place = table.schema.get_field_index("patient")
-    table = table.set_column(place, "patient", pa.array(patients))
-    pq.write_table(table, data / "examples.parquet")
+    shared = {"test-0": "train-0", "test-1": "train-1"}
+    path = data / "examples.parquet"
+    change_column(path, "patient", lambda names: [shared.get(name, name) for name in names])
     assert train(data, tmp_path / "run", epochs=1) == 0
     found, page = metrics_of(tmp_path / "run"), words(tmp_path / "run")
     assert (found["num_examples"], found["seen_images"], found["seen_patients"]) == (10, 4, 2)
@@ -314,10 +314,8 @@ def test_without_patients_it_cannot_be_known(tmp_path):
 
 
 def test_a_trunk_of_a_run_has_the_list_beside_it_and_not_in_it(trained, run_trunk):
-    ours, theirs = (
-        read_trunk_seen(run_trunk, tfrecord_io.trunk.read_trunk(run_trunk)),
-        read_seen(trained),
-    )
+    ours = read_trunk_seen(run_trunk, tfrecord_io.trunk.read_trunk(run_trunk))
+    theirs = read_seen(trained)
     assert ours.images["key"].to_pylist() == theirs.images["key"].to_pylist()
     assert set(ours.images["part"].to_pylist()) == {"trunk"}
     assert theirs.images["key"][0].as_py().encode() not in run_trunk.read_bytes()
@@ -357,9 +355,8 @@ def test_folds_above_a_trunk_that_has_seen_the_images_are_refused(features, tmp_
 
 
 def test_a_run_above_a_trunk_leaves_out_what_the_trunk_has_seen(features, data, other, tmp_path):
-    learned = [row for part in ("train", "val") for row in rows_in(data, part)]
-    learned += [row for part in ("train", "val") for row in rows_in(other, part)]
-    patients = {row["patient"] for row in learned}
+    rows = learned(data) + learned(other)
+    patients = {row["patient"] for row in rows}
     rest = [row for row in rows_in(other, "test") if row["patient"] not in patients]
     left_out = len(rows_in(other, "test")) - len(rest)
     assert above(features / "other", tmp_path / "run") == 0
@@ -367,7 +364,7 @@ def test_a_run_above_a_trunk_leaves_out_what_the_trunk_has_seen(features, data, 
     assert (found["num_examples"], found["seen_images"]) == (len(rest), left_out)
     assert f"{left_out} further images" in words(tmp_path / "run")
     seen = read_seen(tmp_path / "run")
-    assert {row["key"] for row in learned} == set(seen.images["key"].to_pylist())
+    assert {row["key"] for row in rows} == set(seen.images["key"].to_pylist())
 
 
 def test_the_test_split_of_the_run_of_the_trunk_stays_whole(features, data, tmp_path):

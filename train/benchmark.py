@@ -44,15 +44,10 @@ COLUMNS = {
 
 
 def prepare(config: TrainConfig, *, replicas: int, num_steps: int) -> tuple[Run, Steps]:
-    """Builds a network to measure, ready to train on the devices.
+    """Builds a network to measure, ready to train on so many devices for so many steps.
 
-    Args:
-        config: not resolved; its `replica_batch_size` stays, the global one grows.
-        replicas: how many devices to use.
-        num_steps: number of steps for which its batches last.
-
-    Raises:
-        ConfigError: if there are fewer devices.
+    The `replica_batch_size` stays, the global one grows; raises ConfigError if there are fewer
+    devices.
     """
     from train.devices import set_seed
     from train.networks.build import build_network
@@ -85,15 +80,8 @@ def time_rounds(
 ) -> dict[str, tuple[float, float]]:
     """Trains on batches of several sources by turns, after a round of each that does not count.
 
-    Args:
-        steps: that train.
-        sources: iterators of the steps, by name.
-        num_steps: of a round.
-        num_rounds: of each source.
-
-    Returns:
-        for each source the median seconds of a round, and the share of all its seconds in which
-        steps waited for input.
+    Returns for each source the median seconds of a round of `num_steps`, and the share of all its
+    seconds in which steps waited for input.
     """
     seconds: dict[str, list[float]] = {name: [] for name in sources}
     waited = dict.fromkeys(sources, 0.0)
@@ -111,12 +99,9 @@ def time_rounds(
 
 
 def measure(config: TrainConfig, replicas: int, options: BenchmarkOptions) -> dict[str, float]:
-    """Measures training steps on some replicas, see `prepare`.
+    """Returns a row of the table without `speedup` and `efficiency`, see `prepare`.
 
-    Returns:
-        a row of the table without `speedup` and `efficiency`: images a second, fed by the reader
-        and with a batch that is on the devices; the ratio of the two, which is 1 if the input
-        costs nothing; the share of the time of the fed rounds in which steps waited for input.
+    The input ratio is 1 if the input costs nothing.
     """
     num_steps, num_rounds = options.steps, options.rounds
     run, steps = prepare(config, replicas=replicas, num_steps=(num_rounds + 1) * num_steps)

@@ -136,9 +136,7 @@ class Batches:
     def parts(self) -> Iterator[tuple[Records, np.ndarray, np.ndarray]]:
         """Yields batches that are not gathered yet, many at once when all records are mapped.
 
-        Yields:
-            what holds their records; their rows there, int64 [steps, batch]; and their weights,
-            float32 [steps, batch].
+        Their records; their rows there, int64 [steps, batch]; and float32 weights, as many.
         """
         dataset, order, examples, step = self.dataset, self.order, self.examples, self.start_step
         batches = (examples[places] for places in order.batches(step))

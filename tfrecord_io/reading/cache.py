@@ -135,14 +135,9 @@ class DatasetCache:
         )
 
     def keep(self, first: int, records: np.ndarray) -> bool:
-        """Writes as many neighbouring records to the disk as there is room for.
+        """Writes neighbours, uint8 [records, stride], to the disk, as many as there is room for.
 
-        Args:
-            first: place in `states` of the first record.
-            records: uint8 [records, stride].
-
-        Returns:
-            whether all of them are on the disk now.
+        Returns whether all of them are there now, from the place `first` in `states` on.
         """
         # Pages that hold a record in part. Those of a dataset that fits are all used in the end.
         partial = 0 if self.fits else 2 * _PAGE

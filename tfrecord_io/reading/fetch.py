@@ -64,9 +64,7 @@ class Source:
 
     Attributes:
         shards: those that are read; their records, without gaps, are the rows.
-        read: reads a part of one.
         records: those that are mapped into memory, with holes.
-        cache: where records are kept; None if they are not.
     """
 
     shards: Sequence[Shard]
@@ -75,18 +73,7 @@ class Source:
     cache: DatasetCache | None = None
 
     def ahead(self, batches: Iterator[np.ndarray], wanted: np.ndarray) -> Iterator[Fetched]:
-        """Yields batches with their records, which are read before they are asked for.
-
-        Ends before its time once all wanted records are mapped; the rest of `batches` is then left.
-
-        Args:
-            batches: an iterator of rows, int64 [batch] each.
-            wanted: sorted, all rows that any batch can hold, with which to fill the cache; empty
-                not to fill it.
-
-        Raises:
-            StoreError: if a record cannot be read, or is damaged; it names the shard.
-        """
+        """Yields what `MappedDataset.until_mapped` does; takes sorted rows in place of examples."""
         planned: collections.deque[_Plan] = collections.deque()
         bytes_ahead = 0
         work = _Work(self, wanted)
@@ -114,12 +101,9 @@ class Source:
 
 
 class _Run:
-    """Neighbours of one shard that are being read.
+    """So many neighbours of one shard from a row on, which are being read.
 
-    Attributes:
-        first: row of the first record.
-        count: how many there are.
-        result: uint8 [count, stride]; None if the cache holds them all.
+    The result is uint8 [count, stride], or None if the cache holds them all.
     """
 
     def __init__(self, first: int, count: int) -> None:
@@ -288,7 +272,7 @@ class _Work:
                     self._read(run)
 
     def _read(self, run: _Run) -> np.ndarray | None:
-        """Reads and checks neighbours, and keeps them if it can; see `_Run.result`."""
+        """Reads and checks a run, and keeps it if it can; returns its result."""
         number, start = self._rows.find(run.first)
         shard, stride = self._source.shards[number], self._layout.stride
 

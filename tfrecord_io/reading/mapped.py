@@ -48,14 +48,11 @@ class MappedDataset:
 
     Attributes:
         name: of the split and its folder, for messages.
-        manifest: of the dataset.
-        layout: of its records.
         rows: finds the row of an example.
         records: read-only. Only the rows that `rows` returns are records; between and behind the
             shards lie rows of zeros that exist as addresses only. Its blocks begin at a multiple of
             64 bytes of memory.
         source: of the records that are not mapped; None if all are.
-        cold: announces local records.
     """
 
     def __init__(
@@ -66,14 +63,10 @@ class MappedDataset:
         verify: Verify = "size",
         must_map: bool = False,
     ) -> None:
-        """Checks the shards of a split, or of several that follow each other, and maps them.
+        """Checks the shards of a split as `opening.open_split` does, and maps them.
 
-        Args:
-            directory: of the dataset; a local folder, a URL, or a `DataPath`.
-            split: its name, or several.
-            verify: see `opening.open_split`, as for the errors.
-            must_map: whether to raise OSError if the operating system cannot map local files,
-                instead of reading them one record at a time.
+        Where the operating system cannot map local files, each record is read from its file, or
+        with `must_map` OSError is raised.
         """
         directory = DataPath.of(directory)
         self.manifest, read, versions = open_split(directory, split, verify)
@@ -139,15 +132,10 @@ class MappedDataset:
         return self.manifest.split(self._arguments[1]).num_examples
 
     def __getitem__(self, index: int | Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns one example for a place, or a batch for int64 [batch] places.
+        """Returns copies of one example for a place, or of a batch for int64 [batch] places.
 
-        Returns:
-            (image, label): [height, width, channels] of the dataset's type and float32
-            [num_classes] one-hot, each with a batch in front of a batch. Copies that may be
-            written to.
-
-        Raises:
-            IndexError: if a place is not in 0..len-1, or from the end -len..-1.
+        That is (image, label): [batch, height, width, channels] of the dataset's type and float32
+        [batch, num_classes] one-hot, for one example without the batch.
         """
         examples = np.asarray(index)
         layout = self.layout

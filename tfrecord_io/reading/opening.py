@@ -97,8 +97,7 @@ def load_manifest(directory: str | os.PathLike[str]) -> Manifest:
 
     Raises:
         ManifestError: if there is none (the build did not finish) or it cannot be used.
-        UserError: if the URL cannot be used.
-        StoreError: if the store does not answer, or refuses.
+        UserError, StoreError: if the URL cannot be used, or the store does not answer.
     """
     if not is_remote(directory):
         return Manifest.load(directory)

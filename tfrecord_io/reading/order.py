@@ -41,25 +41,16 @@ _EXAMPLES_AT_ONCE = 8192
 _ENDLESS = 1 << 62
 
 
-def permute(
-    index: np.ndarray, num_examples: int, *, seed: int, epoch: np.ndarray | int
-) -> np.ndarray:
-    """Returns where the permutation of a seed and an epoch sends each index, int64 [n].
+def permute(index: np.ndarray, num_examples: int, *, seed: int, epoch: np.ndarray) -> np.ndarray:
+    """Returns where the permutation of a seed and an epoch sends each index in 0..num_examples-1.
 
-    The result is the same on every machine. A Feistel network over Z_a x Z_b with a * b just above
+    Index, epochs and result are int64 [n]. A Feistel network over Z_a x Z_b with a * b just above
     `num_examples`, walked on until the value is in range. Source: Black and Rogaway, "Ciphers with
     arbitrary finite domains" (2002), methods "generalized Feistel" and "cycle walking".
-
-    Args:
-        index: int64 [n], each in 0..num_examples-1.
-        num_examples: size of the permuted set.
-        seed: any int.
-        epoch: int64 [n] or one number, at least 0.
     """
     a = math.isqrt(num_examples - 1) + 1
     b = -(-num_examples // a)
-    value = np.atleast_1d(index).astype(np.uint64)
-    key = _key(seed, np.broadcast_to(epoch, value.shape))
+    value, key = index.astype(np.uint64), _key(seed, epoch)
     num_rounds = _NUM_ROUNDS if num_examples >= _SMALL else _NUM_ROUNDS_SMALL
     value = _feistel(value, a, b, key, num_rounds)
     (outside,) = np.nonzero(value >= num_examples)
@@ -74,7 +65,7 @@ def permute(
 
 
 def splitmix64(state: np.ndarray) -> np.ndarray:
-    """Returns a well-mixed uint64 for each uint64 of any shape, the same on every machine."""
+    """Returns a well-mixed uint64 for each uint64 of any shape."""
     return _mix(state * np.uint64(_WEYL) + np.uint64(_WEYL))
 
 
@@ -130,9 +121,6 @@ class BatchOrder:
         pad_remainder: fill up a last batch that is not full, by repeating its last example.
         num_replicas: readers that share each global batch, in equal slices.
         replica_index: which slice this one gets.
-
-    Raises:
-        ValueError: if the numbers do not fit together.
     """
 
     num_examples: int
@@ -222,12 +210,8 @@ class BatchOrder:
 
         Yields:
             (examples, weights): int64 and float32 [steps, examples of the share]. A last batch
-            that is not full is cut into shares that differ by at most one, so one may be empty;
-            with `pad_remainder` its last example is repeated. The weight of a filler is 0, that
-            of any other example 1.
-
-        Raises:
-            ValueError: if `start_step` lies outside of the order.
+            that is not full is cut into shares that differ by at most one, so one may be empty.
+            The weight of an example is 1, that of a filler of `pad_remainder` 0.
         """
         self.check_start(start_step)
         num_together = max(1, _EXAMPLES_AT_ONCE // self.replica_batch_size)

@@ -136,13 +136,9 @@ def make_dataset(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DeviceSplit:
-    """The examples of one split, as they are stored, as tensors on one device.
+    """The examples of one split, as they are stored, on a device such as `GPU:0`.
 
-    Attributes:
-        device: its name, such as `GPU:0`.
-        images: [num_examples, height, width, channels] of the dataset's type.
-        labels: float32 [num_examples, num_classes] one-hot.
-        keys: string [num_examples], in the host's memory: no accelerator holds strings.
+    The keys are in the host's memory: no accelerator holds strings.
     """
 
     device: str
@@ -160,13 +156,9 @@ class DeviceSplit:
 class DeviceDataset:
     """Batches of a `DeviceSplit`: an iterable that can be gone through again and again.
 
-    It is not a `tf.data.Dataset`, whose elements are in the host's memory: a batch would be copied
-    back there. A compiled step takes the elements of `order`, some hundred bytes each, and calls
+    It is not a `tf.data.Dataset`, whose elements are in the host's memory. A compiled step takes
+    the elements of `order`, (examples int64 [batch], weights float32 [batch]), and calls
     `split.gather` itself.
-
-    Attributes:
-        split: the examples.
-        order: a `tf.data.Dataset` of (examples int64 [batch], weights float32 [batch]).
     """
 
     split: DeviceSplit
@@ -175,7 +167,7 @@ class DeviceDataset:
     with_keys: bool
 
     def __iter__(self) -> Iterator[tuple[tf.Tensor, ...]]:
-        """Yields (image, label), then weight, then key, as `make_dataset` says."""
+        """Yields batches as `make_dataset` describes them."""
         for examples, weights in self.order:
             batch = self.split.gather(examples)
             if self.with_weights:

@@ -84,12 +84,7 @@ class Records:
         return self.array[:, slot.offset : slot.offset + slot.length][rows]
 
     def gather(self, rows: np.ndarray, memory: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns (images, labels) of rows, as `MappedDataset` does.
-
-        Args:
-            rows: int64 [batch].
-            memory: uint8 [at least the bytes of the images], into which they are written.
-        """
+        """Returns (images, labels) of rows, int64 [batch]; the images are written into memory."""
         layout, length = self.layout, self.layout.block_length
         firsts = rows[:, np.newaxis] * (layout.stride // length)
         blocks = (firsts + np.arange(layout.image_length // length)).ravel()
@@ -113,9 +108,9 @@ class BufferPool:
         self._free: list[mmap.mmap] = []
 
     def take(self) -> np.ndarray:
-        """Returns uint8 [num_bytes] with undefined content, which begins at a page of memory.
+        """Returns uint8 [num_bytes], in use as long as this array or a view of it exists.
 
-        The buffer is in use as long as this array or a view of it exists.
+        The content is undefined; it begins at a page of memory.
         """
         try:
             memory = self._free.pop()

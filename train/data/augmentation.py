@@ -47,14 +47,11 @@ def augment(images, draws, strength: float, *, is_padded: bool = False):
     """Mirrors, warps, lights and partly erases images at random, and adds noise.
 
     Args:
-        images: float32 [batch, height, width, channels] in 0..255.
+        images: float32 [batch, height, width, channels] in 0..255; the result may lie outside.
         draws: float32 [batch, NUM_DRAWS], uniform in 0..1.
         strength: factor of the ranges of this module; 0 leaves only the mirroring.
         is_padded: whether pictures are padded with black. The padding moves with the picture and
             stays black, as does what comes in from outside, which is a mirror image otherwise.
-
-    Returns:
-        float32 images of the same shape; values may lie outside 0..255.
     """
     next_draw = iter(keras.ops.unstack(draws[:, : NUM_DRAWS - 1], axis=1)).__next__
     if is_padded:
@@ -74,14 +71,9 @@ def augment(images, draws, strength: float, *, is_padded: bool = False):
 def mix(images, labels, draws):
     """Applies MixUp: blends each example with its neighbour in the batch, 0 with 1, 2 with 3, ...
 
-    If the batch of each replica is even, the pairs do not depend on the number of replicas. The
-    last example of an odd batch stays unchanged. Source: Zhang et al. 2018, "mixup: Beyond
-    Empirical Risk Minimization".
-
-    Args:
-        images: float32 [batch, height, width, channels].
-        labels: float32 [batch, num_classes].
-        draws: float32 [batch] in 0..1, the share that each example keeps of itself.
+    The draws are the share that each example keeps of itself, float32 [batch]. If the batch of each
+    replica is even, the pairs do not depend on the number of replicas. The last example of an odd
+    batch stays unchanged. Source: Zhang et al. 2018, "mixup: Beyond Empirical Risk Minimization".
     """
     batch = images.shape[0]
     partners = np.arange(batch) ^ 1

@@ -66,7 +66,6 @@ class Examples:
     """The identities of some examples, in the order of the reader without shuffling.
 
     Attributes:
-        keys: keys of the examples.
         groups: which of them belong together.
         patients: patient of each example, None where it is unknown; None if all are unknown.
         paths: source file of each example, or None if the dataset does not name them all.
@@ -105,8 +104,6 @@ class Dataset:
     """A dataset, with all that is known of its examples but their pixels and labels.
 
     Attributes:
-        path: of the shards, for what reads them.
-        manifest: of the dataset.
         trunk: that made its feature maps; None for a dataset of images.
         trunk_file: bytes of the trunk's file.
         table: a row an example, in the order in which they are stored, split after split: `key`,
@@ -234,11 +231,8 @@ def open_dataset(
     Args:
         path: folder or URL of the dataset.
         manifest: of the dataset, if it was read before.
-        columns: of the table of examples, to be measured besides `SITE`.
-
-    Raises:
-        ConfigError: if the table of examples lacks one of the columns.
-        tfrecord_io.ManifestError: if the dataset cannot be used.
+        columns: of the table of examples, to be measured besides `SITE`; raises ConfigError if it
+            lacks one.
     """
     path = DataPath.of(path)
     manifest = manifest or load_manifest(path)

@@ -37,11 +37,8 @@ _NUM_AHEAD = 2
 class DeviceBatches:
     """TensorFlow: batches that are gathered on the devices, each from its own copy of the split.
 
-    Attributes:
-        order: a dataset of (examples int64 [replica_batch_size], weights and draws as in
-            `training_batches`), one element a replica.
-        split: the training split on one device.
-        devices: of this process.
+    The order is a dataset of (examples int64 [replica_batch_size], weights and draws as in
+    `training_batches`), one element a replica.
     """
 
     order: tf.data.Dataset
@@ -105,13 +102,6 @@ def training_batches(
     options: InputOptions, mixup: float, devices: Devices, part: Part, *, start_step: int
 ) -> tf.data.Dataset | DeviceBatches | Iterator[tuple[Any, ...]]:
     """Returns the training batches of this worker from a step on, to the end of the run.
-
-    Args:
-        options: resolved.
-        mixup: see `augmentation.draw`.
-        devices: how many workers and replicas share a batch.
-        part: to train on.
-        start_step: steps done before, over all epochs.
 
     Returns:
         a dataset of (stored images [replica_batch_size, height, width, channels], labels float32
@@ -192,13 +182,10 @@ class PlacedBatches:
 def evaluation_batches(
     options: InputOptions, devices: Devices, part: Part
 ) -> tf.data.Dataset | PlacedBatches:
-    """Returns a part in its stored order, on each worker the whole part.
+    """Returns a part in its stored order, on each worker the whole part, again and again.
 
-    It opens the shards, and can be gone through again and again.
-
-    Returns:
-        what `training_batches` returns, without draws, but each example's weight is 1 and that
-        of a copy 0.
+    Its batches are those of `training_batches` without draws, but each example's weight is 1 and
+    that of a copy 0.
     """
     num_local = (options.replica_batch_size or 0) * devices.num_local_replicas
     reading = {**_reading(options, part), "shuffle": False, "pad_remainder": True}

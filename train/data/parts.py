@@ -37,11 +37,7 @@ class Parts:
 
 
 def choose_parts(dataset: Dataset, folds: FoldOptions) -> Parts:
-    """Returns the parts of a run.
-
-    Args:
-        dataset: to divide.
-        folds: name the fold, if one is held out.
+    """Returns the parts of a run: the splits, or those of a fold that is held out.
 
     Raises:
         ConfigError: if there is nothing to train on, a fold would be empty, a split of
@@ -125,17 +121,10 @@ def divided(dataset: Dataset, folds: FoldOptions) -> Part:
 
 
 def patient_folds(groups: Groups, num_folds: int) -> np.ndarray:
-    """Returns the fold of each example; all examples of a group have the same fold.
+    """Returns the fold of each example, int64 [num_examples]; a group is in one fold.
 
     The fold is a hash of the patient, or of what else the group is known from. A patient therefore
     stays in its fold when images are added, and on every machine.
-
-    Args:
-        groups: of the examples.
-        num_folds: number of folds.
-
-    Returns:
-        int64 [num_examples] in 0..num_folds-1.
     """
     encoded = groups.names.dictionary_encode()
     fold_of = [

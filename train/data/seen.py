@@ -110,12 +110,8 @@ class Exposure:
 def read_seen(run: Path) -> Seen:
     """Returns what the network of a run has seen; unknown if the run is older.
 
-    Args:
-        run: folder of a run, or the export folder in it. A copy of the export elsewhere has no
-            list.
-
-    Raises:
-        ConfigError: if the file is damaged.
+    The folder may be the export in that of a run; a copy of the export elsewhere has no list.
+    Raises ConfigError if the file is damaged.
     """
     folder = run.absolute()
     is_export = folder.name == "export" and not (folder / FILE_NAME).exists()
@@ -124,12 +120,9 @@ def read_seen(run: Path) -> Seen:
 
 
 def read_trunk_seen(path: Path, trunk: Trunk) -> Seen:
-    """Returns what a trunk has seen, from the file beside it; unknown if there is none.
+    """Returns what a trunk has seen, from the file beside it, as `read_seen` does.
 
     ImageNet's published weights have seen no image of a dataset.
-
-    Raises:
-        ConfigError: if the file is damaged.
     """
     if trunk.weights in ("imagenet", "none"):
         return Seen()
@@ -185,11 +178,7 @@ def find_seen(seen: Seen, images: pa.Table) -> np.ndarray:
     """Returns bool [num_images]: whether a network has seen each image of a dataset.
 
     It has if it has seen the same pixels, the group or the patient, or in one of these ways
-    another image of the group.
-
-    Args:
-        seen: what the network has seen.
-        images: of the whole dataset, see `Dataset.images`.
+    another image of the group; so `images` are those of the whole dataset.
     """
     found = pc.is_in(images["pixels_xxh3"], seen.images["pixels_xxh3"].drop_null()).to_numpy()
     for name in (COLUMN, "patient"):
@@ -236,13 +225,13 @@ def _by_site(table: pa.Table, column: str) -> list[tuple[str | None, str | None]
 def expose(
     seen: Seen, images: pa.Table, rows: np.ndarray, is_seen: np.ndarray, *, is_measured: bool
 ) -> Exposure:
-    """Counts what a network has seen of some images of a dataset.
+    """Counts what a network has seen of some rows of `Dataset.images`.
 
     Args:
         seen: what the network has seen.
-        images: of the dataset, see `Dataset.images`.
-        rows: int64 [num_rows], rows of `images`.
-        is_seen: bool [num_rows], which of them it has seen, see `find_seen`.
+        images: of the dataset.
+        rows: int64 [num_rows].
+        is_seen: bool [num_rows], which of them it has seen.
         is_measured: whether these are measured with the others.
     """
     doubts = [seen.unknown] if seen.unknown else []
@@ -270,14 +259,12 @@ def look_at(
         dataset: of the run.
         parts: of it.
         below: what the weights have seen with which the training starts.
-        is_fold: whether the test part is a fold of a cross-validation.
+        is_fold: whether the test part is a fold of a cross-validation, whose trunk may have seen
+            none of its images.
 
     Returns:
         (the parts with the images that are left, what the run sees, how much it sees of the part
         that it evaluates; None if there is none).
-
-    Raises:
-        ConfigError: if nothing is left, or the trunk has seen any of the images of the folds.
     """
     images = dataset.images
     rows = {
