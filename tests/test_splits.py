@@ -20,25 +20,16 @@ CLASSES = ("CNV", "DME", "DRUSEN", "NORMAL")
 FRACTIONS = {"train": 0.8, "val": 0.1, "test": 0.1}
 #: The place of one patient, which must stay what it is.
 POSITION = 0.2134769542620345
-PATIENT = SplitOptions(splits="patient")
 
 
 def refs_of(rows):
     """Returns a table of references from (split, label, patient, index) rows."""
+    facts = {"root": "OCT2017 ", "offset": 0, "stored_size": 1, "size": 1, "version": 0}
     rows = [
-        {
-            "root": "OCT2017 ",
-            "path": f"{split}/{label}/{label}-{patient}-{index}.jpeg",
-            "split": split,
-            "label": label,
-            "patient": patient,
-            "offset": 0,
-            "stored_size": 1,
-            "size": 1,
-            "version": 0,
-        }
+        {"path": f"{split}/{label}/{label}-{patient}-{index}.jpeg", "split": split, "label": label,
+         "patient": patient, **facts}
         for split, label, patient, index in rows
-    ]
+    ]  # fmt: skip
     return pa.Table.from_pylist(rows, REF_SCHEMA)
 
 
@@ -68,66 +59,55 @@ def shares(refs, label=None):
     return {name: counts[name] / len(rows) for name in FRACTIONS}
 
 
-def apply(refs, options, read_content=lambda refs: refs["path"].to_pylist()):
-    return splits.apply(refs, options, read_content)
+def apply(images, read_content=None, **options):
+    """Returns the result for a table of references or rows of them."""
+    refs = refs_of(images) if isinstance(images, list) else images
+    return splits.apply(
+        refs, SplitOptions(**options), read_content or (lambda refs: refs["path"].to_pylist())
+    )
+
+
+def by_patient(images, **options):
+    return apply(images, splits="patient", **options)
 
 
 # ---- by patient
 
 
 def test_every_patient_is_in_one_split_and_each_class_and_split_has_its_share_within_a_point():
-    result = apply(refs_of(population(20_000)), PATIENT)
-    refs = result.refs
-    assert all(len(names) == 1 for names in split_of_patients(refs).values())
+    result = by_patient(population(20_000))
+    assert all(len(names) == 1 for names in split_of_patients(result.refs).values())
     assert result.dropped.num_rows == 0
-    for name, share in shares(refs).items():
-        assert share == pytest.approx(FRACTIONS[name], abs=0.01)
+    assert shares(result.refs) == pytest.approx(FRACTIONS, abs=0.01)
     for label in CLASSES:
-        for name, share in shares(refs, label).items():
-            assert share == pytest.approx(FRACTIONS[name], abs=0.02)
+        assert shares(result.refs, label) == pytest.approx(FRACTIONS, abs=0.02)
 
 
 def test_auto_finds_a_seed_that_leaves_no_split_empty():
     # A patient is more than a tenth of them, so the shares alone are met best without some split.
-    rows = [("train", "CNV", str(patient), 1) for patient in range(4)]
-    result = apply(refs_of(rows), SplitOptions(splits="patient", split_seed=None))
+    result = by_patient([("train", "CNV", str(n), 1) for n in range(4)], split_seed=None)
     assert set(result.refs["split"].to_pylist()) == {"train", "val", "test"}
 
 
 def test_auto_finds_a_seed_that_balances_every_class_of_few_patients_within_a_point():
     refs = refs_of(population(3000))
-    chosen = apply(refs, SplitOptions(splits="patient", split_seed=None))
+    chosen = by_patient(refs, split_seed=None)
     for label in CLASSES:
-        for name, share in shares(chosen.refs, label).items():
-            assert share == pytest.approx(FRACTIONS[name], abs=0.01)
+        assert shares(chosen.refs, label) == pytest.approx(FRACTIONS, abs=0.01)
     seed = int(re.search(r"--split_seed (\d+)", chosen.notes[0])[1])
-    again = apply(refs, SplitOptions(splits="patient", split_seed=seed))
-    assert again.refs.equals(chosen.refs)
+    assert by_patient(refs, split_seed=seed).refs.equals(chosen.refs)
 
 
-def test_images_and_patients_that_come_later_move_nobody():
+def test_a_patient_moves_only_into_a_split_that_grows():
     rows = population(600)
-    before = split_of_patients(apply(refs_of(rows[: len(rows) // 2]), PATIENT).refs)
-    after = split_of_patients(apply(refs_of(rows), PATIENT).refs)
+    before = split_of_patients(by_patient(rows[: len(rows) // 2]).refs)
+    after = split_of_patients(by_patient(rows).refs)
     assert {patient: after[patient] for patient in before} == before
-
-
-def test_the_order_of_the_files_their_given_split_and_class_do_not_matter():
-    rows = population(300)
     other = [("test", "NORMAL", patient, index) for _, _, patient, index in reversed(rows)]
-    assert split_of_patients(apply(refs_of(rows), PATIENT).refs) == split_of_patients(
-        apply(refs_of(other), PATIENT).refs
-    )
-
-
-def test_a_larger_test_split_takes_patients_from_val_and_train_and_gives_none_back():
-    refs = refs_of(population(500))
-    small = split_of_patients(apply(refs, PATIENT).refs)
+    assert split_of_patients(by_patient(other).refs) == after
     fractions = (("test", 0.2), ("val", 0.1), ("train", 0.7))
-    large = split_of_patients(
-        apply(refs, SplitOptions(splits="patient", split_fractions=fractions)).refs
-    )
-    assert all(large[patient] == {"test"} for patient, names in small.items() if "test" in names)
+    larger = split_of_patients(by_patient(rows, split_fractions=fractions).refs)
+    assert all(larger[patient] == {"test"} for patient, names in after.items() if "test" in names)
 
 
 def test_positions_are_even_and_never_change():
@@ -140,22 +120,19 @@ def test_positions_are_even_and_never_change():
 
 
 def test_the_note_says_what_was_reached():
-    (note,) = apply(refs_of(population(60)), PATIENT).notes
+    (note,) = by_patient(population(60)).notes
     assert "split by patient with seed 0: test " in note
     assert "(wanted 10.0%)" in note
     assert "--split_seed auto searches for a seed that comes closer" in note
-
-
-def test_too_few_patients_for_the_fractions_is_an_error_that_says_so():
     with pytest.raises(errors.UserError, match=r"would get no image: .*1 patient is too few"):
-        apply(refs_of([("train", "CNV", "1", 1)]), PATIENT)
+        by_patient([("train", "CNV", "1", 1)])
 
 
 def test_without_patients_files_of_one_content_stay_together_and_the_user_is_told():
     rows = [("train", "CNV", None, index) for index in range(400)]
     content = {f"train/CNV/CNV-None-{index}.jpeg": str(index // 4) for index in range(400)}
     result = apply(
-        refs_of(rows), PATIENT, lambda refs: [content[path] for path in refs["path"].to_pylist()]
+        rows, lambda refs: [content[path] for path in refs["path"].to_pylist()], splits="patient"
     )
     together = collections.defaultdict(set)
     for row in result.refs.select(["path", "split"]).to_pylist():
@@ -181,7 +158,7 @@ def splits_of_studies(refs):
 
 def test_without_patients_a_study_is_in_one_split_and_the_user_is_told():
     refs = in_studies(refs_of([("train", "CNV", None, index) for index in range(400)]))
-    result = apply(refs, PATIENT)
+    result = by_patient(refs)
     assert [len(names) for names in splits_of_studies(result.refs)] == [1] * 80
     assert set(shares(result.refs)) == set(FRACTIONS)
     assert "split by studies, so a patient can be" in result.notes[0]
@@ -189,26 +166,31 @@ def test_without_patients_a_study_is_in_one_split_and_the_user_is_told():
 
 def test_where_all_patients_are_known_studies_change_no_split():
     refs = refs_of(population(100))
-    plain, in_study = (apply(r, PATIENT).refs["split"] for r in (refs, in_studies(refs)))
+    plain, in_study = (by_patient(r).refs["split"] for r in (refs, in_studies(refs)))
     assert plain.to_pylist() == in_study.to_pylist()
 
 
 def test_a_study_of_unknown_patients_that_is_in_two_splits_is_a_leak():
     rows = [("test", "CNV", None, 0), *(("train", "CNV", None, index) for index in range(1, 10))]
     refs = in_studies(refs_of(rows))
-    result = apply(refs, SplitOptions(leaks="drop"))
+    result = apply(refs, leaks="drop")
     assert [len(names) for names in splits_of_studies(result.refs)] == [1, 1]
     assert result.dropped.num_rows == 4
     assert result.dropped["detail"][0].as_py() == "study s0 is in test too"
     with pytest.raises(errors.RefusedError, match="1 patient is in several splits"):
-        apply(refs, SplitOptions(leaks="fail"))
+        apply(refs, leaks="fail")
 
 
 def test_a_dataset_without_a_test_split_is_told_how_to_get_one():
-    (note,) = apply(refs_of([("train", "CNV", "1", 1)]), SplitOptions()).notes
+    (note,) = apply([("train", "CNV", "1", 1)]).notes
     assert "there is no test split; --splits patient makes one" in note
     both = [("train", "CNV", "1", 1), ("test", "CNV", "2", 1)]
-    assert apply(refs_of(both), SplitOptions()).notes == ()
+    assert (
+        apply(
+            both,
+        ).notes
+        == ()
+    )
 
 
 # ---- what is in several splits
@@ -230,13 +212,15 @@ LEAKY = [
 
 def test_by_default_everything_stays_as_the_source_has_it():
     refs = refs_of(LEAKY)
-    result = apply(refs, SplitOptions())
+    result = apply(
+        refs,
+    )
     assert result.refs.equals(refs)
     assert result.dropped.num_rows == 0
 
 
 def test_drop_keeps_a_patient_in_the_most_protected_split_alone():
-    result = apply(refs_of(LEAKY), SplitOptions(leaks="drop"))
+    result = apply(LEAKY, leaks="drop")
     kept = [tuple(row.values()) for row in result.refs.select(["split", "patient"]).to_pylist()]
     assert kept == [
         ("val", "1"), ("test", "2"), ("train", "3"), ("test", "4"), ("train", None), ("test", None),
@@ -254,20 +238,19 @@ def test_drop_keeps_a_patient_in_the_most_protected_split_alone():
 
 def test_fail_names_the_splits_and_the_ways_out():
     with pytest.raises(errors.BuildError, match="2 patients are in several splits") as caught:
-        apply(refs_of(LEAKY), SplitOptions(leaks="fail"))
+        apply(LEAKY, leaks="fail")
     assert "1 in test and train and val, 1 in train and val" in str(caught.value)
     assert "--splits patient" in str(caught.value)
-
-
-def test_fail_is_content_with_clean_splits():
     clean = [row for row in LEAKY if row[2] not in ("1", "2")]
-    assert apply(refs_of(clean), SplitOptions(leaks="fail")).refs.num_rows == 4
+    assert apply(clean, leaks="fail").refs.num_rows == 4
 
 
 def test_a_kept_split_stays_and_its_patients_leave_the_others():
-    result = apply(refs_of(LEAKY), SplitOptions(keep_split="test"))
+    result = apply(LEAKY, keep_split="test")
     assert [r["reason"] for r in result.dropped.to_pylist()] == ["patient_in_test"] * 2
     assert split_of_patients(result.refs)["1"] == {"train", "val"}
+    with pytest.raises(errors.UserError, match="no such split, it has test, train, val"):
+        apply(LEAKY, keep_split="holdout")
 
 
 def test_a_kept_split_stays_while_the_rest_is_split_anew():
@@ -275,17 +258,12 @@ def test_a_kept_split_stays_while_the_rest_is_split_anew():
     rows = [("test" if int(row[2]) % 5 == 0 else "train", *row[1:]) for row in rows]
     rows.append(("train", "CNV", rows[0][2] if int(rows[0][2]) % 5 == 0 else "105", 99))
     refs = refs_of(rows)
-    result = apply(refs, SplitOptions(splits="patient", keep_split="test"))
+    result = apply(refs, splits="patient", keep_split="test")
     of_test = {r["path"] for r in refs.to_pylist() if r["split"] == "test"}
     assert {r["path"] for r in result.refs.to_pylist() if r["split"] == "test"} == of_test
     assert all(len(names) == 1 for names in split_of_patients(result.refs).values())
     left = collections.Counter(r["split"] for r in result.refs.to_pylist())
     assert left["val"] / (left["val"] + left["train"]) == pytest.approx(1 / 9, abs=0.04)
-
-
-def test_a_split_to_keep_that_is_not_there_is_an_error():
-    with pytest.raises(errors.UserError, match="no such split, it has test, train, val"):
-        apply(refs_of(LEAKY), SplitOptions(keep_split="holdout"))
 
 
 # ---- through the build
@@ -329,46 +307,31 @@ def test_a_build_that_drops_leaks_lists_and_counts_them(leaky_tree, tmp_path, ca
 
 
 def test_a_build_that_must_not_leak_fails_before_it_decodes(leaky_tree, tmp_path):
-    with pytest.raises(errors.BuildError, match="6 patients are in several splits"):
-        build_here(leaky_tree, tmp_path / "out", "--leaks=fail")
-    assert not list(tmp_path.glob("out/*.tfrecord"))
-
-
-def clean_tree(folder, splits=("train", "test")):
-    """Writes scans of other patients in each split."""
-    files = {
-        f"{split}/{label}/{label}-{split}{n}-1.jpeg": jpeg(seed * 10 + n, 40, 48)
-        for seed, (split, label) in enumerate((s, c) for s in splits for c in CLASSES)
-        for n in range(3)
-    }
-    return write_tree(folder / "clean", files)
+    for _ in range(2):  # the second finds the complete dataset wanting
+        with pytest.raises(errors.BuildError, match="6 patients are in several splits"):
+            build_here(leaky_tree, tmp_path / "out", "--leaks=fail")
+        assert not list(tmp_path.glob("out/*.tfrecord")) or Manifest.load(tmp_path / "out")
+        build_here(leaky_tree, tmp_path / "out")
 
 
 def test_a_build_that_must_not_leak_is_refused_where_not_all_leaks_can_be_found(tmp_path):
-    scans = clean_tree(tmp_path)
-    with pytest.raises(
-        errors.UserError, match="--leaks fail cannot be checked with --image_size 64x63"
-    ):
-        build_here(scans, tmp_path / "out", "--leaks=fail", "--image_size=64x63")
-    assert not (tmp_path / "out").exists() or not list(tmp_path.glob("out/*.tfrecord"))
-    build_here(scans, tmp_path / "out", "--leaks=fail", "--image_size=64")
-
-
-def test_one_split_cannot_leak_whatever_the_size(tmp_path):
-    build_here(clean_tree(tmp_path, ["train"]), tmp_path / "out", "--leaks=fail")
-
-
-def test_a_complete_dataset_of_tiny_images_cannot_be_told_to_have_no_leak(tmp_path):
-    scans = clean_tree(tmp_path)
-    build_here(scans, tmp_path / "out")
+    files = {
+        f"{split}/{label}/{label}-{split}{n}-1.jpeg": jpeg(seed * 10 + n, 40, 48)
+        for seed, (split, label) in enumerate((s, c) for s in ("train", "test") for c in CLASSES)
+        for n in range(3)
+    }
+    scans, output = write_tree(tmp_path / "clean", files), tmp_path / "out"
+    message = "--leaks fail cannot be checked with --image_size 64x63"
+    with pytest.raises(errors.UserError, match=message):
+        build_here(scans, output, "--leaks=fail", "--image_size=64x63")
+    assert not list(output.glob("*.tfrecord"))
+    build_here(scans, output, "--leaks=fail", "--image_size=64")
+    # A complete dataset of tiny images cannot be told to have no leak.
+    build_here(scans, output, "--overwrite")
     with pytest.raises(errors.BuildError, match="near duplicates were not looked for"):
-        build_here(scans, tmp_path / "out", "--leaks=fail")
-
-
-def test_fail_after_keep_finds_the_complete_dataset_wanting(leaky_tree, tmp_path):
-    build_here(leaky_tree, tmp_path / "out")
-    with pytest.raises(errors.BuildError, match="6 patients are in several splits"):
-        build_here(leaky_tree, tmp_path / "out", "--leaks=fail")
+        build_here(scans, output, "--leaks=fail")
+    # One split cannot leak.
+    build_here(scans / "train", tmp_path / "train", "--leaks=fail")
 
 
 def test_without_patients_the_build_groups_by_content_in_a_folder_as_in_a_zip(tmp_path):
