@@ -4,7 +4,6 @@ import base64
 import contextlib
 import csv
 import io
-import os
 import pickle
 import re
 import stat
@@ -24,7 +23,7 @@ from builds import (
     shards_of,
 )
 from dicom_files import dicom_file
-from image_files import TIME, encoded, grey_pixels, jpeg, tar_info, write_tar, write_tree, write_zip
+from image_files import encoded, grey_pixels, jpeg, tar_info, write_tar, write_tree, write_zip
 from pages import Page
 from PIL import Image, PngImagePlugin, TiffImagePlugin
 
@@ -73,18 +72,13 @@ def screenshot(names, seed):
 
 def dicom(names, seed):
     """Returns a DICOM file of two frames, with an identifier in each tag that may hold one."""
-    elements = {
-        (0x0008, 0x0018, "UI"): names.new(),
-        (0x0008, 0x0060, "CS"): names.new(),
-        (0x0008, 0x0080, "LO"): names.new(),
-        (0x0008, 0x0090, "PN"): names.new(),
-        (0x0008, 0x1090, "LO"): names.new(),
-        (0x0010, 0x0010, "PN"): f"{names.new()}^{names.new()}",
-        (0x0010, 0x0020, "LO"): names.new(),
-        (0x0020, 0x000D, "UI"): names.new(),
-        (0x0020, 0x000E, "UI"): names.new(),
-        (0x0020, 0x0062, "CS"): names.new(),
+    tags = {
+        "UI": [(0x0008, 0x0018), (0x0020, 0x000D), (0x0020, 0x000E)],
+        "CS": [(0x0008, 0x0060), (0x0020, 0x0062)],
+        "LO": [(0x0008, 0x0080), (0x0008, 0x1090), (0x0010, 0x0020)],
+        "PN": [(0x0008, 0x0090), (0x0010, 0x0010)],
     }
+    elements = {(*tag, kind): names.new() for kind, some in tags.items() for tag in some}
     return dicom_file(np.stack([grey_pixels(seed), grey_pixels(seed + 1)]), elements)
 
 
@@ -216,41 +210,30 @@ def test_the_secret_and_the_names_of_files_stay_out_of_the_job(secret, tmp_path)
 
 def test_the_same_secret_gives_the_same_bytes_and_another_one_other_keys(secret, tmp_path):
     files = {f"train/{c}/{c}-1-{n}.jpeg": jpeg(n) for n in range(9) for c in "ab"}
-    source = write_zip(tmp_path / "in.zip", files)
-    built = [
-        build_here(source, tmp_path / name, f"--anonymize={file}")
-        for name, file in (("1", secret), ("2", secret))
-    ]
+    source, flag = write_zip(tmp_path / "in.zip", files), f"--anonymize={secret}"
+    built = [build_here(source, tmp_path / name, flag) for name in "12"]
     assert files_of(built[0]) == files_of(built[1])
     secret.write_text(SECRET.upper())
     with pytest.raises(errors.UserError, match=r"error\.txt"):
-        build_here(source, tmp_path / "1", f"--anonymize={secret}")
+        build_here(source, tmp_path / "1", flag)
     assert "anonymize:" in secret.with_name("secret.txt.error.txt").read_text()
-    other = build_here(source, tmp_path / "3", f"--anonymize={secret}")
-    keys = [set(_column(folder, "key")) for folder in (built[0], other)]
-    assert not keys[0] & keys[1]
+    other = build_here(source, tmp_path / "3", flag)
+    assert not set(_column(built[0], "key")) & set(_column(other, "key"))
 
 
 def _column(dataset, name):
     return pq.read_table(dataset / "examples.parquet")[name].to_pylist()
 
 
-def test_of_the_other_columns_of_a_table_only_the_weights_stay(secret, tmp_path):
-    source = write_tree(tmp_path / "in", {f"{number}.jpeg": jpeg(number) for number in range(4)})
-    labels = tmp_path / "labels.csv"
-    rows = [f"{number}.jpeg,a,Miss Doe,{number / 4}\n" for number in range(4)]
-    labels.write_text("path,label,who,weight\n" + "".join(rows))
-    built = build_here(source, tmp_path / "out", f"--labels={labels}", f"--anonymize={secret}")
-    assert sorted(_column(built, "weight")) == [0, 0.25, 0.5, 0.75]
-    assert "who" not in pq.read_schema(built / "examples.parquet").names
-
-
-def test_codes_of_studies_say_which_images_without_a_patient_belong_together(secret, tmp_path):
+def test_of_the_other_columns_of_a_table_only_weights_stay_and_codes_of_studies(secret, tmp_path):
     source = write_tree(tmp_path / "in", {f"{number}.jpeg": jpeg(number) for number in range(6)})
     labels = tmp_path / "labels.csv"
-    rows = [f"{number}.jpeg,a,study-{number // 2}\n" for number in range(6)]
-    labels.write_text("path,label,study\n" + "".join(rows))
+    rows = [f"{number}.jpeg,a,Miss Doe,{number / 4},study-{number // 2}\n" for number in range(6)]
+    labels.write_text("path,label,who,weight,study\n" + "".join(rows))
     built = build_here(source, tmp_path / "out", f"--labels={labels}", f"--anonymize={secret}")
+    assert sorted(_column(built, "weight")) == [0, 0.25, 0.5, 0.75, 1, 1.25]
+    assert "who" not in pq.read_schema(built / "examples.parquet").names
+    # They say which images without a patient belong together.
     assert sorted(Counter(_column(built, "group")).values()) == [2, 2, 2]
     assert set(_column(built, "group")) == {f"study:{code}" for code in _column(built, "study")}
     assert "study-" not in str(_column(built, "group"))
@@ -318,27 +301,23 @@ def test_ctrl_c_keeps_the_plan_for_the_workers_of_a_job_that_goes_on(runner, sec
 @pytest.mark.parametrize(
     ("content", "place", "message"),
     [
-        (b"", "private/secret.txt", "holds 0 bytes that are not a secret; expected at least 32"),
-        (b"8f" * 31, "private/secret.txt", "holds 62 bytes that are not a secret"),
-        (b"8f" * 64, "private/secret.txt", "random bytes in hexadecimal or base64; make one with"),
-        ((ROOT / "README.md").read_bytes(), "private/secret.txt", "are not a secret"),
-        (b"x" * 32, "out/secret.txt", "is inside --output"),
-        (b"x" * 32, "in/secret.txt", "is inside --input"),
-        (None, "private/secret.txt", "could not be read"),
+        (b"", "private", "holds 0 bytes that are not a secret; expected at least 32"),
+        (b"8f" * 31, "private", "holds 62 bytes that are not a secret"),
+        (b"8f" * 64, "private", "random bytes in hexadecimal or base64; make one with"),
+        ((ROOT / "README.md").read_bytes(), "private", "are not a secret"),
+        (b"x" * 32, "out", "is inside --output"),
+        (b"x" * 32, "in", "is inside --input"),
+        (None, "private", "could not be read"),
     ],
 )
-def test_a_secret_that_protects_nothing_is_refused(content, place, message, tmp_path, capsys):
-    source = write_tree(tmp_path / "in", {"a/1.png": jpeg(1), "b/2.png": jpeg(2)})
-    file = tmp_path / place
-    file.parent.mkdir(exist_ok=True)
+def test_a_secret_that_protects_nothing_is_refused(content, place, message, tmp_path):
+    (tmp_path / place).mkdir()
     if content is not None:
-        file.write_bytes(content)
-    link = tmp_path / "link"
-    link.symlink_to(file)
-    words = arguments(source, tmp_path / "out", f"--anonymize={link}", IN_MEMORY)
-    assert build_tfrecords.main(words) == 2
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "out" / "manifest.json").exists()
+        (tmp_path / place / "secret.txt").write_bytes(content)
+    (tmp_path / "link").symlink_to(tmp_path / place / "secret.txt")
+    output, source = str(tmp_path / "out"), str(tmp_path / "in")
+    with pytest.raises(errors.UserError, match=message):
+        Privacy.read(tmp_path / "link", output=output, source=source)
 
 
 @pytest.mark.parametrize("text", [SECRET, "kC2zQ-Y7_0aT1bV5nXwE8rUoLsDfGhJq4iZpMxN6cBvA"])
@@ -422,9 +401,7 @@ def test_a_build_that_ends_early_names_nothing_and_leaves_nothing(
 
 def test_an_anonymous_build_goes_on_where_it_was_stopped(secret, tmp_path):
     files = {f"train/{c}/{c}-1-{n}.jpeg": jpeg(n) for n in range(9) for c in "ab"}
-    source = write_tree(tmp_path / "in", files)
-    for name in files:
-        os.utime(source / name, (TIME, TIME))
+    source = write_zip(tmp_path / "in.zip", files)
     flags = ("--num_shards=3", f"--anonymize={secret}")
     whole = build_here(source, tmp_path / "whole", *flags)
     with prepare(source, tmp_path / "out", *flags) as job, TaskWriter(job.build) as writer:
@@ -432,8 +409,7 @@ def test_an_anonymous_build_goes_on_where_it_was_stopped(secret, tmp_path):
         writer.wait()
     with prepare(source, tmp_path / "out", *flags) as job:
         assert len(job.todo) == 2
-    build_here(source, tmp_path / "out", *flags)
-    assert shards_of(tmp_path / "out") == shards_of(whole)
+    assert shards_of(build_here(source, tmp_path / "out", *flags)) == shards_of(whole)
 
 
 def test_the_card_shows_the_corners_in_which_devices_write_names(secret, tmp_path):
@@ -444,15 +420,15 @@ def test_the_card_shows_the_corners_in_which_devices_write_names(secret, tmp_pat
     output = build_here(source, tmp_path / "out", "--image_size=64", f"--anonymize={secret}")
     card = Page((output / "report.html").read_text(encoding="utf-8"))
     assert card.open == []
-    shown = [image["src"] for image in card.all("img") if "corners" in image["alt"]]
-    assert 20 < len(shown) <= 24
-    pictures = [
-        np.asarray(Image.open(io.BytesIO(base64.b64decode(src.partition(",")[2]))).convert("L"))
-        for src in shown
+    shown = [
+        image["src"].partition(",")[2] for image in card.all("img") if "corners" in image["alt"]
     ]
-    assert {picture.shape for picture in pictures} == {(33, 33)}
-    lower_right = [picture[20:, 20:].mean() for picture in pictures]
-    assert min(lower_right) < 60
-    assert 240 < max(lower_right) < 255
+    assert 20 < len(shown) <= 24
+    files = [io.BytesIO(base64.b64decode(data)) for data in shown]
+    pictures = np.stack([np.asarray(Image.open(file).convert("L")) for file in files])
+    assert pictures.shape[1:] == (33, 33)
+    lower_right = pictures[:, 20:, 20:].mean((1, 2))
+    assert lower_right.min() < 60
+    assert 240 < lower_right.max() < 255
     plain = build_here(source, tmp_path / "plain", "--image_size=64")
     assert "Text in the pictures" not in (plain / "report.html").read_text(encoding="utf-8")

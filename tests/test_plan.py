@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from listed import list_members
 
 from pipelines import errors
-from pipelines.listing.refs import iterate_refs
+from pipelines.listing.refs import REF_SCHEMA, iterate_refs
 from pipelines.planning import plan
 from pipelines.planning.plan import PlanOptions, make_plan
 from pipelines.sources.member import Member
@@ -21,17 +21,12 @@ STRIDE = 50_000
 
 def listing_of(counts, root="", order=None):
     """Returns the listing of `counts[split]` files a split, of two classes, with odd sizes."""
-    members = [
-        Member(
-            f"{root}{split}/{label}/{label}-{i // 3}-{i}.jpeg",
-            100 + i,
-            i,
-            90,
-            zlib.crc32(b"%d" % i),
-        )
-        for split, count in counts.items()
-        for i, label in ((i, ("CNV", "NORMAL")[i % 2]) for i in range(count))
-    ]
+    members = []
+    for split, count in counts.items():
+        for i in range(count):
+            label = ("CNV", "NORMAL")[i % 2]
+            name = f"{root}{split}/{label}/{label}-{i // 3}-{i}.jpeg"
+            members.append(Member(name, 100 + i, i, 90, zlib.crc32(b"%d" % i)))
     if order is not None:
         members = [members[i] for i in order(range(len(members)))]
     return list_members(members)
@@ -97,22 +92,15 @@ def test_the_largest_split_has_the_number_of_shards_asked_for_and_the_others_the
         assert found == min(count, max(1, round(num_shards * count / largest)))
 
 
-def test_a_shard_is_as_large_as_asked_for():
-    made = planned({"train": 400}, shard_size_mb=1)
+def test_shards_are_as_large_as_asked_for_or_such_that_cores_can_share_them():
     # 20 records of 50,000 bytes are a megabyte.
-    assert {task.num_refs for task in made.tasks} == {20}
-
-
-def test_the_real_data_becomes_shards_of_the_default_size():
-    counts, stride = (83_484, 32, 968), 224 * 224 + 100
-    options = PlanOptions()
-    found = [plan._num_shards(count, max(counts), stride, options) for count in counts]
-    assert found == [66, 1, 15]
-
-
-def test_small_data_is_cut_so_that_cores_can_share_it():
+    assert {task.num_refs for task in planned({"train": 400}, shard_size_mb=1).tasks} == {20}
     assert len(planned({"train": 400}).tasks) == 6
     assert len(planned({"train": 40}).tasks) == 1
+    # The real data, in shards of the default size.
+    counts, stride = (83_484, 32, 968), 224 * 224 + 100
+    found = [plan._num_shards(count, max(counts), stride, PlanOptions()) for count in counts]
+    assert found == [66, 1, 15]
 
 
 @given(st.randoms(use_true_random=False))
@@ -161,16 +149,11 @@ def test_the_shuffle_is_over_the_whole_split_and_mixes_classes():
 
 
 def test_a_limit_takes_the_first_of_each_split_in_its_shuffled_order():
-    counts = {"train": 50, "test": 3}
-    whole, limited = planned(counts), planned(counts, limit=10)
-    for split, paths in paths_by_split(limited).items():
-        assert paths == paths_by_split(whole)[split][:10]
+    counts = {"test": 3, "val": 3, "train": 50}
+    whole, limited = paths_by_split(planned(counts)), planned(counts, limit=10)
+    assert paths_by_split(limited) == {split: paths[:10] for split, paths in whole.items()}
+    assert list(whole) == ["train", "val", "test"]
     assert limited.over_limit == 40
-
-
-def test_train_comes_first():
-    made = planned({"test": 3, "val": 3, "train": 3})
-    assert [task.split for task in made.tasks] == ["train", "val", "test"]
 
 
 @given(counts=COUNTS, num_shards=st.integers(1, 20))
@@ -207,8 +190,6 @@ BASE = [
 
 
 def digest(rows):
-    from pipelines.listing.refs import REF_SCHEMA
-
     return plan.listing_digest(pa.Table.from_pylist(rows, REF_SCHEMA))
 
 
@@ -219,23 +200,15 @@ def digest(rows):
     ),
 )
 def test_the_digest_of_a_listing_changes_with_every_image(row, change):
-    changed = [dict(values) for values in BASE]
-    changed[row].update(change)
-    assert digest(changed) != digest(BASE)
+    assert digest([*BASE[:row], BASE[row] | change, *BASE[row + 1 :]]) != digest(BASE)
 
 
-def test_the_digest_of_a_listing_changes_with_the_number_of_images():
+def test_the_digest_tells_how_many_images_there_are_and_where_a_folder_ends():
     digests = {digest(BASE[:count]) for count in range(len(BASE) + 1)}
     assert len(digests) == len(BASE) + 1
-
-
-def test_the_digest_tells_where_a_folder_ends_and_the_path_begins():
-    first, second = dict(BASE[0], root="a", path="b/c"), dict(BASE[0], root="ab", path="/c")
+    first, second = (BASE[0] | {"root": "a", "path": "b/c"}, BASE[0] | {"root": "ab", "path": "/c"})
     assert digest([first]) != digest([second])
-
-
-def test_the_digest_is_the_same_wherever_an_archive_holds_the_images():
-    moved = [dict(row, offset=row["offset"] + 1000, stored_size=7) for row in BASE]
+    moved = [row | {"offset": row["offset"] + 1000, "stored_size": 7} for row in BASE]
     assert digest(moved) == digest(BASE)
 
 
