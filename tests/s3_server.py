@@ -53,19 +53,29 @@ class Faults:
 
 
 class S3Server:
-    """A running server; `flags` are what a user gives to reach it."""
+    """A running server with an empty bucket; `flags` are what a user gives to reach it.
 
-    def __init__(self, port: int, client: object, sent: list[int], faults: Faults):
-        self.endpoint = f"http://127.0.0.1:{port}"
-        self.client = client
-        self._sent = sent
-        self._faults = faults
+    `failing` makes it do some of its `Faults` until a block ends.
+    """
 
-    @contextlib.contextmanager
-    def failing(self, **faults: int | bool | str) -> Iterator[None]:
-        """Makes the server do some of its `Faults` until the block ends."""
-        with self._faults.on(**faults):
-            yield
+    def __init__(self) -> None:
+        import boto3
+        from moto.server import DomainDispatcherApplication, create_backend_app
+        from werkzeug.serving import make_server
+
+        self._application = DomainDispatcherApplication(create_backend_app)
+        self._sent: list[int] = []
+        self._faults = Faults()
+        self.failing = self._faults.on
+        self.http = make_server("127.0.0.1", 0, self._answer, threaded=True)
+        self.endpoint = f"http://127.0.0.1:{self.http.port}"
+        self.client = boto3.client(
+            "s3",
+            endpoint_url=self.endpoint,
+            aws_access_key_id=KEY_ID,
+            aws_secret_access_key=SECRET_KEY,
+            region_name="us-east-1",
+        )
 
     def use(self) -> None:
         """Has this process reach the server, as the command does with the flags."""
@@ -90,73 +100,70 @@ class S3Server:
 
     def read(self, prefix: str) -> dict[str, bytes]:
         """Returns the objects below a prefix, by the rest of their names."""
-        found = {}
-        pages = self.client.get_paginator("list_objects_v2")
-        for page in pages.paginate(Bucket=BUCKET, Prefix=prefix):
-            for item in page.get("Contents", []):
-                body = self.client.get_object(Bucket=BUCKET, Key=item["Key"])["Body"]
-                found[item["Key"].removeprefix(prefix)] = body.read()
-        return found
+        return {
+            key.removeprefix(prefix): self.client.get_object(Bucket=BUCKET, Key=key)["Body"].read()
+            for key in self.object_names()
+            if key.startswith(prefix)
+        }
 
     def object_names(self) -> list[str]:
-        found = self.client.list_objects_v2(Bucket=BUCKET).get("Contents", [])
-        return [item["Key"] for item in found]
+        pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET)
+        return [item["Key"] for page in pages for item in page.get("Contents", [])]
 
-
-@contextlib.contextmanager
-def running_s3() -> Iterator[S3Server]:
-    """Runs the server in threads of this process, on loopback; an empty bucket is there."""
-    import boto3
-    from moto.server import DomainDispatcherApplication, create_backend_app
-    from werkzeug.serving import make_server
-
-    sent: list[int] = []
-    faults = Faults()
-    application = DomainDispatcherApplication(create_backend_app)
-
-    def counting(environ, start_response):
+    def _answer(self, environ, start_response):
+        faults = self._faults
         if faults.refuses_deletes and environ["QUERY_STRING"] == "delete":
             start_response("200 OK", [("Content-Length", str(len(_REFUSAL)))])
             yield _REFUSAL
             return
-        if status := faults.next():
-            if status != "half":
-                start_response(status, [("Content-Length", "0")])
-                yield b""
-                return
-            whole = b"".join(application(environ, start_response))
+        status = faults.next()
+        if status not in ("", "half"):
+            start_response(status, [("Content-Length", "0")])
+            yield b""
+            return
+        body = self._application(environ, start_response)
+        is_read = environ["REQUEST_METHOD"] == "GET" and "list-type" not in environ["QUERY_STRING"]
+        if status:
+            whole = b"".join(body)
             yield whole[: len(whole) // 2]
-            return
-        body = application(environ, start_response)
-        if environ["REQUEST_METHOD"] != "GET" or "list-type" in environ["QUERY_STRING"]:
-            yield from body
-            return
-        if faults.answers_to_cut:
+        elif is_read and faults.answers_to_cut:
             faults.answers_to_cut -= 1
             yield b"".join(body)[:-1]
-            return
-        for piece in body:
-            sent.append(len(piece))
-            yield piece
+        else:
+            for piece in body:
+                self._sent += [len(piece)] * is_read
+                yield piece
 
+
+@contextlib.contextmanager
+def running_s3() -> Iterator[S3Server]:
+    """Runs the server in threads of this process, on loopback."""
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # It logs every request.
     # A machine's own proxy and credentials are no part of the test; nor do settings outlive it.
     with mock.patch.dict(os.environ, {"no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}):
-        logging.getLogger("werkzeug").setLevel(logging.ERROR)  # It logs every request.
-        server = make_server("127.0.0.1", 0, counting, threaded=True)
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        server = S3Server()
+        thread = threading.Thread(target=server.http.serve_forever, args=(0.02,))
         thread.start()
         try:
-            client = boto3.client(
-                "s3",
-                endpoint_url=f"http://127.0.0.1:{server.port}",
-                aws_access_key_id=KEY_ID,
-                aws_secret_access_key=SECRET_KEY,
-                region_name="us-east-1",
-            )
-            client.create_bucket(Bucket=BUCKET)
-            yield S3Server(server.port, client, sent, faults)
+            server.client.create_bucket(Bucket=BUCKET)
+            yield server
         finally:
-            server.shutdown()
+            server.http.shutdown()
             thread.join()
-            server.server_close()
+            server.http.server_close()
             remote.forget_stores()
+
+
+@contextlib.contextmanager
+def running_gcs() -> Iterator[S3Server]:
+    """Runs Google Cloud Storage on loopback: its XML API, as far as it is that of S3.
+
+    object_store speaks this API to Google. The emulators of Google's storage that can be installed
+    speak the other one (JSON). The server has no generations.
+    """
+    with (
+        running_s3() as server,
+        mock.patch.dict(os.environ, {"STORAGE_EMULATOR_HOST": server.endpoint}),
+    ):
+        remote.forget_stores()
+        yield server

@@ -9,25 +9,18 @@ from tfrecord_io import files
 from tfrecord_io.files import atomic_write
 
 
-def test_a_file_has_no_name_until_it_is_complete(tmp_path):
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_file_has_no_name_until_it_is_complete(tmp_path_factory, tmp_path, elsewhere):
     path = tmp_path / "file"
-    with atomic_write(path) as file:
+    scratch = tmp_path_factory.mktemp("scratch") if elsewhere else tmp_path
+    with atomic_write(path, scratch) as file:
         file.write(b"half")
         file.flush()
         assert not path.exists()
+        assert len(list(scratch.iterdir())) == 1
         file.write(b" whole")
     assert path.read_bytes() == b"half whole"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_the_temporary_file_may_lie_elsewhere(tmp_path):
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    with atomic_write(tmp_path / "file", scratch) as file:
-        assert list(tmp_path.iterdir()) == [scratch]
-        file.write(b"whole")
-    assert (tmp_path / "file").read_bytes() == b"whole"
-    assert list(scratch.iterdir()) == []
+    assert {*tmp_path.iterdir(), *scratch.iterdir()} == {path}
 
 
 def test_an_exception_leaves_the_old_file_and_no_other(tmp_path):

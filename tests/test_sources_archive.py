@@ -399,6 +399,17 @@ def test_a_zip_with_a_name_that_is_not_the_utf8_it_claims_is_refused_with_the_wa
 # ---- tar
 
 
+def test_a_tar_cut_at_a_members_border_is_refused(tmp_path):
+    path = write_tar(tmp_path / "a.tar", TREE)
+    with tarfile.open(path) as archive:
+        borders = [*(info.offset for info in archive.getmembers()[1:]), archive.offset]
+    whole = path.read_bytes()
+    for border in borders:
+        path.write_bytes(whole[:border])
+        with pytest.raises(errors.UserError, match=r"cut off|not a complete tar"):
+            list_archive(path, tmp_path / "scratch")
+
+
 @pytest.mark.parametrize("damage", [b"?", bytes(512)], ids=["changed", "zeros"])
 def test_a_damaged_header_inside_a_tar_does_not_hide_what_follows(tmp_path, damage):
     path = write_tar(tmp_path / "a.tar", TREE)

@@ -74,9 +74,7 @@ def desk(kaggle: StandIn, tmp_path: Path) -> Desk:
     return Desk(kaggle, tmp_path)
 
 
-def test_without_a_source_the_dataset_comes_from_kaggle_and_a_second_run_needs_no_network(
-    desk, scans_zip, tmp_path
-):
+def test_without_a_source_the_dataset_comes_from_kaggle(desk, scans_zip, tmp_path):
     # The plan of a failed build stays, so the check of all files for credentials meets it.
     assert desk.run("--max_reject_fraction=0").returncode == 1
     assert (desk.output / ".build" / "plan.json").exists()
@@ -90,13 +88,6 @@ def test_without_a_source_the_dataset_comes_from_kaggle_and_a_second_run_needs_n
     assert manifest.source == {"kind": "kaggle", "name": "tiny-scans.zip", "dataset": DATASET}
     by_hand = build_here(scans_zip, tmp_path / "by_hand", "--max_reject_fraction=0.5")
     assert shards_of(by_hand) == shards_of(desk.output)
-
-    desk.server.requests.clear()
-    again = desk.run(token=None)
-
-    assert again.returncode == 0
-    assert "is complete" in again.stdout
-    assert desk.server.requests == []
 
 
 def test_without_credentials_the_help_is_short_and_nothing_is_made(desk):

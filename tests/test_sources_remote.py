@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import azure_server
-import gcs_server
 import numpy as np
 import pytest
 from builds import IN_MEMORY, build_here, shards_of
@@ -21,7 +20,7 @@ from image_files import (
     write_tree,
     write_zip,
 )
-from s3_server import BUCKET, SECRET_KEY, S3Server, running_s3
+from s3_server import BUCKET, SECRET_KEY, S3Server, running_gcs, running_s3
 from tiff_files import tiff_file
 from web_server import WebFile, running_web
 
@@ -65,7 +64,7 @@ def local(scans_zip, tmp_path_factory) -> Path:
     ("scheme", "running"),
     [
         ("s3", contextlib.nullcontext),
-        pytest.param("gs", gcs_server.running_gcs, marks=pytest.mark.slow),
+        pytest.param("gs", running_gcs, marks=pytest.mark.slow),
         pytest.param("az", azure_server.running_azure, marks=pytest.mark.slow),
     ],
     ids=["s3", "gs", "az"],

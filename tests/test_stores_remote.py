@@ -9,10 +9,9 @@ import sys
 from collections.abc import Iterator
 
 import azure_server
-import gcs_server
 import pytest
 from builds import ROOT
-from s3_server import BUCKET, S3Server, running_s3
+from s3_server import BUCKET, S3Server, running_gcs, running_s3
 from web_server import WebFile, WebServer, running_web
 
 from tfrecord_io.errors import StoreError, UserError
@@ -38,7 +37,7 @@ def web() -> Iterator[WebServer]:
 
 @pytest.fixture(scope="module")
 def gs() -> Iterator[S3Server]:
-    with gcs_server.running_gcs() as server:
+    with running_gcs() as server:
         yield server
 
 

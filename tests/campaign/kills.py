@@ -13,7 +13,6 @@ from pathlib import Path
 
 import azure_server
 import builds
-import gcs_server
 import image_files
 import s3_server
 
@@ -195,7 +194,7 @@ def _store(kind: str) -> _Store:
     if kind == "az":
         azure = _servers.enter_context(azure_server.running_azure())
         return _Store(f"az://{azure_server.CONTAINER}", [], azure.failing, azure.read)
-    running = gcs_server.running_gcs if kind == "gs" else s3_server.running_s3
+    running = s3_server.running_gcs if kind == "gs" else s3_server.running_s3
     server = _servers.enter_context(running())
     flags = [] if kind == "gs" else server.flags
     return _Store(f"{kind}://{s3_server.BUCKET}", flags, server.failing, server.read)
