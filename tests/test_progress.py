@@ -20,8 +20,7 @@ def storage(tmp_path):
 
 def finish(storage, task):
     for name in (task.shard_name, task.shard_name.replace(".tfrecord", ".json")):
-        with storage.create(name) as file:
-            file.write(b"{}")
+        storage.write(name, b"{}")
 
 
 def test_images_are_counted_in_finished_shards_and_in_those_being_written(storage, tmp_path):

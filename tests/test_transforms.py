@@ -3,7 +3,7 @@ import functools
 import hashlib
 import json
 import operator
-import threading
+from concurrent import futures
 from pathlib import Path
 
 import apache_beam as beam
@@ -100,11 +100,8 @@ def test_something_else_is_no_sidecar(text):
 def test_a_shard_written_by_two_workers_at_once_is_whole(job):
     expected = write_all(job)
     before = files_of(Path(job.storage.root))
-    threads = [threading.Thread(target=write_all, args=[job]) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with futures.ThreadPoolExecutor(2) as threads:
+        list(threads.map(write_all, [job, job]))
     assert files_of(Path(job.storage.root)) == before
     assert job.build.find_finished(job.todo) == dict(enumerate(expected))
 
@@ -203,10 +200,32 @@ def test_a_dataset_without_an_example_is_none_whatever_is_allowed(tmp_path):
     assert not (tmp_path / "out" / "manifest.json").exists()
 
 
-def test_a_missing_shard_is_no_finished_dataset(job):
-    write_all(job)
+def lose_a_shard(job):
     job.storage.delete([job.todo[1].shard_name])
-    with pytest.raises(errors.BuildError, match=f"{job.todo[1].shard_name} was written, but is"):
+
+
+def repeat_rows(job):
+    first, second = map(rows_name, job.todo[:2])
+    job.storage.write(second, job.storage.read(first))
+
+
+def lose_a_column(job):
+    with job.storage.create(rows_name(job.todo[1])) as file:
+        pq.write_table(job.build.read_rows(job.todo[1]).drop_columns("shape"), file)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lose_a_shard, r"train-00001-of-00003\.tfrecord was written, but is missing"),
+        (repeat_rows, "repeat the key of another example"),
+        (lose_a_column, "another version .* start again with --overwrite"),
+    ],
+)
+def test_shards_and_tables_that_do_not_fit_are_no_finished_dataset(job, damage, message):
+    write_all(job)
+    damage(job)
+    with pytest.raises(errors.BuildError, match=message):
         finish.finish_dataset(job.build)
     assert not job.storage.exists("manifest.json")
 
@@ -227,8 +246,7 @@ def test_an_engine_that_only_says_it_is_done_is_not_believed(job):
 
 def test_the_manifest_comes_last(job, monkeypatch):
     write_all(job)
-    created = []
-    create = type(job.storage).create
+    created, create = [], type(job.storage).create
 
     def note(storage, name):
         created.append(name)
@@ -248,21 +266,3 @@ def test_another_launchers_plan_is_neither_written_nor_finished(scans, job, tmp_
         with pytest.raises(errors.BuildError, match="another command writes to the same --output"):
             go_on(job)
     assert not job.storage.exists("manifest.json")
-
-
-def test_a_dataset_that_would_hold_an_image_twice_is_not_finished(job):
-    write_all(job)
-    first, second = map(rows_name, job.todo[:2])
-    job.storage.write(second, job.storage.read(first))
-    with pytest.raises(errors.BuildError, match="repeat the key of another example"):
-        finish.finish_dataset(job.build)
-    assert not job.storage.exists("manifest.json")
-
-
-def test_a_table_of_another_version_is_not_joined_with_those_of_this_one(job):
-    write_all(job)
-    rows = job.build.read_rows(job.todo[1]).drop_columns("shape")
-    with job.storage.create(rows_name(job.todo[1])) as file:
-        pq.write_table(rows, file)
-    with pytest.raises(errors.BuildError, match=r"another version .* start again with --overwrite"):
-        finish.finish_dataset(job.build)
