@@ -37,12 +37,8 @@ _WHITE = 250
 def variant_path(path: str, variant: int) -> str:
     """Returns the path from which `image_key` makes the key of a variant.
 
-    It is unique: even the original of a file named like a variant, such as `a.jpeg#variant-1`,
-    gets a suffix.
-
-    Args:
-        path: path of the image in its tree.
-        variant: number of the copy; 0 is the image itself.
+    Variant 0 is the image itself. The path is unique: even the original of a file named like a
+    variant, such as `a.jpeg#variant-1`, gets a suffix.
     """
     if not variant and not _VARIANT_NAME.search(path):
         return path
@@ -50,21 +46,12 @@ def variant_path(path: str, variant: int) -> str:
 
 
 def vary(
-    pixels: bytes,
-    image_shape: tuple[int, int, int],
-    key: str,
-    box: tuple[int, int, int, int],
+    pixels: bytes, image_shape: tuple[int, int, int], key: str, box: tuple[int, int, int, int]
 ) -> bytes:
-    """Returns a variant of a picture.
+    """Returns a variant of a picture, uint8, row-major [height, width, channels], as it was.
 
-    Args:
-        pixels: uint8, row-major [height, width, channels].
-        image_shape: (height, width, channels) in pixels; channels is 1 or 3.
-        key: key of the variant, 32 hexadecimal digits, which seeds the random changes.
-        box: left, top, right and bottom of the part that varies; the rest is padding.
-
-    Returns:
-        uint8 pixels of the same shape.
+    The key of the variant, 32 hexadecimal digits, seeds the random changes. The box has left, top,
+    right and bottom of the part that varies; the rest is padding.
     """
     rng = Generator(PCG64(SeedSequence(int(key, 16))))
     mirrored = rng.random() < RECIPE["mirror_probability"]

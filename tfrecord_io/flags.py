@@ -40,11 +40,11 @@ _SCRIPTS = {
 }
 
 # Of each type of value: its name in --help, and what a text must be to become one.
-_TYPES: dict[type, tuple[str, str]] = {
+_TYPES: dict[type, tuple[str, str | None]] = {
     int: ("N", "a whole number"),
     float: ("X", "a number"),
-    str: ("VALUE", "text"),
-    Path: ("PATH", "a path"),
+    str: ("VALUE", None),
+    Path: ("PATH", None),
 }
 
 
@@ -90,11 +90,7 @@ def meant(name: str, known: Iterable[str]) -> str:
 
 
 def command(name: str) -> str:
-    """Returns how this user calls a command of the project, such as `python train/run.py`.
-
-    Args:
-        name: of the command, as in `scan-tfrecords train`.
-    """
+    """Returns how this user calls a command such as `train`: `python train/run.py`."""
     program = Path(sys.argv[0]).name
     if program == "scan-tfrecords":
         return f"scan-tfrecords {name}"
@@ -113,11 +109,13 @@ def add_flags(
 ) -> Any:
     """Adds the flags of dataclasses to a parser, under a heading in --help, which it returns.
 
+    Flags that are not given are absent from what the parser returns.
+
     Args:
-        parser: of the command. Flags that are not given are absent from what it returns.
+        parser: of the command.
         heading: title of these flags.
         groups: dataclasses; their fields that `flag` declares become flags.
-        only: the fields to add; None for all.
+        only: the fields to add; None for all but those of `without`.
         without: fields to leave out.
         is_hidden: whether --help leaves them out.
     """
@@ -152,11 +150,7 @@ def given(group: type, found: argparse.Namespace) -> dict[str, Any]:
 
 
 def from_flags(group: type[_Options], found: argparse.Namespace) -> _Options:
-    """Returns a dataclass with the values of the flags that were given, else its defaults.
-
-    Raises:
-        ValueError: if a value is wrong.
-    """
+    """Returns a dataclass with the values of the flags that were given; raises as `given` does."""
     return group(**given(group, found))
 
 

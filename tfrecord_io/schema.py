@@ -4,10 +4,9 @@
 >>> layout.stride, layout.features["image"].offset
 (50688, 64)
 
-Encoding and parsing are in one module so that they change together. Encoding does not need
-TensorFlow: all images of a dataset have the same size, so its serialized examples differ only in
-three fixed ranges of bytes, and a record is a template in which these are filled in. For the same
-reason a shard is a strided array (see `RecordLayout`).
+Encoding does not need TensorFlow: all images of a dataset have the same size, so its serialized
+examples differ only in three fixed ranges of bytes, and a record is a template in which these are
+filled in. For the same reason a shard is a strided array (see `RecordLayout`).
 """
 
 from __future__ import annotations
@@ -30,14 +29,10 @@ from tfrecord_io.kinds.label_kind import LabelKind
 if TYPE_CHECKING:
     import tensorflow as tf
 
-IMAGE = "image"
-KEY = "key"
-LABEL = "label"
+IMAGE, KEY, LABEL = "image", "key", "label"
 
-# Features of zeros that align the image and the stride. Their names sort before and after all
-# others.
-_HEAD_PADDING = "head_padding"
-_TAIL_PADDING = "tail_padding"
+# Features of zeros that align the image and the stride. Their names sort first and last.
+_HEAD_PADDING, _TAIL_PADDING = "head_padding", "tail_padding"
 
 # Each image begins at a multiple of this many bytes, the alignment that TensorFlow requires to use
 # memory without a copy (EIGEN_MAX_ALIGN_BYTES with AVX-512, as `tsl::Allocator` guarantees).
@@ -57,10 +52,7 @@ KEY_LENGTH = 32
 # A TFRecord frames each record as length (uint64) + masked CRC of the length (uint32)
 # + data + masked CRC of the data (uint32), little-endian.
 # Source: tensorflow/core/lib/io/record_writer.h.
-HEADER_LENGTH = 12
-FOOTER_LENGTH = 4
-
-_CRC_MASK_DELTA = 0xA282EAD8
+HEADER_LENGTH, FOOTER_LENGTH = 12, 4
 
 # Protocol Buffers cannot read a message of 2 GiB or more; everything but the pixels takes much less
 # than a MiB.
@@ -68,16 +60,14 @@ _MAX_IMAGE_LENGTH = 2**31 - 2**20
 
 
 def masked_crc32c(data: bytes | bytearray | memoryview | np.ndarray) -> int:
-    """Returns the checksum that a TFRecord stores for `data`: CRC-32C, rotated and offset.
-
-    Source of the formula: tensorflow/core/lib/hash/crc32c.h (`Mask`).
-    """
+    """Returns the checksum that a TFRecord stores for `data`: CRC-32C, rotated and offset."""
     # Without a copy, where google_crc32c takes the type.
     return _mask(google_crc32c.value(data if isinstance(data, np.ndarray) else bytes(data)))
 
 
 def _mask(crc: int) -> int:
-    return (((crc >> 15) | (crc << 17)) + _CRC_MASK_DELTA) & 0xFFFFFFFF
+    """Source of the formula: tensorflow/core/lib/hash/crc32c.h (`Mask`)."""
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def image_key(source_path: str) -> str:
@@ -110,11 +100,9 @@ class RecordLayout:
         image_shape: (height, width, channels) in pixels. Feature maps have any number of channels.
         num_classes: length of the label.
         dtype: type of the image's values, one of `DTYPES`; they are stored little-endian.
-        label_kind: what an example's label can be.
 
     Raises:
-        ValueError: if a dimension is not positive, the type is unknown, or an image takes 2 GiB or
-            more.
+        ValueError: if these cannot be, or an image takes 2 GiB or more.
     """
 
     image_shape: tuple[int, int, int]
@@ -201,11 +189,7 @@ class RecordLayout:
     def images_in(self, records: np.ndarray) -> np.ndarray:
         """Returns the images of framed records, a view where NumPy can make one.
 
-        Args:
-            records: uint8 [num_records, stride].
-
-        Returns:
-            of type `numpy_dtype`, [num_records, height, width, channels].
+        They are of type `numpy_dtype`, [num_records, height, width, channels].
         """
         pixels = self.bytes_in(records, IMAGE)
         return pixels.view(self.numpy_dtype).reshape(len(records), *self.image_shape)
@@ -213,8 +197,7 @@ class RecordLayout:
     def find_damaged(self, records: np.ndarray) -> int | None:
         """Returns the place of the first record that does not match its frame's checksums, or None.
 
-        Args:
-            records: uint8 [num_records, stride], C-contiguous.
+        The records are uint8 [num_records, stride], C-contiguous.
         """
         header = np.frombuffer(self._template.head, np.uint8, HEADER_LENGTH)
         is_framed = (records[:, :HEADER_LENGTH] == header).all(axis=1)
@@ -278,12 +261,8 @@ class RecordLayout:
     def parse_batch(self, records: tf.Tensor) -> dict[str, tf.Tensor]:
         """Parses a batch of serialized examples, in a tf.data graph or eagerly.
 
-        Args:
-            records: string [batch], each a serialized `tf.train.Example`.
-
-        Returns:
-            `image` of type `dtype` [batch, height, width, channels], `label` float32 [batch,
-            num_classes], `key` string [batch].
+        Returns `image` of type `dtype` [batch, height, width, channels], `label` float32 [batch,
+        num_classes], `key` string [batch].
         """
         import tensorflow as tf
 
@@ -296,14 +275,7 @@ class RecordLayout:
         return features
 
     def images_of(self, pixels: tf.Tensor) -> tf.Tensor:
-        """Gives the bytes of images their type and shape, without a copy, also in a graph.
-
-        Args:
-            pixels: uint8 [batch, ...], `image_length` bytes an image.
-
-        Returns:
-            of type `dtype`, [batch, height, width, channels].
-        """
+        """Gives the bytes of images, uint8 [batch, ...], their type and shape, without a copy."""
         import tensorflow as tf
 
         size = self.numpy_dtype.itemsize
@@ -315,10 +287,9 @@ class RecordLayout:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Template:
-    """The bytes that all records of a dataset share, and where the others are.
+    """The bytes that all records share, before and after the pixels, with zeros for key and label.
 
-    The head is before the pixels and includes the frame's header, of which `head_crc` knows
-    nothing; the tail is after them, without the footer, with zeros for key and label.
+    The head includes the frame's header, its checksum does not; the tail is without the footer.
     """
 
     head: bytes
@@ -353,10 +324,7 @@ def _make_template(image_length: int, label_length: int, block_length: int) -> _
 
 
 def _find_padding(image_length: int, label_length: int, block_length: int) -> tuple[int, int]:
-    """Returns the smallest lengths of the two features of zeros that give the wanted alignment.
-
-    The image must begin at a multiple of `_IMAGE_ALIGNMENT`, and a record must have whole blocks.
-    """
+    """Returns the smallest lengths of the two features of zeros that give the wanted alignment."""
     image_start = len(_entry_prefix(IMAGE, image_length))
     others = _entry_length(KEY, KEY_LENGTH) + _entry_length(LABEL, label_length)
     # The start of the entries depends on their length, which is encoded in one byte or more, and

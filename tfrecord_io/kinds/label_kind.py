@@ -57,14 +57,10 @@ class LabelKind(abc.ABC):
     def read_columns(
         self, columns: Mapping[str, Sequence[str | None]]
     ) -> tuple[list[str], dict[int, str]]:
-        """Returns the texts of the labels in a table that a user gave.
+        """Returns the texts of the labels in a table that a user gave, of its columns by name.
 
-        Args:
-            columns: the cells of the label columns, by name; empty or None where unknown.
-
-        Returns:
-            the text of each row's label, "" where it is unknown, and by row the cells that cannot
-            be a label; their text is "" too.
+        The text of a row's label is "" where a cell is empty or None. By row, it also returns the
+        cells that cannot be a label; their text is "" too.
 
         Raises:
             ValueError: if a cell shows that the column holds something else.
@@ -117,24 +113,16 @@ class LabelKind(abc.ABC):
     ) -> tuple[Sequence[str], np.ndarray]:
         """Divides examples into classes of the same label, or of similar numbers.
 
-        Args:
-            texts: different texts.
-            codes: int64 [num_examples], the place of each example's text.
-
-        Returns:
-            the names of the classes, and int64 [num_examples], the class of each example.
+        Takes different texts, and int64 [num_examples], the place of each example's text. Returns
+        the names of the classes, and int64 [num_examples], the class of each example.
         """
         return texts, codes
 
     def balance(self, counts: np.ndarray, texts: Sequence[str]) -> np.ndarray:
         """Returns the numbers of which each split should have the same share.
 
-        Args:
-            counts: int64 [num_groups, num_texts], number of examples by the text of their label.
-            texts: the texts, see `classes_of`.
-
-        Returns:
-            int64 [num_groups, num_numbers]; each example is counted the same number of times.
+        Takes int64 [num_groups, num_texts], the number of examples by the text of their label.
+        Returns int64 [num_groups, num_numbers]; each example is counted the same number of times.
         """
         return counts
 

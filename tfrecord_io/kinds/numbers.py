@@ -29,14 +29,9 @@ class Numbers(LabelKind):
         self, columns: Mapping[str, Sequence[str | None]]
     ) -> tuple[list[str], dict[int, str]]:
         (cells,) = columns.values()
-        texts: list[str] = []
-        wrong: dict[int, str] = {}
-        for row, cell in enumerate(cells):
-            text = number_text(cell) if cell and cell.strip() else ""
-            texts.append(text or "")
-            if text is None:
-                wrong[row] = cell or ""
-        return texts, wrong
+        texts = [number_text(cell) if cell and cell.strip() else "" for cell in cells]
+        wrong = {row: cells[row] or "" for row, text in enumerate(texts) if text is None}
+        return [text or "" for text in texts], wrong
 
     def names_in(self, text: str) -> list[str]:
         return []
@@ -69,11 +64,7 @@ NUMBER = Numbers()
 
 
 def number_text(text: str) -> str | None:
-    """Returns the text of a number as tables hold it, or None if it is not finite as float32.
-
-    Args:
-        text: the number as somebody wrote it, such as `3.50` or `1e3`.
-    """
+    """Returns the text of a number as tables hold it, or None if it is not finite as float32."""
     try:
         # Python also takes 1_000 and the digits of other scripts, which may be a mistake.
         value = float(text if text.isascii() and "_" not in text else "")
@@ -90,14 +81,10 @@ def _shortest(value: np.floating[Any]) -> str:
 
 
 def ranges_of(values: np.ndarray) -> tuple[tuple[str, ...], np.ndarray]:
-    """Divides numbers into up to four ranges that hold about as many each.
+    """Divides numbers, float32 [num_examples], into up to four ranges of about as many each.
 
-    Args:
-        values: float32 [num_examples], finite.
-
-    Returns:
-        the names of the ranges in ascending order, such as `1.5 to 3`, and int64 [num_examples],
-        the range of each number.
+    Returns the names of the ranges in ascending order, such as `1.5 to 3`, and int64
+    [num_examples], the range of each number.
     """
     if not len(values):
         return (), np.empty(0, np.int64)
