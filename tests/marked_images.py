@@ -130,33 +130,21 @@ def write_marked_dataset(
                 text = label_kind.text_of([label_names[label] for label in labels])
             key = image_key(f"{split}/{index}")
             records.append(layout.encode_record(pixels.tobytes(), vector, key))
-            rows.append(
-                {
-                    "split": split,
-                    "shard": 0,
-                    "row": index,
-                    "key": key,
-                    "label": text,
-                    "patient": f"{split}-{index // IMAGES_A_PATIENT}",
-                    "path": f"{split}/{text}/{index}.jpeg",
-                }
-            )
+            row = {"split": split, "shard": 0, "row": index, "key": key, "label": text}
+            row["patient"] = f"{split}-{index // IMAGES_A_PATIENT}"
+            rows.append({**row, "path": f"{split}/{text}/{index}.jpeg"})
         shard = write_shard(directory / shard_name(split, 0, 1), records)
         splits[split] = Split(label_counts=label_kind.count(vectors), shards=(shard,))
     height, width, channels = image_shape
+    preprocessing = Preprocessing(height=height, width=width, channels=channels).to_dict()
     manifest = bare_manifest(
-        name="marked",
-        image_shape=image_shape,
-        label_names=label_names,
-        splits=splits,
-        preprocessing=Preprocessing(height=height, width=width, channels=channels).to_dict(),
-        label_kind=label_kind,
-    )
+        name="marked", image_shape=image_shape, label_names=label_names, splits=splits,
+        preprocessing=preprocessing, label_kind=label_kind,
+    )  # fmt: skip
     # As of a build: its ledger is on the card of features.
     total = sum(num_examples.values())
-    none = dict.fromkeys(("rejects", "copies", "over_limit"), 0)
-    counts = {"files": total, "examples": total, "ignored": {}} | none
-    manifest = dataclasses.replace(manifest, counts=counts)
+    counts = {"files": total, "examples": total, "ignored": {}, "rejects": 0, "copies": 0}
+    manifest = dataclasses.replace(manifest, counts=counts | {"over_limit": 0})
     (directory / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
     if with_patients:
         pq.write_table(pa.Table.from_pylist(rows), directory / EXAMPLES_FILE_NAME)
@@ -282,13 +270,9 @@ def write_pooling_trunk(path: Path) -> None:
     rest = path.parent / REST_NAME
     keras.Model(features, keras.layers.Flatten()(features)).save(rest)
     facts = Trunk(
-        model="mobilenet",
-        layer="pool",
-        weights="none",
-        image_shape=(TRUNK_SIDE, TRUNK_SIDE, 1),
-        feature_shape=(1, 1, num_parts),
-        rest_layers=0,
-    )
+        model="mobilenet", layer="pool", weights="none", image_shape=(TRUNK_SIDE, TRUNK_SIDE, 1),
+        feature_shape=(1, 1, num_parts), rest_layers=0,
+    )  # fmt: skip
     with zipfile.ZipFile(path, "a") as archive:
         archive.write(rest, REST_NAME)
         archive.writestr(FACTS_NAME, json.dumps(facts.to_dict()))

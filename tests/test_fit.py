@@ -3,17 +3,15 @@
 import dataclasses
 import json
 
-import idx_files
 import keras
 import numpy as np
 import pytest
-from builds import IN_MEMORY, build_here, rows_of
+from builds import build_here, rows_of
 from dicom_files import dicom_file
 from image_files import encoded, grey_pixels, jpeg, png, rgb_pixels, write_tree
 from marked_images import KERAS_ARRAY_WARNING
 from PIL import Image, ImageOps
 
-from pipelines import build_tfrecords
 from tfrecord_io import Manifest
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.decoding.preprocess import decode_image
@@ -178,15 +176,3 @@ def test_a_padded_dataset_is_verified_with_its_variants(source, tmp_path, capsys
     assert "Padded share" in (output / "report.html").read_text()
     fields = json.loads((output / "croissant.json").read_text())["recordSet"][0]["field"]
     assert "shape" in [field["name"] for field in fields]
-
-
-def test_fashion_mnist_is_padded_too(tmp_path, monkeypatch):
-    idx_files.publish(monkeypatch)
-    folder = write_tree(tmp_path / "source", idx_files.FILES)
-    flags = [f"--input={folder}", f"--output={tmp_path / 'out'}", "--image_size=5x9", "--fit=pad"]
-    build_tfrecords.build(["--source=fashion_mnist", *flags, IN_MEMORY])
-    stored = [image[..., 0] > 0 for _, _, image in stored_pictures(tmp_path / "out")]
-    assert len(stored) == 60
-    for is_lit in stored:
-        assert is_lit.all(axis=0).tolist() == is_lit.any(axis=0).tolist()
-        assert np.flatnonzero(is_lit.any(axis=0)).tolist() == [2, 3, 4, 5, 6]

@@ -35,10 +35,7 @@ def parser():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (
-            ["--rat", "1", "--optimiser=adam"],
-            "unknown argument --optimiser; did you mean --optimizer?",
-        ),
+        (["--optimiser=adam"], "unknown argument --optimiser; did you mean --optimizer?"),
         (["--colour"], "unknown argument --colour; see tool --help"),
         (["--rate"], "argument --rate: expected one argument; see tool --help"),
     ],
