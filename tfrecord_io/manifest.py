@@ -81,12 +81,10 @@ _FEATURES_SOURCE: Mapping[str, Any] = {
 
 
 class ManifestError(ValueError):
-    """A dataset that cannot be used: unfinished, damaged, inconsistent or of another version.
-
-    The message may quote the manifest of a stranger, so control characters are escaped.
-    """
+    """A dataset that cannot be used: unfinished, damaged, inconsistent or of another version."""
 
     def __init__(self, message: str) -> None:
+        # It may quote the manifest of a stranger.
         super().__init__("\n".join(printable(line) for line in message.split("\n")))
 
 
@@ -102,12 +100,7 @@ class Shard:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Split:
-    """One split of a dataset.
-
-    Attributes:
-        label_counts: number of examples that have each label, in the order of the label names.
-        shards: the shards in order; together they hold the split in its shuffled order.
-    """
+    """One split of a dataset: how many examples have each label, and its shards, in order."""
 
     label_counts: tuple[int, ...]
     shards: tuple[Shard, ...]
@@ -232,11 +225,7 @@ class Manifest:
         return [(name, count) for name, count in rows if count]
 
     def split(self, name: str | Sequence[str]) -> Split:
-        """Returns a split by name, or several splits as one.
-
-        Args:
-            name: a name such as `train`, or several such as `("train", "val")`, in which case the
-                examples of the second split follow those of the first.
+        """Returns a split by name, or several such as `("train", "val")`, one after the other.
 
         Raises:
             ManifestError: if the dataset has no such split.
@@ -255,7 +244,8 @@ class Manifest:
 
     def to_json(self) -> str:
         """Returns the manifest as JSON text; equal manifests give equal bytes."""
-        layout, statistics = self.layout, self.statistics
+        layout = self.layout
+        found = self.statistics and {"split": STATISTICS_SPLIT, **self.statistics.to_dict()}
         content = {
             "format_version": layout.format_version,
             "name": self.name,
@@ -277,26 +267,18 @@ class Manifest:
                 }
                 for name, split in self.splits.items()
             },
-            **(
-                {"statistics": {"split": STATISTICS_SPLIT, **statistics.to_dict()}}
-                if statistics
-                else {}
-            ),
+            **({"statistics": found} if found else {}),
             **{name: getattr(self, name) for name in _AS_THEY_ARE},
         }
         return json.dumps(content, indent=1, ensure_ascii=True) + "\n"
 
     @classmethod
     def from_json(cls, text: str | bytes, file_name: str = FILE_NAME) -> Manifest:
-        """Parses and checks a manifest.
-
-        Args:
-            text: the text that `to_json` returned, or its UTF-8 bytes.
-            file_name: name of the file in error messages.
+        """Parses and checks the text that `to_json` returned, or its UTF-8 bytes.
 
         Raises:
-            ManifestError: if the text is not a manifest, has another format version, or
-                contradicts itself.
+            ManifestError: which names the file, if the text is not a manifest, has another format
+                version, or contradicts itself.
         """
         try:
             content = json.loads(text)
@@ -385,8 +367,7 @@ class Manifest:
         """Reads the manifest of a finished dataset on a local disk.
 
         Raises:
-            ManifestError: if there is no manifest (the build did not finish) or it is unusable;
-                or for a URL.
+            ManifestError: if it is unusable or missing: the build did not finish. Or for a URL.
         """
         if "://" in os.fspath(directory):
             raise ManifestError(
@@ -397,11 +378,8 @@ class Manifest:
         try:
             text = path.read_text(encoding="utf-8")
         except FileNotFoundError:
-            hint = (
-                "the build did not finish; run the same build command again to resume it"
-                if Path(directory).is_dir()
-                else "the folder does not exist"
-            )
+            unfinished = "the build did not finish; run the same build command again to resume it"
+            hint = unfinished if path.parent.is_dir() else "the folder does not exist"
             raise ManifestError(f"{path} is missing: {hint}") from None
         except (OSError, UnicodeDecodeError) as error:
             raise ManifestError(f"cannot read {path}: {error}") from error

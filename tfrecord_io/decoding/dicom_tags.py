@@ -62,9 +62,7 @@ class Header:
     """The facts about a file that a listing needs; None if the file does not have one.
 
     Attributes:
-        num_frames: 1 if the file does not say.
         patient: a hash of the patient's identity; `study` and `series` are hashes of their UIDs.
-        modality: such as `CT`.
         laterality: `L`, `R` or `B`.
         device: the model's name.
         needs_range: whether grey levels of uint8 depend on the range of the frame's values,
@@ -170,14 +168,10 @@ def is_plain(dataset: Dataset, rescaling: Dataset) -> bool:
 
 
 def unit_of(dataset: Dataset, rescaling: Dataset) -> str:
-    """Returns the unit of the values after the modality transform (C.11.1.1.2).
+    """Returns the unit of the values after the modality transform (C.11.1.1.2), such as `HU`.
 
-    Args:
-        dataset: the file.
-        rescaling: what has the transform: the file, or an item of its functional groups.
-
-    Returns:
-        such as `HU`; `US` if the file does not specify it, `SHARE` if nothing is transformed.
+    It is `US` if the file does not specify it, and `SHARE` if nothing is transformed. What has the
+    transform is the file, or an item of its functional groups.
     """
     scale = rescaling.get("RescaleSlope"), rescaling.get("RescaleIntercept")
     if table := rescaling.get("ModalityLUTSequence"):

@@ -88,11 +88,9 @@ class Preprocessing:
             by default those that each file names.
         no_window: `FRAME_RANGE` to show a DICOM frame without a window from its lowest value to its
             highest, the padding aside, except that eight stored bits which are not rescaled keep
-            their levels; None to reject it. A dataset without such files, or of an older release,
-            says nothing of it.
+            their levels; None to reject it, as where there are no such files.
         physical: the formula of the values of uint16, the same for all files; None for the stored
-            values, from the lowest that a file can store, because the dataset has no DICOM files
-            that need a formula, or an older release made it.
+            values, from the lowest that a file can store, where no DICOM file needs a formula.
         background: what is behind transparent pixels; None to reject them.
         fit: `stretch` changes a picture's shape to the stored one; `pad` scales both sides by one
             factor, to the nearest pixel, centers the picture, and fills the rest with black.
@@ -135,7 +133,7 @@ class Preprocessing:
 
     @property
     def is_windowed(self) -> bool:
-        """Whether the grey levels of DICOM files do not depend on a window of theirs."""
+        """Whether grey levels do not depend on the windows of DICOM files."""
         return self.window is not None or self.dtype != "uint8"
 
     def box(self, width: float, height: float) -> tuple[int, int, int, int]:
@@ -162,8 +160,7 @@ class Preprocessing:
         """Makes the options from the values that `to_dict` returned; ignores other entries.
 
         Raises:
-            KeyError: if a value is missing.
-            ValueError: if a value is out of range.
+            KeyError, ValueError: if a value is missing or out of range.
         """
         values = {**_NEWER, **values}
         try:

@@ -50,15 +50,9 @@ def read_pages(file: BinaryIO, *, is_whole: bool) -> list[str] | None:
     """Returns the kinds of a file's pages, in order, up to the first whose directory is damaged.
 
     A kind is empty for an image, `reduced_page` for a thumbnail or another smaller version of a
-    page, `mask_page` for a transparency mask.
-
-    Args:
-        file: the file, or as much of its beginning as is at hand; only its tags are read.
-        is_whole: whether it is all of the file.
-
-    Returns:
-        one for each page, including the damaged one, but at most one more than `MAX_PAGES`; None
-        if the next page lies beyond the bytes at hand.
+    page, `mask_page` for a transparency mask. The damaged page has one too; there is at most one
+    more than `MAX_PAGES`. Returns None if the file is not whole, and the next page lies beyond the
+    bytes at hand. Only tags are read.
     """
     kinds = []
     try:
@@ -74,12 +68,9 @@ def read_pages(file: BinaryIO, *, is_whole: bool) -> list[str] | None:
 def with_first_page(file: BinaryIO, number: int) -> io.BytesIO:
     """Returns a file that begins with one of the pages, which Pillow then opens.
 
-    It holds that page alone, and nothing else is read of the file. But if parts of the
-    page may be elsewhere than in its strips, it is the whole file, beginning with that page.
-
-    Args:
-        file: the file.
-        number: number of the page, from 1; every page counts.
+    It holds that page alone, and nothing else is read of the file. But if parts of the page may be
+    elsewhere than in its strips, it is the whole file, beginning with that page. The pages of all
+    kinds are numbered from 1.
 
     Raises:
         IndexError: if the file has fewer pages.
@@ -149,11 +140,7 @@ class Tiff:
         return content
 
     def directories(self) -> Iterator[tuple[int, bytes]]:
-        """Yields the place and the tags of each page; no tags of a damaged one, which is the last.
-
-        Raises:
-            EOFError: if there is a damaged one.
-        """
+        """Yields the place and the tags of each page; of a damaged one no tags, then EOFError."""
         num_bytes_left, seen = self.size, set()
         place = self._number(self.places, self.first)
         # A page that points back to another one ends the file, as for Pillow.
@@ -189,10 +176,7 @@ class Tiff:
     def values(self, tags: bytes, ends: list[int]) -> _Values | None:
         """Returns the values of all tags of a page, None if parts of the page may be anywhere.
 
-        It adds the ends of those outside of the tags to a list.
-
-        Raises:
-            EOFError: if a value is beyond the end of the file.
+        It adds the ends of those outside of the tags to a list, or raises EOFError.
         """
         values: _Values = {}
         num_bytes_left = self.size
@@ -219,11 +203,7 @@ class Tiff:
 
 
 def _cut_out(tiff: Tiff, tags: bytes) -> io.BytesIO | None:
-    """Returns a file with one page alone, None if the page is not all in strips of known length.
-
-    Raises:
-        EOFError: if a part of it is beyond the end of the file.
-    """
+    """Returns a file with one page alone, None if the page is not all in strips of known length."""
     values = tiff.values(tags, [])
     if values is None or TILES in values:
         return None
