@@ -32,18 +32,15 @@ class Page(html.parser.HTMLParser):
         self.feed(text)
         self.close()
 
-    def handle_starttag(self, tag, attributes):
+    def handle_startendtag(self, tag, attributes):
         attributes = dict(attributes)
         self.elements.append((tag, attributes))
-        if "id" in attributes:
-            self.ids.append(attributes["id"])
+        self.ids += [attributes["id"]] if "id" in attributes else []
+
+    def handle_starttag(self, tag, attributes):
+        self.handle_startendtag(tag, attributes)
         if tag not in VOID:
             self.open.append(tag)
-
-    def handle_startendtag(self, tag, attributes):
-        self.elements.append((tag, dict(attributes)))
-        if "id" in dict(attributes):
-            self.ids.append(dict(attributes)["id"])
 
     def handle_endtag(self, tag):
         assert self.open.pop() == tag
@@ -89,16 +86,8 @@ def require_good_page(text: str, picture: str) -> Page:
 
 def _chromium(*arguments: str) -> str:
     """Runs the browser without a window and a network; returns what it prints."""
-    flags = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--disable-quic",
-        "--no-first-run",
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--disable-sync",
-    ]
+    off = ("gpu", "quic", "sync", "background-networking", "component-update")
+    flags = ["--headless", "--no-sandbox", "--no-first-run", *(f"--disable-{name}" for name in off)]
     command = [_CHROMIUM, *flags, *arguments]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
     return done.stdout

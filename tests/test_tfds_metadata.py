@@ -37,11 +37,6 @@ def test_tfds_reads_the_same_examples_in_the_same_order(builder, built_dataset, 
     assert [example["key"].decode() for example in examples] == keys
 
 
-def test_a_part_of_a_split_can_be_asked_for(builder, built_dataset):
-    examples = list(tfds.as_numpy(builder.as_dataset(split="train[3:7]", shuffle_files=False)))
-    assert [example["key"].decode() for example in examples] == stored(built_dataset)[2][3:7]
-
-
 def test_the_files_are_those_that_a_build_leaves(built_dataset):
     described = tfds_metadata.describe(Manifest.load(built_dataset))
     assert set(described) == {"features.json", "dataset_info.json"}
