@@ -117,12 +117,10 @@ def confusion_matrix(labels: np.ndarray, predicted: np.ndarray, num_classes: int
 
 
 def penalty_matrix(label_names: Sequence[str]) -> np.ndarray:
-    """Returns float64 [num_classes, num_classes], the penalty points by (true, predicted)."""
+    """Returns float64 [num_classes, num_classes], the points by (true, predicted) OCT class."""
     penalties = 1.0 - np.eye(len(label_names))
-    for row, truth in enumerate(label_names):
-        for column, answer in enumerate(label_names):
-            if truth in URGENT_CLASSES and answer in URGENT_PENALTIES:
-                penalties[row, column] = URGENT_PENALTIES[answer]
+    for answer, points in URGENT_PENALTIES.items():
+        penalties[np.isin(label_names, URGENT_CLASSES), list(label_names).index(answer)] = points
     return penalties
 
 
@@ -186,9 +184,6 @@ def expected_calibration_error(
         confidences: [num_examples], the probability of the predicted class.
         is_correct: bool [num_examples].
         weights: float64 [..., num_examples], how often each example counts.
-
-    Returns:
-        float64 [...].
     """
     gaps = calibration_gaps(confidences, is_correct, weights)
     return ratios(np.abs(gaps).sum(-1), weights.sum(-1))
@@ -197,10 +192,7 @@ def expected_calibration_error(
 def calibration_gaps(
     confidences: np.ndarray, is_correct: np.ndarray, weights: np.ndarray
 ) -> np.ndarray:
-    """Returns confidence minus accuracy, summed in each bin: [..., NUM_CALIBRATION_BINS].
-
-    For the arguments see `expected_calibration_error`.
-    """
+    """Returns confidence minus accuracy, summed in each bin: [..., NUM_CALIBRATION_BINS]."""
     # The paper's bins are open on the left: ((m-1)/M, m/M].
     bins = np.clip(np.ceil(confidences * NUM_CALIBRATION_BINS) - 1, 0, NUM_CALIBRATION_BINS - 1)
     return sums_by_place(
@@ -280,8 +272,7 @@ def called_rates(
         weights: float64 [..., num_examples], how often each example counts.
 
     Returns:
-        `sensitivity` and `specificity`, float64 [...] each, with the further axes of the answers
-        at the end.
+        `sensitivity` and `specificity`, float64 [..., ...] each.
     """
     return {
         "sensitivity": ratios(weights @ (is_called & is_positive), weights @ is_positive),

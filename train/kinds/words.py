@@ -26,6 +26,11 @@ def title_of(name: str) -> str:
     return known(name).title + (f", {label}" if label else "")
 
 
+def unit_of(name: str) -> str:
+    """Returns how to show a measure of metrics.json, see `Measure`."""
+    return known(name).unit
+
+
 def decimal(value: float | None) -> str:
     """Returns a number with three significant digits; a dash if it is not defined."""
     if value is None:
@@ -58,10 +63,7 @@ def with_interval(
 ) -> str:
     """Returns a number and its interval, such as `3.1 (95 % interval: 2.5 to 4)`.
 
-    Args:
-        score: an entry of `scores` in metrics.json.
-        told: returns a number as text.
-        before: text before the interval.
+    The score is an entry of metrics.json; `told` returns a number of it as text.
     """
     if score["value"] is None:
         return "undefined"
@@ -73,7 +75,7 @@ def with_interval(
 
 def score_text(metrics: Mapping[str, Any], name: str) -> str:
     """Returns a measure of metrics.json and its interval, such as `90.1 % (84.0 to 95.2)`."""
-    told = decimal if known(name).unit == "number" else percent
+    told = decimal if unit_of(name) == "number" else percent
     return with_interval(metrics["scores"][name], told, "")
 
 
@@ -81,11 +83,11 @@ def total_of(metrics: Mapping[str, Any], name: str) -> int | None:
     """Returns the number of images that a measure is a share of; None if it is not such a share."""
     counts, total = metrics["label_counts"], metrics["num_examples"]
     measure, label = parts_of(name)
-    of_urgent = sum(counts.get(urgent, 0) for urgent in URGENT_CLASSES)
-    positives = of_urgent if name.startswith("urgent/") else counts.get(label, 0)
-    is_of_images = "confusion_matrix" in metrics
-    totals = {"sensitivity": positives, "specificity": total - positives}
-    return total if name == "accuracy" and is_of_images else totals.get(measure)
+    labels = URGENT_CLASSES if name.startswith("urgent/") else (label,)
+    positives = sum(counts.get(label, 0) for label in labels)
+    # Of several labels, the accuracy is a share of the answers.
+    totals = {"accuracy": total} if "confusion_matrix" in metrics else {}
+    return (totals | {"sensitivity": positives, "specificity": total - positives}).get(measure)
 
 
 def count_of(value: float | None, total: int | None) -> str:
@@ -102,10 +104,7 @@ def count_of(value: float | None, total: int | None) -> str:
 
 
 def share(metrics: Mapping[str, Any], name: str, told: str = "") -> str:
-    """Returns a share, its count and its interval, such as `90 % (18 of 20; 84 to 95 %)`.
-
-    `told` stands before the interval.
-    """
+    """Returns a share, its count and its interval, such as `90 % (18 of 20; 84 to 95 %)`."""
     score = metrics["scores"][name]
     behind = [count_of(score["value"], total_of(metrics, name))]
     if score["low"] is not None:
@@ -139,7 +138,7 @@ def row_of_counts(
 def worst_classes(metrics: Mapping[str, Any], most: int) -> list[str]:
     """Returns up to `most` classes with the lowest sensitivity, the worst first.
 
-    Of classes with equal sensitivity, the larger comes first. Classes without images come last.
+    Of equal ones, the larger class comes first. Classes without images come last.
     """
     counts = metrics["label_counts"]
 
@@ -174,23 +173,16 @@ def doubt(
 ) -> str | None:
     """Returns a warning if a result may be chance, or None.
 
-    Args:
-        metrics: content of metrics.json.
-        name: of the measure that the result is judged by.
-        chance: its value for the rival.
-        rival: what needs no network, such as `always giving the mean`.
-        measure: the measure, in words.
-        told: the chance, in words.
+    The chance is what a rival without a network reaches, such as `always giving the mean`.
+    `measure` and `told` are the measure and the chance in words.
     """
     low, high = metrics["scores"][name]["low"], metrics["scores"][name]["high"]
     if low is None or high is None or low > chance:
         return None
+    result, place = "may be no better", "reaches down to"
     if high < chance:
-        return f"This result is worse than {rival}: the interval of {measure} lies below {told}."
-    return (
-        f"This result may be no better than {rival}: the interval of {measure} reaches down to "
-        f"{told}."
-    )
+        result, place = "is worse", "lies below"
+    return f"This result {result} than {rival}: the interval of {measure} {place} {told}."
 
 
 # ---- sentences beside figures that would mislead if they stood alone
@@ -203,11 +195,10 @@ def cautions_of_answers(metrics: Mapping[str, Any]) -> list[str]:
         rates = (f"{rate}/{name}" for rate in ("sensitivity", "specificity"))
         values = tuple(metrics["scores"].get(rate, {}).get("value") for rate in rates)
         given.setdefault(values, []).append(printable(name))
-    every = "sensitivity of 100 % at a specificity of 0 %"
-    never = "specificity of 100 % at a sensitivity of 0 %"
+    every, no = "sensitivity of 100 % at a specificity", "specificity of 100 % at a sensitivity"
     return [
-        f"{who} image is called {listed(given[rates])}: a {merit} is no merit."
-        for who, merit, rates in (("Every", every, (1.0, 0.0)), ("No", never, (0.0, 1.0)))
+        f"{who} image is called {listed(given[rates])}: a {merit} of 0 % is no merit."
+        for who, merit, rates in (("Every", every, (1.0, 0.0)), ("No", no, (0.0, 1.0)))
         if rates in given
     ]
 
@@ -223,12 +214,12 @@ def cautions_of_probabilities(metrics: Mapping[str, Any]) -> list[str]:
                 f"reached by {percent(rates[0])} of the positive images, and by "
                 f"{percent(1 - rates[1])} of the others."
             )
-    calibration = metrics.get("calibration") or {"ece_before": 0, "ece_after": 0}
-    if calibration["ece_after"] > calibration["ece_before"]:
+    calibration = metrics.get("calibration") or {}
+    before, after = (calibration.get(f"ece_{when}", 0) for when in ("before", "after"))
+    if after > before:
         sentences.append(
             "The temperature makes the probabilities of these images worse: the calibration error "
-            f"is {percent(calibration['ece_before'])} without it and "
-            f"{percent(calibration['ece_after'])} with it."
+            f"is {percent(before)} without it and {percent(after)} with it."
         )
     slopes = {
         printable(parts_of(name)[1]): score

@@ -36,7 +36,7 @@ _SAME = 1e-9
 
 #: Takes how often each example counts, float64 [num_weightings, num_examples], and returns float64
 #: [num_weightings] by name, NaN where a measure is not defined.
-Measure = Callable[[np.ndarray], Mapping[str, np.ndarray]]
+Measuring = Callable[[np.ndarray], Mapping[str, np.ndarray]]
 
 
 def draws_of(num_groups: int, num_samples: int, seed: int) -> Iterator[np.ndarray]:
@@ -53,7 +53,7 @@ def draws_of(num_groups: int, num_samples: int, seed: int) -> Iterator[np.ndarra
 
 
 def _measured(
-    measure: Measure, groups: np.ndarray, counts: Iterator[np.ndarray]
+    measure: Measuring, groups: np.ndarray, counts: Iterator[np.ndarray]
 ) -> dict[str, np.ndarray]:
     """Returns measures for each weighting; `counts` are how often each group counts in it."""
     parts: dict[str, list[np.ndarray]] = {}
@@ -65,7 +65,7 @@ def _measured(
 
 
 def with_intervals(
-    measure: Measure,
+    measure: Measuring,
     groups: np.ndarray,
     behind: Mapping[str, np.ndarray],
     *,

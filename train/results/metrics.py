@@ -54,11 +54,7 @@ def measure(
 ) -> dict[str, Any]:
     """Returns the entries of metrics.json that follow from predictions.
 
-    Args:
-        predictions: the predictions to measure.
-        options: how to measure them.
-        seed: of the bootstrap.
-        chosen: thresholds that were chosen on other images, see `thresholds.choose_thresholds`.
+    The chosen thresholds were chosen on other images, see `thresholds.choose_thresholds`.
 
     Returns:
         see `evaluate_predictions`; `label_kind` if the labels are not classes; `thresholds` if some
@@ -98,10 +94,8 @@ def measure(
 def subgroups(values: Sequence[Any]) -> dict[str, np.ndarray]:
     """Returns the places of the examples of each subgroup, by its name, in the order of the values.
 
-    Many different numbers become four ranges between their quartiles.
-
-    Args:
-        values: of a column, one for each example; None where unknown.
+    The values are of a column, one for each example; None where unknown. Many different numbers
+    become four ranges between their quartiles.
     """
     known_values = [value for value in values if value is not None]
     names = {value: str(value) for value in known_values}
@@ -172,14 +166,13 @@ def evaluate_predictions(
     has = task.has(truths, len(label_names)) if views else np.empty((len(truths), 0), bool)
     behind = examples_behind(views, has, indices)
     measured: dict[str, Any] = {}
-    for quick_or_slow, number in (
-        (functools.partial(_score, task, prevalences or {}), num_samples),
-        (functools.partial(_areas, task), num_area_samples),
+    for some, number in (
+        (functools.partial(_score, prevalences or {}, predictions), num_samples),
+        (functools.partial(_areas, task, predictions), num_area_samples),
     ):
         measured |= with_intervals(
-            functools.partial(quick_or_slow, predictions), indices, behind,
-            num_samples=number, seed=seed, digits=task.digits,
-        )  # fmt: skip
+            some, indices, behind, num_samples=number, seed=seed, digits=task.digits
+        )
     sources = examples.groups.take(images).sources
     unknown = {name: count for name, count in sources.items() if name != "patient"}
     result: dict[str, Any] = {
@@ -196,11 +189,10 @@ def evaluate_predictions(
     }
     if predictions.runs is not None:
         by_run = _areas_by_run(task, predictions, np.ones((1, len(truths))))
-        left_out = {name: int(np.isnan(values).sum()) for name, values in by_run.items()}
         result["areas_left_out"] = {
-            name: count
-            for name, count in left_out.items()
-            if count and known(name).unit != "number"
+            name: int(np.isnan(values).sum())
+            for name, values in by_run.items()
+            if np.isnan(values).any() and known(name).unit != "number"
         }
     result["label_groups"] = {
         name: int(np.count_nonzero(behind[f"sensitivity/{name}"])) for name in label_names if views
@@ -210,11 +202,11 @@ def evaluate_predictions(
 
 
 def _score(
-    task: Task, prevalences: Mapping[str, float], answers: Answers, weights: np.ndarray
+    prevalences: Mapping[str, float], predictions: Predictions, weights: np.ndarray
 ) -> dict[str, np.ndarray]:
     """Returns the quick measures, with predictive values of the views that have a prevalence."""
-    found = task.score(answers, weights)
-    for view in task.views(answers.label_names):
+    found = predictions.task.score(predictions, weights)
+    for view in predictions.task.views(predictions.label_names):
         if view.name in prevalences:
             rates = (found[view.of(rate)] for rate in ("sensitivity", "specificity"))
             values = predictive_values(*rates, prevalences[view.name])
@@ -249,10 +241,7 @@ def _areas_by_run(task: Task, answers: Answers, weights: np.ndarray) -> dict[str
 
 
 def _an_image(table: Any, share: float) -> Any:
-    """Returns counts of answers in a JSON value as counts of images: their mean over the seeds.
-
-    The share is 1 / number of seeds.
-    """
+    """Returns counts of answers in a JSON value as counts of images; the share is 1 / seeds."""
     if isinstance(table, dict):
         return {name: _an_image(value, share) for name, value in table.items()}
     if isinstance(table, list):

@@ -27,7 +27,7 @@ from tfrecord_io.printing import counted, listed
 from train.data.dataset import Dataset
 from train.data.seen import Exposure
 from train.kinds import words
-from train.kinds.measures import CALIBRATION_LINE, PREDICTIVE_VALUES, URGENT_CLASSES, known
+from train.kinds.measures import CALIBRATION_LINE, PREDICTIVE_VALUES, URGENT_CLASSES
 from train.kinds.registry import task_of
 from train.kinds.task import Mistake, Task, View
 from train.results import saliency
@@ -76,13 +76,12 @@ class MistakenImage(NamedTuple):
 
     def pictures(self) -> list[tuple[str, str]]:
         """Returns its pictures as (data URL, what it shows)."""
-        told = {
-            "what the network sees": self.image,
-            "what mattered": saliency.overlay(self.image, self.drops),
-        }
         return [
             (pages.data_url(visible.picture(pixels), _PICTURE_SIDE, "PNG"), what)
-            for what, pixels in told.items()
+            for pixels, what in (
+                (self.image, "what the network sees"),
+                (saliency.overlay(self.image, self.drops), "what mattered"),
+            )
         ]
 
 
@@ -182,12 +181,10 @@ def find_mistakes(
     if part is None or not answers:
         return []
     images = dataset.pictures(part, [answer.place for answer in answers])
-    patch, stride = saliency.patch_and_stride(images.shape[1:])
+    sizes = saliency.patch_and_stride(images.shape[1:])
     mistakes = []
     for answer, image in zip(answers, images, strict=True):
-        drops = saliency.occlusion_map(
-            predict, image, output=answer.output, patch=patch, stride=stride
-        )
+        drops = saliency.occlusion_map(predict, image, *sizes, answer.output)
         # The probability of a negative answer rises where that of its label drops.
         drops = -drops if answer.is_negative else drops
         path = (examples.paths or examples.keys)[answer.place]
@@ -210,31 +207,15 @@ def render(
 ) -> str:
     """Returns the HTML of the page of a run.
 
-    Args:
-        manifest: manifest of the dataset.
-        metrics: see metrics.json; empty if there was nothing to evaluate.
-        title: name of the run.
-        config: settings of the run, see config.json.
-        exposure: how much of the measured images the network has seen; None if nobody looked.
-        own_metrics: metrics of the training run, if those of the page are of `train/evaluate.py`.
-        charts: by the name of their file, see `charts.charts_of`.
-        mistakes: the mistakes to show, the worst first.
-        flow: the steps from the files to the figures, see `flow.flow_of`.
-        facts: by name `made` (when, with which command and on what hardware) and `versions` (of the
-            software), and `data_page`, the relative URL of the dataset's page if there is one.
+    The metrics are empty if there was nothing to evaluate, `own_metrics` are those of the training
+    run if the page is of another dataset, and for the exposure see `write_results`. The facts are
+    `made`, `versions` and `data_page`, the relative URL of the dataset's page if there is one.
     """
     task = task_of(manifest.label_kind)
     environment = pages.environment(Path(__file__).parent)
-    environment.filters |= {
-        "percent": words.percent,
-        "decimal": words.thousandths,
-        "significant": words.decimal,
-        "plural_unit": plural_unit,
-        "title": words.title_of,
-        "unit": lambda name: known(name).unit,
-        "count_of": words.count_of,
-        "data_url": data_url,
-    }
+    in_words = words.percent, words.decimal, words.thousandths, words.title_of, words.count_of
+    for function in (*in_words, words.unit_of, plural_unit, data_url):
+        environment.filters[function.__name__] = function
     # An evaluation's configuration has the defaults of a training, which are not the run's.
     settings = config if own_metrics is None else {}
     over = "Cross-validation" if metrics.get("folds") else "Result of the run"

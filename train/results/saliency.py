@@ -29,7 +29,6 @@ _NUM_PLACES = 144
 def occlusion_map(
     predict: Predict,
     image: np.ndarray,
-    *,
     patch: int,
     stride: int,
     output: int | None = None,
