@@ -4,12 +4,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import idx_files
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
-from idx_files import FILES, IMAGES
+from builds import IN_MEMORY, shards_of
+from idx_files import FILES, IMAGES, LABELS, NUM
+from image_files import write_tree
 from web_server import WebFile, WebServer, running_web
 
-from pipelines import errors
+from pipelines import build_tfrecords, errors
 from pipelines.sources import fashion_mnist as source
+from tfrecord_io import Manifest
+from tfrecord_io.verify import verify
 
 
 @pytest.fixture(autouse=True)
@@ -19,9 +25,7 @@ def _published_here(monkeypatch):
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for name, content in FILES.items():
-        (tmp_path / name).write_bytes(content)
-    return tmp_path
+    return write_tree(tmp_path / "here", FILES)
 
 
 @pytest.mark.parametrize("change", [lambda content: content[:-1], lambda _: b"", bytes.upper])
@@ -112,3 +116,53 @@ def test_a_failing_disk_is_explained(web, tmp_path, monkeypatch):
     monkeypatch.setattr(source, "atomic_write", lambda _: Path("/dev/full").open("wb", 0))  # noqa: SIM115
     with pytest.raises(errors.BuildError, match=r"cannot write .*No space left"):
         source.download(tmp_path / "new", web.url("fashion"))
+
+
+def build_fashion(output: Path, *more: str) -> Path:
+    flags = ["--source=fashion_mnist", f"--output={output}", IN_MEMORY, *more]
+    build_tfrecords.build(flags)
+    return output
+
+
+def test_fashion_mnist_is_stored_as_it_is_with_the_published_label_names(folder, tmp_path):
+    output = build_fashion(tmp_path / "out", f"--input={folder}")
+
+    manifest = Manifest.load(output)
+    assert verify(str(output)) == []
+    assert manifest.image_shape == (28, 28, 1)
+    assert manifest.label_names == source.LABEL_NAMES
+    assert manifest.name == "fashion_mnist"
+    assert {name: split.num_examples for name, split in manifest.splits.items()} == NUM
+    stride, feature = manifest.layout.stride, manifest.layout.features["image"]
+    for row in pq.read_table(output / "examples.parquet").to_pylist():
+        shard = np.memmap(output / row["shard"], np.uint8, "r").reshape(-1, stride)
+        index = int(Path(row["path"]).stem)
+        pixels = shard[row["row"], feature.offset :][: 28 * 28].reshape(28, 28)
+        np.testing.assert_array_equal(pixels, IMAGES[index])
+        assert row["label"] == source.LABEL_NAMES[LABELS[index]]
+
+
+def test_new_splits_of_fashion_mnist_take_images_from_both_files(folder, tmp_path):
+    splits = ["--splits=patient", "--split_fractions=train=0.5,val=0.3,test=0.2"]
+    output = build_fashion(tmp_path / "out", f"--input={folder}", *splits)
+
+    assert verify(str(output)) == []
+    examples = pq.read_table(output / "examples.parquet", columns=["split", "path"]).to_pylist()
+    assert len(examples) == 60
+    found = {(row["split"], row["path"].partition("-")[0]) for row in examples}
+    assert found == {
+        (split, file) for split in ("train", "val", "test") for file in ("train", "t10k")
+    }
+
+
+def test_without_a_folder_fashion_mnist_is_downloaded_and_kept(web, tmp_path):
+    flags = [f"--download_dir={tmp_path / 'kept'}"]
+
+    url = f"--fashion_mnist_url={web.url('fashion')}"
+    with pytest.raises(errors.BuildError, match="give their folder with --input"):
+        build_fashion(tmp_path / "none", f"{url}/none", *flags)
+    first = build_fashion(tmp_path / "first", url, *flags)
+    second = build_fashion(tmp_path / "second", f"{url}/none", *flags)
+
+    assert not (tmp_path / "none").exists()
+    assert shards_of(first) == shards_of(second) != {}

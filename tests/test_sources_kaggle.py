@@ -8,6 +8,7 @@ import io
 import json
 import logging
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -18,9 +19,10 @@ from unittest.mock import Mock
 
 import pytest
 import requests
-from builds import ROOT, wait_until
+from builds import IN_MEMORY, ROOT, build_here, shards_of, wait_until
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from image_files import kermany_archive, scan_tree, write_zip
 from kaggle_stand_in import (
     ARCHIVE,
     DATASET,
@@ -38,10 +40,13 @@ from kaggle_stand_in import (
 from kagglesdk import KaggleClient
 from kagglesdk.datasets.types.dataset_api_service import ApiDownloadDatasetRequest
 
-from pipelines import errors
+from pipelines import build_tfrecords, errors, options
+from pipelines.sources import factory
 from pipelines.sources.kaggle import api, download
 from pipelines.sources.kaggle.download import download_archive, is_verified, verify_archive
+from tfrecord_io import Manifest
 from tfrecord_io.stores import remote
+from tfrecord_io.verify import verify
 
 PART = 1 << 18  # Bytes that the download asks for at a time.
 LEGACY_KEY = {"username": USERNAME, "key": KEY}
@@ -449,3 +454,62 @@ def test_any_changed_byte_is_either_harmless_or_found(tmp_path_factory, offset, 
             read = [(name, changed.read(name)) for name in changed.namelist()]
             assert read == [(name, sound.read(name)) for name in sound.namelist()]
     shutil.rmtree(folder)
+
+
+# --------------------------------------------------------------------------------------------------
+# The command
+# --------------------------------------------------------------------------------------------------
+
+
+def test_the_command_builds_what_kaggle_gives_and_shows_no_credential(desk, tmp_path, capsys):
+    files = scan_tree({"train": 4, "val": 1, "test": 2})
+    files["train/CNV/CNV-1-1.jpeg"] = b"no image at all"
+    scans, output = write_zip(tmp_path / "a.zip", kermany_archive(files)), tmp_path / "out"
+    desk.server.file.content = scans.read_bytes()
+    flags = [f"--kaggle_dataset={DATASET}", f"--download_dir={desk.downloads}", IN_MEMORY]
+    flags += [f"--output={output}", "--image_size=8"]
+    # The plan of a failed build stays, so the check of all files for credentials meets it.
+    assert build_tfrecords.main([*flags, "--max_reject_fraction=0"]) == 1
+    assert (output / ".build" / "plan.json").exists()
+    desk.log_out()  # the archive is there
+    assert build_tfrecords.main([*flags, "--max_reject_fraction=0.5"]) == 0
+
+    said = capsys.readouterr()
+    assert_no_secret(tmp_path, said.out + said.err)
+    assert "= 28 examples + 1 rejected" in said.out
+    assert verify(str(output)) == []
+    manifest = Manifest.load(output)
+    assert manifest.name == "tiny_scans"
+    assert manifest.source == {"kind": "kaggle", "name": NAME, "dataset": DATASET}
+    by_hand = build_here(scans, tmp_path / "by_hand", "--max_reject_fraction=0.5")
+    assert shards_of(by_hand) == shards_of(output)
+
+
+def test_without_credentials_the_help_is_short_and_nothing_is_made(desk, tmp_path, capsys):
+    desk.log_out()
+    flags = [f"--download_dir={desk.downloads}", f"--output={tmp_path / 'out'}", IN_MEMORY]
+    assert build_tfrecords.main(flags) == 2
+
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert len(said.err.splitlines()) < 15
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
+
+
+def test_no_credential_goes_to_the_workers(desk):
+    desk.run()
+    chosen = options.parse_options(
+        [f"--kaggle_dataset={DATASET}", f"--download_dir={desk.downloads}", IN_MEMORY]
+    )
+
+    source = factory.make_source(chosen.source, chosen.workers, 0)
+
+    assert TOKEN.encode() not in pickle.dumps((source, chosen))
+    assert TOKEN not in repr(chosen.beam_args)
+
+
+@pytest.mark.parametrize("name", ["kermany2018", "a/b/c", "../b", "a/..", "a/b.zip", "", "a b/c"])
+def test_a_dataset_name_of_another_form_is_wrong_usage(name):
+    with pytest.raises(errors.UserError, match="OWNER/NAME") as error:
+        options.parse_options([f"--kaggle_dataset={name}"])
+    assert repr(name) in str(error.value)

@@ -185,26 +185,6 @@ def test_another_dataset_on_a_store_is_not_overwritten_unasked(s3, scans_zip):
     build(s3, "archive", str(scans_zip), url, "--seed=1", "--overwrite")
 
 
-@pytest.mark.slow
-def test_copies_made_and_duplicates_left_out_on_a_store_are_those_of_the_local_build(s3, tmp_path):
-    files = scan_tree({"train": 6, "val": 1, "test": 2})
-    twin = next(name for name in files if name.startswith("train/CNV/"))
-    files["train/CNV/CNV-900-1.jpeg"] = files[twin]
-    path = write_zip(tmp_path / "scans.zip", files)
-    s3.client.upload_file(str(path), BUCKET, "in/twice.zip")
-    flags = ["--variants=2", "--duplicates=drop"]
-    local = build_here(path, tmp_path / "local", *flags)
-
-    build(s3, "archive", f"s3://{BUCKET}/in/twice.zip", f"s3://{BUCKET}/varied", *flags)
-
-    remote = write_tree(tmp_path / "remote", s3.read("varied/"))
-    counts = Manifest.load(remote).counts
-    assert counts["variants"] > 0
-    assert counts["dropped"]
-    assert shards_of(remote) == shards_of(local)
-    assert verify.verify(remote, source_input=path) == []
-
-
 def test_worker_processes_reach_the_store_with_the_users_flags(s3, scans_zip, local, tmp_path):
     s3.client.upload_file(str(scans_zip), BUCKET, "in/scans.zip")
     words = [f"--input=s3://{BUCKET}/in/scans.zip", f"--output=s3://{BUCKET}/processes"]
