@@ -19,8 +19,7 @@ from collections.abc import Iterator
 
 from pipelines.listing.listing import ListingOptions, list_images
 from pipelines.planning import plan
-from pipelines.sources.member import Member
-from pipelines.sources.source import Source
+from pipelines.sources.source import Member, Source
 
 _LABELS = ("CNV", "DME", "DRUSEN", "NORMAL")
 

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 
 from pipelines.listing.listing import ListingOptions, list_images
 from pipelines.listing.refs import Listing
-from pipelines.sources.member import Member
-from pipelines.sources.source import Reader, Source
+from pipelines.sources.source import Member, Reader, Source
 from tfrecord_io.rejects import Reject
 
 

@@ -14,8 +14,7 @@ from typing import Any
 
 from pipelines import errors
 from pipelines.sources.directory import DirectorySource
-from pipelines.sources.member import Member
-from pipelines.sources.source import Reader
+from pipelines.sources.source import Member, Reader
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ from listed import list_members
 
 from pipelines import errors
 from pipelines.listing.refs import REF_SCHEMA, iterate_refs
-from pipelines.sources.member import MAX_FILE_BYTES, Member
+from pipelines.sources.source import MAX_FILE_BYTES, Member
 
 #: A small tree: three splits, four classes, one content a file.
 TREE = {

@@ -22,7 +22,7 @@ from pipelines.listing.label_table import read_label_table
 from pipelines.listing.layout import match_files
 from pipelines.listing.listing import _patients_of_sites
 from pipelines.listing.refs import Listing, iterate_refs
-from pipelines.sources.member import Member
+from pipelines.sources.source import Member
 from tfrecord_io import verify
 from train.data.dataset import open_dataset
 

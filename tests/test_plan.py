@@ -13,7 +13,7 @@ from pipelines import errors
 from pipelines.listing.refs import REF_SCHEMA, iterate_refs
 from pipelines.planning import plan
 from pipelines.planning.plan import PlanOptions, make_plan
-from pipelines.sources.member import Member
+from pipelines.sources.source import Member
 from pipelines.stores import output_state
 
 STRIDE = 50_000

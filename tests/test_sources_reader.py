@@ -5,9 +5,8 @@ import threading
 from collections.abc import Callable, Iterator
 
 from pipelines import errors
-from pipelines.sources.member import Member
 from pipelines.sources.reader import read_in_order
-from pipelines.sources.source import Reader
+from pipelines.sources.source import Member, Reader
 
 
 class CountingReader(Reader):

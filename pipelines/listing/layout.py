@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from pipelines import errors
 from pipelines.listing.label_table import LabelTable
 from pipelines.listing.refs import BATCH_ROWS, OTHERS, REF_SCHEMA, SITE, Listing
-from pipelines.sources.member import MAX_FILE_BYTES, NOT_PERMITTED, Member
+from pipelines.sources.source import MAX_FILE_BYTES, NOT_PERMITTED, Member
 from tfrecord_io.decoding.preprocess import SINGLE_SUFFIXES, TIFF_SUFFIXES, split_frame_path
 
 #: The splits, by the names that folders and tables use for them, in lower case.

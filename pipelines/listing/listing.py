@@ -23,8 +23,7 @@ from pipelines.listing.refs import (
     iterate_refs,
     with_column,
 )
-from pipelines.sources.member import Member
-from pipelines.sources.source import Source
+from pipelines.sources.source import Member, Source
 from tfrecord_io.manifest import WEIGHT
 
 # The class folders of the Kermany OCT data, by which its tree is recognised among others.

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.sources.member import Member
+from pipelines.sources.source import Member
 from tfrecord_io.decoding.preprocess import frame_path
 from tfrecord_io.printing import printable
 from tfrecord_io.rejects import MAX_DETAIL_LENGTH

@@ -21,8 +21,7 @@ from typing import IO, Any, BinaryIO
 import deflate
 
 from pipelines import errors
-from pipelines.sources.member import MAX_FILE_BYTES, Member
-from pipelines.sources.source import Reader, Source
+from pipelines.sources.source import MAX_FILE_BYTES, Member, Reader, Source
 from pipelines.sources.zip_members import ZipReader, list_members
 from tfrecord_io import archives
 from tfrecord_io.files import announce, atomic_write

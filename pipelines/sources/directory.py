@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from pipelines import errors
-from pipelines.sources.member import NOT_PERMITTED, Member
-from pipelines.sources.source import Reader, Source
+from pipelines.sources.source import NOT_PERMITTED, Member, Reader, Source
 
 # A link that leads nowhere, to itself, or through a file.
 _BROKEN_LINK = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})

@@ -21,8 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines import errors
-from pipelines.sources.member import Member
-from pipelines.sources.source import Reader, Source
+from pipelines.sources.source import Member, Reader, Source
 from tfrecord_io.files import atomic_write
 from tfrecord_io.stores import remote
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from typing import TypeVar
 
-from pipelines.sources.member import Member
-from pipelines.sources.source import Reader
+from pipelines.sources.source import Member, Reader
 from tfrecord_io.ahead import map_ahead
 
 # Files are announced to the operating system in groups, so many of them ahead: a disk that has many
@@ -27,14 +26,12 @@ def read_in_order(
 ) -> Iterator[Callable[[], _Result]]:
     """Yields for each read a function that returns what was read, or raises the error of it.
 
+    A read is a file, and the function that reads it with this open reader.
+
     If the reader's `num_parallel_reads` is more than one, that many threads read ahead of the
     consumer. Otherwise the caller reads by calling the function, and the file is announced some
     files earlier, in the order of their places: the images of a shard are scattered over an
     archive, so the disk can fetch the next ones while the worker decodes.
-
-    Args:
-        reader: an open reader of the source.
-        reads: the files, each with the function that reads it with that reader.
     """
     if reader.num_parallel_reads == 1:
         return _announced(reader, reads)

@@ -14,8 +14,7 @@ from typing import Any, BinaryIO
 
 from pipelines import errors
 from pipelines.sources import zip_members
-from pipelines.sources.member import Member
-from pipelines.sources.source import Reader, Source
+from pipelines.sources.source import Member, Reader, Source
 from tfrecord_io import archives
 from tfrecord_io.rejects import Reject
 from tfrecord_io.stores import remote

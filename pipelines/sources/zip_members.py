@@ -17,8 +17,7 @@ from typing import IO, BinaryIO
 import deflate
 
 from pipelines import errors
-from pipelines.sources.member import Member
-from pipelines.sources.source import Reader
+from pipelines.sources.source import Member, Reader
 from tfrecord_io import archives
 from tfrecord_io.rejects import Reject
 from tfrecord_io.stores.range_file import open_range
