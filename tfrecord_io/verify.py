@@ -105,7 +105,7 @@ def verify(
     ):
         findings += _read(name, messages)
     if source_input is not None and not findings:
-        wanted = _draw_sample(directory, dataset, _read_names(dataset, names), num_samples, seed)
+        wanted = _draw_sample(directory, dataset, names, num_samples, seed)
         findings += _check_sample(directory, dataset, Path(source_input), wanted)
     return findings
 
@@ -258,43 +258,38 @@ def _check_rejects(directory: Path, dataset: manifest.Manifest) -> Iterator[str]
         yield f"has rejects {reasons}, but the manifest says {dataset.rejects}"
 
 
-def _read_names(dataset: manifest.Manifest, names: str | Path | None) -> dict[str, str]:
-    """Returns the name in the source of each image of an anonymous dataset, by its code."""
-    if "anonymize" not in dataset.options:
-        return {}
-    if names is None:
-        raise OSError(
-            "the dataset is anonymous, so --source_input needs --names FILE, the table that the "
-            "build wrote beside the secret"
-        )
-    try:
-        table = pq.read_table(names, columns=["path", "source_path"])
-    except (ValueError, KeyError) as error:
-        raise OSError(f"cannot read --names {names}: {error}") from error
-    return dict(zip(table["path"].to_pylist(), table["source_path"].to_pylist(), strict=True))
-
-
 def _draw_sample(
     directory: Path,
     dataset: manifest.Manifest,
-    source_paths: Mapping[str, str],
+    names: str | Path | None,
     num_samples: int,
     seed: int,
 ) -> dict[str, list[dict[str, Any]]]:
     """Returns rows of the examples table, with the frame of each, by the file in the source."""
+    source_paths: dict[str, str] = {}  # by the codes of an anonymous dataset
+    if "anonymize" in dataset.options:
+        if names is None:
+            raise OSError(
+                "the dataset is anonymous, so --source_input needs --names FILE, the table that "
+                "the build wrote beside the secret"
+            )
+        try:
+            private = pq.read_table(names, columns=["path", "source_path"]).to_pylist()
+        except (ValueError, KeyError) as error:
+            raise OSError(f"cannot read --names {names}: {error}") from error
+        source_paths = {row["path"]: row["source_path"] for row in private}
     table = pq.read_table(directory / manifest.EXAMPLES_FILE_NAME)
     columns = ["shard", "row", "path", "key", "variant", "file_format", "file_xxh3"]
     table = table.select([name for name in columns if name in table.column_names])
     rows = sorted(random.Random(seed).sample(range(len(table)), min(num_samples, len(table))))
     # Several examples may be frames or augmented copies of one file.
-    wanted: dict[str, list[dict[str, Any]]] = {}
+    wanted: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in table.take(rows).to_pylist():
         path, frame = row["path"], None
         # Only frames of files with several have no hash of the file; older builds hashed DICOM.
         if row["file_format"] == "DICOM" or row.get("file_xxh3", "") is None:
             path, frame = preprocess.split_frame_path(path)
-        path = source_paths.get(row["path"], path)
-        wanted.setdefault(path, []).append({**row, "frame": frame})
+        wanted[source_paths.get(row["path"], path)].append({**row, "frame": frame})
     return wanted
 
 

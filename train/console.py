@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-from tfrecord_io import native_noise
+from tfrecord_io import printing
 from train.errors import ConfigError
 
 
@@ -101,4 +101,4 @@ def hide_native_noise() -> contextlib.AbstractContextManager[None]:
 
     A `ConfigError` is raised without the hidden text, because its message is meant for users.
     """
-    return native_noise.hide_native_noise(ConfigError)
+    return printing.hide_native_noise(ConfigError)

@@ -26,7 +26,7 @@ from pipelines import errors
 from pipelines.planning.plan import ShardTask
 from pipelines.shards.build import Create, Sidecar, Work, WriteTask
 from pipelines.stores.output import Storage
-from tfrecord_io import flags, manifest, native_noise, schema, shard_writer, shards
+from tfrecord_io import flags, manifest, printing, schema, shard_writer, shards
 from tfrecord_io.trunk import FILE_NAME
 
 #: Images in each batch for the trunk. The last batch of a shard is filled up with zeros, because a
@@ -166,7 +166,7 @@ def _load_trunk(extraction: Extraction) -> Any:
     storage, expected = extraction.storage, extraction.draft.image_shape
     with (
         _loading,
-        native_noise.hide_native_noise(errors.BuildError),
+        printing.hide_native_noise(errors.BuildError),
         tempfile.TemporaryDirectory() as folder,
     ):
         try:
