@@ -20,22 +20,12 @@ def vary(key: str, pixels: bytes = PICTURE, shape: tuple[int, int, int] = SHAPE)
     return np.frombuffer(varied, np.uint8).reshape(shape)
 
 
-def test_a_variant_is_the_same_bytes_for_ever():
+def test_a_variant_is_the_same_bytes_for_ever_and_another_one_for_each_key():
     # Whoever changes them raises the version in the recipe, which is part of the fingerprint.
-    digest = hashlib.sha256(b"".join(vary(str(number)).tobytes() for number in range(8)))
+    varied = [vary(str(number)).tobytes() for number in range(8)]
     assert augment.RECIPE["version"] == 1
-    assert digest.hexdigest() == DIGEST
-
-
-def test_each_key_gives_another_picture():
-    assert len({vary(str(number)).tobytes() for number in range(50)}) == 50
-
-
-def test_about_half_of_them_are_mirrored():
-    slope = np.tile(np.arange(60, 116, dtype=np.uint8), (40, 1)).tobytes()
-    falls = [vary(str(n), slope)[:, :10].mean() > vary(str(n), slope)[:, -10:].mean()
-             for n in range(60)]  # fmt: skip
-    assert 15 < sum(falls) < 45
+    assert hashlib.sha256(b"".join(varied)).hexdigest() == DIGEST
+    assert len(set(varied)) == 8
 
 
 def test_a_variant_is_the_picture_moved_and_changed_only_a_little():

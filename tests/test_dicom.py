@@ -551,28 +551,22 @@ def test_whole_frames_of_a_volume_that_is_cut_off_stay(syntax):
             dicom_frames.cut_frame(io.BytesIO(cut), 3)
 
 
-@pytest.mark.parametrize("num_frames", ["3", "2", "0"])
-def test_frames_beyond_the_number_that_the_file_says_are_not_lost_in_silence(num_frames):
-    volume = np.stack([grey_pixels(seed) for seed in range(3)])
-    data = dicom_file(volume, num_frames=num_frames)
-    for frame in (0,) if num_frames == "3" else range(1 + int(num_frames)):
-        assert reason(data, frame) == "multiple_frames"
+@pytest.mark.parametrize(("num_frames", "frames"), [("3", [0]), ("2", [0, 1, 2]), ("0", [0])])
+def test_frames_beyond_the_number_that_the_file_says_are_not_lost_in_silence(num_frames, frames):
+    data = dicom_file(np.stack([grey_pixels(n) for n in range(3)]), num_frames=num_frames)
+    assert {reason(data, frame) for frame in frames} == {"multiple_frames"}
 
 
 def compressed_frames(syntax: str) -> list[bytes]:
     """Returns three frames of 64 pixels a side as a codec of this syntax writes them."""
-    pictures = [grey_pixels(seed, 64, 64) for seed in range(3)]
-    if syntax.endswith(".50"):
-        frames = [encoded(picture, "JPEG") for picture in pictures]
-    else:
-        files = (in_syntax(dicom_file(picture), syntax) for picture in pictures)
-        frames = [
-            pydicom.encaps.get_frame(
-                pydicom.dcmread(io.BytesIO(data)).PixelData, 0, number_of_frames=1
-            )
-            for data in files
-        ]
-    return [frame + bytes(len(frame) % 2) for frame in frames]
+    frames = []
+    for picture in (grey_pixels(seed, 64, 64) for seed in range(3)):
+        frame = encoded(picture, "JPEG")
+        if not syntax.endswith(".50"):
+            dataset = pydicom.dcmread(io.BytesIO(in_syntax(dicom_file(picture), syntax)))
+            frame = pydicom.encaps.get_frame(dataset.PixelData, 0, number_of_frames=1)
+        frames.append(frame + bytes(len(frame) % 2))
+    return frames
 
 
 @pytest.mark.parametrize("syntax", [".4.50", ".4.80", ".4.90", ".5"])

@@ -358,15 +358,6 @@ def test_folders_can_be_grades_and_differ_from_classes_in_the_fingerprint(tmp_pa
     assert len(prints) == 2
 
 
-def test_the_trainer_takes_grades_as_classes(grades):
-    from train.data.dataset import open_dataset
-    from train.data.options import FoldOptions
-    from train.data.parts import choose_parts
-
-    parts = choose_parts(open_dataset(str(grades)), FoldOptions())
-    assert parts.train.label_counts == (8, 8, 8)
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

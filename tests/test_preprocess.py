@@ -2,7 +2,6 @@ import contextlib
 import dataclasses
 import io
 import pickle
-import struct
 
 import numpy as np
 import pytest
@@ -10,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from image_files import encoded, grey_pixels, jpeg, png, png_of_rows, rgb_pixels
 from PIL import Image, TiffImagePlugin
+from tiff_files import tiff_file
 
 from tfrecord_io.decoding import preprocess
 from tfrecord_io.decoding.options import Preprocessing
@@ -161,21 +161,10 @@ def sixteen_bit_png(channels):
     return png_of_rows(4, 4, [row] * 4, bits=16, colour_type=colour_type)
 
 
-def sixteen_bit_tiff(channels):
+def sixteen_bit_tiff(channels, photometric=1):
     """Returns a TIFF of 16 bits a sample."""
-    samples = bytes(range(2 * 4 * 4 * channels))
-    bits_offset = 8 + len(samples)
-    entries = [
-        (256, 3, 1, 4), (257, 3, 1, 4), (259, 3, 1, 1), (262, 3, 1, 2 if channels == 3 else 1),
-        (273, 4, 1, 8), (277, 3, 1, channels), (278, 3, 1, 4), (279, 4, 1, len(samples)),
-        (258, 3, channels, bits_offset if channels > 2 else 16),
-    ]  # fmt: skip
-    directory = struct.pack("<H", len(entries)) + b"".join(
-        struct.pack("<HHII", *entry) for entry in sorted(entries)
-    )
-    bits = struct.pack("<HHH", 16, 16, 16)
-    start = struct.pack("<2sHI", b"II", 42, bits_offset + len(bits))
-    return start + samples + bits + directory + bytes(4)
+    samples = np.arange(32 * channels, dtype=np.uint8).view("<u2").reshape(4, 4 * channels)
+    return tiff_file([samples], {1: {256: 4, 262: photometric, 277: channels}})
 
 
 def netpbm(kind, maximum, channels):
@@ -186,7 +175,7 @@ def netpbm(kind, maximum, channels):
 #: What Pillow would reduce to eight bits, and what uint16 can hold.
 REDUCED = {
     **{f"png of {n} channels": sixteen_bit_png(n) for n in (2, 3, 4)},
-    "tiff in colour": sixteen_bit_tiff(3),
+    "tiff in colour": sixteen_bit_tiff(3, photometric=2),
     "tiff of floats": encoded(GREY.astype(np.float32), "TIFF"),
     "tiff of 32-bit integers": encoded(GREY.astype(np.int32), "TIFF"),
     "ppm": netpbm(b"P6", 65535, 3),
@@ -222,12 +211,6 @@ def deep_pixels(data, preprocessing=DEEP):
     return pixels.reshape(preprocessing.image_shape)
 
 
-def white_is_zero(data):
-    """Returns a TIFF of `sixteen_bit_tiff` with another photometric interpretation."""
-    old, new = (struct.pack("<HHII", 262, 3, 1, value) for value in (1, 0))
-    return data.replace(old, new)
-
-
 BYTES = np.arange(32, dtype="u1")
 BIG_ENDIAN = encoded(Image.frombytes("I;16B", (4, 4), BYTES.tobytes()), "TIFF")
 
@@ -237,7 +220,7 @@ BIG_ENDIAN = encoded(Image.frombytes("I;16B", (4, 4), BYTES.tobytes()), "TIFF")
     [
         (sixteen_bit_png(1), np.tile(BYTES[:8].view(">u2"), 4)),
         (sixteen_bit_tiff(1), BYTES.view("<u2")),
-        (white_is_zero(sixteen_bit_tiff(1)), 65_535 - BYTES.view("<u2")),
+        (sixteen_bit_tiff(1, photometric=0), 65_535 - BYTES.view("<u2")),
         (BIG_ENDIAN, BYTES.view(">u2")),
         (netpbm(b"P5", 65535, 1), np.arange(16) * 7),
     ],
