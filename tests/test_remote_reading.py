@@ -203,10 +203,9 @@ def test_an_unused_dataset_makes_room_and_one_in_use_does_not(
     used = fill(manifests[1], "used")
     assert (used.states == 1).all()
     old = fill(manifests[0], "old")
-    part = int(old.states.sum())
+    part, old_folder = int(old.states.sum()), old.folder
     assert old.is_full
     assert 0 < part < 90
-    old_folder = old.folder
     del old
     assert used.states.sum() == 90
     new = fill(manifests[2], "new")

@@ -37,10 +37,8 @@ def test_a_number_of_replicas_without_devices_is_refused_before_any_is_measured(
         "benchmark", "--data", data, "--replicas=1,3", "--cpu_devices=2", "--steps=1",
         "--rounds=1", "--replica_batch_size=8", "--output", output,
     )  # fmt: skip
-    assert result.returncode == 2
-    assert result.stdout == ""
+    assert (result.returncode, result.stdout, output.exists()) == (2, "", False)
     assert "2 devices" in result.stderr or "are 2" in result.stderr
-    assert not output.exists()
 
 
 def test_what_was_measured_before_a_failure_is_kept(tmp_path, monkeypatch, capsys):
@@ -71,9 +69,7 @@ def test_the_command_writes_table_and_plot_for_each_number_of_replicas(tmp_path)
     assert result.stdout.splitlines()[0].split() == list(benchmark.COLUMNS)
     rows = json.loads((output / "scaling.json").read_text())
     assert [row["replicas"] for row in rows] == [1, 2]
-    for row in rows:
-        assert row["images_per_second"] > 0
-        assert row["images_per_second_on_device"] > 0
+    assert all(row["images_per_second"] > 0 for row in rows)
     with (output / "scaling.csv").open() as file:
-        assert len(list(csv.DictReader(file))) == 2
+        assert [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)] == rows
     assert (output / "scaling.png").stat().st_size > 5000

@@ -217,7 +217,11 @@ class DatasetCache:
 
     def _make_room(self, cache_gb: float | None) -> int:
         """Sets the limit, and removes unused datasets; returns the bytes of those that are left."""
-        used = {path: _bytes_in(path) for path in self._root.iterdir() if _ID.fullmatch(path.name)}
+        used = {
+            path: sum(512 * entry.stat().st_blocks for entry in os.scandir(path))
+            for path in self._root.iterdir()
+            if _ID.fullmatch(path.name)
+        }
         total = sum(used.values())
         free = shutil.disk_usage(self._root).free
         self._limit = (free + total) / 2 if cache_gb is None else cache_gb * 1e9
@@ -273,10 +277,6 @@ def _write(file: int, start: int, array: np.ndarray) -> None:
     while view:
         written = os.pwrite(file, view, start)
         view, start = view[written:], start + written
-
-
-def _bytes_in(folder: Path) -> int:
-    return sum(512 * entry.stat().st_blocks for entry in os.scandir(folder))
 
 
 def _last_use(folder: Path) -> float:

@@ -100,15 +100,16 @@ class Source:
             work.close()
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Run:
-    """So many neighbours of one shard from a row on, which are being read.
+    """Neighbours of one shard, from a row on, that are being read.
 
     The result is uint8 [count, stride], or None if the cache holds them all.
     """
 
-    def __init__(self, first: int, count: int) -> None:
-        self.first, self.count = first, count
-        self.result: Future[np.ndarray | None] = Future()
+    first: int
+    count: int
+    result: Future[np.ndarray | None] = dataclasses.field(default_factory=Future)
 
 
 class _Plan(NamedTuple):
@@ -131,7 +132,7 @@ class _Work:
         self._cache, self._layout = source.cache, source.records.layout
         sizes = [shard.num_examples for shard in source.shards]
         self._rows = Rows(sizes)
-        self._states = np.zeros(sum(sizes), np.uint8) if self._cache is None else self._cache.states
+        self._states = self._cache.states if self._cache else np.zeros(sum(sizes), np.uint8)
         self._most_together = max(1, _MOST_BYTES_A_READ // self._layout.stride)
         self._num_together = 1
         self._busy_seconds = 0.0

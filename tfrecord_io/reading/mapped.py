@@ -11,10 +11,12 @@ is everything where the files cannot be mapped.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import mmap
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,9 +24,9 @@ from typing import Any
 import numpy as np
 
 from tfrecord_io import schema
+from tfrecord_io.files import announce
 from tfrecord_io.manifest import ManifestError
 from tfrecord_io.reading.cache import DatasetCache
-from tfrecord_io.reading.cold import ColdShards
 from tfrecord_io.reading.fetch import Fetched, Source
 from tfrecord_io.reading.opening import Verify, open_split
 from tfrecord_io.reading.records import Records, Rows, lay_out
@@ -38,6 +40,11 @@ _MAP_FIXED = 0x10
 
 # Examples that are fetched together where nobody asks for batches.
 _CHUNK_EXAMPLES = 256
+
+# Records that are announced in the order of their places: the first batch waits for these only.
+_GROUP = 64
+# Records of which the system is asked whether it has them in memory.
+_NUM_PROBES = 8
 
 
 class MappedDataset:
@@ -176,6 +183,53 @@ class MappedDataset:
             return self.until_mapped(iter(chunks), ())
         self.cold.announce(self.rows(examples))
         return ((self.records, self.rows(chunk)) for chunk in chunks)
+
+
+class ColdShards:
+    """Tells the system which records of files come next, if they are not in memory.
+
+    Without that, a batch waits for one record after the other. A disk that knows of many reads, in
+    the order of their places, gives several times as many a second.
+    """
+
+    def __init__(self, paths: Sequence[Path], rows: Rows, stride: int) -> None:
+        self._paths, self._rows, self._stride = paths, rows, stride
+
+    def announce(self, rows: np.ndarray) -> None:
+        """Announces records that will be read in this order, int64; does not wait for them."""
+        if not hasattr(os, "RWF_NOWAIT"):  # only Linux says what it has in memory
+            return
+        probes = rows[:: max(1, len(rows) // _NUM_PROBES)]
+        if not all(self._is_in_memory(row) for row in probes.tolist()):
+            threading.Thread(
+                target=self._announce, args=(rows,), name="announce", daemon=True
+            ).start()
+
+    def _is_in_memory(self, row: int) -> bool:
+        with contextlib.suppress(OSError), self._opened(row) as (file, place):
+            start = place * self._stride
+            return os.preadv(file, [bytearray(1)], start, os.RWF_NOWAIT) == 1
+        return False  # or the file system cannot tell
+
+    def _announce(self, rows: np.ndarray) -> None:
+        for first in range(0, len(rows), _GROUP):
+            group = np.sort(rows[first : first + _GROUP])
+            breaks = np.flatnonzero(np.diff(self._rows.shards(group))) + 1
+            for run in np.split(group, breaks):
+                # Whoever reads a file that cannot be opened will say so.
+                with contextlib.suppress(OSError), self._opened(int(run[0])) as (file, place):
+                    for start in ((run - run[0] + place) * self._stride).tolist():
+                        announce(file, start, self._stride)
+
+    @contextlib.contextmanager
+    def _opened(self, row: int) -> Iterator[tuple[int, int]]:
+        """Opens the shard of a row; yields the file and the row's place there."""
+        shard, place = self._rows.find(row)
+        file = os.open(self._paths[shard], os.O_RDONLY)
+        try:
+            yield file, place
+        finally:
+            os.close(file)
 
 
 def _open_again(

@@ -190,10 +190,7 @@ def _describe(
     if is_remote(directory):
         return _describe_remote(os.fspath(directory), shards)
     folder = Path(directory)
-    sizes = {}
-    for shard in shards:
-        with contextlib.suppress(FileNotFoundError):
-            sizes[shard.name] = (folder / shard.name).stat().st_size
+    sizes = {path.name: path.stat().st_size for path in folder.glob("*.tfrecord")}
 
     def read(shard: Shard, start: int, length: int) -> bytes:
         with (folder / shard.name).open("rb") as file:

@@ -25,8 +25,6 @@ from tfrecord_io.reading.opening import Verify
 from tfrecord_io.reading.order import BatchOrder
 from tfrecord_io.reading.records import BufferPool
 
-Cache = Literal["device"]
-
 _log = logging.getLogger(__name__)
 
 # Largest number of threads that gather batches; more would only wait for memory.
@@ -52,7 +50,7 @@ def make_dataset(
     start_step: int = 0,
     with_keys: bool = False,
     verify: Verify = "size",
-    cache: Cache | None = None,
+    cache: Literal["device"] | None = None,
     examples: Sequence[int] | np.ndarray | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     cache_gb: float | None = None,

@@ -269,7 +269,7 @@ def open_dataset(
 def _in_order(path: DataPath, manifest: Manifest, table: pa.Table) -> tuple[pa.Table, Groups]:
     """Returns the rows of a table of examples and their groups, in the order of the records."""
     rows = _rows_by_place(table, manifest)
-    if rows is None:
+    if rows is None:  # reading the keys touches every record of the shards
         splits = _splits(manifest)
         keys = MappedDataset(path, splits).keys(range(manifest.num_examples)) if splits else []
         stored = pa.array(keys, _TEXT)
@@ -281,10 +281,7 @@ def _in_order(path: DataPath, manifest: Manifest, table: pa.Table) -> tuple[pa.T
 
 
 def _rows_by_place(table: pa.Table, manifest: Manifest) -> pa.Array | None:
-    """Returns the row of each stored example by its place in a shard; None if that is not told.
-
-    Reading the keys would touch every record of the shards.
-    """
+    """Returns the row of each stored example by its place in a shard; None if that is not told."""
     shards = manifest.split(_splits(manifest)).shards
     names = pa.array([shard.name for shard in shards], _TEXT)
     if "shard" not in table.column_names or table["shard"].type != names.type:

@@ -19,11 +19,8 @@ from train.errors import ConfigError
 class Parts:
     """The parts of a run.
 
-    Attributes:
-        train: the examples to learn from.
-        val: the examples to watch during training, and to fit the temperature and the thresholds
-            on; None if there are none.
-        test: the examples to evaluate once, at the end; None if there are none.
+    It learns from `train`, watches `val` during training and fits the temperature and the
+    thresholds on it, and evaluates `test` once, at the end.
     """
 
     train: Part

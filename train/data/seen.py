@@ -28,8 +28,8 @@ FILE_NAME = "seen.parquet"
 
 _TEXT = pa.string()
 
-# `part` is where an image was used: in train or val, or by the trunk. The file has the site only of
-# a dataset that names it.
+# Null is unknown. `part` is where an image was used: in train or val, or by the trunk. The file has
+# the site only of a dataset that names it.
 _SCHEMA = pa.schema([(name, _TEXT) for name in (*IDENTITY, "part")])
 
 # Entries of the file's metadata.
@@ -38,13 +38,10 @@ _UNKNOWN, _TRUNK = b"unknown", b"trunk"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Seen:
-    """The images that a network has seen.
+    """The images that a network has seen, a row each of the columns of `_SCHEMA`.
 
-    Attributes:
-        images: a row an image: `key`, `pixels_xxh3`, `group`, `patient`, `site` and `part`; texts,
-            null if unknown.
-        unknown: why these may not be all, such as `its first weights are from elsewhere (a.h5)`;
-            empty if they are.
+    `unknown` says why these may not be all, such as `its first weights are from elsewhere (a.h5)`;
+    it is empty if they are.
     """
 
     images: pa.Table = dataclasses.field(default_factory=_SCHEMA.empty_table)
@@ -156,10 +153,8 @@ def _read(path: Path, trunk: bytes = b"") -> Seen | None:
 def collect(images: pa.Table, parts: Mapping[str, np.ndarray], below: Seen) -> Seen:
     """Returns what a run sees: each image once, in the part that is nearest to the weights.
 
-    Args:
-        images: of the dataset, see `Dataset.images`.
-        parts: rows of `images` by the name of their part, the nearest first.
-        below: what the weights have seen with which the training starts.
+    That is rows of `Dataset.images` by the name of their part, the nearest first, and what the
+    weights have seen with which the training starts.
     """
     tables = [
         images.take(rows).append_column("part", pa.array([name] * len(rows), _TEXT))
@@ -227,12 +222,8 @@ def expose(
 ) -> Exposure:
     """Counts what a network has seen of some rows of `Dataset.images`.
 
-    Args:
-        seen: what the network has seen.
-        images: of the dataset.
-        rows: int64 [num_rows].
-        is_seen: bool [num_rows], which of them it has seen.
-        is_measured: whether these are measured with the others.
+    Which of them it has seen is in `is_seen`, bool [num_rows]; `is_measured` tells whether these
+    are measured with the others.
     """
     doubts = [seen.unknown] if seen.unknown else []
     measured = images.take(rows if is_measured else rows[~is_seen])
@@ -253,14 +244,8 @@ def look_at(
 ) -> tuple[Parts, Seen, Exposure | None]:
     """Leaves out the test images that a run has seen, if its trunk has seen any of them.
 
-    A run without a trunk measures the whole split, and its page says how much was seen.
-
-    Args:
-        dataset: of the run.
-        parts: of it.
-        below: what the weights have seen with which the training starts.
-        is_fold: whether the test part is a fold of a cross-validation, whose trunk may have seen
-            none of its images.
+    A run without a trunk measures the whole split, and its page says how much was seen. Of a fold
+    the trunk may have seen nothing. The weights with which the training starts have seen `below`.
 
     Returns:
         (the parts with the images that are left, what the run sees, how much it sees of the part
