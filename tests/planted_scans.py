@@ -35,15 +35,6 @@ def full_scan(label: str, patient: int, index: int) -> bytes:
     return encoded(scans.draw_bscan(label, patient, index, 0))
 
 
-def look_alike_files() -> dict[str, bytes]:
-    """Returns the scans of `LOOK_ALIKES`, the first of each pair in train, the other in test."""
-    return {
-        f"{split}/{scan[0]}/{'-'.join(map(str, scan))}.png": full_scan(*scan)
-        for pair in LOOK_ALIKES
-        for split, scan in zip(("train", "test"), pair, strict=True)
-    }
-
-
 def pixels(data: bytes) -> np.ndarray:
     """Returns uint8 [height, width]."""
     with Image.open(io.BytesIO(data)) as image:

@@ -55,8 +55,7 @@ def near_pairs(directory):
 
 def test_a_patient_in_two_splits_is_found_with_the_number_of_images(flawed):
     found = finding(flawed, "patient_leak")
-    assert found.severity == "problem"
-    assert found.count == 1
+    assert (found.severity, found.count) == ("problem", 1)
     assert found.listed == ({"patient": "2", "train": 3, "test": 1},)
     assert audit.audit(flawed).measures["shared_patients"] == [
         {"splits": ["train", "test"], "patients": 1, "images": [3, 1], "patients_of_each": [9, 6]}
@@ -78,13 +77,8 @@ def test_pictures_and_patients_under_two_labels_or_in_two_files_are_found(flawed
         assert len(pairs) == 1 + (code == "duplicates")
 
 
-def test_copies_saved_again_or_brightened_are_found_across_splits_and_nothing_else_is(
-    flawed, flawed_tree, tmp_path
-):
+def test_copies_saved_again_or_brightened_are_found_across_splits_and_nothing_else_is(flawed):
     assert near_pairs(flawed) == {frozenset(planted.SAVED_AGAIN), frozenset(planted.BRIGHTENED)}
-    # In pictures as small as they are looked for in, too.
-    small = build_here(flawed_tree, tmp_path / "small", "--image_size=64")
-    assert near_pairs(small) == near_pairs(flawed)
 
 
 def test_of_clean_scans_no_leak_and_no_copy_is_reported(clean):
@@ -93,13 +87,6 @@ def test_of_clean_scans_no_leak_and_no_copy_is_reported(clean):
     assert good >= {"patient_leak", "duplicates", "near_duplicates"}
     assert not [f for f in result.findings if f.severity == "problem" and f.code != "shortcuts"]
     assert result.measures["near_duplicate_pairs"] == 0
-
-
-def test_different_scans_that_look_alike_when_stored_small_raise_no_alarm(tmp_path):
-    scans = write_tree(tmp_path / "scans", planted.look_alike_files())
-    out = build_here(scans, tmp_path / "out", "--image_size=64")
-    assert finding(out, "near_duplicates") is None
-    assert finding(out, "near_label_conflict") is None
 
 
 def test_the_manifest_holds_the_findings_of_the_build(flawed):
@@ -181,20 +168,16 @@ def test_dropping_duplicates_keeps_one_of_each_in_the_most_protected_split(flawe
         planted.CONFLICT[1]: "conflicting_label",
     }
     assert Manifest.load(out).counts["dropped"] == {"conflicting_label": 2, "duplicate": 2}
-    measures = audit.audit(out).measures
-    assert measures["duplicate_images"] == 0
+    assert audit.audit(out).measures["duplicate_images"] == 0
     assert command_line.main(["verify", str(out)]) == 0
 
 
 def test_dropping_leaks_leaves_nothing_shared_between_splits(flawed_tree, tmp_path):
     out = build_here(flawed_tree, tmp_path / "out", SIZE, "--leaks=drop", "--num_shards=2")
-    measures = audit.audit(out).measures
-    assert measures["patients_in_several_splits"] == 0
-    assert measures["duplicate_pictures_across_splits"] == 0
-    assert measures["near_duplicate_pairs"] == 0
+    limits = ("--max_leaked_patients=0", "--max_leaked_pictures=0")
+    assert command_line.main(["audit", str(out), *limits]) == 0
     rows = dropped_rows(out)
-    assert rows[planted.SAVED_AGAIN[1]] == "picture_in_test"
-    assert rows[planted.BRIGHTENED[1]] == "picture_in_test"
+    assert rows[planted.SAVED_AGAIN[1]] == rows[planted.BRIGHTENED[1]] == "picture_in_test"
     # Patient 2 is in test, so all of its images leave train, the one with a copy in val too.
     assert rows[planted.SAME_PIXELS[1]] == "patient_in_test"
     assert sum(reason == "patient_in_test" for reason in rows.values()) == 3
