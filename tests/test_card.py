@@ -1,10 +1,9 @@
 import re
 
-import numpy as np
 import planted_scans as planted
 import pytest
 from builds import build_here
-from image_files import encoded, grey_pixels, jpeg, scan_tree, write_tree
+from image_files import encoded, jpeg, rgb_pixels, scan_tree, write_tree
 from pages import Page, needs_chromium, overhang, require_good_page, screenshot
 
 from tfrecord_io.manifest import Manifest
@@ -66,11 +65,10 @@ def test_file_and_class_names_are_text_and_never_markup(tmp_path):
 
 
 def test_a_dataset_of_many_classes_and_colours_has_a_card_of_modest_size(tmp_path):
-    files = {}
-    for number in range(120):
-        pixels = np.stack([grey_pixels(number + k, 90, 90) for k in range(3)], -1)
-        label = f"class_{number // 2:03}"
-        files[f"train/{label}/scan{number}.jpeg"] = encoded(pixels, "JPEG")
+    files = {
+        f"train/class_{n // 2:03}/scan{n}.jpeg": encoded(rgb_pixels(n, 90, 90), "JPEG")
+        for n in range(120)
+    }
     source = write_tree(tmp_path / "in", files)
     out = build_here(source, tmp_path / "out", "--channels=3", "--image_size=80")
     text = (out / "report.html").read_text()

@@ -212,18 +212,22 @@ def test_a_value_too_large_for_the_type_is_an_error_and_not_infinity(images, tmp
 
 
 @pytest.mark.parametrize(
-    ("flags", "message"),
+    ("flag", "message"),
     [
-        (["--data=nowhere"], "has no manifest.json"),
-        (["--trunk=nowhere.keras"], "cannot read --trunk nowhere.keras"),
-        (["--trunk=README.md"], "that train/trunk.py wrote"),
-        (["--clases=a"], "unknown flag --clases"),
+        ("--data=nowhere", "has no manifest.json"),
+        ("--trunk=nowhere.keras", "cannot read --trunk nowhere.keras"),
+        ("--trunk=README.md", "that train/trunk.py wrote"),
+        ("--clases=a", "unknown flag --clases"),
+        # The images are never overwritten with their features.
+        ("--output={images}/", "another folder than --data"),
     ],
 )
-def test_wrong_usage_ends_with_code_2(flags, message, images, trunk, tmp_path, capsys):
-    assert extract(images, trunk, tmp_path / "out", *flags) == 2
+def test_wrong_usage_ends_with_code_2(flag, message, images, trunk, tmp_path, capsys):
+    flag = flag.format(images=images)
+    assert extract(images, trunk, tmp_path / "out", flag, "--overwrite") == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+    assert verify(images) == []
 
 
 def cut(path):
@@ -276,12 +280,6 @@ def test_a_trunk_that_is_not_what_it_says_is_an_error(
             new.writestr(name, content)
     assert extract(images, tmp_path / "t.keras", tmp_path / "out") == 1
     assert message in capsys.readouterr().err
-
-
-def test_the_images_are_never_overwritten_with_their_features(images, trunk, capsys):
-    assert extract(images, trunk, f"{images}/", "--overwrite") == 2
-    assert "another folder than --data" in capsys.readouterr().err
-    assert verify(images) == []
 
 
 @pytest.mark.slow
