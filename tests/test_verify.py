@@ -157,7 +157,7 @@ def test_what_is_wrong_in_the_manifest_is_found(dataset, change, message):
     assert message in said if message else verify.verify(dataset) == []
 
 
-@pytest.mark.parametrize("column", ["label", "split"])
+@pytest.mark.parametrize("column", ["label", "split", "row"])
 def test_a_row_of_the_examples_table_that_contradicts_its_record_is_found(dataset, column, capsys):
     def change(values):
         other = next(value for value in values if value != values[2])
