@@ -25,19 +25,13 @@ def resolve(config, num_examples=1000, num_replicas=1):
     [
         ({"model": "alexnet"}, "--model must be small_resnet, convnet"),
         ({"epochs": 0}, "--epochs must be at least 1; received 0"),
-        ({"replica_batch_size": 0}, "--replica_batch_size must be at least 1"),
         ({"learning_rate": 0.0}, "--learning_rate must be above 0"),
         ({"learning_rate": float("nan")}, "--learning_rate must be above 0"),
         ({"dropout": 1.0}, "--dropout must be below 1; received 1.0"),
-        ({"label_smoothing": 1.0}, "--label_smoothing must be below 1"),
         ({"ema_decay": -0.1}, "--ema_decay must be at least 0"),
-        ({"augment_strength": -1.0}, "--augment_strength must be at least 0"),
         ({"mixup": float("nan")}, "--mixup must be at least 0"),
-        ({"weight_decay": -0.1}, "--weight_decay must be at least 0"),
-        ({"sensitivity": 0.0}, "--sensitivity must be above 0; received 0.0"),
         ({"sensitivity": 1.01}, "--sensitivity must be at most 1"),
         ({"sensitivity": float("nan")}, "--sensitivity must be above 0"),
-        ({"normalize": "batch"}, "--normalize must be data, image or unit"),
         (
             {"normalize": "data", "model": "vgg16"},
             "--normalize is only for small_resnet and convnet",
@@ -45,16 +39,12 @@ def resolve(config, num_examples=1000, num_replicas=1):
         ({"best_by": "loss"}, "--best_by must be last, val_loss or val_accuracy"),
         ({"folds": 1}, "--folds must be at least 2"),
         ({"fold": 0}, "--fold, --fold_splits and --seeds need --folds"),
-        ({"fold_splits": "train"}, "--fold, --fold_splits and --seeds need --folds"),
         ({"seeds": 2}, "--fold, --fold_splits and --seeds need --folds"),
         ({"folds": 5, "fold": 5}, r"--fold must be in 0\.\.4, received 5"),
-        ({"folds": 5, "fold": -1}, "--fold must be at least 0; received -1"),
         ({"epochs": 2, "head_epochs": 3}, "--head_epochs 3 is more than --epochs 2"),
         ({"gpu_memory": "some"}, "--gpu_memory must be growth, all or a number"),
         ({"weights": "imagenet"}, "small_resnet has no ImageNet weights"),
-        ({"weights": "imagenet", "model": "convnet"}, "convnet has no ImageNet weights"),
         ({"profile": "20,10"}, "--profile must be the first and the last step"),
-        ({"profile": "0,10"}, "--profile must be"),
         ({"visible_gpus": "a"}, "--visible_gpus must be indices"),
     ],
 )
@@ -70,33 +60,20 @@ def test_every_field_is_a_flag_and_arrives_with_its_type():
     )  # fmt: skip
     config = train_config.from_arguments(arguments, None)
     assert (config.input.data, config.input.epochs, config.network.dropout) == ("x", 3, 0.5)
-    assert (config.augmentation.augment, config.devices.jit_compile, config.devices.gpus) == (
-        True,
-        False,
-        2,
-    )
+    devices = config.devices
+    assert (config.augmentation.augment, devices.jit_compile, devices.gpus) == (True, False, 2)
     assert config.network.weights == "none"
-
-
-def test_flags_that_are_not_given_leave_no_trace_so_that_a_file_can_fill_them():
+    # Flags that are not given leave no trace, so that a file can fill them.
     assert parse() == {}
-
-
-def test_the_dataset_must_be_named():
     with pytest.raises(ConfigError, match="--data is missing"):
         train_config.from_arguments({}, None)
 
 
 def test_a_resolved_configuration_has_decided_everything_that_can_be_decided():
     resolved = resolve(TrainConfig.of(data="x", model="vgg16"), num_replicas=2)
-    assert resolved.network.weights == "imagenet"
     assert (resolved.input.global_batch_size, resolved.input.replica_batch_size) == (64, 32)
     assert (resolved.network.head_epochs, resolved.network.trainable_layers) == (1, 4)
-    assert (
-        resolved.network.head_units,
-        resolved.network.dropout,
-        resolved.optimizer.weight_decay,
-    ) == (64, 0.0, 0.05)
+    assert (resolved.network.weights, resolved.optimizer.weight_decay) == ("imagenet", 0.05)
     assert (resolved.devices.precision, resolved.devices.jit_compile) == ("float32", False)
     assert resolved.input.epochs == 27  # 3,400 x sqrt(1,000) / 4 images shown
     assert resolved.optimizer.warmup_steps == 22  # 5 % of 27 x 1,000 / 64
@@ -143,19 +120,19 @@ def test_a_batch_is_no_larger_than_the_data(num_examples, num_replicas, replica_
 
 
 @pytest.mark.parametrize(
-    ("model", "normalize", "head_units", "dropout"),
+    ("fields", "expected"),
     [
-        ("small_resnet", "data", 0, 0.3),
-        ("convnet", "unit", 64, 0.0),
-        ("vgg16", None, 64, 0.0),
-        ("densenet121", None, 0, 0.3),
+        ({"model": "small_resnet"}, ("data", 0, 0.3, 0, None)),
+        ({"model": "convnet"}, ("unit", 64, 0.0, 0, None)),
+        ({"model": "vgg16"}, (None, 64, 0.0, 1, 4)),
+        ({"model": "vgg16", "weights": "none"}, (None, 64, 0.0, 0, None)),
+        ({"model": "densenet121"}, (None, 0, 0.3, 1, 4)),
     ],
 )
-def test_each_network_has_its_own_input_and_head(model, normalize, head_units, dropout):
-    resolved = resolve(TrainConfig.of(data="x", model=model))
-    assert (resolved.network.normalize, resolved.network.head_units, resolved.network.dropout) == (
-        normalize, head_units, dropout,
-    )  # fmt: skip
+def test_each_network_has_its_own_input_head_and_frozen_layers(fields, expected):
+    names = ("normalize", "head_units", "dropout", "head_epochs", "trainable_layers")
+    network = resolve(TrainConfig.of(data="x", **fields)).network
+    assert tuple(getattr(network, name) for name in names) == expected
 
 
 def test_what_is_given_is_not_decided_anew():
@@ -174,11 +151,6 @@ def test_the_decay_of_the_average_is_never_negative():
 def test_resolving_twice_changes_nothing():
     once = resolve(TrainConfig.of(data="x", scale_learning_rate=True), num_replicas=4)
     assert resolve(once, num_replicas=4) == once
-
-
-def test_a_network_from_nothing_trains_all_layers_from_the_start():
-    resolved = resolve(TrainConfig.of(data="x", model="vgg16", weights="none"))
-    assert (resolved.network.head_epochs, resolved.network.trainable_layers) == (0, None)
 
 
 def test_the_linear_rule_scales_both_rates_and_warms_up():

@@ -57,14 +57,6 @@ def runs(data):
     return run_variants(data, VARIANTS)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("cached", "plain"), [(5, 0), (6, 1)])
-def test_images_cached_on_one_and_two_devices_give_the_losses_of_the_files(runs, cached, plain):
-    assert runs[cached]["counts"] == runs[plain]["counts"]
-    assert runs[cached]["losses"] == pytest.approx(runs[plain]["losses"], rel=1e-5)
-    assert runs[cached]["num_traces"] == runs[plain]["num_traces"]
-
-
 def check_agreement(one, two):
     assert (one["replicas"], two["replicas"]) == (1, 2)
     # Three epochs of 30 in batches of 8: the last batch is ragged, with 2 examples.
@@ -77,25 +69,22 @@ def check_agreement(one, two):
 
 
 @pytest.mark.slow
-def test_one_and_two_replicas_agree_over_several_epochs(runs):
-    check_agreement(runs[0], runs[1])
-
-
-@pytest.mark.slow
-def test_one_and_two_replicas_agree_with_all_that_the_recipe_has(runs):
+def test_one_and_two_replicas_agree_also_with_all_that_the_recipe_has(runs):
     """Augmentation, MixUp, smooth labels, class weights, AdamW, cosine and moving average."""
+    check_agreement(runs[0], runs[1])
     check_agreement(runs[7], runs[8])
     assert runs[7]["losses"] != pytest.approx(runs[0]["losses"], rel=1e-2)
 
 
 @pytest.mark.slow
-def test_several_steps_in_one_go_are_the_same_steps(runs):
-    np.testing.assert_allclose(runs[2]["losses"], runs[1]["losses"], rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_a_compiled_step_is_the_same_step(runs):
-    np.testing.assert_allclose(runs[3]["losses"], runs[1]["losses"], rtol=1e-4)
+@pytest.mark.parametrize(
+    ("one", "other", "tolerance"),
+    [(2, 1, 1e-5), (3, 1, 1e-4), (5, 0, 1e-5), (6, 1, 1e-5)],
+    ids=["several steps in one go", "compiled", "cached on one device", "cached on two"],
+)
+def test_the_same_steps_give_the_same_losses(runs, one, other, tolerance):
+    assert runs[one]["counts"] == runs[other]["counts"]
+    np.testing.assert_allclose(runs[one]["losses"], runs[other]["losses"], rtol=tolerance)
 
 
 @pytest.mark.slow

@@ -93,16 +93,10 @@ def test_the_file_takes_the_stored_images_and_is_the_same_each_time(
     features = numpy_of(loaded, random_images(2, 32, 32, 1))
     facts = read_trunk(paths[0])
     assert facts.feature_shape == features.shape[1:] == (8, 8, 128)
-    assert (facts.model, facts.layer, facts.weights) == (
-        "mobilenet",
-        "conv_pw_3_relu",
-        mobilenet_weights.name,
-    )
-    network = build_network(
-        NetworkOptions(model="mobilenet", weights=str(mobilenet_weights)),
-        image_shape=(32, 32, 1),
-        num_classes=4,
-    )
+    told = (facts.model, facts.layer, facts.weights)
+    assert told == ("mobilenet", "conv_pw_3_relu", mobilenet_weights.name)
+    options = NetworkOptions(model="mobilenet", weights=str(mobilenet_weights))
+    network = build_network(options, image_shape=(32, 32, 1), num_classes=4)
     inner = keras.Model(network.backbone.input, network.backbone.get_layer(facts.layer).output)
     scaled = network.logits.layers[network.logits.layers.index(network.backbone) - 1].output
     expected = keras.Model(network.logits.input, inner(scaled))
@@ -121,18 +115,7 @@ def test_a_finished_run_is_cut_with_the_weights_that_it_learnt(data, tmp_path):
     learnt = keras.saving.load_model(tmp_path / "run" / "export" / "model.keras", compile=False)
     first = next(each for each in learnt.get_layer("convnet").layers if each.weights)
     kernel, bias = first.get_weights()
-    done = trunk.main(
-        [
-            "--data",
-            str(data),
-            "--model",
-            str(tmp_path / "run"),
-            f"--layer={first.name}",
-            "--output",
-            str(path),
-        ]
-    )
-    assert done == 0
+    assert write(data, path, f"--model={tmp_path / 'run'}", f"--layer={first.name}") == 0
     cut_kernel, cut_bias = keras.saving.load_model(path, compile=False).get_weights()
     np.testing.assert_array_equal(cut_kernel, kernel)
     np.testing.assert_array_equal(cut_bias, bias)

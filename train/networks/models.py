@@ -170,10 +170,6 @@ def _normalize(
             means = means / share
             stds = keras.ops.sqrt(keras.ops.maximum(squares - means**2, 0.0))
         return (images - means) / keras.ops.maximum(stds, _LEAST_STD)
-    if statistics is None:
-        raise ConfigError(
-            "--normalize data needs the mean and the standard deviation of the training pixels"
-        )
     means = [grey_factor * mean for mean in statistics.mean]
     stds = [max(grey_factor * std, _LEAST_STD) for std in statistics.std]
     return keras.layers.Normalization(
