@@ -33,8 +33,8 @@ from train import predict
 from train.data.dataset import Part, open_dataset
 from train.errors import ConfigError
 from train.kinds import numbers
-from train.kinds.grades import GRADES as GRADE_TASK
-from train.kinds.grades import KAPPA
+from train.kinds.classes import GRADES as GRADE_TASK
+from train.kinds.classes import KAPPA
 from train.results import charts, metrics, report
 from train.results.options import MeasureOptions
 

@@ -85,7 +85,9 @@ class Run:
         """
         if self.is_cross_validation:
             return self.given
-        if self.given.loop.best_by == "val_accuracy" and self.task.quantity != "accuracy":
+        # Labels from which nothing can be learnt are refused here, before a folder is made.
+        quantity = self.task.quantity
+        if self.given.loop.best_by == "val_accuracy" and quantity != "accuracy":
             raise ConfigError("--best_by val_accuracy needs classes or labels; use val_loss")
         return self.given.resolve(self.parts.train.num_examples, self.devices)
 

@@ -1,4 +1,4 @@
-"""One class for each image: softmax and cross-entropy."""
+"""One class or one grade for each image: softmax and cross-entropy."""
 
 from __future__ import annotations
 
@@ -10,18 +10,14 @@ import numpy as np
 
 from tfrecord_io.kinds import classes
 from train.kinds import measures, words
-from train.kinds.task import (
-    LEAST_PROBABILITY,
-    Answers,
-    Arrays,
-    Mistake,
-    Task,
-    View,
-    balanced_weights,
-)
+from train.kinds import task as tasks
+from train.kinds.task import Answers, Arrays, Mistake, Task, View
 from train.kinds.temperature import apply_temperature
 
 _MAX_CONFUSIONS = 20
+
+#: The measure of grades, see `quadratic_kappa`.
+KAPPA = "quadratic_kappa"
 
 
 class Classes(Task):
@@ -50,7 +46,7 @@ class Classes(Task):
         return keras.layers.Softmax(dtype="float32", name=name or "softmax")
 
     def logits_of(self, probabilities: Any) -> Any:
-        return keras.ops.log(keras.ops.maximum(probabilities, LEAST_PROBABILITY))
+        return keras.ops.log(keras.ops.maximum(probabilities, tasks.LEAST_PROBABILITY))
 
     def losses(self, labels: Any, logits: Any, class_weights: Any, smoothing: float) -> Any:
         ops = keras.ops
@@ -66,7 +62,7 @@ class Classes(Task):
         )
 
     def class_weights(self, counts: Sequence[int], num_examples: int, power: float) -> tuple:
-        return balanced_weights(counts, power)
+        return tasks.balanced_weights(counts, power)
 
     def truths(self, labels: np.ndarray) -> np.ndarray:
         return labels.argmax(-1)
@@ -159,15 +155,12 @@ class Classes(Task):
         matrix = np.asarray(metrics["confusion_matrix"])
         totals = matrix.sum(1)
         if len(names) <= words.MAX_CLASSES:
-            return {
-                "title": "Answers for the images of each class",
-                "corner": "truth ↓ answer →",
-                "columns": names,
-                "rows": [
-                    words.row_of_counts(name, matrix[place], [totals[place]] * len(names), [place])
-                    for place, name in enumerate(names)
-                ],
-            }
+            rows = [
+                words.row_of_counts(name, matrix[place], [totals[place]] * len(names), [place])
+                for place, name in enumerate(names)
+            ]
+            title = "Answers for the images of each class"
+            return {"title": title, "corner": "truth ↓ answer →", "columns": names, "rows": rows}
         wrong = np.argwhere((matrix > 0) & ~np.eye(len(names), dtype=bool)).tolist()
         wrong.sort(key=lambda place: -matrix[tuple(place)])
         pairs = [
@@ -187,15 +180,39 @@ class Classes(Task):
         wrong = np.flatnonzero(given != truths)
         order = np.argsort(-surest[wrong], kind="stable")[:most]
         return [
-            Mistake(
-                place, int(given[place]), names[truths[place]], names[given[place]],
-                float(surest[place]),
-            )
-            for place in wrong[order].tolist()
-        ]  # fmt: skip
+            Mistake(place, answer, names[truths[place]], names[answer], float(surest[place]))
+            for place, answer in zip(wrong[order].tolist(), given[wrong[order]], strict=True)
+        ]
 
 
-CLASSES = Classes()
+class Grades(Classes):
+    """Classes whose order means something, from the lowest to the highest."""
+
+    kind = classes.GRADES
+    run_measures = ("accuracy", KAPPA, "ece")
+    tiles = (("quadratic weighted kappa", KAPPA, words.thousandths), Classes.tiles[0])
+    glossary = (
+        f"{Classes.glossary} Kappa: the agreement with the true grades beyond chance, where a "
+        "mistake of two grades weighs four times one of a single grade; 100 % is perfect, 0 % is "
+        "chance."
+    )
+
+    def score(self, answers: Answers, weights: np.ndarray) -> dict[str, np.ndarray]:
+        size = len(answers.label_names)
+        given = self.chosen(answers.probabilities)
+        pairs = measures.sums_by_place(answers.truths * size + given, weights, size * size)
+        kappa = quadratic_kappa(pairs.reshape(-1, size, size))
+        return super().score(answers, weights) | {KAPPA: kappa}
+
+    def verdict(self, metrics: Mapping[str, Any]) -> list[str]:
+        sentences, kappa = super().verdict(metrics), metrics["scores"][KAPPA]
+        if kappa["value"] is not None:
+            told = words.with_interval(kappa, "{:.2f}".format)
+            sentences.insert(1, f"Its quadratic weighted kappa is {told}.")
+        return sentences
+
+
+CLASSES, GRADES = Classes(), Grades()
 
 
 def _brier_scores(probabilities: np.ndarray, truths: np.ndarray) -> np.ndarray:
@@ -215,3 +232,20 @@ def _usual(metrics: Mapping[str, Any]) -> tuple[str, float] | None:
     usual = max(counts, key=counts.__getitem__)
     share = counts[usual] / sum(counts.values())
     return (usual, share) if share < 1 else None
+
+
+def quadratic_kappa(tables: np.ndarray) -> np.ndarray:
+    """Returns the weighted kappa of grades: 1 for the right ones, 0 for an agreement by chance.
+
+    A mistake weighs as the square of its distance in grades. Source: Cohen 1968, "Weighted kappa:
+    nominal scale agreement with provision for scaled disagreement or partial credit".
+
+    The tables are examples by true and given grade, float64 [num_tables, num_grades, num_grades].
+    Returns float64 [num_tables]; NaN if all grades, true and given, are the same one.
+    """
+    places = np.arange(tables.shape[-1])
+    distances = np.square(places[:, None] - places).astype(np.float64)
+    by_chance = tables.sum(2)[:, :, None] * tables.sum(1)[:, None, :]
+    expected = (by_chance * distances).sum((1, 2))
+    weighted = (tables * distances).sum((1, 2)) * tables.sum((1, 2))
+    return 1 - measures.ratios(weighted, expected)

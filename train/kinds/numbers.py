@@ -131,9 +131,6 @@ class Number(Task):
             "limit_high": bias + _DEVIATIONS * deviation,
         }
 
-    def areas(self, answers: Answers, weights: np.ndarray) -> dict[str, np.ndarray]:
-        return {}
-
     def tables(self, answers: Answers) -> dict[str, Any]:
         return {"label_counts": dict.fromkeys(answers.label_names, len(answers.truths))}
 

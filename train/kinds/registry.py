@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from tfrecord_io.kinds.label_kind import LabelKind
-from train.kinds.classes import CLASSES
-from train.kinds.grades import GRADES
+from train.kinds.classes import CLASSES, GRADES
 from train.kinds.multi_label import MULTI_LABEL
 from train.kinds.numbers import NUMBER
 from train.kinds.task import Task

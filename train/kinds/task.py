@@ -107,7 +107,7 @@ class View:
 class Task(abc.ABC):
     """What a network learns and answers.
 
-    A task of numbers gives no probabilities; `has`, `choices` and `cool` are not called for it.
+    A task of numbers gives no probabilities; `choices` and `cool` are not called for it.
 
     Attributes:
         kind: of the dataset's labels.
@@ -190,7 +190,7 @@ class Task(abc.ABC):
 
     def has(self, truths: np.ndarray, num_labels: int) -> np.ndarray:
         """Returns which examples have which labels, bool [num_examples, num_labels]."""
-        raise NotImplementedError
+        return np.zeros((len(truths), num_labels), bool)
 
     @abc.abstractmethod
     def chosen(self, probabilities: np.ndarray) -> np.ndarray:

@@ -163,8 +163,7 @@ def evaluate_predictions(
     if num_area_samples < min(num_samples, _MIN_RESAMPLES):
         num_area_samples = 0
     views = task.views(label_names)
-    has = task.has(truths, len(label_names)) if views else np.empty((len(truths), 0), bool)
-    behind = examples_behind(views, has, indices)
+    behind = examples_behind(views, task.has(truths, len(label_names)), indices)
     measured: dict[str, Any] = {}
     for some, number in (
         (functools.partial(_score, prevalences or {}, predictions), num_samples),
