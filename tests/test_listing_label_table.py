@@ -20,10 +20,11 @@ from listed import list_members
 from pipelines import build_tfrecords, errors
 from pipelines.listing.label_table import read_label_table
 from pipelines.listing.layout import match_files
-from pipelines.listing.listing import _patients_of_sites
+from pipelines.listing.listing import ListingOptions, _patients_of_sites, list_images
 from pipelines.listing.refs import Listing, iterate_refs
+from pipelines.sources.directory import DirectorySource
 from pipelines.sources.source import Member
-from tfrecord_io import verify
+from tfrecord_io import Manifest, verify
 from train.data.dataset import open_dataset
 
 #: Images without class folders, by file name.
@@ -89,10 +90,13 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
-def test_a_csv_is_read_with_its_delimiter_and_a_patient_keeps_its_zeros(tmp_path, delimiter):
-    table = table_of(tmp_path, ROWS, delimiter=delimiter)
-    assert table.cells["path"] == [row["path"] for row in ROWS]
-    assert table.cells["patient"] == [row["patient"] for row in ROWS]
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])  # which spreadsheets write
+def test_a_csv_is_read_with_its_delimiter_and_a_patient_keeps_its_zeros(tmp_path, delimiter, mark):
+    path = write_csv(tmp_path / "labels.csv", ROWS, delimiter)
+    path.write_bytes(mark + path.read_bytes())
+    cells = read_label_table(path).cells
+    for name in ("path", "label", "patient"):
+        assert cells[name] == [row[name] for row in ROWS]
 
 
 def test_a_parquet_file_has_the_digest_of_the_same_csv_in_any_order(tmp_path):
@@ -101,12 +105,6 @@ def test_a_parquet_file_has_the_digest_of_the_same_csv_in_any_order(tmp_path):
     assert table.digest == table_of(tmp_path, ROWS).digest
     changed = [ROWS[0] | {"label": "well"}, *ROWS[1:]]
     assert table_of(tmp_path, changed).digest != table.digest
-
-
-def test_a_byte_order_mark_of_a_spreadsheet_does_not_hide_the_first_column(tmp_path):
-    path = write_csv(tmp_path / "labels.csv", ROWS)
-    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
-    assert read_label_table(path).cells["label"][0] == "sick"
 
 
 @pytest.mark.parametrize(
@@ -118,16 +116,9 @@ def test_a_byte_order_mark_of_a_spreadsheet_does_not_hide_the_first_column(tmp_p
         (b"path,label\n\xff.png,x\n", "expected Parquet, or CSV in UTF-8"),
         (b"path,label,gr\xf6\xdfe\na.png,x,1\n", "expected Parquet, or CSV in UTF-8"),
         ("path,label\na.png,x\n".encode("utf-16"), "is UTF-16, expected UTF-8"),
+        (b"path,label,age,age\nscan0.png,x,x,x\n", "has the column age more than once"),
+        (b"path,label,label\nscan0.png,x,x\n", "has the column label more than once"),
         (None, "could not be read"),
-    ],
-    ids=[
-        "no path column",
-        "empty",
-        "a short row",
-        "not UTF-8",
-        "a header that is not UTF-8",
-        "UTF-16",
-        "missing",
     ],
 )
 def test_a_table_that_cannot_be_used_is_an_error_that_names_it(tmp_path, content, message):
@@ -187,13 +178,6 @@ def test_other_columns_are_in_the_digest_with_their_types(tmp_path):
         tmp_path / "labels.parquet",
     )
     assert read_label_table(tmp_path / "labels.parquet").digest in digests
-
-
-@pytest.mark.parametrize("name", ["age", "label"])
-def test_a_column_that_is_there_twice_is_refused(tmp_path, name):
-    (tmp_path / "labels.csv").write_text(f"path,label,{name},{name}\nscan0.png,x,x,x\n")
-    with pytest.raises(errors.UserError, match=f"has the column {name} more than once"):
-        read_label_table(tmp_path / "labels.csv")
 
 
 @pytest.mark.parametrize("flags", [["--target=age"], ["--label_columns=a,b"]])
@@ -434,22 +418,27 @@ def test_every_row_is_matched_once_or_named(tmp_path_factory, files, rows):
 # ---- listing
 
 
+def list_rows(folder, names, rows, **options):
+    """Returns the listing of files of these names with a table of these rows."""
+    labels = write_csv(folder / "labels.csv", rows)
+    members = [Member(name, 5, version=place) for place, name in enumerate(names)]
+    return list_members(members, labels=labels, **options)
+
+
+def reasons(listing):
+    return {reject.source_path: reject.reason for reject in listing.rejects}
+
+
 def test_what_the_table_and_the_source_do_not_share_is_counted(tmp_path):
-    labels = write_csv(
-        tmp_path / "labels.csv",
-        [{"path": "1.png", "label": "x"}, {"path": "2.png", "label": ""},
-         {"path": "gone.png", "label": "y"}],
-    )  # fmt: skip
-    members = [Member(f"images/{name}", 5) for name in ("1.png", "2.png", "3.png", "notes.txt")]
-    listing = list_members(members, labels=labels)
-    assert [ref.path for ref in iterate_refs(listing.refs)] == ["1.png"]
-    assert {reject.source_path: reject.reason for reject in listing.rejects} == {
-        "images/2.png": "no_label",
-        "images/3.png": "no_label",
-        "gone.png": "missing_file",
-    }
-    assert listing.ignored == {"no_image_name": 1}
-    assert listing.num_files == 5
+    labels = {"1.png": "x", "2.png": "", "gone.png": "y"}
+    rows = [{"path": path, "label": label} for path, label in labels.items()]
+    names = [f"images/{name}" for name in ("1.png", "2.png", "3.png", "notes.txt")]
+    listing = list_rows(tmp_path, names, rows)
+    assert listing.refs["path"].to_pylist() == ["1.png"]
+    assert reasons(listing) == {
+        "images/2.png": "no_label", "images/3.png": "no_label", "gone.png": "missing_file",
+    }  # fmt: skip
+    assert (listing.ignored, listing.num_files) == ({"no_image_name": 1}, 5)
 
 
 @pytest.mark.parametrize(
@@ -465,17 +454,34 @@ def test_labels_that_look_alike_are_warned_of_by_their_own_names(
     tmp_path, rows, label_columns, alike
 ):
     rows = [{"path": f"{number}.png", **row} for number, row in enumerate(rows)]
-    labels = write_csv(tmp_path / "t.csv", rows)
-    members = [Member(row["path"], 5) for row in rows]
-    listing = list_members(members, labels=labels, label_columns=label_columns)
+    names = [row["path"] for row in rows]
+    listing = list_rows(tmp_path, names, rows, label_columns=label_columns)
     differ = "differ only in case, spaces or Unicode form; if they are one, give them one name"
     assert listing.notes == ([f"the labels {alike} {differ}"] if alike else [])
 
 
 def test_a_split_that_cannot_be_a_name_is_an_error_with_its_row(tmp_path):
-    labels = write_csv(tmp_path / "labels.csv", [ROWS[0] | {"split": "Fold 1"}])
     with pytest.raises(errors.UserError, match="row 1 has the split 'Fold 1'"):
-        list_members([Member("scan0.png", 5)], labels=labels)
+        list_rows(tmp_path, ["scan0.png"], [ROWS[0] | {"split": "Fold 1"}])
+
+
+def test_a_file_without_a_row_is_a_reject_whatever_the_names_of_an_export_are(tmp_path):
+    names = ["IM0001", "IM0002", "1.2.840.17", "1.2.840.18", "README.txt", "DICOMDIR"]
+    rows = [{"path": name, "label": "a"} for name in names[:3:2]]
+    listing = list_rows(tmp_path, names, rows)
+    assert reasons(listing) == {"IM0002": "no_label", "1.2.840.18": "no_label"}
+    assert listing.ignored == {"no_image_name": 2}
+
+
+@pytest.mark.parametrize(("form", "other"), [("NFC", "NFD"), ("NFD", "NFC")])
+def test_a_table_and_a_folder_may_have_other_unicode_forms(tmp_path, form, other):
+    names = [unicodedata.normalize(form, f"Gerät/ä{k}.png") for k in range(3)]
+    paths = [unicodedata.normalize(other, name) for name in [*names[:2], "ä2.png"]]
+    rows = [{"path": path, "label": str(k)} for k, path in enumerate(paths)]
+    found = {
+        ref.source_path: ref.label for ref in iterate_refs(list_rows(tmp_path, names, rows).refs)
+    }
+    assert found == {name: str(k) for k, name in enumerate(names)}
 
 
 # ---- the command
@@ -515,19 +521,18 @@ def test_a_known_patient_stays_known_where_the_site_is_missing():
 def test_a_site_is_part_of_patients_from_dicom_tags_and_names(tmp_path):
     patient = {(0x0010, 0x0020, "LO"): "17"}
     files = {f"{k}.dcm": dicom_file(grey_pixels(k), patient) for k in range(2)}
-    source = write_tree(tmp_path / "in", {**files, "a-17-1.png": png(1), "a-17-2.png": png(2)})
+    files |= {f"a-17-{k}.png": png(k) for k in range(2)}
+    source = DirectorySource(write_tree(tmp_path / "in", files))
     rows = [
-        {"path": name, "label": "x", "site": site}
-        for names in (files, ["a-17-1.png", "a-17-2.png"])
-        for name, site in zip(names, ("london", "zurich"), strict=True)
+        {"path": name, "label": "x", "site": ("london", "zurich")[k % 2]}
+        for k, name in enumerate(files)
     ]
     labels = write_csv(tmp_path / "labels.csv", rows)
-    assert build(source, labels, tmp_path / "out") == 0
-    patients = {path: patient for path, (*_, patient) in examples_of(tmp_path / "out").items()}
-    assert (patients["a-17-1.png"], patients["a-17-2.png"]) == ("london/17", "zurich/17")
-    tags = [patients[name].split("/") for name in files]
-    assert [site for site, _ in tags] == ["london", "zurich"]
-    assert tags[0][1] == tags[1][1] != "17"
+    refs = list_images(source, ListingOptions(labels=labels)).refs
+    patients = {ref.path: ref.patient.split("/") for ref in iterate_refs(refs)}
+    assert (patients["a-17-0.png"], patients["a-17-1.png"]) == (["london", "17"], ["zurich", "17"])
+    assert [patients[f"{k}.dcm"][0] for k in range(2)] == ["london", "zurich"]
+    assert patients["0.dcm"][1] == patients["1.dcm"][1] != "17"
 
 
 def test_a_site_decides_the_patients_so_it_is_in_the_digest(tmp_path):
@@ -539,22 +544,17 @@ def test_a_site_decides_the_patients_so_it_is_in_the_digest(tmp_path):
     assert len({*digests, as_other}) == 3
 
 
-@pytest.mark.parametrize("kind", ["folder", "zip"])
-def test_a_build_takes_labels_patients_and_splits_from_the_table(tmp_path, kind, capsys):
+@pytest.mark.parametrize("write", [write_tree, write_zip])
+def test_a_build_takes_labels_patients_and_splits_from_the_table(tmp_path, write, capsys):
     files = {f"export/images/{name}": content for name, content in IMAGES.items()}
-    source = (
-        write_tree(tmp_path / "in", files)
-        if kind == "folder"
-        else write_zip(tmp_path / "in.zip", files)
-    )
-    labels = write_csv(tmp_path / "labels.csv", ROWS)
-    output = tmp_path / "out"
+    source = write(tmp_path / "in.zip", files)
+    labels, output = write_csv(tmp_path / "labels.csv", ROWS), tmp_path / "out"
     assert build(source, labels, output) == 0
     expected = {f"export/images/{name}": row for name, row in EXPECTED.items()}
     assert examples_of(output) == expected
-    manifest = json.loads((output / "manifest.json").read_text())
-    assert manifest["label_names"] == ["sick", "well"]
-    assert manifest["splits"]["train"]["label_counts"] == {"sick": 3, "well": 3}
+    found = Manifest.load(output)
+    assert found.label_names == ("sick", "well")
+    assert found.splits["train"].label_counts == (3, 3)
     # Again it is complete; with another label it is another dataset.
     assert build(source, labels, output) == 0
     write_csv(labels, [ROWS[0] | {"label": "well"}, *ROWS[1:]])
@@ -567,21 +567,6 @@ def test_line_breaks_in_a_long_note_end_no_row(build_rows, tmp_path):
     note = "scan0.png,well,,\n" * 40_000
     assert build_rows([row | {"note": note} for row in ROWS]) == 0
     assert examples_of(tmp_path / "out") == EXPECTED
-
-
-@pytest.mark.parametrize("form", ["NFC", "NFD"])
-def test_a_table_and_a_folder_may_have_other_unicode_forms(tmp_path, form):
-    files = {unicodedata.normalize(form, f"Gerät/ä{k}.png"): png(k) for k in range(3)}
-    source = write_tree(tmp_path / "in", files)
-    other = {"NFC": "NFD", "NFD": "NFC"}[form]
-    rows = [
-        {"path": unicodedata.normalize(other, path), "label": str(k)}
-        for k, path in enumerate([f"Gerät/ä{k}.png" for k in range(2)] + ["ä2.png"])
-    ]
-    labels = write_csv(tmp_path / "labels.csv", rows)
-    assert build(source, labels, tmp_path / "out") == 0
-    found = {path: label for path, (_, label, _) in examples_of(tmp_path / "out").items()}
-    assert found == {path: str(k) for k, path in enumerate(files)}
 
 
 @pytest.mark.parametrize(
@@ -633,10 +618,8 @@ def test_other_columns_follow_their_images_into_the_table_of_examples(tmp_path, 
     assert {row["path"] for row in kept} == set(files) - {"scan1.png", "scan2.png"}
     assert {row["split"] for row in kept if row["variant"]} == {"train"}
     for row in kept:
-        expected = by_path[row["path"]]
-        assert {name: row[name] for name in ("age", "site", "offset", "size")} == {
-            name: expected[name] for name in ("age", "site", "offset", "size")
-        }
+        for name in ("age", "site", "offset", "size"):
+            assert row[name] == by_path[row["path"]][name]
     assert verify.verify(output, source_input=source) == []
 
 
@@ -647,16 +630,3 @@ def test_an_anonymous_build_shows_no_cell_of_a_table_that_cannot_be_read(scans, 
     assert build(scans, labels, tmp_path / "out", f"--anonymize={secret}") == 2
     assert "John" not in capsys.readouterr().err
     assert "John" in (tmp_path / "secret.txt.error.txt").read_text()
-
-
-def test_a_file_without_a_row_is_a_reject_whatever_the_names_of_an_export_are(tmp_path):
-    names = ["IM0001", "IM0002", "1.2.840.17", "1.2.840.18", "README.txt", "DICOMDIR"]
-    members = [Member(name, 9, version=place) for place, name in enumerate(names)]
-    rows = [{"path": name, "label": "a"} for name in names[:3:2]]
-    labels = write_csv(tmp_path / "labels.csv", rows)
-    listing = list_members(members, labels=labels)
-    assert {(reject.source_path, reject.reason) for reject in listing.rejects} == {
-        ("IM0002", "no_label"),
-        ("1.2.840.18", "no_label"),
-    }
-    assert listing.ignored == {"no_image_name": 2}

@@ -57,18 +57,14 @@ def test_every_flag_arrives_where_it_belongs():
     assert parse_options([*ARCHIVE, "--shard_size_mb=0.5"]).plan == PlanOptions(shard_size_mb=0.5)
 
 
-def test_one_number_is_a_square_picture():
+def test_some_values_have_a_form_of_their_own():
     assert parse_options(["--image_size=64"]).images.preprocessing.image_shape == (64, 64, 1)
-
-
-def test_a_class_with_a_comma_is_in_quotes_as_in_csv():
+    # A class with a comma is in quotes, as in CSV.
     chosen = parse_options([*ARCHIVE, '--classes="COVID-19, ARDS",NORMAL'])
     assert chosen.listing.classes == ("COVID-19, ARDS", "NORMAL")
-
-
-def test_what_the_build_does_not_know_is_for_beam():
-    chosen = parse_options(["--runner=DataflowRunner", *ARCHIVE, "--project", "p"])
-    assert chosen.beam_args == ("--runner=DataflowRunner", "--project", "p")
+    # What the build does not know is for Beam, an abbreviated flag included.
+    chosen = parse_options(["--runner=DataflowRunner", *ARCHIVE, "--project", "p", "--overw"])
+    assert chosen.beam_args == ("--runner=DataflowRunner", "--project", "p", "--overw")
 
 
 @pytest.mark.parametrize(
@@ -83,10 +79,6 @@ def test_what_the_build_does_not_know_is_for_beam():
 )
 def test_the_runner_tells_where_the_images_are_read(flags, workers):
     assert parse_options([*ARCHIVE, *flags]).workers == workers
-
-
-def test_an_abbreviated_flag_is_not_taken_for_one_of_ours():
-    assert parse_options([*ARCHIVE, "--overw"]).beam_args == ("--overw",)
 
 
 @pytest.mark.parametrize(
