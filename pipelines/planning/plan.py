@@ -150,13 +150,12 @@ class Plan:
 
         `read_task_refs` checks the fingerprint of the build.
         """
-        schema = self.refs.schema.with_metadata({_FINGERPRINT_KEY: fingerprint})
-        with pa.ipc.new_file(file, schema) as writer:
+        refs = self.refs.replace_schema_metadata({_FINGERPRINT_KEY: fingerprint})
+        with pa.ipc.new_file(file, refs.schema) as writer:
             start = 0
             for task in self.tasks:
                 # An Arrow file allows one dictionary per column, so the batches are slices of it.
-                rows = self.refs.slice(start, task.num_refs)
-                writer.write_table(rows.replace_schema_metadata(schema.metadata))
+                writer.write_table(refs.slice(start, task.num_refs))
                 start += task.num_refs
 
 

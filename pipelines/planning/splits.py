@@ -118,19 +118,14 @@ class SplitOptions:
             return
         if self.splits == "source":
             raise ValueError("--split_fractions needs --splits patient")
-        names = [name for name, _ in self.split_fractions]
-        if len(set(names)) != len(names) or not all(
-            re.fullmatch(r"[a-z][a-z0-9_]*", name) for name in names
-        ):
+        names, shares = zip(*self.split_fractions, strict=True)
+        are_names = all(re.fullmatch(r"[a-z][a-z0-9_]*", name) for name in names)
+        are_shares = all(0 < share <= 1 for share in shares) and abs(sum(shares) - 1) <= 1e-6
+        if not (are_names and are_shares) or len(set(names)) < len(names):
             raise ValueError(
                 "--split_fractions takes each split once, in lower-case letters, digits and "
-                f"underscores, received {', '.join(names)}"
-            )
-        values = [value for _, value in self.split_fractions]
-        if not all(0 < value <= 1 for value in values) or abs(sum(values) - 1) > 1e-6:
-            raise ValueError(
-                "--split_fractions must be positive and add up to 1, received "
-                + ", ".join(f"{name}={value:g}" for name, value in self.split_fractions)
+                "underscores, with shares that are positive and add up to 1, received "
+                + ",".join(f"{name}={share:g}" for name, share in self.split_fractions)
             )
 
     def identity(self) -> dict[str, Any]:
@@ -246,11 +241,11 @@ def _assign(
     if options.keep_split is not None:
         free = pc.not_equal(splits, options.keep_split)
         fractions.pop(options.keep_split, None)
-    if not fractions:
-        raise errors.UserError("--split_fractions must name a split other than --keep_split")
     candidates = refs.filter(free)
-    if not candidates.num_rows:
-        raise errors.UserError("--splits patient finds no image to divide: each keeps its split")
+    if not (fractions and candidates.num_rows):
+        raise errors.UserError(
+            "--splits patient needs images, and a split in --split_fractions, besides --keep_split"
+        )
     names = protected_first(fractions)
     shares = np.array([fractions[name] for name in names]) / sum(fractions.values())
     groups = _groups(candidates, read_content, notes).dictionary_encode()
