@@ -58,6 +58,7 @@ def test_a_damaged_shard_ends_the_run_with_its_name(
     for name, file in web.files.items():
         if name.endswith(".tfrecord"):
             file.content = file.content[:1000] + b"damage" + file.content[1006:]
+    (tmp_path / "scan.png").touch()
     done = _train(web.url("data"), tmp_path / "run", f"--cache_dir={tmp_path}", backend=backend)
     assert done.returncode == 2
     assert "holds" in done.stderr
