@@ -126,6 +126,7 @@ def test_a_later_fold_without_patients_is_refused_before_the_first_is_trained(tm
     assert not (tmp_path / "run" / "seed-1").exists()
 
 
+@pytest.mark.slow
 def test_several_seeds_count_each_image_once_without_patients(tmp_path):
     write_marked_dataset(tmp_path / "data", num_examples={"train": 60}, with_patients=False)
     assert cross_validate(tmp_path / "data", tmp_path / "run", seeds=2) == 0
