@@ -19,14 +19,12 @@ from marked_images import (
     picture_files,
     rows_of,
     run_on_jax,
-    run_script,
     train,
     weigh,
     write_marked_dataset,
     write_pooling_trunk,
 )
 from sklearn import metrics as sk_metrics
-from test_train_run import FLAGS, check_same, run_killed_twice
 
 from pipelines import extract_features
 from tfrecord_io.kinds.multi_label import MULTI_LABEL as SEVERAL_LABELS
@@ -336,14 +334,6 @@ def test_features_of_images_with_several_labels_are_trained(data, tmp_path):
     assert run.main([f"--data={tmp_path / 'out'}", f"--workdir={workdir}", *command]) == 0
     measured = json.loads((workdir / "metrics.json").read_text())
     assert measured["scores"]["macro_auc"]["value"] > 0.8
-
-
-@pytest.mark.slow
-def test_a_run_that_was_killed_ends_with_the_same_bits_for_several_labels(data, tmp_path):
-    undisturbed = run_script("run", "--data", data, "--workdir", tmp_path / "undisturbed", *FLAGS)
-    assert undisturbed.returncode == 0, undisturbed.stderr
-    run_killed_twice(data, tmp_path / "killed")
-    check_same(tmp_path / "killed", tmp_path / "undisturbed")
 
 
 @pytest.mark.slow
