@@ -8,10 +8,10 @@
     CACHE_DIR/ID/states        a byte a record, behind the name of the start of the system
 
 ID is a hash of the manifest's digests of the shards, and of the URLs and versions (ETags) of those
-on the store: the records of a shard that was replaced under the old manifest never mix with those
-that were kept before. A record is written first and marked second, so a process can be killed at
-any moment. After a power cut or a crash of the system, marks may have reached the disk and their
-records not, so each record is checked before it is used again.
+on the store: records of a shard that was replaced under the old manifest never mix with older ones.
+A record is written first and marked second, so a process can be killed at any moment. After a crash
+of the system, marks may have reached the disk and their records not, so each record is checked
+before it is used again.
 
 No record of a dataset in use is ever removed. Each epoch is a random order without repetition, in
 which a cache that keeps what it has serves as large a share as it holds; one that makes room for

@@ -52,8 +52,7 @@ def open_split(
 
     Returns:
         the manifest; what reads parts of the shards; and a digest of the versions of all shards
-        that are on the store now, "" for a folder. On a store, only these versions are read, and
-        another one raises StoreError.
+        that are on the store now, "" for a folder. Only these are read; another raises StoreError.
 
     Raises:
         ManifestError: if the dataset is unfinished, of a newer format, or has no such split; if

@@ -66,8 +66,8 @@ class Records:
         layout: of a record.
         array: uint8 [rows, stride].
         blocks: uint8 [blocks, block length of the layout]: the same bytes, from the first image on.
-            With `stride / block_length` blocks a row, the image of row r is the first `image_length
-            / block_length` of its blocks, and its key and label are in the others.
+            The image of a row is the first `image_length / block_length` of its `stride /
+            block_length` blocks, and its key and label are in the others.
     """
 
     def __init__(self, layout: schema.RecordLayout, memory: np.ndarray) -> None:
@@ -96,14 +96,13 @@ class Records:
 
 
 class BufferPool:
-    """Gives out buffers of one size, and reuses each when its last array is gone.
+    """Gives out buffers of so many bytes, and reuses each when its last array is gone.
 
     The system clears every page of new memory before its first use. For batches of some megabytes
     that costs more than gathering the images does.
     """
 
     def __init__(self, num_bytes: int) -> None:
-        """Makes an empty pool of buffers of so many bytes, at least 1."""
         self._type = ctypes.c_uint8 * num_bytes
         self._free: list[mmap.mmap] = []
 

@@ -42,8 +42,8 @@ class Part:
     """Some examples of a dataset.
 
     Attributes:
-        name: name of the part in messages and metrics.
-        splits: the splits that contain the examples; they are read as one.
+        name: in messages and metrics.
+        splits: those that contain the examples; they are read as one.
         examples: int64 [num_examples], places of the examples in these splits.
         label_counts: number of examples with each label.
         weights: factor of each example in the loss, float32 [num_examples], above 0 and 1 on

@@ -70,11 +70,9 @@ class Seen:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Exposure:
-    """How much of what was to be measured a network had seen before.
+    """How much of what was to be measured a network had seen before: images, known patients.
 
     Attributes:
-        num_images: images that it had seen.
-        num_patients: known patients of these images.
         is_measured: whether the measures include these images.
         doubts: why it may have seen more of the others, or of their patients; empty if it is
             proven that it has not.
