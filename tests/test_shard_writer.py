@@ -4,7 +4,7 @@ import io
 import numpy as np
 import pytest
 
-from tfrecord_io import schema
+from tfrecord_io import schema, shards
 from tfrecord_io.auditing.side_facts import side_facts
 from tfrecord_io.shard_writer import ShardWriter
 from tfrecord_io.statistics import PixelStatistics
@@ -63,3 +63,8 @@ def test_an_image_that_does_not_fit_is_refused_and_leaves_the_others():
             shard.write(b"short", np.eye(2)[0], schema.image_key("a"))
         shard.write(*examples[1])
     assert file.getvalue() == b"".join(layout.encode_record(*example) for example in examples)
+
+
+def test_the_name_of_a_shard_is_the_usual_one_of_tensorflow():
+    assert shards.shard_name("train", 0, 64) == "train-00000-of-00064.tfrecord"
+    assert shards.sidecar_name("train-00000-of-00064.tfrecord") == "train-00000-of-00064.json"

@@ -40,8 +40,7 @@ _IMAGE_ALIGNMENT = 64
 
 # Blocks of this length are copied as fast as whole images (benchmarks/README.md), and smaller
 # blocks need less padding. Small images get smaller blocks, so that padding stays a small share.
-_BLOCK_LENGTH = 512
-_BLOCKS_PER_IMAGE = 32
+_BLOCK_LENGTH, _BLOCKS_PER_IMAGE = 512, 32
 
 #: Types of the values of images. uint8 is the default, and all that format version 1 knows.
 DTYPES = ("uint8", "uint16", "float16", "float32")
@@ -364,9 +363,9 @@ def _field(number: int, payload: bytes, more: int = 0) -> bytes:
 def _entry_prefix(name: str, payload_length: int) -> bytes:
     """Returns the bytes of a feature before its payload: floats for the label, else bytes.
 
-    Field numbers are from tensorflow/core/example/feature.proto and example.proto:
-    Example.features = 1, Features.feature = 1 (map: key = 1, value = 2),
-    Feature.bytes_list = 1, Feature.float_list = 2, *List.value = 1 (floats packed).
+    Source: tensorflow/core/example/feature.proto and example.proto. Example.features = 1,
+    Features.feature = 1 (map: key = 1, value = 2), Feature.bytes_list = 1, Feature.float_list = 2,
+    *List.value = 1 (floats packed).
     """
     value = _field(1, b"", payload_length)
     value = _field(2 if name == LABEL else 1, value, payload_length)

@@ -1,8 +1,7 @@
 """Writes the records of a shard, and computes the side facts of their pictures.
 
-Records are encoded into one block of memory, and hashing, writing and the side facts are done once
-per block. Done for each record, they would take several times longer, because decoding an image in
-between evicts their code and data from the processor's caches.
+Hashing, writing and the side facts are done once for a block of records. For each record they would
+take several times longer: decoding an image in between evicts them from the processor's caches.
 """
 
 from __future__ import annotations
@@ -52,10 +51,7 @@ class ShardWriter:
         return self._digest.hexdigest()
 
     def facts(self) -> dict[str, np.ndarray]:
-        """Returns what `side_facts` does, of all pictures; valid after the `with` block.
-
-        There are none if the layout does not hold pictures.
-        """
+        """Returns what `side_facts` does, of all pictures, if there are any, after the `with`."""
         names = self._facts[0]
         return {name: np.concatenate([some[name] for some in self._facts]) for name in names}
 

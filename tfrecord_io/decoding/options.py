@@ -48,11 +48,7 @@ _NEWER: Mapping[str, Any] = {"dtype": "uint8", "fit": "stretch"} | dict.fromkeys
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Physical:
-    """The formula of a dataset of uint16: physical value = slope * stored value + intercept.
-
-    Raises:
-        ValueError: if a value is out of range.
-    """
+    """The formula of a dataset of uint16: physical value = slope * stored value + intercept."""
 
     unit: str
     slope: float
@@ -95,8 +91,7 @@ class Preprocessing:
         fit: `stretch` changes a picture's shape to the stored one; `pad` scales both sides by one
             factor, to the nearest pixel, centers the picture, and fills the rest with black.
 
-    Raises:
-        ValueError: if a value is out of range.
+    Values out of range raise a ValueError here, as in `Physical`.
     """
 
     height: int = 224

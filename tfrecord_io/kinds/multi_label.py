@@ -37,13 +37,11 @@ class MultiLabel(LabelKind):
             for name, cell in zip(columns, cells, strict=True):
                 text = (cell or "").strip().lower()
                 if text not in _TRUTHS:
-                    raise ValueError(
-                        f"row {row:,} has {cell!a} in the column {name}; expected 0 or 1"
-                    )
+                    found = f"row {row:,} has {cell!a} in the column {name}"
+                    raise ValueError(f"{found}; expected 0 or 1")
                 truths[name] = _TRUTHS[text]
-            is_known = None not in truths.values()
             chosen = [name for name, is_true in truths.items() if is_true]
-            texts.append(self.text_of(chosen) if is_known else "")
+            texts.append("" if None in truths.values() else self.text_of(chosen))
         return texts, {}
 
     def names_in(self, text: str) -> list[str]:
