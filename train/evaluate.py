@@ -8,7 +8,6 @@ answer is not a number, 2 wrong usage, or a dataset that the model does not fit.
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -103,9 +102,7 @@ def evaluate(
         what metrics.json holds.
 
     Raises:
-        ConfigError: if the run is not finished, its preprocessing or its kind of label is not the
-            dataset's, the dataset has a label that the model does not know, it has seen all images,
-            or an option does not suit it.
+        ConfigError: if the run is not finished, or does not suit the dataset or the options.
         tfrecord_io.ManifestError: if the dataset cannot be used or has no such split.
     """
     manifest = load_manifest(data)
@@ -124,7 +121,13 @@ def evaluate(
             f"{run} learned the kind {task.kind.name}; give a dataset with such labels"
         )
     _check_preprocessing(classifier.preprocessing, manifest, run, data)
-    places = _match_labels(classifier, manifest, run, data)
+    ours, theirs, kind = classifier.label_names, manifest.label_names, manifest.label_kind
+    if not set(theirs) <= set(ours):
+        raise ConfigError(
+            f"{data} has the {kind.plural} {', '.join(theirs)}, the model of {run} knows "
+            f"{', '.join(ours)}; build the dataset with {kind.flag} of these names"
+        )
+    places = np.array([ours.index(name) for name in theirs], np.int64)
     if classifier.fingerprint == manifest.fingerprint:
         print("note: this is the dataset that the model was trained on, not an external one")
     seen = shapes.of_dataset(manifest, [split])
@@ -135,15 +138,15 @@ def evaluate(
     from train.kinds.words import remarks, summary
     from train.results import metrics, report
     from train.results.predictions import Predictions
-    from train.run_folder import METRICS_NAME
+    from train.run_folder import METRICS_NAME, read_metrics
 
-    outputs, columns = task.match(places, len(classifier.label_names))
-    label_names = tuple(classifier.label_names[output] for output in outputs)
+    outputs, columns = task.match(places, len(ours))
+    label_names = tuple(ours[output] for output in outputs)
     # They are used at the end; a wrong one is told now.
     options.prevalences([view.name for view in task.views(label_names)])
     dataset = open_dataset(data, manifest, options.columns)
     part, exposure = _unseen(run, dataset, split, include_seen)
-    own_results = _own_metrics(run)
+    own_results = read_metrics(run)
     output = output or run / "evaluation" / f"{manifest.name}-{split}"
     predict.make_folder("--output", output)
     probabilities, labels = _predict_part(classifier, data, part)
@@ -208,19 +211,6 @@ def _check_preprocessing(
         )
 
 
-def _match_labels(
-    classifier: predict.Classifier, manifest: tfrecord_io.Manifest, run: Path, data: str
-) -> np.ndarray:
-    """Returns the index of each of the dataset's labels in the model's `label_names`, int64."""
-    ours, theirs, kind = classifier.label_names, manifest.label_names, manifest.label_kind
-    if not set(theirs) <= set(ours):
-        raise ConfigError(
-            f"{data} has the {kind.plural} {', '.join(theirs)}, the model of {run} knows "
-            f"{', '.join(ours)}; build the dataset with {kind.flag} of these names"
-        )
-    return np.array([ours.index(name) for name in theirs], np.int64)
-
-
 def _with_labels(
     manifest: tfrecord_io.Manifest, label_names: tuple[str, ...], columns: np.ndarray
 ) -> tfrecord_io.Manifest:
@@ -278,14 +268,6 @@ def _predict_part(
         probabilities.append(predict.predict_images(classifier, images))
         labels.append(batch_labels)
     return np.concatenate(probabilities), np.concatenate(labels)
-
-
-def _own_metrics(run: Path) -> dict[str, Any]:
-    path = run / "metrics.json"
-    try:
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except ValueError as error:
-        raise ConfigError(f"{path} is damaged ({error}); copy the run again") from None
 
 
 def _side_by_side(own: Mapping[str, Any], external: Mapping[str, Any]) -> str:

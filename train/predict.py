@@ -185,7 +185,7 @@ def other_decoder(classifier: Classifier) -> str | None:
     changed = {
         name: version
         for name, version in classifier.decoder.items()
-        if name in here and version != here[name]
+        if here.get(name, version) != version
     }
     if not changed:
         return None

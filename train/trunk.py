@@ -33,10 +33,6 @@ if TYPE_CHECKING:
 # Layers of `models.build_network` that belong to the head, in their order.
 _HEAD_LAYERS = ("head", "dropout", "logits")
 
-# Members of a Keras file.
-_METADATA = "metadata.json"
-_CONFIG = "config.json"
-
 
 @redaction.redacted_output()
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,37 +41,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog=flags.command("trunk"),
         description="Writes the frozen part of a network, up to a layer, as one Keras file.",
     )
-    parser.add_argument("--data", required=True, metavar="OUT", help="folder of a finished dataset")
-    parser.add_argument(
-        "--model",
-        required=True,
-        metavar="NAME|RUN",
-        help="a network of keras.applications, such as vgg16 (a name that does not exist lists "
-        "them), or the folder of a finished run",
+    add = parser.add_argument
+    add("--data", required=True, metavar="OUT", help="folder of a finished dataset")
+    network = (
+        "a network of keras.applications, such as vgg16 (a name that does not exist lists them), "
+        "or the folder of a finished run"
     )
-    parser.add_argument(
-        "--weights",
-        metavar="FILE",
-        help="weights of a named network (default: imagenet, downloaded)",
+    add("--model", required=True, metavar="NAME|RUN", help=network)
+    weights = "weights of a named network (default: imagenet, downloaded)"
+    add("--weights", metavar="FILE", help=weights)
+    layer = (
+        "the last frozen layer, such as block4_pool of vgg16; pool, of all other networks: the "
+        "mean of each channel"
     )
-    parser.add_argument(
-        "--layer",
-        required=True,
-        metavar="NAME",
-        help="the last frozen layer, such as block4_pool of vgg16; pool, of all other networks: "
-        "the mean of each channel",
-    )
-    parser.add_argument("--output", required=True, metavar="FILE", help="such as trunk.keras")
+    add("--layer", required=True, metavar="NAME", help=layer)
+    add("--output", required=True, metavar="FILE", help="such as trunk.keras")
     arguments = parser.parse_args(argv)
     console.set_defaults()
     try:
         with console.hide_native_noise():
+            output = Path(arguments.output)
             facts = write_trunk(
-                arguments.data,
-                arguments.model,
-                arguments.layer,
-                Path(arguments.output),
-                weights=arguments.weights,
+                arguments.data, arguments.model, arguments.layer, output, weights=arguments.weights
             )
     except (ConfigError, tfrecord_io.ManifestError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -189,7 +176,11 @@ def cut(logits: keras.Model, layer: str) -> tuple[keras.Model, keras.Model]:
     features = inside.get_layer(layer).output
     frozen = keras.Model(inside.input, features)
     try:
-        rest = _above(features, inside.output)
+        if features is inside.output:
+            same = keras.Input(features.shape[1:])
+            rest = keras.Model(same, same)
+        else:
+            rest = keras.Model(features, inside.output)
     except ValueError:  # Keras' answer to a graph that needs more than one tensor
         raise ConfigError(
             f"--layer {layer}: {logits.name} cannot be cut there, because data flows past this "
@@ -210,16 +201,6 @@ def cut(logits: keras.Model, layer: str) -> tuple[keras.Model, keras.Model]:
             f"for each channel; received shape {features.shape[1:]}"
         )
     return frozen, rest
-
-
-def _above(features: keras.KerasTensor, end: keras.KerasTensor) -> keras.Model:
-    """Returns the part of a network between two of its tensors."""
-    import keras
-
-    if features is end:
-        same = keras.Input(features.shape[1:])
-        return keras.Model(same, same)
-    return keras.Model(features, end)
 
 
 def _load_run(run: Path) -> keras.Model:
@@ -261,26 +242,22 @@ def _members(model: keras.Model, folder: Path) -> Iterator[tuple[str, bytes]]:
     """Yields the members of a model's Keras file, without the date and with ids that repeat."""
     path = folder / "model.keras"
     model.save(path)
+    # Keras names the objects that layers share by their places in memory.
+    numbers: dict[bytes, int] = {}
     with zipfile.ZipFile(path) as archive:
         for name in archive.namelist():
             content = archive.read(name)
-            if name == _METADATA:
+            if name == "metadata.json":
                 facts = json.loads(content)
                 facts.pop("date_saved", None)
                 content = json.dumps(facts).encode()
-            if name == _CONFIG:
-                content = _with_repeatable_ids(content)
+            if name == "config.json":
+                content = re.sub(
+                    rb'(?<="shared_object_id": )\d+',
+                    lambda found: str(numbers.setdefault(found[0], len(numbers))).encode(),
+                    content,
+                )
             yield name, content
-
-
-def _with_repeatable_ids(content: bytes) -> bytes:
-    """Numbers the objects that layers share; Keras names them by their places in memory."""
-    numbers: dict[bytes, int] = {}
-    return re.sub(
-        rb'(?<="shared_object_id": )\d+',
-        lambda found: str(numbers.setdefault(found[0], len(numbers))).encode(),
-        content,
-    )
 
 
 if __name__ == "__main__":
