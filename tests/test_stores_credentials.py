@@ -1,6 +1,7 @@
 """Where stores' settings come from, and where they do not go."""
 
 import os
+import sys
 from unittest import mock
 
 import pytest
@@ -74,12 +75,17 @@ def test_a_profile_that_does_not_exist_is_named(monkeypatch):
         credentials.settings("s3")
 
 
-def test_googles_file_is_found_where_its_tools_are_told_to_keep_it(tmp_path, monkeypatch):
+def test_googles_file_is_found_and_its_kind_decides_who_reads_it(tmp_path, monkeypatch):
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
     assert credentials.settings("gs") == {}
     file = tmp_path / "application_default_credentials.json"
-    file.write_text("{}")
+    file.write_text('{"type": "authorized_user"}')
     assert credentials.settings("gs") == {"application_credentials": str(file)}
+    # As of workload identity federation, which obstore does not read.
+    file.write_text('{"type": "external_account"}')
+    monkeypatch.setitem(sys.modules, "google.auth", None)
+    with pytest.raises(errors.UserError, match="external_account, which needs google-auth"):
+        credentials.settings("gs")
 
 
 def test_the_variables_of_the_az_command_are_known(monkeypatch):

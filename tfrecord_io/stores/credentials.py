@@ -1,11 +1,12 @@
 """Finds the settings and credentials of object stores where the stores' own tools look.
 
-obstore itself reads environment variables, Google's files and the role of a machine. This module
-adds the files of the AWS tools and the variables of `az`.
+obstore itself reads environment variables and the role of a machine. This module adds the files of
+the AWS tools and of Google's, and the variables of `az`.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -62,10 +63,27 @@ def _gcs_settings() -> dict[str, Any]:
     if emulator := os.environ.get("STORAGE_EMULATOR_HOST"):
         address = emulator if "://" in emulator else f"http://{emulator}"
         return {"base_url": address, "bearer_token": "emulator"}
-    folder = os.environ.get("CLOUDSDK_CONFIG")
-    file = Path(folder or "", "application_default_credentials.json")
-    is_elsewhere = folder and "GOOGLE_APPLICATION_CREDENTIALS" not in os.environ and file.exists()
-    return {"application_credentials": str(file)} if is_elsewhere else {}
+    folder = os.environ.get("CLOUDSDK_CONFIG", "~/.config/gcloud")
+    file = Path(
+        os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
+        or f"{folder}/application_default_credentials.json"
+    ).expanduser()
+    try:
+        kind = json.loads(file.read_text(encoding="utf-8"))["type"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    if kind in ("service_account", "authorized_user"):  # obstore reads these itself
+        return {"application_credentials": str(file)}
+    try:
+        import google.auth
+        from obstore.auth.google import GoogleCredentialProvider
+    except ImportError:
+        raise UserError(
+            f"the credentials in {file} are of the kind {kind}, which needs google-auth; run "
+            "pip install google-auth requests aiohttp"
+        ) from None
+    scope = "https://www.googleapis.com/auth/devstorage.read_write"
+    return {"credential_provider": GoogleCredentialProvider(google.auth.default([scope])[0])}
 
 
 def _azure_settings() -> dict[str, Any]:
