@@ -18,7 +18,7 @@ from tfrecord_io.ahead import map_ahead
 from tfrecord_io.manifest import ManifestError
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.reading.opening import Verify
-from tfrecord_io.reading.order import BatchOrder
+from tfrecord_io.reading.order import EXAMPLES_AT_ONCE, BatchOrder
 from tfrecord_io.reading.records import BufferPool, Records
 from tfrecord_io.stores.folder import DataPath
 
@@ -26,6 +26,8 @@ Engine = Literal["auto", "mmap"]
 
 # One thread that copies does not use all of the bandwidth of the memory.
 _NUM_THREADS = 2
+# Two parts of large images may be announced to the system at once, and must stay in its memory.
+_ANNOUNCED_BYTES = 1 << 29
 
 
 def make_batches(
@@ -144,7 +146,8 @@ class Batches:
             yield records, rows[np.newaxis], order.batch(step)[1][np.newaxis]
             step += 1
         waiting: list[tuple[Records, np.ndarray, np.ndarray]] = []
-        for places, weights in order.parts(step):
+        most = min(EXAMPLES_AT_ONCE, _ANNOUNCED_BYTES // dataset.layout.stride)
+        for places, weights in order.parts(step, most):
             rows = dataset.rows(examples[places])
             dataset.cold.announce(rows.ravel())
             # So that a part is announced before the one ahead of it is read.

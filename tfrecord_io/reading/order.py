@@ -34,8 +34,8 @@ _SMALL = 4096
 
 _U64 = 0xFFFFFFFFFFFFFFFF
 
-# The order is computed for this many examples at once, about a millisecond's work.
-_EXAMPLES_AT_ONCE = 8192
+#: The order is computed for this many examples at once, about a millisecond's work.
+EXAMPLES_AT_ONCE = 8192
 
 # Positions of an endless order, a number that a batch may still be added to.
 _ENDLESS = 1 << 62
@@ -205,8 +205,12 @@ class BatchOrder:
             last = "" if self.num_steps is None else f" and at most {self.num_steps}"
             raise ValueError(f"start_step must be at least 0{last}, received {start_step}")
 
-    def parts(self, start_step: int = 0) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def parts(
+        self, start_step: int = 0, most_examples: int = EXAMPLES_AT_ONCE
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yields this replica's batches, many at once; a last one that is not full comes alone.
+
+        At once are `most_examples` or fewer, but at least a batch.
 
         Yields:
             (examples, weights): int64 and float32 [steps, examples of the share]. A last batch
@@ -214,7 +218,7 @@ class BatchOrder:
             The weight of an example is 1, that of a filler of `pad_remainder` 0.
         """
         self.check_start(start_step)
-        num_together = max(1, _EXAMPLES_AT_ONCE // self.replica_batch_size)
+        num_together = max(1, most_examples // self.replica_batch_size)
         step, full = start_step, self.num_full_steps
         while self.num_steps is None or step < self.num_steps:
             last = min(step + num_together, max(full, step + 1))
