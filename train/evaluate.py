@@ -115,18 +115,8 @@ def evaluate(
         )
     classifier = predict.load_classifier(run)
     task = classifier.task
-    if manifest.label_kind != task.kind:
-        raise ConfigError(
-            f"the labels of {data} are of the kind {manifest.label_kind.name}, and the model of "
-            f"{run} learned the kind {task.kind.name}; give a dataset with such labels"
-        )
-    _check_preprocessing(classifier.preprocessing, manifest, run, data)
-    ours, theirs, kind = classifier.label_names, manifest.label_names, manifest.label_kind
-    if not set(theirs) <= set(ours):
-        raise ConfigError(
-            f"{data} has the {kind.plural} {', '.join(theirs)}, the model of {run} knows "
-            f"{', '.join(ours)}; build the dataset with {kind.flag} of these names"
-        )
+    _require_fit(classifier, manifest, run, data)
+    ours, theirs = classifier.label_names, manifest.label_names
     places = np.array([ours.index(name) for name in theirs], np.int64)
     if classifier.fingerprint == manifest.fingerprint:
         print("note: this is the dataset that the model was trained on, not an external one")
@@ -184,11 +174,22 @@ def evaluate(
     return results
 
 
-def _check_preprocessing(
-    trained: Preprocessing, manifest: tfrecord_io.Manifest, run: Path, data: str
+def _require_fit(
+    classifier: predict.Classifier, manifest: tfrecord_io.Manifest, run: Path, data: str
 ) -> None:
-    """Refuses a dataset whose files became pixels in another way."""
-    ours = dataclasses.asdict(trained)
+    """Refuses a dataset with other labels, or whose files became pixels in another way."""
+    kind, known = manifest.label_kind, classifier.label_names
+    if kind != classifier.task.kind:
+        raise ConfigError(
+            f"the labels of {data} are of the kind {kind.name}, and the model of {run} learned "
+            f"the kind {classifier.task.kind.name}; give a dataset with such labels"
+        )
+    if not set(manifest.label_names) <= set(known):
+        raise ConfigError(
+            f"{data} has the {kind.plural} {', '.join(manifest.label_names)}, the model of {run} "
+            f"knows {', '.join(known)}; build the dataset with {kind.flag} of these names"
+        )
+    ours = dataclasses.asdict(classifier.preprocessing)
     try:
         theirs = dataclasses.asdict(Preprocessing.from_dict(manifest.preprocessing))
     except (KeyError, ValueError) as error:

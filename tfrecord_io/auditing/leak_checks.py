@@ -200,20 +200,7 @@ def check_near(examined: Examined) -> Iterator[Finding]:
     """Yields near duplicates across splits and labels, or why they were not looked for."""
     twins, measures = examined.twins, examined.measures
     if twins.min_similarity is None:
-        # With a single split, none can be across splits.
-        num_splits = len(np.unique(examined.split))
-        measures["near_duplicate_pairs"] = 0 if num_splits < 2 else None
-        measures["near_duplicate_label_conflicts"] = None
-        reason = (
-            f"The stored images are too small. Below {MIN_SIDE} pixels per side, different scans "
-            "look so alike that copies cannot be distinguished from them. Build with a larger "
-            "--image_size to have them compared."
-            if "perceptual_hash" in examined.examples.column_names
-            else "An older release built the dataset without perceptual hashes. Build it again to "
-            "have the images compared."
-        )
-        detail = f"{reason} Copies with exactly the same pixels were looked for."
-        yield note("near_duplicates", "Near duplicates were not looked for", detail)
+        yield _near_not_looked_for(examined)
         return
     across = list(twins.near_across(examined.split))
     conflicts = list(twins.near_across(examined.label))
@@ -284,6 +271,23 @@ def check_near(examined: Examined) -> Iterator[Finding]:
             + ("." if twins.complete else "; and the search itself stopped early."),
             num_unchecked,
         )
+
+
+def _near_not_looked_for(examined: Examined) -> Finding:
+    # With a single split, none can be across splits.
+    num_splits = len(np.unique(examined.split))
+    examined.measures["near_duplicate_pairs"] = 0 if num_splits < 2 else None
+    examined.measures["near_duplicate_label_conflicts"] = None
+    reason = (
+        f"The stored images are too small. Below {MIN_SIDE} pixels per side, different scans "
+        "look so alike that copies cannot be distinguished from them. Build with a larger "
+        "--image_size to have them compared."
+        if "perceptual_hash" in examined.examples.column_names
+        else "An older release built the dataset without perceptual hashes. Build it again to "
+        "have the images compared."
+    )
+    detail = f"{reason} Copies with exactly the same pixels were looked for."
+    return note("near_duplicates", "Near duplicates were not looked for", detail)
 
 
 def list_pairs(examples: pa.Table, pairs: Sequence[NearPair]) -> _Listed:
