@@ -6,8 +6,10 @@ import csv
 import io
 import pickle
 import re
+import shutil
 import stat
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -268,6 +270,8 @@ def test_the_private_table_tells_what_each_code_stands_for(secret, source_tree, 
 
 
 def test_verify_decodes_an_anonymous_dataset_again(secret, source_tree, tmp_path, capsys):
+    source_tree = Path(shutil.copytree(source_tree, tmp_path / "in"))
+    write_tree(source_tree / "train/CNV", {"a.tif": pages(Names(), 1), "b.dcm": dicom(Names(), 3)})
     flags = (f"--anonymize={secret}", "--max_reject_fraction=0.5")
     built = build_here(source_tree, tmp_path / "out", *flags)
     (names,) = secret.parent.glob("*.parquet")

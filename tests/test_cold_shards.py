@@ -76,6 +76,17 @@ def test_a_reader_announces_what_it_reads(data, told, read: Callable):
     assert {*records_of(data, np.arange(NUM_EXAMPLES))} == {*told}
 
 
+def test_each_part_is_announced_before_the_one_ahead_of_it_is_read(data, told, monkeypatch):
+    stride = Manifest.load(data).layout.stride
+    monkeypatch.setattr("tfrecord_io.reading.batches._ANNOUNCED_BYTES", 100 * stride)
+    batches, num_read = tfrecord_io.make_batches(data, split="train", batch_size=50), 0
+    for _, rows, _ in batches.parts():
+        join()
+        assert len(told) == min(num_read + 200, NUM_EXAMPLES)
+        num_read += rows.size
+    assert num_read == NUM_EXAMPLES
+
+
 def test_what_is_in_memory_is_not_announced(data, told, monkeypatch):
     for path in data.glob("*.tfrecord"):
         path.read_bytes()

@@ -278,9 +278,12 @@ def test_other_functions_of_a_window_are_those_of_pydicom(function):
     assert np.abs(decoded(data).astype(float) - expected).max() <= 1
 
 
-def with_table(stored: np.ndarray, descriptor: bytes, entries: bytes, kind: str = "OW") -> bytes:
+def with_table(
+    stored: np.ndarray, descriptor: bytes, entries: bytes, kind: str = "OW", intercept: int = 0
+) -> bytes:
     item = {(0x0028, 0x3002, "US"): descriptor, (0x0028, 0x3006, kind): entries}
-    return dicom_file(stored, {(0x0028, 0x3010, "SQ"): [item]}, bits=12)
+    tags = {(0x0028, 0x3010, "SQ"): [item], SLOPE: "1", INTERCEPT: str(intercept)}
+    return dicom_file(stored, tags, bits=12)
 
 
 @pytest.mark.parametrize("kind", ["OW", "US"])
@@ -313,8 +316,11 @@ SQUARES = np.arange(255, -1, -1, dtype="<u2") ** 2 // 255
     ],
 )
 def test_a_table_of_the_file_decides_the_grey_levels(descriptor, entries, places, expected):
-    found = decoded(with_table(RAMP, words(*descriptor), words(*entries))).ravel()
-    assert found[list(places)].tolist() == list(expected)
+    num_entries, first, bits = descriptor
+    for intercept in (0, 7):  # the table is for rescaled values
+        shifted = words(num_entries, first + intercept, bits)
+        data = with_table(RAMP, shifted, words(*entries), intercept=intercept)
+        assert decoded(data).ravel()[list(places)].tolist() == list(expected)
 
 
 def test_an_empty_sequence_of_tables_leaves_the_window():
@@ -833,3 +839,7 @@ def test_the_window_or_the_rule_without_one_is_in_the_manifest_and_the_identity(
         assert main(["verify", str(output), f"--source_input={source}"]) == 0
     with pytest.raises(UserError, match="window is for uint8"):
         build_here(bare, tmp_path / "deep", "--dtype=uint16", "--window=40,400")
+    # The codecs of DICOM are no part of the identity of other pictures, and not needed for them.
+    alone = write_tree(tmp_path / "alone", {"DME/3.png": png()})
+    output = build_here(alone, tmp_path / "pictures")
+    assert "pydicom" not in Manifest.load(output).options["decoder"]

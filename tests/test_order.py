@@ -62,14 +62,18 @@ def test_replicas_together_read_the_global_batches(
     assert together == whole
 
 
-@given(num_examples=st.integers(2, 60), start=st.integers(0, 30), seed=seeds)
-def test_a_later_start_gives_the_rest_of_the_same_batches(
-    num_examples: int, start: int, seed: int
+@given(
+    num_examples=st.integers(3, 60), start=st.integers(0, 30), seed=seeds, most=st.integers(1, 20)
+)
+def test_a_later_start_gives_the_rest_of_the_same_batches_however_many_come_at_once(
+    num_examples: int, start: int, seed: int, most: int
 ) -> None:
-    order = BatchOrder(num_examples=num_examples, batch_size=2, seed=seed)
+    order = BatchOrder(num_examples=num_examples, batch_size=3, seed=seed)
     start = min(start, len(order))
     every = [batch.tolist() for batch in order]
     assert [batch.tolist() for batch in order.batches(start)] == every[start:]
+    parts = order.parts(start, most)
+    assert [batch.tolist() for examples, _ in parts for batch in examples] == every[start:]
 
 
 def test_padding_is_weighted_zero() -> None:

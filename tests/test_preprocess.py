@@ -147,8 +147,11 @@ def test_the_picture_is_turned_as_viewers_turn_it(orientation, file_format):
 @pytest.mark.parametrize("resize", ["bilinear", "bicubic", "lanczos", "box"])
 def test_resizing_is_that_of_pillow_with_the_named_filter(resize):
     preprocessing = Preprocessing(height=7, width=9, resize=resize)
-    expected = Image.fromarray(GREY).resize((9, 7), Image.Resampling[resize.upper()])
-    np.testing.assert_array_equal(pixels(png(), preprocessing)[:, :, 0], np.asarray(expected))
+    for image in (GREY, RGB):  # which becomes grey first
+        grey = Image.fromarray(image).convert("L")
+        expected = grey.resize((9, 7), Image.Resampling[resize.upper()])
+        found = pixels(encoded(image), preprocessing)[:, :, 0]
+        np.testing.assert_array_equal(found, np.asarray(expected))
 
 
 # ---- what is left out, and why
@@ -323,7 +326,10 @@ REJECTED = {
         b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n",
     ],
     "undecodable": [damaged_png()],
-    "truncated": [png()[: png().index(b"IEND") - 6], jpeg()[: len(jpeg()) * 3 // 4]],
+    "truncated": [
+        png()[: png().index(b"IEND") - 6], jpeg()[: len(jpeg()) * 3 // 4],
+        bomb_png(9459, 9459),  # as many pixels as may be, of which it has few
+    ],
 }  # fmt: skip
 
 

@@ -23,7 +23,8 @@ def test_tfds_finds_the_splits_shards_and_counts(builder, built_dataset):
     assert sorted(builder.info.splits) == sorted(found.splits)
     for name, split in found.splits.items():
         assert builder.info.splits[name].num_examples == split.num_examples
-        assert builder.info.splits[name].num_shards == len(split.shards)
+        lengths = [shard.num_examples for shard in split.shards]
+        assert builder.info.splits[name].shard_lengths == lengths
         assert builder.info.splits[name].num_bytes == split.num_bytes
 
 
