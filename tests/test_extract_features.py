@@ -97,6 +97,7 @@ def test_it_is_verified_like_every_dataset_and_has_a_card(images, extracted, tmp
     assert "These are not images." in page
     assert Manifest.load(images).fingerprint[:12] in page
     assert "frozen up to conv_pw_3_relu" in page
+    assert "Feature maps are not anonymous" in page
 
 
 def test_once_means_once(images, trunk, extracted, monkeypatch, capsys):

@@ -106,6 +106,7 @@ def test_the_runner_tells_where_the_images_are_read(flags, workers):
         ([*PATIENT, "--split_fractions=a=0.5,a=0.5"], "each split once"),
         ([*PATIENT, "--split_fractions=../a=1"], "lower-case"),
         (["--limit=0"], "limit must be at least 1"),
+        (["--num_examples=11"], "num_examples must be at least 12"),
         (["--num_shards=0"], "num_shards must be at least 1"),
         (["--num_shards=2", "--shard_size_mb=1"], "either --shard_size_mb or --num_shards"),
         (["--shard_size_mb=-1"], "shard_size_mb must be above 0"),

@@ -519,11 +519,13 @@ def test_a_tar_that_ends_in_a_zip_is_still_a_tar(tmp_path):
 @pytest.mark.parametrize("end", [b"", gzip.compress(b"", mtime=0)])
 def test_a_gzip_stream_is_unpacked_once_and_told_from_another_of_its_size(tmp_path, end):
     path = tmp_path / "a.tar.gz"
-    unpacked = []
+    unpacked, inodes = [], []
     for time, content in enumerate((b"one", b"one", b"two")):
         path.write_bytes(gzip.compress(content, compresslevel=0, mtime=0) + end)
         os.utime(path, ns=(0, time // 2 if end else 0))
         unpacked.append(ArchiveSource(path).prepare(tmp_path / "scratch").random_access_path)
+        inodes.append(unpacked[-1].stat().st_ino)
+    assert inodes[0] == inodes[1] != inodes[2]
     assert [file.read_bytes() for file in unpacked] == [b"one", b"one", b"two"]
     assert len(list((tmp_path / "scratch").iterdir())) == 2
 

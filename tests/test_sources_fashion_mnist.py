@@ -75,7 +75,7 @@ def test_only_a_missing_or_damaged_file_is_downloaded(web, folder, headers):
     (folder / "train-labels-idx1-ubyte.gz").unlink()
     (folder / "t10k-images-idx3-ubyte.gz").write_bytes(b"damaged")
 
-    source.download(folder, web.url("fashion"))
+    source.download(folder, web.url("fashion/"))
 
     missing = ["/fashion/train-labels-idx1-ubyte.gz", "/fashion/t10k-images-idx3-ubyte.gz"]
     assert web.paths == missing
@@ -153,6 +153,15 @@ def test_new_splits_of_fashion_mnist_take_images_from_both_files(folder, tmp_pat
     assert found == {
         (split, file) for split in ("train", "val", "test") for file in ("train", "t10k")
     }
+
+
+def test_fashion_mnist_can_be_resized_and_cut_to_some_classes(folder, tmp_path):
+    flags = ["--image_size=5x9", "--classes=Bag,Coat"]
+    output = build_fashion(tmp_path / "out", f"--input={folder}", *flags)
+    manifest = Manifest.load(output)
+    assert manifest.image_shape == (5, 9, 1)
+    assert manifest.label_names == ("Bag", "Coat")
+    assert manifest.counts["ignored"] == {"class_not_chosen": 48}
 
 
 def test_without_a_folder_fashion_mnist_is_downloaded_and_kept(web, tmp_path):

@@ -86,3 +86,17 @@ def test_a_reader_of_a_disk_announces_images_far_ahead_in_the_order_of_their_pla
     assert max(early) <= 600
     told = [offset for kind, offset in happened if kind == "announced"]
     assert told[:32] == sorted(told[:32])
+
+
+def test_large_images_are_announced_in_smaller_groups():
+    announced = []
+
+    class Disk(Reader):
+        def announce(self, member: Member) -> None:
+            announced.append(member.offset)
+
+        def read(self, member: Member) -> bytes:
+            return b""
+
+    next(reads_of(Disk(), 100, stored_size=10_000_000))()
+    assert len(announced) < 20

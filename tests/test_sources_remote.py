@@ -25,10 +25,11 @@ from tiff_files import tiff_file
 from web_server import WebFile, running_web
 
 from pipelines import build_tfrecords, errors, options
+from pipelines.listing.listing import ListingOptions, list_images
 from pipelines.sources import factory
 from pipelines.sources.archive import ArchiveSource
 from pipelines.sources.options import SourceOptions, Workers
-from pipelines.sources.remote import RemoteZipSource
+from pipelines.sources.remote import RemoteDirectorySource, RemoteZipSource
 from tfrecord_io import Manifest, verify
 from tfrecord_io.__main__ import main as tfrecord_io_main
 from tfrecord_io.stores import remote
@@ -224,6 +225,18 @@ def test_a_picture_whose_name_on_a_store_ends_like_a_folder_is_a_reject(s3, tmp_
     assert Manifest.load(output).rejects == {"unreadable_name": 1}
 
 
+def test_a_second_tree_on_a_store_with_other_content_of_the_same_size_is_noticed(s3):
+    s3.use()
+    tree = {"train/CNV/1.png": b"1", "train/CNV/2.png": b"2"}
+    files = under("a", tree) | under("b", {**tree, "train/CNV/2.png": b"?"})
+    for name, content in files.items():
+        s3.client.put_object(Bucket=BUCKET, Key=f"trees/{name}", Body=content)
+    listing = list_images(RemoteDirectorySource(f"s3://{BUCKET}/trees"), ListingOptions())
+    (reject,) = listing.rejects
+    assert (reject.source_path, reject.reason) == ("b/train/CNV/2.png", "path_conflict")
+    assert listing.copies == 1
+
+
 @pytest.mark.parametrize("kind", ["folder", "zip"])
 def test_only_the_bytes_of_its_frame_are_fetched_of_a_volume_on_a_store(kind, s3, tmp_path):
     volume = np.stack([grey_pixels(seed, 200, 200) for seed in range(40)])
@@ -307,9 +320,10 @@ def test_what_every_worker_sees_is_not_refused():
 
 def test_a_local_archive_is_uploaded_once_and_read_from_there(s3, scans_zip):
     s3.use()
-    chosen = parsed("--source=archive", f"--input={scans_zip}", f"--staging=s3://{BUCKET}/stage",
-                    *DATAFLOW)  # fmt: skip
-    source = factory.staged(ArchiveSource(scans_zip), *chosen)
+    words = ["--source=archive", f"--input={scans_zip}", f"--staging=s3://{BUCKET}/stage"]
+    chosen, local = parsed(*words, *DATAFLOW), ArchiveSource(scans_zip)
+    assert factory.staged(local, *parsed(*words)) is local  # whose workers are here
+    source = factory.staged(local, *chosen)
     [key] = [key for key in s3.object_names() if key.startswith("stage/")]
     time = s3.client.head_object(Bucket=BUCKET, Key=key)["LastModified"]
 

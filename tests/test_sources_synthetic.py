@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from pipelines import build_tfrecords, errors
+from pipelines.sources.synthetic import scans
 from pipelines.sources.synthetic import tree as tree_module
 from pipelines.sources.synthetic.scans import LABEL_NAMES, draw_bscan, encode_jpeg
 from pipelines.sources.synthetic.tree import (
@@ -71,6 +72,30 @@ def test_a_file_is_a_grey_jpeg_of_a_size_and_length_that_the_archive_has():
     assert sizes[512, 496] == set(LABEL_NAMES)
 
 
+def test_a_scan_shows_a_dark_vitreous_a_bright_retina_and_a_fading_back():
+    drawn = [draw_bscan("NORMAL", patient, 1, 0) for patient in range(20)]
+    # White corners of levelled scans would blur the three bands.
+    plain = [scan.mean(axis=1) for scan in drawn if not (scan == 255).any()]
+    assert 5 < len(plain) < 18
+    for rows in plain:
+        assert rows.max() > 3 * rows[:10].mean()
+        assert rows.max() > 2 * rows[-10:].mean()
+
+
+def test_each_disease_is_visible_where_it_belongs():
+    def lesions(label: str) -> list[scans._Lesions]:
+        draws, x_mm = map(np.random.default_rng, range(20)), np.linspace(-3, 3, 512)
+        return [scans._draw_lesions(draw, label, x_mm, 0.5, 0.0) for draw in draws]
+
+    for normal in lesions("NORMAL"):
+        assert (normal.elevation.max() < 3, normal.fluid.max(), normal.spots) == (True, 0, [])
+    assert min(drusen.elevation.max() for drusen in lesions("DRUSEN")) > 5
+    assert min(cnv.elevation.max() for cnv in lesions("CNV")) > 5
+    assert sum(cnv.fluid.max() > 3 for cnv in lesions("CNV")) > 10
+    assert min(len(dme.spots) for dme in lesions("DME")) >= 2
+    assert min(dme.swelling.max() for dme in lesions("DME")) > 0.1
+
+
 # Shares and the plan
 
 
@@ -83,6 +108,7 @@ def test_the_plan_has_images_in_every_class_of_every_split_and_no_path_twice(
     assert sizes == split_sizes(num_examples)
     if num_examples == 4000:
         assert 4 < sizes["train", "CNV"] / sizes["train", "DRUSEN"] < 4.6  # 37,205 to 8,616
+        assert {sizes[split, name] for split in SPLITS[1:] for name in LABEL_NAMES} == {100}
     assert set(sizes) == {(split, label) for split in SPLITS for label in LABEL_NAMES}
     assert len({t.path(Path()) for t in tasks}) == num_examples
 

@@ -23,7 +23,9 @@ def test_a_lock_that_is_held_is_refused_and_names_its_holder(tmp_path):
             file_lock.held(path, busy),
         ):
             pass
-        assert path.exists()
+        path.write_text("")  # as it is before its holder has written its id
+        with pytest.raises(RuntimeError, match="held by unknown"), file_lock.held(path, busy):
+            pass
     assert not path.exists()
     with file_lock.held(path, busy):
         pass

@@ -53,6 +53,7 @@ def test_names_are_those_of_one_folder_sorted(storage):
     assert [name for name in storage.names() if name != BUILD_DIR] == ["a", "b"]
     assert storage.names(BUILD_DIR) == ["c"]
     assert Storage(storage.path("nowhere")).names() == []
+    assert Storage(f"{storage.root}/").path("a") == storage.path("a")
 
 
 def test_an_error_in_one_of_many_reads_is_raised_in_its_place(storage):
