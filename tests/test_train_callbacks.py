@@ -1,13 +1,15 @@
+import math
 import os
 import signal
 import time
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from train.devices import Devices
 from train.errors import TrainingError
-from train.training import callbacks
+from train.training import callbacks, training_loop
 from train.training.steps import StepResults
 
 
@@ -40,6 +42,18 @@ def test_a_graph_that_is_traced_again_is_told(capsys):
     assert "traced again before step 7 (2 traces" in capsys.readouterr().err
     with pytest.raises(TrainingError, match="before step 5"):
         callbacks.report_retrace("fail", 2, 5)
+
+
+def test_each_graph_but_the_first_is_told_once(monkeypatch):
+    told = []
+    monkeypatch.setattr(callbacks, "report_retrace", lambda _, *given: told.append(given))
+    progress = training_loop.Progress()
+    training = mock.MagicMock(progress=progress, _num_traces=0, _tells_time_at=math.inf)
+    training._steps.train.return_value = results_of([1.0])
+    for num_traces in (1, 1, 2, 2, 3):
+        training._steps.num_traces = num_traces
+        training_loop._Training._train_steps(training, None, 1, callbacks.EpochMeter())
+    assert told == [(2, 3), (3, 5)]
 
 
 def test_a_hanging_step_leaves_the_stacks_of_all_threads(tmp_path, capsys):

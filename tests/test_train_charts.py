@@ -149,6 +149,11 @@ def test_all_charts_are_written_as_pictures_of_bounded_size(
     assert capsys.readouterr().err == ""
 
 
+def test_a_class_named_like_a_formula_has_its_map(tmp_path):
+    figure = charts.draw_occlusion(np.zeros((8, 8, 1), np.uint8), np.zeros((8, 8)), "a$x^$b 90.0%")
+    figure.savefig(tmp_path / "map.png")
+
+
 def test_a_chart_on_the_page_is_the_same_bytes_each_time_and_its_text_is_text():
     for some in random_charts(OCT_NAMES, 40)[0].values():
         for chart in some:

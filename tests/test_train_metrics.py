@@ -63,6 +63,11 @@ PAIRS = [str(index // 2) for index in range(80)]
 def test_what_limits_the_figures_is_noted(labels, patients, by, beginning):
     result = measured_labels(labels, patients=patients)
     assert result["bootstrap_by"] == by
+    # An unknown patient is that of one image, and leaves the others their groups.
+    of_images = [None] * len(labels) if patients is None else patients
+    num_patients, num_unknown = len({*of_images} - {None}), of_images.count(None)
+    assert (result["num_patients"] or 0) == num_patients
+    assert result["num_groups"] == num_patients + num_unknown
     assert (result["scores"]["accuracy"]["low"] is None) == (result["num_groups"] == 1)
     if beginning is None:
         assert result["notes"] == []

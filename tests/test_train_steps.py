@@ -204,6 +204,12 @@ def test_augmentation_changes_images_alone_and_mixup_labels_too(
     assert (np.abs(prepared - images).mean() > 1) == changes_images
     assert ((prepared_labels > 0).sum(-1) == 1 + changes_labels).all()
     np.testing.assert_allclose(prepared_labels.sum(-1), 1, rtol=1e-6)
+    if not changes_labels:
+        np.testing.assert_array_equal(prepared_labels, labels)
+    if not changes_images:
+        np.testing.assert_array_equal(prepared, images)
+    if "augment_strength" in fields:  # Without strength, images are at most mirrored.
+        np.testing.assert_allclose(np.sort(prepared, axis=2), np.sort(images, axis=2), atol=1e-2)
 
 
 def test_the_augmentation_knows_that_the_images_are_padded(data, monkeypatch):

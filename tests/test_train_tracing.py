@@ -35,6 +35,21 @@ def test_time_and_memory_are_added_up_by_operation():
     ]
 
 
+def test_events_are_in_microseconds_under_named_processes_and_threads():
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    space = xplane_pb2.XSpace()
+    plane = space.planes.add(name="/host:CPU")
+    plane.event_metadata[1].name, plane.stat_metadata[2].name = "relu:Relu", "allocation_bytes"
+    line = plane.lines.add(name="thread", timestamp_ns=5000)
+    event = line.events.add(metadata_id=1, offset_ps=3_000_000, duration_ps=1_500_000)
+    event.stats.add(metadata_id=2, int64_value=7)
+    process, thread, found = tracing._events(space.SerializeToString())
+    assert (process["args"], thread["args"]) == ({"name": "/host:CPU"}, {"name": "thread"})
+    assert (found["name"], found["ts"], found["dur"]) == ("relu:Relu", 8, 1.5)
+    assert found["args"] == {"allocation_bytes": 7}
+
+
 @pytest.mark.parametrize("steps_at_a_time", [1, 4])
 def test_the_wanted_steps_are_traced_for_real(tmp_path, steps_at_a_time):
     import tensorflow as tf
