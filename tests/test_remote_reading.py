@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import gc
 import itertools
-import os
 import pickle
 import shutil
 import subprocess
@@ -225,9 +224,10 @@ def test_answers_that_fail_or_are_cut_are_asked_for_again(local: Path, store: S3
     wanted = _numpy(local)
     with store.failing(status="503 Slow Down", requests_before=20, failing_requests=5):
         assert_same(_numpy(URL), wanted)
-    shutil.rmtree(Path(os.environ["XDG_CACHE_HOME"]) / "tfrecord_io")
     with store.failing(answers_to_cut=4):
-        assert_same(_numpy(URL), wanted)
+        batches = tfrecord_io.make_batches(URL, **DEFAULTS, cache_gb=0)  # the manifest
+    with store.failing(answers_to_cut=4):
+        assert_same(batches, wanted)
 
 
 @pytest.fixture
@@ -279,6 +279,16 @@ def test_records_of_two_versions_of_a_shard_never_mix(
     sent = web.bytes_sent
     assert_same(_tensorflow(url), wanted)
     assert web.bytes_sent - sent < 20_000  # the manifest
+
+
+def test_a_record_that_is_garbled_or_short_on_its_way_is_asked_for_again(
+    local: Path, web: WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = mapped.MappedDataset(web.url("data"), "train")
+    faults = ["short", "garbled", "garbled"]
+    monkeypatch.setattr(web, "next_fault", lambda _: faults.pop() if faults else "")
+    assert_same([dataset[7]], [mapped.MappedDataset(local, "train")[7]])
+    assert not faults
 
 
 def test_a_damaged_record_is_an_error_that_names_it(
