@@ -799,6 +799,8 @@ def test_frames_of_a_study_stay_together_where_no_tag_names_a_patient(tmp_path, 
     assert "split by studies" in capsys.readouterr().err
     # The splits of an older release are not these.
     assert Manifest.load(output).options["grouped_by"] == "study"
+    ungrouped = build_here(source, tmp_path / "ungrouped", *FLAGS[3:])
+    assert "grouped_by" not in Manifest.load(ungrouped).options
 
 
 def test_no_identifier_of_a_tag_is_in_any_output(folder, tmp_path, capfd):
