@@ -97,6 +97,12 @@ def test_a_share_of_few_images_has_about_the_exact_binomial_interval(num_wrong, 
     assert (found["low"], found["high"]) == pytest.approx((exact.low, exact.high), abs=reach)
     if not num_wrong:
         assert scores["auc/CNV"] == {"value": 1.0, "low": None, "high": None}
+    if num_wrong in (0, 30):  # Fifteen patients, all right or all wrong, tell less than 30 images.
+        patients = PAIRS[:60]
+        scores = measured_labels(labels, predicted, patients=patients, num_samples=400)["scores"]
+        exact = scipy.stats.binomtest((30 - num_wrong) // 2, 15).proportion_ci(0.95, "exact")
+        found = scores["sensitivity/CNV"]
+        assert (found["low"], found["high"]) == pytest.approx((exact.low, exact.high), abs=1e-6)
 
 
 def test_three_patients_tell_little_of_a_class():

@@ -73,13 +73,16 @@ def predicted(run_folder, capsys, *inputs, code=0):
 
 def test_each_file_gets_probabilities_or_its_reason_in_order(run_folder, files):
     classifier = predict.load_classifier(run_folder)
-    paths = [files / name for name in ("d.jpeg", "a.jpeg", "b.png")]
+    paths = [files / name for name in ("d.jpeg", "a.jpeg", "b.png", "a.jpeg")]
     for batch_size in (1, 2, 32):
         bad, *good = predict.predict_files(classifier, paths, batch_size=batch_size)
         assert bad.probabilities is None
         assert bad.reject.startswith("not_an_image")
         assert [prediction.path for prediction in good] == paths[1:]
-        assert [prediction.probabilities.sum() for prediction in good] == pytest.approx([1, 1])
+        assert [prediction.probabilities.sum() for prediction in good] == pytest.approx([1, 1, 1])
+        first, other, again = (prediction.probabilities for prediction in good)
+        np.testing.assert_allclose(again, first, atol=1e-6)
+        assert np.abs(other - first).max() > 1e-5
 
 
 def test_shapes_that_the_training_images_lack_are_warned_of(run_folder, files, tmp_path, capsys):
