@@ -433,12 +433,13 @@ def test_what_the_table_and_the_source_do_not_share_is_counted(tmp_path):
     labels = {"1.png": "x", "2.png": "", "gone.png": "y"}
     rows = [{"path": path, "label": label} for path, label in labels.items()]
     names = [f"images/{name}" for name in ("1.png", "2.png", "3.png", "notes.txt")]
-    listing = list_rows(tmp_path, names, rows)
+    listing = list_rows(tmp_path, [*names, "images 2/1.png"], rows, tree="images")
     assert listing.refs["path"].to_pylist() == ["1.png"]
     assert reasons(listing) == {
         "images/2.png": "no_label", "images/3.png": "no_label", "gone.png": "missing_file",
     }  # fmt: skip
-    assert (listing.ignored, listing.num_files) == ({"no_image_name": 1}, 5)
+    assert listing.ignored == {"no_image_name": 1, "other_tree": 1}
+    assert listing.num_files == 6
 
 
 @pytest.mark.parametrize(

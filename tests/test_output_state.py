@@ -151,9 +151,11 @@ def test_a_damaged_manifest_or_plan_is_named_and_replaced_when_told(
 def test_clearing_removes_a_dataset_and_nothing_else(complete, tmp_path):
     output = Path(shutil.copytree(complete, tmp_path / "out"))
     strangers = {"notes.txt": b"mine", "train.json": b"mine", "sub/manifest.json": b"mine"}
-    write_tree(output, {**strangers, f"{BUILD_DIR}/plan.json": b"{}", f"{BUILD_DIR}/lock": b"1"})
+    # The lock of this build, and an archive that it unpacked before.
+    kept = strangers | {f"{BUILD_DIR}/lock": b"1", f"{BUILD_DIR}/scans.tar": b"unpacked"}
+    write_tree(output, {**kept, f"{BUILD_DIR}/plan.json": b"{}"})
     output_state.clear(Storage(str(output)))
-    assert files_of(output) == {**strangers, f"{BUILD_DIR}/lock": b"1"}
+    assert files_of(output) == kept
 
 
 def test_leftovers_of_killed_attempts_are_removed_and_parts_are_kept(storage):
