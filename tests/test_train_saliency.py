@@ -69,4 +69,6 @@ def test_the_overlay_is_red_where_the_image_spoke_for_the_answer():
     assert plain.tolist() == [100, 100, 100]
     weak = colours[1, 2].astype(int)
     assert red[0] > weak[0] > 100
-    assert saliency.overlay(image, 0 * drops).tolist() == [[[100] * 3] * 3] * 2
+    # A map without a drop leaves the image grey, also one of colours.
+    image = np.array([[[10, 20, 30]]], np.uint8)
+    assert saliency.overlay(image, np.zeros((1, 1))).tolist() == [[[20] * 3]]
