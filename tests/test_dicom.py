@@ -321,6 +321,10 @@ def test_a_table_of_the_file_decides_the_grey_levels(descriptor, entries, places
         shifted = words(num_entries, first + intercept, bits)
         data = with_table(RAMP, shifted, words(*entries), intercept=intercept)
         assert decoded(data).ravel()[list(places)].tolist() == list(expected)
+    # But not if the user names a window.
+    plain = dicom_file(RAMP, {SLOPE: "1", INTERCEPT: "7"}, bits=12)
+    found, expected = (decoded(file, window=(900, 50)) for file in (data, plain))
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_an_empty_sequence_of_tables_leaves_the_window():
