@@ -275,15 +275,23 @@ def test_an_archive_that_is_not_there_is_named(s3, tmp_path):
         build(s3, "directory", f"s3://{BUCKET}/none", tmp_path / "out")
 
 
-def test_a_zip_that_changes_under_the_build_is_not_mixed(s3, scans_zip):
+@pytest.mark.parametrize("kind", ["zip", "folder"])
+def test_an_input_that_changes_under_the_build_is_not_mixed(kind, s3, scans_zip):
     s3.use()
-    s3.client.upload_file(str(scans_zip), BUCKET, "changes.zip")
-    source = RemoteZipSource(f"s3://{BUCKET}/changes.zip").prepare(Path())
+    s3.client.upload_file(str(scans_zip), BUCKET, "changes/CNV/a.zip")
+    url = f"s3://{BUCKET}/changes"
+    source = (
+        RemoteDirectorySource(url)
+        if kind == "folder"
+        else RemoteZipSource(f"{url}/CNV/a.zip").prepare(Path())
+    )
     member = next(source.members())
-    s3.client.put_object(Bucket=BUCKET, Key="changes.zip", Body=b"other")
+    other = bytes(scans_zip.stat().st_size)
+    s3.client.put_object(Bucket=BUCKET, Key="changes/CNV/a.zip", Body=other)
 
-    with source.open() as reader, pytest.raises(errors.StoreError, match="changed since"):
-        reader.read(member)
+    for read in (lambda reader: reader.read(member), lambda reader: reader.open(member).read(9)):
+        with source.open() as reader, pytest.raises(errors.StoreError, match="changed since"):
+            read(reader)
 
 
 # --------------------------------------------------------------------------------------------------
