@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import struct
+import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from dataset_factory import write_dataset
 
-from tfrecord_io import ManifestError, index
+from tfrecord_io import ManifestError, image_key, index
 from tfrecord_io.__main__ import main
 
 
@@ -57,3 +60,41 @@ def test_no_index_is_written_of_what_is_not_there_or_truncated(tmp_path):
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ManifestError, match=path.name):
         index.write_index(tmp_path)
+
+
+HAS_DALI = bool(find_spec("nvidia") and find_spec("nvidia.dali"))
+
+
+@pytest.mark.skipif(not HAS_DALI, reason="NVIDIA DALI is not installed")
+def test_dali_reads_the_shards_by_these_files(tmp_path):
+    write_dataset(tmp_path, num_examples={"train": 7}, num_shards=2)
+    index.write_index(tmp_path)
+    # Its own process, because DALI brings libraries that TensorFlow has in other versions.
+    done = subprocess.run(
+        [sys.executable, "-c", _DALI_PROGRAM, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == [image_key(f"train/{example}") for example in range(7)]
+
+
+_DALI_PROGRAM = """
+import glob, sys
+from nvidia.dali import fn, pipeline_def, tfrecord
+
+paths = sorted(glob.glob(sys.argv[1] + "/*.tfrecord"))
+
+@pipeline_def(batch_size=7, num_threads=1, device_id=None)
+def keys():
+    features = {"key": tfrecord.FixedLenFeature((), tfrecord.string, "")}
+    return fn.readers.tfrecord(
+        path=paths, index_path=[path + ".idx" for path in paths], features=features
+    )["key"]
+
+pipeline = keys()
+pipeline.build()
+(batch,) = pipeline.run()
+for key in batch:
+    print(bytes(key).decode())
+"""
