@@ -2,12 +2,14 @@ import dataclasses
 import json
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from answers import examples_of, predictions_of
 from hypothesis import given
 from hypothesis import strategies as st
 from marked_images import OCT_NAMES
 
+from tfrecord_io.groups import Groups
 from train.errors import ConfigError
 from train.kinds.classes import CLASSES
 from train.kinds.measures import called_rates, expected_calibration_error
@@ -125,10 +127,11 @@ def three_classes(num_examples, seed=0):
     return predictions_of(softmax(logits).astype(np.float32), labels)
 
 
-def measured_thresholds(val, test, patients=None, **options):
+def measured_thresholds(val, test, patients=None, groups=None, **options):
     chosen = thresholds.choose_thresholds(CLASSES, val, 0.9)
     options = {"prevalences": {}, "num_samples": 20, "seed": 0} | options
     examples = examples_of(len(test.truths), patients)
+    examples = dataclasses.replace(examples, groups=groups or examples.groups)
     return thresholds.measure_thresholds(
         chosen, dataclasses.replace(test, examples=examples), **options
     )
@@ -170,6 +173,18 @@ def test_images_of_unknown_patients_count_as_images_alone():
     assert {sum(counts(entry["test_by_patient"])) for entry in found} == {2}
     found = measured_thresholds(three_classes(80), three_classes(9))
     assert "test_by_patient" not in found[0]
+
+
+def test_patients_of_one_group_count_alone_and_vary_together():
+    val, test, patients = three_classes(80), three_classes(60), [str(n // 3) for n in range(60)]
+    one = Groups(names=pa.array(["patient:0"] * 60, pa.large_string()))
+    apart, together = (
+        measured_thresholds(val, test, patients, groups)[0] for groups in (None, one)
+    )
+    alone = apart["test_by_patient"]["sensitivity"]
+    joined = together["test_by_patient"]["sensitivity"]
+    assert joined == {"value": alone["value"], "low": None, "high": None}
+    assert alone["low"] is not None
 
 
 def test_predictive_values_follow_from_the_prevalence_and_not_from_the_share_of_these_images():
