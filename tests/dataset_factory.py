@@ -51,7 +51,7 @@ def bare_manifest(
 
 
 def split_of(label_counts: Sequence[int]) -> Split:
-    """Returns a split of which nobody reads the shard."""
+    """Returns a split whose shard is never read."""
     shard = Shard(name="x", num_examples=sum(label_counts), num_bytes=1, sha256="")
     return Split(label_counts=tuple(label_counts), shards=(shard,))
 

@@ -24,7 +24,7 @@ class Listed(Source, Reader):
         return contextlib.nullcontext(self)
 
     def read(self, member: Member) -> bytes:
-        raise Reject("undecodable", "there is no such file")
+        raise Reject("undecodable", "every file is damaged")
 
 
 def list_members(members: Iterable[Member], **options: object) -> Listing:

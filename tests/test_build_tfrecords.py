@@ -294,7 +294,7 @@ def hostile_zip(path):
 
 
 def hostile_tar(path):
-    # Links, devices and a folder, which is no file.
+    # Two kinds of link, two of device, a folder and a pipe.
     extra = [tar_info(f"train/CNV/{kind}.png", kind=bytes([kind])) for kind in b"123456"]
     for info in extra:
         info.linkname = "../../../../../../etc/passwd"

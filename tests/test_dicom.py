@@ -242,7 +242,7 @@ WINDOWS = {
 def test_the_modality_comes_first_then_the_window_then_the_photometric_interpretation(
     dtype, modality, window, photometric
 ):
-    """PS3.3, C.11.1, of which pydicom does the first, and C.11.2.1.2.1, written out."""
+    """The formulas of PS3.3, C.11.1 and C.11.2.1.2.1, written out; pydicom has only the first."""
     tags, flag = WINDOWS[window]
     data = dicom_file(levels(3, 240, dtype), MODALITIES[modality] | tags, photometric=photometric)
     dataset = pydicom.dcmread(io.BytesIO(data))
@@ -845,7 +845,7 @@ def test_the_window_or_the_rule_without_one_is_in_the_manifest_and_the_identity(
         assert main(["verify", str(output), f"--source_input={source}"]) == 0
     with pytest.raises(UserError, match="window is for uint8"):
         build_here(bare, tmp_path / "deep", "--dtype=uint16", "--window=40,400")
-    # The codecs of DICOM are no part of the identity of other pictures, and not needed for them.
+    # Other pictures need no DICOM codec, so their identity does not name the codecs.
     alone = write_tree(tmp_path / "alone", {"DME/3.png": png()})
     output = build_here(alone, tmp_path / "pictures")
     assert "pydicom" not in Manifest.load(output).options["decoder"]

@@ -300,7 +300,7 @@ def place_by_table(
         why = {reject.reason: reject.detail for reject in listing.rejects}
         raise errors.UserError(
             f"no row of --labels {labels.name} gives a label to one of the files: "
-            + ("; ".join(why.values()) or "there are no files")
+            + ("; ".join(why.values()) or "no file looks like an image")
             + ". Its `path` should be a file's path in the input, or the end of it"
         )
     rows = list(chosen.values())

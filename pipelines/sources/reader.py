@@ -10,9 +10,10 @@ from typing import TypeVar
 from pipelines.sources.source import Member, Reader
 from tfrecord_io.ahead import map_ahead
 
-# Files are announced to the operating system in groups, so many of them ahead: a disk that has many
-# reads to choose from gives several times as many a second as with eight. A group takes about so
-# many bytes at most; a larger file is no image, or one of many frames, of which few are needed.
+# Files are announced to the operating system in groups, some groups ahead: a disk that can choose
+# among many reads gives several times as many a second as with eight. A group has this many files,
+# and about this many bytes. A larger file is not announced: it is no image, or it has many frames,
+# and only some of them are needed.
 _GROUP = 32
 _GROUP_BYTES = 16 * 1024 * 1024
 _GROUPS_AHEAD = 8

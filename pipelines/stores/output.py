@@ -97,7 +97,7 @@ class Storage:
             sync_folder(self.root)
 
     def open_arrow(self, name: str) -> pa.NativeFile:
-        """Opens a file, in a `with` block, of which Arrow reads only the parts it needs."""
+        """Opens a file for a `with` block; Arrow reads only the parts that it needs."""
         if not self.remote:
             return pa.memory_map(self.path(name))
         return pa.PythonFile(remote.describe(self.path(name)).open(), mode="r")

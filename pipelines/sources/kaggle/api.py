@@ -1,7 +1,7 @@
 """Kaggle's API: finds credentials where the official client does, and asks where an archive is.
 
 It uses `kagglesdk`, the library inside the `kaggle` command. Importing `kaggle` itself would log
-in, print, make folders and end the process if there are no credentials.
+in, print and make folders, and would end the process where there are no credentials.
 """
 
 from __future__ import annotations
