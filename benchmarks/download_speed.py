@@ -117,7 +117,7 @@ def _plain(proxy: str, address: str, folder: Path) -> float:
 
 def _as_a_build(folder: Path) -> float:
     """Downloads the archive as a build does, including import and login; returns MB/s."""
-    from pipelines.sources.kaggle.download import fetch
+    from pipelines.sources.kaggle import fetch
 
     archive = folder / f"{DATASET.split('/')[1]}.zip"
     started = time.perf_counter()
@@ -127,7 +127,7 @@ def _as_a_build(folder: Path) -> float:
 
 def _check(folder: Path) -> float:
     """Checks the downloaded archive as a build does; returns MB/s."""
-    from pipelines.sources.kaggle.download import download_archive
+    from pipelines.sources.kaggle import download_archive
 
     started = time.perf_counter()
     archive = download_archive(DATASET, folder)

@@ -22,8 +22,6 @@ from pipelines.engine import engine
 from pipelines.listing.listing import ListingOptions, list_images
 from pipelines.planning import plan
 from pipelines.shards.build import Build
-from pipelines.shards.finish import describe_images
-from pipelines.shards.write import open_image_writer
 from pipelines.sources.archive import ArchiveSource
 from tfrecord_io.decoding import preprocess
 from tfrecord_io.manifest import Manifest
@@ -38,9 +36,9 @@ MORE_SHARDS = (1_000, 10_000, 100_000)
 def plan_bytes(num_images: int) -> int:
     """Returns the size of the plan file, which is written as in a build."""
     listing = list_images(plan_scale.Simulated(num_images), ListingOptions())
-    made = plan.make_plan(listing.refs, STRIDE, plan.PlanOptions())
+    refs, tasks = plan.make_plan(listing.refs, STRIDE, plan.PlanOptions())
     size = plan_scale.CountedBytes()
-    made.write(size, "0" * 64)
+    plan.write_refs(size, refs, tasks, "0" * 64)
     return size.num_bytes
 
 
@@ -69,8 +67,6 @@ def graph(num_shards: int) -> beam.Pipeline:
     build = Build(
         output="gs://bucket/oct",
         draft=draft,
-        open_writer=open_image_writer,
-        describe=describe_images,
         source=ArchiveSource(Path("/data/kermany2018.zip")),
         max_reject_fraction=0.01,
     )

@@ -18,6 +18,7 @@ import pyarrow as pa
 from scipy import special
 
 from tfrecord_io.auditing import shortcuts
+from tfrecord_io.groups import group_images
 from train.kinds.classes import GRADES
 from train.kinds.measures import AREAS, calibration_line, predictive_values
 from train.kinds.task import Answers
@@ -132,7 +133,7 @@ def chance_held(num_groups: int, num_classes: int, num_permutations: int, seed: 
     held = 0
     for _ in range(num_permutations):
         labels = generator.permutation(np.arange(num_groups) % num_classes)[groups]
-        found = shortcuts.measure(images, labels)
+        found = shortcuts.measure(images, labels, group_images(images))
         held += found is not None and found.low <= found.chance <= found.high
     return held
 

@@ -262,13 +262,13 @@ def report_search(files: list[bytes], sizes: list[int], preprocessing: Preproces
         hashes = np.concatenate([planted, crowd(files, size - len(planted))])
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         start = time.perf_counter()
-        pairs = twins.find_pairs(hashes)
+        pairs, _, _ = twins.find_pairs(hashes)
         seconds = time.perf_counter() - start
         added = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-        found = set(zip(pairs.first.tolist(), pairs.second.tolist(), strict=True))
+        found = set(map(tuple, pairs.tolist()))
         hits = sum((row, row + len(files)) in found for row in range(len(files)))
         print(
-            f"| {size:,} | {seconds:.1f} | {hits:,} of {len(files):,} | {len(pairs.first):,} | "
+            f"| {size:,} | {seconds:.1f} | {hits:,} of {len(files):,} | {len(pairs):,} | "
             f"{added:.0f} |",
             flush=True,
         )

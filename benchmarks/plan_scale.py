@@ -30,6 +30,10 @@ class Simulated(Source):
     def __init__(self, num_images: int) -> None:
         self._num_images = num_images
 
+    def describe(self) -> dict[str, str]:
+        """Returns the archive's entry in a manifest."""
+        return {"kind": "simulated"}
+
     def members(self) -> Iterator[Member]:
         """Yields the members of the archive."""
         for number in range(self._num_images):
@@ -45,13 +49,13 @@ def measure(num_images: int) -> str:
     listing = list_images(Simulated(num_images), ListingOptions())
     listed = time.perf_counter()
     digest = plan.listing_digest(listing.refs)
-    made = plan.make_plan(listing.refs, 50_295, plan.PlanOptions())
+    refs, tasks = plan.make_plan(listing.refs, 50_295, plan.PlanOptions())
     planned = time.perf_counter()
     size = CountedBytes()
-    made.write(size, "0" * 64)
+    plan.write_refs(size, refs, tasks, "0" * 64)
     written = time.perf_counter()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
-    assert made.refs.num_rows == num_images
+    assert refs.num_rows == num_images
     assert len(digest) == 64
     seconds = (listed - start, planned - listed, written - planned)
     return " | ".join(

@@ -15,10 +15,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from tfrecord_io import Manifest, RecordLayout, Shard, Split, image_key, tfds_metadata
-from tfrecord_io.manifest import FILE_NAME
+from tfrecord_io import Manifest, RecordLayout, Shard, Split, descriptions, image_key
+from tfrecord_io.manifest import FILE_NAME, shard_name
 from tfrecord_io.reading.mapped import MappedDataset
-from tfrecord_io.shards import shard_name
 
 LABEL_NAMES = ("CNV", "DME", "DRUSEN", "NORMAL")
 IMAGE_SHAPE = (224, 224, 1)
@@ -161,7 +160,7 @@ def _write_records(
             fingerprint=hashlib.sha256(directory.name.encode()).hexdigest(),
             versions={},
         )
-        for name, text in tfds_metadata.describe(manifest).items():
+        for name, text in descriptions.for_tfds(manifest).items():
             (directory / name).write_text(text, encoding="utf-8")
         (directory / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
 

@@ -25,8 +25,7 @@ import range_server
 import sample_archive
 
 from pipelines.listing.listing import ListingOptions, list_images
-from pipelines.sources.archive import ArchiveSource
-from pipelines.sources.zip_members import list_members
+from pipelines.sources.archive import ArchiveSource, zip_members
 from tfrecord_io import Manifest
 
 GOAL, MOST_FETCHED = 0.8, 1.1
@@ -58,7 +57,7 @@ def needed_bytes(path: Path) -> int:
     listing = list_images(ArchiveSource(path), ListingOptions())
     stored = sum(listing.refs["stored_size"].to_pylist())
     with path.open("rb") as file:
-        last = max(list_members(file, str(path)), key=lambda member: member.offset)
+        last = max(zip_members(file, str(path)), key=lambda member: member.offset)
     # After the last member, the file contains only the directory.
     return stored + path.stat().st_size - last.offset - last.stored_size
 

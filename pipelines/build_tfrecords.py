@@ -8,7 +8,6 @@ with Beam's own flags, and writes the same bytes either way.
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -37,12 +36,9 @@ def build(argv: Sequence[str]) -> None:
 
 
 def run(job: Job, pipeline: beam.Pipeline, num_processes: int | None = None) -> None:
-    """Writes the remaining shards in a Beam pipeline, then finishes the dataset.
+    """Writes the remaining shards in an empty pipeline, then finishes the dataset.
 
-    Args:
-        job: the build or extraction, and its remaining tasks.
-        pipeline: an empty pipeline, see `engine.make_pipeline`.
-        num_processes: see `engine.num_processes`.
+    For `num_processes` see `engine.num_processes`.
 
     Raises:
         errors.BuildError: if a shard could not be written or the engine failed.
@@ -69,7 +65,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    code = main()
-    # Skips the garbage collection at exit, which would take half a second.
-    gc.freeze()
-    sys.exit(code)
+    sys.exit(main())

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import gc
 import hashlib
 import io
 import sys
@@ -26,7 +25,7 @@ from pipelines.build_tfrecords import run
 from pipelines.engine import launch
 from pipelines.engine.job import Job, clean, full_path, start_or_resume
 from pipelines.planning import plan
-from pipelines.shards.features import DTYPES, Extraction, describe_features, open_feature_writer
+from pipelines.shards.features import DTYPES, Extraction
 from pipelines.stores import output_state
 from pipelines.stores.output import Storage
 from tfrecord_io import flags
@@ -133,8 +132,6 @@ def prepared_features(options: FeatureOptions) -> Iterator[Job | None]:
     extraction = Extraction(
         output=storage.root,
         draft=draft,
-        open_writer=open_feature_writer,
-        describe=describe_features,
         data=data.root,
         images=images,
     )
@@ -144,7 +141,7 @@ def prepared_features(options: FeatureOptions) -> Iterator[Job | None]:
             return
         tasks = extraction.tasks()
         clean(storage)
-        plan.write_tasks(storage, tasks, identity)
+        plan.write_plan(storage, draft, tasks)
         storage.write(FILE_NAME, content)
         if (seen := seen_path(Path(options.trunk))).exists():
             storage.write(seen_path(Path(FILE_NAME)).name, seen.read_bytes())
@@ -197,7 +194,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    code = main()
-    # Skips the garbage collection at exit, which would take half a second.
-    gc.freeze()
-    sys.exit(code)
+    sys.exit(main())

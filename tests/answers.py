@@ -8,6 +8,7 @@ from tfrecord_io.groups import group_images
 from train.data.dataset import Examples
 from train.kinds.classes import CLASSES
 from train.results import metrics
+from train.results.options import MeasureOptions
 from train.results.predictions import Predictions
 
 
@@ -45,5 +46,9 @@ def measured(probabilities, truths, names=OCT_NAMES, task=CLASSES, patients=None
     """Returns what metrics.json says of predictions."""
     examples = examples_of(len(truths), patients)
     predictions = predictions_of(probabilities, truths, names, task, examples=examples)
-    arguments = {"num_samples": 20, "seed": 0} | arguments
-    return metrics.evaluate_predictions(predictions, **arguments)
+    return measured_as(predictions, **arguments)
+
+
+def measured_as(predictions, num_samples=20, seed=0):
+    options = MeasureOptions(bootstrap_samples=num_samples)
+    return metrics.evaluate_predictions(predictions, options, seed)

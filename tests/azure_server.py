@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
 import s3_server
-from web_server import Files, WebServer, running_web
+from web_server import Files, WebFile, WebServer, running_web
 
 from tfrecord_io.stores import remote
 
@@ -25,26 +25,29 @@ CONTAINER = "scans"
 # Those of Microsoft's emulator, which its documentation publishes.
 ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+_ROOT = f"{ACCOUNT}/{CONTAINER}/"
 
 
 class AzureServer(WebServer):
-    """A running server with an empty container."""
+    """A running server with an empty container; its `files` are the blobs.
+
+    `failing` makes it answer with a status, or with half of the body, until a block ends.
+    """
 
     def __init__(self) -> None:
         super().__init__(_Blobs)
-        self.blobs: dict[str, tuple[bytes, str]] = {}
         self.blocks: dict[tuple[str, str], bytes] = {}
         self.count = 0
-        self.faults = s3_server.Faults()
+        self._faults = s3_server.Faults()
+        self.failing = self._faults.on
 
-    def failing(self, **faults: int | str) -> contextlib.AbstractContextManager[None]:
-        """Makes the server answer with a status, or with half of the body."""
-        return self.faults.on(**faults)
+    def next_fault(self, path: str) -> str:
+        return self._faults.next()
 
     def read(self, prefix: str) -> dict[str, bytes]:
         """Returns the blobs below a prefix, by the rest of their names."""
-        blobs = self.blobs.items()
-        return {n.removeprefix(prefix): body for n, (body, _) in blobs if n.startswith(prefix)}
+        start, files = _ROOT + prefix, self.files.items()
+        return {n.removeprefix(start): file.content for n, file in files if n.startswith(start)}
 
 
 @contextlib.contextmanager
@@ -64,26 +67,12 @@ class _Blobs(Files):
     server: AzureServer
 
     def _request(self) -> tuple[str, dict[str, str], bytes]:
+        """Draws the fault of this request; returns its path, its query and its body."""
+        self._fault = self.server.next_fault(self.path)
         parts = urlsplit(self.path)
-        name = unquote(parts.path).removeprefix(f"/{ACCOUNT}/{CONTAINER}").lstrip("/")
         query = {key: values[0] for key, values in parse_qs(parts.query, True).items()}
-        return name, query, self.rfile.read(int(self.headers.get("Content-Length", 0)))
-
-    def _answer(self, status: int, body: bytes = b"", /, **headers: str) -> None:
-        sent = len(body)
-        if fault := self.server.faults.next():
-            self.close_connection = True
-            sent //= 2
-            if fault != "half":
-                status, body, headers = int(fault[:3]), b"", {}
-        self.send_response(status)
-        for key, value in headers.items():
-            self.send_header(key.replace("_", "-"), value)
-        self.send_header("Content-Length", str(len(body)))
-        with contextlib.suppress(ConnectionError):  # a test may kill the client
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(body[:sent])
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        return unquote(parts.path)[1:], query, body
 
     def do_PUT(self) -> None:  # noqa: N802 - http.server's name
         name, query, body = self._request()
@@ -96,27 +85,15 @@ class _Blobs(Files):
             blocks = re.findall(r"<(?:Latest|Uncommitted)>([^<]*)<", body.decode())
             body = b"".join(self.server.blocks.pop((name, block)) for block in blocks)
         self.server.count += 1
-        self.server.blobs[name] = (body, f"0x{self.server.count:X}")
-        return self._answer(201, ETag=f'"0x{self.server.count:X}"')
+        e_tag = f'"0x{self.server.count:X}"'
+        self.server.files[name] = WebFile(body, e_tag, login=mock.ANY)
+        return self._answer(201, headers={"ETag": e_tag})
 
     def do_GET(self) -> None:  # noqa: N802 - http.server's name
-        name, query, _ = self._request()
-        if query.get("comp") == "list":
-            return self._answer(200, self._listing(query), Content_Type="application/xml")
-        if name not in self.server.blobs:
-            return self._answer(404, b"<?xml?><Error><Code>BlobNotFound</Code></Error>")
-        body, e_tag = self.server.blobs[name]
-        if self.headers.get("If-Match", f'"{e_tag}"') != f'"{e_tag}"':
-            return self._answer(412)
-        headers = {"ETag": f'"{e_tag}"', "Last_Modified": formatdate(0, usegmt=True)}
-        wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        if not wanted:
-            return self._answer(200, body, **headers)
-        start, end = int(wanted[1]), min(int(wanted[2]) + 1, len(body))
-        if start >= len(body):
-            return self._answer(416)
-        headers["Content_Range"] = f"bytes {start}-{end - 1}/{len(body)}"
-        return self._answer(206, body[start:end], **headers)
+        if "comp=list" not in self.path:
+            return super().do_GET()
+        _, query, _ = self._request()
+        return self._answer(200, self._listing(query), {"Content-Type": "application/xml"})
 
     def do_HEAD(self) -> None:  # noqa: N802 - http.server's name
         self.do_GET()
@@ -127,27 +104,24 @@ class _Blobs(Files):
         answers = []
         for index, part in enumerate(email.message_from_bytes(head + body).get_payload()):
             target = re.search(r"DELETE (\S+)", part.get_payload())[1]
-            name = unquote(urlsplit(target).path).partition(f"/{CONTAINER}/")[2]
-            status = "202 Accepted" if self.server.blobs.pop(name, None) else "404 Not Found"
+            name = unquote(urlsplit(target).path)[1:]
+            status = "202 Accepted" if self.server.files.pop(name, None) else "404 Not Found"
             answers.append(
                 f"--answer\r\nContent-Type: application/http\r\nContent-ID: {index}\r\n\r\n"
                 f"HTTP/1.1 {status}\r\nx-ms-error-code: BlobNotFound\r\n\r\n\r\n"
             )
-        self._answer(
-            202,
-            ("".join(answers) + "--answer--\r\n").encode(),
-            Content_Type="multipart/mixed; boundary=answer",
-        )
+        kind = {"Content-Type": "multipart/mixed; boundary=answer"}
+        self._answer(202, ("".join(answers) + "--answer--\r\n").encode(), kind)
 
     def _listing(self, query: dict[str, str]) -> bytes:
-        prefix, found = query.get("prefix", ""), []
-        for name, (body, e_tag) in sorted(self.server.blobs.items()):
-            deeper = "/" in name[len(prefix) :] and "delimiter" in query
-            if name.startswith(prefix) and not deeper:
+        start, found = _ROOT + query.get("prefix", ""), []
+        for name, file in sorted(self.server.files.items()):
+            deeper = "/" in name[len(start) :] and "delimiter" in query
+            if name.startswith(start) and not deeper:
                 found.append(
-                    f"<Blob><Name>{escape(name)}</Name><Properties>"
+                    f"<Blob><Name>{escape(name.removeprefix(_ROOT))}</Name><Properties>"
                     f"<Last-Modified>{formatdate(0, usegmt=True)}</Last-Modified>"
-                    f"<Etag>{e_tag}</Etag><Content-Length>{len(body)}</Content-Length>"
+                    f"<Etag>{file.e_tag}</Etag><Content-Length>{len(file.content)}</Content-Length>"
                     "<Content-Type>text/plain</Content-Type></Properties></Blob>"
                 )
         blobs = f"<Blobs>{''.join(found)}</Blobs><NextMarker />"

@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from builds import build_here
 from dataset_factory import write_dataset
 from hypothesis import HealthCheck, settings
 from image_files import scan_tree, write_tree
@@ -61,21 +62,8 @@ def source_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def built_dataset(source_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The dataset that the real job makes of `source_tree`; not to be written to."""
-    from pipelines import build_tfrecords
-
-    output = tmp_path_factory.mktemp("built") / "dataset"
-    build_tfrecords.build(
-        [
-            "--source=directory",
-            f"--input={source_tree}",
-            f"--output={output}",
-            "--image_size=12x10",
-            "--num_shards=3",
-            "--max_reject_fraction=0.5",
-            "--direct_running_mode=in_memory",
-        ]
-    )
-    return output
+    flags = ("--image_size=12x10", "--num_shards=3", "--max_reject_fraction=0.5")
+    return build_here(source_tree, tmp_path_factory.mktemp("built") / "dataset", *flags)
 
 
 @pytest.fixture(scope="session")

@@ -15,11 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tfrecord_io import Manifest, RecordLayout, Shard, Split, image_key
-from tfrecord_io.kinds.classes import CLASSES
-from tfrecord_io.kinds.label_kind import LabelKind
-from tfrecord_io.manifest import FILE_NAME
+from tfrecord_io.kinds import CLASSES, LabelKind
+from tfrecord_io.manifest import FILE_NAME, shard_name
 from tfrecord_io.schema import FOOTER_LENGTH, HEADER_LENGTH, masked_crc32c
-from tfrecord_io.shards import shard_name
 
 
 def bare_manifest(

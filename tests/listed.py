@@ -20,6 +20,9 @@ class Listed(Source, Reader):
     def members(self) -> Iterable[Member]:
         return self._members
 
+    def describe(self) -> dict[str, object]:
+        return {"kind": "listed"}
+
     def open(self, member: Member | None = None):
         return contextlib.nullcontext(self)
 

@@ -12,22 +12,21 @@ import sys
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from builds import run_command
 from dataset_factory import bare_manifest, write_shard
 from PIL import Image
 
 from tfrecord_io import Manifest, RecordLayout, Split, image_key
 from tfrecord_io.decoding.options import Preprocessing
-from tfrecord_io.kinds.classes import CLASSES
-from tfrecord_io.kinds.label_kind import LabelKind
-from tfrecord_io.kinds.numbers import number_text
-from tfrecord_io.manifest import EXAMPLES_FILE_NAME, FILE_NAME
+from tfrecord_io.kinds import CLASSES, LabelKind, number_text
+from tfrecord_io.manifest import EXAMPLES_FILE_NAME, FILE_NAME, shard_name
 from tfrecord_io.reading.mapped import MappedDataset
-from tfrecord_io.shards import shard_name
 from tfrecord_io.trunk import FACTS_NAME, REST_NAME, Trunk
 from train.data.dataset import Examples, open_dataset
 
@@ -151,6 +150,18 @@ def write_marked_dataset(
     return manifest
 
 
+def marked_data(num_examples: Mapping[str, int], **options: Any) -> Any:
+    """Returns a fixture: the folder of such a dataset, which a module's tests share."""
+
+    @pytest.fixture(scope="module")
+    def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+        path = tmp_path_factory.mktemp("data")
+        write_marked_dataset(path, num_examples, **options)
+        return path
+
+    return data
+
+
 def examples_in(directory: str | os.PathLike[str], *splits: str) -> Examples:
     """Returns what a dataset tells about the examples of some splits."""
     dataset = open_dataset(str(directory))
@@ -171,12 +182,13 @@ def command(script: str, *arguments: object) -> list[str]:
 
 
 def flags(**fields: object) -> list[str]:
-    """Returns the flags that set fields of a configuration."""
+    """Returns the flags that set fields of a configuration; None leaves one at its default."""
     return [
         (f"--{name}" if value else f"--no-{name}")
         if isinstance(value, bool)
         else f"--{name}={value}"
         for name, value in fields.items()
+        if value is not None
     ]
 
 

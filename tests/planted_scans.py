@@ -9,7 +9,7 @@ import numpy as np
 from image_files import encoded
 from PIL import Image
 
-from pipelines.sources.synthetic import scans
+from pipelines.sources import synthetic
 
 LABELS = ("CNV", "NORMAL")
 
@@ -17,7 +17,7 @@ LABELS = ("CNV", "NORMAL")
 @functools.cache
 def scan(label: str, patient: int, index: int) -> bytes:
     """Returns a drawn scan as a JPEG file, at half size to be quick to read."""
-    image = Image.fromarray(scans.draw_bscan(label, patient, index, 0)).reduce(2)
+    image = Image.fromarray(synthetic.draw_bscan(label, patient, index, 0)).reduce(2)
     return encoded(image, "JPEG", quality=90)
 
 
@@ -32,7 +32,7 @@ LOOK_ALIKES = (
 
 def full_scan(label: str, patient: int, index: int) -> bytes:
     """Returns a drawn scan as the synthetic source writes it, but as a lossless file."""
-    return encoded(scans.draw_bscan(label, patient, index, 0))
+    return encoded(synthetic.draw_bscan(label, patient, index, 0))
 
 
 def pixels(data: bytes) -> np.ndarray:

@@ -286,13 +286,6 @@ def test_verify_decodes_an_anonymous_dataset_again(secret, source_tree, tmp_path
     assert not [line for line in map(str, findings) if "CNV-" in line]
 
 
-def test_a_patient_in_two_splits_refuses_the_build_in_words_that_name_no_file(secret, tmp_path):
-    files = {f"{split}/a/a-7-{n}.jpeg": jpeg(n) for n, split in enumerate(("train", "test"))}
-    source = write_tree(tmp_path / "in", files)
-    with pytest.raises(errors.BuildError, match="1 patient is in several splits"):
-        build_here(source, tmp_path / "out", "--leaks=fail", f"--anonymize={secret}")
-
-
 @pytest.mark.parametrize("runner", ["DirectRunner", "FlinkRunner"])
 def test_ctrl_c_keeps_the_plan_for_the_workers_of_a_job_that_goes_on(runner, secret, tmp_path):
     source = write_tree(tmp_path / "in", {f"a/{n}.jpeg": jpeg(n) for n in range(4)})

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 
+import builds
 import pytest
 from builds import ROOT
 
@@ -45,7 +46,6 @@ FLOORS = (
     "train.training",
     "train.results",
     "train.networks",
-    "train.run_folder",
     "train.run_setup",
     "train.kinds",
     "train.data",
@@ -54,7 +54,6 @@ FLOORS = (
     "train.console",
     "train.data.options",
     "train.networks.options",
-    "train.training.options",
     "train.results.options",
     "train.applications",
     "train.errors",
@@ -146,27 +145,27 @@ def modules_after(program):
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 
-def test_what_a_checker_or_another_framework_needs_costs_neither_tensorflow_nor_beam():
-    modules = modules_after(
-        "import tfrecord_io\n"
-        "from tfrecord_io import manifest, schema, shards, verify\n"
-        "from tfrecord_io.decoding import preprocess\n"
-        "from tfrecord_io import tfds_metadata\n"
-        "tfrecord_io.Manifest, tfrecord_io.RecordLayout, tfrecord_io.image_key"
-    )
-    assert not modules & {"tensorflow", "keras", "apache_beam", "pipelines", "train", "torch"}
-
-
-def test_the_list_of_commands_costs_no_package_of_ours():
-    modules = modules_after("import scan_tfrecords\nscan_tfrecords.main(['--help'])")
-    assert not modules & {*PACKAGES, "tensorflow", "apache_beam", "numpy"}
-
-
-def test_planning_needs_no_engine():
-    modules = modules_after(
-        "from pipelines.planning import plan\nfrom pipelines.listing import listing"
-    )
-    assert not modules & {"tensorflow", "keras", "apache_beam", "train"}
+@pytest.mark.parametrize(
+    ("program", "absent"),
+    [
+        (
+            "from tfrecord_io import Manifest, RecordLayout, image_key, manifest, schema, verify\n"
+            "from tfrecord_io import descriptions\nfrom tfrecord_io.decoding import preprocess",
+            ("tensorflow", "keras", "apache_beam", "pipelines", "train", "torch"),
+        ),
+        (
+            "import scan_tfrecords\nscan_tfrecords.main(['--help'])",
+            (*PACKAGES, "tensorflow", "apache_beam", "numpy"),
+        ),
+        (
+            "from pipelines.planning import plan\nfrom pipelines.listing import listing",
+            ("tensorflow", "keras", "apache_beam", "train"),
+        ),
+    ],
+    ids=["a checker or another framework", "the list of commands", "planning"],
+)
+def test_what_needs_no_engine_and_no_framework_imports_none(program, absent):
+    assert not modules_after(program) & {*absent}
 
 
 def test_importing_the_command_does_nothing():
@@ -183,16 +182,10 @@ def test_importing_the_command_does_nothing():
 
 
 def test_a_whole_build_loads_no_library_for_training_or_plotting(source_tree, tmp_path):
-    flags = [
-        "--source=directory",
-        f"--input={source_tree}",
-        f"--output={tmp_path / 'out'}",
-        "--image_size=8",
-        "--max_reject_fraction=0.5",
-        "--direct_running_mode=in_memory",
-    ]
+    flags = builds.arguments(source_tree, tmp_path / "out", "--max_reject_fraction=0.5")
     modules = modules_after(
-        f"from pipelines import build_tfrecords\nbuild_tfrecords.build({flags!r})"
+        "from pipelines import build_tfrecords\n"
+        f"build_tfrecords.build({[*flags, builds.IN_MEMORY]!r})"
     )
     assert "apache_beam" in modules
     assert not modules & {"tensorflow", "keras", "train", "torch", "matplotlib"}

@@ -17,6 +17,7 @@ from pipelines.shards import drops
 from pipelines.stores.output import Storage
 from tfrecord_io import __main__ as command_line
 from tfrecord_io.auditing import audit, shortcuts, twins
+from tfrecord_io.groups import group_images
 from tfrecord_io.manifest import Manifest, Split
 
 SIZE = "--image_size=96"
@@ -47,7 +48,7 @@ def finding(directory, code):
 
 def near_pairs(directory):
     listed = finding(directory, "near_duplicates").listed
-    return {frozenset(side["path"] for side in (p["first"], p["second"])) for p in listed}
+    return {frozenset((pair["first"]["path"], pair["second"]["path"])) for pair in listed}
 
 
 # ---- what is planted is found
@@ -100,9 +101,8 @@ def test_of_clean_scans_no_leak_and_no_copy_is_reported(clean):
 
 
 def test_the_manifest_holds_the_findings_of_the_build(flawed):
-    found = Manifest.load(flawed).audit
     again = json.loads(json.dumps(audit.audit(flawed).to_dict()))
-    assert {name: found[name] for name in again} == again
+    assert Manifest.load(flawed).audit.items() >= again.items()
 
 
 def named(label, *numbers, split="train", sizes=((20, 28),)):
@@ -280,15 +280,20 @@ def test_a_build_that_dies_while_it_drops_ends_the_same_when_run_again(
 # ---- shortcuts
 
 
+def measured(table, labels):
+    return shortcuts.measure(table, labels, group_images(table))
+
+
 @pytest.mark.parametrize("fact", ["original size", "padded share"])
 def test_a_side_fact_that_goes_with_the_class_is_measured_and_named(fact):
     labels = np.arange(400) % 2
     sizes = np.where(labels == 1, 512, np.where(np.arange(400) % 4 == 0, 768, 640))
-    columns, value = {"width": sizes, "height": np.full(400, 496)}, "512×496"
-    if fact == "padded share":
-        columns, value = {"padding": 67 * labels}, "67 %"
+    columns, value = {
+        "original size": ({"width": sizes, "height": np.full(400, 496)}, "512×496"),
+        "padded share": ({"padding": 67 * labels}, "67 %"),
+    }[fact]
     table = pa.table({"patient": [str(n // 4) for n in range(400)], **columns})
-    found = shortcuts.measure(table, labels)
+    found = measured(table, labels)
     assert found.accuracy == found.low == 1
     assert found.chance == 0.5
     assert found.by_signal == {fact: 1.0}
@@ -298,12 +303,10 @@ def test_a_side_fact_that_goes_with_the_class_is_measured_and_named(fact):
 def test_side_facts_that_have_nothing_to_do_with_the_class_tell_no_more_than_chance():
     generator = np.random.default_rng(0)
     labels = generator.integers(0, 4, 2000)
-    facts = {
-        "brightness": generator.normal(60, 10, 2000),
-        "quantization": generator.integers(1, 4, 2000),
-    }
-    table = pa.table({"patient": [str(n // 5) for n in range(2000)], **facts})
-    found = shortcuts.measure(table, labels)
+    brightness, tables = generator.normal(60, 10, 2000), generator.integers(1, 4, 2000)
+    patients = [str(n // 5) for n in range(2000)]
+    table = pa.table({"patient": patients, "brightness": brightness, "quantization": tables})
+    found = measured(table, labels)
     assert found.low < found.chance < found.high
     assert found.giveaways == ()
 
@@ -312,16 +315,12 @@ def test_volumes_of_unknown_patients_tell_no_more_than_chance():
     generator = np.random.default_rng(0)
     studies = np.repeat(np.arange(24), 9)
     labels = (np.arange(24) % 2)[generator.permutation(24)][studies]
-    table = pa.table(
-        {
-            "study": studies.astype(str),
-            "brightness": generator.normal(60, 10, 24)[studies] + generator.normal(size=216),
-        }
-    )
-    found = shortcuts.measure(table, labels)
+    brightness = generator.normal(60, 10, 24)[studies] + generator.normal(size=216)
+    table = pa.table({"study": studies.astype(str), "brightness": brightness})
+    found = measured(table, labels)
     assert found.low < found.chance < found.high
     # Frame by frame, the brightness of a volume gives its label away.
-    alone = shortcuts.measure(table.drop_columns("study"), labels)
+    alone = measured(table.drop_columns("study"), labels)
     assert alone.low > alone.chance
 
 
@@ -329,11 +328,11 @@ def test_what_only_names_the_patient_is_not_counted_as_telling_the_class():
     labels = np.repeat(np.arange(40) % 2, 25)
     patients = np.repeat(np.arange(40), 25)
     table = pa.table({"patient": patients.astype(str), "quantization": patients})
-    found = shortcuts.measure(table, labels)
+    found = measured(table, labels)
     assert found.accuracy < 0.7
     # One class or no side fact gives no figure.
-    assert shortcuts.measure(table, np.zeros_like(labels)) is None
-    assert shortcuts.measure(table.select(["patient"]), labels) is None
+    assert measured(table, np.zeros_like(labels)) is None
+    assert measured(table.select(["patient"]), labels) is None
 
 
 # ---- the command
@@ -404,22 +403,17 @@ def test_a_dataset_that_cannot_be_audited_is_an_error_that_says_why(
 
 
 def test_near_duplicates_of_any_exact_copy_are_across():
-    found = twins.Twins(
-        groups=np.array([0, 1, 0, 2]),
-        near=(twins.NearPair(first=0, second=1, similarity=0.99),),
-    )
+    found = twins.Twins(groups=np.array([0, 1, 0, 2]), near=(twins.NearPair(0, 1, 0.99),))
     assert [group.tolist() for group in found.exact_groups()] == [[0, 2]]
-    across = [
-        [(pair.first, pair.second) for pair in found.near_across(np.array(codes))]
-        for codes in ([0, 0, 0, 1], [0, 1, 0, 0], [0, 0, 1, 0], [1, 0, 0, 0])
-    ]
-    assert across == [[], [(0, 1)], [(2, 1)], [(0, 1)]]
     pair = found.groups, np.array([0]), np.array([1])
-    differ = [
-        twins.have_different(np.array(codes), *pair).tolist()
-        for codes in ([0, 0, 0, 1], [0, 1, 0, 0], [0, 0, 1, 0], [1, 0, 0, 0])
-    ]
-    assert differ == [[False], [True], [True], [True]]
+    for codes, across in (
+        ([0, 0, 0, 1], []),
+        ([0, 1, 0, 0], [(0, 1)]),
+        ([0, 0, 1, 0], [(2, 1)]),
+        ([1, 0, 0, 0], [(0, 1)]),
+    ):
+        assert [pair[:2] for pair in found.near_across(np.array(codes))] == across
+        assert twins.have_different(np.array(codes), *pair).tolist() == [bool(across)]
 
 
 def test_copies_within_a_split_under_other_patients_names_are_found_and_one_group(tmp_path):
@@ -445,7 +439,7 @@ def test_copies_within_a_split_under_other_patients_names_are_found_and_one_grou
 
 def test_a_chain_of_too_many_likes_is_reported_and_joins_nobody():
     size, rows = 101, np.arange(101)
-    near = tuple(twins.NearPair(first=a, second=a + 1, similarity=0.99) for a in range(size - 1))
+    near = tuple(twins.NearPair(a, a + 1, 0.99) for a in range(size - 1))
     found = twins.Twins(groups=rows, near=near, min_similarity=0.9)
     names = [str(row) for row in rows]
     columns = {"patient": names, "path": names, "pixels_xxh3": names, "row": rows}

@@ -541,7 +541,7 @@ def test_an_interrupted_build_says_how_to_go_on(large_archive, tmp_path, whole_g
         assert nothing_left_running(process)
     if second is not None:
         assert second.returncode == 2
-        assert f"another build (process {process.pid})" in second.stderr
+        assert f"another process (process id {process.pid})" in second.stderr
 
 
 def test_a_full_disk_is_a_clear_error(archive, tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from dataset_factory import bare_manifest
 from hypothesis import given
 
-from pipelines.report import charts
+from pipelines.report import card
 from tfrecord_io.auditing import pages
 from tfrecord_io.manifest import Shard, Split
 
@@ -26,9 +26,7 @@ def a_manifest(label_counts, label_names=None):
 
 
 def test_a_class_of_half_the_size_has_half_the_bar():
-    chart, small, empty = charts.classes_of_splits(
-        a_manifest([[1200, 600, 0], [1, 1, 2], [0, 0, 0]])
-    )
+    chart, small, empty = card.classes_of_splits(a_manifest([[1200, 600, 0], [1, 1, 2], [0, 0, 0]]))
     assert chart.title == "split0: 1,800 images"
     assert [bar.length for bar in chart.bars] == [1, 0.5, 0]
     assert [bar.value for bar in chart.bars] == ["1,200 (67 %)", "600 (33 %)", "0 (0 %)"]
@@ -39,20 +37,20 @@ def test_a_class_of_half_the_size_has_half_the_bar():
 
 def test_patients_are_counted_by_how_many_images_they_have():
     patients = ["a"] + ["b"] * 2 + ["c"] * 2 + ["d"] * 7 + ["e"] * 120 + [None] * 50
-    (chart,) = charts.images_of_patients(pa.table({"patient": patients}))
+    (chart,) = card.images_of_patients(pa.table({"patient": patients}))
     shown = {bar.name: (bar.value, bar.length) for bar in chart.bars}
     assert list(shown) == ["1", "2", "3", "4", "5–9", "10–19", "20–49", "50–99", "100+"]
     assert shown["2"] == ("2", 1)
     assert {name for name, (value, _) in shown.items() if value == "1"} == {"1", "5–9", "100+"}
     assert "2 with 2, 1 with 5–9, 1 with 100+" in chart.description
     # The chart ends with the patient of most images.
-    (short,) = charts.images_of_patients(pa.table({"patient": ["a", "b", "b"]}))
+    (short,) = card.images_of_patients(pa.table({"patient": ["a", "b", "b"]}))
     assert [bar.name for bar in short.bars] == ["1", "2"]
 
 
 def test_side_facts_stand_beside_guessing_the_strongest_first():
     by_signal = {"original size": 0.2, "white border": 0.4}
-    (chart,) = charts.shortcuts({"chance": 0.25, "accuracy": 0.5, "by_signal": by_signal})
+    (chart,) = card.side_facts_of_classes({"chance": 0.25, "accuracy": 0.5, "by_signal": by_signal})
     assert [bar.name for bar in chart.bars] == ["all together", "white border", "original size"]
     assert [bar.length for bar in chart.bars] == pytest.approx([1, 0.8, 0.4])
     assert [bar.value for bar in chart.bars] == ["50 %", "40 %", "20 %"]
@@ -60,10 +58,10 @@ def test_side_facts_stand_beside_guessing_the_strongest_first():
 
 
 def test_what_is_not_known_or_too_much_is_not_drawn():
-    assert charts.classes_of_splits(a_manifest([[1] * 1000])) == []
-    assert charts.images_of_patients(pa.table({"patient": pa.nulls(2, pa.string())})) == []
-    assert charts.shortcuts(None) == []
-    assert charts.brightness(a_manifest([[1]]), pa.table({"label": ["class 0"]})) == []
+    assert card.classes_of_splits(a_manifest([[1] * 1000])) == []
+    assert card.images_of_patients(pa.table({"patient": pa.nulls(2, pa.string())})) == []
+    assert card.side_facts_of_classes(None) == []
+    assert card.brightness(a_manifest([[1]]), pa.table({"label": ["class 0"]})) == []
 
 
 LABELLED = st.tuples(st.sampled_from(["a", "b", "c"]), st.floats(0, 255, width=32))
@@ -74,7 +72,7 @@ def test_a_histogram_shows_every_image_of_a_class_once(values):
     labels, brightness = zip(*values, strict=True)
     table = pa.table({"label": labels, "brightness": np.array(brightness)})
     names = tuple(sorted(set(labels)))
-    (chart,) = charts.brightness(a_manifest([[1] * len(names)], names), table)
+    (chart,) = card.brightness(a_manifest([[1] * len(names)], names), table)
     assert [name for name, _ in chart.series] == list(names)
     areas = [
         sum((right - left) * height for (left, height), (right, _) in itertools.pairwise(corners))
@@ -90,7 +88,7 @@ def test_a_histogram_shows_every_image_of_a_class_once(values):
 
 def test_a_step_of_a_histogram_is_as_high_as_its_share_of_the_class():
     table = pa.table({"label": ["class 0"] * 4, "brightness": [1.0, 1.0, 1.0, 100.0]})
-    (chart,) = charts.brightness(a_manifest([[4]]), table)
+    (chart,) = card.brightness(a_manifest([[4]]), table)
     ((_, corners),) = chart.series
     width = 1 / 32
     high = [corner for corner in corners if corner[1]]
@@ -101,7 +99,7 @@ def test_a_step_of_a_histogram_is_as_high_as_its_share_of_the_class():
 def test_many_classes_share_one_histogram():
     names = tuple(f"class {n}" for n in range(20))
     table = pa.table({"label": names, "brightness": np.linspace(0, 200, 20)})
-    (chart,) = charts.brightness(a_manifest([[1] * 20], names), table)
+    (chart,) = card.brightness(a_manifest([[1] * 20], names), table)
     assert [name for name, _ in chart.series] == ["all classes"]
 
 

@@ -20,8 +20,6 @@ from pipelines.engine import engine
 from pipelines.engine.job import Job
 from pipelines.planning import plan
 from pipelines.shards.build import Build
-from pipelines.shards.finish import describe_images
-from pipelines.shards.write import open_image_writer
 from pipelines.sources.remote import RemoteZipSource
 
 pytest.importorskip("google.cloud.dataflow", reason="needs pip install 'apache-beam[gcp]'")
@@ -87,8 +85,6 @@ def job_of(chosen: options.BuildOptions) -> Job:
     build = Build(
         output=chosen.output.output,
         draft=bare_manifest(image_shape=(224, 224, 1), label_names=("CNV", "DME"), splits={}),
-        open_writer=open_image_writer,
-        describe=describe_images,
         source=RemoteZipSource(chosen.source.input),
         max_reject_fraction=chosen.output.max_reject_fraction,
     )

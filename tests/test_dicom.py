@@ -21,8 +21,8 @@ from pydicom.pixels import apply_color_lut, apply_modality_lut, pixel_array
 from pipelines.errors import UserError
 from tfrecord_io import Manifest, image_key
 from tfrecord_io.__main__ import main
-from tfrecord_io.decoding import dicom_frames, dicom_tags, preprocess
-from tfrecord_io.decoding.dicom_tags import SHARE, is_dicom
+from tfrecord_io.decoding import dicom, preprocess
+from tfrecord_io.decoding.dicom import SHARE, is_dicom
 from tfrecord_io.decoding.options import Physical, Preprocessing
 from tfrecord_io.decoding.preprocess import decode_image
 from tfrecord_io.rejects import Reject
@@ -376,7 +376,7 @@ def test_fill_bytes_before_a_marker_of_jpeg_are_legal(marker):
 
 
 def test_a_model_of_dicom_files_predicts_pictures_without_the_extra(monkeypatch):
-    monkeypatch.setattr(dicom_tags, "PACKAGES", ("a-missing-codec",))
+    monkeypatch.setattr(dicom, "PACKAGES", ("a-missing-codec",))
     versions = preprocess.decoder_versions() | {"pydicom": "3.0.0"}
     trained = Classifier(None, None, Preprocessing(), ("CNV", "DME"), versions)
     assert other_decoder(trained) is None
@@ -497,7 +497,7 @@ def test_a_deflated_file_is_not_inflated(monkeypatch):
     """It could grow without end."""
     data = (FILES / "image_dfl.dcm").read_bytes()
     monkeypatch.setattr("zlib.decompress", None)
-    assert dicom_tags.read_header(data) is None
+    assert dicom.read_header(data) is None
     assert reason(data) == "unsupported_syntax"
 
 
@@ -513,7 +513,7 @@ def test_damage_anywhere_raises_nothing_but_a_reject(name):
         damaged = bytearray(whole)
         damaged[place] ^= 1 << int(generator.integers(8))
         for data in (bytes(damaged), whole[:place]):
-            dicom_tags.read_header(data)
+            dicom.read_header(data)
             with contextlib.suppress(Reject):
                 decode_image(data, Preprocessing(height=8, width=8), 0)
 
@@ -525,7 +525,7 @@ def test_a_frame_that_is_read_alone_has_the_pixels_that_it_has_in_its_file(name)
     settings = Preprocessing(height=dataset.Rows, width=dataset.Columns, channels=3)
     for frame in (1, 2, int(dataset.NumberOfFrames)):
         with path.open("rb") as file:
-            cut = dicom_frames.cut_frame(file, frame)
+            cut = dicom.cut_frame(file, frame)
         assert cut.NumberOfFrames == 1
         found = np.frombuffer(decode_image(cut, settings, frame).pixels, np.uint8)
         expected = pixel_array(path, index=frame - 1)
@@ -542,7 +542,7 @@ def test_the_frames_of_a_volume_are_what_was_written_in_every_syntax(syntax):
     assert reason(data, 4) == "undecodable"
     for number, expected in enumerate(frames, start=1):
         np.testing.assert_array_equal(decoded(data, number, dtype="uint16"), expected)
-        cut = dicom_frames.cut_frame(io.BytesIO(data), number)
+        cut = dicom.cut_frame(io.BytesIO(data), number)
         settings = Preprocessing(height=64, width=64, dtype="uint16")
         assert decode_image(cut, settings, number).pixels == expected.tobytes()
 
@@ -558,7 +558,7 @@ def test_whole_frames_of_a_volume_that_is_cut_off_stay(syntax):
         decode_image(cut, settings, 3)
     if syntax == "1.2.840.10008.1.2.1":
         with pytest.raises(Reject, match="truncated: the file ends before its frame 3"):
-            dicom_frames.cut_frame(io.BytesIO(cut), 3)
+            dicom.cut_frame(io.BytesIO(cut), 3)
 
 
 @pytest.mark.parametrize(("num_frames", "frames"), [("3", [0]), ("2", [0, 1, 2]), ("0", [0])])
@@ -598,7 +598,7 @@ def test_compressed_frames_beyond_the_number_that_the_file_says_are_not_lost(
         assert reason(data, number) == "multiple_frames"
         if number:
             with pytest.raises(Reject, match="multiple_frames"):
-                dicom_frames.cut_frame(io.BytesIO(data), number)
+                dicom.cut_frame(io.BytesIO(data), number)
 
 
 @pytest.mark.parametrize("syntax", [".4.50", ".4.80", ".4.90"])
@@ -628,12 +628,12 @@ def test_no_frame_is_taken_for_another_one_by_a_wrong_table_of_offsets(syntax, o
 def test_a_header_is_read_from_the_start_of_a_file_or_not_at_all():
     patient = {(0x0010, 0x0020, "LO"): "4711", (0x0010, 0x0010, "PN"): "Doe^Jane"}
     data = dicom_file(np.stack([grey_pixels()] * 5), patient)
-    header = dicom_tags.read_header(data[:600])
-    assert header == dicom_tags.read_header(data)
+    header = dicom.read_header(data[:600])
+    assert header == dicom.read_header(data)
     assert header.num_frames == 5
     assert re.fullmatch("[0-9a-f]{16}", header.patient)
-    assert dicom_tags.read_header(data[:200]) is None
-    assert dicom_tags.read_header(data.replace(b"4711", b"4712")).patient != header.patient
+    assert dicom.read_header(data[:200]) is None
+    assert dicom.read_header(data.replace(b"4711", b"4712")).patient != header.patient
 
 
 def without(element: tuple[int, int]) -> bytes:
@@ -818,7 +818,7 @@ def test_no_identifier_of_a_tag_is_in_any_output(folder, tmp_path, capfd):
 
 
 def test_without_the_extra_dicom_files_are_refused_with_what_to_do(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(dicom_tags, "PACKAGES", (*dicom_tags.PACKAGES, "a-missing-codec"))
+    monkeypatch.setattr(dicom, "PACKAGES", (*dicom.PACKAGES, "a-missing-codec"))
     with pytest.raises(UserError, match=r"missing-codec is not installed: run .*\[dicom\]"):
         build_here(folder, tmp_path / "out", *FLAGS)
     assert not (tmp_path / "out").exists()

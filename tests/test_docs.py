@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([ROOT / "README.md", ROOT / "SECURITY.md", *(ROOT / "docs").rglob("*.md")])
 PACKAGES = ("pipelines", "tfrecord_io", "train")
 #: Messages of Python and the operating system on the page of problems.
 OF_THE_SYSTEM = {
@@ -88,6 +88,13 @@ def test_every_block_names_its_language_or_why_it_is_not_run(page: Path) -> None
     for block in blocks(page):
         assert block.language in TEXT | {"sh", "python"}, f"line {block.line}"
         assert block.reason is None or len(block.reason.split()) >= 3, f"line {block.line}"
+
+
+def test_every_file_that_the_page_on_security_names_exists() -> None:
+    named = re.findall(r"`([\w/]+\.py)`", (ROOT / "SECURITY.md").read_text(encoding="utf-8"))
+    assert len(named) > 10
+    folders = (ROOT, ROOT / "pipelines")
+    assert [n for n in named if not any((folder / n).exists() for folder in folders)] == []
 
 
 def test_every_message_that_the_page_of_problems_explains_exists() -> None:

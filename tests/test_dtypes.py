@@ -24,8 +24,8 @@ from tfrecord_io import (
     ManifestError,
     PixelStatistics,
     RecordLayout,
+    descriptions,
     show,
-    tfds_metadata,
     visible,
 )
 from tfrecord_io.auditing import side_facts
@@ -50,7 +50,7 @@ def dataset(tmp_path_factory, request) -> Path:
     dtype, shape = request.param
     path = tmp_path_factory.mktemp("typed")
     manifest = write_dataset(path, num_examples={"train": 23}, image_shape=shape, dtype=dtype)
-    for name, text in tfds_metadata.describe(manifest).items():
+    for name, text in descriptions.for_tfds(manifest).items():
         (path / name).write_text(text)
     labels = np.array(manifest.label_names)[stored(path)[1].argmax(1)].tolist()
     rows = [
@@ -134,7 +134,7 @@ def written(dtype, shape):
 
 def test_a_shard_of_16_bits_has_the_facts_of_its_pictures():
     shard, images = written("uint16", (64, 64, 1))
-    assert shard.statistics() == PixelStatistics.from_images(images)
+    assert shard.statistics == PixelStatistics.from_images(images)
     facts = shard.facts()
     assert facts["brightness"] == pytest.approx(images.mean(axis=(1, 2, 3)) / 257)
     in_eight_bits = side_facts.side_facts(visible.eight_bits(images))
@@ -144,7 +144,7 @@ def test_a_shard_of_16_bits_has_the_facts_of_its_pictures():
 @pytest.mark.parametrize(("dtype", "channels"), [("float16", 1), ("float32", 512), ("uint8", 8)])
 def test_feature_maps_have_no_facts_of_pictures(dtype, channels):
     shard, _ = written(dtype, (2, 2, channels))
-    assert shard.statistics() is None
+    assert shard.statistics is None
     assert not any(len(column) for column in shard.facts().values())
 
 
@@ -152,12 +152,6 @@ def test_the_statistics_of_feature_maps_are_refused_by_name(tmp_path):
     write_dataset(tmp_path, image_shape=(1, 1, 9), dtype="float16")
     with pytest.raises(ManifestError, match=f"{tmp_path} holds images of float16 in 9 channels"):
         tfrecord_io.read_statistics(tmp_path)
-
-
-def test_images_of_too_few_bytes_for_their_type_are_refused():
-    layout = RecordLayout(image_shape=(2, 3, 1), num_classes=2, dtype="uint16")
-    with pytest.raises(ValueError, match=r"expected 12 bytes of pixels .* of uint16, received 6"):
-        layout.encode_record(bytes(6), np.eye(2)[0], tfrecord_io.image_key("a"))
 
 
 # ---- 16 bits from the files to a prediction

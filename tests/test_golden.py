@@ -15,10 +15,9 @@ import json
 import numpy as np
 import pytest
 import tensorflow as tf
-from builds import IN_MEMORY, ROOT
+from builds import ROOT, build_here
 from PIL import Image
 
-from pipelines import build_tfrecords
 from tfrecord_io import Manifest, image_key
 
 SOURCE = ROOT / "tests" / "testdata" / "golden_source"
@@ -31,11 +30,7 @@ STABLE = ("format_version", "name", "image", "label_names", "record", "splits", 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     output = tmp_path_factory.mktemp("golden") / "out"
-    build_tfrecords.build(
-        ["--source=directory", f"--input={SOURCE}", f"--output={output}", "--name=golden",
-         "--image_size=10x8", "--num_shards=2", IN_MEMORY]
-    )  # fmt: skip
-    return output
+    return build_here(SOURCE, output, "--name=golden", "--image_size=10x8", "--num_shards=2")
 
 
 def test_a_build_writes_the_shards_it_always_wrote(built):

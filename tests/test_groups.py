@@ -82,13 +82,10 @@ def test_a_chain_of_too_many_images_is_reported_and_not_used():
 def test_groups_do_not_depend_on_the_order_of_the_images():
     generator = np.random.default_rng(0)
     values = [f"{value}" for value in generator.integers(40, size=200)]
-    images = pa.table(
-        {
-            "patient": [value if generator.random() < 0.5 else None for value in values],
-            "study": [str(value) for value in generator.integers(60, size=200)],
-            "path": [f"{row}.png" for row in range(200)],
-        }
-    )
+    patients = [value if generator.random() < 0.5 else None for value in values]
+    studies = generator.integers(60, size=200).astype(str)
+    paths = [f"{row}.png" for row in range(200)]
+    images = pa.table({"patient": patients, "study": studies, "path": paths})
     pairs = generator.integers(200, size=(20, 2))
     order = generator.permutation(200)
     names = group_images(images, pairs).names

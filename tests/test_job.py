@@ -58,15 +58,6 @@ def test_another_build_of_a_tar_gz_is_refused_after_it_was_listed(tmp_path, same
         pass
 
 
-@pytest.mark.parametrize(
-    ("flags", "names"),
-    [([], ("CNV", "DME", "DRUSEN", "NORMAL")), (["--classes=NORMAL,CNV"], ("NORMAL", "CNV"))],
-)
-def test_classes_have_the_order_they_are_given_in(archive, tmp_path, flags, names):
-    with prepare(archive, tmp_path / "out", *flags) as job:
-        assert job.build.draft.label_names == names
-
-
 @pytest.mark.parametrize("name", ["nowhere", "empty", "text.zip"])
 def test_an_input_that_cannot_be_used_leaves_no_output(tmp_path, name):
     (tmp_path / "empty").mkdir()

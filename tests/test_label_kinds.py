@@ -20,11 +20,17 @@ import tfrecord_io
 from pipelines import build_tfrecords
 from tfrecord_io import show, verify
 from tfrecord_io.auditing import audit
-from tfrecord_io.kinds.classes import CLASSES, GRADES
-from tfrecord_io.kinds.label_kind import LabelKind
-from tfrecord_io.kinds.multi_label import MULTI_LABEL
-from tfrecord_io.kinds.numbers import NUMBER, number_text, ranges_of
-from tfrecord_io.kinds.registry import KINDS, kind_in
+from tfrecord_io.kinds import (
+    CLASSES,
+    GRADES,
+    KINDS,
+    MULTI_LABEL,
+    NUMBER,
+    LabelKind,
+    kind_in,
+    number_text,
+    ranges_of,
+)
 
 NAMES = ("mass", "fluid", "scar")
 

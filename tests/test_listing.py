@@ -102,13 +102,6 @@ def test_of_nested_split_folders_the_inner_ones_are_the_splits(folders):
     assert (listing.rejects, listing.ignored, listing.notes) == ([], {"no_image_name": 1}, [])
 
 
-def test_wrapped_splits_of_two_trees_are_still_two_trees():
-    wrapped = {f"{name.split('/')[0]}/{name}": content for name, content in TREE.items()}
-    listing = list_files({**under("a", wrapped), **under("b", TREE)})
-    assert listing.copies == len(TREE)
-    assert set(places(listing).values()) == set(expected_places(TREE).values())
-
-
 @pytest.mark.parametrize(
     ("places_of", "suspicious"),
     [
@@ -247,13 +240,6 @@ def test_classes_are_chosen_and_an_unknown_one_is_named():
         list_files(TREE, classes=("CNV", "AMD"))
 
 
-def test_the_patient_is_found_under_every_class_and_split():
-    listing = list_files(TREE)
-    for ref in iterate_refs(listing.refs):
-        assert ref.patient == ref.path.split("-")[1]
-    assert not listing.patient_in_path
-
-
 def test_a_pattern_is_tried_on_the_name_and_then_on_the_path():
     files = {
         "in/CNV/patient07/a.png": b"1", "in/CNV/patient07/patient9/b.png": b"2",
@@ -261,8 +247,8 @@ def test_a_pattern_is_tried_on_the_name_and_then_on_the_path():
     }  # fmt: skip
     listing = list_files(files, group_regex=r"patient(\d+)[/_]")
     assert listing.refs["patient"].to_pylist() == ["07", "8", "07", None]
-    assert listing.patient_in_path
-    assert not list_files(TREE, group_regex=r"-(\d+)-").patient_in_path
+    assert listing.identity["patient_in_path"]
+    assert "patient_in_path" not in list_files(TREE, group_regex=r"-(\d+)-").identity
 
 
 def test_a_pattern_that_finds_few_patients_or_none_shows_paths_without_one():

@@ -20,7 +20,7 @@ from listed import list_members
 from pipelines import build_tfrecords, errors
 from pipelines.listing.label_table import read_label_table
 from pipelines.listing.layout import match_files
-from pipelines.listing.listing import ListingOptions, _patients_of_sites, list_images
+from pipelines.listing.listing import ListingOptions, list_images
 from pipelines.listing.refs import Listing, iterate_refs
 from pipelines.sources.directory import DirectorySource
 from pipelines.sources.source import Member
@@ -509,16 +509,6 @@ def test_patients_of_two_sites_are_two_patients_and_their_sites_are_measured(
     assert "row 8 has '' in the column site" in capsys.readouterr().err
 
 
-def test_a_known_patient_stays_known_where_the_site_is_missing():
-    # Patient 17 without a site may be that of London or of Zurich; patient 5 is of London alone.
-    cells = [("17", "london"), ("17", "zurich"), ("17", None), ("5", "london"), ("6", None)]
-    patients, sites = zip(*cells, (None, "london"), (None, None), strict=True)
-    site = pa.array(sites, pa.string()).dictionary_encode()
-    table = pa.table({"patient": pa.array(patients, pa.large_string()), "site": site})
-    found = _patients_of_sites(table).to_pylist()
-    assert found == ["17", "17", "17", "london/5", "6", None, None]
-
-
 def test_a_site_is_part_of_patients_from_dicom_tags_and_names(tmp_path):
     patient = {(0x0010, 0x0020, "LO"): "17"}
     files = {f"{k}.dcm": dicom_file(grey_pixels(k), patient) for k in range(2)}
@@ -581,14 +571,6 @@ def test_a_table_without_any_label_is_an_error_that_says_why(
 ):
     assert build_rows([row | change for row in ROWS], *flags) == 2
     assert message in capsys.readouterr().err
-
-
-def test_too_many_rows_without_a_file_fail_the_build(build_rows, tmp_path, capsys):
-    rows = [*ROWS, *(ROWS[0] | {"path": f"gone{number}.png"} for number in range(3))]
-    assert build_rows(rows) == 1
-    assert "missing_file" in capsys.readouterr().err
-    assert build_rows(rows, "--max_reject_fraction=0.5", "--overwrite") == 0
-    assert "gone0.png,missing_file" in (tmp_path / "out" / "rejects.csv").read_text()
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])

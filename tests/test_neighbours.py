@@ -37,9 +37,8 @@ def test_the_neighbours_are_the_most_similar_scans_of_other_patients():
     cosines[patients[:, None] == patients] = -np.inf
     expected = np.argsort(-cosines, axis=1, kind="stable")[:, :4]
     np.testing.assert_array_equal(found.rows, expected)
-    np.testing.assert_allclose(
-        found.similarities, np.take_along_axis(cosines, expected, 1), atol=1e-6
-    )
+    nearest = np.take_along_axis(cosines, expected, 1)
+    np.testing.assert_allclose(found.similarities, nearest, atol=1e-6)
 
 
 def test_where_other_patients_are_few_the_rest_is_no_neighbour():
@@ -133,16 +132,11 @@ WRONG_LABEL = "train/NORMAL/NORMAL-93-1.png"
 
 
 def planted_files():
-    patients = {
-        ("train", "CNV"): range(14),
-        ("test", "CNV"): range(20, 23),
-        ("train", "NORMAL"): range(40, 54),
-        ("test", "NORMAL"): range(60, 63),
-    }
     files = {
         f"{split}/{label}/{label}-{patient}-1.png": encoded(scan(patient, label))
-        for (split, label), numbers in patients.items()
-        for patient in numbers
+        for first, label in ((0, "CNV"), (40, "NORMAL"))
+        for split, numbers in (("train", range(14)), ("test", range(20, 23)))
+        for patient in (first + number for number in numbers)
     }
     files[MIRRORED[1]] = encoded(scan(3, "CNV")[:, ::-1])
     files[SAVED_AGAIN[1]] = encoded(scan(4, "CNV"), "JPEG", quality=90)
@@ -158,14 +152,8 @@ def brightness_of(images):
 
 def extract(images, output):
     """Writes the features of a dataset as the job does, with a trunk that needs no Keras."""
-    facts = Trunk(
-        model="histogram",
-        layer="pixels",
-        weights="none",
-        image_shape=(SIDE, SIDE, 1),
-        feature_shape=(SIDE, SIDE, 8),
-        rest_layers=0,
-    )
+    shapes = {"image_shape": (SIDE, SIDE, 1), "feature_shape": (SIDE, SIDE, 8)}
+    facts = Trunk(model="histogram", layer="pixels", weights="none", rest_layers=0, **shapes)
     trunk = images.parent / "trunk.keras"
     with zipfile.ZipFile(trunk, "w") as archive:
         archive.writestr(FACTS_NAME, json.dumps(facts.to_dict()))
@@ -220,10 +208,8 @@ def test_the_page_shows_both_scans_side_by_side_and_needs_no_network(page):
     parsed = Page(text)
     assert parsed.open == []
     assert not parsed.all("script")
-    assert {image["alt"].rpartition(": ")[2] for image in parsed.all("img")} >= {
-        *MIRRORED,
-        WRONG_LABEL,
-    }
+    shown = {image["alt"].rpartition(": ")[2] for image in parsed.all("img")}
+    assert shown >= {*MIRRORED, WRONG_LABEL}
     assert all(image["src"].startswith("data:image/jpeg") for image in parsed.all("img"))
     assert "most similar scans of other patients are CNV" in text
 
@@ -234,32 +220,18 @@ def test_on_a_phone_nothing_of_the_pages_sticks_out(page, features, tmp_path):
     assert overhang(features / "report.html", tmp_path, 390) == 0
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        (
-            {},
-            (
-                "NOTE     2 pairs of scans may be cropped, mirrored or turned copies",
-                "Across splits: 2. With different classes: 0.",
-                "WARNING  1 label stands out from those of similar scans",
-            ),
-        ),
-        (
-            {"label_kind": "multi_label"},
-            (
-                "NOTE     Labels were not compared with those of similar scans",
-                "With different labels: 0.",
-            ),
-        ),
-    ],
-)
-def test_the_command_says_what_it_found_in_words(changes, said, features, tmp_path, capsys):
+def test_the_command_says_what_it_found_in_words(features, tmp_path, capsys):
+    assert main(["audit", str(features)]) == 0
+    text = capsys.readouterr().out
+    assert "NOTE     2 pairs of scans may be cropped, mirrored or turned copies" in text
+    assert "Across splits: 2. With different classes: 0." in text
+    assert "WARNING  1 label stands out from those of similar scans" in text
     copy = shutil.copytree(features, tmp_path / "copy")
-    change_manifest(copy, **changes)
+    change_manifest(copy, label_kind="multi_label")
     assert main(["audit", str(copy)]) == 0
     text = capsys.readouterr().out
-    assert [words for words in said if words not in text] == []
+    assert "NOTE     Labels were not compared with those of similar scans" in text
+    assert "With different labels: 0." in text
 
 
 def test_wrong_usage_and_another_dataset_are_refused(features, images, tmp_path, capsys):

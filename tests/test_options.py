@@ -4,12 +4,11 @@ import pytest
 
 from pipelines import build_tfrecords, errors
 from pipelines.listing.options import ListingOptions
-from pipelines.options import flag_names, parse_options
+from pipelines.options import ImageOptions, flag_names, parse_options
 from pipelines.planning.plan import PlanOptions
 from pipelines.planning.splits import SplitOptions
-from pipelines.shards.options import ImageOptions
-from pipelines.sources.options import SourceOptions
-from pipelines.stores.options import OutputOptions
+from pipelines.sources.factory import SourceOptions
+from pipelines.stores.output import OutputOptions
 from tfrecord_io.decoding.options import Preprocessing
 
 PATIENT = ["--splits=patient"]

@@ -10,7 +10,7 @@ from image_files import scan_tree, write_tree
 
 from pipelines import errors
 from pipelines.shards import write
-from pipelines.stores import output_state
+from pipelines.stores import file_lock, output_state
 from pipelines.stores.output import BUILD_DIR, Storage
 
 
@@ -42,7 +42,7 @@ def identity_of(scans, output, *more):
 def test_a_second_build_is_refused_while_the_first_holds_the_folder(storage):
     with (
         output_state.locked(storage),
-        pytest.raises(errors.UserError, match=rf"another build \(process {os.getpid()}\)"),
+        pytest.raises(errors.UserError, match=rf"another process \(process id {os.getpid()}\)"),
         output_state.locked(storage),
     ):
         pass
@@ -79,6 +79,56 @@ def test_an_output_that_cannot_be_a_folder_is_named(tmp_path, name):
         output_state.locked(Storage(str(tmp_path / name))),
     ):
         pass
+
+
+# ---- any lock
+
+
+def test_a_lock_that_is_held_is_refused_and_names_its_holder(tmp_path):
+    path = tmp_path / "folder" / "lock"
+    with file_lock.held(path, "busy"):
+        with (
+            pytest.raises(errors.UserError, match=rf"process id {os.getpid()}\) is busy; wait"),
+            file_lock.held(path, "busy"),
+        ):
+            pass
+        path.write_text("")  # as it is before its holder has written its id
+        with (
+            pytest.raises(errors.BuildError, match="id unknown"),
+            file_lock.held(path, "busy", errors.BuildError),
+        ):
+            pass
+    assert not path.exists()
+    with file_lock.held(path, "busy"):
+        pass
+
+
+def test_the_lock_of_a_later_holder_stays_where_the_block_deleted_its_folder(tmp_path):
+    path = tmp_path / "folder" / "lock"
+    with file_lock.held(path, "busy"):
+        shutil.rmtree(path.parent)
+        later = file_lock.held(path, "busy")
+        later.__enter__()
+    assert path.read_text() == str(os.getpid())
+    with pytest.raises(errors.UserError), file_lock.held(path, "busy"):
+        pass
+    later.__exit__(None, None, None)
+    assert not path.exists()
+
+
+def test_a_lock_on_a_file_that_its_last_holder_deleted_is_taken_anew(tmp_path, monkeypatch):
+    path = tmp_path / "lock"
+    locked: list[Path] = []
+
+    def lock(file: object, operation: int) -> None:
+        if not locked:
+            path.unlink()  # As the last holder does, between our open and our lock.
+        locked.append(path)
+
+    monkeypatch.setattr(file_lock.fcntl, "flock", lock)
+    with file_lock.held(path, "busy"):
+        assert len(locked) == 2
+        assert path.read_text() == str(os.getpid())
 
 
 # ---- what is there already
@@ -161,7 +211,7 @@ def test_clearing_removes_a_dataset_and_nothing_else(complete, tmp_path):
 def test_leftovers_of_killed_attempts_are_removed_and_parts_are_kept(storage):
     kept = {f"{BUILD_DIR}/plan.json": b"", f"{BUILD_DIR}/a.parquet": b"", "x.tmp": b""}
     write_tree(Path(storage.root), {**kept, f"{BUILD_DIR}/.train.tfrecord.abc.tmp": b"half"})
-    output_state.remove_leftovers(storage)
+    output_state.remove_build_files(storage, ".tmp")
     assert files_of(Path(storage.root)) == kept
 
 
@@ -198,7 +248,7 @@ def test_a_build_goes_on_where_it_stopped(scans, complete, tmp_path, capsys):
     assert found == expected
 
 
-@pytest.mark.parametrize("damage", ["shard", "rows", "sidecar", "fingerprint"])
+@pytest.mark.parametrize("damage", ["shard", "rows", "sidecar", "fingerprint", "statistics"])
 def test_a_shard_whose_files_do_not_fit_is_written_anew(scans, complete, tmp_path, damage):
     output = interrupted(complete, scans, tmp_path / "out")
     shard = next(output.glob("train-*.tfrecord"))
@@ -210,8 +260,9 @@ def test_a_shard_whose_files_do_not_fit_is_written_anew(scans, complete, tmp_pat
     elif damage == "sidecar":
         sidecar.write_bytes(sidecar.read_bytes()[:-9])
     else:
-        content = json.loads(sidecar.read_text())
-        sidecar.write_text(json.dumps({**content, "fingerprint": "of another build"}))
+        # A release that did not count pixels left no sums.
+        wrong = {"fingerprint": "of another build", "statistics": None}[damage]
+        sidecar.write_text(json.dumps({**json.loads(sidecar.read_text()), damage: wrong}))
     build_here(scans, output, "--num_shards=4")
     assert files_of(output) == files_of(complete)
 

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 from builds import wait_until
 from dataset_factory import assert_same, write_dataset
 
 import tfrecord_io
-from tfrecord_io import ManifestError, schema
+from tfrecord_io import Manifest, ManifestError, read_examples, schema
 from tfrecord_io.reading.order import BatchOrder
 
 BOTH = ("train", "val")
@@ -235,3 +236,23 @@ def test_a_split_without_room_on_a_device_is_read_from_its_files_and_says_so(
 def test_an_unknown_cache_is_refused(small_dataset: Path) -> None:
     with pytest.raises(ValueError, match="received 'disk'"):
         _batches(small_dataset, cache="disk")
+
+
+# ---- the table of examples
+
+
+def test_the_examples_are_a_table_in_the_stored_order(built_dataset: Path) -> None:
+    table = read_examples(built_dataset)
+    assert table.equals(pq.read_table(built_dataset / "examples.parquet"))
+    val = read_examples(built_dataset, "val")
+    assert val["split"].unique().to_pylist() == ["val"]
+    assert val.num_rows == Manifest.load(built_dataset).split("val").num_examples
+
+
+def test_the_examples_of_an_unknown_split_or_no_dataset_are_an_error(
+    built_dataset: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ManifestError, match="no split 'dev'"):
+        read_examples(built_dataset, "dev")
+    with pytest.raises(ManifestError, match="is missing"):
+        read_examples(tmp_path)

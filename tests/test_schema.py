@@ -1,4 +1,7 @@
+"""Records, and the shards that are made of them."""
+
 import hashlib
+import io
 
 import numpy as np
 import pytest
@@ -6,8 +9,11 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfrecord_io import schema
+from tfrecord_io import manifest, schema
+from tfrecord_io.auditing.side_facts import side_facts
 from tfrecord_io.schema import RecordLayout, image_key
+from tfrecord_io.shard_writer import ShardWriter
+from tfrecord_io.statistics import PixelStatistics
 
 KEY = image_key("train/CNV/CNV-1-1.jpeg")
 
@@ -141,14 +147,64 @@ def test_what_does_not_fit_the_layout_is_refused(image, label, key, message):
         layout.encode_record(image, np.array(label, np.float32), key)
 
 
-def test_a_key_is_the_start_of_the_paths_sha256_and_never_changes():
-    assert hashlib.sha256(b"train/CNV/CNV-1-1.jpeg").hexdigest()[:32] == KEY
-    assert KEY == "319ced6d54661d48d62fc0257f6e9cda"
+# ---- shards
 
 
-def test_the_checksum_is_that_of_the_standard():
-    # RFC 3720, B.4: the CRC-32C of 32 zero bytes is 0x8A9136AA. TFRecord rotates it by 15 bits to
-    # the right and adds a constant.
-    crc = 0x8A9136AA
-    rotated = (crc >> 15) | (crc << 17) & 0xFFFFFFFF
-    assert schema.masked_crc32c(bytes(32)) == (rotated + 0xA282EAD8) & 0xFFFFFFFF
+def make_examples(layout, num_examples):
+    generator = np.random.default_rng(num_examples)
+    pictures = generator.integers(256, size=(num_examples, *layout.image_shape), dtype=np.uint8)
+    one_hot = np.eye(layout.num_classes, dtype=np.float32)
+    return [
+        (picture.tobytes(), one_hot[number % layout.num_classes], image_key(f"{number}"))
+        for number, picture in enumerate(pictures)
+    ], pictures
+
+
+@pytest.mark.parametrize("shape", [(224, 224, 1), (20, 31, 3), (1, 1, 1), (1200, 1000, 1)])
+@pytest.mark.parametrize("num_examples", [0, 1, 45])
+def test_a_shard_is_its_records_one_after_another(shape, num_examples):
+    layout = RecordLayout(image_shape=shape, num_classes=4)
+    num_examples = min(num_examples, 3) if shape[0] > 1000 else num_examples
+    examples, pictures = make_examples(layout, num_examples)
+    file = io.BytesIO()
+    with ShardWriter(file, layout) as shard:
+        for example in examples:
+            shard.write(*example)
+    assert file.getvalue() == b"".join(layout.encode_record(*example) for example in examples)
+    assert shard.sha256 == hashlib.sha256(file.getvalue()).hexdigest()
+    some = pictures if num_examples else np.empty((0, 8, 8, 1), np.uint8)
+    for name, column in side_facts(some).items():
+        assert shard.facts()[name].tolist() == column.tolist()
+    assert shard.statistics == PixelStatistics.from_images(pictures)
+
+
+def test_nothing_is_written_after_an_error():
+    layout = RecordLayout(image_shape=(8, 8, 1), num_classes=2)
+    (example,), _ = make_examples(layout, 1)
+    file = io.BytesIO()
+
+    def stop_half_way():
+        with ShardWriter(file, layout) as shard:
+            shard.write(*example)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stop_half_way()
+    assert file.getvalue() == b""
+
+
+def test_an_image_that_does_not_fit_is_refused_and_leaves_the_others():
+    layout = RecordLayout(image_shape=(8, 8, 1), num_classes=2)
+    examples, _ = make_examples(layout, 2)
+    file = io.BytesIO()
+    with ShardWriter(file, layout) as shard:
+        shard.write(*examples[0])
+        with pytest.raises(ValueError, match="expected 64 bytes of pixels"):
+            shard.write(b"short", np.eye(2)[0], image_key("a"))
+        shard.write(*examples[1])
+    assert file.getvalue() == b"".join(layout.encode_record(*example) for example in examples)
+
+
+def test_the_name_of_a_shard_is_the_usual_one_of_tensorflow():
+    assert manifest.shard_name("train", 0, 64) == "train-00000-of-00064.tfrecord"
+    assert manifest.sidecar_name("train-00000-of-00064.tfrecord") == "train-00000-of-00064.json"

@@ -13,26 +13,23 @@ from tfrecord_io import manifest, show
 from tfrecord_io.__main__ import main
 
 
-def test_every_tile_is_a_stored_image_of_its_class(built_dataset):
+def test_every_tile_is_a_stored_image_of_its_class(built_dataset, tmp_path):
     found = manifest.Manifest.load(built_dataset)
     height, width, _ = found.image_shape
     # Tiles of the stored size are not resized, so that pixels can be compared.
     sheet = show.contact_sheet(
         built_dataset, "train", num_per_class=2, tile_size=max(height, width)
     )
+    output = tmp_path / "grid.png"
+    assert main(["show", str(built_dataset), "--output", str(output)]) == 0
+    with Image.open(output) as image:
+        assert image.format == "PNG"
     images, labels, _ = stored(built_dataset)
     row_height = (sheet.height - 6) // found.num_classes
     for row in range(found.num_classes):
         top = 6 + row * row_height + 18
         tile = np.asarray(sheet)[top : top + height, 6 : 6 + width, 0]
         assert any((tile == image[:, :, 0]).all() for image in images[labels[:, row] == 1])
-
-
-def test_the_command_writes_a_png(built_dataset, tmp_path):
-    output = tmp_path / "grid.png"
-    assert main(["show", str(built_dataset), "--output", str(output)]) == 0
-    with Image.open(output) as image:
-        assert image.format == "PNG"
 
 
 def cut_shards(table):

@@ -32,6 +32,11 @@ def write_archive(folder, kind, files=TREE):
     return write_tar(path, files)
 
 
+def assert_refused(path, message):
+    with pytest.raises(errors.UserError, match=message):
+        list_archive(path, path.parent / "scratch")
+
+
 ARCHIVES = ("zip", "deflated.zip", "tar", "tar.gz")
 KINDS = pytest.mark.parametrize("kind", ARCHIVES)
 ALL_KINDS = pytest.mark.parametrize("kind", [*ARCHIVES, "folder"])
@@ -85,7 +90,7 @@ def test_a_tar_that_changes_during_the_build_ends_it(tmp_path, kind):
     read_from.write_bytes(changed.read_bytes())
     with (
         source.open() as reader,
-        pytest.raises(errors.BuildError, match=rf"{FIRST} in {path} changed since .*--overwrite"),
+        pytest.raises(errors.BuildError, match=rf"{path} changed since .*--overwrite"),
     ):
         reader.read(next(ref for ref in iterate_refs(listing.refs) if ref.path == FIRST).member)
 
@@ -103,8 +108,7 @@ def test_an_archive_that_a_worker_does_not_see_is_named(tmp_path):
 def test_a_file_that_is_not_an_archive_is_named(tmp_path, name, content):
     path = tmp_path / name
     path.write_bytes(content)
-    with pytest.raises(errors.UserError, match=f"{path}|found no image.*check --input"):
-        list_archive(path, tmp_path / "scratch")
+    assert_refused(path, f"{path}|found no image.*check --input")
 
 
 # ---- zip
@@ -158,8 +162,7 @@ def test_a_zip_with_other_data_before_or_behind_it_is_refused(tmp_path, before, 
         before = write_archive(tmp_path, before, {FIRST: TREE[FIRST]}).read_bytes()
     path = write_zip(tmp_path / "a.zip", TREE)
     path.write_bytes(before + path.read_bytes() + after)
-    with pytest.raises(errors.UserError, match=message):
-        list_archive(path, tmp_path / "scratch")
+    assert_refused(path, message)
 
 
 @pytest.mark.parametrize("written", [write_zip, streamed_zip])
@@ -174,8 +177,7 @@ def test_a_member_that_the_index_leaves_out_is_noticed(tmp_path, written, hidden
     if not hidden:
         assert read_archive(path, tmp_path / "scratch") == TREE
         return
-    with pytest.raises(errors.UserError, match=NOT_EXPLAINED):
-        list_archive(path, tmp_path / "scratch")
+    assert_refused(path, NOT_EXPLAINED)
 
 
 @pytest.mark.parametrize("place", [0, 5, 12])
@@ -260,14 +262,12 @@ def test_an_offset_outside_the_zip_is_refused(tmp_path, offset):
     data = bytearray(path.read_bytes())
     struct.pack_into("<I", data, central_entry(data, FIRST) + OFFSET, 2**32 - 1)
     path.write_bytes(data)
-    with pytest.raises(errors.UserError, match=r"belong to no member|points outside"):
-        list_archive(path, tmp_path / "scratch")
+    assert_refused(path, r"belong to no member|points outside")
 
 
 def test_a_member_that_claims_bytes_beyond_all_members_is_refused(tmp_path):
     path = patched_zip(tmp_path, STORED_SIZE, "<I", 2**32 - 2)
-    with pytest.raises(errors.UserError, match="points outside of its members"):
-        list_archive(path, tmp_path / "scratch")
+    assert_refused(path, "points outside of its members")
 
 
 def test_a_zip_whose_directory_hides_members_is_refused(tmp_path):
@@ -279,8 +279,7 @@ def test_a_zip_whose_directory_hides_members_is_refused(tmp_path):
     path = patched_zip(tmp_path, COMMENT_LENGTH, "<H", rest, name=name, method=zipfile.ZIP_STORED)
     with zipfile.ZipFile(path) as archive:  # which does not notice
         assert len(archive.infolist()) == 6
-    with pytest.raises(errors.UserError, match=r"a\.zip is not .*\(expected 12 members, found 6"):
-        list_archive(path, tmp_path / "scratch")
+    assert_refused(path, r"a\.zip is not .*\(expected 12 members, found 6")
 
 
 def test_a_zip_whose_end_holds_the_signature_of_an_end_is_listed(tmp_path):
@@ -392,8 +391,7 @@ def test_a_damaged_archive_gives_no_wrong_bytes_and_no_other_error(tmp_path, kin
 def test_a_zip_with_a_name_that_is_not_the_utf8_it_claims_is_refused_with_the_way_out(tmp_path):
     path = write_zip(tmp_path / "a.zip", {**TREE, "train/CNV/ä.jpeg": b"1"})
     path.write_bytes(path.read_bytes().replace("ä".encode(), b"\xff\xfe"))
-    with pytest.raises(errors.UserError, match=r"a\.zip .*a name is UTF-8, .*pack the files again"):
-        list_archive(path, tmp_path / "scratch")
+    assert_refused(path, r"a\.zip .*a name is UTF-8, .*pack the files again")
 
 
 # ---- tar
@@ -418,8 +416,7 @@ def test_a_damaged_header_inside_a_tar_does_not_hide_what_follows(tmp_path, dama
     data = bytearray(path.read_bytes())
     data[place : place + len(damage)] = damage
     path.write_bytes(data)
-    with pytest.raises(errors.UserError, match="not a complete tar archive"):
-        list_archive(path, tmp_path / "scratch")
+    assert_refused(path, "not a complete tar archive")
 
 
 @pytest.mark.parametrize("kind", ["tar", "tar.gz"])
@@ -428,8 +425,7 @@ def test_tars_that_were_joined_are_refused(tmp_path, kind):
     path = write_archive(tmp_path, kind, {name: TREE[name] for name in names[:6]})
     second = write_tar(tmp_path / f"b.{kind}", {name: TREE[name] for name in names[6:]})
     path.write_bytes(path.read_bytes() + second.read_bytes())
-    with pytest.raises(errors.UserError, match=rf"scans\.{kind} is not .* other data follows; if"):
-        list_archive(path, tmp_path / "scratch")
+    assert_refused(path, rf"scans\.{kind} is not .* other data follows; if")
 
 
 @pytest.mark.parametrize("num_bytes", [512, 513, 10_240, 5_000_000])
@@ -536,8 +532,7 @@ def test_a_gzip_bomb_is_stopped_and_leaves_nothing(tmp_path):
         for _ in range(65):
             file.write(bytes(1 << 20))
     scratch = tmp_path / "scratch"
-    with pytest.raises(errors.UserError, match="unpacks to more than 50 times its size"):
-        list_archive(path, scratch)
+    assert_refused(path, "unpacks to more than 50 times its size")
     assert list(scratch.iterdir()) == []
 
 
@@ -548,6 +543,5 @@ def test_a_gzip_stream_that_is_cut_or_followed_by_other_data_leaves_nothing(tmp_
     path = write_tar(tmp_path / "a.tar.gz", TREE)
     path.write_bytes(path.read_bytes()[:end] + more)
     scratch = tmp_path / "scratch"
-    with pytest.raises(errors.UserError, match="is not a complete gzip file"):
-        list_archive(path, scratch)
+    assert_refused(path, "is not a complete gzip file")
     assert list(scratch.iterdir()) == []

@@ -36,7 +36,7 @@ def test_a_file_that_is_not_the_published_one_is_named_before_and_during_the_bui
 
     with pytest.raises(errors.UserError, match=f"{path}: expected the published MD5 .*, got"):
         next(fashion.members())
-    with fashion.open() as reader, pytest.raises(errors.BuildError, match=f"{path}: expected"):
+    with fashion.open() as reader, pytest.raises(errors.UserError, match=f"{path}: expected"):
         reader.read(member)
 
 

@@ -5,8 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from pipelines import errors
-from pipelines.sources.reader import read_in_order
-from pipelines.sources.source import Member, Reader
+from pipelines.sources.source import Member, Reader, read_in_order
 
 
 class CountingReader(Reader):

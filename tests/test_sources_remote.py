@@ -28,7 +28,7 @@ from pipelines import build_tfrecords, errors, options
 from pipelines.listing.listing import ListingOptions, list_images
 from pipelines.sources import factory
 from pipelines.sources.archive import ArchiveSource
-from pipelines.sources.options import SourceOptions, Workers
+from pipelines.sources.factory import SourceOptions, Workers
 from pipelines.sources.remote import RemoteDirectorySource, RemoteZipSource
 from tfrecord_io import Manifest, verify
 from tfrecord_io.__main__ import main as tfrecord_io_main
@@ -294,9 +294,7 @@ def test_an_input_that_changes_under_the_build_is_not_mixed(kind, s3, scans_zip)
             read(reader)
 
 
-# --------------------------------------------------------------------------------------------------
-# Workers elsewhere
-# --------------------------------------------------------------------------------------------------
+# ---- Workers elsewhere
 
 DATAFLOW = ["--runner=DataflowRunner"]
 
@@ -372,9 +370,7 @@ def test_a_tar_cannot_be_staged(tmp_path):
         factory.staged(ArchiveSource(path), *parsed("--staging=gs://b/x", *DATAFLOW))
 
 
-# --------------------------------------------------------------------------------------------------
-# What stays local
-# --------------------------------------------------------------------------------------------------
+# ---- What stays local
 
 
 @pytest.mark.parametrize("command", ["verify", "show"])

@@ -11,14 +11,15 @@ import pytest
 from PIL import Image
 
 from pipelines import build_tfrecords, errors
-from pipelines.sources.synthetic import scans
-from pipelines.sources.synthetic import tree as tree_module
-from pipelines.sources.synthetic.scans import LABEL_NAMES, draw_bscan, encode_jpeg
-from pipelines.sources.synthetic.tree import (
+from pipelines.sources import synthetic
+from pipelines.sources.synthetic import (
     ARCHIVE_FOLDER,
     COMPLETE_MARKER,
     FILE_MTIME,
+    LABEL_NAMES,
     SPLITS,
+    draw_bscan,
+    encode_jpeg,
     split_sizes,
     write_tree,
 )
@@ -41,9 +42,9 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def plan() -> list[tree_module._Task]:
+def plan() -> list[synthetic._Task]:
     """The plan of a dataset large enough for proportions to show; nothing is drawn."""
-    return tree_module._plan_tree(4000, seed=0)
+    return synthetic._plan_tree(4000, seed=0)
 
 
 # Scans
@@ -83,9 +84,9 @@ def test_a_scan_shows_a_dark_vitreous_a_bright_retina_and_a_fading_back():
 
 
 def test_each_disease_is_visible_where_it_belongs():
-    def lesions(label: str) -> list[scans._Lesions]:
+    def lesions(label: str) -> list[synthetic._Lesions]:
         draws, x_mm = map(np.random.default_rng, range(20)), np.linspace(-3, 3, 512)
-        return [scans._draw_lesions(draw, label, x_mm, 0.5, 0.0) for draw in draws]
+        return [synthetic._draw_lesions(draw, label, x_mm, 0.5, 0.0) for draw in draws]
 
     for normal in lesions("NORMAL"):
         assert (normal.elevation.max() < 3, normal.fluid.max(), normal.spots) == (True, 0, [])
@@ -103,7 +104,7 @@ def test_each_disease_is_visible_where_it_belongs():
 def test_the_plan_has_images_in_every_class_of_every_split_and_no_path_twice(
     num_examples,
 ):
-    tasks = tree_module._plan_tree(num_examples, seed=5)
+    tasks = synthetic._plan_tree(num_examples, seed=5)
     sizes = Counter((t.split, t.label) for t in tasks)
     assert sizes == split_sizes(num_examples)
     if num_examples == 4000:
@@ -125,7 +126,7 @@ def test_patients_have_several_images_a_few_have_two_classes_and_none_two_splits
     classes = Counter(patient for patient, _ in images)
     assert max(classes.values()) == 2
     assert 0.01 < sum(count == 2 for count in classes.values()) / len(classes) < 0.15
-    other = tree_module._plan_tree(4000, seed=1)
+    other = synthetic._plan_tree(4000, seed=1)
     assert len({t.patient for t in plan} & {t.patient for t in other}) < 100
 
 
@@ -145,9 +146,9 @@ def test_the_tree_has_the_real_archives_shape_and_one_constant_time(tree):
 
 
 def test_workers_change_no_byte(tree, tmp_path, monkeypatch):
-    monkeypatch.setattr(tree_module, "_CHUNK_SIZE", 5)  # So that both workers get some.
-    monkeypatch.setattr(tree_module, "_SMALLEST_PARALLEL_RUN", FEW)
-    monkeypatch.setattr(tree_module.os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(synthetic, "_CHUNK_SIZE", 5)  # So that both workers get some.
+    monkeypatch.setattr(synthetic, "_SMALLEST_PARALLEL_RUN", FEW)
+    monkeypatch.setattr(synthetic.os, "sched_getaffinity", lambda _: {0, 1})
     reported: list[int] = []
     for _ in range(2):  # the second time, all is there
         write_tree(tmp_path / "tree", FEW, seed=3, progress=reported.append)
@@ -156,7 +157,7 @@ def test_workers_change_no_byte(tree, tmp_path, monkeypatch):
 
 
 def older_generator(_: Path, monkeypatch):
-    monkeypatch.setattr(tree_module, "GENERATOR_VERSION", tree_module.GENERATOR_VERSION + 1)
+    monkeypatch.setattr(synthetic, "GENERATOR_VERSION", synthetic.GENERATOR_VERSION + 1)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +186,7 @@ def test_a_stopped_drawing_leaves_what_was_there_and_the_next_run_draws_a_whole_
     folder = tmp_path / "tree"
     write_tree(folder, 13, seed=8)
     before = files_of(folder)
-    monkeypatch.setattr(tree_module, "_CHUNK_SIZE", 5)
+    monkeypatch.setattr(synthetic, "_CHUNK_SIZE", 5)
 
     def stop(_: int):
         raise KeyboardInterrupt

@@ -2,6 +2,7 @@ import collections
 import csv
 import random
 import re
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -10,7 +11,7 @@ from builds import build_here, shards_of
 from image_files import jpeg, write_tree, write_zip
 
 from pipelines import errors
-from pipelines.listing.refs import OTHERS, REF_SCHEMA
+from pipelines.listing.refs import OTHER, REF_SCHEMA
 from pipelines.planning import splits
 from pipelines.planning.splits import SplitOptions
 from tfrecord_io import verify
@@ -59,12 +60,17 @@ def shares(refs, label=None):
     return {name: counts[name] / len(rows) for name in FRACTIONS}
 
 
+class Split(NamedTuple):
+    refs: pa.Table
+    dropped: pa.Table
+    notes: list[str]
+
+
 def apply(images, read_content=None, **options):
     """Returns the result for a table of references or rows of them."""
     refs = refs_of(images) if isinstance(images, list) else images
-    return splits.apply(
-        refs, SplitOptions(**options), read_content or (lambda refs: refs["path"].to_pylist())
-    )
+    read_content = read_content or (lambda refs: refs["path"].to_pylist())
+    return Split(*splits.apply(refs, SplitOptions(**options), read_content))
 
 
 def by_patient(images, **options):
@@ -146,13 +152,15 @@ def test_without_patients_files_of_one_content_stay_together_and_the_user_is_tol
 def in_studies(refs, per_study=5):
     """Returns the images with a study for every few of them."""
     studies = pa.array([f"s{row // per_study}" for row in range(len(refs))])
-    return refs.append_column(OTHERS, pa.StructArray.from_arrays([studies], ["study"]))
+    return refs.append_column(f"{OTHER}study", studies)
 
 
 def splits_of_studies(refs):
     found = collections.defaultdict(set)
-    for row in refs.select([OTHERS, "split"]).to_pylist():
-        found[row[OTHERS]["study"]].add(row["split"])
+    for study, split in zip(
+        refs[f"{OTHER}study"].to_pylist(), refs["split"].to_pylist(), strict=True
+    ):
+        found[study].add(split)
     return list(found.values())
 
 
@@ -185,12 +193,7 @@ def test_a_dataset_without_a_test_split_is_told_how_to_get_one():
     (note,) = apply([("train", "CNV", "1", 1)]).notes
     assert "there is no test split; --splits patient makes one" in note
     both = [("train", "CNV", "1", 1), ("test", "CNV", "2", 1)]
-    assert (
-        apply(
-            both,
-        ).notes
-        == ()
-    )
+    assert apply(both).notes == []
 
 
 # ---- what is in several splits
@@ -212,9 +215,7 @@ LEAKY = [
 
 def test_by_default_everything_stays_as_the_source_has_it():
     refs = refs_of(LEAKY)
-    result = apply(
-        refs,
-    )
+    result = apply(refs)
     assert result.refs.equals(refs)
     assert result.dropped.num_rows == 0
 

@@ -19,13 +19,11 @@ def random_images(shape, seed=0, dtype=np.uint8):
 
 def sums_in_python(images):
     """Returns the statistics by the definition, one pixel after another."""
-    pixels = images.reshape(-1, images.shape[-1]).tolist()
+    channels = images.reshape(-1, images.shape[-1]).T.tolist()
     return PixelStatistics(
-        num_pixels=len(pixels),
-        sums=tuple(map(sum, zip(*pixels, strict=True))),
-        sums_of_squares=tuple(
-            sum(value**2 for value in channel) for channel in zip(*pixels, strict=True)
-        ),
+        num_pixels=len(channels[0]),
+        sums=tuple(map(sum, channels)),
+        sums_of_squares=tuple(sum(value**2 for value in channel) for channel in channels),
         max_value=np.iinfo(images.dtype).max,
     )
 

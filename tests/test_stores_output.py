@@ -3,7 +3,6 @@ import os
 import threading
 from collections.abc import Iterator
 
-import pyarrow as pa
 import pytest
 from s3_server import BUCKET, S3Server, running_s3
 
@@ -76,21 +75,6 @@ def test_small_files_of_a_store_are_waited_for_together(tmp_path):
     assert list(Storage("s3://bucket/out").map(read, "abcdefgh")) == list("abcdefgh")
 
 
-def test_deleting_passes_over_what_is_not_there(storage):
-    write(storage, "file", b"")
-    storage.delete(["file", "never"])
-    assert not storage.exists("file")
-    storage.delete([])
-
-
-def test_a_finished_build_leaves_nothing_of_its_own(storage):
-    write(storage, "file", b"")
-    write(storage, f"{BUILD_DIR}/plan", b"")
-    storage.delete_build_dir()
-    assert storage.names(BUILD_DIR) == []
-    assert storage.exists("file")
-
-
 def test_a_failed_write_leaves_no_file_and_keeps_the_old_one(tmp_path):
     storage = Storage(str(tmp_path))
     storage.make_folders()
@@ -105,14 +89,6 @@ def test_a_failed_write_leaves_no_file_and_keeps_the_old_one(tmp_path):
         fail()
     assert storage.read("file") == b"old"
     assert storage.names(BUILD_DIR) == []
-
-
-def test_arrow_reads_what_was_written(storage):
-    table = pa.table({"number": [1, 2, 3]})
-    with storage.create("file") as file, pa.ipc.new_file(file, table.schema) as writer:
-        writer.write_table(table)
-    with storage.open_arrow("file") as file:
-        assert pa.ipc.open_file(file).read_all() == table
 
 
 def test_a_store_that_is_not_known_is_a_clear_error():

@@ -14,13 +14,17 @@ from train.errors import ConfigError
 from train.kinds.classes import CLASSES
 from train.kinds.measures import called_rates, expected_calibration_error
 from train.kinds.multi_label import MULTI_LABEL
-from train.kinds.temperature import apply_temperature, fit_temperature, log_probabilities
+from train.kinds.task import apply_temperature
 from train.results import thresholds
 
 
 def softmax(logits):
     powers = np.exp(logits - logits.max(-1, keepdims=True))
     return powers / powers.sum(-1, keepdims=True)
+
+
+def fit_temperature(logits, labels):
+    return CLASSES.fit_temperature(softmax(logits), labels)
 
 
 def drawn_from(logits, seed):
@@ -33,10 +37,7 @@ def drawn_from(logits, seed):
 def test_the_temperature_that_spoilt_calibrated_logits_is_found(temperature):
     logits = np.random.default_rng(0).normal(size=(4000, 4)) * 2
     labels = drawn_from(logits, 1)
-    found = fit_temperature(logits * temperature, labels)
-    assert found == pytest.approx(temperature, rel=0.05)
-    of_probabilities = log_probabilities(softmax(logits * temperature))
-    assert fit_temperature(of_probabilities, labels) == pytest.approx(found, rel=1e-5)
+    assert fit_temperature(logits * temperature, labels) == pytest.approx(temperature, rel=0.05)
 
 
 @pytest.mark.parametrize("num_examples", [3, 40, 9000])  # and more than are in memory at once
@@ -60,9 +61,7 @@ def test_few_right_answers_are_no_proof_and_a_temperature_stays_in_range():
     # Always sure and wrong.
     found = fit_temperature(np.tile([[9.0, 0.0]], (500, 1)), np.ones(500, int))
     assert 4 * (1 - 1e-4) < found <= 4
-
-
-def test_nothing_to_fit_leaves_the_probabilities_as_they_are():
+    # Without anything to fit, the probabilities stay as they are.
     assert fit_temperature(np.zeros((0, 4)), np.zeros(0, int)) == pytest.approx(1)
     assert fit_temperature(np.zeros((9, 1)), np.zeros(9, int)) == pytest.approx(1)
 
@@ -85,7 +84,8 @@ def test_calibration_says_what_the_temperature_changed_on_the_evaluated_split():
     part = thresholds.describe_calibration(cooled, 3.0)
     assert part["temperature"] == 3.0
     is_correct = sure.argmax(-1) == labels
-    before = expected_calibration_error(sure.max(-1), is_correct, np.ones(800))
+    confidences = sure.max(-1, keepdims=True)
+    before = expected_calibration_error(confidences, is_correct[:, None], np.ones(800))
     assert part["ece_before"] == pytest.approx(before, abs=1e-6)
     assert part["ece_after"] < 0.05 < part["ece_before"]
 
@@ -132,9 +132,8 @@ def measured_thresholds(val, test, patients=None, groups=None, **options):
     options = {"prevalences": {}, "num_samples": 20, "seed": 0} | options
     examples = examples_of(len(test.truths), patients)
     examples = dataclasses.replace(examples, groups=groups or examples.groups)
-    return thresholds.measure_thresholds(
-        chosen, dataclasses.replace(test, examples=examples), **options
-    )
+    test = dataclasses.replace(test, examples=examples)
+    return thresholds.measure_thresholds(chosen, test, **options)
 
 
 def counts(reached):
@@ -203,11 +202,10 @@ def test_predictive_values_follow_from_the_prevalence_and_not_from_the_share_of_
 
 def test_exported_thresholds_are_read_as_they_were_chosen(tmp_path):
     chosen = thresholds.choose_thresholds(CLASSES, three_classes(80), 0.9)
-    thresholds.write_thresholds(tmp_path, chosen)
+    (tmp_path / thresholds.FILE_NAME).write_text(json.dumps(chosen))
     assert thresholds.read_thresholds(tmp_path, OCT_NAMES) == chosen
     above = thresholds.views_above(chosen, np.eye(4)[[0, 3]], OCT_NAMES)
     assert above == [["urgent", "CNV"], []]
-    thresholds.write_thresholds(tmp_path / "none", [])
     assert thresholds.read_thresholds(tmp_path / "none", OCT_NAMES) == []
     assert thresholds.views_above([], np.eye(4)[:2], OCT_NAMES) == [None, None]
 
@@ -228,7 +226,10 @@ def test_a_damaged_file_of_thresholds_is_refused_by_name(tmp_path, content):
     [(CLASSES, 1, 0), (CLASSES, 2, 2), (CLASSES, 40, 40), (CLASSES, 41, 0), (MULTI_LABEL, 1, 1)],
 )
 def test_each_label_has_a_view_unless_they_are_very_many(task, num_labels, num_views):
-    views = thresholds.views_of(task, [f"label {index}" for index in range(num_labels)])
-    assert [view.places for view in views] == [[place] for place in range(num_views)]
+    names = tuple(f"label {index}" for index in range(num_labels))
+    truths = np.arange(num_labels) if task is CLASSES else np.eye(num_labels) > 0
+    answers = predictions_of(np.full((num_labels, num_labels), 0.5), truths, names, task)
+    found = thresholds.choose_thresholds(task, answers, 0.9)
+    assert [entry["labels"] for entry in found] == [[name] for name in names[:num_views]]
     # Only the classes of the OCT dataset have a view that is a sum of others.
-    assert len(thresholds.views_of(task, OCT_NAMES)) == 4 + (task is CLASSES)
+    assert len(task.views(OCT_NAMES)) == 4 + (task is CLASSES)

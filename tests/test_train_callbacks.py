@@ -18,11 +18,24 @@ def results_of(losses, *, wait_seconds=0.0):
     return StepResults(totals=totals, wait_seconds=wait_seconds)
 
 
+def step_of(*, num_traces=1, losses=(1.0,), on_retrace="warn", training=None):
+    """Lets the training loop take some steps with these results; returns the training."""
+    if training is None:
+        training = mock.MagicMock(progress=training_loop.Progress(), _num_traces=0)
+        training._tells_time_at = math.inf
+    training._config.loop.on_retrace = on_retrace
+    training._steps.train.return_value = results_of(losses)
+    training._steps.num_traces = num_traces
+    meter = callbacks.EpochMeter()
+    training_loop._Training._train_steps(training, None, len(losses), meter)
+    return training
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_the_step_whose_loss_is_no_number_is_named(bad):
-    with pytest.raises(TrainingError, match="at step 12"):
-        callbacks.check_finite(np.array([0.0, 1e30, bad, bad]), first_step=10)
-    callbacks.check_finite(np.array([0.0, 1e30]), first_step=1)
+    training = step_of(losses=[0.0, 1e30])
+    with pytest.raises(TrainingError, match="at step 5"):
+        step_of(losses=[0.0, 1e30, bad, bad], training=training)
 
 
 def test_a_signal_is_remembered_and_the_old_handler_comes_back():
@@ -37,23 +50,13 @@ def test_a_signal_is_remembered_and_the_old_handler_comes_back():
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_a_graph_that_is_traced_again_is_told(capsys):
-    callbacks.report_retrace("warn", 2, 7)
-    assert "traced again before step 7 (2 traces" in capsys.readouterr().err
+def test_each_graph_but_the_first_is_told_once(capsys):
+    training = None
+    for num_traces in (1, 1, 2, 2):
+        training = step_of(num_traces=num_traces, training=training)
+    assert capsys.readouterr().err.count("traced again before step 3 (2 traces") == 1
     with pytest.raises(TrainingError, match="before step 5"):
-        callbacks.report_retrace("fail", 2, 5)
-
-
-def test_each_graph_but_the_first_is_told_once(monkeypatch):
-    told = []
-    monkeypatch.setattr(callbacks, "report_retrace", lambda _, *given: told.append(given))
-    progress = training_loop.Progress()
-    training = mock.MagicMock(progress=progress, _num_traces=0, _tells_time_at=math.inf)
-    training._steps.train.return_value = results_of([1.0])
-    for num_traces in (1, 1, 2, 2, 3):
-        training._steps.num_traces = num_traces
-        training_loop._Training._train_steps(training, None, 1, callbacks.EpochMeter())
-    assert told == [(2, 3), (3, 5)]
+        step_of(num_traces=3, on_retrace="fail", training=training)
 
 
 def test_a_hanging_step_leaves_the_stacks_of_all_threads(tmp_path, capsys):

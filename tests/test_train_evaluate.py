@@ -12,6 +12,7 @@ from marked_images import (
     OCT_NAMES,
     edited_run,
     evaluated,
+    marked_data,
     rows_of,
     train,
     write_marked_dataset,
@@ -28,11 +29,7 @@ OTHER_NAMES = ("NORMAL", "CNV", "DME")
 SITES = ("london", "zurich", "zurich")
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    path = tmp_path_factory.mktemp("data")
-    write_marked_dataset(path, num_examples={"train": 60, "test": 20})
-    return path
+data = marked_data({"train": 60, "test": 20})
 
 
 @pytest.fixture(scope="module")
@@ -216,7 +213,7 @@ def test_names_of_labels_cannot_control_the_terminal(trained, tmp_path, capsys):
     assert "\x1b" not in told
     assert r"area under the ROC, \x1b]0;title\x07" in told
     # The summary in words stands before the table.
-    assert told.index("right answers: ") < told.index("balanced accuracy")
+    assert told.index("named the right class") < told.index("balanced accuracy")
 
 
 def test_a_folder_that_cannot_be_made_and_damaged_metrics_are_refused(

@@ -55,13 +55,6 @@ def test_the_saved_model_takes_uint8_images_of_any_number(exported):
         np.testing.assert_allclose(probabilities, answer(model, images[:count]), atol=1e-6)
 
 
-def test_architecture_and_weights_make_the_model(exported):
-    directory, _, model, images = exported
-    rebuilt = keras.models.model_from_json((directory / "architecture.json").read_text())
-    rebuilt.load_weights(directory / "model.weights.h5")
-    np.testing.assert_allclose(answer(rebuilt, images), answer(model, images), atol=1e-6)
-
-
 def test_the_preprocessing_is_the_datasets(exported):
     directory, manifest, *_ = exported
     facts = json.loads((directory / "preprocessing.json").read_text())

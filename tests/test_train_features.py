@@ -2,9 +2,7 @@
 
 import csv
 import json
-import os
 import shutil
-import signal
 from pathlib import Path
 
 import keras
@@ -13,15 +11,14 @@ import pytest
 from builds import IN_MEMORY, build_here
 from image_files import scan_tree, write_tree
 from marked_images import KERAS_ARRAY_WARNING, QUICK, flags, history_of
+from test_train_trainer import arrays_of, check_equal, train_until
 
 from pipelines import extract_features
 from tfrecord_io.trunk import read_trunk
 from train import evaluate, predict, run
 from train.config import TrainConfig
-from train.errors import StoppedError
-from train.networks.build import build_network
+from train.networks.models import network_of
 from train.run_setup import make_run
-from train.training import callbacks
 from train.training.trainer import train_and_evaluate
 from train.trunk import write_trunk
 
@@ -50,10 +47,15 @@ def images(scans, tmp_path_factory):
 @pytest.fixture(scope="module")
 def extracted(images, mobilenet_weights, tmp_path_factory):
     folder = tmp_path_factory.mktemp("features")
+    return extract(images, LAYER, mobilenet_weights, folder, "--dtype=float32")
+
+
+def extract(images, layer, weights, folder, *more):
+    """Cuts a network at a layer, and extracts its features; returns their folder."""
     trunk = folder / "trunk.keras"
-    write_trunk(str(images), "mobilenet", LAYER, trunk, weights=str(mobilenet_weights))
-    words = ["--data", images, "--trunk", trunk, "--output", folder / "out", IN_MEMORY]
-    assert extract_features.main([*map(str, words), "--dtype=float32"]) == 0
+    write_trunk(str(images), "mobilenet", layer, trunk, weights=str(weights))
+    words = ["--data", images, "--trunk", trunk, "--output", folder / "out", IN_MEMORY, *more]
+    assert extract_features.main([*map(str, words)]) == 0
     return folder / "out"
 
 
@@ -114,29 +116,15 @@ def test_the_run_says_what_it_trained_and_can_be_repeated(finished, capsys):
 def test_a_run_that_was_stopped_ends_as_an_undisturbed_one(
     finished, extracted, tmp_path, monkeypatch
 ):
-    real_add, steps = callbacks.EpochMeter.add, []
-
-    def add(meter, *more, **options):
-        steps.append(None)
-        if len(steps) == 4:
-            os.kill(os.getpid(), signal.SIGTERM)
-        real_add(meter, *more, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(callbacks.EpochMeter, "add", add)
-        with pytest.raises(StoppedError, match="after step 4;"):
-            train_and_evaluate(config_of(extracted), tmp_path / "run")
+    train_until(4, config_of(extracted), tmp_path / "run", monkeypatch)
     train_and_evaluate(config_of(extracted), tmp_path / "run")
-    with np.load(finished / "best.npz") as ours, np.load(tmp_path / "run" / "best.npz") as theirs:
-        assert ours.files == theirs.files
-        for name in ours.files:
-            np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
+    check_equal(arrays_of(finished / "best.npz"), arrays_of(tmp_path / "run" / "best.npz"))
 
 
 def test_the_layers_above_the_trunk_have_the_precision_of_the_run(extracted):
     before = keras.config.dtype_policy()
     try:
-        network = build_network(make_run(config_of(extracted), Path()), "bfloat16")
+        network = network_of(make_run(config_of(extracted), Path()), "bfloat16")
     finally:
         keras.config.set_dtype_policy(before)
     convolutions = [each for each in network.backbone.layers if each.name.startswith("conv_dw")]
@@ -145,14 +133,10 @@ def test_the_layers_above_the_trunk_have_the_precision_of_the_run(extracted):
 
 
 def test_of_pooled_features_only_the_head_is_trained(images, mobilenet_weights, tmp_path):
-    trunk = tmp_path / "trunk.keras"
-    write_trunk(str(images), "mobilenet", "pool", trunk, weights=str(mobilenet_weights))
-    words = ["--data", images, "--trunk", trunk, "--output", tmp_path / "out", IN_MEMORY]
-    assert extract_features.main([str(word) for word in words]) == 0
-    config = config_of(tmp_path / "out")
-    train_and_evaluate(config, tmp_path / "run")
+    pooled = extract(images, "pool", mobilenet_weights, tmp_path)
+    train_and_evaluate(config_of(pooled), tmp_path / "run")
     assert {row["phase"] for row in history_of(tmp_path / "run")} == {"head"}
-    saved = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    saved = json.loads((pooled / "manifest.json").read_text())
     assert saved["image"]["shape"] == [1, 1, 1024]
 
 

@@ -12,8 +12,7 @@ import tfrecord_io
 from tfrecord_io.reading.mapped import MappedDataset
 from train.config import TrainConfig
 from train.data import augmentation, feed
-from train.data.dataset import open_dataset
-from train.data.parts import choose_parts
+from train.data.dataset import choose_parts, open_dataset
 from train.devices import Devices
 from train.errors import ConfigError
 from train.run_setup import make_run

@@ -6,7 +6,7 @@ import pytest
 from marked_images import OCT_NAMES, write_marked_dataset
 
 from train.data.dataset import open_dataset
-from train.results.flow import Box, flow_of
+from train.results.report import Box, flow_of
 
 TEST = {
     "split": "test", "num_examples": 8, "num_patients": 4, "bootstrap_by": "patient",
@@ -27,7 +27,8 @@ def data(tmp_path_factory):
 
 def flow(data, metrics, is_own=True, **options):
     path, manifest = data
-    return flow_of(open_dataset(str(path), manifest), metrics, is_own=is_own, **options)
+    dataset = dataclasses.replace(open_dataset(str(path)), manifest=manifest)
+    return flow_of(dataset, metrics, is_own=is_own, **options)
 
 
 def test_every_file_and_every_image_is_counted_down_to_the_figures(data):

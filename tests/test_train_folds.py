@@ -18,7 +18,7 @@ from marked_images import (
 )
 from test_train_trainer import stop_at
 
-from train.data.parts import patient_folds
+from train.data.dataset import patient_folds
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 
@@ -60,15 +60,6 @@ def test_held_out_predictions_of_all_runs_are_measured_by_site(finished):
     # In this dataset each class is a site.
     images = Counter(row["label"] for row in rows_of(finished))
     assert {name: site["num_examples"] for name, site in sites.items()} == images
-
-
-def test_no_patient_is_in_two_folds(finished):
-    folds = [
-        {row["patient"] for row in rows_of(finished / "seed-1" / f"fold-{fold}")}
-        for fold in range(2)
-    ]
-    assert all(folds)
-    assert not folds[0] & folds[1]
 
 
 def test_each_fold_has_seen_the_others_and_the_page_says_so(finished):

@@ -15,8 +15,8 @@ from marked_images import (
     environment,
     flags,
     history_of,
+    marked_data,
     run_on_jax,
-    write_marked_dataset,
 )
 
 pytestmark = [
@@ -50,49 +50,56 @@ sys.meta_path = [
 ]
 """
 
-PROGRAM = (
-    WITHOUT_TENSORFLOW
-    + """
-import signal
-from train import benchmark, evaluate, predict, run
+# Sends this process a signal in its fifth step.
+INTERRUPT = """
+import os, signal, sys
+from train import run
 from train.training import callbacks
 
+real_add = callbacks.EpochMeter.add
+
+def interrupt_step_5(number):
+    steps = []
+
+    def add(*given, **named):
+        steps.append(None)
+        if len(steps) == 5:
+            os.kill(os.getpid(), number)
+        real_add(*given, **named)
+
+    callbacks.EpochMeter.add = add
+"""
+
+PROGRAM = (
+    WITHOUT_TENSORFLOW
+    + INTERRUPT
+    + """
+from train import benchmark, evaluate, predict
+
 data, out, *flags = sys.argv[1:]
+
+def train(name, *more):
+    return run.main(["--data", data, "--workdir", f"{out}/{name}", *more, *flags])
+
 # The same command again and again: undisturbed, cached, stopped at a step, and gone on with.
-codes = [run.main(["--data", data, "--workdir", out + "/whole", *flags])]
-codes.append(
-    run.main(["--data", data, "--workdir", out + "/cached", "--cache=device",
-              "--profile=2,3", *flags])
-)
-
-def stop(losses, first_step):
-    if first_step == 5:
-        os.kill(os.getpid(), signal.SIGTERM)
-
-check, callbacks.check_finite = callbacks.check_finite, stop
-codes.append(run.main(["--data", data, "--workdir", out + "/resumed", *flags]))
-callbacks.check_finite = check
-codes.append(run.main(["--data", data, "--workdir", out + "/resumed", *flags]))
-codes.append(
-    predict.main(["--model", out + "/whole", "--input", out + "/scan.png", "--format=json"])
-)
-codes.append(
-    evaluate.main(["--model", out + "/whole", "--data", data, "--bootstrap_samples=20"])
-)
-codes.append(
-    benchmark.main(["--data", data, "--steps=2", "--rounds=1", "--output", out + "/scaling",
-                    "--model=convnet", "--replica_batch_size=8"])
-)
+codes = [train("whole"), train("cached", "--cache=device", "--profile=2,3")]
+interrupt_step_5(signal.SIGTERM)
+codes.append(train("resumed"))
+callbacks.EpochMeter.add = real_add
+model, measured = ["--model", out + "/whole"], ["--data", data]
+codes += [
+    train("resumed"),
+    predict.main([*model, "--input", out + "/scan.png", "--format=json"]),
+    evaluate.main([*model, *measured, "--bootstrap_samples=20"]),
+    benchmark.main([*measured, "--steps=2", "--rounds=1", "--output", out + "/scaling",
+                    "--model=convnet", "--replica_batch_size=8"]),
+]
 print(json.dumps({"codes": codes, "tensorflow": "tensorflow" in sys.modules}))
 """
 )
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    path = tmp_path_factory.mktemp("jax")
-    write_marked_dataset(path, num_examples={"train": 30, "val": 10, "test": 12})
-    return path
+data = marked_data({"train": 30, "val": 10, "test": 12})
 
 
 @pytest.fixture(scope="module")
@@ -168,16 +175,8 @@ for backend in ("torch", "tensorflow"):
 
 UNDISTURBED = "import sys; from train import run; sys.exit(run.main(sys.argv[1:]))"
 
-KILLED_AT_STEP_5 = """
-import os, signal, sys
-from train import run
-from train.training import callbacks
-
-def kill(losses, first_step):
-    if first_step == 5:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-callbacks.check_finite = kill
+KILLED_AT_STEP_5 = f"""{INTERRUPT}
+interrupt_step_5(signal.SIGKILL)
 sys.exit(run.main(sys.argv[1:]))
 """
 

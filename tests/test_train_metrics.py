@@ -1,14 +1,15 @@
 import numpy as np
 import pytest
 import scipy.stats
-from answers import certain, examples_of, measured, predictions_of
+from answers import certain, examples_of, measured, measured_as, predictions_of
 from hypothesis import given
 from hypothesis import strategies as st
 from marked_images import OCT_NAMES
 from sklearn import metrics as sk_metrics
 
+from train.kinds import words
+from train.kinds.classes import CLASSES
 from train.kinds.measures import known
-from train.kinds.words import describe
 from train.results import metrics as measures
 
 
@@ -19,12 +20,18 @@ def measured_labels(labels, predicted=None, names=OCT_NAMES, **arguments):
     return measured(certain(given, len(names)), labels, names, **arguments)
 
 
+def describe(result, **entries):
+    """Returns what the terminal says of measures."""
+    found = {"split": "test", "best_epoch": 1} | result | entries
+    return words.describe(CLASSES.verdict(found), found)
+
+
 def test_what_is_not_defined_is_none_not_a_number():
     result = measured_labels([0, 0, 1, 1])
     assert result["scores"]["sensitivity/DRUSEN"] == {"value": None, "low": None, "high": None}
     assert result["scores"]["auc/NORMAL"]["value"] is None
     assert result["bootstrap_by"] == "image"
-    assert "undefined" in describe(result | {"split": "test", "best_epoch": 1})
+    assert "undefined" in describe(result)
 
 
 def test_intervals_by_patient_are_wider_when_images_of_a_patient_are_alike():
@@ -83,7 +90,7 @@ def test_a_class_of_one_patient_has_no_interval():
     assert result["scores"]["sensitivity/NORMAL"]["value"] == pytest.approx(6 / 8)
     assert result["scores"]["sensitivity/NORMAL"]["low"] is None
     assert result["scores"]["sensitivity/CNV"]["low"] is not None
-    assert "NORMAL: no interval, because all images are of one patient" in result["notes"]
+    assert "fewer than 10 patients are behind the figures of NORMAL (1)" in result["notes"]
 
 
 @pytest.mark.parametrize(("num_wrong", "reach"), [(0, 1e-6), (1, 0.05), (30, 1e-6)])
@@ -149,7 +156,7 @@ def test_probabilities_that_are_not_numbers_are_refused_by_name(bad):
 def test_without_resamples_there_are_no_intervals_and_no_notes_on_them():
     result = measured_labels([0, 1, 2, 3], patients=list("abcd"), num_samples=0)
     assert result["scores"]["accuracy"] == {"value": 1.0, "low": None, "high": None}
-    assert result["notes"] == []
+    assert not any("interval" in note for note in result["notes"])
 
 
 def test_many_classes_are_measured_with_fewer_resamples_of_areas(monkeypatch):
@@ -169,7 +176,7 @@ def test_many_classes_are_measured_with_fewer_resamples_of_areas(monkeypatch):
     assert result["scores"]["auc/class 0"]["value"] is not None
     assert result["scores"]["auc/class 0"]["low"] is None
     assert result["scores"]["accuracy"]["low"] is not None
-    text = describe(result | {"split": "test", "best_epoch": 1})
+    text = describe(result)
     assert len(text.splitlines()) < 80
     assert "metrics.json has 280 more classes, of higher sensitivity" in text
 
@@ -197,12 +204,12 @@ def test_the_spread_of_a_cross_validation_is_told_over_folds_and_over_seeds():
 
 
 def test_the_terminal_names_the_split_and_the_epoch_and_escapes_what_would_steer_it():
-    result = measured_labels([0, 1], names=("a\x1b]0;title\x07", "b")) | {"split": "train+val"}
-    text = describe(result)
-    assert text.startswith("train+val: 2 images\n  right answers: 100 % (2 of 2; 95 % interval: ")
+    result = measured_labels([0, 1], names=("a\x1b]0;title\x07", "b"))
+    text = describe(result, split="train+val", best_epoch=None)
+    assert text.startswith("train+val: 2 images\n  It named the right class for 100.0 % (2 of 2; ")
     assert "a\\x1b]0;title\\x07" in text
     assert all(line.isprintable() for line in text.splitlines())
-    assert "2 images, weights of epoch 7\n" in describe(result | {"best_epoch": 7})
+    assert "2 images, weights of epoch 7\n" in describe(result, best_epoch=7)
 
 
 def answers_of_runs(num_images=60, num_folds=3, seeds=1, shift=0.0):
@@ -221,7 +228,7 @@ def answers_of_runs(num_images=60, num_folds=3, seeds=1, shift=0.0):
 
 
 def measured_runs(**arguments):
-    return measures.evaluate_predictions(answers_of_runs(**arguments), num_samples=300, seed=0)
+    return measured_as(answers_of_runs(**arguments), num_samples=300)
 
 
 def test_the_area_of_a_cross_validation_does_not_rank_networks_against_each_other():
@@ -247,7 +254,101 @@ def test_repeated_answers_to_an_image_do_not_narrow_its_interval():
 def test_a_fold_without_a_class_is_left_out_of_the_area_and_counted():
     answers = answers_of_runs()
     answers.truths[answers.runs == 2] = 0
-    result = measures.evaluate_predictions(answers, num_samples=0, seed=0)
+    result = measured_as(answers, num_samples=0)
     assert result["areas_left_out"] == {"auc/no": 1, "auc/yes": 1}
     assert any("auc/yes of 1" in note for note in result["notes"])
     assert result["scores"]["auc/yes"]["value"] is not None
+
+
+# ---- subgroups
+
+
+def sizes(values):
+    return {name: len(places) for name, places in measures.subgroups(values).items()}
+
+
+def test_each_text_is_a_subgroup_and_so_is_what_is_not_known():
+    found = measures.subgroups(["b", None, "a", "b"])
+    assert list(found) == ["a", "b", "unknown"]
+    assert [places.tolist() for places in found.values()] == [[2], [0, 3], [1]]
+    assert sizes(["unknown", None]) == {"unknown": 2}
+    # Few numbers stand in their order.
+    assert list(measures.subgroups([10, 9, 10, 2])) == ["2", "9", "10"]
+    assert sizes([True, False, True]) == {"False": 1, "True": 2}
+
+
+def test_many_numbers_become_ranges_between_their_quartiles():
+    ages = [*range(21, 101), None]
+    found = measures.subgroups(ages)
+    assert list(found) == ["21 to 40.75", "above 40.75 to 60.5", "above 60.5 to 80.25",
+                           "above 80.25 to 100", "unknown"]  # fmt: skip
+    assert [len(places) for places in found.values()] == [20, 20, 20, 20, 1]
+    assert [ages[place] for place in found["above 40.75 to 60.5"]] == list(range(41, 61))
+
+
+def test_every_image_is_in_one_range_even_if_half_of_them_have_the_same_number():
+    found = measures.subgroups([0.0] * 50 + list(np.arange(1.0, 51.0)))
+    assert sorted(np.concatenate(list(found.values()))) == list(range(100))
+    assert all(len(places) for places in found.values())
+
+
+@pytest.mark.parametrize("num_values", [measures.MAX_VALUES, measures.MAX_VALUES + 5])
+def test_of_very_many_values_the_largest_are_kept(num_values):
+    values = [f"site {number:02}" for number in range(num_values)] * 2 + ["site 54"]
+    assert len(measures.subgroups(values)) == measures.MAX_VALUES
+    assert ("site 54" in measures.subgroups(values)) == (num_values > 54)
+
+
+# ---- cautions
+
+
+def probabilities_say(**changes):
+    found = {"scores": {}, "label_counts": {}} | changes
+    return words.cautions_of_probabilities(found)
+
+
+def reached(sensitivity, specificity):
+    rates = {"sensitivity": sensitivity, "specificity": specificity}
+    return {"view": "CNV", "test": {name: {"value": value} for name, value in rates.items()}}
+
+
+def test_a_label_that_is_always_or_never_the_answer_is_named():
+    said = words.cautions_of_answers(measured(certain([1, 1, 1, 1]), [0, 1, 2, 1]))
+    assert said[0].startswith("Every image is called DME:")
+    assert said[1].startswith("No image is called CNV, DRUSEN:")
+    assert words.cautions_of_answers(measured(certain([0, 1, 2, 3]), [0, 1, 2, 3])) == []
+
+
+def test_a_threshold_that_separates_nothing_is_named():
+    (said,) = probabilities_say(thresholds=[reached(1.0, 0.0)])
+    assert "reached by 100.0 % of the positive images, and by 100.0 % of the others" in said
+    assert probabilities_say(thresholds=[reached(0.9, 0.2), reached(None, 0.0)]) == []
+
+
+def test_a_temperature_that_made_it_worse_is_named():
+    (said,) = probabilities_say(calibration={"ece_before": 0.02, "ece_after": 0.05})
+    assert "is 2.0 % without it and 5.0 % with it" in said
+    assert probabilities_say(calibration={"ece_before": 0.05, "ece_after": 0.02}) == []
+
+
+def test_probabilities_are_called_extreme_or_cautious_only_where_the_interval_says_so():
+    slopes = {
+        "calibration_slope/CNV": {"value": 0.5, "low": 0.3, "high": 0.8},
+        "urgent/calibration_slope": {"value": 1.4, "low": 1.1, "high": 1.9},
+        "calibration_slope/DME": {"value": 0.5, "low": 0.3, "high": 1.2},
+        "calibration_slope/NORMAL": {"value": 0.5, "low": None, "high": None},
+        "calibration_slope/DRUSEN": {"value": None, "low": 1.1, "high": 1.9},
+    }
+    extreme, cautious = probabilities_say(scores=slopes)
+    assert extreme.startswith("The probabilities of CNV are too extreme")
+    assert cautious.startswith("The probabilities of urgent are too cautious")
+
+
+def test_the_terminal_says_all_of_it_and_what_the_thresholds_give():
+    found = measured(certain([1, 1, 1, 1]), [0, 1, 2, 1])
+    thresholds = [reached(1.0, 0.0) | {"threshold": 0.25}]
+    for rate in thresholds[0]["test"].values():
+        rate |= {"low": None, "high": None}
+    told = describe(found, thresholds=thresholds)
+    assert "threshold: CNV at least 0.25: sensitivity 100.0 %, specificity 0.0 %" in told
+    assert "note: Every image is called DME" in told

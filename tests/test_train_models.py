@@ -5,7 +5,7 @@ from marked_images import KERAS_ARRAY_WARNING
 
 from tfrecord_io import PixelStatistics
 from train.errors import ConfigError
-from train.kinds.temperature import apply_temperature
+from train.kinds.task import apply_temperature
 from train.networks.models import build_network, set_trainable
 from train.networks.options import NetworkOptions
 

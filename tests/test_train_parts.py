@@ -11,10 +11,9 @@ from marked_images import examples_in, write_marked_dataset
 
 import tfrecord_io
 from tfrecord_io import PixelStatistics
-from tfrecord_io.shards import shard_name
+from tfrecord_io.manifest import shard_name
 from train.config import TrainConfig
-from train.data import parts
-from train.data.dataset import open_dataset
+from train.data.dataset import choose_parts, open_dataset, patient_folds
 from train.errors import ConfigError
 
 RECORDED_FOLDS = "004210013101300040023411130202003021041023413113110323210014"
@@ -30,7 +29,7 @@ def data(tmp_path_factory):
 
 def choose(data, **fields):
     config = TrainConfig.of(data=data, **fields)
-    return parts.choose_parts(open_dataset(data), config.folds)
+    return choose_parts(open_dataset(data), config.folds)
 
 
 def test_without_folds_the_parts_are_the_splits(data):
@@ -107,7 +106,7 @@ def test_a_split_that_was_named_and_is_not_there_is_refused(data):
 def test_a_fold_without_anyone_is_refused(tmp_path):
     write_marked_dataset(tmp_path, num_examples={"train": 4})  # two patients
     everyone = examples_in(tmp_path, "train")
-    empty = set(range(9)) - set(parts.patient_folds(everyone.groups, 9).tolist())
+    empty = set(range(9)) - set(patient_folds(everyone.groups, 9).tolist())
     with pytest.raises(ConfigError, match="too few patients; use fewer --folds"):
         choose(str(tmp_path), folds=9, fold=min(empty))
 
@@ -115,7 +114,7 @@ def test_a_fold_without_anyone_is_refused(tmp_path):
 def test_a_patient_stays_in_its_fold_when_images_are_added():
     def folds(*patients):
         examples = examples_of(len(patients), list(patients))
-        return dict(zip(patients, parts.patient_folds(examples.groups, 5).tolist(), strict=True))
+        return dict(zip(patients, patient_folds(examples.groups, 5).tolist(), strict=True))
 
     many = folds(*(f"patient-{number}" for number in range(200)))
     assert folds("patient-7", "patient-3") == {
@@ -127,7 +126,7 @@ def test_a_patient_stays_in_its_fold_when_images_are_added():
 
 
 def test_where_no_patients_are_known_images_are_dealt_out():
-    assert (np.bincount(parts.patient_folds(examples_of(100).groups, 4)) > 10).all()
+    assert (np.bincount(patient_folds(examples_of(100).groups, 4)) > 10).all()
 
 
 def test_the_statistics_of_a_part_are_those_of_its_images(tmp_path):
@@ -154,7 +153,7 @@ def with_columns(directory, **columns):
 
 
 def folds_of(directory, num_folds=5):
-    return parts.patient_folds(examples_in(directory, "train").groups, num_folds)
+    return patient_folds(examples_in(directory, "train").groups, num_folds)
 
 
 def test_one_unknown_patient_does_not_move_the_others(tmp_path):
@@ -202,7 +201,7 @@ def test_the_groups_of_a_dataset_decide_its_folds(tmp_path):
 def test_folds_of_known_patients_are_what_they_were():
     # As recorded with the release before groups.
     examples = examples_of(60, [f"{patient:03d}" for patient in range(60)])
-    assert "".join(map(str, parts.patient_folds(examples.groups, 5))) == RECORDED_FOLDS
+    assert "".join(map(str, patient_folds(examples.groups, 5))) == RECORDED_FOLDS
 
 
 # ---- the table of examples
@@ -231,12 +230,13 @@ def test_places_in_shards_and_keys_give_the_same_rows(tmp_path):
     assert by_key.patients[:5] == ("test-0", "test-0", "test-1", "test-1", "test-2")
 
 
-def test_a_dataset_without_a_whole_table_has_keys_alone(tmp_path):
+def test_a_table_that_lacks_examples_is_refused_and_without_one_there_are_keys_alone(tmp_path):
     write_marked_dataset(tmp_path, num_examples={"test": 5})
     path = tmp_path / "examples.parquet"
     pq.write_table(pq.read_table(path).slice(1), path)
-    partial = examples_in(tmp_path, "test")
+    with pytest.raises(ConfigError, match=r"examples\.parquet lacks 1 of the 5 examples"):
+        examples_in(tmp_path, "test")
     path.unlink()
-    for examples in (partial, examples_in(tmp_path, "test")):
-        assert len(set(examples.keys)) == 5
-        assert examples.patients is None
+    examples = examples_in(tmp_path, "test")
+    assert len(set(examples.keys)) == 5
+    assert examples.patients is None

@@ -27,7 +27,7 @@ from marked_images import (
 from PIL import Image
 from tiff_files import NEW_SUBFILE_TYPE, tiff_file
 
-from tfrecord_io.decoding import dicom_tags
+from tfrecord_io.decoding import dicom
 from tfrecord_io.reading.mapped import MappedDataset
 from train import predict
 from train.config import TrainConfig
@@ -64,11 +64,17 @@ def files(tmp_path_factory):
     return folder
 
 
+def answer(capsys, run, *inputs, code=0, **flags):
+    """Runs the command on files; returns what it wrote, `out` and `err`."""
+    words = [f"--{name}={value}" for name, value in ({"model": run} | flags).items()]
+    assert predict.main([*words, "--input", *map(str, inputs)]) == code
+    return capsys.readouterr()
+
+
 def predicted(run_folder, capsys, *inputs, code=0):
     """Runs the command on files; returns its CSV rows."""
-    words = ["--model", str(run_folder), "--format", "csv", "--input", *map(str, inputs)]
-    assert predict.main(words) == code
-    return list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    written = answer(capsys, run_folder, *inputs, code=code, format="csv").out
+    return list(csv.DictReader(io.StringIO(written)))
 
 
 def test_each_file_gets_probabilities_or_its_reason_in_order(run_folder, files):
@@ -86,20 +92,18 @@ def test_each_file_gets_probabilities_or_its_reason_in_order(run_folder, files):
 
 
 def test_shapes_that_the_training_images_lack_are_warned_of(run_folder, files, tmp_path, capsys):
-    command = ["--input", *(str(files / name) for name in ("a.jpeg", "b.png", "c.png"))]
+    paths = [files / name for name in ("a.jpeg", "b.png", "c.png")]
     run = edited_run(run_folder, tmp_path / "some", shapes=[0.5484, 0.8333])
-    assert predict.main(["--model", str(run), *command]) == 0
     assert (
         "warning: some images have a shape (1.3:1) that no training image has (those have 0.55:1 "
         "to 0.83:1): stretched to 0.83:1, they"
-    ) in capsys.readouterr().err
-    for shapes in ([0.55, 0.8, 1.3], []):
-        run = edited_run(run_folder, tmp_path / str(len(shapes)), shapes=shapes)
-        assert predict.main(["--model", str(run), *command]) == 0
-        assert "shape" not in capsys.readouterr().err
-    # The model of an older release.
-    assert predict.main(["--model", str(run_folder), *command]) == 0
-    assert "shape" not in capsys.readouterr().err
+    ) in answer(capsys, run, *paths).err
+    others = [
+        edited_run(run_folder, tmp_path / str(len(shapes)), shapes=shapes)
+        for shapes in ([0.55, 0.8, 1.3], [])
+    ]
+    for run in (*others, run_folder):  # the last one as an older release wrote it
+        assert "shape" not in answer(capsys, run, *paths).err
 
 
 def test_the_command_prints_csv_json_and_a_table(run_folder, files, capsys):
@@ -107,14 +111,11 @@ def test_the_command_prints_csv_json_and_a_table(run_folder, files, capsys):
     assert [Path(row["path"]).name for row in rows] == ["a.jpeg", "b.png", "c.png", "d.jpeg"]
     assert sum(float(rows[0][name]) for name in OCT_NAMES) == pytest.approx(1, abs=1e-5)
     assert rows[3]["reject"].startswith("not_an_image")
-    arguments = ["--model", str(run_folder / "export"), "--input", str(files)]
-    assert predict.main([*arguments, "--format", "json"]) == 1
-    captured = capsys.readouterr()
+    captured = answer(capsys, run_folder / "export", files, code=1, format="json")
     assert "d.jpeg was not predicted" in captured.err
     row, *_ = json.loads(captured.out)
     assert row["predicted"] == max(row["probabilities"], key=row["probabilities"].get)
-    assert predict.main(arguments) == 1
-    header, first, *_, last = capsys.readouterr().out.splitlines()
+    header, first, *_, last = answer(capsys, run_folder, files, code=1).out.splitlines()
     assert header.split() == list(rows[0])
     assert row["predicted"] in first
     assert "not_an_image" in last
@@ -130,37 +131,32 @@ def test_exported_thresholds_are_one_column_more(run_folder, files, tmp_path, ca
     ]
     path = run / "export" / "thresholds.json"
     path.write_text(json.dumps(entries))
-    arguments = ["--model", str(run), "--input", str(files)]
     rows = predicted(run, capsys, files, code=1)
     columns = ["path", "predicted", *OCT_NAMES, "reject", "above_threshold"]
     assert list(rows[0]) == columns
     # The likeliest class stays the answer.
     assert rows[0]["predicted"] == max(OCT_NAMES, key=lambda name: float(rows[0][name]))
     assert [row["above_threshold"] for row in rows] == ["urgent|NORMAL"] * 3 + [""]
-    assert predict.main([*arguments, "--format", "json"]) == 1
-    assert json.loads(capsys.readouterr().out)[0]["above_threshold"] == ["urgent", "NORMAL"]
+    (row, *_) = json.loads(answer(capsys, run, files, code=1, format="json").out)
+    assert row["above_threshold"] == ["urgent", "NORMAL"]
     path.write_text(json.dumps(entries[2:]))
-    assert predict.main(arguments) == 1
-    header, *lines = capsys.readouterr().out.splitlines()
+    header, *lines = answer(capsys, run, files, code=1).out.splitlines()
     assert header.endswith("above_threshold")
     assert lines[0].endswith("none")
     path.write_text("[{}]")
-    assert predict.main(arguments) == 2
-    assert "does not hold thresholds" in capsys.readouterr().err
+    assert "does not hold thresholds" in answer(capsys, run, files, code=2).err
 
 
 @pytest.mark.parametrize(
-    ("flag", "value", "message"),
+    ("name", "flags", "message"),
     [
-        ("--model", "nowhere", "expected the folder of a finished run"),
-        ("--input", "nowhere", "there is no such file or folder"),
-        ("--patch", "0", "must be at least 1"),
+        ("a.jpeg", {"model": "nowhere"}, "expected the folder of a finished run"),
+        ("nowhere", {}, "there is no such file or folder"),
+        ("a.jpeg", {"patch": 0}, "must be at least 1"),
     ],
 )
-def test_wrong_usage_ends_with_code_2(run_folder, files, flag, value, message, capsys):
-    arguments = {"--model": str(run_folder), "--input": str(files / "a.jpeg"), flag: value}
-    assert predict.main([part for pair in arguments.items() for part in pair]) == 2
-    assert message in capsys.readouterr().err
+def test_wrong_usage_ends_with_code_2(run_folder, files, name, flags, message, capsys):
+    assert message in answer(capsys, run_folder, files / name, code=2, **flags).err
 
 
 @pytest.mark.parametrize(
@@ -176,8 +172,7 @@ def test_a_damaged_export_is_an_error_that_names_the_file(
 ):
     shutil.copytree(run_folder / "export", tmp_path / "export")
     (tmp_path / "export" / name).write_bytes(content)
-    assert predict.main([f"--model={tmp_path}", "--input", str(files / "a.jpeg")]) == 2
-    assert message in capsys.readouterr().err
+    assert message in answer(capsys, tmp_path, files / "a.jpeg", code=2).err
 
 
 def layer(module, name, config):
@@ -262,23 +257,21 @@ def test_links_that_lead_to_no_file_are_named_and_not_passed_over(
 def test_a_folder_that_may_not_be_listed_is_an_error(run_folder, files, tmp_path, capsys):
     folder = shutil.copytree(files, tmp_path / "files") / "secret"
     folder.mkdir(mode=0)
-    assert predict.main([f"--model={run_folder}", "--input", str(tmp_path)]) == 2
-    assert f"{folder} cannot be listed: Permission denied" in capsys.readouterr().err
+    told = answer(capsys, run_folder, tmp_path, code=2).err
+    assert f"{folder} cannot be listed: Permission denied" in told
 
 
 def test_a_file_in_the_place_of_the_folder_of_maps_is_refused(run_folder, files, capsys):
-    scan = str(files / "a.jpeg")
-    assert predict.main([f"--model={run_folder}", f"--input={scan}", f"--occlusion={scan}"]) == 2
-    captured = capsys.readouterr()
+    scan = files / "a.jpeg"
+    captured = answer(capsys, run_folder, scan, code=2, occlusion=scan)
     assert "cannot be a folder: File exists" in captured.err
     assert captured.out == ""
 
 
-def test_each_image_has_a_map_whatever_its_name(run_folder, files, tmp_path):
+def test_each_image_has_a_map_whatever_its_name(run_folder, files, tmp_path, capsys):
     long, maps = tmp_path / f"{'é' * 120}.png", tmp_path / "maps"
     shutil.copy(files / "b.png", long)
-    command = [f"--model={run_folder}", "--input", str(files / "a.jpeg"), str(long)]
-    assert predict.main([*command, f"--occlusion={maps}", "--patch=20"]) == 0
+    answer(capsys, run_folder, files / "a.jpeg", long, occlusion=maps, patch=20)
     first, second = sorted(maps.iterdir())
     assert first.name == "0000-a.png"
     assert second.name.startswith("0001-é")
@@ -313,8 +306,7 @@ def test_a_file_named_twice_is_predicted_once_and_as_itself(run_folder, files, c
 def test_another_version_of_the_decoder_is_told(run_folder, files, tmp_path, capsys):
     for version, warns in ((PIL.__version__, False), ("9.0.1", True)):
         run = edited_run(run_folder, tmp_path / version, decoder={"pillow": version})
-        assert predict.main(["--model", str(run), "--input", str(files / "a.jpeg")]) == 0
-        said = capsys.readouterr().err
+        said = answer(capsys, run, files / "a.jpeg").err
         assert ("were decoded by pillow 9.0.1, here it is pillow" in said) == warns
 
 
@@ -324,8 +316,7 @@ def test_a_name_that_would_steer_the_terminal_is_printed_escaped(
     odd = tmp_path / "a\x1b]0;title\x07\nb.png"
     shutil.copy(files / "c.png", odd)
     (tmp_path / "\x1b[2Jbad.png").write_bytes(b"no image")
-    assert predict.main(["--model", str(run_folder), "--input", str(tmp_path)]) == 1
-    captured = capsys.readouterr()
+    captured = answer(capsys, run_folder, tmp_path, code=1)
     lines = captured.out.splitlines() + captured.err.splitlines()
     assert all(line.isprintable() for line in lines)
     assert any("a\\x1b]0;title\\x07\\nb.png" in line for line in lines)
@@ -382,12 +373,9 @@ def test_every_frame_and_page_that_the_build_accepts_is_predicted(run_folder, tm
     assert rejects == {"CNV/volume.png": "not_an_image", "CNV/cut#frame-3": "truncated"}
 
     maps = tmp_path / "maps"
-    arguments = ["--model", str(run_folder), "--input", str(folder), f"--occlusion={maps}"]
     capsys.readouterr()
-    assert predict.main([*arguments, "--format=json"]) == 1
-    found = {
-        row["path"].removeprefix(f"{folder}/"): row for row in json.loads(capsys.readouterr().out)
-    }
+    written = answer(capsys, run_folder, folder, code=1, occlusion=maps, format="json").out
+    found = {row["path"].removeprefix(f"{folder}/"): row for row in json.loads(written)}
     assert found.keys() == rejects.keys() | {row["path"] for row in rows}
     for name, reason in rejects.items():
         assert found[name]["reject"].startswith(reason)
@@ -403,11 +391,12 @@ def test_every_frame_and_page_that_the_build_accepts_is_predicted(run_folder, tm
     assert len(rows) == 10
 
 
-def test_a_model_of_dicom_files_says_what_it_needs_to_read_them(run_folder, tmp_path, monkeypatch):
-    folder = edited_run(run_folder, tmp_path / "run", decoder=dicom_tags.codec_versions())
+def test_a_model_of_dicom_files_says_what_it_needs_to_read_them(
+    run_folder, tmp_path, monkeypatch, capsys
+):
+    folder = edited_run(run_folder, tmp_path / "run", decoder=dicom.codec_versions())
     (tmp_path / "scan.dcm").write_bytes(dicom_file(np.zeros((24, 20), np.uint8)))
-    words = ["--model", str(folder), "--input", str(tmp_path / "scan.dcm")]
-    assert predict.main(words) == 0
-    monkeypatch.setattr(dicom_tags, "PACKAGES", (*dicom_tags.PACKAGES, "a-missing-codec"))
-    dicom_tags.import_pydicom.cache_clear()  # A process looks for the codecs once.
-    assert predict.main(words) == 2
+    answer(capsys, folder, tmp_path / "scan.dcm")
+    monkeypatch.setattr(dicom, "PACKAGES", (*dicom.PACKAGES, "a-missing-codec"))
+    dicom.import_pydicom.cache_clear()  # A process looks for the codecs once.
+    answer(capsys, folder, tmp_path / "scan.dcm", code=2)

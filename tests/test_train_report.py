@@ -18,9 +18,9 @@ import tfrecord_io
 from train.data.dataset import open_dataset
 from train.data.seen import Exposure
 from train.kinds.classes import CLASSES
-from train.kinds.temperature import apply_temperature
+from train.kinds.task import apply_temperature
 from train.results import metrics, report, thresholds
-from train.results.charts import charts_of
+from train.results.charts import write_charts
 from train.results.report import MistakenImage, page_of_data
 
 HISTORY = (
@@ -69,13 +69,11 @@ def report_of(names=OCT_NAMES, *, num_examples=80, with_patients=True, manifest=
     groups = [str(index // 2) for index in range(num_examples)] if with_patients else None
     found = measured(probabilities, labels, names, patients=groups, num_samples=50)
     found |= {"split": "test", "best_epoch": 2}
-    predictions = predictions_of(probabilities, labels, names)
     fields = {
         "title": "a run",
         "manifest": manifest or manifest_of(names),
         "config": {"model": "convnet", "seed": 3, "checkpoint_seconds": 120.0},
         "metrics": found,
-        "charts": charts_of(HISTORY, found, predictions),
         "mistakes": mistakes_of(probabilities, labels, names),
         "versions": {"python": "3.11.7"},
     }
@@ -112,7 +110,7 @@ def test_the_link_to_an_anonymous_dataset_names_no_folder_that_was_not_named(tmp
 
 
 @pytest.fixture(scope="module")
-def full():
+def full(tmp_path_factory):
     """A report with everything in it."""
     made = report_of()
     (probabilities, truths), found = mostly_right(4, 80), dict(made["metrics"])
@@ -128,7 +126,9 @@ def full():
         chosen, predictions_of(probabilities, truths, examples=examples),
         prevalences={"CNV": 0.02}, num_samples=20, seed=0,
     )  # fmt: skip
-    return made | {"metrics": found}
+    plots = tmp_path_factory.mktemp("plots")
+    charts = write_charts(plots, HISTORY, found, predictions_of(probabilities, truths))
+    return made | {"metrics": found, "charts": charts}
 
 
 @pytest.fixture(scope="module")
@@ -159,12 +159,12 @@ def test_the_same_run_has_the_same_page(full, text):
 def test_the_page_tells_the_result_first_and_then_how_it_came_about(full, text):
     metrics, seen = full["metrics"], words(text)
     accuracy = metrics["scores"]["accuracy"]
-    low, value, high = (round(100 * accuracy[key]) for key in ("low", "value", "high"))
+    low, value, high = (f"{100 * accuracy[key]:.1f}" for key in ("low", "value", "high"))
     before, after = (100 * metrics["calibration"][f"ece_{when}"] for when in ("before", "after"))
     for phrase in (
         "On the 80 images of 40 patients of the test split, the network named the right class for "
         f"{value} % ({round(80 * accuracy['value'])} of 80; 95 % interval: {low} to {high} %).",
-        "would be right for 25 %.",
+        "would be right for 25.0 %.",
         "Of the urgent images (CNV and DME), it called",
         "divided by a temperature of 1.70, fitted on 40 images of val",
         f"was {before:.1f} % before and is {after:.1f} % now",
@@ -213,7 +213,7 @@ GUESSED = measured(np.full((40, 4), 0.25, np.float32), np.arange(40) % 4, num_sa
         ({"config": {"model": "small_resnet"}, "own_metrics": {"split": "test"}}, ["Evaluation"],
          ["small_resnet"]),
         ({"names": ("only",), "num_examples": 7},
-         ["the network named the right class for 100 % (", "The network made no mistakes."], []),
+         ["the network named the right class for 100.0 % (", "The network made no mistakes."], []),
         ({"names": [f"class {index:03}" for index in range(300)], "num_examples": 900,
           "with_patients": False}, ["metrics.json has the other 280"], []),
     ],
@@ -240,15 +240,10 @@ def test_the_worst_mistakes_are_shown_with_their_maps(full, text):
 
 def test_the_surest_mistakes_are_the_worst():
     probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.3, 0.7], [0.7, 0.3]])
-    labels = np.array([0, 1, 0, 0, 1])
-
-    def places(labels, most=12):
-        found = CLASSES.mistakes(predictions_of(probabilities, labels, ("a", "b")), most)
-        return [answer.place for answer in found]
-
-    assert places(labels) == [2, 3, 4, 1]
-    assert places(labels, most=1) == [2]
-    assert places(probabilities.argmax(-1)) == []
+    answers = predictions_of(probabilities, [0, 1, 0, 0, 1], ("a", "b"))
+    for most in (12, 1):
+        found = [mistake.place for mistake in CLASSES.mistakes(answers, most)]
+        assert found == [2, 3, 4, 1][:most]
 
 
 def test_mistakes_are_found_with_their_images_paths_and_maps(tmp_path):
@@ -280,27 +275,20 @@ def test_mistakes_are_found_with_their_images_paths_and_maps(tmp_path):
     assert found[0].drops[9, 9] == 0
 
 
-def exposed(**fields):
-    """What a reader sees of a page on which some images of the split were seen."""
-    fields = {"num_images": 0, "num_patients": 0, "is_measured": True} | fields
-    return words(report.render(**report_of(exposure=Exposure(**fields))))
-
-
-def test_what_was_seen_is_said_before_anything_is_believed():
-    found = exposed(num_images=27, num_patients=9)
-    assert "27 of these images, of 9 patients, show a picture or a patient" in found
-    assert "never seen" not in found
-    assert "27 further images of 9 patients were left out" in exposed(
-        num_images=27, num_patients=9, is_measured=False
-    )
-
-
-def test_only_what_is_proven_is_claimed_with_the_number_of_images_before_it():
-    claim = "Of these 80 images of 40 patients, the network had never seen one"
-    assert claim in exposed()
-    doubtful = exposed(doubts=("its run has no seen.parquet",))
-    assert "never seen" not in doubtful
-    assert "It cannot be known whether the network has seen more of these images" in doubtful
+@pytest.mark.parametrize(
+    ("fields", "said", "is_claimed"),
+    [
+        ({"num_images": 27}, "27 of these images, of 9 patients, show a picture or a", False),
+        ({"num_images": 27, "is_measured": False}, "27 further images of 9 patients were", True),
+        ({}, "Of these 80 images of 40 patients, the network had never seen one", True),
+        ({"doubts": ("there is no list",)}, "It cannot be known whether the network", False),
+    ],
+)
+def test_what_was_seen_is_said_and_only_what_is_proven_is_claimed(fields, said, is_claimed):
+    fields = {"num_images": 0, "num_patients": 9, "is_measured": True} | fields
+    found = words(report.render(**report_of(exposure=Exposure(**fields))))
+    assert said in found
+    assert ("had never seen one" in found) == is_claimed
 
 
 # ---- runs of every kind

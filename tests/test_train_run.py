@@ -2,12 +2,10 @@
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 
 import numpy as np
@@ -20,6 +18,7 @@ from marked_images import (
     environment,
     flags,
     history_of,
+    marked_data,
     run_script,
 )
 from marked_images import write_marked_dataset as write
@@ -33,11 +32,7 @@ FLAGS = (
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    path = tmp_path_factory.mktemp("data")
-    write(path, num_examples={"train": 200, "val": 10, "test": 12})
-    return path
+data = marked_data({"train": 200, "val": 10, "test": 12})
 
 
 @pytest.fixture(scope="module")
@@ -110,19 +105,18 @@ def test_a_users_mistake_is_one_message_without_a_stack(arguments, message, tmp_
     assert not (tmp_path / "run").exists()
 
 
-def test_ctrl_c_outside_of_the_steps_ends_with_a_message_and_code_130(tmp_path, capsys):
+def test_ctrl_c_outside_of_the_steps_ends_with_a_message_and_code_130(tmp_path):
     pipe = tmp_path / "config.json"
     os.mkfifo(pipe)
-
-    def press():
-        with pipe.open("w"):  # as soon as the command reads it
-            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-
-    thread = threading.Thread(target=press)
-    thread.start()
-    assert run.main([f"--workdir={tmp_path / 'run'}", f"--config={pipe}"]) == 130
-    thread.join()
-    assert capsys.readouterr().err == "stopped; run the same command again to continue\n"
+    words = command("run", f"--workdir={tmp_path / 'run'}", f"--config={pipe}")
+    process = subprocess.Popen(
+        words, cwd=REPOSITORY, env=environment(), stderr=subprocess.PIPE, text=True
+    )
+    with pipe.open("w"):  # as soon as the command reads it
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors == "stopped; run the same command again to continue\n"
 
 
 @pytest.mark.slow
@@ -257,16 +251,3 @@ def test_a_second_process_in_the_same_folder_is_refused(data, tmp_path, capsys):
         ours = [flag for flag in FLAGS if flag != "--deterministic"]
         assert run.main([f"--data={data}", f"--workdir={workdir}", *ours]) == 2
     assert "another process trains in" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_a_damaged_checkpoint_is_a_failed_run_with_advice(finished, tmp_path):
-    workdir = tmp_path / "run"
-    shutil.copytree(finished, workdir)
-    (workdir / "metrics.json").unlink()
-    path = workdir / "checkpoint.npz"
-    os.truncate(path, path.stat().st_size // 2)
-    result = run_script("run", "--config", workdir, "--workdir", workdir)
-    assert result.returncode == 1
-    assert result.stderr.startswith(f"error: {path} cannot be read")
-    assert "remove it to start this run again" in result.stderr

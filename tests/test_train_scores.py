@@ -31,9 +31,11 @@ def test_the_measures_of_a_small_case_are_those_worked_out_by_hand():
     # CNV called NORMAL costs 4, NORMAL called DRUSEN 1.
     assert scores["weighted_error"] == pytest.approx(5 / 6)
     # Rows are the truth, columns the answer: CNV, DME, DRUSEN, NORMAL.
-    assert measures.penalty_matrix(OCT_NAMES).tolist() == [
-        [0, 1, 2, 4], [1, 0, 2, 4], [1, 1, 0, 1], [1, 1, 1, 0],
-    ]  # fmt: skip
+    points = [
+        [scores_of(certain([answer]), [truth])["weighted_error"] for answer in range(4)]
+        for truth in range(4)
+    ]
+    assert points == [[0, 1, 2, 4], [1, 0, 2, 4], [1, 1, 0, 1], [1, 1, 1, 0]]
     assert scores["balanced_accuracy"] == pytest.approx((0.5 + 1 + 1 + 0.5) / 4)
     without_normal = scores_of(certain([0, 0, 1, 0]), np.array([0, 0, 1, 1]))
     assert without_normal["balanced_accuracy"] == pytest.approx((1 + 0.5) / 2)
@@ -98,7 +100,9 @@ def test_the_urgent_view_is_for_oct_classes_alone():
     ],
 )
 def test_the_calibration_error_is_the_mean_gap_by_bin(confidences, is_correct, error):
-    found = measures.expected_calibration_error(confidences, is_correct, np.ones(len(confidences)))
+    found = measures.expected_calibration_error(
+        confidences[:, None], is_correct[:, None], np.ones(len(confidences))
+    )
     assert found == pytest.approx(error)
 
 

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 from builds import run_command
-from marked_images import ALL_ON, QUICK, environment, write_marked_dataset
+from marked_images import ALL_ON, QUICK, environment, marked_data
 
 from train.config import TrainConfig
 from train.data import augmentation
@@ -17,17 +17,13 @@ from train.data.augmentation import NUM_DRAWS
 from train.kinds.classes import CLASSES
 from train.networks.models import build_network
 from train.run_setup import make_run
-from train.training.steps import Objective
+from train.training import steps
 
 NUM_EXAMPLES = {"train": 30, "test": 11}
 SHAPE = (10, 8, 1)
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    path = tmp_path_factory.mktemp("steps")
-    write_marked_dataset(path, num_examples=NUM_EXAMPLES, image_shape=SHAPE)
-    return path
+data = marked_data(NUM_EXAMPLES, image_shape=SHAPE)
 
 
 def run_variants(data, variants, **variables):
@@ -139,20 +135,19 @@ def test_the_first_steps_are_those_of_keras_fit(runs, data):
     assert step == 11
 
 
-def objective_of(data, **fields):
+def run_of(data, **fields):
     fields = {"label_smoothing": 0.0, "augment": False, "mixup": 0.0} | fields
-    run = make_run(TrainConfig.of(data=str(data), strategy="single", **fields), Path())
-    return run, Objective(run)
+    return make_run(TrainConfig.of(data=str(data), strategy="single", **fields), Path())
 
 
 def loss_and_totals(data, labels, logits, weights, **fields):
     fields = {"class_weights": "none"} | fields
-    loss, totals = objective_of(data, **fields)[1].loss_and_totals(labels, logits, weights)
+    loss, totals = steps.loss_and_totals(run_of(data, **fields), labels, logits, weights)
     return float(loss), np.asarray(totals).tolist()
 
 
 def test_the_loss_is_weighted_by_class_and_filling_copies_count_nothing(data):
-    run, _ = objective_of(data)
+    run = run_of(data)
     counts = run.parts.train.label_counts
     of_class = CLASSES.class_weights(counts, NUM_EXAMPLES["train"], 0.5)
     labels = np.eye(4, dtype=np.float32)[[0, 1, 1]]
@@ -198,8 +193,8 @@ def test_augmentation_changes_images_alone_and_mixup_labels_too(
     images = np.random.default_rng(0).integers(256, size=(4, *SHAPE), dtype=np.uint8)
     labels = np.eye(4, dtype=np.float32)
     draws = np.random.default_rng(1).random((4, NUM_DRAWS), np.float32)
-    _, objective = objective_of(data, **fields)
-    prepared, prepared_labels = map(np.asarray, objective.prepare(images, labels, draws))
+    run = run_of(data, **fields)
+    prepared, prepared_labels = map(np.asarray, steps.prepare(run, images, labels, draws))
     assert prepared.dtype == np.float32
     assert (np.abs(prepared - images).mean() > 1) == changes_images
     assert ((prepared_labels > 0).sum(-1) == 1 + changes_labels).all()
@@ -215,20 +210,17 @@ def test_augmentation_changes_images_alone_and_mixup_labels_too(
 def test_the_augmentation_knows_that_the_images_are_padded(data, monkeypatch):
     told = []
     monkeypatch.setattr(augmentation, "augment", lambda *given, is_padded: told.append(is_padded))
-    run, _ = objective_of(data, augment=True)
+    run = run_of(data, augment=True)
     padded = dataclasses.replace(run.data.manifest, preprocessing={"fit": "pad"})
     run = dataclasses.replace(run, data=dataclasses.replace(run.data, manifest=padded))
-    Objective(run).prepare(np.zeros((1, *SHAPE)), None, None)
+    steps.prepare(run, np.zeros((1, *SHAPE)), None, None)
     assert told == [True]
 
 
-@pytest.mark.parametrize("power", [0.0, 0.5, 1.0])
-def test_class_weights_are_frequencies_to_a_negative_power_with_mean_1(power):
+def test_class_weights_are_frequencies_to_a_negative_power_with_mean_1():
     counts = np.array([90, 9, 1])
-    weights = np.array(CLASSES.class_weights(counts.tolist(), 100, power))
-    assert weights @ counts / counts.sum() == pytest.approx(1)
-    np.testing.assert_allclose(weights[0] / weights, (counts / counts[0]) ** power)
-
-
-def test_a_class_without_images_weighs_nothing():
+    for power in (0.0, 0.5, 1.0):
+        weights = np.array(CLASSES.class_weights(counts.tolist(), 100, power))
+        assert weights @ counts / counts.sum() == pytest.approx(1)
+        np.testing.assert_allclose(weights[0] / weights, (counts / counts[0]) ** power)
     assert CLASSES.class_weights([4, 0, 4], 8, 1.0) == (1.0, 0.0, 1.0)

@@ -8,7 +8,7 @@ import shutil
 import keras
 import numpy as np
 import pytest
-from answers import predictions_of, scores_of
+from answers import examples_of, predictions_of, scores_of
 from builds import IN_MEMORY
 from marked_images import (
     KERAS_ARRAY_WARNING,
@@ -16,6 +16,7 @@ from marked_images import (
     evaluated,
     flags,
     history_of,
+    marked_data,
     picture_files,
     rows_of,
     run_on_jax,
@@ -27,17 +28,18 @@ from marked_images import (
 from sklearn import metrics as sk_metrics
 
 from pipelines import extract_features
-from tfrecord_io.kinds.multi_label import MULTI_LABEL as SEVERAL_LABELS
+from tfrecord_io.kinds import MULTI_LABEL as SEVERAL_LABELS
 from tfrecord_io.reading.mapped import MappedDataset
 from train import predict, run
 from train.data.dataset import open_dataset
+from train.errors import ConfigError
 from train.kinds.classes import CLASSES
 from train.kinds.measures import expected_calibration_error
 from train.kinds.multi_label import MULTI_LABEL
 from train.kinds.registry import task_of
 from train.results import report
 from train.results.bootstrap import examples_behind
-from train.results.predictions import write_predictions
+from train.results.predictions import read_predictions, write_predictions
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 
@@ -143,7 +145,7 @@ def test_the_measures_of_labels_are_those_of_scikit_learn():
     assert found["brier"] == pytest.approx(np.square(probabilities - truths).mean())
     choices, right = MULTI_LABEL.choices(probabilities, truths)
     is_right, ones = choices.argmax(-1) == right, np.ones(len(right))
-    error = expected_calibration_error(choices.max(-1), is_right, ones)
+    error = expected_calibration_error(choices.max(-1)[:, None], is_right[:, None], ones)
     assert found["ece"] == pytest.approx(error)
 
 
@@ -156,6 +158,29 @@ def test_names_that_a_spreadsheet_would_take_for_formulas_are_read_again(tmp_pat
         header, *rows = csv.reader(file)
     labels = SEVERAL_LABELS.vectors([row[3] for row in rows], header[-3:])
     np.testing.assert_array_equal(MULTI_LABEL.truths(labels), truths)
+
+
+def test_predictions_are_written_a_row_an_example_without_formulas_and_read_in_full_precision(
+    tmp_path,
+):
+    probabilities = np.array([[1e-9, 1 - 1e-7], [2 / 3, 1 / 3]], np.float32)
+    examples = examples_of(2, ["p", None], paths=("=x.png", "y.png"))
+    written = predictions_of(probabilities, [1, 1], ("=A", "B"), examples=examples)
+    write_predictions(tmp_path, written)
+    assert (tmp_path / "predictions.csv").read_text().splitlines() == [
+        "key,path,patient,label,predicted,'=A,B",
+        "k0,'=x.png,p,B,B,0.000000,1.000000",
+        "k1,y.png,,B,'=A,0.666667,0.333333",
+    ]
+    keys, read, truths = read_predictions(tmp_path)
+    assert keys.tolist() == ["k0", "k1"]
+    assert (read == probabilities).all()
+    assert truths.tolist() == [1, 1]
+
+
+def test_a_run_of_an_older_release_says_how_to_go_on(tmp_path):
+    with pytest.raises(ConfigError, match=r"Remove .*, and the same command trains this run again"):
+        read_predictions(tmp_path)
 
 
 def test_a_label_that_no_image_has_is_left_out_of_the_means_and_rests_on_no_patient():
@@ -211,12 +236,9 @@ def test_the_map_of_a_label_that_was_missed_shows_what_speaks_against_it(data):
 # ---- the commands
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    path = tmp_path_factory.mktemp("data")
-    num_examples = {"train": 120, "val": 24, "test": 40}
-    write_marked_dataset(path, num_examples, label_names=NAMES, label_kind=SEVERAL_LABELS)
-    return path
+data = marked_data(
+    {"train": 120, "val": 24, "test": 40}, label_names=NAMES, label_kind=SEVERAL_LABELS
+)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import hashlib
 import keras
 import numpy as np
 import pytest
-from marked_images import KERAS_ARRAY_WARNING, QUICK, write_marked_dataset
+from marked_images import KERAS_ARRAY_WARNING, QUICK, marked_data
 
 from tfrecord_io.trunk import read_trunk
 from train import trunk
@@ -17,11 +17,7 @@ from train.training.trainer import train_and_evaluate
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    path = tmp_path_factory.mktemp("data")
-    write_marked_dataset(path, num_examples={"train": 8, "val": 4}, image_shape=(32, 32, 1))
-    return path
+data = marked_data({"train": 8, "val": 4}, image_shape=(32, 32, 1))
 
 
 def numpy_of(model, values):

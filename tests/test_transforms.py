@@ -170,18 +170,6 @@ def count_again(output):
 # ---- finishing
 
 
-def test_shards_of_a_release_that_did_not_count_pixels_are_counted_when_finishing(job):
-    write_all(job)
-    for task in job.todo[::2]:
-        path = Path(job.storage.path(task.shard_name.replace(".tfrecord", ".json")))
-        content = json.loads(path.read_text())
-        del content["statistics"]
-        path.write_text(json.dumps(content))
-    finish.finish_dataset(job.build)
-    found = Manifest.load(job.storage.root)
-    assert found.statistics == count_again(job.storage.root)
-
-
 @pytest.mark.parametrize("files", [{}, {"train/CNV/1.png": b"x"}], ids=["absent", "rejects"])
 def test_without_an_example_to_train_on_there_are_no_sums_over_pixels(tmp_path, files):
     scans = write_tree(tmp_path / "scans", {**scan_tree({"test": 2}), **files})

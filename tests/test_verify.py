@@ -11,7 +11,7 @@ import pytest
 from dataset_factory import change_column, change_first_label
 from image_files import write_tar, write_zip
 
-from tfrecord_io import croissant, manifest, verify
+from tfrecord_io import manifest, verify
 from tfrecord_io.__main__ import main
 
 
@@ -166,7 +166,7 @@ def test_a_row_of_the_examples_table_that_contradicts_its_record_is_found(datase
     table = change_column(dataset / manifest.EXAMPLES_FILE_NAME, column, change)
     values = table[column].to_pylist()
     other = change(values)[2]
-    (dataset / croissant.FILE_NAME).unlink()
+    (dataset / "croissant.json").unlink()
     assert main(["verify", str(dataset)]) == 1
     (line,) = capsys.readouterr().out.splitlines()
     assert line == (
@@ -185,25 +185,14 @@ def test_a_source_that_gives_other_pixels_is_found(dataset, source_tree, tmp_pat
     assert "has no file" in verify.verify(dataset, source_input=other)[0].message
 
 
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        ("zip", "belong to no member that its index names"),
-        ("tar", "other data follows"),
-        ("tar.gz", "other data follows"),
-    ],
-)
-def test_an_archive_that_was_joined_to_another_does_not_agree(
-    dataset, source_tree, tmp_path, kind, message
-):
-    files = {
-        path.relative_to(source_tree).as_posix(): path.read_bytes()
-        for path in source_tree.rglob("*")
-        if path.is_file()
-    }
+@pytest.mark.parametrize("kind", ["zip", "tar", "tar.gz"])
+def test_an_archive_that_was_joined_to_another_does_not_agree(dataset, source_tree, tmp_path, kind):
+    paths = [path for path in source_tree.rglob("*") if path.is_file()]
+    files = {path.relative_to(source_tree).as_posix(): path.read_bytes() for path in paths}
     whole = (write_zip if kind == "zip" else write_tar)(tmp_path / f"a.{kind}", files)
     assert verify.verify(dataset, source_input=whole) == []
     whole.write_bytes(whole.read_bytes() * 2)
+    message = "(belong to no member that its index names|other data follows)"
     with pytest.raises(OSError, match=rf"cannot read .*{whole.name}: .*{message}"):
         verify.verify(dataset, source_input=whole)
 

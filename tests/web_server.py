@@ -47,17 +47,23 @@ class Files(BaseHTTPRequestHandler):
     def _answer(
         self, status: int, body: bytes = b"", headers: dict[str, str] | None = None
     ) -> None:
+        if self._fault[:1].isdigit():
+            status, body, headers, self.close_connection = int(self._fault[:3]), b"", {}, True
         self.send_response(status)
         for key, value in (headers or {}).items():
             self.send_header(key, value)
         self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self._fault == "cut" and body:
-            body, self.close_connection = body[:-1], True
+        if self._fault in ("cut", "half") and body:
+            end = len(body) // 2 if self._fault == "half" else -1
+            body, self.close_connection = body[:end], True
         if self._fault == "garbled" and body:
-            body = body[:-1] + bytes([body[-1] ^ 1])
+            middle = len(body) // 2
+            body = body[:middle] + bytes([body[middle] ^ 1]) + body[middle + 1 :]
         self.server.bytes_sent += len(body)
-        self.wfile.write(body)
+        with contextlib.suppress(ConnectionError):  # a test may kill the client
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
 
     def do_GET(self) -> None:
         parts = urlsplit(self.path)
@@ -86,6 +92,8 @@ class Files(BaseHTTPRequestHandler):
         if not wanted or self._fault == "whole":
             return self._answer(200, file.content, headers)
         start, end = int(wanted[1]), min(int(wanted[2]) + 1, len(file.content))
+        if start >= end:
+            return self._answer(416)
         headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(file.content)}"
         end -= self._fault == "short"
         return self._answer(206, file.content[start:end], headers)
@@ -96,8 +104,8 @@ class WebServer(ThreadingHTTPServer):
 
     Attributes:
         files: by their path.
-        fault: "", or what is wrong with each answer: "cut" (it ends early), "whole" (it ignores
-            the range), "short" (a byte of it is missing), "garbled" (a byte of it is another),
+        fault: "", or what is wrong with each answer: a status, "cut" and "half" (it ends early),
+            "whole" (it ignores the range), "short" (a byte of it is missing), "garbled" (another),
             "refused" (503), "expired" (403), "silent" (there is none), "unconditional" (it ignores
             If-Match).
         headers: further headers of each file.

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 
 from tfrecord_io import flags, index, manifest, redaction, show, verify
-from tfrecord_io.auditing import command
-from tfrecord_io.printing import until_closed
+from tfrecord_io.auditing import audit
+from tfrecord_io.printing import refuse, until_closed
 
 _COMMANDS = {
     "verify": (verify, "recount and re-hash everything"),
-    "audit": (command, "look for leaks, copies, contradictions and shortcuts"),
+    "audit": (audit, "look for leaks, copies, contradictions and shortcuts"),
     "show": (show, "write a labelled contact sheet"),
     "index": (index, "write index files for NVIDIA DALI"),
 }
@@ -35,12 +35,10 @@ def main(argv: list[str] | None = None) -> int:
     others = [getattr(args, name, None) for name in ("source_input", "images")]
     for path in (args.directory, *others):
         if path and "://" in str(path):
-            print(
-                f"error: {args.command} reads local files, received {path}; copy them to a disk of "
-                "this machine and give that path",
-                file=sys.stderr,
+            return refuse(
+                f"{args.command} reads local files, received {path}; copy them to a disk of this "
+                "machine and give that path"
             )
-            return 2
     try:
         with until_closed():
             return _COMMANDS[args.command][0].run(args)

@@ -29,14 +29,9 @@ def map_ahead(
     """Yields the result of a function for each item, in order, computed before it is asked for.
 
     What the function raises is raised here, in its turn. The threads end with this iterator: when
-    it is exhausted, closed, or not used any more.
-
-    Args:
-        function: called in a thread.
-        items: consumed in the caller's thread.
-        num_ahead: how many results are computed ahead; if 0, the caller's thread computes them.
-        num_threads: threads that call the function at the same time.
-        num_bytes: the memory that an item's result takes; together at most `MOST_BYTES_AHEAD`.
+    it is exhausted, closed, or not used any more. The items are consumed in the caller's thread,
+    which also computes the results if `num_ahead` is 0. `num_bytes` returns the memory that an
+    item's result takes; those ahead take at most `MOST_BYTES_AHEAD`.
     """
     if not num_ahead:
         yield from map(function, items)

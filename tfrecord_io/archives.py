@@ -19,25 +19,17 @@ HEADER_SIGNATURE = b"PK\x03\x04"
 # A member has a name of at least one byte.
 _SHORTEST_MEMBER = HEADER.size + 1
 
-# APPNOTE.TXT 4.3.9: checksum and sizes may follow a member, in 12 to 24 bytes, which are fewer than
-# any member has.
+# APPNOTE.TXT 4.3.9: checksum and sizes may follow a member, in fewer bytes than any member has.
 _LONGEST_DESCRIPTOR = 24
 
-# APPNOTE.TXT 4.3.14 to 4.3.16: the end record, which a comment may follow, and, before it, the
-# zip64 end record and its locator.
+# APPNOTE.TXT 4.3.16: the end record, which a comment may follow.
 _END_SIGNATURE = b"PK\x05\x06"
-_END_64_SIGNATURE = b"PK\x06\x06"
-_LOCATOR_64_SIGNATURE = b"PK\x06\x07"
 _END_LENGTH = 22
-_LOCATOR_64_LENGTH = 20
-_SHORTEST_END = 56 + _LOCATOR_64_LENGTH + _END_LENGTH
-_LONGEST_END = _SHORTEST_END + 0xFFFF
 
 _UTF_8 = 0x800
 _BLOCK_BYTES = 1024 * 1024
 
-# Bytes that common tools write between two members, besides what the index tells: a data descriptor
-# and a few fields of the local header.
+# Bytes that common tools write between members: a data descriptor, and fields of the local header.
 _USUAL_SURPLUS = 128
 
 #: The first bytes of a zip: those of a member, or of the end record if it has no members.
@@ -49,10 +41,8 @@ def open_zip(file: IO[bytes]) -> zipfile.ZipFile:
 
     The index must have as many entries as the end record counts: a damaged length in an entry
     would hide the entries that follow it. All bytes of the file must be those of a member in the
-    index, of the index, or zeros.
-
-    The check reads few bytes besides the index. A gap of less than 31 bytes cannot hold a member.
-    Where larger gaps are alike, because one tool wrote them, the first of them is looked at.
+    index, of the index, or zeros. Of gaps that are alike, because one tool wrote them, the first
+    is looked at, so few bytes are read besides the index.
 
     Raises:
         zipfile.BadZipFile: if the file is not a zip, or members may be missing from its index.
@@ -64,36 +54,26 @@ def open_zip(file: IO[bytes]) -> zipfile.ZipFile:
             "its index says that a name is UTF-8, which it is not; unpack it with the program that "
             "made it, and pack the files again"
         ) from None
-    _check_end(file, len(archive.infolist()))
+    _check_end(file, archive)
     _check_gaps(file, archive)
     return archive
 
 
-class UnlistedBytesError(zipfile.BadZipFile):
-    """A zip has bytes that are in no member of its index."""
-
-
-def _check_end(file: IO[bytes], num_listed: int) -> None:
+def _check_end(file: IO[bytes], archive: zipfile.ZipFile) -> None:
     """Checks the number of members, and that nothing follows the end record but its comment."""
-    size = file.seek(0, io.SEEK_END)
-    # The end record is found as zipfile finds it: in the last 22 bytes, where it is without a
-    # comment, else by its last signature.
-    for length in (_SHORTEST_END, _LONGEST_END):
-        file.seek(max(0, size - length))
+    size, length = file.seek(0, io.SEEK_END), _END_LENGTH + len(archive.comment)
+    file.seek(max(0, size - length))
+    tail = file.read()
+    if not tail.startswith(_END_SIGNATURE):  # then something follows the record
+        file.seek(max(0, size - length - 0xFFFF))
         tail = file.read()
-        place = len(tail) - _END_LENGTH
-        if tail.startswith(_END_SIGNATURE, place) and tail.endswith(b"\0\0"):
-            break
-        place = tail.rfind(_END_SIGNATURE)
-    num_promised, comment_length = struct.unpack_from("<H8xH", tail, place + 10)
-    if tail[place + _END_LENGTH + comment_length :].strip(b"\0"):
-        raise zipfile.BadZipFile("other data follows its end")
-    place_64 = tail.rfind(_END_64_SIGNATURE, 0, place)
-    locator = tail[max(place - _LOCATOR_64_LENGTH, 0) : place]
-    if place_64 >= 0 and locator.startswith(_LOCATOR_64_SIGNATURE):
-        (num_promised,) = struct.unpack_from("<Q", tail, place_64 + 32)
-    # The count has 16 bits unless there is a zip64 record, and some writers let it wrap around.
-    if num_promised not in (num_listed, num_listed % (1 << 16)):
+        tail = tail[max(tail.rfind(_END_SIGNATURE), 0) :]
+        if tail[length:].strip(b"\0"):
+            raise zipfile.BadZipFile("other data follows its end")
+    num_listed = len(archive.infolist())
+    (num_promised,) = struct.unpack_from("<H", tail, 10)
+    # It stands for a larger number in a zip64 record, or some writers let it wrap around.
+    if num_promised not in (0xFFFF, num_listed % (1 << 16)):
         raise zipfile.BadZipFile(f"expected {num_promised:,} members, found {num_listed:,}")
 
 
@@ -118,10 +98,9 @@ def _check_gaps(file: IO[bytes], archive: zipfile.ZipFile) -> None:
 def _check_gap(
     file: IO[bytes], end: int, start: int, before: zipfile.ZipInfo | None, alike: set[int]
 ) -> None:
-    """Checks the bytes from the end of one member, without its extra field, to the next.
+    """Checks the bytes from the end of a member, `before`, without its extra field, to the next.
 
-    `before` is the member before the gap. The gap's length is added to `alike`, the lengths of
-    those that were looked at.
+    `alike` are the lengths of the gaps that were looked at, to which it adds this one.
     """
     if start - end < _SHORTEST_MEMBER:
         return
@@ -131,12 +110,19 @@ def _check_gap(
             return
         alike.add(surplus)
     if before:
-        end = _end_of_member(file, before)
+        file.seek(before.header_offset)
+        header = file.read(HEADER.size)
+        if not header.startswith(HEADER_SIGNATURE) or len(header) < HEADER.size:
+            raise zipfile.BadZipFile(
+                f"no member is at byte {before.header_offset:,}, as its index says"
+            )
+        end = before.header_offset + HEADER.size + sum(HEADER.unpack(header))
+        end += before.compress_size + _LONGEST_DESCRIPTOR
     file.seek(end)
     while end < start:
         block = file.read(min(start - end, _BLOCK_BYTES))
         if block.strip(b"\0") or not block:
-            raise UnlistedBytesError(
+            raise zipfile.BadZipFile(
                 f"{start - end:,} bytes at byte {end:,} belong to no member that its index names, "
                 "so files may be missing; if zips were joined, or this one is a program that "
                 "unpacks itself, unpack them one by one and give the folder"
@@ -144,21 +130,10 @@ def _check_gap(
         end += len(block)
 
 
-def _end_of_member(file: IO[bytes], info: zipfile.ZipInfo) -> int:
-    """Returns where a member ends, by its local header, with the longest data descriptor."""
-    file.seek(info.header_offset)
-    header = file.read(HEADER.size)
-    if not header.startswith(HEADER_SIGNATURE) or len(header) < HEADER.size:
-        raise zipfile.BadZipFile(f"no member is at byte {info.header_offset:,}, as its index says")
-    header_end = info.header_offset + HEADER.size + sum(HEADER.unpack(header))
-    return header_end + info.compress_size + _LONGEST_DESCRIPTOR
-
-
 def check_tar_end(file: IO[bytes], end: int) -> None:
-    """Refuses a tar that is cut off, damaged between two members, or followed by other data.
+    """Refuses a tar in which anything but zeros follows the place where tarfile stopped.
 
-    tarfile stops at a block of zeros, which marks the end, and also at a damaged header. Only zeros
-    may follow the place where it stopped, as padding.
+    It stops at a block of zeros, which marks the end, and also at a damaged header.
 
     Raises:
         tarfile.ReadError: if members may be missing.

@@ -16,9 +16,8 @@ from numpy.random import PCG64, Generator, SeedSequence
 from PIL import Image
 
 #: The largest changes of a variant, and part of a dataset's fingerprint. Raise `version` whenever
-#: the same picture and key give different bytes. Mirroring is allowed because a scan of a left eye
-#: is roughly the mirror image of one of a right eye; the other changes also occur between two
-#: recordings of the same eye.
+#: the same picture and key give different bytes. A scan of a left eye is roughly one of a right eye
+#: mirrored; the other changes also occur between two recordings of the same eye.
 RECIPE: Mapping[str, float] = {
     "version": 1,
     "mirror_probability": 0.5,
@@ -35,10 +34,9 @@ _WHITE = 250
 
 
 def variant_path(path: str, variant: int) -> str:
-    """Returns the path from which `image_key` makes the key of a variant.
+    """Returns the path from which `image_key` makes the key of a variant; 0 is the image itself.
 
-    Variant 0 is the image itself. The path is unique: even the original of a file named like a
-    variant, such as `a.jpeg#variant-1`, gets a suffix.
+    It is unique: the original of a file named like a variant, `a.jpeg#variant-1`, gets a suffix.
     """
     if not variant and not _VARIANT_NAME.search(path):
         return path
@@ -50,8 +48,8 @@ def vary(
 ) -> bytes:
     """Returns a variant of a picture, uint8, row-major [height, width, channels], as it was.
 
-    The key of the variant, 32 hexadecimal digits, seeds the random changes. The box has left, top,
-    right and bottom of the part that varies; the rest is padding.
+    The variant's key, 32 hexadecimal digits, seeds the changes. The box has left, top, right and
+    bottom of the part that varies; the rest is padding.
     """
     rng = Generator(PCG64(SeedSequence(int(key, 16))))
     mirrored = rng.random() < RECIPE["mirror_probability"]

@@ -38,6 +38,15 @@ def atomic_write(
         raise
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """Returns the JSON object in a file, or {} if the file is missing or holds none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
 def write_json(path: str | os.PathLike[str], content: Any) -> None:
     """Writes JSON values to a file, see `atomic_write`."""
     with atomic_write(path) as file:

@@ -229,13 +229,10 @@ def _metavar(field: dataclasses.Field[Any], kind: Any) -> str:
 
 
 def _parsed(field: dataclasses.Field[Any], kind: Any, text: Any) -> Any:
-    if kind is bool:
-        return text
-    parse, expected = field.metadata.get("parse") or kind, field.metadata.get("expected")
+    parse = field.metadata.get("parse") or kind
     try:
         return parse(text)
     except ValueError as error:
-        if expected is None and parse in _TYPES:
-            expected = _TYPES[parse][1]
+        expected = field.metadata.get("expected") or _TYPES.get(parse, ("", None))[1]
         why = f"expected {expected}, received {text!r}" if expected else error
         raise ValueError(f"--{field.name}: {why}") from None

@@ -134,8 +134,6 @@ def group_images(images: pa.Table, near_duplicates: np.ndarray | None = None) ->
 
 def _fill(names: pa.Array, values: pa.Array, own: pa.Array) -> pa.Array:
     """Names images after others with the same value, and those without any such by `own`."""
-    if not names.null_count:
-        return names
     known = pc.and_(pc.is_valid(names), pc.is_valid(values))
     # Sorted, so that the name does not depend on the order of the images.
     named = pa.table({"value": values, "name": names}).filter(known).sort_by("name")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -13,18 +14,17 @@ from typing import Any
 import numpy as np
 
 from tfrecord_io import schema
-from tfrecord_io.kinds.classes import CLASSES
-from tfrecord_io.kinds.label_kind import LabelKind
-from tfrecord_io.kinds.registry import kind_in
-from tfrecord_io.printing import listed, printable
+from tfrecord_io.errors import ToldError
+from tfrecord_io.kinds import CLASSES, LabelKind, kind_in
+from tfrecord_io.printing import listed
 from tfrecord_io.rejects import in_words
 from tfrecord_io.statistics import PixelStatistics
 
 #: The newest version of the format. A dataset has the oldest version that can describe it.
 FORMAT_VERSION = 2
 
-#: Names of the files of a dataset: the tables have one row per example, per rejected image, and per
-#: image that a policy left out; the report is the dataset's card.
+#: Names of the files of a dataset. The tables list examples, rejects, and what a policy left out;
+#: the report is the dataset's card.
 FILE_NAME = "manifest.json"
 EXAMPLES_FILE_NAME = "examples.parquet"
 REJECTS_FILE_NAME = "rejects.csv"
@@ -42,8 +42,8 @@ STATISTICS_SPLIT = "train"
 #: The `kind` in the source of a dataset of feature maps, which were computed from another dataset.
 FEATURES = "features"
 
-# Names of a dataset, its splits and its shards. They become parts of paths, and a manifest may be
-# a stranger's, so none can lead out of a folder.
+# Names of a dataset, its splits and its shards. None can lead out of a folder, because they become
+# parts of paths, and a manifest may be a stranger's.
 _SAFE_NAME = re.compile(r"\w[\w.-]{0,199}")
 
 # The type of each value of a manifest: of all elements of a list, and of the entries of a mapping,
@@ -80,12 +80,18 @@ _FEATURES_SOURCE: Mapping[str, Any] = {
 }
 
 
-class ManifestError(ValueError):
+class ManifestError(ToldError, ValueError):
     """A dataset that cannot be used: unfinished, damaged, inconsistent or of another version."""
 
-    def __init__(self, message: str) -> None:
-        # It may quote the manifest of a stranger.
-        super().__init__("\n".join(printable(line) for line in message.split("\n")))
+
+def shard_name(split: str, shard_index: int, num_shards: int) -> str:
+    """Returns a shard's file name, such as `train-00000-of-00064.tfrecord`."""
+    return f"{split}-{shard_index:05d}-of-{num_shards:05d}.tfrecord"
+
+
+def sidecar_name(shard: str) -> str:
+    """Returns the name of the JSON file beside a shard that describes it."""
+    return shard.removesuffix(".tfrecord") + ".json"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -179,7 +185,7 @@ class Manifest:
         """Whether pictures keep their shapes, with black padding around them."""
         return self.preprocessing.get("fit") == "pad"
 
-    @property
+    @functools.cached_property
     def layout(self) -> schema.RecordLayout:
         """The layout of every record of the dataset."""
         return schema.RecordLayout(
@@ -192,7 +198,7 @@ class Manifest:
     @property
     def format_version(self) -> int:
         """The oldest version of the format that can describe this dataset."""
-        return self.layout.format_version
+        return max(1 if self.dtype == "uint8" else 2, self.label_kind.format_version)
 
     @property
     def shards(self) -> tuple[Shard, ...]:
@@ -202,12 +208,12 @@ class Manifest:
     @property
     def num_examples(self) -> int:
         """Number of examples in all splits."""
-        return sum(split.num_examples for split in self.splits.values())
+        return sum(shard.num_examples for shard in self.shards)
 
     @property
     def num_bytes(self) -> int:
         """Size of all shards in bytes."""
-        return sum(split.num_bytes for split in self.splits.values())
+        return sum(shard.num_bytes for shard in self.shards)
 
     @property
     def ledger(self) -> list[tuple[str, int]]:
@@ -236,29 +242,30 @@ class Manifest:
             raise ManifestError(f"no split {missing[0]!r} in this dataset; it has {known}")
         parts = [self.splits[wanted] for wanted in names]
         return Split(
-            label_counts=tuple(
-                sum(part.label_counts[label] for part in parts) for label in range(self.num_classes)
-            ),
+            label_counts=tuple(map(sum, zip(*(part.label_counts for part in parts), strict=True))),
             shards=tuple(shard for part in parts for shard in part.shards),
         )
 
+    @property
+    def _record(self) -> dict[str, Any]:
+        """What the file says of the layout, for readers that do not compute it."""
+        slots = sorted(self.layout.features.items())
+        return {
+            "stride": self.layout.stride,
+            "length": self.layout.length,
+            "features": {name: dataclasses.asdict(slot) for name, slot in slots},
+        }
+
     def to_json(self) -> str:
         """Returns the manifest as JSON text; equal manifests give equal bytes."""
-        layout = self.layout
         found = self.statistics and {"split": STATISTICS_SPLIT, **self.statistics.to_dict()}
         content = {
-            "format_version": layout.format_version,
+            "format_version": self.format_version,
             "name": self.name,
             "image": {"shape": list(self.image_shape), "dtype": self.dtype},
             **self.label_kind.entry,
             "label_names": list(self.label_names),
-            "record": {
-                "stride": layout.stride,
-                "length": layout.length,
-                "features": {
-                    name: dataclasses.asdict(slot) for name, slot in sorted(layout.features.items())
-                },
-            },
+            "record": self._record,
             "splits": {
                 name: {
                     "num_examples": split.num_examples,
@@ -324,9 +331,7 @@ class Manifest:
 
     def _check_consistency(self, content: Mapping[str, Any]) -> None:
         """Refuses a manifest that contradicts itself, with which a reader would read garbage."""
-        layout, record = self.layout, content["record"]
-        slots = {name: schema.FeatureSlot(**slot) for name, slot in record["features"].items()}
-        if record["stride"] != layout.stride or slots != dict(layout.features):
+        if content["record"] != self._record:
             raise ManifestError(
                 f"the record layout does not match image shape {self.image_shape} of {self.dtype} "
                 f"and {self.num_classes} classes; if the file was not changed, a version before "
@@ -336,30 +341,34 @@ class Manifest:
         check_types(audit, {"measures": {}, "findings": [{}]}, "audit")
         if self.holds_features:
             check_types(self.source, _FEATURES_SOURCE, "source")
-        _check_name("dataset", self.name)
+        names = [("dataset", self.name), *(("split", name) for name in self.splits)]
+        for kind, name in [*names, *(("shard", shard.name) for shard in self.shards)]:
+            if not _SAFE_NAME.fullmatch(name):
+                raise ManifestError(
+                    f"expected the name of a {kind}, of up to 200 letters, digits, '_', '-' and "
+                    f"'.', received {name[:250]!r}; a name that could be a path is refused"
+                )
         for name, split in self.splits.items():
-            _check_name("split", name)
             if split.num_examples != content["splits"][name]["num_examples"] or (
                 not self.label_kind.fits_counts(split.label_counts, split.num_examples)
             ):
                 raise ManifestError(f"the counts of split {name!r} do not add up")
             for shard in split.shards:
-                _check_name("shard", shard.name)
-                if shard.num_bytes != shard.num_examples * layout.stride:
+                if shard.num_bytes != (expected := shard.num_examples * self.layout.stride):
                     raise ManifestError(
-                        f"{shard.name} should have {shard.num_examples} records of "
-                        f"{layout.stride} bytes, but the manifest says {shard.num_bytes} bytes"
+                        f"{shard.name} should have {expected} bytes, for {shard.num_examples} "
+                        f"records, but the manifest says {shard.num_bytes}"
                     )
         if found := self.statistics:
             height, width, channels = self.image_shape
             num_pixels = self.split(STATISTICS_SPLIT).num_examples * height * width
             expected = STATISTICS_SPLIT, num_pixels, channels, int(np.iinfo(self.dtype).max)
-            received = content["statistics"]["split"], found.num_pixels, len(found.sums)
-            if (*received, found.max_value) != expected:
-                told = "statistics of split {!r}, {} pixels in {} channels, of values up to {}"
+            split = content["statistics"]["split"]
+            received = split, found.num_pixels, len(found.sums), found.max_value
+            if received != expected:
                 raise ManifestError(
-                    f"expected {told.format(*expected)}; "
-                    f"received {told.format(*received, found.max_value)}"
+                    "expected statistics of (split, pixels, channels, highest value) "
+                    f"{expected}, received {received}"
                 )
 
     @classmethod
@@ -388,14 +397,6 @@ class Manifest:
 
 def _by_reason(what: str, reasons: Mapping[str, int]) -> list[tuple[str, int]]:
     return [(f"{what}: {in_words(reason)}", count) for reason, count in reasons.items()]
-
-
-def _check_name(kind: str, name: str) -> None:
-    if not _SAFE_NAME.fullmatch(name):
-        raise ManifestError(
-            f"expected the name of a {kind}, of up to 200 letters, digits, '_', '-' and '.', "
-            f"received {name[:250]!r}; a name that could be a path is refused"
-        )
 
 
 def check_types(value: Any, expected: Any, place: str) -> None:

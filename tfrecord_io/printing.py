@@ -84,6 +84,11 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
+def many(count: int, noun: str, plural: str | None = None) -> str:
+    """Returns a phrase such as `1 patient is` or `3 patients are`."""
+    return f"{counted(count, noun, plural)} {'is' if count == 1 else 'are'}"
+
+
 def number(value: float) -> str:
     """Returns a count such as `1,234`; with one digit behind the point if it is a mean."""
     return f"{value:,.0f}" if value == round(value) else f"{value:,.1f}"

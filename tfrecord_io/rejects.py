@@ -10,8 +10,7 @@ import errno
 
 from tfrecord_io.printing import printable
 
-#: A picture with more pixels is rejected as a decompression bomb (over a quarter of a gigabyte in
-#: RGB). This is Pillow's default `MAX_IMAGE_PIXELS`, which a program can change.
+#: A picture with more pixels is a reject: Pillow's default `MAX_IMAGE_PIXELS`, a quarter GB in RGB.
 MAX_PIXELS = 89_478_485
 
 #: Characters of a reject's detail; a library's message about an untrusted file can be longer.
@@ -22,7 +21,7 @@ _WORDS = {"apple_double": "attributes kept by macOS", "hidden": "hidden file"}
 
 
 def in_words(reason: str) -> str:
-    """Returns the reason why a file was left out as a reader expects it.
+    """Returns the reason why a file was left out, in words.
 
     >>> in_words("apple_double"), in_words("not_an_image")
     ('attributes kept by macOS', 'not an image')
@@ -31,10 +30,7 @@ def in_words(reason: str) -> str:
 
 
 class Reject(Exception):  # noqa: N818 - the project's word for an image that is left out
-    """An image that is left out.
-
-    `reason` is one of a few fixed words, by which rejects are counted; `detail` is what was found.
-    """
+    """An image that is left out: `reason` is one of a few fixed words, `detail` what was found."""
 
     def __init__(self, reason: str, detail: str) -> None:
         detail = printable(detail, MAX_DETAIL_LENGTH)
@@ -50,11 +46,11 @@ def is_of_content(error: BaseException) -> bool:
     """Returns whether an error tells of a file's content, and not of the machine that reads it.
 
     Such a file is left out, or an archive refused. Any other error ends the build, because a later
-    run may read the same file well. The errors of the operating system have a number; those of
-    Pillow, gzip and zipfile have none. EINVAL comes from a damaged index, which names a place
-    before the start of its archive.
+    run may read the same file well.
     """
     if isinstance(error, OSError):
+        # The system's errors have a number, unlike those of Pillow, gzip and zipfile. A damaged
+        # index, which names a place before the start of its archive, gives EINVAL.
         return error.errno in (None, errno.EINVAL)
     return not isinstance(error, MemoryError | ImportError)
 

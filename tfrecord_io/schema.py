@@ -5,8 +5,7 @@
 (50688, 64)
 
 Encoding does not need TensorFlow: all images of a dataset have the same size, so its serialized
-examples differ only in three fixed ranges of bytes, and a record is a template in which these are
-filled in. For the same reason a shard is a strided array (see `RecordLayout`).
+examples differ only in three fixed ranges of bytes.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ import hashlib
 import itertools
 import math
 import struct
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
 
 import google_crc32c
 import numpy as np
 
-from tfrecord_io.kinds.classes import CLASSES
-from tfrecord_io.kinds.label_kind import LabelKind
+from tfrecord_io.kinds import CLASSES, LabelKind
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -34,8 +33,8 @@ IMAGE, KEY, LABEL = "image", "key", "label"
 # Features of zeros that align the image and the stride. Their names sort first and last.
 _HEAD_PADDING, _TAIL_PADDING = "head_padding", "tail_padding"
 
-# Each image begins at a multiple of this many bytes, the alignment that TensorFlow requires to use
-# memory without a copy (EIGEN_MAX_ALIGN_BYTES with AVX-512, as `tsl::Allocator` guarantees).
+# Images are aligned to so many bytes, as TensorFlow requires to use memory without a copy
+# (EIGEN_MAX_ALIGN_BYTES with AVX-512, as `tsl::Allocator` guarantees).
 _IMAGE_ALIGNMENT = 64
 
 # Blocks of this length are copied as fast as whole images (benchmarks/README.md), and smaller
@@ -48,9 +47,8 @@ DTYPES = ("uint8", "uint16", "float16", "float32")
 #: Length in bytes of a key: 128 bits in hexadecimal digits.
 KEY_LENGTH = 32
 
-# A TFRecord frames each record as length (uint64) + masked CRC of the length (uint32)
-# + data + masked CRC of the data (uint32), little-endian.
-# Source: tensorflow/core/lib/io/record_writer.h.
+# A TFRecord frames each record as length (uint64), masked CRC of the length (uint32), data, masked
+# CRC of the data (uint32), little-endian. Source: tensorflow/core/lib/io/record_writer.h.
 HEADER_LENGTH, FOOTER_LENGTH = 12, 4
 
 # Protocol Buffers cannot read a message of 2 GiB or more; everything but the pixels takes much less
@@ -86,14 +84,12 @@ class FeatureSlot:
 class RecordLayout:
     """The layout of a record, which follows from the image's shape and the number of classes.
 
-    Record r of a shard starts at byte `r * stride` of the file, and its features have constant
-    offsets in it. So a shard is both a TFRecord file of `tf.train.Example` and a strided array
-    that can be mapped into memory.
+    Record r of a shard starts at byte `r * stride`, and its features have constant offsets in it.
+    So a shard is both a TFRecord file of `tf.train.Example` and a strided array that can be mapped.
 
     Two features of zeros, before and after the others, align the image to a multiple of 64 bytes
     and make the stride a multiple of `block_length`, which also divides the image's length. So a
-    mapped shard is an array of blocks too, and a batch of images is one gather of blocks, which
-    copies each pixel once and nothing else.
+    batch of images is one gather of blocks, which copies each pixel once and nothing else.
 
     Attributes:
         image_shape: (height, width, channels) in pixels. Feature maps have any number of channels.
@@ -134,11 +130,6 @@ class RecordLayout:
         return np.dtype(self.dtype).newbyteorder("<")
 
     @property
-    def format_version(self) -> int:
-        """The oldest version of the format that has such records."""
-        return max(1 if self.dtype == "uint8" else 2, self.label_kind.format_version)
-
-    @property
     def holds_pictures(self) -> bool:
         """Whether the images are grey or RGB pictures of whole numbers, and not feature maps."""
         return self.numpy_dtype.kind == "u" and self.image_shape[2] in (1, 3)
@@ -156,25 +147,87 @@ class RecordLayout:
         small = [divisor for divisor in range(1, math.isqrt(length) + 1) if not length % divisor]
         return min(d for s in small for d in (s, length // s) if d >= least)
 
+    @functools.cached_property
+    def _parts(self) -> tuple[bytes, bytes, bytes, bytes]:
+        """The bytes that all records share: before image, key and label, and behind the label.
+
+        The frame's header is in the first, but its footer in none.
+        """
+        head_padding, tail_padding = self._find_padding()
+        before_image = _entry(_HEAD_PADDING, bytes(head_padding))
+        before_image += _entry(IMAGE, b"", self.image_length)
+        # Sorted by name, as SerializeToString(deterministic=True) does.
+        before_key = _entry(KEY, b"", KEY_LENGTH)
+        before_label = _entry(LABEL, b"", self.label_length)
+        end = _entry(_TAIL_PADDING, bytes(tail_padding))
+        rest = len(before_key) + KEY_LENGTH + len(before_label) + self.label_length + len(end)
+        example = _field(1, before_image, self.image_length + rest)
+        frame = struct.pack("<Q", len(example) + self.image_length + rest)
+        header = frame + struct.pack("<I", masked_crc32c(frame))
+        return header + example, before_key, before_label, end
+
+    @functools.cached_property
+    def features(self) -> Mapping[str, FeatureSlot]:
+        """Position of each feature's payload, by feature name."""
+        lengths = {IMAGE: self.image_length, KEY: KEY_LENGTH, LABEL: self.label_length}
+        slots: dict[str, FeatureSlot] = {}
+        offset = 0
+        for (name, length), before in zip(lengths.items(), self._parts, strict=False):
+            slots[name] = FeatureSlot(offset=offset + len(before), length=length)
+            offset += len(before) + length
+        return slots
+
     @property
     def stride(self) -> int:
         """Bytes from the start of one record to the start of the next."""
-        template = self._template
-        return len(template.head) + self.image_length + len(template.tail) + FOOTER_LENGTH
+        label = self.features[LABEL]
+        return label.offset + label.length + len(self._parts[-1]) + FOOTER_LENGTH
 
     @property
     def length(self) -> int:
         """Size of a serialized example in bytes, without the TFRecord frame."""
         return self.stride - HEADER_LENGTH - FOOTER_LENGTH
 
-    @property
-    def features(self) -> Mapping[str, FeatureSlot]:
-        """Position of each feature's payload, by feature name."""
-        return self._template.features
+    def _find_padding(self) -> tuple[int, int]:
+        """Returns the smallest lengths of the two features of zeros that align image and stride."""
 
-    @functools.cached_property
-    def _template(self) -> _Template:
-        return _make_template(self.image_length, self.label_length, self.block_length)
+        def length(name: str, payload_length: int) -> int:
+            return len(_entry(name, b"", payload_length)) + payload_length
+
+        before_image = len(_entry(IMAGE, b"", self.image_length))
+        others = length(KEY, KEY_LENGTH) + length(LABEL, self.label_length)
+        # The start of the entries depends on their length, which is encoded in one byte or more,
+        # and their length depends on their start. So each start is tried.
+        for start in itertools.count(HEADER_LENGTH + 2):
+            head = next(
+                padding
+                for padding in itertools.count()
+                if (start + length(_HEAD_PADDING, padding) + before_image) % _IMAGE_ALIGNMENT == 0
+            )
+            fixed = length(_HEAD_PADDING, head) + before_image + self.image_length + others
+            for tail in itertools.count():
+                entries = fixed + length(_TAIL_PADDING, tail)
+                needed = HEADER_LENGTH + 1 + len(_varint(entries))
+                if needed > start:
+                    break
+                if needed == start and (start + entries + FOOTER_LENGTH) % self.block_length == 0:
+                    return head, tail
+        raise AssertionError  # not reached: some start always fits
+
+    def read_records(self, file: IO[bytes], num_at_once: int) -> Iterator[np.ndarray]:
+        """Yields the records of a shard, uint8 [up to num_at_once, stride], but not one cut off."""
+        while block := file.read(num_at_once * self.stride):
+            whole = len(block) // self.stride
+            yield np.frombuffer(block, np.uint8, whole * self.stride).reshape(whole, self.stride)
+
+    def map_records(self, path: Path, num_bytes: int) -> np.ndarray:
+        """Returns the records of a shard, uint8 [num_examples, stride], mapped, or an OSError."""
+        if (size := path.stat().st_size) != num_bytes:
+            raise OSError(
+                f"{path} has {size:,} bytes, but the manifest says {num_bytes:,}: it was cut off "
+                "or replaced. Copy it again, or build the dataset again with --overwrite"
+            )
+        return np.memmap(path, np.uint8, "r").reshape(-1, self.stride)
 
     def bytes_in(self, records: np.ndarray, name: str) -> np.ndarray:
         """Returns the bytes of a feature of framed records, uint8 [num_records, length], a view."""
@@ -198,20 +251,18 @@ class RecordLayout:
 
         The records are uint8 [num_records, stride], C-contiguous.
         """
-        header = np.frombuffer(self._template.head, np.uint8, HEADER_LENGTH)
-        is_framed = (records[:, :HEADER_LENGTH] == header).all(axis=1)
+        header = self._parts[0][:HEADER_LENGTH]
         for place, record in enumerate(records):
             (stored,) = struct.unpack("<I", record[-FOOTER_LENGTH:])
             crc = masked_crc32c(record[HEADER_LENGTH:-FOOTER_LENGTH])
-            if not is_framed[place] or stored != crc:
+            if record[:HEADER_LENGTH].tobytes() != header or stored != crc:
                 return place
         return None
 
     def encode_record(self, image: bytes, label: np.ndarray, key: str) -> bytes:
         """Returns one framed record of `stride` bytes, ready to be appended to a shard.
 
-        The bytes equal those of `tf.io.TFRecordWriter` given
-        `tf.train.Example.SerializeToString(deterministic=True)`.
+        `tf.io.TFRecordWriter` writes the same for `Example.SerializeToString(deterministic=True)`.
 
         Args:
             image: pixels of type `dtype`, little-endian, row-major [height, width, channels].
@@ -244,24 +295,22 @@ class RecordLayout:
         key_bytes = key.encode("ascii")
         if len(key_bytes) != KEY_LENGTH:
             raise ValueError(f"a key must have {KEY_LENGTH} characters, received {key!r}")
-        template = self._template
-        head_end = len(template.head)
-        image_end = head_end + len(image)
-        tail = bytearray(template.tail)
-        for name, payload in ((KEY, key_bytes), (LABEL, values.tobytes())):
-            first = template.features[name].offset - image_end
-            tail[first : first + len(payload)] = payload
-        # The checksum is computed in parts, so that the image is copied only once.
-        crc = google_crc32c.extend(google_crc32c.extend(template.head_crc, image), bytes(tail))
-        record[:head_end] = template.head
-        record[head_end:image_end] = image
+        head, before_key, before_label, end = self._parts
+        tail = b"".join((before_key, key_bytes, before_label, values.tobytes(), end))
+        # In parts, so that the image is copied only once.
+        crc = google_crc32c.value(head[HEADER_LENGTH:])
+        for part in (image, tail):
+            crc = google_crc32c.extend(crc, part)
+        image_end = len(head) + len(image)
+        record[: len(head)] = head
+        record[len(head) : image_end] = image
         record[image_end:] = tail + struct.pack("<I", _mask(crc))
 
     def parse_batch(self, records: tf.Tensor) -> dict[str, tf.Tensor]:
         """Parses a batch of serialized examples, in a tf.data graph or eagerly.
 
-        Returns `image` of type `dtype` [batch, height, width, channels], `label` float32 [batch,
-        num_classes], `key` string [batch].
+        Returns `image`, `dtype` [batch, height, width, channels], `label`, float32 [batch,
+        num_classes], and `key`, string [batch].
         """
         import tensorflow as tf
 
@@ -284,67 +333,6 @@ class RecordLayout:
         return tf.reshape(pixels, (-1, *self.image_shape))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Template:
-    """The bytes that all records share, before and after the pixels, with zeros for key and label.
-
-    The head includes the frame's header, its checksum does not; the tail is without the footer.
-    """
-
-    head: bytes
-    head_crc: int
-    tail: bytes
-    features: Mapping[str, FeatureSlot]
-
-
-@functools.lru_cache
-def _make_template(image_length: int, label_length: int, block_length: int) -> _Template:
-    head_padding, tail_padding = _find_padding(image_length, label_length, block_length)
-    before = _entry_prefix(_HEAD_PADDING, head_padding) + bytes(head_padding)
-    before += _entry_prefix(IMAGE, image_length)
-    tail, lengths, places = b"", {IMAGE: image_length}, {IMAGE: 0}
-    # Sorted by name, as SerializeToString(deterministic=True) does.
-    for name, length in ((KEY, KEY_LENGTH), (LABEL, label_length), (_TAIL_PADDING, tail_padding)):
-        tail += _entry_prefix(name, length)
-        lengths[name], places[name] = length, image_length + len(tail)
-        tail += bytes(length)
-    example_head = _field(1, before, image_length + len(tail))
-    frame = struct.pack("<Q", len(example_head) + image_length + len(tail))
-    head = frame + struct.pack("<I", masked_crc32c(frame)) + example_head
-    return _Template(
-        head=head,
-        head_crc=google_crc32c.value(example_head),
-        tail=tail,
-        features={
-            name: FeatureSlot(offset=len(head) + places[name], length=lengths[name])
-            for name in (IMAGE, KEY, LABEL)
-        },
-    )
-
-
-def _find_padding(image_length: int, label_length: int, block_length: int) -> tuple[int, int]:
-    """Returns the smallest lengths of the two features of zeros that give the wanted alignment."""
-    image_start = len(_entry_prefix(IMAGE, image_length))
-    others = _entry_length(KEY, KEY_LENGTH) + _entry_length(LABEL, label_length)
-    # The start of the entries depends on their length, which is encoded in one byte or more, and
-    # their length depends on their start. So each start is tried.
-    for start in itertools.count(HEADER_LENGTH + 2):
-        head = next(
-            length
-            for length in itertools.count()
-            if (start + _entry_length(_HEAD_PADDING, length) + image_start) % _IMAGE_ALIGNMENT == 0
-        )
-        fixed = _entry_length(_HEAD_PADDING, head) + image_start + image_length + others
-        for tail in itertools.count():
-            entries = fixed + _entry_length(_TAIL_PADDING, tail)
-            needed = HEADER_LENGTH + 1 + len(_varint(entries))
-            if needed > start:
-                break
-            if needed == start and (start + entries + FOOTER_LENGTH) % block_length == 0:
-                return head, tail
-    raise AssertionError  # not reached: some start always fits
-
-
 def _varint(value: int) -> bytes:
     """Returns a Protocol Buffers varint: seven bits per byte, the least significant first."""
     encoded = bytearray()
@@ -360,18 +348,13 @@ def _field(number: int, payload: bytes, more: int = 0) -> bytes:
     return bytes([number << 3 | 2]) + _varint(len(payload) + more) + payload
 
 
-def _entry_prefix(name: str, payload_length: int) -> bytes:
-    """Returns the bytes of a feature before its payload: floats for the label, else bytes.
+def _entry(name: str, payload: bytes, more: int = 0) -> bytes:
+    """Returns the bytes of a feature, floats for the label, else bytes, without the last `more`.
 
-    Source: tensorflow/core/example/feature.proto and example.proto. Example.features = 1,
-    Features.feature = 1 (map: key = 1, value = 2), Feature.bytes_list = 1, Feature.float_list = 2,
-    *List.value = 1 (floats packed).
+    Source: tensorflow/core/example/feature.proto. Features.feature = 1 (map: key = 1, value = 2),
+    Feature.bytes_list = 1, Feature.float_list = 2, *List.value = 1 (floats packed).
     """
-    value = _field(1, b"", payload_length)
-    value = _field(2 if name == LABEL else 1, value, payload_length)
-    value = _field(2, value, payload_length)
-    return _field(1, _field(1, name.encode()) + value, payload_length)
-
-
-def _entry_length(name: str, payload_length: int) -> int:
-    return len(_entry_prefix(name, payload_length)) + payload_length
+    value = _field(1, payload, more)
+    value = _field(2 if name == LABEL else 1, value, more)
+    value = _field(2, value, more)
+    return _field(1, _field(1, name.encode()) + value, more)

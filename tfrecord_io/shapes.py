@@ -17,8 +17,7 @@ from tfrecord_io.manifest import Manifest
 # Shapes that differ by less than this factor count as one.
 _SAME = 1.01
 
-# Shapes are unseen that differ from each of the training images by this factor. Augmentation
-# changes shapes by up to a factor of 1.3.
+# Shapes are unseen that differ from each of the training images by this factor.
 _UNSEEN = 1.1
 
 

@@ -20,7 +20,11 @@ BLOCK_BYTES = 1024 * 1024
 
 
 class ShardWriter:
-    """Appends records to a file, for use in a `with` block, whose end writes the last records."""
+    """Appends records to a file, for use in a `with` block, whose end writes the last records.
+
+    Attributes:
+        statistics: sums over the pixels of the written blocks; None without pictures.
+    """
 
     def __init__(self, file: IO[bytes], layout: schema.RecordLayout) -> None:
         """Makes a writer without records; the file is open for writing and stays open."""
@@ -34,7 +38,7 @@ class ShardWriter:
         self._digest = hashlib.sha256()
         # Those of no pictures first, because a shard may have none.
         self._facts = [side_facts(np.empty((0, 32, 32, 1), np.uint8))]
-        self._statistics = (
+        self.statistics = (
             PixelStatistics.from_images(self._pictures[:0]) if layout.holds_pictures else None
         )
 
@@ -55,24 +59,19 @@ class ShardWriter:
         names = self._facts[0]
         return {name: np.concatenate([some[name] for some in self._facts]) for name in names}
 
-    def statistics(self) -> PixelStatistics | None:
-        """Returns the sums over all pixels after the `with` block, None without pictures."""
-        return self._statistics
-
     def __enter__(self) -> ShardWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
+        if kind is None and self._num_waiting:
             self._write_block()
 
     def _write_block(self) -> None:
-        if not self._num_waiting:
-            return
         block = self._block[: self._num_waiting].data.cast("B")
         self._digest.update(block)
         self._file.write(block)
-        if self._statistics is not None:
-            self._facts.append(side_facts(self._pictures[: self._num_waiting]))
-            self._statistics += PixelStatistics.from_images(self._pictures[: self._num_waiting])
+        if self.statistics is not None:
+            pictures = self._pictures[: self._num_waiting]
+            self._facts.append(side_facts(pictures))
+            self.statistics += PixelStatistics.from_images(pictures)
         self._num_waiting = 0

@@ -39,10 +39,7 @@ def contact_sheet(
     try:
         has = dataset.label_kind.has(examples["label"].to_pylist(), dataset.label_names)
     except KeyError as error:
-        raise manifest.ManifestError(
-            f"{manifest.EXAMPLES_FILE_NAME} has the label {error}, which the manifest does not "
-            "have: they are of different datasets"
-        ) from None
+        raise columns.other_dataset(f"the label {error}") from None
     height, width, _ = dataset.image_shape
     scale = tile_size / max(height, width)
     tile = max(round(width * scale), 1), max(round(height * scale), 1)

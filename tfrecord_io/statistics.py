@@ -15,7 +15,6 @@ from typing import IO, Any
 import numpy as np
 
 from tfrecord_io import schema
-from tfrecord_io.shards import read_records
 
 # Rows of pixels added up at once: the sum of this many squares, at most 255² each, fits into 32
 # bits, and the rows of a scan fit into the processor's cache.
@@ -141,7 +140,7 @@ class PixelStatistics:
             ValueError: if the file does not hold whole records.
         """
         total = cls.from_images(np.empty((0, *layout.image_shape), layout.numpy_dtype))
-        for records in read_records(file, layout.stride, max(_BLOCK_BYTES // layout.stride, 1)):
+        for records in layout.read_records(file, max(_BLOCK_BYTES // layout.stride, 1)):
             total += cls.from_images(layout.images_in(records))
         if rest := file.tell() % layout.stride:
             raise ValueError(
@@ -151,12 +150,10 @@ class PixelStatistics:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns JSON values, as the manifest and the sidecars keep them."""
-        return {
-            "num_pixels": self.num_pixels,
-            "sums": list(self.sums),
-            "sums_of_squares": list(self.sums_of_squares),
-            **({"max_value": self.max_value} if self.max_value != 255 else {}),
-        }
+        values = dataclasses.asdict(self)
+        if self.max_value == 255:
+            del values["max_value"]
+        return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> PixelStatistics:
@@ -165,9 +162,6 @@ class PixelStatistics:
         Raises:
             KeyError, TypeError, ValueError: if a value is missing, of another type or impossible.
         """
-        return cls(
-            num_pixels=values["num_pixels"],
-            sums=tuple(values["sums"]),
-            sums_of_squares=tuple(values["sums_of_squares"]),
-            max_value=values.get("max_value", 255),
-        )
+        sums = {name: tuple(values[name]) for name in ("sums", "sums_of_squares")}
+        max_value = values.get("max_value", 255)
+        return cls(num_pixels=values["num_pixels"], max_value=max_value, **sums)

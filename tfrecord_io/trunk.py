@@ -1,8 +1,7 @@
 """The frozen part of a network as a file, and the datasets of feature maps that it makes.
 
-A trunk file is a Keras file (uint8 image in, feature map out) with two more members: the facts of
-this module as JSON, and the layers above the cut, with which training starts. `train/trunk.py`
-writes it, and this module reads it without Keras.
+A trunk file is a Keras file (uint8 image in, feature map out) with two more members: its facts as
+JSON, and the layers above the cut. `train/trunk.py` writes it, and this module reads it.
 """
 
 from __future__ import annotations
@@ -16,14 +15,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from tfrecord_io.manifest import Manifest, ManifestError
-from tfrecord_io.stores.folder import open_file, path_in
+from tfrecord_io.stores.folder import path_in, read_file
 
 #: Name of the trunk's copy in a dataset of feature maps.
 FILE_NAME = "trunk.keras"
 
 #: Members of a trunk file besides those of Keras: the facts, and the layers above the cut.
-FACTS_NAME = "trunk.json"
-REST_NAME = "rest.keras"
+FACTS_NAME, REST_NAME = "trunk.json", "rest.keras"
 
 
 def seen_path(trunk: Path) -> Path:
@@ -36,8 +34,7 @@ class Trunk:
     """What a trunk file says about itself.
 
     Attributes:
-        model: name of the network, such as `vgg16`.
-        layer: name of the last frozen layer.
+        model: name of the network, such as `vgg16`; `layer` is that of its last frozen layer.
         weights: where its weights are from, such as `imagenet`; no path.
         image_shape: (height, width, channels) of the uint8 images that it takes.
         feature_shape: (height, width, channels) of the feature map that it returns.
@@ -58,7 +55,7 @@ class Trunk:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Trunk:
-        """Makes the facts from the values that `to_dict` returned; a KeyError if one is missing."""
+        """Makes the facts from what `to_dict` returned; a KeyError if one is missing."""
         fields = {field.name: values[field.name] for field in dataclasses.fields(cls)}
         for name in ("image_shape", "feature_shape"):
             height, width, channels = values[name]
@@ -85,9 +82,7 @@ def read_trunk(file: str | os.PathLike[str] | IO[bytes]) -> Trunk:
 def find_trunk(
     directory: str | os.PathLike[str], dataset: Manifest
 ) -> tuple[Trunk, bytes] | tuple[None, None]:
-    """Returns the trunk that made a dataset's feature maps, and the bytes of its file.
-
-    For a dataset of images both are None.
+    """Returns the trunk of a dataset's feature maps and the bytes of its file; None for images.
 
     Raises:
         ManifestError: if the trunk's copy in the folder is not the recorded file.
@@ -96,8 +91,7 @@ def find_trunk(
         return None, None
     path, recorded = path_in(directory, FILE_NAME), dataset.source["trunk"]["sha256"]
     try:
-        with open_file(directory, FILE_NAME) as file:
-            content = file.read()
+        content = read_file(directory, FILE_NAME)
     except OSError as error:
         raise ManifestError(
             f"cannot read {path}: {error.strerror or error}; copy the trunk back"

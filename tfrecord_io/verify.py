@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow.parquet as pq
 
-from tfrecord_io import archives, augment, croissant, manifest, schema, shards, trunk
+from tfrecord_io import archives, augment, descriptions, manifest, schema, trunk
 from tfrecord_io.decoding import preprocess
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.printing import printable, refuse
@@ -83,16 +83,13 @@ def verify(
     """
     dataset, directory = manifest.Manifest.load(directory), Path(directory)
     findings: list[Finding] = []
-    # The records that are right, by shard.
+    # The records that are right, by shard; and the sums over their pixels, if they count.
     records: dict[str, list[_Record]] = {shard.name: [] for shard in dataset.shards}
     sums: list[PixelStatistics] = []
-    for split_name, split in dataset.splits.items():
-        for shard in split.shards:
-            held = records[shard.name]
-            check = _check_shard(directory, shard, split_name, dataset, held, sums)
-            findings += _read(shard.name, check)
-            sidecar = shards.sidecar_name(shard.name)
-            findings += _read(sidecar, _check_sidecar(directory / sidecar, shard, dataset))
+    for split, shard in [(name, s) for name, of in dataset.splits.items() for s in of.shards]:
+        findings += _read(shard.name, _check_shard(directory, dataset, split, shard, records, sums))
+        sidecar = manifest.sidecar_name(shard.name)
+        findings += _read(sidecar, _check_sidecar(directory / sidecar, shard, dataset))
     # A glob over the folder would read these.
     strangers = {path.name for path in directory.glob("*.tfrecord")} - records.keys()
     findings += [Finding(name, "is not in the manifest") for name in sorted(strangers)]
@@ -100,13 +97,15 @@ def verify(
         (manifest.FILE_NAME, _check_manifest(dataset, records, sums)),
         (trunk.FILE_NAME, _check_trunk(directory, dataset)),
         (manifest.EXAMPLES_FILE_NAME, _check_examples(directory, records)),
-        (croissant.FILE_NAME, _check_croissant(directory, dataset)),
+        (descriptions.CROISSANT_FILE, _check_croissant(directory, dataset)),
         (manifest.REJECTS_FILE_NAME, _check_rejects(directory, dataset)),
     ):
         findings += _read(name, messages)
     if source_input is not None and not findings:
-        wanted = _draw_sample(directory, dataset, names, num_samples, seed)
-        findings += _check_sample(directory, dataset, Path(source_input), wanted)
+        table = pq.read_table(directory / manifest.EXAMPLES_FILE_NAME)
+        drawn = random.Random(seed).sample(range(len(table)), min(num_samples, len(table)))
+        rows = table.take(sorted(drawn)).to_pylist()
+        findings += _check_sample(directory, dataset, Path(source_input), names, rows)
     return findings
 
 
@@ -121,27 +120,26 @@ def _read(file_name: str, messages: Iterator[str]) -> Iterator[Finding]:
 
 def _check_shard(
     directory: Path,
-    shard: manifest.Shard,
-    split: str,
     dataset: manifest.Manifest,
-    held: list[_Record],
+    split: str,
+    shard: manifest.Shard,
+    records: Mapping[str, list[_Record]],
     sums: list[PixelStatistics],
 ) -> Iterator[str]:
-    """Adds the right records to `held`, and the sums over their pixels to `sums`, if they count."""
     layout, digest, num_read = dataset.layout, hashlib.sha256(), 0
     with (directory / shard.name).open("rb") as file:
-        for records in shards.read_records(file, layout.stride, _CHUNK_RECORDS):
-            digest.update(records.data)
+        for some in layout.read_records(file, _CHUNK_RECORDS):
+            digest.update(some.data)
             if dataset.statistics and split == manifest.STATISTICS_SPLIT:
-                sums.append(PixelStatistics.from_images(layout.images_in(records)))
-            for row, record in enumerate(records[:, np.newaxis], num_read):
+                sums.append(PixelStatistics.from_images(layout.images_in(some)))
+            for row, record in enumerate(some[:, np.newaxis], num_read):
                 if problem := _record_problem(record, layout):
                     yield f"record {row}: {problem}"
                     continue
                 label = layout.label_kind.text_in(layout.labels_in(record)[0], dataset.label_names)
                 key = layout.bytes_in(record, schema.KEY).tobytes().decode("ascii")
-                held.append(_Record(key, row, label, split))
-            num_read += len(records)
+                records[shard.name].append(_Record(key, row, label, split))
+            num_read += len(some)
         if file.tell() % layout.stride:
             yield f"is cut off in record {num_read}"
     if num_read != shard.num_examples:
@@ -225,19 +223,18 @@ def _check_examples(directory: Path, records: Mapping[str, Sequence[_Record]]) -
             yield f"has different keys for {shard} than the shard itself"
             continue
         for place, column in enumerate(_Record._fields):
-            wrong = [
-                f"{right[place]!r} for the key {right.key}, but {other[place]!r} here"
-                for right, other in zip(held, said, strict=True)
-                if right[place] != other[place]
-            ]
-            if wrong:
-                told = f"another {column} in {len(wrong):,} of its records, such as {wrong[0]}"
-                yield f"{shard} has {told}"
+            pairs = zip(held, said, strict=True)
+            if wrong := [pair for pair in pairs if pair[0][place] != pair[1][place]]:
+                right, other = wrong[0]
+                yield (
+                    f"{shard} has another {column} in {len(wrong):,} of its records, such as "
+                    f"{right[place]!r} for the key {right.key}, but {other[place]!r} here"
+                )
 
 
 def _check_croissant(directory: Path, dataset: manifest.Manifest) -> Iterator[str]:
     """Compares the digests in `croissant.json`, which older datasets do not have."""
-    path = directory / croissant.FILE_NAME
+    path = directory / descriptions.CROISSANT_FILE
     if not path.exists():
         return
     expected = {shard.name: shard.sha256 for shard in dataset.shards}
@@ -258,64 +255,39 @@ def _check_rejects(directory: Path, dataset: manifest.Manifest) -> Iterator[str]
         yield f"has rejects {reasons}, but the manifest says {dataset.rejects}"
 
 
-def _draw_sample(
-    directory: Path,
-    dataset: manifest.Manifest,
-    names: str | Path | None,
-    num_samples: int,
-    seed: int,
-) -> dict[str, list[dict[str, Any]]]:
-    """Returns rows of the examples table, with the frame of each, by the file in the source."""
-    source_paths: dict[str, str] = {}  # by the codes of an anonymous dataset
-    if "anonymize" in dataset.options:
-        if names is None:
-            raise OSError(
-                "the dataset is anonymous, so --source_input needs --names FILE, the table that "
-                "the build wrote beside the secret"
-            )
-        try:
-            private = pq.read_table(names, columns=["path", "source_path"]).to_pylist()
-        except (ValueError, KeyError) as error:
-            raise OSError(f"cannot read --names {names}: {error}") from error
-        source_paths = {row["path"]: row["source_path"] for row in private}
-    table = pq.read_table(directory / manifest.EXAMPLES_FILE_NAME)
-    columns = ["shard", "row", "path", "key", "variant", "file_format", "file_xxh3"]
-    table = table.select([name for name in columns if name in table.column_names])
-    rows = sorted(random.Random(seed).sample(range(len(table)), min(num_samples, len(table))))
-    # Several examples may be frames or augmented copies of one file.
-    wanted: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in table.take(rows).to_pylist():
-        path, frame = row["path"], None
-        # Only frames of files with several have no hash of the file; older builds hashed DICOM.
-        if row["file_format"] == "DICOM" or row.get("file_xxh3", "") is None:
-            path, frame = preprocess.split_frame_path(path)
-        wanted[source_paths.get(row["path"], path)].append({**row, "frame": frame})
-    return wanted
-
-
 def _check_sample(
     directory: Path,
     dataset: manifest.Manifest,
     source_input: Path,
-    wanted: Mapping[str, Sequence[Mapping[str, Any]]],
+    names: str | Path | None,
+    rows: Sequence[Mapping[str, Any]],
 ) -> Iterator[Finding]:
-    """Decodes files of the source again and compares them with their records."""
+    """Decodes the files of some rows of the examples table again, and compares the records."""
     try:
         options = Preprocessing.from_dict(dataset.preprocessing)
     except (KeyError, TypeError, ValueError) as error:
         raise manifest.ManifestError(
             f"{directory / manifest.FILE_NAME} is damaged: its preprocessing: {error!r}"
         ) from error
+    source_paths = _read_names(names) if "anonymize" in dataset.options else {}
+    # Several examples may be frames or augmented copies of one file.
+    wanted: dict[str, list[tuple[Mapping[str, Any], int | None]]] = defaultdict(list)
+    for row in rows:
+        path, frame = row["path"], None
+        # Only frames of files with several have no hash of the file; older builds hashed DICOM.
+        if row["file_format"] == "DICOM" or row.get("file_xxh3", "") is None:
+            path, frame = preprocess.split_frame_path(path)
+        wanted[source_paths.get(row["path"], path)].append((row, frame))
     layout, slot = dataset.layout, dataset.layout.features[schema.IMAGE]
+    missing = dict(wanted)
     try:
-        missing = dict(wanted)
         for path, data in _read_files(source_input, wanted):
-            for row in missing.pop(path):
+            for row, frame in missing.pop(path):
+                name = f"record {row['row']}"
                 try:
-                    decoded = preprocess.decode_image(data, options, row["frame"])
+                    decoded = preprocess.decode_image(data, options, frame)
                 except Reject as reject:
-                    message = f"record {row['row']}: {row['path']} is now rejected: {reject}"
-                    yield Finding(row["shard"], message)
+                    yield Finding(row["shard"], f"{name}: {row['path']} is now rejected: {reject}")
                     continue
                 pixels = decoded.pixels
                 if row.get("variant"):
@@ -324,12 +296,27 @@ def _check_sample(
                     file.seek(row["row"] * layout.stride + slot.offset)
                     stored = file.read(slot.length)
                 if pixels != stored:
-                    message = f"record {row['row']} differs from what {row['path']} decodes to"
-                    yield Finding(row["shard"], message)
-        for row, *_ in missing.values():
-            yield Finding(str(source_input), f"has no file {row['path']}")
+                    yield Finding(
+                        row["shard"], f"{name} differs from what {row['path']} decodes to"
+                    )
     except (zipfile.BadZipFile, tarfile.TarError, zlib.error, ValueError, EOFError) as error:
         raise OSError(f"cannot read {source_input}: {error}") from error
+    for (row, _), *_ in missing.values():
+        yield Finding(str(source_input), f"has no file {row['path']}")
+
+
+def _read_names(names: str | Path | None) -> dict[str, str]:
+    """Returns the paths in the source by their codes in an anonymous dataset."""
+    if names is None:
+        raise OSError(
+            "the dataset is anonymous, so --source_input needs --names FILE, the table that the "
+            "build wrote beside the secret"
+        )
+    try:
+        private = pq.read_table(names, columns=["path", "source_path"])
+    except (ValueError, KeyError) as error:
+        raise OSError(f"cannot read --names {names}: {error}") from error
+    return dict(zip(*(column.to_pylist() for column in private.columns), strict=True))
 
 
 def _read_files(source_input: Path, paths: Collection[str]) -> Iterator[tuple[str, bytes]]:

@@ -7,8 +7,8 @@ that a machine that slows down slows both. Exit codes: 0, or 2 for wrong usage.
 
 from __future__ import annotations
 
+import csv
 import dataclasses
-import os
 import statistics
 import sys
 import time
@@ -16,14 +16,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfrecord_io import ManifestError, flags, redaction
-from tfrecord_io.files import atomic_write, write_json
+from tfrecord_io import flags
+from tfrecord_io.files import write_json
 from tfrecord_io.flags import flag
-from tfrecord_io.printing import refuse
 from train import config as train_config
 from train import console
 from train.config import TrainConfig
-from train.errors import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,8 +48,7 @@ def prepare(config: TrainConfig, *, replicas: int, num_steps: int) -> tuple[Run,
     devices.
     """
     from train.devices import set_seed
-    from train.networks.build import build_network
-    from train.networks.models import set_trainable
+    from train.networks.models import network_of, set_trainable
     from train.run_setup import make_run
     from train.training.steps import training_steps
 
@@ -61,7 +58,7 @@ def prepare(config: TrainConfig, *, replicas: int, num_steps: int) -> tuple[Run,
     epochs = wanted // run.parts.train.num_examples + 1
     run = dataclasses.replace(run, given=run.given.replace(epochs=epochs))
     options = run.config.network
-    network = build_network(run, run.config.devices.precision, weights=options.weights)
+    network = network_of(run, run.config.devices.precision, weights=options.weights)
     set_trainable(network, phase="all", trainable_layers=options.trainable_layers)
     return run, training_steps(run, network, learning_rate=1e-4, num_steps=num_steps)
 
@@ -166,7 +163,7 @@ class BenchmarkOptions:
     __post_init__ = flags.check
 
 
-@redaction.redacted_output()
+@console.command
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     program = flags.command("benchmark")
@@ -179,36 +176,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags.add_flags(parser, "benchmark", BenchmarkOptions)
     train_config.add_arguments(parser, is_hidden=True)
     arguments = parser.parse_args(argv)
-    console.set_defaults()
-    try:
-        options = flags.from_flags(BenchmarkOptions, arguments)
-    except ValueError as error:
-        return refuse(str(error))
-    try:
-        # Speed does not depend on the values of the weights. The batch of a replica must not
-        # depend on how many there are.
-        common = {"weights": "none", "replica_batch_size": 64}
-        config = train_config.from_arguments(common | train_config.given_fields(arguments), None)
-        console.check_backend(os.environ["KERAS_BACKEND"])
-        train_config.check_data(config.input.data)
-        with console.hide_native_noise():
-            from train.devices import configure_devices
-            from train.training import trainer  # noqa: F401 - imports all that writes notes at import
-        # Before minutes are spent on the smaller numbers.
-        configure_devices(config.replace(gpus=max(options.replicas)).devices)
-        rows: list[dict[str, float]] = []
-        print("  ".join(COLUMNS))
-        for count in options.replicas:
-            row = measure(config, count, options)
-            rows.append(compared(row, rows[0] if rows else row))
-            cells = (f"{rows[-1][name]:{form}}".rjust(len(name)) for name, form in COLUMNS.items())
-            print("  ".join(cells), flush=True)
-            if options.output:
-                title = f"{config.network.model}, {config.input.replica_batch_size} images a device"
-                _write(options.output, rows, title)
-    except (ConfigError, ManifestError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    options = train_config.options_of(BenchmarkOptions, arguments)
+    # Speed does not depend on the values of the weights. The batch of a replica must not depend on
+    # how many there are.
+    common = {"weights": "none", "replica_batch_size": 64}
+    config = train_config.from_arguments(arguments, **common)
+    with console.hide_native_noise():
+        from train.devices import configure_devices
+        from train.training import trainer  # noqa: F401 - imports all that writes notes at import
+    # Before minutes are spent on the smaller numbers.
+    configure_devices(config.replace(gpus=max(options.replicas)).devices)
+    rows: list[dict[str, float]] = []
+    print("  ".join(COLUMNS))
+    for count in options.replicas:
+        row = measure(config, count, options)
+        rows.append(compared(row, rows[0] if rows else row))
+        cells = (f"{rows[-1][name]:{form}}".rjust(len(name)) for name, form in COLUMNS.items())
+        print("  ".join(cells), flush=True)
+        if options.output:
+            title = f"{config.network.model}, {config.input.replica_batch_size} images a device"
+            _write(options.output, rows, title)
     if options.output:
         print(f"table and plot are in {options.output}")
     return 0
@@ -218,9 +205,10 @@ def _write(directory: Path, rows: Sequence[dict[str, float]], title: str) -> Non
     from train.results import charts
 
     directory.mkdir(parents=True, exist_ok=True)
-    lines = [COLUMNS, *([str(row[name]) for name in COLUMNS] for row in rows)]
-    with atomic_write(directory / "scaling.csv") as file:
-        file.write("".join(",".join(line) + "\n" for line in lines).encode())
+    with (directory / "scaling.csv").open("w", newline="") as file:
+        table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        table.writeheader()
+        table.writerows(rows)
     write_json(directory / "scaling.json", rows)
     chart = charts.Chart(
         title=title,

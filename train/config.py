@@ -1,24 +1,26 @@
 """The configuration of a training run: the options of each room, their flags and their file.
 
-`add_arguments` declares the flags, `from_arguments` returns a `TrainConfig`, and `resolve` decides
-what depends on the dataset and the devices. The result is written to RUN/config.json, from which
-the run can be repeated.
+`resolve` decides what depends on the dataset and the devices. The result is written to
+RUN/config.json, from which the run can be repeated.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import math
 import os
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from tfrecord_io import flags
+from tfrecord_io.flags import flag
 from tfrecord_io.manifest import Manifest
+from train import console
 from train.data.options import AugmentOptions, FoldOptions, InputOptions
 from train.devices import DeviceOptions, Devices
 from train.errors import ConfigError
@@ -30,9 +32,88 @@ from train.networks.options import (
     OptimizerOptions,
 )
 from train.results.options import MeasureOptions, ThresholdOptions
-from train.training.options import LoopOptions, LossOptions
 
 FILE_NAME = "config.json"
+
+_Options = TypeVar("_Options")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LossOptions:
+    """What a step minimizes."""
+
+    label_smoothing: float = flag(
+        0.1,
+        "share of each label that is spread evenly over all classes, in training",
+        least=0,
+        below=1,
+    )
+    class_weights: str = flag(
+        "balanced",
+        "weight of a class in the loss; none: equal, balanced: inverse to frequency",
+        choices=("none", "balanced"),
+    )
+    class_weight_power: float = flag(
+        0.5,
+        "exponent of the balanced class weights; 1: unchanged, 0.5: their square roots",
+        least=0,
+    )
+
+    __post_init__ = flags.check
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoopOptions:
+    """Which epoch is kept, when the state is saved, and what is watched."""
+
+    best_by: str = flag(
+        "last",
+        "the epoch whose weights are kept: the last, or the best on the validation split. With few "
+        "validation images, the best of many epochs is best by chance; with a cosine schedule the "
+        "last epoch is usually as good",
+        choices=("last", "val_loss", "val_accuracy"),
+    )
+    steps_per_execution: int = flag(
+        1, "steps that the graph runs per call from Python", least=1, is_operational=True
+    )
+    checkpoint_seconds: float = flag(
+        120.0, "seconds between checkpoints within an epoch", least=0, is_operational=True
+    )
+    step_timeout: float = flag(
+        0.0,
+        "seconds without a finished step after which the stacks are written to a file; 0: never",
+        least=0,
+        is_operational=True,
+    )
+    profile: str | None = flag(
+        None,
+        "first and last step to trace, such as 10,20; the trace is written to RUN/profile",
+        metavar="FIRST,LAST",
+        is_operational=True,
+    )
+    on_retrace: str = flag(
+        "warn",
+        "what to do if a graph is traced again after the first epoch",
+        choices=("warn", "fail"),
+        is_operational=True,
+    )
+
+    def __post_init__(self) -> None:
+        flags.check(self)
+        _ = self.profile_steps
+
+    @property
+    def profile_steps(self) -> tuple[int, int] | None:
+        """First and last step to trace, counted from 1."""
+        if self.profile is None:
+            return None
+        first, _, last = self.profile.partition(",")
+        if not (first.isdigit() and last.isdigit() and 1 <= int(first) <= int(last)):
+            raise ValueError(
+                "--profile must be the first and the last step, such as 10,20; received "
+                f"{self.profile!r}"
+            )
+        return int(first), int(last)
 
 
 class Phase(NamedTuple):
@@ -86,13 +167,11 @@ class TrainConfig:
             ConfigError: if a value is out of range or two values contradict each other.
         """
         groups = {}
-        try:
+        with _told():
             for name, group in _groups():
                 own = [field.name for field in dataclasses.fields(group) if field.name in fields]
                 groups[name] = group(**{field: fields.pop(field) for field in own})
-            return cls(**groups, **fields)
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
+        return cls(**groups, **fields)
 
     def replace(self, **fields: Any) -> TrainConfig:
         """Returns a copy with other fields of the groups, see `of`."""
@@ -185,14 +264,19 @@ class TrainConfig:
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    """Returns a line for each setting that changes what is learnt and differs.
+    """Returns a line for each fact of two contents of a config.json that changes what is learnt.
 
     A run may continue with other values of the options that are declared `is_operational`.
 
     Args:
-        ours: fields of the requested configuration, resolved.
-        theirs: fields of the configuration in the run folder.
+        ours: of the requested run, with a resolved configuration.
+        theirs: of the run in the folder.
     """
+    ours, theirs = (
+        each["config"]
+        | {"dataset": each.get("dataset", {}).get("fingerprint"), "backend": each.get("backend")}
+        for each in (ours, theirs)
+    )
     operational = {field.name for field, _ in _fields() if field.metadata.get("is_operational")}
     return [
         f"{name}: {theirs.get(name)!r} in the folder, {ours.get(name)!r} requested"
@@ -208,7 +292,7 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
         path: the file, or the folder that contains it.
 
     Returns:
-        JSON values: `config` has the fields of `TrainConfig`; `run_folder.claim` adds the others.
+        JSON values: `config` has the fields of `TrainConfig`; `run_setup.claim` adds the others.
 
     Raises:
         ConfigError: if the file does not exist, is not a configuration, or has unknown settings or
@@ -220,17 +304,16 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
     types_of = {field.name: kind for field, kind in _fields()}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        unknown = set(content["config"]) - types_of.keys()
+        for name, value in content["config"].items():
+            kind = types_of[name]  # KeyError: a setting that this version does not know
+            if value is not None and not isinstance(value, (int, float) if kind is float else kind):
+                raise TypeError(f"{name} must be of type {kind.__name__}; received {value!r}")
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist; give the config.json of a run") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{path} is not the configuration of a run: {error!r}") from error
-    if unknown:
-        raise ConfigError(f"{path} has settings that this version does not know: {sorted(unknown)}")
-    for name, value in content["config"].items():
-        kind = types_of[name]
-        if value is not None and not isinstance(value, (int, float) if kind is float else kind):
-            raise ConfigError(f"{path}: {name} must be of type {kind.__name__}; received {value!r}")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{path} is not the configuration of a run of this version: {error!r}"
+        ) from error
     return content
 
 
@@ -249,49 +332,53 @@ def add_arguments(parser: argparse.ArgumentParser, *, is_hidden: bool = False) -
     return first
 
 
-def given_fields(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Returns the values of the flags that were given, by field, so a file can supply the others.
+def from_arguments(arguments: argparse.Namespace, **defaults: Any) -> TrainConfig:
+    """Returns the configuration of the flags, over that of the file that `--config` names.
 
-    Raises:
-        ConfigError: if a text is not a valid value of its flag.
-    """
-    fields: dict[str, Any] = {}
-    try:
-        for _, group in _groups():
-            fields |= flags.given(group, arguments)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-    return fields
-
-
-def from_arguments(given: Mapping[str, Any], file: str | None) -> TrainConfig:
-    """Returns the configuration of a file, overridden by the given flags.
+    Refuses before the long imports what need not wait for them.
 
     Args:
-        given: values by field.
-        file: path of a config.json, or None for the defaults.
+        arguments: of a parser with the flags of `add_arguments`.
+        **defaults: values of fields that neither the flags nor the file have.
 
     Raises:
-        ConfigError: if the file cannot be used, a value is out of range, or `data` is missing.
+        ConfigError: if the file cannot be used, a value is out of range, `data` is missing, or the
+            backend cannot train here.
+        tfrecord_io.ManifestError: if the dataset is local, and has no manifest that can be used.
     """
-    fields = load(file)["config"] if file else {}
-    config = TrainConfig.of(**{**fields, **given})
+    file = getattr(arguments, "config", None)
+    fields = defaults | (load(file)["config"] if file else {})
+    for _, group in _groups():
+        with _told():
+            fields |= flags.given(group, arguments)
+    config = TrainConfig.of(**fields)
     if not config.input.data:
         raise ConfigError(
             "--data is missing; give the folder of a finished dataset, such as the --output of "
             f"{flags.command('build')}"
         )
+    console.check_backend(os.environ.get("KERAS_BACKEND", "tensorflow"))
+    if "://" not in config.input.data:
+        Manifest.load(config.input.data)
     return config
 
 
-def check_data(data: str) -> None:
-    """Reads the manifest of a local dataset, so that a wrong path is told before long imports.
+def options_of(group: type[_Options], arguments: argparse.Namespace) -> _Options:
+    """Returns a group of options that is no part of `TrainConfig`.
 
     Raises:
-        tfrecord_io.ManifestError: if there is none, or it cannot be used.
+        ConfigError: if a value is wrong.
     """
-    if "://" not in data:
-        Manifest.load(data)
+    with _told():
+        return flags.from_flags(group, arguments)
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _groups() -> list[tuple[str, type]]:

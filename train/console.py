@@ -1,19 +1,47 @@
-"""A console without the messages that libraries print at import."""
+"""What the commands of the trainer share: a quiet console, errors as messages, and Ctrl-C."""
 
 from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import importlib.util
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
-from tfrecord_io import printing
-from train.errors import ConfigError
+from tfrecord_io import printing, redaction
+from tfrecord_io.errors import ToldError, UserError
+from tfrecord_io.manifest import ManifestError
+from train.errors import ConfigError, StoppedError
+
+_Main = Callable[[Sequence[str] | None], int]
+
+
+def command(main: _Main) -> _Main:
+    """Makes a function of the arguments the entry of a command, which returns its exit code.
+
+    An error that is meant for users becomes a message: exit code 2 for wrong usage, 1 for a
+    failure, 130 or 143 if a run was asked to stop.
+    """
+
+    @functools.wraps(main)
+    @redaction.redacted_output()
+    def run(argv: Sequence[str] | None = None) -> int:
+        set_defaults()
+        try:
+            return main(argv)
+        except StoppedError as error:
+            print(error, file=sys.stderr)
+            return 128 + error.signal_number
+        except (ToldError, ManifestError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2 if isinstance(error, UserError | ManifestError) else 1
+
+    return run
 
 
 def set_defaults() -> None:
@@ -33,44 +61,29 @@ def set_defaults() -> None:
 
 
 @contextlib.contextmanager
-def clear_interrupts() -> Iterator[None]:
-    """Makes Ctrl-C end the block with KeyboardInterrupt, even if it would be lost.
+def ended_by_interrupts() -> Iterator[None]:
+    """Makes Ctrl-C in the block end this process at once, as a kill does, with exit code 130.
 
-    Python only prints an exception that is raised while an object is destroyed, such as a progress
-    bar. TensorFlow can turn it into another error while it builds a graph.
+    Python's own KeyboardInterrupt can get lost: Python only prints it if it is raised while an
+    object is destroyed, and TensorFlow turns it into another error while it builds a graph.
     """
-    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if not is_default or threading.current_thread() is not threading.main_thread():
+    default = signal.getsignal(signal.SIGINT)
+    is_main = threading.current_thread() is threading.main_thread()
+    if default is not signal.default_int_handler or not is_main:
         yield
         return
-    was_interrupted = False
-    previous_hook = sys.unraisablehook
+    terminal = os.dup(2)  # standard error may be hidden when the signal comes
 
-    def note(number: int, frame: FrameType | None) -> None:
-        nonlocal was_interrupted
-        was_interrupted = True
-        signal.default_int_handler(number, frame)
+    def end(number: int, frame: FrameType | None) -> None:
+        os.write(terminal, b"stopped; run the same command again to continue\n")
+        os._exit(128 + number)
 
-    def repeat(unraisable: sys.UnraisableHookArgs) -> None:
-        if not issubclass(unraisable.exc_type, KeyboardInterrupt):
-            previous_hook(unraisable)
-            return
-        # A little later, because in here it would be lost again.
-        timer = threading.Timer(0.01, signal.pthread_kill, (threading.get_ident(), signal.SIGINT))
-        timer.daemon = True
-        timer.start()
-
-    sys.unraisablehook = repeat
-    signal.signal(signal.SIGINT, note)
+    signal.signal(signal.SIGINT, end)
     try:
         yield
-    except Exception as error:
-        if was_interrupted:
-            raise KeyboardInterrupt from error
-        raise
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        sys.unraisablehook = previous_hook
+        signal.signal(signal.SIGINT, default)
+        os.close(terminal)
 
 
 def check_backend(backend: str) -> None:
@@ -96,9 +109,6 @@ def _is_installed(name: str) -> bool:
     return importlib.util.find_spec(name) is not None
 
 
-def hide_native_noise() -> contextlib.AbstractContextManager[None]:
-    """Hides what a block writes to standard error, and shows it only if the block fails.
-
-    A `ConfigError` is raised without the hidden text, because its message is meant for users.
-    """
-    return printing.hide_native_noise(ConfigError)
+#: Hides what a block writes to standard error, and shows it only if the block fails otherwise than
+#: by an error whose message is meant for users.
+hide_native_noise = functools.partial(printing.hide_native_noise, ConfigError)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import random
@@ -224,19 +225,18 @@ def _configure_tensorflow(options: DeviceOptions) -> Devices:
         os.environ["TF_GPU_ALLOCATOR"] = "cuda_malloc_async"
     import tensorflow as tf
 
-    gpus, cpu = (tf.config.list_physical_devices(kind) for kind in ("GPU", "CPU"))
-    if options.visible_gpu_indices:
-        gpus = _visible(gpus, options)
-        tf.config.set_visible_devices(gpus, "GPU")
+    gpus = _visible(tf.config.list_physical_devices("GPU"), options)
+    tf.config.set_visible_devices(gpus, "GPU")
+    part = tf.config.LogicalDeviceConfiguration
     for gpu in gpus:
         if options.gpu_memory == "growth":
             tf.config.experimental.set_memory_growth(gpu, True)
         elif options.gpu_memory.isdigit():
-            limit = tf.config.LogicalDeviceConfiguration(memory_limit=int(options.gpu_memory))
+            limit = part(memory_limit=int(options.gpu_memory))
             tf.config.set_logical_device_configuration(gpu, [limit])
     if options.cpu_devices:
-        each = tf.config.LogicalDeviceConfiguration()
-        tf.config.set_logical_device_configuration(cpu[0], [each] * options.cpu_devices)
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(cpu, [part()] * options.cpu_devices)
     if options.deterministic:
         tf.config.experimental.enable_op_determinism()
     addresses, worker_index = _workers(options)
@@ -256,15 +256,12 @@ def _configure_tensorflow(options: DeviceOptions) -> Devices:
         available = tf.config.list_logical_devices("GPU" if gpus else "CPU")
         names = tuple(device.name.removeprefix("/device:") for device in available)
         names = _chosen(names, options)
-        strategy = (
-            tf.distribute.MirroredStrategy(list(names))
-            if len(names) > 1
-            else tf.distribute.OneDeviceStrategy(names[0])
-        )
-    capabilities = [
-        tf.config.experimental.get_device_details(gpu).get("compute_capability", (0, 0))
-        for gpu in gpus
-    ]
+        if len(names) > 1:
+            strategy = tf.distribute.MirroredStrategy(list(names))
+        else:
+            strategy = tf.distribute.OneDeviceStrategy(names[0])
+    details = map(tf.config.experimental.get_device_details, gpus)
+    capabilities = [each.get("compute_capability", (0, 0)) for each in details]
     is_fast = min(capabilities) >= _BFLOAT16_CAPABILITY if gpus else _cpu_computes_in_bfloat16()
     return Devices(
         backend="tensorflow",
@@ -282,14 +279,11 @@ def _configure_jax(options: DeviceOptions) -> Devices:
     import jax
     import keras
 
-    for name, is_set in (
-        ("gpu_allocator", options.gpu_allocator != "bfc"),
-        ("deterministic", options.deterministic),
-    ):
-        if is_set:
-            raise ConfigError(
-                f"--{name} is TensorFlow's alone; leave it out, or use KERAS_BACKEND=tensorflow"
-            )
+    if options.deterministic or options.gpu_allocator != "bfc":
+        raise ConfigError(
+            "--deterministic and --gpu_allocator are TensorFlow's alone; leave them out, or use "
+            "KERAS_BACKEND=tensorflow"
+        )
     # JAX reads these when it opens its devices. See "GPU memory allocation" in its manual.
     if options.gpu_memory == "growth":
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -305,12 +299,9 @@ def _configure_jax(options: DeviceOptions) -> Devices:
         devices = list(_chosen(tuple(_visible(jax.devices(), options)), options))
     local = [device for device in devices if device.process_index == worker_index]
     jax.config.update("jax_default_device", local[0])
-    # The data parallelism of Keras: every variable on every device.
-    keras.distribution.set_distribution(
-        keras.distribution.DataParallel(devices=devices, auto_shard_dataset=False)
-        if len(devices) > 1
-        else None
-    )
+    # Every variable on every device.
+    parallel = functools.partial(keras.distribution.DataParallel, auto_shard_dataset=False)
+    keras.distribution.set_distribution(parallel(devices=devices) if len(devices) > 1 else None)
     on_gpu = devices[0].platform == "gpu"
     return Devices(
         backend="jax",

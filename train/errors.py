@@ -2,25 +2,23 @@
 
 import signal
 
+from tfrecord_io.errors import ToldError, UserError
 
-class ConfigError(ValueError):
+
+class ConfigError(UserError):
     """The trainer was used wrongly; the message says what was expected and what to do."""
 
 
-class MetricsError(ValueError):
+class MetricsError(ToldError):
     """The predictions cannot be evaluated."""
 
 
-class TrainingError(RuntimeError):
+class TrainingError(ToldError):
     """A run failed, or its checkpoint or export is damaged; the message says what to do."""
 
 
-class StoppedError(Exception):
-    """A run was asked to stop.
-
-    Attributes:
-        signal_number: the signal that was received.
-    """
+class StoppedError(ToldError):
+    """A run was asked to stop by the signal `signal_number`."""
 
     def __init__(self, signal_number: int, step: int) -> None:
         super().__init__(

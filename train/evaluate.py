@@ -9,71 +9,48 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import tfrecord_io
-from tfrecord_io import flags, redaction, shapes
+from tfrecord_io import flags, shapes
 from tfrecord_io.decoding.options import Preprocessing
-from tfrecord_io.errors import StoreError, UserError
 from tfrecord_io.files import write_json
-from tfrecord_io.printing import counted, printable, refuse
-from tfrecord_io.reading.opening import load_manifest
+from tfrecord_io.printing import counted
 from train import console, predict
+from train.config import options_of
 from train.data.dataset import Dataset, Part, open_dataset
-from train.data.seen import Exposure, expose, find_seen, read_seen
-from train.errors import ConfigError, MetricsError
+from train.data.seen import Exposure, read_seen, unseen_part
+from train.errors import ConfigError
 from train.results.options import MeasureOptions
 
 _BATCH_SIZE = 64
 
 
-@redaction.redacted_output()
+@console.command
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     parser = flags.Parser(
         prog=flags.command("evaluate"),
         description="Measures a trained model on another dataset (external validation).",
     )
-    parser.add_argument("--model", required=True, metavar="RUN", help="folder of a finished run")
-    parser.add_argument("--data", required=True, metavar="OUT", help="folder of a finished dataset")
-    parser.add_argument("--split", default="test", help="split to measure on (default: test)")
-    parser.add_argument(
-        "--output",
-        metavar="DIR",
-        help="folder for the results (default: RUN/evaluation/NAME-SPLIT)",
-    )
-    parser.add_argument(
-        "--include_seen",
-        action="store_true",
-        help="measure images, too, that the model has seen, or others of their patients",
-    )
+    add = parser.add_argument
+    model = "folder of a finished run"
+    add("--model", dest="run", required=True, type=Path, metavar="RUN", help=model)
+    add("--data", required=True, metavar="OUT", help="folder of a finished dataset")
+    add("--split", default="test", help="split to measure on (default: test)")
+    output = "folder for the results (default: RUN/evaluation/NAME-SPLIT)"
+    add("--output", type=Path, metavar="DIR", help=output)
+    seen = "measure images, too, that the model has seen, or others of their patients"
+    add("--include_seen", action="store_true", help=seen)
     flags.add_flags(parser, "measures", MeasureOptions)
     arguments = parser.parse_args(argv)
-    console.set_defaults()
-    try:
-        options = flags.from_flags(MeasureOptions, arguments)
-    except ValueError as error:
-        return refuse(str(error))
-    try:
-        evaluate(
-            Path(arguments.model),
-            arguments.data,
-            arguments.split,
-            options,
-            output=Path(arguments.output) if arguments.output else None,
-            include_seen=arguments.include_seen,
-        )
-    except (ConfigError, tfrecord_io.ManifestError, UserError) as error:
-        # Names of labels may come from a stranger's file.
-        print("error: " + "\n".join(map(printable, str(error).split("\n"))), file=sys.stderr)
-        return 2
-    except (MetricsError, StoreError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    options = options_of(MeasureOptions, arguments)
+    names = ("run", "data", "split", "output", "include_seen")
+    evaluate(**{name: getattr(arguments, name) for name in names}, options=options)
     return 0
 
 
@@ -105,7 +82,8 @@ def evaluate(
         ConfigError: if the run is not finished, or does not suit the dataset or the options.
         tfrecord_io.ManifestError: if the dataset cannot be used or has no such split.
     """
-    manifest = load_manifest(data)
+    dataset = open_dataset(data, options.columns)
+    manifest = dataset.manifest
     if not manifest.split(split).num_examples:
         raise ConfigError(f"split {split!r} of {data} is empty; name another --split")
     if manifest.holds_features:
@@ -125,21 +103,24 @@ def evaluate(
         print(f"warning: {warning}", file=sys.stderr)
 
     # After the checks: these take seconds to import.
-    from train.kinds.words import remarks, summary
+    from train.kinds.words import describe
     from train.results import metrics, report
     from train.results.predictions import Predictions
-    from train.run_folder import METRICS_NAME, read_metrics
+    from train.run_setup import METRICS_NAME, read_metrics
 
     outputs, columns = task.match(places, len(ours))
     label_names = tuple(ours[output] for output in outputs)
     # They are used at the end; a wrong one is told now.
     options.prevalences([view.name for view in task.views(label_names)])
-    dataset = open_dataset(data, manifest, options.columns)
     part, exposure = _unseen(run, dataset, split, include_seen)
     own_results = read_metrics(run)
     output = output or run / "evaluation" / f"{manifest.name}-{split}"
     predict.make_folder("--output", output)
-    probabilities, labels = _predict_part(classifier, data, part)
+    batches = tfrecord_io.make_batches(
+        data, split=part.splits, examples=part.examples, batch_size=_BATCH_SIZE, shuffle=False
+    )
+    answers = [(predict.predict_images(classifier, images), labels) for images, labels in batches]
+    probabilities, labels = map(np.concatenate, zip(*answers, strict=True))
     matched = np.zeros((len(labels), len(outputs)), labels.dtype)
     matched[:, columns] = labels
     predictions = Predictions(
@@ -168,8 +149,7 @@ def evaluate(
         predict=lambda images: predict.predict_images(classifier, images)[:, outputs],
     )
     write_json(output / METRICS_NAME, results)
-    table = _side_by_side(own_results, results)
-    print("\n".join([*summary(results), "", table, *remarks(results)]))
+    print(describe(task.verdict(results), results, own_results))
     print(f"The metrics and {report.FILE_NAME} are in {output}")
     return results
 
@@ -235,59 +215,23 @@ def _unseen(run: Path, dataset: Dataset, split: str, include_seen: bool) -> tupl
     assert part is not None  # checked before the model was loaded
     if (is_copy := dataset.is_copy(part)).any():
         part = dataset.narrow(part, ~is_copy)
-    seen, rows = read_seen(run), dataset.rows(part)
-    is_seen = find_seen(seen, dataset.images)[rows]
-    exposure = expose(seen, dataset.images, rows, is_seen, is_measured=include_seen)
+    measured, exposure = unseen_part(
+        dataset,
+        part,
+        read_seen(run),
+        is_measured=include_seen,
+        remedy="Name another --split or --data, or add --include_seen",
+    )
     if exposure.num_images:
         print(
-            f"the model has seen {exposure.num_images:,} of the {len(rows):,} images of {split}, "
-            f"or others of their patients ({counted(exposure.num_patients, 'patient')}); they are "
+            f"the model has seen {exposure.num_images:,} of the {part.num_examples:,} images of "
+            f"{split}, or others of their patients "
+            f"({counted(exposure.num_patients, 'patient')}); they are "
             + ("measured, too" if include_seen else "left out")
         )
     if exposure.note:
         print(f"note: {exposure.note}")
-    if include_seen or not exposure.num_images:
-        return part, exposure
-    if is_seen.all():
-        raise ConfigError(
-            f"nothing is left of split {split!r} of {dataset.path}: the model of {run} has seen "
-            "all its images, or others of their patients. Name another --split or --data, or add "
-            "--include_seen"
-        )
-    return dataset.narrow(part, ~is_seen), exposure
-
-
-def _predict_part(
-    classifier: predict.Classifier, data: str, part: Part
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (probabilities of the model's labels, labels of the dataset as it has them)."""
-    batches = tfrecord_io.make_batches(
-        data, split=part.splits, examples=part.examples, batch_size=_BATCH_SIZE, shuffle=False
-    )
-    probabilities, labels = [], []
-    for images, batch_labels in batches:
-        probabilities.append(predict.predict_images(classifier, images))
-        labels.append(batch_labels)
-    return np.concatenate(probabilities), np.concatenate(labels)
-
-
-def _side_by_side(own: Mapping[str, Any], external: Mapping[str, Any]) -> str:
-    """Returns a table of the measures in the training run and here."""
-
-    def cell(results: Mapping[str, Any], name: str) -> str:
-        return score_text(results, name) if name in results.get("scores", {}) else "-"
-
-    from train.kinds.words import score_text, title_of
-
-    titles = {name: printable(title_of(name)) for name in external["scores"]}
-    width = max(map(len, titles.values()))
-    heads = (f"{own.get('split') or 'none'} of the run", f"{external['split']} here")
-    lines = [f"{'':<{width}}  {heads[0]:>24}  {heads[1]:>24}"]
-    lines += [
-        f"{title:<{width}}  {cell(own, name):>24}  {cell(external, name):>24}"
-        for name, title in titles.items()
-    ]
-    return "\n".join(lines)
+    return measured, exposure
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfrecord_io import flags, redaction, shapes
+from tfrecord_io import flags, shapes
 from tfrecord_io.decoding.options import FRAME_RANGE, Preprocessing
 from tfrecord_io.decoding.preprocess import (
     DecodedImage,
@@ -30,8 +30,7 @@ from tfrecord_io.decoding.preprocess import (
     find_pictures,
     frame_path,
 )
-from tfrecord_io.kinds.registry import kind_in
-from tfrecord_io.manifest import FILE_NAME as MANIFEST_NAME
+from tfrecord_io.kinds import kind_in
 from tfrecord_io.manifest import check_types
 from tfrecord_io.printing import no_formula, printable, refuse, until_closed
 from tfrecord_io.rejects import Reject
@@ -75,12 +74,11 @@ class Classifier:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """The prediction for one picture; what a rejected one does not have is None.
+    """The prediction for one picture; a rejected one has no values, but `reject`, the reason.
 
     Attributes:
         path: of the file.
         frame: number of the picture in the file, see `pictures.Pictures`.
-        reject: why it was left out, or None.
         probabilities: float32 [num_classes].
         predicted: name of the likeliest class, names of the labels, or the number.
         above: the questions whose threshold it reaches, such as classes; None if no thresholds
@@ -113,11 +111,6 @@ def load_classifier(path: Path) -> Classifier:
     """
     folder = path / "export" if (path / "export").is_dir() else path
     saved, described = folder / "model.keras", folder / "preprocessing.json"
-    if (path / MANIFEST_NAME).is_file():
-        raise ConfigError(
-            f"--model {path} is a dataset; give the folder of a run that was trained on it, the "
-            f"--workdir of {flags.command('train')}"
-        )
     if not saved.is_file() or not described.is_file():
         raise ConfigError(
             f"--model {path}: expected the folder of a finished run, with export/{saved.name} and "
@@ -182,15 +175,15 @@ def other_decoder(classifier: Classifier) -> str | None:
         here = decoder_versions(with_dicom="pydicom" in classifier.decoder)
     except ModuleNotFoundError:  # pictures can be predicted all the same
         here = decoder_versions()
-    changed = {
-        name: version
-        for name, version in classifier.decoder.items()
-        if here.get(name, version) != version
-    }
+    changed = [
+        name for name, version in classifier.decoder.items() if here.get(name, version) != version
+    ]
     if not changed:
         return None
-    theirs = ", ".join(f"{name} {version}" for name, version in changed.items())
-    ours = ", ".join(f"{name} {here[name]}" for name in changed)
+    theirs, ours = (
+        ", ".join(f"{name} {versions[name]}" for name in changed)
+        for versions in (classifier.decoder, here)
+    )
     return (
         f"the training images were decoded by {theirs}, here it is {ours}: pixels, and so "
         "probabilities, may differ a little. Install those versions for the same pixels"
@@ -262,53 +255,47 @@ def predict_images(classifier: Classifier, images: np.ndarray) -> np.ndarray:
     return keras.ops.convert_to_numpy(classifier.model(images, training=False))
 
 
-@redaction.redacted_output()
+@console.command
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     parser = flags.Parser(prog=flags.command("predict"), description="Predicts image files.")
     add = parser.add_argument
     add("--model", required=True, metavar="RUN", help="folder of a finished run")
     files = "image files, or folders of them"
-    add("--input", required=True, nargs="+", metavar="PATH", help=files)
+    add("--input", required=True, nargs="+", type=Path, metavar="PATH", help=files)
     forms = ("table", "csv", "json")
     add("--format", choices=forms, default="table", help="output format (default: table)")
     maps = "write a map of what mattered for each image into this folder"
-    add("--occlusion", metavar="DIR", help=maps)
-    add(
-        "--patch",
-        type=int,
-        metavar="N",
-        help="side in pixels of the patch that --occlusion hides (default: an eighth of the image)",
-    )
+    add("--occlusion", type=Path, metavar="DIR", help=maps)
+    side = "side in pixels of the patch that --occlusion hides (default: an eighth of the image)"
+    add("--patch", type=int, metavar="N", help=side)
     arguments = parser.parse_args(argv)
-    console.set_defaults()
-    try:
-        paths = _list_files([Path(path) for path in arguments.input])
-        if arguments.patch is not None and arguments.patch < 1:
-            raise ConfigError(f"--patch must be at least 1 pixel, received {arguments.patch}")
-        if arguments.occlusion:
-            make_folder("--occlusion", Path(arguments.occlusion))
-        classifier = load_classifier(Path(arguments.model))
-        warning = other_decoder(classifier)
-        if warning:
-            print(f"warning: {warning}", file=sys.stderr)
-        predictions = list(predict_files(classifier, paths))
-    # ModuleNotFoundError: a DICOM file, and its codecs are not installed.
-    except (ConfigError, ModuleNotFoundError) as error:
-        return refuse(str(error))
-    seen = [prediction.shape for prediction in predictions if prediction.shape]
-    if warning := shapes.warn_of_unseen(seen, classifier.shapes, classifier.preprocessing):
-        print(f"warning: {warning}", file=sys.stderr)
-    has, names = classifier.task.gives_probabilities, classifier.label_names
-    with until_closed():
-        rows = _rows(predictions, names, gives_probabilities=has)
-        _show(rows, names if has else (), arguments.format)
+    paths = _list_files(arguments.input)
+    if arguments.patch is not None and arguments.patch < 1:
+        raise ConfigError(f"--patch must be at least 1 pixel, received {arguments.patch}")
     if arguments.occlusion:
-        _write_maps(classifier, predictions, Path(arguments.occlusion), arguments.patch)
+        make_folder("--occlusion", arguments.occlusion)
+    classifier = load_classifier(Path(arguments.model))
+    _warn(other_decoder(classifier))
+    try:
+        predictions = list(predict_files(classifier, paths))
+    except ModuleNotFoundError as error:  # the codecs of DICOM files
+        raise ConfigError(str(error)) from error
+    seen = [prediction.shape for prediction in predictions if prediction.shape]
+    _warn(shapes.warn_of_unseen(seen, classifier.shapes, classifier.preprocessing))
+    with until_closed():
+        _show(predictions, classifier, arguments.format)
+    if arguments.occlusion:
+        _write_maps(classifier, predictions, arguments.occlusion, arguments.patch)
     rejected = [prediction for prediction in predictions if prediction.reject]
     for prediction in rejected:
         refuse(f"{prediction.name} was not predicted: {prediction.reject}")
     return 1 if rejected else 0
+
+
+def _warn(warning: str | None) -> None:
+    if warning:
+        print(f"warning: {warning}", file=sys.stderr)
 
 
 def make_folder(flag: str, folder: Path) -> None:
@@ -372,8 +359,8 @@ def _write_maps(
         image = _pixels(read, settings)
         side = min(patch or max(1, min(image.shape[:2]) // 8), *image.shape[:2])
         predict = functools.partial(predict_images, classifier)
-        drops = occlusion_map(predict, image, patch=side, stride=max(1, side // 2))
         answer = int(prediction.probabilities.argmax())
+        drops = occlusion_map(predict, image, side, max(1, side // 2), answer)
         title = f"{names[answer]} {prediction.probabilities[answer]:.1%}"
         if not classifier.task.gives_probabilities:
             title = f"{names[answer]} {prediction.predicted}"
@@ -384,63 +371,61 @@ def _write_maps(
         print(printable(str(path)), file=sys.stderr)
 
 
-def _rows(
-    predictions: Sequence[Prediction], label_names: Sequence[str], *, gives_probabilities: bool
-) -> list[dict[str, Any]]:
-    """Returns what the JSON says of each picture; a number has no probability."""
-    rows = []
+def _show(predictions: Sequence[Prediction], classifier: Classifier, form: str) -> None:
+    """Prints the predictions; a terminal or a table gets control characters escaped."""
+    # A number has no probability.
+    is_likely = classifier.task.gives_probabilities
+    names = classifier.label_names if is_likely else ()
+    above = [ABOVE] if any(each.above is not None for each in predictions) else []
+    table: list[list[Any]] = [["path", "predicted", *names, "reject", *above]]
+    rows: list[dict[str, Any]] = []
     for each in predictions:
         row: dict[str, Any] = {"path": each.name}
+        values: list[Any] = [""] * len(names)
         if each.probabilities is None:
             row["reject"] = each.reject
-        elif gives_probabilities:
-            values = [round(float(value), 6) for value in each.probabilities]
-            row["predicted"] = each.predicted
-            row["probabilities"] = dict(zip(label_names, values, strict=True))
         else:
-            row["predicted"] = float(each.predicted)
+            row["predicted"] = each.predicted if is_likely else float(each.predicted or 0)
+        if each.probabilities is not None and is_likely:
+            values = [round(float(value), 6) for value in each.probabilities]
+            row["probabilities"] = dict(zip(names, values, strict=True))
+        reached = ""
         if each.above is not None:
             row[ABOVE] = list(each.above)
+            reached = "|".join(each.above) or "none"
         rows.append(row)
-    return rows
-
-
-def _show(rows: Sequence[Mapping[str, Any]], label_names: Sequence[str], form: str) -> None:
-    """Prints the rows; a terminal or a table gets control characters escaped."""
-    above = [ABOVE] if any(ABOVE in row for row in rows) else []
-    cells: list[list[Any]] = [["path", "predicted", *label_names, "reject", *above]]
-    for row in rows:
-        numbers = row.get("probabilities", {})
-        reached = "|".join(row[ABOVE]) or "none" if ABOVE in row else ""
-        names = (numbers.get(name, "") for name in label_names)
         ends = [row.get("reject", ""), reached][: 1 + len(above)]
-        cells.append([row["path"], row.get("predicted", ""), *names, *ends])
+        table.append([each.name, row.get("predicted", ""), *values, *ends])
     if form == "json":
-        text = json.dumps(rows, indent=1)
+        print(json.dumps(rows, indent=1))
     elif form == "csv":
-        lines = io.StringIO()
-        # A negative number is not a formula.
-        csv.writer(lines, lineterminator="\n").writerows(
-            [no_formula(cell) if isinstance(cell, str) else cell for cell in line] for line in cells
-        )
-        text = lines.getvalue().rstrip("\n")
-        if not sys.stdout.isatty():
-            # A program gets names as they are, even bytes that are not UTF-8.
-            if isinstance(sys.stdout, io.TextIOWrapper):
-                sys.stdout.reconfigure(errors="surrogateescape")
-            print(text)
-            return
+        _print_csv(table)
     else:
         shown = [
             [
-                f"{cell:6.1%}" if isinstance(cell, float) and label_names else printable(str(cell))
+                f"{cell:6.1%}" if isinstance(cell, float) and is_likely else printable(str(cell))
                 for cell in line
             ]
-            for line in cells
+            for line in table
         ]
         widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
-        text = "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in shown)
-    print("\n".join(map(printable, text.split("\n"))))
+        for line in shown:
+            print("  ".join(map(str.ljust, line, widths)).rstrip())
+
+
+def _print_csv(table: Sequence[Sequence[Any]]) -> None:
+    lines = io.StringIO()
+    # A negative number is not a formula.
+    csv.writer(lines, lineterminator="\n").writerows(
+        [no_formula(cell) if isinstance(cell, str) else cell for cell in line] for line in table
+    )
+    text = lines.getvalue().rstrip("\n")
+    if sys.stdout.isatty():
+        text = "\n".join(map(printable, text.split("\n")))
+    # A program gets names as they are, even bytes that are not UTF-8.
+    elif isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="surrogateescape")
+    print(text)
 
 
 if __name__ == "__main__":

@@ -1,26 +1,51 @@
-"""All that a training is about, in one object that is made once and passed whole."""
+"""All that a training is about, in one object that is made once and passed whole; its folder.
+
+A checkpoint has all variables and the position of the run, in one file that is written atomically:
+a plain .npz of arrays, in the order in which Keras lists its variables, and a JSON text. Keras' own
+`.weights.h5` does not store the position in the data or the states of random generators, and a kill
+while it is written leaves half a file.
+"""
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import dataclasses
+import fcntl
 import functools
+import importlib.metadata
+import json
 import math
+import os
+import sys
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
 
 import tfrecord_io
-from tfrecord_io.reading.cache import DatasetCache
-from tfrecord_io.reading.opening import load_manifest, open_split
+from tfrecord_io.files import atomic_write, sync_folder, write_json
 from tfrecord_io.stores.folder import is_remote
 from tfrecord_io.trunk import FILE_NAME, Trunk
+from train import config as train_config
 from train.config import TrainConfig
-from train.data.dataset import Dataset, open_dataset
-from train.data.parts import Parts, choose_parts
+from train.data.dataset import Dataset, Parts, choose_parts, open_dataset
 from train.data.seen import Exposure, Seen, look_at, read_trunk_seen
 from train.devices import Devices, configure_devices
-from train.errors import ConfigError
+from train.errors import ConfigError, TrainingError
 from train.kinds.registry import task_of
 from train.kinds.task import Task
 from train.networks.options import TRUNK_WEIGHTS, NetworkOptions
+
+CHECKPOINT_NAME = "checkpoint.npz"
+BEST_NAME = "best.npz"
+HISTORY_NAME = "history.json"
+METRICS_NAME = "metrics.json"
+
+_FACTS = "facts"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -135,17 +160,12 @@ def make_run(config: TrainConfig, folder: Path) -> Run:
         tfrecord_io.ManifestError: if the dataset cannot be used.
     """
     devices = configure_devices(config.devices)
-    if is_remote(config.input.data):
-        options = config.input
-        manifest, _, versions = open_split(options.data, "train")
-        cache = DatasetCache(manifest, versions, options.cache_dir, options.cache_gb)
+    data = open_dataset(config.input.data_path, config.measures.columns)
+    if cache := is_remote(data.path) and data.stored("train").cache:
         devices.say(cache.describe())
-    else:
-        manifest = load_manifest(config.input.data)
-    views = task_of(manifest.label_kind).views(manifest.label_names)
+    views = task_of(data.manifest.label_kind).views(data.manifest.label_names)
     # They are used at the end of the run; a wrong one is told now.
     config.measures.prevalences([view.name for view in views])
-    data = open_dataset(config.input.data_path, manifest, config.measures.columns)
     if (trunk := data.trunk) is not None:
         config = _adapt(config, trunk)
         devices.say(
@@ -177,3 +197,144 @@ def _adapt(config: TrainConfig, trunk: Trunk) -> TrainConfig:
         augment=False,
         test_time_flip=False,
     )
+
+
+@contextlib.contextmanager
+def claim(run: Run) -> Iterator[None]:
+    """Locks the folder of a run, made if it is missing, and writes its config.json.
+
+    Only the chief does so.
+
+    Raises:
+        ConfigError: if the folder cannot be written, belongs to a run of another configuration, is
+            not a run folder, or another process trains in it.
+    """
+    workdir, manifest = run.folder, run.data.manifest
+    if not run.devices.is_chief:
+        yield
+        return
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        lock = (workdir / ".lock").open("w")
+    except OSError as error:
+        raise ConfigError(f"--workdir {workdir} cannot be written to: {error}") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(
+                f"another process trains in {workdir}; wait until it ends, or use another --workdir"
+            ) from None
+        # A killed process leaves temporary files; the lock ensures that no other process writes.
+        for leftover in workdir.glob(".*.tmp"):
+            leftover.unlink(missing_ok=True)
+        path = workdir / train_config.FILE_NAME
+        content = {
+            "config": run.config.to_dict(),
+            "dataset": {"name": manifest.name, "fingerprint": manifest.fingerprint},
+            "backend": keras.backend.backend(),
+            "num_replicas": run.devices.num_replicas,
+            "versions": versions(),
+        }
+        if path.exists():
+            if changed := train_config.differences(content, train_config.load(path)):
+                raise ConfigError(
+                    f"{workdir} contains a run with another configuration:\n  "
+                    + "\n  ".join(changed)
+                    + "\nUse another --workdir, or remove that folder"
+                )
+        elif any(entry.name != ".lock" for entry in workdir.iterdir()):
+            raise ConfigError(
+                f"{workdir} is not empty and has no {train_config.FILE_NAME}: it is not a run "
+                "folder. Use another --workdir"
+            )
+        write_json(path, content)
+        # A folder with a checkpoint, but without this file, would be refused after a power cut.
+        sync_folder(workdir)
+        yield
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of Python, Keras, the backend and NumPy, by name."""
+    backend = keras.backend.backend()
+    return {
+        "python": sys.version.split()[0],
+        "keras": keras.__version__,
+        backend: importlib.metadata.version(backend),
+        "numpy": np.__version__,
+    }
+
+
+def write_metrics(workdir: Path, metrics: Any) -> None:
+    """Writes metrics.json, whose presence means that a run is complete.
+
+    All other files of the folder are on the disk before it, with their names: a power cut may leave
+    an unfinished run, which can go on, but not a complete one without its export.
+    """
+    for path in (*workdir.rglob("*"), workdir):
+        if path.is_dir():
+            sync_folder(path)
+        elif path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+    write_json(workdir / METRICS_NAME, metrics)
+
+
+def read_metrics(workdir: Path) -> dict[str, Any]:
+    """Returns the content of a run's metrics.json; empty if the run is not complete.
+
+    Raises:
+        ConfigError: if it is damaged.
+    """
+    path = workdir / METRICS_NAME
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        raise ConfigError(
+            f"{path} is damaged ({error}); copy the run again, or remove the file, and the command "
+            "that trained the run evaluates it again"
+        ) from None
+
+
+def save_checkpoint(
+    path: Path,
+    groups: Mapping[str, Sequence[keras.Variable | np.ndarray]],
+    facts: Mapping[str, Any],
+    history: Sequence[Mapping[str, Any]],
+) -> None:
+    """Writes variables or arrays by group, such as `model`, and JSON values; replaces the file.
+
+    The history of the epochs is written beside it.
+    """
+    write_json(path.parent / HISTORY_NAME, history)
+    arrays = {
+        f"{group}/{index:05d}": variable if isinstance(variable, np.ndarray) else variable.numpy()
+        for group, variables in groups.items()
+        for index, variable in enumerate(variables)
+    }
+    text = json.dumps(facts).encode("utf-8")
+    with atomic_write(path) as file:
+        np.savez(file, **{_FACTS: np.frombuffer(text, np.uint8)}, **arrays)
+
+
+def load_checkpoint(path: Path) -> tuple[dict[str, Any], Mapping[str, Sequence[np.ndarray]]]:
+    """Returns (facts, arrays by group as they were saved); both are empty if there is no file.
+
+    Raises:
+        TrainingError: if the file is damaged.
+    """
+    groups: dict[str, list[np.ndarray]] = collections.defaultdict(list)
+    if not path.exists():
+        return {}, groups
+    # The file is opened here because np.load does not close a damaged file.
+    with path.open("rb") as file:
+        try:
+            arrays = np.load(file, allow_pickle=False)
+            for name in sorted(set(arrays.files) - {_FACTS}):
+                groups[name.partition("/")[0]].append(arrays[name])
+            return json.loads(arrays[_FACTS].tobytes()), groups
+        except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+            raise TrainingError(
+                f"{path} cannot be read ({error}); remove it to start this run again from the "
+                "beginning"
+            ) from error

@@ -15,12 +15,12 @@ import re
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tfrecord_io
-from tfrecord_io import flags, redaction
+from tfrecord_io import flags
 from tfrecord_io.files import atomic_write
 from tfrecord_io.trunk import FACTS_NAME, REST_NAME, Trunk, seen_path
 from train import config, console, predict
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _HEAD_LAYERS = ("head", "dropout", "logits")
 
 
-@redaction.redacted_output()
+@console.command
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     parser = flags.Parser(
@@ -57,16 +57,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--layer", required=True, metavar="NAME", help=layer)
     add("--output", required=True, metavar="FILE", help="such as trunk.keras")
     arguments = parser.parse_args(argv)
-    console.set_defaults()
+    given = {name: getattr(arguments, name) for name in ("data", "model", "layer", "weights")}
     try:
         with console.hide_native_noise():
-            output = Path(arguments.output)
-            facts = write_trunk(
-                arguments.data, arguments.model, arguments.layer, output, weights=arguments.weights
-            )
-    except (ConfigError, tfrecord_io.ManifestError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+            facts = write_trunk(output=Path(arguments.output), **given)
+    except OSError as error:
+        raise ConfigError(str(error)) from error
     shapes = ("x".join(map(str, shape)) for shape in (facts.image_shape, facts.feature_shape))
     print(f"{arguments.output}: {facts.model} up to {facts.layer}, {' → '.join(shapes)}")
     return 0
@@ -106,11 +102,9 @@ def write_trunk(
     from train.networks.options import NetworkOptions
 
     if model in APPLICATIONS:
-        # The head does not matter.
         chosen = NetworkOptions(model=model, weights=weights, dropout=0.0, head_units=0)
-        logits = build_network(
-            chosen, image_shape=manifest.image_shape, num_classes=manifest.num_classes
-        ).logits
+        # How many classes its head has does not matter.
+        logits = build_network(chosen, image_shape=manifest.image_shape, num_classes=2).logits
         name, source = model, Path(weights).name if weights else "imagenet"
     else:
         logits = _load_run(Path(model))
@@ -135,7 +129,12 @@ def write_trunk(
         # Without the last one, which makes the map flat and belongs to no backbone.
         rest_layers=len(rest.layers) - 1 if rest.weights else 0,
     )
-    _write(output, trunk, rest, facts)
+    beside = {
+        REST_NAME: _zip(_members(rest)),
+        FACTS_NAME: json.dumps(facts.to_dict(), indent=1).encode(),
+    }
+    with atomic_write(output) as file:
+        file.write(_zip(_members(trunk) | beside))
     # Not in the file: who shares a trunk need not disclose keys and patients.
     seen_path(output).unlink(missing_ok=True)
     if model not in APPLICATIONS:
@@ -222,42 +221,31 @@ def _load_run(run: Path) -> keras.Model:
     return model.get_layer(name)
 
 
-def _write(path: Path, trunk: keras.Model, rest: keras.Model, facts: Trunk) -> None:
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        atomic_write(path) as file,
-        zipfile.ZipFile(file, "w") as archive,
-    ):
-        for name, content in _members(trunk, Path(folder)):
-            archive.writestr(zipfile.ZipInfo(name), content)
-        inner = io.BytesIO()
-        with zipfile.ZipFile(inner, "w") as rest_archive:
-            for name, content in _members(rest, Path(folder)):
-                rest_archive.writestr(zipfile.ZipInfo(name), content)
-        archive.writestr(zipfile.ZipInfo(REST_NAME), inner.getvalue())
-        archive.writestr(zipfile.ZipInfo(FACTS_NAME), json.dumps(facts.to_dict(), indent=1))
+def _zip(members: Mapping[str, bytes]) -> bytes:
+    """Returns a zip archive without dates."""
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        for name, member in members.items():
+            archive.writestr(zipfile.ZipInfo(name), member)
+    return content.getvalue()
 
 
-def _members(model: keras.Model, folder: Path) -> Iterator[tuple[str, bytes]]:
-    """Yields the members of a model's Keras file, without the date and with ids that repeat."""
-    path = folder / "model.keras"
-    model.save(path)
+def _members(model: keras.Model) -> dict[str, bytes]:
+    """Returns the members of a model's Keras file, without the date and with ids that repeat."""
+    with tempfile.NamedTemporaryFile(suffix=".keras") as file:
+        model.save(file.name)
+        with zipfile.ZipFile(file.name) as archive:
+            members = {name: archive.read(name) for name in archive.namelist()}
+    facts = json.loads(members["metadata.json"])
+    facts.pop("date_saved", None)
     # Keras names the objects that layers share by their places in memory.
     numbers: dict[bytes, int] = {}
-    with zipfile.ZipFile(path) as archive:
-        for name in archive.namelist():
-            content = archive.read(name)
-            if name == "metadata.json":
-                facts = json.loads(content)
-                facts.pop("date_saved", None)
-                content = json.dumps(facts).encode()
-            if name == "config.json":
-                content = re.sub(
-                    rb'(?<="shared_object_id": )\d+',
-                    lambda found: str(numbers.setdefault(found[0], len(numbers))).encode(),
-                    content,
-                )
-            yield name, content
+    config = re.sub(
+        rb'(?<="shared_object_id": )\d+',
+        lambda found: str(numbers.setdefault(found[0], len(numbers))).encode(),
+        members["config.json"],
+    )
+    return members | {"metadata.json": json.dumps(facts).encode(), "config.json": config}
 
 
 if __name__ == "__main__":

@@ -9,10 +9,10 @@ from __future__ import annotations
 import argparse
 import atexit
 import contextlib
-import dataclasses
 import importlib.util
 import logging
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -144,7 +144,6 @@ def clear_errors(options: PipelineOptions) -> Iterator[None]:
     """
     # Read before the job runs: Beam's portable runners remove their name from the options.
     runner = options.get_all_options()["runner"]
-    is_local = workers_of(runner) == "here"
     try:
         yield
     except Exception as error:
@@ -154,10 +153,17 @@ def clear_errors(options: PipelineOptions) -> Iterator[None]:
                 raise KeyboardInterrupt from None  # Beam turns it into a RuntimeError
             cause = cause.__cause__ or cause.__context__
         message = _own_message(error)
-        if message is None and is_local:
-            raise
-        summary = f"{runner} did not finish the job: {_summary(error)}"
-        raise errors.BuildError(message or summary) from error
+        if message is None:
+            if workers_of(runner) == "here":
+                raise
+            text = error.details() if isinstance(error, grpc.Call) else str(error)
+            lines = [line.strip() for line in (text or "").splitlines() if line.strip()]
+            # The last line usually names the cause.
+            lines = lines if len(lines) < 3 else [lines[0], "…", lines[-1]]
+            shown = [line if len(line) <= 400 else f"{line[:400]} …" for line in lines]
+            summary = "\n  ".join(shown) or type(error).__name__
+            message = f"{runner} did not finish the job: {summary}"
+        raise errors.BuildError(message) from error
 
 
 def _own_message(error: Exception) -> str | None:
@@ -166,23 +172,12 @@ def _own_message(error: Exception) -> str | None:
     Beam reports an exception of another process as text, so the message is searched for in it.
     """
     if isinstance(error, errors.ToldError):
-        return str(error).split(" [while running")[0]
-    for line in reversed(str(error).splitlines()):
-        for kind in (errors.BuildError, errors.UserError, errors.StoreError):
-            head, found, message = line.partition(f"{kind.__module__}.{kind.__qualname__}: ")
-            if found and not head.strip():
-                return message.split(" [while running")[0]
-    return None
-
-
-def _summary(error: Exception) -> str:
-    """Returns the first line of an engine's message and the last, which usually names the cause."""
-    details = error.details() if isinstance(error, grpc.Call) else str(error)
-    lines = [line.strip() for line in (details or "").splitlines() if line.strip()]
-    if not lines:
-        return type(error).__name__
-    shown = lines if len(lines) < 3 else [lines[0], "…", lines[-1]]
-    return "\n  ".join(line if len(line) <= 400 else f"{line[:400]} …" for line in shown)
+        told = [str(error)]
+    else:
+        kinds = (errors.BuildError, errors.UserError, errors.StoreError)
+        own = "|".join(re.escape(f"{kind.__module__}.{kind.__qualname__}") for kind in kinds)
+        told = re.findall(rf"^\s*(?:{own}): (.*)", str(error), re.MULTILINE)
+    return told[-1].split(" [while running")[0] if told else None
 
 
 def check_flags(beam_args: Sequence[str], own_flags: Iterable[str]) -> None:
@@ -203,28 +198,24 @@ def check_flags(beam_args: Sequence[str], own_flags: Iterable[str]) -> None:
         raise errors.UserError(f"unknown flag {flag}{flags.meant(flag, known) or '; see --help'}")
 
 
-@dataclasses.dataclass(eq=False)
-class WriteShards(beam.PTransform):
+@beam.ptransform_fn
+def WriteShards(  # noqa: N802
+    tasks: beam.PCollection, build: Work, num_processes: int | None = None
+) -> beam.PCollection:
     """Turns shard tasks into shard files, and yields (name of the dataset, what was written).
 
     `num_processes` is the number of local worker processes, for the engine in this process; None if
     the engine's own workers write the shards.
     """
-
-    build: Work
-    num_processes: int | None = None
-
-    def expand(self, tasks: beam.PCollection) -> beam.PCollection:
-        """Applies the transform to a collection of `ShardTask`."""
-        if self.num_processes is None:
-            return tasks | beam.ParDo(_WriteHere(self.build))
-        # The engine in this process would write the shards one after another, so all tasks become
-        # one element.
-        return (
-            tasks
-            | beam.BatchElements(min_batch_size=sys.maxsize, max_batch_size=sys.maxsize)
-            | beam.Map(_write_in_processes, self.build, self.num_processes)
-        )
+    if num_processes is None:
+        return tasks | beam.ParDo(_WriteHere(build))
+    # The engine in this process would write the shards one after another, so all tasks become one
+    # element.
+    return (
+        tasks
+        | beam.BatchElements(min_batch_size=sys.maxsize, max_batch_size=sys.maxsize)
+        | beam.Map(_write_in_processes, build, num_processes)
+    )
 
 
 def _write_in_processes(
@@ -256,17 +247,13 @@ class _WriteHere(beam.DoFn):
         self._writer.close()
 
 
-@dataclasses.dataclass(eq=False)
-class FinishDataset(beam.PTransform):
+@beam.ptransform_fn
+def FinishDataset(  # noqa: N802
+    done: beam.PCollection, build: Work, num_processes: int | None = None
+) -> beam.PCollection:
     """Finishes the dataset once all tasks are done; for `num_processes` see `WriteShards`."""
-
-    build: Work
-    num_processes: int | None = None
-
-    def expand(self, done: beam.PCollection) -> beam.PCollection:
-        """Applies the transform to the output of `WriteShards`."""
-        finish = beam.Map(_finish, self.build, self.num_processes is not None)
-        return done | "Gather" >> beam.GroupByKey() | "Finish" >> finish
+    finish = beam.Map(_finish, build, num_processes is not None)
+    return done | "Gather" >> beam.GroupByKey() | "Finish" >> finish
 
 
 def _finish(_: object, build: Work, in_worker: bool) -> None:

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,22 +20,20 @@ import xxhash
 from pipelines import errors
 from pipelines.listing.anonymous import Privacy
 from pipelines.listing.listing import list_images
-from pipelines.listing.refs import Listing, iterate_refs, other_columns
+from pipelines.listing.refs import OTHER, Listing, iterate_refs
 from pipelines.options import BuildOptions
 from pipelines.planning import plan, splits
 from pipelines.shards import drops
 from pipelines.shards.build import Build, Work
-from pipelines.shards.finish import FAILURE_FILE, describe_images, list_rejects
-from pipelines.shards.write import EXAMPLE_SCHEMA, open_image_writer
+from pipelines.shards.finish import FAILURE_FILE, list_rejects
+from pipelines.shards.write import EXAMPLE_SCHEMA
 from pipelines.sources.factory import make_source
-from pipelines.sources.reader import read_in_order
-from pipelines.sources.source import Source
+from pipelines.sources.source import Source, read_in_order
 from pipelines.stores import output_state
 from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import groups
 from tfrecord_io.decoding import preprocess
-from tfrecord_io.decoding.dicom_tags import SHARE
-from tfrecord_io.decoding.options import Physical
+from tfrecord_io.decoding.options import SHARE, Physical
 from tfrecord_io.manifest import FILE_NAME, Manifest
 from tfrecord_io.rejects import Reject, in_words
 from tfrecord_io.stores import remote
@@ -51,8 +48,7 @@ class Job:
         build: what every worker needs to know.
         todo: the tasks that are not finished yet.
         num_finished: number of images in shards that an earlier run finished.
-        started: time when the listing began, from `time.monotonic`, in seconds. Downloading,
-            drawing and unpacking happen earlier.
+        started: time when the listing began, from `time.monotonic`, in seconds.
     """
 
     build: Work
@@ -89,10 +85,10 @@ def prepared(options: BuildOptions) -> Iterator[Job | None]:
     job_goes_on = options.workers != "here"
     with output_state.locked(storage), privacy.build_folder(storage, job_goes_on=job_goes_on):
         # The message of a refused dataset has numbers and codes, and no name of the input.
-        with privacy.private_errors((errors.RefusedError,)):
+        with privacy.private_errors(errors.RefusedError):
             job = _prepare(options, storage, privacy, source)
         # What has been prepared knows files by their codes, and so do its own errors.
-        with privacy.private_errors((errors.UserError, errors.BuildError)):
+        with privacy.private_errors(errors.UserError, errors.BuildError):
             yield job
 
 
@@ -103,7 +99,7 @@ def full_path(folder: str) -> str:
 
 def clean(storage: Storage) -> None:
     """Makes the output folder ready for a job: without the leftovers of a run that was killed."""
-    output_state.remove_leftovers(storage)
+    output_state.remove_build_files(storage, ".tmp")
     storage.make_folders()
     storage.delete([FAILURE_FILE])
 
@@ -154,88 +150,54 @@ def _prepare(
     started = time.monotonic()
     shown = "the input" if privacy.key else options.source.input or options.source.source
     _say(f"listing the images of {remote.shown(shown)}")
-    listing = list_images(source, options.listing)
-    names = privacy.hide_names(listing)
+    listing = list_images(source, options.listing, privacy)
     notes = _say_what_there_is(listing)
-    draft = _make_draft(options, privacy, source, listing)
+    draft = _make_draft(options, listing)
     if output_state.is_complete(storage, draft.options, overwrite=options.output.overwrite):
         drops.require_policies(storage, output_state.read_manifest(storage), options.splits)
         return None
     read_content = functools.partial(_content_names, source)
-    split = splits.apply(listing.refs, options.splits, read_content, draft.label_kind)
-    for note in split.notes:
+    refs, dropped, more = splits.apply(listing.refs, options.splits, read_content, draft.label_kind)
+    for note in more:
         _say(note)
-    if len(split.refs["split"].unique()) > 1:
+    if len(refs["split"].unique()) > 1:
         drops.check_searchable(draft.image_shape, options.splits)
-    planned = plan.make_plan(split.refs, draft.layout.stride, options.plan)
-    counts = {**draft.counts, "over_limit": planned.over_limit}
-    if planned.num_variants:
-        counts["variants"] = planned.num_variants
-    audit = {"notes": [*notes, *split.notes]}
+    planned, tasks = plan.make_plan(refs, draft.layout.stride, options.plan)
+    num_variants = int(np.count_nonzero(planned["variant"]))
+    counts = {**draft.counts, "over_limit": refs.num_rows - (planned.num_rows - num_variants)}
+    if num_variants:
+        counts["variants"] = num_variants
+    audit = {"notes": [*notes, *more]}
     build = Build(
         output=storage.root,
         draft=dataclasses.replace(draft, counts=counts, audit=audit),
-        open_writer=open_image_writer,
-        describe=describe_images,
         source=source,
         policies=options.splits,
         max_reject_fraction=options.output.max_reject_fraction,
         rejected_files=tuple(listing.rejects),
     )
     clean(storage)
-    if names is not None:
-        path = privacy.write_names(names, draft.fingerprint)
+    if listing.names is not None:
+        path = privacy.write_names(listing.names, draft.fingerprint)
         _say(f"the names behind the codes are in {path}: keep it as private as the secret")
-    plan.write_plan(storage, planned, draft.options)
-    drops.write_table(storage, drops.PLANNED_FILE, split.dropped)
+    plan.write_plan(storage, draft, tasks, planned)
+    drops.write_table(storage, drops.PLANNED_FILE, dropped)
     # The listing alone may reject too many; then no image needs to be decoded to know it.
-    list_rejects(build, planned.tasks)
-    return start_or_resume(build, planned.tasks, started)
+    list_rejects(build, tasks)
+    return start_or_resume(build, tasks, started)
 
 
-def _make_draft(
-    options: BuildOptions, privacy: Privacy, source: Source, listing: Listing
-) -> Manifest:
-    """Returns the manifest, as far as the listing tells it; `options` are the identity."""
-    found = sorted(listing.refs["label"].unique().to_pylist())
-    labels = options.listing.label_names or tuple(found)
-    identity = privacy.hide_identity(make_identity(options, source, listing, labels))
-    physical = identity.get("physical")
-    preprocessing = dataclasses.replace(
-        options.images.preprocessing,
-        no_window=identity.get("no_window"),
-        physical=Physical(**physical) if physical else None,
-    )
-    return Manifest(
-        name=options.output.name or "",
-        image_shape=preprocessing.image_shape,
-        label_names=labels,
-        splits={},
-        preprocessing=preprocessing.to_dict(),
-        source=privacy.describe(source),
-        counts={"files": listing.num_files, "copies": listing.copies, "ignored": listing.ignored},
-        rejects={},
-        options=identity,
-        fingerprint=output_state.fingerprint(identity),
-        versions=identity["decoder"],
-        dtype=preprocessing.dtype,
-        label_kind=options.listing.label_kind,
-    )
+def _make_draft(options: BuildOptions, listing: Listing) -> Manifest:
+    """Returns the manifest, as far as the listing tells it.
 
-
-def make_identity(
-    options: BuildOptions, source: Source, listing: Listing, labels: tuple[str, ...]
-) -> dict[str, Any]:
-    """Returns everything that decides the bytes of the dataset, by the names of the flags.
-
-    An option that an old release did not have is absent at its default, so that datasets of that
-    release still count as complete.
+    Its `options` are the identity: everything that decides the bytes of the dataset, by flag. One
+    that an old release did not have is absent at its default, so that datasets of that release
+    still count as complete.
 
     Raises:
         errors.UserError: if there are DICOM files, and one of their codecs is not installed; or if
             `--rescale` is given and the files have no physical unit.
     """
-    tree, facts = options.listing.tree, source.describe()
     images, pixels = options.images, options.images.preprocessing
     # The formula of the stored numbers is in the unit that most images have.
     unit = max(sorted(listing.units), key=listing.units.__getitem__, default=SHARE)
@@ -245,67 +207,83 @@ def make_identity(
             "input have none, so leave it out"
         )
     needs_formula = listing.units and images.dtype == "uint16"
-    physical = dataclasses.asdict(Physical.of_unit(unit, images.rescale)) if needs_formula else {}
+    needs_range = listing.no_window and images.dtype == "uint8" and not images.window
+    pixels = dataclasses.replace(
+        pixels,
+        no_window=pixels.no_window if needs_range else None,
+        physical=Physical.of_unit(unit, images.rescale) if needs_formula else None,
+    )
     try:
         decoder = preprocess.decoder_versions(with_dicom="DICOM" in listing.frames)
     except ModuleNotFoundError as error:
         raise errors.UserError(str(error)) from None
-    return {
-        "source": facts["kind"],
+    found = sorted(listing.refs["label"].unique().to_pylist())
+    labels = options.listing.label_names or tuple(found)
+    newer = {
+        # Older releases rejected a TIFF of several pages.
+        "tiff_pages": listing.frames.get("TIFF"),
+        # Older releases showed such files in the range of their stored bits.
+        "no_window": pixels.no_window,
+        # Older releases stored the values of such files as they were.
+        "physical": pixels.physical and dataclasses.asdict(pixels.physical),
+        # Older releases took images of unknown patients one by one.
+        "grouped_by": "study" if _goes_by_study(options, listing.refs) else None,
+    }
+    identity = {
+        "source": listing.source["kind"],
         "source_listing": plan.listing_digest(listing.refs),
         "name": options.output.name,
         "classes": list(labels),
-        # The listing's digest covers the tree, since it contains the folders. This entry stays for
-        # the datasets of older releases, which compared those of a tar.gz without listing it.
-        **({"tree": tree.strip(" /")} if tree is not None and "gzip" in facts else {}),
-        **options.listing.identity(),
+        **listing.identity,
         **images.identity(),
         **options.splits.identity(),
         **options.plan.identity(),
-        # Older releases rejected a TIFF of several pages.
-        **({"tiff_pages": listing.frames["TIFF"]} if "TIFF" in listing.frames else {}),
-        # Older releases showed such files in the range of their stored bits.
-        **({"no_window": pixels.no_window} if listing.no_window and not pixels.is_windowed else {}),
-        # Older releases stored the values of such files as they were.
-        **({"physical": physical} if physical else {}),
-        # Older releases took images of unknown patients one by one.
-        **({"grouped_by": "study"} if _goes_by_study(options, listing.refs) else {}),
-        # Older releases looked for patients in the names of files alone.
-        **({"patient_in_path": True} if listing.patient_in_path else {}),
+        **{name: value for name, value in newer.items() if value is not None},
         "decoder": decoder,
     }
+    return Manifest(
+        name=options.output.name or "",
+        image_shape=pixels.image_shape,
+        label_names=labels,
+        splits={},
+        preprocessing=pixels.to_dict(),
+        source=listing.source,
+        counts={"files": listing.num_files, "copies": listing.copies, "ignored": listing.ignored},
+        rejects={},
+        options=identity,
+        fingerprint=output_state.fingerprint(identity),
+        versions=decoder,
+        dtype=pixels.dtype,
+        label_kind=options.listing.label_kind,
+    )
 
 
 def _goes_by_study(options: BuildOptions, refs: pa.Table) -> bool:
     """Returns whether studies or series of unknown patients decide splits or what is dropped."""
-    others, chosen = other_columns(refs), options.splits
-    ids = [others[name] for name in ("study", "series") if name in others]
-    decide = chosen.splits == "patient" or chosen.leaks == "drop" or chosen.keep_split
-    if not (decide and ids):
+    chosen, names = options.splits, (f"{OTHER}study", f"{OTHER}series")
+    ids = [refs[name] for name in names if name in refs.column_names]
+    if not ids or not (chosen.splits == "patient" or chosen.leaks == "drop" or chosen.keep_split):
         return False
-    in_study = pc.is_valid(pc.coalesce(*ids))
-    return pc.any(pc.and_(in_study, refs["patient"].is_null().combine_chunks())).as_py()
+    is_known = pc.is_valid(pc.coalesce(*ids))
+    return pc.any(pc.and_(is_known, refs["patient"].is_null())).as_py()
 
 
 def _content_names(source: Source, refs: pa.Table) -> list[str]:
     """Returns a name for the content of each file, which is the same for copies of a file."""
-    paths = refs["path"].combine_chunks()
-    # The frames of a file follow each other; the file is read once.
-    is_first = np.ones(len(paths), bool)
-    is_first[1:] = pc.not_equal(paths[1:], paths[:-1]).to_numpy(zero_copy_only=False)
-    names = []
+    names: list[str] = []
     with source.open() as reader:
-        firsts, again = itertools.tee(
-            ref.member for ref in iterate_refs(refs.filter(pa.array(is_first)))
-        )
-        reads = ((member, functools.partial(reader.read, member)) for member in again)
-        for member, read in zip(firsts, read_in_order(reader, reads), strict=True):
+        # The frames of a file follow each other; the file is read once.
+        files = itertools.groupby(ref.member for ref in iterate_refs(refs))
+        counted, again = itertools.tee((member, len(list(frames))) for member, frames in files)
+        reads = ((member, functools.partial(reader.read, member)) for member, _ in again)
+        for (member, count), read in zip(counted, read_in_order(reader, reads), strict=True):
             try:
-                names.append(xxhash.xxh3_128_hexdigest(read()))
+                name = xxhash.xxh3_128_hexdigest(read())
             except Reject:
                 # The decoder will reject it later; here its path serves as a unique name.
-                names.append(member.name)
-    return [names[place] for place in np.cumsum(is_first) - 1]
+                name = member.name
+            names += [name] * count
+    return names
 
 
 def _say_what_there_is(listing: Listing) -> list[str]:
@@ -322,7 +300,8 @@ def _say_what_there_is(listing: Listing) -> list[str]:
     parts = ", ".join(f"{count:,} {what}" for count, what in counts if count)
     _say(f"{text} ({parts})" if parts else text)
     notes = [*listing.notes, *listing.naming_notes]
-    if taken := {*EXAMPLE_SCHEMA.names, groups.COLUMN} & other_columns(listing.refs).keys():
+    others = {name.removeprefix(OTHER) for name in listing.refs.column_names if OTHER in name}
+    if taken := {*EXAMPLE_SCHEMA.names, groups.COLUMN} & others:
         notes.append(
             f"left out the column {', '.join(sorted(taken))} of the table of --labels, which "
             "examples.parquet has for itself; rename it to keep it"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import itertools
@@ -22,7 +23,7 @@ from pipelines.planning.plan import ShardTask
 from pipelines.report import summary
 from pipelines.stores import beam_flags
 from pipelines.stores.output import BUILD_DIR, Storage
-from tfrecord_io import redaction, shards
+from tfrecord_io import manifest, redaction
 
 # Beam is imported inside functions: each local worker imports this module and does not need Beam.
 if TYPE_CHECKING:
@@ -48,12 +49,8 @@ def launch(
 ) -> None:
     """Prepares a job, runs it and prints what became of it.
 
-    Args:
-        output: folder or URL of the dataset.
-        beam_args: Beam's own flags.
-        flag_names: the command's own flags, as suggestions for a misspelled one.
-        prepared: locks the output and returns the job, or None if the dataset is complete.
-        run: runs it.
+    `prepared` locks the output and yields the job, or None if the dataset is complete; `run` runs
+    it. A misspelled flag of Beam may be one of the command's own, `flag_names`.
     """
     # Before any worker starts: workers inherit the store settings through the environment.
     beam_args = beam_flags.use(beam_args)
@@ -110,13 +107,12 @@ def progress_bar(
         smoothing=0.1,
     ) as bar:
 
-        def refresh() -> None:
-            done = num_finished + _count_images(storage, tasks, record_stride)
-            bar.update(min(done, total) - bar.n)
-
         def watch() -> None:
-            while not stop.wait(_REMOTE_SECONDS if storage.remote else _LOCAL_SECONDS):
-                refresh()
+            is_last = False
+            while not is_last:
+                is_last = stop.wait(_REMOTE_SECONDS if storage.remote else _LOCAL_SECONDS)
+                done = num_finished + _count_images(storage, tasks, record_stride)
+                bar.update(min(done, total) - bar.n)
 
         thread = threading.Thread(target=watch, name="progress", daemon=True)
         thread.start()
@@ -125,12 +121,11 @@ def progress_bar(
         finally:
             stop.set()
             thread.join()
-            refresh()
 
 
 def _count_images(storage: Storage, tasks: Sequence[ShardTask], record_stride: int) -> int:
     names = set(storage.names())
-    finished = [task for task in tasks if shards.sidecar_name(task.shard_name) in names]
+    finished = [task for task in tasks if manifest.sidecar_name(task.shard_name) in names]
     done = sum(task.num_refs for task in finished)
     if storage.remote:
         return done
@@ -191,3 +186,5 @@ def _import_beam() -> None:
 
     gc.freeze()
     gc.enable()
+    # Skips the garbage collection at exit, which would take half a second.
+    atexit.register(gc.freeze)

@@ -1,4 +1,1 @@
-"""Which files are images, and the class, patient and split of each.
-
-No image is read here; `listing.frames` adds what is inside files of several images.
-"""
+"""Which files are images, and the class, patient and split of each; no picture is decoded here."""

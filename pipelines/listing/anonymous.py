@@ -16,26 +16,24 @@ import json
 import os
 import re
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines import errors
 from pipelines.listing.refs import (
+    OTHER,
     Listing,
     RejectedFile,
     iterate_refs,
     other_columns,
-    source_paths,
-    with_column,
-    with_other_columns,
+    with_columns,
 )
-from pipelines.sources.source import Source
 from pipelines.stores import output_state
-from pipelines.stores.output import Storage
+from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import schema
 from tfrecord_io.files import atomic_write, sync_folder
 from tfrecord_io.manifest import WEIGHT
@@ -45,26 +43,16 @@ from tfrecord_io.stores.folder import is_remote
 MIN_SECRET_BYTES = 32
 
 #: Entries of a build's identity that are names of the input, or plain hashes of them.
-_NAMING_ENTRIES = ("labels", "tree", "group_regex")
+_NAMING_ENTRIES = {"labels", "tree", "group_regex"}
 
 #: The private table: the code of each file and patient, and what it stands for.
-NAMES_SCHEMA = pa.schema(
-    [
-        ("key", pa.string()),
-        ("path", pa.string()),
-        ("source_path", pa.large_string()),
-        ("patient", pa.string()),
-        ("source_patient", pa.large_string()),
-        ("detail", pa.large_string()),
-    ]
-)
+_NAMES = ("key", "path", "source_path", "patient", "source_patient", "detail")
+NAMES_SCHEMA = pa.schema([(name, pa.large_string()) for name in _NAMES])
 
 
 @dataclasses.dataclass(frozen=True)
 class Privacy:
     """Keeps the names of an input out of a dataset and out of messages, if there is a secret.
-
-    Without one, everything stays as it is.
 
     Attributes:
         file: the file of the secret, beside which the private files of a build appear.
@@ -76,7 +64,7 @@ class Privacy:
 
     @classmethod
     def read(cls, file: Path | None, *, output: str, source: str | None) -> Privacy:
-        """Reads the secret of `--anonymize`, every byte of which counts; None if there is none.
+        """Reads the secret of `--anonymize`, every byte of which counts.
 
         Raises:
             errors.UserError: if the file cannot be read, does not look like random bytes, or is
@@ -105,34 +93,32 @@ class Privacy:
             )
         return cls(file.resolve(), key)
 
-    def code(self, kind: str, text: str) -> str:
-        """Returns the code of a name of some kind, whose text has another code in other kinds."""
-        message = f"{kind}\0{text}".encode("utf-8", "surrogatepass")
-        return hmac.digest(self.key, message, "sha256").hex()[:32]
-
-    def hide_names(self, listing: Listing) -> pa.Table | None:
-        """Replaces the names of all files and patients of a listing by codes.
+    def hide(self, listing: Listing) -> None:
+        """Replaces all names of a listing by codes, and puts what they stand for into its `names`.
 
         The references keep the real names in a column `hidden`. They are sorted by their codes,
         because their order would show that of the names.
-
-        Returns:
-            a private table of `NAMES_SCHEMA` with what each code stands for; None without a secret.
         """
         if not self.key:
-            return None
+            return
         refs, others = listing.refs, other_columns(listing.refs)
         # Nothing is known of the columns besides these, so names may be in them.
-        kept = {name: others[name] for name in (WEIGHT,) if name in others}
+        kept = {name: others[name] for name in ("site", WEIGHT) if name in others}
         # They say which images without a patient belong together.
         for name in ("study", "series") if refs["patient"].null_count else ():
             if name in others:
                 kept[name] = self._codes(name, others[name])
-        names = source_paths(refs)
-        hidden = with_other_columns(refs, kept).append_column("hidden", names)
-        hidden = with_column(hidden, "root", [""] * refs.num_rows)
-        for name, kind in (("path", "image"), ("patient", "patient")):
-            hidden = with_column(hidden, name, self._codes(kind, refs[name]))
+        names = pa.array((ref.source_path for ref in iterate_refs(refs)), pa.large_string())
+        hidden = with_columns(
+            refs.drop_columns([name for name in refs.column_names if name.startswith(OTHER)]),
+            {
+                "root": [""] * refs.num_rows,
+                "path": self._codes("image", refs["path"]),
+                "patient": self._codes("patient", refs["patient"]),
+                "hidden": names,
+                **{f"{OTHER}{name}": values for name, values in kept.items()},
+            },
+        )
         paths = [ref.image_path for ref in iterate_refs(hidden)]
         images = {
             "key": map(schema.image_key, paths),
@@ -142,39 +128,31 @@ class Privacy:
             "source_patient": refs["patient"],
             "detail": pa.nulls(refs.num_rows),
         }
-        rejects = []
-        for reject in listing.rejects:
-            row = {"source_path": reject.source_path, "detail": reject.detail}
-            rejects.append({"path": self.code("reject", reject.source_path), **row})
-        coded = zip(rejects, listing.rejects, strict=True)
-        listing.rejects = sorted(RejectedFile(row["path"], r.reason, "") for row, r in coded)
+        rejects = [
+            {"path": self._code("reject", reject.source_path), **dataclasses.asdict(reject)}
+            for reject in listing.rejects
+        ]
+        rows = pa.Table.from_pylist(rejects, NAMES_SCHEMA)
+        listing.names = pa.concat_tables([pa.table(images, NAMES_SCHEMA), rows])
+        listing.rejects = sorted(RejectedFile(row["path"], row["reason"], "") for row in rejects)
         listing.refs = hidden.sort_by([("path", "ascending"), ("frame", "ascending")])
         listing.naming_notes = []
-        rows = pa.Table.from_pylist(rejects, NAMES_SCHEMA)
-        return pa.concat_tables([pa.table(images, NAMES_SCHEMA), rows])
+        for name in listing.identity.keys() & _NAMING_ENTRIES:
+            listing.identity[name] = self._code(name, json.dumps(listing.identity[name]))
+        listing.identity["anonymize"] = self._code("secret", "")
+        source = json.dumps(listing.source, sort_keys=True)
+        listing.source = {"kind": listing.source["kind"], "code": self._code("source", source)}
+
+    def _code(self, kind: str, text: str) -> str:
+        """Returns the code of a name of some kind, whose text has another code in other kinds."""
+        message = f"{kind}\0{text}".encode("utf-8", "surrogatepass")
+        return hmac.digest(self.key, message, "sha256").hex()[:32]
 
     def _codes(self, kind: str, names: pa.Array | pa.ChunkedArray) -> pa.Array:
-        codes = [None if name is None else self.code(kind, str(name)) for name in names.to_pylist()]
+        codes = (
+            name if name is None else self._code(kind, str(name)) for name in names.to_pylist()
+        )
         return pa.array(codes, pa.string())
-
-    def hide_identity(self, identity: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns a build's identity without names of the input, and with the secret's digest."""
-        if not self.key:
-            return dict(identity)
-        codes = {
-            name: self.code(name, json.dumps(identity[name]))
-            for name in _NAMING_ENTRIES
-            if name in identity
-        }
-        return {**identity, **codes, "anonymize": self.code("secret", "")}
-
-    def describe(self, source: Source) -> dict[str, Any]:
-        """Returns a source's entry in the manifest, with a code instead of its name."""
-        facts = source.describe()
-        if not self.key:
-            return facts
-        code = self.code("source", json.dumps(facts, sort_keys=True))
-        return {"kind": facts["kind"], "code": code}
 
     def write_names(self, names: pa.Table, fingerprint: str) -> Path:
         """Writes the private table beside the secret, and returns its path.
@@ -188,7 +166,7 @@ class Privacy:
         return path
 
     @contextlib.contextmanager
-    def private_errors(self, shown: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    def private_errors(self, *shown: type[Exception]) -> Iterator[None]:
         """Writes the message of an error beside the secret, because it may name the input.
 
         Args:
@@ -219,12 +197,15 @@ class Privacy:
         if not self.key:
             yield
             return
-        output_state.make_private(storage)
+        if not storage.remote:
+            with errors.clear_write_errors(storage.root):
+                Path(storage.path(BUILD_DIR)).chmod(0o700)
         try:
             yield
         except BaseException as error:
             if not (job_goes_on and isinstance(error, KeyboardInterrupt)):
-                output_state.remove_private(storage)
+                # The rows of the plan and an unpacked archive, which the next run makes again.
+                output_state.remove_build_files(storage, "plan.arrow", ".tar", ".tmp")
             raise
 
     @contextlib.contextmanager

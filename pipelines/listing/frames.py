@@ -7,6 +7,7 @@ import itertools
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,17 +16,10 @@ from tqdm import tqdm
 
 from pipelines import errors, workers
 from pipelines.listing.layout import has_suffix
-from pipelines.listing.refs import (
-    ImageRef,
-    Listing,
-    iterate_refs,
-    other_columns,
-    with_column,
-    with_other_columns,
-)
+from pipelines.listing.refs import OTHER, ImageRef, Listing, iterate_refs, with_columns
 from pipelines.sources.source import Reader, Source
 from tfrecord_io.ahead import map_ahead
-from tfrecord_io.decoding.dicom_tags import SHARE
+from tfrecord_io.decoding.options import SHARE
 from tfrecord_io.decoding.preprocess import (
     ONE_PICTURE,
     SINGLE_SUFFIXES,
@@ -68,18 +62,17 @@ def find_frames(listing: Listing, source: Source, *, keep_patients: bool) -> Non
     for row, some in zip(rows.tolist(), read, strict=True):
         pictures[row] = some
     refs = refs.take(np.repeat(np.arange(num_files), [len(some.frames) for some in pictures]))
-    refs = with_column(refs, "frame", [frame for some in pictures for frame in some.frames])
     headers = [some.header for some in pictures for _ in some.frames]
+    columns: dict[str, Any] = {"frame": [frame for some in pictures for frame in some.frames]}
     if not keep_patients:
         told = pa.array([header.patient or None for header in headers], pa.large_string())
-        refs = with_column(refs, "patient", pc.coalesce(told, refs["patient"]))
-    others = other_columns(refs)
+        columns["patient"] = pc.coalesce(told, refs["patient"])
     for name in ("study", "series", "modality", "laterality", "device"):
         values = [getattr(header, name) for header in headers]
-        if any(values):
-            # A table of labels knows better.
-            others.setdefault(name, pa.array(values, pa.string()))
-    listing.refs = with_other_columns(refs, others).combine_chunks()
+        # A table of labels knows better.
+        if any(values) and f"{OTHER}{name}" not in refs.column_names:
+            columns[f"{OTHER}{name}"] = pa.array(values, pa.string())
+    listing.refs = with_columns(refs, columns).combine_chunks()
     frames = collections.Counter(some.file_format for some in read for _ in some.frames)
     listing.frames = {name: count for name, count in frames.items() if name}
     ignored = collections.Counter(reason for some in read for reason in some.ignored)
@@ -99,19 +92,18 @@ def _read_all(refs: pa.Table, source: Source) -> list[Pictures]:
         source.open() as reader,
         tqdm(desc="reading headers", total=refs.num_rows, unit=" files", **when) as bar,
     ):
-        waits_for_network = reader.num_parallel_reads > 1
-        rows = iterate_refs(refs)
-        parts: Iterable[Sequence[Pictures]]
+        rows, waits_for_network = iterate_refs(refs), reader.num_parallel_reads > 1
+        some = iter(lambda: list(itertools.islice(rows, _NUM_AT_ONCE)), [])
+        parts: Iterable[Iterable[Pictures]]
         if waits_for_network or num_processes == 1 or refs.num_rows <= _MOST_IN_ONE_PROCESS:
-            parts = ([held] for held in _read_with(reader, rows))
+            parts = [_read_with(reader, rows)]
         else:
-            some = iter(lambda: list(itertools.islice(rows, _NUM_AT_ONCE)), [])
-            calls = ((source, part) for part in some)
+            calls = zip(itertools.repeat(source), some)
             parts = workers.results(_read_in_worker, calls, num_processes)
         pictures: list[Pictures] = []
-        for part in parts:
-            pictures += part
-            bar.update(len(part))
+        for found in itertools.chain.from_iterable(parts):
+            pictures.append(found)
+            bar.update()
         return pictures
 
 

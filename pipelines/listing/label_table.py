@@ -1,11 +1,9 @@
 """A table of labels: a row for each image, with its class, patient and split.
 
-Two kinds of file are read: CSV (with commas, semicolons or tabs) and Parquet. The columns are
-`path` and `label`, and if they are there `patient`, `split` and `site`. Instead of `label`, another
-column may hold the class or a number, or several columns a 0 or a 1 for each label. Other columns
-become columns of examples.parquet; one of them, `weight`, says how much an example counts in
-training. A cell without a value is null in all of them: in CSV the texts of `MISSING`, in Parquet
-null and NaN.
+The columns are `path` and `label`, and if they are there `patient`, `split` and `site`. Instead of
+`label`, another column may hold the class or a number, or several columns a 0 or a 1 for each
+label. Other columns become columns of examples.parquet; one of them, `weight`, says how much an
+example counts in training. A cell without a value is null in all of them.
 """
 
 from __future__ import annotations
@@ -15,7 +13,8 @@ import collections
 import dataclasses
 import hashlib
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -24,9 +23,7 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from pipelines import errors
-from tfrecord_io.kinds.classes import CLASSES
-from tfrecord_io.kinds.label_kind import LabelKind
-from tfrecord_io.kinds.numbers import number_text
+from tfrecord_io.kinds import CLASSES, LabelKind, number_text
 from tfrecord_io.manifest import WEIGHT
 
 #: Columns that a table may have besides `path` and the labels, each with a meaning of its own.
@@ -102,12 +99,10 @@ def read_label_table(
     """Reads a label table.
 
     Args:
-        file: the table.
+        file: CSV (with commas, semicolons or tabs) or Parquet.
         kind: what an image's label can be.
-        columns: the column with the class or the number, or those with a 0 or a 1 for each of
-            several labels.
-        missing: texts of cells that have no value. By default these are `MISSING` in a CSV file,
-            and none in a Parquet file.
+        columns: those of the label.
+        missing: texts of cells that have no value; by default `MISSING` in CSV, none in Parquet.
         renamed: columns of the file by the names that they get, see `--columns`.
 
     Raises:
@@ -118,38 +113,41 @@ def read_label_table(
     notes: list[str] = []
     is_csv = file.suffix.lower() != ".parquet"
     cells = _renamed(file, _read_cells(file, is_csv), renamed or {}, notes)
-    used = ("path", *columns)
-    if absent := [name for name in used if name not in cells]:
+    if absent := [name for name in ("path", *columns) if name not in cells]:
         raise errors.UserError(
             f"--labels {file} has {_shown(cells)}, and needs {' and '.join(absent)}; name yours "
             f"with --columns {','.join(f'{name}=COLUMN' for name in absent)}"
         )
-    _drop_odd_columns(cells, [name for name in cells if name not in (*used, *OPTIONAL)], notes)
-    others = [name for name in cells if name not in (*used, *OPTIONAL)]
+    used = ("path", *columns, *OPTIONAL)
+    _drop_odd_columns(cells, [name for name in cells if name not in used], notes)
+    others = [name for name in cells if name not in used]
     without_value = ("", *(MISSING if missing is None else missing)) if is_csv else missing or ()
     _put_nulls(cells, without_value, notes)
     if is_csv:
         cells |= {name: _with_numbers(cells[name]) for name in others}
+    texts = {name: _as_text(file, name, cells[name]) for name in (*used, WEIGHT) if name in cells}
+    texts |= {"site": [(site or "").strip() for site in texts["site"]]} if "site" in texts else {}
+    for row, site in enumerate(texts.get("site", ()), 1):
+        if not site:
+            expected = (
+                "which is part of the patient; expected a site in each row, such as unknown (a "
+                "site named NA needs --missing '')"
+            )
+            raise _wrong_cell(file, row, "site", site, expected)
     if WEIGHT in others:
-        weights = _as_text(file, WEIGHT, cells[WEIGHT])
-        expected = "by which images count in training; expected a number of at least 0"
-        _require_each(file, WEIGHT, weights, lambda text: 0 <= _weight(text) < math.inf, expected)
-        cells[WEIGHT] = pa.chunked_array([pa.array(map(_weight, weights), pa.float64())])
-    texts = {
-        name: _as_text(file, name, cells[name]) for name in (*used, *OPTIONAL) if name in cells
-    }
-    if "site" in texts:
-        texts["site"] = [(site or "").strip() for site in texts["site"]]
-        expected = (
-            "which is part of the patient; expected a site in each row, such as unknown (a site "
-            "named NA needs --missing '')"
-        )
-        _require_each(file, "site", texts["site"], bool, expected)
+        weights = [float(text) if number_text(text or "") else -1.0 for text in texts[WEIGHT]]
+        for row, (weight, text) in enumerate(zip(weights, texts[WEIGHT], strict=True), 1):
+            if not 0 <= weight < math.inf:
+                expected = "by which images count in training; expected a number of at least 0"
+                raise _wrong_cell(file, row, WEIGHT, text, expected)
+        cells[WEIGHT] = pa.chunked_array([pa.array(weights, pa.float64())])
     try:
         label, not_numbers = kind.read_columns({name: texts[name] for name in columns})
     except ValueError as error:
         raise errors.UserError(f"--labels {file}: {error}") from None
-    path = [_normal(path or "") for path in texts["path"]]
+    # As sources write it: `/` between folders, and no `./` in front.
+    plain = ((path or "").strip().replace("\\", "/") for path in texts["path"])
+    path = [re.sub("^(\\./)*/*", "", path) for path in plain]
     optional = {name: [cell or None for cell in texts[name]] for name in OPTIONAL if name in texts}
     return LabelTable(
         name=file.name,
@@ -161,32 +159,13 @@ def read_label_table(
     )
 
 
-def _normal(path: str) -> str:
-    """Returns a path as sources write it: `/` between folders, and no `./` in front."""
-    path = path.strip().replace("\\", "/")
-    while path.startswith("./"):
-        path = path[2:]
-    return path.lstrip("/")
-
-
-def _weight(text: str | None) -> float:
-    return float(text) if text and number_text(text) else math.nan
-
-
-def _require_each(
-    file: Path,
-    name: str,
-    texts: Sequence[str | None],
-    is_right: Callable[[str | None], bool],
-    expected: str,
-) -> None:
-    """Raises if a cell of a column with a meaning of its own is not right."""
-    for row, text in enumerate(texts, 1):
-        if not is_right(text):
-            raise errors.UserError(
-                f"--labels {file}: row {row:,} has {text or ''!a} in the column {name}, "
-                f"{expected}. Rename the column if it means something else"
-            )
+def _wrong_cell(
+    file: Path, row: int, name: str, text: str | None, expected: str
+) -> errors.UserError:
+    return errors.UserError(
+        f"--labels {file}: row {row:,} has {text or ''!a} in the column {name}, {expected}. Rename "
+        "the column if it means something else"
+    )
 
 
 def _shown(names: Collection[str]) -> str:
@@ -200,21 +179,16 @@ def _read_cells(file: Path, is_csv: bool) -> dict[str, pa.ChunkedArray]:
     file, as the plan is, can hold one dictionary for each column; batches may have several.
     """
     plain = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+    columns = []
     try:
         table = _read_csv(file) if is_csv else pq.read_table(file)
-        kinds = [
-            kind.value_type if pa.types.is_dictionary(kind) else kind for kind in table.schema.types
-        ]
-        columns = [
-            column.cast(plain.get(kind, kind))
-            for column, kind in zip(table.columns, kinds, strict=True)
-        ]
-    except OSError as error:
-        raise errors.UserError(f"--labels {file} could not be read: {error}") from None
-    except (UnicodeDecodeError, pa.ArrowException) as error:
-        raise errors.UserError(
-            f"--labels {file} could not be read: {error}; expected Parquet, or CSV in UTF-8"
-        ) from None
+        for column in table.columns:
+            is_encoded = pa.types.is_dictionary(column.type)
+            kind = column.type.value_type if is_encoded else column.type
+            columns.append(column.cast(plain.get(kind, kind)))
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
+        expected = "" if isinstance(error, OSError) else "; expected Parquet, or CSV in UTF-8"
+        raise errors.UserError(f"--labels {file} could not be read: {error}{expected}") from None
     counts = collections.Counter(table.column_names)
     if repeated := sorted(name for name, count in counts.items() if count > 1):
         raise errors.UserError(
@@ -310,9 +284,7 @@ def _put_nulls(
     """Puts null in place of NaN and of the texts `missing`, except in paths; notes how often."""
     written = set[str]()
     counts = []
-    for name, column in cells.items():
-        if name == "path":
-            continue
+    for name, column in [(name, column) for name, column in cells.items() if name != "path"]:
         if pa.types.is_floating(column.type):
             cells[name] = pc.if_else(pc.is_nan(column), None, column)
         elif pa.types.is_string(column.type) or pa.types.is_large_string(column.type):

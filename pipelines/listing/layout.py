@@ -1,9 +1,9 @@
 """Finds the split and the class of each file of a source: from its folders, or from a table.
 
 >>> place_folders({"oct/train/CNV/left/": True, "oct/": False})
-{'oct/train/CNV/left/': Place(root='oct', split='train', label='CNV', inner='left')}
+{'oct/train/CNV/left/': Place(tree='oct', root='oct', split='train', label='CNV', inner='left')}
 >>> place_folders({"scans/CNV/": True, "scans/DME/": True})["scans/DME/"]
-Place(root='scans', split='train', label='DME', inner='')
+Place(tree='scans', root='scans', split='train', label='DME', inner='')
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from pipelines import errors
 from pipelines.listing.label_table import LabelTable
-from pipelines.listing.refs import BATCH_ROWS, OTHERS, REF_SCHEMA, SITE, Listing
+from pipelines.listing.refs import BATCH_ROWS, OTHER, REF_SCHEMA, Listing, with_columns
 from pipelines.sources.source import MAX_FILE_BYTES, NOT_PERMITTED, Member
 from tfrecord_io.decoding.preprocess import SINGLE_SUFFIXES, TIFF_SUFFIXES, split_frame_path
 
@@ -31,6 +31,9 @@ SPLITS = {
     "val": "val", "valid": "val", "validation": "val", "dev": "val",
     "test": "test", "testing": "test",
 }  # fmt: skip
+
+# The class folders of the Kermany OCT data, by which its tree is recognised among others.
+_OCT_LABELS = frozenset({"CNV", "DME", "DRUSEN", "NORMAL"})
 
 # Endings of the names of images.
 _IMAGE_SUFFIXES = (*SINGLE_SUFFIXES, *TIFF_SUFFIXES, ".dcm", ".dicom")
@@ -131,10 +134,6 @@ def _ending(name: str) -> str | None:
     return "" if last.isdecimal() else last
 
 
-def _looks_like_image(name: str) -> bool:
-    return name.lower().endswith(_IMAGE_SUFFIXES)
-
-
 def has_suffix(names: pa.Array, suffixes: Sequence[str]) -> pa.Array:
     """Returns bool [num_names], whether each ends with one of these, in any case."""
     pattern = f"({'|'.join(map(re.escape, suffixes))})$"
@@ -143,7 +142,7 @@ def has_suffix(names: pa.Array, suffixes: Sequence[str]) -> pa.Array:
 
 def _set_aside(listing: Listing, name: str, detail: str, *, is_image: bool = False) -> None:
     """Rejects a file without a label if it looks like an image; otherwise it is not data."""
-    if is_image or _looks_like_image(name):
+    if is_image or name.lower().endswith(_IMAGE_SUFFIXES):
         listing.reject(name, "no_label", detail)
     else:
         listing.ignored["no_image_name"] += 1
@@ -156,23 +155,28 @@ class Place(NamedTuple):
     """What a folder says of its files.
 
     Attributes:
-        root: their tree: the folders above the split.
+        tree: the folder of all its splits: `root`, or what is above it if an archive wraps each
+            split in a folder of the same name, as in train/train and test/test.
+        root: the folders above the split.
         split: the split.
         label: the class.
         inner: the folder in that of the class.
     """
 
+    tree: str
     root: str
     split: str
     label: str
     inner: str
 
 
-def place_by_folders(files: pa.Table, listing: Listing) -> pa.Table:
-    """Returns the files in class folders, of `REF_SCHEMA` and with `inner`, see `Place`.
+def place_by_folders(files: pa.Table, tree: str | None, listing: Listing) -> pa.Table:
+    """Returns the files in the class folders of a tree, of `REF_SCHEMA` and with `inner`.
+
+    For `tree` and the order see `_choose_tree`, for `inner` see `Place`.
 
     Raises:
-        errors.UserError: if there is none.
+        errors.UserError: if there is none, the tree does not exist, or none was chosen of several.
     """
     names = files["name"].combine_chunks()
     encoded = pc.replace_substring_regex(names, "[^/]*$", "").dictionary_encode()
@@ -183,25 +187,77 @@ def place_by_folders(files: pa.Table, listing: Listing) -> pa.Table:
     layout = "SPLIT/CLASS" if any(map(_split_folders, folders)) else "CLASS"
     for name in names.filter(pc.invert(is_placed)).to_pylist():
         _set_aside(listing, name, f"lies outside the {layout} folders")
-    files, names, codes = (some.filter(is_placed) for some in (files, names, codes))
-    if not files.num_rows:
+    if not places:
         raise errors.UserError(
             f"found no image in SPLIT/CLASS or CLASS folders among {listing.num_files:,} files; "
             "check --input: it should hold folders like train/CNV/, or CNV/. If the class is not "
             "the folder of a file, name it in a table: --labels labels.csv, with the columns path "
             "and label"
         )
-    found = [(folder, places.get(folder, Place("", "", "", ""))) for folder in folders]
-    told = {
-        name: pa.array([getattr(place, name) for _, place in found]).dictionary_encode().take(codes)
-        for name in Place._fields
+    files, names, codes = (some.filter(is_placed) for some in (files, names, codes))
+    found = [places.get(folder) or Place("", "", "", "", "") for folder in folders]
+    columns = {
+        name: pa.array(values).dictionary_encode().take(codes)
+        for name, values in zip(Place._fields, zip(*found, strict=True), strict=True)
     }
-    below = [folder.removeprefix(f"{place.root}/") for folder, place in found]
-    bases = pc.replace_substring_regex(names, "(?s)^.*/", "")
-    told["path"] = pc.binary_join_element_wise(
-        pa.array(below, pa.large_string()).take(codes), bases, pa.scalar("", pa.large_string())
+    pairs = zip(folders, found, strict=True)
+    below = [folder.removeprefix(f"{place.root}/") for folder, place in pairs]
+    columns["path"] = pc.binary_join_element_wise(
+        pa.array(below, pa.large_string()).take(codes),
+        pc.replace_substring_regex(names, "(?s)^.*/", ""),
+        pa.scalar("", pa.large_string()),
     )
-    return _with_columns(files, told)
+    return _choose_tree(with_columns(files.drop_columns("name"), columns), tree, listing)
+
+
+def _choose_tree(refs: pa.Table, tree: str | None, listing: Listing) -> pa.Table:
+    """Keeps one tree and its copies; sorts the files of the chosen tree before their copies.
+
+    Trees are copies if they share half of their paths: Kaggle's archive of the Kermany data holds
+    its whole tree twice, and a copy may be incomplete.
+
+    Args:
+        refs: the images of all trees, with their `Place`.
+        tree: the tree that the user chose; None for the largest one, or that of the OCT data.
+        listing: counts the others.
+
+    Raises:
+        errors.UserError: if the chosen tree does not exist, or there are several unrelated trees
+            and none was chosen.
+    """
+    labels: dict[str, set[str]] = collections.defaultdict(set)
+    sizes: collections.Counter[str] = collections.Counter()
+    for group in refs.group_by(["tree", "label"]).aggregate([([], "count_all")]).to_pylist():
+        labels[group["tree"]].add(group["label"])
+        sizes[group["tree"]] += group["count_all"]
+    ranked = sorted(sizes, key=lambda name: (-sizes[name], len(name), name))
+    if tree is not None:
+        leader = next((name for name in ranked if name.strip(" /") == tree.strip(" /")), None)
+        if leader is None:
+            raise errors.UserError(f"no tree {tree!r} in the source; it has {quoted(ranked)}")
+    else:
+        leader = next((name for name in ranked if labels[name] == _OCT_LABELS), ranked[0])
+    names = refs["tree"].cast(pa.string())
+    is_known = pc.is_in(refs["path"], refs["path"].filter(pc.equal(names, leader)).combine_chunks())
+    pairs = names.filter(is_known).value_counts().to_pylist()
+    shared = {pair["values"]: pair["counts"] for pair in pairs}
+    others = [name for name in ranked if 2 * shared.get(name, 0) < sizes[name]]
+    if others and tree is None and labels[leader] != _OCT_LABELS:
+        raise errors.UserError(
+            f"the source holds {len(others) + 1} unrelated trees: {quoted([leader, *others])}; "
+            "choose one with --tree"
+        )
+    listing.ignored["other_tree"] += sum(sizes[name] for name in others)
+    is_kept = pc.invert(pc.is_in(names, pa.array(others, pa.string())))
+    refs, names = refs.filter(is_kept), names.filter(is_kept)
+    keys = {
+        "path": refs["path"],
+        "is_copy": pc.not_equal(names, leader).cast(pa.int8()),
+        "root": refs["root"].cast(pa.string()),
+        "offset": refs["offset"],
+    }
+    order = pc.sort_indices(pa.table(keys), [(key, "ascending") for key in keys])
+    return refs.drop_columns("tree").take(order)
 
 
 def place_folders(folders: Mapping[str, bool]) -> dict[str, Place]:
@@ -224,7 +280,8 @@ def place_folders(folders: Mapping[str, bool]) -> dict[str, Place]:
         for folder in folders:
             parts = folder.split("/")
             if len(parts) > depth + 1:
-                places[folder] = Place("/".join(parts[:depth]), "train", *parts[depth : depth + 2])
+                root = "/".join(parts[:depth])
+                places[folder] = Place(root, root, "train", *parts[depth : depth + 2])
         return places
     innermost = {found[-1] for folder, found in splits.items() if folders[folder]}
     # A file that is not an image, such as train/labels/labels.npy, must not choose a folder above
@@ -235,11 +292,17 @@ def place_folders(folders: Mapping[str, bool]) -> dict[str, Place]:
         for depth in range(1, len(parts))
     }
     chosen = innermost | ({found[-1] for found in splits.values()} - above)
+    splits_of: dict[str, set[str]] = collections.defaultdict(set)
     for folder, found in splits.items():
         if level := next((level for level in found if level in chosen), None):
             root, _, name = level.rpartition("/")
             label, inner = folder[len(level) + 1 :].split("/")[:2]
-            places[folder] = Place(root, SPLITS[name.lower()], label, inner)
+            places[folder] = Place(root, root, SPLITS[name.lower()], label, inner)
+            splits_of[root].add(SPLITS[name.lower()])
+    for folder, place in places.items():
+        above, _, name = place.root.rpartition("/")
+        if {SPLITS.get(name.lower())} == splits_of[place.root]:
+            places[folder] = place._replace(tree=above)
     return places
 
 
@@ -312,9 +375,13 @@ def place_by_table(
     columns["path"] = [names[place].removeprefix(f"{root}/") for place in chosen]
     given = columns.get("split", ["train"] * len(rows))
     columns["split"] = [_split_of(labels, row, name) for row, name in zip(rows, given, strict=True)]
+    if "site" in columns:
+        columns[f"{OTHER}site"] = pa.array(columns.pop("site"), pa.string())
     if labels.others is not None:
-        columns[OTHERS] = labels.others.take(pa.array(rows, pa.int64())).to_struct_array()
-    refs = _with_columns(files.take(pa.array(chosen, pa.int64())), columns)
+        others = labels.others.take(pa.array(rows, pa.int64()))
+        names_of = [f"{OTHER}{name}" for name in others.column_names]
+        columns |= dict(zip(names_of, others.columns, strict=True))
+    refs = with_columns(files.drop_columns("name").take(pa.array(chosen, pa.int64())), columns)
     return refs.sort_by([("path", "ascending"), ("offset", "ascending")])
 
 
@@ -322,9 +389,8 @@ def match_files(names: Sequence[str], table: LabelTable, listing: Listing) -> li
     """Finds the row of each file, from 0; None for a file without one.
 
     A row belongs to the file whose name in the source is its path. If there is none, it belongs to
-    the file whose name ends with its path, if there is only one: so a table may leave out the
-    leading folders, or all of them, and the ending of the name. Names may be in another Unicode
-    form there: macOS writes an umlaut of a file's name as two characters, and a spreadsheet as one.
+    the file whose name ends with its path, if there is only one, with or without the ending of the
+    name. macOS writes an umlaut of a file's name as two characters, and a spreadsheet as one.
 
     The listing takes each row without a file, and a note on rows that repeat another one.
 
@@ -332,23 +398,24 @@ def match_files(names: Sequence[str], table: LabelTable, listing: Listing) -> li
         errors.UserError: if two rows say different things of one file.
     """
     by_name = {name: place for place, name in enumerate(names)}
-    by_base: dict[str, list[tuple[int, str]]] = collections.defaultdict(list)
-    by_stem: dict[str, list[tuple[int, str]]] = collections.defaultdict(list)
+    # The places and the names of files by their last parts: with their endings and without.
+    with_ending, without = collections.defaultdict(list), collections.defaultdict(list)
     for place, name in enumerate(names):
         composed = f"/{unicodedata.normalize('NFC', name)}"
-        for ends, text in ((by_base, composed), (by_stem, posixpath.splitext(composed)[0])):
+        for ends, text in ((with_ending, composed), (without, posixpath.splitext(composed)[0])):
             ends[text.rpartition("/")[2]].append((place, text))
     row_of_file: list[int | None] = [None] * len(names)
     num_repeated = 0
     for row, path in enumerate(table.cells["path"]):
         found = [by_name[path]] if path in by_name else []
         wanted = f"/{unicodedata.normalize('NFC', path)}"
-        for ends in (by_base, by_stem):
+        for ends in (with_ending, without):
             pairs = ends.get(wanted.rpartition("/")[2], ()) if not found else ()
             found = found or [place for place, text in pairs if text.endswith(wanted)]
         # Beside a picture there may be a text of the same name.
         if len(found) > 1:
-            found = [place for place in found if _looks_like_image(names[place])] or found
+            pictures = [k for k in found if names[k].lower().endswith(_IMAGE_SUFFIXES)]
+            found = pictures or found
         if len(found) != 1:
             shown = ", ".join(ascii(names[place]) for place in found[:2])
             many = f"{len(found):,} files end with this path, such as {shown}; give more of it"
@@ -386,12 +453,6 @@ def _split_of(labels: LabelTable, row: int, name: str | None) -> str:
     return split
 
 
-def _with_columns(files: pa.Table, columns: Mapping[str, Any]) -> pa.Table:
-    """Returns files with columns of the references in place of their names."""
-    unknown = dict.fromkeys(("frame", "patient"), pa.nulls(files.num_rows))
-    told = {**unknown, **{name: files[name] for name in _FILE_SCHEMA.names[1:]}, **columns}
-    kinds = dict.fromkeys((SITE, "inner"), REF_SCHEMA.field("label").type)
-    kinds |= {field.name: field.type for field in REF_SCHEMA}
-    names = [name for name in (*REF_SCHEMA.names, "inner", SITE, OTHERS) if name in told]
-    schema = pa.schema([(name, kinds.get(name) or told[name].type) for name in names])
-    return pa.table({name: told[name] for name in names}, schema)
+def quoted(names: Iterable[str]) -> str:
+    """Returns names for a message."""
+    return ", ".join(map(repr, names))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -13,24 +13,22 @@ import pyarrow.compute as pc
 
 from pipelines import errors
 from pipelines.listing import frames, layout
+from pipelines.listing.anonymous import Privacy
 from pipelines.listing.label_table import LabelTable
 from pipelines.listing.options import DEFAULT_GROUP_REGEX, ListingOptions
 from pipelines.listing.refs import (
     BATCH_ROWS,
     REF_SCHEMA,
-    SITE,
     Listing,
     iterate_refs,
-    with_column,
+    other_columns,
+    with_columns,
 )
 from pipelines.sources.source import Member, Source
 from tfrecord_io.manifest import WEIGHT
 
-# The class folders of the Kermany OCT data, by which its tree is recognised among others.
-_OCT_LABELS = frozenset({"CNV", "DME", "DRUSEN", "NORMAL"})
 
-
-def list_images(source: Source, options: ListingOptions) -> Listing:
+def list_images(source: Source, options: ListingOptions, privacy: Privacy | None = None) -> Listing:
     """Sorts the files of a source into images, copies of images, rejects and ignored files.
 
     Two layouts are recognised, below any folder: SPLIT/CLASS/files and, if there is no split
@@ -40,139 +38,71 @@ def list_images(source: Source, options: ListingOptions) -> Listing:
     takes the place of the folders.
 
     Each frame of a DICOM file, and each page of a TIFF, is an image, see `frames.find_frames`.
+    With a secret, the listing knows files and patients only by their codes in the end.
 
     Raises:
-        errors.UserError: if the input is damaged or missing, no image is found, the chosen tree or
-            classes do not exist, there are several unrelated trees and none was chosen, a class
-            holds folders named like other classes, no image matches the user's `group_regex`, or
-            there is a DICOM file and pydicom or a codec is not installed.
+        errors.UserError: if the input or an option is wrong, no image is found, or there is a DICOM
+            file and pydicom or a codec is not installed.
         errors.BuildError: if a store does not answer, or this user may not read some files.
     """
-    listing, labels = Listing(), options.table
+    listing, labels = Listing(source=source.describe()), options.table
+    if options.tree is not None and "gzip" in listing.source:
+        # The listing's digest covers the tree, since it contains the folders. This entry stays for
+        # the datasets of older releases, which compared those of a tar.gz without listing it.
+        listing.identity["tree"] = options.tree.strip(" /")
+    listing.identity |= options.identity()
     if source.gives_labels:
         rows = [{"root": "", "path": found.name, **found._asdict()} for found in source.members()]
         refs = pa.Table.from_pylist(rows, REF_SCHEMA).combine_chunks()
         listing.num_files = len(rows)
-        listing.refs = _choose_classes(refs, options.grades or options.classes, listing)
-        return listing.checked()
-    files = layout.read_members(source.members(), listing, has_folders=labels is None)
-    if labels:
-        refs = layout.place_by_table(files, labels, options.tree, listing)
-        refs = _choose_classes(refs, options.grades or options.classes, listing)
-        listing.naming_notes += labels.notes
+        listing.refs = _choose_classes(refs, options, listing)
     else:
-        refs = layout.place_by_folders(files, listing)
-        refs = _choose_tree(refs, options.tree, listing)
-        refs = _choose_classes(refs, options.grades or options.classes, listing)
-        _require_separate_classes(refs)
-        refs = refs.drop_columns("inner")
-    refs = _drop_copies(refs, source.same_content, listing)
-    listing.notes += _label_notes(refs, labels)
-    has_patients = labels is not None and "patient" in labels.cells
-    if not has_patients:
-        patients = _find_patients(refs["path"], options.group_regex, listing)
-        refs = with_column(refs, "patient", patients)
-    listing.refs = refs.combine_chunks()
-    frames.find_frames(listing, source, keep_patients=has_patients)
-    if SITE in refs.column_names:
-        listing.refs = with_column(listing.refs, "patient", _patients_of_sites(listing.refs))
+        files = layout.read_members(source.members(), listing, has_folders=labels is None)
+        if labels:
+            refs = layout.place_by_table(files, labels, options.tree, listing)
+            listing.naming_notes += labels.notes
+        else:
+            refs = layout.place_by_folders(files, options.tree, listing)
+        refs = _choose_classes(refs, options, listing)
+        refs = _drop_copies(refs, source.same_content, listing)
+        listing.notes += _label_notes(refs, labels)
+        has_patients = labels is not None and "patient" in labels.cells
+        if not has_patients:
+            patients = _find_patients(refs["path"], options.group_regex, listing)
+            refs = with_columns(refs, {"patient": patients})
+        listing.refs = refs.combine_chunks()
+        frames.find_frames(listing, source, keep_patients=has_patients)
+        site = other_columns(listing.refs).get("site")
+        if site is not None:
+            # Patient 17 of one site and patient 17 of another are two patients.
+            texts = (site.cast(pa.large_string()), listing.refs["patient"])
+            patients = pc.binary_join_element_wise(*texts, pa.scalar("/", pa.large_string()))
+            listing.refs = with_columns(listing.refs, {"patient": patients})
+    if privacy is not None:
+        privacy.hide(listing)
     return listing.checked()
 
 
-def _choose_tree(refs: pa.Table, tree: str | None, listing: Listing) -> pa.Table:
-    """Keeps one tree and its copies; sorts the files of the chosen tree before their copies.
-
-    Trees are copies if they share half of their paths: Kaggle's archive of the Kermany data holds
-    its whole tree twice, and a copy may be incomplete.
-
-    Args:
-        refs: the images of all trees.
-        tree: the tree that the user chose; None for the largest one, or that of the OCT data.
-        listing: counts the others.
-
-    Raises:
-        errors.UserError: if the chosen tree does not exist, or there are several unrelated trees
-            and none was chosen.
-    """
-    groups = refs.group_by(["root", "split", "label"]).aggregate([([], "count_all")]).to_pylist()
-    tree_of = _trees({(group["root"], group["split"]) for group in groups})
-    labels: dict[str, set[str]] = collections.defaultdict(set)
-    sizes: collections.Counter[str] = collections.Counter()
-    for group in groups:
-        labels[tree_of[group["root"]]].add(group["label"])
-        sizes[tree_of[group["root"]]] += group["count_all"]
-    ranked = sorted(sizes, key=lambda name: (-sizes[name], len(name), name))
-    if tree is not None:
-        leader = next((name for name in ranked if name.strip(" /") == tree.strip(" /")), None)
-        if leader is None:
-            raise errors.UserError(f"no tree {tree!r} in the source; it has {_quote(ranked)}")
-    else:
-        leader = next((name for name in ranked if labels[name] == _OCT_LABELS), ranked[0])
-    roots = refs["root"].combine_chunks()
-    names = pa.array(map(tree_of.get, roots.dictionary.to_pylist()), pa.string())
-    names = names.take(roots.indices)
-    is_known = pc.is_in(refs["path"], refs["path"].filter(pc.equal(names, leader)).combine_chunks())
-    same = [
-        name
-        for name in ranked
-        if 2 * pc.sum(is_known.filter(pc.equal(names, name))).as_py() >= sizes[name]
-    ]
-    others = [name for name in ranked if name not in same]
-    if others and tree is None and labels[leader] != _OCT_LABELS:
-        raise errors.UserError(
-            f"the source holds {len(others) + 1} unrelated trees: {_quote([leader, *others])}; "
-            "choose one with --tree"
-        )
-    listing.ignored["other_tree"] += sum(sizes[name] for name in others)
-    is_kept = pc.is_in(names, pa.array(same))
-    refs, names = refs.filter(is_kept), names.filter(is_kept)
-    keys = {
-        "path": refs["path"],
-        "is_copy": pc.not_equal(names, leader).cast(pa.int8()),
-        "root": refs["root"].cast(pa.string()),
-        "offset": refs["offset"],
-    }
-    return refs.take(pc.sort_indices(pa.table(keys), [(key, "ascending") for key in keys]))
-
-
-def _trees(splits: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Returns the tree of each root: the folder above its split folder.
-
-    If an archive wraps each split in a folder of the same name, as in train/train and test/test,
-    the tree is the folder above both, so that the splits stay together.
-    """
-    found = collections.defaultdict(set)
-    for root, split in splits:
-        found[root].add(split)
-    trees = {}
-    for root, names in found.items():
-        above, _, folder = root.rpartition("/")
-        trees[root] = above if {layout.SPLITS.get(folder.lower())} == names else root
-    return trees
-
-
-def _choose_classes(refs: pa.Table, classes: Sequence[str], listing: Listing) -> pa.Table:
+def _choose_classes(refs: pa.Table, options: ListingOptions, listing: Listing) -> pa.Table:
     """Keeps the images of the chosen classes, or all if there are none.
 
     Raises:
-        errors.UserError: if a chosen class has no images.
+        errors.UserError: if a chosen class has no images, or subfolders of a class are named like
+            other classes: it may be a second tree.
     """
-    if not classes:
+    if classes := options.grades or options.classes:
+        labels = refs["label"].cast(pa.string())
+        present = set(labels.unique().to_pylist())
+        if missing := set(classes) - present:
+            raise errors.UserError(
+                f"--classes or --grades names {layout.quoted(sorted(missing))}, but the classes "
+                f"are {layout.quoted(sorted(present))}"
+            )
+        chosen = refs.filter(pc.is_in(labels, pa.array(classes)))
+        listing.ignored["class_not_chosen"] += refs.num_rows - chosen.num_rows
+        refs = chosen
+    if "inner" not in refs.column_names:
         return refs
-    labels = refs["label"].cast(pa.string())
-    present = set(labels.unique().to_pylist())
-    if missing := set(classes) - present:
-        raise errors.UserError(
-            f"--classes or --grades names {_quote(sorted(missing))}, but the classes are "
-            f"{_quote(sorted(present))}"
-        )
-    kept = refs.filter(pc.is_in(labels, pa.array(classes)))
-    listing.ignored["class_not_chosen"] += refs.num_rows - kept.num_rows
-    return kept
-
-
-def _require_separate_classes(refs: pa.Table) -> None:
-    """Refuses a class whose subfolders are named like other classes: it may be a second tree."""
     pairs = refs.group_by(["label", "inner"]).aggregate([]).to_pylist()
     classes = {pair["label"] for pair in pairs}
     nested = [pair for pair in pairs if pair["inner"] in classes - {pair["label"]}]
@@ -185,6 +115,7 @@ def _require_separate_classes(refs: pa.Table) -> None:
             f"classes with --classes {','.join(sorted(classes - outer))}, or give that folder as "
             "--input"
         )
+    return refs.drop_columns("inner")
 
 
 def _drop_copies(
@@ -207,10 +138,6 @@ def _drop_copies(
             detail = f"same path as {first.source_path}, but different content"
             listing.reject(ref.source_path, "path_conflict", detail)
     return refs.filter(pa.array(is_first))
-
-
-def _quote(names: Iterable[str]) -> str:
-    return ", ".join(map(repr, names))
 
 
 def _label_notes(refs: pa.Table, labels: LabelTable | None) -> Iterator[str]:
@@ -254,9 +181,11 @@ def _find_patients(paths: pa.ChunkedArray, group_regex: str, listing: Listing) -
     def patient(path: str) -> str | None:
         if match := pattern.search(path.rpartition("/")[2]):
             return match.group(1)
-        match = pattern.search(path)
-        listing.patient_in_path |= match is not None
-        return match.group(1) if match else None
+        if match := pattern.search(path):
+            # Absent in other datasets: older releases looked in the names of files alone.
+            listing.identity["patient_in_path"] = True
+            return match.group(1)
+        return None
 
     # Batch by batch, because a list of all paths would take ten times the memory of the column.
     batches = (paths.slice(start, BATCH_ROWS) for start in range(0, len(paths), BATCH_ROWS))
@@ -279,16 +208,3 @@ def _find_patients(paths: pa.ChunkedArray, group_regex: str, listing: Listing) -
         )
     listing.naming_notes.append(text)
     return patients
-
-
-def _patients_of_sites(refs: pa.Table) -> pa.Array:
-    """Returns patients such as `london/17` of images that have a site.
-
-    Patient 17 of one site and patient 17 of another are two patients. If an image of patient 17 has
-    no site, it may be any of them, so they are one patient: `17`.
-    """
-    site = refs[SITE].cast(pa.large_string()).combine_chunks()
-    patient = refs["patient"].cast(pa.large_string()).combine_chunks()
-    named = pc.binary_join_element_wise(site, patient, pa.scalar("/", pa.large_string()))
-    siteless = patient.filter(site.is_null()).drop_null()
-    return pc.if_else(pc.is_in(patient, siteless), patient, named)

@@ -10,10 +10,7 @@ from typing import Any
 
 from pipelines.listing.label_table import OPTIONAL, LabelTable, read_label_table
 from tfrecord_io.flags import check, flag, names
-from tfrecord_io.kinds.classes import CLASSES, GRADES
-from tfrecord_io.kinds.label_kind import LabelKind
-from tfrecord_io.kinds.multi_label import MULTI_LABEL, NONE, SEPARATOR
-from tfrecord_io.kinds.numbers import NUMBER
+from tfrecord_io.kinds import CLASSES, GRADES, MULTI_LABEL, NONE, NUMBER, SEPARATOR, LabelKind
 
 #: Kermany's file names are CLASS-PATIENT-INDEX.jpeg. The group excludes the class on purpose,
 #: because a patient can appear in several classes.

@@ -9,11 +9,10 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pipelines.sources.source import Member
 from tfrecord_io.decoding.preprocess import frame_path
@@ -27,9 +26,8 @@ BATCH_ROWS = 65_536
 #: split or class folder, is its identity. `offset` and `stored_size` locate it in an archive.
 #: `version` changes when the file changes (a CRC-32, or a time in ns). `frame` is the frame of a
 #: DICOM file or the page of a TIFF, see `preprocess.frame_path`; null for files that are one image.
-#: A table of anonymous images has a further column, `hidden`, with the name in the source; one of
-#: images with a table of labels has the site of each image, `site`, if the table names it, and the
-#: table's other columns in a struct, `others`.
+#: A table of anonymous images has a further column, `hidden`, with the name in the source. What
+#: else a table of labels or the tags of DICOM tell is in columns whose names begin with `OTHER`.
 REF_SCHEMA = pa.schema(
     [
         ("root", pa.dictionary(pa.int32(), pa.string())),
@@ -45,11 +43,8 @@ REF_SCHEMA = pa.schema(
     ]
 )
 
-#: Name of the struct with the other columns of a table of labels.
-OTHERS = "others"
-
-#: Name of the column with the site of each image.
-SITE = "site"
+#: Begins the names of columns that could else be taken for one of `REF_SCHEMA`.
+OTHER = "other:"
 
 
 class ImageRef(NamedTuple):
@@ -111,12 +106,14 @@ class Listing:
         copies: number of files in a second tree that repeat a listed one.
         num_files: number of files seen; each frame of a file with several counts as a file.
         frames: number of images that are frames of DICOM or TIFF files, by format.
-        units: number of images by the unit of their stored numbers, see `dicom_tags.unit_of`;
+        units: number of images by the unit of their stored numbers, see `dicom.unit_of`;
             empty if no file needs a formula.
         no_window: whether there is a DICOM file without a window.
-        patient_in_path: whether there is an image whose patient is in its folders.
         notes: what the user should know about the classes, one sentence each.
         naming_notes: likewise, with names of files or columns, which an anonymous dataset omits.
+        source: the source's entry in the manifest.
+        identity: what decides the labels and the patients, by flag.
+        names: what the codes of an anonymous dataset stand for, see `anonymous.NAMES_SCHEMA`.
     """
 
     refs: pa.Table = dataclasses.field(default_factory=REF_SCHEMA.empty_table)
@@ -127,9 +124,11 @@ class Listing:
     frames: Mapping[str, int] = dataclasses.field(default_factory=dict)
     units: Mapping[str, int] = dataclasses.field(default_factory=dict)
     no_window: bool = False
-    patient_in_path: bool = False
     notes: list[str] = dataclasses.field(default_factory=list)
     naming_notes: list[str] = dataclasses.field(default_factory=list)
+    source: dict[str, Any] = dataclasses.field(default_factory=dict)
+    identity: dict[str, Any] = dataclasses.field(default_factory=dict)
+    names: pa.Table | None = None
 
     def reject(self, name: str, reason: str, detail: str) -> None:
         """Adds a file to the rejects, in a form that can be printed."""
@@ -158,38 +157,19 @@ def iterate_refs(table: pa.Table | pa.RecordBatch) -> Iterator[ImageRef]:
         yield from itertools.starmap(ImageRef, zip(*columns, strict=True))
 
 
-def source_paths(refs: pa.Table) -> pa.Array:
-    """Returns the full name of each image's file, as `ImageRef.source_path` does."""
-    roots = refs["root"].cast(pa.large_string()).combine_chunks()
-    joined = pc.binary_join_element_wise(
-        roots, refs["path"].combine_chunks(), pa.scalar("/", pa.large_string())
-    )
-    return pc.if_else(pc.equal(roots, ""), refs["path"].combine_chunks(), joined)
+def with_columns(refs: pa.Table, columns: Mapping[str, Any]) -> pa.Table:
+    """Returns a table with these columns besides its own, or in their place.
+
+    Those of `REF_SCHEMA` come first and get its types; one that is in neither is null.
+    """
+    told = dict.fromkeys(REF_SCHEMA.names, pa.nulls(refs.num_rows))
+    told |= dict(zip(refs.column_names, refs.columns, strict=True)) | columns
+    kinds = {field.name: field.type for field in REF_SCHEMA}
+    schema = pa.schema([(name, kinds.get(name) or column.type) for name, column in told.items()])
+    return pa.table(told, schema)
 
 
-def with_column(
-    refs: pa.Table, name: str, values: Sequence[object] | pa.Array | pa.ChunkedArray
-) -> pa.Table:
-    """Returns the images with other values in a column of `REF_SCHEMA`."""
-    field = REF_SCHEMA.field(name)
-    if not isinstance(values, pa.ChunkedArray):
-        values = pa.array(values, field.type)
-    return refs.set_column(refs.schema.get_field_index(name), field, values)
-
-
-def other_columns(refs: pa.Table) -> dict[str, pa.Array]:
-    """Returns the columns in the struct `OTHERS`, by name; none if the images have no struct."""
-    if OTHERS not in refs.column_names:
-        return {}
-    struct = refs[OTHERS].combine_chunks()
-    return dict(zip((field.name for field in struct.type), struct.flatten(), strict=True))
-
-
-def with_other_columns(refs: pa.Table, columns: Mapping[str, pa.Array]) -> pa.Table:
-    """Returns the images with these columns in the struct `OTHERS`; without it if there is none."""
-    if OTHERS in refs.column_names:
-        refs = refs.drop_columns(OTHERS)
-    if not columns:
-        return refs
-    struct = pa.StructArray.from_arrays(list(columns.values()), list(columns))
-    return refs.append_column(OTHERS, struct)
+def other_columns(refs: pa.Table | pa.RecordBatch) -> dict[str, pa.ChunkedArray | pa.Array]:
+    """Returns the columns that begin with `OTHER`, by the rest of their names."""
+    columns = zip(refs.schema.names, refs.columns, strict=True)
+    return {name.removeprefix(OTHER): values for name, values in columns if name.startswith(OTHER)}

@@ -15,7 +15,7 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import IO, Any
 
 import numpy as np
@@ -26,8 +26,8 @@ from pipelines import errors
 from pipelines.listing.refs import BATCH_ROWS
 from pipelines.planning.splits import LARGEST_SEED
 from pipelines.stores.output import Storage
-from pipelines.stores.output_state import PLAN_FILE, PLAN_JSON, fingerprint
-from tfrecord_io import augment, shards
+from pipelines.stores.output_state import PLAN_FILE, PLAN_JSON
+from tfrecord_io import augment, manifest
 from tfrecord_io.flags import check, flag
 from tfrecord_io.reading.order import splitmix64
 
@@ -94,14 +94,10 @@ class PlanOptions:
 
     def identity(self) -> dict[str, Any]:
         """Returns what decides the order and the shards, by flag."""
-        copies = {"variants": self.variants, "augmentation": dict(augment.RECIPE)}
-        return {
-            "seed": self.seed,
-            "limit": self.limit,
-            "shard_size_mb": self.shard_size_mb,
-            "num_shards": self.num_shards,
-            **(copies if self.variants else {}),
-        }
+        told = dataclasses.asdict(self)
+        if told.pop("variants"):
+            told |= {"variants": self.variants, "augmentation": dict(augment.RECIPE)}
+        return told
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,42 +121,24 @@ class ShardTask:
     @property
     def shard_name(self) -> str:
         """Name of the shard file."""
-        return shards.shard_name(self.split, self.shard_index, self.num_shards)
+        return manifest.shard_name(self.split, self.shard_index, self.num_shards)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan:
-    """The records and shards of a whole build.
-
-    Attributes:
-        refs: one row per record, in their order: the columns of the listing's `refs`, and
-            `variant` (int32), the number of the augmented copy; 0 is the image itself.
-        tasks: the tasks in the order of `refs`; together they cover it exactly.
-        over_limit: number of images left out because of the limit.
-        num_variants: number of rows of `refs` that are augmented copies.
-    """
-
-    refs: pa.Table
-    tasks: tuple[ShardTask, ...]
-    over_limit: int
-    num_variants: int = 0
-
-    def write(self, file: IO[bytes], fingerprint: str) -> None:
-        """Writes the references as an Arrow IPC file with one record batch per task.
-
-        `read_task_refs` checks the fingerprint of the build.
-        """
-        refs = self.refs.replace_schema_metadata({_FINGERPRINT_KEY: fingerprint})
-        with pa.ipc.new_file(file, refs.schema) as writer:
-            start = 0
-            for task in self.tasks:
-                # An Arrow file allows one dictionary per column, so the batches are slices of it.
-                writer.write_table(refs.slice(start, task.num_refs))
-                start += task.num_refs
+def write_refs(
+    file: IO[bytes], refs: pa.Table, tasks: Sequence[ShardTask], fingerprint: str
+) -> None:
+    """Writes the rows of a plan as an Arrow IPC file with one record batch per task."""
+    refs = refs.replace_schema_metadata({_FINGERPRINT_KEY: fingerprint})
+    with pa.ipc.new_file(file, refs.schema) as writer:
+        start = 0
+        for task in tasks:
+            # An Arrow file allows one dictionary per column, so the batches are slices of it.
+            writer.write_table(refs.slice(start, task.num_refs))
+            start += task.num_refs
 
 
 def read_task_refs(file: pa.NativeFile, task: ShardTask, fingerprint: str) -> pa.RecordBatch:
-    """Returns a task's rows of `Plan.refs` from the file that `Plan.write` wrote.
+    """Returns a task's rows of the file that `write_refs` wrote.
 
     Raises:
         errors.BuildError: if the plan has another fingerprint, so that it is another build's.
@@ -183,18 +161,22 @@ def _require_own(found: str, fingerprint: str) -> None:
         )
 
 
-def write_plan(storage: Storage, plan: Plan, identity: Mapping[str, Any]) -> None:
-    """Writes a plan to the output folder, for `read_tasks`, `read_task_refs` and a later run."""
-    with storage.create(PLAN_FILE) as file:
-        plan.write(file, fingerprint(identity))
-    write_tasks(storage, plan.tasks, identity)
+def write_plan(
+    storage: Storage,
+    draft: manifest.Manifest,
+    tasks: Sequence[ShardTask],
+    refs: pa.Table | None = None,
+) -> None:
+    """Writes a plan to the output folder, for `read_tasks`, `read_task_refs` and a later run.
 
-
-def write_tasks(storage: Storage, tasks: Sequence[ShardTask], identity: Mapping[str, Any]) -> None:
-    """Writes the tasks and the dataset's identity, for `read_tasks` and a later run."""
+    `tasks` and `refs` are those of `make_plan`; `draft` has the identity and the fingerprint.
+    """
+    if refs is not None:
+        with storage.create(PLAN_FILE) as file:
+            write_refs(file, refs, tasks, draft.fingerprint)
     content = {
-        "fingerprint": fingerprint(identity),
-        "identity": identity,
+        "fingerprint": draft.fingerprint,
+        "identity": draft.options,
         "tasks": [dataclasses.astuple(task) for task in tasks],
     }
     storage.write(PLAN_JSON, json.dumps(content).encode())
@@ -213,13 +195,20 @@ def read_tasks(storage: Storage, fingerprint: str) -> list[ShardTask]:
     return [ShardTask(*values) for values in planned["tasks"]]
 
 
-def make_plan(refs: pa.Table, record_stride: int, options: PlanOptions) -> Plan:
+def make_plan(
+    refs: pa.Table, record_stride: int, options: PlanOptions
+) -> tuple[pa.Table, tuple[ShardTask, ...]]:
     """Shuffles all images of each split and cuts the split into shards of equal size (±1 image).
 
     Args:
         refs: the images with their final splits, a table of `REF_SCHEMA`.
         record_stride: size of a record in bytes.
         options: seed, shard size, limit and variants.
+
+    Returns:
+        the images in the order of their records, with a column `variant` (int32), the number of
+        the augmented copy, 0 for the image itself; and the tasks in the same order, which together
+        cover them exactly.
     """
     names = refs["split"].cast(pa.string())
     ranks = _random_ranks(refs.num_rows, options.seed)
@@ -228,29 +217,24 @@ def make_plan(refs: pa.Table, record_stride: int, options: PlanOptions) -> Plan:
     for split in sorted(names.unique().to_pylist(), key=lambda name: (_RANKS.get(name, 3), name)):
         rows = np.flatnonzero(pc.equal(names, split).to_numpy())
         rows = rows[np.argsort(ranks[rows], kind="stable")][: options.limit]
-        variant = np.zeros(len(rows), np.int64)
+        variant = np.zeros(len(rows), np.int32)
         if options.variants and split == _AUGMENTED_SPLIT:
             copies = options.variants + 1
             # Shuffled again, so that the copies of an image are apart.
             again = np.argsort(_random_ranks(len(rows) * copies, options.seed), kind="stable")
-            variant = np.tile(np.arange(copies), len(rows))[again]
+            variant = np.tile(np.arange(copies, dtype=np.int32), len(rows))[again]
             rows = np.repeat(rows, copies)[again]
         rows_of[split] = rows
         variants.append(variant)
-    variant = np.concatenate(variants)
     tasks: list[ShardTask] = []
+    largest = max(map(len, rows_of.values()))
     for split, rows in rows_of.items():
-        num_shards = _num_shards(len(rows), max(map(len, rows_of.values())), record_stride, options)
+        num_shards = _num_shards(len(rows), largest, record_stride, options)
         for shard_index, num_refs in enumerate(shard_counts(len(rows), num_shards)):
             tasks.append(ShardTask(len(tasks), split, shard_index, num_shards, num_refs))
     planned = refs.take(np.concatenate(list(rows_of.values())))
-    num_variants = int(np.count_nonzero(variant))
-    return Plan(
-        refs=planned.append_column("variant", pa.array(variant, pa.int32())).combine_chunks(),
-        tasks=tuple(tasks),
-        over_limit=refs.num_rows - (len(variant) - num_variants),
-        num_variants=num_variants,
-    )
+    planned = planned.append_column("variant", pa.array(np.concatenate(variants)))
+    return planned.combine_chunks(), tuple(tasks)
 
 
 def shard_counts(num_examples: int, num_shards: int) -> list[int]:

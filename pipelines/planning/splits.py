@@ -3,13 +3,9 @@
 >>> positions(hash_names(["patient:17", "patient:18"]), np.array([0], np.uint64)).round(2)
 array([[0.02, 0.39]])
 
-`--splits source` keeps the split that `listing.layout` took from the folder or the table; `--leaks`
-and `--keep_split` are applied to it here. `--splits patient` gives each patient a split, which
-depends only on the patient's name and a seed: a hash turns them into a position from 0 to 1, as
-above, and bounds at the wanted fractions turn the position into a split. So images added later do
-not move a patient to another split, and the fractions are met only by chance, over all images and
-in each class. `--split_seed auto` tries many seeds, chooses the one that comes closest in every
-class, and prints it, so that later builds can use the same seed.
+With `--splits patient`, a hash of the patient's name and a seed is a position from 0 to 1, as
+above, and bounds at the wanted fractions turn it into a split. So images added later do not move a
+patient to another split, and the fractions are met only by chance.
 """
 
 from __future__ import annotations
@@ -26,12 +22,11 @@ import pyarrow.compute as pc
 import xxhash
 
 from pipelines import errors
-from pipelines.listing.refs import iterate_refs, other_columns, with_column
-from tfrecord_io.auditing.findings import many
+from pipelines.listing.refs import iterate_refs, other_columns, with_columns
 from tfrecord_io.flags import check, flag
 from tfrecord_io.groups import INPUTS, Groups, group_images, plural_unit
-from tfrecord_io.kinds.classes import CLASSES
-from tfrecord_io.kinds.label_kind import LabelKind
+from tfrecord_io.kinds import CLASSES, LabelKind
+from tfrecord_io.printing import many
 from tfrecord_io.reading.order import splitmix64
 
 #: One row per image that a policy left out.
@@ -130,30 +125,13 @@ class SplitOptions:
 
     def identity(self) -> dict[str, Any]:
         """Returns what decides the splits and the images that are dropped, by flag."""
-        return {
-            "splits": self.splits,
+        return dataclasses.asdict(self) | {
             "split_fractions": dict(self.split_fractions) if self.split_fractions else None,
             "split_seed": "auto" if self.split_seed is None else self.split_seed,
-            "keep_split": self.keep_split,
             # `fail` writes the same bytes as `keep`, if the build succeeds.
             "leaks": "drop" if self.leaks == "drop" else "keep",
             "duplicates": "drop" if self.duplicates == "drop" else "keep",
         }
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SplitResult:
-    """Images with their final split.
-
-    Attributes:
-        refs: the images kept, a table of `REF_SCHEMA` in the original order.
-        dropped: the images left out, a table of `DROPPED_SCHEMA`.
-        notes: what the user should know, one sentence each.
-    """
-
-    refs: pa.Table
-    dropped: pa.Table
-    notes: tuple[str, ...]
 
 
 def apply(
@@ -161,7 +139,7 @@ def apply(
     options: SplitOptions,
     read_content: Callable[[pa.Table], Sequence[str]],
     label_kind: LabelKind = CLASSES,
-) -> SplitResult:
+) -> tuple[pa.Table, pa.Table, list[str]]:
     """Decides every image's split and drops the images that the options exclude.
 
     Args:
@@ -171,6 +149,10 @@ def apply(
             copies of a file. Called only with `patient`, for images of which neither patient nor
             study is known.
         label_kind: what an example's label can be.
+
+    Returns:
+        the images kept, in their order; the images left out, a table of `DROPPED_SCHEMA`; and what
+        the user should know, one sentence each.
 
     Raises:
         errors.UserError: if the split to keep does not exist, or a split would be empty.
@@ -201,7 +183,7 @@ def apply(
         )
     elif options.leaks == "fail":
         _require_no_leaks(refs)
-    return SplitResult(refs=refs, dropped=pa.concat_tables(dropped), notes=tuple(notes))
+    return refs, pa.concat_tables(dropped), notes
 
 
 def protected_first(names: Iterable[str]) -> list[str]:
@@ -253,15 +235,14 @@ def _assign(
     members = groups.indices.to_numpy().astype(np.int64)
     counts = _counts_by_class(candidates, members, len(hashes), label_kind)
     seed = options.split_seed
-    if seed is None:
-        seed = _best_seed(hashes, counts, shares)
+    seed = _best_seed(hashes, counts, shares) if seed is None else seed
     places = positions(hashes, np.array([seed], np.uint64))[0]
     choice = np.searchsorted(np.cumsum(shares)[:-1], places, "right")
     achieved = np.stack([counts[choice == index].sum(0) for index in range(len(names))])
     notes.append(_describe_balance(names, shares, achieved, len(hashes), options.split_seed, seed))
     chosen = pa.array(names).take(pa.array(choice[members]))
     column = pc.replace_with_mask(splits, free, chosen).dictionary_encode()
-    return with_column(refs, "split", column).combine_chunks()
+    return with_columns(refs, {"split": column}).combine_chunks()
 
 
 def _groups(
@@ -287,9 +268,8 @@ def _groups(
 
 def known_groups(refs: pa.Table) -> Groups:
     """Returns which images belong together, as far as it is known before they are decoded."""
-    columns = {"patient": refs["patient"], "path": refs["path"]}
     others = {name: values for name, values in other_columns(refs).items() if name in INPUTS}
-    return group_images(pa.table(others | columns))
+    return group_images(pa.table({**others, "patient": refs["patient"], "path": refs["path"]}))
 
 
 def _counts_by_class(
@@ -337,16 +317,14 @@ def _describe_balance(
         errors.UserError: if a split has no image.
     """
     in_split = achieved.sum(1)
-    if empty := [name for name, count in zip(names, in_split, strict=True) if count == 0]:
-        wanted = ", ".join(f"{n}={s:g}" for n, s in zip(names, shares.round(4), strict=True))
+    rows = list(zip(names, shares, in_split / in_split.sum(), strict=True))
+    if empty := [name for name, _, share in rows if share == 0]:
+        wanted = ", ".join(f"{name}={share:.4g}" for name, share, _ in rows)
         raise errors.UserError(
             f"{', '.join(empty)} would get no image: {many(num_groups, 'patient')} too few for "
             f"{wanted} with seed {seed}; choose other --split_fractions, or --split_seed auto"
         )
-    parts = ", ".join(
-        f"{name} {share:.1%} (wanted {wanted:.1%})"
-        for name, share, wanted in zip(names, in_split / in_split.sum(), shares, strict=True)
-    )
+    parts = ", ".join(f"{name} {share:.1%} (wanted {wanted:.1%})" for name, wanted, share in rows)
     by_class = achieved / np.maximum(achieved.sum(0), 1)
     worst = np.abs(by_class - shares[:, None]).max()
     text = f"split by patient with seed {seed}: {parts}; off by at most {worst:.1%} in each class"
@@ -371,15 +349,12 @@ def _drop_shared_with(
     )
     left_out = refs.filter(shared)
     named = pc.replace_substring(groups.filter(shared), ":", " ", max_replacements=1)
-    table = pa.table(
-        {
-            "path": [ref.image_name for ref in iterate_refs(left_out)],
-            "reason": [f"patient_in_{kept}"] * left_out.num_rows,
-            "detail": [f"{name} is in {kept} too" for name in named.to_pylist()],
-        },
-        DROPPED_SCHEMA,
-    )
-    return refs.filter(pc.invert(shared)), table
+    columns = {
+        "path": [ref.image_name for ref in iterate_refs(left_out)],
+        "reason": [f"patient_in_{kept}"] * left_out.num_rows,
+        "detail": [f"{name} is in {kept} too" for name in named.to_pylist()],
+    }
+    return refs.filter(pc.invert(shared)), pa.table(columns, DROPPED_SCHEMA)
 
 
 def _require_no_leaks(refs: pa.Table) -> None:

@@ -11,7 +11,7 @@ import json
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,8 +22,8 @@ from pipelines.planning.plan import ShardTask
 from pipelines.planning.splits import SplitOptions
 from pipelines.sources.source import Source
 from pipelines.stores.output import BUILD_DIR, Storage
-from tfrecord_io import manifest, shards
-from tfrecord_io.auditing import columns, twins
+from tfrecord_io import manifest
+from tfrecord_io.auditing import twins
 from tfrecord_io.statistics import PixelStatistics
 
 #: Opens a file of the output for writing by its name.
@@ -39,16 +39,12 @@ class Sidecar:
 
     Attributes:
         fingerprint: that of the build that wrote the shard.
-        shard: name of the shard file.
-        num_refs: number of images planned into the shard.
-        num_examples: number of its records.
-        num_bytes: size of the shard file.
-        sha256: hexadecimal digest of the shard file.
+        shard: name of the shard file; `num_bytes` and `sha256` (hexadecimal) are those of the file.
+        num_refs: number of images planned into the shard; `num_examples` were written.
         label_counts: number of examples that have each label, in the order of the label names.
         rejects: the images left out.
         num_dropped: number of records that were removed again as duplicates.
-        statistics: sums over the pixels of the records. None if an older release wrote the
-            shard, or if records were removed from it.
+        statistics: sums over the pixels of the records; None for feature maps.
         computed_by: device and versions that computed feature maps, whose last digits depend on it.
     """
 
@@ -64,21 +60,12 @@ class Sidecar:
     statistics: PixelStatistics | None = None
     computed_by: Mapping[str, str] | None = None
 
-    def to_shard(self) -> manifest.Shard:
-        """Returns the shard's entry in the manifest."""
-        return manifest.Shard(
-            name=self.shard,
-            num_examples=self.num_examples,
-            num_bytes=self.num_bytes,
-            sha256=self.sha256,
-        )
-
     def write(self, create: Create) -> None:
         """Writes the sidecar as JSON beside its shard."""
         content = dataclasses.asdict(self)
         if self.computed_by is None:
             del content["computed_by"]
-        with create(shards.sidecar_name(self.shard)) as file:
+        with create(manifest.sidecar_name(self.shard)) as file:
             file.write(f"{json.dumps(content, indent=1)}\n".encode())
 
     @classmethod
@@ -102,15 +89,10 @@ class Work:
     Attributes:
         output: folder or URL of the dataset.
         draft: the manifest, as far as it is known before the shards are written.
-        open_writer: given the work, opens what all its tasks need and yields a `WriteTask`.
-        describe: given the work, its tasks and their sidecars, writes the tables and the card and
-            returns the manifest. Both functions are pickled by their names.
     """
 
     output: str
     draft: manifest.Manifest
-    open_writer: Callable[[Any], contextlib.AbstractContextManager[WriteTask]]
-    describe: Callable[[Any, Sequence[ShardTask], Sequence[Sidecar]], manifest.Manifest]
 
     @property
     def storage(self) -> Storage:
@@ -125,14 +107,14 @@ class Work:
     def find_finished(self, tasks: Sequence[ShardTask]) -> dict[int, Sidecar]:
         """Returns the sidecars of the tasks whose shard is written, by task index."""
         names = set(self.storage.names())
-        there = [task for task in tasks if shards.sidecar_name(task.shard_name) in names]
+        there = [task for task in tasks if manifest.sidecar_name(task.shard_name) in names]
         pairs = zip(there, self.storage.map(self.read_sidecar, there), strict=True)
         return {task.index: sidecar for task, sidecar in pairs if sidecar is not None}
 
     def read_sidecar(self, task: ShardTask) -> Sidecar | None:
         """Returns a task's sidecar, or None if it does not fit the dataset and its files."""
         try:
-            sidecar = Sidecar.from_json(self.storage.read(shards.sidecar_name(task.shard_name)))
+            sidecar = Sidecar.from_json(self.storage.read(manifest.sidecar_name(task.shard_name)))
         except (FileNotFoundError, ValueError):
             return None
         fits = (
@@ -143,11 +125,7 @@ class Work:
         return sidecar if fits else None
 
     def require_sidecars(self, tasks: Sequence[ShardTask]) -> list[Sidecar]:
-        """Returns the sidecars of all tasks, in their order.
-
-        Raises:
-            errors.BuildError: if one is missing or does not match its shard.
-        """
+        """Returns the sidecars of all tasks; raises a `BuildError` if one is missing or wrong."""
         finished = self.find_finished(tasks)
         for task in tasks:
             if task.index not in finished:
@@ -167,7 +145,15 @@ class Work:
         splits = {
             name: manifest.Split(
                 label_counts=tuple(map(sum, zip(*(s.label_counts for s in members), strict=True))),
-                shards=tuple(member.to_shard() for member in members),
+                shards=tuple(
+                    manifest.Shard(
+                        name=s.shard,
+                        num_examples=s.num_examples,
+                        num_bytes=s.num_bytes,
+                        sha256=s.sha256,
+                    )
+                    for s in members
+                ),
             )
             for name, members in by_split.items()
         }
@@ -214,20 +200,19 @@ class Build(Work):
 
     def read_sidecar(self, task: ShardTask) -> Sidecar | None:
         """Returns a task's sidecar, or None if it or the task's rows do not fit or are missing."""
-        return super().read_sidecar(task) if self.storage.exists(rows_name(task)) else None
+        sidecar = super().read_sidecar(task)
+        is_whole = sidecar and sidecar.statistics and self.storage.exists(rows_name(task))
+        return sidecar if is_whole else None
+
+    def open_images(self) -> twins.ImageReader:
+        """Returns a reader of the pictures in the shards."""
+        return twins.ImageReader(self.draft.layout, self.storage.open_arrow)
 
     def read_rows(self, task: ShardTask) -> pa.Table:
         """Returns the rows of the examples table that a finished task has made."""
         with self.storage.open_arrow(rows_name(task)) as part:
             # `read_table` would set up a dataset of many files, which takes longer than reading.
             return pq.ParquetFile(part).read()
-
-    def read_pictures(self) -> tuple[pa.Table, twins.Twins, twins.ImageReader]:
-        """Returns the examples table, its pictures that are the same, and a reader of pictures."""
-        with self.storage.open_arrow(manifest.EXAMPLES_FILE_NAME) as file:
-            examples = columns.read_examples(file)
-        images = twins.ImageReader(self.draft.layout, self.storage.open_arrow)
-        return examples, twins.find_twins(examples, images, self.draft.label_kind), images
 
 
 def rows_name(task: ShardTask) -> str:

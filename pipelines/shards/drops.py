@@ -23,32 +23,35 @@ from pipelines.planning.splits import SplitOptions
 from pipelines.shards.build import Build, Sidecar, rows_name
 from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import flags, manifest, schema
+from tfrecord_io.auditing import columns, twins
 from tfrecord_io.auditing.leak_checks import near_search_gap
-from tfrecord_io.auditing.twins import MIN_SIDE, Twins
+from tfrecord_io.statistics import PixelStatistics
 
 #: Tables of `DROPPED_SCHEMA`: the images that the plan dropped, and those that the finishing step
 #: decided to drop.
 PLANNED_FILE = f"{BUILD_DIR}/dropped.arrow"
 DECIDED_FILE = f"{BUILD_DIR}/duplicates.arrow"
 
-# The measures that must be zero with a policy `fail`, by the flag of the policy.
-_MUST_BE_ZERO = {
-    "duplicates": {"duplicate_images": "images repeat another one, pixel by pixel"},
-    "leaks": {
-        "patients_in_several_splits": "patients are in several splits",
-        "duplicate_pictures_across_splits": "pictures are in several splits",
-        "near_duplicate_pairs": "pairs across splits are near duplicates",
-    },
-}
+# The policies, the measures that must be zero if one is `fail`, and what these count.
+_MUST_BE_ZERO = (
+    ("duplicates", "duplicate_images", "images repeat another one, pixel by pixel"),
+    ("leaks", "patients_in_several_splits", "patients are in several splits"),
+    ("leaks", "duplicate_pictures_across_splits", "pictures are in several splits"),
+    ("leaks", "near_duplicate_pairs", "pairs across splits are near duplicates"),
+)
 
 
 def leave_out(
-    build: Build, tasks: Sequence[plan.ShardTask], sidecars: Sequence[Sidecar]
+    build: Build,
+    tasks: Sequence[plan.ShardTask],
+    sidecars: Sequence[Sidecar],
+    all_rows: Sequence[pa.Table],
 ) -> pa.Table:
     """Removes duplicates from the shards if the policies say so.
 
     A shard that loses records is replaced, with its sidecar. Augmented copies of a dropped image,
-    which have its path, are dropped with it. `sidecars` are in the order of `tasks`.
+    which have its path, are dropped with it. The sidecars and `all_rows`, the rows of the examples
+    table, are in the order of the tasks.
 
     Returns:
         all dropped images, including those that the plan dropped: a table of `DROPPED_SCHEMA`.
@@ -62,10 +65,10 @@ def leave_out(
     if build.storage.exists(DECIDED_FILE):
         decided = read_table(build.storage, DECIDED_FILE)
     else:
-        examples, same, _ = build.read_pictures()
+        examples = columns.audited(pa.concat_tables(all_rows))
+        same = twins.find_twins(examples, build.open_images(), build.draft.label_kind)
         decided = decide(examples, same, build.policies)
         write_table(build.storage, DECIDED_FILE, decided)
-    all_rows = build.storage.map(build.read_rows, tasks)
     for task, sidecar, rows in zip(tasks, sidecars, all_rows, strict=True):
         keep = pc.invert(pc.is_in(rows["path"], decided["path"].combine_chunks()))
         if not pc.all(keep).as_py():
@@ -73,7 +76,7 @@ def leave_out(
     return pa.concat_tables([planned, decided])
 
 
-def decide(examples: pa.Table, twins: Twins, options: SplitOptions) -> pa.Table:
+def decide(examples: pa.Table, same: twins.Twins, options: SplitOptions) -> pa.Table:
     """Returns the examples to drop, with the reasons.
 
     Of several pictures with the same pixels, the one in the most protected split stays (the order
@@ -91,23 +94,23 @@ def decide(examples: pa.Table, twins: Twins, options: SplitOptions) -> pa.Table:
         return ranks[names[row]], paths[row]
 
     reasons: dict[int, tuple[str, str]] = {}
-    for group in twins.exact_groups():
+    for group in same.exact_groups():
         first, *others = members = sorted(group.tolist(), key=protection)
-        different, same = sorted({labels[row] for row in members}), f"same pixels as {paths[first]}"
+        different, why = sorted({labels[row] for row in members}), f"same pixels as {paths[first]}"
         if options.duplicates != "drop":
             others = [row for row in others if names[row] != names[first]]
-            reasons |= dict.fromkeys(others, (f"picture_in_{names[first]}", same))
+            reasons |= dict.fromkeys(others, (f"picture_in_{names[first]}", why))
         elif len(different) == 1:
-            reasons |= dict.fromkeys(others, ("duplicate", same))
+            reasons |= dict.fromkeys(others, ("duplicate", why))
         else:
             detail = f"the same pixels are labelled {', '.join(different)}"
             reasons |= dict.fromkeys(members, ("conflicting_label", detail))
     # Near duplicates in several splits, as rows of both pictures that are left, the more protected
     # one first. The rows of a picture are in one split, because the others have been decided.
     pairs: list[list[list[int]]] = []
-    for pair in twins.near if options.leaks == "drop" else ():
+    for pair in same.near if options.leaks == "drop" else ():
         sides = [
-            sorted(set(twins.copies_of(row).tolist()) - reasons.keys(), key=protection)
+            sorted(set(same.copies_of(row).tolist()) - reasons.keys(), key=protection)
             for row in (pair.first, pair.second)
         ]
         if all(sides) and names[sides[0][0]] != names[sides[1][0]]:
@@ -132,9 +135,8 @@ def _copy_without(
     `keep` says of each row whether its record stays.
     """
     storage, layout, shard_name = build.storage, build.draft.layout, task.shard_name
-    keys = rows["key"].to_pylist()
+    keys, digest = rows["key"].to_pylist(), hashlib.sha256()
     slot = layout.features[schema.KEY]
-    digest = hashlib.sha256()
     with storage.open_arrow(shard_name) as old, storage.create(shard_name) as new:
         for row in np.flatnonzero(keep.to_numpy()).tolist():
             old.seek(row * layout.stride)
@@ -151,10 +153,12 @@ def _copy_without(
     # alone, its size no longer fits the sidecar, so it is written again.
     storage.sync_names()
     rows = rows.filter(keep)
-    place = rows.schema.get_field_index("row")
-    rows = rows.set_column(place, rows.schema.field("row"), pa.array(range(len(rows)), pa.int32()))
+    place, numbers = rows.schema.get_field_index("row"), pa.array(range(len(rows)), pa.int32())
+    rows = rows.set_column(place, rows.schema.field("row"), numbers)
     with storage.create(rows_name(task)) as file:
         pq.write_table(rows, file)
+    with storage.open_arrow(shard_name) as file:
+        statistics = PixelStatistics.from_shard(file, layout)
     smaller = dataclasses.replace(
         sidecar,
         num_examples=len(rows),
@@ -162,7 +166,7 @@ def _copy_without(
         sha256=digest.hexdigest(),
         label_counts=layout.label_kind.counts(rows["label"].to_pylist(), build.draft.label_names),
         num_dropped=sidecar.num_examples - len(rows),
-        statistics=None,
+        statistics=statistics,
     )
     smaller.write(storage.create)
 
@@ -176,13 +180,12 @@ def check_searchable(image_shape: Sequence[int], options: SplitOptions) -> None:
         errors.UserError: naming the smallest size.
     """
     height, width = image_shape[:2]
-    if options.leaks == "fail" and min(height, width) < MIN_SIDE:
+    if options.leaks == "fail" and min(height, width) < twins.MIN_SIDE:
         raise errors.UserError(
-            f"--leaks fail cannot be checked with --image_size {height}x{width}: copies that were "
-            "saved again, brightened or resized are found only in images stored with at least "
-            f"{MIN_SIDE} pixels per side. Choose a larger --image_size; or choose "
-            f"--leaks keep, and check patients and exact copies with {flags.command('audit')} "
-            "--max_leaked_patients 0 --max_duplicates 0"
+            f"--leaks fail cannot be checked with --image_size {height}x{width}: near duplicates "
+            f"are found only in images stored with at least {twins.MIN_SIDE} pixels per side. "
+            "Choose a larger --image_size; or choose --leaks keep, and check the rest with "
+            f"{flags.command('audit')} --max_leaked_patients 0 --max_duplicates 0"
         )
 
 
@@ -194,14 +197,12 @@ def require_policies(storage: Storage, made: manifest.Manifest, options: SplitOp
     Raises:
         errors.RefusedError: with the number of images for each violated policy.
     """
-    measures, parts = made.audit.get("measures", {}), []
-    for flag, texts in _MUST_BE_ZERO.items():
-        if getattr(options, flag) == "fail":
-            parts += [
-                f"{measures[name]:,} {text} (--{flag} is fail)"
-                for name, text in texts.items()
-                if measures.get(name)
-            ]
+    measures = made.audit.get("measures", {})
+    parts = [
+        f"{measures[name]:,} {text} (--{flag} is fail)"
+        for flag, name, text in _MUST_BE_ZERO
+        if getattr(options, flag) == "fail" and measures.get(name)
+    ]
     gap = near_search_gap(measures.get("near_duplicate_pairs"), measures)
     if options.leaks == "fail" and gap:
         parts.append(f"{gap} (--leaks is fail)")

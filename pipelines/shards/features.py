@@ -6,7 +6,6 @@ module of the package imports Keras, in the workers alone.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import importlib.metadata
@@ -26,7 +25,7 @@ from pipelines import errors
 from pipelines.planning.plan import ShardTask
 from pipelines.shards.build import Create, Sidecar, Work, WriteTask
 from pipelines.stores.output import Storage
-from tfrecord_io import flags, manifest, printing, schema, shard_writer, shards
+from tfrecord_io import flags, manifest, printing, schema, shard_writer
 from tfrecord_io.trunk import FILE_NAME
 
 #: Images in each batch for the trunk. The last batch of a shard is filled up with zeros, because a
@@ -45,13 +44,6 @@ _KERAS_SETTINGS = {
 
 # A cluster's worker may load in several threads, and the noise is hidden for the whole process.
 _loading = threading.Lock()
-
-# Tables that describe images, and so also their feature maps.
-_CARRIED_OVER = (
-    manifest.EXAMPLES_FILE_NAME,
-    manifest.REJECTS_FILE_NAME,
-    manifest.DROPPED_FILE_NAME,
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,9 +68,8 @@ class Extraction(Work):
         ]
 
 
-@contextlib.contextmanager
-def open_feature_writer(extraction: Extraction) -> Iterator[WriteTask]:
-    """Loads the trunk and yields a function that writes the shards of an extraction."""
+def feature_writer(extraction: Extraction) -> WriteTask:
+    """Loads the trunk and returns a function that writes the shards of an extraction."""
     model = _load_trunk(extraction)
     import keras
 
@@ -91,7 +82,7 @@ def open_feature_writer(extraction: Extraction) -> Iterator[WriteTask]:
         backend: importlib.metadata.version(backend),
     }
     trunk = model.predict_on_batch
-    yield lambda task, create: write_features(extraction, task, trunk, create, computed_by)
+    return lambda task, create: write_features(extraction, task, trunk, create, computed_by)
 
 
 def write_features(
@@ -117,8 +108,16 @@ def write_features(
         for images, labels, keys in _read_batches(extraction, source):
             filled = np.zeros((BATCH_SIZE, *images.shape[1:]), np.uint8)
             filled[: len(images)] = images
-            features = _as_stored(trunk(filled)[: len(images)], extraction, source.name)
-            for feature, label, key in zip(features, labels, keys, strict=True):
+            features = trunk(filled)[: len(images)]
+            with np.errstate(over="ignore"):
+                stored = features.astype(layout.numpy_dtype)
+            if not np.isfinite(stored).all():
+                advice = "; use --dtype float32" if np.isfinite(features).all() else ""
+                raise errors.BuildError(
+                    f"{extraction.data}/{source.name}: the trunk gives values that {stored.dtype} "
+                    f"cannot hold (up to {np.abs(features).max():g}){advice}"
+                )
+            for feature, label, key in zip(stored, labels, keys, strict=True):
                 writer.write(feature.tobytes(), label, key)
             label_counts += layout.label_kind.count(labels)
     sidecar = Sidecar(
@@ -150,7 +149,8 @@ def describe_features(
     computed_by = sorted(map(json.loads, texts), key=str)
     made = extraction.with_shards(tasks, sidecars)
     made = dataclasses.replace(made, source={**made.source, "computed_by": computed_by})
-    for name in _CARRIED_OVER:
+    tables = manifest.EXAMPLES_FILE_NAME, manifest.REJECTS_FILE_NAME, manifest.DROPPED_FILE_NAME
+    for name in tables:
         if data.exists(name):
             storage.write(name, data.read(name))
     storage.write(manifest.REPORT_FILE_NAME, card.render_features(made).encode())
@@ -176,10 +176,8 @@ def _load_trunk(extraction: Extraction) -> Any:
                 f"the worker needs Keras and TensorFlow or JAX, but {error}; "
                 "run pip install '.[train]' in the clone of this project"
             ) from error
-        path = Path(storage.path(FILE_NAME))
-        if storage.remote:
-            path = Path(folder) / FILE_NAME
-            path.write_bytes(storage.read(FILE_NAME))
+        path = Path(folder) / FILE_NAME
+        path.write_bytes(storage.read(FILE_NAME))
         try:
             model = keras.saving.load_model(path, compile=False)
         except (ValueError, OSError, TypeError, KeyError) as error:
@@ -200,7 +198,7 @@ def _read_batches(
     digest = hashlib.sha256()
     with data.open_arrow(shard.name) as file:
         # A shard that was cut off ends within a record; its digest shows it below.
-        for records in shards.read_records(file, layout.stride, BATCH_SIZE):
+        for records in layout.read_records(file, BATCH_SIZE):
             digest.update(records)
             keys = [bytes(key).decode() for key in layout.bytes_in(records, schema.KEY)]
             yield layout.images_in(records), layout.labels_in(records), keys
@@ -210,16 +208,3 @@ def _read_batches(
             f"manifest says {shard.sha256[:12]}…; check it with {flags.command('verify')} "
             f"{extraction.data}, and build it again"
         )
-
-
-def _as_stored(features: np.ndarray, extraction: Extraction, name: str) -> np.ndarray:
-    """Returns features in the stored type; raises if one is not finite in it."""
-    with np.errstate(over="ignore"):
-        stored = features.astype(extraction.draft.layout.numpy_dtype)
-    if not np.isfinite(stored).all():
-        advice = "; use --dtype float32" if np.isfinite(features).all() else ""
-        raise errors.BuildError(
-            f"{extraction.data}/{name}: the trunk gives values that {stored.dtype} cannot hold (up "
-            f"to {np.abs(features).max():g}){advice}"
-        )
-    return stored

@@ -29,13 +29,13 @@ from pipelines.listing.refs import RejectedFile, iterate_refs
 from pipelines.planning.plan import ShardTask, read_task_refs, read_tasks
 from pipelines.shards import drops
 from pipelines.shards.build import Build, Sidecar, Work
+from pipelines.shards.features import describe_features
 from pipelines.shards.write import EXAMPLE_SCHEMA
 from pipelines.stores.output import BUILD_DIR, Storage
 from pipelines.stores.output_state import PLAN_FILE
-from tfrecord_io import croissant, groups, manifest, tfds_metadata
-from tfrecord_io.auditing import audit
+from tfrecord_io import descriptions, groups, manifest
+from tfrecord_io.auditing import audit, columns, twins
 from tfrecord_io.printing import csv_cell
-from tfrecord_io.statistics import PixelStatistics
 
 #: Holds the reason why the dataset was refused.
 FAILURE_FILE = f"{BUILD_DIR}/failure.json"
@@ -63,14 +63,16 @@ def finish_dataset(work: Work) -> None:
     with work.clear_errors():
         tasks = read_tasks(storage, work.draft.fingerprint)
         try:
-            made = work.describe(work, tasks, work.require_sidecars(tasks))
+            describe = describe_images if isinstance(work, Build) else describe_features
+            made = describe(work, tasks, work.require_sidecars(tasks))
         except errors.RefusedError as refusal:
             storage.write(FAILURE_FILE, json.dumps({"message": str(refusal)}).encode())
             return
-        for name, text in tfds_metadata.describe(made).items():
+        for name, text in descriptions.for_tfds(made).items():
             storage.write(name, text.encode())
         with storage.open_arrow(manifest.EXAMPLES_FILE_NAME) as examples:
-            storage.write(croissant.FILE_NAME, croissant.describe(made, examples).encode())
+            text = descriptions.croissant(made, examples)
+        storage.write(descriptions.CROISSANT_FILE, text.encode())
         storage.write(manifest.FILE_NAME, made.to_json().encode())
 
 
@@ -91,21 +93,23 @@ def describe_images(
     storage = build.storage
     rejects = list_rejects(build, tasks, sidecars)
     _require_classes(build, tasks, sidecars)
-    _join_examples(build, tasks)
-    _require_unique_keys(storage)
-    dropped = drops.leave_out(build, tasks, sidecars)
+    parts = _read_rows(build, tasks)
+    dropped = drops.leave_out(build, tasks, sidecars, parts)
     if dropped.num_rows:
-        sidecars = build.require_sidecars(tasks)
-        _join_examples(build, tasks)
-        rows = (tuple(row.values()) for row in dropped.to_pylist())
-        _write_reasons(storage, manifest.DROPPED_FILE_NAME, rows)
-    made = _make_manifest(build, tasks, sidecars, rejects, dropped)
-    examples, same, images = build.read_pictures()
+        sidecars, parts = build.require_sidecars(tasks), _read_rows(build, tasks)
+        reasons = (tuple(row.values()) for row in dropped.to_pylist())
+        _write_reasons(storage, manifest.DROPPED_FILE_NAME, reasons)
+    rows = pa.concat_tables(parts)
+    originals = np.flatnonzero(rows["variant"].to_numpy() == 0)
+    num_variants = rows.num_rows - len(originals)
+    made = _make_manifest(build, tasks, sidecars, rejects, dropped, num_variants)
+    examples, images = columns.audited(rows), build.open_images()
+    same = twins.find_twins(examples, images, build.draft.label_kind)
     result = audit.audit_examples(examples, same, made)
     made = dataclasses.replace(made, audit={**made.audit, **result.to_dict()})
     page = card.render(made, result, examples, images, rejects, dropped)
     storage.write(manifest.REPORT_FILE_NAME, page.encode())
-    _join_examples(build, tasks, _group(storage, same.pairs))
+    _write_examples(storage, parts, groups.group_images(rows, originals[same.pairs]))
     drops.require_policies(storage, made, build.policies)
     return made
 
@@ -125,10 +129,9 @@ def list_rejects(
     rows = map(dataclasses.astuple, rejects)
     _write_reasons(build.storage, manifest.REJECTS_FILE_NAME, rows)
     table = build.storage.path(manifest.REJECTS_FILE_NAME)
-    counts, over_limit = build.draft.counts, build.draft.counts["over_limit"]
+    counts, num_listed = build.draft.counts, len(build.rejected_files)
     num_planned = sum(task.num_refs for task in tasks) - counts.get("variants", 0)
-    num_listed = len(build.rejected_files)
-    num_images = num_planned + num_listed
+    num_images, over_limit = num_planned + num_listed, counts["over_limit"]
     reasons = collections.Counter(reject.reason for reject in rejects)
     told = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
     told += "".join(hint for reason, hint in _HINTS.items() if reasons[reason])
@@ -180,72 +183,51 @@ def _require_classes(build: Build, tasks: Sequence[ShardTask], sidecars: Sequenc
     if not lost:
         return
     name, path = next(iter(lost.items()))
-    table = build.storage.path(manifest.REJECTS_FILE_NAME)
-    files = f"all its files were rejected, such as {path} ({table} lists them). Repair the files"
-    if not kind.one_hot:
-        raise errors.RefusedError(
-            f"no image with the label {name!r} is left: {files}, or leave the label out of "
-            "--label_columns"
-        )
     rest = ",".join(label for label in labels if label not in lost)
     raise errors.RefusedError(
-        f"{kind.noun} {name!r} has no image left: {files}; or, if that folder is not a "
-        f"{kind.noun}, run again with {kind.flag}={rest} --overwrite"
+        f"{kind.noun} {name!r} has no image left: all its files were rejected, such as {path} "
+        f"({build.storage.path(manifest.REJECTS_FILE_NAME)} lists them). Repair the files; or "
+        f"leave it out: run again with {kind.flag}={rest} --overwrite"
     )
 
 
-def _join_examples(
-    build: Build, tasks: Sequence[ShardTask], grouped: groups.Groups | None = None
-) -> None:
-    """Joins the shards' rows into one table, one row group per shard, one shard in memory.
+def _read_rows(build: Build, tasks: Sequence[ShardTask]) -> list[pa.Table]:
+    """Returns the rows of the examples table that each task has made, in the order of the tasks.
 
-    `grouped` are the groups of all rows, for the last column; None for a table without it.
+    Raises:
+        errors.BuildError: if they do not fit each other, or an image is there twice, which the
+            shards' counts cannot show.
     """
+    parts = list(build.storage.map(build.read_rows, tasks))
     # A table of labels adds columns to `EXAMPLE_SCHEMA`.
-    first = schema = build.read_rows(tasks[0]).schema
-    if grouped is not None:
-        schema = schema.append(pa.field(groups.COLUMN, pa.string()))
-    start = 0
-    with (
-        build.storage.create(manifest.EXAMPLES_FILE_NAME) as file,
-        pq.ParquetWriter(file, schema) as writer,
-    ):
-        for rows in build.storage.map(build.read_rows, tasks):
-            if rows.schema != first or not set(EXAMPLE_SCHEMA.names) <= set(first.names):
-                raise errors.BuildError(
-                    f"another version of this program began {build.output}; start again with "
-                    "--overwrite"
-                )
-            columns = rows.columns
-            if grouped is not None:
-                columns.append(grouped.names.slice(start, len(rows)).cast(pa.string()))
-                start += len(rows)
-            writer.write_table(pa.table(columns, schema))
-
-
-def _require_unique_keys(storage: Storage) -> None:
-    """Refuses a dataset that holds an image twice, which the shards' counts cannot show."""
-    with storage.open_arrow(manifest.EXAMPLES_FILE_NAME) as file:
-        keys = pq.read_table(file, columns=["key"])["key"]
+    schema = parts[0].schema
+    is_own = set(EXAMPLE_SCHEMA.names) <= set(schema.names)
+    if not is_own or any(part.schema != schema for part in parts):
+        raise errors.BuildError(
+            f"another version of this program began {build.output}; start again with --overwrite"
+        )
+    keys = pa.concat_tables(parts)["key"]
     repeated = len(keys) - pc.count_distinct(keys).as_py()
     if repeated:
         raise errors.BuildError(
-            f"{repeated:,} of {len(keys):,} examples in {storage.root} repeat the key of another "
+            f"{repeated:,} of {len(keys):,} examples in {build.output} repeat the key of another "
             "example: the shards come from different plans. Delete the folder and build again"
         )
+    return parts
 
 
-def _group(storage: Storage, copies: np.ndarray) -> groups.Groups:
-    """Returns the groups of all rows of the examples table.
-
-    `copies`, int64 [num_pairs, 2], are rows of the same picture, augmented copies not counted.
-    """
-    with storage.open_arrow(manifest.EXAMPLES_FILE_NAME) as file:
-        parquet = pq.ParquetFile(file)
-        names = [name for name in parquet.schema_arrow.names if name in groups.INPUTS]
-        table = parquet.read(columns=[*names, "variant"])
-    originals = np.flatnonzero(table["variant"].to_numpy() == 0)
-    return groups.group_images(table, originals[copies])
+def _write_examples(storage: Storage, parts: Sequence[pa.Table], grouped: groups.Groups) -> None:
+    """Writes the examples table, one row group per shard; `grouped` are the groups of all rows."""
+    schema = parts[0].schema.append(pa.field(groups.COLUMN, pa.string()))
+    start = 0
+    with (
+        storage.create(manifest.EXAMPLES_FILE_NAME) as file,
+        pq.ParquetWriter(file, schema) as writer,
+    ):
+        for part in parts:
+            names = grouped.names.slice(start, len(part)).cast(pa.string())
+            writer.write_table(pa.table([*part.columns, names], schema))
+            start += len(part)
 
 
 def _make_manifest(
@@ -254,6 +236,7 @@ def _make_manifest(
     sidecars: Sequence[Sidecar],
     rejects: Sequence[RejectedFile],
     dropped: pa.Table,
+    num_variants: int,
 ) -> manifest.Manifest:
     """Completes the draft by what was written, except for the audit.
 
@@ -262,21 +245,21 @@ def _make_manifest(
         errors.RefusedError: if no example is left.
     """
     planned, storage = build.draft.counts, build.storage
-    variants = {}
-    if "variants" in planned:
-        with storage.open_arrow(manifest.EXAMPLES_FILE_NAME) as file:
-            column = pq.read_table(file, columns=["variant"])["variant"].to_numpy()
-        variants = {"variants": int(np.count_nonzero(column))}
     counts = {
         "files": planned["files"],
         "examples": sum(sidecar.num_examples for sidecar in sidecars),
-        **variants,
+        **({"variants": num_variants} if "variants" in planned else {}),
         "rejects": len(rejects),
         "copies": planned["copies"],
         "over_limit": planned["over_limit"],
         "dropped": dict(sorted(collections.Counter(dropped["reason"].to_pylist()).items())),
         "ignored": planned["ignored"],
     }
+    sums = [
+        sidecar.statistics
+        for task, sidecar in zip(tasks, sidecars, strict=True)
+        if task.split == manifest.STATISTICS_SPLIT and sidecar.num_examples and sidecar.statistics
+    ]
     made = dataclasses.replace(
         build.with_shards(tasks, sidecars),
         counts=counts,
@@ -287,7 +270,7 @@ def _make_manifest(
             "pyarrow": pa.__version__,
             **build.draft.versions,
         },
-        statistics=_statistics(build, tasks, sidecars),
+        statistics=functools.reduce(operator.add, sums) if sums else None,
     )
     accounted = sum(count for _, count in made.ledger)
     if accounted != counts["files"]:
@@ -303,21 +286,3 @@ def _make_manifest(
             "choose --duplicates keep with --overwrite"
         )
     return made
-
-
-def _statistics(
-    build: Build, tasks: Sequence[ShardTask], sidecars: Sequence[Sidecar]
-) -> PixelStatistics | None:
-    """Returns the sums over the pixels of the train split, or None if it holds no example."""
-
-    def of_shard(sidecar: Sidecar) -> PixelStatistics:
-        if sidecar.statistics is not None:
-            return sidecar.statistics
-        with build.storage.open_arrow(sidecar.shard) as file:
-            return PixelStatistics.from_shard(file, build.draft.layout)
-
-    pairs = zip(tasks, sidecars, strict=True)
-    counted = [sidecar for task, sidecar in pairs if task.split == manifest.STATISTICS_SPLIT]
-    if not any(sidecar.num_examples for sidecar in counted):
-        return None
-    return functools.reduce(operator.add, build.storage.map(of_shard, counted))

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import io
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.sharedctypes import Synchronized
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +16,11 @@ import pyarrow.parquet as pq
 import xxhash
 
 from pipelines import errors, workers
-from pipelines.listing.refs import OTHERS, SITE, ImageRef, RejectedFile, iterate_refs
+from pipelines.listing.refs import ImageRef, RejectedFile, iterate_refs, other_columns
 from pipelines.planning import plan
-from pipelines.shards.build import Build, Create, Sidecar, Work, WriteTask, rows_name
-from pipelines.sources.reader import read_in_order
-from pipelines.sources.source import Reader
+from pipelines.shards.build import Build, Create, Sidecar, Work, rows_name
+from pipelines.shards.features import feature_writer
+from pipelines.sources.source import Reader, read_in_order
 from pipelines.stores import output_state
 from pipelines.stores.output import WriteBehind
 from tfrecord_io import augment, groups, schema, shard_writer
@@ -88,8 +88,8 @@ def write_shard(build: Build, task: plan.ShardTask, reader: Reader, create: Crea
         create(task.shard_name) as file,
         shard_writer.ShardWriter(file, layout) as shard,
     ):
-        rows, rejects = _write_images(build, planned, reader, shard)
-    table = _examples_table(task, planned, rows, shard.facts())
+        rows, rejects = _write_images(build, task, planned, reader, shard)
+    table = _examples_table(planned, rows, shard.facts())
     with create(rows_name(task)) as file:
         pq.write_table(table, file)
     sidecar = Sidecar(
@@ -101,31 +101,30 @@ def write_shard(build: Build, task: plan.ShardTask, reader: Reader, create: Crea
         sha256=shard.sha256,
         label_counts=draft.label_kind.counts([row["label"] for row in rows], draft.label_names),
         rejects=tuple(rejects),
-        statistics=shard.statistics(),
+        statistics=shard.statistics,
     )
     sidecar.write(create)
     return sidecar
-
-
-@contextlib.contextmanager
-def open_image_writer(build: Build) -> Iterator[WriteTask]:
-    """Opens the source and yields a function that writes the shards of a build."""
-    with build.source.open() as reader:
-        yield lambda task, create: write_shard(build, task, reader, create)
 
 
 class TaskWriter(contextlib.ExitStack):
     """Writes one task after another; it is closed by `close` or at the end of a `with` block.
 
     It keeps its input open, and makes a shard while the files of earlier tasks reach the disk.
+
+    Raises:
+        errors.BuildError: if what all tasks need cannot be opened.
     """
 
     def __init__(self, work: Work) -> None:
-        """Opens what all tasks need; raises errors.BuildError if that is not possible."""
         super().__init__()
         self._work = work
         try:
-            self._write = self.enter_context(work.open_writer(work))
+            if isinstance(work, Build):
+                reader = self.enter_context(work.source.open())
+                self._write = lambda task, create: write_shard(work, task, reader, create)
+            else:
+                self._write = feature_writer(work)
         except Exception:
             # The message may name the input, which must not reach a worker's log.
             if work.anonymous:
@@ -138,17 +137,15 @@ class TaskWriter(contextlib.ExitStack):
     def write(self, task: plan.ShardTask) -> None:
         """Writes a shard unless it is already written, as when an engine retries its task.
 
-        Its files may still be unfinished on return; call `wait` before relying on them.
-
-        Raises:
-            errors.BuildError: as `write_shard` does, or if the output cannot be written.
+        Its files may still be unfinished on return; call `wait` before relying on them. Both raise
+        `errors.BuildError` as `write_shard` does, or if the output cannot be written.
         """
         if self._work.read_sidecar(task) is None:
             with self._work.clear_errors():
                 self._write(task, self._files.create)
 
     def wait(self) -> None:
-        """Waits until the files of all tasks are finished; raises a `BuildError` if one fails."""
+        """Waits until the files of all tasks are finished."""
         with self._work.clear_errors():
             self._files.wait()
 
@@ -172,25 +169,28 @@ def write_in_processes(work: Work, tasks: Sequence[plan.ShardTask], num_processe
 
 def _write_next(work: Work, tasks: Sequence[plan.ShardTask]) -> None:
     """Takes the next task and writes it, until all tasks are taken."""
-    next_task: Synchronized[int] = workers.shared
-
-    def take() -> int:
-        with next_task.get_lock():
-            next_task.value += 1
-            return next_task.value - 1
-
+    num_taken: Synchronized[int] = workers.shared
     try:
         with TaskWriter(work) as writer:
-            while (place := take()) < len(tasks):
+            while True:
+                with num_taken.get_lock():
+                    place = num_taken.value
+                    num_taken.value += 1
+                if place >= len(tasks):
+                    break
                 writer.write(tasks[place])
             writer.wait()
     except BaseException:
-        next_task.value = len(tasks)  # so that the other workers stop
+        num_taken.value = len(tasks)  # so that the other workers stop
         raise
 
 
 def _write_images(
-    build: Build, planned: pa.RecordBatch, reader: Reader, shard: shard_writer.ShardWriter
+    build: Build,
+    task: plan.ShardTask,
+    planned: pa.RecordBatch,
+    reader: Reader,
+    shard: shard_writer.ShardWriter,
 ) -> tuple[list[dict[str, Any]], list[RejectedFile]]:
     """Decodes the planned images into a shard.
 
@@ -232,6 +232,9 @@ def _write_images(
                 facts
                 | {
                     "place": place,
+                    "split": task.split,
+                    "shard": task.shard_name,
+                    "row": len(examples),
                     "key": key,
                     "variant": variant,
                     "label": ref.label,
@@ -278,17 +281,16 @@ def _decode(
         except Reject as reject:
             attempts.append((data, reject))
         except (OSError, EOFError, IndexError):
-            detail = f"the file has no whole picture {ref.frame}"
-            attempts.append((data, Reject("undecodable", detail)))
+            why = Reject("undecodable", f"the file has no whole picture {ref.frame}")
+            attempts.append((data, why))
         except errors.ToldError:
             if ref.hidden is None:
                 raise
             # The reader's own message, which names the file, must not reach a worker's log.
             raise errors.BuildError(
-                f"image {ref.source_path} could not be read, or has "
-                "changed since the build began; the private table beside the secret gives its "
-                "name. Run the same command again to resume, or with --overwrite if the file has "
-                "changed"
+                f"image {ref.source_path} could not be read, or has changed since the build began; "
+                "the private table beside the secret gives its name. Run the same command again to "
+                "resume, or with --overwrite if the file has changed"
             ) from None
     (before, why_before), (now, why_now) = attempts
     if str(why_now) == str(why_before) and (not isinstance(now, bytes) or now == before):
@@ -300,7 +302,6 @@ def _decode(
 
 
 def _examples_table(
-    task: plan.ShardTask,
     planned: pa.RecordBatch,
     examples: Sequence[Mapping[str, Any]],
     facts: Mapping[str, np.ndarray],
@@ -309,25 +310,14 @@ def _examples_table(
     columns: dict[str, Any] = {
         name: [example.get(name) for example in examples] for name in EXAMPLE_SCHEMA.names
     }
-    columns |= facts
-    columns |= {
-        "split": [task.split] * len(examples),
-        "shard": [task.shard_name] * len(examples),
-        "row": range(len(examples)),
-        "perceptual_hash": [bits.tobytes() for bits in facts["perceptual_hash"]],
-    }
+    columns |= {**facts, "perceptual_hash": [bits.tobytes() for bits in facts["perceptual_hash"]]}
     fields = list(EXAMPLE_SCHEMA)
     places = pa.array([example["place"] for example in examples], pa.int64())
-    if SITE in planned.schema.names:
-        columns[SITE] = planned.column(SITE).take(places).cast(pa.string())
-        fields.append(pa.field(SITE, pa.string()))
-    if OTHERS in planned.schema.names:
-        others = planned.column(OTHERS).take(places)
-        for field, column in zip(others.type, others.flatten(), strict=True):
-            # The launcher has said which are left out.
-            if field.name not in columns and field.name != groups.COLUMN:
-                columns[field.name] = column
-                fields.append(field)
+    for name, column in other_columns(planned).items():
+        # The launcher has said which are left out.
+        if name not in columns and name != groups.COLUMN:
+            columns[name] = column.take(places)
+            fields.append(pa.field(name, column.type))
     return pa.Table.from_pydict(columns, pa.schema(fields))
 
 

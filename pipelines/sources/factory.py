@@ -1,29 +1,109 @@
-"""Makes the source that the user chose, after downloading, drawing or uploading its images.
+"""The options of the sources, and the source that they choose.
 
-The paths in it are absolute, because a worker may have another working directory.
+Its images are downloaded, drawn or uploaded first. The paths in it are absolute, because a worker
+may have another working directory.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import re
 from pathlib import Path
+from typing import Literal
 
 from tqdm import tqdm
-from tqdm.utils import CallbackIOWrapper
 
 from pipelines import errors
-from pipelines.sources import fashion_mnist, zip_members
-from pipelines.sources.archive import ArchiveSource
+from pipelines.sources import fashion_mnist, kaggle, synthetic
+from pipelines.sources.archive import ArchiveSource, zip_members
 from pipelines.sources.directory import DirectorySource
-from pipelines.sources.downloads import byte_bar
-from pipelines.sources.kaggle import download as kaggle
-from pipelines.sources.options import SourceOptions, Workers
 from pipelines.sources.remote import RemoteDirectorySource, RemoteZipSource
 from pipelines.sources.source import Source
-from pipelines.sources.synthetic import tree as synthetic
 from pipelines.stores.output import Storage
+from tfrecord_io.flags import check, flag
 from tfrecord_io.stores import remote
 from tfrecord_io.stores.folder import is_remote
+
+SOURCES = ("kaggle", "archive", "directory", "fashion_mnist", "synthetic")
+
+#: Where the images are decoded: on this machine; on machines that may share its disk; on machines
+#: that do not.
+Workers = Literal["here", "cluster", "dataflow"]
+
+# What --input must be for a source that requires it; None for a source that accepts no --input.
+_INPUTS = {
+    "archive": "a .zip, .tar or .tar.gz file",
+    "directory": "a folder",
+    "kaggle": None,
+    "synthetic": None,
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SourceOptions:
+    """Where the images come from.
+
+    Raises:
+        ValueError: if a value is wrong, or the source takes no such input.
+    """
+
+    source: str = flag(
+        "kaggle",
+        "where the images come from (default: kaggle, which downloads them and needs a free "
+        "account; synthetic draws them and needs no account)",
+        choices=SOURCES,
+    )
+    input: str | None = flag(
+        None,
+        "archive: the .zip, .tar or .tar.gz file; directory: the folder; fashion_mnist: the folder "
+        "with its four files (default: download them). A zip or folder may be a URL such as "
+        "s3://bucket/scans.zip",
+        metavar="PATH",
+    )
+    kaggle_dataset: str = flag(
+        kaggle.DEFAULT_DATASET, "kaggle: the dataset to download", metavar="OWNER/NAME"
+    )
+    fashion_mnist_url: str = flag(
+        fashion_mnist.BASE_URL,
+        "fashion_mnist: where to download the four files from",
+        metavar="URL",
+    )
+    # One for each of four classes in each of three splits.
+    num_examples: int = flag(2000, "synthetic: images to draw", metavar="N", least=12)
+    download_dir: Path = flag(
+        Path("data/downloads"),
+        "where downloads and drawn images are kept for later builds",
+        metavar="DIR",
+    )
+    staging: str | None = flag(
+        None,
+        "for workers that cannot read this machine's disk, such as Dataflow's: folder such as "
+        "gs://bucket/folder to which a local or downloaded zip is uploaded once",
+        metavar="URL",
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        needed = _INPUTS.get(self.source, "")
+        if needed and not self.input:
+            raise ValueError(f"--source {self.source} needs --input, {needed}")
+        if needed is None and self.input:
+            raise ValueError(
+                f"--source {self.source} takes no --input; use --source "
+                + ("directory" if Path(self.input).is_dir() else "archive")
+                + " to build your own images"
+            )
+        slug = r"[A-Za-z0-9][A-Za-z0-9_-]*"
+        if not re.fullmatch(f"{slug}/{slug}", self.kaggle_dataset):
+            raise ValueError(
+                "--kaggle_dataset must be OWNER/NAME, as in the dataset's address, "
+                f"https://www.kaggle.com/datasets/OWNER/NAME; received {self.kaggle_dataset!r}"
+            )
+        if self.staging and not is_remote(self.staging):
+            raise ValueError(
+                f"--staging must be a URL such as gs://bucket/folder, received {self.staging!r}"
+            )
 
 
 def make_source(options: SourceOptions, workers: Workers, seed: int) -> Source:
@@ -76,11 +156,11 @@ def make_source(options: SourceOptions, workers: Workers, seed: int) -> Source:
 def require_reachable(options: SourceOptions, workers: Workers) -> None:
     """Checks that the workers will be able to read the images, before downloading or drawing them.
 
-    Dataflow's workers cannot read this machine's disk. The workers of another cluster may share a
-    disk with it; if they do not, the first worker raises an error.
+    The workers of a cluster may share a disk with this machine; if they do not, the first worker
+    raises an error. Dataflow's do not.
 
     Raises:
-        errors.UserError: if the workers cannot read the images; the message says what to do.
+        errors.UserError: if the workers cannot read the images.
     """
     given = options.input or ""
     if remote.shown(given) != given and workers != "here":
@@ -106,26 +186,23 @@ def require_reachable(options: SourceOptions, workers: Workers) -> None:
 def staged(source: ArchiveSource, options: SourceOptions, workers: Workers) -> Source:
     """Uploads a local zip to `--staging` once, if the workers are remote; returns its source there.
 
-    Raises:
-        errors.UserError: if the archive is not a zip, or `--staging` cannot be used.
-        errors.BuildError: if the upload fails.
+    Raises what `make_source` does.
     """
     path = source.path
     if workers == "here" or not options.staging:
         return source
     if not source.is_zip:
         raise errors.UserError(
-            f"{path} is not a zip, and only a zip can be read in parts from --staging; "
-            "pack the images as a .zip"
+            f"{path}: only a zip can be read in parts from --staging; pack the images as a .zip"
         )
     size, digest = path.stat().st_size, hashlib.blake2b(digest_size=8)
     with path.open("rb") as file:
         # Name, sizes, offset and CRC of each member identify the zip.
-        for member in zip_members.list_members(file, str(path)):
+        for member in zip_members(file, str(path)):
             digest.update(repr(member[:5]).encode())
         folder = Storage(f"{options.staging.rstrip('/')}/{size}-{digest.hexdigest()}")
         if folder.size(path.name) != size:
             file.seek(0)
-            with byte_bar("uploading to --staging", total=size) as bar:
-                remote.write(folder.path(path.name), CallbackIOWrapper(bar.update, file, "read"))
+            with tqdm.wrapattr(file, "read", size, desc="uploading to --staging") as shown:
+                remote.write(folder.path(path.name), shown)
     return RemoteZipSource(folder.path(path.name), source.facts)

@@ -25,18 +25,8 @@ from pipelines.sources.source import Member, Reader, Source
 from tfrecord_io.files import atomic_write
 from tfrecord_io.stores import remote
 
-LABEL_NAMES = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
-)
+LABEL_NAMES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker",
+               "Bag", "Ankle boot")  # fmt: skip
 IMAGE_SIZE = (28, 28)
 BASE_URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 
@@ -70,10 +60,7 @@ class FashionMnistSource(Source):
                 f"their published names, missing: {', '.join(missing)}.\n{_BY_HAND}"
             )
         for split, prefix in (("train", "train"), ("test", "t10k")):
-            try:
-                images, labels = read_split(self.directory, prefix)
-            except ValueError as error:
-                raise errors.UserError(str(error)) from None
+            images, labels = read_split(self.directory, prefix)
             for index, (image, label) in enumerate(zip(images, labels.tolist(), strict=True)):
                 yield Member(
                     name=f"{prefix}-images-idx3-ubyte/{index:05d}.pgm",
@@ -98,11 +85,8 @@ class _Reader(Reader):
         self._read_split = functools.cache(functools.partial(read_split, directory))
 
     def read(self, member: Member) -> bytes:
-        try:
-            # New splits take images from both files.
-            images, _ = self._read_split(member.name.partition("-")[0])
-        except ValueError as error:
-            raise errors.BuildError(str(error)) from None
+        # New splits take images from both files.
+        images, _ = self._read_split(member.name.partition("-")[0])
         return _pgm(images[member.offset])
 
 
@@ -120,26 +104,26 @@ def read_split(directory: Path, prefix: str) -> tuple[NDArray[np.uint8], NDArray
         `LABEL_NAMES`.
 
     Raises:
-        ValueError: if a file is not the published one.
+        errors.UserError: if a file is not the published one.
         errors.BuildError: if it cannot be read.
     """
     # The values follow a header of four bytes, and four for each dimension, in row-major order.
-    values = [_published(directory / name) for name in MD5_SUMS if name.startswith(prefix)]
-    images, labels = (np.frombuffer(gzip.decompress(content), np.uint8) for content in values)
+    files = [_read(directory / name) for name in MD5_SUMS if name.startswith(prefix)]
+    images, labels = (np.frombuffer(gzip.decompress(content), np.uint8) for content in files)
     return images[16:].reshape(-1, *IMAGE_SIZE), labels[8:]
 
 
-def _published(path: Path) -> bytes:
+def _read(path: Path) -> bytes:
     with errors.clear_read_errors(f"{path} (every worker must be able to)"):
-        return _published_content(path.read_bytes(), path.name, str(path))
+        return _published(path.read_bytes(), path.name, str(path))
 
 
-def _published_content(content: bytes, name: str, shown: str) -> bytes:
-    """Returns a file's content; raises ValueError if it has another MD5 than published."""
+def _published(content: bytes, name: str, shown: str) -> bytes:
+    """Returns a file's content; raises `errors.UserError` if it has another MD5 than published."""
     # MD5 is what is published; it finds damage and wrong files, not manipulation.
     md5 = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if md5 != MD5_SUMS[name]:
-        raise ValueError(
+        raise errors.UserError(
             f"{shown}: expected the published MD5 {MD5_SUMS[name]}, got {md5}; the file is damaged "
             "or another one, or a proxy or a login page answered in its place"
         )
@@ -154,14 +138,14 @@ def download(directory: Path, base_url: str) -> None:
     """
     for name in MD5_SUMS:
         path, url = directory / name, f"{base_url.rstrip('/')}/{name}"
-        with contextlib.suppress(ValueError):
-            if path.exists() and _published(path):
+        with contextlib.suppress(errors.UserError):
+            if path.exists() and _read(path):
                 continue
         try:
-            content = _published_content(remote.read_file(url), name, remote.shown(url))
+            content = _published(remote.read_file(url), name, remote.shown(url))
         except FileNotFoundError:
             raise errors.BuildError(f"{remote.shown(url)} does not exist.\n{_BY_HAND}") from None
-        except (errors.ToldError, ValueError) as error:
+        except errors.ToldError as error:
             raise errors.BuildError(f"{error}\n{_BY_HAND}") from None
         with errors.clear_write_errors(f"{path} (--download_dir chooses another folder)"):
             directory.mkdir(parents=True, exist_ok=True)

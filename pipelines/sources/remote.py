@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from pipelines import errors
-from pipelines.sources import zip_members
+from pipelines.sources.archive import ArchiveReader, zip_members
 from pipelines.sources.source import Member, Reader, Source
 from tfrecord_io import archives
 from tfrecord_io.rejects import Reject
@@ -52,7 +52,7 @@ class RemoteZipSource(Source):
                     f"{shown} is not a zip; only a zip has an index and can be read from a store "
                     "without downloading all of it. Copy the file to a local disk, or give a .zip"
                 )
-            yield from zip_members.list_members(file, shown)
+            yield from zip_members(file, shown)
 
     @contextlib.contextmanager
     def open(self) -> Iterator[_ZipReader]:
@@ -63,11 +63,11 @@ class RemoteZipSource(Source):
         return {"kind": "archive", "name": name, **self.facts}
 
 
-class _ZipReader(zip_members.ZipReader):
+class _ZipReader(ArchiveReader):
     num_parallel_reads = remote.NUM_CONNECTIONS
 
     def __init__(self, file: remote.RemoteFile) -> None:
-        super().__init__()
+        super().__init__(is_zip=True)
         self._file = file
 
     def read_at(self, start: int, length: int) -> bytes:

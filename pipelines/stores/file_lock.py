@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from pipelines import errors
+
 
 @contextlib.contextmanager
-def held(path: Path, busy: Callable[[str], Exception]) -> Iterator[None]:
+def held(path: Path, doing: str, kind: type[errors.ToldError] = errors.UserError) -> Iterator[None]:
     """Holds a lock until the block ends, and then deletes its file; its folder is made.
 
-    `busy` returns the error to raise if another process, given by its id, holds the lock.
+    Raises:
+        errors.ToldError: of this kind, if another process holds the lock; `doing` says what for.
     """
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -23,7 +26,10 @@ def held(path: Path, busy: Callable[[str], Exception]) -> Iterator[None]:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 file.seek(0)
-                raise busy(file.read().strip() or "unknown") from None
+                raise kind(
+                    f"another process (process id {file.read().strip() or 'unknown'}) is {doing}; "
+                    "wait until it ends and run the same command again, or choose another folder"
+                ) from None
             # The last holder may have deleted the file after this process opened it. Then the lock
             # is on a file that no other process can open, and a new file must be made.
             if not _is_at(path, file):

@@ -1,4 +1,4 @@
-"""The files of an output folder, on a local disk or on an object store.
+"""The options of the output, and the files of its folder, on a local disk or on an object store.
 
 A local file is written under a temporary name and then renamed. On an object store a rename is a
 copy, but an object appears only when its upload is complete, so it has its final name at once.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
@@ -18,6 +19,7 @@ import pyarrow as pa
 
 from tfrecord_io.ahead import map_ahead
 from tfrecord_io.files import atomic_write, sync_folder
+from tfrecord_io.flags import check, flag
 from tfrecord_io.stores import remote
 from tfrecord_io.stores.folder import is_remote
 
@@ -29,6 +31,41 @@ _MOST_UNFINISHED = 3
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OutputOptions:
+    """Where the dataset goes, and what it may lack or hide.
+
+    Raises:
+        ValueError: if a value is wrong.
+    """
+
+    output: str = flag("data/tfrecords", "folder or URL of the dataset", metavar="DIR")
+    name: str | None = flag(
+        None, "name of the dataset (default: made from the source or the input)", metavar="NAME"
+    )
+    max_reject_fraction: float = flag(
+        0.01, "fail if more than this share of the images cannot be used", least=0, most=1
+    )
+    anonymize: Path | None = flag(
+        None,
+        "put no name or path of the input into any output: images and patients get codes, made "
+        "with the secret in FILE, which stays outside --output (docs/privacy.md)",
+        metavar="FILE",
+    )
+    overwrite: bool = flag(
+        False, "delete the dataset in the output folder, finished or not, and build it anew"
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        if not self.output.strip("/"):
+            raise ValueError(f"--output must be a folder of its own, received {self.output!r}")
+        if self.name is not None and not re.fullmatch(r"[a-z][a-z0-9_]*", self.name):
+            raise ValueError(
+                f"--name must be lower-case letters, digits and underscores, received {self.name!r}"
+            )
 
 
 @dataclasses.dataclass(frozen=True)

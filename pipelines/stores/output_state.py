@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,16 +52,10 @@ def locked(storage: Storage) -> Iterator[None]:
             storage.delete_build_dir()
         return
     made = not Path(storage.root).exists()
-
-    def busy(process: str) -> errors.UserError:
-        return errors.UserError(
-            f"another build (process {process}) is writing to {storage.root}; wait for it, or "
-            "choose another --output"
-        )
-
+    lock = file_lock.held(Path(storage.path(_LOCK)), f"writing to {storage.root}")
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(file_lock.held(Path(storage.path(_LOCK)), busy))
+            stack.enter_context(lock)
         except OSError as error:
             raise errors.UserError(
                 f"cannot write to --output {storage.root}: {error.strerror}"
@@ -81,32 +75,37 @@ def is_complete(storage: Storage, identity: Mapping[str, Any], *, overwrite: boo
     """
     if overwrite:
         clear(storage)
-    names = storage.names()
+    names, dataset = storage.names(), None
     if manifest.FILE_NAME in names:
         try:
-            found = read_manifest(storage)
+            dataset = read_manifest(storage)
         except manifest.ManifestError as error:
             raise errors.UserError(f"{error}; --overwrite replaces it") from None
-        _refuse_other(storage, found.options, identity, found.fingerprint)
-        require_shards(storage, found)
-        return True
-    if storage.exists(PLAN_JSON):
+        found, found_fingerprint = dataset.options, dataset.fingerprint
+    elif storage.exists(PLAN_JSON):
         try:
             planned = json.loads(storage.read(PLAN_JSON))
-            found_identity, found_fingerprint = planned["identity"], planned["fingerprint"]
+            found, found_fingerprint = planned["identity"], planned["fingerprint"]
         except (ValueError, KeyError, TypeError):
             raise errors.UserError(
                 f"{storage.path(PLAN_JSON)} is damaged; use --overwrite to start again"
             ) from None
-        _refuse_other(storage, found_identity, identity, found_fingerprint)
-        return False
-    strangers = [name for name in names if name.endswith(".tfrecord")]
-    if strangers:
+    elif strangers := [name for name in names if name.endswith(".tfrecord")]:
         raise errors.UserError(
             f"{storage.root} holds {strangers[0]} but no plan of a build; choose another "
             "--output, or replace its shards with --overwrite"
         )
-    return False
+    else:
+        return False
+    if found_fingerprint != fingerprint(identity):
+        changed = differences(found, identity) or ["the format of the files"]
+        raise errors.UserError(
+            "\n  ".join([f"{storage.root} holds a dataset that differs:", *changed])
+            + "\nchoose another --output, or replace it with --overwrite"
+        )
+    if dataset:
+        require_shards(storage, dataset)
+    return dataset is not None
 
 
 def read_manifest(storage: Storage) -> manifest.Manifest:
@@ -121,43 +120,14 @@ def clear(storage: Storage) -> None:
     storage.delete([name for name in storage.names() if _OWN_FILES.fullmatch(name)])
     # The lock file stays: this build holds it, and another build may be about to open it. An
     # unpacked archive stays, too, because it is made from the input alone.
-    storage.delete(_build_files(storage, lambda name: name != "lock" and name[-4:] != ".tar"))
+    names = storage.names(BUILD_DIR)
+    storage.delete([f"{BUILD_DIR}/{name}" for name in names if not name.endswith(("lock", ".tar"))])
 
 
-def remove_leftovers(storage: Storage) -> None:
-    """Removes the temporary files that killed builds left."""
-    storage.delete(_build_files(storage, lambda name: name.endswith(".tmp")))
-
-
-def make_private(storage: Storage) -> None:
-    """Lets no other user of this machine read the build folder of an anonymous dataset."""
-    if not storage.remote:
-        with errors.clear_write_errors(storage.root):
-            Path(storage.path(BUILD_DIR)).chmod(0o700)
-
-
-def remove_private(storage: Storage) -> None:
-    """Removes from an unfinished dataset what names or holds files of the input.
-
-    That is the rows of the plan, and an unpacked archive. The next run makes both again.
-    """
-    files = _build_files(storage, lambda name: name.endswith((".tar", ".tmp")))
-    storage.delete([PLAN_FILE, *files])
-
-
-def _build_files(storage: Storage, is_wanted: Callable[[str], bool]) -> list[str]:
-    return [f"{BUILD_DIR}/{name}" for name in filter(is_wanted, storage.names(BUILD_DIR))]
-
-
-def _refuse_other(
-    storage: Storage, old: Mapping[str, Any], new: Mapping[str, Any], old_fingerprint: str
-) -> None:
-    if old_fingerprint != fingerprint(new):
-        raise errors.UserError(
-            f"{storage.root} holds a dataset that differs:\n  "
-            + "\n  ".join(differences(old, new) or ["the format of the files"])
-            + "\nchoose another --output, or replace it with --overwrite"
-        )
+def remove_build_files(storage: Storage, *endings: str) -> None:
+    """Removes the files of the build folder whose names have one of these ends."""
+    names = storage.names(BUILD_DIR)
+    storage.delete([f"{BUILD_DIR}/{name}" for name in names if name.endswith(endings)])
 
 
 def require_shards(storage: Storage, found: manifest.Manifest) -> None:

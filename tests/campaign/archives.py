@@ -1,20 +1,24 @@
-"""Archives and folders, whole and damaged: nothing in them may be lost without a word."""
+"""Archives and folders, whole, damaged or joined: nothing may be lost without a word."""
 
 from __future__ import annotations
 
 import collections
 import csv
+import gzip
 import json
 import random
+import struct
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import builds
 import pyarrow.parquet as pq
 
-from campaign import mutations, oracle, trees
-from campaign.processes import Outcome
+from campaign import damage, tools, trees
+from campaign.case import Case
+from campaign.tools import Ledger
 from pipelines import build_tfrecords, errors
 from pipelines.listing.listing import ListingOptions, list_images
 from pipelines.listing.refs import iterate_refs
@@ -22,109 +26,100 @@ from pipelines.sources.archive import ArchiveSource
 from pipelines.sources.directory import DirectorySource
 from tfrecord_io.rejects import Reject
 
-_REFUSALS = (errors.UserError, errors.BuildError)
+
+class _RefusedError(Exception):
+    """An input is refused, with this message."""
 
 
-def try_case(rng: random.Random, folder: Path, how: str) -> Outcome:
-    """Makes one archive or folder and has it listed and read.
-
-    Args:
-        rng: decides everything.
-        folder: an empty one.
-        how: `list` calls the source, `build` the whole job in this process, `command` runs it.
-
-    Returns:
-        (what came of it, complaints, what was done).
-    """
-    kind = rng.choice(trees.KINDS)
+def try_archive(case: Case, way: str) -> str:
+    """Makes one archive or folder and has it listed and read in one of the `_WAYS`."""
+    rng, kind = case.rng, case.pick(*trees.KINDS)
     entries = trees.make_tree(rng, kind)
-    path = trees.pack(rng, kind, entries, folder / "scans")
-    done: list[str] = []
-    if rng.random() < 0.9:
-        mutate = mutations.mutate_folder if path.is_dir() else mutations.mutate_archive
-        done = mutate(rng, path)
-    what = f"{kind}, {', '.join(done) or 'whole'}"
-    ways = {"list": list_archive, "build": _build, "command": _command}
-    ledger, refusal = ways[how](path, folder)
-    if ledger is None:
-        if not done:
-            return "refused", [f"a valid {kind} is refused: {refusal}"], what
-        return "refused", list(about(refusal)), what
-    found = oracle.found_by_tools(path)
-    problems = list(oracle.complaints(found, ledger, [entry.content for entry in entries]))
+    path = trees.pack(rng, kind, entries, case.folder / "scans")
+    done = ""
+    if case.happens(0.9):
+        done = (damage.damage_folder if path.is_dir() else damage.damage_archive)(rng, path)
+    case.what = f"{kind}, {done or 'whole'}"
+    try:
+        ledger = _WAYS[way](path, case.folder)
+    except (_RefusedError, errors.UserError, errors.BuildError) as refusal:
+        case.require(done, f"a valid {kind} is refused: {refusal}")
+        case.require_message(f"error: {refusal}")
+        return "refused"
+    found = tools.found_by_tools(path)
+    case.problems += tools.complaints(found, ledger, [entry.content for entry in entries])
     if not done:
-        problems += _about_whole(entries, ledger)
-    unharmed = not ledger.rejects or not done
-    return "read" if unharmed else "read, with rejects", problems, what
+        fates = collections.Counter(entry.fate for entry in entries if entry.fate)
+        case.compare("what became of the files", +ledger.fates(), fates)
+    return "read, with rejects" if ledger.rejects and done else "read"
 
 
-def about(refusal: str) -> list[str]:
-    """Complains of a refusal that is not a message for a user."""
-    if "Traceback" in refusal or not 20 < len(refusal) < 4000:
-        return [f"not a message for a user: {refusal!r}"]
-    return []
-
-
-def _about_whole(entries: list[trees.Entry], ledger: oracle.Ledger) -> list[str]:
-    """Compares an undamaged tree with what its maker knows of it."""
-    wanted = collections.Counter(entry.fate for entry in entries if entry.fate)
-    ignored = sum(ledger.ignored.values())
-    got = collections.Counter(
-        example=len(ledger.examples), reject=len(ledger.rejects),
-        copy=ledger.copies, ignored=ignored,
-    )  # fmt: skip
-    return [] if +got == +wanted else [f"expected {dict(wanted)}, received {dict(got)}"]
-
-
-def list_archive(path: Path, folder: Path) -> tuple[oracle.Ledger | None, str]:
-    """Lists an input and reads every image; returns the ledger, or None and why it is refused."""
+def try_joined(case: Case) -> str:
+    """Joins two archives in one file, or takes members out of the index of one."""
+    rng, kind = case.rng, case.pick(*(kind for kind in trees.KINDS if kind != "folder"))
+    path, num_first = _pack(rng, kind, case.folder / "first")
+    data = path.read_bytes()
+    if kind in ("zip", "deflated") and case.happens(0.5):
+        way, (data, num_more) = "hidden", _hide(rng, data)
+    else:
+        other, num_more = _pack(rng, kind, case.folder / "second")
+        way, data = "joined", _join(rng, path.suffix, data, other.read_bytes())
+    path.write_bytes(data)
+    case.what = f"{kind}, {way}, {num_more} files besides {num_first}"
     try:
-        source = DirectorySource(path) if path.is_dir() else ArchiveSource(path)
-        source = source.prepare(folder / "scratch")
-        listing = list_images(source, ListingOptions())
-        examples, rejects = {}, [(oracle.escaped(r.source_path), r.reason) for r in listing.rejects]
-        with source.open() as reader:
-            for ref in iterate_refs(listing.refs):
-                reader.announce(ref.member) if hasattr(reader, "announce") else None
-                try:
-                    examples[ref.source_path] = oracle.digest(reader.read(ref.member))
-                except Reject as reject:
-                    rejects.append((oracle.escaped(ref.source_path), reject.reason))
-    except _REFUSALS as error:
-        return None, str(error)
-    return (
-        oracle.Ledger(examples, rejects, listing.copies, listing.ignored, listing.num_files),
-        "",
-    )
+        ledger = _list(path, case.folder)
+    except (errors.UserError, errors.BuildError) as refusal:
+        case.require_message(f"error: {refusal}")
+        return f"{way}, refused"
+    case.require(not num_more, f"read as if whole: {ledger.num_files} files")
+    return f"{way}, read"
 
 
-_FLAGS = ("--num_shards=2", "--max_reject_fraction=1", "--direct_running_mode=in_memory")
+def _pack(rng: random.Random, kind: str, path: Path) -> tuple[Path, int]:
+    entries = trees.make_tree(rng, kind)
+    return trees.pack(rng, kind, entries, path), sum(entry.kind == "file" for entry in entries)
 
 
-def _build(path: Path, folder: Path) -> tuple[oracle.Ledger | None, str]:
-    output = folder / "output"
-    try:
-        build_tfrecords.build(builds.arguments(path, output, *_FLAGS))
-    except _REFUSALS as error:
-        return None, str(error)
-    return _read_ledger(output), ""
+def _join(rng: random.Random, suffix: str, first: bytes, second: bytes) -> bytes:
+    """Returns two archives in one file, in one of the ways in which that happens."""
+    if suffix == ".zip":
+        between = rng.choice((b"", bytes(rng.randrange(1, 5000)), rng.randbytes(rng.randrange(9))))
+        return first + between + second
+    if suffix == ".tar":
+        return first + bytes(tarfile.BLOCKSIZE * rng.choice((0, 0, 1, 20, 3000))) + second
+    if rng.random() < 0.5:
+        return first + second
+    return gzip.compress(gzip.decompress(first) + gzip.decompress(second), 1, mtime=0)
 
 
-def _command(path: Path, folder: Path) -> tuple[oracle.Ledger | None, str]:
-    output = folder / "output"
-    words = builds.command(path, output, *_FLAGS)
-    limited = [sys.executable, "-c", _MEASURED, *words]
-    done = subprocess.run(
-        limited, capture_output=True, timeout=300, check=False, cwd=builds.ROOT, text=True
-    )
-    peak = int(done.stdout.rsplit("peak ", 1)[-1])
-    if peak > 1 << 20 or done.returncode not in (0, 1, 2):
-        return None, f"Traceback: exit code {done.returncode}, {peak} KiB\n{done.stderr}"
-    if done.returncode:
-        return None, done.stderr[done.stderr.find("error: ") :]
-    return _read_ledger(output), ""
+def _hide(rng: random.Random, data: bytes) -> tuple[bytes, int]:
+    """Takes files out of a zip's index, and has its end record count the rest; says how many."""
+    entries = damage.zip_entries(data)[2]
+    files = [entry for entry in entries if struct.unpack_from("<I", entry, 20)[0]]  # with content
+    gone = rng.sample(files, min(len(files), rng.choice((1, 1, 2, len(files) // 2))))
+    if len(gone) == len(entries):
+        return data, 0
+    kept = [entry for entry in entries if entry not in gone]
+    return damage.with_entries(data, kept, len(kept)), len(gone)
 
 
+def _list(path: Path, folder: Path) -> Ledger:
+    """Lists an input and reads every image."""
+    source = DirectorySource(path) if path.is_dir() else ArchiveSource(path)
+    source = source.prepare(folder / "scratch")
+    listing = list_images(source, ListingOptions())
+    examples, rejects = {}, [(tools.escaped(r.source_path), r.reason) for r in listing.rejects]
+    with source.open() as reader:
+        for ref in iterate_refs(listing.refs):
+            reader.announce(ref.member) if hasattr(reader, "announce") else None
+            try:
+                examples[ref.source_path] = tools.digest(reader.read(ref.member))
+            except Reject as reject:
+                rejects.append((tools.escaped(ref.source_path), reject.reason))
+    return Ledger(examples, rejects, listing.copies, listing.ignored, listing.num_files)
+
+
+_FLAGS = ("--num_shards=2", "--max_reject_fraction=1", builds.IN_MEMORY)
 # Runs a command and tells the most memory that it, or one of its workers, has held.
 _MEASURED = """
 import resource, subprocess, sys
@@ -134,19 +129,35 @@ sys.exit(code)
 """
 
 
-def _read_ledger(output: Path) -> oracle.Ledger:
+def _build(path: Path, folder: Path) -> Ledger:
+    build_tfrecords.build(builds.arguments(path, folder / "output", *_FLAGS))
+    return _read_ledger(folder / "output")
+
+
+def _command(path: Path, folder: Path) -> Ledger:
+    words = builds.command(path, folder / "output", *_FLAGS)
+    done = subprocess.run(
+        [sys.executable, "-c", _MEASURED, *words],
+        capture_output=True, timeout=300, check=False, cwd=builds.ROOT, text=True,
+    )  # fmt: skip
+    peak = int(done.stdout.rsplit("peak ", 1)[-1])
+    if peak > 1 << 20 or done.returncode not in (0, 1, 2):
+        raise RuntimeError(f"exit code {done.returncode}, {peak} KiB\n{done.stderr}")
+    if done.returncode:
+        raise _RefusedError(done.stderr[done.stderr.find("error: ") :])
+    return _read_ledger(folder / "output")
+
+
+_WAYS = {"list": _list, "build": _build, "command": _command}
+
+
+def _read_ledger(output: Path) -> Ledger:
     counts = json.loads((output / "manifest.json").read_bytes())["counts"]
     rows = pq.read_table(output / "examples.parquet", columns=["path", "file_xxh3"]).to_pylist()
     with (output / "rejects.csv").open(newline="", encoding="utf-8") as file:
         rejects = [(row["path"], row["reason"]) for row in csv.DictReader(file)]
     # What could be a formula has a quote before it.
-    rejects = [
-        (name[1:] if name[:2] in ("'=", "'+", "'-", "'@") else name, r) for name, r in rejects
-    ]
-    return oracle.Ledger(
-        {row["path"]: row["file_xxh3"] for row in rows},
-        rejects,
-        counts["copies"],
-        counts["ignored"],
-        counts["files"],
-    )
+    formulas = ("'=", "'+", "'-", "'@")
+    rejects = [(name[name.startswith(formulas) :], reason) for name, reason in rejects]
+    examples = {row["path"]: row["file_xxh3"] for row in rows}
+    return Ledger(examples, rejects, counts["copies"], counts["ignored"], counts["files"])

@@ -12,7 +12,6 @@ import dataclasses
 import gc
 import html
 import json
-import random
 import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +25,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from scipy import sparse
 
-from campaign.processes import Outcome
+from campaign.case import Case
 from pipelines.errors import BuildError
 from tfrecord_io.errors import UserError
 from tfrecord_io.reading.mapped import MappedDataset
@@ -36,11 +35,7 @@ _SPLITS = ("train", "val", "test")
 _CLAIMS = ("never seen", "held out", "other patients")
 
 #: A network of a second; the claims do not depend on what it learns.
-_SETTINGS = marked_images.SMALL_RUN | {
-    "epochs": 1,
-    "replica_batch_size": 2,
-    "bootstrap_samples": 0,
-}
+_SETTINGS = {"epochs": 1, "replica_batch_size": 2, "bootstrap_samples": 0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,60 +68,61 @@ class _Image:
 class _Network:
     """What a network has seen, and whether somebody who measures it cannot know that."""
 
-    seen: Sequence[_Image]
+    seen: Sequence[_Image] = ()
     is_unknown: bool = False
 
 
-def try_case(rng: random.Random, folder: Path) -> Outcome:
+def try_case(case: Case) -> str:
     """Builds, trains and measures in a random way."""
     import keras
 
     keras.utils.clear_session()
     gc.collect()
-    scans = _draw_scans(rng)
-    (way,) = rng.choices((_try_evaluation, _try_trunk, _try_folds), weights=(5, 3, 2))
+    scans = _draw_scans(case)
+    case.what = f"{len(scans)} scans"
+    way = case.pick(*[_try_evaluation] * 5, *[_try_trunk] * 3, *[_try_folds] * 2)
     # Charts take half of the time and claim nothing; one that cannot be drawn costs a warning.
     undrawn = mock.patch("matplotlib.figure.Figure.savefig", side_effect=OSError("not drawn"))
-    with contextlib.chdir(folder), undrawn:
-        first = _build(rng, scans, "first")
-        second = first if rng.random() < 0.2 else _build(rng, scans, "second")
-        outcome, problems = way(rng, first, second)
-    return f"{way.__name__.removeprefix('_try_')}: {outcome}", problems, f"{len(scans)} scans"
+    with contextlib.chdir(case.folder), undrawn:
+        first = _build(case, scans, "first")
+        second = first if case.happens(0.2) else _build(case, scans, "second")
+        outcome = way(case, first, second)
+    return f"{way.__name__.removeprefix('_try_')}: {outcome}"
 
 
 # ---- scans and datasets
 
 
-def _draw_scans(rng: random.Random) -> dict[str, _Scan]:
+def _draw_scans(case: Case) -> dict[str, _Scan]:
     """Returns scans by name, the labels in turn."""
-    num_patients, unknown = rng.randint(8, 16), rng.choice((0, 0, 0, 0.1))
-    copies = rng.choice((0, 0.1, 0.2))
-    sites = [rng.choice(("london", "zurich")) for _ in range(num_patients)]
+    num_patients, unknown = case.rng.randint(8, 16), case.pick(0, 0, 0, 0.1)
+    copies = case.pick(0, 0.1, 0.2)
+    sites = [case.pick("london", "zurich") for _ in range(num_patients)]
     scans: dict[str, _Scan] = {}
-    for number in range(rng.randint(36, 60)):
-        person = rng.randrange(num_patients)
-        content = image_files.png(rng.randrange(1 << 30), 12, 12)
-        if scans and rng.random() < copies:
-            content = rng.choice(list(scans.values())).content
+    for number in range(case.rng.randint(36, 60)):
+        person = case.rng.randrange(num_patients)
+        content = image_files.png(case.rng.randrange(1 << 30), 12, 12)
+        if scans and case.happens(copies):
+            content = case.pick(*scans.values()).content
         # Both sites count their patients from 0.
-        facts = _LABELS[number % 2], str(person // 2), sites[person], rng.random() < unknown
+        facts = _LABELS[number % 2], str(person // 2), sites[person], case.happens(unknown)
         scans[f"{number}.png"] = _Scan(content, *facts)
     return scans
 
 
-def _build(rng: random.Random, scans: Mapping[str, _Scan], name: str) -> Path:
+def _build(case: Case, scans: Mapping[str, _Scan], name: str) -> Path:
     """Builds a dataset of all scans or some, with what one hospital knows of them."""
-    share = rng.choice((0.7, 1))
-    chosen = {path: scan for path, scan in scans.items() if rng.random() < share}
-    knows_patients, knows_sites = rng.random() < 0.9, rng.random() < 0.4
-    prefix = f"{name}-" if rng.random() < 0.2 else ""
-    by = rng.choice(("patient", "image", "command"))
-    of_person = {scan.patient: rng.choices(_SPLITS, (5, 2, 3))[0] for scan in scans.values()}
-    flags = [f"--variants={rng.choice((0, 0, 1, 2))}"]
-    flags += rng.choice(([], [], [], ["--duplicates=drop"], ["--leaks=drop"]))
+    share = case.pick(0.7, 1)
+    chosen = {path: scan for path, scan in scans.items() if case.happens(share)}
+    knows_patients, knows_sites = case.happens(0.9), case.happens(0.4)
+    prefix = f"{name}-" if case.happens(0.2) else ""
+    by = case.pick("patient", "image", "command")
+    of_person = {s.patient: case.rng.choices(_SPLITS, (5, 2, 3))[0] for s in scans.values()}
+    flags = [f"--variants={case.pick(0, 0, 1, 2)}"]
+    flags += case.pick([], [], [], ["--duplicates=drop"], ["--leaks=drop"])
     if by == "command":
         shares = "--split_fractions=train=0.5,val=0.2,test=0.3"
-        flags += ["--splits=patient", shares, f"--split_seed={rng.randrange(9)}"]
+        flags += ["--splits=patient", shares, f"--split_seed={case.rng.randrange(9)}"]
     rows = []
     for path, scan in chosen.items():
         row = {"path": path, "label": scan.label}
@@ -135,7 +131,7 @@ def _build(rng: random.Random, scans: Mapping[str, _Scan], name: str) -> Path:
         if knows_sites:
             row["site"] = scan.site
         if by != "command":
-            row["split"] = of_person[scan.patient] if by == "patient" else rng.choice(_SPLITS)
+            row["split"] = of_person[scan.patient] if by == "patient" else case.pick(*_SPLITS)
         rows.append(row)
     contents = {path: scan.content for path, scan in chosen.items()}
     source, table = image_files.write_tree(Path(f"{name}-scans"), contents), Path(f"{name}.csv")
@@ -147,30 +143,27 @@ def _build(rng: random.Random, scans: Mapping[str, _Scan], name: str) -> Path:
         return builds.build_here(source, Path(name), f"--labels={table}", "--image_size=12", *flags)
     except (UserError, BuildError):
         # The seed leaves a split empty, or nothing is left of a class.
-        return _build(rng, scans, f"{name}x")
+        return _build(case, scans, f"{name}x")
 
 
 def _read(data: Path) -> list[_Image]:
     """Returns the examples of a dataset with what belongs together."""
-    rows = pq.read_table(data / "examples.parquet").to_pylist()
-    images = []
-    for split in {row["split"]: None for row in rows}:
+    rows, pixels = builds.rows_of(data), {}
+    for split in {row["split"] for row in rows}:
         stored = MappedDataset(data, split)
         places = np.arange(len(stored))
-        pixels = dict(zip(stored.keys(places), stored[places][0], strict=True))
-        images += [
-            _Image(
-                key=row["key"],
-                split=split,
-                path=row["path"],
-                pixels=pixels[row["key"]].tobytes(),
-                patient=row["patient"],
-                site=row.get("site"),
-                is_copy=row["variant"] > 0,
-            )
-            for row in rows
-            if row["split"] == split
-        ]
+        keys = [(split, key) for key in stored.keys(places)]
+        pixels |= dict(zip(keys, stored[places][0], strict=True))
+    named = ("key", "split", "path", "patient")
+    images = [
+        _Image(
+            **{name: row[name] for name in named},
+            pixels=pixels[row["split"], row["key"]].tobytes(),
+            site=row.get("site"),
+            is_copy=row["variant"] > 0,
+        )
+        for row in rows
+    ]
     _join(images)
     return images
 
@@ -189,10 +182,11 @@ def _join(images: Sequence[_Image]) -> None:
     size = len(images) + len(links)
     graph = sparse.coo_matrix((np.ones(len(ends)), np.transpose(ends)), (size, size))
     _, groups = sparse.csgraph.connected_components(graph, directed=False)
-    known = sorted((image for image in images if image.patient), key=lambda image: image.patient)
     for image, group in zip(images, groups, strict=False):
         image.group = int(group)
-    people = {image.group: _person(image) for image in reversed(known)}
+    # The patient of a group is the one whose name is first.
+    known = sorted((i for i in images if i.patient), key=lambda image: image.patient, reverse=True)
+    people = {image.group: _person(image) for image in known}
     for image in images:
         image.person = people.get(image.group)
 
@@ -231,18 +225,14 @@ def _count(seen: Sequence[_Image], images: Sequence[_Image]) -> set[str]:
     return {image.key for image in images if image.group in direct}
 
 
-def _complaints(
-    folder: Path,
-    network: _Network,
-    images: Sequence[_Image],
-    part: Sequence[_Image],
-    way: str,
-    *,
-    is_measured: bool = True,
-) -> list[str]:
+def _judge(
+    case: Case, folder: Path, network: _Network, images: Sequence[_Image],
+    part: Sequence[_Image], way: str, *, is_measured: bool = True,
+) -> None:  # fmt: skip
     """Compares metrics.json and the page of a measurement with the count.
 
     Args:
+        case: the case.
         folder: of the measurement.
         network: that was measured.
         images: of the dataset.
@@ -254,105 +244,92 @@ def _complaints(
     known = _count(seen, images)
     hit = [image for image in part if image.key in known]
     rest = part if is_measured else [image for image in part if image.key not in known]
-    found = json.loads((folder / "metrics.json").read_text())
+    metrics = json.loads((folder / "metrics.json").read_text())
     wanted = {
         "num_examples": len(rest),
         "seen_images": len(hit),
         "seen_patients": len({image.patient for image in hit} - {None}),
     }
-    problems = [
-        f"{folder}: {name} is {found.get(name)}, counted {value}"
-        for name, value in wanted.items()
-        if found.get(name) != value
-    ]
+    case.compare(f"{folder}, counted", {name: metrics.get(name) for name in wanted}, wanted)
     body = (folder / "report.html").read_text().partition("<body>")[2]
     page = " ".join(html.unescape(re.sub(r"<[^>]+>", " ", body)).split())
     is_doubtful = network.is_unknown or any(image.patient is None for image in (*rest, *seen))
-    if is_doubtful != ("t cannot be known whether the network has seen" in page):
-        problems.append(f"{folder}: the page is {'not ' * is_doubtful}in doubt")
     is_proven = not is_doubtful and way != "val" and not (hit and is_measured)
+    claim = r"Of these (\d+) images? of \d+ patients?, the network had never"
     if way == "folds":
-        claims = re.findall(r"Each of these (\d+) images .*? learned from other patients", page)
-    else:
-        claims = re.findall(r"Of these (\d+) images? of \d+ patients?, the network had never", page)
-    if claims != ([str(len(rest))] if is_proven else []):
-        problems.append(f"{folder}: it claims {claims}, proven is {is_proven} of {len(rest)}")
-    if not is_proven and any(claim in page for claim in _CLAIMS):
-        problems.append(f"{folder}: the page claims what is not proven")
-    if hit and not is_measured and f"{len(hit)} further image" not in page:
-        problems.append(f"{folder}: the page does not say that {len(hit)} were left out")
-    if hit and is_measured and f"{len(hit)} of these images" not in page:
-        problems.append(f"{folder}: the page does not say that {len(hit)} were seen")
+        claim = r"Each of these (\d+) images .*? learned from other patients"
+    found = {
+        "in doubt": "t cannot be known whether the network has seen" in page,
+        "claims": re.findall(claim, page),
+        "what is not proven": not is_proven and any(claim in page for claim in _CLAIMS),
+    }
+    right = {"in doubt": is_doubtful, "claims": [str(len(rest))] * is_proven}
+    case.compare(f"{folder}, the page", found, right | {"what is not proven": False})
+    said = f"{len(hit)} of these images" if is_measured else f"{len(hit)} further image"
+    case.require(not hit or said in page, f"{folder}: the page does not say {said!r}")
     is_told = f"including {len(hit)} that" in page.partition(". ")[0]
-    if way == "evaluation" and is_measured and not is_told:
-        problems.append(f"{folder}: the first sentence does not say that all were measured")
-    return problems
+    is_due = way == "evaluation" and is_measured
+    case.require(is_told or not is_due, f"{folder}: the first sentence does not say what was seen")
 
 
 # ---- ways
 
 
 def _train(data: Path, workdir: Path, **fields: object) -> int:
-    from train import run
-
-    settings = {**_SETTINGS, **fields}
+    settings = _SETTINGS | fields
     if json.loads((data / "manifest.json").read_text())["source"].get("trunk"):
-        del settings["model"]  # the trunk decides it
-    return run.main([f"--data={data}", f"--workdir={workdir}", *marked_images.flags(**settings)])
+        settings["model"] = None  # the trunk decides it
+    return marked_images.train(data, workdir, **settings)
 
 
-def _check_run(workdir: Path, seen: Sequence[_Image], images: Sequence[_Image]) -> list[str]:
-    """Looks at the page of a run without a trunk, and at its table."""
-    listed = pq.read_table(workdir / "seen.parquet").to_pylist()
-    wanted = {(image.key, image.split) for image in seen}
-    problems = []
-    if {(row["key"], row["part"]) for row in listed} != wanted:
-        problems.append(f"{workdir}: seen.parquet lists other images")
-    if test := _of(images, "test"):
-        return problems + _complaints(workdir, _Network(seen), images, test, "test")
-    if val := _of(images, "val"):
-        return problems + _complaints(workdir, _Network(_of(seen, "train")), images, val, "val")
-    return problems
+def _require_listed(case: Case, run: Path, wanted: set[str], *parts: str) -> None:
+    """Requires that the table of a run lists these images in these parts, and no others."""
+    table = pq.read_table(run / "seen.parquet").to_pylist()
+    listed = {f"{row['part']} {row['key']}" for row in table if row["part"] in parts}
+    case.compare(f"{run}: seen.parquet", dict.fromkeys(listed), dict.fromkeys(wanted))
 
 
-def _try_evaluation(rng: random.Random, first: Path, second: Path) -> tuple[str, list[str]]:
-    ours, theirs = _read(first), _read(second)
-    seen = _of(ours, "train", "val")
+def _names(images: Iterable[_Image]) -> set[str]:
+    return {f"{image.split} {image.key}" for image in images}
+
+
+def _try_evaluation(case: Case, first: Path, second: Path) -> str:
+    ours, run = _read(first), Path("run")
+    seen, test, val = (_of(ours, *splits) for splits in (("train", "val"), ("test",), ("val",)))
     if len(_of(ours, "train")) < 2:
-        return "no training images", []
-    if code := _train(first, Path("run")):
-        return "training failed", [f"the training ended with {code}"]
-    problems = _check_run(Path("run"), seen, ours)
+        return "no training images"
+    case.require(not _train(first, run), "the training failed")
+    _require_listed(case, run, _names(seen), *_SPLITS, "trunk")
+    if test:
+        _judge(case, run, _Network(seen), ours, test, "test")
+    elif val:
+        _judge(case, run, _Network(_of(ours, "train")), ours, val, "val")
     network = _Network(seen)
-    if rng.random() < 0.15:
-        Path("run/seen.parquet").unlink()
-        network = _Network([], is_unknown=True)
-    outcome, more = _evaluate(rng, Path("run"), second, network, theirs)
-    return outcome, problems + more
+    if case.happens(0.15):
+        (run / "seen.parquet").unlink()
+        network = _Network(is_unknown=True)
+    return _evaluate(case, run, second, network, _read(second))
 
 
 def _evaluate(
-    rng: random.Random, run: Path, data: Path, network: _Network, images: Sequence[_Image]
-) -> tuple[str, list[str]]:
-    from train import evaluate
-
-    split, includes = rng.choice([*_SPLITS, "test"]), rng.random() < 0.25
+    case: Case, run: Path, data: Path, network: _Network, images: Sequence[_Image]
+) -> str:
+    split, includes = case.pick(*_SPLITS, "test"), case.happens(0.25)
     part = [image for image in _of(images, split) if not image.is_copy]
     if not part:
-        return "empty split", []
-    flags = ["--include_seen"] * includes
-    words = [f"--model={run}", f"--data={data}", f"--split={split}", "--bootstrap_samples=0"]
-    code = evaluate.main([*words, "--output=measured", *flags])
+        return "empty split"
+    flags = ["--output=measured", f"--split={split}", *["--include_seen"] * includes]
+    code = marked_images.evaluated(run, data, "--bootstrap_samples=0", *flags)
     is_empty = not includes and {image.key for image in part} <= _count(network.seen, images)
+    case.require(code == 2 * is_empty, f"it ends with {code}, nothing left: {is_empty}")
     if code or is_empty:
-        right = code == 2 and is_empty
-        return "nothing left", [] if right else [f"it ends with {code}, nothing left: {is_empty}"]
-    return "measured", _complaints(
-        Path("measured"), network, images, part, "evaluation", is_measured=includes
-    )
+        return "nothing left"
+    folder = Path("measured")
+    _judge(case, folder, network, images, part, "evaluation", is_measured=includes)
+    return "measured"
 
 
-def _try_trunk(rng: random.Random, first: Path, second: Path) -> tuple[str, list[str]]:
+def _try_trunk(case: Case, first: Path, second: Path) -> str:
     """Trains above a trunk that was cut from another run, and evaluates that."""
     import keras
 
@@ -361,77 +338,66 @@ def _try_trunk(rng: random.Random, first: Path, second: Path) -> tuple[str, list
 
     ours, theirs = _read(first), _read(second)
     if min(len(_of(images, "train")) for images in (ours, theirs)) < 2:
-        return "no training images", []
-    if code := _train(first, Path("run")):
-        return "training failed", [f"the training ended with {code}"]
+        return "no training images"
+    case.require(not _train(first, Path("run")), "the training failed")
     model = keras.saving.load_model("run/export/model.keras", compile=False)
     layers = [layer.name for layer in model.get_layer("convnet").layers]
     layer = next(name for name in layers if "pooling" in name)
     trunk.write_trunk(str(first), "run", layer, Path("trunk.keras"))
     below = _Network(_of(ours, "train", "val"))
-    if rng.random() < 0.2:
+    if case.happens(0.2):
         Path("trunk.seen.parquet").unlink()
-        below = _Network([], is_unknown=True)
+        below = _Network(is_unknown=True)
     words = [f"--data={second}", "--trunk=trunk.keras", "--output=features", builds.IN_MEMORY]
-    if code := extract_features.main(words):
-        return "extraction failed", [f"the extraction ended with {code}"]
-    by_trunk = _count(below.seen, theirs)
-    if rng.random() < 0.4:
-        hit = [image for image in _of(theirs, "train", "val") if image.key in by_trunk]
-        code = _train(Path("features"), Path("above"), folds=2)
-        if hit:
-            return "folds refused", [] if code == 2 else [f"folds end with {code}"]
-        return "folds", _check_folds(Path("above"), code, theirs, below)
-    code = _train(Path("features"), Path("above"))
-    network = dataclasses.replace(below, seen=[*_of(theirs, "train", "val"), *below.seen])
-    test = _of(theirs, "test")
+    case.require(not extract_features.main(words), "the extraction failed")
+    by_trunk, above, test = _count(below.seen, theirs), Path("above"), _of(theirs, "test")
+    learned = _of(theirs, "train", "val")
+    if case.happens(0.4):
+        code = _train(Path("features"), above, folds=2)
+        if any(image.key in by_trunk for image in learned):
+            case.require(code == 2, f"folds end with {code}")
+            return "folds refused"
+        _judge_folds(case, above, code, theirs, below)
+        return "folds"
+    code = _train(Path("features"), above)
+    network = dataclasses.replace(below, seen=[*learned, *below.seen])
     keys = {image.key for image in test}
-    is_empty = by_trunk & keys and keys <= _count(network.seen, theirs)
+    is_empty = bool(by_trunk & keys) and keys <= _count(network.seen, theirs)
+    case.require(code == 2 * is_empty, f"the run above ends with {code}, nothing left: {is_empty}")
     if code or is_empty:
-        right = code == 2 and is_empty
-        return "nothing left", [] if right else [f"the run above ends with {code}"]
-    problems = []
+        return "nothing left"
     if test:
-        is_measured = not by_trunk & keys
-        problems = _complaints(
-            Path("above"), network, theirs, test, "test", is_measured=is_measured
-        )
-    data, images = rng.choice([(first, ours), (second, theirs)])
-    outcome, more = _evaluate(rng, Path("above"), data, network, images)
-    return f"run, {outcome}", problems + more
+        _judge(case, above, network, theirs, test, "test", is_measured=not by_trunk & keys)
+    data, images = case.pick((first, ours), (second, theirs))
+    return f"run, {_evaluate(case, above, data, network, images)}"
 
 
-def _try_folds(rng: random.Random, first: Path, second: Path) -> tuple[str, list[str]]:
-    code = _train(first, Path("folds"), folds=rng.choice((2, 3)))
-    outcome = "refused" if code else "folds"
-    problems = _check_folds(Path("folds"), code, _read(first))
+def _try_folds(case: Case, first: Path, second: Path) -> str:
+    ours, code = _read(first), _train(first, Path("folds"), folds=case.pick(2, 3))
+    _judge_folds(case, Path("folds"), code, ours)
     folds = sorted(Path("folds").glob("seed-*/fold-*"))
     if code or not folds:
-        return outcome, problems
-    run = rng.choice(folds)
-    ours, theirs = _read(first), _read(second)
+        return "refused" if code else "folds"
+    run = case.pick(*folds)
     listed = set(pq.read_table(run / "seen.parquet")["key"].to_pylist())
     seen = [image for image in ours if image.key in listed]
     shutil.copytree(run, "fold")
-    outcome, more = _evaluate(rng, Path("fold"), second, _Network(seen), theirs)
-    return f"fold, {outcome}", problems + more
+    return f"fold, {_evaluate(case, Path('fold'), second, _Network(seen), _read(second))}"
 
 
-def _check_folds(
-    workdir: Path, code: int, images: Sequence[_Image], below: _Network = _Network(())
-) -> list[str]:
+def _judge_folds(
+    case: Case, workdir: Path, code: int, images: Sequence[_Image], below: _Network = _Network()
+) -> None:
     """Looks at the table of each fold, and at the page of all."""
     if code:
         # There are too few groups for so many folds.
-        return [] if code == 2 else [f"the cross-validation ended with {code}"]
+        case.require(code == 2, f"the cross-validation ended with {code}")
+        return
     everyone = _of(images, "train", "val")
-    problems = []
     for folder in sorted(workdir.glob("seed-*/fold-*")):
         judged = {row["key"] for row in marked_images.rows_of(folder)}
         groups = {image.group for image in everyone if image.key in judged}
-        wanted = {image.key for image in everyone if image.group not in groups}
-        table = pq.read_table(folder / "seen.parquet").to_pylist()
-        if {row["key"] for row in table if row["part"] == "train"} != wanted:
-            problems.append(f"{folder}: seen.parquet lists other images")
+        learned = {f"train {image.key}" for image in everyone if image.group not in groups}
+        _require_listed(case, folder, learned, "train")
     originals = [image for image in everyone if not image.is_copy]
-    return problems + _complaints(workdir, below, images, originals, "folds")
+    _judge(case, workdir, below, images, originals, "folds")

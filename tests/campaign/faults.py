@@ -24,28 +24,28 @@ from unittest import mock
 import image_files
 import power_cut
 
-from campaign.processes import Job, Way
+from campaign.processes import Ending, Job, Way
 
 
-def kill(rng: random.Random, job: Job) -> tuple[int, str]:
+def kill(rng: random.Random, job: Job) -> Ending:
     return job.start().end(rng, job.seconds)
 
 
-def run_on(rng: random.Random, job: Job) -> tuple[int, str]:
+def run_on(rng: random.Random, job: Job) -> Ending:
     """Runs it where something is wrong already, as on a full disk."""
     return job.run()
 
 
-def _failing_write(rng: random.Random, job: Job) -> tuple[int, str]:
+def _failing_write(rng: random.Random, job: Job) -> Ending:
     number = rng.choice((errno.EIO, errno.ENOSPC, errno.EDQUOT))
     return job.run(failing, "write", rng.randrange(60 * job.scale), 1, number)
 
 
-def _failing_sync(rng: random.Random, job: Job) -> tuple[int, str]:
+def _failing_sync(rng: random.Random, job: Job) -> Ending:
     return job.run(failing, "sync", rng.randrange(40), 1, errno.EIO)
 
 
-def failing_read(rng: random.Random, job: Job) -> tuple[int, str]:
+def failing_read(rng: random.Random, job: Job) -> Ending:
     numbers = errno.EIO, errno.ESTALE, errno.EACCES, errno.ETIMEDOUT, errno.EMFILE, errno.ENOMEM
     source = next(word for word in job.words if word.startswith("--input=")).partition("=")[2]
     num_good = rng.choice((rng.randrange(10), rng.randrange(250)))
@@ -53,11 +53,11 @@ def failing_read(rng: random.Random, job: Job) -> tuple[int, str]:
     return job.run(failing, "read", num_good, num_bad, rng.choice(numbers), source)
 
 
-def _small_files(rng: random.Random, job: Job) -> tuple[int, str]:
+def _small_files(rng: random.Random, job: Job) -> Ending:
     return job.run(small_files, rng.randrange(20_000 * job.scale))
 
 
-def cut(rng: random.Random, job: Job) -> tuple[int, str]:
+def cut(rng: random.Random, job: Job) -> Ending:
     left = job.folder.with_name(f"{job.folder.name}.left")
     outcome = job.run(_cut_power, job.folder, left, rng.randrange(150), rng.random())
     if left.exists():
@@ -121,26 +121,20 @@ def failing(
         number: of their error.
         below: folder or file whose reading or writing fails.
     """
-    calls = itertools.count()
+    calls, real_open = itertools.count(), pathlib.Path.open
 
-    def fail(path: str | None = None) -> None:
+    def fail(path: object = None) -> None:
         if num_good <= next(calls) < num_good + num_bad:
             raise OSError(number, os.strerror(number), path)
 
-    def after(check: Callable[..., None], real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any, **named: Any) -> Any:
-            check(*arguments)
-            return real(*arguments, **named)
+    def after_check(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(place: Any = ".", *more: Any) -> Any:
+            path = os.path.realpath(f"/proc/self/fd/{place}" if isinstance(place, int) else place)
+            if path.startswith(below):
+                fail(path)
+            return real(place, *more)
 
         return call
-
-    def check_path(path: Any = ".", *_: object) -> None:
-        if isinstance(path, int):
-            path = os.path.realpath(f"/proc/self/fd/{path}")
-        if str(path).startswith(below):
-            fail(str(path))
-
-    real_open = pathlib.Path.open
 
     def open_failing(path: Path, mode: str = "r", *more: Any, **named: Any) -> Any:
         if mode != f"{what[0]}b" or not str(path.absolute()).startswith(below):
@@ -151,21 +145,17 @@ def failing(
         file.fail = fail
         return (io.BufferedReader if what == "read" else io.BufferedWriter)(file)
 
-    patches: dict[str, list[tuple[object, str, object]]] = {
-        "sync": [
-            (os, "fsync", after(lambda *_: fail(), os.fsync)),
-            (pathlib.Path, "replace", after(lambda *_: fail(), pathlib.Path.replace)),
-        ],
-        "write": [(pathlib.Path, "open", open_failing)],
-        "read": [
-            (pathlib.Path, "open", open_failing),
-            (os, "pread", after(check_path, os.pread)),
-            (os, "scandir", after(check_path, os.scandir)),
-        ],
+    patched = {
+        "sync": [(os, "fsync"), (pathlib.Path, "replace")],
+        "write": [],
+        "read": [(os, "pread"), (os, "scandir")],
     }
     with contextlib.ExitStack() as stack:
-        for patch in patches[what]:
-            stack.enter_context(mock.patch.object(*patch))
+        for owner, name in patched[what]:
+            call = after_check(getattr(owner, name))
+            stack.enter_context(mock.patch.object(owner, name, call))
+        if what != "sync":
+            stack.enter_context(mock.patch.object(pathlib.Path, "open", open_failing))
         yield
 
 

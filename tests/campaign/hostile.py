@@ -10,21 +10,19 @@ import contextlib
 import functools
 import io
 import os
-import random
 import shutil
 import sys
 import tempfile
-import traceback
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import builds
 import image_files
 
-from campaign import archives, kills, mutations, trainings
-from campaign.processes import Outcome, Run, complaints, home
+from campaign import damage, kills, trainings
+from campaign.case import Case
+from campaign.processes import Run, undisturbed
 
 #: What a hostile model says that its layers are.
 _CLASSES = (
@@ -81,32 +79,36 @@ def watched(report: Callable[[str], None], *allowed: str) -> Iterator[None]:
         _report = None
 
 
-def try_dataset_case(rng: random.Random, folder: Path) -> Outcome:
+def try_dataset(case: Case) -> str:
     """Alters a file of a dataset and uses the dataset."""
-    data, output = folder / "data", folder / "output"
-    shutil.copytree(kills.undisturbed(5)[0], data)
+    data, output = case.folder / "data", case.folder / "output"
+    shutil.copytree(undisturbed(kills.build_job, 5).folder / "output", data)
     output.mkdir()
-    path = _any_file(rng, data)
-    alter = mutations.alter_json if path.suffix == ".json" else mutations.damage_file
-    done = alter(rng, path)
-    command = rng.choice(("verify", "audit", "show", "index", "read", "build"))
-    what = f"{path.name}: {done}; {command}"
-    said, seen = io.StringIO(), list[str]()
+    path = data / "manifest.json"
+    if case.happens(0.3):
+        path = case.pick(*sorted(path for path in data.iterdir() if path.is_file()))
+    done = _alter(case, path)
+    command = case.pick("verify", "audit", "show", "index", "read", "build")
+    case.what = f"{path.name}: {done}; {command}"
+    said = io.StringIO()
     # Beam and `index` write beside the data, the build into it.
     own = (str(data), f"{tempfile.gettempdir()}/beam-") if command in ("build", "index") else ()
-    try:
-        with (
-            contextlib.redirect_stdout(said),
-            contextlib.redirect_stderr(said),
-            watched(seen.append, str(output), *own),
-        ):
-            code = _use(command, data, output)
-    except Exception:
-        return "traceback", [traceback.format_exc()], what
+    with (
+        contextlib.redirect_stdout(said),
+        contextlib.redirect_stderr(said),
+        watched(case.problems.append, str(output), *own),
+    ):
+        code = _use(command, data, output)
     # `verify` and `audit` end with 1 for what they find.
-    text = said.getvalue() if command in ("show", "index", "build") else f"error: {said.getvalue()}"
-    problems = [*seen, *complaints(code, text)]
-    return f"{command}: {code}", problems, what
+    has_message = command in ("show", "index", "build", "read")
+    case.require_message(said.getvalue(), code if has_message else 0)
+    return f"{command}: {code}"
+
+
+def _alter(case: Case, path: Path, values: Sequence[Any] = damage.VALUES) -> str:
+    if path.suffix == ".json":
+        return damage.alter_json(case.rng, path, values)
+    return damage.damage_file(case.rng, path)
 
 
 def _use(command: str, data: Path, output: Path) -> int:
@@ -114,7 +116,7 @@ def _use(command: str, data: Path, output: Path) -> int:
     from tfrecord_io import ManifestError, __main__, make_batches
 
     if command == "build":
-        return build_tfrecords.main(kills.words_of(5, data, builds.IN_MEMORY))
+        return build_tfrecords.main(kills.words_of(5, data, kills.IN_MEMORY))
     if command == "read":
         try:
             for split in ("train", "test"):
@@ -122,38 +124,44 @@ def _use(command: str, data: Path, output: Path) -> int:
                 for _ in zip(range(len(batches)), batches, strict=False):
                     pass
         except (ManifestError, ValueError, OSError) as error:
-            if problems := archives.about(str(error)):
-                raise RuntimeError(problems[0]) from error
+            print(f"error: {error}")
+            return 1
         return 0
     more = ["--output", str(output / "grid.png")] if command == "show" else []
     return __main__.main([command, str(data), *more])
 
 
-def _any_file(rng: random.Random, data: Path) -> Path:
-    if rng.random() < 0.7:
-        return data / "manifest.json"
-    return rng.choice(sorted(path for path in data.iterdir() if path.is_file()))
-
-
-def try_model_case(rng: random.Random, folder: Path) -> Outcome:
+def try_model(case: Case) -> str:
     """Alters a file of a model and predicts with it."""
-    run, picture = folder / "run", _picture()
-    shutil.copytree(trainings.undisturbed()[0], run)
-    if rng.random() < 0.6:
-        done = _alter_model(rng, run / "export" / "model.keras")
-    else:
-        path = run / "export" / "preprocessing.json"
-        done = f"{path.name}: {mutations.alter_json(rng, path)}"
-    log = folder / "seen.txt"
-    words = [f"--model={run}", f"--input={picture}", "--format=json"]
-    fault = functools.partial(_watched_into, str(log), str(folder / "output"))
+    run, log = case.folder / "run", case.folder / "seen.txt"
+    shutil.copytree(undisturbed(trainings.training_job).folder / "run", run)
+    name = "model.keras" if case.happens(0.6) else "preprocessing.json"
+    alter = _alter_model if name == "model.keras" else _alter
+    case.what = f"{name}: {alter(case, run / 'export' / name)}"
+    picture = image_files.write_tree(case.folder, {"picture.png": image_files.png()})
+    words = [f"--model={run}", f"--input={picture / 'picture.png'}", "--format=json"]
+    fault = functools.partial(_watched_into, str(log), str(case.folder / "output"))
     code, text = Run(words, fault, command="train.predict").wait()
-    problems = complaints(code, text)
-    if code not in (0, 1, 2):
-        problems.append(f"exit code {code}: {text[-1500:]}")
-    if log.exists():
-        problems += sorted(set(log.read_text().splitlines()))
-    return f"exit code {code}", problems, done
+    case.require_message(text, code)
+    case.require(code in (0, 1, 2), f"exit code {code}: {text[-1500:]}")
+    case.problems += sorted(set(log.read_text().splitlines())) if log.exists() else []
+    return f"exit code {code}"
+
+
+def _alter_model(case: Case, path: Path) -> str:
+    """Alters the archive of a Keras model, or one of its members; returns what was done."""
+    if case.happens(0.2):
+        return damage.damage_file(case.rng, path)
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    name = case.pick("config.json", "config.json", "config.json", *members)
+    inner = image_files.write_tree(case.folder, {name: members[name]}) / name
+    done = _alter(case, inner, case.pick(damage.VALUES, _CLASSES))
+    members[name] = inner.read_bytes()
+    if case.happens(0.1):
+        members["../../outside.txt"] = b"outside"
+    image_files.write_zip(path, members)
+    return f"{name}: {done}"
 
 
 @contextlib.contextmanager
@@ -166,33 +174,3 @@ def _watched_into(log: str, allowed: str) -> Iterator[None]:
         yield
     if not os.fstat(descriptor).st_size:
         Path(log).unlink()
-
-
-@functools.cache
-def _picture() -> Path:
-    path = home() / "picture.png"
-    path.write_bytes(image_files.png())
-    return path
-
-
-def _alter_model(rng: random.Random, path: Path) -> str:
-    """Alters the archive of a Keras model, or one of its members; returns what was done."""
-    if rng.random() < 0.2:
-        return f"{path.name}: {mutations.damage_file(rng, path)}"
-    with zipfile.ZipFile(path) as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
-    name = rng.choice(("config.json", "config.json", "config.json", *members))
-    inner = path.with_suffix(".member")
-    inner.write_bytes(members[name])
-    if name == "config.json":
-        done = mutations.alter_json(rng, inner, rng.choice((mutations.VALUES, _CLASSES)))
-    else:
-        done = mutations.damage_file(rng, inner)
-    members[name] = inner.read_bytes()
-    inner.unlink()
-    if rng.random() < 0.1:
-        members["../../outside.txt"] = b"outside"
-    with zipfile.ZipFile(path, "w") as archive:
-        for member, content in members.items():
-            archive.writestr(member, content)
-    return f"{name} in {path.name}: {done}"

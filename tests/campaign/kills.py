@@ -8,17 +8,18 @@ import functools
 import os
 import random
 import subprocess
-from collections.abc import Callable, Mapping
+import time
 from pathlib import Path
 
 import azure_server
 import builds
 import image_files
+import kaggle_stand_in
 import s3_server
 
-from campaign import downloads
+from campaign.case import Case
 from campaign.faults import FAULTS, can_mount, cut, kill, run_on, small_disk
-from campaign.processes import Job, Outcome, Way, at_once, disturbed, home
+from campaign.processes import Ending, Job, Way, at_once, disturbed, home, undisturbed
 
 _STATUSES = (
     "500 Internal Server Error",
@@ -39,38 +40,37 @@ _ALL = tuple(range(len(_JOBS)))
 #: Those that take records out of finished shards.
 DROPS = (3, 4)
 
+#: The servers that run until the end of the campaign.
+servers = contextlib.ExitStack()
 
-def try_case(
-    rng: random.Random, folder: Path, numbers: tuple[int, ...] = _ALL, only: Way | None = None
-) -> Outcome:
+
+def try_build(case: Case, numbers: tuple[int, ...] = _ALL, only: Way | None = None) -> str:
     """Disturbs one of some builds onto a local disk, in any or in one way."""
-    number, ways = rng.choice(numbers), [only] if only else [kill, kill, kill, *FAULTS]
+    number, ways = case.pick(*numbers), [only] if only else [kill, kill, kill, *FAULTS]
     with contextlib.ExitStack() as stack:
-        output, before_last = folder / "output", int
-        if not only and can_mount() and rng.random() < 0.3:
-            disk = stack.enter_context(small_disk(folder / "disk", rng.randrange(20, 400) << 10))
-            output, ways = disk / "output", [run_on]
-            grow = ["mount", "-o", "remount,size=64m", str(disk)]
+        folder, before_last = case.folder, int
+        if not only and can_mount() and case.happens(0.3):
+            size = case.rng.randrange(20, 400) << 10
+            folder, ways = stack.enter_context(small_disk(folder / "disk", size)), [run_on]
+            grow = ["mount", "-o", "remount,size=64m", str(folder)]
             before_last = functools.partial(subprocess.run, grow, check=True)
         # Mostly in one process, which is quick; now and then with workers as by default.
-        has_workers = rng.random() < 0.15 and not only
-        job = _job(
-            number, folder, output, "--direct_num_workers=2" if has_workers else builds.IN_MEMORY
-        )
+        has_workers = case.happens(0.15) and not only
+        job = build_job(folder, number, "--direct_num_workers=2" if has_workers else IN_MEMORY)
         # Only the syncs of one process are watched.
         ways = [way for way in ways if way is not cut or not has_workers]
-        return disturbed(rng, job, ways, before_last)
+        return disturbed(case, job.like(undisturbed(build_job, number)), ways, before_last)
 
 
-def try_store_case(rng: random.Random, folder: Path, only_kills: bool = False) -> Outcome:
+def try_store(case: Case, *, only_kills: bool = False) -> str:
     """Builds onto a store and is killed, or the store fails for a while."""
-    kind = rng.choice(("s3", "gs", "az"))
-    store, job = _store(kind), _on_store(rng.choice(_ALL), folder, kind)
-    fault = "kill" if only_kills else rng.choice((*_STATUSES, "half", "half", "kill"))
-    num_failing = rng.choice((1, 1, 2, 3, 10**6))
+    kind = case.pick("s3", "gs", "az")
+    job = _on_store(case, kind)
+    fault = "kill" if only_kills else case.pick(*_STATUSES, "half", "half", "kill")
+    num_failing = case.pick(1, 1, 2, 3, 10**6)
 
-    def failing_store(rng: random.Random, job: Job) -> tuple[int, str]:
-        with store.failing(
+    def failing_store(rng: random.Random, job: Job) -> Ending:
+        with _store(kind).failing(
             status=fault, requests_before=rng.randrange(60), failing_requests=num_failing
         ):
             run = job.start()
@@ -80,34 +80,63 @@ def try_store_case(rng: random.Random, folder: Path, only_kills: bool = False) -
                 run.process.kill()
             return run.wait()
 
-    outcome, problems, what = disturbed(rng, job, [kill if fault == "kill" else failing_store])
-    return f"{kind} {fault[:4]}: {outcome.partition(': ')[2]}", problems, what
+    outcome = disturbed(case, job, [kill if fault == "kill" else failing_store])
+    return f"{kind} {fault[:4]}: {outcome.partition(': ')[2]}"
 
 
-def try_two(rng: random.Random, folder: Path) -> Outcome:
+def try_download(case: Case) -> str:
+    """Disturbs a download and the build after it."""
+    server, whole = _kaggle(), _archive()
+
+    def bad_answers(rng: random.Random, job: Job) -> Ending:
+        # The first request is that for the size.
+        server.storage_faults += [""] * rng.randrange(3)
+        faults = ("cut", "short", "whole", "refused", "expired")
+        server.storage_faults += rng.choices(faults, k=rng.choice((1, 2)))
+        return job.run()
+
+    def other_version(rng: random.Random, job: Job) -> Ending:
+        """A download of another version, killed before its end."""
+        server.file.content, server.file.e_tag = _archive(seed=1), '"other-version"'
+        server.storage_faults += ["", "silent"]
+        run = job.start()
+        # If the archive is complete already, nothing is asked for.
+        builds.wait_until(lambda: not server.storage_faults or run.process.exitcode is not None)
+        time.sleep(rng.random())
+        run.process.kill()
+        server.storage_faults.clear()
+        server.file.content, server.file.e_tag = whole, '"1"'
+        return run.wait()
+
+    job = _download_job(case.folder).like(undisturbed(_download_job))
+    ways = [kill, kill, *FAULTS, bad_answers, bad_answers, other_version]
+    return disturbed(case, job, ways, server.storage_faults.clear)
+
+
+def try_two(case: Case) -> str:
     """Runs two builds at once, in one folder or store, or of one drawing or download."""
-    where = rng.choice(("folder", "folder", "store", "drawing", "download"))
-    if where == "download":
-        outcome, problems, what = downloads.try_two(rng, folder)
-    elif where == "drawing":
-        wanted, seconds = _drawing(folder / "alone", "a").measured()
-        jobs = [
-            dataclasses.replace(_drawing(folder, name), wanted=wanted, seconds=seconds)
-            for name in ("a", "b")
-        ]
-        outcome, problems, what = at_once(rng, *jobs)
+    where = case.pick("folder", "folder", "store", "drawing", "download")
+    if where in ("drawing", "download"):
+        make = _drawing_job if where == "drawing" else _download_job
+        first, second = (make(case.folder, n).like(undisturbed(make)) for n in ("a", "b"))
+        if where == "download":
+            # A cut costs the first download some time, in which the other begins.
+            _kaggle().storage_faults += ["", "cut"]
+        refusal = "another process" if where == "download" else ""
+        outcome = at_once(case, first, second, refusal)
+        _kaggle().storage_faults.clear()
     elif where == "folder":
-        job = _job(rng.choice(_ALL), folder, folder / "output", builds.IN_MEMORY)
-        outcome, problems, what = at_once(rng, job)
+        number = case.pick(*_ALL)
+        job = build_job(case.folder, number)
+        outcome = at_once(case, job.like(undisturbed(build_job, number)))
     else:
-        outcome, problems, what = at_once(rng, _on_store(rng.choice(_ALL), folder, "s3"))
-        if "[0, 0]" not in outcome:
-            problems.append(f"on a store none is refused, but here: {outcome}")
-    return f"{where}, {outcome}", problems, what
+        outcome = at_once(case, _on_store(case, "s3"))
+        case.require("[0, 0]" in outcome, f"on a store none is refused, but here: {outcome}")
+    return f"{where}, {outcome}"
 
 
 @functools.cache
-def source(kind: str) -> Path:
+def _source(kind: str) -> Path:
     """Returns scans with two duplicates and a damaged file, as a folder or an archive."""
     names = [
         f"{split}/{label}/{label}-{patient}{len(label)}-{number}.jpeg"
@@ -124,82 +153,89 @@ def source(kind: str) -> Path:
     return write.get(kind, image_files.write_tree)(home() / f"scans.{kind}", files)
 
 
+IN_MEMORY = builds.IN_MEMORY
+
+
 def words_of(number: int, output: Path | str, *more: str) -> list[str]:
     """Returns the arguments of a build."""
     kind, flags = _JOBS[number]
     shared = ("--num_shards=5", "--max_reject_fraction=0.5")
-    return builds.arguments(source(kind), output, *shared, *flags, *more)
+    return builds.arguments(_source(kind), output, *shared, *flags, *more)
 
 
-@functools.cache
-def undisturbed(number: int) -> tuple[Path, Mapping[str, bytes], float]:
-    """Returns the output of a build, all files that it leaves there, and how long it takes."""
-    output = home() / str(number)
+def build_job(folder: Path, number: int, how: str = IN_MEMORY) -> Job:
+    """Returns one of the builds, into `output` in a folder."""
+    output = folder / "output"
     found = functools.partial(builds.files_of, output)
-    words = words_of(number, output, builds.IN_MEMORY)
-    return output, *Job(words=words, folder=output, found=found).measured()
+    return Job(words=words_of(number, output, how), folder=folder, found=found)
 
 
-def _job(number: int, folder: Path, output: Path, *more: str) -> Job:
-    _, wanted, seconds = undisturbed(number)
-    found = functools.partial(builds.files_of, output)
-    words = words_of(number, output, *more)
-    return Job(words=words, folder=folder, wanted=wanted, found=found, seconds=seconds)
-
-
-def _on_store(number: int, folder: Path, kind: str) -> Job:
-    store, job = _store(kind), _job(number, folder, folder / "output")
-    scratch = f"--download_dir={folder / 'scratch'}"
-    root = f"{store.root}/{folder.name}"
+def _on_store(case: Case, kind: str) -> Job:
+    """Returns one of the builds, onto a store."""
+    number, store = case.pick(*_ALL), _store(kind)
+    job = undisturbed(build_job, number)
+    flags = store.flags if kind == "s3" else ()
+    scratch = f"--download_dir={case.folder / 'scratch'}"
+    root = f"{kind}://{s3_server.BUCKET}/{case.folder.name}"
     return dataclasses.replace(
         job,
-        words=words_of(number, root, *store.flags, builds.IN_MEMORY, scratch),
-        found=functools.partial(store.read, f"{folder.name}/"),
+        words=words_of(number, root, *flags, IN_MEMORY, scratch),
+        folder=case.folder,
+        found=functools.partial(store.read, f"{case.folder.name}/"),
         seconds=2 * job.seconds,
         variables=dict(os.environ),
     )
 
 
-def _drawing(folder: Path, output: str) -> Job:
+def _drawing_job(folder: Path, name: str = "output") -> Job:
     """Returns a build that draws its source, and what it leaves."""
-    words = ["--source=synthetic", "--num_examples=12", "--image_size=8", builds.IN_MEMORY]
-    words += [f"--download_dir={folder / 'drawn'}", f"--output={folder / output}"]
-    found = functools.partial(builds.shards_of, folder / output)
+    words = ["--source=synthetic", "--num_examples=12", "--image_size=8", IN_MEMORY]
+    words += [f"--download_dir={folder / 'drawn'}", f"--output={folder / name}"]
+    found = functools.partial(builds.shards_of, folder / name)
     return Job(words=words, folder=folder, found=found)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Store:
-    """A running object store.
+def _download_job(folder: Path, name: str = "output") -> Job:
+    """Returns a build that downloads its source, and what it leaves with the archive."""
+    downloads = folder / "downloads"
+    variables = {"KAGGLE_API_TOKEN": kaggle_stand_in.TOKEN, "PATH": os.environ["PATH"]}
 
-    Attributes:
-        root: URL of its bucket.
-        flags: what a build needs to reach it.
-        failing: has it fail within a block; see `s3_server.Faults`.
-        read: returns its objects below a prefix, by name.
-    """
+    def found() -> dict[str, bytes]:
+        archives = {path.name: path.read_bytes() for path in downloads.glob("*.zip")}
+        return archives | builds.files_of(folder / name)
 
-    root: str
-    flags: list[str]
-    failing: Callable[..., contextlib.AbstractContextManager[None]]
-    read: Callable[[str], dict[str, bytes]]
-
-
-_servers = contextlib.ExitStack()
+    return Job(
+        words=[
+            "--source=kaggle",
+            f"--kaggle_dataset={kaggle_stand_in.DATASET}",
+            f"--download_dir={downloads}",
+            f"--output={folder / name}",
+            "--image_size=8",
+            "--num_shards=3",
+            IN_MEMORY,
+        ],
+        folder=folder,
+        found=found,
+        variables=_kaggle().environment(folder, **variables),
+        # A part whose bytes the disk has lost is found by the check, and moved aside.
+        advice="Run the same command again to download a new one",
+    )
 
 
 @functools.cache
-def _store(kind: str) -> _Store:
-    """Returns a store of a kind, which runs until `close_stores`."""
-    if kind == "az":
-        azure = _servers.enter_context(azure_server.running_azure())
-        return _Store(f"az://{azure_server.CONTAINER}", [], azure.failing, azure.read)
-    running = s3_server.running_gcs if kind == "gs" else s3_server.running_s3
-    server = _servers.enter_context(running())
-    flags = [] if kind == "gs" else server.flags
-    return _Store(f"{kind}://{s3_server.BUCKET}", flags, server.failing, server.read)
+def _archive(seed: int = 0) -> bytes:
+    files = image_files.scan_tree({"train": 8, "test": 4}, classes=("CNV", "DME"))
+    # So that the download is of many parts, and each version another one.
+    files["notes.bin"] = random.Random(seed).randbytes(3 << 20)
+    return image_files.write_zip(home() / f"archive-{seed}.zip", files).read_bytes()
 
 
-def close_stores() -> None:
-    """Ends the servers, so that this program can end."""
-    _servers.close()
+@functools.cache
+def _kaggle() -> kaggle_stand_in.StandIn:
+    return servers.enter_context(kaggle_stand_in.StandIn(_archive()))
+
+
+@functools.cache
+def _store(kind: str) -> azure_server.AzureServer | s3_server.S3Server:
+    running = {"s3": s3_server.running_s3, "gs": s3_server.running_gcs}
+    return servers.enter_context(running.get(kind, azure_server.running_azure)())

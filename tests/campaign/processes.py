@@ -16,12 +16,14 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import builds
+
+from campaign.case import Case
 
 _context = multiprocessing.get_context("forkserver")
 # The fork server does not inherit sys.path, and ignores modules that it cannot import.
@@ -29,25 +31,28 @@ _TESTS = Path(__file__).resolve().parents[1]
 os.environ["PYTHONPATH"] = os.pathsep.join((str(_TESTS), str(_TESTS.parent)))
 
 _MOST_SECONDS = 600
+#: What a build imports late.
+_OF_A_BUILD = ("pyarrow.dataset", "pipelines.engine.engine", "pipelines.report.card",
+               "tfrecord_io.reading.batches", "tfrecord_io.stores.remote")  # fmt: skip
 
-#: (what came of a case, complaints, what was done).
-Outcome = tuple[str, list[str], str]
 #: What goes wrong in a process; made there, so it must be picklable.
 Fault = Callable[[], contextlib.AbstractContextManager[None]]
+#: The exit code of a process, negative for a signal, and all that it said.
+Ending = tuple[int, str]
 
 
-def preload(modules: Iterable[str]) -> None:
+def preload(*, with_tensorflow: bool) -> None:
     """Says what the server has imported from which `Run` forks; to be called before the first."""
     # Each run begins with the program itself, so what that imports has to be there, too.
-    _context.set_forkserver_preload(["campaign.run", *modules])
+    more = ["campaign.preloaded_training"] if with_tensorflow else list(_OF_A_BUILD)
+    _context.set_forkserver_preload(["campaign.run", *more])
 
 
 @functools.cache
 def home() -> Path:
     """Returns a folder for sources and undisturbed results, which is removed at the end."""
-    folder = tempfile.TemporaryDirectory(prefix="campaign-home-")
-    home.folder = folder  # type: ignore[attr-defined]
-    return Path(folder.name)
+    home.folder = tempfile.TemporaryDirectory(prefix="campaign-home-")  # type: ignore[attr-defined]
+    return Path(home.folder.name)
 
 
 class Run:
@@ -75,8 +80,7 @@ class Run:
         self.process.start()
         builds.wait_until(lambda: Path(self._log).stat().st_size > 0, limit_s=_MOST_SECONDS)
 
-    def wait(self) -> tuple[int, str]:
-        """Returns the exit code, negative for a signal, and all that was said."""
+    def wait(self) -> Ending:
         self.process.join(_MOST_SECONDS)
         if self.process.exitcode is None:
             self.process.kill()
@@ -86,8 +90,8 @@ class Run:
         Path(self._log).unlink()
         return self.process.exitcode, text
 
-    def end(self, rng: random.Random, seconds: float) -> tuple[int, str]:
-        """Sends a signal that ends it, at some time within these seconds; see `wait`."""
+    def end(self, rng: random.Random, seconds: float) -> Ending:
+        """Sends a signal that ends it, at some time within these seconds."""
         time.sleep(rng.random() * seconds)
         number = rng.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT))
         with contextlib.suppress(ProcessLookupError):
@@ -124,110 +128,103 @@ class Job:
         words: its arguments.
         folder: all that it writes on the disk is below.
         found: returns what is there now, by name.
-        wanted: what an undisturbed run leaves.
-        seconds: how long an undisturbed run takes.
         variables: of its environment.
         advice: what the last run may say if running it once more is the remedy.
         command: see `Run`.
         scale: how much more it writes than a tiny build, so that faults hit all of it.
+        wanted: what an undisturbed run leaves.
+        seconds: how long an undisturbed run takes.
     """
 
     words: list[str]
     folder: Path
     found: Callable[[], Mapping[str, bytes]]
-    wanted: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
-    seconds: float = 0
     variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
     advice: str | None = None
     command: str = "pipelines.build_tfrecords"
     scale: int = 1
+    wanted: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
+    seconds: float = 0
 
     def start(self, fault: Callable[..., Any] | None = None, *arguments: object) -> Run:
         """Starts it with a fault, which is called with the arguments there."""
         made = functools.partial(fault, *arguments) if fault else None
         return Run(self.words, made, self.variables, self.command)
 
-    def run(self, fault: Callable[..., Any] | None = None, *arguments: object) -> tuple[int, str]:
-        """Runs it to its end; see `start` and `Run.wait`."""
+    def run(self, fault: Callable[..., Any] | None = None, *arguments: object) -> Ending:
+        """Runs it to its end; see `start`."""
         return self.start(fault, *arguments).wait()
 
-    def measured(self) -> tuple[Mapping[str, bytes], float]:
-        """Runs it undisturbed; returns what that leaves, and the seconds that it takes."""
-        start = time.monotonic()
-        code, text = self.run()
-        if code or complaints(code, text):
-            raise RuntimeError(text)
-        return self.found(), time.monotonic() - start
+    def like(self, other: Job) -> Job:
+        """Returns it with what another one leaves, and the seconds of that."""
+        return dataclasses.replace(self, wanted=other.wanted, seconds=other.seconds)
 
 
-#: Disturbs a job once; returns the exit code and what was said.
-Way = Callable[[random.Random, Job], tuple[int, str]]
+@functools.cache
+def undisturbed(make: Callable[..., Job], *arguments: object) -> Job:
+    """Runs the job that a function makes in a folder; returns it with what it leaves."""
+    folder = Path(tempfile.mkdtemp(dir=home()))
+    job, start = make(folder, *arguments), time.monotonic()
+    code, text = job.run()
+    if code or "Traceback" in text:
+        raise RuntimeError(text)
+    return dataclasses.replace(job, wanted=job.found(), seconds=time.monotonic() - start)
+
+
+#: Disturbs a job once.
+Way = Callable[[random.Random, Job], Ending]
 
 
 def disturbed(
-    rng: random.Random, job: Job, ways: Sequence[Way], before_last: Callable[[], object] = int
-) -> Outcome:
+    case: Case, job: Job, ways: Sequence[Way], before_last: Callable[[], object] = int
+) -> str:
     """Disturbs a job some times in one way, and lets it end."""
-    done, problems, way = [], [], rng.choice(ways)
-    for _ in range(rng.choice((1, 1, 2, 3))):
-        code, text = way(rng, job)
-        done.append(code)
-        problems += complaints(code, text)
+    way, codes = case.pick(*ways), []
+    for _ in range(case.pick(1, 1, 2, 3)):
+        code, text = way(case.rng, job)
+        codes.append(code)
+        case.require_message(text, code)
     before_last()
     code, text = job.run()
     if code and job.advice and job.advice in text:
         code, text = job.run()
-    problems += [*complaints(code, text), *failures(code, text)]
-    problems += differences(job.found(), job.wanted)
-    name = getattr(way, "__name__", "").strip("_")
-    effect = f"ended {sum(code != 0 for code in done)} times" if any(done) else "never ended"
-    return f"{name}: {effect}", problems, f"{' '.join(job.words)}, {name} {done}"
+    _require_done(case, job, code, text)
+    name = way.__name__.strip("_")
+    case.what = f"{' '.join(job.words)}, {name} {codes}"
+    num_ended = sum(code != 0 for code in codes)
+    return f"{name}: ended {num_ended} times"
 
 
-def at_once(rng: random.Random, job: Job, other: Job | None = None, refusal: str = "") -> Outcome:
+def at_once(case: Case, job: Job, other: Job | None = None, refusal: str = "") -> str:
     """Starts two jobs, the second while the first is under way.
 
     Args:
-        rng: decides how much later.
+        case: the case.
         job: the first.
         other: the second, which writes its results to another folder. If None, the first job is
             started twice; one of the two may be refused with exit code 2 if the other succeeds.
         refusal: the message with which one of two different jobs may be refused. It must then
             succeed when it is started alone.
     """
-    delay, jobs = rng.random() * job.seconds, (job, other or job)
+    delay, jobs = case.rng.random() * job.seconds, (job, other or job)
     first = job.start()
     time.sleep(delay)
-    ended = [run.wait() for run in (first, jobs[1].start())]
-    problems = [line for code, text in ended for line in complaints(code, text)]
-    codes = sorted(code for code, _ in ended)
-    if codes != [0, 0] and (codes != [0, 2] if other is None else max(codes) > 2):
-        problems.append(f"they end with {codes}: {' '.join(text for _, text in ended)}")
-    for each, (code, text) in zip(jobs, ended, strict=True):
+    endings = [run.wait() for run in (first, jobs[1].start())]
+    codes = sorted(code for code, _ in endings)
+    is_right = max(codes) <= 2 if other else codes in ([0, 0], [0, 2])
+    case.require(is_right, f"they end with {codes}: {' '.join(text for _, text in endings)}")
+    for each, (code, text) in zip(jobs, endings, strict=True):
+        case.require_message(text, code)
         if code and other:
-            if refusal not in text:
-                problems.append(f"it ends with {code}: {text}")
-            problems += failures(*each.run())
-        problems += differences(each.found(), each.wanted)
-    return f"two at once: {codes}", problems, f"{' '.join(job.words)}, {delay:.2f} s apart"
+            case.require(refusal in text, f"it ends with {code}: {text}")
+            code, text = each.run()
+        _require_done(case, each, code if other else 0, text)
+    case.what = f"{' '.join(job.words)}, {delay:.2f} s apart"
+    return f"two at once: {codes}"
 
 
-def complaints(code: int, text: str) -> list[str]:
-    """Complains of a traceback, and of a failure without a message."""
-    if "Traceback" in text or (code > 0 and "error: " not in text and code not in (130, 143)):
-        start = max(text.find("Traceback") - 300, 0) if "Traceback" in text else -1500
-        return [f"exit code {code} and no message: {text[start:][:1500]}"]
-    return []
-
-
-def failures(code: int, text: str) -> list[str]:
-    """Complains of the last run, which nothing disturbed, if it failed."""
-    return [f"the last run ends with {code}: {text}"] if code else []
-
-
-def differences(found: Mapping[str, bytes], wanted: Mapping[str, bytes]) -> list[str]:
-    """Complains of files that are not those of an undisturbed run."""
-    if found == wanted:
-        return []
-    names = sorted(n for n in found.keys() | wanted.keys() if found.get(n) != wanted.get(n))
-    return [f"other than of an undisturbed run: {', '.join(names)}"]
+def _require_done(case: Case, job: Job, code: int, text: str) -> None:
+    """Requires that a job succeeded in the end, and left what an undisturbed one leaves."""
+    case.require_message(text, code)
+    case.require(not code, f"the last run ends with {code}: {text}")
+    case.compare("other than of an undisturbed run", job.found(), job.wanted)

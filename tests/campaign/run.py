@@ -28,78 +28,74 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from campaign import (
     archives,
     claims,
-    downloads,
     faults,
     hostile,
-    joined,
     kills,
     pictures,
     processes,
-    reader,
-    remote_reads,
+    readers,
     tables,
     trainings,
 )
-from campaign.processes import Outcome
+from campaign.case import Case
 
-Try = Callable[[random.Random, Path], Outcome]
-
-#: The modules that an area's commands import, for areas that run other commands than the build.
-_PRELOADED = dict.fromkeys(("trainings", "folds", "models"), "campaign.preloaded_training")
-_MOST_SECONDS = 30
 _MOST_KIB = 1 << 20
 #: TensorFlow runs in this process, not in one of its own.
 _IN_PROCESS = ("claims",)
+#: Areas whose commands import TensorFlow.
+_WITH_TENSORFLOW = {"trainings", "folds", "models"}
+
+_JOINED = (
+    archives.try_joined, archives.try_joined, pictures.try_joined_pictures,
+    pictures.try_hidden_frames,
+)  # fmt: skip
+#: What tries a case of each area and says what came of it, and the seconds that it may take.
+AREAS: dict[str, tuple[Callable[[Case], str], int]] = {
+    "archives": (functools.partial(archives.try_archive, way="list"), 30),
+    "builds": (functools.partial(archives.try_archive, way="build"), 30),
+    "commands": (functools.partial(archives.try_archive, way="command"), 300),
+    "images": (pictures.try_image, 30),
+    "frames": (pictures.try_frames, 30),
+    "joined": (lambda case: case.pick(*_JOINED)(case), 30),
+    "tables": (tables.try_table, 30),
+    "datasets": (hostile.try_dataset, 60),
+    "models": (hostile.try_model, 300),
+    "kills": (kills.try_build, 600),
+    "drops": (functools.partial(kills.try_build, numbers=kills.DROPS), 600),
+    "cuts": (functools.partial(kills.try_build, only=faults.cut), 600),
+    "reads": (functools.partial(kills.try_build, only=faults.failing_read), 600),
+    "stores": (kills.try_store, 600),
+    "uploads": (functools.partial(kills.try_store, only_kills=True), 600),
+    "downloads": (kills.try_download, 600),
+    "two": (kills.try_two, 600),
+    "reader": (readers.try_local, 120),
+    "remote": (readers.try_remote, 300),
+    "trainings": (trainings.try_training, 1200),
+    "folds": (functools.partial(trainings.try_training, more=trainings.FOLDS), 2400),
+    "claims": (claims.try_case, 600),
+}
 
 
 class _TooLong(BaseException):
     """Ends a case that hangs; no `except Exception` may take it."""
 
 
-#: How each area tries a case, and the seconds that a case may take.
-AREAS: dict[str, tuple[Try, int]] = {
-    "archives": (functools.partial(archives.try_case, how="list"), _MOST_SECONDS),
-    "builds": (functools.partial(archives.try_case, how="build"), _MOST_SECONDS),
-    "commands": (functools.partial(archives.try_case, how="command"), 300),
-    "images": (pictures.try_image, _MOST_SECONDS),
-    "frames": (pictures.try_frames, _MOST_SECONDS),
-    "joined": (joined.try_case, _MOST_SECONDS),
-    "tables": (tables.try_case, _MOST_SECONDS),
-    "datasets": (hostile.try_dataset_case, 60),
-    "models": (hostile.try_model_case, 300),
-    "kills": (kills.try_case, 600),
-    "drops": (functools.partial(kills.try_case, numbers=kills.DROPS), 600),
-    "cuts": (functools.partial(kills.try_case, only=faults.cut), 600),
-    "reads": (functools.partial(kills.try_case, only=faults.failing_read), 600),
-    "stores": (kills.try_store_case, 600),
-    "uploads": (functools.partial(kills.try_store_case, only_kills=True), 600),
-    "downloads": (downloads.try_case, 600),
-    "two": (kills.try_two, 600),
-    "reader": (reader.try_case, 120),
-    "remote": (remote_reads.try_case, 300),
-    "trainings": (trainings.try_case, 1200),
-    "folds": (trainings.try_folds_case, 2400),
-    "claims": (claims.try_case, 600),
-}
-
-
-def run_case(area: str, seed: int, number: int) -> Outcome:
+def run_case(area: str, seed: int, number: int) -> tuple[str, Case]:
     """Runs one case, in a folder of its own, within its limits of time and memory."""
     try_case, seconds = AREAS[area]
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with tempfile.TemporaryDirectory(prefix="campaign-") as folder, _at_most(seconds):
+    with tempfile.TemporaryDirectory(prefix="campaign-") as folder:
+        case = Case(random.Random(f"{area} {seed} {number}"), Path(folder))
         try:
-            outcome, problems, what = try_case(
-                random.Random(f"{area} {seed} {number}"), Path(folder)
-            )
-        except _TooLong:
-            outcome, problems, what = "hung", [f"not done after {seconds} seconds"], ""
-        except Exception:
-            outcome, problems, what = "traceback", [traceback.format_exc()], ""
+            with _at_most(seconds):
+                outcome = try_case(case)
+        except (Exception, _TooLong) as error:
+            outcome = "hung" if isinstance(error, _TooLong) else "traceback"
+            case.problems.append(f"within {seconds} seconds: {traceback.format_exc()}")
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    if after > max(before, _MOST_KIB) and area not in _IN_PROCESS:
-        problems = [*problems, f"took {after >> 10} MiB of memory"]
-    return outcome, problems, what
+    is_small = after <= max(before, _MOST_KIB) or area in _IN_PROCESS
+    case.require(is_small, f"took {after >> 10} MiB of memory")
+    return outcome, case
 
 
 @contextlib.contextmanager
@@ -127,13 +123,14 @@ def run_area(area: str, seed: int, numbers: range, is_verbose: bool = False) -> 
         for number in numbers:
             said = io.StringIO()
             with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
-                outcome, problems, what = run_case(area, seed, number)
+                outcome, case = run_case(area, seed, number)
             outcomes[outcome] += 1
-            if problems or is_verbose:
-                print(f"{area} {number}: {outcome} ({what})")
-            if problems:
+            if case.problems or is_verbose:
+                print(f"{area} {number}: {outcome} ({case.what})")
+            for problem in case.problems:
+                print("\n".join(f"  {line}" for line in problem.splitlines()[-40:]))
+            if case.problems:
                 num_failed += 1
-                print("\n".join(f"  {line}" for p in problems for line in p.splitlines()[-40:]))
                 command = f"python tests/campaign/run.py {area} --seed {seed} --case {number}"
                 print(f"  {command}", flush=True)
     seconds = time.monotonic() - start
@@ -157,12 +154,12 @@ def main() -> int:
         parser.error(f"no area {', '.join(sorted(unknown))}; there are {', '.join(AREAS)}")
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
-    processes.preload({_PRELOADED.get(area, "campaign.preloaded") for area in chosen.area})
+    processes.preload(with_tensorflow=not _WITH_TENSORFLOW.isdisjoint(chosen.area))
     numbers = range(chosen.first, chosen.first + chosen.cases)
     if chosen.case is not None:
         numbers = range(chosen.case, chosen.case + 1)
-    failed = [run_area(a, chosen.seed, numbers, chosen.case is not None) for a in chosen.area]
-    kills.close_stores()
+    with kills.servers:
+        failed = [run_area(a, chosen.seed, numbers, chosen.case is not None) for a in chosen.area]
     return 1 if sum(failed) else 0
 
 

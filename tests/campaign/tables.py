@@ -5,18 +5,16 @@ How each cell was written is known here, so the build's reading of it is compare
 
 from __future__ import annotations
 
-import collections
 import csv
-import io
-import random
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from image_files import write_tree
 
-from campaign import archives, trees
-from campaign.processes import Outcome
+from campaign import trees
+from campaign.case import Case
 from pipelines import errors
 from pipelines.listing.listing import ListingOptions, list_images
 from pipelines.listing.refs import iterate_refs
@@ -27,105 +25,88 @@ _MISSING = ("", "NA", "NaN", "nan", "N/A", "n/a", "null", "NULL", "None", "<NA>"
 #: Texts that look like those, and are values.
 _ALIKE = ("none", "na", "Nan", "N.A.", "-", "0", "NA.", "missing", "x NA", "no")
 _OWN = ("-9", "unknown", "?")
+#: Values to choose from, by the column.
+_VALUES = {
+    "label": ("CNV", "DME", *_ALIKE),
+    "score": ("0", "1", "-3", "2.5", "17"),
+    "a": ("0", "1"),
+    "b": ("0", "1"),
+}
+_COLUMNS = {"classes": ("label",), "label_columns": ("a", "b"), "target": ("score",)}
+
+_Row = dict[str, str | None]
 
 
-def try_case(rng: random.Random, folder: Path) -> Outcome:
+def try_table(case: Case) -> str:
     """Lists a folder by a table and compares labels and patients."""
-    kind = rng.choice(("classes", "label_columns", "target"))
-    is_parquet = rng.random() < 0.4
-    own = is_parquet or rng.random() < 0.3  # a Parquet file has nulls, and texts if one says so
-    spellings = _OWN if own else _MISSING
+    kind, is_parquet, share = case.pick(*_COLUMNS), case.happens(0.4), case.pick(0, 0.1, 0.5, 0.95)
+    own = is_parquet or case.happens(0.3)  # a Parquet file has nulls, and texts if one says so
+    columns, num_images = _COLUMNS[kind], case.rng.randrange(2, 40)
     options: dict[str, Any] = {"missing": _OWN} if own else {}
-    columns = {"classes": ["label"], "label_columns": ["a", "b"], "target": ["score"]}[kind]
     if kind != "classes":
-        options[kind] = tuple(columns) if kind == "label_columns" else "score"
-    share = rng.choice((0.0, 0.1, 0.5, 0.95))
-    num_images = rng.randrange(2, 40)
-    rows = [_row(rng, kind, columns, number, share) for number in range(num_images)]
-    scans = folder / "scans"
-    scans.mkdir()
-    for row in rows:
-        (scans / row["path"]).write_bytes(trees.picture(rng.getrandbits(32)))
-    rng.shuffle(rows)
-    names = ["path", *columns, *(["patient"] if rng.random() < 0.7 else [])]
-    table = folder / ("labels.parquet" if is_parquet else "labels.csv")
+        options[kind] = columns if kind == "label_columns" else "score"
+    named = ("path", *columns, "patient") if case.happens(0.7) else ("path", *columns)
+    rows: list[_Row] = []
+    for number in range(num_images):
+        values = {name: case.pick(*_VALUES[name]) for name in columns}
+        values["patient"] = case.pick(f"p{number // 2}", *_ALIKE)
+        cells = {name: None if case.happens(share) else text for name, text in values.items()}
+        rows.append({"path": f"scan {number}.png", **cells})
+    scans = case.folder / "scans"
+    write_tree(scans, {row["path"]: trees.picture(case.rng.getrandbits(32)) for row in rows})
+    case.rng.shuffle(rows)
+    table = case.folder / ("labels.parquet" if is_parquet else "labels.csv")
     write = _write_parquet if is_parquet else _write_csv
-    write(rng, table, [{name: row[name] for name in names} for row in rows], spellings)
-    what = f"{kind}, {table.suffix}, {num_images} rows, {share:.0%} missing, own {own}"
-    wanted_labels = {
-        row["path"]: row for row in rows if all(row[name] is not None for name in columns)
-    }
+    write(case, table, [{n: row[n] for n in named} for row in rows], _OWN if own else _MISSING)
+    case.what = f"{kind}, {table.suffix}, {num_images} rows, {share:.0%} missing, own {own}"
+    known = [row for row in rows if None not in map(row.get, columns)]
+    wanted = {row["path"]: _label(kind, row) for row in known}
     try:
         listing = list_images(DirectorySource(scans), ListingOptions(labels=table, **options))
     except errors.UserError as error:
-        complaint = [] if not wanted_labels else [f"a table with labels is refused: {error}"]
-        return "refused", [*archives.about(str(error)), *complaint], what
-    problems = []
-    reasons = collections.Counter(reject.reason for reject in listing.rejects)
-    if reasons != +collections.Counter(no_label=num_images - len(wanted_labels)):
-        problems.append(f"{len(wanted_labels)} of {num_images} have a label, rejects: {reasons}")
-    found = {ref.path: ref for ref in iterate_refs(listing.refs)}
-    if found.keys() != wanted_labels.keys():
-        problems.append(f"other images: {found.keys() ^ wanted_labels.keys()}")
-    for path in found.keys() & wanted_labels.keys():
-        ref, row = found[path], wanted_labels[path]
-        if kind == "classes" and ref.label != row["label"]:
-            problems.append(f"{path} is {ref.label!r} instead of {row['label']!r}")
-        if kind == "target" and float(ref.label) != float(row["score"]):
-            problems.append(f"{path} is {ref.label!r} instead of {row['score']!r}")
-        if kind == "label_columns":
-            given = {name for name in columns if row[name] == "1"} or {"none"}
-            if set(ref.label.split("|")) != given:
-                problems.append(f"{path} is {ref.label!r} instead of {given}")
-        if "patient" in names and ref.patient != row["patient"]:
-            problems.append(f"{path} is of {ref.patient!r} instead of {row['patient']!r}")
-    return "read", problems, what
+        case.require(not wanted, "a table with labels is refused")
+        case.require_message(f"error: {error}")
+        return "refused"
+    refs = {ref.path: ref for ref in iterate_refs(listing.refs)}
+    case.compare("labels", {p: _PARSED[kind](ref.label) for p, ref in refs.items()}, wanted)
+    if "patient" in named:
+        patients = {row["path"]: row["patient"] for row in known}
+        case.compare("patients", {path: ref.patient for path, ref in refs.items()}, patients)
+    rejects = {reject.source_path: reject.reason for reject in listing.rejects}
+    without = {row["path"] for row in rows} - wanted.keys()
+    case.compare("rejects", rejects, dict.fromkeys(without, "no_label"))
+    return "read"
 
 
-def _row(
-    rng: random.Random, kind: str, columns: list[str], number: int, share: float
-) -> dict[str, str | None]:
-    """Returns the values of a row, None for those that are missing."""
-
-    def cell(value: str) -> str | None:
-        return None if rng.random() < share else value
-
-    row: dict[str, str | None] = {"path": f"scan {number}.png"}
-    for name in columns:
-        if kind == "classes":
-            row[name] = cell(rng.choice(("CNV", "DME", *_ALIKE)))
-        elif kind == "target":
-            row[name] = cell(str(rng.choice((0, 1, -3, 2.5, 17))))
-        else:
-            row[name] = cell(rng.choice("01"))
-    row["patient"] = cell(rng.choice((f"p{number // 2}", *_ALIKE)))
-    return row
+#: A label of the build as a value that can be compared.
+_PARSED = {"classes": str, "target": float, "label_columns": lambda text: set(text.split("|"))}
 
 
-def _write_csv(
-    rng: random.Random, path: Path, rows: list[dict[str, str | None]], spellings: tuple[str, ...]
-) -> None:
-    text = io.StringIO()
-    quoting = rng.choice((csv.QUOTE_MINIMAL, csv.QUOTE_ALL))
-    writer = csv.writer(text, delimiter=rng.choice(",;\t"), quoting=quoting)
-    writer.writerow(rows[0])
-    for row in rows:
-        writer.writerow(rng.choice(spellings) if v is None else v for v in row.values())
-    path.write_text(text.getvalue(), rng.choice(("utf-8", "utf-8-sig")), newline="")
+def _label(kind: str, row: _Row) -> object:
+    """Returns the label that an image must have, as `_PARSED` gives it."""
+    if kind == "label_columns":
+        return {name for name in _COLUMNS[kind] if row[name] == "1"} or {"none"}
+    return _PARSED[kind](row[_COLUMNS[kind][0]])
 
 
-def _write_parquet(
-    rng: random.Random, path: Path, rows: list[dict[str, str | None]], spellings: tuple[str, ...]
-) -> None:
+def _write_csv(case: Case, path: Path, rows: list[_Row], spellings: tuple[str, ...]) -> None:
+    with path.open("w", encoding=case.pick("utf-8", "utf-8-sig"), newline="") as file:
+        quoting = case.pick(csv.QUOTE_MINIMAL, csv.QUOTE_ALL)
+        writer = csv.writer(file, delimiter=case.pick(",", ";", "\t"), quoting=quoting)
+        writer.writerow(rows[0])
+        for row in rows:
+            writer.writerow(case.pick(*spellings) if v is None else v for v in row.values())
+
+
+def _write_parquet(case: Case, path: Path, rows: list[_Row], spellings: tuple[str, ...]) -> None:
     columns = {}
     for name in rows[0]:
         values = [row[name] for row in rows]
-        is_text = name in ("path", "label", "patient")
-        if is_text and rng.random() < 0.5:
-            values = [rng.choice((None, *spellings)) if v is None else v for v in values]
-        if is_text:
-            columns[name] = pa.array(values, rng.choice((pa.string(), pa.large_string())))
+        if name in ("path", "label", "patient"):
+            if case.happens(0.5):
+                values = [case.pick(None, *spellings) if v is None else v for v in values]
+            columns[name] = pa.array(values, case.pick(pa.string(), pa.large_string()))
         else:
-            empty = rng.choice((None, float("nan")))
+            empty = case.pick(None, float("nan"))
             columns[name] = pa.array([empty if v is None else float(v) for v in values])
     pq.write_table(pa.table(columns), path)

@@ -5,17 +5,15 @@ In the end the weights and predictions must be, to the bit, those of an undistur
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import random
-from collections.abc import Mapping
 from pathlib import Path
 
 import marked_images
 import numpy as np
 
+from campaign.case import Case
 from campaign.faults import FAULTS, kill
-from campaign.processes import Job, Outcome, at_once, differences, disturbed, failures, home
+from campaign.processes import Job, at_once, disturbed, home, undisturbed
 
 _FLAGS = (
     *marked_images.flags(**marked_images.ALL_ON), "--epochs=2", "--replica_batch_size=8",
@@ -23,20 +21,15 @@ _FLAGS = (
     "--bootstrap_samples=5",
 )  # fmt: skip
 # Smaller graphs, because each of the two folds builds its own; a training has them whole.
-_FOLDS = ("--folds=2", "--epochs=1", "--no-augment", "--mixup=0")
-_WAYS = [*[kill] * 4, *FAULTS]
+FOLDS = ("--folds=2", "--epochs=1", "--no-augment", "--mixup=0")
 
 
-def try_case(rng: random.Random, folder: Path, more: tuple[str, ...] = ()) -> Outcome:
+def try_training(case: Case, more: tuple[str, ...] = ()) -> str:
     """Disturbs a training and lets it end, or starts it twice."""
-    _, wanted, seconds = undisturbed(more)
-    job = dataclasses.replace(_job(folder / "run", more), wanted=wanted, seconds=seconds)
-    return at_once(rng, job) if rng.random() < 0.2 else disturbed(rng, job, _WAYS)
-
-
-def try_folds_case(rng: random.Random, folder: Path) -> Outcome:
-    """Disturbs a cross-validation and lets it end, or starts it twice."""
-    return try_case(rng, folder, _FOLDS)
+    job = training_job(case.folder, *more).like(undisturbed(training_job, *more))
+    if case.happens(0.2):
+        return at_once(case, job)
+    return disturbed(case, job, [*[kill] * 4, *FAULTS])
 
 
 @functools.cache
@@ -46,31 +39,15 @@ def _data() -> Path:
     return home() / "data"
 
 
-def _job(workdir: Path, more: tuple[str, ...]) -> Job:
+def training_job(folder: Path, *more: str) -> Job:
+    """Returns a training, into `run` in a folder."""
     return Job(
-        words=[f"--data={_data()}", f"--workdir={workdir}", *_FLAGS, *more],
-        folder=workdir.parent,
-        found=functools.partial(_found, workdir),
+        words=[f"--data={_data()}", f"--workdir={folder / 'run'}", *_FLAGS, *more],
+        folder=folder,
+        found=functools.partial(_found, folder / "run"),
         command="train.run",
         scale=5,
     )
-
-
-@functools.cache
-def undisturbed(more: tuple[str, ...] = ()) -> tuple[Path, Mapping[str, bytes], float]:
-    """Returns an undisturbed run, what it leaves, and the seconds that it takes.
-
-    Raises:
-        RuntimeError: if a forked run does not leave the same as the command itself.
-    """
-    forked, command = (home() / f"{name}{''.join(more)}" for name in ("forked", "command"))
-    job = _job(forked, more)
-    wanted, seconds = job.measured()
-    done = marked_images.run_script("run", *_job(command, more).words)
-    problems = [*differences(_found(command), wanted), *failures(done.returncode, done.stderr)]
-    if problems:
-        raise RuntimeError(f"the command leaves something else: {problems}")
-    return forked, wanted, seconds
 
 
 def _found(workdir: Path) -> dict[str, bytes]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import gzip
 import io
@@ -32,7 +31,7 @@ _SPLIT_NAMES = {
     "val": ("val", "valid", "Validation", "dev"),
     "test": ("test", "TEST", "testing"),
 }
-_SUFFIXES = (".png", ".PNG", ".jpeg", ".jpg", ".tiff", "", ".dat")
+_SUFFIXES = (".png", ".PNG", ".jpeg", ".jpg")
 KINDS = ("zip", "deflated", "zip64", "streamed", "tar", "gnu", "pax", "tar.gz", "folder")
 
 
@@ -74,13 +73,10 @@ def make_tree(rng: random.Random, kind: str) -> list[Entry]:
     for split in splits if has_splits else [""]:
         for label in labels:
             # A folder within a class that is named like another class is refused.
-            deeper = "".join(
-                f"{name}/"
-                for name in (_folder_name(rng) for _ in range(rng.choice((0, 0, 0, 1, 2))))
-                if name not in labels
-            )
-            for name in _different(rng, 1 + rng.randrange(4), rng.choice(_SUFFIXES[:4])):
-                path = f"{split}/{label}/{deeper}{name}" if split else f"{label}/{deeper}{name}"
+            deeper = [_folder_name(rng) for _ in range(rng.choice((0, 0, 0, 1, 2)))]
+            deeper = [name for name in deeper if name not in labels]
+            for name in _different(rng, 1 + rng.randrange(4), rng.choice(_SUFFIXES)):
+                path = "/".join(filter(None, (split, label, *deeper, name)))
                 files[path] = picture(rng.getrandbits(32))
     # The first file of each class lies in it, so that without splits it is known what the class is.
     for label in labels if not has_splits else ():
@@ -152,25 +148,19 @@ def _folder_name(rng: random.Random) -> str:
 
 
 def _different(rng: random.Random, number: int, suffix: str = "") -> list[str]:
-    names = [n for n in ODD_NAMES if _is_usable(n) and (suffix or len(n) < 100)]
-    return [name + suffix for name in rng.sample(names, number)]
-
-
-def _is_usable(name: str) -> bool:
     # At the beginning of a path these are a drive, a root, or hidden, and no example's.
-    return not name.startswith((".", "\\")) and name[1:2] != ":"
+    usable = [n for n in ODD_NAMES if not n.startswith((".", "\\")) and n[1:2] != ":"]
+    names = [name for name in usable if suffix or len(name) < 100]
+    return [name + suffix for name in rng.sample(names, number)]
 
 
 def pack(rng: random.Random, kind: str, entries: list[Entry], path: Path) -> Path:
     """Writes entries as an archive of a kind, or as a folder; returns its path."""
     if kind == "folder":
         return _write_folder(entries, path)
-    if kind in ("zip", "deflated", "zip64", "streamed"):
-        path = path.with_suffix(".zip")
-        path.write_bytes(_zip(rng, kind, entries))
-    else:
-        path = path.with_suffix("." + ("tar.gz" if kind == "tar.gz" else "tar"))
-        path.write_bytes(_tar(rng, kind, entries))
+    is_zip = kind in ("zip", "deflated", "zip64", "streamed")
+    path = path.with_suffix(".zip" if is_zip else ".tar.gz" if kind == "tar.gz" else ".tar")
+    path.write_bytes((_zip if is_zip else _tar)(rng, kind, entries))
     return path
 
 
@@ -183,13 +173,12 @@ class _Pipe(io.BytesIO):
 
 def _zip(rng: random.Random, kind: str, entries: list[Entry]) -> bytes:
     file = _Pipe() if kind == "streamed" else io.BytesIO()
-    limits = contextlib.ExitStack()
-    if kind == "zip64":
-        # Everything is too large for the plain records now.
-        limits.enter_context(mock.patch.object(zipfile, "ZIP64_LIMIT", 1))
-        limits.enter_context(mock.patch.object(zipfile, "ZIP_FILECOUNT_LIMIT", 0))
+    # Of zip64 everything is too large for the plain records.
+    is_large = kind == "zip64"
+    limits = {"ZIP64_LIMIT": 1 if is_large else zipfile.ZIP64_LIMIT}
+    limits["ZIP_FILECOUNT_LIMIT"] = 0 if is_large else zipfile.ZIP_FILECOUNT_LIMIT
     method = zipfile.ZIP_STORED if kind in ("zip", "zip64") else zipfile.ZIP_DEFLATED
-    with limits, zipfile.ZipFile(file, "w") as archive:
+    with mock.patch.multiple(zipfile, **limits), zipfile.ZipFile(file, "w") as archive:
         for entry in entries:
             is_folder = entry.kind == "folder"
             info = zipfile.ZipInfo(entry.name + "/" * is_folder, (2017, 7, 14, 2, 40, 0))
@@ -211,11 +200,9 @@ _TAR_TYPES = {
 
 
 def _tar(rng: random.Random, kind: str, entries: list[Entry]) -> bytes:
-    form = {"gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}.get(kind)
-    file = io.BytesIO()
-    with tarfile.open(
-        fileobj=file, mode="w", format=form or rng.choice((tarfile.GNU_FORMAT, tarfile.PAX_FORMAT))
-    ) as archive:
+    file, drawn = io.BytesIO(), rng.choice((tarfile.GNU_FORMAT, tarfile.PAX_FORMAT))
+    form = {"gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}.get(kind, drawn)
+    with tarfile.open(fileobj=file, mode="w", format=form) as archive:
         for entry in entries:
             info = tarfile.TarInfo(entry.name)
             info.type, info.size = _TAR_TYPES[entry.kind], len(entry.content)

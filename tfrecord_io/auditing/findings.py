@@ -7,8 +7,6 @@ import functools
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from tfrecord_io.printing import counted
-
 Severity = Literal["problem", "warning", "note", "good"]
 
 #: From the worst to the best, the order in which findings are listed.
@@ -81,8 +79,3 @@ def alarms(audit: Mapping[str, Any]) -> list[str]:
         if finding["severity"] == "problem"
         or (finding["severity"] == "warning" and finding["code"] in _ALARMING_WARNINGS)
     ]
-
-
-def many(count: int, noun: str, plural: str | None = None) -> str:
-    """Returns a phrase such as `1 patient is` or `3 patients are`."""
-    return f"{counted(count, noun, plural)} {'is' if count == 1 else 'are'}"

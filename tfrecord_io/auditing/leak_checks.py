@@ -1,12 +1,9 @@
-"""Looks for patients and pictures in several splits, or under several labels.
-
-Each check yields its findings and adds its numbers to `Examined.measures`.
-"""
+"""Looks for patients and pictures in several splits, or under several labels."""
 
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,11 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tfrecord_io.auditing.columns import encode
 from tfrecord_io.auditing.examined import Examined
-from tfrecord_io.auditing.findings import Finding, good, many, note, problem, warning
+from tfrecord_io.auditing.findings import Finding, good, note, problem, warning
 from tfrecord_io.auditing.twins import MAX_DISTANCE, MIN_SIDE, NearPair
-from tfrecord_io.groups import MAX_CHAIN
-from tfrecord_io.printing import counted
+from tfrecord_io.groups import MAX_CHAIN, plural_unit
+from tfrecord_io.printing import counted, many
 
 _Listed = tuple[dict[str, Any], ...]
 
@@ -33,19 +31,17 @@ def check_known_patients(examined: Examined) -> Iterator[Finding]:
     examined.measures |= {"patients": len(patients), "examples_without_patient": num_unknown}
     if num_unknown:
         share = f"{num_unknown:,} images do not name" if num_known else "No image names"
-        yield warning(
-            "no_patient",
-            f"{share} a patient",
+        detail = (
             f"They are grouped by {' or '.join(sources)}. The audit cannot check whether "
             "their patients are in several splits. If the file names contain the patient, give the "
-            "build a pattern with --group_regex.",
-            num_unknown,
+            "build a pattern with --group_regex."
         )
+        yield warning("no_patient", f"{share} a patient", detail, num_unknown)
 
 
 def check_patient_leaks(examined: Examined) -> Iterator[Finding]:
     """Yields the patients, and what stands for unknown ones, with images in several splits."""
-    splits, units = examined.splits, examined.units
+    splits, units = examined.splits, _units(examined)
     images = _images_of_groups(examined, examined.split)
     leaked = {group: counts for group, counts in images.items() if len(counts) > 1}
     num_patients = Counter(split for counts in images.values() for split in counts)
@@ -73,16 +69,15 @@ def check_patient_leaks(examined: Examined) -> Iterator[Finding]:
             )
             for pair in shared
         )
-        yield problem(
-            "patient_leak",
-            f"{many(len(leaked), *units)} in more than one split",
+        title = f"{many(len(leaked), *units)} in more than one split"
+        detail = (
             f"{parts[0].upper()}{parts[1:]}. A model can recognise an eye it was trained on, so "
             "results on the other split are too good. Build with --splits patient to make new "
             "splits, or with --leaks drop to keep the given splits and leave these patients' "
-            "images out of all but one (test before val before train).",
-            len(leaked),
-            _list_patients(examined, leaked, splits),
+            "images out of all but one (test before val before train)."
         )
+        listed = _list_patients(examined, leaked, splits)
+        yield problem("patient_leak", title, detail, len(leaked), listed)
     elif images and len(splits) > 1:
         title = f"No {units[0]} is in more than one split"
         yield good("patient_leak", title, f"{many(len(images), *units)} known.")
@@ -96,46 +91,52 @@ def check_patient_labels(examined: Examined) -> Iterator[Finding]:
     if several:
         verb, kind = "has" if len(several) == 1 else "have", examined.kind
         how = f"in more than one {kind.noun}" if kind.one_hot else "with different labels"
-        num_images = sum(counts.total() for counts in several.values())
-        yield note(
-            "patient_labels",
-            f"{counted(len(several), *examined.units)} {verb} images {how}",
-            f"Together they have {num_images:,} images. Two eyes may differ and a disease "
-            "changes, so this need not be wrong. But all images of a patient must be in one split, "
-            "whatever they show, as with --splits patient.",
-            len(several),
-            _list_patients(examined, several, examined.labels),
+        title = f"{counted(len(several), *_units(examined))} {verb} images {how}"
+        detail = (
+            f"Together they have {sum(counts.total() for counts in several.values()):,} images. "
+            "Two eyes may differ and a disease changes, so this need not be wrong. But all images "
+            "of a patient must be in one split, whatever they show, as with --splits patient."
         )
+        listed = _list_patients(examined, several, examined.labels)
+        yield note("patient_labels", title, detail, len(several), listed)
 
 
-def _images_of_groups(examined: Examined, codes: np.ndarray) -> dict[int, Counter[int]]:
-    """Returns for each known group how many of its images have each code."""
-    images: dict[int, Counter[int]] = {group: Counter() for group in range(len(examined.names))}
-    for group, code in zip(examined.group.tolist(), codes.tolist(), strict=True):
-        if group >= 0:
-            images[group][code] += 1
+def _units(examined: Examined) -> tuple[str, str]:
+    """Returns what the known groups are, such as `patient or study`, and its plural."""
+    sources = [source for source in examined.groups.sources if source != "image"]
+    return " or ".join(sources), " or ".join(map(plural_unit, sources))
+
+
+def _images_of_groups(examined: Examined, codes: np.ndarray) -> dict[str, Counter[int]]:
+    """Returns for each known group, by name, how many of its images have each code."""
+    images: dict[str, Counter[int]] = defaultdict(Counter)
+    for name, code in zip(examined.groups.names.to_pylist(), codes.tolist(), strict=True):
+        if not name.startswith("image:"):
+            images[name][code] += 1
     return images
 
 
 def _list_patients(
-    examined: Examined, images: Mapping[int, Counter[int]], names: Sequence[str]
+    examined: Examined, images: Mapping[str, Counter[int]], names: Sequence[str]
 ) -> _Listed:
     """Lists the groups with the most images, and their number of images by `names`."""
     groups = sorted(images, key=lambda group: -images[group].total())[: examined.most_listed]
     used = sorted({code for group in groups for code in images[group]})[:12]
     return tuple(
-        {"patient": examined.names[group], **{names[code]: images[group][code] for code in used}}
+        {"patient": group.removeprefix("patient:")}
+        | {names[code]: images[group][code] for code in used}
         for group in groups
     )
 
 
 def check_exact(examined: Examined) -> Iterator[Finding]:
     """Yields pictures whose exact pixels occur again: across splits, labels or within a split."""
+    texts, _ = encode(examined.examples["label"])  # numbers, too, and not their ranges
     groups = examined.twins.exact_groups()
     num_splits = [len(np.unique(examined.split[group])) for group in groups]
     across = [group for group, num in zip(groups, num_splits, strict=True) if num > 1]
     within = [group for group, num in zip(groups, num_splits, strict=True) if num < len(group)]
-    conflicts = [group for group in groups if len(np.unique(examined.text[group])) > 1]
+    conflicts = [group for group in groups if len(np.unique(texts[group])) > 1]
     num_again = sum(map(len, groups))
     examined.measures |= {
         "duplicate_pictures": len(groups),
@@ -144,33 +145,29 @@ def check_exact(examined: Examined) -> Iterator[Finding]:
         "duplicate_label_conflicts": len(conflicts),
     }
     if across:
-        yield problem(
-            "picture_leak",
-            f"{many(len(across), 'picture')} in more than one split, pixel by pixel",
+        title = f"{many(len(across), 'picture')} in more than one split, pixel by pixel"
+        detail = (
             f"{sum(map(len, across)):,} images under different names. Build with --leaks drop to "
-            "leave them out of the larger split.",
-            len(across),
-            _list_groups(examined, across),
+            "leave them out of the larger split."
         )
+        listed = _list_groups(examined, across)
+        yield problem("picture_leak", title, detail, len(across), listed)
     if conflicts:
-        yield problem(
-            "label_conflict",
-            f"{many(len(conflicts), 'picture')} under contradicting labels",
+        title = f"{many(len(conflicts), 'picture')} under contradicting labels"
+        detail = (
             f"The same pixels have different {examined.dataset.label_kind.plural}, so at least one "
-            "is wrong. --duplicates drop leaves all of them out.",
-            len(conflicts),
-            _list_groups(examined, conflicts),
+            "is wrong. --duplicates drop leaves all of them out."
         )
+        listed = _list_groups(examined, conflicts)
+        yield problem("label_conflict", title, detail, len(conflicts), listed)
     if within:
         extra = num_again - sum(num_splits)
-        yield warning(
-            "duplicates",
-            f"{many(extra, 'image')} in the same split a second time",
+        title = f"{many(extra, 'image')} in the same split a second time"
+        detail = (
             f"{many(len(within), 'picture')} repeated under other names, and each "
-            "repetition counts in every result. --duplicates drop keeps one of each.",
-            extra,
-            _list_groups(examined, within),
+            "repetition counts in every result. --duplicates drop keeps one of each."
         )
+        yield warning("duplicates", title, detail, extra, _list_groups(examined, within))
     if not groups:
         detail = f"All {examined.examples.num_rows:,} stored images differ."
         yield good("duplicates", "No two images have the same pixels", detail)
@@ -198,7 +195,7 @@ def _list_groups(examined: Examined, groups: Sequence[np.ndarray]) -> _Listed:
 
 def check_near(examined: Examined) -> Iterator[Finding]:
     """Yields near duplicates across splits and labels, or why they were not looked for."""
-    twins, measures = examined.twins, examined.measures
+    twins, noun = examined.twins, examined.dataset.label_kind.plural
     if twins.min_similarity is None:
         yield _near_not_looked_for(examined)
         return
@@ -209,24 +206,36 @@ def check_near(examined: Examined) -> Iterator[Finding]:
         for pair in twins.near_across(examined.groups.codes)
         if len(np.unique(examined.split[twins.copies_of(pair.first, pair.second)])) == 1
     ]
-    measures |= {
+    examined.measures |= {
         "near_duplicate_pairs": len(across),
         "near_duplicate_pairs_within_splits": len(within),
         "near_duplicate_label_conflicts": len(conflicts),
         "near_duplicates_unchecked": twins.num_unchecked,
         "near_duplicates_complete": twins.complete and not twins.num_unchecked,
     }
-    if across:
-        yield problem(
-            "near_duplicates",
-            f"{counted(len(across), 'pair')} of near duplicates across splits",
+    found = (
+        (
+            problem, "near_duplicates", across, "near duplicates across splits",
             "Each pair is one picture that was saved again, brightened or resized, or the same "
             "place of an eye scanned twice. --leaks drop keeps the one in the more protected split "
             "(test before val before train).",
-            len(across),
-            list_pairs(examined.examples, across[: examined.most_listed]),
-        )
-    elif len(examined.splits) > 1:
+        ),
+        (
+            warning, "near_duplicates_within", within, "near duplicates in one split",
+            "Their patients have different names, or none. Folds and intervals keep the "
+            "images of both together, but each of them counts in training.",
+        ),
+        (
+            warning, "near_label_conflict", conflicts, "near duplicates under different labels",
+            f"Nearly the same picture has different {noun}. Look at both.",
+        ),
+    )  # fmt: skip
+    for severity, code, pairs, title, detail in found:
+        if pairs:
+            listed = list_pairs(examined.examples, pairs[: examined.most_listed])
+            title = f"{counted(len(pairs), 'pair')} of {title}"
+            yield severity(code, title, detail, len(pairs), listed)
+    if not across and len(examined.splits) > 1:
         yield good(
             "near_duplicates",
             "No near duplicates across splits",
@@ -234,43 +243,23 @@ def check_near(examined: Examined) -> Iterator[Finding]:
             f"(hashes within {MAX_DISTANCE} of 255 bits, fine detail correlated by "
             f"{twins.min_similarity:.2f} or more).",
         )
-    if within:
-        yield warning(
-            "near_duplicates_within",
-            f"{counted(len(within), 'pair')} of near duplicates in one split",
-            "Their patients have different names, or none. Folds and intervals keep the "
-            "images of both together, but each of them counts in training.",
-            len(within),
-            list_pairs(examined.examples, within[: examined.most_listed]),
-        )
     if chains := examined.joined.long_chains:
-        yield warning(
-            "near_chains",
-            f"{counted(len(chains), 'chain')} of near duplicates not used",
+        title = f"{counted(len(chains), 'chain')} of near duplicates not used"
+        detail = (
             f"In each, more than {MAX_CHAIN} images are connected by pairs that look alike (up to "
             f"{max(chains):,}). Folds and intervals do not keep them together, because whatever "
-            "looks so alike need not be the same.",
-            len(chains),
+            "looks so alike need not be the same."
         )
-    if conflicts:
-        yield warning(
-            "near_label_conflict",
-            f"{counted(len(conflicts), 'pair')} of near duplicates under different labels",
-            f"Nearly the same picture has different {examined.dataset.label_kind.plural}. "
-            "Look at both.",
-            len(conflicts),
-            list_pairs(examined.examples, conflicts[: examined.most_listed]),
-        )
+        yield warning("near_chains", title, detail, len(chains))
     num_unchecked = twins.num_unchecked + twins.num_unchecked_within
     if num_unchecked or not twins.complete:
-        yield warning(
-            "near_duplicates_unchecked",
-            "So many images look alike that not all pairs were compared",
-            f"{num_unchecked:,} proposed pairs were left out: those within a split first, "
-            "and of these the least alike ones"
-            + ("." if twins.complete else "; and the search itself stopped early."),
-            num_unchecked,
+        title = "So many images look alike that not all pairs were compared"
+        detail = (
+            f"{num_unchecked:,} proposed pairs were left out: those within a split first, and of "
+            "these the least alike ones"
         )
+        detail += "." if twins.complete else "; and the search itself stopped early."
+        yield warning("near_duplicates_unchecked", title, detail, num_unchecked)
 
 
 def _near_not_looked_for(examined: Examined) -> Finding:
@@ -282,10 +271,9 @@ def _near_not_looked_for(examined: Examined) -> Finding:
         f"The stored images are too small. Below {MIN_SIDE} pixels per side, different scans "
         "look so alike that copies cannot be distinguished from them. Build with a larger "
         "--image_size to have them compared."
-        if "perceptual_hash" in examined.examples.column_names
-        else "An older release built the dataset without perceptual hashes. Build it again to "
-        "have the images compared."
     )
+    if "perceptual_hash" not in examined.examples.column_names:
+        reason = "An older release did not compute perceptual hashes. Build the dataset again."
     detail = f"{reason} Copies with exactly the same pixels were looked for."
     return note("near_duplicates", "Near duplicates were not looked for", detail)
 

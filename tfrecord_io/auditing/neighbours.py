@@ -7,7 +7,6 @@ look at both pictures. docs/audit.md has measurements of how many hints are righ
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -15,15 +14,14 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from tfrecord_io import manifest
 from tfrecord_io.auditing import twins
-from tfrecord_io.auditing.columns import encode, read_examples, with_ranges
+from tfrecord_io.auditing.columns import encode, encode_labels
 from tfrecord_io.auditing.findings import MAX_LISTED, Audit, Finding, good, note, warning
 from tfrecord_io.auditing.leak_checks import list_pairs
-from tfrecord_io.auditing.twins import NearPair, have_different, number_pictures
+from tfrecord_io.auditing.twins import NearPair
 from tfrecord_io.groups import group_images
+from tfrecord_io.manifest import EXAMPLES_FILE_NAME, Manifest, ManifestError
 from tfrecord_io.printing import counted
-from tfrecord_io.shards import map_records
 
 #: Number of neighbours that judge a scan's label, and how many of them must agree on another one.
 NUM_NEIGHBOURS = 10
@@ -126,11 +124,11 @@ def near_copies(nearby: Neighbours) -> list[NearPair]:
     chosen = np.flatnonzero((ratios < limit) & (nearest[nearest] == scans) & (scans < nearest))
     return [
         NearPair(
-            first=row,
-            second=int(nearest[row]),
-            similarity=float(nearby.similarities[row, 0]),
-            why=f"Similarity {1 - distances[row, 0]:.3f}; the next most similar scan of either "
-            f"has {1 - next_distances[row]:.3f}",
+            row,
+            int(nearest[row]),
+            float(nearby.similarities[row, 0]),
+            f"Similarity {1 - distances[row, 0]:.3f}; the next most similar scan of either has "
+            f"{1 - next_distances[row]:.3f}",
         )
         for row in chosen[np.argsort(ratios[chosen], kind="stable")].tolist()
     ]
@@ -151,20 +149,18 @@ def doubtful_labels(
         place = int((of_neighbours[row] == other[row]).argmax())
         hints.append(
             NearPair(
-                first=int(row),
-                second=int(nearby.rows[row, place]),
-                similarity=float(nearby.similarities[row, place]),
-                why=f"{agreeing[row]} of the {NUM_NEIGHBOURS} most similar scans of other patients "
+                int(row),
+                int(nearby.rows[row, place]),
+                float(nearby.similarities[row, place]),
+                f"{agreeing[row]} of the {NUM_NEIGHBOURS} most similar scans of other patients "
                 f"are {label_names[other[row]]}, among them the one on the right",
             )
         )
     return hints
 
 
-def audit_features(directory: str | os.PathLike[str]) -> Audit:
-    """Audits a finished dataset of features on a local disk; errors are those of `audit`."""
-    dataset, directory = manifest.Manifest.load(directory), Path(directory)
-    everything = read_examples(directory / manifest.EXAMPLES_FILE_NAME)
+def audit_features(directory: Path, dataset: Manifest, everything: pa.Table) -> Audit:
+    """Audits a dataset of features; `everything` is what `columns.read_examples` returns."""
     examples, nearest = compare(directory, dataset, everything)
     copies = _check_copies(everything, examples, nearest, dataset)
     labels = _check_labels(examples, nearest, dataset)
@@ -173,69 +169,60 @@ def audit_features(directory: str | os.PathLike[str]) -> Audit:
 
 
 def compare(
-    directory: Path, dataset: manifest.Manifest, everything: pa.Table
+    directory: Path, dataset: Manifest, everything: pa.Table
 ) -> tuple[pa.Table, Neighbours]:
     """Compares the features of all scans of a dataset; `everything` is from `read_examples`.
 
     Returns:
         the first example with each picture, because the audit of the images lists those with the
         same pixels; and their neighbours.
+
+    Raises:
+        ManifestError: if the table does not fit the shards.
     """
-    _, first_rows = number_pictures(everything)
+    _, first_rows = twins.number_pictures(everything)
     examples = everything.take(pa.array(first_rows))
-    vectors = directions(whitened(_read_features(directory, dataset, examples)))
-    return examples, find_neighbours(vectors, group_images(examples).codes)
-
-
-def _read_features(directory: Path, dataset: manifest.Manifest, examples: pa.Table) -> np.ndarray:
-    """Returns float32 [num_examples, channels], each the mean over the positions of its map."""
     layout = dataset.layout
     maps = {
-        shard.name: layout.images_in(
-            map_records(directory / shard.name, shard.num_bytes, layout.stride)
-        )
+        shard.name: layout.images_in(layout.map_records(directory / shard.name, shard.num_bytes))
         for shard in dataset.shards
         if shard.num_examples
     }
+    # A scan's features are the means over the positions of its map.
     features = np.empty((examples.num_rows, dataset.image_shape[2]), np.float32)
     places = zip(examples["shard"].to_pylist(), examples["row"].to_pylist(), strict=True)
     for number, (shard, row) in enumerate(places):
         if shard not in maps or row >= len(maps[shard]):
-            raise manifest.ManifestError(
-                f"{directory / manifest.EXAMPLES_FILE_NAME} is of another dataset: the manifest "
+            raise ManifestError(
+                f"{directory / EXAMPLES_FILE_NAME} is of another dataset: the manifest "
                 f"knows no record {row} of {shard}; copy the folder again"
             )
         features[number] = maps[shard][row].mean(axis=(0, 1), dtype=np.float32)
-    return features
+    vectors = directions(whitened(features))
+    return examples, find_neighbours(vectors, group_images(examples).codes)
 
 
 def _check_copies(
-    everything: pa.Table, examples: pa.Table, nearest: Neighbours, dataset: manifest.Manifest
+    everything: pa.Table, examples: pa.Table, nearest: Neighbours, dataset: Manifest
 ) -> Finding:
     hints = near_copies(nearest)
-    rows = np.array([(hint.first, hint.second) for hint in hints], np.int64)
-    first, second = rows.reshape(-1, 2).T
-    pictures, _ = number_pictures(everything)
-    labels = with_ranges(everything, dataset.label_kind)["label"]
-    across, differ = (
-        have_different(encode(column)[0], pictures, first, second)
-        for column in (everything["split"], labels)
-    )
+    first, second = np.array([hint[:2] for hint in hints], np.int64).reshape(-1, 2).T
+    pictures, _ = twins.number_pictures(everything)
+    split, label = encode(everything["split"])[0], encode_labels(everything, dataset.label_kind)
+    across = twins.have_different(split, pictures, first, second)
+    differ = twins.have_different(label, pictures, first, second)
     side = min(dataset.source["trunk"]["image_shape"][:2])
     if hints and "perceptual_hash" in examples.column_names and side >= twins.MIN_SIDE:
         # The audit of the images has compared the pixels of the others.
         hashes = twins.hashes_in(examples)
         distances = np.bitwise_count(hashes[first] ^ hashes[second]).sum(axis=1)
         kept = ~(across | differ) | (distances > twins.MAX_DISTANCE)
-        hints = [hints[place] for place in np.flatnonzero(kept).tolist()]
+        hints = [hint for hint, is_kept in zip(hints, kept, strict=True) if is_kept]
         across, differ = across[kept], differ[kept]
     if not hints:
-        return good(
-            "near_copies",
-            "No two scans stand out as cropped, mirrored or turned copies",
-            "No two patients' scans have features that are far nearer to each other than "
-            "to those of any other scan.",
-        )
+        title = "No two scans stand out as cropped, mirrored or turned copies"
+        detail = "No two patients' scans have features that are far nearer to each other than to "
+        return good("near_copies", title, f"{detail}those of any other scan.")
     found = warning if len(hints) > _CHANCE_SCANS / 2 else note
     return found(
         "near_copies",
@@ -250,15 +237,13 @@ def _check_copies(
     )
 
 
-def _check_labels(examples: pa.Table, nearest: Neighbours, dataset: manifest.Manifest) -> Finding:
+def _check_labels(examples: pa.Table, nearest: Neighbours, dataset: Manifest) -> Finding:
     if not dataset.label_kind.one_hot:
-        return note(
-            "doubtful_labels",
-            "Labels were not compared with those of similar scans",
-            f"That needs one class for each image, and these have {dataset.label_kind.plural}.",
-        )
-    places = {name: place for place, name in enumerate(dataset.label_names)}
-    labels = np.array([places[name] for name in examples["label"].to_pylist()])
+        title = "Labels were not compared with those of similar scans"
+        detail = f"That needs one class for each image, and these have {dataset.label_kind.plural}."
+        return note("doubtful_labels", title, detail)
+    labels = dataset.label_kind.vectors(examples["label"].to_pylist(), dataset.label_names)
+    labels = labels.argmax(1)
     hints = doubtful_labels(nearest, labels, dataset.label_names)
     if not hints:
         return good(

@@ -1,20 +1,20 @@
-"""Measures how well scanners, export settings or padding alone predict the class of an image.
-
-A model learns anything that predicts the class, and so these, if they differ between classes.
-"""
+"""Measures how well scanners, export settings or padding alone predict the class of an image."""
 
 from __future__ import annotations
 
 import dataclasses
 import zlib
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from tfrecord_io import shapes
 from tfrecord_io.auditing.columns import encode
-from tfrecord_io.groups import Groups, group_images
+from tfrecord_io.auditing.examined import Examined
+from tfrecord_io.auditing.findings import MAX_LISTED, Finding, good, note, problem, warning
+from tfrecord_io.groups import Groups
 
 _NUM_FOLDS = 5
 _MAX_CATEGORIES = 30
@@ -67,9 +67,67 @@ class Shortcuts:
         return self.min_groups >= MIN_GROUPS
 
 
-def measure(
-    examples: pa.Table, label_codes: np.ndarray, joined: Groups | None = None
-) -> Shortcuts | None:
+def check_shortcuts(examined: Examined) -> Iterator[Finding]:
+    """Yields how well facts about the files, without their pixels, predict the class or a label."""
+    examples = shapes.with_padding(examined.dataset, examined.examples)
+    # Of classes, all at once; else of each label whether an image has it.
+    asked = [("", examined.labels, examined.label)]
+    if not examined.kind.one_hot:
+        columns = examined.kind.has(examined.labels, examined.dataset.label_names).T
+        asked = [
+            (name, (f"without {name}", f"with {name}"), column[examined.label].astype(np.int64))
+            for name, column in zip(examined.dataset.label_names, columns, strict=True)
+        ]
+    measured = [
+        (result, label, names)
+        for label, names, codes in asked
+        if (result := measure(examples, codes, examined.joined)) is not None
+    ]
+    if not measured:
+        return
+    # The label that is predicted best. One of few patients can be predicted by chance.
+    result, label, names = max(measured, key=lambda entry: (entry[0].reliable, entry[0].low))
+    of_label = {"label": label} if label else {}
+    examined.measures["shortcuts"] = dataclasses.asdict(result) | of_label
+    noun, units = examined.kind.noun, examined.joined.units
+    what = f"label {label}" if label else noun
+    ranked = sorted(result.by_signal.items(), key=lambda item: (-item[1], item[0]))
+    signals = ", ".join(f"{name} {value:.0%}" for name, value in ranked)
+    giveaways = [
+        {"fact": name, "value": value, "images": count, "all of them": names[place]}
+        for name, value, place, count in result.giveaways
+    ]
+    text = (
+        "A simple model that sees no pixels, only facts about each file such as its size and JPEG "
+        f"quality, predicts the right {what} in {result.accuracy:.0%} of the cases (95 % interval "
+        f"{result.low:.0%} to {result.high:.0%}; mean over the classes, for {units} not used in "
+        f"training). Guessing gives {result.chance:.0%}. With a single fact: {signals}."
+    )
+    gain = result.low - result.chance
+    if not result.reliable:
+        found = note
+        title = f"Too few {units} to say whether facts about the files predict the {what}"
+        text += f" One class has {result.min_groups} {units}; {MIN_GROUPS} are needed."
+    elif gain > 0.25:
+        found, title = problem, f"Facts about the files predict the {what}"
+    elif gain > 0.05:
+        found, title = warning, f"Facts about the files partly predict the {what}"
+    elif giveaways:
+        found, title = warning, f"Some facts about the files occur in one {noun} only"
+    else:
+        found, title = good, f"Facts about the files hardly predict the {what}"
+    if giveaways:
+        fact, value, place, count = result.giveaways[0]
+        text += f" All {count:,} images with {fact} {value} are {names[place]}."
+    if found in (problem, warning):
+        text += (
+            " A network may learn these facts instead of the disease. Compare its results within "
+            "one image size and one JPEG quality."
+        )
+    yield found("shortcuts", title, text, len(giveaways), tuple(giveaways[:MAX_LISTED]))
+
+
+def measure(examples: pa.Table, label_codes: np.ndarray, joined: Groups) -> Shortcuts | None:
     """Trains a model to predict the class from side facts alone, and tests it on other patients.
 
     The model is naive Bayes on binned signals with equal class priors. It needs no tuning, and on
@@ -78,111 +136,82 @@ def measure(
     Args:
         examples: the examples table; signals whose columns are missing are left out.
         label_codes: int64 [num_examples], index of each example's class.
-        joined: which examples belong together; by default what the table says.
+        joined: which examples belong together.
 
     Returns:
         the result, or None if fewer than two classes have examples or no signal varies.
     """
     present, labels = np.unique(label_codes, return_inverse=True)
-    signals = _signals(examples) if len(present) > 1 else []
+    signals = _signals(examples) if len(present) > 1 else {}
     if not signals:
         return None
-    joined = joined or group_images(examples)
-    groups, folds, num_classes = joined.codes, _folds(joined), len(present)
+    groups, num_classes = joined.codes, len(present)
+    # By a checksum of its name, so that a group's fold does not depend on the other groups.
+    checksums = [zlib.crc32(name.encode()) for name in joined.names.to_pylist()]
+    folds = np.array(checksums, np.int64) % _NUM_FOLDS
 
     def predict(columns: Sequence[np.ndarray]) -> tuple[np.ndarray, float]:
         right = _cross_validate(columns, labels, folds, num_classes) == labels
         told = np.bincount(labels, weights=right, minlength=num_classes)
         return right, float(np.mean(told / np.bincount(labels)))
 
-    right, accuracy = predict([signal.codes for signal in signals])
+    right, accuracy = predict([codes for codes, _ in signals.values()])
     low, high = _interval(right, accuracy, labels, groups, num_classes)
+    giveaways = []
+    for name, (codes, values) in signals.items():
+        for code, value in enumerate(values):
+            has = codes == code
+            classes = present[np.unique(labels[has])]
+            # A rare value is in one class only by chance, so many patients must have it.
+            if len(classes) == 1 and len(np.unique(groups[has])) >= MIN_GROUPS:
+                giveaways.append((name, value, int(classes[0]), int(has.sum())))
     return Shortcuts(
         chance=1 / num_classes,
         accuracy=accuracy,
         low=low,
         high=high,
-        by_signal={signal.name: predict([signal.codes])[1] for signal in signals},
-        giveaways=tuple(
-            (signal.name, value, int(present[label]), count)
-            for signal in signals
-            for value, label, count in _giveaways(signal, labels, groups, num_classes)
-        ),
+        by_signal={name: predict([codes])[1] for name, (codes, _) in signals.items()},
+        giveaways=tuple(giveaways),
         min_groups=min(len(np.unique(groups[labels == c])) for c in range(num_classes)),
     )
 
 
-class _Signal(NamedTuple):
-    """A side fact: its name, the category of each example, and the text of each category.
+def _signals(examples: pa.Table) -> dict[str, tuple[np.ndarray, Sequence[str]]]:
+    """Returns by name the signals whose columns exist and that vary.
 
-    A last category without a text stands for all rare values.
+    Each is int64 [num_examples], the category of each example, and the text of each category. A
+    last category without a text stands for all rare values.
     """
-
-    name: str
-    codes: np.ndarray
-    values: Sequence[str]
-
-
-def _signals(examples: pa.Table) -> list[_Signal]:
-    """Returns the signals whose columns exist and that vary."""
     names = set(examples.column_names)
-    signals = [
-        _category(name, [examples[column] for column in columns], shown)
+    signals = {
+        name: _categories([examples[column] for column in columns], shown)
         for name, columns, shown in _CATEGORIES
         if names.issuperset(columns)
-    ]
+    }
     if "brightness" in names:
         brightness = examples["brightness"].to_numpy()
         edges = np.quantile(brightness, np.linspace(0, 1, _BRIGHTNESS_BINS + 1)[1:-1])
-        signals.append(_binned("mean brightness", brightness, edges))
+        signals["mean brightness"] = _bins(brightness, edges.tolist())
     if "white_border" in names:
         border = examples["white_border"].to_numpy()
-        signals.append(_binned("white border", border, WHITE_BORDER_EDGES))
-    return [signal for signal in signals if signal.codes.max(initial=0) > 0]
+        signals["white border"] = _bins(border, WHITE_BORDER_EDGES)
+    return {name: signal for name, signal in signals.items() if signal[0].max(initial=0) > 0}
 
 
-def _binned(name: str, values: np.ndarray, edges: Sequence[float] | np.ndarray) -> _Signal:
+def _bins(values: np.ndarray, edges: Sequence[float]) -> tuple[np.ndarray, list[str]]:
     shown = [f"below {edges[0]:.3g}", *(f"from {edge:.3g}" for edge in edges)]
-    return _Signal(name, np.searchsorted(edges, values, "right").astype(np.int64), shown)
+    return np.searchsorted(edges, values, "right"), shown
 
 
-def _category(name: str, columns: Sequence[pa.ChunkedArray], shown: str) -> _Signal:
+def _categories(columns: Sequence[pa.ChunkedArray], shown: str) -> tuple[np.ndarray, list[str]]:
     """Numbers what is in some columns by frequency; all rare values share the last number."""
-    encoded = [encode(column) for column in columns]
-    parts = [(numbers + 1, ["unknown", *texts.to_pylist()]) for numbers, texts in encoded]
-    shape = [len(values) for _, values in parts]
-    codes = np.ravel_multi_index([numbers for numbers, _ in parts], shape)
-    unique, inverse, counts = np.unique(codes, return_inverse=True, return_counts=True)
-    order = np.argsort(-counts, kind="stable")
-    frequent = zip(*np.unravel_index(unique[order[:_MAX_CATEGORIES]], shape), strict=True)
-    texts = [
-        shown.format(*(values[place] for (_, values), place in zip(parts, places, strict=True)))
-        for places in frequent
-    ]
-    return _Signal(name, np.minimum(np.argsort(order), _MAX_CATEGORIES)[inverse], texts)
-
-
-def _giveaways(
-    signal: _Signal, labels: np.ndarray, groups: np.ndarray, num_classes: int
-) -> list[tuple[str, int, int]]:
-    """Returns (value, label, number of images) of values that occur in one class only.
-
-    A value must occur in many patients, because a rare value is in one class only by chance.
-    """
-    giveaways = []
-    for code, value in enumerate(signal.values):
-        has = signal.codes == code
-        (classes,) = np.nonzero(np.bincount(labels[has], minlength=num_classes))
-        if len(classes) == 1 and len(np.unique(groups[has])) >= MIN_GROUPS:
-            giveaways.append((value, int(classes[0]), int(has.sum())))
-    return giveaways
-
-
-def _folds(groups: Groups) -> np.ndarray:
-    """Returns int64 [num_examples], by a checksum of its group's name each example's fold."""
-    # So a group's fold does not depend on the other groups.
-    names = groups.names.to_pylist()
-    return np.array([zlib.crc32(name.encode()) % _NUM_FOLDS for name in names], np.int64)
+    parts = [pc.fill_null(column.cast(pa.string()), "unknown") for column in columns]
+    # Only the different values are formatted, of which there are few.
+    numbers, joined = encode(pc.binary_join_element_wise(*parts, "\n"))
+    order = np.argsort(-np.bincount(numbers), kind="stable")
+    codes = np.minimum(np.argsort(order), _MAX_CATEGORIES)[numbers]
+    frequent = joined.take(pa.array(order[:_MAX_CATEGORIES])).to_pylist()
+    return codes, [shown.format(*text.split("\n", len(parts) - 1)) for text in frequent]
 
 
 def _cross_validate(

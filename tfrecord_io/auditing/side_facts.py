@@ -5,8 +5,6 @@ A perceptual hash takes 32 bytes per picture, so `twins` searches a million of t
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from PIL import Image
 
@@ -15,8 +13,8 @@ from tfrecord_io import visible
 #: Length of a perceptual hash in bytes.
 HASH_LENGTH = 32
 
-#: Rows and columns of the thumbnail from which the hash is computed.
-THUMBNAIL_SHAPE = (32, 32)
+# Rows and columns of the thumbnail from which the hash is computed.
+_SIDE = 32
 
 # JPEG compression leaves a white area slightly below 255.
 _WHITE = 250
@@ -28,15 +26,8 @@ _HASHED_AT_ONCE = 16
 # Rows of the DCT-II, rounded to integers. Sums of products of such small integers are exact in
 # float64, so the hash does not depend on the order in which a linear algebra library adds.
 _FREQUENCIES = 16
-_DCT = np.round(
-    1024
-    * np.cos(
-        np.pi
-        * np.arange(_FREQUENCIES)[:, None]
-        * (2 * np.arange(THUMBNAIL_SHAPE[0]) + 1)
-        / (2 * THUMBNAIL_SHAPE[0])
-    )
-)
+_TURNS = np.outer(np.arange(_FREQUENCIES), 2 * np.arange(_SIDE) + 1) / (2 * _SIDE)
+_DCT = np.round(1024 * np.cos(np.pi * _TURNS))
 _DCT_OF_ONES = np.outer(_DCT.sum(axis=1), _DCT.sum(axis=1))
 # The hash leaves out the first coefficient, the mean. The order of the others gives every byte low
 # and high frequencies, because the search sorts by a few neighbouring bytes at a time.
@@ -84,17 +75,16 @@ def thumbnails(pictures: np.ndarray) -> np.ndarray:
         uint8 [num_pictures, 32, 32].
     """
     num_pictures, height, width, channels = pictures.shape
-    rows, columns = THUMBNAIL_SHAPE
     if channels == 1:
         grey = pictures[..., 0]
     else:  # converts all pictures at once, stacked into one
         colour = Image.fromarray(pictures.reshape(-1, width, channels))
         grey = np.asarray(colour.convert("L")).reshape(num_pictures, height, width)
-    if height % rows == 0 and width % columns == 0:
-        return _area_means(grey, height // rows, width // columns)
-    small = np.empty((num_pictures, rows, columns), np.uint8)
+    if height % _SIDE == 0 and width % _SIDE == 0:
+        return _area_means(grey, height // _SIDE, width // _SIDE)
+    small = np.empty((num_pictures, _SIDE, _SIDE), np.uint8)
     for number, picture in enumerate(grey):
-        small[number] = Image.fromarray(picture).resize((columns, rows), Image.Resampling.BOX)
+        small[number] = Image.fromarray(picture).resize((_SIDE, _SIDE), Image.Resampling.BOX)
     return small
 
 
@@ -133,13 +123,12 @@ def perceptual_hash(thumbnails: np.ndarray) -> np.ndarray:
     for first in range(0, len(thumbnails), _HASHED_AT_ONCE):
         some = thumbnails[first : first + _HASHED_AT_ONCE]
         # The sums along the rows stay below 2**24, so they are exact in float32 too.
-        rows = some.reshape(-1, THUMBNAIL_SHAPE[1]).astype(np.float32) @ _DCT.T.astype(np.float32)
-        rows = rows.reshape(len(some), THUMBNAIL_SHAPE[0], _FREQUENCIES).astype(np.float64)
+        rows = some.reshape(-1, _SIDE).astype(np.float32) @ _DCT.T.astype(np.float32)
+        rows = rows.reshape(len(some), _SIDE, _FREQUENCIES).astype(np.float64)
         # Less the mean, and times the number of pixels, so that all of them are integers and those
         # of a picture of one colour are zeros.
         sums = some.sum(axis=(1, 2), dtype=np.int64)
-        coefficients = math.prod(THUMBNAIL_SHAPE) * (_DCT @ rows)
-        coefficients -= np.multiply.outer(sums, _DCT_OF_ONES)
+        coefficients = _SIDE**2 * (_DCT @ rows) - np.multiply.outer(sums, _DCT_OF_ONES)
         coefficients = coefficients.reshape(len(some), -1)
         bits = coefficients[:, _BIT_ORDER] > 0
         bits[:, -1] = coefficients.any(axis=1)

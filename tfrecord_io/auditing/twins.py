@@ -17,11 +17,12 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image, ImageFilter
 
-from tfrecord_io import manifest, schema, visible
-from tfrecord_io.auditing.columns import encode, with_ranges
+from tfrecord_io import schema, visible
+from tfrecord_io.auditing.columns import encode, encode_labels, other_dataset
 from tfrecord_io.auditing.side_facts import HASH_LENGTH
 from tfrecord_io.groups import group_images
-from tfrecord_io.kinds.label_kind import LabelKind
+from tfrecord_io.kinds import LabelKind
+from tfrecord_io.manifest import Manifest
 
 #: Largest number of different bits in the hashes of a proposed pair. In the real sample, copies
 #: differ in at most 29 bits and different scans in at least 54, except one scan taken twice.
@@ -56,20 +57,14 @@ class ImageReader:
         self._open_shard = functools.lru_cache(_MAX_OPEN_SHARDS)(open_shard)
 
     @classmethod
-    def of_folder(cls, directory: Path, dataset: manifest.Manifest) -> ImageReader:
-        """Reads the shards of a dataset on a local disk, and no other file.
-
-        `read` raises ManifestError for a name that the manifest does not have.
-        """
-        known = {shard.name for shard in dataset.shards}
+    def of_folder(cls, directory: Path, dataset: Manifest) -> ImageReader:
+        """Reads the shards of a dataset on a local disk; another name is a ManifestError."""
+        paths = {shard.name: directory / shard.name for shard in dataset.shards}
 
         def open_shard(name: str) -> pa.NativeFile:
-            if name not in known:
-                raise manifest.ManifestError(
-                    f"{manifest.EXAMPLES_FILE_NAME} names the shard {name!r}, which the manifest "
-                    "does not have: they are of different datasets"
-                )
-            return pa.OSFile(str(directory / name))
+            if name in paths:
+                return pa.OSFile(str(paths[name]))
+            raise other_dataset(f"the shard {name!r}")
 
         return cls(dataset.layout, open_shard)
 
@@ -88,8 +83,7 @@ class ImageReader:
         return visible.picture(values.reshape(self.layout.image_shape))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class NearPair:
+class NearPair(NamedTuple):
     """Two pictures that are nearly the same, or may be: their first rows in the examples table.
 
     `similarity` is the correlation of the fine detail, or the cosine of the features, up to 1.
@@ -142,8 +136,7 @@ class Twins:
         copies = [(rows[0], row) for rows in self.exact_groups() for row in rows[1:]]
         if self.is_blank is not None:
             copies = [pair for pair in copies if not self.is_blank[pair[0]]]
-        near = [(pair.first, pair.second) for pair in self.near]
-        return np.array(copies + near, np.int64).reshape(-1, 2)
+        return np.array([*copies, *(pair[:2] for pair in self.near)], np.int64).reshape(-1, 2)
 
     def exact_groups(self) -> list[np.ndarray]:
         """Returns the rows, in order, of each picture that occurs more than once."""
@@ -164,7 +157,7 @@ class Twins:
             pairs = [(first[0], row) for row in second] + [(row, second[0]) for row in first]
             for one, other in pairs:
                 if codes[one] != codes[other]:
-                    yield dataclasses.replace(pair, first=int(one), second=int(other))
+                    yield pair._replace(first=int(one), second=int(other))
                     break
 
 
@@ -184,37 +177,31 @@ def find_twins(examples: pa.Table, images: ImageReader, kind: LabelKind) -> Twin
     if side < MIN_SIDE:
         return Twins(groups=groups, is_blank=blank[groups])
     candidates = np.flatnonzero(~blank)
-    pairs = find_pairs(hashes[candidates])
-    first, second = candidates[pairs.first], candidates[pairs.second]
-    split, label, group = (
-        have_different(codes, groups, first, second)
-        for codes in (
-            encode(examples["split"])[0],
-            encode(with_ranges(examples, kind)["label"])[0],
-            group_images(examples).codes,
-        )
-    )
-    across = split | label
-    chosen = np.flatnonzero(across | group)
+    rows, distance, complete = find_pairs(hashes[candidates])
+    first, second = candidates[rows.T]
+    split, label = encode(examples["split"])[0], encode_labels(examples, kind)
+    across = have_different(split, groups, first, second)
+    across |= have_different(label, groups, first, second)
+    by_group = have_different(group_images(examples).codes, groups, first, second)
+    chosen = np.flatnonzero(across | by_group)
     # If there are too many pairs, those across splits or labels come first, and then the nearest.
-    order = np.lexsort((pairs.distance[chosen], ~across[chosen]))
+    order = np.lexsort((distance[chosen], ~across[chosen]))
     # They are compared in order of their rows, so that the details of a scan are computed once.
     nearest = np.sort(chosen[order][:MAX_CHECKED])
     num_unchecked = int(across.sum() - across[nearest].sum())
     needed = min_similarity(side)
     near: list[NearPair] = []
-    shards, rows = examples["shard"], examples["row"]
+    places = examples.select(["shard", "row"])
 
     @functools.lru_cache(maxsize=512)
-    def detail_of(picture: int) -> np.ndarray:
-        row = first_rows[picture]
-        return detail(images.read(shards[row].as_py(), rows[row].as_py()))
+    def detail_of(row: int) -> np.ndarray:
+        (place,) = places.slice(row, 1).to_pylist()
+        return detail(images.read(**place))
 
-    for a, b in zip(first[nearest].tolist(), second[nearest].tolist(), strict=True):
+    for a, b in first_rows[np.stack([first, second], 1)[nearest]].tolist():
         alike = float(detail_of(a) @ detail_of(b))
         if alike >= needed:
-            rows_of_pair = {"first": int(first_rows[a]), "second": int(first_rows[b])}
-            near.append(NearPair(**rows_of_pair, similarity=round(alike, 4)))
+            near.append(NearPair(a, b, round(alike, 4)))
     return Twins(
         groups=groups,
         near=tuple(sorted(near, key=lambda pair: (-pair.similarity, pair.first, pair.second))),
@@ -222,7 +209,7 @@ def find_twins(examples: pa.Table, images: ImageReader, kind: LabelKind) -> Twin
         is_blank=blank[groups],
         num_unchecked=num_unchecked,
         num_unchecked_within=len(chosen) - len(nearest) - num_unchecked,
-        complete=pairs.complete,
+        complete=complete,
     )
 
 
@@ -252,20 +239,9 @@ def have_different(
     return np.maximum(high[first], high[second]) > np.minimum(low[first], low[second])
 
 
-class Pairs(NamedTuple):
-    """Pairs of hashes that are close; `complete` is False if the search found too many.
-
-    `first` and `second`, a larger one, are int64 [num_pairs]; `distance`, int16 [num_pairs], is the
-    number of bits in which the two differ.
-    """
-
-    first: np.ndarray
-    second: np.ndarray
-    distance: np.ndarray
-    complete: bool
-
-
-def find_pairs(hashes: np.ndarray, window: int = 8, max_pairs: int = 1_000_000) -> Pairs:
+def find_pairs(
+    hashes: np.ndarray, window: int = 8, max_pairs: int = 1_000_000
+) -> tuple[np.ndarray, np.ndarray, bool]:
     """Finds pairs of hashes that differ in at most `MAX_DISTANCE` bits, without comparing all.
 
     The hashes are sorted 32 times, each time by the bytes from another position on, and each hash
@@ -281,11 +257,11 @@ def find_pairs(hashes: np.ndarray, window: int = 8, max_pairs: int = 1_000_000) 
         max_pairs: number of pairs after which the search stops.
 
     Returns:
-        the pairs, ordered by `first`, then `second`.
+        int64 [num_pairs, 2], the rows of the pairs in ascending order, the smaller row first; int16
+        [num_pairs], in how many bits they differ; and whether the search did not stop early.
     """
     num_hashes = len(hashes)
     pair_codes, distances = np.empty(0, np.int64), np.empty(0, np.int16)
-    complete = True
     for start in range(HASH_LENGTH):
         # The eight bytes from this position on, as one number.
         columns = (start + np.arange(8)) % HASH_LENGTH
@@ -304,10 +280,9 @@ def find_pairs(hashes: np.ndarray, window: int = 8, max_pairs: int = 1_000_000) 
         pair_codes, unique = np.unique(pair_codes, return_index=True)
         distances = distances[unique]
         if len(pair_codes) > max_pairs:
-            pair_codes, distances, complete = pair_codes[:max_pairs], distances[:max_pairs], False
             break
-    first, second = np.divmod(pair_codes, max(num_hashes, 1))
-    return Pairs(first, second, distances, complete)
+    pairs = np.stack(np.divmod(pair_codes[:max_pairs], max(num_hashes, 1)), axis=1)
+    return pairs, distances[:max_pairs], len(pair_codes) <= max_pairs
 
 
 def detail(image: Image.Image) -> np.ndarray:

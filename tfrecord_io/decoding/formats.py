@@ -14,15 +14,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import ExifTags, Image, ImageFile, ImageOps, TiffImagePlugin
+from PIL import Image, ImageFile, ImageOps, TiffImagePlugin
 
 from tfrecord_io.decoding import tiff_pages
 from tfrecord_io.decoding.tiff_pages import STRIP_BYTES, STRIPS, TILE_BYTES, TILES
 from tfrecord_io.rejects import Reject, check_size
-
-#: File formats that are decoded. Pillow knows many more, but each is attack surface. JPEG 2000 is
-#: left out because Pillow silently reduces its 16-bit colour to 8 bits.
-FORMATS = ("JPEG", "PNG", "BMP", "TIFF", "GIF", "WEBP", "PPM")
 
 # What may follow a picture: anything so short that no picture fits into it; and of zeros or known
 # metadata so many bytes.
@@ -46,15 +42,11 @@ _JPEG_START, _JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
 # D7 (ISO/IEC 10918-1, B.1.1.2).
 _JPEG_MARKER = re.compile(rb"\xff[\xc0-\xcf\xd8-\xfe]")
 
-_PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-
 # PNG, section 11.2.2: samples of a pixel by colour type. Section 8.2: first column and row of each
 # pass of an interlaced picture, and the steps to the next ones.
 _PNG_SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
-_PNG_PASSES = (
-    (0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2),
-    (0, 1, 1, 2),
-)  # fmt: skip
+_PNG_PASSES = [(0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2),
+               (0, 1, 1, 2)]  # fmt: skip
 
 _PLAIN_NETPBM = re.compile(rb"P[123](?:[\s0-9]+|#[^\r\n]*)*")
 
@@ -69,10 +61,7 @@ _FIRST_TAGS = (254, 255, _WIDTH)
 
 
 class Picture(NamedTuple):
-    """A picture with facts about its file, as `preprocess.DecodedImage` has them.
-
-    The last is the height of a pixel divided by its width.
-    """
+    """A picture and facts about its file, see `DecodedImage`; a pixel's height over its width."""
 
     image: Image.Image
     mode: str
@@ -82,33 +71,35 @@ class Picture(NamedTuple):
 
 
 def read_picture(data: bytes | io.BytesIO, dtype: str) -> Picture:
-    """Reads a file that holds one picture, and turns the picture upright.
+    """Reads a file that holds one picture, or a page of TIFF, and turns the picture upright.
 
-    It may be a page of TIFF instead, see `tiff_pages.with_first_page`, behind which others follow.
-    The type is that of the wanted samples.
+    For a page see `tiff_pages.with_first_page`. The type is that of the wanted samples.
 
     Raises:
         Reject: if there are several pictures, or this one would lose something. Damaged files may
             raise any other exception.
     """
-    is_page = isinstance(data, io.BytesIO)
-    file = data if isinstance(data, io.BytesIO) else io.BytesIO(data)
-    with Image.open(file, formats=("TIFF",) if is_page else FORMATS) as image:
+    is_page = not isinstance(data, bytes)
+    file = data if is_page else io.BytesIO(data)
+    with Image.open(file, formats=("TIFF",) if is_page else tuple(_ENDS)) as image:
         check_size(image.width, image.height)
         _check_depth(image, dtype)
         content = file.getvalue()
         if not is_page:
             if getattr(image, "is_animated", False):
                 raise Reject("multiple_frames", f"{image.format} with several frames")
-            check_complete(image, content)
+            _check_complete(image, content)
         if isinstance(image, TiffImagePlugin.TiffImageFile):
-            check_tiff(image, content)
+            _check_tiff(image, content)
         mode, file_format = image.mode, image.format or ""
         quantization = sum(getattr(image, "quantization", {}).get(0, ()))
         image.load()
         if file_format == "PNG":
-            check_png(image, content)
-        return Picture(_turn_upright(image), mode, file_format, quantization)
+            _check_png(image, content)
+        # As viewers do. For other formats, looking for EXIF takes longer than this test.
+        if "exif" in image.info or file_format in ("TIFF", "PNG", "WEBP"):
+            ImageOps.exif_transpose(image, in_place=True)
+        return Picture(image, mode, file_format, quantization)
 
 
 def as_channels(image: Image.Image, channels: int, background: str | None) -> Image.Image:
@@ -117,13 +108,11 @@ def as_channels(image: Image.Image, channels: int, background: str | None) -> Im
     Transparent pixels are rejected without a background, such as `black`.
     """
     wanted = "L" if channels == 1 else "RGB"
-    if image.mode == wanted and "transparency" not in image.info:
-        return image
-    if image.mode.startswith("I") and "transparency" not in image.info:
+    if "transparency" not in image.info and (image.mode == wanted or image.mode.startswith("I")):
         # Pillow turns white-is-zero round in files of eight bits only.
         is_tiff = isinstance(image, TiffImagePlugin.TiffImageFile)
-        is_turned = is_tiff and image.tag_v2.get(_PHOTOMETRIC) == 0
-        if image.mode == "I;16" and not is_turned:
+        is_turned = is_tiff and image.mode != wanted and image.tag_v2.get(_PHOTOMETRIC) == 0
+        if image.mode in (wanted, "I;16") and not is_turned:
             return image
         values = np.asarray(image).astype("<u2")
         return Image.fromarray(65_535 - values if is_turned else values)
@@ -132,15 +121,14 @@ def as_channels(image: Image.Image, channels: int, background: str | None) -> Im
     if image.has_transparency_data:
         image = image.convert("RGBA")
         counts = image.getchannel("A").histogram()
-        share = 1 - counts[255] / sum(counts)
-        if share and background is None:
+        if (share := 1 - counts[255] / sum(counts)) and background is None:
             lowest = next(alpha for alpha, count in enumerate(counts) if count)
             raise Reject(
                 "transparency",
                 f"{share:.2%} of the pixels are not opaque (alpha down to {lowest} of 255); "
                 "--background black or white shows what is behind them",
             )
-        if share:
+        if background:
             image = Image.alpha_composite(Image.new("RGBA", image.size, background), image)
     elif image.mode in ("P", "PA"):
         # Palette colours keep their values if they are converted to RGB first.
@@ -167,20 +155,8 @@ def _check_depth(image: ImageFile.ImageFile, dtype: str) -> None:
             raise Reject("more_than_8_bits", f"{found}{hint}")
 
 
-def _turn_upright(image: Image.Image) -> Image.Image:
-    """Applies the EXIF orientation, as viewers do."""
-    # A fast path: looking for EXIF takes longer than this test.
-    has_none = "exif" not in image.info and image.format not in ("TIFF", "PNG", "WEBP")
-    if has_none or image.getexif().get(ExifTags.Base.Orientation, 1) == 1:
-        return image
-    return ImageOps.exif_transpose(image)
-
-
-def check_complete(image: ImageFile.ImageFile, data: bytes) -> None:
-    """Refuses a file with something behind its first picture, zeros and known metadata aside.
-
-    A TIFF may have its parts anywhere, so only another picture is looked for behind it.
-    """
+def _check_complete(image: ImageFile.ImageFile, data: bytes) -> None:
+    """Refuses a file with something behind its first picture, zeros and known metadata aside."""
     # A fast path: looking for the end of a JPEG takes longer than this test.
     if image.format == "JPEG" and data.endswith(_JPEG_END) and not data.rfind(_JPEG_START):
         return
@@ -202,7 +178,7 @@ def starts_picture(rest: bytes) -> bool:
     return bool(_PICTURE.match(rest.lstrip(_PADDING)) or _PICTURE.match(rest))
 
 
-def check_png(image: ImageFile.ImageFile, data: bytes) -> None:
+def _check_png(image: ImageFile.ImageFile, data: bytes) -> None:
     """Refuses a loaded PNG whose pixels do not fit their checksums, or end before the last row.
 
     Pillow does not look at these checksums, nor at that of the compressed stream.
@@ -219,22 +195,21 @@ def check_png(image: ImageFile.ImageFile, data: bytes) -> None:
     # A fast path: rows that are missing are zeros, and the last one is among them.
     if not interlaced and any(image.crop((0, height - 1, width, height)).tobytes()):
         return
-    pixel_bits = bits * _PNG_SAMPLES[colour_type]
     expected = 0
-    for left, top, columns, rows in _PNG_PASSES if interlaced else ((0, 0, 1, 1),):
-        if num_columns := len(range(left, width, columns)):
-            row_bytes = 1 + -(-num_columns * pixel_bits // 8)  # the first names a filter
-            expected += row_bytes * len(range(top, height, rows))
+    for left, top, columns, rows in _PNG_PASSES if interlaced else [(0, 0, 1, 1)]:
+        if row_bits := len(range(left, width, columns)) * bits * _PNG_SAMPLES[colour_type]:
+            # The first byte of a row names a filter.
+            expected += (1 + -(-row_bits // 8)) * len(range(top, height, rows))
     found = len(zlib.decompressobj().decompress(b"".join(parts), expected))
     if found < expected:
         raise Reject("truncated", f"the PNG's pixels have {found:,} of {expected:,} bytes")
 
 
-def check_tiff(image: TiffImagePlugin.TiffImageFile, data: bytes) -> None:
+def _check_tiff(image: TiffImagePlugin.TiffImageFile, data: bytes) -> None:
     """Refuses a page of TIFF with signed samples, or with less in its strips than its pixels.
 
-    Pillow reads signed samples as if they were unsigned, shows missing strips in black, and reads
-    beyond the end of short ones.
+    Pillow takes signed samples for unsigned ones, missing strips for black, and reads beyond short
+    ones.
     """
     tags = image.tag_v2
     if (kinds := set(tags.get(_SAMPLE_FORMAT, ()))) - {_UNSIGNED}:
@@ -260,7 +235,7 @@ def check_tiff(image: TiffImagePlugin.TiffImageFile, data: bytes) -> None:
 
 def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
     """Yields the name of each chunk of a PNG, and where its content begins and ends."""
-    place = len(_PNG_SIGNATURE)
+    place = 8  # behind the signature
     while place + 8 <= len(data):
         length, name = struct.unpack_from(">I4s", data, place)
         yield name, place + 8, place + 8 + length
@@ -299,25 +274,6 @@ def _end_of_bmp(image: Any, data: bytes) -> int:
     return max(start + arguments[1] * height, said if said <= len(data) else 0)
 
 
-def _end_of_gif(image: Any, data: bytes) -> int:
-    def after_table(place: int, flags: int) -> int:
-        return place + (3 << (flags & 7) + 1 if flags & 0x80 else 0)
-
-    place = after_table(13, data[10])
-    while place < len(data) and data[place] != 0x3B:
-        # An image has a descriptor, maybe colours, and the size of its codes; an extension a label.
-        place = after_table(place + 10, data[place + 9]) + 1 if data[place] == 0x2C else place + 2
-        while place < len(data) and data[place]:  # blocks of up to 255 bytes
-            place += 1 + data[place]
-        place += 1
-    return place + 1
-
-
-def _end_of_webp(image: Any, data: bytes) -> int:
-    size = int.from_bytes(data[4:8], "little")
-    return 8 + size + size % 2
-
-
 def _end_of_netpbm(image: Any, data: bytes) -> int:
     if plain := _PLAIN_NETPBM.match(data):
         return plain.end()
@@ -341,12 +297,14 @@ def _end_of_tiff(image: Any, data: bytes) -> int:
     return len(data)
 
 
+# The formats that are decoded, and where a picture ends. Pillow knows many more, but each is attack
+# surface. JPEG 2000 is left out because Pillow silently reduces its 16-bit colour to 8 bits.
 _ENDS: Mapping[str, Callable[[Any, bytes], int]] = {
     "JPEG": _end_of_jpeg,
     "PNG": _end_of_png,
     "BMP": _end_of_bmp,
-    "GIF": _end_of_gif,
-    "WEBP": _end_of_webp,
+    "GIF": lambda image, data: image.fp.tell(),  # where it looked for a second frame
+    "WEBP": lambda image, data: 8 + (int.from_bytes(data[4:8], "little") + 1) // 2 * 2,
     "PPM": _end_of_netpbm,
     "TIFF": _end_of_tiff,
 }

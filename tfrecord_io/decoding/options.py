@@ -9,14 +9,12 @@ from typing import Any
 
 from PIL import Image
 
-from tfrecord_io.decoding.dicom_tags import SHARE
+#: The unit of values that have no physical one: their share of the range that the bits can store.
+SHARE = "share of white"
 
 #: Pillow's filters by the value of --resize. All of them antialias when they reduce a picture.
 RESIZE_FILTERS: Mapping[str, Image.Resampling] = {
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-    "lanczos": Image.Resampling.LANCZOS,
-    "box": Image.Resampling.BOX,
+    name: Image.Resampling[name.upper()] for name in ("bilinear", "bicubic", "lanczos", "box")
 }
 
 #: Types of stored pixels.
@@ -85,13 +83,13 @@ class Preprocessing:
         no_window: `FRAME_RANGE` to show a DICOM frame without a window from its lowest value to its
             highest, the padding aside, except that eight stored bits which are not rescaled keep
             their levels; None to reject it, as where there are no such files.
-        physical: the formula of the values of uint16, the same for all files; None for the stored
-            values, from the lowest that a file can store, where no DICOM file needs a formula.
+        physical: the formula of the values of uint16; None for those of the files, from the lowest
+            that a file can store, where no DICOM file needs a formula.
         background: what is behind transparent pixels; None to reject them.
         fit: `stretch` changes a picture's shape to the stored one; `pad` scales both sides by one
             factor, to the nearest pixel, centers the picture, and fills the rest with black.
 
-    Values out of range raise a ValueError here, as in `Physical`.
+    Values out of range raise a ValueError, as in `Physical`.
     """
 
     height: int = 224
@@ -126,16 +124,10 @@ class Preprocessing:
         """(height, width, channels)."""
         return self.height, self.width, self.channels
 
-    @property
-    def is_windowed(self) -> bool:
-        """Whether grey levels do not depend on the windows of DICOM files."""
-        return self.window is not None or self.dtype != "uint8"
-
     def box(self, width: float, height: float) -> tuple[int, int, int, int]:
         """Returns (left, top, right, bottom) of a picture in the stored image; the rest is padding.
 
-        The picture's sides may be in any unit. Ties are rounded as in `PIL.ImageOps.pad`, which
-        gives the same pixels if those of the file are square.
+        The picture's sides may be in any unit. Ties are rounded as in `PIL.ImageOps.pad`.
         """
         columns, rows = self.width, self.height
         if self.fit == "pad" and width * rows > height * columns:
@@ -152,11 +144,7 @@ class Preprocessing:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Preprocessing:
-        """Makes the options from the values that `to_dict` returned; ignores other entries.
-
-        Raises:
-            KeyError, ValueError: if a value is missing or out of range.
-        """
+        """Makes the options of what `to_dict` returned, or raises a KeyError or a ValueError."""
         values = {**_NEWER, **values}
         try:
             if values["window"]:

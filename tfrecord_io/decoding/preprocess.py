@@ -1,7 +1,6 @@
 """Finds the pictures of a file, and makes them pixels, in the same way for build and prediction.
 
-Most files hold one. Each frame of a DICOM file and each page of a TIFF file is a picture of its
-own; both are called frames, and `frame_path` names them.
+The frames of a DICOM file and the pages of a TIFF file are pictures; both are called frames here.
 
 >>> find_pictures("scan.png", 30_000, b"", open).frames
 (None,)
@@ -18,22 +17,13 @@ import numpy as np
 import PIL
 from PIL import Image, features
 
-from tfrecord_io.decoding import dicom_frames, formats, tiff_pages
-from tfrecord_io.decoding.dicom_tags import (
-    MONOCHROME,
-    SHARE,
-    Header,
-    codec_versions,
-    is_dicom,
-    read_header,
-)
-from tfrecord_io.decoding.options import RESIZE_FILTERS, Preprocessing
+from tfrecord_io.decoding import dicom, formats, tiff_pages
+from tfrecord_io.decoding.dicom import Header, codec_versions, is_dicom, read_header
+from tfrecord_io.decoding.options import RESIZE_FILTERS, SHARE, Preprocessing
 from tfrecord_io.rejects import Reject, is_of_content
 
 if TYPE_CHECKING:
     from pydicom import Dataset
-
-_FRAME_NAME = re.compile(r"(?P<path>.*)#frame-(?P<frame>[1-9]\d*)", re.DOTALL)
 
 #: Endings of names of files that are opened to look for frames, whatever they hold.
 TIFF_SUFFIXES = (".tif", ".tiff")
@@ -51,8 +41,8 @@ START_BYTES = 16 * 1024
 class Pictures(NamedTuple):
     """The pictures of a file: their numbers, see `frame_path`, and what the tags of DICOM say.
 
-    The format is `DICOM`, `TIFF` if there are several, or empty. For each page that is ignored
-    because it is not an image, there is `reduced_page` or `mask_page`.
+    The format is `DICOM`, `TIFF` if there are several, or empty; `ignored` has the kinds of pages
+    that are not images, see `tiff_pages.read_pages`.
     """
 
     frames: Sequence[int | None] = (None,)
@@ -68,10 +58,9 @@ ONE_PICTURE = Pictures()
 def find_pictures(
     name: str, size: int, start: bytes, open_file: Callable[[], BinaryIO]
 ) -> Pictures:
-    """Finds the pictures of a file by its content.
+    """Finds the pictures of a file by its content; a damaged one counts as one picture.
 
-    A damaged file counts as one picture; the decoder says what is wrong with it. The file is
-    opened if its first `START_BYTES` are not enough.
+    The file is opened if its first `START_BYTES` are not enough.
 
     Raises:
         ModuleNotFoundError: if it is a DICOM file, and pydicom or a codec is not installed.
@@ -80,7 +69,11 @@ def find_pictures(
     if name.endswith(SINGLE_SUFFIXES):
         return ONE_PICTURE
     if not is_dicom(start):
-        return _pages(size, start, open_file) if tiff_pages.is_tiff(start) else ONE_PICTURE
+        return (
+            _pages(size, start, open_file)
+            if start.startswith(tiff_pages.SIGNATURES)
+            else ONE_PICTURE
+        )
     if name.endswith(TIFF_SUFFIXES):  # the decoder rejects it, unless it is a TIFF of one page, too
         return ONE_PICTURE
     header = read_header(start)
@@ -112,9 +105,7 @@ def _pages(size: int, start: bytes, open_file: Callable[[], BinaryIO]) -> Pictur
 
 
 def cut_picture(file: BinaryIO, frame: int, *, pages: bool) -> Dataset | io.BytesIO | None:
-    """Reads one frame of a file with several, for `decode_image`.
-
-    Pages of TIFF are looked for only if so wished. Returns None if all of the file must be read.
+    """Reads one frame of a file, one of the pages of TIFF if so wished; None if all must be read.
 
     Raises:
         Reject: if a DICOM file holds other frames than it says.
@@ -124,15 +115,14 @@ def cut_picture(file: BinaryIO, frame: int, *, pages: bool) -> Dataset | io.Byte
     is_frame = is_dicom(file.read(START_BYTES))
     file.seek(0)
     if is_frame:
-        return dicom_frames.cut_frame(file, frame)
+        return dicom.cut_frame(file, frame)
     return tiff_pages.with_first_page(file, frame) if pages else None
 
 
 def decoder_versions(*, with_dicom: bool = False) -> dict[str, str]:
     """Returns the library versions that decide the pixels; equal versions give equal bytes.
 
-    Raises:
-        ModuleNotFoundError: if one of the codecs of DICOM is wanted, too, and is not installed.
+    With DICOM, it raises a ModuleNotFoundError if one of its codecs is not installed.
     """
     return {
         "pillow": PIL.__version__,
@@ -144,16 +134,16 @@ def decoder_versions(*, with_dicom: bool = False) -> dict[str, str]:
 def frame_path(path: str, frame: int | None) -> str:
     """Returns the name of a frame of a file; the file's own name if it has only one.
 
-    A frame of a DICOM file, or a page of a TIFF file, has a number from 1. The only frame of a
-    DICOM file has 0, and the picture of any other file None.
+    Frames of DICOM and pages of TIFF are numbered from 1. The only frame of a DICOM file has 0, and
+    the picture of any other file None.
     """
     return f"{path}#frame-{frame}" if frame else path
 
 
 def split_frame_path(name: str) -> tuple[str, int]:
     """Returns the path and the frame of which `frame_path` made a name."""
-    match = _FRAME_NAME.fullmatch(name)
-    return (match["path"], int(match["frame"])) if match else (name, 0)
+    path, mark, number = name.rpartition("#frame-")
+    return (path, int(number)) if mark and re.fullmatch(r"[1-9]\d*", number) else (name, 0)
 
 
 class DecodedImage(NamedTuple):
@@ -163,11 +153,9 @@ class DecodedImage(NamedTuple):
         pixels: row-major [height, width, channels], little-endian, of the preprocessing's type.
         box: where the picture is in them, see `Preprocessing.box`.
         width: of the original in pixels, after its EXIF rotation, as the height is.
-        mode: Pillow's name of the original's pixel format, such as `L` or `RGB`; of DICOM see
-            `dicom_frames.read_frame`.
+        mode: Pillow's name of the original's pixel format, such as `L`; or see `dicom.read_frame`.
         file_format: Pillow's name of the file format, such as `JPEG`; or `DICOM`.
-        quantization: sum of the JPEG's luminance quantization table, a measure of its
-            quality (larger is coarser); 0 for other formats.
+        quantization: sum of the JPEG's luminance quantization table (larger is coarser), or 0.
         shape: width of the original divided by its height, as it is seen: pixels may not be square.
     """
 
@@ -186,8 +174,8 @@ def decode_image(
 ) -> DecodedImage:
     """Decodes an image file and converts it to the stored size and number of channels.
 
-    Pillow may emit warnings, for example about odd metadata. The data are the whole file, or one
-    frame of it, see `cut_picture`; for the frame's number, see `frame_path`.
+    Pillow may warn of odd metadata. The data are the whole file, or one frame of it, see
+    `cut_picture`; for the frame's number, see `frame_path`.
 
     Raises:
         Reject: if the file is not an image, is damaged, or cannot be converted without loss of
@@ -203,9 +191,9 @@ def decode_image(
         if isinstance(data, io.BytesIO) or (frame is None and isinstance(data, bytes)):
             picture = formats.read_picture(data, preprocessing.dtype)
         else:
-            picture = dicom_frames.read_frame(data, frame or 0, preprocessing)
+            picture = dicom.read_frame(data, frame or 0, preprocessing)
         unit = preprocessing.physical.unit if preprocessing.physical else SHARE
-        if unit != SHARE and not picture.mode.startswith(MONOCHROME):
+        if unit != SHARE and not picture.mode.startswith(dicom.MONOCHROME):
             raise Reject("other_unit", f"a picture without a physical unit, expected {unit}")
         image = formats.as_channels(picture.image, preprocessing.channels, preprocessing.background)
         box = preprocessing.box(image.width, height := image.height * picture.pixel_aspect)
@@ -235,9 +223,8 @@ def decode_image(
         if isinstance(error, OSError):
             reason = "truncated" if "truncated" in str(error) else "undecodable"
             raise Reject(reason, str(error)) from None
-        # For hostile or damaged bytes, decoders raise almost anything (struct.error, SyntaxError,
-        # zlib.error, IndexError and more), and one file must not end the job. Their messages are
-        # left out because some quote bytes of the file.
+        # For damaged bytes, decoders raise almost anything, such as struct.error or SyntaxError.
+        # Their messages are left out because some quote bytes of the file.
         raise Reject("undecodable", f"the decoder raised {type(error).__name__}") from None
 
 
@@ -260,13 +247,9 @@ def _resized(
         return fitted(image).tobytes()
     # Each channel by itself, in Pillow's mode I;16: it has no mode of 16-bit colour.
     channels = image.split() if image.mode == "RGB" else (image,)
-    planes = [np.asarray(fitted(_deepened(channel))) for channel in channels]
+    if image.mode in ("L", "RGB"):  # of 8 bits, whose white becomes 65,535
+        levels = (np.multiply(np.asarray(channel), 257, dtype=np.uint16) for channel in channels)
+        channels = tuple(map(Image.fromarray, levels))
+    planes = [np.asarray(fitted(channel)) for channel in channels]
     planes *= preprocessing.channels // len(planes)
     return np.stack(planes, axis=-1).astype("<u2").tobytes()
-
-
-def _deepened(channel: Image.Image) -> Image.Image:
-    """Returns a channel of 8 or 16 bits as one of 16 bits; white becomes 65,535."""
-    if channel.mode != "L":
-        return channel
-    return Image.fromarray(np.multiply(np.asarray(channel), 257, dtype=np.uint16))

@@ -18,8 +18,8 @@ SIGNATURES = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 #: Pages of a file that are looked at; with more of them, finding one would take too long.
 MAX_PAGES = 16_384
 
-# TIFF 6.0, section 8. In the first, bit 0 marks a smaller version of another page, and bit 2 a
-# transparency mask. In the second, which is obsolete, 2 marks a smaller version.
+# TIFF 6.0, section 8. Bit 0 of the first marks a smaller version of another page, and bit 2 a
+# transparency mask. In the obsolete second one, 2 marks a smaller version.
 _NEW_SUBFILE_TYPE, _SUBFILE_TYPE = 254, 255
 
 # A picture needs five tags: its two sides, the place and length of its pixels, and what they mean.
@@ -41,18 +41,12 @@ _SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12
 _Values = dict[int, tuple[int, int, bytes]]
 
 
-def is_tiff(start: bytes) -> bool:
-    """Tells by the first four bytes whether a file is TIFF."""
-    return start[:4] in SIGNATURES
-
-
 def read_pages(file: BinaryIO, *, is_whole: bool) -> list[str] | None:
     """Returns the kinds of a file's pages, in order, up to the first whose directory is damaged.
 
-    A kind is empty for an image, `reduced_page` for a thumbnail or another smaller version of a
-    page, `mask_page` for a transparency mask. The damaged page has one too; there is at most one
-    more than `MAX_PAGES`. Returns None if the file is not whole, and the next page lies beyond the
-    bytes at hand. Only tags are read.
+    A kind is empty for an image, `reduced_page` for a smaller version of a page, `mask_page` for a
+    transparency mask. There is at most one more than `MAX_PAGES`. Returns None if the file is not
+    whole, and the next page lies beyond the bytes at hand.
     """
     kinds = []
     try:
@@ -66,11 +60,10 @@ def read_pages(file: BinaryIO, *, is_whole: bool) -> list[str] | None:
 
 
 def with_first_page(file: BinaryIO, number: int) -> io.BytesIO:
-    """Returns a file that begins with one of the pages, which Pillow then opens.
+    """Returns a file that begins with one of the pages, numbered from 1, which Pillow then opens.
 
     It holds that page alone, and nothing else is read of the file. But if parts of the page may be
-    elsewhere than in its strips, it is the whole file, beginning with that page. The pages of all
-    kinds are numbered from 1.
+    elsewhere than in its strips, it is the whole file, beginning with that page.
 
     Raises:
         IndexError: if the file has fewer pages.
@@ -90,23 +83,16 @@ def with_first_page(file: BinaryIO, number: int) -> io.BytesIO:
 
 
 def end_of_pages(file: BinaryIO) -> int:
-    """Returns where the last page, value, strip or tile of a file ends, in bytes.
-
-    It is the end of the file if some of them may be anywhere, or the file is damaged.
-    """
+    """Returns where the last part of a page ends, in bytes; the file's end if that is unknown."""
     tiff = Tiff(file)
     ends = [0]
     try:
         for place, tags in tiff.directories():
             values = tiff.values(tags, ends)
-            if values is None:
+            if values is None or (parts := tiff.parts(values)) is None:
                 return tiff.size
             ends.append(place + tiff.counts.size + len(tags) + tiff.places.size)
-            for pair in ((STRIPS, STRIP_BYTES), (TILES, TILE_BYTES)):
-                places, sizes = (tiff.numbers(values, tag) for tag in pair)
-                if len(places) != len(sizes) or not all(sizes):  # libtiff guesses what is missing
-                    return tiff.size
-                ends += map(sum, zip(places, sizes, strict=True))
+            ends += map(sum, parts)
     except EOFError:
         return tiff.size
     return max(ends)
@@ -192,11 +178,19 @@ class Tiff:
             values[tag] = kind, count, value
         return values
 
-    def numbers(self, values: _Values, tag: int) -> tuple[int, ...]:
-        """Returns the whole numbers of a tag; none if there is no such tag."""
-        kind, count, content = values.get(tag, (_SHORT, 0, b""))
-        letter = _NUMBERS.get(kind)
-        return struct.unpack_from(f"{self.mark}{count}{letter}", content) if letter else ()
+    def parts(self, values: _Values) -> list[tuple[int, int]] | None:
+        """Returns place and length of each strip and tile; None if libtiff guesses some of them."""
+        parts: list[tuple[int, int]] = []
+        for tags in ((STRIPS, STRIP_BYTES), (TILES, TILE_BYTES)):
+            numbers = []
+            for kind, count, content in (values.get(tag, (_SHORT, 0, b"")) for tag in tags):
+                form = f"{self.mark}{count}{_NUMBERS[kind]}" if kind in _NUMBERS else ""
+                numbers.append(struct.unpack_from(form, content))
+            places, lengths = numbers
+            if len(places) != len(lengths) or not all(lengths):
+                return None
+            parts += zip(places, lengths, strict=True)
+        return parts
 
     def _number(self, form: struct.Struct, place: int) -> int:
         return form.unpack(self.read(place, form.size))[0]
@@ -205,11 +199,9 @@ class Tiff:
 def _cut_out(tiff: Tiff, tags: bytes) -> io.BytesIO | None:
     """Returns a file with one page alone, None if the page is not all in strips of known length."""
     values = tiff.values(tags, [])
-    if values is None or TILES in values:
-        return None
-    places, lengths = (tiff.numbers(values, tag) for tag in (STRIPS, STRIP_BYTES))
-    # libtiff guesses a length of 0. As above, strips that overlap could take any memory.
-    if not places or not all(lengths) or len(places) != len(lengths) or sum(lengths) > tiff.size:
+    strips = None if values is None or TILES in values else tiff.parts(values)
+    # As above, strips that overlap could take any memory.
+    if values is None or not strips or sum(length for _, length in strips) > tiff.size:
         return None
 
     page = io.BytesIO()
@@ -220,7 +212,7 @@ def _cut_out(tiff: Tiff, tags: bytes) -> io.BytesIO | None:
         page.write(content + b"\0" * (len(content) % 2))
         return place
 
-    moved = [append(tiff.read(*strip)) for strip in zip(places, lengths, strict=True)]
+    moved = [append(tiff.read(*strip)) for strip in strips]
     kind = _LONG if tiff.places.size == 4 else _LONG_8
     content = struct.pack(f"{tiff.mark}{len(moved)}{_NUMBERS[kind]}", *moved)
     values[STRIPS] = kind, len(moved), content

@@ -55,8 +55,8 @@ def make_batches(
 
     They are those that `reader.make_dataset` gives for the same arguments, which it describes, as
     it does the errors; TensorFlow is not imported. Each loop over the result starts from the
-    beginning and gives the same batches; `iter(result)` is an ordinary iterator. Threads make
-    `prefetch` batches ahead; with 0, the thread that asks makes them.
+    beginning and gives the same batches. Threads make `prefetch` batches ahead; with 0, the thread
+    that asks makes them.
 
     Returns:
         an iterable of the arrays that `make_dataset` describes, but each key is bytes. They are
@@ -73,12 +73,9 @@ def make_batches(
     path = DataPath.of(directory, cache_dir, cache_gb)
     dataset = MappedDataset(path, split, verify=verify, must_map=engine == "mmap")
     chosen = np.asarray(range(len(dataset)) if examples is None else examples, np.int64)
-    if chosen.ndim != 1 or not chosen.size:
-        raise ValueError(f"examples must be a list of places, received shape {chosen.shape}")
-    if chosen.min() < 0 or chosen.max() >= len(dataset):
-        raise ValueError(
-            f"examples must be in 0..{len(dataset) - 1}, received {chosen.min()}..{chosen.max()}"
-        )
+    last = len(dataset) - 1
+    if chosen.ndim != 1 or not chosen.size or chosen.min() < 0 or chosen.max() > last:
+        raise ValueError(f"examples must be a list of places in 0..{last}, received {chosen}")
     order = BatchOrder(
         num_examples=len(chosen),
         batch_size=batch_size,

@@ -28,10 +28,7 @@ from tfrecord_io.errors import StoreError
 from tfrecord_io.manifest import Shard
 from tfrecord_io.reading.cache import ABSENT, PRESENT, UNCHECKED, DatasetCache
 from tfrecord_io.reading.records import BufferPool, Records, Rows
-from tfrecord_io.stores.patience import patiently
-
-#: Reads a part of a shard: returns `length` bytes from `start`.
-ReadPart = Callable[[Shard, int, int], bytes | memoryview]
+from tfrecord_io.stores.folder import StoredFiles, patiently
 
 #: A batch: what holds its records, and their rows there, int64 [batch].
 Fetched = tuple[Records, np.ndarray]
@@ -68,7 +65,7 @@ class Source:
     """
 
     shards: Sequence[Shard]
-    read: ReadPart
+    files: StoredFiles
     records: Records
     cache: DatasetCache | None = None
 
@@ -278,7 +275,7 @@ class _Work:
         shard, stride = self._source.shards[number], self._layout.stride
 
         def read() -> np.ndarray:
-            content = self._source.read(shard, start * stride, run.count * stride)
+            content = self._source.files.read(shard.name, start * stride, run.count * stride)
             array = np.frombuffer(content, np.uint8)
             if len(array) != run.count * stride:
                 raise StoreError(f"{shard.name} was cut off while it was read")

@@ -60,6 +60,7 @@ class MappedDataset:
             shards lie rows of zeros that exist as addresses only. Its blocks begin at a multiple of
             64 bytes of memory.
         source: of the records that are not mapped; None if all are.
+        cache: of a remote dataset; None of a local one.
     """
 
     def __init__(
@@ -76,19 +77,22 @@ class MappedDataset:
         with `must_map` OSError is raised.
         """
         directory = DataPath.of(directory)
-        self.manifest, read, versions = open_split(directory, split, verify)
+        self.manifest, files = open_split(directory, split, verify)
         self.name = f"split {split!r} of {directory}"
         self._arguments = directory, split
-        self._identity = self.manifest.fingerprint, versions
+        self._identity = self.manifest.fingerprint, files.versions
         self.layout = layout = self.manifest.layout
         shards = self.manifest.split(split).shards
         sizes = [shard.num_examples for shard in shards]
         self.source: Source | None = None
+        self.cache: DatasetCache | None = None
         if is_remote(directory):
-            cache = DatasetCache(self.manifest, versions, directory.cache_dir, directory.cache_gb)
+            self.cache = cache = DatasetCache(
+                self.manifest, files.versions, directory.cache_dir, directory.cache_gb
+            )
             self.records = Records(layout, cache.memory)
             every = self.manifest.shards
-            self.source = Source(every, read, self.records, cache)
+            self.source = Source(every, files, self.records, cache)
             firsts = Rows([shard.num_examples for shard in every]).firsts.tolist()
             by_name = dict(zip([shard.name for shard in every], firsts, strict=True))
             self.rows = Rows(sizes, [by_name[shard.name] for shard in shards])
@@ -111,7 +115,7 @@ class MappedDataset:
             )
             memory = np.zeros(layout.stride, np.uint8)
             self.rows = Rows(sizes)
-            self.source = Source(shards, read, Records(layout, memory))
+            self.source = Source(shards, files, Records(layout, memory))
         self.records = Records(layout, memory)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -256,7 +260,11 @@ def _map_files(
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
     region = mmap.mmap(-1, num_rows * stride, flags=flags, prot=mmap.PROT_READ)
     memory = np.frombuffer(region, np.uint8)
-    map_at = _libc_mmap()
+    # The C function, because Python's mmap cannot be told the address.
+    map_at = ctypes.CDLL(None, use_errno=True).mmap
+    map_at.restype = ctypes.c_void_p
+    numbers = [ctypes.c_int] * 3
+    map_at.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *numbers, ctypes.c_long]
     for path, size, first in zip(paths, sizes, firsts, strict=True):
         if size == 0:
             continue
@@ -268,12 +276,3 @@ def _map_files(
             code = ctypes.get_errno()
             raise OSError(code, f"cannot map the shard into memory: {os.strerror(code)}", str(path))
     return memory
-
-
-def _libc_mmap() -> Any:
-    """The C function: Python's mmap cannot be told the address."""
-    function = ctypes.CDLL(None, use_errno=True).mmap
-    function.restype = ctypes.c_void_p
-    numbers = [ctypes.c_int] * 3
-    function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *numbers, ctypes.c_long]
-    return function

@@ -50,9 +50,11 @@ def permute(index: np.ndarray, num_examples: int, *, seed: int, epoch: np.ndarra
     """
     a = math.isqrt(num_examples - 1) + 1
     b = -(-num_examples // a)
-    value, key = index.astype(np.uint64), _key(seed, epoch)
+    # Unrelated numbers for neighbouring seeds and neighbouring epochs.
+    start = splitmix64(np.array([seed & _U64], np.uint64))
+    key = _mix(start + epoch.astype(np.uint64) * np.uint64(_WEYL))
     num_rounds = _NUM_ROUNDS if num_examples >= _SMALL else _NUM_ROUNDS_SMALL
-    value = _feistel(value, a, b, key, num_rounds)
+    value = _feistel(index.astype(np.uint64), a, b, key, num_rounds)
     (outside,) = np.nonzero(value >= num_examples)
     while outside.size:
         value[outside] = _feistel(value[outside], a, b, key[outside], num_rounds)
@@ -79,12 +81,6 @@ def _mix(value: np.ndarray) -> np.ndarray:
     return value
 
 
-def _key(seed: int, epoch: np.ndarray) -> np.ndarray:
-    """uint64 [n]: unrelated numbers for neighbouring seeds and neighbouring epochs."""
-    start = splitmix64(np.array([seed & _U64], np.uint64))
-    return _mix(start + epoch.astype(np.uint64) * np.uint64(_WEYL))
-
-
 def _feistel(value: np.ndarray, a: int, b: int, key: np.ndarray, num_rounds: int) -> np.ndarray:
     """A bijection of 0..a*b-1: each half in turn is shifted by a hash of the other."""
     upper, lower = np.divmod(value, np.uint64(a))
@@ -104,7 +100,7 @@ def _feistel(value: np.ndarray, a: int, b: int, key: np.ndarray, num_rounds: int
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BatchOrder:
-    """Which examples each batch holds: the order that a seed promises.
+    """Which examples each batch holds.
 
     The examples of epoch 0, 1, 2, ... follow each other without a gap; global batch k is rows
     [k * batch_size, (k + 1) * batch_size) of that sequence. So all but the very last are full, and

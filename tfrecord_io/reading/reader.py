@@ -57,10 +57,8 @@ def make_dataset(
 ) -> tf.data.Dataset | DeviceDataset:
     """Returns the batches of a split, in an order that the seed decides.
 
-    Epochs follow each other without a gap, each in a permutation of its own of the whole split,
-    and batch k is rows [k * batch_size, (k + 1) * batch_size) of that sequence. Iterating the same
-    dataset twice gives the same batches twice; for Keras `fit` over several epochs ask for
-    `epochs=None` and give `steps_per_epoch`.
+    The order is that of `BatchOrder`. Iterating the same dataset twice gives the same batches
+    twice; for Keras `fit` over several epochs ask for `epochs=None` and give `steps_per_epoch`.
 
     Args:
         directory: of a finished dataset; a local folder or a URL, see docs/reader.md.
@@ -97,13 +95,11 @@ def make_dataset(
         for a replica.
 
     Raises:
-        ManifestError: if the dataset is unfinished, of a newer format or has no such split; if
-            the split is smaller than a batch where all batches must be full; if a shard is
-            missing or not as the manifest says.
+        ManifestError: as `opening.open_split` does; or if the split is smaller than a batch where
+            all batches must be full.
         ValueError: if an argument is out of range, or the arguments do not fit together.
         OSError: if `mmap` was asked for and the operating system cannot map the files.
-        UserError: if the URL or the folder of the cache cannot be used.
-        StoreError: if the store does not answer, or refuses.
+        UserError, StoreError: if the URL, the cache or the store cannot be used.
     """
     if cache not in (None, "device"):
         raise ValueError(f"cache must be None or 'device', received {cache!r}")

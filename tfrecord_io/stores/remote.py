@@ -131,10 +131,7 @@ def read_view(url: str, start: int, length: int, mark: str = "") -> memoryview:
 
 
 def read_file(url: str, size: int | None = None, version: int | None = None) -> bytes:
-    """Returns a whole file, if it has this size and this `RemoteFile.version`; None for any.
-
-    Raises what `read_view` raises.
-    """
+    """Returns a whole file as `read_view` does; with this size and `version`, None for any."""
     store, path = _open(url)
     with _clear_errors(url):
         answer = obstore.get(store, path)

@@ -1,9 +1,13 @@
-"""A dataset that is opened once for a whole run: its manifest, its trunk, its table of examples."""
+"""A dataset that is opened once for a whole run, and which of its examples the run uses for what.
+
+That is its manifest, its trunk and its table of examples; its splits, or folds of groups.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import math
 import operator
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +27,7 @@ from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.reading.opening import load_manifest
 from tfrecord_io.stores.folder import DataPath, open_file, path_in
 from tfrecord_io.trunk import Trunk, find_trunk
+from train.data.options import FoldOptions
 from train.errors import ConfigError
 
 #: Column of the table of examples that is measured without being asked for.
@@ -107,11 +112,10 @@ class Dataset:
         trunk: that made its feature maps; None for a dataset of images.
         trunk_file: bytes of the trunk's file.
         table: a row an example, in the order in which they are stored, split after split: `key`,
-            and what examples.parquet has of the columns that a run uses. Without that file, or
-            where it lacks examples, `key` alone.
+            and what examples.parquet has of the columns that a run uses. Without that file, `key`
+            alone.
         groups: of the same examples; near duplicates are not known to older tables.
-        columns: the column names of examples.parquet; empty if the file is missing.
-        measured: those columns whose values are measured by themselves.
+        measured: the columns whose values are measured by themselves.
     """
 
     path: DataPath
@@ -120,7 +124,6 @@ class Dataset:
     trunk_file: bytes | None
     table: pa.Table
     groups: Groups
-    columns: tuple[str, ...]
     measured: tuple[str, ...]
 
     def part(self, *splits: str) -> Part | None:
@@ -191,20 +194,25 @@ class Dataset:
         columns = {name: self.column(name).cast(_TEXT) for name in IDENTITY}
         if "pixels_xxh3" not in known and not self.manifest.holds_features:
             # As a build writes it to examples.parquet.
-            blocks = self._read_images(self.part(*self.manifest.splits))
+            whole = self.part(*self.manifest.splits)
+            blocks = self._read_images(whole) if whole else ()
             hashes = [xxhash.xxh3_128_hexdigest(image) for block in blocks for image in block]
             columns["pixels_xxh3"] = pa.array(hashes, _TEXT)
         if "path" in known:
             columns[groups.COLUMN] = self.groups.names.cast(_TEXT)
         return pa.table(columns).combine_chunks()
 
+    def stored(self, *splits: str) -> MappedDataset:
+        """Opens the images and labels of some splits, as one."""
+        return MappedDataset(self.path, splits)
+
     def labels(self, part: Part) -> np.ndarray:
         """Returns float32 [num_examples, num_classes]: the label vectors of a part."""
-        return MappedDataset(self.path, part.splits).labels(part.examples)
+        return self.stored(*part.splits).labels(part.examples)
 
     def pictures(self, part: Part, rows: Sequence[int]) -> np.ndarray:
         """Returns the stored images [num_rows, height, width, channels] of some rows of a part."""
-        return MappedDataset(self.path, part.splits)[part.examples[rows]][0]
+        return self.stored(*part.splits)[part.examples[rows]][0]
 
     def statistics(self, part: Part) -> tfrecord_io.PixelStatistics:
         """Returns the pixel statistics of a part; all but the whole split `train` is read."""
@@ -214,28 +222,23 @@ class Dataset:
         counted = map(tfrecord_io.PixelStatistics.from_images, self._read_images(part))
         return functools.reduce(operator.add, counted)
 
-    def _read_images(self, part: Part | None) -> Iterator[np.ndarray]:
+    def _read_images(self, part: Part) -> Iterator[np.ndarray]:
         """Yields the stored images of a part, in order, some 256 at a time."""
-        if part is None:
-            return
-        stored = MappedDataset(self.path, part.splits)
+        stored = self.stored(*part.splits)
         for block in np.array_split(part.examples, part.num_examples // 256 + 1):
             yield stored[block][0]
 
 
-def open_dataset(
-    path: str | DataPath, manifest: Manifest | None = None, columns: Sequence[str] = ()
-) -> Dataset:
+def open_dataset(path: str | DataPath, columns: Sequence[str] = ()) -> Dataset:
     """Reads what is known of a dataset, each file of it once.
 
     Args:
         path: folder or URL of the dataset.
-        manifest: of the dataset, if it was read before.
         columns: of the table of examples, to be measured besides `SITE`; raises ConfigError if it
             lacks one.
     """
     path = DataPath.of(path)
-    manifest = manifest or load_manifest(path)
+    manifest = load_manifest(path)
     measured = tuple(dict.fromkeys((SITE, *columns)))
     known: list[str] = []
     table = pa.table({})
@@ -261,7 +264,6 @@ def open_dataset(
         trunk_file=trunk_file,
         table=table,
         groups=grouped,
-        columns=tuple(known),
         measured=measured,
     )
 
@@ -273,10 +275,14 @@ def _in_order(path: DataPath, manifest: Manifest, table: pa.Table) -> tuple[pa.T
         splits = _splits(manifest)
         keys = MappedDataset(path, splits).keys(range(manifest.num_examples)) if splits else []
         stored = pa.array(keys, _TEXT)
-        if table.column_names:
-            rows = pc.index_in(stored, table["key"].combine_chunks())
-        if rows is None or rows.null_count:
+        if not table.column_names:
             return pa.table({"key": stored}), group_images(pa.table({"path": stored}))
+        rows = pc.index_in(stored, table["key"].combine_chunks())
+        if rows.null_count:
+            raise ConfigError(
+                f"{path_in(path, EXAMPLES_FILE_NAME)} lacks {rows.null_count:,} of the "
+                f"{len(rows):,} examples, so their patients are not known; copy it again"
+            )
     return table.take(rows), groups_in(table).take(rows.to_numpy())
 
 
@@ -301,3 +307,123 @@ def _value(value: Any) -> str | float | None:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return None
     return value if isinstance(value, int | float) else str(value)
+
+
+# ---- the parts of a run
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Parts:
+    """The parts of a run.
+
+    It learns from `train`, watches `val` during training and fits the temperature and the
+    thresholds on it, and evaluates `test` once, at the end.
+    """
+
+    train: Part
+    val: Part | None
+    test: Part | None
+
+    @property
+    def evaluated(self) -> Part | None:
+        """The part that the metrics measure: test, or validation if there is no test part."""
+        return self.test or self.val
+
+
+def choose_parts(dataset: Dataset, folds: FoldOptions) -> Parts:
+    """Returns the parts of a run: the splits, or those of a fold that is held out.
+
+    Raises:
+        ConfigError: if there is nothing to train on, a fold would be empty, a split of
+            `fold_splits` does not exist, or weights of examples are not numbers of at least 0.
+    """
+    if folds.fold is None:
+        train = dataset.part("train")
+        if train is None:
+            raise ConfigError(
+                f"the training split of {dataset.path} is empty; build it with images"
+            )
+        val, test = dataset.part("val"), dataset.part("test")
+        return Parts(train=_weighted(dataset, train), val=val, test=test)
+    everyone = divided(dataset, folds)
+    groups = dataset.groups_of(everyone)
+    fold_of = patient_folds(groups, folds.folds or 0)
+    in_fold = fold_of == folds.fold
+    if in_fold.all() or not in_fold.any():
+        raise ConfigError(
+            f"fold {folds.fold} of {folds.folds} has {in_fold.sum()} of the {len(fold_of)} "
+            f"images: there are too few {groups.units}; use fewer --folds"
+        )
+    # Augmented copies are for training only.
+    is_held_out = in_fold & ~dataset.is_copy(everyone)
+
+    def some(name: str, is_chosen: np.ndarray) -> Part:
+        return dataclasses.replace(dataset.narrow(everyone, is_chosen), name=name)
+
+    learnt = _weighted(dataset, some(f"all but fold {folds.fold}", ~in_fold))
+    return Parts(train=learnt, val=None, test=some(f"fold {folds.fold}", is_held_out))
+
+
+def _weighted(dataset: Dataset, part: Part) -> Part:
+    """Returns a part with the weights of its examples, if the dataset has a column of them.
+
+    Examples of weight 0 are left out: others would be mixed with them, and statistics count them.
+    """
+    if WEIGHT not in dataset.table.column_names:
+        return part
+    try:
+        given = dataset.column(WEIGHT).take(dataset.rows(part))
+        weights = np.array(given.to_pylist(), np.float64)
+    except ValueError:
+        weights = np.array(np.nan)
+    if not (np.isfinite(weights) & (weights >= 0)).all() or not weights.any():
+        raise ConfigError(
+            f"images count in training by the column {WEIGHT} of "
+            f"{path_in(dataset.path, EXAMPLES_FILE_NAME)}; expected numbers of at least 0, and not "
+            "only zeros. Change or rename the column in the table of labels, and build again"
+        )
+    counts = weights > 0
+    if not counts.all():
+        part = dataset.narrow(part, counts)
+        weights = weights[counts]
+    # The sum of very large ones would be infinite. A power of two changes no digit.
+    weights = np.ldexp(weights, -np.frexp(weights.max())[1])
+    return dataclasses.replace(part, weights=(weights / weights.mean()).astype(np.float32))
+
+
+def divided(dataset: Dataset, folds: FoldOptions) -> Part:
+    """Returns the examples that are divided into folds: of `fold_splits`, or of train and val.
+
+    Raises:
+        ConfigError: if a split named in `fold_splits` is missing, or the splits have no examples.
+    """
+    named = (folds.fold_splits or "train,val").split(",")
+    splits = dataset.manifest.splits
+    missing = [name for name in named if name not in splits]
+    if folds.fold_splits and missing:
+        raise ConfigError(
+            f"--fold_splits {folds.fold_splits}: {dataset.path} has no split {missing[0]!r}; it "
+            f"has {', '.join(splits)}"
+        )
+    everyone = dataset.part(*named)
+    if everyone is None:
+        raise ConfigError(
+            f"--folds: the splits {', '.join(named)} of {dataset.path} have no images; name "
+            "others with --fold_splits"
+        )
+    return everyone
+
+
+def patient_folds(groups: Groups, num_folds: int) -> np.ndarray:
+    """Returns the fold of each example, int64 [num_examples]; a group is in one fold.
+
+    The fold is a hash of the patient, or of what else the group is known from. A patient therefore
+    stays in its fold when images are added, and on every machine.
+    """
+    encoded = groups.names.dictionary_encode()
+    fold_of = [
+        int.from_bytes(hashlib.sha256(name.removeprefix("patient:").encode()).digest()[:8], "big")
+        % num_folds
+        for name in encoded.dictionary.to_pylist()
+    ]
+    return np.array(fold_of)[encoded.indices.to_numpy()]

@@ -27,55 +27,41 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from tfrecord_io.reading.batches import Batches
-    from tfrecord_io.reading.reader import DeviceSplit
+    from tfrecord_io.reading.reader import DeviceDataset
 
 # Batches that wait on JAX's devices while these work on another.
 _NUM_AHEAD = 2
 
 
-@dataclasses.dataclass(frozen=True)
-class DeviceBatches:
-    """TensorFlow: batches that are gathered on the devices, each from its own copy of the split.
-
-    The order is a dataset of (examples int64 [replica_batch_size], weights and draws as in
-    `training_batches`), one element a replica.
-    """
-
-    order: tf.data.Dataset
-    split: DeviceSplit
-    devices: Devices
-
-    def iterate(self) -> DeviceIterator:
-        """Copies the split to each device; returns an iterator for the training graph."""
-        import tensorflow as tf
-
-        strategy, names = self.devices.strategy, self.devices.names
-
-        def on_replica(context: Any, table: tf.Tensor) -> tf.Tensor:
-            with tf.device(names[context.replica_id_in_sync_group % len(names)]):
-                return tf.identity(table)
-
-        tables = [
-            strategy.experimental_distribute_values_from_function(
-                lambda context, table=table: on_replica(context, table)
-            )
-            for table in (self.split.images, self.split.labels)
-        ]
-        order = iter(strategy.distribute_datasets_from_function(lambda context: self.order))
-        return DeviceIterator(strategy, order, *tables)
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class DeviceIterator:
-    """Looks like an iterator of (images, labels, weights, draws) to the training graph.
+    """TensorFlow: gathers batches on the devices, each from its own copy of the split.
 
-    It tells TensorFlow what it is made of, so that a second one does not need a second graph.
+    It looks like an iterator of (images, labels, weights, draws) to the training graph, and tells
+    TensorFlow what it is made of, so that a second one does not need a second graph.
     """
 
     strategy: tf.distribute.Strategy
     order: Any
     images: Any
     labels: Any
+
+    @classmethod
+    def of(cls, batches: DeviceDataset, devices: Devices) -> DeviceIterator:
+        """Copies the split to each device."""
+        import tensorflow as tf
+
+        strategy, names = devices.strategy, devices.names
+
+        def copy(table: tf.Tensor) -> Any:
+            def on_replica(context: Any) -> tf.Tensor:
+                with tf.device(names[context.replica_id_in_sync_group % len(names)]):
+                    return tf.identity(table)
+
+            return strategy.experimental_distribute_values_from_function(on_replica)
+
+        order = strategy.distribute_datasets_from_function(lambda context: batches.order)
+        return cls(strategy, iter(order), copy(batches.split.images), copy(batches.split.labels))
 
     def __tf_flatten__(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         return (self.strategy,), (self.order, self.images, self.labels)
@@ -100,7 +86,7 @@ class DeviceIterator:
 
 def training_batches(
     options: InputOptions, mixup: float, devices: Devices, part: Part, *, start_step: int
-) -> tf.data.Dataset | DeviceBatches | Iterator[tuple[Any, ...]]:
+) -> tf.data.Dataset | DeviceDataset | Iterator[tuple[Any, ...]]:
     """Returns the training batches of this worker from a step on, to the end of the run.
 
     Returns:
@@ -108,9 +94,9 @@ def training_batches(
         [replica_batch_size, num_classes], weights float32 [replica_batch_size], draws float32
         [replica_batch_size, augmentation.NUM_DRAWS]). The weights of the replica batches of one
         step add up to 1 over all replicas; if examples have weights of their own (`Part.weights`),
-        they do on average. With `--cache device` the same as `DeviceBatches`, if the training
-        images fit. On JAX an iterator of the same four, as arrays that lie on the devices, each of
-        all local replicas together.
+        they do on average. With `--cache device`, if the training images fit, a `DeviceDataset`
+        whose order also has weights and draws. On JAX an iterator of the same four, as arrays on
+        the devices, each of all local replicas together.
     """
     batch_size = options.global_batch_size or 0
     ordered: dict[str, Any] = {
@@ -164,7 +150,7 @@ def training_batches(
     dataset = dataset.enumerate(start_step).map(finish)
     dataset = _cut_for_replicas(dataset, devices.num_local_replicas)
     if isinstance(found, DeviceDataset):
-        return DeviceBatches(dataset, found.split, devices)
+        return dataclasses.replace(found, order=dataset)
     return dataset
 
 

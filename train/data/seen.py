@@ -20,8 +20,7 @@ import pyarrow.parquet as pq
 from tfrecord_io.files import atomic_write
 from tfrecord_io.groups import COLUMN
 from tfrecord_io.trunk import Trunk, seen_path
-from train.data.dataset import IDENTITY, Dataset
-from train.data.parts import Parts
+from train.data.dataset import IDENTITY, Dataset, Part, Parts
 from train.errors import ConfigError
 
 FILE_NAME = "seen.parquet"
@@ -237,6 +236,27 @@ def expose(
     )
 
 
+def unseen_part(
+    dataset: Dataset, part: Part, seen: Seen, *, is_measured: bool, remedy: str
+) -> tuple[Part, Exposure]:
+    """Returns the examples to measure, and how much a network has seen of a part.
+
+    What it has seen is left out unless `is_measured`. Raises ConfigError, with the sentence
+    `remedy`, if nothing is left.
+    """
+    rows = dataset.rows(part)
+    is_seen = find_seen(seen, dataset.images)[rows]
+    exposure = expose(seen, dataset.images, rows, is_seen, is_measured=is_measured)
+    if is_measured or not is_seen.any():
+        return part, exposure
+    if is_seen.all():
+        raise ConfigError(
+            f"nothing is left of split {part.name!r} of {dataset.path}: the network has seen all "
+            f"its {len(rows):,} images, or others of their patients. {remedy}"
+        )
+    return dataset.narrow(part, ~is_seen), exposure
+
+
 def look_at(
     dataset: Dataset, parts: Parts, below: Seen, *, is_fold: bool
 ) -> tuple[Parts, Seen, Exposure | None]:
@@ -249,34 +269,25 @@ def look_at(
         (the parts with the images that are left, what the run sees, how much it sees of the part
         that it evaluates; None if there is none).
     """
-    images = dataset.images
-    rows = {
-        name: dataset.rows(part)
-        for name, part in (("train", parts.train), ("val", parts.val), ("test", parts.test))
-        if part is not None
-    }
-    seen = collect(images, {name: rows[name] for name in rows if name != "test"}, below)
+    used = {name: part for name, part in vars(parts).items() if part is not None}
+    rows = {name: dataset.rows(part) for name, part in used.items()}
+    nearest = {name: rows[name] for name in rows if name != "test"}
+    seen = collect(dataset.images, nearest, below)
     if parts.evaluated is None:
         return parts, seen, None
-    by_trunk = find_seen(below, images)
+    by_trunk = find_seen(below, dataset.images)
     if is_fold and (num_seen := int(by_trunk[np.concatenate(list(rows.values()))].sum())):
         raise ConfigError(
             f"--folds: the trunk of {dataset.path} has seen {num_seen:,} of the images, or of "
             "their patients, so the held-out folds would measure what it has learned. Use a trunk "
             "that was trained on other images"
         )
-    part = "val" if parts.test is None else "test"
-    # That validation images were watched is said elsewhere.
-    is_seen = find_seen(seen if parts.test else seen.without("val"), images)[rows[part]]
-    is_measured = parts.test is None or not by_trunk[rows["test"]].any()
-    exposure = expose(seen, images, rows[part], is_seen, is_measured=is_measured)
-    if parts.test is None or is_measured:
-        return parts, seen, exposure
-    if is_seen.all():
-        raise ConfigError(
-            f"all {len(is_seen):,} images of {parts.test.name}, or others of their patients, were "
-            f"seen by the trunk of {dataset.path} or are in training, so nothing is left to "
-            "measure. Use a trunk that was trained on other images"
-        )
-    test = dataset.narrow(parts.test, ~is_seen)
-    return dataclasses.replace(parts, test=test), seen, exposure
+    part, exposure = unseen_part(
+        dataset,
+        parts.evaluated,
+        # That validation images were watched is said elsewhere.
+        seen if parts.test else seen.without("val"),
+        is_measured=parts.test is None or not by_trunk[rows["test"]].any(),
+        remedy="Use a trunk that was trained on other images",
+    )
+    return dataclasses.replace(parts, test=parts.test and part), seen, exposure

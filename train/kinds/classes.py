@@ -8,13 +8,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfrecord_io.kinds import classes
+from tfrecord_io import kinds
 from train.kinds import measures, words
 from train.kinds import task as tasks
-from train.kinds.task import Answers, Arrays, Mistake, Task, View
-from train.kinds.temperature import apply_temperature
-
-_MAX_CONFUSIONS = 20
+from train.kinds.task import Answers, Mistake, Task, View
 
 #: The measure of grades, see `quadratic_kappa`.
 KAPPA = "quadratic_kappa"
@@ -23,13 +20,9 @@ KAPPA = "quadratic_kappa"
 class Classes(Task):
     """One class for each image. Truths are int64 [num_examples]."""
 
-    kind = classes.CLASSES
+    kind = kinds.CLASSES
     label_measures = ("sensitivity", "specificity", "auc")
     run_measures = ("accuracy", "balanced_accuracy", "ece")
-    tiles = (
-        ("accuracy", "accuracy", words.percent),
-        ("balanced accuracy", "balanced_accuracy", words.percent),
-    )
     glossary = (
         "Sensitivity: the share of the images of a class that was recognised. Specificity: the "
         "share of all other images that was not taken for this class. Area: the chance that an "
@@ -39,7 +32,6 @@ class Classes(Task):
         "A threshold answers “this class, or not?”. The predicted class does not depend on the "
         "thresholds; it is always the most probable class."
     )
-    without_absent = "the balanced accuracy is the mean over the other classes"
 
     def activation(self, name: str | None = None) -> keras.layers.Layer:
         # Probabilities are always float32: in reduced precision they are rounded too much.
@@ -73,12 +65,6 @@ class Classes(Task):
     def chosen(self, probabilities: np.ndarray) -> np.ndarray:
         return probabilities.argmax(-1)
 
-    def choices(self, probabilities: np.ndarray, truths: np.ndarray) -> Arrays:
-        return probabilities, truths
-
-    def cool(self, probabilities: np.ndarray, degree: float) -> np.ndarray:
-        return apply_temperature(probabilities, degree)
-
     def views(self, label_names: Sequence[str]) -> list[View]:
         """Returns each class against the rest; of the OCT classes first the urgent ones."""
         views = super().views(label_names)
@@ -92,7 +78,10 @@ class Classes(Task):
         predicted = self.chosen(answers.probabilities)
         is_correct = predicted == truths
         confidences = answers.probabilities.max(-1)
-
+        # Source: Brier 1950, "Verification of forecasts expressed in terms of probability". Of two
+        # classes it is half of that, as in scikit-learn's `brier_score_loss`.
+        distances = answers.probabilities - np.eye(len(names))[truths]
+        brier = np.square(distances).sum(-1) / (2 if len(names) == 2 else 1)
         hits = measures.sums_by_place(truths, weights * is_correct, len(names))
         positives = measures.sums_by_place(truths, weights, len(names))
         called = measures.sums_by_place(predicted, weights, len(names))
@@ -101,8 +90,10 @@ class Classes(Task):
         specificity = 1 - measures.ratios(called - hits, total[:, None] - positives)
         scores = {
             "accuracy": measures.ratios(hits.sum(-1), total),
-            "ece": measures.expected_calibration_error(confidences, is_correct, weights),
-            "brier": measures.ratios(weights @ _brier_scores(answers.probabilities, truths), total),
+            "ece": measures.expected_calibration_error(
+                confidences[:, None], is_correct[:, None], weights
+            ),
+            "brier": measures.ratios(weights @ brier, total),
             "balanced_accuracy": measures.defined_mean(sensitivity.T),
         }
         for index, name in enumerate(names):
@@ -113,14 +104,16 @@ class Classes(Task):
             is_urgent, called_urgent = urgent[truths], urgent[predicted]
             rates = measures.called_rates(called_urgent, is_urgent, weights)
             scores |= {f"urgent/{name}": values for name, values in rates.items()}
-            penalties = measures.penalty_matrix(names)[truths, predicted]
+            penalties = np.where(is_correct, 0.0, 1.0)
+            for answer, points in measures.URGENT_PENALTIES.items():
+                penalties[is_urgent & (predicted == names.index(answer))] = points
             scores["weighted_error"] = measures.ratios(weights @ penalties, total)
         return scores
 
     def tables(self, answers: Answers) -> dict[str, Any]:
         names = answers.label_names
-        given = self.chosen(answers.probabilities)
-        matrix = measures.confusion_matrix(answers.truths, given, len(names))
+        matrix = np.zeros((len(names), len(names)), np.int64)
+        np.add.at(matrix, (answers.truths, self.chosen(answers.probabilities)), 1)
         return {
             "label_counts": dict(zip(names, matrix.sum(1).tolist(), strict=True)),
             # The rows are the true classes.
@@ -132,7 +125,7 @@ class Classes(Task):
         sentences = [f"named the right class for {accuracy}."]
         if usual := _usual(metrics):
             sentences[0] += (
-                f" Always answering {usual[0]} would be right for {words.hundredths(usual[1])} %."
+                f" Always answering {usual[0]} would be right for {words.percent(usual[1])}."
             )
             sentences += words.best_and_worst(metrics, "sensitivity")
         if metrics["scores"].get("urgent/sensitivity", {}).get("value") is not None:
@@ -146,9 +139,7 @@ class Classes(Task):
     def doubt(self, metrics: Mapping[str, Any]) -> str | None:
         rival = "always giving the most frequent answer"
         usual = _usual(metrics)
-        return usual and words.doubt(
-            metrics, "accuracy", usual[1], rival, "the accuracy", "the accuracy of that answer"
-        )
+        return usual and words.doubt(metrics, "accuracy", usual[1], rival)
 
     def answers(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
         names = list(metrics["label_counts"])
@@ -163,16 +154,15 @@ class Classes(Task):
             return {"title": title, "corner": "truth ↓ answer →", "columns": names, "rows": rows}
         wrong = np.argwhere((matrix > 0) & ~np.eye(len(names), dtype=bool)).tolist()
         wrong.sort(key=lambda place: -matrix[tuple(place)])
-        pairs = [
-            {
-                "true": names[row],
-                "predicted": names[column],
-                "count": float(matrix[row, column]),
-                "share": float(matrix[row, column] / totals[row]),
-            }
-            for row, column in wrong[:_MAX_CONFUSIONS]
+        rows = [
+            words.row_of_counts(
+                f"{names[true]} → {names[answer]}", [matrix[true, answer]], [totals[true]], []
+            )
+            for true, answer in wrong[: words.MAX_CLASSES]
         ]
-        return {"pairs": pairs}
+        title = f"The {len(rows)} most frequent mistakes; metrics.json has the whole matrix"
+        columns = ["images (share of the class)"]
+        return {"title": title, "corner": "truth → answer", "columns": columns, "rows": rows}
 
     def mistakes(self, answers: Answers, most: int) -> list[Mistake]:
         truths, names = answers.truths, answers.label_names
@@ -188,9 +178,8 @@ class Classes(Task):
 class Grades(Classes):
     """Classes whose order means something, from the lowest to the highest."""
 
-    kind = classes.GRADES
+    kind = kinds.GRADES
     run_measures = ("accuracy", KAPPA, "ece")
-    tiles = (("quadratic weighted kappa", KAPPA, words.thousandths), Classes.tiles[0])
     glossary = (
         f"{Classes.glossary} Kappa: the agreement with the true grades beyond chance, where a "
         "mistake of two grades weighs four times one of a single grade; 100 % is perfect, 0 % is "
@@ -213,17 +202,6 @@ class Grades(Classes):
 
 
 CLASSES, GRADES = Classes(), Grades()
-
-
-def _brier_scores(probabilities: np.ndarray, truths: np.ndarray) -> np.ndarray:
-    """Returns the Brier score of each example, float64 [num_examples].
-
-    The squared distance of its probabilities from the truth, 0 to 2; of two classes half of it, as
-    in scikit-learn's `brier_score_loss`. Source: Brier 1950, "Verification of forecasts expressed
-    in terms of probability".
-    """
-    distances = probabilities - np.eye(probabilities.shape[-1])[truths]
-    return np.square(distances).sum(-1) / (2 if probabilities.shape[-1] == 2 else 1)
 
 
 def _usual(metrics: Mapping[str, Any]) -> tuple[str, float] | None:

@@ -2,21 +2,21 @@
 
 An example of a patient who is drawn twice in a bootstrap counts twice, see `results.bootstrap`.
 Cost of a resample: about 20 ns per example for all measures except the areas under the curve, which
-take 2 to 6 ns per example and class.
+take 2 to 6 ns per example and class. scikit-learn has the same areas, precision and regression
+(tests compare them), but takes one weighting at a time, and a bootstrap needs thousands.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 from scipy import special
 
-#: Classes of the OCT dataset, and those that need urgent referral to a doctor.
-#: Source: Kermany et al. 2018, "Identifying medical diagnoses and treatable diseases by
-#: image-based deep learning", Cell 172.
+#: Classes of the OCT dataset, and those that need urgent referral to a doctor. Source: Kermany et
+#: al. 2018, "Identifying medical diagnoses and treatable diseases by image-based deep learning".
 OCT_CLASSES = frozenset({"CNV", "DME", "DRUSEN", "NORMAL"})
 URGENT_CLASSES = ("CNV", "DME")
 
@@ -39,7 +39,8 @@ class Measure(NamedTuple):
 
 _UNBOUNDED = (-math.inf, math.inf, "number")
 
-#: The measures by their names in metrics.json.
+#: The measures by their names in metrics.json, without those that have no limits and whose title
+#: is their name.
 MEASURES: Mapping[str, Measure] = {
     "accuracy": Measure("accuracy"),
     "balanced_accuracy": Measure("balanced accuracy"),
@@ -48,20 +49,17 @@ MEASURES: Mapping[str, Measure] = {
     "ppv": Measure("PPV"),
     "npv": Measure("NPV"),
     "auc": Measure("area under the ROC", unit="decimal"),
-    "macro_auc": Measure("mean area"),
+    "macro_auc": Measure("mean area under the ROC"),
     "average_precision": Measure("average precision", unit="decimal"),
-    "macro_average_precision": Measure("macro average precision"),
+    "macro_average_precision": Measure("mean average precision"),
     "ece": Measure("calibration error"),
     "brier": Measure("Brier score", most=2.0, unit="number"),
     "quadratic_kappa": Measure("quadratic weighted kappa", least=-1.0),
     # The mean of the penalties.
     "weighted_error": Measure("mean penalty", most=4.0, unit="number"),
-    "calibration_slope": Measure("calibration slope", *_UNBOUNDED),
-    "calibration_intercept": Measure("calibration intercept", *_UNBOUNDED),
     "mae": Measure("mean error", most=math.inf, unit="number"),
     "rmse": Measure("root mean square error", most=math.inf, unit="number"),
     "r2": Measure("R²", least=-math.inf, unit="number"),
-    "bias": Measure("bias", *_UNBOUNDED),
     "limit_low": Measure("lower limit", *_UNBOUNDED),
     "limit_high": Measure("upper limit", *_UNBOUNDED),
 }
@@ -99,7 +97,7 @@ def parts_of(name: str) -> tuple[str, str]:
 
 
 def known(name: str) -> Measure:
-    """Returns the measure of a name in metrics.json; of another's, one without limits."""
+    """Returns the measure of a name in metrics.json; one that is not listed has no limits."""
     measure, _ = parts_of(name)
     return MEASURES.get(measure) or Measure(measure.replace("_", " "), *_UNBOUNDED)
 
@@ -110,29 +108,13 @@ def cross_entropy(probabilities: np.ndarray, labels: np.ndarray) -> float:
     return float(-np.log(np.maximum(of_truth, _EPSILON)).mean())
 
 
-def confusion_matrix(labels: np.ndarray, predicted: np.ndarray, num_classes: int) -> np.ndarray:
-    """Returns int64 [num_classes, num_classes], the number of examples by (true, predicted)."""
-    places = labels * num_classes + predicted
-    return np.bincount(places, minlength=num_classes**2).reshape(num_classes, num_classes)
-
-
-def penalty_matrix(label_names: Sequence[str]) -> np.ndarray:
-    """Returns float64 [num_classes, num_classes], the points by (true, predicted) OCT class."""
-    penalties = 1.0 - np.eye(len(label_names))
-    for answer, points in URGENT_PENALTIES.items():
-        penalties[np.isin(label_names, URGENT_CLASSES), list(label_names).index(answer)] = points
-    return penalties
-
-
 def area_under_curve(
     is_positive: np.ndarray, ranking: np.ndarray, weights: np.ndarray
 ) -> np.ndarray:
     """Returns the area under the ROC curve for each weighting; NaN if one side has no weight.
 
     The area is the chance that a positive ranks above a negative; a tie counts half. Source: Hanley
-    and McNeil 1982, "The meaning and use of the area under a ROC curve". scikit-learn's
-    `roc_auc_score` gives the same values (a test compares them), but it sorts for each weighting,
-    and a bootstrap needs thousands of them.
+    and McNeil 1982, "The meaning and use of the area under a ROC curve".
 
     Args:
         is_positive: bool [num_examples].
@@ -155,10 +137,7 @@ def average_precision(
     """Returns the average precision for each weighting; NaN without positives that count.
 
     The mean over the positives of the precision at their level: the share of positives among the
-    examples that rank at least as high. scikit-learn's `average_precision_score` gives the same
-    values (a test compares them), but takes one weighting at a time.
-
-    Args and result are those of `area_under_curve`.
+    examples that rank at least as high. Args and result are those of `area_under_curve`.
     """
     levels = np.unique(ranking[is_positive])
     # The highest level that an example reaches; 0 for those below all of them.
@@ -181,23 +160,17 @@ def expected_calibration_error(
     Source: Guo et al. 2017, equation 3.
 
     Args:
-        confidences: [num_examples], the probability of the predicted class.
-        is_correct: bool [num_examples].
+        confidences: [num_examples, num_choices], the probability of each answer of an example.
+        is_correct: bool of the same shape.
         weights: float64 [..., num_examples], how often each example counts.
     """
-    gaps = calibration_gaps(confidences, is_correct, weights)
-    return ratios(np.abs(gaps).sum(-1), weights.sum(-1))
-
-
-def calibration_gaps(
-    confidences: np.ndarray, is_correct: np.ndarray, weights: np.ndarray
-) -> np.ndarray:
-    """Returns confidence minus accuracy, summed in each bin: [..., NUM_CALIBRATION_BINS]."""
     # The paper's bins are open on the left: ((m-1)/M, m/M].
     bins = np.clip(np.ceil(confidences * NUM_CALIBRATION_BINS) - 1, 0, NUM_CALIBRATION_BINS - 1)
-    return sums_by_place(
-        bins.astype(np.int64), weights * (confidences - is_correct), NUM_CALIBRATION_BINS
+    gaps = sum(
+        sums_by_place(places, weights * gap, NUM_CALIBRATION_BINS)
+        for places, gap in zip(bins.T.astype(np.int64), (confidences - is_correct).T, strict=True)
     )
+    return ratios(np.abs(gaps).sum(-1), weights.sum(-1) * confidences.shape[1])
 
 
 def calibration_line(
@@ -209,10 +182,8 @@ def calibration_line(
     the probabilities are too extreme, above 1 too cautious. The intercept is that of the same
     regression with the slope held at 1: below 0 the probabilities are too high, above 0 too low.
     Source: Cox 1958, "Two further applications of a model for binary regression"; Van Calster et
-    al. 2019, "Calibration: the Achilles heel of predictive analytics". scikit-learn's
-    `LogisticRegression` without penalty finds the same line (a test compares them), but takes one
-    weighting at a time. For the arguments see `area_under_curve`; the probabilities are those of
-    being positive.
+    al. 2019, "Calibration: the Achilles heel of predictive analytics". For the arguments see
+    `area_under_curve`; the probabilities are those of being positive.
 
     Returns:
         `calibration_slope` and `calibration_intercept`, float64 [...] each; NaN if one side has no
@@ -264,15 +235,10 @@ def _logistic_regression(
 def called_rates(
     is_called: np.ndarray, is_positive: np.ndarray, weights: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """Returns how well a question with yes and no is answered; NaN where undefined.
+    """Returns `sensitivity` and `specificity`, float64 [..., ...]; NaN where undefined.
 
-    Args:
-        is_called: bool [num_examples, ...], whether the answer is yes.
-        is_positive: bool of the same shape, whether yes is right.
-        weights: float64 [..., num_examples], how often each example counts.
-
-    Returns:
-        `sensitivity` and `specificity`, float64 [..., ...] each.
+    Whether the answer is yes and whether yes is right are bool [num_examples, ...]. The weights,
+    float64 [..., num_examples], are how often each example counts.
     """
     return {
         "sensitivity": ratios(weights @ (is_called & is_positive), weights @ is_positive),

@@ -8,10 +8,10 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfrecord_io.kinds import multi_label
+from tfrecord_io import kinds
 from train.kinds import measures, words
-from train.kinds.task import LEAST_PROBABILITY, Answers, Arrays, Mistake, Task, balanced_weights
-from train.kinds.temperature import apply_temperature
+from train.kinds import task as tasks
+from train.kinds.task import Answers, Mistake, Task
 
 #: An image is said to have a label from this probability on.
 LABEL_THRESHOLD = 0.5
@@ -24,14 +24,10 @@ class MultiLabel(Task):
     answers among all answers, and `macro_auc` the mean of the areas.
     """
 
-    kind = multi_label.MULTI_LABEL
+    kind = kinds.MULTI_LABEL
     charts = ("roc", "reliability")
     label_measures = ("sensitivity", "specificity", "auc", "average_precision")
-    run_measures = ("accuracy", "macro_auc", "ece")
-    tiles = (
-        ("mean area under the ROC", "macro_auc", words.percent),
-        ("mean average precision", "macro_average_precision", words.percent),
-    )
+    run_measures = ("accuracy", "macro_auc", "macro_average_precision", "ece")
     glossary = (
         "Sensitivity: the share of the images with a label for which it was found. Specificity: "
         "the share of the images without it for which it was not. Area: the chance that an image "
@@ -43,7 +39,6 @@ class MultiLabel(Task):
         "A threshold answers “this label, or not?”. The predicted labels do not depend on the "
         f"thresholds; they are those with a probability of at least {100 * LABEL_THRESHOLD:.0f} %."
     )
-    without_absent = "the macro measures are means over the other labels"
 
     def activation(self, name: str | None = None) -> keras.layers.Layer:
         return keras.layers.Activation("sigmoid", dtype="float32", name=name or "sigmoid")
@@ -51,7 +46,7 @@ class MultiLabel(Task):
     def logits_of(self, probabilities: Any) -> Any:
         ops = keras.ops
         with_label, without = (
-            ops.log(ops.maximum(values, LEAST_PROBABILITY))
+            ops.log(ops.maximum(values, tasks.LEAST_PROBABILITY))
             for values in (probabilities, 1.0 - probabilities)
         )
         return with_label - without
@@ -75,7 +70,8 @@ class MultiLabel(Task):
 
     def class_weights(self, counts: Sequence[int], num_examples: int, power: float) -> tuple:
         # Of each label, the weight of the examples without it and of those with it.
-        return tuple(balanced_weights((num_examples - count, count), power) for count in counts)
+        sides = ((num_examples - count, count) for count in counts)
+        return tuple(tasks.balanced_weights(numbers, power) for numbers in sides)
 
     def truths(self, labels: np.ndarray) -> np.ndarray:
         return labels > 0
@@ -86,11 +82,17 @@ class MultiLabel(Task):
     def chosen(self, probabilities: np.ndarray) -> np.ndarray:
         return probabilities >= LABEL_THRESHOLD
 
-    def choices(self, probabilities: np.ndarray, truths: np.ndarray) -> Arrays:
-        return _pairs(probabilities).reshape(-1, 2), truths.ravel().astype(np.int64)
+    def distributions(self, probabilities: np.ndarray) -> np.ndarray:
+        """Returns [..., 2]: the probabilities of being without a label and of having it.
+
+        A sigmoid that is rounded to 1 leaves 0 for the other side, whose logarithm would outweigh
+        all others: like `logits_of`, this keeps a least probability.
+        """
+        pairs = np.stack([1 - probabilities, probabilities], axis=-1)
+        return np.maximum(pairs, tasks.LEAST_PROBABILITY)
 
     def cool(self, probabilities: np.ndarray, degree: float) -> np.ndarray:
-        return apply_temperature(_pairs(probabilities), degree)[..., 1]
+        return tasks.apply_temperature(self.distributions(probabilities), degree)[..., 1]
 
     def match(self, places: np.ndarray, num_labels: int) -> tuple[np.ndarray, np.ndarray]:
         # Whether an image has a label that its dataset does not name is not known.
@@ -103,13 +105,9 @@ class MultiLabel(Task):
         probabilities = answers.probabilities.astype(np.float64)
         # Each label is a choice between two, of which the likelier one is the answer.
         confidences = np.maximum(probabilities, 1 - probabilities)
-        gaps = sum(
-            measures.calibration_gaps(confidences[:, index], is_right[:, index], weights)
-            for index in range(len(answers.label_names))
-        )
         scores = {
             "accuracy": measures.ratios(weights @ is_right.mean(-1), total),
-            "ece": measures.ratios(np.abs(gaps).sum(-1), total * len(answers.label_names)),
+            "ece": measures.expected_calibration_error(confidences, is_right, weights),
             "brier": measures.ratios(weights @ np.square(probabilities - labels).mean(-1), total),
         }
         for index, name in enumerate(answers.label_names):
@@ -124,15 +122,13 @@ class MultiLabel(Task):
         return areas
 
     def tables(self, answers: Answers) -> dict[str, Any]:
-        names, called = answers.label_names, self.chosen(answers.probabilities)
-        columns = zip(names, answers.truths.T.astype(int), called.T.astype(int), strict=True)
+        names, has, called = answers.label_names, answers.truths, self.chosen(answers.probabilities)
+        # Of each label [[without it, false alarms], [missed, found]].
+        counts = [[(given & truth).sum(0) for given in (~called, called)] for truth in (~has, has)]
+        matrices = np.moveaxis(counts, -1, 0).tolist()
         return {
-            "label_counts": dict(zip(names, answers.truths.sum(0).tolist(), strict=True)),
-            # Of each label [[without it, false alarms], [missed, found]].
-            "confusion_matrices": {
-                name: measures.confusion_matrix(truth, called, 2).tolist()
-                for name, truth, called in columns
-            },
+            "label_counts": dict(zip(names, has.sum(0).tolist(), strict=True)),
+            "confusion_matrices": dict(zip(names, matrices, strict=True)),
         }
 
     def verdict(self, metrics: Mapping[str, Any]) -> list[str]:
@@ -148,12 +144,11 @@ class MultiLabel(Task):
         return sentences + words.best_and_worst(metrics, "auc")
 
     def doubt(self, metrics: Mapping[str, Any]) -> str | None:
-        measure = "the mean area under the ROC curve"
-        return words.doubt(metrics, "macro_auc", 0.5, "guessing", measure, "50 %")
+        return words.doubt(metrics, "macro_auc", 0.5, "guessing")
 
     def answers(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
         rows = []
-        for name in words.worst_classes(metrics, words.MAX_CLASSES):
+        for name in words.shown_classes(metrics):
             (alone, alarms), (missed, found) = metrics["confusion_matrices"][name]
             counts = [found, missed, alarms, alone]
             totals = [found + missed] * 2 + [alarms + alone] * 2
@@ -181,13 +176,3 @@ class MultiLabel(Task):
 
 
 MULTI_LABEL = MultiLabel()
-
-
-def _pairs(probabilities: np.ndarray) -> np.ndarray:
-    """Returns [..., 2]: the probabilities of being without a label and of having it.
-
-    A sigmoid that is rounded to 1 leaves 0 for the other side, whose logarithm would outweigh all
-    others: like `logits_of`, this keeps a least probability.
-    """
-    pairs = np.stack([1 - probabilities, probabilities], axis=-1)
-    return np.maximum(pairs, LEAST_PROBABILITY)

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfrecord_io.kinds import numbers
+from tfrecord_io import kinds
 from train.data.dataset import Dataset, Part
 from train.errors import ConfigError
 from train.kinds import words
@@ -40,13 +40,12 @@ class Number(Task):
     mean: float = 0.0
     std: float = 1.0
 
-    kind, quantity = numbers.NUMBER, "mae"
+    kind, quantity = kinds.NUMBER, "mae"
     # Significant digits: the unit can be as small or as large as it likes.
     gives_probabilities, digits = False, ".9g"
     charts = ("agreement",)
     label_measures = ("mae", "rmse", "r2", "bias", "limit_low", "limit_high")
     run_measures = ("mae", "rmse", "r2")
-    tiles = (("mean error", "mae", decimal), ("R²", "r2", decimal))
     glossary = (
         "An error is the answer minus the truth, in the unit of the dataset. Mean error: its mean "
         "size, whatever its sign. R²: the share of the variance of the true numbers that the "
@@ -55,23 +54,16 @@ class Number(Task):
         "(Bland and Altman)."
     )
     decision = ""
-    without_absent = "there is nothing to measure"
-    shown_mistakes = "answers that are furthest off"
-    answer = "the answer"
 
     def fitted(self, dataset: Dataset, part: Part) -> Task:
         values = dataset.labels(part)[:, 0].astype(np.float64)
-        if values.min() == values.max():
-            raise ConfigError(
-                f"{dataset.path}: all training images have the number {values[0]:g}, so there is "
-                "nothing to learn"
-            )
         mean = np.average(values, weights=part.weights)
         variance = np.average(np.square(values - mean), weights=part.weights)
-        if variance > np.finfo(np.float32).max:
+        # The loss is float32.
+        if values.min() == values.max() or variance > np.finfo(np.float32).max:
             raise ConfigError(
-                f"{dataset.path}: the numbers differ by up to {np.ptp(values):g}, whose square "
-                "float32 cannot hold; give them in a larger unit, and build again"
+                f"{dataset.path}: the training images have numbers from {values.min():g} to "
+                f"{values.max():g}; a network can learn those that differ, by less than 1e19"
             )
         return Number(float(mean), float(np.sqrt(variance)))
 
@@ -105,7 +97,7 @@ class Number(Task):
         return float(np.abs(_errors(probabilities, truths)).mean())
 
     def texts(self, truths: np.ndarray, label_names: Sequence[str]) -> list[str]:
-        return [numbers.number_text(str(truth)) or "" for truth in truths]
+        return [kinds.number_text(str(truth)) or "" for truth in truths]
 
     def views(self, label_names: Sequence[str]) -> list[View]:
         return []
@@ -152,7 +144,7 @@ class Number(Task):
         return sentences
 
     def doubt(self, metrics: Mapping[str, Any]) -> str | None:
-        return words.doubt(metrics, "r2", 0.0, "always giving the mean", "R²", "0")
+        return words.doubt(metrics, "r2", 0.0, "always giving the mean")
 
     def mistakes(self, answers: Answers, most: int) -> list[Mistake]:
         given = self.chosen(answers.probabilities)

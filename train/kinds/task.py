@@ -8,21 +8,29 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
+from scipy import optimize
 
-from tfrecord_io.kinds.label_kind import LabelKind
+from tfrecord_io.kinds import LabelKind
 from train.data.dataset import Dataset, Part
-from train.kinds import measures, temperature
+from train.kinds import measures
 
 #: With more labels than this, none has a threshold and a line of calibration of its own.
 MAX_VIEWS = 40
 
 #: Smallest probability whose logarithm is taken.
 LEAST_PROBABILITY = 1e-7
+
+#: Limits of a fitted temperature. A fit that reaches them has too few images; the logits of a
+#: trained network do not need so large a change.
+MIN_TEMPERATURE, MAX_TEMPERATURE = 0.25, 4.0
+
+# Weight of the prior belief in a temperature of 1, see `Task.fit_temperature`.
+_PRIOR_STRENGTH = 2.0
 
 Arrays = tuple[np.ndarray, np.ndarray]
 
@@ -34,9 +42,8 @@ class Answers:
     Attributes:
         probabilities: float32 [num_examples, num_labels], with the temperature applied; of a task
             of numbers the numbers, in the unit of the labels.
-        truths: the labels as the measures take them: for classes int64 [num_examples], for several
-            labels bool [num_examples, num_labels], for a number float32 [num_examples].
-        label_names: names of the labels.
+        truths: for classes int64 [num_examples], for several labels bool [num_examples,
+            num_labels], for a number float32 [num_examples].
         runs: int [num_examples], which network of a cross-validation gave each answer; None if one
             gave all.
     """
@@ -81,7 +88,8 @@ class Mistake(NamedTuple):
 class View:
     """A question with yes and no about an image: has it one of the labels at these places?
 
-    A group is named after several labels; other views have the name of their label.
+    A group is named after several labels; other views have the name of their label. The measures
+    of a view without places are those of all answers.
     """
 
     name: str
@@ -90,6 +98,8 @@ class View:
 
     def of(self, measure: str) -> str:
         """Returns the name of a measure of this view in metrics.json."""
+        if not self.places:
+            return measure
         return f"{self.name}/{measure}" if self.is_group else f"{measure}/{self.name}"
 
     def ranking(self, probabilities: np.ndarray) -> np.ndarray:
@@ -107,7 +117,7 @@ class View:
 class Task(abc.ABC):
     """What a network learns and answers.
 
-    A task of numbers gives no probabilities; `choices` and `cool` are not called for it.
+    A task of numbers gives no probabilities; what is about them is not called for it.
 
     Attributes:
         kind: of the dataset's labels.
@@ -116,13 +126,9 @@ class Task(abc.ABC):
         digits: format of the outputs and their measures in files.
         charts: names of the charts of its answers, see `results.charts`.
         label_measures: of each label, columns of a table of the page.
-        run_measures: of each run of a cross-validation and of each site, columns of a table.
-        tiles: of the figures on top of the page: name, measure, and how to write its value.
+        run_measures: figures on top of the page, and columns of its tables of runs and sites.
         glossary: what the measures mean.
         decision: how an answer follows from probabilities.
-        without_absent: the end of a sentence on labels that no image has.
-        shown_mistakes: which mistakes the page shows.
-        answer: what the maps of the mistakes are about.
     """
 
     kind: LabelKind
@@ -132,12 +138,8 @@ class Task(abc.ABC):
     charts: tuple[str, ...] = ("roc", "reliability", "confusion")
     label_measures: tuple[str, ...]
     run_measures: tuple[str, ...]
-    tiles: tuple[tuple[str, str, Callable[[float | None], str]], ...]
     glossary: str
     decision: str
-    without_absent: str
-    shown_mistakes: str = "wrong answers with the highest probability"
-    answer: str = "the probability of the answer"
 
     # ---- learning
 
@@ -196,22 +198,42 @@ class Task(abc.ABC):
     def chosen(self, probabilities: np.ndarray) -> np.ndarray:
         """Returns the truths that probabilities [num_examples, num_labels] speak for."""
 
-    def choices(self, probabilities: np.ndarray, truths: np.ndarray) -> Arrays:
-        """Returns the answers as choices among classes.
+    def distributions(self, probabilities: np.ndarray) -> np.ndarray:
+        """Returns the answers as probabilities of classes, [..., num_classes], that add up to 1."""
+        return probabilities
 
-        These are (probabilities [num_choices, num_classes] whose rows add up to 1, the right class
-        of each, int [num_choices]).
-        """
-        raise NotImplementedError
+    def choices(self, probabilities: np.ndarray, truths: np.ndarray) -> Arrays:
+        """Returns distributions [num_choices, num_classes] and right classes, int [num_choices]."""
+        answers = self.distributions(probabilities)
+        return answers.reshape(-1, answers.shape[-1]), truths.ravel().astype(np.int64)
 
     def cool(self, probabilities: np.ndarray, degree: float) -> np.ndarray:
         """Returns probabilities [num_examples, num_labels], their logits divided by a degree."""
-        raise NotImplementedError
+        return apply_temperature(probabilities, degree)
 
     def fit_temperature(self, probabilities: np.ndarray, truths: np.ndarray) -> float:
-        """Returns the temperature that suits predictions, see `temperature.fit_temperature`."""
-        answers, right_answers = self.choices(probabilities, truths)
-        return temperature.fit_temperature(temperature.log_probabilities(answers), right_answers)
+        """Returns the temperature T that minimizes the cross-entropy of the cooled predictions.
+
+        T is in 0.25..4, and above 1 for an overconfident network. Source: Guo et al. 2017, "On
+        calibration of modern neural networks", section 4.2. A weak prior is added, a Gamma
+        distribution of 1/T with mode 1, worth about two to ten images: the cross-entropy alone has
+        no minimum if all answers are right or there is only one class. The sum is convex in 1/T.
+        """
+        answers, right = self.choices(probabilities, truths)
+        scores = _logarithms(answers)
+        # Relative to the true class, the cross-entropy of a row is its log-sum-exp.
+        rows = scores - scores[np.arange(len(right)), right, None]
+
+        def loss(log_temperature: float) -> float:
+            inverse = np.exp(-log_temperature)
+            prior = _PRIOR_STRENGTH * (inverse - 1 + log_temperature)
+            return float(prior + np.logaddexp.reduce(rows * inverse, axis=-1).sum())
+
+        bounds = (np.log(MIN_TEMPERATURE), np.log(MAX_TEMPERATURE))
+        found = optimize.minimize_scalar(
+            loss, bounds=bounds, method="bounded", options={"xatol": 1e-7, "maxiter": 200}
+        )
+        return float(np.exp(found.x))
 
     def mean_loss(self, probabilities: np.ndarray, truths: np.ndarray) -> float:
         """Returns the mean loss of predictions, comparable with that of `losses`."""
@@ -222,15 +244,11 @@ class Task(abc.ABC):
         return float(np.mean(self.chosen(probabilities) == truths))
 
     def match(self, places: np.ndarray, num_labels: int) -> Arrays:
-        """Returns how to measure a model on a dataset that has other labels.
+        """Returns how to measure a model of so many labels on a dataset that has other labels.
 
-        Args:
-            places: int [labels of the dataset], the place of each among the model's labels.
-            num_labels: labels of the model.
-
-        Returns:
-            (outputs of the model that can be measured, place of each of the dataset's labels among
-            these), int [...] each.
+        The places, int [labels of the dataset], are those of its labels among the model's. Returns
+        (outputs of the model that can be measured, place of each label of the dataset among these),
+        int [...] each.
         """
         # A class that the dataset does not have is one of which it has no images.
         return np.arange(num_labels), places
@@ -281,10 +299,9 @@ class Task(abc.ABC):
         """Returns a warning if the result may be chance, or None."""
 
     def answers(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns a table of right and wrong answers: `title`, `corner`, `columns`, `rows`.
+        """Returns a table of right and wrong answers, of many classes the most frequent mistakes.
 
-        A row has `name` and `cells`, see `words.row_of_counts`. If there are too many classes for a
-        matrix, it has the most frequent mistakes alone, as `pairs`.
+        It has `title`, `corner`, `columns`, and `rows` as `words.row_of_counts` returns them.
         """
         return {}
 
@@ -302,3 +319,18 @@ def balanced_weights(counts: Sequence[int], power: float) -> tuple[float, ...]:
     raised = [count**-power if count else 0.0 for count in counts]
     total = sum(weight * count for weight, count in zip(raised, counts, strict=True))
     return tuple(weight * sum(counts) / total for weight in raised)
+
+
+def apply_temperature(probabilities: np.ndarray, temperature: float) -> np.ndarray:
+    """Returns softmax(logits / T), computed from softmax(logits) [..., num_classes].
+
+    The classes keep their order, but two close probabilities may become equal by rounding.
+    """
+    logarithms = _logarithms(probabilities) / temperature
+    powers = np.exp(logarithms - logarithms.max(-1, keepdims=True))
+    return (powers / powers.sum(-1, keepdims=True)).astype(probabilities.dtype)
+
+
+def _logarithms(probabilities: np.ndarray) -> np.ndarray:
+    """Returns the logarithms of probabilities, float64; those of 0 are finite."""
+    return np.log(np.maximum(probabilities.astype(np.float64), np.finfo(np.float32).tiny))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tfrecord_io.groups import plural_unit
-from tfrecord_io.kinds.registry import kind_in
+from tfrecord_io.kinds import kind_in
 from tfrecord_io.printing import counted, listed, printable
 from train.kinds.measures import URGENT_CLASSES, known, parts_of
 
@@ -26,11 +26,6 @@ def title_of(name: str) -> str:
     return known(name).title + (f", {label}" if label else "")
 
 
-def unit_of(name: str) -> str:
-    """Returns how to show a measure of metrics.json, see `Measure`."""
-    return known(name).unit
-
-
 def decimal(value: float | None) -> str:
     """Returns a number with three significant digits; a dash if it is not defined."""
     if value is None:
@@ -48,35 +43,27 @@ def percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.1f} %"
 
 
-def hundredths(value: float | None) -> str:
-    """Returns a share in hundredths; only an exact 0 or 1 becomes 0 or 100."""
-    if value is None:
-        return "–"
-    rounded = round(100 * value)
-    return f"{100 * value:.1f}" if rounded in (0, 100) and value not in (0, 1) else f"{rounded}"
+def teller_of(name: str) -> Callable[[float | None], str]:
+    """Returns what writes a value of a measure, by its unit."""
+    tellers = {"share": percent, "decimal": thousandths, "number": decimal}
+    return tellers[known(name).unit]
+
+
+def ends(score: Mapping[str, Any], told: Callable[[float | None], str]) -> str:
+    """Returns an interval, such as `84.0 to 95.2`; `told` writes a number of it."""
+    return " to ".join(told(score[end]).removesuffix(" %") for end in ("low", "high"))
 
 
 def with_interval(
-    score: Mapping[str, float | None],
+    score: Mapping[str, Any],
     told: Callable[[float | None], str] = decimal,
     before: str = "95 % interval: ",
 ) -> str:
-    """Returns a number and its interval, such as `3.1 (95 % interval: 2.5 to 4)`.
-
-    The score is an entry of metrics.json; `told` returns a number of it as text.
-    """
+    """Returns an entry of metrics.json, such as `3.1 (95 % interval: 2.5 to 4)`."""
     if score["value"] is None:
         return "undefined"
-    if score["low"] is None:
-        return told(score["value"])
-    low, high = (told(score[end]).removesuffix(" %") for end in ("low", "high"))
-    return f"{told(score['value'])} ({before}{low} to {high})"
-
-
-def score_text(metrics: Mapping[str, Any], name: str) -> str:
-    """Returns a measure of metrics.json and its interval, such as `90.1 % (84.0 to 95.2)`."""
-    told = decimal if unit_of(name) == "number" else percent
-    return with_interval(metrics["scores"][name], told, "")
+    interval = f" ({before}{ends(score, told)})" if score["low"] is not None else ""
+    return f"{told(score['value'])}{interval}"
 
 
 def total_of(metrics: Mapping[str, Any], name: str) -> int | None:
@@ -104,13 +91,13 @@ def count_of(value: float | None, total: int | None) -> str:
 
 
 def share(metrics: Mapping[str, Any], name: str, told: str = "") -> str:
-    """Returns a share, its count and its interval, such as `90 % (18 of 20; 84 to 95 %)`."""
+    """Returns a share, its count and its interval, such as `90.0 % (18 of 20; 84.0 to 95.2 %)`."""
     score = metrics["scores"][name]
     behind = [count_of(score["value"], total_of(metrics, name))]
     if score["low"] is not None:
-        behind.append(f"{told}{hundredths(score['low'])} to {hundredths(score['high'])} %")
+        behind.append(f"{told}{ends(score, percent)} %")
     text = "; ".join(filter(None, behind))
-    return f"{hundredths(score['value'])} %" + (f" ({text})" if text else "")
+    return percent(score["value"]) + (f" ({text})" if text else "")
 
 
 def of_patients(metrics: Mapping[str, Any]) -> str:
@@ -135,8 +122,8 @@ def row_of_counts(
 # ---- sentences on the labels
 
 
-def worst_classes(metrics: Mapping[str, Any], most: int) -> list[str]:
-    """Returns up to `most` classes with the lowest sensitivity, the worst first.
+def shown_classes(metrics: Mapping[str, Any]) -> list[str]:
+    """Returns the classes of the tables: all, or of many those with the lowest sensitivity.
 
     Of equal ones, the larger class comes first. Classes without images come last.
     """
@@ -146,13 +133,7 @@ def worst_classes(metrics: Mapping[str, Any], most: int) -> list[str]:
         sensitivity = metrics["scores"][f"sensitivity/{name}"]["value"]
         return sensitivity is None, sensitivity or 0.0, -counts[name]
 
-    return sorted(counts, key=rank)[:most]
-
-
-def shown_classes(metrics: Mapping[str, Any]) -> list[str]:
-    """Returns the classes of the tables: all, or the worst if there are many."""
-    names = list(metrics["label_counts"])
-    return names if len(names) <= MAX_CLASSES else worst_classes(metrics, MAX_CLASSES)
+    return list(counts) if len(counts) <= MAX_CLASSES else sorted(counts, key=rank)[:MAX_CLASSES]
 
 
 def best_and_worst(metrics: Mapping[str, Any], measure: str) -> list[str]:
@@ -168,21 +149,17 @@ def best_and_worst(metrics: Mapping[str, Any], measure: str) -> list[str]:
     return [f"It recognises {best} best, {highest}, and {worst} worst, {lowest}."]
 
 
-def doubt(
-    metrics: Mapping[str, Any], name: str, chance: float, rival: str, measure: str, told: str
-) -> str | None:
+def doubt(metrics: Mapping[str, Any], name: str, chance: float, rival: str) -> str | None:
     """Returns a warning if a result may be chance, or None.
 
     The chance is what a rival without a network reaches, such as `always giving the mean`.
-    `measure` and `told` are the measure and the chance in words.
     """
     low, high = metrics["scores"][name]["low"], metrics["scores"][name]["high"]
     if low is None or high is None or low > chance:
         return None
-    result, place = "may be no better", "reaches down to"
-    if high < chance:
-        result, place = "is worse", "lies below"
-    return f"This result {result} than {rival}: the interval of {measure} {place} {told}."
+    result = "is worse" if high < chance else "may be no better"
+    place = f"lies {'below' if high < chance else 'around'} {teller_of(name)(chance)}"
+    return f"This result {result} than {rival}: the interval of the {title_of(name)} {place}."
 
 
 # ---- sentences beside figures that would mislead if they stood alone
@@ -194,7 +171,7 @@ def cautions_of_answers(metrics: Mapping[str, Any]) -> list[str]:
     for name in metrics["label_counts"]:
         rates = (f"{rate}/{name}" for rate in ("sensitivity", "specificity"))
         values = tuple(metrics["scores"].get(rate, {}).get("value") for rate in rates)
-        given.setdefault(values, []).append(printable(name))
+        given.setdefault(values, []).append(name)
     every, no = "sensitivity of 100 % at a specificity", "specificity of 100 % at a sensitivity"
     return [
         f"{who} image is called {listed(given[rates])}: a {merit} of 0 % is no merit."
@@ -210,7 +187,7 @@ def cautions_of_probabilities(metrics: Mapping[str, Any]) -> list[str]:
         rates = [entry["test"][rate]["value"] for rate in ("sensitivity", "specificity")]
         if None not in rates and sum(rates) <= 1:
             sentences.append(
-                f"The threshold for {printable(entry['view'])} separates nothing here: it is "
+                f"The threshold for {entry['view']} separates nothing here: it is "
                 f"reached by {percent(rates[0])} of the positive images, and by "
                 f"{percent(1 - rates[1])} of the others."
             )
@@ -222,7 +199,7 @@ def cautions_of_probabilities(metrics: Mapping[str, Any]) -> list[str]:
             f"is {percent(before)} without it and {percent(after)} with it."
         )
     slopes = {
-        printable(parts_of(name)[1]): score
+        parts_of(name)[1]: score
         for name, score in metrics["scores"].items()
         if parts_of(name)[0] == "calibration_slope" and None not in (score["value"], score["low"])
     }
@@ -239,54 +216,42 @@ def cautions_of_probabilities(metrics: Mapping[str, Any]) -> list[str]:
 # ---- the terminal
 
 
-def describe(metrics: Mapping[str, Any]) -> str:
-    """Returns the content of metrics.json as a few lines of text."""
+def describe(
+    verdict: Sequence[str], metrics: Mapping[str, Any], own: Mapping[str, Any] | None = None
+) -> str:
+    """Returns the content of metrics.json as a few lines of text.
+
+    The verdict is that of the task. If the dataset is another than that of the training, `own` are
+    the metrics of the training run, which stand beside those of the dataset.
+    """
+    columns = [metrics] if own is None else [own, metrics]
     hidden = set(metrics["label_counts"]).difference(shown_classes(metrics))
-    shown = [name for name in metrics["scores"] if name.partition("/")[2] not in hidden]
-    told = {name: printable(title_of(name)) for name in shown}
-    width = max(20, *map(len, told.values()))
+    rows = {"loss": [decimal(column.get("loss")) for column in columns]}
+    for name in metrics["scores"]:
+        if name.partition("/")[2] not in hidden:
+            scores = (column.get("scores", {}).get(name) for column in columns)
+            rows[printable(title_of(name))] = [
+                with_interval(score, teller_of(name), "") if score else "–" for score in scores
+            ]
+    width = max(map(len, rows))
+    weights = f", weights of epoch {metrics['best_epoch']}" if metrics.get("best_epoch") else ""
+    where = f", on {own.get('split') or 'none'} of the run and here" if own is not None else ""
     lines = [
-        *summary(metrics),
-        f"all measures, with 95 % intervals over {plural_unit(metrics['bootstrap_by'])}:",
-        f"  {'loss':<{width}} {decimal(metrics['loss'])}",
-        *(f"  {told[name]:<{width}} {score_text(metrics, name)}" for name in shown),
+        f"{metrics['split']}: {metrics['num_examples']:,} images{of_patients(metrics)}{weights}",
+        *(f"  {sentence}" for sentence in (f"It {verdict[0]}", *verdict[1:])),
+        f"all measures, with 95 % intervals over {plural_unit(metrics['bootstrap_by'])}{where}:",
+        *(f"  {title:<{width}}" + "".join(map("  {:<24}".format, rows[title])) for title in rows),
     ]
     if hidden:
         plural = kind_in(metrics).plural
         lines.append(f"  metrics.json has {len(hidden):,} more {plural}, of higher sensitivity")
-    return "\n".join([*lines, *remarks(metrics)])
-
-
-def summary(metrics: Mapping[str, Any]) -> Iterator[str]:
-    """Yields what a clinician asks first, in up to five lines."""
-    weights = f", weights of epoch {metrics['best_epoch']}" if metrics.get("best_epoch") else ""
-    people = of_patients(metrics)
-    yield f"{metrics['split']}: {metrics['num_examples']:,} images{people}{weights}"
-    scores, interval = metrics["scores"], "95 % interval: "
-    if "mae" in scores:
-        yield f"  off by {with_interval(scores['mae'])} on average"
-        return
-    yield f"  right answers: {share(metrics, 'accuracy', interval)}"
-    if "urgent/sensitivity" in scores:
-        yield (
-            f"  urgent scans found: {share(metrics, 'urgent/sensitivity', interval)}; others "
-            f"not called urgent: {share(metrics, 'urgent/specificity', interval)}"
-        )
-    (worst,) = worst_classes(metrics, 1)
-    least = share(metrics, f"sensitivity/{worst}", interval)
-    yield f"  found least often: {printable(worst)}, {least}"
-    yield f"  probabilities are off by {percent(scores['ece']['value'])} on average"
-
-
-def remarks(metrics: Mapping[str, Any]) -> list[str]:
-    """Returns lines on the exported thresholds, and on what limits the figures."""
-    lines = []
     for entry in metrics.get("thresholds", ()):
         rates = (
             f"{rate} {with_interval(entry['test'][rate], percent, '')}"
             for rate in ("sensitivity", "specificity")
         )
-        threshold = f"{printable(entry['view'])} at least {decimal(entry['threshold'])}"
+        threshold = f"{entry['view']} at least {decimal(entry['threshold'])}"
         lines.append(f"  threshold: {threshold}: {', '.join(rates)}")
     cautions = cautions_of_answers(metrics) + cautions_of_probabilities(metrics)
-    return lines + [f"  note: {note}" for note in (*metrics["notes"], *cautions)]
+    lines += [f"  note: {note}" for note in (*metrics["notes"], *cautions)]
+    return "\n".join(printable(line.rstrip()) for line in lines)

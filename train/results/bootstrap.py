@@ -86,8 +86,8 @@ def with_intervals(
         behind: how many examples of each group a measure rests on, int [num_groups] by name; all
             of them if it is not there.
         num_samples: number of draws; 0 for no intervals.
-        seed: seed of the draws.
-        digits: format to which they are rounded.
+        seed: of the draws.
+        digits: format to which the values are rounded.
 
     Returns:
         `value`, `low` and `high` by name; None where undefined.
@@ -124,13 +124,9 @@ def _interval(
     Between two limits, such as 0 and 1, it is that of a share of as many independent examples as
     vary as much. Otherwise it is Student's, symmetric about the value.
 
-    Args:
-        name: of the measure.
-        value: of all examples.
-        drawn: the measure in each draw; NaN where a draw does not define it.
-        without: float64 [num_parts], the measure without each part of the groups.
-        images: number of examples of each part, [num_parts].
-        sizes: number of examples of each group that it rests on, int [num_groups].
+    `value` is that of all examples, `drawn` has that of each draw (NaN where it is not defined),
+    and `without`, [num_parts], that without each part of the groups, of as many `images`. The
+    `sizes`, int [num_groups], are the examples of each group that the measure rests on.
     """
     drawn = drawn[~np.isnan(drawn)]
     num_groups = int(np.count_nonzero(sizes))
@@ -160,9 +156,9 @@ def _jackknife(
 ) -> tuple[float, float]:
     """Returns the variance of a measure, and the degrees of freedom with which it is known.
 
-    A few large groups tell little about how large groups err. So the variance is half the
-    jackknife's (Efron and Stein 1981, "The jackknife estimate of variance") and half what that
-    would be if the images of large groups erred as those of small ones do.
+    A few large groups tell little about how large groups err. So the variance is half that of the
+    jackknife (Efron and Stein 1981, "The jackknife estimate of variance") and half what it would be
+    if the images of large groups erred as those of small ones do.
 
     The degrees of freedom are computed from the kurtosis of the contributions. Source: O'Neill
     2014, "Some useful moment results in sampling problems". What the variance of a share owes to

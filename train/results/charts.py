@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import dataclasses
+import functools
 import io
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +36,9 @@ MAX_CLASSES_WITH_TEXT = 40
 _MAX_NAMES = 60
 _MAX_NAME_LENGTH = 28
 
-# With more epochs than this, the training curves have no dots.
-_MAX_DOTS = 20
-
 # Answers behind each point of the reliability chart, about, and the most points it has.
 _ANSWERS_A_POINT = 20
 _MAX_RELIABILITY_POINTS = 12
-
-# Points of the mean of several ROC curves.
-_ROC_POINTS = 201
 
 _STYLE = {
     "text.parse_math": False,  # a class may be named `$x^2$`
@@ -63,13 +57,9 @@ _STYLE = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Chart:
-    """A chart on one pair of axes.
+    """A chart on one pair of axes: its heading, its content in words, and what draws it.
 
-    Attributes:
-        title: its heading.
-        description: its content in words, for screen readers.
-        draw: draws it on axes.
-        size: width and height in inches; on a phone, the width is that of the screen.
+    The size is width and height in inches; on a phone, the width is that of the screen.
     """
 
     title: str
@@ -78,79 +68,60 @@ class Chart:
     size: tuple[float, float] = (4.2, 4.1)
 
 
-def charts_of(
+def write_charts(
+    directory: Path,
     history: Sequence[Mapping[str, Any]],
     metrics: Mapping[str, Any],
     predictions: Predictions | None,
-) -> dict[str, list[Chart]]:
-    """Returns the charts of a run, by the name of their file.
-
-    Args:
-        history: one row per epoch; none for a cross-validation or another dataset.
-        metrics: content of metrics.json; empty if there was nothing to evaluate.
-        predictions: the measured predictions; None for no charts of them.
-    """
-    charts = {"curves": training_curves(history, metrics.get("best_epoch") or 0)}
-    for name in predictions.task.charts if predictions is not None else ():
-        charts[name] = []
-        with _or_warning(f"{name}.png was not written"):
-            charts[name] = _DRAWN[name](predictions, metrics)
-    return charts
-
-
-def write_plots(directory: Path, charts: Mapping[str, Sequence[Chart]]) -> None:
+) -> dict[str, list[tuple[Chart, str]]]:
     """Writes DIRECTORY/NAME.png for each name that has charts, side by side.
 
-    One that cannot be drawn or written is left out with a warning.
+    The history has a row per epoch; the metrics are empty and the predictions None if there was
+    nothing to evaluate. Returns the charts and their data URLs by name. What cannot be drawn or
+    written is left out with a warning, because a long run must not fail for a picture.
     """
-    for name, some in charts.items():
-        path = directory / f"{name}.png"
-        with _or_warning(f"{path} was not written"):
+    written: dict[str, list[tuple[Chart, str]]] = {}
+    for name in ("curves", *(predictions.task.charts if predictions else ())):
+        written[name], path = [], directory / f"{name}.png"
+        try:
+            if predictions is None or name == "curves":
+                charts = training_curves(history, metrics.get("best_epoch") or 0)
+            else:
+                charts = DRAWN[name](predictions, metrics)
             directory.mkdir(exist_ok=True)
-            if some:
-                write_png(path, some)
-
-
-@contextlib.contextmanager
-def _or_warning(what: str) -> Iterator[None]:
-    """Prints an error as a warning, because a long run must not fail for a picture."""
-    try:
-        yield
-    except Exception as error:
-        print(f"warning: {what}: {error!r}", file=sys.stderr)
-
-
-@contextlib.contextmanager
-def _style() -> Iterator[None]:
-    """Draws in this style, and without a warning of letters that matplotlib's font lacks."""
-    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        yield
+            if charts:
+                write_png(path, charts)
+            written[name] = [(chart, data_url(chart)) for chart in charts]
+        except Exception as error:
+            print(f"warning: {path} was not written: {error!r}", file=sys.stderr)
+    return written
 
 
 def write_png(path: Path, charts: Sequence[Chart]) -> None:
     """Writes charts beside each other as a PNG, for papers and slides."""
-    with _style():
-        width, height = charts[0].size
-        figure = Figure(figsize=(width * len(charts), height), layout="constrained")
-        for place, chart in enumerate(charts, 1):
-            axes = figure.add_subplot(1, len(charts), place)
-            chart.draw(axes)
-            axes.set_title(chart.title)
-        figure.savefig(path, dpi=200)
+    _save(path, charts, [chart.title for chart in charts], dpi=200)
 
 
 def data_url(chart: Chart) -> str:
-    """Returns a chart without its title as a data URL of SVG, with a transparent background.
-
-    One that cannot be drawn is an empty picture, in whose place browsers show the description.
-    """
+    """Returns a chart without its title as a data URL of SVG, with a transparent background."""
     file = io.BytesIO()
-    with _or_warning(f"the chart {chart.title} was not drawn"), _style():
-        figure = Figure(figsize=chart.size, layout="constrained")
-        chart.draw(figure.add_subplot())
-        figure.savefig(file, format="svg", dpi=120, transparent=True, metadata={"Date": None})
+    look = {"format": "svg", "dpi": 120, "transparent": True, "metadata": {"Date": None}}
+    _save(file, [chart], [""], **look)
     return f"data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def _save(file: Any, charts: Sequence[Chart], titles: Sequence[str], **look: Any) -> None:
+    """Writes charts of one size beside each other into a file."""
+    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+        # Of letters that matplotlib's font lacks.
+        warnings.simplefilter("ignore", UserWarning)
+        width, height = charts[0].size
+        figure = Figure(figsize=(width * len(charts), height), layout="constrained")
+        for place, (chart, title) in enumerate(zip(charts, titles, strict=True), 1):
+            axes = figure.add_subplot(1, len(charts), place)
+            chart.draw(axes)
+            axes.set_title(title)
+        figure.savefig(file, **look)
 
 
 def training_curves(history: Sequence[Mapping[str, Any]], best_epoch: int) -> list[Chart]:
@@ -171,25 +142,21 @@ def training_curves(history: Sequence[Mapping[str, Any]], best_epoch: int) -> li
             if known := [row for row in rows if np.isfinite(row[1])]:
                 lines[name] = np.array(known)
         if lines:
-            charts.append(_curves(title, axis, lines, best_epoch))
+            ends = (f"{name} from {y[0, 1]:.3f} to {y[-1, 1]:.3f}" for name, y in lines.items())
+            description = f"{axis} by epoch: {'; '.join(ends)}"
+            draw = functools.partial(_draw_curves, axis, lines, best_epoch)
+            charts.append(Chart(title=title, description=description, draw=draw))
     return charts
 
 
-def _curves(title: str, axis: str, lines: Mapping[str, np.ndarray], best_epoch: int) -> Chart:
-    def draw(axes: Axes) -> None:
-        for colour, (name, points) in zip(COLOURS, lines.items(), strict=False):
-            marker = "o" if len(points) <= _MAX_DOTS else ""
-            axes.plot(*points.T, marker=marker, markersize=4, color=colour, label=name)
-        if best_epoch:
-            axes.axvline(best_epoch, color="0.5", linestyle=":", label="kept epoch")
-        axes.set_ylim(0, 1 if axis == "accuracy" else None)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-        _label(axes, "epoch", axis)
-
-    ends = "; ".join(
-        f"{name} from {points[0, 1]:.3f} to {points[-1, 1]:.3f}" for name, points in lines.items()
-    )
-    return Chart(title=title, description=f"{axis} by epoch: {ends}", draw=draw)
+def _draw_curves(axis: str, lines: Mapping[str, np.ndarray], best_epoch: int, axes: Axes) -> None:
+    for colour, (name, points) in zip(COLOURS, lines.items(), strict=False):
+        axes.plot(*points.T, ".-", color=colour, label=name)
+    if best_epoch:
+        axes.axvline(best_epoch, color="0.5", linestyle=":", label="kept epoch")
+    axes.set_ylim(0, 1 if axis == "accuracy" else None)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    _label(axes, "epoch", axis)
 
 
 def roc_curves(predictions: Predictions, metrics: Mapping[str, Any]) -> list[Chart]:
@@ -198,14 +165,14 @@ def roc_curves(predictions: Predictions, metrics: Mapping[str, Any]) -> list[Cha
     Of many classes, those with the smallest areas are drawn. There is no chart if no class has both
     positive and negative examples.
     """
-    task, names = predictions.task, predictions.label_names
+    task, names, scores = predictions.task, predictions.label_names, metrics["scores"]
     has = task.has(predictions.truths, len(names))
-    areas = {view.name: metrics["scores"][view.of("auc")] for view in task.views(names)}
-    views = [view for view in task.views(names) if areas[view.name]["value"] is not None]
-    drawn, shown = views, ""
-    if len(views) > len(COLOURS):
-        drawn = sorted(views, key=lambda view: areas[view.name]["value"])[: len(COLOURS)]
-        shown = f", the {len(drawn)} smallest of {len(views)}"
+    areas = {view.name: scores[view.of("auc")] for view in task.views(names)}
+    drawn = [view for view in task.views(names) if areas[view.name]["value"] is not None]
+    shown = ""
+    if len(drawn) > len(COLOURS):
+        shown = f", the {len(COLOURS)} smallest of {len(drawn)}"
+        drawn = sorted(drawn, key=lambda view: areas[view.name]["value"])[: len(COLOURS)]
     labels = [
         f"{_short(view.name)}: {with_interval(areas[view.name], thousandths, '')}" for view in drawn
     ]
@@ -242,7 +209,7 @@ def _roc(
     ]
     if len(curves) == 1:
         return curves[0]
-    grid = np.linspace(0, 1, _ROC_POINTS)
+    grid = np.linspace(0, 1, 201)
     return grid, np.mean([np.interp(grid, *curve) for curve in curves], axis=0)
 
 
@@ -296,21 +263,19 @@ def agreement(predictions: Predictions, metrics: Mapping[str, Any]) -> list[Char
     answers = predictions.task.chosen(predictions.probabilities).astype(np.float64)
     truths = predictions.truths.astype(np.float64)
     lines = {"bias": "mean difference", "limit_low": "lower limit", "limit_high": "upper limit"}
-    heights = {name: metrics["scores"][measure]["value"] for measure, name in lines.items()}
-    heights = {name: height for name, height in heights.items() if height is not None}
-
-    def draw_cloud(axes: Axes, x: np.ndarray, y: np.ndarray) -> None:
-        # As pixels: a chart of 100,000 circles would be a large file.
-        axes.plot(x, y, ".", color=COLOURS[0], alpha=0.5, label="an image", rasterized=True)
+    found = {name: metrics["scores"][measure]["value"] for measure, name in lines.items()}
+    heights = {name: height for name, height in found.items() if height is not None}
+    # As pixels: a chart of 100,000 circles would be a large file.
+    dots = {"color": COLOURS[0], "alpha": 0.5, "label": "an image", "rasterized": True}
 
     def draw_direct(axes: Axes) -> None:
-        draw_cloud(axes, truths, answers)
+        axes.plot(truths, answers, ".", **dots)
         ends = np.array([min(answers.min(), truths.min()), max(answers.max(), truths.max())])
         axes.plot(ends, ends, ":", color="0.5", label="the right answer")
         _label(axes, "truth", "answer")
 
     def draw_difference(axes: Axes) -> None:
-        draw_cloud(axes, (answers + truths) / 2, answers - truths)
+        axes.plot((answers + truths) / 2, answers - truths, ".", **dots)
         for name, height in heights.items():
             style = "-" if name == "mean difference" else "--"
             axes.axhline(height, ls=style, color=COLOURS[1], label=f"{name}: {decimal(height)}")
@@ -361,7 +326,7 @@ def confusion(predictions: Predictions, metrics: Mapping[str, Any]) -> list[Char
 
 
 #: What draws the charts that a task names.
-_DRAWN: Mapping[str, Callable[[Predictions, Mapping[str, Any]], list[Chart]]] = {
+DRAWN: Mapping[str, Callable[[Predictions, Mapping[str, Any]], list[Chart]]] = {
     "roc": roc_curves,
     "reliability": reliability,
     "agreement": agreement,

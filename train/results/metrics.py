@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
@@ -21,9 +20,8 @@ from train.results.options import MeasureOptions
 from train.results.predictions import Predictions
 from train.results.thresholds import measure_thresholds
 
-#: With fewer groups than this, intervals get a note: a bootstrap over few clusters tends to give
-#: too narrow ones. Source: Cameron, Gelbach and Miller 2008, "Bootstrap-based improvements for
-#: inference with clustered errors", who call 5 to 30 clusters few.
+#: With fewer groups than this, intervals get a note. Source: Cameron, Gelbach and Miller 2008,
+#: "Bootstrap-based improvements for inference with clustered errors", who call 5 to 30 few.
 FEW_GROUPS = 20
 
 #: A class with fewer patients than this behind its figures is named. (Without patients: images.)
@@ -65,21 +63,18 @@ def measure(
     Raises:
         MetricsError: if there are no examples, or a probability is not finite.
     """
-    views = predictions.task.views(predictions.label_names)
-    prevalences = options.prevalences([view.name for view in views])
-    shared: dict[str, Any] = {
-        "prevalences": prevalences, "num_samples": options.bootstrap_samples, "seed": seed,
-    }  # fmt: skip
 
     def of_subgroup(rows: np.ndarray) -> dict[str, Any]:
-        results = evaluate_predictions(predictions.of_examples(rows), **shared)
+        results = evaluate_predictions(predictions.of_examples(rows), options, seed)
         return {name: results[name] for name in ("num_examples", "num_patients", "scores")}
 
-    results = predictions.task.kind.entry | evaluate_predictions(predictions, **shared)
-    if prevalences:
+    results = predictions.task.kind.entry | evaluate_predictions(predictions, options, seed)
+    if prevalences := _prevalences(predictions, options):
         results["prevalence"] = prevalences
     if chosen:
-        results["thresholds"] = measure_thresholds(chosen, predictions, **shared)
+        results["thresholds"] = measure_thresholds(
+            chosen, predictions, prevalences, options.bootstrap_samples, seed
+        )
     by = {
         column: {name: of_subgroup(rows) for name, rows in subgroups(values).items()}
         for column, values in predictions.examples.measured.items()
@@ -98,46 +93,33 @@ def subgroups(values: Sequence[Any]) -> dict[str, np.ndarray]:
     become four ranges between their quartiles.
     """
     known_values = [value for value in values if value is not None]
-    names = {value: str(value) for value in known_values}
+    names = {value: str(value) for value in sorted(set(known_values))}
     if len(names) > _MAX_NUMBERS and all(isinstance(value, int | float) for value in names):
         quartiles = np.unique(np.quantile(known_values, (0.25, 0.5, 0.75)))
         ends = [
             f"{end:.4g}" if abs(end) < 10_000 else f"{end:,.0f}"
-            for end in (min(known_values), *quartiles, max(known_values))
+            for end in (min(names), *quartiles, max(names))
         ]
-        names = {
-            place: f"{'above ' if place else ''}{low} to {high}"
+        ranges = [
+            f"{'above ' if place else ''}{low} to {high}"
             for place, (low, high) in enumerate(itertools.pairwise(ends))
-        }
-        values = [
-            value if value is None else int(np.searchsorted(quartiles, value)) for value in values
         ]
-    rows = collections.defaultdict(list)
+        names = {value: ranges[np.searchsorted(quartiles, value)] for value in names}
+    rows = {name: [] for name in (*names.values(), _UNKNOWN)}
     for row, value in enumerate(values):
-        rows[value].append(row)
-    unknown = rows.pop(None, [])
-    largest = sorted(rows, key=lambda value: -len(rows[value]))[:MAX_VALUES]
-    found = {names[value]: rows[value] for value in sorted(largest)}
-    if unknown:
-        found[_UNKNOWN] = found.get(_UNKNOWN, []) + unknown
-    return {name: np.array(places) for name, places in found.items()}
+        rows[names.get(value, _UNKNOWN)].append(row)
+    largest = sorted(names.values(), key=lambda name: -len(rows[name]))
+    kept = {*list(dict.fromkeys(largest))[:MAX_VALUES], _UNKNOWN}
+    return {name: np.array(places) for name, places in rows.items() if places and name in kept}
 
 
 def evaluate_predictions(
-    predictions: Predictions,
-    *,
-    num_samples: int,
-    seed: int,
-    prevalences: Mapping[str, float] | None = None,
+    predictions: Predictions, options: MeasureOptions, seed: int
 ) -> dict[str, Any]:
-    """Returns the measures of predictions for metrics.json.
+    """Returns the measures of all predictions together for metrics.json.
 
-    Args:
-        predictions: to measure.
-        num_samples: bootstrap resamples; 0 for no intervals.
-        seed: seed of the bootstrap.
-        prevalences: share of positives where the model is to be used, by view, for `ppv` and `npv`
-            of the answers.
+    The options tell how many bootstrap resamples there are, and the share of positives where the
+    model is to be used, for `ppv` and `npv`.
 
     Returns:
         a dict of JSON values: `num_examples`, `num_patients` (those that are known, None if none
@@ -151,27 +133,25 @@ def evaluate_predictions(
         (see `with_intervals`). `notes` are sentences about what limits these figures.
 
     Raises:
-        MetricsError: if there are no examples, a shape is wrong, or a probability is not finite.
+        MetricsError: if there are no examples, or a probability is not finite.
     """
     task, examples, label_names = predictions.task, predictions.examples, predictions.label_names
     probabilities, truths = predictions.probabilities, predictions.truths
-    _check_predictions(probabilities, truths, len(label_names))
-    indices = examples.groups.codes
+    _check_predictions(probabilities)
+    indices, num_samples = examples.groups.codes, options.bootstrap_samples
     # Several networks of a cross-validation may have answered to an image.
     _, images = np.unique(examples.keys, return_index=True)
     num_area_samples = min(num_samples, MAX_AREA_COST // probabilities.size)
     if num_area_samples < min(num_samples, _MIN_RESAMPLES):
         num_area_samples = 0
-    views = task.views(label_names)
+    views, prevalences = task.views(label_names), _prevalences(predictions, options)
     behind = examples_behind(views, task.has(truths, len(label_names)), indices)
-    measured: dict[str, Any] = {}
-    for some, number in (
-        (functools.partial(_score, prevalences or {}, predictions), num_samples),
-        (functools.partial(_areas, task, predictions), num_area_samples),
-    ):
-        measured |= with_intervals(
-            some, indices, behind, num_samples=number, seed=seed, digits=task.digits
-        )
+    interval = functools.partial(
+        with_intervals, groups=indices, behind=behind, seed=seed, digits=task.digits
+    )
+    quick = functools.partial(_score, predictions, prevalences)
+    scores = interval(quick, num_samples=num_samples)
+    scores |= interval(functools.partial(_areas, task, predictions), num_samples=num_area_samples)
     sources = examples.groups.take(images).sources
     unknown = {name: count for name, count in sources.items() if name != "patient"}
     result: dict[str, Any] = {
@@ -196,12 +176,17 @@ def evaluate_predictions(
     result["label_groups"] = {
         name: int(np.count_nonzero(behind[f"sensitivity/{name}"])) for name in label_names if views
     }
-    result["scores"] = measured
-    return result | {"notes": _notes(result, list(unknown), task.without_absent)}
+    return result | {"scores": scores, "notes": _notes(result, list(unknown))}
+
+
+def _prevalences(predictions: Predictions, options: MeasureOptions) -> dict[str, float]:
+    """Returns the share of positives where the model is to be used, by view."""
+    views = predictions.task.views(predictions.label_names)
+    return options.prevalences([view.name for view in views])
 
 
 def _score(
-    prevalences: Mapping[str, float], predictions: Predictions, weights: np.ndarray
+    predictions: Predictions, prevalences: Mapping[str, float], weights: np.ndarray
 ) -> dict[str, np.ndarray]:
     """Returns the quick measures, with predictive values of the views that have a prevalence."""
     found = predictions.task.score(predictions, weights)
@@ -249,17 +234,14 @@ def _an_image(table: Any, share: float) -> Any:
     return int(count) if count == int(count) else count
 
 
-def _check_predictions(probabilities: np.ndarray, labels: np.ndarray, num_classes: int) -> None:
+def _check_predictions(probabilities: np.ndarray) -> None:
     """Raises a MetricsError if predictions cannot be measured."""
-    if not len(labels) or probabilities.shape != (len(labels), num_classes):
-        raise MetricsError(
-            f"expected probabilities of at least one image in {num_classes} classes, received "
-            f"shape {probabilities.shape} for {len(labels)} labels"
-        )
     is_bad = ~np.isfinite(probabilities).all(-1)
+    if not len(is_bad):
+        raise MetricsError("expected probabilities of at least one image, received none")
     if is_bad.any():
         raise MetricsError(
-            f"the model gives {is_bad.sum():,} of {len(labels):,} images probabilities that are "
+            f"the model gives {is_bad.sum():,} of {len(is_bad):,} images probabilities that are "
             f"not numbers (the first is image {int(is_bad.argmax())} of the split): its weights "
             "or its arithmetic overflowed. Train again with a lower --learning_rate or with "
             "--precision float32"
@@ -271,9 +253,7 @@ def describe_folds(
 ) -> dict[str, Any]:
     """Returns the results of each run of a cross-validation, and their spread.
 
-    Args:
-        results: (fold, seed, scores by name) of each run; an undefined score is NaN.
-        digits: format to which all figures are rounded.
+    The results are (fold, seed, scores by name) of each run; an undefined score is NaN.
 
     Returns:
         `folds` has the scores of each run, in order. `spread` has by score: `mean` over all runs;
@@ -305,7 +285,7 @@ def describe_folds(
     return {"folds": runs, "spread": spread}
 
 
-def _notes(result: Mapping[str, Any], units: Sequence[str], without_absent: str) -> list[str]:
+def _notes(result: Mapping[str, Any], units: Sequence[str]) -> list[str]:
     """Returns sentences about what limits the figures; `units` are those of unknown patients."""
     notes = []
     by, num_groups = result["bootstrap_by"], result["num_groups"]
@@ -328,19 +308,15 @@ def _notes(result: Mapping[str, Any], units: Sequence[str], without_absent: str)
         told = [f"{name} of {count}" for name, count in left_out.items()]
         notes.append(f"the areas leave out runs in which a class is missing: {listed(told, 12)}")
     if absent := [printable(name) for name, num in result["label_counts"].items() if not num]:
-        notes.append(f"there is no image of {listed(absent)}; {without_absent}")
-    if rare := [f"{name} ({num})" for name, num in behind.items() if 1 < num < FEW_BEHIND]:
+        notes.append(f"there is no image of {listed(absent)}; means leave it out")
+    rare = [f"{name} ({num})" for name, num in behind.items() if 0 < num < FEW_BEHIND]
+    if rare and num_groups > 1:
         units = plural_unit(by)
         notes.append(f"fewer than {FEW_BEHIND} {units} are behind the figures of {listed(rare)}")
-    single = [name for name, num in behind.items() if num_samples and num == 1 < num_groups]
-    if single:
-        notes.append(f"{listed(single)}: no interval, because all images are of one {by}")
     if num_area_samples < num_samples:
         cost = f"{result['num_examples']:,} images in {len(result['label_counts']):,} labels"
         notes.append(
             f"the intervals of the areas under the curve use {num_area_samples} resamples instead "
             f"of {num_samples}, to limit the time for {cost}"
-            if num_area_samples
-            else f"the areas under the curve have no intervals: they would take too long for {cost}"
         )
     return notes

@@ -18,14 +18,14 @@ class ThresholdOptions:
     sensitivity: float = flag(
         0.95,
         "sensitivity that the thresholds of metrics.json reach on the validation split",
+        least=0,
+        most=1,
         above=0,
         is_operational=True,
     )
 
     def __post_init__(self) -> None:
         flags.check(self)
-        if self.sensitivity > 1:
-            raise ValueError(f"--sensitivity must be at most 1; received {self.sensitivity}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -51,22 +51,20 @@ def write_predictions(directory: Path, predictions: Predictions) -> None:
     """
     task, examples = predictions.task, predictions.examples
     names = [csv_cell(name) for name in predictions.label_names]
-    labels, answers = (
-        task.texts(truths, names)
-        for truths in (predictions.truths, task.chosen(predictions.probabilities))
-    )
-    if not task.gives_probabilities:
-        # As numbers, so that a minus does not look like the beginning of a formula.
-        labels, answers = (list(map(float, texts)) for texts in (labels, answers))
+    chosen = task.chosen(predictions.probabilities)
+    texts = (task.texts(labels, names) for labels in (predictions.truths, chosen))
+    # The minus of a number is not the beginning of a formula.
+    cell = csv_cell if task.gives_probabilities else float
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(("key", "path", "patient", "label", "predicted", *names))
-    unknown = ("",) * len(labels)
-    columns = examples.paths or unknown, examples.patients or unknown, labels, answers
+    unknown = (None,) * len(chosen)
+    columns = examples.paths or unknown, examples.patients or unknown, *texts
     rows = zip(predictions.probabilities, examples.keys, *columns, strict=True)
-    for probabilities, key, *values in rows:
-        cells = (csv_cell(value) if isinstance(value, str) else value for value in values)
-        writer.writerow((key, *cells, *(f"{number:{task.digits}}" for number in probabilities)))
+    for probabilities, key, path, patient, label, answer in rows:
+        outputs = (f"{number:{task.digits}}" for number in probabilities)
+        identity = (csv_cell(value or "") for value in (path, patient))
+        writer.writerow((key, *identity, cell(label), cell(answer), *outputs))
     with atomic_write(directory / PREDICTIONS_NAME) as file:
         file.write(text.getvalue().encode("utf-8", "surrogateescape"))
     with atomic_write(directory / EXACT_NAME) as file:

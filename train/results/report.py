@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 import keras
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from tfrecord_io import redaction, visible
 from tfrecord_io.auditing import pages
@@ -27,15 +29,13 @@ from tfrecord_io.printing import counted, listed
 from train.data.dataset import Dataset
 from train.data.seen import Exposure
 from train.kinds import words
-from train.kinds.measures import CALIBRATION_LINE, PREDICTIVE_VALUES, URGENT_CLASSES
 from train.kinds.registry import task_of
 from train.kinds.task import Mistake, Task, View
 from train.results import saliency
-from train.results.charts import Chart, charts_of, data_url, write_plots
-from train.results.flow import Box, flow_of
+from train.results.charts import Chart, write_charts
 from train.results.metrics import FEW_BEHIND, FEW_GROUPS
 from train.results.predictions import Predictions, write_predictions
-from train.run_folder import versions
+from train.run_setup import versions
 
 FILE_NAME = "report.html"
 PLOTS_NAME = "plots"
@@ -43,12 +43,7 @@ PLOTS_NAME = "plots"
 #: Most mistakes on the page; their pictures, two each, take most of its bytes.
 MAX_MISTAKES = 12
 
-_MAX_RUNS = 60
 _PICTURE_SIDE = 224
-
-#: With fewer positive validation images than this, a threshold is marked as rough: a sensitivity of
-#: 95 % then depends on a single image.
-_FEW_POSITIVES = 20
 
 #: The page warns of classes with fewer training images than this.
 _FEW_IMAGES = 50
@@ -58,6 +53,11 @@ _MAIN_SETTINGS = (
     "model", "weights", "epochs", "global_batch_size", "optimizer", "learning_rate",
     "schedule", "class_weights", "augment", "precision", "seed",
 )  # fmt: skip
+
+# Facts that not every page has.
+_NO_FACTS = {
+    "made": {}, "versions": {}, "data_page": None, "exposure": None, "mistakes": (), "flow": (),
+}  # fmt: skip
 
 # Entries that not every metrics.json has.
 _NO_ENTRIES = {"thresholds": (), "prevalence": {}, "folds": (), "spread": {}, "calibration": None}
@@ -74,15 +74,13 @@ class MistakenImage(NamedTuple):
     drops: np.ndarray
     path: str
 
-    def pictures(self) -> list[tuple[str, str]]:
-        """Returns its pictures as (data URL, what it shows)."""
-        return [
-            (pages.data_url(visible.picture(pixels), _PICTURE_SIDE, "PNG"), what)
-            for pixels, what in (
-                (self.image, "what the network sees"),
-                (saliency.overlay(self.image, self.drops), "what mattered"),
-            )
-        ]
+    def pictures(self) -> dict[str, str]:
+        """Returns the data URLs of its pictures by what they show."""
+        shown = {
+            "what the network sees": visible.picture(self.image),
+            "what mattered": visible.picture(saliency.overlay(self.image, self.drops)),
+        }
+        return {name: pages.data_url(shown[name], _PICTURE_SIDE, "PNG") for name in shown}
 
 
 def write_results(
@@ -107,29 +105,25 @@ def write_results(
         results: content of metrics.json so far.
         exposure: how many of the measured images the network has seen; None if none was measured.
         predictions: the measured predictions; None if there was no example to predict.
-        predict: stored images → probabilities, for the maps of the mistakes; None for no maps.
+        predict: for the maps of the mistakes; None for no maps.
         history: one row per epoch.
         own_metrics: metrics of the training run, if this is another dataset.
         in_folds: splits that were divided into folds.
 
     Returns:
-        the content of metrics.json, which the caller writes: the results, what was seen, and the
-        notes with those on the data.
+        the content of metrics.json, which the caller writes, with what was seen and the notes.
     """
     directory.mkdir(parents=True, exist_ok=True)
     notes = [*results.get("notes", ()), *alarms(dataset.manifest.audit)]
-    seen = exposure.to_dict() if exposure else {}
-    if exposure and exposure.note:
-        notes.append(exposure.note)
-    results = {**results, **seen, "notes": notes}
+    if exposure:
+        results = {**results, **exposure.to_dict()}
+        notes += [exposure.note] if exposure.note else []
+    results = {**results, "notes": notes}
     measured = results if predictions is not None else {}
-    drawn = charts_of(history, measured, predictions)
     mistakes: list[MistakenImage] = []
     if predictions is not None:
         write_predictions(directory, predictions)
-        if predict is not None:
-            mistakes = find_mistakes(predict, dataset, predictions)
-    write_plots(directory / PLOTS_NAME, drawn)
+        mistakes = find_mistakes(predict, dataset, predictions) if predict else []
     page = render(
         title=directory.resolve().name,
         manifest=dataset.manifest,
@@ -137,7 +131,7 @@ def write_results(
         metrics=measured,
         exposure=exposure,
         own_metrics=own_metrics,
-        charts=drawn,
+        charts=write_charts(directory / PLOTS_NAME, history, measured, predictions),
         mistakes=mistakes,
         flow=flow_of(dataset, measured, in_folds=in_folds, is_own=own_metrics is None),
         made={
@@ -196,53 +190,45 @@ def render(
     *,
     manifest: Manifest,
     metrics: Mapping[str, Any],
-    title: str,
     config: Mapping[str, Any],
-    exposure: Exposure | None = None,
     own_metrics: Mapping[str, Any] | None = None,
-    charts: Mapping[str, Sequence[Chart]] = types.MappingProxyType({}),
-    mistakes: Sequence[MistakenImage] = (),
-    flow: Sequence[Sequence[Box]] = (),
+    charts: Mapping[str, Sequence[tuple[Chart, str]]] = types.MappingProxyType({}),
     **facts: Any,
 ) -> str:
     """Returns the HTML of the page of a run.
 
-    The metrics are empty if there was nothing to evaluate, `own_metrics` are those of the training
-    run if the page is of another dataset, and for the exposure see `write_results`. The facts are
-    `made`, `versions` and `data_page`, the relative URL of the dataset's page if there is one.
+    The metrics are empty if there was nothing to evaluate, and `own_metrics` are those of the
+    training run if the page is of another dataset. The facts are what `write_results` passes on:
+    the `title`, and what stands in `_NO_FACTS`.
     """
     task = task_of(manifest.label_kind)
     environment = pages.environment(Path(__file__).parent)
-    in_words = words.percent, words.decimal, words.thousandths, words.title_of, words.count_of
-    for function in (*in_words, words.unit_of, plural_unit, data_url):
+    in_words = words.percent, words.decimal, words.title_of
+    for function in (*in_words, plural_unit, counted, listed, sentence):
         environment.filters[function.__name__] = function
     # An evaluation's configuration has the defaults of a training, which are not the run's.
     settings = config if own_metrics is None else {}
-    over = "Cross-validation" if metrics.get("folds") else "Result of the run"
+    # Another dataset that is evaluated may have no training images.
+    learnt = manifest.splits["train"].label_counts if "train" in manifest.splits else ()
+    counts = zip(manifest.label_names, learnt, strict=False)
     return environment.get_template("report.html.jinja").render(
-        {"made": {}, "versions": {}, "data_page": None, **facts},
+        _NO_FACTS | facts,
         manifest=manifest,
         metrics=metrics and _NO_ENTRIES | metrics,
         own_metrics=own_metrics,
         task=task,
         kind=task.kind,
         words=words,
-        max_runs=_MAX_RUNS,
-        few_positives=_FEW_POSITIVES,
+        few_behind=FEW_BEHIND,
+        few_groups=FEW_GROUPS,
+        few_images=_FEW_IMAGES,
+        rare=[name for name, count in counts if count < _FEW_IMAGES],
         images_name=manifest.source["dataset"]["name"] if manifest.holds_features else None,
-        over=f"{over if own_metrics is None else 'Evaluation'} {title}",
-        title=f"How well the network reads {manifest.name}",
-        summary=_summary(task, metrics, exposure, own_metrics is None),
-        warnings=_warnings(task, metrics, exposure),
-        tiles=_tiles(task, metrics, manifest),
         **(_results(task, metrics, own_metrics or {}) if metrics else {}),
         charts=collections.defaultdict(tuple, charts),
-        mistakes=mistakes,
-        flow=flow,
         data=config.get("data"),
         settings={name: settings[name] for name in _MAIN_SETTINGS if name in settings},
         other_settings={n: value for n, value in settings.items() if n not in _MAIN_SETTINGS},
-        limits=_limits(metrics, exposure, manifest, has_maps=bool(mistakes)),
     )
 
 
@@ -250,190 +236,114 @@ def _results(
     task: Task, metrics: Mapping[str, Any], own_metrics: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Returns what the sections on the results show beside metrics.json."""
-    scores, labels = metrics["scores"], metrics["label_counts"]
+    scores, labels = metrics["scores"], list(metrics["label_counts"])
     shown, own = words.shown_classes(metrics), own_metrics.get("scores", {})
-    hidden = labels.keys() - shown
-    matrices = metrics.get("confusion_matrices", {}).values()
-    if "confusion_matrix" in metrics:
-        matrices = [metrics["confusion_matrix"]]
-    wrong = int(sum(np.sum(matrix) - np.trace(matrix) for matrix in matrices))
-    of_label = {name: name.partition("/")[2] for name in scores}
-    of_use = PREDICTIVE_VALUES if metrics.get("prevalence") else ()
+    hidden = set(labels).difference(shown)
+    views = {view.name: view for view in task.views(labels)}
+    matrices = [metrics.get("confusion_matrix"), *metrics.get("confusion_matrices", {}).values()]
+    wrong = sum(np.sum(matrix) - np.trace(matrix) for matrix in matrices if matrix)
     return {
-        "class_measures": [*task.label_measures, *of_use],
-        "line_measures": CALIBRATION_LINE if task.gives_probabilities else (),
-        "classes": _class_rows(task, metrics, shown),
+        "verdict": task.verdict(metrics),
+        "doubt": task.doubt(metrics),
+        # A number is the only one, and has no view.
+        "rows": [
+            *(views.get(name, View(name, [])) for name in shown),
+            *(view for view in views.values() if view.is_group),
+        ],
         "num_more_classes": len(hidden),
         "by": ({"site": metrics["sites"]} if "sites" in metrics else {}) | metrics.get("by", {}),
         "own": own,
-        "comparison": [name for name in scores if name in own and of_label[name] not in hidden],
+        "comparison": [n for n in scores if n in own and n.partition("/")[2] not in hidden],
         "answers": task.answers(metrics),
-        "num_mistakes": wrong if matrices else metrics["num_examples"],
-        # Of many classes, the spread has the measures of none.
+        "num_mistakes": int(wrong) if task.gives_probabilities else metrics["num_examples"],
+        # Of the classes, the spread has the sensitivity; of many classes, nothing.
         "spread": {
-            name: metrics["spread"][name]
-            for name, label in of_label.items()
-            if name in metrics.get("spread", ())
-            and (label not in labels or (not hidden and name.startswith("sensitivity/")))
+            name: spread
+            for name, spread in metrics.get("spread", {}).items()
+            if name.partition("/")[2] not in labels
+            or (not hidden and name.startswith("sensitivity/"))
         },
     }
 
 
-def _class_rows(
-    task: Task, metrics: Mapping[str, Any], shown: Sequence[str]
-) -> list[dict[str, Any]]:
-    """Returns the rows of tables on the shown classes and on the urgent ones.
-
-    `key` returns the name in metrics.json of a row's measure.
-    """
-    counts, groups = metrics["label_counts"], metrics["label_groups"]
-    rows = []
-    for name in [*shown, *(["urgent"] if "urgent/auc" in metrics["scores"] else [])]:
-        is_view = name not in counts
-        rows.append(
-            {
-                "name": name,
-                "images": sum(counts[one] for one in URGENT_CLASSES) if is_view else counts[name],
-                "few": groups.get(name) if groups.get(name, FEW_BEHIND) < FEW_BEHIND else None,
-                "is_view": is_view,
-                # A number is the only one, so its measures do not have its name.
-                "key": str if task.kind.is_number else View(name, [], is_view).of,
-            }
-        )
-    return rows
-
-
-def _summary(
-    task: Task, metrics: Mapping[str, Any], exposure: Exposure | None, is_own: bool
-) -> list[str]:
-    """Returns the sentences at the top of the page."""
-    if not metrics:
-        return [
-            "There is no result for this network: the dataset has no images besides the training "
-            "images. Build it with a test split, or evaluate the run on another dataset."
-        ]
-    images = f"{counted(metrics['num_examples'], 'image')}{words.of_patients(metrics)}"
-    verdict, *others = task.verdict(metrics)
-    split = "validation" if metrics["split"] == "val" else metrics["split"]
-    if runs := metrics.get("folds"):
-        num_folds = len({run["fold"] for run in runs})
-        first = (
-            f"In a cross-validation with {num_folds} folds, each of {images} was judged by "
-            f"networks that were trained on the other folds. They {verdict}"
-        )
-    elif exposure and exposure.is_measured and not is_own:
-        first = (
-            f"On all {images} of the {split} split, including {exposure.num_images:,} that "
-            f"it had seen before, or others of their patients, the network {verdict}"
-        )
-    else:
-        first = f"On the {images} of the {split} split, the network {verdict}"
-    sentences = [first, *others]
-    if exposure is None or (is_own and metrics["split"] == "val"):
-        return sentences
-    if exposure.num_images and exposure.is_measured:
-        return sentences
-    if exposure.num_images:
-        sentences.append(
-            f"{counted(exposure.num_images, 'further image')} of "
-            f"{counted(exposure.num_patients, 'patient')} were left out, because the network has "
-            "seen them, or others of their patients."
-        )
-    if not exposure.doubts and runs:
-        sentences.append(
-            f"Each of these {images} was judged by networks that learned from other patients "
-            "only, and from no image with the same pixels."
-        )
-    elif not exposure.doubts:
-        sentences.append(
-            f"Of these {images}, the network had never seen one, nor any other image of the same "
-            "patient."
-        )
-    return sentences
-
-
-def _warnings(task: Task, metrics: Mapping[str, Any], exposure: Exposure | None) -> list[str]:
-    """Returns the warnings below the summary."""
-    warnings: list[str] = []
-    if not metrics:
-        return warnings
-    if exposure and exposure.num_images and exposure.is_measured:
-        warnings.append(
-            f"{exposure.num_images:,} of these images, of "
-            f"{counted(exposure.num_patients, 'patient')}, show a picture or a patient that the "
-            "network has learned from. It may recognise the eye instead of the disease, so the "
-            "result is probably too good. --splits patient builds splits without such images."
-        )
-    if exposure and exposure.note:
-        warnings.append(_sentence(exposure.note))
-    if doubt := task.doubt(metrics):
-        warnings.append(doubt)
-    if metrics["split"] == "val":
-        warnings.append(
-            "The dataset has no test split. The run also made its choices with these validation "
-            "images, so the result is probably too good."
-        )
-    return warnings
-
-
-def _tiles(task: Task, metrics: Mapping[str, Any], found: Manifest) -> list[tuple[str, str]]:
-    """Returns (name, value) of the figures at the top."""
-    if not metrics:
-        return [
-            ("training images", f"{found.split('train').num_examples:,}"),
-            (task.kind.plural, f"{found.num_classes:,}"),
-        ]
-    scores, patients = metrics["scores"], metrics["num_patients"]
-    tiles = [(title, told(scores[name]["value"])) for title, name, told in task.tiles]
-    tiles.append(("images judged", f"{metrics['num_examples']:,}"))
-    tiles.append(("patients judged", f"{patients:,}" if patients else "unknown"))
-    if "ece" in scores:
-        tiles.append(("calibration error", words.percent(scores["ece"]["value"])))
-    return tiles
-
-
-def _limits(
-    metrics: Mapping[str, Any], exposure: Exposure | None, found: Manifest, *, has_maps: bool
-) -> list[str]:
-    """Returns the limits of the result, the most important first."""
-    limits = ["This is not a medical device. Nobody may be diagnosed or treated by it."]
-    if metrics:
-        limits.append(
-            "All images come from one collection. A network is often worse on images of another "
-            "clinic or device; evaluate it on such a dataset before you rely on it elsewhere."
-        )
-        shown = exposure and exposure.note
-        limits += [_sentence(note) for note in metrics.get("notes") or () if note != shown]
-        patients = metrics["num_patients"]
-        if patients and patients < FEW_GROUPS:
-            limits.append(f"{counted(patients, 'patient')} cannot represent all patients.")
-        if not metrics.get("folds"):
-            limits.append(
-                "This is one run. Another seed or another choice of patients gives another "
-                "result; a cross-validation (--folds 5 --seeds 3) shows how much it varies."
-            )
-    # Another dataset that is evaluated may have no training images.
-    learnt = found.splits["train"].label_counts if "train" in found.splits else ()
-    rare = [
-        name for name, count in zip(found.label_names, learnt, strict=False) if count < _FEW_IMAGES
-    ]
-    if rare:
-        limits.append(
-            f"There are fewer than {_FEW_IMAGES} training images of {listed(rare)}. More of them "
-            "would probably help most."
-        )
-    for finding in found.audit.get("findings", ()):
-        if finding["severity"] in ("problem", "warning"):
-            limits.append(f"The dataset's audit says: {_sentence(finding['title'])}")
-    # Notes may have the worst of the audit, too.
-    limits = list(dict.fromkeys(limits))
-    if has_maps:
-        limits.append(
-            "A map shows where covering the image changes the answer of this network. It does "
-            "not show why, or what a doctor would look at."
-        )
-    return limits
-
-
-def _sentence(text: str) -> str:
+def sentence(text: str) -> str:
+    """Returns a note as a sentence, with a capital and a full stop."""
     return text[:1].upper() + text[1:] + ("" if text.endswith((".", "?", "!")) else ".")
+
+
+# ---- the flow of images and patients, as the diagrams of STARD 2015 and CONSORT 2010
+
+
+class Box(NamedTuple):
+    """Some images at one step: what they are, how many, and more about them.
+
+    `left_out` tells why some are not in the next step, and how many. `is_measured` tells whether
+    the figures are about them.
+    """
+
+    title: str
+    lines: Sequence[str]
+    left_out: Sequence[tuple[str, int]] = ()
+    is_measured: bool = False
+
+
+def flow_of(
+    dataset: Dataset, metrics: Mapping[str, Any], *, in_folds: Sequence[str] = (), is_own: bool
+) -> list[list[Box]]:
+    """Returns the steps of the flow; the boxes of a step stand beside each other.
+
+    Args:
+        dataset: that was measured.
+        metrics: content of metrics.json; empty if nothing was measured.
+        in_folds: splits that were divided into folds.
+        is_own: whether the network was trained on this dataset.
+    """
+    manifest, split = dataset.manifest, str(metrics.get("split"))
+    table = pa.table({name: dataset.column(name) for name in ("split", "variant", "patient")})
+    uses = {split: "measured"}
+    if is_own:
+        watched = "chose temperature and thresholds" if metrics.get("calibration") else None
+        uses = {"train": "trained on", "val": watched or "watched during training"} | uses
+    if in_folds:
+        uses = dict.fromkeys(in_folds, "divided into folds")
+
+    def box(title: str, num_examples: int, rows: pa.Table, *lines: str) -> Box:
+        copies = pc.sum(pc.greater(rows["variant"], 0)).as_py() or 0
+        more = [f"and {counted(copies, 'augmented copy', 'augmented copies')}"] if copies else []
+        people = _people(num_examples - copies, pc.count_distinct(rows["patient"]).as_py())
+        left_out = []
+        if title == split and metrics.get("seen_images") and not metrics.get("include_seen"):
+            why = "seen by the network before, or of the same patients"
+            left_out = [(why, metrics["seen_images"])]
+        is_measured = title in (in_folds or [split])
+        return Box(title, [people, *more, *lines], left_out, is_measured)
+
+    names = table["split"].cast(pa.string())
+    parts = [
+        box(
+            name, part.num_examples, table.filter(pc.equal(names, name)), uses.get(name, "not used")
+        )
+        for name, part in manifest.splits.items()
+    ]
+    steps = [[box("dataset", manifest.num_examples, table)], parts]
+    if files := manifest.counts.get("files"):
+        # Copies, which are not files, are counted below zero.
+        left_out = [(why, count) for why, count in manifest.ledger[1:] if count > 0]
+        steps.insert(0, [Box("source", [counted(files, "file")], left_out)])
+    return [*steps, [_figures(metrics)]] if metrics else steps
+
+
+def _figures(metrics: Mapping[str, Any]) -> Box:
+    """Returns the images behind the figures, and those of each label unless there are many."""
+    lines = [_people(metrics["num_examples"], metrics["num_patients"] or 0)]
+    groups, unit = metrics["label_groups"], metrics["bootstrap_by"]
+    if groups and len(groups) <= words.MAX_CLASSES:
+        for name, count in metrics["label_counts"].items():
+            behind = f" of {counted(groups[name], unit, plural_unit(unit))}"
+            lines.append(f"{name}: {counted(count, 'image')}{behind if unit != 'image' else ''}")
+    return Box(f"measured: {metrics['split']}", lines, is_measured=True)
+
+
+def _people(num_images: int, num_patients: int) -> str:
+    people = f" of {counted(num_patients, 'patient')}" if num_patients else ""
+    return f"{counted(num_images, 'image')}{people}"

@@ -9,8 +9,7 @@ import numpy as np
 
 from tfrecord_io import visible
 
-#: Takes stored images [num_images, height, width, channels], returns [num_images, num_classes]
-#: probabilities.
+#: Stored images [num_images, height, width, channels] → probabilities [num_images, num_classes].
 Predict = Callable[[np.ndarray], np.ndarray]
 
 #: Colours of the overlay, for parts that speak for the answer and against it: the red and the blue
@@ -27,11 +26,7 @@ _NUM_PLACES = 144
 
 
 def occlusion_map(
-    predict: Predict,
-    image: np.ndarray,
-    patch: int,
-    stride: int,
-    output: int | None = None,
+    predict: Predict, image: np.ndarray, patch: int, stride: int, output: int
 ) -> np.ndarray:
     """Returns how much a probability drops if a part is covered.
 
@@ -43,8 +38,8 @@ def occlusion_map(
         predict: gives probabilities. It always gets 64 images, so that one graph is enough.
         image: [height, width, channels], as stored.
         patch: side of the patch in pixels; at most the shorter side of the image.
-        stride: distance between neighbouring places of the patch, in pixels.
-        output: the probability to look at; None for the highest one of the image.
+        stride: distance between its places, in pixels.
+        output: the probability to look at.
 
     Returns:
         float64 [height, width] drop in probability; negative where covering raises it.
@@ -63,12 +58,11 @@ def occlusion_map(
         images = np.repeat(image[None], _BATCH_SIZE, axis=0)
         for index, place in enumerate(covered[start : start + _BATCH_SIZE]):
             images[(index, *place)] = fill
-        rows.append(predict(images))
+        rows.append(predict(images)[:, output])
     whole, *others = np.concatenate(rows).astype(np.float64)
-    output = int(whole.argmax()) if output is None else output
     drops, covers = np.zeros((height, width)), np.zeros((height, width))
     for place, row in zip(places, others, strict=False):
-        drops[place] += whole[output] - row[output]
+        drops[place] += whole - row
         covers[place] += 1
     # With a stride longer than the patch, some pixels are never covered.
     return np.divide(drops, covers, out=np.zeros_like(drops), where=covers > 0)

@@ -8,7 +8,6 @@ another hospital by `train/evaluate.py`.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from tfrecord_io.files import write_json
 from tfrecord_io.manifest import check_types
 from train.errors import ConfigError
 from train.kinds.measures import called_rates, predictive_values
@@ -29,12 +27,9 @@ FILE_NAME = "thresholds.json"
 
 # What a file of thresholds must hold; it may be a stranger's.
 _ENTRY = {
-    "view": str,
-    "labels": [str],
-    "wanted_sensitivity": float,
-    "threshold": float,
+    "view": str, "labels": [str], "wanted_sensitivity": float, "threshold": float,
     "val": {"num_positives": int},
-}
+}  # fmt: skip
 
 
 def describe_calibration(predictions: Predictions, temperature: float) -> dict[str, float]:
@@ -42,24 +37,14 @@ def describe_calibration(predictions: Predictions, temperature: float) -> dict[s
 
     The predictions are on other images than those that it was fitted to.
     """
-    before = dataclasses.replace(predictions, probabilities=predictions.uncalibrated)
     ones = np.ones((1, len(predictions.truths)))
-    errors = {
-        f"ece_{when}": round(float(answers.task.score(answers, ones)["ece"][0]), 6)
-        for when, answers in (("before", before), ("after", predictions))
-    }
-    return {"temperature": round(temperature, 6)} | errors
 
+    def error(probabilities: np.ndarray | None) -> float:
+        answers = dataclasses.replace(predictions, probabilities=probabilities)
+        return round(float(predictions.task.score(answers, ones)["ece"][0]), 6)
 
-def views_of(task: Task, label_names: Sequence[str]) -> list[View]:
-    """Returns the views that get a threshold: each label by itself, and the urgent classes.
-
-    A single class needs no threshold, and very many classes get none.
-    """
-    views = task.views(label_names)
-    if len(label_names) > MAX_VIEWS or (task.kind.one_hot and len(label_names) < 2):
-        return [view for view in views if view.is_group]
-    return views
+    before, after = error(predictions.uncalibrated), error(predictions.probabilities)
+    return {"temperature": round(temperature, 6), "ece_before": before, "ece_after": after}
 
 
 def threshold_for_sensitivity(
@@ -80,20 +65,20 @@ def threshold_for_sensitivity(
 def choose_thresholds(task: Task, val: Answers, wanted: float) -> list[dict[str, Any]]:
     """Returns the largest threshold of each view that reaches a sensitivity on validation.
 
-    Args:
-        task: what the network answers.
-        val: answers on the validation split, with the temperature applied.
-        wanted: sensitivity to reach.
+    The answers on the validation split have the temperature applied.
 
     Returns:
         the content of export/thresholds.json: a list of dicts with `view`, the `labels` whose
         probabilities are added up, `wanted_sensitivity`, `threshold`, and `val` with
         `num_positives`, `sensitivity` and `specificity`. A view without a positive validation image
-        has no entry.
+        has no entry, nor have a single class and very many labels.
     """
-    has = task.has(val.truths, len(val.label_names))
+    names = val.label_names
+    has, views = task.has(val.truths, len(names)), task.views(names)
+    if len(names) > MAX_VIEWS or (task.kind.one_hot and len(names) < 2):
+        views = []
     chosen = []
-    for view in views_of(task, val.label_names):
+    for view in views:
         ranking, is_positive = view.ranking(val.probabilities), view.is_positive(has)
         threshold = threshold_for_sensitivity(ranking, is_positive, wanted)
         if threshold is None:
@@ -102,7 +87,7 @@ def choose_thresholds(task: Task, val: Answers, wanted: float) -> list[dict[str,
         chosen.append(
             {
                 "view": view.name,
-                "labels": [val.label_names[place] for place in view.places],
+                "labels": [names[place] for place in view.places],
                 "wanted_sensitivity": float(wanted),
                 "threshold": threshold,
                 "val": {
@@ -112,12 +97,6 @@ def choose_thresholds(task: Task, val: Answers, wanted: float) -> list[dict[str,
             }
         )
     return chosen
-
-
-def write_thresholds(export: Path, chosen: Sequence[Mapping[str, Any]]) -> None:
-    """Writes thresholds into an export folder; none leave no file."""
-    if chosen:
-        write_json(export / FILE_NAME, chosen)
 
 
 def read_thresholds(export: Path, label_names: Sequence[str]) -> list[dict[str, Any]]:
@@ -156,21 +135,17 @@ def views_above(
 
     The probabilities are [num_examples, num_labels].
     """
-    if not chosen:
-        return [None] * len(probabilities)
-    above = [
-        view_of(entry, label_names).ranking(probabilities) >= entry["threshold"] for entry in chosen
-    ]
-    return [
-        [entry["view"] for entry, is_above in zip(chosen, row, strict=True) if is_above]
-        for row in zip(*above, strict=True)
-    ]
+    above: list[list[str]] = [[] for _ in probabilities]
+    for entry in chosen:
+        is_above = view_of(entry, label_names).ranking(probabilities) >= entry["threshold"]
+        for place in np.flatnonzero(is_above):
+            above[place].append(entry["view"])
+    return [*above] if chosen else [None] * len(probabilities)
 
 
 def measure_thresholds(
     chosen: Sequence[Mapping[str, Any]],
     predictions: Predictions,
-    *,
     prevalences: Mapping[str, float],
     num_samples: int,
     seed: int,
@@ -179,8 +154,8 @@ def measure_thresholds(
 
     A patient is positive if any of its images is, and is called positive if any of its images
     reaches the threshold. A threshold for a label that the answers do not have is left out. The
-    predictions are on other images than those of the choice, with the temperature applied. For the
-    other arguments see `choose_thresholds` and `metrics.evaluate_predictions`.
+    predictions are on other images than those of the choice, with the temperature applied. The
+    prevalences are shares of positives by view, for predictive values.
 
     Returns:
         the entries of `chosen`, each with `test`: `num_positives`, `num_negatives`, and with their
@@ -195,34 +170,41 @@ def measure_thresholds(
     _, first, of_patient = np.unique(names, return_index=True, return_inverse=True)
     # Two patients with the same picture are one group.
     _, groups_of_patients = np.unique(groups[known[first]], return_inverse=True)
-
-    def reached(
-        prevalence: float | None, is_called: np.ndarray, is_positive: np.ndarray, groups: np.ndarray
-    ) -> dict[str, Any]:
-        def rates(weights: np.ndarray) -> dict[str, np.ndarray]:
-            found = called_rates(is_called, is_positive, weights)
-            return found | (predictive_values(**found, prevalence=prevalence) if prevalence else {})
-
-        behind = behind_rates(is_positive, groups)
-        return {
-            "num_positives": int(is_positive.sum()),
-            "num_negatives": int((~is_positive).sum()),
-            **with_intervals(rates, groups, behind, num_samples=num_samples, seed=seed),
-        }
-
     measured = []
     for entry in chosen:
         if not set(entry["labels"]) <= set(label_names):
             continue
         view = view_of(entry, label_names)
-        of_view = functools.partial(reached, prevalences.get(view.name))
-        is_positive = view.is_positive(has)
-        is_called = view.ranking(predictions.probabilities) >= entry["threshold"]
-        results = {"test": of_view(is_called, is_positive, groups)}
+        sides = (
+            view.ranking(predictions.probabilities) >= entry["threshold"],
+            view.is_positive(has),
+        )
+        sampling = prevalences.get(view.name), num_samples, seed
+        entry = {**entry, "test": _reached(*sides, groups, *sampling)}
         if names:
-            called, positive = (
-                np.bincount(of_patient, values[known]) > 0 for values in (is_called, is_positive)
-            )
-            results["test_by_patient"] = of_view(called, positive, groups_of_patients)
-        measured.append({**entry, **results})
+            by_patient = (np.bincount(of_patient, side[known]) > 0 for side in sides)
+            entry["test_by_patient"] = _reached(*by_patient, groups_of_patients, *sampling)
+        measured.append(entry)
     return measured
+
+
+def _reached(
+    is_called: np.ndarray,
+    is_positive: np.ndarray,
+    groups: np.ndarray,
+    prevalence: float | None,
+    num_samples: int,
+    seed: int,
+) -> dict[str, Any]:
+    """Returns counts and rates of answers yes and no, bool [num_examples], with intervals."""
+
+    def rates(weights: np.ndarray) -> dict[str, np.ndarray]:
+        found = called_rates(is_called, is_positive, weights)
+        return found | (predictive_values(**found, prevalence=prevalence) if prevalence else {})
+
+    behind = behind_rates(is_positive, groups)
+    return {
+        "num_positives": int(is_positive.sum()),
+        "num_negatives": int((~is_positive).sum()),
+        **with_intervals(rates, groups, behind, num_samples=num_samples, seed=seed),
+    }

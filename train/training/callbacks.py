@@ -1,14 +1,21 @@
-"""Monitors of a run: stop signals, NaN, hanging steps, retracing, progress, TensorBoard.
+"""Monitors of a run: stop signals, hanging steps, progress, memory, TensorBoard, traces.
 
-None of them changes what is learnt.
+None of them changes what is learnt. TensorFlow and JAX both write a trace of a few steps as an
+XSpace protocol buffer, which TensorBoard's profile plugin reads. `trace.json.gz` has the same
+events in Chrome's Trace Event Format, which ui.perfetto.dev opens, and `operations.csv` has time
+and memory by operation.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import csv
 import faulthandler
 import functools
+import gzip
 import importlib.util
+import json
 import math
 import os
 import resource
@@ -17,7 +24,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -26,8 +33,19 @@ import numpy as np
 
 from tfrecord_io import schema
 from train.devices import Devices
-from train.errors import TrainingError
 from train.training.steps import StepResults
+
+TRACE_NAME = "trace.json.gz"
+OPERATIONS_NAME = "operations.csv"
+
+_HEADER = ("operation", "where", "calls", "total_us", "mean_us", "allocated_bytes")
+
+#: An event, see the document "Trace Event Format" of the Chromium project. Times (`ts`, `dur`) are
+#: in microseconds; an event of phase M names a process (here a host or a device) or a thread.
+Event = Mapping[str, Any]
+
+# Names in a checkpoint of what an `EpochMeter` has summed, see `StepResults.totals`.
+_SUMS = ("loss_sum", "num_correct", "num_examples")
 
 
 @contextlib.contextmanager
@@ -36,8 +54,9 @@ def stop_signals(*, enabled: bool = True) -> Iterator[list[int]]:
     received: list[int] = []
 
     def remember(number: int, frame: FrameType | None) -> None:
-        if received:  # A second signal stops the run at once.
-            raise KeyboardInterrupt
+        if received:  # a second signal ends the process at once
+            signal.signal(number, previous[number])
+            signal.raise_signal(number)
         received.append(number)
 
     numbers = (signal.SIGTERM, signal.SIGINT) if enabled else ()
@@ -47,37 +66,6 @@ def stop_signals(*, enabled: bool = True) -> Iterator[list[int]]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def check_finite(losses: np.ndarray, first_step: int) -> None:
-    """Raises a TrainingError that names the first of consecutive steps whose loss is not finite.
-
-    Args:
-        losses: [num_steps].
-        first_step: number of the first of these steps, counted from 1.
-    """
-    bad = np.flatnonzero(~np.isfinite(losses))
-    if bad.size:
-        raise TrainingError(
-            f"the loss is {losses[bad[0]]} at step {first_step + bad[0]}: the weights "
-            "went out of range before it. Lower --learning_rate, raise --warmup_steps, or use "
-            "--precision float32. The last checkpoint is older than that step"
-        )
-
-
-def report_retrace(action: str, num_traces: int, step: int) -> None:
-    """Tells that a training graph was traced again, which costs minutes and leaks memory.
-
-    Raises:
-        TrainingError: if the action is `fail` and not `warn`.
-    """
-    message = (
-        f"the training graph was traced again before step {step} ({num_traces} traces so far); "
-        "feed it tensors of one shape and dtype, and no Python numbers that change"
-    )
-    if action == "fail":
-        raise TrainingError(message)
-    print(f"warning: {message}", file=sys.stderr)
 
 
 @contextlib.contextmanager
@@ -120,21 +108,16 @@ class EpochMeter:
         seconds: duration of all steps, including the wait for input.
     """
 
-    def __init__(
-        self, *, loss_sum: float = 0.0, num_correct: float = 0.0, num_examples: float = 0.0
-    ) -> None:
-        self._sums = np.array([loss_sum, num_correct, num_examples])
+    def __init__(self, **totals: float) -> None:
+        self._sums = np.array([totals.get(name, 0.0) for name in _SUMS])
         self.seconds = 0.0
         # Of the steps that are timed: examples, steps, seconds, seconds of waiting for input.
         self._timed = np.zeros(4)
 
     def add(self, results: StepResults, seconds: float, *, timed: bool) -> None:
-        """Adds the results of some steps.
+        """Adds the results of some steps and their seconds, including the wait for input.
 
-        Args:
-            results: results of the steps.
-            seconds: duration of the steps, including the wait for input.
-            timed: False if the steps included tracing a graph; they do not count for the speed.
+        Steps that included tracing a graph are not `timed`: they do not count for the speed.
         """
         # Summing float64 in order gives a resumed epoch the same bits.
         for row in results.totals:
@@ -146,8 +129,7 @@ class EpochMeter:
 
     def totals(self) -> dict[str, float]:
         """Returns the sums that a checkpoint stores of an unfinished epoch."""
-        names = ("loss_sum", "num_correct", "num_examples")
-        return dict(zip(names, self._sums.tolist(), strict=True))
+        return dict(zip(_SUMS, self._sums.tolist(), strict=True))
 
     def means(self) -> list[float]:
         """Returns [mean loss of an example in nats, share of right answers or mean error]."""
@@ -225,3 +207,135 @@ def tensorboard(
 
         append(file_version="brain.Event:2")
         yield write
+
+
+@contextlib.contextmanager
+def tracer(
+    steps: tuple[int, int] | None, directory: Path, backend: str
+) -> Iterator[Callable[[int, int], None]]:
+    """Traces a range of steps.
+
+    Args:
+        steps: first and last step to trace, counted from 1; None for no trace.
+        directory: folder of the trace, created if it is missing.
+        backend: `tensorflow` or `jax`.
+
+    Yields:
+        a function to call before and after steps, with the numbers of the first and the last step
+        that come next; after steps the last may be one less than the first.
+    """
+    with contextlib.ExitStack() as trace:
+        was_on = False
+
+        def turn(first: int, last: int) -> None:
+            nonlocal was_on
+            if was_on and first > steps[1]:
+                trace.close()
+            elif not was_on and steps and first <= steps[1] and last >= steps[0]:
+                was_on = True
+                directory.mkdir(exist_ok=True)
+                trace.callback(_write_views, directory, backend)
+                if backend == "jax":
+                    import jax
+
+                    trace.enter_context(jax.profiler.trace(str(directory)))
+                else:
+                    import tensorflow as tf
+
+                    trace.enter_context(tf.profiler.experimental.Profile(str(directory)))
+
+        yield turn
+
+
+def _write_views(directory: Path, backend: str) -> None:
+    """Writes the trace and the table from the newest XSpace under a folder."""
+    # JAX writes the events as JSON, too.
+    pattern = "*.trace.json.gz" if backend == "jax" else "*.xplane.pb"
+    newest = max(directory.rglob(pattern), key=lambda path: path.stat().st_mtime).read_bytes()
+    if backend == "jax":
+        events = json.loads(gzip.decompress(newest))["traceEvents"]
+    else:
+        events = list(_events(newest))
+    trace = {"displayTimeUnit": "ms", "traceEvents": events}
+    with gzip.open(directory / TRACE_NAME, "wt", encoding="utf-8") as file:
+        json.dump(trace, file)
+    with (directory / OPERATIONS_NAME).open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([_HEADER, *operation_table(events)])
+    print(f"trace written: {directory / TRACE_NAME}, {OPERATIONS_NAME} beside it")
+
+
+def _events(xspace: bytes) -> Iterator[Event]:
+    """Yields the events of an XSpace that TensorFlow wrote."""
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    for process, plane in enumerate(xplane_pb2.XSpace.FromString(xspace).planes):
+        yield {"ph": "M", "pid": process, "name": "process_name", "args": {"name": plane.name}}
+        for thread, line in enumerate(plane.lines):
+            ids, name = {"pid": process, "tid": thread}, line.display_name or line.name
+            yield {"ph": "M", **ids, "name": "thread_name", "args": {"name": name}}
+            for event in line.events:
+                yield {
+                    "ph": "X",
+                    **ids,
+                    "name": plane.event_metadata[event.metadata_id].name,
+                    "ts": line.timestamp_ns / 1e3 + event.offset_ps / 1e6,
+                    "dur": event.duration_ps / 1e6,
+                    "args": {
+                        plane.stat_metadata[each.metadata_id].name: _value(plane, each)
+                        for each in event.stats
+                        if each.WhichOneof("value") not in (None, "bytes_value")
+                    },
+                }
+
+
+def _value(plane: Any, statistic: Any) -> Any:
+    kind = statistic.WhichOneof("value")
+    value = getattr(statistic, kind)
+    return plane.stat_metadata[value].name if kind == "ref_value" else value
+
+
+def operation_table(events: Sequence[Event]) -> list[tuple[str, str, int, float, float, int]]:
+    """Returns one row for each operation, the longest total time first.
+
+    On a GPU every event is an operation. On the host an operation is an event named `node:Type`; an
+    allocation counts for the operation that runs on its thread at that time.
+
+    Returns:
+        rows of (operation, device or host, calls, total µs, mean µs, allocated bytes).
+    """
+    timed = [event for event in events if event.get("ph") == "X"]
+    places = {
+        event["pid"]: event["args"]["name"]
+        for event in events
+        if event.get("name") == "process_name"
+    }
+    # Calls, total µs and allocated bytes of an operation, and when the last one of a thread ends.
+    table: dict[tuple[str, str], list[Any]] = collections.defaultdict(lambda: [0, 0.0, 0])
+    last: dict[tuple[int, int], tuple[float, list[Any]]] = {}
+    for event in sorted(timed, key=lambda event: (event["pid"], event["tid"], event["ts"])):
+        place, thread = places[event["pid"]], (event["pid"], event["tid"])
+        if (operation := _operation(event["name"], place)) is not None:
+            row = table[operation, place]
+            row[0] += 1
+            row[1] += event["dur"]
+            last[thread] = event["ts"] + event["dur"], row
+        elif event["name"] == "MemoryAllocation" and thread in last:
+            end, row = last[thread]
+            if event["ts"] <= end:
+                row[2] += int(event["args"].get("allocation_bytes", 0))
+    return [
+        (*key, calls, round(time, 3), round(time / calls, 3), allocated)
+        for key, (calls, time, allocated) in sorted(table.items(), key=lambda each: -each[1][1])
+    ]
+
+
+def _operation(name: str, place: str) -> str | None:
+    """Returns the type of the operation of an event, or None for another event."""
+    if place.startswith("/device:"):
+        return name
+    _, colon, kind = name.partition(":")
+    # C++ scopes (`ExecutorState::Process`), phrases (`EagerExecute: f`) and Python's frames
+    # (`$file.py:12 function`) are not operations.
+    if not colon or not kind or kind.startswith(":") or " " in name or name.startswith("$"):
+        return None
+    return kind.split("#")[0]

@@ -13,6 +13,7 @@ Nothing of this project is needed to load them: the models are built of Keras' o
 from __future__ import annotations
 
 import importlib.util
+import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,9 +23,8 @@ import numpy as np
 
 import tfrecord_io
 from tfrecord_io import shapes
-from tfrecord_io.decoding import dicom_tags
+from tfrecord_io.decoding import dicom
 from tfrecord_io.decoding.preprocess import decoder_versions
-from tfrecord_io.files import atomic_write, write_json
 from train.errors import TrainingError
 
 FOLDER_NAME = "export"
@@ -42,7 +42,7 @@ def export_model(
     *,
     precision: str,
     splits: Sequence[str],
-) -> bool:
+) -> None:
     """Writes the model in every form, loads each again and compares their predictions.
 
     Args:
@@ -52,9 +52,6 @@ def export_model(
         precision: arithmetic of the model, `float32`, `bfloat16` or `float16`: decides how far
             a copy's predictions may be off.
         splits: names of those with the training images, whose shapes `predict` compares.
-
-    Returns:
-        whether there is a `saved_model/`: TensorFlow is needed to write it.
 
     Raises:
         TrainingError: if a form predicts something else than the model, or the model predicts no
@@ -86,18 +83,18 @@ def export_model(
     copy = keras.saving.load_model(path, compile=False)
     compare(path.name, _predict(copy, images))
 
-    path, architecture = directory / "model.weights.h5", directory / "architecture.json"
+    path, architecture = directory / "model.weights.h5", model.to_json()
     model.save_weights(path)
-    with atomic_write(architecture) as file:
-        file.write(model.to_json().encode("utf-8"))
-    rebuilt = keras.models.model_from_json(architecture.read_text(encoding="utf-8"))
+    (directory / "architecture.json").write_text(architecture, encoding="utf-8")
+    rebuilt = keras.models.model_from_json(architecture)
     rebuilt.load_weights(path)
     compare(path.name, _predict(rebuilt, images))
 
-    has_saved_model = importlib.util.find_spec("tensorflow") is not None
-    if has_saved_model:
+    if importlib.util.find_spec("tensorflow") is not None:
         # The reloaded copy lies on one device; the trained model may be spread over replicas.
         compare(SAVED_MODEL_NAME, _serve(copy, directory / SAVED_MODEL_NAME, images))
+    else:
+        print(f"note: the export has no {SAVED_MODEL_NAME}, which TensorFlow writes")
 
     content = {
         "input": {"shape": list(manifest.image_shape), "dtype": manifest.dtype, "name": "image"},
@@ -108,13 +105,13 @@ def export_model(
         # What made the pixels of the files; predict warns where it differs.
         "decoder": {
             name: manifest.versions[name]
-            for name in (*decoder_versions(), *dicom_tags.PACKAGES)
+            for name in (*decoder_versions(), *dicom.PACKAGES)
             if name in manifest.versions
         },
         "dataset": {"name": manifest.name, "fingerprint": manifest.fingerprint},
     }
-    write_json(directory / "preprocessing.json", content)
-    return has_saved_model
+    text = json.dumps(content, indent=1) + "\n"
+    (directory / "preprocessing.json").write_text(text, encoding="utf-8")
 
 
 def require_numbers(probabilities: np.ndarray, what: str) -> None:
@@ -142,9 +139,7 @@ def _serve(model: keras.Model, path: Path, images: np.ndarray) -> np.ndarray:
     archive = keras.export.ExportArchive()
     archive.track(model)
     taken = tf.TensorSpec((None, *model.input_shape[1:]), model.inputs[0].dtype, name="image")
-    archive.add_endpoint(
-        "serve", lambda image: model(image, training=False), input_signature=[taken]
-    )
+    archive.add_endpoint("serve", lambda image: model(image, training=False), [taken])
     archive.write_out(path, verbose=False)
     served = tf.saved_model.load(str(path)).signatures["serving_default"]
     (answer,) = served(image=tf.constant(images)).values()

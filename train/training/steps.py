@@ -10,8 +10,9 @@ the examples among replicas gives the same result.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
-import itertools
+import functools
 import math
 import time
 from collections.abc import Iterable, Iterator
@@ -30,6 +31,8 @@ from train.run_setup import Run
 if TYPE_CHECKING:
     import tensorflow as tf
 
+    from tfrecord_io.reading.reader import DeviceDataset
+
 
 class StepResults(NamedTuple):
     """The results of some steps, one row a step, summed over all replicas.
@@ -44,62 +47,6 @@ class StepResults(NamedTuple):
 
     totals: np.ndarray
     wait_seconds: float
-
-
-class Objective:
-    """What a step does with its images and labels, as the configuration of a run asks for it.
-
-    Images are augmented here, before the network, so that the exported network has no layer that is
-    for training only.
-    """
-
-    def __init__(self, run: Run) -> None:
-        self._run, loss, learnt = run, run.config.loss, run.parts.train
-        power = loss.class_weight_power if loss.class_weights == "balanced" else 0.0
-        counts = learnt.label_counts
-        self._class_weights = run.task.class_weights(counts, learnt.num_examples, power)
-
-    def prepare(self, images, labels, draws):
-        """Returns augmented, mixed images (float32, 0..255) and mixed labels of a replica.
-
-        Args:
-            images: [batch, height, width, channels], as stored.
-            labels: float32 [batch, num_classes], of 0 and 1.
-            draws: float32 [batch, augmentation.NUM_DRAWS].
-        """
-        run, changes = self._run, self._run.config.augmentation
-        images = keras.ops.cast(images, "float32")
-        if run.grey_factor != 1:
-            images = images * run.grey_factor
-        if changes.augment:
-            images = augmentation.augment(
-                images, draws, changes.augment_strength, is_padded=run.data.manifest.is_padded
-            )
-        if changes.mixup > 0:
-            images, labels = augmentation.mix(images, labels, draws[:, -1])
-        return images, labels
-
-    def loss_and_totals(self, labels, logits, weights):
-        """Returns a replica's share of the loss, and its row of `StepResults.totals`.
-
-        The loss sum that is reported knows neither class weights nor smoothing, so that it can be
-        compared with that of a validation split.
-
-        Args:
-            labels: float32 [batch, num_classes], those of `prepare`.
-            logits: [batch, num_classes], any float type.
-            weights: float32 [batch]; zero for an example that only fills up the batch.
-        """
-        ops, smoothing = keras.ops, self._run.config.loss.label_smoothing
-        losses, reported, shares_right = self._run.task.losses(
-            labels, ops.cast(logits, "float32"), self._class_weights, smoothing
-        )
-        is_real = ops.cast(weights > 0, "float32")
-        # A product with zero would turn the infinity of a filling copy into NaN.
-        real_loss = ops.where(weights > 0, reported, 0.0)
-        of_examples = real_loss, shares_right * is_real, is_real
-        totals = ops.stack([ops.sum(values) for values in of_examples])
-        return ops.sum(losses * weights), totals
 
 
 def training_steps(run: Run, network: Network, *, learning_rate: float, num_steps: int) -> Steps:
@@ -130,8 +77,11 @@ def make_steps(
     return kind(run, network, devices, optimizer)
 
 
-class Steps:
+class Steps(abc.ABC):
     """Training and prediction on the devices of a run; each backend has its own.
+
+    Images are augmented here, before the network, so that the exported network has no layer that is
+    for training only.
 
     Attributes:
         optimizer: of the layers that train; None if the steps only predict.
@@ -148,26 +98,27 @@ class Steps:
         self.optimizer = optimizer
         self.num_traces = 0
         self._run, self._network, self._devices = run, network, devices
-        self._objective = Objective(run) if optimizer else None
         self._compile()
 
+    @abc.abstractmethod
     def _compile(self) -> None:
         """Prepares the graphs of the backend."""
 
+    @abc.abstractmethod
     def iterate(self, batches: Any) -> Any:
         """Returns an iterator that brings the batches of `feed` to the devices."""
-        raise NotImplementedError
 
-    def repeat_first(self, batches: Any) -> Any:
-        """Returns an endless iterator of one batch that stays on the devices, to measure by."""
-        raise NotImplementedError
-
+    @abc.abstractmethod
     def train(self, batches: Any, num_steps: int) -> StepResults:
         """Runs training steps on batches of `iterate`."""
-        raise NotImplementedError
 
-    def sync(self) -> None:
+    def sync(self) -> None:  # noqa: B027 - TensorFlow's steps change the variables themselves
         """Makes the variables of the model and the optimizer current, after steps."""
+
+    def repeat_first(self, batches: Any) -> RepeatedBatch:
+        """Returns an endless iterator of one batch that stays on the devices, to measure by."""
+        found = self.iterate(batches)
+        return RepeatedBatch(found.get_next() if hasattr(found, "get_next") else next(found))
 
     def predict(self, batches: Any) -> tuple[np.ndarray, np.ndarray]:
         """Returns (probabilities float32 [num_examples, num_labels], truths) of batches of `feed`.
@@ -181,19 +132,68 @@ class Steps:
             labels.append(row_labels)
         return np.concatenate(probabilities), self._run.task.truths(np.concatenate(labels))
 
+    @abc.abstractmethod
     def _predict(self, batches: Any) -> Iterator[tuple[Any, Any, Any]]:
         """Yields (probabilities, labels, weights) of a replica batch; weight 0 means a copy."""
-        raise NotImplementedError
+
+
+def prepare(run: Run, images, labels, draws):
+    """Returns augmented, mixed images (float32, 0..255) and mixed labels of a replica.
+
+    Args:
+        run: whose configuration says how.
+        images: [batch, height, width, channels], as stored.
+        labels: float32 [batch, num_classes], of 0 and 1.
+        draws: float32 [batch, augmentation.NUM_DRAWS].
+    """
+    changes = run.config.augmentation
+    images = keras.ops.cast(images, "float32")
+    if run.grey_factor != 1:
+        images = images * run.grey_factor
+    if changes.augment:
+        images = augmentation.augment(
+            images, draws, changes.augment_strength, is_padded=run.data.manifest.is_padded
+        )
+    if changes.mixup > 0:
+        images, labels = augmentation.mix(images, labels, draws[:, -1])
+    return images, labels
+
+
+def loss_and_totals(run: Run, labels, logits, weights):
+    """Returns a replica's share of the loss, and its row of `StepResults.totals`.
+
+    The loss sum that is reported knows neither class weights nor smoothing, so that it can be
+    compared with that of a validation split.
+
+    Args:
+        run: whose configuration says how.
+        labels: float32 [batch, num_classes], those of `prepare`.
+        logits: [batch, num_classes], any float type.
+        weights: float32 [batch]; zero for an example that only fills up the batch.
+    """
+    ops, options, learnt = keras.ops, run.config.loss, run.parts.train
+    power = options.class_weight_power if options.class_weights == "balanced" else 0.0
+    class_weights = run.task.class_weights(learnt.label_counts, learnt.num_examples, power)
+    losses, reported, shares_right = run.task.losses(
+        labels, ops.cast(logits, "float32"), class_weights, options.label_smoothing
+    )
+    is_real = ops.cast(weights > 0, "float32")
+    # A product with zero would turn the infinity of a filling copy into NaN.
+    real_loss = ops.where(weights > 0, reported, 0.0)
+    totals = ops.stack([ops.sum(values) for values in (real_loss, shares_right * is_real, is_real)])
+    return ops.sum(losses * weights), totals
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _RepeatedBatch:
-    """Looks like an iterator to the training graph."""
+class RepeatedBatch:
+    """Looks like an endless iterator to the training graph of TensorFlow and to a loop of JAX."""
 
     batch: Any
 
     def get_next(self) -> Any:
         return self.batch
+
+    __next__ = get_next
 
 
 class TensorFlowSteps(Steps):
@@ -221,14 +221,13 @@ class TensorFlowSteps(Steps):
             compute = self._compute_gradients
             self._gradients = tf.function(compute, autograph=False, jit_compile=True)
 
-    def iterate(self, batches: tf.data.Dataset | feed.DeviceBatches) -> Any:
-        if isinstance(batches, feed.DeviceBatches):
-            return batches.iterate()
+    def iterate(self, batches: tf.data.Dataset | DeviceDataset) -> Any:
+        from tfrecord_io.reading.reader import DeviceDataset
+
+        if isinstance(batches, DeviceDataset):
+            return feed.DeviceIterator.of(batches, self._devices)
         distribute = self._devices.strategy.distribute_datasets_from_function
         return iter(distribute(lambda context: batches))
-
-    def repeat_first(self, batches: tf.data.Dataset | feed.DeviceBatches) -> Any:
-        return _RepeatedBatch(self.iterate(batches).get_next())
 
     def train(self, batches: Any, num_steps: int) -> StepResults:
         # A tensor, because each value of a Python number would build another graph.
@@ -244,12 +243,9 @@ class TensorFlowSteps(Steps):
     def _train(self, batches: Any, num_steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         # Runs while the graph is built, and only then.
         self.num_traces += 1
-        tf = self._tf
-        strategy = self._devices.strategy
+        tf, strategy = self._tf, self._devices.strategy
 
-        def train_one(
-            step: tf.Tensor, results: tf.TensorArray, wait_seconds: tf.Tensor
-        ) -> tuple[tf.Tensor, tf.TensorArray, tf.Tensor]:
+        def train_one(step, results, wait_seconds):
             asked_at = self._now()
             with tf.control_dependencies([asked_at]):
                 batch = batches.get_next()
@@ -272,30 +268,24 @@ class TensorFlowSteps(Steps):
             return self._tf.constant(math.nan, self._tf.float64)
         return self._tf.timestamp()
 
-    def _replica_step(
-        self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor, draws: tf.Tensor
-    ) -> tf.Tensor:
+    def _replica_step(self, images, labels, weights, draws):
         # Not compiled with XLA, which has no op for the warp.
-        images, labels = self._objective.prepare(images, labels, draws)
+        images, labels = prepare(self._run, images, labels, draws)
         gradients, totals = self._gradients(images, labels, weights)
         # Keras sums the gradients of the replicas in here.
         self.optimizer.apply(gradients, self._variables)
         return totals
 
-    def _compute_gradients(
-        self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor
-    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+    def _compute_gradients(self, images, labels, weights):
         with self._tf.GradientTape() as tape:
             logits = self._network.logits(images, training=True)
-            loss, totals = self._objective.loss_and_totals(labels, logits, weights)
+            loss, totals = loss_and_totals(self._run, labels, logits, weights)
             loss = self.optimizer.scale_loss(loss)
         return tape.gradient(loss, [variable.value for variable in self._variables]), totals
 
     def _compute_predictions(self, images: tf.Tensor) -> tf.Tensor:
-        return self._devices.strategy.run(
-            lambda replica_images: self._network.model(replica_images, training=False),
-            args=(images,),
-        )
+        model = self._network.model
+        return self._devices.strategy.run(lambda each: model(each, training=False), args=(images,))
 
 
 class JaxSteps(Steps):
@@ -305,9 +295,8 @@ class JaxSteps(Steps):
         import jax
 
         self._jax, copied = jax, self._devices.copied
-        self._copy = jax.jit(
-            lambda state: jax.tree.map(jax.numpy.copy, state), out_shardings=copied
-        )
+        copy = functools.partial(jax.tree.map, jax.numpy.copy)
+        self._copy = jax.jit(copy, out_shardings=copied)
         # On every device, so that each worker has all results.
         self._train_function = jax.jit(self._train, donate_argnums=0, out_shardings=copied)
         self._predict_function = jax.jit(self._compute_predictions, out_shardings=copied)
@@ -315,9 +304,6 @@ class JaxSteps(Steps):
 
     def iterate(self, batches: Iterable[Any]) -> Iterator[Any]:
         return iter(batches)  # `feed` has brought them to the devices
-
-    def repeat_first(self, batches: Iterator[Any]) -> Iterator[Any]:
-        return itertools.repeat(next(batches))
 
     def train(self, batches: Iterator[Any], num_steps: int) -> StepResults:
         if self._state is None:
@@ -358,19 +344,17 @@ class JaxSteps(Steps):
         model = self._network.logits
         return model.trainable_variables, model.non_trainable_variables, self.optimizer.variables
 
-    def _train(
-        self, state: Any, images: Any, labels: Any, weights: Any, draws: Any
-    ) -> tuple[Any, Any]:
+    def _train(self, state, images, labels, weights, draws):
         # Runs while the function is traced, and only then.
         self.num_traces += 1
         trainable, other, optimizer_state = state
-        images, labels = self._objective.prepare(images, labels, draws)
+        images, labels = prepare(self._run, images, labels, draws)
 
         def compute_loss(trainable, other):
             logits, other = self._network.logits.stateless_call(
                 trainable, other, images, training=True
             )
-            loss, totals = self._objective.loss_and_totals(labels, logits, weights)
+            loss, totals = loss_and_totals(self._run, labels, logits, weights)
             mapping = list(zip(self.optimizer.variables, optimizer_state, strict=True))
             with keras.StatelessScope(state_mapping=mapping):
                 loss = self.optimizer.scale_loss(loss)

@@ -7,7 +7,7 @@ import dataclasses
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -16,17 +16,14 @@ from tqdm import tqdm
 
 from tfrecord_io import flags
 from tfrecord_io.auditing.findings import alarms
-from tfrecord_io.files import write_json
 from tfrecord_io.printing import counted, printable
 from train.config import Phase
 from train.data import feed
-from train.errors import StoppedError
-from train.networks.build import build_network
-from train.networks.models import set_trainable
+from train.errors import StoppedError, TrainingError
+from train.networks.models import network_of, set_trainable
 from train.networks.optimizers import averaged_weights
-from train.run_folder import CHECKPOINT_NAME, HISTORY_NAME
-from train.run_setup import Run
-from train.training import callbacks, checkpoint, tracing
+from train.run_setup import BEST_NAME, CHECKPOINT_NAME, Run, load_checkpoint, save_checkpoint
+from train.training import callbacks
 from train.training.steps import training_steps
 
 # The input is the bottleneck if a run waits for it for more than this share of its time.
@@ -77,6 +74,11 @@ def train(run: Run) -> tuple[Progress, list[np.ndarray]]:
     """
     training = _Training(run)
     training.run_phases()
+    if run.devices.is_chief:
+        epoch, history = {"epoch": training.progress.best_epoch}, training.progress.history
+        # The history again: a run that goes on from its last checkpoint does not repeat the epoch,
+        # and a kill or a power cut may have taken the file.
+        save_checkpoint(run.folder / BEST_NAME, {"model": training.best}, epoch, history)
     return training.progress, training.best
 
 
@@ -86,15 +88,12 @@ class _Training:
     def __init__(self, run: Run) -> None:
         self._run, self._config, self._devices = run, run.config, run.devices
         self._checkpoint = run.folder / CHECKPOINT_NAME
-        facts, self._saved = checkpoint.load(self._checkpoint)
+        facts, self._saved = load_checkpoint(self._checkpoint)
         self.progress = Progress(**facts)
-        self._network = build_network(
-            run,
-            run.config.devices.precision,
-            weights="none" if self.progress.step else run.config.network.weights,
-        )
+        weights = "none" if self.progress.step else run.config.network.weights
+        self._network = network_of(run, run.config.devices.precision, weights=weights)
         if facts:
-            checkpoint.restore(self._network.model.variables, self._saved["model"])
+            restore(self._network.model.variables, self._saved["model"])
         # The weights of the epoch to keep, on the host: each checkpoint holds them, so that a
         # kill can never leave the weights of one epoch beside the name of another.
         self.best = list(self._saved["best"])
@@ -118,21 +117,14 @@ class _Training:
             stacks = folder / f"stacks-{devices.worker_index}.txt"
             self._step_ended = enter(callbacks.watchdog(config.loop.step_timeout, stacks))
             steps, traces = config.loop.profile_steps, folder / "profile"
-            self._trace = enter(tracing.tracer(steps, traces, devices.backend))
+            self._trace = enter(callbacks.tracer(steps, traces, devices.backend))
             board = folder / "tensorboard"
             write_scalars = enter(callbacks.tensorboard(board, enabled=devices.is_chief))
             done = part.num_examples * progress.epoch + progress.totals.get("num_examples", 0)
-            self._bar = enter(
-                tqdm(
-                    desc="training",
-                    unit=" images",
-                    initial=int(done),
-                    total=part.num_examples * config.input.epochs,
-                    leave=False,
-                    dynamic_ncols=True,
-                    disable=not sys.stderr.isatty(),
-                )
-            )
+            total = part.num_examples * config.input.epochs
+            looks = {"leave": False, "dynamic_ncols": True, "disable": not sys.stderr.isatty()}
+            bar = tqdm(desc="training", unit=" images", initial=int(done), total=total, **looks)
+            self._bar = enter(bar)
             for phase in config.phases:
                 if phase.last_epoch < progress.epoch:
                     continue
@@ -152,15 +144,11 @@ class _Training:
         set_trainable(network, phase=phase.name, trainable_layers=config.network.trainable_layers)
         first_step = self._run.steps_after[phase.first_epoch]
         self._last_step = self._run.steps_after[phase.last_epoch + 1]
-        self._steps = training_steps(
-            self._run,
-            network,
-            learning_rate=phase.learning_rate,
-            num_steps=self._last_step - first_step,
-        )
+        rate, num_steps = phase.learning_rate, self._last_step - first_step
+        self._steps = training_steps(self._run, network, learning_rate=rate, num_steps=num_steps)
         self._optimizer = self._steps.optimizer
         if progress.step > first_step:
-            checkpoint.restore(self._optimizer.variables, self._saved["optimizer"])
+            restore(self._optimizer.variables, self._saved["optimizer"])
         self._saved = {}
         if len(config.phases) > 1:
             trained = sum(math.prod(each.shape) for each in network.model.trainable_variables)
@@ -188,12 +176,26 @@ class _Training:
         results = self._steps.train(batches, num_steps)
         seconds = time.monotonic() - started
         self._step_ended()
-        callbacks.check_finite(results.totals[:, 0], progress.step + 1)
+        losses = results.totals[:, 0]
+        bad = np.flatnonzero(~np.isfinite(losses))
+        if bad.size:
+            raise TrainingError(
+                f"the loss is {losses[bad[0]]} at step {progress.step + 1 + bad[0]}: the weights "
+                "went out of range before it. Lower --learning_rate, raise --warmup_steps, or use "
+                "--precision float32. The last checkpoint is older than that step"
+            )
         progress.step += num_steps
         self._trace(progress.step + 1, progress.step)
         is_warm, num_traces = self._num_traces > 0, self._steps.num_traces
         if num_traces > max(1, self._num_traces):
-            callbacks.report_retrace(self._config.loop.on_retrace, num_traces, progress.step)
+            told = (
+                f"the training graph was traced again before step {progress.step} ({num_traces} "
+                "traces so far), which costs minutes and memory; feed it tensors of one shape and "
+                "dtype, and no Python numbers that change"
+            )
+            if self._config.loop.on_retrace == "fail":
+                raise TrainingError(told)
+            print(f"warning: {told}", file=sys.stderr)
         self._num_traces = num_traces
         meter.add(results, seconds, timed=is_warm)
         progress.totals = meter.totals()
@@ -220,13 +222,8 @@ class _Training:
         progress, task, epochs = self.progress, self._run.task, self._config.input.epochs or 0
         self._steps.sync()
         loss, quantity = meter.means()
-        row: dict[str, Any] = {
-            "epoch": progress.epoch + 1,
-            "phase": self._phase.name,
-            "step": progress.step,
-            "loss": loss,
-            task.quantity: quantity,
-        }
+        row: dict[str, Any] = {"epoch": progress.epoch + 1, "phase": self._phase.name}
+        row |= {"step": progress.step, "loss": loss, task.quantity: quantity}
         with averaged_weights(self._optimizer, self._network.logits.trainable_variables):
             if self._val is not None:
                 answers = self._steps.predict(self._val)
@@ -274,13 +271,10 @@ class _Training:
         if is_last or stops or age >= self._config.loop.checkpoint_seconds:
             self._steps.sync()
             if self._devices.is_chief:
-                write_json(self._run.folder / HISTORY_NAME, self.progress.history)
-                groups = {
-                    "model": self._network.model.variables,
-                    "optimizer": self._optimizer.variables,
-                    "best": self.best,
-                }
-                checkpoint.save(self._checkpoint, groups, dataclasses.asdict(self.progress))
+                model, optimizer = self._network.model.variables, self._optimizer.variables
+                groups = {"model": model, "optimizer": optimizer, "best": self.best}
+                facts = dataclasses.asdict(self.progress)
+                save_checkpoint(self._checkpoint, groups, facts, self.progress.history)
             self._saved_at = time.monotonic()
         if stops:
             raise StoppedError(stops[0], self.progress.step)
@@ -290,6 +284,23 @@ class _Training:
         if self._devices.is_chief:
             self._bar.write(line, file=sys.stdout)
             sys.stdout.flush()
+
+
+def restore(variables: Sequence[keras.Variable], values: Sequence[np.ndarray]) -> None:
+    """Sets variables to the arrays of a group of a checkpoint.
+
+    Raises:
+        TrainingError: if they differ in number or shape.
+    """
+    ours = [tuple(variable.shape) for variable in variables]
+    theirs = [value.shape for value in values]
+    if ours != theirs:
+        raise TrainingError(
+            f"the checkpoint has {len(theirs)} variables and this network {len(ours)}, or their "
+            "shapes differ: it belongs to another configuration. Use another --workdir"
+        )
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
 
 
 def describe_run(run: Run, progress: Progress, num_parameters: int) -> Iterator[str]:

@@ -1,13 +1,9 @@
-"""The dataset's description in Croissant, which Kaggle, Hugging Face and OpenML read.
-
-It lists the shards and the examples table as files with their SHA-256, and the columns of the table
-as fields of a set of records. The terms are those of version 1.0 of the specification,
-https://docs.mlcommons.org/croissant/docs/croissant-spec-1.0.html.
-"""
+"""Descriptions of a dataset by which other programs read it: TFDS, and all that know Croissant."""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -16,9 +12,12 @@ from urllib.parse import quote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tfrecord_io import schema
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME, Manifest
 
-FILE_NAME = "croissant.json"
+CROISSANT_FILE = "croissant.json"
+
+_TFDS = "tensorflow_datasets.core.features"
 
 # The context of version 1.0, as the specification prints it.
 _CONTEXT: dict[str, Any] = {
@@ -44,8 +43,57 @@ _CONTEXT: dict[str, Any] = {
 }  # fmt: skip
 
 
-def describe(dataset: Manifest, examples: pa.NativeFile) -> str:
-    """Returns the content of `croissant.json`; equal datasets give equal bytes."""
+def for_tfds(dataset: Manifest) -> dict[str, str]:
+    """Returns `features.json` and `dataset_info.json` by name, for `tfds.builder_from_directory`.
+
+    The content is what `tfds.folder_dataset.write_metadata` (4.9.10) writes for the same features.
+    """
+    tensors = {
+        schema.IMAGE: (dataset.dtype, "bytes", dataset.image_shape),
+        schema.LABEL: ("float32", "none", (dataset.num_classes,)),
+    }
+    features: dict[str, Any] = {
+        name: {
+            "pythonClassName": f"{_TFDS}.tensor_feature.Tensor",
+            "tensor": {
+                "dtype": dtype,
+                "encoding": encoding,
+                "shape": {"dimensions": [str(size) for size in shape]},
+            },
+        }
+        for name, (dtype, encoding, shape) in tensors.items()
+    }
+    features[schema.KEY] = {"pythonClassName": f"{_TFDS}.text_feature.Text", "text": {}}
+    content = {
+        "features.json": {
+            "pythonClassName": f"{_TFDS}.features_dict.FeaturesDict",
+            "featuresDict": {"features": dict(sorted(features.items()))},
+        },
+        "dataset_info.json": {
+            "name": dataset.name,
+            "version": "1.0.0",
+            "fileFormat": "tfrecord",
+            "splits": [
+                {
+                    "name": name,
+                    "filepathTemplate": "{SPLIT}-{SHARD_X_OF_Y}.{FILEFORMAT}",
+                    "numBytes": str(split.num_bytes),
+                    "shardLengths": [str(shard.num_examples) for shard in split.shards],
+                }
+                for name, split in dataset.splits.items()
+            ],
+        },
+    }
+    return {name: json.dumps(value, indent=1) + "\n" for name, value in content.items()}
+
+
+def croissant(dataset: Manifest, examples: pa.NativeFile) -> str:
+    """Returns the content of `croissant.json`; equal datasets give equal bytes.
+
+    It lists the shards and the examples table as files with their SHA-256, and the columns of the
+    table as fields of a set of records. The terms are those of version 1.0 of the specification,
+    https://docs.mlcommons.org/croissant/docs/croissant-spec-1.0.html.
+    """
     columns = pq.read_schema(examples)
     examples.seek(0)
     sha256 = hashlib.file_digest(examples, "sha256").hexdigest()
@@ -99,8 +147,8 @@ def _fields(columns: pa.Schema) -> Iterator[dict[str, Any]]:
         "sc:Float": pa.types.is_floating,
         "sc:Boolean": pa.types.is_boolean,
     }
-    for column in columns:
-        for name in (name for name, is_kind in kinds.items() if is_kind(column.type)):
+    for column, (name, is_kind) in itertools.product(columns, kinds.items()):
+        if is_kind(column.type):
             yield {
                 "@type": "cr:Field",
                 "@id": f"examples/{quote(column.name, safe='')}",

@@ -1,44 +1,71 @@
-"""Reads one frame of a DICOM file as a picture: its stored values, grey levels and colours.
+"""Reads DICOM files: the facts that a listing needs, and one frame as a picture.
 
-Each transfer syntax has one codec, whatever else is installed, so that the same files are accepted
-everywhere. Numbers of sections are those of the DICOM standard, part 3 (PS3.3 2025).
+pydicom and its codecs are an extra, `pip install '.[dicom]'` in the clone. Each transfer syntax has
+one codec, whatever else is installed, so that the same files are accepted everywhere. Numbers of
+sections are those of the DICOM standard, part 3 (PS3.3 2025).
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import importlib.metadata
 import io
+import logging
+import math
 import re
 import struct
-from typing import TYPE_CHECKING, BinaryIO
+import warnings
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from PIL import Image
 
-from tfrecord_io.decoding.dicom_tags import (
-    DEFLATED,
-    MONOCHROME,
-    SHARE,
-    import_pydicom,
-    is_plain,
-    of_frame,
-    pixel_aspect,
-    unit_of,
-    window_of,
-)
 from tfrecord_io.decoding.formats import Picture, jpeg_markers
-from tfrecord_io.decoding.options import Physical, Preprocessing
+from tfrecord_io.decoding.options import SHARE, Physical, Preprocessing
 from tfrecord_io.rejects import Reject, check_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pydicom import Dataset
+    from pydicom import DataElement, Dataset
 
-# Decodes lossless JPEG, and JPEG of more than eight bits. pydicom's own plugins for them are not
-# free, or end the process on a damaged file, as GDCM does.
+#: The packages of the extra.
+PACKAGES = (
+    "pydicom", "imagecodecs", "pyjpegls", "pylibjpeg", "pylibjpeg-openjpeg", "pylibjpeg-rle",
+)  # fmt: skip
+
+#: Transfer syntax of a file that is deflated as a whole, a reject: it may inflate to any size.
+DEFLATED = b"1.2.840.10008.1.2.1.99"
+
+#: Photometric interpretations of grey pictures.
+MONOCHROME = ("MONOCHROME1", "MONOCHROME2")
+
+# Units of files that name them for each frame, beyond the tags that `read_header` reads, by SOP
+# class: enhanced CT, MR and PET, and those converted from single frames (PS3.4, B.5).
+_UNITS_OF_FRAMES = {
+    f"1.2.840.10008.5.1.4.1.1.{number}": unit
+    for number, unit in (
+        ("2.1", "HU"), ("2.2", "HU"), ("4.1", "US"), ("4.4", "US"), ("128.1", "US"), ("130", "US")
+    )
+}  # fmt: skip
+_UNIT = re.compile(r"[A-Z][A-Z0-9_]{0,15}")
+
+# What `read_header` reads, in the order of a file.
+_HEADER_TAGS = (
+    "SOPClassUID", "Modality", "ManufacturerModelName", "PatientID", "IssuerOfPatientID",
+    "StudyInstanceUID", "SeriesInstanceUID", "Laterality", "ImageLaterality",
+    "PhotometricInterpretation", "NumberOfFrames", "BitsStored", "WindowCenter", "WindowWidth",
+    "RescaleIntercept", "RescaleSlope", "RescaleType", "ModalityLUTSequence", "VOILUTSequence",
+)  # fmt: skip
+
+
+# pydicom's plugin for each transfer syntax; "" for those that are not compressed. Its own plugins
+# for lossless JPEG, and JPEG of more than eight bits, are not free, or end the process on a damaged
+# file, as GDCM does.
 _IMAGECODECS = "imagecodecs"
-
-# pydicom's plugin for each transfer syntax; "" for those that are not compressed.
 _PLUGINS = {
     f"1.2.840.10008.1.2{ending}": plugin
     for plugin, endings in {
@@ -56,9 +83,6 @@ _JPEG_EXTENDED, _RLE = "1.2.840.10008.1.2.4.51", "1.2.840.10008.1.2.5"
 # and that of JPEG-LS (14495-1, C.1.1).
 _FRAME_MARKERS = {*range(0xC0, 0xD0), 0xF7} - {0xC4, 0xC8, 0xCC}
 
-# How a codestream of JPEG 2000 begins (15444-1, A.4.1 and A.5.1).
-_JPEG_2000_START = b"\xff\x4f\xff\x51"
-
 # What an image must say of its pixels (C.7.6.3).
 _NEEDED = (
     "Rows", "Columns", "SamplesPerPixel", "PhotometricInterpretation", "BitsAllocated",
@@ -72,28 +96,192 @@ _FRAME_START = re.compile(
 _JOINED_FRAMES = re.compile(rb"\xff\xd9\0*(?:\xff\xd8\xff|\xff\x4f\xff\x51|\0\0\0\x0cjP)")
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Header:
+    """The facts about a file that a listing needs; None if the file does not have one.
+
+    Attributes:
+        patient: a hash of the patient's identity; `study` and `series` are hashes of their UIDs.
+        laterality: `L`, `R` or `B`.
+        device: the model's name.
+        needs_range: whether grey levels of uint8 depend on the range of the frame's values,
+            because the file names no window, or only for each frame.
+        unit: of the values, see `unit_of`; empty if all of 8 or 16 bits is in use, which is stored
+            in the same way with and without a formula.
+    """
+
+    num_frames: int = 1
+    patient: str | None = None
+    study: str | None = None
+    series: str | None = None
+    modality: str | None = None
+    laterality: str | None = None
+    device: str | None = None
+    needs_range: bool = False
+    unit: str = ""
+
+
+def is_dicom(start: bytes) -> bool:
+    """Tells by the first 132 bytes of a file whether it is DICOM (PS3.10, section 7.1)."""
+    return start[128:132] == b"DICM"
+
+
+def codec_versions() -> dict[str, str]:
+    """Returns the versions of the packages that decide the pixels.
+
+    Raises:
+        ModuleNotFoundError: if one of them is not installed, with what to do.
+    """
+    try:
+        return {package: importlib.metadata.version(package) for package in PACKAGES}
+    except importlib.metadata.PackageNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"DICOM files are read with {', '.join(PACKAGES)}, but {error.name} is not installed: "
+            "run pip install '.[dicom]' in the clone of this project"
+        ) from None
+
+
+@functools.cache
+def import_pydicom() -> Any:
+    """Imports pydicom and silences it: it quotes odd values, and names of people are among them."""
+    codec_versions()
+    import pydicom
+
+    pydicom.config.settings.reading_validation_mode = pydicom.config.IGNORE
+    logging.getLogger("pydicom").setLevel(logging.CRITICAL + 1)
+    warnings.filterwarnings("ignore", module="pydicom")
+    return pydicom
+
+
+def read_header(start: bytes) -> Header | None:
+    """Reads the header of a file; None if it is damaged, deflated or not all in these bytes."""
+    import_pydicom()
+    from pydicom.datadict import tag_for_keyword
+    from pydicom.filereader import read_partial
+
+    if DEFLATED in start:
+        return None
+    wanted = [tag_for_keyword(name) or 0 for name in _HEADER_TAGS]
+    file = io.BytesIO(start)
+    try:
+        tags = read_partial(file, lambda tag, *_: tag > wanted[-1], specific_tags=wanted)
+        # pydicom stops before the first tag behind the header, or at the end of the bytes.
+        return _header(tags) if file.tell() < len(start) else None
+    except Exception:
+        # A damaged file raises almost anything. The decoder rejects it, with a reason.
+        return None
+
+
+def _header(tags: Dataset) -> Header:
+    def text(name: str) -> str:
+        return str(tags.get(name) or "").strip()
+
+    def hashed(identifier: str) -> str | None:
+        return hashlib.sha256(identifier.encode()).hexdigest()[:16] if identifier else None
+
+    patient = text("PatientID")
+    is_grey = tags.get("PhotometricInterpretation") in MONOCHROME
+    unit = _UNITS_OF_FRAMES.get(str(tags.get("SOPClassUID")), unit_of(tags, tags))
+    has_levels = tags.get("VOILUTSequence") or window_of(tags) or is_plain(tags, tags)
+    return Header(
+        num_frames=int(tags.get("NumberOfFrames") or 1),
+        patient=hashed(f"{text('IssuerOfPatientID')}\0{patient}") if patient else None,
+        study=hashed(text("StudyInstanceUID")),
+        series=hashed(text("SeriesInstanceUID")),
+        modality=text("Modality") or None,
+        laterality=text("ImageLaterality") or text("Laterality") or None,
+        device=text("ManufacturerModelName") or None,
+        needs_range=is_grey and not has_levels,
+        unit=unit if is_grey and (unit != SHARE or tags.get("BitsStored") not in (8, 16)) else "",
+    )
+
+
+def is_plain(dataset: Dataset, rescaling: Dataset) -> bool:
+    """Returns whether stored values are grey levels already: eight bits that are not rescaled."""
+    slope = rescaling.get("RescaleSlope")
+    is_rescaled = rescaling.get("ModalityLUTSequence") or slope not in (None, 1)
+    return (dataset.get("BitsStored") or 16) <= 8 and not is_rescaled
+
+
+def unit_of(dataset: Dataset, rescaling: Dataset) -> str:
+    """Returns the unit of the values after the modality transform (C.11.1.1.2), such as `HU`.
+
+    It is `US` if the file does not specify it, and `SHARE` if nothing is transformed. What has the
+    transform is the file, or an item of its functional groups.
+    """
+    scale = rescaling.get("RescaleSlope"), rescaling.get("RescaleIntercept")
+    if table := rescaling.get("ModalityLUTSequence"):
+        named = table[0].get("ModalityLUTType")
+    elif None in scale:
+        return SHARE
+    else:
+        named = rescaling.get("RescaleType")
+    unit = str(named or ("HU" if dataset.get("Modality") == "CT" else "US"))
+    # Others are the text of a stranger, which could name a person.
+    unit = unit if _UNIT.fullmatch(unit) else "US"
+    return SHARE if unit == "US" and not table and scale == (1, 0) else unit
+
+
+def window_of(view: Dataset) -> tuple[float, float] | None:
+    """Returns center and width of the first window of a file or frame, None if it has none."""
+    values = [np.atleast_1d(view.get(name, [])) for name in ("WindowCenter", "WindowWidth")]
+    if not all(len(some) and some[0] is not None for some in values):
+        return None
+    center, width = (float(some[0]) for some in values)
+    return (center, width) if math.isfinite(center + width) and width > 0 else None
+
+
+def of_frame(dataset: Dataset, index: int, name: str) -> Dataset:
+    """Returns the dataset that has a frame's attributes of a functional group (C.7.6.16)."""
+    for groups, place in (
+        (dataset.get("PerFrameFunctionalGroupsSequence"), index),
+        (dataset.get("SharedFunctionalGroupsSequence"), 0),
+    ):
+        if groups and len(groups) > place and groups[place].get(name):
+            return groups[place][name][0]
+    return dataset
+
+
+def pixel_aspect(dataset: Dataset, index: int) -> float:
+    """Returns the height of a pixel divided by its width (C.7.6.3.1.7), or 1 if it is unknown."""
+    measures = of_frame(dataset, index, "PixelMeasuresSequence")
+    sides = ("ImagerPixelSpacing", "NominalScannedPixelSpacing", "PixelAspectRatio")
+    for tags, name in ((measures, "PixelSpacing"), *((dataset, name) for name in sides)):
+        with contextlib.suppress(TypeError, ValueError, ZeroDivisionError):
+            height, width = map(float, tags.get(name))
+            if 0.01 <= height / width <= 100:
+                return height / width
+    return 1.0
+
+
 def cut_frame(file: BinaryIO, frame: int) -> Dataset | None:
     """Reads the tags and one frame of a file, numbered from 1, without reading the other frames.
 
     Returns:
-        the tags, as if this frame were the only one; None if it cannot be found, because the file
-        cannot be read, or is damaged, without pixels, or not DICOM.
+        the tags, as if this frame were the only one; None if it cannot be found.
 
     Raises:
         Reject: if it holds other frames than it says.
     """
     try:
         dataset = import_pydicom().dcmread(file, stop_before_pixels=True)
-        is_found = _add_pixels(file, dataset, frame - 1)
+        pixels = _pixels_of_frame(file, dataset, frame - 1)
     except Reject:
         raise
     except Exception:
         return None  # reading the whole file gives the reason
-    return dataset if is_found else None
+    if pixels is None:
+        return None
+    dataset.NumberOfFrames = 1
+    dataset.add(pixels)
+    # These tables locate the frames of the original file.
+    for name in ("ExtendedOffsetTable", "ExtendedOffsetTableLengths"):
+        dataset.pop(name, None)
+    return dataset
 
 
-def _add_pixels(file: BinaryIO, dataset: Dataset, index: int) -> bool:
-    """Adds the pixels of one frame to the tags before them, behind which the file is."""
+def _pixels_of_frame(file: BinaryIO, dataset: Dataset, index: int) -> DataElement | None:
+    """Reads the pixels of one frame of a file that is behind the tags before the pixels."""
     from pydicom import DataElement
     from pydicom.encaps import encapsulate, get_frame
 
@@ -101,42 +289,33 @@ def _add_pixels(file: BinaryIO, dataset: Dataset, index: int) -> bool:
     # In big-endian words, two frames of eight bits may share a word.
     least_bits = 8 if syntax.is_little_endian else 16
     if syntax not in _PLUGINS or dataset.BitsAllocated % least_bits:
-        return False
+        return None
     order = "<" if syntax.is_little_endian else ">"
     tag = struct.unpack(f"{order}HH", file.read(4))
     kind = "OW" if syntax.is_implicit_VR else file.read(4)[:2].decode()
     (length,) = struct.unpack(f"{order}I", file.read(4))
     if tag != (0x7FE0, 0x0010):
-        return False
+        return None
     if syntax.is_encapsulated:
         _check_frames(file, num_frames)
         content = get_frame(file, index, number_of_frames=num_frames)
         pixels = DataElement(tag, kind, encapsulate([content], has_bot=False))
         pixels.is_undefined_length = True
-    else:
-        num_bytes = _frame_bytes(dataset, num_frames)
-        expected = num_bytes * num_frames
-        start = file.tell() + index * num_bytes
-        # pydicom looks into files of another length: the tags may be wrong.
-        if length not in (expected, expected + expected % 2) or index >= num_frames:
-            return False
-        if start + num_bytes > file.seek(0, io.SEEK_END):
-            raise Reject("truncated", f"the file ends before its frame {index + 1:,}")
-        file.seek(start)
-        pixels = DataElement(tag, kind, file.read(num_bytes))
-    dataset.NumberOfFrames = 1
-    dataset.add(pixels)
-    # These tables locate the frames of the original file.
-    for name in ("ExtendedOffsetTable", "ExtendedOffsetTableLengths"):
-        dataset.pop(name, None)
-    return True
+        return pixels
+    num_bytes = _frame_bytes(dataset, num_frames)
+    expected = num_bytes * num_frames
+    start = file.tell() + index * num_bytes
+    # pydicom looks into files of another length: the tags may be wrong.
+    if length not in (expected, expected + expected % 2) or index >= num_frames:
+        return None
+    if start + num_bytes > file.seek(0, io.SEEK_END):
+        raise Reject("truncated", f"the file ends before its frame {index + 1:,}")
+    file.seek(start)
+    return DataElement(tag, kind, file.read(num_bytes))
 
 
 def read_frame(data: bytes | Dataset, frame: int, preprocessing: Preprocessing) -> Picture:
-    """Decodes one frame.
-
-    The data are the whole file, or what `cut_frame` returned for this frame. The number is 0 for
-    the only frame of a file.
+    """Decodes one frame of a file, or of what `cut_frame` returned; 0 is the only frame of a file.
 
     Returns:
         a picture of mode L, RGB or I;16, whose `mode` says the photometric interpretation with the
@@ -259,8 +438,9 @@ def _check_frames(pixels: BinaryIO, num_frames: int) -> None:
 
 def _sides_of(frame: bytes) -> tuple[int, ...]:
     """Returns (height, width) of a frame compressed by a form of JPEG."""
-    if not frame.startswith(b"\xff\xd8"):  # some writers put boxes of JP2 before the codestream
-        return struct.unpack_from(">II", frame, frame.index(_JPEG_2000_START) + 8)[::-1]
+    if not frame.startswith(b"\xff\xd8"):
+        # JPEG 2000 (15444-1, A.4.1 and A.5.1), maybe with boxes of JP2 before the codestream.
+        return struct.unpack_from(">II", frame, frame.index(b"\xff\x4f\xff\x51") + 8)[::-1]
     places = (place for marker, place in jpeg_markers(frame) if marker in _FRAME_MARKERS)
     return struct.unpack_from(">HH", frame, next(places) + 5)
 
@@ -283,7 +463,7 @@ def _grey_picture(
     pixels: np.ndarray, dataset: Dataset, index: int, preprocessing: Preprocessing
 ) -> Image.Image:
     """Turns stored values [rows, columns] into a picture of mode L or I;16 in which 0 is black."""
-    bits = dataset.BitsStored
+    bits, is_inverted = dataset.BitsStored, dataset.PhotometricInterpretation == "MONOCHROME1"
     lowest = -(1 << bits - 1) if dataset.PixelRepresentation else 0
     span = (1 << bits) - 1
     # Clipping copies the values, which takes longer than this comparison.
@@ -293,27 +473,22 @@ def _grey_picture(
         pixels = np.subtract(pixels, lowest, dtype=np.int32)
     levels = pixels.astype(np.uint16, copy=False)
     if preprocessing.dtype == "uint16" and not preprocessing.physical:
-        levels = span - levels if _is_inverted(dataset) else levels
+        levels = span - levels if is_inverted else levels
         # Mode L is spread over 16 bits like any other file of eight bits.
         return Image.fromarray(levels.astype(np.uint8) if bits == 8 else levels)
-    # A table of each value that can be stored: there are fewer of them than pixels.
+    # A table of each value that can be stored: there are fewer of them than pixels. The levels are
+    # places in it.
     stored = np.arange(lowest, lowest + span + 1)
     if preprocessing.physical:
         table = _numbers(stored, levels, dataset, index, preprocessing.physical)
     else:
-        table = _shown(stored, levels, dataset, index, preprocessing)
+        shares = _shown(stored, levels, dataset, index, preprocessing)
+        table = np.rint(255 * (1 - shares if is_inverted else shares)).astype(np.uint8)
     return Image.fromarray(table[levels])
 
 
-def _is_inverted(dataset: Dataset) -> bool:
-    return dataset.PhotometricInterpretation == "MONOCHROME1"
-
-
 def _used(stored: np.ndarray, levels: np.ndarray, dataset: Dataset) -> np.ndarray:
-    """Tells of each value that can be stored whether a pixel has it, padding (C.7.5.1.1.2) aside.
-
-    The levels are the pixels as places among the stored values.
-    """
+    """Tells of each value that can be stored if a pixel has it, padding (C.7.5.1.1.2) aside."""
     used = np.bincount(levels.ravel(), minlength=len(stored)) > 0
     padding = dataset.get("PixelPaddingValue")
     if padding is None:
@@ -324,37 +499,30 @@ def _used(stored: np.ndarray, levels: np.ndarray, dataset: Dataset) -> np.ndarra
 
 
 def _shown(
-    stored: np.ndarray,
-    levels: np.ndarray,
-    dataset: Dataset,
-    index: int,
-    preprocessing: Preprocessing,
+    stored: np.ndarray, levels: np.ndarray, dataset: Dataset, index: int, options: Preprocessing
 ) -> np.ndarray:
-    """Returns the grey level of each stored value, uint8.
+    """Returns the grey level of each stored value, 0..1, before the photometric interpretation.
 
-    The modality transform comes first, then the window, then the photometric interpretation
-    (C.11.1).
+    The modality transform comes first, then the window (C.11.1).
     """
     rescaling = of_frame(dataset, index, "PixelValueTransformationSequence")
     view = of_frame(dataset, index, "FrameVOILUTSequence")
     values = _rescaled(stored, rescaling)
-    if preprocessing.window:
-        shares = _windowed(values, *preprocessing.window, "LINEAR")
-    elif view.get("VOILUTSequence"):
+    if options.window:
+        return _windowed(values, *options.window, "LINEAR")
+    if view.get("VOILUTSequence"):
         item = view.VOILUTSequence[0]
         entries = _looked_up(np.rint(values), item.LUTDescriptor, item.LUTData, dataset)
-        shares = np.clip(entries / ((1 << item.LUTDescriptor[2]) - 1), 0, 1)
-    elif own := window_of(view):
-        shares = _windowed(values, *own, view.get("VOILUTFunction") or "LINEAR")
-    else:
-        shown = values
-        if not is_plain(dataset, rescaling):
-            shown = values[_used(stored, levels, dataset)]
-            if preprocessing.no_window is None:
-                raise Reject("no_window", "a DICOM file without a window; see --window")
-        low, high = shown.min(), shown.max()
-        shares = np.clip((values - low) / max(high - low, 1e-6), 0, 1)
-    return np.rint(255 * (1 - shares if _is_inverted(dataset) else shares)).astype(np.uint8)
+        return np.clip(entries / ((1 << item.LUTDescriptor[2]) - 1), 0, 1)
+    if own := window_of(view):
+        return _windowed(values, *own, view.get("VOILUTFunction") or "LINEAR")
+    shown = values
+    if not is_plain(dataset, rescaling):
+        shown = values[_used(stored, levels, dataset)]
+        if options.no_window is None:
+            raise Reject("no_window", "a DICOM file without a window; see --window")
+    low, high = shown.min(), shown.max()
+    return np.clip((values - low) / max(high - low, 1e-6), 0, 1)
 
 
 def _numbers(
@@ -367,7 +535,7 @@ def _numbers(
         raise Reject("other_unit", f"values in {unit}, expected {physical.unit}")
     if unit == SHARE:
         values = (stored - stored[0]) / (len(stored) - 1)
-        values = 1 - values if _is_inverted(dataset) else values
+        values = values[::-1] if dataset.PhotometricInterpretation == "MONOCHROME1" else values
     else:
         values = _rescaled(stored, rescaling)
         has_table = rescaling.get("ModalityLUTSequence")

@@ -20,24 +20,16 @@ import unicodedata
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import xxhash
 
 _MOST_BYTES = 1 << 24
+_MOST_FILES = 1000
 _IMAGE_SUFFIXES = ("jpeg", "jpg", "png", "tif", "tiff", "bmp", "gif", "webp", "jp2", "pgm", "ppm")
 
-
-class Found(NamedTuple):
-    """A regular file that a tool lists.
-
-    Attributes:
-        name: as the tool decodes it.
-        digest: of its content; None if the tool cannot read it.
-    """
-
-    name: str
-    digest: str | None
+#: A regular file that a tool lists: its name as the tool decodes it, and the digest of its content,
+#: None if the tool cannot read it.
+Found = tuple[str, str | None]
 
 
 @dataclasses.dataclass
@@ -58,9 +50,21 @@ class Ledger:
     ignored: Mapping[str, int]
     num_files: int
 
+    def fates(self) -> collections.Counter[str]:
+        """Returns the number of files by what became of them."""
+        return collections.Counter(
+            example=len(self.examples), reject=len(self.rejects),
+            copy=self.copies, ignored=sum(self.ignored.values()),
+        )  # fmt: skip
+
 
 def digest(content: bytes) -> str:
     return xxhash.xxh3_128_hexdigest(content)
+
+
+def escaped(name: str) -> str:
+    """Returns a name as the tables show it."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
 
 
 def found_by_tools(path: Path) -> dict[str, list[Found]]:
@@ -78,39 +82,35 @@ def _found(name: str, size: int, read: Callable[[], bytes]) -> Found:
     if size < _MOST_BYTES:
         with contextlib.suppress(Exception):  # whatever a tool raises, it cannot read it
             content = digest(read())
-    return Found(name, content)
+    return name, content
 
 
 def _walk(folder: Path) -> Iterator[Found]:
     for where, _, names in os.walk(folder):
         for path in (Path(where, name) for name in names):
             with contextlib.suppress(OSError):
-                found = path.stat()
-                if stat.S_ISREG(found.st_mode):
-                    yield _found(
-                        path.relative_to(folder).as_posix(), found.st_size, path.read_bytes
-                    )
+                if path.is_file():
+                    name = path.relative_to(folder).as_posix()
+                    yield _found(name, path.stat().st_size, path.read_bytes)
 
 
 def _zipfile(path: Path) -> list[Found] | None:
-    try:
-        archive = zipfile.ZipFile(path)
-    except Exception:  # whatever it raises, it refuses
-        return None
-    with archive:
+    # Whatever it raises, it refuses.
+    with contextlib.suppress(Exception), zipfile.ZipFile(path) as archive:
         return [
             _found(info.filename, info.file_size, functools.partial(archive.read, info))
             for info in archive.infolist()
             if (info.file_size or not info.filename.endswith("/"))
             and not stat.S_ISLNK(info.external_attr >> 16)
         ]
+    return None
 
 
 def _tarfile(path: Path) -> list[Found] | None:
     found = []
     with contextlib.suppress(Exception), tarfile.open(path) as archive:
         # Some damage makes it go round in circles.
-        for info in itertools.islice(archive, 1000):
+        for info in itertools.islice(archive, _MOST_FILES):
             if info.isreg():
                 read = functools.partial(lambda info: archive.extractfile(info).read(), info)
                 found.append(_found(info.name, info.size, read))
@@ -119,8 +119,7 @@ def _tarfile(path: Path) -> list[Found] | None:
 
 @functools.cache
 def _archive_library() -> ctypes.CDLL | None:
-    name = ctypes.util.find_library("archive")
-    if name is None:
+    if (name := ctypes.util.find_library("archive")) is None:
         return None
     library = ctypes.CDLL(name)
     library.archive_read_new.restype = ctypes.c_void_p
@@ -136,10 +135,8 @@ def _libarchive(path: Path) -> list[Found] | None:
     lib.archive_read_support_filter_gzip(reader)
     lib.archive_read_support_format_tar(reader)
     lib.archive_read_support_format_zip_seekable(reader)
-    data = path.read_bytes()
-    entry = ctypes.c_void_p()
-    buffer = ctypes.create_string_buffer(1 << 16)
-    found = []
+    data, entry, found = path.read_bytes(), ctypes.c_void_p(), []
+    buffer = ctypes.create_string_buffer(_MOST_BYTES + 1)
     try:
         if lib.archive_read_open_memory(reader, data, ctypes.c_size_t(len(data))):
             return None
@@ -149,17 +146,12 @@ def _libarchive(path: Path) -> list[Found] | None:
             is_link = lib.archive_entry_hardlink(entry) is not None
             if lib.archive_entry_filetype(entry) != stat.S_IFREG or is_link or not name:
                 continue
-            content = bytearray()
-            while (count := lib.archive_read_data(reader, buffer, len(buffer))) > 0:
-                content += buffer.raw[:count]
-                if len(content) > _MOST_BYTES:
-                    count = -1
-                    break
+            size = lib.archive_read_data(reader, buffer, len(buffer))
             # It takes names from before the members, which may be damaged, not from the directory.
             # So a folder can look like an empty file, and of what it cannot read it knows little.
-            if content and count == 0:
-                found.append(Found(os.fsdecode(name), digest(bytes(content))))
-            if len(found) > 1000:
+            if 0 < size <= _MOST_BYTES:
+                found.append((os.fsdecode(name), digest(buffer.raw[:size])))
+            if len(found) > _MOST_FILES:
                 break
     finally:
         lib.archive_read_free(reader)
@@ -177,37 +169,35 @@ def complaints(
         packed: contents of the files before anything was damaged.
     """
     unnamed = ledger.copies + sum(ledger.ignored.values())
-    total = len(ledger.examples) + len(ledger.rejects) + unnamed
-    if total != ledger.num_files:
+    if (total := ledger.fates().total()) != ledger.num_files:
         yield f"{ledger.num_files} files seen, {total} in the ledger"
-    rejected = {_same(name) for name, _ in ledger.rejects}
-    examples = {_same(escaped(name)) for name in ledger.examples}
+    # Of an example the digest by its name; None of a reject, which has no content.
+    known: dict[str, str | None] = {_same(name): None for name, _ in ledger.rejects}
+    known |= {_same(escaped(name)): content for name, content in ledger.examples.items()}
     contents = collections.defaultdict(set)
-    for files in found.values():
-        for name, content in files:
-            contents[_same(name)].add(content)
+    for name, content in itertools.chain.from_iterable(found.values()):
+        contents[_same(escaped(name))].add(content)
     seen = {content for some in contents.values() for content in some} | set(map(digest, packed))
-    for name, content in ledger.examples.items():
-        if found and content not in seen:
+    for name, content in known.items():
+        if content and found and content not in seen:
             yield f"no tool finds the content of the example {name!r}"
-        elif not {content, None} & contents.get(_same(name), {content}):
+        elif content and not {content, None} & contents.get(name, {content}):
             yield f"{name!r} has the content of another file"
     for tool, files in found.items():
         if len(files) > ledger.num_files:
             yield f"{tool} lists {len(files)} files, the ledger has {ledger.num_files}"
-        names = {_same(escaped(file.name)) for file in files}
-        missing = [f for f in files if _same(escaped(f.name)) not in examples | rejected]
         # libarchive takes the name before a member, not the one in the directory, and where the
         # two differ, the ledger has the file under a name that this tool does not know.
-        renamed = {c for name, c in ledger.examples.items() if _same(escaped(name)) not in names}
-        missing = [file for file in missing if file.digest not in renamed]
-        spare = sum(_same(name) not in names for name, _ in ledger.rejects)
+        others = known.keys() - {_same(escaped(name)) for name, _ in files}
+        renamed = {known[name] for name in others} - {None}
+        missing = [f for f in files if _same(escaped(f[0])) not in known and f[1] not in renamed]
+        spare = sum(known[name] is None for name in others)
         if len(missing) > unnamed + spare:
             yield f"{tool} lists {len(missing)} files of no name in the ledger, it counts {unnamed}"
         for name, content in missing if tool != "libarchive" else ():
             if content is None or _may_be_ignored(name) or "other_tree" in ledger.ignored:
                 continue
-            if not (ledger.copies and _is_copy(name, content, ledger)):
+            if not (ledger.copies and _is_copy(name, content, known)):
                 yield f"{tool} reads {name!r}, which is not in the ledger"
 
 
@@ -217,24 +207,16 @@ def _same(name: str) -> str:
 
 
 def _may_be_ignored(name: str) -> bool:
-    parts = name.split("/")
+    *folders, base = name.split("/")
     return (
-        any(part.startswith(".") for part in parts)
-        or "__MACOSX" in parts
-        or parts[-1].lower() in ("thumbs.db", "desktop.ini")
-        or parts[-1].lower().rpartition(".")[2] not in _IMAGE_SUFFIXES
+        any(part.startswith(".") for part in (*folders, base))
+        or "__MACOSX" in folders
+        or base.lower() in ("thumbs.db", "desktop.ini")
+        or base.lower().rpartition(".")[2] not in _IMAGE_SUFFIXES
     )
 
 
-def _is_copy(name: str, content: str, ledger: Ledger) -> bool:
+def _is_copy(name: str, content: str, known: Mapping[str, str | None]) -> bool:
     """Tells whether the first file with the end of this name has this content, or is a reject."""
     tail = "/" + "/".join(_same(escaped(name)).split("/")[-2:])
-    return any(
-        f"/{_same(escaped(first))}".endswith(tail) and found in (content, None)
-        for first, found in [*ledger.examples.items(), *((n, None) for n, _ in ledger.rejects)]
-    )
-
-
-def escaped(name: str) -> str:
-    """Returns a name as the tables show it."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in name)
+    return any(f"/{n}".endswith(tail) and found in (content, None) for n, found in known.items())

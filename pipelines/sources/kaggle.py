@@ -1,0 +1,349 @@
+"""Kaggle: downloads a dataset's archive once; resumes, retries, checks and keeps it.
+
+Credentials are found where the official client finds them, with `kagglesdk`, the library inside the
+`kaggle` command. Importing `kaggle` itself would log in, print and make folders, and would end the
+process where there are no credentials.
+
+The parts of an archive are read like those of any zip on a web server, several of them at the same
+time. Until all bytes are there, the file is named after the version that Kaggle has,
+`NAME.zip.VERSION.part`, so a download resumes that version and no other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import requests
+from requests.adapters import HTTPAdapter
+from tqdm import tqdm
+from tqdm.utils import CallbackIOWrapper
+from urllib3 import Retry
+
+from pipelines import errors
+from pipelines.stores import file_lock
+from tfrecord_io import archives, redaction
+from tfrecord_io.ahead import map_ahead
+from tfrecord_io.files import read_json, sync_folder, write_json
+from tfrecord_io.rejects import is_of_content
+from tfrecord_io.stores import remote
+
+DEFAULT_DATASET = "paultimothymooney/kermany2018"
+
+_LOG = logging.getLogger(__name__)
+# A killed download loses the parts that were on their way.
+_PART_BYTES = 1 << 20
+_NUM_PARTS_AT_ONCE = 8
+# Attempts in a row that bring no new byte; in each of them, single requests are made again.
+_MOST_ATTEMPTS = 3
+
+_HOW_TO_AUTHENTICATE = """\
+Kaggle needs credentials, and they are free: sign in at https://www.kaggle.com, open
+https://www.kaggle.com/settings/api and generate a token. Then do one of these:
+  export KAGGLE_API_TOKEN=TOKEN        the token itself, or the path of a file that holds it
+  save it as ~/.kaggle/access_token    (chmod 600)
+  kaggle auth login                    log in with the browser (OAuth), no token to copy
+or, with a legacy API key (a user name and a key):
+  export KAGGLE_USERNAME=NAME KAGGLE_KEY=KEY
+  save its kaggle.json as ~/.kaggle/kaggle.json    (chmod 600)
+To try the build without an account, run with --source synthetic, which needs no credentials."""
+
+_TIMEOUT_S = 60.0
+# Waits for 2, 4, 8 and 16 s, or as long as the server asks.
+_RETRY = Retry(
+    5,
+    backoff_factor=1,
+    allowed_methods=None,
+    status_forcelist=(408, 429, 500, 502, 503, 504),
+    raise_on_status=False,
+)
+
+
+#: Where credentials were found, and a function that returns them for `requests`.
+Login = tuple[str, Callable[[], Any]]
+
+
+def find_login() -> Login:
+    """Returns the credentials that the official client would use, without the network.
+
+    Its order is: access token, user name and key, login with the browser. After such a login the
+    function asks Kaggle for a token, and raises `requests.RequestException` if that fails.
+
+    Raises:
+        errors.UserError: if there are none; the message says how to get and set them.
+        errors.BuildError: if the official library is not installed.
+    """
+    try:
+        from kagglesdk import KaggleClient, KaggleCredentials, get_access_token_from_env
+        from kagglesdk.kaggle_http_client import KaggleHttpClient
+    except ImportError as error:
+        raise errors.BuildError(
+            f"Kaggle's library could not be imported ({error}).\nInstall it with: pip install "
+            "kaggle six\nTo try the build without Kaggle, run with --source synthetic."
+        ) from None
+    # What the library raises for a file that cannot be read, or a token longer than a path.
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        token, place = get_access_token_from_env()
+        if token:
+            return str(place), lambda: KaggleHttpClient.BearerAuth(token)
+        config = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+        folders = (os.environ.get("KAGGLE_CONFIG_DIR") or "~/.kaggle", f"{config}/kaggle")
+        files = (read_json(Path(folder, "kaggle.json").expanduser()) for folder in folders)
+        stored = next(filter(None, files), {})
+        username = os.environ.get("KAGGLE_USERNAME") or stored.get("username")
+        key = os.environ.get("KAGGLE_KEY") or stored.get("key")
+        if username and key:
+            redaction.remember(key)
+            return "KAGGLE_USERNAME, KAGGLE_KEY or kaggle.json", lambda: (username, key)
+        if browser := KaggleCredentials.load(KaggleClient()):
+            place = "~/.kaggle/credentials.json (kaggle auth login)"
+            return place, lambda: KaggleHttpClient.BearerAuth(browser.get_access_token())
+    raise errors.UserError(
+        "No Kaggle credentials were found, or only empty, incomplete or damaged ones.\n"
+        + _HOW_TO_AUTHENTICATE
+    )
+
+
+def archive_address(dataset: str, login: Login) -> str:
+    """Returns the archive's address on a storage host, signed and valid for some minutes.
+
+    The request is that of the official client, which has no time limit. The storage host does not
+    get the credentials.
+
+    Raises:
+        errors.UserError: if Kaggle refused the credentials.
+        errors.BuildError: if Kaggle refused the dataset, or did not answer.
+    """
+    from kagglesdk import KaggleEnv
+    from kagglesdk.kaggle_env import get_endpoint, get_env
+
+    environment, (place, auth) = get_env(), login
+    prefix = "" if environment == KaggleEnv.PROD else "/api"
+    owner, name = dataset.split("/")
+    try:
+        with requests.Session() as session:
+            for scheme in ("https://", "http://"):
+                session.mount(scheme, HTTPAdapter(max_retries=_RETRY))
+            response = session.post(
+                f"{get_endpoint(environment)}{prefix}/v1/datasets.DatasetApiService/DownloadDataset",
+                json={"ownerSlug": owner, "datasetSlug": name},
+                auth=auth(),
+                allow_redirects=False,
+                timeout=_TIMEOUT_S,
+            )
+    except requests.HTTPError as error:  # the login with the browser was refused
+        response = error.response
+    except requests.RequestException as error:
+        raise errors.BuildError(
+            f"Kaggle could not be asked for {dataset}: {redaction.without_secrets(str(error))}.\n"
+            "Check the network connection and the proxy variables. If a company's proxy has its "
+            "own certificates, set REQUESTS_CA_BUNDLE to their file."
+        ) from None
+    if response.is_redirect:
+        return response.headers["Location"]
+    raise _refusal(response, dataset, place)
+
+
+def _refusal(response: requests.Response, dataset: str, place: str) -> errors.ToldError:
+    """Returns the error for an answer without an address; the credentials are from `place`."""
+    status, text = response.status_code, response.reason
+    with contextlib.suppress(ValueError, LookupError, TypeError):
+        answer: Any = response.json()
+        text = answer["message"]
+        # The API may answer 200 and have the status in the answer's JSON.
+        status = max(status, answer["code"])
+    if status == 401:
+        return errors.UserError(
+            f"Kaggle refused the credentials, which were found in {place}.\n"
+            f"They may be mistyped, expired or revoked.\n{_HOW_TO_AUTHENTICATE}"
+        )
+    # A server may repeat the credentials.
+    redaction.remember(response.request.headers.get("Authorization", "").rpartition(" ")[2])
+    said = redaction.without_secrets(" ".join(str(text).split()))[:200]
+    return errors.BuildError(
+        f"Kaggle does not let this account download {dataset} (HTTP {status}: {said}).\n"
+        f"Open https://www.kaggle.com/datasets/{dataset} in a browser, signed in to the same "
+        "account.\nIf the page asks you to accept terms or rules, or to verify your phone number, "
+        "do so. If it does not open, check the name,\nor ask the owner for access.\n"
+        "After HTTP 408, 429 or 5xx, run the same command again later. HTTP 200 can be the page of "
+        "a network that requires a login in the browser."
+    )
+
+
+def download_archive(dataset: str, download_dir: Path) -> Path:
+    """Downloads what is missing of a dataset's zip archive, checks it and returns its path.
+
+    The archive is `download_dir/NAME.zip`. One that was checked before is returned at once, without
+    network or credentials; a complete one that the user put there is checked first. If another
+    process is downloading it, an error names that process at once: waiting could take hours.
+
+    Raises:
+        errors.UserError: if no credentials were found, or Kaggle refused them.
+        errors.BuildError: if the archive could not be downloaded, is corrupt, or is in use by
+            another process.
+    """
+    archive = download_dir / f"{dataset.split('/')[1]}.zip"
+    if not archive.exists():
+        find_login()  # Before any folder is made, so that an error leaves nothing on the disk.
+    elif is_verified(archive, dataset):
+        _LOG.info("Using %s, downloaded and checked before.", archive)
+        return archive
+    lock, doing = archive.with_name(f".{archive.name}.lock"), f"downloading or checking {archive}"
+    with (
+        errors.clear_write_errors(f"{archive} (--download_dir chooses another folder)"),
+        file_lock.held(lock, doing, errors.BuildError),
+    ):
+        if not archive.exists():
+            fetch(dataset, archive)
+        if not is_verified(archive, dataset):
+            verify_archive(archive, dataset)
+    return archive
+
+
+def fetch(dataset: str, archive: Path) -> None:
+    """Downloads or resumes until the archive is complete; see `download_archive`.
+
+    Nobody else may write the file meanwhile. If it raises, the bytes that arrived are kept.
+    """
+    login, attempts = find_login(), 0
+    with _byte_bar(f"downloading {archive.name}") as bar:
+        while True:
+            before = _num_arrived(archive)
+            try:
+                part = _attempt(dataset, archive, login, bar)
+                break
+            except (errors.StoreError, FileNotFoundError) as error:
+                # An address that has expired is refused, too.
+                arrived = _num_arrived(archive)
+                attempts = 1 if arrived > before else attempts + 1
+                missing = " does not exist" if isinstance(error, FileNotFoundError) else ""
+                message = f"The download was interrupted: {error}{missing}."
+                if attempts == _MOST_ATTEMPTS:
+                    raise errors.BuildError(
+                        f"{message}\nRun the same command again to resume with the "
+                        f"{tqdm.format_sizeof(arrived, 'B')} that arrived."
+                    ) from None
+                _LOG.warning("%s Asking Kaggle for a new address.", message)
+    part.replace(archive)
+    sync_folder(archive.parent)
+
+
+def _attempt(dataset: str, archive: Path, login: Login, bar: tqdm) -> Path:
+    """Downloads what is missing of an archive; returns the whole file, under its partial name.
+
+    Raises:
+        errors.BuildError: if Kaggle refuses, or the disk has too little space.
+        errors.StoreError, FileNotFoundError: if the storage refuses, stops sending or has another
+            version now.
+    """
+    url = archive_address(dataset, login)
+    file = remote.describe(url)
+    part = archive.with_name(f"{archive.name}.{file.size}-{file.version:x}.part")
+    for other in set(_parts(archive)) - {part}:
+        other.unlink()
+    start = _num_arrived(archive)
+    free = shutil.disk_usage(archive.parent).free
+    if file.size - start > free:
+        raise errors.BuildError(
+            f"{archive.parent} has {tqdm.format_sizeof(free, 'B')} free, but {archive.name} needs "
+            f"{tqdm.format_sizeof(file.size - start, 'B')} more.\n"
+            "Free some space, or choose another folder with --download_dir."
+        )
+    bar.total = file.size
+    bar.update(start - bar.n)
+
+    def read(place: int) -> bytes:
+        return remote.read(url, place, min(_PART_BYTES, file.size - place), file.mark)
+
+    places = range(start, file.size, _PART_BYTES)
+    blocks = map_ahead(read, places, _NUM_PARTS_AT_ONCE, num_threads=_NUM_PARTS_AT_ONCE)
+    with part.open("ab") as target:
+        for block in blocks:
+            target.write(block)
+            bar.update(len(block))
+        target.flush()
+        os.fsync(target.fileno())
+    return part
+
+
+def _parts(archive: Path) -> list[Path]:
+    return list(archive.parent.glob(f"{archive.name}.*.part"))
+
+
+def _num_arrived(archive: Path) -> int:
+    """Returns the size in bytes of a partial archive."""
+    return sum(part.stat().st_size for part in _parts(archive))
+
+
+def _byte_bar(description: str, total: int | None = None) -> tqdm:
+    """Returns a progress bar on stderr, of `total` bytes."""
+    # In a log file each refresh is a new line.
+    how_often = {} if sys.stderr.isatty() else {"mininterval": 30.0, "maxinterval": 30.0}
+    return tqdm(desc=description, total=total, unit="B", unit_scale=True, **how_often)
+
+
+def verify_archive(archive: Path, dataset: str) -> None:
+    """Compares the CRC of every member of a zip, and records in a sidecar file that all are right.
+
+    A corrupt archive is renamed to `NAME.zip.corrupt`, so that the next run starts a new download
+    and 11 GB are not deleted without the user's consent.
+
+    Raises:
+        errors.BuildError: if the archive is corrupt.
+        OSError: if the disk failed.
+    """
+    stat = archive.stat()
+    if damage := _find_damage(archive, stat.st_size):
+        _record(archive).unlink(missing_ok=True)
+        aside = archive.rename(archive.with_name(archive.name + ".corrupt"))
+        raise errors.BuildError(
+            f"{archive} has all its bytes, but is corrupt: {damage}.\n"
+            f"It was moved to {aside}, which you may delete.\n"
+            "Run the same command again to download a new one."
+        )
+    facts = {"dataset": dataset, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+    write_json(_record(archive), facts)
+
+
+def is_verified(archive: Path, dataset: str) -> bool:
+    """Returns whether an archive was checked and has not changed since.
+
+    Raises:
+        errors.BuildError: if the archive belongs to another dataset of the same NAME.
+    """
+    record, stat = read_json(_record(archive)), archive.stat()
+    if (record.get("size"), record.get("mtime_ns")) != (stat.st_size, stat.st_mtime_ns):
+        return False
+    if str(record.get("dataset")).lower() != dataset.lower():
+        raise errors.BuildError(
+            f"{archive} is the archive of {record.get('dataset')}, not of {dataset}: the two have "
+            "the same NAME.\nChoose another folder with --download_dir."
+        )
+    return True
+
+
+def _record(archive: Path) -> Path:
+    return archive.with_name(archive.name + ".verified.json")
+
+
+def _find_damage(archive: Path, num_bytes: int) -> str:
+    """Returns what is wrong with a zip, "" if nothing is."""
+    try:
+        with (
+            archive.open("rb") as raw,
+            _byte_bar(f"checking {archive.name}", total=num_bytes) as bar,
+            archives.open_zip(CallbackIOWrapper(bar.update, raw, "read")) as file,
+        ):
+            bar.reset()  # what was read so far is the index
+            member = file.testzip()
+            return f"the checksum of {member!r} is wrong" if member else ""
+    except Exception as error:
+        if not is_of_content(error):
+            raise
+        return f"it cannot be read ({error!r})"

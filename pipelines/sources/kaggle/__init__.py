@@ -1,1 +1,0 @@
-"""Kaggle source: downloads a dataset's whole archive, checks it and keeps it."""

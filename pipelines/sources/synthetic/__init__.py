@@ -1,1 +1,0 @@
-"""Synthetic source: drawn OCT-like scans, in the folder structure of the Kermany archive."""

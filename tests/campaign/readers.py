@@ -1,0 +1,263 @@
+"""Readers of datasets that change or are damaged, and of stores that fail.
+
+A batch must be right, or an error must name the file. Where the format cannot show the change, the
+outcome says so; docs/reliability.md lists these. After a reader of a store was disturbed, the next
+one, with the same cache and a store that works, must give the batches of a local copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import random
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import builds
+import numpy as np
+from dataset_factory import write_dataset
+from web_server import WebFile, WebServer, running_web
+
+from campaign import damage, faults
+from campaign.case import Case
+from campaign.processes import Ending, Fault, Run, home
+from tfrecord_io import ManifestError, make_batches
+from tfrecord_io.errors import ToldError
+from tfrecord_io.stores import remote
+
+_SHARD = "train-00001-of-00003.tfrecord"
+
+
+def main(words: Sequence[str]) -> int:
+    """Reads two epochs and prints their digest; the word holds JSON of what `_start` is given."""
+    options = json.loads(words[0])
+    way, number = options.pop("change", ("nothing", 0))
+    remote.SILENT_SECONDS, remote.RETRY_SECONDS = 2, 20
+    try:
+        batches = _batches(**options)
+        # Its shards are mapped now.
+        _CHANGES[way](Path(options["data"], _SHARD), number)
+        print(f"digest: {_digest(batches)}")
+    # Only a store and its cache may meet errors of the system.
+    except (ToldError, ManifestError, OSError) as error:
+        if isinstance(error, OSError) and "cache_dir" not in options:
+            raise
+        print(f"error: {error}")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _batches(data: Path | str, **options: object) -> object:
+    return make_batches(
+        data, split="train", batch_size=16, seed=3, epochs=2, with_keys=True, **options
+    )
+
+
+def _digest(batches: object) -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    for batch in batches:
+        for array in batch:
+            digest.update(array)
+    return digest.hexdigest()
+
+
+def _start(fault: Fault | None = None, **options: object) -> Run:
+    return Run([json.dumps(options)], fault, {"no_proxy": "127.0.0.1"}, "campaign.readers")
+
+
+def _is_of(text: str, digests: Sequence[str]) -> bool:
+    return any(f"digest: {digest}" in text for digest in digests)
+
+
+# ---- of a folder
+
+
+def _overwrite(path: Path, number: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[number % len(content)] ^= 0xFF
+    with path.open("r+b") as file:
+        file.write(content)
+
+
+def _replace(path: Path, number: int) -> None:
+    other = path.with_suffix(".other")
+    other.write_bytes(np.random.default_rng(number).bytes(path.stat().st_size))
+    other.replace(path)
+
+
+def _grow(path: Path, number: int) -> None:
+    with path.open("ab") as file:
+        file.write(bytes(1 + number % 9000))
+
+
+#: What happens to a shard, by a number that decides the rest.
+_CHANGES: dict[str, Callable[[Path, int], object]] = {
+    "nothing": lambda path, number: None,
+    "cut": lambda path, number: os.truncate(path, number % path.stat().st_size),
+    "empty": lambda path, number: os.truncate(path, 0),
+    "grow": _grow,
+    "replace": _replace,
+    "overwrite": _overwrite,
+    "delete": lambda path, number: path.unlink(),
+}
+
+
+def try_local(case: Case) -> str:
+    """Damages a dataset, before or after it is opened, and reads all of it."""
+    data, change = case.folder / "data", {}
+    write_dataset(data, num_examples={"train": 60}, image_shape=(24, 24, 1))
+    right = _digest(_batches(data))
+    verify, is_mapped = case.pick("size", "size", "crc", "sha256"), case.happens(0.3)
+    way, number = (
+        case.pick(*[way for way in _CHANGES if way != "nothing"]),
+        case.rng.getrandbits(32),
+    )
+    if is_mapped:
+        change = {"change": (way, number)}
+    elif case.happens(0.55):
+        way = "manifest: " + damage.alter_json(case.rng, data / "manifest.json")[:80]
+    else:
+        _CHANGES[way](data / _SHARD, number)
+    when = "mapped" if is_mapped else "before"
+    case.what = f"{way}, {when}, verify={verify}"
+    code, text = _start(data=str(data), verify=verify, **change).wait()
+    name = f"{way.partition(':')[0]} {when}"
+    # The kernel ends a process that reads a mapped page which its file no longer has.
+    if code == -7 and is_mapped:
+        return f"{name}: signal 7"
+    if code:
+        case.require(code == 1, f"exit code {code}")
+        case.require_message(text, code)
+        case.require(str(case.folder) in text, f"the error names no file: {text}")
+        return f"{name}: error"
+    # Only a checksum tells other bytes of the same number, and only before the shards are mapped.
+    is_unseen = is_mapped or "manifest" in way
+    is_unseen |= verify == "size" and way in ("overwrite", "replace")
+    is_right = _is_of(text, [right])
+    case.require(is_right or is_unseen, "a batch is wrong, and nothing was said")
+    return f"{name}: {'right' if is_right else 'wrong'}"
+
+
+# ---- of a store
+
+# Of these, every one is mended by asking again.
+_RARE = ("refused", "cut", "garbled", "short")
+
+
+class _Store(WebServer):
+    """A web server that can fail by chance, or from some request on.
+
+    Attributes:
+        rate: share of the answers with `fault`.
+        first_bad: number of the first request that may fail.
+        most_bad: how many may.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+        self.mend()
+
+    def mend(self) -> None:
+        self.fault, self.rate, self.first_bad, self.most_bad = "", 1.0, 0, sys.maxsize
+        self.num_requests, self.random = 0, random.Random(0)
+
+    def next_fault(self, path: str) -> str:
+        time.sleep(0.002)
+        with self.lock:
+            self.num_requests += 1
+            is_bad = self.num_requests > self.first_bad and self.random.random() < self.rate
+            # Only records have checksums and a length that is known before.
+            is_whole = self.fault not in ("garbled", "short") or path.endswith(".tfrecord")
+            if not (self.fault and is_bad and is_whole and self.most_bad):
+                return ""
+            self.most_bad -= 1
+            return self.fault
+
+    def hold(self, files: dict[str, bytes], e_tag: str = '"1"') -> None:
+        self.files = {f"data/{name}": WebFile(body, e_tag) for name, body in files.items()}
+
+
+@functools.cache
+def _dataset(seed: int) -> tuple[dict[str, bytes], str]:
+    """Returns the files of a dataset, of the same sizes for each seed, and its digest."""
+    folder = home() / f"remote-{seed}"
+    sizes = {"num_examples": {"train": 400}, "image_shape": (50, 40, 1), "num_shards": 4}
+    write_dataset(folder, seed=seed, **sizes)
+    return builds.files_of(folder), _digest(_batches(folder))
+
+
+def try_remote(case: Case) -> str:
+    """Disturbs a reader of a store, or two, and reads again."""
+    files, right = _dataset(0)
+    num_bytes = sum(map(len, files.values()))
+    room = case.pick(None, num_bytes // 4, 2 * num_bytes, 0)
+    kinds = (*_RARE, "kill", "kill", "silent", "dead", "two", "changed", "files", "disk")
+    kind, where = case.pick(*kinds), case.folder / "cache"
+    case.what = f"{kind}, room {'for all' if room is None else room}"
+    with running_web(kind=_Store) as server, contextlib.ExitStack() as stack:
+        server.hold(files)
+        if kind == "disk":
+            if not faults.can_mount():
+                return "no disk to fill"
+            size = case.rng.randrange(100 << 10, num_bytes)
+            where = stack.enter_context(faults.small_disk(case.folder / "disk", size)) / "cache"
+        cache_gb = None if room is None else room / 1e9
+        start = functools.partial(
+            _start, data=server.url("data"), cache_dir=str(where), cache_gb=cache_gb
+        )
+        endings = _disturb(case, server, kind, start)
+        server.mend()
+        server.hold(files)
+        last = start().wait()
+        for ending in endings:
+            _judge(case, kind, *ending, [right, _dataset(1)[1]] if kind == "changed" else [right])
+        _judge(case, "the next one", *last, [right])
+        used = sum(512 * path.stat().st_blocks for path in where.rglob("records"))
+        case.require(not room or used <= room, f"the cache takes {used:,} bytes, more than {room}")
+        shutil.rmtree(where, ignore_errors=True)
+    # Ctrl-C counts as a kill.
+    codes = sorted({-1 if code == 130 else min(max(code, -1), 1) for code, _ in endings})
+    return f"{kind}: {' and '.join({-1: 'killed', 0: 'right', 1: 'error'}[c] for c in codes)}"
+
+
+def _disturb(case: Case, server: _Store, kind: str, start: Callable[..., Run]) -> list[Ending]:
+    """Reads while something goes wrong."""
+    rng, server.random = case.rng, random.Random(case.rng.random())
+    if kind in _RARE:
+        server.fault, server.rate = kind, 0.05
+    elif kind in ("silent", "dead"):
+        server.fault = {"silent": "silent", "dead": "refused"}[kind]
+        server.first_bad = rng.randrange(120)
+        server.most_bad = case.pick(1, 1, 3) if kind == "silent" else sys.maxsize
+    fault = functools.partial(faults.small_files, rng.randrange(300, 200_000))
+    runs = [start(fault if kind == "files" else None)]
+    if kind == "two" or case.happens(0.2):
+        time.sleep(0.3 * rng.random())
+        runs.append(start())
+    if kind == "changed":
+        builds.wait_until(lambda: server.num_requests > 8 or not runs[0].process.is_alive())
+        time.sleep(0.1 * rng.random())
+        server.hold(_dataset(1)[0], '"2"')
+    is_killed = kind == "kill" or (kind in _RARE and case.happens(0.3))
+    first = [runs.pop(0).end(rng, 0.8)] if is_killed else []
+    return [*first, *(run.wait() for run in runs)]
+
+
+def _judge(case: Case, kind: str, code: int, text: str, right: list[str]) -> None:
+    """Complains of how a reader ended."""
+    case.require_message(text, code)
+    if code == 0:
+        case.require(_is_of(text, right), f"{kind}: wrong batches: {text[:500]}")
+    elif code == 1:
+        is_due = kind == "files" or (kind in ("changed", "dead") and "/data/" in text)
+        case.require(is_due, f"{kind}: an error that is not due, or names no file: {text[:500]}")
