@@ -16,7 +16,6 @@ from unittest import mock
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
-import s3_server
 from web_server import Files, WebFile, WebServer, running_web
 
 from tfrecord_io.stores import remote
@@ -29,20 +28,12 @@ _ROOT = f"{ACCOUNT}/{CONTAINER}/"
 
 
 class AzureServer(WebServer):
-    """A running server with an empty container; its `files` are the blobs.
-
-    `failing` makes it answer with a status, or with half of the body, until a block ends.
-    """
+    """A running server with an empty container; its `files` are the blobs."""
 
     def __init__(self) -> None:
         super().__init__(_Blobs)
         self.blocks: dict[tuple[str, str], bytes] = {}
         self.count = 0
-        self._faults = s3_server.Faults()
-        self.failing = self._faults.on
-
-    def next_fault(self, path: str) -> str:
-        return self._faults.next()
 
     def read(self, prefix: str) -> dict[str, bytes]:
         """Returns the blobs below a prefix, by the rest of their names."""

@@ -12,7 +12,7 @@ Faults wait in a queue for each of the two; every request takes the next one, an
 queue all goes well. The storage is a `WebServer`, whose faults it knows. Every request is recorded.
 
     with StandIn(archive_bytes) as server:
-        server.storage_faults += ["cut", "refused"]
+        server.faults += ["cut", "refused"]
 """
 
 from __future__ import annotations
@@ -95,8 +95,6 @@ class StandIn(WebServer):
         address: its signed address.
         api_faults: for the next requests to DownloadDataset: an error, "page" for one of HTML as a
             network with a login sends it, or "silent".
-        storage_faults: for the next requests to the storage, those of `WebServer`; "" for none, and
-            "expired" for an address that is not valid any more.
         requests: all requests so far.
     """
 
@@ -105,7 +103,6 @@ class StandIn(WebServer):
         self.file = WebFile(archive, query=SIGNATURE)
         self.files = {"archive.zip": self.file}
         self.api_faults: deque[Refuse | str] = deque()
-        self.storage_faults: deque[str] = deque()
         self.requests: list[Recorded] = []
         self.address = f"http://{STORAGE_HOST}/archive.zip?{SIGNATURE}"
 
@@ -132,9 +129,6 @@ class StandIn(WebServer):
     def calls(self, name: str) -> list[Recorded]:
         """Requests to one API method, such as `DownloadDataset`, or to the storage by `GET`."""
         return [one for one in self.requests if one.method == name or one.path.endswith(name)]
-
-    def next_fault(self, path: str) -> str:
-        return self.storage_faults.popleft() if self.storage_faults else ""
 
 
 class _Handler(Files):

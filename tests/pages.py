@@ -109,6 +109,16 @@ def screenshot(page_path: Path, folder: Path, width: int, dark: bool) -> np.ndar
         return np.asarray(image.convert("RGB"))
 
 
+def require_shown(page_path: Path, folder: Path, width: int, dark: bool) -> None:
+    """Requires that a browser shows a page in its colours, at its full width and height."""
+    shown = screenshot(page_path, folder, width, dark)
+    assert shown.shape[1] == width
+    corner = shown[2, 2].astype(int)
+    assert (corner < 60).all() if dark else (corner > 220).all()
+    # Text and cards, on all of the height.
+    assert (shown.reshape(24, -1).std(1) > 3).all()
+
+
 def overhang(page_path: Path, folder: Path, width: int) -> int:
     """Returns by how many pixels the page is wider than a window of this width."""
     # A script in a copy tells the width that the page wants; the page itself has none.

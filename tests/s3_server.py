@@ -3,59 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import os
 import threading
 from collections.abc import Iterator
 from unittest import mock
 
+from web_server import Faulty
+
 from pipelines.stores import beam_flags
 from tfrecord_io.stores import remote
 
 BUCKET = "scans"
 KEY_ID, SECRET_KEY = "AKIDLOOPBACK", "loopback-secret-key-0123"
-
-
 _REFUSAL = b"""<DeleteResult><Error><Key>kept</Key><Code>AccessDenied</Code>
 <Message>Access Denied</Message></Error></DeleteResult>"""
 
 
-@dataclasses.dataclass
-class Faults:
-    """What the server does wrong: it cuts so many answers, refuses to delete.
-
-    After some requests it answers others with a status, or with `half` of what it should say.
-    """
-
-    answers_to_cut: int = 0
-    refuses_deletes: bool = False
-    status: str = ""
-    requests_before: int = 0
-    failing_requests: int = 0
-
-    def next(self) -> str:
-        """Returns the status of the next request, `half`, or "" if nothing is wrong with it."""
-        self.requests_before -= 1
-        if not (self.status and self.requests_before < 0 < self.failing_requests):
-            return ""
-        self.failing_requests -= 1
-        return self.status
-
-    @contextlib.contextmanager
-    def on(self, **faults: int | bool | str) -> Iterator[None]:
-        """Has a server do some of these until the block ends."""
-        vars(self).update(faults)
-        try:
-            yield
-        finally:
-            vars(self).update(vars(Faults()))
-
-
-class S3Server:
+class S3Server(Faulty):
     """A running server with an empty bucket; `flags` are what a user gives to reach it.
 
-    `failing` makes it do some of its `Faults` until a block ends.
+    Of the faults it knows a status, "half", "cut", and "denied", which refuses a deletion.
     """
 
     def __init__(self) -> None:
@@ -63,10 +31,9 @@ class S3Server:
         from moto.server import DomainDispatcherApplication, create_backend_app
         from werkzeug.serving import make_server
 
+        super().__init__()
         self._application = DomainDispatcherApplication(create_backend_app)
         self._sent: list[int] = []
-        self._faults = Faults()
-        self.failing = self._faults.on
         self.http = make_server("127.0.0.1", 0, self._answer, threaded=True)
         self.endpoint = f"http://127.0.0.1:{self.http.port}"
         self.client = boto3.client(
@@ -111,28 +78,24 @@ class S3Server:
         return [item["Key"] for page in pages for item in page.get("Contents", [])]
 
     def _answer(self, environ, start_response):
-        faults = self._faults
-        if faults.refuses_deletes and environ["QUERY_STRING"] == "delete":
+        fault = self.next_fault(environ["PATH_INFO"])
+        if fault == "denied":
             start_response("200 OK", [("Content-Length", str(len(_REFUSAL)))])
             yield _REFUSAL
             return
-        status = faults.next()
-        if status not in ("", "half"):
-            start_response(status, [("Content-Length", "0")])
+        if fault[:1].isdigit():
+            start_response(fault, [("Content-Length", "0")])
             yield b""
             return
         body = self._application(environ, start_response)
         is_read = environ["REQUEST_METHOD"] == "GET" and "list-type" not in environ["QUERY_STRING"]
-        if status:
+        if fault:
             whole = b"".join(body)
-            yield whole[: len(whole) // 2]
-        elif is_read and faults.answers_to_cut:
-            faults.answers_to_cut -= 1
-            yield b"".join(body)[:-1]
-        else:
-            for piece in body:
-                self._sent += [len(piece)] * is_read
-                yield piece
+            yield whole[: len(whole) // 2 if fault == "half" else -1]
+            return
+        for piece in body:
+            self._sent += [len(piece)] * is_read
+            yield piece
 
 
 @contextlib.contextmanager

@@ -206,23 +206,21 @@ def test_failing_on_duplicates_keeps_the_evidence_and_writes_no_manifest(flawed_
     assert {p.name: p.stat().st_mtime_ns for p in out.glob("*.tfrecord")} == before
 
 
-def test_leaks_of_small_pictures_cannot_be_ruled_out(flawed_tree, tmp_path, capsys):
-    scans = shutil.copytree(flawed_tree, tmp_path / "scans")
-    for name in (planted.LEAKED_PATIENT, planted.SAME_PIXELS[0]):
-        (scans / name).unlink()  # or it would fail for these
-    flags = scans, tmp_path / "out", "--leaks=fail", "--image_size=28"
-    assert run_build_here(*flags) == 2
-    assert "--leaks fail cannot be checked with --image_size 28x28" in capsys.readouterr().err
-    assert not list(tmp_path.glob("out/*.tfrecord"))
-    # Nor is a complete dataset of them accepted.
-    build_here(scans, tmp_path / "out", "--image_size=28")
-    found = finding(tmp_path / "out", "near_duplicates")
+def test_leaks_of_small_pictures_cannot_be_ruled_out(clean, tmp_path, capsys):
+    scans, out = clean.parent / "scans", tmp_path / "out"
+    assert run_build_here(scans, out, "--leaks=fail", "--image_size=64x63") == 2
+    assert "--leaks fail cannot be checked with --image_size 64x63" in capsys.readouterr().err
+    assert not list(out.glob("*.tfrecord"))
+    build_here(scans, out, "--leaks=fail", "--image_size=64")
+    # Nor is a complete dataset of smaller pictures accepted.
+    build_here(scans, out, "--image_size=28", "--overwrite")
+    found = finding(out, "near_duplicates")
     assert found.title == "Near duplicates were not looked for"
     assert "Below 64 pixels per side" in found.detail
-    assert run_build_here(*flags) == 1
+    assert run_build_here(scans, out, "--leaks=fail", "--image_size=28") == 1
     assert "near duplicates were not looked for" in capsys.readouterr().err
     for limit in ("max_leaked_pictures", "max_label_conflicts"):
-        assert command_line.main(["audit", str(tmp_path / "out"), f"--{limit}=9"]) == 1
+        assert command_line.main(["audit", str(out), f"--{limit}=9"]) == 1
         said = f"FAILED   --{limit} 9: near duplicates were not looked for"
         assert said in capsys.readouterr().out
 

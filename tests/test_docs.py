@@ -1,4 +1,4 @@
-"""The pages are true: their links lead somewhere, and their code blocks run.
+"""The pages are true: what they name exists, their links lead somewhere, and their code runs.
 
 A block of code runs in the order of its page, in a copy of the repository with stand-ins for the
 data that the pages name. One that cannot run there says why, in a comment before it:
@@ -18,8 +18,11 @@ from pathlib import Path
 
 import pytest
 
+from pipelines import options
+
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "SECURITY.md", *(ROOT / "docs").rglob("*.md")])
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 PACKAGES = ("pipelines", "tfrecord_io", "train")
 #: Messages of Python and the operating system on the page of problems.
 OF_THE_SYSTEM = {
@@ -88,6 +91,58 @@ def test_every_block_names_its_language_or_why_it_is_not_run(page: Path) -> None
     for block in blocks(page):
         assert block.language in TEXT | {"sh", "python"}, f"line {block.line}"
         assert block.reason is None or len(block.reason.split()) >= 3, f"line {block.line}"
+
+
+def _tree() -> dict[str, str]:
+    """Returns the notes of the README's tree by path."""
+    block = re.search(r"```text\n(.*?)```", README, re.DOTALL)
+    assert block, "the README should have a tree in a ```text block"
+    notes, folder = {}, ""
+    for line in block[1].splitlines():
+        indent, name, note = re.fullmatch(r"( *)(\S+) *(.*)", line).groups()
+        if not indent:
+            folder = name if name.endswith("/") else ""
+        notes[(folder if indent else "") + name] = note
+    return notes
+
+
+def test_every_path_of_the_tree_exists() -> None:
+    tree = _tree()
+    assert len(tree) > 15
+    assert [path for path in tree if not (ROOT / path).exists()] == []
+
+
+def test_every_room_stands_in_the_tree_with_a_short_note() -> None:
+    tree = _tree()
+    rooms = [
+        f"{path.parent.relative_to(ROOT).as_posix()}/"
+        for package in PACKAGES
+        for path in sorted((ROOT / package).glob("**/__init__.py"))
+        if path.parent.parent.name != "sources"
+    ]
+    assert [room for room in rooms if room not in tree] == []
+    assert {path: note for path, note in tree.items() if not 1 <= len(note.split()) <= 8} == {}
+
+
+def test_every_flag_that_the_readme_gives_to_the_build_is_one() -> None:
+    commands = re.findall(r"build_tfrecords\.py((?: +[^\n`]+|\\\n)*)", README)
+    flags = {flag for command in commands for flag in re.findall(r"--[a-z_]+", command)}
+    beam_flags = {
+        "--runner", "--project", "--region", "--temp_location", "--sdk_container_image",
+        "--direct_num_workers", "--experiments",
+    }  # fmt: skip
+    assert flags - set(options.flag_names()) - beam_flags == set()
+    assert "--source" in flags
+
+
+def test_the_change_log_has_the_sections_of_a_version_once_and_short_entries() -> None:
+    versions = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("\n## ")[1:]
+    for version in versions:
+        sections = re.findall(r"^### (\w+)$", version, re.MULTILINE)
+        order = [name for name in ("Added", "Changed", "Fixed", "Removed") if name in sections]
+        assert sections == order
+        entries = re.findall(r"^- .*$", version, re.MULTILINE)
+        assert [entry for entry in entries if len(entry.split()) > 60] == []
 
 
 def test_every_file_that_the_page_on_security_names_exists() -> None:

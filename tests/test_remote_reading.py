@@ -219,11 +219,11 @@ def test_a_folder_that_holds_anything_else_is_refused_and_left_as_it_is(
 
 def test_answers_that_fail_or_are_cut_are_asked_for_again(local: Path, store: S3Server) -> None:
     wanted = _numpy(local)
-    with store.failing(status="503 Slow Down", requests_before=20, failing_requests=5):
+    with store.failing("503 Slow Down", after=20, times=5):
         assert_same(_numpy(URL), wanted)
-    with store.failing(answers_to_cut=4):
+    with store.failing("cut", times=4):
         batches = tfrecord_io.make_batches(URL, **DEFAULTS, cache_gb=0)  # the manifest
-    with store.failing(answers_to_cut=4):
+    with store.failing("cut", times=4):
         assert_same(batches, wanted)
 
 
@@ -279,13 +279,12 @@ def test_records_of_two_versions_of_a_shard_never_mix(
 
 
 def test_a_record_that_is_garbled_or_short_on_its_way_is_asked_for_again(
-    local: Path, web: WebServer, monkeypatch: pytest.MonkeyPatch
+    local: Path, web: WebServer
 ) -> None:
     dataset = mapped.MappedDataset(web.url("data"), "train")
-    faults = ["short", "garbled", "garbled"]
-    monkeypatch.setattr(web, "next_fault", lambda _: faults.pop() if faults else "")
+    web.faults += ["garbled", "garbled", "short"]
     assert_same([dataset[7]], [mapped.MappedDataset(local, "train")[7]])
-    assert not faults
+    assert not web.faults
 
 
 def test_a_damaged_record_is_an_error_that_names_it(

@@ -4,7 +4,6 @@ import os
 import stat
 import struct
 import tarfile
-import warnings
 import zipfile
 
 import numpy as np
@@ -333,16 +332,6 @@ def test_a_member_with_content_that_is_named_like_a_folder_or_not_at_all_is_a_re
     path.write_bytes(path.read_bytes().replace(b"?/CNV", b"\0/CNV"))
     found = read_archive(path, tmp_path / "scratch")
     assert found == {**TREE, "train/CNV/": "unsafe_name", "": "unsafe_name"}
-
-
-@KINDS
-def test_a_name_that_stands_twice_is_taken_once(tmp_path, kind):
-    pairs = [*TREE.items(), (FIRST, TREE[FIRST])]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # zipfile's own, on writing
-        path = write_archive(tmp_path, kind, pairs)
-    _, listing = list_archive(path, tmp_path / "scratch")
-    assert (listing.refs.num_rows, listing.copies) == (len(TREE), 1)
 
 
 WHOLE = {}

@@ -281,19 +281,19 @@ def test_no_answer_of_the_storage_but_the_archive_touches_the_partial_file(desk,
     partial = desk.keep_partial(PART)
     if fault == "gone":
         desk.server.files.clear()
-    desk.server.storage_faults += [fault] * 30
+    desk.server.faults += [fault] * 30
 
     desk.fail("The download was interrupted", STORAGE_HOST, "resume with the 262kB that arrived")
 
     assert desk.part.read_bytes() == partial
-    desk.server.storage_faults.clear()
+    desk.server.faults.clear()
     desk.server.files["archive.zip"] = desk.server.file
     desk.run()
     assert desk.ranges() == [*range(PART, len(ARCHIVE), PART)]
 
 
 def test_an_address_that_has_expired_is_asked_for_anew(desk):
-    desk.server.storage_faults += ["expired"] * 2
+    desk.server.faults += ["expired"] * 2
 
     assert "Asking Kaggle for a new address" in desk.run()
 
@@ -321,7 +321,7 @@ kaggle.download_archive({DATASET!r}, pathlib.Path(sys.argv[1]))
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_second_process_is_refused_and_resumes_what_a_stopped_one_left(desk, number):
-    desk.server.storage_faults += [""] * 4 + ["silent"]
+    desk.server.faults += [""] * 4 + ["silent"]
     command = [sys.executable, "-c", CHILD, str(desk.downloads)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL) as process:
@@ -350,7 +350,7 @@ def test_an_archive_that_changed_on_kaggle_is_downloaded_anew(desk, e_tag):
 @pytest.mark.parametrize("where", ["api", "storage"])
 def test_a_connection_that_falls_silent_is_given_up_and_tried_again(desk, where, monkeypatch):
     monkeypatch.setattr(kaggle, "_TIMEOUT_S", 0.5)
-    faults = desk.server.api_faults if where == "api" else desk.server.storage_faults
+    faults = desk.server.api_faults if where == "api" else desk.server.faults
     faults += ["silent"]
     desk.run()
     assert not faults

@@ -315,26 +315,6 @@ def test_a_build_that_must_not_leak_fails_before_it_decodes(leaky_tree, tmp_path
         build_here(leaky_tree, tmp_path / "out")
 
 
-def test_a_build_that_must_not_leak_is_refused_where_not_all_leaks_can_be_found(tmp_path):
-    files = {
-        f"{split}/{label}/{label}-{split}{n}-1.jpeg": jpeg(seed * 10 + n, 40, 48)
-        for seed, (split, label) in enumerate((s, c) for s in ("train", "test") for c in CLASSES)
-        for n in range(3)
-    }
-    scans, output = write_tree(tmp_path / "clean", files), tmp_path / "out"
-    message = "--leaks fail cannot be checked with --image_size 64x63"
-    with pytest.raises(errors.UserError, match=message):
-        build_here(scans, output, "--leaks=fail", "--image_size=64x63")
-    assert not list(output.glob("*.tfrecord"))
-    build_here(scans, output, "--leaks=fail", "--image_size=64")
-    # A complete dataset of tiny images cannot be told to have no leak.
-    build_here(scans, output, "--overwrite")
-    with pytest.raises(errors.BuildError, match="near duplicates were not looked for"):
-        build_here(scans, output, "--leaks=fail")
-    # One split cannot leak.
-    build_here(scans / "train", tmp_path / "train", "--leaks=fail")
-
-
 def test_without_patients_the_build_groups_by_content_in_a_folder_as_in_a_zip(tmp_path):
     files = {f"CNV/scan{number}.jpeg": jpeg(number // 3) for number in range(30)}
     files |= {f"DME/scan{number}.jpeg": jpeg(100 + number // 3) for number in range(30)}

@@ -75,22 +75,6 @@ def test_small_files_of_a_store_are_waited_for_together(tmp_path):
     assert list(Storage("s3://bucket/out").map(read, "abcdefgh")) == list("abcdefgh")
 
 
-def test_a_failed_write_leaves_no_file_and_keeps_the_old_one(tmp_path):
-    storage = Storage(str(tmp_path))
-    storage.make_folders()
-    write(storage, "file", b"old")
-
-    def fail():
-        with storage.create("file") as file:
-            file.write(b"new")
-            raise OSError("no room")
-
-    with pytest.raises(OSError, match="no room"):
-        fail()
-    assert storage.read("file") == b"old"
-    assert storage.names(BUILD_DIR) == []
-
-
 def test_a_store_that_is_not_known_is_a_clear_error():
     with (
         pytest.raises(errors.UserError, match="--output nostore://bucket/out"),
@@ -188,13 +172,17 @@ def test_after_a_file_that_could_not_be_finished_no_other_is(slow_behind):
     assert slow.finished == ["good", "sidecar"]
 
 
-def test_a_block_that_fails_leaves_no_file(storage, behind):
+@pytest.mark.parametrize("create", [Storage.create, WriteBehind.create])
+def test_a_block_that_fails_leaves_the_old_file_and_no_other(storage, behind, create):
+    write(storage, "file", b"old")
+
     def stop_half_way():
-        with behind.create("file") as file:
+        with create(storage if create == Storage.create else behind, "file") as file:
             file.write(b"half")
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         stop_half_way()
     behind.wait()
-    assert not storage.exists("file")
+    assert storage.read("file") == b"old"
+    assert storage.names(BUILD_DIR) == []

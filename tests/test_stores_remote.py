@@ -165,9 +165,9 @@ def test_a_file_that_changed_is_not_read_for_the_one_that_was_looked_up_or_liste
 def test_an_answer_that_is_cut_off_is_asked_for_again(s3):
     url = f"s3://{BUCKET}/cut"
     write(url, CONTENT)
-    with s3.failing(answers_to_cut=3):
+    with s3.failing("cut", times=3):
         assert remote.read(url, 5, 100) == CONTENT[5:105]
-    with s3.failing(answers_to_cut=3):
+    with s3.failing("cut", times=3):
         assert remote.read_file(url) == CONTENT
 
 
@@ -189,8 +189,7 @@ def test_a_bucket_that_is_not_there_is_a_clear_error(s3):
     ):
         with pytest.raises(StoreError, match=r"cannot use s3://nowhere/file: .*NoSuchBucket"):
             use()
-    refused = s3.failing(refuses_deletes=True)
-    with refused, pytest.raises(StoreError, match=r"key kept: Access Denied"):
+    with s3.failing("denied"), pytest.raises(StoreError, match=r"key kept: Access Denied"):
         remote.delete([f"s3://{BUCKET}/kept"])
 
 

@@ -71,18 +71,6 @@ main()
     assert result.stderr == "stopped; run the same command again to continue\n"
 
 
-def test_help_needs_no_tensorflow():
-    code = (
-        "import sys; from train import run\n"
-        "try: run.main(['--help'])\n"
-        "except SystemExit: pass\n"
-        "assert not {'tensorflow', 'keras'} & set(sys.modules)"
-    )
-    result = run_python(code)
-    assert result.returncode == 0, result.stderr
-    assert "--workdir" in result.stdout
-
-
 def test_reading_a_mapped_file_that_was_cut_off_says_where_it_was(tmp_path):
     path = tmp_path / "shard"
     path.write_bytes(bytes(100_000))

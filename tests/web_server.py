@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import os
@@ -99,15 +100,44 @@ class Files(BaseHTTPRequestHandler):
         return self._answer(206, file.content[start:end], headers)
 
 
-class WebServer(ThreadingHTTPServer):
+class Faulty:
+    """What is wrong with the answers of a server: nothing, or one of these.
+
+    A status, "cut" and "half" (it ends early), "whole" (it ignores the range), "short" (a byte of
+    it is missing), "garbled" (another), "refused" (503), "expired" (403), "silent" (there is none),
+    "unconditional" (it ignores If-Match).
+
+    Attributes:
+        faults: of the next answers, one by one; "" for none.
+        fault: of all that follow.
+    """
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)
+        self.faults: collections.deque[str] = collections.deque()
+        self.fault = ""
+
+    def next_fault(self, path: str) -> str:
+        """Returns what is wrong with the answer to a request."""
+        return self.faults.popleft() if self.faults else self.fault
+
+    @contextlib.contextmanager
+    def failing(self, fault: str, *, after: int = 0, times: int | None = None) -> Iterator[None]:
+        """Has some requests fail until the block ends; without `times`, all after the first."""
+        self.faults.extend([""] * after + [fault] * (times or 0))
+        self.fault = "" if times else fault
+        try:
+            yield
+        finally:
+            self.faults.clear()
+            self.fault = ""
+
+
+class WebServer(Faulty, ThreadingHTTPServer):
     """A running server; its files and faults can be changed while it runs.
 
     Attributes:
         files: by their path.
-        fault: "", or what is wrong with each answer: a status, "cut" and "half" (it ends early),
-            "whole" (it ignores the range), "short" (a byte of it is missing), "garbled" (another),
-            "refused" (503), "expired" (403), "silent" (there is none), "unconditional" (it ignores
-            If-Match).
         headers: further headers of each file.
         paths: what was asked for.
         bytes_sent: bytes of files.
@@ -116,16 +146,11 @@ class WebServer(ThreadingHTTPServer):
     def __init__(self, handler: type[Files] = Files) -> None:
         super().__init__(("127.0.0.1", 0), handler)
         self.files: dict[str, WebFile] = {}
-        self.fault = ""
         self.headers: dict[str, str] = {}
         self.paths: list[str] = []
         self.bytes_sent = 0
         self.woken = threading.Event()
         self.scheme = "http"
-
-    def next_fault(self, path: str) -> str:
-        """Returns what is wrong with the next answer, which is of a file."""
-        return self.fault
 
     def url(self, path: str = "") -> str:
         return f"{self.scheme}://127.0.0.1:{self.server_address[1]}/{path}"

@@ -67,12 +67,10 @@ def try_store(case: Case, *, only_kills: bool = False) -> str:
     kind = case.pick("s3", "gs", "az")
     job = _on_store(case, kind)
     fault = "kill" if only_kills else case.pick(*_STATUSES, "half", "half", "kill")
-    num_failing = case.pick(1, 1, 2, 3, 10**6)
+    num_failing = case.pick(1, 1, 2, 3, None)
 
     def failing_store(rng: random.Random, job: Job) -> Ending:
-        with _store(kind).failing(
-            status=fault, requests_before=rng.randrange(60), failing_requests=num_failing
-        ):
+        with _store(kind).failing(fault, after=rng.randrange(60), times=num_failing):
             run = job.start()
             # Of a store that fails for good, half a minute is enough to see.
             run.process.join(30)
@@ -90,27 +88,27 @@ def try_download(case: Case) -> str:
 
     def bad_answers(rng: random.Random, job: Job) -> Ending:
         # The first request is that for the size.
-        server.storage_faults += [""] * rng.randrange(3)
+        server.faults += [""] * rng.randrange(3)
         faults = ("cut", "short", "whole", "refused", "expired")
-        server.storage_faults += rng.choices(faults, k=rng.choice((1, 2)))
+        server.faults += rng.choices(faults, k=rng.choice((1, 2)))
         return job.run()
 
     def other_version(rng: random.Random, job: Job) -> Ending:
         """A download of another version, killed before its end."""
         server.file.content, server.file.e_tag = _archive(seed=1), '"other-version"'
-        server.storage_faults += ["", "silent"]
+        server.faults += ["", "silent"]
         run = job.start()
         # If the archive is complete already, nothing is asked for.
-        builds.wait_until(lambda: not server.storage_faults or run.process.exitcode is not None)
+        builds.wait_until(lambda: not server.faults or run.process.exitcode is not None)
         time.sleep(rng.random())
         run.process.kill()
-        server.storage_faults.clear()
+        server.faults.clear()
         server.file.content, server.file.e_tag = whole, '"1"'
         return run.wait()
 
     job = _download_job(case.folder).like(undisturbed(_download_job))
     ways = [kill, kill, *FAULTS, bad_answers, bad_answers, other_version]
-    return disturbed(case, job, ways, server.storage_faults.clear)
+    return disturbed(case, job, ways, server.faults.clear)
 
 
 def try_two(case: Case) -> str:
@@ -121,10 +119,10 @@ def try_two(case: Case) -> str:
         first, second = (make(case.folder, n).like(undisturbed(make)) for n in ("a", "b"))
         if where == "download":
             # A cut costs the first download some time, in which the other begins.
-            _kaggle().storage_faults += ["", "cut"]
+            _kaggle().faults += ["", "cut"]
         refusal = "another process" if where == "download" else ""
         outcome = at_once(case, first, second, refusal)
-        _kaggle().storage_faults.clear()
+        _kaggle().faults.clear()
     elif where == "folder":
         number = case.pick(*_ALL)
         job = build_job(case.folder, number)

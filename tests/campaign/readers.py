@@ -14,7 +14,6 @@ import json
 import os
 import random
 import shutil
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -154,13 +153,7 @@ _RARE = ("refused", "cut", "garbled", "short")
 
 
 class _Store(WebServer):
-    """A web server that can fail by chance, or from some request on.
-
-    Attributes:
-        rate: share of the answers with `fault`.
-        first_bad: number of the first request that may fail.
-        most_bad: how many may.
-    """
+    """A web server of whose faults a share happens, the `rate`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -168,20 +161,18 @@ class _Store(WebServer):
         self.mend()
 
     def mend(self) -> None:
-        self.fault, self.rate, self.first_bad, self.most_bad = "", 1.0, 0, sys.maxsize
+        self.faults.clear()
+        self.fault, self.rate = "", 1.0
         self.num_requests, self.random = 0, random.Random(0)
 
     def next_fault(self, path: str) -> str:
         time.sleep(0.002)
         with self.lock:
             self.num_requests += 1
-            is_bad = self.num_requests > self.first_bad and self.random.random() < self.rate
+            fault = super().next_fault(path)
             # Only records have checksums and a length that is known before.
-            is_whole = self.fault not in ("garbled", "short") or path.endswith(".tfrecord")
-            if not (self.fault and is_bad and is_whole and self.most_bad):
-                return ""
-            self.most_bad -= 1
-            return self.fault
+            is_seen = fault not in ("garbled", "short") or path.endswith(".tfrecord")
+            return fault if is_seen and self.random.random() < self.rate else ""
 
     def hold(self, files: dict[str, bytes], e_tag: str = '"1"') -> None:
         self.files = {f"data/{name}": WebFile(body, e_tag) for name, body in files.items()}
@@ -236,9 +227,11 @@ def _disturb(case: Case, server: _Store, kind: str, start: Callable[..., Run]) -
     if kind in _RARE:
         server.fault, server.rate = kind, 0.05
     elif kind in ("silent", "dead"):
-        server.fault = {"silent": "silent", "dead": "refused"}[kind]
-        server.first_bad = rng.randrange(120)
-        server.most_bad = case.pick(1, 1, 3) if kind == "silent" else sys.maxsize
+        server.faults.extend([""] * rng.randrange(120))
+        if kind == "silent":
+            server.faults.extend(["silent"] * case.pick(1, 1, 3))
+        else:
+            server.fault = "refused"
     fault = functools.partial(faults.small_files, rng.randrange(300, 200_000))
     runs = [start(fault if kind == "files" else None)]
     if kind == "two" or case.happens(0.2):
