@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -166,10 +166,24 @@ def rows_of(output: Path) -> list[dict[str, Any]]:
     return pq.read_table(output / "examples.parquet").to_pylist()
 
 
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """Returns the rows of a CSV file by the names of its columns."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def csv_rows(path: Path) -> list[list[str]]:
     """Returns the rows of a CSV file below its first line."""
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.reader(file))[1:]
+    return [list(row.values()) for row in read_csv(path)]
+
+
+def write_csv(path: Path, rows: Sequence[Mapping[str, object]], delimiter: str = ",") -> Path:
+    """Writes rows as a CSV file, with the names of the first one; returns its path."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), delimiter=delimiter)
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
 
 
 def bytes_read() -> int:

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from builds import run_command
+from builds import read_csv, run_command
 from dataset_factory import bare_manifest, write_shard
 from PIL import Image
 
@@ -162,6 +162,18 @@ def marked_data(num_examples: Mapping[str, int], **options: Any) -> Any:
     return data
 
 
+def trained_run(**fields: object) -> Any:
+    """Returns a fixture: the folder of a run on a module's `data`, which its tests share."""
+
+    @pytest.fixture(scope="module")
+    def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        workdir = tmp_path_factory.mktemp("runs") / "run"
+        assert train(data, workdir, **fields) == 0
+        return workdir
+
+    return run
+
+
 def examples_in(directory: str | os.PathLike[str], *splits: str) -> Examples:
     """Returns what a dataset tells about the examples of some splits."""
     dataset = open_dataset(str(directory))
@@ -213,6 +225,13 @@ def run_on_jax(program: str, *arguments: object) -> subprocess.CompletedProcess[
     return result
 
 
+def train_on_jax(data: Path, workdir: Path, **fields: object) -> dict[str, Any]:
+    """Runs the trainer's command on JAX; returns what it measured."""
+    words = [f"--data={data}", f"--workdir={workdir}", *flags(**SMALL_RUN | fields)]
+    run_on_jax("import sys; from train import run; sys.exit(run.main(sys.argv[1:]))", *words)
+    return metrics_of(workdir)
+
+
 def run_script(
     script: str, *arguments: object, **variables: str
 ) -> subprocess.CompletedProcess[str]:
@@ -257,10 +276,25 @@ def picture_files(data: Path, folder: Path) -> list[str]:
     return files
 
 
+def predicted(
+    capsys: pytest.CaptureFixture[str], run: Path, *files: object
+) -> list[dict[str, str]]:
+    """Predicts files in this process; returns the rows of the CSV that it prints."""
+    from train import predict
+
+    capsys.readouterr()
+    assert predict.main([f"--model={run}", "--format=csv", "--input", *map(str, files)]) == 0
+    return list(csv.DictReader(capsys.readouterr().out.splitlines()))
+
+
 def rows_of(folder: Path) -> list[dict[str, str]]:
     """Returns the rows of the table of predictions in a folder."""
-    with (folder / "predictions.csv").open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+    return read_csv(folder / "predictions.csv")
+
+
+def metrics_of(folder: Path) -> dict[str, Any]:
+    """Returns what was measured, in a run or in an evaluation."""
+    return json.loads((folder / "metrics.json").read_text())
 
 
 def history_of(workdir: Path) -> list[dict[str, float]]:

@@ -2,7 +2,6 @@
 
 import base64
 import contextlib
-import csv
 import io
 import pickle
 import re
@@ -21,8 +20,11 @@ from builds import (
     build_here,
     files_of,
     prepare,
+    read_csv,
+    rows_of,
     run_build,
     shards_of,
+    write_csv,
 )
 from dicom_files import dicom_file
 from image_files import encoded, grey_pixels, jpeg, tar_info, write_tar, write_tree, write_zip
@@ -135,14 +137,13 @@ def source_of(kind, names, folder):
         other = {f"{names.new()}/train/{names.new()}/{n}.png": jpeg(n) for n in range(2)}
         archive = write_tar(place / f"{names.new()}.tar.gz", {**files, **other}, [link])
         return archive, [*flags, f"--tree={next(iter(files)).partition('/')[0]}"]
-    table = place / f"{names.new()}.csv"
-    with table.open("w", newline="") as file:
-        rows = csv.writer(file)
-        rows.writerow(["path", "label", "patient", "split", names.new()])
-        for number, name in enumerate(files):
-            split = ("train", "train", "val", "test")[number % 4]
-            rows.writerow([name, "ab"[number % 2], names.new(), split, names.new()])
-        rows.writerow([f"{names.new()}.png", "a", names.new(), "train", names.new()])
+    other = names.new()
+    rows = [
+        {"path": name, "label": "ab"[number % 2], "patient": names.new(),
+         "split": ("train", "train", "val", "test")[number % 4], other: names.new()}
+        for number, name in enumerate([*files, f"{names.new()}.png"])
+    ]  # fmt: skip
+    table = write_csv(place / f"{names.new()}.csv", rows)
     return write_zip(place / f"{names.new()}.zip", files), [*flags, f"--labels={table}"]
 
 
@@ -258,14 +259,13 @@ def test_the_private_table_tells_what_each_code_stands_for(secret, source_tree, 
     (file,) = secret.parent.glob("*.parquet")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     table = {row["path"]: row for row in pq.read_table(file).to_pylist()}
-    for row in pq.read_table(built / "examples.parquet").to_pylist():
+    for row in rows_of(built):
         name = table[row["path"]]["source_path"]
         assert (source_tree / name).stat().st_size == row["file_bytes"]
         assert table[row["path"]]["key"] == row["key"] != image_key(name)
         assert table[row["path"]]["patient"] == row["patient"]
         assert table[row["path"]]["source_patient"] == name.split("-")[1]
-    with (built / "rejects.csv").open() as lines:
-        (reject,) = csv.DictReader(lines)
+    (reject,) = read_csv(built / "rejects.csv")
     assert table[reject["path"]]["source_path"] == "train/CNV/CNV-1-1.jpeg"
 
 

@@ -1,4 +1,3 @@
-import csv
 import json
 import shutil
 from pathlib import Path
@@ -8,7 +7,7 @@ import planted_scans as planted
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from builds import ROOT, build_here, rows_of, run_build_here, shards_of
+from builds import ROOT, build_here, read_csv, rows_of, run_build_here, shards_of
 from dataset_factory import bare_manifest, change_column
 from image_files import encoded, jpeg, kermany_archive, png, scan_tree, write_tree, write_zip
 
@@ -165,8 +164,7 @@ def test_what_is_wrong_with_the_real_sample_is_found(tmp_path):
 
 
 def dropped_rows(directory):
-    with (directory / "dropped.csv").open(newline="") as file:
-        return {row["path"]: row["reason"] for row in csv.DictReader(file)}
+    return {row["path"]: row["reason"] for row in read_csv(directory / "dropped.csv")}
 
 
 def test_dropping_duplicates_keeps_one_of_each_in_the_most_protected_split(flawed_tree, tmp_path):

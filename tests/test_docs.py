@@ -7,7 +7,6 @@ data that the pages name. One that cannot run there says why, in a comment befor
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import os
 import re
@@ -17,6 +16,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from builds import write_csv
 
 from pipelines import options
 
@@ -206,13 +206,13 @@ def _clone(folder: Path) -> Path:
 
 def _write_table(clone: Path) -> None:
     """Writes labels.csv, with columns for every kind of label that the pages name."""
-    with (clone / "labels.csv").open("w", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(["path", "label", "split", "effusion", "mass", "age", "grade"])
-        for place, path in enumerate(sorted(clone.glob("scans/*/*/*/*.jpeg"))):
-            split, label = path.parts[-3:-1]
-            name = path.relative_to(clone / "scans").as_posix()
-            table.writerow([name, label, split, place % 2, place % 3 // 2, 40 + place, place % 3])
+    rows = [
+        {"path": path.relative_to(clone / "scans").as_posix(), "label": path.parts[-2],
+         "split": path.parts[-3], "effusion": place % 2, "mass": place % 3 // 2, "age": 40 + place,
+         "grade": place % 3}
+        for place, path in enumerate(sorted(clone.glob("scans/*/*/*/*.jpeg")))
+    ]  # fmt: skip
+    write_csv(clone / "labels.csv", rows)
 
 
 @pytest.fixture(scope="module")

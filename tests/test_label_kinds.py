@@ -1,6 +1,5 @@
 """The kinds of label: their text and records; and datasets of them, from the table to the card."""
 
-import csv
 import dataclasses
 import json
 import pickle
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builds import rows_of, run_build_here
+from builds import rows_of, run_build_here, write_csv
 from dataset_factory import change_first_label, stored
 from hypothesis import given
 from hypothesis import strategies as st
@@ -115,14 +114,6 @@ def build(source, output, *flags):
     return run_build_here(source, output, "--name=heart", "--image_size=64", *flags)
 
 
-def write_table(path, rows):
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), delimiter=";")
-        writer.writeheader()
-        writer.writerows(rows)
-    return path
-
-
 #: Image k is of patient k // 2 and has the number 20 + k / 2. Images 0 and 22 are the same picture.
 #: Of three more the number is empty, text, and too large.
 NUMBERS = [
@@ -161,7 +152,7 @@ def build_kind(folder, kind, rows, chosen, label_names, values, rejects):
     if kind == NUMBER:
         files["22.png"] = files["0.png"]
     source = write_tree(folder / "scans", files)
-    flags = [f"--labels={write_table(folder / 'table.csv', rows)}", chosen, "--splits=patient",
+    flags = [f"--labels={write_csv(folder / 'table.csv', rows)}", chosen, "--splits=patient",
              "--max_reject_fraction=0.2", "--split_fractions=train=0.6,test=0.4",
              "--variants=1"]  # fmt: skip
     assert build(source, folder / "out", *flags) == 0
@@ -311,7 +302,7 @@ def test_an_unknown_label_is_a_reject_and_another_value_an_error_that_names_its_
     assert "24.png,no_label" in (findings.output / "rejects.csv").read_text()
     table = rows_of(findings.output)
     assert {row["label"] for row in table} >= {"none", "mass", "fluid", "mass|fluid|scar"}
-    labels = write_table(tmp_path / "labels.csv", [FINDINGS[0], FINDINGS[1] | {"fluid": "-1"}])
+    labels = write_csv(tmp_path / "labels.csv", [FINDINGS[0], FINDINGS[1] | {"fluid": "-1"}])
     flags = (f"--labels={labels}", *findings.flags[1:])
     assert build(findings.source, tmp_path / "out", *flags) == 2
     assert "row 2 has '-1' in the column fluid; expected 0 or 1" in capsys.readouterr().err

@@ -1,7 +1,7 @@
 """Files of several images, through the command; see test_dicom.py for the frames of DICOM files."""
 
+import builds
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 from builds import build_here, bytes_read, csv_rows
 from dicom_files import dicom_file
@@ -16,7 +16,6 @@ from tfrecord_io import Manifest, image_key
 from tfrecord_io.__main__ import main
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.decoding.preprocess import decode_image
-from tfrecord_io.manifest import EXAMPLES_FILE_NAME
 
 FLAGS = ("--max_reject_fraction=0.5", "--dtype=uint16", "--num_shards=2")
 
@@ -52,7 +51,7 @@ def built(folder, tmp_path_factory):
 
 
 def rows_of(dataset):
-    return {row["path"]: row for row in pq.read_table(dataset / EXAMPLES_FILE_NAME).to_pylist()}
+    return {row["path"]: row for row in builds.rows_of(dataset)}
 
 
 def test_every_page_is_an_image_and_a_thumbnail_is_none(built, folder, capsys):

@@ -1,6 +1,5 @@
 """Labels from a table: matched by path, counted in the ledger, part of the fingerprint."""
 
-import csv
 import dataclasses
 import json
 import math
@@ -9,7 +8,7 @@ import unicodedata
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from builds import IN_MEMORY
+from builds import IN_MEMORY, rows_of, write_csv
 from dicom_files import dicom_file
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,14 +36,6 @@ ROWS = [
     }
     for number, name in enumerate(IMAGES)
 ]
-
-
-def write_csv(path, rows, delimiter=","):
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]), delimiter=delimiter)
-        writer.writeheader()
-        writer.writerows(rows)
-    return path
 
 
 def table_of(folder, rows, delimiter=",", **options):
@@ -75,8 +66,7 @@ def build_rows(scans, tmp_path):
 
 
 def examples_of(output):
-    rows = pq.read_table(output / "examples.parquet").to_pylist()
-    return {row["path"]: (row["split"], row["label"], row["patient"]) for row in rows}
+    return {row["path"]: (row["split"], row["label"], row["patient"]) for row in rows_of(output)}
 
 
 EXPECTED = {
@@ -491,7 +481,7 @@ def test_patients_of_two_sites_are_two_patients_and_their_sites_are_measured(
     rows = [row | {"patient": "17", "site": sites[k % 2]} for k, row in enumerate(ROWS)]
     output = tmp_path / "out"
     assert build_rows(rows) == 0
-    found = {row["path"]: row for row in pq.read_table(output / "examples.parquet").to_pylist()}
+    found = {row["path"]: row for row in rows_of(output)}
     for row in rows:
         assert found[row["path"]]["site"] == row["site"]
         assert found[row["path"]]["patient"] == f"{row['site']}/17"
@@ -499,8 +489,7 @@ def test_patients_of_two_sites_are_two_patients_and_their_sites_are_measured(
     assert set(dataset.examples(dataset.part("test")).measured["site"]) == set(sites)
     (tmp_path / "secret").write_bytes(b"0123456789abcdef" * 4)
     assert build_rows(rows, f"--anonymize={tmp_path / 'secret'}", "--overwrite") == 0
-    hidden = pq.read_table(output / "examples.parquet").to_pylist()
-    assert len({(row["site"], row["patient"]) for row in hidden}) == 2
+    assert len({(row["site"], row["patient"]) for row in rows_of(output)}) == 2
     assert build_rows([*rows[:-1], rows[-1] | {"site": " "}]) == 2
     assert "row 8 has '' in the column site" in capsys.readouterr().err
 

@@ -124,7 +124,7 @@ def _steps_until_mapped(**options: object) -> int:
 def test_a_split_is_read_like_a_folder_from_the_batch_on_at_which_the_cache_holds_it(
     local: Path, store: S3Server, tmp_path: Path, start_step: int
 ) -> None:
-    options = {"epochs": 6, "start_step": start_step, "pad_remainder": True}
+    options = {"epochs": 3, "start_step": start_step, "pad_remainder": True}
     assert_same(_tensorflow(URL, **options), _tensorflow(local, **options))
     assert _steps_until_mapped(start_step=start_step) == 0
     assert 0 < _steps_until_mapped(cache_dir=tmp_path / "other", start_step=start_step) < 10_000
@@ -133,11 +133,11 @@ def test_a_split_is_read_like_a_folder_from_the_batch_on_at_which_the_cache_hold
 def test_an_iterator_reads_like_a_folder_once_another_has_filled_the_cache(
     local: Path, store: S3Server
 ) -> None:
-    dataset = tfrecord_io.make_dataset(URL, split="train", batch_size=12, seed=5, epochs=8)
+    dataset = tfrecord_io.make_dataset(URL, split="train", batch_size=12, seed=5, epochs=3)
     first, second = iter(dataset), iter(dataset)
     found = [next(first)]
     collections.deque(second, maxlen=0)
-    assert_same([*found, *first], _numpy(local, epochs=8, with_keys=False))
+    assert_same([*found, *first], _numpy(local, epochs=3, with_keys=False))
 
 
 def num_kept(folder: Path) -> int:

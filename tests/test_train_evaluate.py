@@ -13,8 +13,9 @@ from marked_images import (
     edited_run,
     evaluated,
     marked_data,
+    metrics_of,
     rows_of,
-    train,
+    trained_run,
     write_marked_dataset,
 )
 
@@ -32,11 +33,7 @@ SITES = ("london", "zurich", "zurich")
 data = marked_data({"train": 60, "test": 20})
 
 
-@pytest.fixture(scope="module")
-def trained(data, tmp_path_factory):
-    workdir = tmp_path_factory.mktemp("runs") / "run"
-    assert train(data, workdir) == 0
-    return workdir
+trained = trained_run()
 
 
 @pytest.fixture(scope="module")
@@ -76,14 +73,14 @@ def test_augmented_copies_of_a_training_split_are_not_measured(trained, other, t
     pq.write_table(table.append_column("variant", variants), path)
     output = tmp_path / "out"
     assert evaluated(trained, tmp_path / "other", f"--output={output}") == 0
-    assert json.loads((output / "metrics.json").read_text())["num_examples"] == 10
+    assert metrics_of(output)["num_examples"] == 10
 
 
 def test_classes_are_matched_by_name_and_not_by_place(measured):
     rows = rows_of(measured)
     # The path of each image names its class.
     assert [row["label"] for row in rows] == [row["path"].split("/")[1] for row in rows]
-    metrics = json.loads((measured / "metrics.json").read_text())
+    metrics = metrics_of(measured)
     right = np.mean([row["label"] == row["predicted"] for row in rows])
     assert metrics["scores"]["accuracy"]["value"] == pytest.approx(right, abs=1e-6)
     assert metrics["label_counts"]["DRUSEN"] == 0
@@ -94,7 +91,7 @@ def test_each_site_is_measured_by_itself_too(trained, other, measured):
     table = pq.read_table(other / "examples.parquet").to_pylist()
     site_of = {row["key"]: row["site"] for row in table}
     rows = rows_of(measured)
-    metrics = json.loads((measured / "metrics.json").read_text())
+    metrics = metrics_of(measured)
     assert list(metrics["sites"]) == ["london", "zurich"]
     section = (measured / "report.html").read_text().partition('id="by"')[2]
     for name, found in metrics["sites"].items():
@@ -106,7 +103,7 @@ def test_each_site_is_measured_by_itself_too(trained, other, measured):
         row = section.partition(f">{name}<")[2].partition("</tr>")[0]
         assert f">{len(of_site)}<" in row
         assert f"{100 * right:.1f} %" in row
-    assert "sites" not in json.loads((trained / "metrics.json").read_text())
+    assert "sites" not in metrics_of(trained)
     assert 'id="by"' not in (trained / "report.html").read_text()
 
 
@@ -120,7 +117,7 @@ def test_exported_thresholds_are_applied_to_the_other_dataset(trained, other, tm
     output = tmp_path / "out"
     assert evaluated(run, other, f"--output={output}", "--prevalence=0.03") == 0
     rows = rows_of(output)
-    (found,) = json.loads((output / "metrics.json").read_text())["thresholds"]
+    (found,) = metrics_of(output)["thresholds"]
     assert found.items() >= entry.items()
     called = [float(row["DME"]) >= 0.25 for row in rows if row["label"] == "DME"]
     assert found["test"]["sensitivity"]["value"] == pytest.approx(np.mean(called), abs=1e-6)
@@ -152,8 +149,8 @@ def test_wrong_options_are_refused_before_anything_is_predicted(
 def test_the_page_shows_the_training_run_beside_this_dataset(trained, measured):
     page = (measured / "report.html").read_text()
     assert "Beside the training run" in page
-    own = json.loads((trained / "metrics.json").read_text())["scores"]["accuracy"]["value"]
-    here = json.loads((measured / "metrics.json").read_text())["scores"]["accuracy"]["value"]
+    own = metrics_of(trained)["scores"]["accuracy"]["value"]
+    here = metrics_of(measured)["scores"]["accuracy"]["value"]
     section = page.partition('id="comparison"')[2].partition("</section>")[0]
     row = section.partition("accuracy")[2].partition("</tr>")[0]
     assert f"{100 * own:.1f} %" in row

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from builds import IN_MEMORY, build_here
 from image_files import scan_tree, write_tree
-from marked_images import KERAS_ARRAY_WARNING, QUICK, flags, history_of
+from marked_images import KERAS_ARRAY_WARNING, QUICK, flags, history_of, metrics_of
 from test_train_trainer import arrays_of, check_equal, train_until
 
 from pipelines import extract_features
@@ -178,6 +178,6 @@ def test_the_export_is_measured_on_images_and_not_on_features(finished, images, 
     assert evaluate.main(["--model", str(finished), "--data", str(images), "--include_seen"]) == 0
     assert "the dataset that the model was trained on" in capsys.readouterr().out
     (output,) = (finished / "evaluation").iterdir()
-    ours = json.loads((finished / "metrics.json").read_text())["scores"]
-    theirs = json.loads((output / "metrics.json").read_text())["scores"]
+    ours = metrics_of(finished)["scores"]
+    theirs = metrics_of(output)["scores"]
     assert ours["accuracy"]["value"] == theirs["accuracy"]["value"]

@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import json
 import re
 from collections import Counter
 
@@ -12,6 +11,7 @@ import pytest
 from marked_images import (
     KERAS_ARRAY_WARNING,
     examples_in,
+    metrics_of,
     rows_of,
     train,
     write_marked_dataset,
@@ -56,7 +56,7 @@ def test_every_image_is_predicted_once_and_test_stays_out(finished):
 
 
 def test_held_out_predictions_of_all_runs_are_measured_by_site(finished):
-    sites = json.loads((finished / "metrics.json").read_text())["sites"]
+    sites = metrics_of(finished)["sites"]
     # In this dataset each class is a site.
     images = Counter(row["label"] for row in rows_of(finished))
     assert {name: site["num_examples"] for name, site in sites.items()} == images
@@ -74,7 +74,7 @@ def test_each_fold_has_seen_the_others_and_the_page_says_so(finished):
 
 
 def test_the_metrics_pool_all_runs_and_tell_their_spread(finished):
-    metrics = json.loads((finished / "metrics.json").read_text())
+    metrics = metrics_of(finished)
     rows = rows_of(finished)
     right = np.mean([row["label"] == row["predicted"] for row in rows])
     assert metrics["num_images"] == NUM_IMAGES
@@ -92,7 +92,7 @@ def test_the_metrics_pool_all_runs_and_tell_their_spread(finished):
 def test_a_stopped_cross_validation_goes_on_at_its_fold_and_step(
     data, finished, tmp_path, monkeypatch
 ):
-    steps = json.loads((finished / "seed-1" / "fold-0" / "metrics.json").read_text())["steps"]
+    steps = metrics_of(finished / "seed-1" / "fold-0")["steps"]
     workdir = tmp_path / "folds"
     with monkeypatch.context() as patch:
         stop_at(patch, workdir, steps + 2)
@@ -121,7 +121,7 @@ def test_a_later_fold_without_patients_is_refused_before_the_first_is_trained(tm
 def test_several_seeds_count_each_image_once_without_patients(tmp_path):
     write_marked_dataset(tmp_path / "data", num_examples={"train": 60}, with_patients=False)
     assert cross_validate(tmp_path / "data", tmp_path / "run", seeds=2) == 0
-    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    metrics = metrics_of(tmp_path / "run")
     assert (metrics["num_examples"], metrics["num_groups"]) == (60, 60)
     assert metrics["bootstrap_by"] == "image"
     assert sum(metrics["label_counts"].values()) == 60

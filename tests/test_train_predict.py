@@ -10,9 +10,8 @@ from pathlib import Path
 import keras
 import numpy as np
 import PIL
-import pyarrow.parquet as pq
 import pytest
-from builds import build_here
+from builds import build_here, read_csv, rows_of
 from dicom_files import dicom_file
 from image_files import encoded, grey_pixels, write_tree
 from marked_images import (
@@ -367,9 +366,8 @@ def test_every_frame_and_page_that_the_build_accepts_is_predicted(run_folder, tm
     }
     folder = write_tree(tmp_path / "in", files)
     built = build_here(folder, tmp_path / "out", "--image_size=24x20", "--max_reject_fraction=0.5")
-    rows = pq.read_table(built / "examples.parquet").to_pylist()
-    with (built / "rejects.csv").open() as lines:
-        rejects = {row["path"]: row["reason"] for row in csv.DictReader(lines)}
+    rows = rows_of(built)
+    rejects = {row["path"]: row["reason"] for row in read_csv(built / "rejects.csv")}
     assert rejects == {"CNV/volume.png": "not_an_image", "CNV/cut#frame-3": "truncated"}
 
     maps = tmp_path / "maps"

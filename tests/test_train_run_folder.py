@@ -1,12 +1,12 @@
 """The folder of a run: its checkpoints, and what makes it complete."""
 
-import json
 import random
 
 import keras
 import numpy as np
 import power_cut
 import pytest
+from marked_images import metrics_of
 
 from train import run_setup
 from train.errors import TrainingError
@@ -80,5 +80,5 @@ def test_a_complete_run_has_all_its_files_whatever_a_power_cut_takes(tmp_path):
         run_setup.write_metrics(tmp_path, {"steps": 3})
     disk.close()
 
-    assert json.loads((tmp_path / "metrics.json").read_text()) == {"steps": 3}
+    assert metrics_of(tmp_path) == {"steps": 3}
     assert complete["files"].keys() == {"export/saved_model/saved_model.pb", "report.html"}

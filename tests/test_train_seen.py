@@ -1,7 +1,6 @@
 """What a run has seen: its table, and no claim on a page that the table does not prove."""
 
 import html
-import json
 import re
 from pathlib import Path
 
@@ -17,7 +16,9 @@ from marked_images import (
     KERAS_ARRAY_WARNING,
     SMALL_RUN,
     flags,
+    metrics_of,
     train,
+    trained_run,
     write_marked_dataset,
 )
 
@@ -40,10 +41,6 @@ def words(folder):
     """What a reader sees of a page."""
     body = (folder / "report.html").read_text().partition("<body>")[2]
     return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", body)).split())
-
-
-def metrics_of(folder):
-    return json.loads((folder / "metrics.json").read_text())
 
 
 def rows_in(data, split):
@@ -82,11 +79,7 @@ def other(scans, tmp_path_factory):
     return build(scans, tmp_path_factory.mktemp("other") / "out", "--split_seed=1")
 
 
-@pytest.fixture(scope="module")
-def trained(data, tmp_path_factory):
-    workdir = tmp_path_factory.mktemp("runs") / "run"
-    assert train(data, workdir, epochs=1) == 0
-    return workdir
+trained = trained_run(epochs=1)
 
 
 @pytest.fixture(scope="module")

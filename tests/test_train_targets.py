@@ -1,7 +1,5 @@
 """Training on a grade or a number for each image."""
 
-import csv
-import io
 import json
 
 import numpy as np
@@ -12,15 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from marked_images import (
     KERAS_ARRAY_WARNING,
-    SMALL_RUN,
     evaluated,
-    flags,
     history_of,
     marked_data,
+    metrics_of,
     picture_files,
+    predicted,
     rows_of,
-    run_on_jax,
     train,
+    train_on_jax,
+    trained_run,
     write_marked_dataset,
 )
 from matplotlib.figure import Figure
@@ -68,7 +67,7 @@ def test_grades_are_learned_as_classes_and_judged_by_kappa_too(tmp_path, capsys)
         num_examples = {"train": 60, "val": 15, "test": 24}
         write_marked_dataset(tmp_path / name, num_examples, label_names=names, label_kind=kind)
     assert train(tmp_path / "data", tmp_path / "run", seed=0) == 0
-    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    metrics = metrics_of(tmp_path / "run")
     assert metrics["label_kind"] == "grade"
     kappa = metrics["scores"]["quadratic_kappa"]
     rows = rows_of(tmp_path / "run")
@@ -222,16 +221,11 @@ def test_the_agreement_shows_each_answer_and_the_limits_of_their_difference():
 data = marked_data({"train": 96, "val": 16, "test": 32}, label_names=("ef",), label_kind=NUMBER)
 
 
-@pytest.fixture(scope="module")
-def finished(data, tmp_path_factory):
-    workdir = tmp_path_factory.mktemp("runs") / "run"
-    fields = {"seed": 0, "mixup": 0.2, "test_time_flip": True, "best_by": "val_loss"}
-    assert train(data, workdir, epochs=10, **fields) == 0
-    return workdir
+finished = trained_run(epochs=10, seed=0, mixup=0.2, test_time_flip=True, best_by="val_loss")
 
 
 def test_a_network_learns_numbers_and_is_measured_in_their_unit(finished):
-    metrics = json.loads((finished / "metrics.json").read_text())
+    metrics = metrics_of(finished)
     assert metrics["label_kind"] == "number"
     assert set(metrics["scores"]) == set(numbers.NUMBER.label_measures)
     assert metrics["bootstrap_by"] == "patient"
@@ -265,12 +259,10 @@ def test_the_page_and_the_plots_show_the_agreement(finished):
 
 def test_predict_writes_the_number_that_was_reported(finished, data, tmp_path, capsys):
     files = picture_files(data, tmp_path)
-    outputs = {}
-    for form in ("csv", "json", "table"):
-        capsys.readouterr()
+    rows, outputs = predicted(capsys, finished, *files), {}
+    for form in ("json", "table"):
         assert predict.main([f"--model={finished}", f"--format={form}", "--input", *files]) == 0
         outputs[form] = capsys.readouterr().out
-    rows = list(csv.DictReader(io.StringIO(outputs["csv"])))
     assert list(rows[0]) == ["path", "predicted", "reject"]
     reported = [float(row["predicted"]) for row in rows_of(finished)[:6]]
     assert [float(row["predicted"]) for row in rows] == pytest.approx(reported, rel=1e-5)
@@ -286,7 +278,7 @@ def test_a_model_of_numbers_is_measured_on_another_dataset_of_the_same_name(
         folder = tmp_path / name
         write_marked_dataset(folder, {"test": 20}, label_names=(name,), label_kind=NUMBER)
     assert evaluated(finished, tmp_path / "ef", f"--output={tmp_path / 'out'}") == 0
-    here = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    here = metrics_of(tmp_path / "out")
     assert here["num_examples"] == 20
     lines = capsys.readouterr().out.splitlines()
     (told,) = (line for line in lines if line.startswith("  mean error "))
@@ -304,7 +296,7 @@ def test_a_model_of_numbers_is_measured_on_another_dataset_of_the_same_name(
 def test_a_cross_validation_pools_the_errors_of_all_folds(data, tmp_path):
     workdir = tmp_path / "folds"
     assert train(data, workdir, epochs=2, folds=2, seed=0) == 0
-    metrics = json.loads((workdir / "metrics.json").read_text())
+    metrics = metrics_of(workdir)
     assert metrics["num_examples"] == 112
     assert metrics["spread"]["mae"]["mean"] > 0
     assert "calibration" not in metrics
@@ -337,9 +329,5 @@ def test_numbers_whose_squares_are_infinite_are_refused_before_a_folder_is_made(
 
 @pytest.mark.slow
 def test_jax_learns_numbers(data, tmp_path):
-    workdir = tmp_path / "run"
-    settings = flags(**SMALL_RUN | {"epochs": 10, "seed": 0})
-    arguments = [f"--data={data}", f"--workdir={workdir}", *settings]
-    run_on_jax("import sys\nfrom train import run\nsys.exit(run.main(sys.argv[1:]))", *arguments)
-    metrics = json.loads((workdir / "metrics.json").read_text())
+    metrics = train_on_jax(data, tmp_path / "run", epochs=10, seed=0)
     assert metrics["scores"]["r2"]["value"] > 0.5

@@ -1,8 +1,6 @@
 """Training on several labels an image: the losses, and each command on a dataset that has them."""
 
 import csv
-import io
-import json
 import shutil
 
 import keras
@@ -17,10 +15,13 @@ from marked_images import (
     flags,
     history_of,
     marked_data,
+    metrics_of,
     picture_files,
+    predicted,
     rows_of,
-    run_on_jax,
     train,
+    train_on_jax,
+    trained_run,
     weigh,
     write_marked_dataset,
     write_pooling_trunk,
@@ -30,7 +31,7 @@ from sklearn import metrics as sk_metrics
 from pipelines import extract_features
 from tfrecord_io.kinds import MULTI_LABEL as SEVERAL_LABELS
 from tfrecord_io.reading.mapped import MappedDataset
-from train import predict, run
+from train import run
 from train.data.dataset import open_dataset
 from train.errors import ConfigError
 from train.kinds.classes import CLASSES
@@ -241,15 +242,11 @@ data = marked_data(
 )
 
 
-@pytest.fixture(scope="module")
-def finished(data, tmp_path_factory):
-    workdir = tmp_path_factory.mktemp("runs") / "run"
-    assert train(data, workdir, epochs=12) == 0
-    return workdir
+finished = trained_run(epochs=12)
 
 
 def test_a_network_learns_several_labels_and_each_is_measured(finished):
-    measured = json.loads((finished / "metrics.json").read_text())
+    measured = metrics_of(finished)
     assert measured["label_kind"] == "multi_label"
     assert measured["scores"]["macro_auc"]["value"] > 0.95
     assert measured["scores"]["macro_average_precision"]["value"] > 0.95
@@ -290,11 +287,7 @@ def test_the_table_of_predictions_has_a_probability_for_each_label_and_names_joi
 def test_predict_says_what_was_reported_a_probability_for_each_label(
     finished, data, tmp_path, capsys
 ):
-    files = picture_files(data, tmp_path)
-    capsys.readouterr()
-    command = [f"--model={finished}", "--format=csv", "--input", *files]
-    assert predict.main(command) == 0
-    found = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    found = predicted(capsys, finished, *picture_files(data, tmp_path))
     assert list(found[0]) == ["path", "predicted", *NAMES, "reject", "above_threshold"]
     for row, reported in zip(found, rows_of(finished), strict=False):
         assert row["predicted"] == reported["predicted"]
@@ -308,7 +301,7 @@ def test_another_dataset_may_have_some_of_the_labels_in_another_order(finished, 
     output = tmp_path / "measured"
     assert evaluated(finished, other, f"--output={output}") == 0
     assert list(rows_of(output)[0])[5:] == list(names)
-    measured = json.loads((output / "metrics.json").read_text())
+    measured = metrics_of(output)
     truths = [row["label"].split("|") for row in rows_of(output)]
     assert measured["label_counts"] == {
         name: sum(name in labels for labels in truths) for name in names
@@ -336,7 +329,7 @@ def test_a_cross_validation_measures_every_label(data, tmp_path):
     first, second = (rows_of(workdir / f"seed-{seed}" / "fold-0") for seed in (1, 2))
     assert [row["key"] for row in first] == [row["key"] for row in second]
     assert [row["mass"] for row in first] != [row["mass"] for row in second]
-    measured = json.loads((workdir / "metrics.json").read_text())
+    measured = metrics_of(workdir)
     assert (measured["num_images"], measured["num_examples"]) == (144, 144)
     assert measured["spread"]["macro_auc"]["std_over_seeds"] is not None
     assert "auc/mass" in measured["folds"][0]["scores"]
@@ -354,17 +347,14 @@ def test_features_of_images_with_several_labels_are_trained(data, tmp_path):
     command = flags(**{name: fields[name] for name in fields.keys() - of_images})
     workdir = tmp_path / "run"
     assert run.main([f"--data={tmp_path / 'out'}", f"--workdir={workdir}", *command]) == 0
-    measured = json.loads((workdir / "metrics.json").read_text())
+    measured = metrics_of(workdir)
     assert measured["scores"]["macro_auc"]["value"] > 0.8
 
 
 @pytest.mark.slow
 def test_jax_learns_several_labels_but_nothing_of_images_with_the_weight_0(data, tmp_path):
-    workdir, weighed = tmp_path / "run", tmp_path / "data"
-    shutil.copytree(data, weighed)
+    weighed = shutil.copytree(data, tmp_path / "data")
     weigh(weighed, lambda label: "scar" not in label)
-    arguments = [f"--data={weighed}", f"--workdir={workdir}", *flags(**SMALL_RUN | {"epochs": 30})]
-    run_on_jax("import sys\nfrom train import run\nsys.exit(run.main(sys.argv[1:]))", *arguments)
-    measured = json.loads((workdir / "metrics.json").read_text())
+    measured = train_on_jax(weighed, tmp_path / "run", epochs=30)
     assert measured["scores"]["auc/mass"]["value"] > 0.9
     assert measured["scores"]["sensitivity/scar"]["value"] == 0

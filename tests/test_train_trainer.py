@@ -1,5 +1,3 @@
-import csv
-import io
 import json
 import math
 import os
@@ -17,6 +15,8 @@ from marked_images import (
     flags,
     history_of,
     marked_data,
+    metrics_of,
+    predicted,
     rows_of,
     write_marked_dataset,
 )
@@ -115,7 +115,7 @@ def test_it_learns_and_reports_each_epoch(finished):
 
 def test_the_metrics_are_of_the_best_epoch_on_the_test_split_by_patient(finished):
     workdir, metrics = finished
-    assert metrics == json.loads((workdir / "metrics.json").read_text())
+    assert metrics == metrics_of(workdir)
     losses = [row["val_loss"] for row in history_of(workdir)]
     assert metrics["best_epoch"] == 1 + int(np.argmin(losses))
     assert (metrics["split"], metrics["num_examples"], metrics["num_patients"]) == ("test", 30, 15)
@@ -215,7 +215,7 @@ def test_without_validation_and_test_images_a_run_says_so_and_ends_with_the_expo
     before, _, after = capsys.readouterr().out.partition("epoch 1/2")
     assert "note: there are no test images either" in before
     assert "epoch 2/2" in after
-    found = json.loads((workdir / "metrics.json").read_text())
+    found = metrics_of(workdir)
     assert (found["split"], found["best_epoch"], found["steps"]) == (None, 2, 2)
     assert not (workdir / "predictions.csv").exists()
     classifier = predict.load_classifier(workdir)
@@ -312,11 +312,9 @@ def test_what_is_reported_is_what_predict_says_of_the_same_files(
     reported = rows_of(workdir)
     assert len(reported) == found["num_examples"] > 3
     files = [str(source_tree / row["path"]) for row in reported]
-    capsys.readouterr()
-    assert predict.main(["--model", str(workdir), "--format", "csv", "--input", *files]) == 0
-    predicted = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    assert [row["path"] for row in predicted] == files
-    for ours, theirs in zip(predicted, reported, strict=True):
+    answers = predicted(capsys, workdir, *files)
+    assert [row["path"] for row in answers] == files
+    for ours, theirs in zip(answers, reported, strict=True):
         assert ours["predicted"] == theirs["predicted"]
         for name in ("CNV", "NORMAL"):
             assert float(ours[name]) == float(theirs[name])

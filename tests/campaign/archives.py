@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import csv
 import gzip
 import json
 import random
@@ -14,7 +13,6 @@ import tarfile
 from pathlib import Path
 
 import builds
-import pyarrow.parquet as pq
 
 from campaign import damage, tools, trees
 from campaign.case import Case
@@ -153,11 +151,9 @@ _WAYS = {"list": _list, "build": _build, "command": _command}
 
 def _read_ledger(output: Path) -> Ledger:
     counts = json.loads((output / "manifest.json").read_bytes())["counts"]
-    rows = pq.read_table(output / "examples.parquet", columns=["path", "file_xxh3"]).to_pylist()
-    with (output / "rejects.csv").open(newline="", encoding="utf-8") as file:
-        rejects = [(row["path"], row["reason"]) for row in csv.DictReader(file)]
+    rejects = [(row["path"], row["reason"]) for row in builds.read_csv(output / "rejects.csv")]
     # What could be a formula has a quote before it.
     formulas = ("'=", "'+", "'-", "'@")
     rejects = [(name[name.startswith(formulas) :], reason) for name, reason in rejects]
-    examples = {row["path"]: row["file_xxh3"] for row in rows}
+    examples = {row["path"]: row["file_xxh3"] for row in builds.rows_of(output)}
     return Ledger(examples, rejects, counts["copies"], counts["ignored"], counts["files"])

@@ -7,7 +7,6 @@ and measures: by evaluation, above a trunk, or by folds. The count asks nothing 
 from __future__ import annotations
 
 import contextlib
-import csv
 import dataclasses
 import gc
 import html
@@ -134,11 +133,8 @@ def _build(case: Case, scans: Mapping[str, _Scan], name: str) -> Path:
             row["split"] = of_person[scan.patient] if by == "patient" else case.pick(*_SPLITS)
         rows.append(row)
     contents = {path: scan.content for path, scan in chosen.items()}
-    source, table = image_files.write_tree(Path(f"{name}-scans"), contents), Path(f"{name}.csv")
-    with table.open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
+    source = image_files.write_tree(Path(f"{name}-scans"), contents)
+    table = builds.write_csv(Path(f"{name}.csv"), rows)
     try:
         return builds.build_here(source, Path(name), f"--labels={table}", "--image_size=12", *flags)
     except (UserError, BuildError):
