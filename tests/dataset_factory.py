@@ -135,6 +135,11 @@ def change_first_label(directory: Path, label: Sequence[float]) -> None:
     shard.write_bytes(content)
 
 
+def change_json(path: Path, **values: object) -> None:
+    """Gives a JSON file some other values."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
 def change_column(path: Path, name: str, change: Callable[[list[Any]], list[Any]]) -> pa.Table:
     """Changes the values of a column of a Parquet file; returns the table as it was."""
     table = pq.read_table(path)
@@ -142,6 +147,19 @@ def change_column(path: Path, name: str, change: Callable[[list[Any]], list[Any]
     place = table.schema.get_field_index(name)
     pq.write_table(table.set_column(place, name, column), path)
     return table
+
+
+def parsed_by_tensorflow(files: Iterable[Path], num_classes: int) -> list[dict[str, Any]]:
+    """Returns the features of all examples of TFRecord files, read with TensorFlow alone."""
+    import tensorflow as tf
+
+    spec = {
+        "image": tf.io.FixedLenFeature([], tf.string),
+        "label": tf.io.FixedLenFeature([num_classes], tf.float32),
+        "key": tf.io.FixedLenFeature([], tf.string),
+    }
+    records = tf.data.TFRecordDataset(sorted(map(str, files)))
+    return list(records.map(lambda one: tf.io.parse_single_example(one, spec)).as_numpy_iterator())
 
 
 def stored(

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from builds import read_csv, run_command
-from dataset_factory import bare_manifest, write_shard
+from dataset_factory import bare_manifest, change_json, write_shard
 from PIL import Image
 
+from scripts.flink_cluster import free_ports
 from tfrecord_io import Manifest, RecordLayout, Split, image_key
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.kinds import CLASSES, LabelKind, number_text
@@ -239,6 +240,28 @@ def run_script(
     return run_command(command(script, *arguments), environment(**variables), 600)
 
 
+def start_workers(words: Sequence[str], **variables: str) -> list[subprocess.Popen[str]]:
+    """Starts a command as two workers of one training."""
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    workers = []
+    for index in range(2):
+        cluster = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+        variables["TF_CONFIG"] = json.dumps(cluster)
+        worker = subprocess.Popen(
+            words, cwd=REPOSITORY, env=environment(**variables), text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        workers.append(worker)
+    return workers
+
+
+def outputs_of(workers: Sequence[subprocess.Popen[str]]) -> list[str]:
+    """Waits for workers, which must end well; returns what they print."""
+    outputs = [worker.communicate(timeout=600)[0] for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, 0], outputs
+    return outputs
+
+
 def train(data: Path, workdir: Path, **fields: object) -> int:
     """Runs the trainer's command in this process; returns its exit code.
 
@@ -252,6 +275,22 @@ def train(data: Path, workdir: Path, **fields: object) -> int:
     return run.main([f"--data={data}", f"--workdir={workdir}", *flags(**SMALL_RUN | fields)])
 
 
+def export_untrained(folder: Path, shape: tuple[int, int, int], **fields: object) -> tuple:
+    """Writes a network with random weights as a run does; returns it and its dataset's manifest."""
+    import keras
+
+    from train.config import TrainConfig
+    from train.networks.models import build_network
+    from train.training.export import export_model
+
+    manifest = write_marked_dataset(folder / "data", num_examples={"train": 4}, image_shape=shape)
+    config = TrainConfig.of(data=str(folder / "data"), **fields)
+    keras.utils.set_random_seed(0)
+    model = build_network(config.network, image_shape=shape, num_classes=4).model
+    export_model(model, folder / "export", manifest, precision="float32", splits=["train"])
+    return model, manifest
+
+
 def evaluated(run: Path, data: Path, *words: str) -> int:
     """Measures a run on a dataset in this process; returns the exit code."""
     from train import evaluate
@@ -262,8 +301,7 @@ def evaluated(run: Path, data: Path, *words: str) -> int:
 def edited_run(run: Path, copy: Path, **facts: object) -> Path:
     """Copies a run with other facts in preprocessing.json; returns the copy."""
     shutil.copytree(run, copy)
-    path = copy / "export" / "preprocessing.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | facts))
+    change_json(copy / "export" / "preprocessing.json", **facts)
     return copy
 
 
@@ -295,6 +333,20 @@ def rows_of(folder: Path) -> list[dict[str, str]]:
 def metrics_of(folder: Path) -> dict[str, Any]:
     """Returns what was measured, in a run or in an evaluation."""
     return json.loads((folder / "metrics.json").read_text())
+
+
+def arrays_of(path: Path, group: str = "") -> dict[str, np.ndarray]:
+    """Returns the arrays of a checkpoint by name."""
+    with np.load(path) as arrays:
+        names = [name for name in arrays.files if name.startswith(group) and name != "facts"]
+        return {name: arrays[name] for name in names}
+
+
+def check_equal(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) -> None:
+    """Requires that two checkpoints, or parts of them, are equal to the bit."""
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
 
 
 def history_of(workdir: Path) -> list[dict[str, float]]:

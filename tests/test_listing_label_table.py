@@ -377,6 +377,7 @@ def test_the_build_and_the_card_say_that_a_column_counts_as_the_weight_of_an_ima
     assert "Each image counts in training by the column weight of the table of" in page
 
 
+@pytest.mark.slow
 def test_a_table_may_have_thousands_of_columns(tmp_path):
     wide = {f"feature{number}": str(number) for number in range(20_000)}
     assert table_of(tmp_path, [ROWS[0] | wide]).others.num_columns == 20_000

@@ -7,7 +7,7 @@ import zipfile
 import numpy as np
 import pytest
 from builds import build_here
-from dataset_factory import change_column
+from dataset_factory import change_column, change_json
 from image_files import encoded, write_tree
 from pages import Page, needs_chromium, overhang
 
@@ -165,11 +165,6 @@ def extract(images, output):
     return output
 
 
-def change_manifest(directory, **values):
-    path = directory / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
-
-
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
     folder = tmp_path_factory.mktemp("neighbours")
@@ -227,7 +222,7 @@ def test_the_command_says_what_it_found_in_words(features, tmp_path, capsys):
     assert "Across splits: 2. With different classes: 0." in text
     assert "WARNING  1 label stands out from those of similar scans" in text
     copy = shutil.copytree(features, tmp_path / "copy")
-    change_manifest(copy, label_kind="multi_label")
+    change_json(copy / "manifest.json", label_kind="multi_label")
     assert main(["audit", str(copy)]) == 0
     text = capsys.readouterr().out
     assert "NOTE     Labels were not compared with those of similar scans" in text
@@ -236,7 +231,7 @@ def test_the_command_says_what_it_found_in_words(features, tmp_path, capsys):
 
 def test_wrong_usage_and_another_dataset_are_refused(features, images, tmp_path, capsys):
     other = shutil.copytree(images, tmp_path / "other")
-    change_manifest(other, fingerprint="0" * 64)
+    change_json(other / "manifest.json", fingerprint="0" * 64)
     changed = shutil.copytree(features, tmp_path / "changed")
     change_column(changed / "examples.parquet", "row", lambda rows: [row + 1 for row in rows])
     for words, code, message in (

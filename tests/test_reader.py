@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 from builds import wait_until
-from dataset_factory import assert_same, write_dataset
+from dataset_factory import assert_same, parsed_by_tensorflow, write_dataset
 
 import tfrecord_io
 from tfrecord_io import Manifest, ManifestError, read_examples, schema
@@ -25,14 +25,8 @@ DEFAULTS = {"split": "train", "batch_size": 5, "seed": 7, "with_keys": True}
 
 def _records(directory: Path) -> list[tuple[bytes, list[float], bytes]]:
     """All examples in file order, read with TensorFlow alone."""
-    names = sorted(str(path) for path in directory.glob("train-*.tfrecord"))
-    spec = {
-        "image": tf.io.FixedLenFeature([], tf.string),
-        "label": tf.io.FixedLenFeature([4], tf.float32),
-        "key": tf.io.FixedLenFeature([], tf.string),
-    }
-    parsed = (tf.io.parse_single_example(record, spec) for record in tf.data.TFRecordDataset(names))
-    return [(e["image"].numpy(), e["label"].numpy().tolist(), e["key"].numpy()) for e in parsed]
+    parsed = parsed_by_tensorflow(directory.glob("train-*.tfrecord"), num_classes=4)
+    return [(example["image"], example["label"].tolist(), example["key"]) for example in parsed]
 
 
 def _batches(directory: Path, **options: object) -> list[tuple[np.ndarray, ...]]:

@@ -231,8 +231,7 @@ def test_answers_that_fail_or_are_cut_are_asked_for_again(local: Path, store: S3
 def web(local: Path) -> Iterator[WebServer]:
     """The dataset on a web server."""
     with running_web() as server:
-        for path in local.iterdir():
-            server.files[f"data/{path.name}"] = WebFile(path.read_bytes())
+        server.serve(local)
         yield server
 
 

@@ -58,6 +58,7 @@ def test_it_tells_its_version():
     assert run("--version").stdout == f"scan-tfrecords {tfrecord_io.__version__}\n"
 
 
+@pytest.mark.slow
 def test_a_users_own_modules_of_the_same_names_are_passed_over(source_tree, tmp_path):
     (tmp_path / "train.py").write_text("raise SystemExit('the wrong train')")
     (tmp_path / "pipelines").mkdir()

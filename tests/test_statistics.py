@@ -7,7 +7,7 @@ import pytest
 from dataset_factory import stored, write_dataset
 from hypothesis import given
 from hypothesis import strategies as st
-from web_server import WebFile, running_web
+from web_server import running_web
 
 from tfrecord_io import ManifestError, PixelStatistics, RecordLayout, image_key, read_statistics
 from tfrecord_io.manifest import FILE_NAME
@@ -139,9 +139,7 @@ def test_a_dataset_without_statistics_is_read_from_a_disk_or_a_store(tmp_path):
     expected = PixelStatistics.from_images(stored(tmp_path)[0])
     assert read_statistics(tmp_path) == expected
     with running_web() as server:
-        for path in tmp_path.iterdir():
-            server.files[f"data/{path.name}"] = WebFile(path.read_bytes())
-        assert read_statistics(server.url("data")) == expected
+        assert read_statistics(server.serve(tmp_path)) == expected
 
 
 def test_the_manifest_answers_for_train_without_reading_a_shard(tmp_path):

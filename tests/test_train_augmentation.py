@@ -194,6 +194,7 @@ def test_halves_of_a_batch_are_mixed_as_the_whole():
         np.testing.assert_allclose(np.concatenate(parts), whole, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="JAX is not installed")
 def test_tensorflow_and_jax_change_images_alike(tmp_path):
     images, draws = random_images(64, (24, 20, 1)), random_draws(64)

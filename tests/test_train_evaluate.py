@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from dataset_factory import change_json
 from marked_images import (
     KERAS_ARRAY_WARNING,
     OCT_NAMES,
@@ -21,7 +22,7 @@ from marked_images import (
 
 from train import predict
 
-pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
+pytestmark = [pytest.mark.filterwarnings(KERAS_ARRAY_WARNING), pytest.mark.usefixtures("undrawn")]
 
 #: Another order of the classes than in training, and one fewer.
 OTHER_NAMES = ("NORMAL", "CNV", "DME")
@@ -187,10 +188,8 @@ def test_a_dataset_that_does_not_fit_is_refused(trained, tmp_path, capsys, facts
 def test_shapes_that_the_training_images_lack_are_warned_of(trained, other, tmp_path, capsys):
     run = edited_run(trained, tmp_path / "run", shapes=[1.0323])
     data = shutil.copytree(other, tmp_path / "in")
-    manifest = data / "manifest.json"
     measures = {"shapes": {"train": [1.0], "test": [1.0323, 1.8107]}}
-    content = json.loads(manifest.read_text()) | {"audit": {"measures": measures}}
-    manifest.write_text(json.dumps(content))
+    change_json(data / "manifest.json", audit={"measures": measures})
     assert evaluated(run, data) == 0
     assert "a shape (1.8:1) that no training image has (those have 1.0:1)" in (
         capsys.readouterr().err

@@ -3,11 +3,9 @@ import json
 import keras
 import numpy as np
 import pytest
-from marked_images import KERAS_ARRAY_WARNING, write_marked_dataset
+from marked_images import KERAS_ARRAY_WARNING, export_untrained
 
-from train.config import TrainConfig
 from train.errors import TrainingError
-from train.networks.models import build_network
 from train.training import export
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
@@ -18,17 +16,11 @@ SHAPE = (32, 33, 1)
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
     """A network with all that can go wrong: random layers, ImageNet scaling, grey input."""
-    data = tmp_path_factory.mktemp("data")
-    manifest = write_marked_dataset(data, num_examples={"train": 4}, image_shape=SHAPE)
-    config = TrainConfig.of(
-        data=str(data), model="vgg16", weights="none", dropout=0.5, head_units=8
-    )
-    keras.utils.set_random_seed(0)
-    model = build_network(config.network, image_shape=SHAPE, num_classes=4).model
-    directory = tmp_path_factory.mktemp("run") / "export"
-    export.export_model(model, directory, manifest, precision="float32", splits=["train"])
+    folder = tmp_path_factory.mktemp("run")
+    fields = {"model": "vgg16", "weights": "none", "dropout": 0.5, "head_units": 8}
+    model, manifest = export_untrained(folder, SHAPE, **fields)
     images = np.random.default_rng(1).integers(256, size=(5, *SHAPE), dtype=np.uint8)
-    return directory, manifest, model, images
+    return folder / "export", manifest, model, images
 
 
 def answer(model, images):

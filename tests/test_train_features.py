@@ -10,8 +10,16 @@ import numpy as np
 import pytest
 from builds import IN_MEMORY, build_here
 from image_files import scan_tree, write_tree
-from marked_images import KERAS_ARRAY_WARNING, QUICK, flags, history_of, metrics_of
-from test_train_trainer import arrays_of, check_equal, train_until
+from marked_images import (
+    KERAS_ARRAY_WARNING,
+    QUICK,
+    arrays_of,
+    check_equal,
+    flags,
+    history_of,
+    metrics_of,
+)
+from test_train_trainer import train_until
 
 from pipelines import extract_features
 from tfrecord_io.trunk import read_trunk

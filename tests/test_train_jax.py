@@ -3,20 +3,20 @@
 import importlib.util
 import json
 import signal
-import socket
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 from marked_images import (
     ALL_ON,
-    REPOSITORY,
-    environment,
+    arrays_of,
+    check_equal,
     flags,
     history_of,
     marked_data,
+    outputs_of,
     run_on_jax,
+    start_workers,
 )
 
 pytestmark = [
@@ -118,11 +118,6 @@ def losses_of(workdir):
     return [(row["loss"], row["val_loss"]) for row in history_of(workdir)]
 
 
-def weights_of(workdir):
-    with np.load(workdir / "best.npz") as arrays:
-        return [arrays[name] for name in arrays.files if name.startswith("model/")]
-
-
 def test_every_command_ends_well_and_none_imports_tensorflow(out):
     printed = (out / "stdout.txt").read_text()
     facts = json.loads(printed.splitlines()[-1])
@@ -143,8 +138,8 @@ def test_a_run_leaves_what_one_on_tensorflow_leaves_but_its_format(out):
 
 def test_a_stopped_run_goes_on_to_the_weights_of_an_undisturbed_one(out):
     assert losses_of(out / "resumed") == losses_of(out / "whole")
-    for ours, theirs in zip(weights_of(out / "resumed"), weights_of(out / "whole"), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    ours, theirs = (arrays_of(out / name / "best.npz", "model/") for name in ("resumed", "whole"))
+    check_equal(ours, theirs)
 
 
 def test_images_cached_on_the_device_give_the_losses_of_the_files(out):
@@ -182,33 +177,14 @@ sys.exit(run.main(sys.argv[1:]))
 
 
 def start_two_processes(data, workdir, program=UNDISTURBED):
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        addresses = [f"127.0.0.1:{one.getsockname()[1]}", "127.0.0.1:1"]
     settings = flags(**SETTINGS | {"replica_batch_size": 4, "checkpoint_seconds": 0})
     arguments = ["--data", data, "--workdir", workdir, "--cache=device", *settings]
-    return [
-        subprocess.Popen(
-            [sys.executable, "-c", program, *map(str, arguments)],
-            cwd=REPOSITORY,
-            env=environment(
-                KERAS_BACKEND="jax",
-                TF_CONFIG=json.dumps(
-                    {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-                ),
-            ),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for index in range(2)
-    ]
+    words = [sys.executable, "-c", program, *map(str, arguments)]
+    return start_workers(words, KERAS_BACKEND="jax")
 
 
 def test_two_processes_learn_what_one_learns_and_go_on_when_both_were_killed(data, out, tmp_path):
-    workers = start_two_processes(data, tmp_path / "two")
-    outputs = [worker.communicate(timeout=400)[0] for worker in workers]
-    assert [worker.returncode for worker in workers] == [0, 0], outputs
+    outputs = outputs_of(start_two_processes(data, tmp_path / "two"))
     assert "2 x cpu on jax" in outputs[0]
     np.testing.assert_allclose(losses_of(tmp_path / "two"), losses_of(out / "whole"), rtol=1e-4)
 
@@ -218,7 +194,5 @@ def test_two_processes_learn_what_one_learns_and_go_on_when_both_were_killed(dat
     second.kill()  # It waits for the first.
     second.communicate()
     assert len(history_of(tmp_path / "resumed")) == 1
-    workers = start_two_processes(data, tmp_path / "resumed")
-    outputs = [worker.communicate(timeout=400)[0] for worker in workers]
-    assert [worker.returncode for worker in workers] == [0, 0], outputs
+    outputs_of(start_two_processes(data, tmp_path / "resumed"))
     assert losses_of(tmp_path / "resumed") == losses_of(tmp_path / "two")

@@ -7,7 +7,6 @@ import subprocess
 import zipfile
 from pathlib import Path
 
-import keras
 import numpy as np
 import PIL
 import pytest
@@ -21,7 +20,7 @@ from marked_images import (
     command,
     edited_run,
     environment,
-    write_marked_dataset,
+    export_untrained,
 )
 from PIL import Image
 from tiff_files import NEW_SUBFILE_TYPE, tiff_file
@@ -29,10 +28,7 @@ from tiff_files import NEW_SUBFILE_TYPE, tiff_file
 from tfrecord_io.decoding import dicom
 from tfrecord_io.reading.mapped import MappedDataset
 from train import predict
-from train.config import TrainConfig
 from train.errors import ConfigError
-from train.networks.models import build_network
-from train.training import export
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 
@@ -41,13 +37,8 @@ SHAPE = (24, 20, 1)
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory):
-    data = tmp_path_factory.mktemp("data")
-    manifest = write_marked_dataset(data, num_examples={"train": 4}, image_shape=SHAPE)
-    config = TrainConfig.of(data=str(data), model="convnet")
-    keras.utils.set_random_seed(0)
-    model = build_network(config.network, image_shape=SHAPE, num_classes=4).model
     folder = tmp_path_factory.mktemp("run")
-    export.export_model(model, folder / "export", manifest, precision="float32", splits=["train"])
+    export_untrained(folder, SHAPE, model="convnet")
     return folder
 
 
@@ -372,7 +363,9 @@ def test_every_frame_and_page_that_the_build_accepts_is_predicted(run_folder, tm
 
     maps = tmp_path / "maps"
     capsys.readouterr()
-    written = answer(capsys, run_folder, folder, code=1, occlusion=maps, format="json").out
+    written = answer(
+        capsys, run_folder, folder, code=1, occlusion=maps, patch=20, format="json"
+    ).out
     found = {row["path"].removeprefix(f"{folder}/"): row for row in json.loads(written)}
     assert found.keys() == rejects.keys() | {row["path"] for row in rows}
     for name, reason in rejects.items():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from marked_images import run_script
-from web_server import WebFile, WebServer, running_web
+from web_server import WebServer, running_web
 
 pytestmark = pytest.mark.slow
 
@@ -17,9 +17,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def web(built_dataset: Path) -> Iterator[WebServer]:
     with running_web() as server:
-        for path in built_dataset.iterdir():
-            if path.is_file():
-                server.files[f"data/{path.name}"] = WebFile(path.read_bytes())
+        server.serve(built_dataset)
         yield server
 
 

@@ -1,25 +1,24 @@
 """The command as a user and a scheduler see it: exit codes, messages, signals, several workers."""
 
-import json
 import os
 import signal
-import socket
-import subprocess
 import sys
 import time
 
-import numpy as np
 import pytest
-from builds import run_command, with_file_limit
+from builds import run_command, started, wait_until, with_file_limit
 from marked_images import (
     ALL_ON,
-    REPOSITORY,
+    arrays_of,
+    check_equal,
     command,
     environment,
     flags,
     history_of,
     marked_data,
+    outputs_of,
     run_script,
+    start_workers,
 )
 from marked_images import write_marked_dataset as write
 
@@ -109,14 +108,12 @@ def test_ctrl_c_outside_of_the_steps_ends_with_a_message_and_code_130(tmp_path):
     pipe = tmp_path / "config.json"
     os.mkfifo(pipe)
     words = command("run", f"--workdir={tmp_path / 'run'}", f"--config={pipe}")
-    process = subprocess.Popen(
-        words, cwd=REPOSITORY, env=environment(), stderr=subprocess.PIPE, text=True
-    )
-    with pipe.open("w"):  # as soon as the command reads it
+    # The pipe opens as soon as the command reads it.
+    with started(words, env=environment()) as process, pipe.open("w"):
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        said, _ = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert errors == "stopped; run the same command again to continue\n"
+    assert said == "stopped; run the same command again to continue\n"
 
 
 @pytest.mark.slow
@@ -135,12 +132,9 @@ def test_the_console_is_clean_and_the_steps_asked_for_are_traced(tmp_path):
 
 
 def check_same(workdir, other):
-    ours, theirs = np.load(workdir / "checkpoint.npz"), np.load(other / "checkpoint.npz")
-    with ours, theirs:
-        names = [name for name in ours.files if name != "facts"]
-        assert len(names) > 20
-        for name in names:
-            np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
+    ours, theirs = (arrays_of(folder / "checkpoint.npz") for folder in (workdir, other))
+    assert len(ours) > 20
+    check_equal(ours, theirs)
     assert (workdir / "predictions.csv").read_text() == (other / "predictions.csv").read_text()
     for row, same in zip(history_of(workdir), history_of(other), strict=True):
         assert {"loss", "val_loss", "step"} < row.keys()
@@ -152,31 +146,22 @@ def check_same(workdir, other):
 def test_killed_at_two_moments_it_ends_with_the_weights_of_an_undisturbed_run(
     data, finished, tmp_path
 ):
-    arguments = command("run", "--data", data, "--workdir", tmp_path / "run", *FLAGS)
+    words = command("run", "--data", data, "--workdir", tmp_path / "run", *FLAGS)
     checkpoint = tmp_path / "run" / "checkpoint.npz"
+
+    def saved():
+        return checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
+
     for number, delay in ((signal.SIGTERM, 0.13), (signal.SIGKILL, 0.05)):
-        before = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
-        process = subprocess.Popen(
-            arguments,
-            cwd=REPOSITORY,
-            env=environment(),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        deadline = time.monotonic() + 600
-        while not checkpoint.exists() or checkpoint.stat().st_mtime_ns == before:
-            assert process.poll() is None, process.stderr.read()
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
-        time.sleep(delay)
-        process.send_signal(number)
-        _, errors = process.communicate(timeout=600)
+        before = saved()
+        with started(words, env=environment()) as process:
+            assert wait_until(lambda: saved() != before, process, limit_s=600)  # noqa: B023
+            time.sleep(delay)
+            process.send_signal(number)
+            said, _ = process.communicate(timeout=600)
         assert process.returncode in (128 + number, -number)
-        if process.returncode > 0:
-            assert "stopped by SIGTERM after step" in errors
-    result = run_script("run", "--data", data, "--workdir", tmp_path / "run", *FLAGS)
-    assert result.returncode == 0, result.stderr
+        assert process.returncode < 0 or "stopped by SIGTERM after step" in said
+    assert run_command(words, environment(), timeout=600).returncode == 0
     check_same(tmp_path / "run", finished)
 
 
@@ -200,16 +185,6 @@ def test_a_run_is_repeated_from_its_configuration_file(finished, tmp_path):
     check_same(tmp_path / "run", finished)
 
 
-def free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
-
-
 @pytest.mark.slow
 def test_two_workers_learn_what_one_process_learns(tmp_path):
     data = tmp_path / "data"
@@ -218,22 +193,8 @@ def test_two_workers_learn_what_one_process_learns(tmp_path):
         *flags(**ALL_ON), "--epochs=2", "--global_batch_size=8", "--seed=1",
         "--bootstrap_samples=5",
     )  # fmt: skip
-    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
-    workers = []
-    for index in range(2):
-        cluster = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-        workers.append(
-            subprocess.Popen(
-                command("run", "--data", data, "--workdir", tmp_path / "two", *common),
-                cwd=REPOSITORY,
-                env=environment(TF_CONFIG=json.dumps(cluster)),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        )
-    outputs = [worker.communicate(timeout=600)[0] for worker in workers]
-    assert [worker.returncode for worker in workers] == [0, 0], outputs
+    words = command("run", "--data", data, "--workdir", tmp_path / "two", *common)
+    outputs = outputs_of(start_workers(words))
     assert "2 x CPU" in outputs[0]
     assert run.main([f"--data={data}", f"--workdir={tmp_path / 'one'}", *common]) == 0
     for row, same in zip(history_of(tmp_path / "two"), history_of(tmp_path / "one"), strict=True):

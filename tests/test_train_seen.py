@@ -29,7 +29,7 @@ from train import evaluate, run, trunk
 from train.data.dataset import open_dataset
 from train.data.seen import Seen, collect, expose, find_seen, read_seen, read_trunk_seen
 
-pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
+pytestmark = [pytest.mark.filterwarnings(KERAS_ARRAY_WARNING), pytest.mark.usefixtures("undrawn")]
 
 SHARES = "--split_fractions=train=0.5,val=0.2,test=0.3"
 
@@ -279,6 +279,7 @@ def test_a_run_on_splits_that_share_patients_claims_nothing_and_says_how_many(tm
     assert not any(claim in page for claim in CLAIMS)
 
 
+@pytest.mark.slow
 def test_a_training_on_data_with_leaks_says_so_at_its_start_in_its_notes_and_on_its_page(
     tmp_path, capsys
 ):
@@ -292,6 +293,7 @@ def test_a_training_on_data_with_leaks_says_so_at_its_start_in_its_notes_and_on_
     assert alarm[1:] in words(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_without_patients_it_cannot_be_known(tmp_path):
     write_marked_dataset(
         tmp_path / "data", num_examples={"train": 30, "test": 10}, with_patients=False
@@ -360,6 +362,7 @@ def test_a_run_above_a_trunk_leaves_out_what_the_trunk_has_seen(features, data, 
     assert {row["key"] for row in rows} == set(seen.images["key"].to_pylist())
 
 
+@pytest.mark.slow
 def test_the_test_split_of_the_run_of_the_trunk_stays_whole(features, data, tmp_path):
     assert above(features / "same", tmp_path / "run") == 0
     found = metrics_of(tmp_path / "run")

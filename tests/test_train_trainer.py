@@ -7,11 +7,14 @@ import signal
 import keras
 import numpy as np
 import pytest
+from dataset_factory import change_json
 from marked_images import (
     KERAS_ARRAY_WARNING,
     OCT_NAMES,
     QUICK,
     SMALL_RUN,
+    arrays_of,
+    check_equal,
     flags,
     history_of,
     marked_data,
@@ -63,22 +66,6 @@ def train_until(step, config, workdir, monkeypatch):
         stop_at(patch, workdir, step)
         with pytest.raises(StoppedError, match=f"after step {step};"):
             train_and_evaluate(config, workdir)
-
-
-def arrays_of(path, group=""):
-    """Returns the arrays of a checkpoint by name."""
-    with np.load(path) as arrays:
-        return {
-            name: arrays[name]
-            for name in arrays.files
-            if name.startswith(group) and name != "facts"
-        }
-
-
-def check_equal(ours, theirs):
-    assert ours.keys() == theirs.keys()
-    for name in ours:
-        np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
 
 
 @pytest.fixture(scope="module")
@@ -142,8 +129,7 @@ def test_a_folder_of_another_configuration_is_refused_with_what_differs(finished
 def test_a_folder_of_other_data_is_refused(finished, data, tmp_path):
     workdir, _ = finished
     other = shutil.copytree(data, tmp_path / "data")
-    manifest = json.loads((other / "manifest.json").read_text()) | {"fingerprint": "1" * 64}
-    (other / "manifest.json").write_text(json.dumps(manifest))
+    change_json(other / "manifest.json", fingerprint="1" * 64)
     with pytest.raises(ConfigError, match="dataset: '0000"):
         train_and_evaluate(config_of(other), workdir)
 

@@ -11,6 +11,7 @@ import ssl
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from unittest import mock
 from urllib.parse import unquote, urlsplit
 
@@ -151,6 +152,13 @@ class WebServer(Faulty, ThreadingHTTPServer):
         self.bytes_sent = 0
         self.woken = threading.Event()
         self.scheme = "http"
+
+    def serve(self, folder: Path) -> str:
+        """Gives the files of a folder; returns its URL."""
+        for path in folder.iterdir():
+            if path.is_file():
+                self.files[f"data/{path.name}"] = WebFile(path.read_bytes())
+        return self.url("data")
 
     def url(self, path: str = "") -> str:
         return f"{self.scheme}://127.0.0.1:{self.server_address[1]}/{path}"

@@ -9,7 +9,6 @@ import functools
 from pathlib import Path
 
 import marked_images
-import numpy as np
 
 from campaign.case import Case
 from campaign.faults import FAULTS, kill
@@ -59,9 +58,8 @@ def _found(workdir: Path) -> dict[str, bytes]:
     for path in workdir.rglob("*"):
         name = path.relative_to(workdir).as_posix()
         if path.suffix == ".npz":
-            with np.load(path) as arrays:
-                names = [key for key in arrays.files if key != "facts"]
-                found |= {f"{name} {key}": arrays[key].tobytes() for key in names}
+            arrays = marked_images.arrays_of(path).items()
+            found |= {f"{name} {key}": array.tobytes() for key, array in arrays}
         elif path.is_file() and "tensorboard" not in path.parts:
             found[name] = path.read_bytes() if path.name == "predictions.csv" else b""
     return found
