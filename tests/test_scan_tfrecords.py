@@ -58,23 +58,24 @@ def test_it_tells_its_version():
     assert run("--version").stdout == f"scan-tfrecords {tfrecord_io.__version__}\n"
 
 
-@pytest.mark.slow
-def test_a_users_own_modules_of_the_same_names_are_passed_over(source_tree, tmp_path):
+@pytest.mark.parametrize("command", ["train", pytest.param("build", marks=pytest.mark.slow)])
+def test_a_users_own_modules_of_the_same_names_are_passed_over(source_tree, tmp_path, command):
     (tmp_path / "train.py").write_text("raise SystemExit('the wrong train')")
     (tmp_path / "pipelines").mkdir()
     (tmp_path / "pipelines" / "__init__.py").write_text("raise SystemExit('the wrong pipelines')")
-    flags = ["build", *builds.arguments(source_tree, tmp_path / "out", "--max_reject_fraction=0.5")]
     code = (
         f"import os, sys; os.chdir({str(tmp_path)!r}); import scan_tfrecords\n"
         "if __name__ == '__main__':\n    sys.exit(scan_tfrecords.main())"
     )
     script = tmp_path / "scan-tfrecords"
     script.write_text(code)
+    words = ["--help"]
+    if command == "build":
+        words = builds.arguments(source_tree, tmp_path / "out", "--max_reject_fraction=0.5")
     path = {"PYTHONPATH": f"{tmp_path}:{builds.ROOT}"}
-    for words in (["train", "--help"], flags):
-        done = builds.run_command([sys.executable, str(script), *words], env=path)
-        assert done.returncode == 0, done.stderr
-    assert "scan-tfrecords verify" in done.stdout
+    done = builds.run_command([sys.executable, str(script), command, *words], env=path)
+    assert done.returncode == 0, done.stderr
+    assert command == "train" or "scan-tfrecords verify" in done.stdout
 
 
 def test_a_reader_that_ends_early_is_not_an_error(built_dataset):

@@ -361,16 +361,14 @@ def test_every_frame_and_page_that_the_build_accepts_is_predicted(run_folder, tm
     rejects = {row["path"]: row["reason"] for row in read_csv(built / "rejects.csv")}
     assert rejects == {"CNV/volume.png": "not_an_image", "CNV/cut#frame-3": "truncated"}
 
-    maps = tmp_path / "maps"
     capsys.readouterr()
-    written = answer(
-        capsys, run_folder, folder, code=1, occlusion=maps, patch=20, format="json"
-    ).out
+    flags = {"occlusion": tmp_path / "maps", "patch": 20, "format": "json"}
+    written = answer(capsys, run_folder, folder, code=1, **flags).out
     found = {row["path"].removeprefix(f"{folder}/"): row for row in json.loads(written)}
     assert found.keys() == rejects.keys() | {row["path"] for row in rows}
     for name, reason in rejects.items():
         assert found[name]["reject"].startswith(reason)
-    assert len(list(maps.iterdir())) == len(rows)
+    assert len(list((tmp_path / "maps").iterdir())) == len(rows)
 
     classifier = predict.load_classifier(run_folder)
     for row in rows:
