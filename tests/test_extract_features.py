@@ -214,7 +214,7 @@ def test_a_value_too_large_for_the_type_is_an_error_and_not_infinity(images, tmp
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
-        ("--data=nowhere", "has no manifest.json"),
+        ("--data=nowhere", "manifest.json is missing"),
         ("--trunk=nowhere.keras", "cannot read --trunk nowhere.keras"),
         ("--trunk=README.md", "that train/trunk.py wrote"),
         ("--clases=a", "unknown flag --clases"),

@@ -42,7 +42,6 @@ from kagglesdk.datasets.types.dataset_api_service import ApiDownloadDatasetReque
 
 from pipelines import build_tfrecords, errors, options
 from pipelines.sources import factory, kaggle
-from pipelines.sources.kaggle import download_archive, is_verified, verify_archive
 from tfrecord_io import Manifest
 from tfrecord_io.stores import remote
 from tfrecord_io.verify import verify
@@ -376,9 +375,7 @@ def test_a_disk_too_small_is_an_error_before_the_first_byte(desk, monkeypatch):
     assert list(desk.downloads.iterdir()) == []
 
 
-def test_a_whole_archive_in_a_folder_without_permission_to_write_is_no_download(desk, monkeypatch):
-    desk.downloads.mkdir(parents=True)
-    desk.archive.write_bytes(ARCHIVE)
+def test_a_folder_without_permission_to_write_is_explained(desk, monkeypatch):
     refused = Mock(side_effect=PermissionError(errno.EACCES, "Permission denied"))
     monkeypatch.setattr(kaggle.file_lock, "held", refused)
 
@@ -389,31 +386,25 @@ def test_a_whole_archive_in_a_folder_without_permission_to_write_is_no_download(
 
 
 @pytest.mark.parametrize("index", [2, 3], ids=["stored", "deflated"])
-def test_a_corrupt_archive_of_the_right_size_is_moved_also_if_it_was_good_before(tmp_path, index):
-    archive = tmp_path / NAME
-    archive.write_bytes(ARCHIVE)
-    download_archive(DATASET, tmp_path)
+def test_a_corrupt_download_of_the_right_size_never_gets_the_name_of_the_whole(desk, index):
     content = bytearray(ARCHIVE)
     with zipfile.ZipFile(io.BytesIO(ARCHIVE)) as file:
         content[file.infolist()[index].header_offset + 75_000] ^= 0xFF
-    archive.write_bytes(content)
-    os.utime(archive, ns=(1, 1))
+    desk.server.file.content = bytes(content)
 
-    with pytest.raises(errors.BuildError, match=rf"corrupt: (?s:.*)moved to {archive}\.corrupt"):
-        download_archive(DATASET, tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [f"{NAME}.corrupt"]
+    desk.fail("corrupt: ", f"moved to {desk.archive}.corrupt")
+
+    assert [path.name for path in desk.downloads.iterdir()] == [f"{NAME}.corrupt"]
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"size": 1}', "\x00"])
-def test_a_damaged_note_of_a_check_is_a_check_that_never_was(tmp_path, content):
-    archive = tmp_path / NAME
-    archive.write_bytes(ARCHIVE)
-    (tmp_path / f"{NAME}.verified.json").write_text(content)
-    assert not is_verified(archive, DATASET)
+def test_an_archive_that_the_user_put_there_needs_no_account(desk):
+    desk.downloads.mkdir(parents=True)
+    desk.archive.write_bytes(ARCHIVE)
+    desk.log_out()
 
-    download_archive(DATASET, tmp_path)
+    assert kaggle.download_archive(DATASET, desk.downloads) == desk.archive
 
-    assert is_verified(archive, DATASET)
+    assert desk.server.requests == []
 
 
 SMALL = make_archive(num_members=3, member_bytes=400)
@@ -423,16 +414,16 @@ SMALL = make_archive(num_members=3, member_bytes=400)
 @given(offset=st.integers(0, len(SMALL) - 1), mask=st.integers(1, 255))
 def test_any_changed_byte_is_either_harmless_or_found(tmp_path_factory, offset, mask):
     folder = tmp_path_factory.mktemp("changed")
-    archive = folder / NAME
+    archive, part = folder / NAME, folder / f"{NAME}.part"
     content = bytearray(SMALL)
     content[offset] ^= mask
-    archive.write_bytes(content)
+    part.write_bytes(content)
     try:
-        verify_archive(archive, DATASET)
+        kaggle.require_sound(part, archive)
     except errors.BuildError as error:
         assert "corrupt" in str(error)  # noqa: PT017
     else:
-        with zipfile.ZipFile(io.BytesIO(SMALL)) as sound, zipfile.ZipFile(archive) as changed:
+        with zipfile.ZipFile(io.BytesIO(SMALL)) as sound, zipfile.ZipFile(part) as changed:
             read = [(name, changed.read(name)) for name in changed.namelist()]
             assert read == [(name, sound.read(name)) for name in sound.namelist()]
     shutil.rmtree(folder)

@@ -88,7 +88,8 @@ def render(
     left out, a table of `splits.DROPPED_SCHEMA`.
     """
     severities = collections.Counter(finding.severity for finding in audit.findings)
-    summary, of_labels = _summary(dataset, audit, severities), numbers(dataset, examples)
+    labels = dataset.label_kind.describe(dataset.label_names)
+    of_labels = numbers(dataset, examples)
     # From here on the groups that are compared are ranges, if the labels are numbers.
     dataset, examples = as_classes(dataset, examples)
     template = pages.environment(Path(__file__).parent).get_template("card.html.jinja")
@@ -98,7 +99,9 @@ def render(
         severities={name: severities[name] for name in SEVERITIES},
         limits=LIMITS,
         max_listed=MAX_LISTED,
-        summary=summary,
+        labels=labels,
+        shapes=shapes.describe(dataset),
+        counted=counted,
         charts_of_classes=[
             *(of_labels or classes_of_splits(dataset)),
             *images_of_patients(examples),
@@ -140,35 +143,6 @@ def render_features(dataset: Manifest) -> str:
     }
     template = pages.environment(Path(__file__).parent).get_template("features.html.jinja")
     return template.render(dataset=dataset, facts=facts)
-
-
-def _summary(dataset: Manifest, audit: Audit, severities: Mapping[str, int]) -> list[str]:
-    """Returns the sentences at the top of the page."""
-    patients = audit.measures["patients"]
-    splits = ", ".join(f"{split.num_examples:,} {name}" for name, split in dataset.splits.items())
-    height, width, channels = dataset.image_shape
-    people = f" of {counted(patients, 'patient')}" if patients else ""
-    labels = dataset.label_kind.describe(dataset.label_names)
-    sentences = [
-        f"{counted(dataset.num_examples, 'image')}{people} {labels} ({splits}), each "
-        f"stored as {width}×{height} pixels in {'grey' if channels == 1 else 'colour'}"
-        f"{' of 16 bits' if dataset.dtype == 'uint16' else ''}."
-    ]
-    if told := shapes.describe(dataset):
-        sentences.append(f"{told[0].upper()}{told[1:]}.")
-    if severities["problem"]:
-        below = "problem below is" if severities["problem"] == 1 else "problems below are"
-        sentences.append(f"Results on this data would be misleading until the {below} fixed.")
-    elif severities["warning"]:
-        sentences.append("No problem was found, but read the warnings before you trust a result.")
-    else:
-        sentences.append("The audit found no reason not to train on this data.")
-    if audit.measures.get("near_duplicate_pairs") is None:
-        sentences.append(
-            "The audit could not look for near duplicates, so copies that were saved again or "
-            "resized may be in several splits."
-        )
-    return sentences
 
 
 def _side_facts(dataset: Manifest, examples: pa.Table) -> list[dict[str, Any]]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipelines.stores import output_state
-from pipelines.stores.output import Storage
 from tfrecord_io import shapes
 from tfrecord_io.auditing.findings import alarms
 from tfrecord_io.flags import command
 from tfrecord_io.manifest import REJECTS_FILE_NAME, REPORT_FILE_NAME, Manifest
 from tfrecord_io.printing import counted, printable
+from tfrecord_io.reading.opening import load_manifest
 from tfrecord_io.rejects import in_words
 from tfrecord_io.stores.folder import is_remote
 
@@ -21,7 +20,7 @@ def print_built(output: str, seconds: float, num_finished_before: int) -> None:
     The whole command took `seconds`; an earlier, interrupted run had finished
     `num_finished_before` of the images.
     """
-    dataset = output_state.read_manifest(Storage(output))
+    dataset = load_manifest(output)
     counts, num_variants = dataset.counts, dataset.counts.get("variants", 0)
     print(_table(dataset))
     if dataset.rejects:
@@ -52,7 +51,7 @@ def print_built(output: str, seconds: float, num_finished_before: int) -> None:
 
 def print_complete(output: str) -> None:
     """Prints that the output, a folder or URL, was already complete."""
-    dataset = output_state.read_manifest(Storage(output))
+    dataset = load_manifest(output)
     print(
         f"{output} is complete: {dataset.num_examples:,} examples in "
         f"{counted(len(dataset.shards), 'shard')}; nothing to do"

@@ -17,7 +17,6 @@ import json
 import operator
 import platform
 from collections.abc import Iterable, Sequence
-from fractions import Fraction
 
 import numpy as np
 import pyarrow as pa
@@ -139,17 +138,18 @@ def list_rejects(
         raise errors.RefusedError(f"all {num_images:,} images were rejected: {told}. See {table}")
     # The listing rejects files of the whole source, but with --limit only a sample of the other
     # files is decoded. So the rejects of the sample are scaled up to all of them.
-    weight = Fraction(num_planned + over_limit, num_planned or 1)
-    num_expected = num_listed + weight * (len(rejects) - num_listed)
     num_all = num_images + over_limit
-    # The exact decimal number: the binary 0.29 is slightly smaller, so 29 of 100 would be too many.
-    allowed = Fraction(repr(build.max_reject_fraction))
-    if num_expected > allowed * num_all:
+    num_expected = num_listed
+    if num_planned:
+        num_expected += (len(rejects) - num_listed) * (num_planned + over_limit) / num_planned
+    # The quotient, because 29 / 100 is exactly the number that 0.29 stands for.
+    share, allowed = num_expected / num_all, build.max_reject_fraction
+    if share > allowed:
         sampled = f" of all {num_all:,}, by this sample" if over_limit else ""
         raise errors.RefusedError(
             f"{len(rejects):,} of {num_images:,} images were rejected "
-            f"({float(num_expected / num_all):.2%}{sampled}, allowed {float(allowed):.2%}): "
-            f"{told}. See {table}; to accept them, run again with a larger --max_reject_fraction"
+            f"({share:.2%}{sampled}, allowed {allowed:.2%}): {told}. See {table}; to accept them, "
+            "run again with a larger --max_reject_fraction"
         )
     return rejects
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gzip
+import io
 import mmap
 import os
 import stat
@@ -28,7 +29,7 @@ from pipelines.sources.source import MAX_FILE_BYTES, Member, Reader, Source
 from tfrecord_io import archives
 from tfrecord_io.files import announce, atomic_write
 from tfrecord_io.rejects import Reject
-from tfrecord_io.stores.range_file import open_range
+from tfrecord_io.stores.range_file import RangeFile
 
 # A gzip stream with a larger ratio is taken for a bomb, because JPEGs hardly compress.
 # A tar of a few tiny files does compress, being mostly padding, so a small result is accepted.
@@ -153,7 +154,7 @@ class ArchiveReader(Reader):
             if member.offset not in self._checked:
                 self.read(member)
                 self._checked.add(member.offset)
-        return open_range(self.read_at, member.offset + start, member.size)
+        return io.BufferedReader(RangeFile(self.read_at, member.size, member.offset + start))
 
     def _read_stored(self, member: Member, length: int) -> tuple[int, int, memoryview]:
         """Returns a member's compression method, and the start and first bytes of its content.

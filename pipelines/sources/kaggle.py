@@ -179,35 +179,41 @@ def _refusal(response: requests.Response, dataset: str, place: str) -> errors.To
 def download_archive(dataset: str, download_dir: Path) -> Path:
     """Downloads what is missing of a dataset's zip archive, checks it and returns its path.
 
-    The archive is `download_dir/NAME.zip`. One that was checked before is returned at once, without
-    network or credentials; a complete one that the user put there is checked first. If another
+    The archive is `download_dir/NAME.zip`. A file of this name is returned at once, without network
+    or credentials: it was checked before it got the name, or the user put it there. If another
     process is downloading it, an error names that process at once: waiting could take hours.
 
     Raises:
         errors.UserError: if no credentials were found, or Kaggle refused them.
-        errors.BuildError: if the archive could not be downloaded, is corrupt, or is in use by
-            another process.
+        errors.BuildError: if the archive could not be downloaded, is corrupt, belongs to another
+            dataset of the same NAME, or is in use by another process.
     """
     archive = download_dir / f"{dataset.split('/')[1]}.zip"
+    note = archive.with_name(f"{archive.name}.verified.json")
     if not archive.exists():
         find_login()  # Before any folder is made, so that an error leaves nothing on the disk.
-    elif is_verified(archive, dataset):
-        _LOG.info("Using %s, downloaded and checked before.", archive)
-        return archive
-    lock, doing = archive.with_name(f".{archive.name}.lock"), f"downloading or checking {archive}"
-    with (
-        errors.clear_write_errors(f"{archive} (--download_dir chooses another folder)"),
-        file_lock.held(lock, doing, errors.BuildError),
-    ):
-        if not archive.exists():
-            fetch(dataset, archive)
-        if not is_verified(archive, dataset):
-            verify_archive(archive, dataset)
+        lock, doing = archive.with_name(f".{archive.name}.lock"), f"downloading {archive}"
+        with (
+            errors.clear_write_errors(f"{archive} (--download_dir chooses another folder)"),
+            file_lock.held(lock, doing, errors.BuildError),
+        ):
+            if not archive.exists():  # another process may have finished it meanwhile
+                part = fetch(dataset, archive)
+                require_sound(part, archive)
+                write_json(note, {"dataset": dataset})
+                part.replace(archive)
+                sync_folder(archive.parent)
+    if (other := str(read_json(note).get("dataset", dataset))).lower() != dataset.lower():
+        raise errors.BuildError(
+            f"{archive} is the archive of {other}, not of {dataset}: the two have the same NAME.\n"
+            "Choose another folder with --download_dir."
+        )
+    _LOG.info("Using %s.", archive)
     return archive
 
 
-def fetch(dataset: str, archive: Path) -> None:
-    """Downloads or resumes until the archive is complete; see `download_archive`.
+def fetch(dataset: str, archive: Path) -> Path:
+    """Downloads or resumes until the archive is complete; returns it under its partial name.
 
     Nobody else may write the file meanwhile. If it raises, the bytes that arrived are kept.
     """
@@ -216,8 +222,7 @@ def fetch(dataset: str, archive: Path) -> None:
         while True:
             before = _num_arrived(archive)
             try:
-                part = _attempt(dataset, archive, login, bar)
-                break
+                return _attempt(dataset, archive, login, bar)
             except (errors.StoreError, FileNotFoundError) as error:
                 # An address that has expired is refused, too.
                 arrived = _num_arrived(archive)
@@ -230,8 +235,6 @@ def fetch(dataset: str, archive: Path) -> None:
                         f"{tqdm.format_sizeof(arrived, 'B')} that arrived."
                     ) from None
                 _LOG.warning("%s Asking Kaggle for a new address.", message)
-    part.replace(archive)
-    sync_folder(archive.parent)
 
 
 def _attempt(dataset: str, archive: Path, login: Login, bar: tqdm) -> Path:
@@ -258,7 +261,7 @@ def _attempt(dataset: str, archive: Path, login: Login, bar: tqdm) -> Path:
     bar.total = file.size
     bar.update(start - bar.n)
 
-    def read(place: int) -> bytes:
+    def read(place: int) -> memoryview:
         return remote.read(url, place, min(_PART_BYTES, file.size - place), file.mark)
 
     places = range(start, file.size, _PART_BYTES)
@@ -288,62 +291,34 @@ def _byte_bar(description: str, total: int | None = None) -> tqdm:
     return tqdm(desc=description, total=total, unit="B", unit_scale=True, **how_often)
 
 
-def verify_archive(archive: Path, dataset: str) -> None:
-    """Compares the CRC of every member of a zip, and records in a sidecar file that all are right.
+def require_sound(part: Path, archive: Path) -> None:
+    """Compares the CRC of every member of a complete download, which will be named `archive`.
 
-    A corrupt archive is renamed to `NAME.zip.corrupt`, so that the next run starts a new download
-    and 11 GB are not deleted without the user's consent.
+    A corrupt one is renamed to `NAME.zip.corrupt`, so that the next run starts a new download and
+    11 GB are not deleted without the user's consent.
 
     Raises:
-        errors.BuildError: if the archive is corrupt.
+        errors.BuildError: if the download is corrupt.
         OSError: if the disk failed.
     """
-    stat = archive.stat()
-    if damage := _find_damage(archive, stat.st_size):
-        _record(archive).unlink(missing_ok=True)
-        aside = archive.rename(archive.with_name(archive.name + ".corrupt"))
-        raise errors.BuildError(
-            f"{archive} has all its bytes, but is corrupt: {damage}.\n"
-            f"It was moved to {aside}, which you may delete.\n"
-            "Run the same command again to download a new one."
-        )
-    facts = {"dataset": dataset, "size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
-    write_json(_record(archive), facts)
-
-
-def is_verified(archive: Path, dataset: str) -> bool:
-    """Returns whether an archive was checked and has not changed since.
-
-    Raises:
-        errors.BuildError: if the archive belongs to another dataset of the same NAME.
-    """
-    record, stat = read_json(_record(archive)), archive.stat()
-    if (record.get("size"), record.get("mtime_ns")) != (stat.st_size, stat.st_mtime_ns):
-        return False
-    if str(record.get("dataset")).lower() != dataset.lower():
-        raise errors.BuildError(
-            f"{archive} is the archive of {record.get('dataset')}, not of {dataset}: the two have "
-            "the same NAME.\nChoose another folder with --download_dir."
-        )
-    return True
-
-
-def _record(archive: Path) -> Path:
-    return archive.with_name(archive.name + ".verified.json")
-
-
-def _find_damage(archive: Path, num_bytes: int) -> str:
-    """Returns what is wrong with a zip, "" if nothing is."""
+    damage = None
     try:
         with (
-            archive.open("rb") as raw,
-            _byte_bar(f"checking {archive.name}", total=num_bytes) as bar,
+            part.open("rb") as raw,
+            _byte_bar(f"checking {archive.name}", total=part.stat().st_size) as bar,
             archives.open_zip(CallbackIOWrapper(bar.update, raw, "read")) as file,
         ):
             bar.reset()  # what was read so far is the index
-            member = file.testzip()
-            return f"the checksum of {member!r} is wrong" if member else ""
+            if member := file.testzip():
+                damage = f"the checksum of {member!r} is wrong"
     except Exception as error:
         if not is_of_content(error):
             raise
-        return f"it cannot be read ({error!r})"
+        damage = f"it cannot be read ({error!r})"
+    if damage:
+        aside = part.rename(archive.with_name(f"{archive.name}.corrupt"))
+        raise errors.BuildError(
+            f"the download of {archive} has all its bytes, but is corrupt: {damage}.\n"
+            f"It was moved to {aside}, which you may delete.\n"
+            "Run the same command again to download a new one."
+        )

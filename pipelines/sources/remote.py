@@ -76,7 +76,7 @@ class _ZipReader(ArchiveReader):
         if length <= 0:
             return b""
         try:
-            return remote.read(self._file.url, start, length, self._file.mark)
+            return bytes(remote.read(self._file.url, start, length, self._file.mark))
         except FileNotFoundError:
             raise errors.changed(remote.shown(self._file.url), "was removed") from None
 

@@ -17,6 +17,7 @@ from pipelines import errors
 from pipelines.stores import file_lock
 from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import manifest
+from tfrecord_io.reading.opening import load_manifest
 from tfrecord_io.stores import remote
 
 #: The references, one record batch per task; and a JSON file with the tasks and the identity.
@@ -78,7 +79,7 @@ def is_complete(storage: Storage, identity: Mapping[str, Any], *, overwrite: boo
     names, dataset = storage.names(), None
     if manifest.FILE_NAME in names:
         try:
-            dataset = read_manifest(storage)
+            dataset = load_manifest(storage.root)
         except manifest.ManifestError as error:
             raise errors.UserError(f"{error}; --overwrite replaces it") from None
         found, found_fingerprint = dataset.options, dataset.fingerprint
@@ -106,12 +107,6 @@ def is_complete(storage: Storage, identity: Mapping[str, Any], *, overwrite: boo
     if dataset:
         require_shards(storage, dataset)
     return dataset is not None
-
-
-def read_manifest(storage: Storage) -> manifest.Manifest:
-    """Returns the manifest of a complete output; raises what `Manifest.from_json` raises."""
-    text = storage.read(manifest.FILE_NAME)
-    return manifest.Manifest.from_json(text, storage.path(manifest.FILE_NAME))
 
 
 def clear(storage: Storage) -> None:

@@ -162,7 +162,7 @@ def _describe_remote(folder: str, names: Sequence[str]) -> StoredFiles:
     def read(name: str, start: int, length: int) -> memoryview:
         file = files[name]
         try:
-            return remote.read_view(file.url, start, length, file.mark)
+            return remote.read(file.url, start, length, file.mark)
         except FileNotFoundError:
             raise ChangedError(f"{remote.shown(file.url)} was removed while it was read") from None
 

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from typing import Any, BinaryIO
-
-
-def open_range(read_at: Callable[[int, int], bytes], start: int, size: int) -> BinaryIO:
-    """Opens `size` bytes from `start` as a file; `read_at(start, length)` reads the archive."""
-    return io.BufferedReader(RangeFile(lambda place, n: read_at(start + place, n), size))
+from typing import Any
 
 
 class RangeFile(io.RawIOBase):
     """A seekable file of which exactly the bytes of each read are fetched.
 
-    A read raises what `read_at` raises, which is given the start and number of bytes that exist.
+    A read raises what `read_at` raises, which is given the place and number of bytes that exist.
     """
 
     #: Libraries ask a buffered file for its name; this one has none.
     name = ""
 
-    def __init__(self, read_at: Callable[[int, int], bytes], size: int) -> None:
-        """Makes a file of `size` bytes."""
+    def __init__(
+        self, read_at: Callable[[int, int], bytes | memoryview], size: int, start: int = 0
+    ) -> None:
+        """Makes a file of `size` bytes, from `start` on of what `read_at` reads."""
         self._read_at = read_at
         self._size = size
+        self._start = start
         self._position = 0
 
     def readable(self) -> bool:
@@ -47,7 +45,7 @@ class RangeFile(io.RawIOBase):
         """Reads bytes into a buffer; see `io.RawIOBase.readinto`."""
         length = min(len(buffer), max(self._size - self._position, 0))
         if length:
-            buffer[:length] = self._read_at(self._position, length)
+            buffer[:length] = self._read_at(self._start + self._position, length)
         self._position += length
         return length
 

@@ -104,12 +104,7 @@ def describe(url: str) -> RemoteFile:
     return _described(url, meta)
 
 
-def read(url: str, start: int, length: int, mark: str = "") -> bytes:
-    """Returns a copy of what `read_view` returns."""
-    return bytes(read_view(url, start, length, mark))
-
-
-def read_view(url: str, start: int, length: int, mark: str = "") -> memoryview:
+def read(url: str, start: int, length: int, mark: str = "") -> memoryview:
     """Returns bytes of a file, at least one; fewer than `length` at the end of the file.
 
     The first byte must exist. `mark` is that of the wanted version; empty for any version.
@@ -131,7 +126,7 @@ def read_view(url: str, start: int, length: int, mark: str = "") -> memoryview:
 
 
 def read_file(url: str, size: int | None = None, version: int | None = None) -> bytes:
-    """Returns a whole file as `read_view` does; with this size and `version`, None for any."""
+    """Returns a whole file as `read` does; with this size and `version`, None for any."""
     store, path = _open(url)
     with _clear_errors(url):
         answer = obstore.get(store, path)
