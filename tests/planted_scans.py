@@ -21,12 +21,12 @@ def scan(label: str, patient: int, index: int) -> bytes:
     return encoded(image, "JPEG", quality=90)
 
 
-#: Of all pairs of the 4,000 scans that `make run` draws, the three of different classes and close
+#: Of all pairs of the 3,200 scans that `make run` draws, the three of different classes and close
 #: hashes that look most alike when they are stored at 64 pixels: (label, patient, index) of each.
 LOOK_ALIKES = (
-    (("DME", 6340246, 72), ("DRUSEN", 3584580, 57)),
-    (("NORMAL", 6346788, 30), ("DME", 7495581, 21)),
-    (("NORMAL", 6476689, 51), ("DME", 1935148, 67)),
+    (("CNV", 500948, 89), ("DME", 5548041, 123)),
+    (("DRUSEN", 5458975, 42), ("NORMAL", 2079731, 20)),
+    (("NORMAL", 9839037, 28), ("DRUSEN", 5641758, 43)),
 )
 
 

@@ -66,7 +66,7 @@ def test_two_scans_of_one_patient_are_no_copies(size):
 def test_scans_that_look_alike_when_stored_small_are_no_copies(pair):
     a, b = (picture(full_scan(*one), 64) for one in pair)
     assert bits(a, b) <= MAX_DISTANCE  # so the pixels have to decide
-    assert 0.75 < alike(a, b) < min_similarity(64)
+    assert 0.7 < alike(a, b) < min_similarity(64)
 
 
 def test_the_smaller_the_picture_the_more_alike_two_must_be():

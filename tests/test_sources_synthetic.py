@@ -89,11 +89,11 @@ def test_each_disease_is_visible_where_it_belongs():
         return [synthetic._draw_lesions(draw, label, x_mm, 0.5, 0.0) for draw in draws]
 
     for normal in lesions("NORMAL"):
-        assert (normal.elevation.max() < 3, normal.fluid.max(), normal.spots) == (True, 0, [])
+        assert (normal.elevation.max() < 3, normal.fluid.max(), normal.cysts) == (True, 0, [])
     assert min(drusen.elevation.max() for drusen in lesions("DRUSEN")) > 5
     assert min(cnv.elevation.max() for cnv in lesions("CNV")) > 5
     assert sum(cnv.fluid.max() > 3 for cnv in lesions("CNV")) > 10
-    assert min(len(dme.spots) for dme in lesions("DME")) >= 2
+    assert min(len(dme.cysts) for dme in lesions("DME")) >= 2
     assert min(dme.swelling.max() for dme in lesions("DME")) > 0.1
 
 
