@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 import pyarrow.parquet as pq
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -36,6 +37,17 @@ def build_here(source: Path | str, output: Path | str, *more: str) -> Path:
 
     build_tfrecords.build(arguments(source, output, IN_MEMORY, *more))
     return Path(output)
+
+
+def build_of(scans: str, *flags: str) -> Any:
+    """Returns a fixture: what a build makes of the scans that another fixture writes."""
+
+    @pytest.fixture(scope="module")
+    def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        output = tmp_path_factory.mktemp("built") / "out"
+        return build_here(request.getfixturevalue(scans), output, *flags)
+
+    return built
 
 
 def prepare(source: Path | str, output: Path | str, *more: str):

@@ -7,10 +7,12 @@ import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image
 
 #: The same time for every file, so that two archives of one tree are the same bytes.
@@ -132,6 +134,24 @@ def write_zip(
             info = zipfile.ZipInfo(name, date_time=(2017, 7, 14, 2, 40, 0))
             archive.writestr(info, content, compression)
     return path
+
+
+def pack(path: Path, files: Mapping[str, bytes]) -> Path:
+    """Writes files as the name says: `.zip`, `deflated.zip`, `.tar`, `.tar.gz`, or a folder."""
+    if path.suffix == ".zip":
+        is_deflated = path.name.endswith("deflated.zip")
+        return write_zip(path, files, zipfile.ZIP_DEFLATED if is_deflated else zipfile.ZIP_STORED)
+    return write_tar(path, files) if ".tar" in path.suffixes else write_tree(path, files)
+
+
+def scans_of(make: Callable[[], Mapping[str, bytes]], name: str = "scans") -> Any:
+    """Returns a fixture: files that a module's tests read, in a folder or archive of that name."""
+
+    @pytest.fixture(scope="module")
+    def scans(tmp_path_factory: pytest.TempPathFactory) -> Path:
+        return pack(tmp_path_factory.mktemp("scans") / name, make())
+
+    return scans
 
 
 def tar_info(name: str, size: int = 0, kind: bytes = tarfile.REGTYPE) -> tarfile.TarInfo:

@@ -7,9 +7,18 @@ import planted_scans as planted
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from builds import ROOT, build_here, read_csv, rows_of, run_build_here, shards_of
+from builds import ROOT, build_here, build_of, read_csv, rows_of, run_build_here, shards_of
 from dataset_factory import bare_manifest, change_column
-from image_files import encoded, jpeg, kermany_archive, png, scan_tree, write_tree, write_zip
+from image_files import (
+    encoded,
+    jpeg,
+    kermany_archive,
+    png,
+    scan_tree,
+    scans_of,
+    write_tree,
+    write_zip,
+)
 
 from pipelines import errors
 from pipelines.shards import drops
@@ -23,20 +32,10 @@ SIZE = "--image_size=96"
 SAMPLE = ROOT.parent / "shared" / "data" / "kermany2018-sample.zip"
 
 
-@pytest.fixture(scope="module")
-def clean(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("clean")
-    return build_here(write_tree(folder / "scans", planted.clean_files()), folder / "out", SIZE)
-
-
-@pytest.fixture(scope="module")
-def flawed_tree(tmp_path_factory):
-    return write_tree(tmp_path_factory.mktemp("flawed") / "scans", planted.planted_files())
-
-
-@pytest.fixture(scope="module")
-def flawed(flawed_tree):
-    return build_here(flawed_tree, flawed_tree.parent / "out", SIZE)
+clean_tree = scans_of(planted.clean_files)
+clean = build_of("clean_tree", SIZE)
+flawed_tree = scans_of(planted.planted_files)
+flawed = build_of("flawed_tree", SIZE)
 
 
 def finding(directory, code):
@@ -204,8 +203,8 @@ def test_failing_on_duplicates_keeps_the_evidence_and_writes_no_manifest(flawed_
     assert {p.name: p.stat().st_mtime_ns for p in out.glob("*.tfrecord")} == before
 
 
-def test_leaks_of_small_pictures_cannot_be_ruled_out(clean, tmp_path, capsys):
-    scans, out = clean.parent / "scans", tmp_path / "out"
+def test_leaks_of_small_pictures_cannot_be_ruled_out(clean_tree, tmp_path, capsys):
+    scans, out = clean_tree, tmp_path / "out"
     assert run_build_here(scans, out, "--leaks=fail", "--image_size=64x63") == 2
     assert "--leaks fail cannot be checked with --image_size 64x63" in capsys.readouterr().err
     assert not list(out.glob("*.tfrecord"))

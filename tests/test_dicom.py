@@ -12,9 +12,9 @@ import imagecodecs
 import numpy as np
 import pydicom
 import pytest
-from builds import ROOT, build_here, rows_of, run_build_here
+from builds import ROOT, build_here, build_of, rows_of, run_build_here
 from dicom_files import dicom_file, in_syntax
-from image_files import encoded, grey_pixels, png, write_tree
+from image_files import encoded, grey_pixels, png, scans_of, write_tree
 from PIL import Image
 from pydicom.pixels import apply_color_lut, apply_modality_lut, pixel_array
 
@@ -712,18 +712,14 @@ def tree() -> dict[str, bytes]:
     return files
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return write_tree(tmp_path_factory.mktemp("dicom") / "scans", tree())
+folder = scans_of(tree)
 
 
 FLAGS = ("--splits=patient", "--split_seed=auto", "--split_fractions=train=0.5,test=0.5",
          "--max_reject_fraction=0.5", "--dtype=uint16", "--num_shards=2")  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def built(folder, tmp_path_factory) -> Path:
-    return build_here(folder, tmp_path_factory.mktemp("dicom") / "out", *FLAGS)
+built = build_of("folder", *FLAGS)
 
 
 def test_every_frame_is_an_image_with_a_name_and_a_key_in_the_ledger(built, folder, capsys):

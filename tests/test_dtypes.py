@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 import tensorflow_datasets as tfds
-from builds import build_here
+from builds import build_here, build_of
 from dataset_factory import stored, write_dataset
 from image_files import encoded, write_tree
 
@@ -178,10 +178,7 @@ def deep_tree(tmp_path_factory) -> Path:
     return write_tree(tmp_path_factory.mktemp("deep") / "scans", files)
 
 
-@pytest.fixture(scope="module")
-def deep_dataset(deep_tree, tmp_path_factory) -> Path:
-    output = tmp_path_factory.mktemp("deep") / "out"
-    return build_here(deep_tree, output, "--image_size=40", "--dtype=uint16", "--num_shards=2")
+deep_dataset = build_of("deep_tree", "--image_size=40", "--dtype=uint16", "--num_shards=2")
 
 
 def test_a_build_keeps_every_value_of_16_bit_files(deep_tree, deep_dataset):

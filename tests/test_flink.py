@@ -11,7 +11,7 @@ from pathlib import Path
 
 import builds
 import pytest
-from image_files import scan_tree, write_tar, write_tree
+from image_files import scan_tree, scans_of, write_tar
 
 from scripts import flink_cluster
 
@@ -33,10 +33,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[flink_cluster.
         yield started
 
 
-@pytest.fixture(scope="module")
-def many_scans(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    files = scan_tree({"train": 200, "val": 3, "test": 5}, classes=("CNV", "DME", "NORMAL"))
-    return write_tree(tmp_path_factory.mktemp("many") / "scans", files)
+many_scans = scans_of(
+    lambda: scan_tree({"train": 200, "val": 3, "test": 5}, classes=("CNV", "DME", "NORMAL"))
+)
 
 
 @pytest.fixture(scope="module")

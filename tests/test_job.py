@@ -5,7 +5,16 @@ import shutil
 import image_files
 import pytest
 from builds import build_here, prepare
-from image_files import kermany_archive, png, scan_tree, under, write_tar, write_tree, write_zip
+from image_files import (
+    kermany_archive,
+    pack,
+    png,
+    scan_tree,
+    scans_of,
+    under,
+    write_tar,
+    write_tree,
+)
 
 from pipelines import errors
 from pipelines.engine.job import prepared
@@ -16,9 +25,7 @@ from pipelines.stores.output_state import PLAN_JSON
 TREE = scan_tree({"train": 4, "test": 2})
 
 
-@pytest.fixture(scope="module")
-def archive(tmp_path_factory):
-    return write_zip(tmp_path_factory.mktemp("scans") / "scans.zip", kermany_archive(TREE))
+archive = scans_of(lambda: kermany_archive(TREE), "scans.zip")
 
 
 def test_a_job_is_listed_and_planned_before_any_engine_starts(archive, tmp_path, capsys):
@@ -82,11 +89,10 @@ def test_a_source_and_an_output_may_be_given_relative_to_where_one_is(tmp_path, 
 @pytest.mark.parametrize("kind", ["zip", "tar", "tar.gz"])
 def test_an_archive_of_the_same_names_sizes_and_times_is_told_from_another(tmp_path, kind):
     # As `tar --mtime=@0` writes two versions of a tree.
-    write = write_zip if kind == "zip" else write_tar
-    path = write(tmp_path / f"scans.{kind}", TREE)
+    path = pack(tmp_path / f"scans.{kind}", TREE)
     output = build_here(path, tmp_path / "out")
     found = path.stat()
-    write(path, {name: content[:-1] + b"?" for name, content in TREE.items()})
+    pack(path, {name: content[:-1] + b"?" for name, content in TREE.items()})
     os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
     with pytest.raises(errors.UserError, match="source_listing: "), prepare(path, output):
         pass

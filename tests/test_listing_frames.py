@@ -3,9 +3,9 @@
 import builds
 import numpy as np
 import pytest
-from builds import build_here, bytes_read, csv_rows
+from builds import build_here, build_of, bytes_read, csv_rows
 from dicom_files import dicom_file
-from image_files import encoded, grey_pixels, png, write_tar, write_tree, write_zip
+from image_files import encoded, grey_pixels, pack, png, scans_of, write_tree
 from PIL import Image
 from tiff_files import NEW_SUBFILE_TYPE, tiff_file, with_damaged_page
 
@@ -40,14 +40,8 @@ def tree():
     }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_tree(tmp_path_factory.mktemp("tiff") / "scans", tree())
-
-
-@pytest.fixture(scope="module")
-def built(folder, tmp_path_factory):
-    return build_here(folder, tmp_path_factory.mktemp("tiff") / "out", *FLAGS)
+folder = scans_of(tree)
+built = build_of("folder", *FLAGS)
 
 
 def rows_of(dataset):
@@ -90,9 +84,9 @@ def test_the_stored_pixels_are_those_of_the_pages(built):
         assert stored == decode_image(alone, settings).pixels
 
 
-@pytest.mark.parametrize("write", [write_zip, write_tar])
-def test_an_archive_gives_the_same_shards_as_the_folder(built, write, tmp_path):
-    archive = write(tmp_path / {write_zip: "scans.zip", write_tar: "scans.tar.gz"}[write], tree())
+@pytest.mark.parametrize("name", ["scans.zip", "scans.tar.gz"])
+def test_an_archive_gives_the_same_shards_as_the_folder(built, name, tmp_path):
+    archive = pack(tmp_path / name, tree())
     for _ in range(2):  # the second finds the dataset complete
         output = build_here(archive, tmp_path / "out", *FLAGS)
     for path in built.glob("*.tfrecord"):
@@ -116,13 +110,12 @@ def test_only_the_tags_of_a_file_are_read_to_list_its_pages(tmp_path):
     assert bytes_read() - before < page.nbytes / 4
 
 
-@pytest.mark.parametrize("kind", ["folder", "tar", "zip"])
+@pytest.mark.parametrize("name", ["in", "in.tar", "in.zip"])
 @pytest.mark.parametrize("volume_file", [tiff_file, lambda pages: dicom_file(np.stack(pages))])
-def test_only_the_bytes_of_a_page_or_frame_are_read_to_build_it(tmp_path, kind, volume_file):
+def test_only_the_bytes_of_a_page_or_frame_are_read_to_build_it(tmp_path, name, volume_file):
     volume = [grey_pixels(seed, 200, 200) for seed in range(40)]
     files = {"CNV/volume": volume_file(volume), "DME/picture.png": png()}
-    write = {"folder": write_tree, "tar": write_tar, "zip": write_zip}[kind]
-    source = write(tmp_path / {"folder": "in", "tar": "in.tar", "zip": "in.zip"}[kind], files)
+    source = pack(tmp_path / name, files)
     build_here(source, tmp_path / "warm up")
     before = bytes_read()
     output = build_here(source, tmp_path / "out")

@@ -12,7 +12,7 @@ from builds import IN_MEMORY, rows_of, write_csv
 from dicom_files import dicom_file
 from hypothesis import given
 from hypothesis import strategies as st
-from image_files import grey_pixels, png, write_tree, write_zip
+from image_files import grey_pixels, png, scans_of, write_tree, write_zip
 from listed import list_members
 
 from pipelines import build_tfrecords, errors
@@ -50,9 +50,7 @@ def build(source, labels, output, *more):
     )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def scans(tmp_path_factory):
-    return write_tree(tmp_path_factory.mktemp("scans") / "in", IMAGES)
+scans = scans_of(lambda: IMAGES, "in")
 
 
 @pytest.fixture

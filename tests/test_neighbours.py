@@ -6,9 +6,9 @@ import zipfile
 
 import numpy as np
 import pytest
-from builds import build_here
+from builds import build_of
 from dataset_factory import change_column, change_json
-from image_files import encoded, write_tree
+from image_files import encoded, scans_of
 from pages import Page, needs_chromium, overhang
 
 from pipelines.extract_features import FeatureOptions, prepared_features
@@ -165,11 +165,8 @@ def extract(images, output):
     return output
 
 
-@pytest.fixture(scope="module")
-def images(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("neighbours")
-    flags = (f"--image_size={SIDE}", "--num_shards=2", "--variants=1")
-    return build_here(write_tree(folder / "scans", planted_files()), folder / "images", *flags)
+scans = scans_of(planted_files)
+images = build_of("scans", f"--image_size={SIDE}", "--num_shards=2", "--variants=1")
 
 
 @pytest.fixture(scope="module")

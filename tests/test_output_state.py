@@ -5,8 +5,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from builds import build_here, files_of, prepare, shards_of
-from image_files import scan_tree, write_tree
+from builds import build_here, build_of, files_of, prepare, shards_of
+from image_files import scan_tree, scans_of, write_tree
 
 from pipelines import errors
 from pipelines.shards import write
@@ -19,16 +19,8 @@ def storage(tmp_path):
     return Storage(str(tmp_path / "out"))
 
 
-@pytest.fixture(scope="module")
-def scans(tmp_path_factory):
-    return write_tree(
-        tmp_path_factory.mktemp("scans") / "scans", scan_tree({"train": 6, "test": 2})
-    )
-
-
-@pytest.fixture(scope="module")
-def complete(scans, tmp_path_factory):
-    return build_here(scans, tmp_path_factory.mktemp("complete") / "out", "--num_shards=4")
+scans = scans_of(lambda: scan_tree({"train": 6, "test": 2}))
+complete = build_of("scans", "--num_shards=4")
 
 
 def identity_of(scans, output, *more):

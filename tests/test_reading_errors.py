@@ -12,7 +12,7 @@ from pathlib import Path
 import idx_files
 import pytest
 from builds import IN_MEMORY, run_build_here
-from image_files import scan_tree, write_tar, write_tree, write_zip
+from image_files import pack, scan_tree, write_tree, write_zip
 from PIL import Image, UnidentifiedImageError
 from web_server import WebFile, running_web
 
@@ -71,10 +71,8 @@ LISTINGS = {
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("inputs")
-    write_tree(folder / "tree", TREE)
-    write_zip(folder / "scans.zip", TREE)
-    write_tar(folder / "scans.tar", TREE)
-    write_tar(folder / "scans.tar.gz", TREE)
+    for name in ("tree", "scans.zip", "scans.tar", "scans.tar.gz"):
+        pack(folder / name, TREE)
     return write_tree(folder, idx_files.FILES)
 
 

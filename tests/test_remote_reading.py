@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from dataset_factory import assert_same, write_dataset
-from s3_server import BUCKET, S3Server, running_s3
+from s3_server import BUCKET, running_s3
 from web_server import WebFile, WebServer, running_web
 
 import tfrecord_io
@@ -23,8 +23,6 @@ from tfrecord_io.reading import fetch, mapped, opening
 from tfrecord_io.reading.cache import DatasetCache
 from tfrecord_io.stores import folder as folder_files
 from tfrecord_io.stores.folder import DataPath
-
-URL = f"s3://{BUCKET}/data"
 
 
 @pytest.fixture(scope="module")
@@ -36,12 +34,16 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def store(local: Path) -> Iterator[S3Server]:
-    with running_s3() as server:
-        server.use()
-        for path in local.iterdir():
-            server.client.put_object(Bucket=BUCKET, Key=f"data/{path.name}", Body=path.read_bytes())
+def store(local: Path) -> Iterator[WebServer]:
+    """The dataset on a web server, which is quicker than the stand-in of S3."""
+    with running_web() as server:
+        server.serve(local)
         yield server
+
+
+@pytest.fixture
+def url(store: WebServer) -> str:
+    return store.url("data")
 
 
 @pytest.fixture(autouse=True)
@@ -94,25 +96,33 @@ CASES = [
     ("read", "options", "room"), CASES, ids=lambda value: getattr(value, "__name__", str(value))
 )
 def test_batches_are_those_of_a_local_copy_bit_by_bit(
-    local: Path, store: S3Server, read: Callable, options: dict, room: float | None
+    local: Path, url: str, read: Callable, options: dict, room: float | None
 ) -> None:
-    assert_same(read(URL, cache_gb=room, **options), read(local, **options))
+    assert_same(read(url, cache_gb=room, **options), read(local, **options))
 
 
-def test_what_is_kept_is_never_fetched_again(local: Path, store: S3Server) -> None:
-    store.forget()
+def test_batches_of_a_bucket_are_those_of_a_local_copy(local: Path) -> None:
+    with running_s3() as server:
+        server.use()
+        for path in local.iterdir():
+            server.client.put_object(Bucket=BUCKET, Key=f"data/{path.name}", Body=path.read_bytes())
+        assert_same(_numpy(f"s3://{BUCKET}/data", cache_gb=QUARTER), _numpy(local))
+
+
+def test_what_is_kept_is_never_fetched_again(local: Path, store: WebServer, url: str) -> None:
+    store.bytes_sent = 0
     wanted = _numpy(local, epochs=2)
-    assert_same(_numpy(URL, epochs=2), wanted)
+    assert_same(_numpy(url, epochs=2), wanted)
     num_bytes = Manifest.load(local).split("train").num_bytes
     assert num_bytes <= store.bytes_sent <= 1.1 * num_bytes
-    store.forget()
-    assert_same(_tensorflow(URL, epochs=2), wanted)
+    store.bytes_sent = 0
+    assert_same(_tensorflow(url, epochs=2), wanted)
     assert store.bytes_sent < 20_000  # the manifest
 
 
-def _steps_until_mapped(**options: object) -> int:
+def _steps_until_mapped(url: str, **options: object) -> int:
     """Returns at which step batches come many at once, as they do out of a memory map."""
-    batches = tfrecord_io.make_batches(URL, split="train", batch_size=12, epochs=None, **options)
+    batches = tfrecord_io.make_batches(url, split="train", batch_size=12, epochs=None, **options)
     for step, (records, rows, _) in enumerate(itertools.islice(batches.parts(), 10_000)):
         if len(rows) > 1:
             assert records is batches.dataset.records
@@ -122,18 +132,19 @@ def _steps_until_mapped(**options: object) -> int:
 
 @pytest.mark.parametrize("start_step", [0, 7])
 def test_a_split_is_read_like_a_folder_from_the_batch_on_at_which_the_cache_holds_it(
-    local: Path, store: S3Server, tmp_path: Path, start_step: int
+    local: Path, url: str, tmp_path: Path, start_step: int
 ) -> None:
     options = {"epochs": 3, "start_step": start_step, "pad_remainder": True}
-    assert_same(_tensorflow(URL, **options), _tensorflow(local, **options))
-    assert _steps_until_mapped(start_step=start_step) == 0
-    assert 0 < _steps_until_mapped(cache_dir=tmp_path / "other", start_step=start_step) < 10_000
+    assert_same(_tensorflow(url, **options), _tensorflow(local, **options))
+    assert _steps_until_mapped(url, start_step=start_step) == 0
+    other = tmp_path / "other"
+    assert 0 < _steps_until_mapped(url, cache_dir=other, start_step=start_step) < 10_000
 
 
 def test_an_iterator_reads_like_a_folder_once_another_has_filled_the_cache(
-    local: Path, store: S3Server
+    local: Path, url: str
 ) -> None:
-    dataset = tfrecord_io.make_dataset(URL, split="train", batch_size=12, seed=5, epochs=3)
+    dataset = tfrecord_io.make_dataset(url, split="train", batch_size=12, seed=5, epochs=3)
     first, second = iter(dataset), iter(dataset)
     found = [next(first)]
     collections.deque(second, maxlen=0)
@@ -146,15 +157,15 @@ def num_kept(folder: Path) -> int:
 
 
 def test_a_cache_that_is_full_keeps_what_it_has_and_stays_within_its_limit(
-    local: Path, store: S3Server, folder: Path
+    local: Path, store: WebServer, url: str, folder: Path
 ) -> None:
-    _numpy(URL, cache_gb=QUARTER)
-    held = DatasetCache(Manifest.load(local), _versions(URL), folder, QUARTER)
+    _numpy(url, cache_gb=QUARTER)
+    held = DatasetCache(Manifest.load(local), _versions(url), folder, QUARTER)
     before = held.states.copy()
     assert 60 < before.sum() < 90
     assert num_kept(folder) <= 2.7e6
-    store.forget()
-    _numpy(URL, cache_gb=QUARTER)
+    store.bytes_sent = 0
+    _numpy(url, cache_gb=QUARTER)
     assert (held.states >= before).all()
     assert num_kept(folder) <= 2.7e6
     stride = Manifest.load(local).layout.stride
@@ -163,20 +174,20 @@ def test_a_cache_that_is_full_keeps_what_it_has_and_stays_within_its_limit(
 
 @pytest.mark.parametrize("read", [_numpy, _tensorflow])
 def test_a_reader_and_its_copies_may_have_a_cache_of_their_own(
-    local: Path, store: S3Server, folder: Path, tmp_path: Path, read: Callable
+    local: Path, url: str, folder: Path, tmp_path: Path, read: Callable
 ) -> None:
     own = tmp_path / "own"
-    assert_same(read(URL, cache_dir=own, cache_gb=0.0027), read(local))
+    assert_same(read(url, cache_dir=own, cache_gb=0.0027), read(local))
     assert 2e6 < num_kept(own) <= 2.7e6
-    dataset = mapped.MappedDataset(DataPath(URL, own), "train")
+    dataset = mapped.MappedDataset(DataPath(url, own), "train")
     assert_same([pickle.loads(pickle.dumps(dataset))[7]], [dataset[7]])
     assert not folder.exists()
     with pytest.raises(ValueError, match="cache_gb must be at least 0, received -1"):
-        read(URL, cache_gb=-1)
+        read(url, cache_gb=-1)
 
 
 def test_an_unused_dataset_makes_room_and_one_in_use_does_not(
-    local: Path, store: S3Server, folder: Path, tmp_path: Path
+    local: Path, store: WebServer, folder: Path, tmp_path: Path
 ) -> None:
     manifests = [
         write_dataset(
@@ -217,12 +228,14 @@ def test_a_folder_that_holds_anything_else_is_refused_and_left_as_it_is(
     assert [path.name for path in tmp_path.iterdir()] == ["precious.txt"]
 
 
-def test_answers_that_fail_or_are_cut_are_asked_for_again(local: Path, store: S3Server) -> None:
+def test_answers_that_fail_or_are_cut_are_asked_for_again(
+    local: Path, store: WebServer, url: str
+) -> None:
     wanted = _numpy(local)
     with store.failing("503 Slow Down", after=20, times=5):
-        assert_same(_numpy(URL), wanted)
+        assert_same(_numpy(url), wanted)
     with store.failing("cut", times=4):
-        batches = tfrecord_io.make_batches(URL, **DEFAULTS, cache_gb=0)  # the manifest
+        batches = tfrecord_io.make_batches(url, **DEFAULTS, cache_gb=0)  # the manifest
     with store.failing("cut", times=4):
         assert_same(batches, wanted)
 
@@ -306,22 +319,22 @@ def test_a_dataset_is_read_from_the_web_only_with_encryption_but_on_loopback() -
 
 
 def test_after_a_crash_of_the_system_each_record_is_checked_before_it_is_used(
-    local: Path, store: S3Server, folder: Path
+    local: Path, store: WebServer, url: str, folder: Path
 ) -> None:
     wanted = _numpy(local)
-    assert_same(_numpy(URL), wanted)
+    assert_same(_numpy(url), wanted)
     gc.collect()
     (states,) = folder.glob("*/states")
     with states.open("r+b") as file:
         file.write(b"another start of the system")
     with states.with_name("records").open("r+b") as file:
         file.write(bytes(100_000))  # marks that reached the disk, and their records that did not
-    store.forget()
-    assert_same(_numpy(URL), wanted)
+    store.bytes_sent = 0
+    assert_same(_numpy(url), wanted)
     stride = Manifest.load(local).layout.stride
     assert 3 * stride <= store.bytes_sent < 3 * stride + 20_000
-    store.forget()
-    assert_same(_numpy(URL), wanted)
+    store.bytes_sent = 0
+    assert_same(_numpy(url), wanted)
     assert store.bytes_sent < 20_000
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from image_files import jpeg, kermany_archive, tar_info, write_tar, write_tree, write_zip
+from image_files import jpeg, kermany_archive, pack, tar_info, write_tar, write_zip
 from source_files import FIRST, TREE, list_archive, read_archive
 
 from pipelines import errors
@@ -22,13 +22,7 @@ from tfrecord_io.rejects import Reject
 
 def write_archive(folder, kind, files=TREE):
     """Returns an archive of a kind: `zip`, `deflated.zip`, `tar`, or `tar.gz`; or a `folder`."""
-    path = folder / f"scans.{kind}"
-    if kind == "folder":
-        return write_tree(path, files)
-    if kind.endswith("zip"):
-        method = zipfile.ZIP_DEFLATED if kind == "deflated.zip" else zipfile.ZIP_STORED
-        return write_zip(path, files, method)
-    return write_tar(path, files)
+    return pack(folder / f"scans.{kind}", files)
 
 
 def assert_refused(path, message):

@@ -7,7 +7,7 @@ from pathlib import Path
 import azure_server
 import numpy as np
 import pytest
-from builds import IN_MEMORY, build_here, shards_of
+from builds import IN_MEMORY, build_here, build_of, shards_of
 from dicom_files import dicom_file
 from image_files import (
     grey_pixels,
@@ -15,6 +15,7 @@ from image_files import (
     kermany_archive,
     png,
     scan_tree,
+    scans_of,
     under,
     write_tar,
     write_tree,
@@ -41,11 +42,14 @@ def s3() -> Iterator[S3Server]:
         yield server
 
 
-@pytest.fixture(scope="module")
-def scans_zip(tmp_path_factory) -> Path:
-    files = scan_tree({"train": 6, "val": 1, "test": 2})
-    files["train/CNV/CNV-1-1.jpeg"] = b"no image at all"
-    return write_zip(tmp_path_factory.mktemp("in") / "scans.zip", kermany_archive(files))
+def files():
+    damaged = {"train/CNV/CNV-1-1.jpeg": b"no image at all"}
+    return kermany_archive(scan_tree({"train": 6, "val": 1, "test": 2}) | damaged)
+
+
+scans_zip = scans_of(files, "scans.zip")
+#: The dataset that every build of these scans is to give.
+local = build_of("scans_zip", "--max_reject_fraction=0.5")
 
 
 def build(s3: S3Server, source: str, given: str, output: Path | str, *more: str) -> None:
@@ -53,12 +57,6 @@ def build(s3: S3Server, source: str, given: str, output: Path | str, *more: str)
         [f"--source={source}", f"--input={given}", f"--output={output}", "--image_size=8",
          "--max_reject_fraction=0.5", IN_MEMORY, *s3.flags, *more]
     )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def local(scans_zip, tmp_path_factory) -> Path:
-    """The dataset that every build of these scans is to give."""
-    return build_here(scans_zip, tmp_path_factory.mktemp("local"), "--max_reject_fraction=0.5")
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,17 @@
 from pathlib import Path
 
-import pytest
-from builds import build_here
-from image_files import kermany_archive, scan_tree, write_zip
+from builds import build_here, build_of
+from image_files import kermany_archive, scan_tree, scans_of, write_zip
 
 from pipelines.report import summary
 
 
-@pytest.fixture(scope="module")
-def output(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("summary")
-    files = {**scan_tree({"train": 4, "test": 2}), "train/CNV/CNV-9-9.jpeg": b""}
-    archive = write_zip(folder / "scans.zip", kermany_archive(files))
-    return build_here(
-        archive, folder / "out", "--limit=15", "--num_shards=2", "--max_reject_fraction=0.5"
-    )
+def files():
+    return kermany_archive(scan_tree({"train": 4, "test": 2}) | {"train/CNV/CNV-9-9.jpeg": b""})
+
+
+scans = scans_of(files, "scans.zip")
+output = build_of("scans", "--limit=15", "--num_shards=2", "--max_reject_fraction=0.5")
 
 
 def test_the_end_says_what_there_is_and_what_became_of_every_file(output: Path, capsys):

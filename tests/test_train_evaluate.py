@@ -195,7 +195,7 @@ def test_shapes_that_the_training_images_lack_are_warned_of(trained, other, tmp_
         capsys.readouterr().err
     )
     assert evaluated(run, data, "--split=train", "--include_seen") == 0
-    assert "shape" not in capsys.readouterr().err
+    assert "a shape" not in capsys.readouterr().err
 
 
 def test_names_of_labels_cannot_control_the_terminal(trained, tmp_path, capsys):

@@ -8,8 +8,8 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from builds import IN_MEMORY, build_here
-from image_files import scan_tree, write_tree
+from builds import IN_MEMORY, build_of
+from image_files import scan_tree, scans_of
 from marked_images import (
     KERAS_ARRAY_WARNING,
     QUICK,
@@ -41,15 +41,8 @@ COMMON = {name: value for name, value in QUICK.items() if name != "model"} | {
 LAYER = "conv_pw_11_relu"
 
 
-@pytest.fixture(scope="module")
-def scans(tmp_path_factory):
-    files = scan_tree({"train": 12, "val": 4, "test": 6}, classes=("CNV", "NORMAL"))
-    return write_tree(tmp_path_factory.mktemp("scans") / "scans", files)
-
-
-@pytest.fixture(scope="module")
-def images(scans, tmp_path_factory):
-    return build_here(scans, tmp_path_factory.mktemp("images") / "out", "--image_size=32")
+scans = scans_of(lambda: scan_tree({"train": 12, "val": 4, "test": 6}, classes=("CNV", "NORMAL")))
+images = build_of("scans", "--image_size=32")
 
 
 @pytest.fixture(scope="module")

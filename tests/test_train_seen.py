@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from builds import build_here
 from dataset_factory import change_column
-from image_files import scan_tree, write_tree
+from image_files import scan_tree, scans_of, write_tree
 from marked_images import (
     KERAS_ARRAY_WARNING,
     SMALL_RUN,
@@ -62,10 +62,7 @@ def measure(run, data, output, *more):
     return evaluate.main([*words, *more])
 
 
-@pytest.fixture(scope="module")
-def scans(tmp_path_factory):
-    files = scan_tree({"train": 40}, classes=("CNV", "NORMAL"))
-    return write_tree(tmp_path_factory.mktemp("scans") / "scans", files)
+scans = scans_of(lambda: scan_tree({"train": 40}, classes=("CNV", "NORMAL")))
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from builds import build_here, csv_rows, files_of, prepare
-from image_files import scan_tree, write_tree
+from image_files import scan_tree, scans_of, write_tree
 
 from pipelines import errors
 from pipelines.engine import engine
@@ -31,10 +31,9 @@ from tfrecord_io.statistics import PixelStatistics
 BAD = {"train/CNV/CNV-9-1.jpeg": b"", "test/DME/DME-9-1.jpeg": b"no image at all"}
 
 
-@pytest.fixture(scope="module")
-def scans(tmp_path_factory):
-    files = {**scan_tree({"train": 5, "test": 2}), **BAD, "train/loose.png": b"?", "notes": b""}
-    return write_tree(tmp_path_factory.mktemp("scans") / "scans", files)
+scans = scans_of(
+    lambda: scan_tree({"train": 5, "test": 2}) | BAD | {"train/loose.png": b"?", "notes": b""}
+)
 
 
 def prepared_job(scans, output, *more):

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builds import build_here, rows_of
-from image_files import jpeg, scan_tree, write_tar, write_tree, write_zip
+from builds import build_here, build_of, rows_of
+from image_files import jpeg, scan_tree, scans_of, write_tar, write_tree, write_zip
 
 from pipelines import errors
 from pipelines.report import summary
@@ -16,17 +16,13 @@ from tfrecord_io.auditing import audit
 from tfrecord_io.verify import verify
 
 
-@pytest.fixture(scope="module")
-def scans(tmp_path_factory) -> Path:
-    files = scan_tree({"train": 5, "val": 1, "test": 2}, classes=("CNV", "NORMAL"))
-    files["train/CNV/CNV-1-1.jpeg"] = b"no image at all"
-    return write_zip(tmp_path_factory.mktemp("scans") / "scans.zip", files)
+def files():
+    some = scan_tree({"train": 5, "val": 1, "test": 2}, classes=("CNV", "NORMAL"))
+    return some | {"train/CNV/CNV-1-1.jpeg": b"no image at all"}
 
 
-@pytest.fixture(scope="module")
-def built(scans, tmp_path_factory) -> Path:
-    output = tmp_path_factory.mktemp("built") / "out"
-    return build_here(scans, output, "--variants=3", "--num_shards=4", "--max_reject_fraction=0.1")
+scans = scans_of(files, "scans.zip")
+built = build_of("scans", "--variants=3", "--num_shards=4", "--max_reject_fraction=0.1")
 
 
 def pixels_of(output: Path, row: dict[str, object]) -> np.ndarray:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from dataset_factory import change_column, change_first_label
-from image_files import write_tar, write_zip
+from image_files import pack
 
 from tfrecord_io import manifest, verify
 from tfrecord_io.__main__ import main
@@ -189,7 +189,7 @@ def test_a_source_that_gives_other_pixels_is_found(dataset, source_tree, tmp_pat
 def test_an_archive_that_was_joined_to_another_does_not_agree(dataset, source_tree, tmp_path, kind):
     paths = [path for path in source_tree.rglob("*") if path.is_file()]
     files = {path.relative_to(source_tree).as_posix(): path.read_bytes() for path in paths}
-    whole = (write_zip if kind == "zip" else write_tar)(tmp_path / f"a.{kind}", files)
+    whole = pack(tmp_path / f"a.{kind}", files)
     assert verify.verify(dataset, source_input=whole) == []
     whole.write_bytes(whole.read_bytes() * 2)
     message = "(belong to no member that its index names|other data follows)"

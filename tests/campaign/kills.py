@@ -147,8 +147,7 @@ def _source(kind: str) -> Path:
     files[names[3]] = files[names[7]]  # a duplicate in one split
     files[names[-1]] = files[names[8]]  # and one in two
     files["train/CNV/CNV-9-1.jpeg"] = b"no image"
-    write = {"zip": image_files.write_zip, "tar.gz": image_files.write_tar}
-    return write.get(kind, image_files.write_tree)(home() / f"scans.{kind}", files)
+    return image_files.pack(home() / f"scans.{kind}", files)
 
 
 IN_MEMORY = builds.IN_MEMORY
