@@ -4,8 +4,6 @@ It speaks what object_store asks of a container: blobs whole and in blocks, rang
 If-Match, listings and batches of deletes. It checks that a request is signed, not how.
 """
 
-from __future__ import annotations
-
 import contextlib
 import email
 import os

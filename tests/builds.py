@@ -1,7 +1,5 @@
 """Runs builds for tests, in this process or as a user does, and looks at what they leave."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import hashlib

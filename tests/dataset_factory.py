@@ -1,7 +1,5 @@
 """Writes small finished datasets: real shards and a manifest, no pipeline and no TensorFlow."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

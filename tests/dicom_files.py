@@ -3,8 +3,6 @@
 Only another transfer syntax is written by pydicom and its codecs.
 """
 
-from __future__ import annotations
-
 import io
 import struct
 from collections.abc import Mapping, Sequence

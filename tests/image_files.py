@@ -1,7 +1,5 @@
 """Makes tiny image files, and trees of them as folders, zips and tars."""
 
-from __future__ import annotations
-
 import io
 import struct
 import tarfile

@@ -1,7 +1,5 @@
 """Lists members that no file stands behind."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Small finished datasets that a network can learn, and the trainer's command on them."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """HTML pages as a test sees them: parsed, and in a headless browser."""
 
-from __future__ import annotations
-
 import html.parser
 import itertools
 import re

@@ -1,7 +1,5 @@
 """A tree of drawn scans in which every kind of flaw is planted once, and their innocent likes."""
 
-from __future__ import annotations
-
 import functools
 import io
 

@@ -5,8 +5,6 @@ returned for the folder. Everything later may be there or not, each name by itse
 not synced may be cut off or zeros. Real file systems keep more order than that.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pathlib

@@ -3,8 +3,6 @@
 A process of its own, because TensorFlow fixes its devices when it starts.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

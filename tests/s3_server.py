@@ -1,7 +1,5 @@
 """An S3 server on loopback (moto) that counts the bytes it has sent and can be made to fail."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

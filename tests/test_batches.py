@@ -1,7 +1,5 @@
 """NumPy batches are made ahead by threads, without TensorFlow."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The build as a user runs it: whole commands, killed, resumed, and given what it must refuse."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

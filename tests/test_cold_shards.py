@@ -1,7 +1,5 @@
 """Which records of local shards the system is told of."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable

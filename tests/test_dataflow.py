@@ -4,8 +4,6 @@ It goes through a part of Beam that is not public (`DataflowApplicationClient`),
 setup.py allows one minor version of Beam alone.
 """
 
-from __future__ import annotations
-
 import json
 import tarfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """DICOM files: those of pydicom, which other programs wrote, and some written byte by byte."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import re

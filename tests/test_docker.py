@@ -3,8 +3,6 @@
 docs/containers.md says how they were built for real, and what of it was not.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

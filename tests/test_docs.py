@@ -5,8 +5,6 @@ data that the pages name. One that cannot run there says why, in a comment befor
 `<!-- not run: it needs a Kaggle account -->`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re

@@ -1,7 +1,5 @@
 """Datasets of other types than uint8, through every way in which a dataset is read."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import json

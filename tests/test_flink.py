@@ -3,8 +3,6 @@
 `make flink` says what it needs; where that is not there, the tests skip.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

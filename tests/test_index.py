@@ -1,7 +1,5 @@
 """Index files say where DALI finds each record."""
 
-from __future__ import annotations
-
 import struct
 import subprocess
 import sys

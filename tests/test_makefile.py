@@ -1,7 +1,5 @@
 """`make run` builds, audits and trains with the right source and folders."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Mapped shards as a map-style dataset: for PyTorch, in processes that never see TensorFlow."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from importlib.util import find_spec

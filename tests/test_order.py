@@ -1,7 +1,5 @@
 """The order is a permutation, new in each epoch, and does not depend on who reads it."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -4,8 +4,6 @@ Beam's own job service speaks what Flink's, Spark's and Dataflow's do, and needs
 package that is installed anyway.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

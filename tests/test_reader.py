@@ -1,7 +1,5 @@
 """Batches hold what the shards hold, in the promised order, on each way to read them."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections.abc import Callable

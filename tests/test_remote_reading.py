@@ -1,7 +1,5 @@
 """Batches of a dataset on a store are those of a local copy, whatever the cache holds."""
 
-from __future__ import annotations
-
 import collections
 import gc
 import itertools

@@ -1,7 +1,5 @@
 """One command for all, as a user runs it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The contact sheet shows what is stored, under the right name."""
 
-from __future__ import annotations
-
 import shutil
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A training from a URL is the training from a local copy, on both backends."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Every kind of damage is found and names the file."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

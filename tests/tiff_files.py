@@ -1,7 +1,5 @@
 """Writes small TIFF files byte by byte (TIFF 6.0, BigTIFF), and damages them."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import struct

@@ -1,7 +1,5 @@
 """Archives and folders, whole, damaged or joined: nothing may be lost without a word."""
 
-from __future__ import annotations
-
 import collections
 import gzip
 import json

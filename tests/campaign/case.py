@@ -1,7 +1,5 @@
 """One case of the campaign: what it draws, where it works, and what is wrong in the end."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 from collections.abc import Mapping

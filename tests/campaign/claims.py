@@ -4,8 +4,6 @@ Each case draws scans with copies and unknown patients, builds one or two datase
 and measures: by evaluation, above a trunk, or by folds. The count asks nothing of `train.data`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import gc

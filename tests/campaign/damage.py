@@ -1,7 +1,5 @@
 """Ways in which an archive, a folder or an image file is damaged on its way."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

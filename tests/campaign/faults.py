@@ -1,7 +1,5 @@
 """What goes wrong in a process or on its disk."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import functools

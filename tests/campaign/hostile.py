@@ -4,8 +4,6 @@ Every file that a command opens for writing, and every program that it starts, i
 hook of Python (PEP 578).
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import io

@@ -1,7 +1,5 @@
 """Builds that are killed, run out of disk, lose power, meet a failing store, or run twice."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

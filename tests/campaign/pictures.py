@@ -5,8 +5,6 @@ what is decoded must be what another decoder finds in the same bytes, if it find
 file that holds more than its header says, nothing may be lost.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Sequence
 from typing import Any

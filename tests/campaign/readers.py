@@ -5,8 +5,6 @@ outcome says so; docs/reliability.md lists these. After a reader of a store was 
 one, with the same cache and a store that works, must give the batches of a local copy.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

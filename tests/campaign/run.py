@@ -3,8 +3,6 @@
 Every case is decided by the seed and its number. A failure prints the command that runs it alone.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import contextlib

@@ -3,8 +3,6 @@
 How each cell was written is known here, so the build's reading of it is compared with that alone.
 """
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from typing import Any

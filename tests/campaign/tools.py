@@ -4,8 +4,6 @@
 of them lists and reads must be in the build's ledger, unless the build refuses the whole archive.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import ctypes

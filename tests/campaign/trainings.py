@@ -3,8 +3,6 @@
 In the end the weights and predictions must be, to the bit, those of an undisturbed run.
 """
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Valid trees of images, as strange as they may be, and how each kind of archive holds one."""
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 import io
