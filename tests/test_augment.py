@@ -15,7 +15,7 @@ PICTURE = grey_pixels(3, 40, 56).tobytes()
 DIGEST = "4490a751a48495dec4531fa2762d1d87401b80d7353db4530ad64882fd661caa"
 
 
-def vary(key: str, pixels: bytes = PICTURE, shape: tuple[int, int, int] = SHAPE) -> np.ndarray:
+def vary(key, pixels=PICTURE, shape=SHAPE):
     varied = augment.vary(pixels, shape, image_key(key), (0, 0, shape[1], shape[0]))
     return np.frombuffer(varied, np.uint8).reshape(shape)
 

@@ -2,8 +2,6 @@
 
 import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,28 +12,28 @@ from tfrecord_io import ManifestError
 from tfrecord_io.ahead import map_ahead
 
 
-def _batches(small_dataset: Path, **options: object) -> tfrecord_io.reading.batches.Batches:
+def _batches(small_dataset, **options):
     return tfrecord_io.make_batches(
         small_dataset, **{"split": "train", "batch_size": 6, "seed": 3, **options}
     )
 
 
 @pytest.fixture
-def started() -> Callable[[], list[str]]:
+def started():
     """Returns the names of the threads that the test has started and that have not ended.
 
     The error of another test may still hold an iterator, and its threads.
     """
     before = set(threading.enumerate())
 
-    def find() -> list[str]:
+    def find():
         names = [thread.name for thread in set(threading.enumerate()) - before]
         return [name for name in names if name.startswith("map_ahead")]
 
     return find
 
 
-def test_batches_can_be_gone_through_again_and_belong_to_the_caller(small_dataset: Path) -> None:
+def test_batches_can_be_gone_through_again_and_belong_to_the_caller(small_dataset):
     batches = _batches(small_dataset)
     first = []
     for images, _ in batches:
@@ -44,7 +42,7 @@ def test_batches_can_be_gone_through_again_and_belong_to_the_caller(small_datase
     assert [images.tolist() for images, _ in batches] == first
 
 
-def test_endless_batches_go_on_and_have_no_length(small_dataset: Path) -> None:
+def test_endless_batches_go_on_and_have_no_length(small_dataset):
     endless = _batches(small_dataset, epochs=None)
     with pytest.raises(TypeError, match="endless"):
         len(endless)
@@ -68,16 +66,16 @@ def test_endless_batches_go_on_and_have_no_length(small_dataset: Path) -> None:
     ],
 )
 def test_what_cannot_be_read_is_refused_before_the_first_batch(
-    small_dataset: Path, options: dict[str, object], error: type[Exception], message: str
-) -> None:
+    small_dataset, options, error, message
+):
     with pytest.raises(error, match=message):
         _batches(small_dataset, **options)
 
 
-def test_threads_compute_as_many_results_ahead_as_they_are_told() -> None:
+def test_threads_compute_as_many_results_ahead_as_they_are_told():
     called = []
 
-    def double(item: int) -> int:
+    def double(item):
         called.append((item, threading.current_thread().name))
         return 2 * item
 
@@ -90,10 +88,10 @@ def test_threads_compute_as_many_results_ahead_as_they_are_told() -> None:
     assert list(iterator) == list(range(2, 200, 2))
 
 
-def test_several_threads_compute_at_the_same_time_and_the_order_stays() -> None:
+def test_several_threads_compute_at_the_same_time_and_the_order_stays():
     together = threading.Barrier(2, timeout=20)
 
-    def wait_for_the_other(item: int) -> int:
+    def wait_for_the_other(item):
         together.wait()
         return item
 
@@ -101,9 +99,9 @@ def test_several_threads_compute_at_the_same_time_and_the_order_stays() -> None:
 
 
 def test_an_error_of_the_thread_reaches_the_reader_in_its_turn(
-    started: Callable[[], list[str]],
-) -> None:
-    def invert(item: int) -> float:
+    started,
+):
+    def invert(item):
         return 1 / item
 
     iterator = map_ahead(invert, [1, 0, 1], 2, num_threads=2)
@@ -113,7 +111,7 @@ def test_an_error_of_the_thread_reaches_the_reader_in_its_turn(
     assert not started()
 
 
-def test_memory_is_used_again_when_the_last_view_of_a_batch_is_gone(small_dataset: Path) -> None:
+def test_memory_is_used_again_when_the_last_view_of_a_batch_is_gone(small_dataset):
     batches = _batches(small_dataset, epochs=40, batch_size=2)
     views = [images[1:, :1] for images, _ in batches]
     copies, addresses = [], set()
@@ -126,9 +124,7 @@ def test_memory_is_used_again_when_the_last_view_of_a_batch_is_gone(small_datase
     assert len(addresses) <= 5
 
 
-def test_the_threads_end_when_nobody_reads_any_more(
-    small_dataset: Path, started: Callable[[], list[str]]
-) -> None:
+def test_the_threads_end_when_nobody_reads_any_more(small_dataset, started):
     iterator = iter(_batches(small_dataset, epochs=None))
     next(iterator)
     assert started()

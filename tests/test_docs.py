@@ -49,7 +49,7 @@ class Block:
     reason: str | None
 
 
-def blocks(page: Path) -> list[Block]:
+def blocks(page):
     """Returns the blocks of a page, in order."""
     text = page.read_text(encoding="utf-8")
     found = re.finditer(
@@ -68,14 +68,14 @@ def blocks(page: Path) -> list[Block]:
     ]
 
 
-def _anchors(page: Path) -> set[str]:
+def _anchors(page):
     """Returns the anchors of a page's headings, as GitHub and the site make them."""
     headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_every_link_leads_to_a_page_and_its_heading(page: Path) -> None:
+def test_every_link_leads_to_a_page_and_its_heading(page):
     links = re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", page.read_text(encoding="utf-8"))
     for path, anchor in links:
         target = (page.parent / path).resolve() if path else page
@@ -85,13 +85,13 @@ def test_every_link_leads_to_a_page_and_its_heading(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_every_block_names_its_language_or_why_it_is_not_run(page: Path) -> None:
+def test_every_block_names_its_language_or_why_it_is_not_run(page):
     for block in blocks(page):
         assert block.language in TEXT | {"sh", "python"}, f"line {block.line}"
         assert block.reason is None or len(block.reason.split()) >= 3, f"line {block.line}"
 
 
-def _tree() -> dict[str, str]:
+def _tree():
     """Returns the notes of the README's tree by path."""
     block = re.search(r"```text\n(.*?)```", README, re.DOTALL)
     assert block, "the README should have a tree in a ```text block"
@@ -104,13 +104,13 @@ def _tree() -> dict[str, str]:
     return notes
 
 
-def test_every_path_of_the_tree_exists() -> None:
+def test_every_path_of_the_tree_exists():
     tree = _tree()
     assert len(tree) > 15
     assert [path for path in tree if not (ROOT / path).exists()] == []
 
 
-def test_every_room_stands_in_the_tree_with_a_short_note() -> None:
+def test_every_room_stands_in_the_tree_with_a_short_note():
     tree = _tree()
     rooms = [
         f"{path.parent.relative_to(ROOT).as_posix()}/"
@@ -122,7 +122,7 @@ def test_every_room_stands_in_the_tree_with_a_short_note() -> None:
     assert {path: note for path, note in tree.items() if not 1 <= len(note.split()) <= 8} == {}
 
 
-def test_every_flag_that_the_readme_gives_to_the_build_is_one() -> None:
+def test_every_flag_that_the_readme_gives_to_the_build_is_one():
     commands = re.findall(r"build_tfrecords\.py((?: +[^\n`]+|\\\n)*)", README)
     flags = {flag for command in commands for flag in re.findall(r"--[a-z_]+", command)}
     beam_flags = {
@@ -133,7 +133,7 @@ def test_every_flag_that_the_readme_gives_to_the_build_is_one() -> None:
     assert "--source" in flags
 
 
-def test_the_change_log_has_the_sections_of_a_version_once_and_short_entries() -> None:
+def test_the_change_log_has_the_sections_of_a_version_once_and_short_entries():
     versions = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("\n## ")[1:]
     for version in versions:
         sections = re.findall(r"^### (\w+)$", version, re.MULTILINE)
@@ -143,14 +143,14 @@ def test_the_change_log_has_the_sections_of_a_version_once_and_short_entries() -
         assert [entry for entry in entries if len(entry.split()) > 60] == []
 
 
-def test_every_file_that_the_page_on_security_names_exists() -> None:
+def test_every_file_that_the_page_on_security_names_exists():
     named = re.findall(r"`([\w/]+\.py)`", (ROOT / "SECURITY.md").read_text(encoding="utf-8"))
     assert len(named) > 10
     folders = (ROOT, ROOT / "pipelines")
     assert [n for n in named if not any((folder / n).exists() for folder in folders)] == []
 
 
-def test_every_message_that_the_page_of_problems_explains_exists() -> None:
+def test_every_message_that_the_page_of_problems_explains_exists():
     page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
     sources = [ROOT / "Makefile", *(p for f in PACKAGES for p in (ROOT / f).rglob("*.py"))]
     printed = "\n".join(path.read_text(encoding="utf-8") for path in sources)
@@ -159,7 +159,7 @@ def test_every_message_that_the_page_of_problems_explains_exists() -> None:
     assert {message for message in messages if message not in printed} == OF_THE_SYSTEM
 
 
-def _run(clone: Path, *command: str) -> None:
+def _run(clone, *command):
     """Runs a command in a clone as a user would, in the environment of these tests."""
     settings = ("VENV", "INPUT", "OUTPUT", "WORKDIR", "NUM_EXAMPLES", "IMAGE_SIZE", "PYTHONPATH")
     env = {name: value for name, value in os.environ.items() if name not in settings}
@@ -172,7 +172,7 @@ def _run(clone: Path, *command: str) -> None:
     assert done.returncode == 0, f"{command[-1]}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
 
 
-def _run_blocks(page: Path, clone: Path) -> None:
+def _run_blocks(page, clone):
     """Runs the shell blocks of a page in order, then its Python blocks as one program."""
     runnable = [block for block in blocks(page) if block.reason is None]
     for block in runnable:
@@ -184,7 +184,7 @@ def _run_blocks(page: Path, clone: Path) -> None:
         _run(clone, sys.executable, "page.py")
 
 
-def _clone(folder: Path) -> Path:
+def _clone(folder):
     """Returns a new copy of the repository, with the environment of these tests as its `.venv`."""
     left_out = shutil.ignore_patterns(".git", ".venv*", "data", "runs", "build", ".*_cache")
     shutil.copytree(
@@ -202,7 +202,7 @@ def _clone(folder: Path) -> Path:
     return folder
 
 
-def _write_table(clone: Path) -> None:
+def _write_table(clone):
     """Writes labels.csv, with columns for every kind of label that the pages name."""
     rows = [
         {"path": path.relative_to(clone / "scans").as_posix(), "label": path.parts[-2],
@@ -214,7 +214,7 @@ def _write_table(clone: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def clone(tmp_path_factory):
     """Returns a clone with stand-ins for the data that the pages name."""
     clone = _clone(tmp_path_factory.mktemp("pages") / "clone")
     build = (sys.executable, "pipelines/build_tfrecords.py")
@@ -238,7 +238,7 @@ NEWCOMER = [ROOT / "README.md", ROOT / "docs" / "tutorial.md"]
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_a_newcomer_can_run_every_block_of_the_readme_and_the_tutorial(tmp_path: Path) -> None:
+def test_a_newcomer_can_run_every_block_of_the_readme_and_the_tutorial(tmp_path):
     clone = _clone(tmp_path / "clone")
     for page in NEWCOMER:
         _run_blocks(page, clone)
@@ -255,5 +255,5 @@ def test_a_newcomer_can_run_every_block_of_the_readme_and_the_tutorial(tmp_path:
     ],
     ids=lambda page: page.relative_to(ROOT).as_posix(),
 )
-def test_every_block_of_a_page_runs(page: Path, clone: Path) -> None:
+def test_every_block_of_a_page_runs(page, clone):
     _run_blocks(page, clone)

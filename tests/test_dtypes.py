@@ -3,7 +3,6 @@
 import io
 import itertools
 import json
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -44,7 +43,7 @@ KINDS = [
 
 
 @pytest.fixture(scope="module", params=KINDS, ids=lambda kind: f"{kind[0]}{kind[1]}")
-def dataset(tmp_path_factory, request) -> Path:
+def dataset(tmp_path_factory, request):
     dtype, shape = request.param
     path = tmp_path_factory.mktemp("typed")
     manifest = write_dataset(path, num_examples={"train": 23}, image_shape=shape, dtype=dtype)
@@ -61,7 +60,7 @@ def dataset(tmp_path_factory, request) -> Path:
     return path
 
 
-def assert_same(found, expected: np.ndarray) -> None:
+def assert_same(found, expected):
     found = np.asarray(found)
     assert found.dtype == expected.dtype
     np.testing.assert_array_equal(found, expected)
@@ -155,7 +154,7 @@ def test_the_statistics_of_feature_maps_are_refused_by_name(tmp_path):
 # ---- 16 bits from the files to a prediction
 
 
-def deep_scan(label: str, number: int) -> np.ndarray:
+def deep_scan(label, number):
     """Returns uint16 [40, 40] of 12 bits, in which one half is brighter."""
     values = np.random.default_rng(number).integers(1_000, 1_400, (40, 40))
     values[:20] += 900 * (label == "ABOVE")
@@ -164,7 +163,7 @@ def deep_scan(label: str, number: int) -> np.ndarray:
 
 
 @pytest.fixture(scope="module")
-def deep_tree(tmp_path_factory) -> Path:
+def deep_tree(tmp_path_factory):
     files = {
         f"{split}/{label}/{label}-{split}{number // 2}-{number}.{kind.lower()}": encoded(
             deep_scan(label, number), kind

@@ -126,7 +126,7 @@ def test_what_a_remote_engine_says_of_a_failure_is_kept_and_shortened(error, mes
 
 
 def test_a_job_server_that_does_not_answer_is_named_before_anything_is_read(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch,
 ):
     monkeypatch.setattr(engine, "_JOB_SERVER_SECONDS", 0.2)
     with pytest.raises(errors.BuildError, match="no job server answers at --job_endpoint localh"):

@@ -22,7 +22,7 @@ class Options:
     overwrite: bool = flag(False, "replace what is there")
     resolved: int = 0
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         check(self)
 
 

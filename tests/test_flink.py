@@ -4,7 +4,6 @@
 """
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import builds
@@ -22,7 +21,7 @@ JOB_SERVER = Path(os.environ.get("FLINK_JOB_SERVER", flink_cluster.DEFAULT_JOB_S
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[flink_cluster.Cluster]:
+def cluster(tmp_path_factory):
     try:
         started = flink_cluster.Cluster(tmp_path_factory.mktemp("flink"), JOB_SERVER)
     except flink_cluster.MissingPartError as error:
@@ -37,14 +36,14 @@ many_scans = scans_of(
 
 
 @pytest.fixture(scope="module")
-def local_shards(many_scans: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def local_shards(many_scans, tmp_path_factory):
     output = tmp_path_factory.mktemp("local") / "dataset"
     return builds.shards_of(builds.build_here(many_scans, output, MANY_SHARDS))
 
 
 @pytest.mark.parametrize("kind", ["folder", "tar.gz"])
 def test_two_task_managers_write_the_bytes_that_this_machine_writes_alone(
-    cluster: flink_cluster.Cluster, many_scans: Path, tmp_path: Path, kind: str
+    cluster, many_scans, tmp_path, kind
 ):
     files = scan_tree({"train": 5, "val": 1})
     source = many_scans if kind == "folder" else write_tar(tmp_path / "scans.tar.gz", files)
@@ -59,11 +58,11 @@ def test_two_task_managers_write_the_bytes_that_this_machine_writes_alone(
 
 @pytest.mark.parametrize("victim", ["task_manager", "worker_pool"])
 def test_a_part_that_is_killed_in_mid_job_loses_and_doubles_nothing(
-    cluster: flink_cluster.Cluster,
-    many_scans: Path,
-    local_shards: dict[str, str],
-    tmp_path: Path,
-    victim: str,
+    cluster,
+    many_scans,
+    local_shards,
+    tmp_path,
+    victim,
 ):
     output = tmp_path / "dataset"
     words = builds.command(many_scans, output, MANY_SHARDS, *cluster.beam_flags)

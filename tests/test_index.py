@@ -4,7 +4,6 @@ import struct
 import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 from dataset_factory import write_dataset
@@ -13,7 +12,7 @@ from tfrecord_io import ManifestError, image_key, index
 from tfrecord_io.__main__ import main
 
 
-def frames(path: Path) -> str:
+def frames(path):
     """A line of offset and size for each record, from the lengths in a TFRecord file itself."""
     data, offset, lines = path.read_bytes(), 0, ""
     while offset < len(data):

@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
-def _commands(*settings: str) -> str:
+def _commands(*settings):
     """Returns what `make run` would do with these settings."""
     env = {"PATH": os.environ["PATH"], "HOME": "/nowhere"}
     command = ["make", "--dry-run", "run", *settings]
@@ -18,7 +18,7 @@ def _commands(*settings: str) -> str:
     ).stdout
 
 
-def test_a_first_run_draws_scans_and_names_its_pages() -> None:
+def test_a_first_run_draws_scans_and_names_its_pages():
     commands = _commands()
     assert "build_tfrecords.py --source synthetic" in commands
     assert 'run.py --data "data/synthetic" --workdir "runs/synthetic"' in commands
@@ -36,16 +36,14 @@ def test_a_first_run_draws_scans_and_names_its_pages() -> None:
         ("s3://bucket/oct.tar", "archive", "oct"),
     ],
 )
-def test_scans_of_ones_own_are_split_by_patient_into_folders_of_their_name(
-    given: str, source: str, name: str
-) -> None:
+def test_scans_of_ones_own_are_split_by_patient_into_folders_of_their_name(given, source, name):
     commands = _commands(f"INPUT={given}")
     assert f'--source {source} --input "{given}" --splits patient' in commands
     assert f'--output "data/{name}"' in commands
     assert f'--data "data/{name}" --workdir "runs/{name}"' in commands
 
 
-def test_its_folders_and_flags_can_be_named() -> None:
+def test_its_folders_and_flags_can_be_named():
     settings = ("INPUT=scans", "OUTPUT=d", "WORKDIR=r", "EPOCHS=3", "BUILD_FLAGS=--labels t.csv")
     commands = _commands(*settings)
     assert "--labels t.csv --image_size 64 --output" in commands

@@ -3,8 +3,6 @@
 import json
 import pickle
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +16,7 @@ from tfrecord_io.reading.records import Rows, lay_out
 NUM_EXAMPLES = 23
 
 
-def test_a_batch_is_gathered_over_shards_and_may_be_written_to(small_dataset: Path) -> None:
+def test_a_batch_is_gathered_over_shards_and_may_be_written_to(small_dataset):
     images, labels, keys = stored(small_dataset)
     dataset = MappedDataset(small_dataset, "train")
     wanted = [*range(NUM_EXAMPLES), 7, 7, -1]
@@ -33,26 +31,24 @@ def test_a_batch_is_gathered_over_shards_and_may_be_written_to(small_dataset: Pa
 
 
 @pytest.mark.parametrize("index", [NUM_EXAMPLES, -NUM_EXAMPLES - 1, [0, NUM_EXAMPLES]])
-def test_a_place_outside_of_the_split_is_an_index_error(
-    small_dataset: Path, index: int | list[int]
-) -> None:
+def test_a_place_outside_of_the_split_is_an_index_error(small_dataset, index):
     with pytest.raises(IndexError, match=r"examples are 0\.\.22"):
         MappedDataset(small_dataset, "train")[index]
 
 
-def test_a_worker_process_gets_a_name_and_not_the_data(small_dataset: Path) -> None:
+def test_a_worker_process_gets_a_name_and_not_the_data(small_dataset):
     dataset = MappedDataset(small_dataset, "train")
     pickled = pickle.dumps(dataset)
     assert len(pickled) < 1000
     assert pickle.loads(pickled)[3][0].tolist() == dataset[3][0].tolist()
 
 
-def test_the_map_is_read_only(small_dataset: Path) -> None:
+def test_the_map_is_read_only(small_dataset):
     with pytest.raises(ValueError, match="read-only"):
         MappedDataset(small_dataset, "train").records.array[0, 0] = 1
 
 
-def test_images_are_whole_blocks_that_tensorflow_takes_without_a_copy(small_dataset: Path) -> None:
+def test_images_are_whole_blocks_that_tensorflow_takes_without_a_copy(small_dataset):
     images, _, _ = stored(small_dataset)
     mapped = MappedDataset(small_dataset, "train")
     layout = mapped.manifest.layout
@@ -69,7 +65,7 @@ def test_images_are_whole_blocks_that_tensorflow_takes_without_a_copy(small_data
 
 
 @pytest.mark.parametrize("stride", [7, 4096, 50_295, 50_688, 6000])
-def test_every_shard_begins_at_a_page_and_at_a_row(stride: int) -> None:
+def test_every_shard_begins_at_a_page_and_at_a_row(stride):
     sizes = [3, 0, 5000, 1]
     *firsts, num_rows = lay_out(sizes, stride)
     assert all(row * stride % 4096 == 0 for row in firsts)
@@ -81,14 +77,14 @@ def test_every_shard_begins_at_a_page_and_at_a_row(stride: int) -> None:
     assert [index.find(row) for row in rows.tolist()] == places
 
 
-def _run(program: str, directory: Path, **variables: str) -> Any:
+def _run(program, directory, **variables):
     """Runs a program in a process of its own; returns the JSON that it prints."""
     done = run_python(program, directory, **variables)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
-def _batches_of(way: str, directory: Path) -> dict[str, Any]:
+def _batches_of(way, directory):
     """Returns what a process reports of the batches that it makes in some way."""
     return _run(_BATCHES + way + _REPORT, directory, PYTHONWARNINGS="error")
 
@@ -119,7 +115,7 @@ batches = DataLoader(dataset, sampler=order, batch_size=None, num_workers=2)
 """
 
 
-def test_a_process_without_tensorflow_reads_the_batches_of_the_order(small_dataset: Path) -> None:
+def test_a_process_without_tensorflow_reads_the_batches_of_the_order(small_dataset):
     found = _batches_of(_BY_HAND, small_dataset)
     assert not found["tensorflow"]
     assert sum(count for _, count, _ in found["sums"]) == NUM_EXAMPLES
@@ -127,13 +123,13 @@ def test_a_process_without_tensorflow_reads_the_batches_of_the_order(small_datas
 
 
 @pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
-def test_a_pytorch_data_loader_gives_the_same_batches(small_dataset: Path) -> None:
+def test_a_pytorch_data_loader_gives_the_same_batches(small_dataset):
     assert _batches_of(_BY_TORCH, small_dataset) == _batches_of(_BY_HAND, small_dataset)
 
 
 def test_a_process_reads_batches_without_tensorflow_and_ends_in_the_middle(
-    small_dataset: Path,
-) -> None:
+    small_dataset,
+):
     program = """
 import json, sys
 import tfrecord_io
@@ -147,7 +143,7 @@ print(json.dumps([*modules, "tensorflow" in sys.modules]))
 
 
 @pytest.mark.skipif(find_spec("grain") is None, reason="Grain is not installed")
-def test_grain_reads_a_mapped_split_as_a_random_access_source(small_dataset: Path) -> None:
+def test_grain_reads_a_mapped_split_as_a_random_access_source(small_dataset):
     # In a process of its own: Grain's DataLoader wants absl's flags to be its own.
     program = """
 import json, sys

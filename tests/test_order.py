@@ -14,21 +14,19 @@ seeds = st.integers(0, 2**63 - 1)
 
 
 @given(num_examples=sizes, seed=seeds, epoch=st.integers(0, 10**9))
-def test_each_epoch_has_every_example_exactly_once(
-    num_examples: int, seed: int, epoch: int
-) -> None:
+def test_each_epoch_has_every_example_exactly_once(num_examples, seed, epoch):
     order = BatchOrder(num_examples=num_examples, batch_size=1, seed=seed, epochs=None)
     positions = epoch * num_examples + np.arange(num_examples)
     assert sorted(order.examples_at(positions)) == list(range(num_examples))
 
 
 @given(seed=seeds)
-def test_epochs_differ_from_each_other(seed: int) -> None:
+def test_epochs_differ_from_each_other(seed):
     first, second = BatchOrder(num_examples=50, batch_size=50, seed=seed, epochs=2)
     assert first.tolist() != second.tolist()
 
 
-def test_the_order_of_a_seed_never_changes() -> None:
+def test_the_order_of_a_seed_never_changes():
     order = BatchOrder(num_examples=10, batch_size=5, seed=1)
     expected = [[9, 1, 7, 3, 8], [6, 0, 5, 2, 4]]
     assert [batch.tolist() for batch in order] == [batch.tolist() for batch in order] == expected
@@ -45,9 +43,7 @@ def test_the_order_of_a_seed_never_changes() -> None:
     epochs=st.integers(1, 3),
     seed=seeds,
 )
-def test_replicas_together_read_the_global_batches(
-    num_examples: int, shares: int, replicas: int, epochs: int, seed: int
-) -> None:
+def test_replicas_together_read_the_global_batches(num_examples, shares, replicas, epochs, seed):
     batch_size = shares * replicas
 
     order = BatchOrder(num_examples=num_examples, batch_size=batch_size, seed=seed, epochs=epochs)
@@ -64,8 +60,8 @@ def test_replicas_together_read_the_global_batches(
     num_examples=st.integers(3, 60), start=st.integers(0, 30), seed=seeds, most=st.integers(1, 20)
 )
 def test_a_later_start_gives_the_rest_of_the_same_batches_however_many_come_at_once(
-    num_examples: int, start: int, seed: int, most: int
-) -> None:
+    num_examples, start, seed, most
+):
     order = BatchOrder(num_examples=num_examples, batch_size=3, seed=seed)
     start = min(start, len(order))
     every = [batch.tolist() for batch in order]
@@ -74,7 +70,7 @@ def test_a_later_start_gives_the_rest_of_the_same_batches_however_many_come_at_o
     assert [batch.tolist() for examples, _ in parts for batch in examples] == every[start:]
 
 
-def test_padding_is_weighted_zero() -> None:
+def test_padding_is_weighted_zero():
     order = BatchOrder(num_examples=5, batch_size=4, pad_remainder=True)
     assert order.batch(1)[1].tolist() == [1.0, 0.0, 0.0, 0.0]
 
@@ -89,6 +85,6 @@ def test_padding_is_weighted_zero() -> None:
         {"drop_remainder": True, "pad_remainder": True},
     ],
 )
-def test_numbers_that_do_not_fit_are_refused(wrong: dict[str, int]) -> None:
+def test_numbers_that_do_not_fit_are_refused(wrong):
     with pytest.raises(ValueError, match=r"received|exclude"):
         BatchOrder(**{"num_examples": 10, "batch_size": 2, **wrong})

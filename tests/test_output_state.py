@@ -112,7 +112,7 @@ def test_a_lock_on_a_file_that_its_last_holder_deleted_is_taken_anew(tmp_path, m
     path = tmp_path / "lock"
     locked: list[Path] = []
 
-    def lock(file: object, operation: int) -> None:
+    def lock(file, operation):
         if not locked:
             path.unlink()  # As the last holder does, between our open and our lock.
         locked.append(path)

@@ -8,7 +8,6 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import builds
@@ -23,7 +22,7 @@ TWO_REJECTS = "--max_reject_fraction=0.5"
 
 
 @pytest.fixture(scope="module")
-def job_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def job_service(tmp_path_factory):
     """The address of a job service that runs for all tests of this file."""
     folder = tmp_path_factory.mktemp("job_service")
     port_file = folder / "port"
@@ -35,7 +34,7 @@ def job_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def served(words: list[str], log_path: Path, **environment: str) -> Iterator[subprocess.Popen]:
+def served(words, log_path, **environment):
     """Runs a server until the block ends; its output goes to a file, for a full pipe stalls it."""
     with (
         log_path.open("wb") as log,
@@ -55,17 +54,17 @@ def served(words: list[str], log_path: Path, **environment: str) -> Iterator[sub
                 os.killpg(process.pid, 9)
 
 
-def pool_command(port: int) -> list[str]:
+def pool_command(port):
     """Returns the command that starts this repository's worker pool."""
     return [sys.executable, str(builds.ROOT / "scripts" / "worker_pool.py"), f"--port={port}"]
 
 
 @pytest.mark.slow
-def test_the_worker_pool_listens_where_only_this_machine_can_reach_it(tmp_path: Path):
+def test_the_worker_pool_listens_where_only_this_machine_can_reach_it(tmp_path):
     (port,) = free_ports(1)
     with served(pool_command(port), tmp_path / "log") as process:
 
-        def addresses() -> set[str]:
+        def addresses():
             found = psutil.Process(process.pid).net_connections(kind="inet")
             return {each.laddr.ip for each in found if each.status == psutil.CONN_LISTEN}
 
@@ -74,12 +73,12 @@ def test_the_worker_pool_listens_where_only_this_machine_can_reach_it(tmp_path: 
         assert addresses() <= {"127.0.0.1", "::ffff:127.0.0.1"}
 
 
-def portable_flags(job_service: str, environment: str) -> list[str]:
+def portable_flags(job_service, environment):
     return ["--runner=PortableRunner", f"--job_endpoint={job_service}", *environment.split()]
 
 
 @pytest.fixture
-def pool(job_service: str, tmp_path: Path) -> Iterator[list[str]]:
+def pool(job_service, tmp_path):
     """The flags of an engine whose workers run in a folder of their own, where `log` is."""
     (tmp_path / "pool").mkdir()
     (port,) = free_ports(1)
@@ -91,7 +90,7 @@ def pool(job_service: str, tmp_path: Path) -> Iterator[list[str]]:
 
 @pytest.mark.slow
 def test_a_portable_engine_writes_the_bytes_that_the_local_one_writes(
-    source_tree: Path, tmp_path: Path, job_service: str
+    source_tree, tmp_path, job_service
 ):
     local = builds.build_here(source_tree, tmp_path / "local", TWO_REJECTS, "--num_shards=5")
     remote = tmp_path / "remote"
@@ -106,7 +105,7 @@ def test_a_portable_engine_writes_the_bytes_that_the_local_one_writes(
 
 @pytest.mark.slow
 def test_workers_with_a_working_directory_of_their_own_find_relative_paths(
-    source_tree: Path, tmp_path: Path, pool: list[str]
+    source_tree, tmp_path, pool
 ):
     paths = sorted(source_tree.rglob("*.jpeg"))
     files = {path.relative_to(source_tree).as_posix(): path.read_bytes() for path in paths}
@@ -119,9 +118,7 @@ def test_workers_with_a_working_directory_of_their_own_find_relative_paths(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_features_on_a_portable_engine_are_those_of_the_local_one(
-    source_tree: Path, tmp_path: Path, pool: list[str]
-):
+def test_features_on_a_portable_engine_are_those_of_the_local_one(source_tree, tmp_path, pool):
     sizes = f"--image_size={TRUNK_SIDE}", "--num_shards=3"
     images = builds.build_here(source_tree, tmp_path / "images", TWO_REJECTS, *sizes)
     write_pooling_trunk(tmp_path / "trunk.keras")
@@ -136,9 +133,7 @@ def test_features_on_a_portable_engine_are_those_of_the_local_one(
 
 
 @pytest.mark.slow
-def test_an_anonymous_build_on_remote_workers_logs_no_name(
-    source_tree: Path, tmp_path: Path, pool: list[str]
-):
+def test_an_anonymous_build_on_remote_workers_logs_no_name(source_tree, tmp_path, pool):
     secret = tmp_path / "secret.txt"
     secret.write_text("0123456789abcdef" * 4)
     flags = [TWO_REJECTS, f"--anonymize={secret}"]
@@ -153,7 +148,7 @@ def test_an_anonymous_build_on_remote_workers_logs_no_name(
 
 @pytest.mark.slow
 def test_a_failure_that_a_remote_worker_finds_reaches_the_user_as_one_line(
-    source_tree: Path, tmp_path: Path, job_service: str
+    source_tree, tmp_path, job_service
 ):
     flags = portable_flags(job_service, "--environment_type=LOOPBACK")
 
@@ -165,9 +160,7 @@ def test_a_failure_that_a_remote_worker_finds_reaches_the_user_as_one_line(
 
 
 @pytest.mark.slow
-def test_a_job_server_that_cannot_be_had_is_an_error_without_a_traceback(
-    source_tree: Path, tmp_path: Path
-):
+def test_a_job_server_that_cannot_be_had_is_an_error_without_a_traceback(source_tree, tmp_path):
     jar = f"--flink_job_server_jar={tmp_path / 'none.jar'}"
 
     done = builds.run_build(

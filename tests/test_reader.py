@@ -2,7 +2,6 @@
 
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -21,22 +20,22 @@ BOTH = ("train", "val")
 DEFAULTS = {"split": "train", "batch_size": 5, "seed": 7, "with_keys": True}
 
 
-def _records(directory: Path) -> list[tuple[bytes, list[float], bytes]]:
+def _records(directory):
     """All examples in file order, read with TensorFlow alone."""
     parsed = parsed_by_tensorflow(directory.glob("train-*.tfrecord"), num_classes=4)
     return [(example["image"], example["label"].tolist(), example["key"]) for example in parsed]
 
 
-def _batches(directory: Path, **options: object) -> list[tuple[np.ndarray, ...]]:
+def _batches(directory, **options):
     found = tfrecord_io.make_dataset(directory, **{**DEFAULTS, **options})
     return [tuple(tensor.numpy() for tensor in batch) for batch in found]
 
 
-def _keys(directory: Path, **options: object) -> list[bytes]:
+def _keys(directory, **options):
     return [key for *_, keys in _batches(directory, **options) for key in keys.tolist()]
 
 
-def test_batches_are_what_plain_tensorflow_parses_from_the_same_files(small_dataset: Path) -> None:
+def test_batches_are_what_plain_tensorflow_parses_from_the_same_files(small_dataset):
     expected = _records(small_dataset)
     order = BatchOrder(num_examples=23, batch_size=5, seed=7)
     for (images, labels, keys), examples in zip(_batches(small_dataset), order, strict=True):
@@ -63,9 +62,7 @@ def test_batches_are_what_plain_tensorflow_parses_from_the_same_files(small_data
     ],
     ids=str,
 )
-def test_numpy_and_a_device_have_the_batches_of_the_files(
-    small_dataset: Path, options: dict[str, object]
-) -> None:
+def test_numpy_and_a_device_have_the_batches_of_the_files(small_dataset, options):
     found = tfrecord_io.make_batches(small_dataset, **{**DEFAULTS, **options})
     options.pop("prefetch", None)
     wanted = _batches(small_dataset, **options)
@@ -79,7 +76,7 @@ def test_numpy_and_a_device_have_the_batches_of_the_files(
     assert_same([[tensor.numpy() for tensor in batch] for batch in on_device], wanted)
 
 
-def test_the_last_batch_is_short_dropped_or_padded_with_weight_zero(small_dataset: Path) -> None:
+def test_the_last_batch_is_short_dropped_or_padded_with_weight_zero(small_dataset):
     short = _batches(small_dataset)
     assert [len(batch[0]) for batch in short] == [5, 5, 5, 5, 3]
     dropped = _batches(small_dataset, drop_remainder=True)
@@ -102,9 +99,7 @@ def test_the_last_batch_is_short_dropped_or_padded_with_weight_zero(small_datase
     ],
     ids=["missing", "cut off", "longer"],
 )
-def test_a_shard_of_another_length_is_named_before_the_first_step(
-    tmp_path: Path, damage: Callable, words: str
-) -> None:
+def test_a_shard_of_another_length_is_named_before_the_first_step(tmp_path, damage, words):
     manifest = write_dataset(tmp_path)
     path = tmp_path / manifest.splits["train"].shards[1].name
     damage(path, manifest.layout.stride)
@@ -113,7 +108,7 @@ def test_a_shard_of_another_length_is_named_before_the_first_step(
 
 
 @pytest.mark.parametrize("verify", ["crc", "sha256"])
-def test_a_flipped_pixel_is_found_when_asked_for(tmp_path: Path, verify: str) -> None:
+def test_a_flipped_pixel_is_found_when_asked_for(tmp_path, verify):
     manifest = write_dataset(tmp_path)
     path = tmp_path / manifest.splits["train"].shards[0].name
     data = bytearray(path.read_bytes())
@@ -124,7 +119,7 @@ def test_a_flipped_pixel_is_found_when_asked_for(tmp_path: Path, verify: str) ->
         tfrecord_io.make_dataset(tmp_path, split="train", batch_size=2, verify=verify)
 
 
-def test_two_splits_are_read_as_one_whose_second_follows_the_first(small_dataset: Path) -> None:
+def test_two_splits_are_read_as_one_whose_second_follows_the_first(small_dataset):
     one_by_one = [*_keys(small_dataset, shuffle=False)]
     one_by_one += _keys(small_dataset, split="val", shuffle=False)
     assert _keys(small_dataset, split=BOTH, shuffle=False) == one_by_one
@@ -140,9 +135,7 @@ CHOSEN = (24, 3, 4, 0, 17, 9, 12)
 
 
 @pytest.mark.parametrize("cache", [None, "device"])
-def test_an_epoch_of_chosen_examples_is_a_permutation_of_them(
-    small_dataset: Path, cache: str | None
-) -> None:
+def test_an_epoch_of_chosen_examples_is_a_permutation_of_them(small_dataset, cache):
     both = {"split": BOTH, "cache": cache}
     stored = _keys(small_dataset, **both, shuffle=False)
     expected = [stored[place] for place in CHOSEN]
@@ -154,7 +147,7 @@ def test_an_epoch_of_chosen_examples_is_a_permutation_of_them(
     assert epochs[0] != epochs[1] != epochs[2]
 
 
-def test_replicas_share_the_batches_and_a_later_start_gives_their_rest(small_dataset: Path) -> None:
+def test_replicas_share_the_batches_and_a_later_start_gives_their_rest(small_dataset):
     options = {
         "split": BOTH, "examples": CHOSEN, "batch_size": 4, "epochs": 3, "pad_remainder": True,
     }  # fmt: skip
@@ -169,11 +162,11 @@ def test_replicas_share_the_batches_and_a_later_start_gives_their_rest(small_dat
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists the files that are mapped")
-def test_the_files_are_unmapped_when_nobody_reads_any_more(tmp_path: Path) -> None:
+def test_the_files_are_unmapped_when_nobody_reads_any_more(tmp_path):
     write_dataset(tmp_path, num_examples={"train": 20})
     found = tfrecord_io.make_dataset(tmp_path, split="train", batch_size=5, epochs=None)
 
-    def is_mapped() -> bool:
+    def is_mapped():
         return str(tmp_path) in Path("/proc/self/maps").read_text(encoding="utf-8")
 
     iterator = iter(found)
@@ -187,9 +180,7 @@ def test_the_files_are_unmapped_when_nobody_reads_any_more(tmp_path: Path) -> No
 # ---- in a device's memory
 
 
-def test_a_split_on_a_device_is_read_once_and_iterated_often(
-    small_dataset: Path, tmp_path: Path
-) -> None:
+def test_a_split_on_a_device_is_read_once_and_iterated_often(small_dataset, tmp_path):
     shutil.copytree(small_dataset, tmp_path, dirs_exist_ok=True)
     dataset = tfrecord_io.make_dataset(tmp_path, **DEFAULTS, cache="device")
     for path in tmp_path.glob("*.tfrecord"):
@@ -199,24 +190,24 @@ def test_a_split_on_a_device_is_read_once_and_iterated_often(
         assert_same([[tensor.numpy() for tensor in batch] for batch in dataset], wanted)
 
 
-def test_a_compiled_step_gathers_by_itself(small_dataset: Path) -> None:
+def test_a_compiled_step_gathers_by_itself(small_dataset):
     dataset = tfrecord_io.make_dataset(small_dataset, **DEFAULTS, cache="device")
 
-    def add(total: tf.Tensor, batch: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
+    def add(total, batch):
         image, _ = dataset.split.gather(batch[0])
         return total + tf.reduce_sum(tf.cast(image, tf.int64))
 
     # Not a loop over the dataset: one that AutoGraph does not convert would be traced without end.
     @tf.function
-    def pixel_sum() -> tf.Tensor:
+    def pixel_sum():
         return dataset.order.reduce(tf.constant(0, tf.int64), add)
 
     assert pixel_sum().numpy() == sum(np.sum(image) for image, *_ in _batches(small_dataset))
 
 
 def test_a_split_without_room_on_a_device_is_read_from_its_files_and_says_so(
-    small_dataset: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+    small_dataset, monkeypatch, caplog
+):
     available = psutil.virtual_memory()._replace(available=1000)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: available)
     dataset = tfrecord_io.make_dataset(small_dataset, **DEFAULTS, cache="device")
@@ -225,7 +216,7 @@ def test_a_split_without_room_on_a_device_is_read_from_its_files_and_says_so(
     assert_same(dataset.as_numpy_iterator(), _batches(small_dataset))
 
 
-def test_an_unknown_cache_is_refused(small_dataset: Path) -> None:
+def test_an_unknown_cache_is_refused(small_dataset):
     with pytest.raises(ValueError, match="received 'disk'"):
         _batches(small_dataset, cache="disk")
 
@@ -233,7 +224,7 @@ def test_an_unknown_cache_is_refused(small_dataset: Path) -> None:
 # ---- the table of examples
 
 
-def test_the_examples_are_a_table_in_the_stored_order(built_dataset: Path) -> None:
+def test_the_examples_are_a_table_in_the_stored_order(built_dataset):
     table = read_examples(built_dataset)
     assert table.equals(pq.read_table(built_dataset / "examples.parquet"))
     val = read_examples(built_dataset, "val")
@@ -241,9 +232,7 @@ def test_the_examples_are_a_table_in_the_stored_order(built_dataset: Path) -> No
     assert val.num_rows == Manifest.load(built_dataset).split("val").num_examples
 
 
-def test_the_examples_of_an_unknown_split_or_no_dataset_are_an_error(
-    built_dataset: Path, tmp_path: Path
-) -> None:
+def test_the_examples_of_an_unknown_split_or_no_dataset_are_an_error(built_dataset, tmp_path):
     with pytest.raises(ManifestError, match="no split 'dev'"):
         read_examples(built_dataset, "dev")
     with pytest.raises(ManifestError, match="is missing"):

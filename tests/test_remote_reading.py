@@ -5,14 +5,12 @@ import gc
 import itertools
 import pickle
 import shutil
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 from dataset_factory import assert_same, write_dataset
 from s3_server import BUCKET, running_s3
-from web_server import WebFile, WebServer, running_web
+from web_server import WebFile, running_web
 
 import tfrecord_io
 from tfrecord_io import Manifest
@@ -24,7 +22,7 @@ from tfrecord_io.stores.folder import DataPath
 
 
 @pytest.fixture(scope="module")
-def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def local(tmp_path_factory):
     directory = tmp_path_factory.mktemp("local")
     sizes = {"train": 301, "val": 40}
     write_dataset(directory, num_examples=sizes, image_shape=(190, 180, 1), num_shards=4)
@@ -32,7 +30,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def store(local: Path) -> Iterator[WebServer]:
+def store(local):
     """The dataset on a web server, which is quicker than the stand-in of S3."""
     with running_web() as server:
         server.serve(local)
@@ -40,12 +38,12 @@ def store(local: Path) -> Iterator[WebServer]:
 
 
 @pytest.fixture
-def url(store: WebServer) -> str:
+def url(store):
     return store.url("data")
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     """The user's cache in this test."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path / "tfrecord_io"
@@ -54,11 +52,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 DEFAULTS = {"split": "train", "batch_size": 12, "seed": 5, "with_keys": True}
 
 
-def _numpy(directory: object, **options: object) -> list[tuple[np.ndarray, ...]]:
+def _numpy(directory, **options):
     return list(tfrecord_io.make_batches(directory, **{**DEFAULTS, **options}))
 
 
-def _tensorflow(directory: object, **options: object) -> list[tuple[np.ndarray, ...]]:
+def _tensorflow(directory, **options):
     dataset = tfrecord_io.make_dataset(directory, **{**DEFAULTS, **options})
     # Of another type than NumPy's keys.
     return [
@@ -67,7 +65,7 @@ def _tensorflow(directory: object, **options: object) -> list[tuple[np.ndarray, 
     ]
 
 
-def _versions(directory: str) -> str:
+def _versions(directory):
     return opening.open_split(directory, "train")[1].versions
 
 
@@ -93,13 +91,11 @@ CASES = [
 @pytest.mark.parametrize(
     ("read", "options", "room"), CASES, ids=lambda value: getattr(value, "__name__", str(value))
 )
-def test_batches_are_those_of_a_local_copy_bit_by_bit(
-    local: Path, url: str, read: Callable, options: dict, room: float | None
-) -> None:
+def test_batches_are_those_of_a_local_copy_bit_by_bit(local, url, read, options, room):
     assert_same(read(url, cache_gb=room, **options), read(local, **options))
 
 
-def test_batches_of_a_bucket_are_those_of_a_local_copy(local: Path) -> None:
+def test_batches_of_a_bucket_are_those_of_a_local_copy(local):
     with running_s3() as server:
         server.use()
         for path in local.iterdir():
@@ -107,7 +103,7 @@ def test_batches_of_a_bucket_are_those_of_a_local_copy(local: Path) -> None:
         assert_same(_numpy(f"s3://{BUCKET}/data", cache_gb=QUARTER), _numpy(local))
 
 
-def test_what_is_kept_is_never_fetched_again(local: Path, store: WebServer, url: str) -> None:
+def test_what_is_kept_is_never_fetched_again(local, store, url):
     store.bytes_sent = 0
     wanted = _numpy(local, epochs=2)
     assert_same(_numpy(url, epochs=2), wanted)
@@ -118,7 +114,7 @@ def test_what_is_kept_is_never_fetched_again(local: Path, store: WebServer, url:
     assert store.bytes_sent < 20_000  # the manifest
 
 
-def _steps_until_mapped(url: str, **options: object) -> int:
+def _steps_until_mapped(url, **options):
     """Returns at which step batches come many at once, as they do out of a memory map."""
     batches = tfrecord_io.make_batches(url, split="train", batch_size=12, epochs=None, **options)
     for step, (records, rows, _) in enumerate(itertools.islice(batches.parts(), 10_000)):
@@ -130,8 +126,8 @@ def _steps_until_mapped(url: str, **options: object) -> int:
 
 @pytest.mark.parametrize("start_step", [0, 7])
 def test_a_split_is_read_like_a_folder_from_the_batch_on_at_which_the_cache_holds_it(
-    local: Path, url: str, tmp_path: Path, start_step: int
-) -> None:
+    local, url, tmp_path, start_step
+):
     options = {"epochs": 3, "start_step": start_step, "pad_remainder": True}
     assert_same(_tensorflow(url, **options), _tensorflow(local, **options))
     assert _steps_until_mapped(url, start_step=start_step) == 0
@@ -139,9 +135,7 @@ def test_a_split_is_read_like_a_folder_from_the_batch_on_at_which_the_cache_hold
     assert 0 < _steps_until_mapped(url, cache_dir=other, start_step=start_step) < 10_000
 
 
-def test_an_iterator_reads_like_a_folder_once_another_has_filled_the_cache(
-    local: Path, url: str
-) -> None:
+def test_an_iterator_reads_like_a_folder_once_another_has_filled_the_cache(local, url):
     dataset = tfrecord_io.make_dataset(url, split="train", batch_size=12, seed=5, epochs=3)
     first, second = iter(dataset), iter(dataset)
     found = [next(first)]
@@ -149,14 +143,14 @@ def test_an_iterator_reads_like_a_folder_once_another_has_filled_the_cache(
     assert_same([*found, *first], _numpy(local, epochs=3, with_keys=False))
 
 
-def num_kept(folder: Path) -> int:
+def num_kept(folder):
     """Returns the bytes that the records in a cache take on the disk."""
     return sum(512 * path.stat().st_blocks for path in folder.glob("*/records"))
 
 
 def test_a_cache_that_is_full_keeps_what_it_has_and_stays_within_its_limit(
-    local: Path, store: WebServer, url: str, folder: Path
-) -> None:
+    local, store, url, folder
+):
     _numpy(url, cache_gb=QUARTER)
     held = DatasetCache(Manifest.load(local), _versions(url), folder, QUARTER)
     before = held.states.copy()
@@ -171,9 +165,7 @@ def test_a_cache_that_is_full_keeps_what_it_has_and_stays_within_its_limit(
 
 
 @pytest.mark.parametrize("read", [_numpy, _tensorflow])
-def test_a_reader_and_its_copies_may_have_a_cache_of_their_own(
-    local: Path, url: str, folder: Path, tmp_path: Path, read: Callable
-) -> None:
+def test_a_reader_and_its_copies_may_have_a_cache_of_their_own(local, url, folder, tmp_path, read):
     own = tmp_path / "own"
     assert_same(read(url, cache_dir=own, cache_gb=0.0027), read(local))
     assert 2e6 < num_kept(own) <= 2.7e6
@@ -184,9 +176,7 @@ def test_a_reader_and_its_copies_may_have_a_cache_of_their_own(
         read(url, cache_gb=-1)
 
 
-def test_an_unused_dataset_makes_room_and_one_in_use_does_not(
-    local: Path, store: WebServer, folder: Path, tmp_path: Path
-) -> None:
+def test_an_unused_dataset_makes_room_and_one_in_use_does_not(local, store, folder, tmp_path):
     manifests = [
         write_dataset(
             tmp_path / name, seed=seed, num_examples={"train": 90}, image_shape=(99, 99, 1)
@@ -195,7 +185,7 @@ def test_an_unused_dataset_makes_room_and_one_in_use_does_not(
     ]
     room = 1.5e-9 * sum(shard.num_bytes for shard in manifests[0].shards)
 
-    def fill(manifest: Manifest, name: str) -> DatasetCache:
+    def fill(manifest, name):
         opened, first = DatasetCache(manifest, "", folder, room), 0
         for shard in manifest.shards:
             records = np.fromfile(tmp_path / name / shard.name, np.uint8)
@@ -217,18 +207,14 @@ def test_an_unused_dataset_makes_room_and_one_in_use_does_not(
     assert int(new.states.sum()) == pytest.approx(part, abs=5)
 
 
-def test_a_folder_that_holds_anything_else_is_refused_and_left_as_it_is(
-    local: Path, tmp_path: Path
-) -> None:
+def test_a_folder_that_holds_anything_else_is_refused_and_left_as_it_is(local, tmp_path):
     (tmp_path / "precious.txt").write_text("mine")
     with pytest.raises(UserError, match=r"holds precious\.txt"):
         DatasetCache(Manifest.load(local), "", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["precious.txt"]
 
 
-def test_answers_that_fail_or_are_cut_are_asked_for_again(
-    local: Path, store: WebServer, url: str
-) -> None:
+def test_answers_that_fail_or_are_cut_are_asked_for_again(local, store, url):
     wanted = _numpy(local)
     with store.failing("503 Slow Down", after=20, times=5):
         assert_same(_numpy(url), wanted)
@@ -239,7 +225,7 @@ def test_answers_that_fail_or_are_cut_are_asked_for_again(
 
 
 @pytest.fixture
-def web(local: Path) -> Iterator[WebServer]:
+def web(local):
     """The dataset on a web server."""
     with running_web() as server:
         server.serve(local)
@@ -247,9 +233,7 @@ def web(local: Path) -> Iterator[WebServer]:
 
 
 @pytest.mark.parametrize("reader", ["make_batches", "make_dataset"])
-def test_another_version_of_a_shard_is_an_error_that_names_it(
-    web: WebServer, monkeypatch: pytest.MonkeyPatch, reader: str
-) -> None:
+def test_another_version_of_a_shard_is_an_error_that_names_it(web, monkeypatch, reader):
     monkeypatch.setattr(fetch, "_MOST_BYTES_AHEAD", 1 << 20)
     read = getattr(tfrecord_io, reader)
     batches = iter(read(web.url("data"), split="train", batch_size=64, epochs=None, cache_gb=0))
@@ -261,9 +245,7 @@ def test_another_version_of_a_shard_is_an_error_that_names_it(
 
 
 @pytest.mark.parametrize("e_tags", [('"1"', '"2"'), ("", "")], ids=["by ETag", "by time"])
-def test_records_of_two_versions_of_a_shard_never_mix(
-    local: Path, web: WebServer, tmp_path: Path, e_tags: tuple[str, str]
-) -> None:
+def test_records_of_two_versions_of_a_shard_never_mix(local, web, tmp_path, e_tags):
     sizes = {"train": 301, "val": 40}
     replaced, other = tmp_path / "replaced", tmp_path / "other"
     write_dataset(other, seed=1, num_examples=sizes, image_shape=(190, 180, 1), num_shards=4)
@@ -288,18 +270,14 @@ def test_records_of_two_versions_of_a_shard_never_mix(
     assert web.bytes_sent - sent < 20_000  # the manifest
 
 
-def test_a_record_that_is_garbled_or_short_on_its_way_is_asked_for_again(
-    local: Path, web: WebServer
-) -> None:
+def test_a_record_that_is_garbled_or_short_on_its_way_is_asked_for_again(local, web):
     dataset = mapped.MappedDataset(web.url("data"), "train")
     web.faults += ["garbled", "garbled", "short"]
     assert_same([dataset[7]], [mapped.MappedDataset(local, "train")[7]])
     assert not web.faults
 
 
-def test_a_damaged_record_is_an_error_that_names_it(
-    local: Path, web: WebServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_record_is_an_error_that_names_it(local, web, monkeypatch):
     monkeypatch.setattr(folder_files, "NUM_ATTEMPTS", 2)
     name = "train-00001-of-00004.tfrecord"
     content = bytearray(web.files[f"data/{name}"].content)
@@ -309,7 +287,7 @@ def test_a_damaged_record_is_an_error_that_names_it(
         _numpy(web.url("data"))
 
 
-def test_a_dataset_is_read_from_the_web_only_with_encryption_but_on_loopback() -> None:
+def test_a_dataset_is_read_from_the_web_only_with_encryption_but_on_loopback():
     with pytest.raises(UserError, match="use https://"):
         _numpy("http://example.org/data")
     with pytest.raises(UserError, match=r"without \? and #"):
@@ -317,8 +295,8 @@ def test_a_dataset_is_read_from_the_web_only_with_encryption_but_on_loopback() -
 
 
 def test_after_a_crash_of_the_system_each_record_is_checked_before_it_is_used(
-    local: Path, store: WebServer, url: str, folder: Path
-) -> None:
+    local, store, url, folder
+):
     wanted = _numpy(local)
     assert_same(_numpy(url), wanted)
     gc.collect()
@@ -337,13 +315,11 @@ def test_after_a_crash_of_the_system_each_record_is_checked_before_it_is_used(
 
 
 @pytest.mark.parametrize("read", [_numpy, _tensorflow])
-def test_files_that_cannot_be_mapped_are_read_in_the_same_order(
-    local: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, read: Callable
-) -> None:
+def test_files_that_cannot_be_mapped_are_read_in_the_same_order(local, monkeypatch, caplog, read):
     options = {"epochs": 2, "num_replicas": 2, "replica_index": 1}
     wanted = read(local, **options)
 
-    def refuse(*_: object) -> None:
+    def refuse(*_):
         raise OSError(12, "Cannot allocate memory")
 
     monkeypatch.setattr(mapped, "_map_files", refuse)

@@ -2,9 +2,7 @@
 
 import json
 import os
-import subprocess
 import sys
-from pathlib import Path
 
 import builds
 import pytest
@@ -21,12 +19,12 @@ def unchanged_environment(monkeypatch):
         monkeypatch.setenv(name, os.environ.get(name, ""))
 
 
-def run(*words: object) -> subprocess.CompletedProcess[str]:
+def run(*words):
     """Runs `scan-tfrecords` with these words."""
     return builds.run_command([sys.executable, "-m", "scan_tfrecords", *map(str, words)])
 
 
-def run_here(*words: object) -> int:
+def run_here(*words):
     """Runs it in this process, which has imported what a command needs; returns the exit code."""
     try:
         return scan_tfrecords.main([str(word) for word in words])
@@ -96,7 +94,7 @@ def test_each_command_gets_its_own_arguments(command, capsys):
     assert flag[command] in capsys.readouterr().out
 
 
-def test_it_builds_a_folder_and_verifies_what_it_built(source_tree: Path, tmp_path: Path):
+def test_it_builds_a_folder_and_verifies_what_it_built(source_tree, tmp_path):
     output = tmp_path / "out"
     flags = builds.arguments(source_tree, output, "--max_reject_fraction=0.5", builds.IN_MEMORY)
     assert run_here("build", *flags) == 0

@@ -1,6 +1,5 @@
 """The Fashion-MNIST source, on small IDX files and a server on loopback."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import idx_files
@@ -10,7 +9,7 @@ import pytest
 from builds import IN_MEMORY, shards_of
 from idx_files import FILES, IMAGES, LABELS, NUM
 from image_files import write_tree
-from web_server import WebFile, WebServer, running_web
+from web_server import WebFile, running_web
 
 from pipelines import build_tfrecords, errors
 from pipelines.sources import fashion_mnist as source
@@ -24,7 +23,7 @@ def _published_here(monkeypatch):
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     return write_tree(tmp_path / "here", FILES)
 
 
@@ -59,13 +58,13 @@ def test_all_missing_files_are_named(folder):
 
 
 @pytest.fixture
-def web() -> Iterator[WebServer]:
+def web():
     with running_web() as server:
         server.files = {f"fashion/{name}": WebFile(content) for name, content in FILES.items()}
         yield server
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
@@ -118,7 +117,7 @@ def test_a_failing_disk_is_explained(web, tmp_path, monkeypatch):
         source.download(tmp_path / "new", web.url("fashion"))
 
 
-def build_fashion(output: Path, *more: str) -> Path:
+def build_fashion(output, *more):
     flags = ["--source=fashion_mnist", f"--output={output}", IN_MEMORY, *more]
     build_tfrecords.build(flags)
     return output

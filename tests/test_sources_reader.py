@@ -2,7 +2,6 @@
 
 import functools
 import threading
-from collections.abc import Callable, Iterator
 
 from pipelines import errors
 from pipelines.sources.source import Member, Reader, read_in_order
@@ -11,12 +10,12 @@ from pipelines.sources.source import Member, Reader, read_in_order
 class CountingReader(Reader):
     """Answers with the member's offset; remembers how many reads ran at the same time."""
 
-    def __init__(self, num_parallel_reads: int):
+    def __init__(self, num_parallel_reads):
         self.num_parallel_reads = num_parallel_reads
         self.together = threading.Barrier(num_parallel_reads, timeout=20)
         self.started = 0
 
-    def read(self, member: Member) -> bytes:
+    def read(self, member):
         self.started += 1
         self.together.wait()
         if member.offset == 5:
@@ -24,7 +23,7 @@ class CountingReader(Reader):
         return b"%d" % member.offset
 
 
-def reads_of(reader: Reader, count: int, stored_size: int = 1) -> Iterator[Callable[[], bytes]]:
+def reads_of(reader, count, stored_size=1):
     members = [Member("", 1, i, stored_size) for i in range(count)]
     return read_in_order(
         reader, [(member, functools.partial(reader.read, member)) for member in members]
@@ -53,7 +52,7 @@ def test_large_files_are_not_read_far_ahead():
 
 def test_a_local_reader_is_asked_by_the_caller_itself():
     class Local(Reader):
-        def read(self, member: Member) -> bytes:
+        def read(self, member):
             return threading.current_thread().name.encode()
 
     names = [read() for read in reads_of(Local(), 3)]
@@ -64,10 +63,10 @@ def test_a_reader_of_a_disk_announces_images_far_ahead_in_the_order_of_their_pla
     happened = []
 
     class Disk(Reader):
-        def announce(self, member: Member) -> None:
+        def announce(self, member):
             happened.append(("announced", member.offset))
 
-        def read(self, member: Member) -> bytes:
+        def read(self, member):
             happened.append(("read", member.offset))
             return b"%d" % member.offset
 
@@ -91,10 +90,10 @@ def test_large_images_are_announced_in_smaller_groups():
     announced = []
 
     class Disk(Reader):
-        def announce(self, member: Member) -> None:
+        def announce(self, member):
             announced.append(member.offset)
 
-        def read(self, member: Member) -> bytes:
+        def read(self, member):
             return b""
 
     next(reads_of(Disk(), 100, stored_size=10_000_000))()

@@ -1,7 +1,6 @@
 """Zips and folders on an object store, through the whole build."""
 
 import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import azure_server
@@ -21,7 +20,7 @@ from image_files import (
     write_tree,
     write_zip,
 )
-from s3_server import BUCKET, SECRET_KEY, S3Server, running_gcs, running_s3
+from s3_server import BUCKET, SECRET_KEY, running_gcs, running_s3
 from tiff_files import tiff_file
 from web_server import WebFile, running_web
 
@@ -29,7 +28,6 @@ from pipelines import build_tfrecords, errors, options
 from pipelines.listing.listing import ListingOptions, list_images
 from pipelines.sources import factory
 from pipelines.sources.archive import ArchiveSource
-from pipelines.sources.factory import SourceOptions, Workers
 from pipelines.sources.remote import RemoteDirectorySource, RemoteZipSource
 from tfrecord_io import Manifest, verify
 from tfrecord_io.__main__ import main as tfrecord_io_main
@@ -37,7 +35,7 @@ from tfrecord_io.stores import remote
 
 
 @pytest.fixture(scope="module")
-def s3() -> Iterator[S3Server]:
+def s3():
     with running_s3() as server:
         yield server
 
@@ -52,7 +50,7 @@ scans_zip = scans_of(files, "scans.zip")
 local = build_of("scans_zip", "--max_reject_fraction=0.5")
 
 
-def build(s3: S3Server, source: str, given: str, output: Path | str, *more: str) -> None:
+def build(s3, source, given, output, *more):
     build_tfrecords.build(
         [f"--source={source}", f"--input={given}", f"--output={output}", "--image_size=8",
          "--max_reject_fraction=0.5", IN_MEMORY, *s3.flags, *more]
@@ -297,7 +295,7 @@ def test_an_input_that_changes_under_the_build_is_not_mixed(kind, s3, scans_zip)
 DATAFLOW = ["--runner=DataflowRunner"]
 
 
-def parsed(*words: str) -> tuple[SourceOptions, Workers]:
+def parsed(*words):
     chosen = options.parse_options(words)
     return chosen.source, chosen.workers
 

@@ -27,14 +27,14 @@ from pipelines.sources.synthetic import (
 FEW = 16
 
 
-def files_of(directory: Path) -> dict[str, bytes]:
+def files_of(directory):
     """Returns the content of every scan in the tree by its path within the directory."""
     paths = sorted((directory / ARCHIVE_FOLDER).rglob("*.jpeg"))
     return {path.relative_to(directory).as_posix(): path.read_bytes() for path in paths}
 
 
 @pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tree(tmp_path_factory):
     """A finished tree of FEW images; tests only read it."""
     folder = tmp_path_factory.mktemp("drawn") / "tree"
     write_tree(folder, FEW, seed=3)
@@ -42,7 +42,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def plan() -> list[synthetic._Task]:
+def plan():
     """The plan of a dataset large enough for proportions to show; nothing is drawn."""
     return synthetic._plan_tree(4000, seed=0)
 
@@ -84,7 +84,7 @@ def test_a_scan_shows_a_dark_vitreous_a_bright_retina_and_a_fading_back():
 
 
 def test_each_disease_is_visible_where_it_belongs():
-    def lesions(label: str) -> list[synthetic._Lesions]:
+    def lesions(label):
         draws, x_mm = map(np.random.default_rng, range(20)), np.linspace(-3, 3, 512)
         return [synthetic._draw_lesions(draw, label, x_mm, 0.5, 0.0) for draw in draws]
 
@@ -156,7 +156,7 @@ def test_workers_change_no_byte(tree, tmp_path, monkeypatch):
     assert sorted(reported) == [1, 5, 5, 5]
 
 
-def older_generator(_: Path, monkeypatch):
+def older_generator(_, monkeypatch):
     monkeypatch.setattr(synthetic, "GENERATOR_VERSION", synthetic.GENERATOR_VERSION + 1)
 
 
@@ -181,14 +181,14 @@ def test_a_tree_that_is_not_as_it_would_be_drawn_is_drawn_again(tmp_path, change
 
 
 def test_a_stopped_drawing_leaves_what_was_there_and_the_next_run_draws_a_whole_tree(
-    tree: Path, tmp_path, monkeypatch
+    tree, tmp_path, monkeypatch
 ):
     folder = tmp_path / "tree"
     write_tree(folder, 13, seed=8)
     before = files_of(folder)
     monkeypatch.setattr(synthetic, "_CHUNK_SIZE", 5)
 
-    def stop(_: int):
+    def stop(_):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -205,7 +205,7 @@ def test_a_second_process_that_would_draw_into_the_same_folder_is_refused(tmp_pa
     argv = [*flags, f"--output={tmp_path / 'out'}", f"--download_dir={tmp_path}"]
     seen = []
 
-    def build_meanwhile(_: int):
+    def build_meanwhile(_):
         with pytest.raises(errors.UserError, match=rf"process id {os.getpid()}\) is drawing into"):
             build_tfrecords.build(argv)
         seen.append(True)

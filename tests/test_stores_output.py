@@ -1,10 +1,9 @@
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
 
 import pytest
-from s3_server import BUCKET, S3Server, running_s3
+from s3_server import BUCKET, running_s3
 
 from pipelines import errors
 from pipelines.stores import output_state
@@ -12,7 +11,7 @@ from pipelines.stores.output import BUILD_DIR, Storage, WriteBehind
 
 
 @pytest.fixture(scope="module")
-def s3() -> Iterator[S3Server]:
+def s3():
     with running_s3() as server:
         server.use()
         yield server
@@ -68,7 +67,7 @@ def test_an_error_in_one_of_many_reads_is_raised_in_its_place(storage):
 def test_small_files_of_a_store_are_waited_for_together(tmp_path):
     together = threading.Barrier(4, timeout=20)
 
-    def read(name: str) -> str:
+    def read(name):
         together.wait()
         return name
 
@@ -87,7 +86,7 @@ def test_a_shard_has_its_name_on_the_disk_before_the_sidecar_that_proves_it(tmp_
     on_disk: list[set[str]] = []
     fsync = os.fsync
 
-    def record(descriptor: int) -> None:
+    def record(descriptor: int):
         fsync(descriptor)
         if os.path.samestat(os.fstat(descriptor), (tmp_path / "out").stat()):
             on_disk.append(set(os.listdir(descriptor)) - {BUILD_DIR})

@@ -6,13 +6,12 @@ import ipaddress
 import ssl
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import azure_server
 import pytest
 from builds import ROOT
-from s3_server import BUCKET, S3Server, running_gcs, running_s3
-from web_server import WebFile, WebServer, running_web
+from s3_server import BUCKET, running_gcs, running_s3
+from web_server import WebFile, running_web
 
 from tfrecord_io.errors import StoreError, UserError
 from tfrecord_io.stores import remote
@@ -23,38 +22,38 @@ ODD_NAME = "a [1] *?+%20&=#é~.jpeg"
 
 
 @pytest.fixture(scope="module")
-def s3() -> Iterator[S3Server]:
+def s3():
     with running_s3() as server:
         server.use()
         yield server
 
 
 @pytest.fixture
-def web() -> Iterator[WebServer]:
+def web():
     with running_web() as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def gs() -> Iterator[S3Server]:
+def gs():
     with running_gcs() as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def az() -> Iterator[None]:
+def az():
     with azure_server.running_azure():
         yield
 
 
 @pytest.fixture(params=["s3", "gs", "az"])
-def folder(request, tmp_path) -> str:
+def folder(request, tmp_path):
     """A URL below which files can be written."""
     request.getfixturevalue(request.param)
     return f"{request.param}://{BUCKET}/{tmp_path.name}"
 
 
-def write(url: str, content: bytes) -> None:
+def write(url, content):
     with remote.create(url) as file:
         file.write(content)
 
@@ -172,7 +171,7 @@ def test_an_answer_that_is_cut_off_is_asked_for_again(s3):
 
 
 @pytest.fixture
-def impatient(monkeypatch) -> Iterator[None]:
+def impatient(monkeypatch):
     """Gives a server that fails little time."""
     monkeypatch.setattr(remote, "SILENT_SECONDS", 2)
     monkeypatch.setattr(remote, "RETRY_SECONDS", 1)

@@ -1,5 +1,3 @@
-from pathlib import Path
-
 from builds import build_here, build_of
 from image_files import kermany_archive, scan_tree, scans_of, write_zip
 
@@ -14,7 +12,7 @@ scans = scans_of(files, "scans.zip")
 output = build_of("scans", "--limit=15", "--num_shards=2", "--max_reject_fraction=0.5")
 
 
-def test_the_end_says_what_there_is_and_what_became_of_every_file(output: Path, capsys):
+def test_the_end_says_what_there_is_and_what_became_of_every_file(output, capsys):
     summary.print_built(str(output), 2.0, 3)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["split", "CNV", "DME", "DRUSEN", "NORMAL", "examples", "shards"]

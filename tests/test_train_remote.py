@@ -1,36 +1,29 @@
 """A training from a URL is the training from a local copy, on both backends."""
 
 import json
-import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from marked_images import run_script
-from web_server import WebServer, running_web
+from web_server import running_web
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def web(built_dataset: Path) -> Iterator[WebServer]:
+def web(built_dataset):
     with running_web() as server:
         server.serve(built_dataset)
         yield server
 
 
-def _train(
-    data: str, workdir: Path, *flags: str, backend: str = "tensorflow"
-) -> subprocess.CompletedProcess[str]:
+def _train(data, workdir, *flags, backend="tensorflow"):
     words = [f"--data={data}", f"--workdir={workdir}", "--model=convnet", "--epochs=2", *flags]
     return run_script("run", "--replica_batch_size=4", *words, KERAS_BACKEND=backend)
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
 @pytest.mark.parametrize("room", ["1", "0"])
-def test_losses_and_metrics_are_those_of_a_local_copy(
-    built_dataset: Path, web: WebServer, tmp_path: Path, backend: str, room: str
-) -> None:
+def test_losses_and_metrics_are_those_of_a_local_copy(built_dataset, web, tmp_path, backend, room):
     flags = [f"--cache_dir={tmp_path / 'cache'}", f"--cache_gb={room}"]
     remote = _train(web.url("data"), tmp_path / "remote", *flags, backend=backend)
     assert remote.returncode == 0, remote.stderr
@@ -40,7 +33,7 @@ def test_losses_and_metrics_are_those_of_a_local_copy(
     assert _losses(tmp_path / "remote") == _losses(tmp_path / "local")
 
 
-def _losses(run: Path) -> list[float]:
+def _losses(run):
     history, metrics = (
         json.loads((run / name).read_text()) for name in ("history.json", "metrics.json")
     )
@@ -48,9 +41,7 @@ def _losses(run: Path) -> list[float]:
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
-def test_a_damaged_shard_ends_the_run_with_its_name(
-    web: WebServer, tmp_path: Path, backend: str
-) -> None:
+def test_a_damaged_shard_ends_the_run_with_its_name(web, tmp_path, backend):
     for name, file in web.files.items():
         if name.endswith(".tfrecord"):
             file.content = file.content[:1000] + b"damage" + file.content[1006:]

@@ -69,7 +69,7 @@ def test_a_complete_run_has_all_its_files_whatever_a_power_cut_takes(tmp_path):
     export = tmp_path / "export" / "saved_model"
     complete = {}
 
-    def look() -> None:
+    def look():
         if (tmp_path / run_setup.METRICS_NAME).exists():
             complete.setdefault("files", disk.sure())
 

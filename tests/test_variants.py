@@ -1,7 +1,6 @@
 """`--variants K` through the whole build: the ledger, the keys, the checks."""
 
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,7 +24,7 @@ scans = scans_of(files, "scans.zip")
 built = build_of("scans", "--variants=3", "--num_shards=4", "--max_reject_fraction=0.1")
 
 
-def pixels_of(output: Path, row: dict[str, object]) -> np.ndarray:
+def pixels_of(output, row):
     layout = Manifest.load(output).layout
     shard = np.fromfile(output / row["shard"], np.uint8).reshape(-1, layout.stride)
     slot = layout.features["image"]
@@ -116,7 +115,7 @@ def test_a_single_picture_may_have_variants_and_a_card(tmp_path):
     assert "2 images of 1 patient in 1 class (2 train)" in (output / "report.html").read_text()
 
 
-def repacked(scans: Path, path: Path, change=lambda content: content) -> Path:
+def repacked(scans, path, change=lambda content: content):
     """Returns a tar of the zip's files, changed."""
     with zipfile.ZipFile(scans) as archive:
         return write_tar(path, {name: change(archive.read(name)) for name in archive.namelist()})
