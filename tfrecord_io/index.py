@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 
 from tfrecord_io.files import atomic_write
+from tfrecord_io.manifest import Manifest
 from tfrecord_io.reading import opening
 
 
@@ -28,7 +29,7 @@ def write_index(
         OSError: if a file cannot be written.
     """
     target = Path(directory if index_dir is None else index_dir)
-    manifest = opening.load_manifest(directory)
+    manifest = Manifest.load(directory)
     target.mkdir(parents=True, exist_ok=True)
     stride = manifest.layout.stride
     written = []

@@ -19,6 +19,7 @@ from tfrecord_io.kinds import CLASSES, LabelKind, kind_in
 from tfrecord_io.printing import listed
 from tfrecord_io.rejects import in_words
 from tfrecord_io.statistics import PixelStatistics
+from tfrecord_io.stores.folder import is_remote, path_in, read_file
 
 #: The newest version of the format. A dataset has the oldest version that can describe it.
 FORMAT_VERSION = 2
@@ -373,26 +374,23 @@ class Manifest:
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str]) -> Manifest:
-        """Reads the manifest of a finished dataset on a local disk.
+        """Reads the manifest of a finished dataset, in a local folder or, by URL, on a store.
 
         Raises:
-            ManifestError: if it is unusable or missing: the build did not finish. Or for a URL.
+            ManifestError: if it is missing (the build did not finish) or cannot be used.
+            UserError, StoreError: if the URL cannot be used, or the store does not answer.
         """
-        if "://" in os.fspath(directory):
-            raise ManifestError(
-                f"expected a local folder, received {os.fspath(directory)}; copy the dataset to a "
-                "disk of this machine, or read it with tfrecord_io.make_dataset"
-            )
-        path = Path(directory) / FILE_NAME
+        path = path_in(directory, FILE_NAME)
         try:
-            text = path.read_text(encoding="utf-8")
+            content = read_file(directory, FILE_NAME)
         except FileNotFoundError:
-            unfinished = "the build did not finish; run the same build command again to resume it"
-            hint = unfinished if path.parent.is_dir() else "the folder does not exist"
+            hint = "the build did not finish; run the same build command again to resume it"
+            if not is_remote(directory) and not Path(directory).is_dir():
+                hint = "the folder does not exist"
             raise ManifestError(f"{path} is missing: {hint}") from None
-        except (OSError, UnicodeDecodeError) as error:
+        except OSError as error:
             raise ManifestError(f"cannot read {path}: {error}") from error
-        return cls.from_json(text, file_name=str(path))
+        return cls.from_json(content, file_name=path)
 
 
 def _by_reason(what: str, reasons: Mapping[str, int]) -> list[tuple[str, int]]:

@@ -16,7 +16,6 @@ import pyarrow.parquet as pq
 
 from tfrecord_io.manifest import (
     EXAMPLES_FILE_NAME,
-    FILE_NAME,
     STATISTICS_SPLIT,
     Manifest,
     ManifestError,
@@ -27,7 +26,6 @@ from tfrecord_io.stores.folder import (
     NUM_THREADS,
     StoredFiles,
     describe_shards,
-    is_remote,
     open_file,
     path_in,
     read_file,
@@ -54,11 +52,11 @@ def open_split(
     Raises:
         ManifestError: if the dataset is unfinished, of a newer format, or has no such split; if
             the split is empty; if a shard is missing or is not as the manifest says.
-        UserError, StoreError: see `load_manifest`.
+        UserError, StoreError: see `Manifest.load`.
     """
     if verify not in (levels := get_args(Verify)):
         raise ValueError(f"verify must be one of {', '.join(levels)}, received {verify!r}")
-    manifest = load_manifest(directory)
+    manifest = Manifest.load(directory)
     try:
         wanted = manifest.split(split)
     except ManifestError as error:
@@ -98,26 +96,6 @@ def open_split(
     return manifest, files
 
 
-def load_manifest(directory: str | os.PathLike[str]) -> Manifest:
-    """Reads the manifest of a finished dataset, local or remote.
-
-    Raises:
-        ManifestError: if there is none (the build did not finish) or it cannot be used.
-        UserError, StoreError: if the URL cannot be used, or the store does not answer.
-    """
-    if not is_remote(directory):
-        return Manifest.load(directory)
-    path = path_in(directory, FILE_NAME)
-    try:
-        content = read_file(directory, FILE_NAME)
-    except FileNotFoundError:
-        raise ManifestError(
-            f"{path} is missing: the build did not finish, or the name is wrong; run the same "
-            "build command again to resume it"
-        ) from None
-    return Manifest.from_json(content, file_name=path)
-
-
 def read_examples(directory: str | os.PathLike[str], split: str | None = None) -> pa.Table:
     """Returns the table of a split's examples, or of all, a row each, in the stored order.
 
@@ -127,7 +105,7 @@ def read_examples(directory: str | os.PathLike[str], split: str | None = None) -
         ManifestError: if the dataset is unfinished, or has no such split.
         UserError, StoreError: as `open_split` does.
     """
-    manifest = load_manifest(directory)
+    manifest = Manifest.load(directory)
     table = pq.read_table(pa.BufferReader(read_file(directory, EXAMPLES_FILE_NAME)))
     if split is None:
         return table
@@ -146,7 +124,7 @@ def read_statistics(
     Raises:
         ManifestError: as `open_split` does; or if the images are feature maps.
     """
-    manifest = load_manifest(directory)
+    manifest = Manifest.load(directory)
     if not manifest.layout.holds_pictures:
         raise ManifestError(
             f"{os.fspath(directory)} holds images of {manifest.dtype} in {manifest.image_shape[2]} "

@@ -24,7 +24,6 @@ from tfrecord_io import groups
 from tfrecord_io.groups import Groups, group_images, groups_in
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME, STATISTICS_SPLIT, WEIGHT, Manifest
 from tfrecord_io.reading.mapped import MappedDataset
-from tfrecord_io.reading.opening import load_manifest
 from tfrecord_io.stores.folder import DataPath, open_file, path_in
 from tfrecord_io.trunk import Trunk, find_trunk
 from train.data.options import FoldOptions
@@ -238,7 +237,7 @@ def open_dataset(path: str | DataPath, columns: Sequence[str] = ()) -> Dataset:
             lacks one.
     """
     path = DataPath.of(path)
-    manifest = load_manifest(path)
+    manifest = Manifest.load(path)
     measured = tuple(dict.fromkeys((SITE, *columns)))
     known: list[str] = []
     table = pa.table({})
