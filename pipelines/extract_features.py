@@ -83,10 +83,7 @@ def extract(argv: Sequence[str]) -> None:
     )
     flags.add_flags(parser, "features", FeatureOptions)
     found, beam_args = parser.parse_known_args(argv)
-    try:
-        options = flags.from_flags(FeatureOptions, found)
-    except ValueError as error:
-        raise errors.UserError(str(error)) from None
+    options = flags.from_flags(FeatureOptions, found)
     # The last of two flags counts, so the user's own number wins.
     beam_args = ["--direct_num_workers=1", *beam_args]
     names = [f"--{field.name}" for field in dataclasses.fields(FeatureOptions)]

@@ -242,7 +242,7 @@ def parse_options(argv: Sequence[str]) -> BuildOptions:
     try:
         chosen = {name: flags.from_flags(group, found) for name, group in _GROUPS.items()}
         return BuildOptions(**chosen, beam_args=tuple(beam_args))
-    except ValueError as error:
+    except (ValueError, errors.UserError) as error:
         # A misspelled flag is among those of Beam, and its absence may be the error.
         given = [arg.partition("=")[0] for arg in beam_args if arg.startswith("--")]
         hints = [(name, flags.meant(name, flag_names())) for name in given]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tfrecord_io.errors import UserError
 from tfrecord_io.flags import Parser, add_flags, check, command, flag, from_flags, given
 
 
@@ -96,7 +97,7 @@ def test_help_shows_each_text_with_its_default_once():
     ],
 )
 def test_a_wrong_value_is_one_line_with_the_flag_and_what_was_expected(words, message):
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+    with pytest.raises(UserError, match=f"^{re.escape(message)}$"):
         read(*words)
 
 

@@ -29,6 +29,8 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from tfrecord_io.errors import UserError
+
 _Options = TypeVar("_Options")
 
 # The script of each command in a clone; the others are commands of `tfrecord_io`.
@@ -140,7 +142,7 @@ def given(group: type, found: argparse.Namespace) -> dict[str, Any]:
     """Returns the values of a dataclass's flags that a parser found, by field.
 
     Raises:
-        ValueError: if a text is no value of its flag.
+        UserError: if a text is not a value of its flag.
     """
     return {
         field.name: _parsed(field, kind, getattr(found, field.name))
@@ -150,8 +152,11 @@ def given(group: type, found: argparse.Namespace) -> dict[str, Any]:
 
 
 def from_flags(group: type[_Options], found: argparse.Namespace) -> _Options:
-    """Returns a dataclass with the values of the flags that were given; raises as `given` does."""
-    return group(**given(group, found))
+    """Returns a dataclass with the values of the flags that were given; UserError if it cannot."""
+    try:
+        return group(**given(group, found))
+    except ValueError as error:
+        raise UserError(str(error)) from None
 
 
 def names(text: str) -> tuple[str, ...]:
@@ -235,4 +240,4 @@ def _parsed(field: dataclasses.Field[Any], kind: Any, text: Any) -> Any:
     except ValueError as error:
         expected = field.metadata.get("expected") or _TYPES.get(parse, ("", None))[1]
         why = f"expected {expected}, received {text!r}" if expected else error
-        raise ValueError(f"--{field.name}: {why}") from None
+        raise UserError(f"--{field.name}: {why}") from None

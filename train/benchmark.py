@@ -176,7 +176,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags.add_flags(parser, "benchmark", BenchmarkOptions)
     train_config.add_arguments(parser, is_hidden=True)
     arguments = parser.parse_args(argv)
-    options = train_config.options_of(BenchmarkOptions, arguments)
+    options = flags.from_flags(BenchmarkOptions, arguments)
     # Speed does not depend on the values of the weights. The batch of a replica must not depend on
     # how many there are.
     common = {"weights": "none", "replica_batch_size": 64}

@@ -7,15 +7,14 @@ RUN/config.json, from which the run can be repeated.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import math
 import os
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from tfrecord_io import flags
 from tfrecord_io.flags import flag
@@ -34,8 +33,6 @@ from train.networks.options import (
 from train.results.options import MeasureOptions, ThresholdOptions
 
 FILE_NAME = "config.json"
-
-_Options = TypeVar("_Options")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -167,10 +164,12 @@ class TrainConfig:
             ConfigError: if a value is out of range or two values contradict each other.
         """
         groups = {}
-        with _told():
-            for name, group in _groups():
-                own = [field.name for field in dataclasses.fields(group) if field.name in fields]
+        for name, group in _groups():
+            own = [field.name for field in dataclasses.fields(group) if field.name in fields]
+            try:
                 groups[name] = group(**{field: fields.pop(field) for field in own})
+            except ValueError as error:
+                raise ConfigError(str(error)) from None
         return cls(**groups, **fields)
 
     def replace(self, **fields: Any) -> TrainConfig:
@@ -349,8 +348,7 @@ def from_arguments(arguments: argparse.Namespace, **defaults: Any) -> TrainConfi
     file = getattr(arguments, "config", None)
     fields = defaults | (load(file)["config"] if file else {})
     for _, group in _groups():
-        with _told():
-            fields |= flags.given(group, arguments)
+        fields |= flags.given(group, arguments)
     config = TrainConfig.of(**fields)
     if not config.input.data:
         raise ConfigError(
@@ -361,24 +359,6 @@ def from_arguments(arguments: argparse.Namespace, **defaults: Any) -> TrainConfi
     if "://" not in config.input.data:
         Manifest.load(config.input.data)
     return config
-
-
-def options_of(group: type[_Options], arguments: argparse.Namespace) -> _Options:
-    """Returns a group of options that is no part of `TrainConfig`.
-
-    Raises:
-        ConfigError: if a value is wrong.
-    """
-    with _told():
-        return flags.from_flags(group, arguments)
-
-
-@contextlib.contextmanager
-def _told() -> Iterator[None]:
-    try:
-        yield
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
 
 
 def _groups() -> list[tuple[str, type]]:

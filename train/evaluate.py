@@ -21,7 +21,6 @@ from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.files import write_json
 from tfrecord_io.printing import counted
 from train import console, predict
-from train.config import options_of
 from train.data.dataset import Dataset, Part, open_dataset
 from train.data.seen import Exposure, read_seen, unseen_part
 from train.errors import ConfigError
@@ -48,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--include_seen", action="store_true", help=seen)
     flags.add_flags(parser, "measures", MeasureOptions)
     arguments = parser.parse_args(argv)
-    options = options_of(MeasureOptions, arguments)
+    options = flags.from_flags(MeasureOptions, arguments)
     names = ("run", "data", "split", "output", "include_seen")
     evaluate(**{name: getattr(arguments, name) for name in names}, options=options)
     return 0
