@@ -73,8 +73,13 @@ def tfrecord(data: ReadData) -> Iterator[Any]:
     layout = data.manifest.layout
 
     def parse(records: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        features = layout.parse_batch(records)
-        return features[schema.IMAGE], features[schema.LABEL]
+        spec = {
+            schema.IMAGE: tf.io.FixedLenFeature([], tf.string),
+            schema.LABEL: tf.io.FixedLenFeature([layout.num_classes], tf.float32),
+        }
+        features = tf.io.parse_example(records, spec)
+        image = tf.io.decode_raw(features[schema.IMAGE], tf.uint8, fixed_length=layout.image_length)
+        return layout.images_of(image), features[schema.LABEL]
 
     options = tf.data.Options()
     options.deterministic = False

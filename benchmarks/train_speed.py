@@ -194,8 +194,13 @@ def plain_batches(config: TrainConfig, manifest: tfrecord_io.Manifest) -> tf.dat
     paths = [str(Path(config.input.data) / shard.name) for shard in manifest.split("train").shards]
 
     def parse(records: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        features = manifest.layout.parse_batch(records)
-        return features["image"], features["label"]
+        spec = {
+            "image": tf.io.FixedLenFeature([], tf.string),
+            "label": tf.io.FixedLenFeature([manifest.num_classes], tf.float32),
+        }
+        features = tf.io.parse_example(records, spec)
+        pixels = tf.io.decode_raw(features["image"], manifest.dtype)
+        return tf.reshape(pixels, (-1, *manifest.image_shape)), features["label"]
 
     return (
         tf.data.TFRecordDataset(paths, num_parallel_reads=2)

@@ -95,24 +95,6 @@ def test_padding_is_a_small_part_of_a_record(shape, block_length, stride):
     assert (layout.block_length, layout.stride) == (block_length, stride)
 
 
-def test_a_batch_is_parsed_into_what_was_encoded():
-    layout = RecordLayout(image_shape=(5, 7, 3), num_classes=4)
-    images = [pixels_of((5, 7, 3), seed) for seed in range(4)]
-    keys = [image_key(str(i)) for i in range(4)]
-    records = [
-        layout.encode_record(image.tobytes(), label, key)[12:-4]
-        for image, label, key in zip(images, np.eye(4), keys, strict=True)
-    ]
-    dataset = tf.data.Dataset.from_tensor_slices(records).batch(4).map(layout.parse_batch)
-    assert dataset.element_spec["image"].shape.as_list() == [None, 5, 7, 3]
-    assert dataset.element_spec["label"].shape.as_list() == [None, 4]
-    batch = dataset.get_single_element()
-    assert batch["image"].dtype == tf.uint8
-    np.testing.assert_array_equal(batch["image"], np.stack(images))
-    np.testing.assert_array_equal(batch["label"], np.eye(4, dtype=np.float32))
-    assert [key.decode() for key in batch["key"].numpy()] == keys
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

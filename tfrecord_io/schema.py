@@ -306,22 +306,6 @@ class RecordLayout:
         record[len(head) : image_end] = image
         record[image_end:] = tail + struct.pack("<I", _mask(crc))
 
-    def parse_batch(self, records: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Parses a batch of serialized examples, in a tf.data graph or eagerly.
-
-        Returns `image`, `dtype` [batch, height, width, channels], `label`, float32 [batch,
-        num_classes], and `key`, string [batch].
-        """
-        import tensorflow as tf
-
-        text = tf.io.FixedLenFeature([], tf.string)
-        label = tf.io.FixedLenFeature([self.num_classes], tf.float32)
-        spec = {IMAGE: text, KEY: text, LABEL: label}
-        features: dict[str, Any] = tf.io.parse_example(records, spec)
-        pixels = tf.io.decode_raw(features[IMAGE], tf.uint8, fixed_length=self.image_length)
-        features[IMAGE] = self.images_of(pixels)
-        return features
-
     def images_of(self, pixels: tf.Tensor) -> tf.Tensor:
         """Gives the bytes of images, uint8 [batch, ...], their type and shape, without a copy."""
         import tensorflow as tf
