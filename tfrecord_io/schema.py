@@ -199,11 +199,8 @@ class RecordLayout:
         # The start of the entries depends on their length, which is encoded in one byte or more,
         # and their length depends on their start. So each start is tried.
         for start in itertools.count(HEADER_LENGTH + 2):
-            head = next(
-                padding
-                for padding in itertools.count()
-                if (start + length(_HEAD_PADDING, padding) + before_image) % _IMAGE_ALIGNMENT == 0
-            )
+            # So short a feature grows by one byte with each zero.
+            head = -(start + length(_HEAD_PADDING, 0) + before_image) % _IMAGE_ALIGNMENT
             fixed = length(_HEAD_PADDING, head) + before_image + self.image_length + others
             for tail in itertools.count():
                 entries = fixed + length(_TAIL_PADDING, tail)
