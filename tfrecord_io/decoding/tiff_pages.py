@@ -85,28 +85,28 @@ def with_first_page(file: BinaryIO, number: int) -> io.BytesIO:
 def end_of_pages(file: BinaryIO) -> int:
     """Returns where the last part of a page ends, in bytes; the file's end if that is unknown."""
     tiff = Tiff(file)
-    ends = [0]
+    end = 0
     try:
-        for place, tags in tiff.directories():
-            values = tiff.values(tags, ends)
+        for _, tags in tiff.directories():
+            values = tiff.values(tags)
             if values is None or (parts := tiff.parts(values)) is None:
                 return tiff.size
-            ends.append(place + tiff.counts.size + len(tags) + tiff.places.size)
-            ends += map(sum, parts)
+            end = max([end, *map(sum, parts)])
     except EOFError:
         return tiff.size
-    return max(ends)
+    return max(end, tiff.end)
 
 
 class Tiff:
     """Reads the directories of a file of `size` bytes; the place of the first one is at `first`.
 
-    It has the forms of a place in the file, of the number of a directory's tags, and of a tag.
+    `end` is the end of the bytes that were read so far. `places`, `counts` and `tags` are the forms
+    of a place in the file, of the number of a directory's tags, and of a tag.
     """
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self.size = file.seek(0, io.SEEK_END)
+        self.size, self.end = file.seek(0, io.SEEK_END), 0
         signature = self.read(0, 4)
         self.order: Literal["little", "big"] = "big" if signature.startswith(b"MM") else "little"
         self.mark = ">" if self.order == "big" else "<"
@@ -123,6 +123,7 @@ class Tiff:
         content = self._file.read(num_bytes)
         if len(content) < num_bytes:
             raise EOFError
+        self.end = max(self.end, place + num_bytes)
         return content
 
     def directories(self) -> Iterator[tuple[int, bytes]]:
@@ -159,10 +160,10 @@ class Tiff:
                 kind = "reduced_page" if is_reduced else "mask_page" if is_mask else kind
         return kind
 
-    def values(self, tags: bytes, ends: list[int]) -> _Values | None:
+    def values(self, tags: bytes) -> _Values | None:
         """Returns the values of all tags of a page, None if parts of the page may be anywhere.
 
-        It adds the ends of those outside of the tags to a list, or raises EOFError.
+        Raises EOFError if some are beyond the end of the file.
         """
         values: _Values = {}
         num_bytes_left = self.size
@@ -172,9 +173,7 @@ class Tiff:
             if tag in _ELSEWHERE or tag in values or not num_bytes or num_bytes_left < 0:
                 return None
             if num_bytes > len(value):
-                start = int.from_bytes(value, self.order)
-                value = self.read(start, num_bytes)
-                ends.append(start + num_bytes)
+                value = self.read(int.from_bytes(value, self.order), num_bytes)
             values[tag] = kind, count, value
         return values
 
@@ -198,7 +197,7 @@ class Tiff:
 
 def _cut_out(tiff: Tiff, tags: bytes) -> io.BytesIO | None:
     """Returns a file with one page alone, None if the page is not all in strips of known length."""
-    values = tiff.values(tags, [])
+    values = tiff.values(tags)
     strips = None if values is None or TILES in values else tiff.parts(values)
     # As above, strips that overlap could take any memory.
     if values is None or not strips or sum(length for _, length in strips) > tiff.size:
