@@ -31,7 +31,6 @@ from pipelines.stores.output import Storage
 from tfrecord_io import flags
 from tfrecord_io.flags import check, flag
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME, FEATURES, Manifest, ManifestError
-from tfrecord_io.reading.opening import load_manifest
 from tfrecord_io.trunk import FILE_NAME, Trunk, read_trunk, seen_path
 
 _EPILOG = """\
@@ -161,7 +160,7 @@ def _read_images(storage: Storage, trunk: Trunk) -> Manifest:
     """Returns the manifest of the dataset of images, checked against its files and the trunk."""
     data = storage.root
     try:
-        images = load_manifest(data)
+        images = Manifest.load(data)
     except ManifestError as error:
         raise errors.UserError(str(error)) from None
     if images.dtype != "uint8" or images.image_shape != trunk.image_shape:

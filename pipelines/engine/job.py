@@ -35,7 +35,6 @@ from tfrecord_io import groups
 from tfrecord_io.decoding import preprocess
 from tfrecord_io.decoding.options import SHARE, Physical
 from tfrecord_io.manifest import FILE_NAME, Manifest
-from tfrecord_io.reading.opening import load_manifest
 from tfrecord_io.rejects import Reject, in_words
 from tfrecord_io.stores import remote
 from tfrecord_io.stores.folder import is_remote
@@ -155,7 +154,7 @@ def _prepare(
     notes = _say_what_there_is(listing)
     draft = _make_draft(options, listing)
     if output_state.is_complete(storage, draft.options, overwrite=options.output.overwrite):
-        drops.require_policies(storage, load_manifest(storage.root), options.splits)
+        drops.require_policies(storage, Manifest.load(storage.root), options.splits)
         return None
     read_content = functools.partial(_content_names, source)
     refs, dropped, more = splits.apply(listing.refs, options.splits, read_content, draft.label_kind)

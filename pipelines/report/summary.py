@@ -9,7 +9,6 @@ from tfrecord_io.auditing.findings import alarms
 from tfrecord_io.flags import command
 from tfrecord_io.manifest import REJECTS_FILE_NAME, REPORT_FILE_NAME, Manifest
 from tfrecord_io.printing import counted, printable
-from tfrecord_io.reading.opening import load_manifest
 from tfrecord_io.rejects import in_words
 from tfrecord_io.stores.folder import is_remote
 
@@ -20,7 +19,7 @@ def print_built(output: str, seconds: float, num_finished_before: int) -> None:
     The whole command took `seconds`; an earlier, interrupted run had finished
     `num_finished_before` of the images.
     """
-    dataset = load_manifest(output)
+    dataset = Manifest.load(output)
     counts, num_variants = dataset.counts, dataset.counts.get("variants", 0)
     print(_table(dataset))
     if dataset.rejects:
@@ -51,7 +50,7 @@ def print_built(output: str, seconds: float, num_finished_before: int) -> None:
 
 def print_complete(output: str) -> None:
     """Prints that the output, a folder or URL, was already complete."""
-    dataset = load_manifest(output)
+    dataset = Manifest.load(output)
     print(
         f"{output} is complete: {dataset.num_examples:,} examples in "
         f"{counted(len(dataset.shards), 'shard')}; nothing to do"

@@ -17,7 +17,6 @@ from pipelines import errors
 from pipelines.stores import file_lock
 from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import manifest
-from tfrecord_io.reading.opening import load_manifest
 from tfrecord_io.stores import remote
 
 #: The references, one record batch per task; and a JSON file with the tasks and the identity.
@@ -79,7 +78,7 @@ def is_complete(storage: Storage, identity: Mapping[str, Any], *, overwrite: boo
     names, dataset = storage.names(), None
     if manifest.FILE_NAME in names:
         try:
-            dataset = load_manifest(storage.root)
+            dataset = manifest.Manifest.load(storage.root)
         except manifest.ManifestError as error:
             raise errors.UserError(f"{error}; --overwrite replaces it") from None
         found, found_fingerprint = dataset.options, dataset.fingerprint
