@@ -120,7 +120,7 @@ def prepared_features(options: FeatureOptions) -> Iterator[Job | None]:
             "kind": FEATURES,
             "dataset": {"name": images.name, "fingerprint": images.fingerprint},
             "images": images.source,
-            "trunk": {**trunk.to_dict(), "sha256": digest},
+            "trunk": {**dataclasses.asdict(trunk), "sha256": digest},
         },
         options=identity,
         fingerprint=output_state.fingerprint(identity),

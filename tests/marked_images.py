@@ -371,4 +371,4 @@ def write_pooling_trunk(path: Path) -> None:
     )  # fmt: skip
     with zipfile.ZipFile(path, "a") as archive:
         archive.write(rest, REST_NAME)
-        archive.writestr(FACTS_NAME, json.dumps(facts.to_dict()))
+        archive.writestr(FACTS_NAME, json.dumps(dataclasses.asdict(facts)))

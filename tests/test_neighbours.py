@@ -1,5 +1,6 @@
 """Copies and wrong labels among features: the search, and the audit through the command."""
 
+import dataclasses
 import json
 import shutil
 import zipfile
@@ -156,7 +157,7 @@ def extract(images, output):
     facts = Trunk(model="histogram", layer="pixels", weights="none", rest_layers=0, **shapes)
     trunk = images.parent / "trunk.keras"
     with zipfile.ZipFile(trunk, "w") as archive:
-        archive.writestr(FACTS_NAME, json.dumps(facts.to_dict()))
+        archive.writestr(FACTS_NAME, json.dumps(dataclasses.asdict(facts)))
     options = FeatureOptions(data=str(images), trunk=trunk, output=str(output))
     with prepared_features(options) as job:
         for task in job.todo:

@@ -32,9 +32,8 @@ def main(argv: list[str] | None = None) -> int:
     for name, (module, purpose) in _COMMANDS.items():
         module.add_arguments(commands.add_parser(name, help=purpose, description=purpose))
     args = parser.parse_args(argv)
-    others = [getattr(args, name, None) for name in ("source_input", "images")]
-    for path in (args.directory, *others):
-        if path and "://" in str(path):
+    for path in vars(args).values():
+        if "://" in str(path):
             return refuse(
                 f"{args.command} reads local files, received {path}; copy them to a disk of this "
                 "machine and give that path"

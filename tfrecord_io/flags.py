@@ -111,15 +111,8 @@ def add_flags(
 ) -> Any:
     """Adds the flags of dataclasses to a parser, under a heading in --help, which it returns.
 
-    Flags that are not given are absent from what the parser returns.
-
-    Args:
-        parser: of the command.
-        heading: title of these flags.
-        groups: dataclasses; their fields that `flag` declares become flags.
-        only: the fields to add; None for all but those of `without`.
-        without: fields to leave out.
-        is_hidden: whether --help leaves them out.
+    Flags that are not given are absent from what the parser returns. `only` names the fields to
+    add, or `without` those to leave out; `is_hidden` leaves the flags out of --help.
     """
     section = parser.add_argument_group(heading)
     for field, kind in itertools.chain.from_iterable(map(fields_of, groups)):

@@ -49,13 +49,9 @@ class Trunk:
     feature_shape: tuple[int, int, int]
     rest_layers: int
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns JSON values by name."""
-        return dataclasses.asdict(self)
-
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Trunk:
-        """Makes the facts from what `to_dict` returned; a KeyError if one is missing."""
+        """Makes the facts from their JSON values; a KeyError if one is missing."""
         fields = {field.name: values[field.name] for field in dataclasses.fields(cls)}
         for name in ("image_shape", "feature_shape"):
             height, width, channels = values[name]

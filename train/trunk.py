@@ -9,6 +9,7 @@ file is written, 2 wrong usage.
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import re
@@ -131,7 +132,7 @@ def write_trunk(
     )
     beside = {
         REST_NAME: _zip(_members(rest)),
-        FACTS_NAME: json.dumps(facts.to_dict(), indent=1).encode(),
+        FACTS_NAME: json.dumps(dataclasses.asdict(facts), indent=1).encode(),
     }
     with atomic_write(output) as file:
         file.write(_zip(_members(trunk) | beside))
