@@ -108,14 +108,8 @@ def run_build(source: Path, output: Path, *more: str, **options: object):
 @contextlib.contextmanager
 def started(words: Sequence[str], **settings: object) -> Iterator[subprocess.Popen[str]]:
     """Starts a command as the leader of a process group, which is killed at the end."""
-    process = subprocess.Popen(
-        words,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        **{"cwd": ROOT, **settings},
-    )
+    outputs = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "cwd": ROOT}
+    process = subprocess.Popen(words, text=True, start_new_session=True, **outputs | settings)
     try:
         yield process
     finally:

@@ -1,5 +1,6 @@
 """HTML pages as a test sees them: parsed, and in a headless browser."""
 
+import html
 import html.parser
 import itertools
 import re
@@ -45,6 +46,12 @@ class Page(html.parser.HTMLParser):
 
     def all(self, tag):
         return [attributes for name, attributes in self.elements if name == tag]
+
+
+def words(text: str) -> str:
+    """Returns what a reader sees of a page."""
+    body = text.partition("<body>")[2]
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", body)).split())
 
 
 def require_good_page(text: str, picture: str) -> Page:

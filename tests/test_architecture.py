@@ -4,7 +4,6 @@ import ast
 import graphlib
 import itertools
 import json
-import subprocess
 import sys
 
 import builds
@@ -139,9 +138,8 @@ def modules_after(program):
     program += (
         "\nimport json, sys\nprint(json.dumps(sorted({n.split('.')[0] for n in sys.modules})))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
-    )
+    done = builds.run_command([sys.executable, "-c", program])
+    assert done.returncode == 0, done.stderr
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from builds import ROOT, build_here, build_of, read_csv, rows_of, run_build_here, shards_of
-from dataset_factory import bare_manifest, change_column
+from dataset_factory import bare_manifest, change_column, cut_shards
 from image_files import (
     encoded,
     jpeg,
@@ -365,11 +365,6 @@ def test_an_examples_table_of_an_older_build_is_audited_as_far_as_it_goes(flawed
     drop_columns(out / "examples.parquet", *names)
     assert finding(out, "near_duplicates").severity == "note"
     assert finding(out, "picture_leak").count == 1
-
-
-def cut_shards(path):
-    for shard in path.parent.glob("*.tfrecord"):
-        shard.write_bytes(shard.read_bytes()[:100])
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import tarfile
 import zipfile
 from pathlib import Path
@@ -536,10 +535,8 @@ def test_an_interrupted_build_says_how_to_go_on(large_archive, tmp_path, whole_g
 def test_a_full_disk_is_a_clear_error(archive, tmp_path):
     output = tmp_path / "out"
     words = command(archive, output, "--image_size=300", "--direct_num_workers=1")
-    limited = with_file_limit(words, 100_000)
-    done = subprocess.run(limited, capture_output=True, text=True, cwd=ROOT, check=False)
+    done = run_command(with_file_limit(words, 100_000))
     assert done.returncode == 1
-    assert "Traceback" not in done.stderr
     assert re.search(r"error: cannot write .*File too large", done.stderr)
     assert not (output / "manifest.json").exists()
 

@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from builds import ROOT
+from builds import ROOT, run_command
 
 CASES = {
     "archives": 300, "builds": 10, "commands": 2, "images": 300, "frames": 200, "joined": 300,
@@ -39,9 +39,7 @@ sys.argv = ["run.py", "archives", "--cases=20"]
 import run
 sys.exit(run.main())
 """
-    done = subprocess.run(
-        [sys.executable, "-c", broken], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    done = run_command([sys.executable, "-c", broken])
     assert done.returncode == 1, done.stderr
     assert "which is not in the ledger" in done.stdout
     assert "python tests/campaign/run.py archives --seed 1 --case" in done.stdout

@@ -1,12 +1,11 @@
 """Index files say where DALI finds each record."""
 
 import struct
-import subprocess
-import sys
 from importlib.util import find_spec
 
 import pytest
 from dataset_factory import write_dataset
+from marked_images import run_python
 
 from tfrecord_io import ManifestError, image_key, index
 from tfrecord_io.__main__ import main
@@ -59,12 +58,7 @@ def test_dali_reads_the_shards_by_these_files(tmp_path):
     write_dataset(tmp_path, num_examples={"train": 7}, num_shards=2)
     index.write_index(tmp_path)
     # Its own process, because DALI brings libraries that TensorFlow has in other versions.
-    done = subprocess.run(
-        [sys.executable, "-c", _DALI_PROGRAM, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_python(_DALI_PROGRAM, tmp_path)
     assert done.stdout.split() == [image_key(f"train/{example}") for example in range(7)]
 
 

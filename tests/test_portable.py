@@ -36,22 +36,10 @@ def job_service(tmp_path_factory):
 @contextlib.contextmanager
 def served(words, log_path, **environment):
     """Runs a server until the block ends; its output goes to a file, for a full pipe stalls it."""
-    with (
-        log_path.open("wb") as log,
-        subprocess.Popen(
-            words,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            cwd=log_path.parent,
-            env={**os.environ, **environment},
-        ) as process,
-    ):
-        try:
+    with log_path.open("wb") as log:
+        settings = {"stdout": log, "stderr": log, "cwd": log_path.parent}
+        with builds.started(words, env={**os.environ, **environment}, **settings) as process:
             yield process
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, 9)
 
 
 def pool_command(port):

@@ -4,7 +4,7 @@ import shutil
 
 import numpy as np
 import pytest
-from dataset_factory import change_column, stored
+from dataset_factory import change_column, cut_shards, stored
 from PIL import Image
 
 from tfrecord_io import manifest, show
@@ -28,11 +28,6 @@ def test_every_tile_is_a_stored_image_of_its_class(built_dataset, tmp_path):
         top = 6 + row * row_height + 18
         tile = np.asarray(sheet)[top : top + height, 6 : 6 + width, 0]
         assert any((tile == image[:, :, 0]).all() for image in images[labels[:, row] == 1])
-
-
-def cut_shards(table):
-    for shard in table.parent.glob("train*.tfrecord"):
-        shard.write_bytes(shard.read_bytes()[:100])
 
 
 def change(name, value):

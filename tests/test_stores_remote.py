@@ -4,12 +4,10 @@ import datetime
 import io
 import ipaddress
 import ssl
-import subprocess
-import sys
 
 import azure_server
 import pytest
-from builds import ROOT
+from marked_images import run_python
 from s3_server import BUCKET, running_gcs, running_s3
 from web_server import WebFile, running_web
 
@@ -222,9 +220,7 @@ if child == 0:
     os._exit(0)
 os.waitpid(child, 0)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT
-    )
+    done = run_python(code)
     assert "open stores after the fork" in done.stdout, done.stderr
 
 

@@ -11,7 +11,7 @@ import pytest
 from answers import examples_of, measured, predictions_of, scores_of
 from dataset_factory import bare_manifest, split_of
 from marked_images import OCT_NAMES, write_marked_dataset
-from pages import Page, needs_chromium, overhang, require_good_page, require_shown
+from pages import Page, needs_chromium, overhang, require_good_page, require_shown, words
 from PIL import Image
 
 import tfrecord_io
@@ -136,12 +136,6 @@ def text(full):
     return report.render(**full)
 
 
-def words(text):
-    """What a reader sees of a page."""
-    body = text.partition("<body>")[2]
-    return " ".join(re.sub(r"<[^>]+>", " ", body).split())
-
-
 # ---- the page as a page
 
 
@@ -205,7 +199,7 @@ GUESSED = measured(np.full((40, 4), 0.25, np.float32), np.arange(40) % 4, num_sa
         ({"metrics": GUESSED | {"split": "val"}, "mistakes": ()},
          ["of the validation split", "the result is probably too good"], []),
         ({"manifest": manifest_of(OCT_NAMES, audit={"findings": FINDINGS})},
-         ["The dataset&#39;s audit says: 3 pictures in more than one split."],
+         ["The dataset's audit says: 3 pictures in more than one split."],
          ["No near duplicates"]),
         ({"metrics": {}, "mistakes": ()},
          ["There is no result for this network", "Training and data"], []),

@@ -1,11 +1,11 @@
 """What a run has seen: its table, and no claim on a page that the table does not prove."""
 
-import html
 import re
 from pathlib import Path
 
 import keras
 import numpy as np
+import pages
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -38,9 +38,7 @@ CLAIMS = ("never seen", "held out", "other patients")
 
 
 def words(folder):
-    """What a reader sees of a page."""
-    body = (folder / "report.html").read_text().partition("<body>")[2]
-    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", body)).split())
+    return pages.words((folder / "report.html").read_text())
 
 
 def rows_in(data, split):

@@ -7,7 +7,6 @@ and measures: by evaluation, above a trunk, or by folds. The count asks nothing 
 import contextlib
 import dataclasses
 import gc
-import html
 import json
 import re
 import shutil
@@ -19,6 +18,7 @@ import builds
 import image_files
 import marked_images
 import numpy as np
+import pages
 import pyarrow.parquet as pq
 from scipy import sparse
 
@@ -245,8 +245,7 @@ def _judge(
         "seen_patients": len({image.patient for image in hit} - {None}),
     }
     case.compare(f"{folder}, counted", {name: metrics.get(name) for name in wanted}, wanted)
-    body = (folder / "report.html").read_text().partition("<body>")[2]
-    page = " ".join(html.unescape(re.sub(r"<[^>]+>", " ", body)).split())
+    page = pages.words((folder / "report.html").read_text())
     is_doubtful = network.is_unknown or any(image.patient is None for image in (*rest, *seen))
     is_proven = not is_doubtful and way != "val" and not (hit and is_measured)
     claim = r"Of these (\d+) images? of \d+ patients?, the network had never"
