@@ -8,7 +8,6 @@ from tfrecord_io.groups import group_images
 from train.data.dataset import Examples
 from train.kinds.classes import CLASSES
 from train.results import metrics
-from train.results.options import MeasureOptions
 from train.results.predictions import Predictions
 
 
@@ -22,9 +21,9 @@ def examples_of(num_examples, patients=None, **fields):
     keys = tuple(f"k{place}" for place in range(num_examples))
     images = {"path": pa.array(keys, pa.string())} | ({"patient": patients} if patients else {})
     groups = group_images(pa.table(images))
-    return Examples(
-        keys=keys, groups=groups, patients=tuple(patients) if patients else None, **fields
-    )
+    unknown = (None,) * num_examples
+    known = {"patients": tuple(patients or unknown), "paths": unknown, "measured": {}} | fields
+    return Examples(keys=keys, groups=groups, **known)
 
 
 def predictions_of(probabilities, truths, names=OCT_NAMES, task=CLASSES, **fields):
@@ -50,5 +49,6 @@ def measured(probabilities, truths, names=OCT_NAMES, task=CLASSES, patients=None
 
 
 def measured_as(predictions, num_samples=20, seed=0):
-    options = MeasureOptions(bootstrap_samples=num_samples)
-    return metrics.evaluate_predictions(predictions, options, seed)
+    return metrics.evaluate_predictions(
+        predictions, prevalences={}, num_samples=num_samples, seed=seed
+    )

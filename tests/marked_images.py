@@ -128,7 +128,13 @@ def write_marked_dataset(
                 text = label_kind.text_of([label_names[label] for label in labels])
             key = image_key(f"{split}/{index}")
             records.append(layout.encode_record(pixels.tobytes(), vector, key))
-            row = {"split": split, "shard": 0, "row": index, "key": key, "label": text}
+            row = {
+                "split": split,
+                "shard": shard_name(split, 0, 1),
+                "row": index,
+                "key": key,
+                "label": text,
+            }
             row["patient"] = f"{split}-{index // IMAGES_A_PATIENT}"
             rows.append({**row, "path": f"{split}/{text}/{index}.jpeg"})
         shard = write_shard(directory / shard_name(split, 0, 1), records)

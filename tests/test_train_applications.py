@@ -9,7 +9,7 @@ from marked_images import KERAS_ARRAY_WARNING
 
 from train.applications import APPLICATIONS
 from train.errors import ConfigError
-from train.networks.models import build_network
+from train.networks.models import build_network, scale
 from train.networks.options import NetworkOptions
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
@@ -37,7 +37,7 @@ def _module(name):
 def test_pixels_are_scaled_as_keras_does_for_the_weights(name):
     images = np.random.default_rng(0).integers(256, size=(2, 5, 4, 3)).astype(np.float32)
     inputs = keras.Input((5, 4, 3))
-    scaled = keras.Model(inputs, APPLICATIONS[name].scale(inputs))(images)
+    scaled = keras.Model(inputs, scale(inputs, APPLICATIONS[name].mode))(images)
     expected = _module(name).preprocess_input(images.copy())
     np.testing.assert_allclose(keras.ops.convert_to_numpy(scaled), expected, atol=1e-4)
 

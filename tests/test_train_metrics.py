@@ -7,9 +7,11 @@ from hypothesis import strategies as st
 from marked_images import OCT_NAMES
 from sklearn import metrics as sk_metrics
 
+from train.errors import TrainingError
 from train.kinds import words
 from train.kinds.classes import CLASSES
-from train.kinds.measures import known
+from train.kinds.task import require_numbers
+from train.kinds.words import known
 from train.results import metrics as measures
 
 
@@ -23,7 +25,7 @@ def measured_labels(labels, predicted=None, names=OCT_NAMES, **arguments):
 def describe(result, **entries):
     """Returns what the terminal says of measures."""
     found = {"split": "test", "best_epoch": 1} | result | entries
-    return words.describe(CLASSES.verdict(found), found)
+    return words.describe(CLASSES, found)
 
 
 def test_what_is_not_defined_is_none_not_a_number():
@@ -147,10 +149,8 @@ def test_an_interval_holds_its_value_and_ends_within_the_range_of_its_measure(
 def test_probabilities_that_are_not_numbers_are_refused_by_name(bad):
     probabilities = certain(np.arange(4))
     probabilities[2, 1] = bad
-    with pytest.raises(measures.MetricsError, match=r"1 of 4 images .* \(the first is image 2"):
-        measured(probabilities, np.arange(4))
-    with pytest.raises(measures.MetricsError, match="at least one image"):
-        measured_labels(np.zeros(0, int))
+    with pytest.raises(TrainingError, match="probabilities that are not numbers on test"):
+        require_numbers(probabilities, "test")
 
 
 def test_without_resamples_there_are_no_intervals_and_no_notes_on_them():

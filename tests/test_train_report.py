@@ -18,10 +18,12 @@ import tfrecord_io
 from train.data.dataset import open_dataset
 from train.data.seen import Exposure
 from train.kinds.classes import CLASSES
+from train.kinds.registry import task_of
 from train.kinds.task import apply_temperature
 from train.results import metrics, report, thresholds
 from train.results.charts import write_charts
-from train.results.report import MistakenImage, page_of_data
+from train.results.report import page_of_data
+from train.results.saliency import MAX_MISTAKES, MistakenImage, find_mistakes
 
 HISTORY = (
     {"epoch": 1, "loss": 1.2, "accuracy": 0.4, "val_loss": 1.3, "val_accuracy": 0.35},
@@ -51,7 +53,7 @@ def mostly_right(num_classes, num_examples, seed=0):
 
 def mistakes_of(probabilities, labels, names):
     generator = np.random.default_rng(0)
-    answers = CLASSES.mistakes(predictions_of(probabilities, labels, names), report.MAX_MISTAKES)
+    answers = CLASSES.mistakes(predictions_of(probabilities, labels, names), MAX_MISTAKES)
     return [
         MistakenImage(
             answer=answer,
@@ -71,6 +73,7 @@ def report_of(names=OCT_NAMES, *, num_examples=80, with_patients=True, manifest=
     found |= {"split": "test", "best_epoch": 2}
     fields = {
         "title": "a run",
+        "task": task_of((manifest or manifest_of(names)).label_kind),
         "manifest": manifest or manifest_of(names),
         "config": {"model": "convnet", "seed": 3, "checkpoint_seconds": 120.0},
         "metrics": found,
@@ -224,7 +227,7 @@ def test_each_kind_of_run_has_a_page_of_modest_size_that_says_so(changes, phrase
 
 def test_the_worst_mistakes_are_shown_with_their_maps(full, text):
     figures = re.findall(r"<figure.*?</figure>", text, re.S)
-    assert len(figures) == len(full["mistakes"]) <= report.MAX_MISTAKES
+    assert len(figures) == len(full["mistakes"]) <= MAX_MISTAKES
     pictures = re.findall(r"data:image/png;base64,([^\"]+)", figures[0])
     opened = [Image.open(io.BytesIO(base64.b64decode(data))) for data in pictures]
     assert [picture.mode for picture in opened] == ["L", "RGB"]
@@ -259,7 +262,7 @@ def test_mistakes_are_found_with_their_images_paths_and_maps(tmp_path):
     part = dataset.part("test")
     examples = dataset.examples(part)
     predictions = predictions_of(probabilities, labels, examples=examples, part=part)
-    found = report.find_mistakes(predict, dataset, predictions)
+    found = find_mistakes(predict, dataset, predictions)
     assert [mistake.path for mistake in found] == [examples.paths[290], examples.paths[7]]
     np.testing.assert_array_equal(found[1].image, images[7])
     assert found[0].answer.true == OCT_NAMES[labels[290]]

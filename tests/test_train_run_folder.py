@@ -8,9 +8,10 @@ import power_cut
 import pytest
 from marked_images import metrics_of
 
-from train import run_setup
+from tfrecord_io.files import write_last
 from train.errors import TrainingError
-from train.training import training_loop
+from train.networks.models import restore
+from train.training import checkpoint
 
 
 def variables_of(*values):
@@ -23,43 +24,43 @@ def numbers(variables):
 
 def test_variables_and_facts_come_back_as_they_were(tmp_path):
     path = tmp_path / "checkpoint.npz"
-    assert run_setup.load_checkpoint(path) == ({}, {})
+    assert checkpoint.load_checkpoint(path) == ({}, {})
     # More than nine, because names must not sort 10 before 2.
     model = variables_of(*([float(index)] for index in range(12)))
     optimizer = variables_of([[1.5, 2.5]])
-    run_setup.save_checkpoint(path, {"model": model, "optimizer": optimizer}, {"step": 7}, [])
-    facts, groups = run_setup.load_checkpoint(path)
+    checkpoint.save_checkpoint(path, {"model": model, "optimizer": optimizer}, {"step": 7}, [])
+    facts, groups = checkpoint.load_checkpoint(path)
     assert facts == {"step": 7}
     for name, saved in (("model", model), ("optimizer", optimizer)):
         fresh = variables_of(*(np.zeros(variable.shape) for variable in saved))
-        training_loop.restore(fresh, groups[name])
+        restore(fresh, groups[name])
         assert numbers(fresh) == numbers(saved)
 
 
 @pytest.mark.parametrize("values", [([1.0], [2.0]), ([1.0, 2.0],)])
 def test_another_network_is_refused(values):
     with pytest.raises(TrainingError, match="it belongs to another configuration"):
-        training_loop.restore(variables_of(*values), [np.ones(1, np.float32)])
+        restore(variables_of(*values), [np.ones(1, np.float32)])
 
 
 @pytest.mark.parametrize("keep", [0.0, 0.5, 0.9, None])
 def test_a_damaged_file_is_reported_not_used(tmp_path, keep):
     path = tmp_path / "checkpoint.npz"
-    run_setup.save_checkpoint(path, {"model": variables_of([1.0] * 1000)}, {"step": 1}, [])
+    checkpoint.save_checkpoint(path, {"model": variables_of([1.0] * 1000)}, {"step": 1}, [])
     content = bytearray(path.read_bytes())
     if keep is None:
         content[len(content) // 2] ^= 1
     path.write_bytes(content if keep is None else content[: int(keep * len(content))])
     with pytest.raises(TrainingError, match=r"checkpoint\.npz cannot be read"):
-        run_setup.load_checkpoint(path)
+        checkpoint.load_checkpoint(path)
 
 
 def test_an_interrupted_save_leaves_the_old_file(tmp_path):
     path = tmp_path / "checkpoint.npz"
-    run_setup.save_checkpoint(path, {"model": variables_of([1.0])}, {"step": 1}, [])
+    checkpoint.save_checkpoint(path, {"model": variables_of([1.0])}, {"step": 1}, [])
     with pytest.raises(TypeError):
-        run_setup.save_checkpoint(path, {"model": variables_of([2.0])}, {"step": object()}, [])
-    assert run_setup.load_checkpoint(path)[0] == {"step": 1}
+        checkpoint.save_checkpoint(path, {"model": variables_of([2.0])}, {"step": object()}, [])
+    assert checkpoint.load_checkpoint(path)[0] == {"step": 1}
     names = {entry.name for entry in tmp_path.iterdir()}
     assert names == {"checkpoint.npz", "history.json"}
 
@@ -70,14 +71,14 @@ def test_a_complete_run_has_all_its_files_whatever_a_power_cut_takes(tmp_path):
     complete = {}
 
     def look():
-        if (tmp_path / run_setup.METRICS_NAME).exists():
+        if (tmp_path / "metrics.json").exists():
             complete.setdefault("files", disk.sure())
 
     export.mkdir(parents=True)
     (export / "saved_model.pb").write_bytes(b"graph")
     (tmp_path / "report.html").write_text("<html>")
     with disk.watched(look):
-        run_setup.write_metrics(tmp_path, {"steps": 3})
+        write_last(tmp_path / "metrics.json", {"steps": 3})
     disk.close()
 
     assert metrics_of(tmp_path) == {"steps": 3}

@@ -111,7 +111,7 @@ def test_a_dataset_without_a_table_is_known_by_its_pixels(tmp_path):
     images = dataset.images
     assert len(set(images["pixels_xxh3"].to_pylist())) == 10
     assert images["patient"].null_count == 10
-    seen = collect(images, {"train": dataset.rows(dataset.part("train"))}, Seen())
+    seen = collect(images, {"train": dataset.part("train").rows}, Seen())
     assert find_seen(seen, images).tolist() == [True] * 6 + [False] * 4
 
 

@@ -150,7 +150,9 @@ def test_a_small_unit_keeps_its_digits_in_the_metrics_and_on_the_page():
         label_kind=NUMBER,
     )  # fmt: skip
     found = measured | spread | {"split": "2 folds of train", "best_epoch": None}
-    page = report.render(title="run", manifest=manifest, config={}, metrics=found)
+    page = report.render(
+        title="run", task=numbers.NUMBER, manifest=manifest, config={}, metrics=found
+    )
     for run_of_fold in spread["folds"]:
         assert f'<td class="count">{run_of_fold["scores"]["mae"]:.3g}</td>' in page
     assert f'<td class="count">{spread["spread"]["mae"]["std_over_folds"]:.3g}</td>' in page
@@ -175,8 +177,8 @@ def test_images_count_in_the_mean_that_is_learnt_as_they_do_in_the_loss(data):
     values = MappedDataset(data, "train").labels(range(4))[:, 0].astype(np.float64)
     counts = np.array([2, 3, 1, 1])
     part = Part(
-        name="train", splits=("train",), examples=np.arange(4), label_counts=(4,),
-        weights=np.float32(counts),
+        name="train", splits=("train",), examples=np.arange(4), rows=np.arange(4),
+        label_counts=(4,), weights=np.float32(counts),
     )  # fmt: skip
     task = numbers.NUMBER.fitted(open_dataset(str(data)), part)
     repeated = np.repeat(values, counts)
@@ -305,7 +307,10 @@ def test_what_cannot_be_learned_from_numbers_is_refused_before_a_folder_is_made(
     assert train(data, tmp_path / "run", best_by="val_accuracy") == 2
     assert "--best_by val_accuracy needs classes or labels" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
-    part = Part(name="train", splits=("train",), examples=np.array([0]), label_counts=(1,))
+    part = Part(
+        name="train", splits=("train",), examples=np.zeros(1, int), rows=np.zeros(1, int),
+        label_counts=(1,),
+    )  # fmt: skip
     with pytest.raises(ConfigError, match="a network can learn those that differ"):
         numbers.NUMBER.fitted(open_dataset(str(data)), part)
 

@@ -38,9 +38,9 @@ from train.kinds.classes import CLASSES
 from train.kinds.measures import expected_calibration_error
 from train.kinds.multi_label import MULTI_LABEL
 from train.kinds.registry import task_of
-from train.results import report
 from train.results.bootstrap import examples_behind
 from train.results.predictions import read_predictions, write_predictions
+from train.results.saliency import find_mistakes
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 
@@ -224,7 +224,7 @@ def test_the_map_of_a_label_that_was_missed_shows_what_speaks_against_it(data):
     predictions = predictions_of(
         probabilities, truths, NAMES, MULTI_LABEL, examples=opened.examples(part), part=part
     )
-    found = report.find_mistakes(predict, opened, predictions)
+    found = find_mistakes(predict, opened, predictions)
     image = dataset[5][0]
     rises = image.mean() > image[2, 3, 0]  # of the brightness, where the patch covers it
     for mistake in found:

@@ -31,8 +31,9 @@ from train.config import TrainConfig
 from train.devices import Devices
 from train.errors import ConfigError, StoppedError, TrainingError
 from train.kinds import measures
-from train.run_setup import claim, load_checkpoint, make_run
+from train.run_setup import claim, make_run
 from train.training import callbacks
+from train.training.checkpoint import load_checkpoint
 from train.training.trainer import train_and_evaluate
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
@@ -273,15 +274,6 @@ def test_the_kept_weights_are_those_of_the_best_epoch_whenever_the_run_is_stoppe
     assert [value.tolist() for value in exported.values()] == [
         value.tolist() for value in kept.values()
     ]
-
-
-@pytest.mark.slow
-def test_a_long_run_says_after_its_first_steps_how_long_it_will_take(
-    data, tmp_path, monkeypatch, capsys
-):
-    for name, epochs in (("short", 2), ("long", 20)):
-        train_until(8, config_of(data, epochs=epochs), tmp_path / name, monkeypatch)
-        assert ("the training will take about" in capsys.readouterr().out) == (name == "long")
 
 
 @pytest.mark.slow

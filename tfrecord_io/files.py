@@ -53,6 +53,22 @@ def write_json(path: str | os.PathLike[str], content: Any) -> None:
         file.write((json.dumps(content, indent=1) + "\n").encode("utf-8"))
 
 
+def write_last(path: Path, content: Any) -> None:
+    """Writes JSON values to a file whose presence means that its folder is complete.
+
+    All other files of the folder are on the disk before it, with their names: a power cut may leave
+    the folder without this file, but not this file without another.
+    """
+    folder = path.parent
+    for other in (*folder.rglob("*"), folder):
+        if other.is_dir():
+            sync_folder(other)
+        elif other.is_file():
+            with other.open("rb") as file:
+                os.fsync(file.fileno())
+    write_json(path, content)
+
+
 def sync_folder(path: str | os.PathLike[str]) -> None:
     """Waits until the names in a folder are on the disk, so that a power cut cannot undo them."""
     try:

@@ -85,7 +85,8 @@ def find_trunk(
     """
     if not dataset.holds_features:
         return None, None
-    path, recorded = path_in(directory, FILE_NAME), dataset.source["trunk"]["sha256"]
+    trunk, recorded = Trunk.from_dict(dataset.source["trunk"]), dataset.source["trunk"]["sha256"]
+    path = path_in(directory, FILE_NAME)
     try:
         content = read_file(directory, FILE_NAME)
     except OSError as error:
@@ -97,4 +98,4 @@ def find_trunk(
             f"{path} is not the trunk that made these features, of SHA-256 {recorded[:12]}…; copy "
             "the right file back, or extract the features again"
         )
-    return Trunk.from_dict(dataset.source["trunk"]), content
+    return trunk, content

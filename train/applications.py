@@ -1,15 +1,8 @@
-"""The classifiers of keras.applications, and the input that their published weights expect."""
+"""The classifiers of keras.applications, by name; without Keras, which takes seconds to import."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
-
-_SCALING = "imagenet_scaling"
-
-# Keras takes seconds to import and --help needs only the names, so functions import it.
-if TYPE_CHECKING:
-    import keras
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,33 +11,13 @@ class Application:
 
     Attributes:
         name: name of the constructor in keras.applications.
-        mode: of the scaling that the published weights expect, see `scale`.
+        mode: of the scaling that the published weights expect, see `models.scale`.
         smallest: smallest height and width that the network accepts, in pixels.
     """
 
     name: str
     mode: str
     smallest: int
-
-    def scale(self, images: keras.KerasTensor) -> keras.KerasTensor:
-        """Converts RGB in 0..255 to what the weights expect, by layers that Keras can load alone.
-
-        The 2018 tutorial fed pixels in 0..1 to weights of the mode `caffe`, which cost accuracy.
-        Source of modes and numbers: keras.applications.imagenet_utils.
-        """
-        import keras
-
-        if self.mode == "inside":  # the network has layers that scale
-            return images
-        if self.mode == "tf":
-            return keras.layers.Rescaling(1 / 127.5, offset=-1.0, name=_SCALING)(images)
-        if self.mode == "caffe":  # ImageNet's means of blue, green, red
-            images = keras.ops.flip(images, axis=-1)
-            mean, variance = (103.939, 116.779, 123.68), (1.0, 1.0, 1.0)
-        else:  # torch: means and standard deviations of red, green, blue
-            mean = tuple(255 * each for each in (0.485, 0.456, 0.406))
-            variance = tuple((255 * each) ** 2 for each in (0.229, 0.224, 0.225))
-        return keras.layers.Normalization(mean=mean, variance=variance, name=_SCALING)(images)
 
 
 # (constructors, mode, smallest side). Sources: `preprocess_input` and the docstring of each.

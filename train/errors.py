@@ -9,10 +9,6 @@ class ConfigError(UserError):
     """The trainer was used wrongly; the message says what was expected and what to do."""
 
 
-class MetricsError(ToldError):
-    """The predictions cannot be evaluated."""
-
-
 class TrainingError(ToldError):
     """A run failed, or its checkpoint or export is damaged; the message says what to do."""
 

@@ -18,7 +18,6 @@ import numpy as np
 import tfrecord_io
 from tfrecord_io import flags, shapes
 from tfrecord_io.decoding.options import Preprocessing
-from tfrecord_io.files import write_json
 from tfrecord_io.printing import counted
 from train import console, predict
 from train.data.dataset import Dataset, Part, open_dataset
@@ -102,10 +101,10 @@ def evaluate(
         print(f"warning: {warning}", file=sys.stderr)
 
     # After the checks: these take seconds to import.
-    from train.kinds.words import describe
-    from train.results import metrics, report
+    from train.kinds.task import require_numbers
+    from train.results import metrics
     from train.results.predictions import Predictions
-    from train.run_setup import METRICS_NAME, read_metrics
+    from train.results.write import PAGE_NAME, read_metrics, write_results
 
     outputs, columns = task.match(places, len(ours))
     label_names = tuple(ours[output] for output in outputs)
@@ -120,6 +119,7 @@ def evaluate(
     )
     answers = [(predict.predict_images(classifier, images), labels) for images, labels in batches]
     probabilities, labels = map(np.concatenate, zip(*answers, strict=True))
+    require_numbers(probabilities, f"split {split} of {data}")
     matched = np.zeros((len(labels), len(outputs)), labels.dtype)
     matched[:, columns] = labels
     predictions = Predictions(
@@ -137,8 +137,9 @@ def evaluate(
         "best_epoch": own_results.get("best_epoch"),
         **metrics.measure(predictions, options, 0, classifier.thresholds),
     }
-    results = report.write_results(
+    results = write_results(
         output,
+        task=task,
         dataset=dataclasses.replace(dataset, manifest=_with_labels(manifest, label_names, columns)),
         settings={"data": data},
         results=results,
@@ -147,9 +148,7 @@ def evaluate(
         exposure=exposure,
         predict=lambda images: predict.predict_images(classifier, images)[:, outputs],
     )
-    write_json(output / METRICS_NAME, results)
-    print(describe(task.verdict(results), results, own_results))
-    print(f"The metrics and {report.FILE_NAME} are in {output}")
+    print(f"The metrics and {PAGE_NAME} are in {output}")
     return results
 
 

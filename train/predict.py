@@ -36,7 +36,6 @@ from tfrecord_io.printing import no_formula, printable, refuse, until_closed
 from tfrecord_io.rejects import Reject
 from train import console
 from train.errors import ConfigError
-from train.results.saliency import occlusion_map
 
 if TYPE_CHECKING:
     import keras
@@ -350,6 +349,7 @@ def _write_maps(
     classifier: Classifier, predictions: Sequence[Prediction], folder: Path, patch: int | None
 ) -> None:
     from train.results.charts import draw_occlusion
+    from train.results.saliency import occlusion_map
 
     settings, names = classifier.preprocessing, classifier.label_names
     for index, prediction in enumerate(predictions):

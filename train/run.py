@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ToldError, ManifestError):
         raise
     except OSError as error:
-        how = "its last checkpoint is whole; fix that and run the same command again to continue"
+        how = "fix that and run the same command again to continue"
         raise TrainingError(f"the run in {workdir} cannot go on: {error}; {how}") from error
     except Exception as error:
         # TensorFlow raises an error of its own, with the text of that which its input raised.

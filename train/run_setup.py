@@ -1,51 +1,33 @@
-"""All that a training is about, in one object that is made once and passed whole; its folder.
-
-A checkpoint has all variables and the position of the run, in one file that is written atomically:
-a plain .npz of arrays, in the order in which Keras lists its variables, and a JSON text. Keras' own
-`.weights.h5` does not store the position in the data or the states of random generators, and a kill
-while it is written leaves half a file.
-"""
+"""All that a training is about, in one object that is made once and passed whole; its folder."""
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import fcntl
 import functools
 import importlib.metadata
-import json
 import math
-import os
 import sys
-import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
 
 import tfrecord_io
-from tfrecord_io.files import atomic_write, sync_folder, write_json
+from tfrecord_io.files import sync_folder, write_json
 from tfrecord_io.stores.folder import is_remote
 from tfrecord_io.trunk import FILE_NAME, Trunk
 from train import config as train_config
 from train.config import TrainConfig
 from train.data.dataset import Dataset, Parts, choose_parts, open_dataset
-from train.data.seen import Exposure, Seen, look_at, read_trunk_seen
+from train.data.seen import Exposure, Seen, expose_folds, look_at, read_trunk_seen
 from train.devices import Devices, configure_devices
-from train.errors import ConfigError, TrainingError
+from train.errors import ConfigError
 from train.kinds.registry import task_of
 from train.kinds.task import Task
 from train.networks.options import TRUNK_WEIGHTS, NetworkOptions
-
-CHECKPOINT_NAME = "checkpoint.npz"
-BEST_NAME = "best.npz"
-HISTORY_NAME = "history.json"
-METRICS_NAME = "metrics.json"
-
-_FACTS = "facts"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -79,10 +61,32 @@ class Run:
         """The images that the run sees."""
         return self._view[1]
 
-    @property
+    @functools.cached_property
     def exposure(self) -> Exposure | None:
-        """How much it sees of the part that it evaluates; None if there is none."""
+        """How much it sees of the part that it evaluates; None if there is none.
+
+        Of a cross-validation: how much the runs of one seed see of the folds that they hold out.
+        """
+        if self.is_cross_validation:
+            folds = self.singles[: self.given.folds.folds]
+            return expose_folds(
+                self.data.images, [(single.seen, single.parts.test) for single in folds]
+            )
         return self._view[2]
+
+    @functools.cached_property
+    def singles(self) -> list[Run]:
+        """The runs of a cross-validation, all folds of the first seed first."""
+        seed, folds = self.given.input.seed, self.given.folds
+        return [
+            dataclasses.replace(
+                self,
+                given=self.given.replace(fold=fold, seed=seed, seeds=1),
+                folder=self.folder / f"seed-{seed}" / f"fold-{fold}",
+            )
+            for seed in range(seed, seed + folds.seeds)
+            for fold in range(folds.folds or 0)
+        ]
 
     @functools.cached_property
     def _view(self) -> tuple[Parts, Seen, Exposure | None]:
@@ -108,13 +112,20 @@ class Run:
         Raises:
             ConfigError: if the configuration does not suit the data or the devices.
         """
+        manifest, given = self.data.manifest, self.given
+        # They are used at the end of the run; a wrong one is told now.
+        views = task_of(manifest.label_kind).views(manifest.label_names)
+        given.measures.prevalences([view.name for view in views])
         if self.is_cross_validation:
-            return self.given
+            # A fold that cannot be trained does not waste the time of those before it.
+            for single in self.singles[: given.folds.folds]:
+                single.config  # noqa: B018 - raises ConfigError
+            return given
         # Labels from which nothing can be learnt are refused here, before a folder is made.
         quantity = self.task.quantity
-        if self.given.loop.best_by == "val_accuracy" and quantity != "accuracy":
+        if given.loop.best_by == "val_accuracy" and quantity != "accuracy":
             raise ConfigError("--best_by val_accuracy needs classes or labels; use val_loss")
-        return self.given.resolve(self.parts.train.num_examples, self.devices)
+        return given.resolve(self.parts.train.num_examples, self.devices)
 
     @functools.cached_property
     def statistics(self) -> tfrecord_io.PixelStatistics | None:
@@ -161,11 +172,8 @@ def make_run(config: TrainConfig, folder: Path) -> Run:
     """
     devices = configure_devices(config.devices)
     data = open_dataset(config.input.data_path, config.measures.columns)
-    if cache := is_remote(data.path) and data.stored("train").cache:
+    if cache := is_remote(data.path) and data.stored.cache:
         devices.say(cache.describe())
-    views = task_of(data.manifest.label_kind).views(data.manifest.label_names)
-    # They are used at the end of the run; a wrong one is told now.
-    config.measures.prevalences([view.name for view in views])
     if (trunk := data.trunk) is not None:
         config = _adapt(config, trunk)
         devices.say(
@@ -210,6 +218,14 @@ def claim(run: Run) -> Iterator[None]:
             not a run folder, or another process trains in it.
     """
     workdir, manifest = run.folder, run.data.manifest
+    # First of all: a configuration that does not suit the data is refused before a folder is made.
+    content = {
+        "config": run.config.to_dict(),
+        "dataset": {"name": manifest.name, "fingerprint": manifest.fingerprint},
+        "backend": keras.backend.backend(),
+        "num_replicas": run.devices.num_replicas,
+        "versions": versions(),
+    }
     if not run.devices.is_chief:
         yield
         return
@@ -229,13 +245,6 @@ def claim(run: Run) -> Iterator[None]:
         for leftover in workdir.glob(".*.tmp"):
             leftover.unlink(missing_ok=True)
         path = workdir / train_config.FILE_NAME
-        content = {
-            "config": run.config.to_dict(),
-            "dataset": {"name": manifest.name, "fingerprint": manifest.fingerprint},
-            "backend": keras.backend.backend(),
-            "num_replicas": run.devices.num_replicas,
-            "versions": versions(),
-        }
         if path.exists():
             if changed := train_config.differences(content, train_config.load(path)):
                 raise ConfigError(
@@ -263,78 +272,3 @@ def versions() -> dict[str, str]:
         backend: importlib.metadata.version(backend),
         "numpy": np.__version__,
     }
-
-
-def write_metrics(workdir: Path, metrics: Any) -> None:
-    """Writes metrics.json, whose presence means that a run is complete.
-
-    All other files of the folder are on the disk before it, with their names: a power cut may leave
-    an unfinished run, which can go on, but not a complete one without its export.
-    """
-    for path in (*workdir.rglob("*"), workdir):
-        if path.is_dir():
-            sync_folder(path)
-        elif path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-    write_json(workdir / METRICS_NAME, metrics)
-
-
-def read_metrics(workdir: Path) -> dict[str, Any]:
-    """Returns the content of a run's metrics.json; empty if the run is not complete.
-
-    Raises:
-        ConfigError: if it is damaged.
-    """
-    path = workdir / METRICS_NAME
-    try:
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except ValueError as error:
-        raise ConfigError(
-            f"{path} is damaged ({error}); copy the run again, or remove the file, and the command "
-            "that trained the run evaluates it again"
-        ) from None
-
-
-def save_checkpoint(
-    path: Path,
-    groups: Mapping[str, Sequence[keras.Variable | np.ndarray]],
-    facts: Mapping[str, Any],
-    history: Sequence[Mapping[str, Any]],
-) -> None:
-    """Writes variables or arrays by group, such as `model`, and JSON values; replaces the file.
-
-    The history of the epochs is written beside it.
-    """
-    write_json(path.parent / HISTORY_NAME, history)
-    arrays = {
-        f"{group}/{index:05d}": variable if isinstance(variable, np.ndarray) else variable.numpy()
-        for group, variables in groups.items()
-        for index, variable in enumerate(variables)
-    }
-    text = json.dumps(facts).encode("utf-8")
-    with atomic_write(path) as file:
-        np.savez(file, **{_FACTS: np.frombuffer(text, np.uint8)}, **arrays)
-
-
-def load_checkpoint(path: Path) -> tuple[dict[str, Any], Mapping[str, Sequence[np.ndarray]]]:
-    """Returns (facts, arrays by group as they were saved); both are empty if there is no file.
-
-    Raises:
-        TrainingError: if the file is damaged.
-    """
-    groups: dict[str, list[np.ndarray]] = collections.defaultdict(list)
-    if not path.exists():
-        return {}, groups
-    # The file is opened here because np.load does not close a damaged file.
-    with path.open("rb") as file:
-        try:
-            arrays = np.load(file, allow_pickle=False)
-            for name in sorted(set(arrays.files) - {_FACTS}):
-                groups[name.partition("/")[0]].append(arrays[name])
-            return json.loads(arrays[_FACTS].tobytes()), groups
-        except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
-            raise TrainingError(
-                f"{path} cannot be read ({error}); remove it to start this run again from the "
-                "beginning"
-            ) from error

@@ -49,6 +49,7 @@ class Part:
         name: in messages and metrics.
         splits: those that contain the examples; they are read as one.
         examples: int64 [num_examples], places of the examples in these splits.
+        rows: int64 [num_examples], their places in the whole dataset, see `Dataset.table`.
         label_counts: number of examples with each label.
         weights: factor of each example in the loss, float32 [num_examples], above 0 and 1 on
             average; None if all count the same.
@@ -57,6 +58,7 @@ class Part:
     name: str
     splits: tuple[str, ...]
     examples: np.ndarray
+    rows: np.ndarray
     label_counts: tuple[int, ...]
     weights: np.ndarray | None = None
 
@@ -71,22 +73,22 @@ class Examples:
 
     Attributes:
         groups: which of them belong together.
-        patients: patient of each example, None where it is unknown; None if all are unknown.
-        paths: source file of each example, or None if the dataset does not name them all.
+        patients: patient of each example; None where unknown.
+        paths: source file of each example; None where unknown.
         measured: columns whose values are measured by themselves, by name: numbers if the column
             holds numbers, else texts; None where unknown.
     """
 
     keys: tuple[str, ...]
     groups: Groups
-    patients: tuple[str | None, ...] | None = None
-    paths: tuple[str, ...] | None = None
-    measured: Mapping[str, tuple[str | float | None, ...]] = dataclasses.field(default_factory=dict)
+    patients: tuple[str | None, ...]
+    paths: tuple[str | None, ...]
+    measured: Mapping[str, tuple[str | float | None, ...]]
 
     @property
     def num_patients(self) -> int | None:
         """Number of the patients that are known; None if there is none."""
-        return len(set(self.patients) - {None}) if self.patients else None
+        return len(set(self.patients) - {None}) or None
 
     def take(self, rows: np.ndarray) -> Examples:
         """Returns some of the examples, int64 [num_chosen], in that order."""
@@ -97,8 +99,8 @@ class Examples:
         return Examples(
             keys=some(self.keys),
             groups=self.groups.take(rows),
-            patients=self.patients and some(self.patients),
-            paths=self.paths and some(self.paths),
+            patients=some(self.patients),
+            paths=some(self.paths),
             measured={name: some(values) for name, values in self.measured.items()},
         )
 
@@ -130,26 +132,24 @@ class Dataset:
         names = [name for name in splits if name in _splits(self.manifest)]
         if not names:
             return None
+        sizes = [split.num_examples for split in self.manifest.splits.values()]
+        starts = dict(zip(self.manifest.splits, np.cumsum([0, *sizes]), strict=False))
+        rows = [starts[name] + np.arange(self.manifest.splits[name].num_examples) for name in names]
         whole = self.manifest.split(names)
         return Part(
             name=", ".join(names),
             splits=tuple(names),
             examples=np.arange(whole.num_examples),
+            rows=np.concatenate(rows),
             label_counts=whole.label_counts,
         )
 
     def narrow(self, part: Part, is_kept: np.ndarray) -> Part:
         """Returns the examples of a part where `is_kept`, bool [num_examples], without weights."""
-        kept = dataclasses.replace(part, examples=part.examples[is_kept], weights=None)
+        examples, rows = part.examples[is_kept], part.rows[is_kept]
+        kept = dataclasses.replace(part, examples=examples, rows=rows, weights=None)
         counts = self.manifest.label_kind.count(self.labels(kept))
         return dataclasses.replace(kept, label_counts=counts)
-
-    def rows(self, part: Part) -> np.ndarray:
-        """Returns int64 [num_examples], the rows of a part's examples in `table`."""
-        sizes = {name: split.num_examples for name, split in self.manifest.splits.items()}
-        starts = dict(zip(sizes, np.cumsum([0, *sizes.values()]), strict=False))
-        rows = [starts[name] + np.arange(sizes[name]) for name in part.splits]
-        return np.concatenate(rows)[part.examples]
 
     def column(self, name: str) -> pa.ChunkedArray:
         """Returns a column of `table`; nulls if it has none of that name."""
@@ -157,33 +157,24 @@ class Dataset:
             return self.table[name]
         return pa.chunked_array([pa.nulls(len(self.table), pa.int64())])
 
-    def groups_of(self, part: Part) -> Groups:
-        """Returns which of a part's examples belong together."""
-        return self.groups.take(self.rows(part))
-
     def is_copy(self, part: Part) -> np.ndarray:
         """Returns which of a part's examples are augmented copies, bool [num_examples]."""
-        variants = self.column("variant").take(self.rows(part)).fill_null(0)
+        variants = self.column("variant").take(part.rows).fill_null(0)
         return pc.greater(variants, 0).to_numpy()
 
     def examples(self, part: Part) -> Examples:
         """Returns what is known of a part's examples, in the order of the reader."""
-        rows = self.rows(part)
 
         def values(name: str) -> tuple:
-            return tuple(self.column(name).take(rows).to_pylist())
+            return tuple(self.column(name).take(part.rows).to_pylist())
 
-        patients, paths = values("patient"), values("path")
+        measured = [name for name in self.measured if name in self.table.column_names]
         return Examples(
             keys=values("key"),
-            groups=self.groups_of(part),
-            patients=patients if any(patient is not None for patient in patients) else None,
-            paths=None if None in paths else paths,
-            measured={
-                name: tuple(map(_value, values(name)))
-                for name in self.measured
-                if name in self.table.column_names
-            },
+            groups=self.groups.take(part.rows),
+            patients=values("patient"),
+            paths=values("path"),
+            measured={name: tuple(map(_value, values(name))) for name in measured},
         )
 
     @functools.cached_property
@@ -201,17 +192,14 @@ class Dataset:
             columns[groups.COLUMN] = self.groups.names.cast(_TEXT)
         return pa.table(columns).combine_chunks()
 
-    def stored(self, *splits: str) -> MappedDataset:
-        """Opens the images and labels of some splits, as one."""
-        return MappedDataset(self.path, splits)
+    @functools.cached_property
+    def stored(self) -> MappedDataset:
+        """The images and labels of all examples, by their rows."""
+        return MappedDataset(self.path, _splits(self.manifest))
 
     def labels(self, part: Part) -> np.ndarray:
         """Returns float32 [num_examples, num_classes]: the label vectors of a part."""
-        return self.stored(*part.splits).labels(part.examples)
-
-    def pictures(self, part: Part, rows: Sequence[int]) -> np.ndarray:
-        """Returns the stored images [num_rows, height, width, channels] of some rows of a part."""
-        return self.stored(*part.splits)[part.examples[rows]][0]
+        return self.stored.labels(part.rows)
 
     def statistics(self, part: Part) -> tfrecord_io.PixelStatistics:
         """Returns the pixel statistics of a part; all but the whole split `train` is read."""
@@ -223,9 +211,8 @@ class Dataset:
 
     def _read_images(self, part: Part) -> Iterator[np.ndarray]:
         """Yields the stored images of a part, in order, some 256 at a time."""
-        stored = self.stored(*part.splits)
-        for block in np.array_split(part.examples, part.num_examples // 256 + 1):
-            yield stored[block][0]
+        for block in np.array_split(part.rows, part.num_examples // 256 + 1):
+            yield self.stored[block][0]
 
 
 def open_dataset(path: str | DataPath, columns: Sequence[str] = ()) -> Dataset:
@@ -238,6 +225,7 @@ def open_dataset(path: str | DataPath, columns: Sequence[str] = ()) -> Dataset:
     """
     path = DataPath.of(path)
     manifest = Manifest.load(path)
+    trunk, trunk_file = find_trunk(path, manifest)
     measured = tuple(dict.fromkeys((SITE, *columns)))
     known: list[str] = []
     table = pa.table({})
@@ -255,7 +243,6 @@ def open_dataset(path: str | DataPath, columns: Sequence[str] = ()) -> Dataset:
             f"which has {', '.join(known) or 'none'}"
         )
     table, grouped = _in_order(path, manifest, table)
-    trunk, trunk_file = find_trunk(path, manifest)
     return Dataset(
         path=path,
         manifest=manifest,
@@ -268,33 +255,27 @@ def open_dataset(path: str | DataPath, columns: Sequence[str] = ()) -> Dataset:
 
 
 def _in_order(path: DataPath, manifest: Manifest, table: pa.Table) -> tuple[pa.Table, Groups]:
-    """Returns the rows of a table of examples and their groups, in the order of the records."""
-    rows = _rows_by_place(table, manifest)
-    if rows is None:  # reading the keys touches every record of the shards
-        splits = _splits(manifest)
-        keys = MappedDataset(path, splits).keys(range(manifest.num_examples)) if splits else []
-        stored = pa.array(keys, _TEXT)
-        if not table.column_names:
-            return pa.table({"key": stored}), group_images(pa.table({"path": stored}))
-        rows = pc.index_in(stored, table["key"].combine_chunks())
-        if rows.null_count:
-            raise ConfigError(
-                f"{path_in(path, EXAMPLES_FILE_NAME)} lacks {rows.null_count:,} of the "
-                f"{len(rows):,} examples, so their patients are not known; copy it again"
-            )
-    return table.take(rows), groups_in(table).take(rows.to_numpy())
+    """Returns the rows of a table of examples and their groups, in the order of the records.
 
-
-def _rows_by_place(table: pa.Table, manifest: Manifest) -> pa.Array | None:
-    """Returns the row of each stored example by its place in a shard; None if that is not told."""
-    shards = manifest.split(_splits(manifest)).shards
-    names = pa.array([shard.name for shard in shards], _TEXT)
-    if "shard" not in table.column_names or table["shard"].type != names.type:
-        return None
-    ends = np.cumsum([0, *(shard.num_examples for shard in shards)])
-    places = ends[pc.index_in(table["shard"], names).fill_null(0)] + table["row"].to_numpy()
-    is_whole = np.array_equal(np.sort(places), np.arange(manifest.num_examples))
-    return pa.array(np.argsort(places)) if is_whole else None
+    Raises:
+        ConfigError: if the table does not have one row for each example.
+    """
+    splits, num_examples = _splits(manifest), manifest.num_examples
+    if not table.column_names:  # reading the keys touches every record of the shards
+        stored = MappedDataset(path, splits).keys(range(num_examples))
+        keys = pa.array(stored, _TEXT)
+        return pa.table({"key": keys}), group_images(pa.table({"path": keys}))
+    names = pa.array([shard.name for shard in manifest.shards], _TEXT)
+    ends = np.cumsum([0, *(shard.num_examples for shard in manifest.shards)])
+    shards = pc.index_in(table["shard"], names).fill_null(len(names))
+    places = ends[shards] + table["row"].to_numpy()
+    if not np.array_equal(np.sort(places), np.arange(num_examples)):
+        raise ConfigError(
+            f"{path_in(path, EXAMPLES_FILE_NAME)} does not have one row for each of the "
+            f"{num_examples:,} examples, so their patients are not known; copy it again"
+        )
+    rows = np.argsort(places)
+    return table.take(rows), groups_in(table).take(rows)
 
 
 def _splits(manifest: Manifest) -> list[str]:
@@ -345,7 +326,7 @@ def choose_parts(dataset: Dataset, folds: FoldOptions) -> Parts:
         val, test = dataset.part("val"), dataset.part("test")
         return Parts(train=_weighted(dataset, train), val=val, test=test)
     everyone = divided(dataset, folds)
-    groups = dataset.groups_of(everyone)
+    groups = dataset.groups.take(everyone.rows)
     fold_of = patient_folds(groups, folds.folds or 0)
     in_fold = fold_of == folds.fold
     if in_fold.all() or not in_fold.any():
@@ -371,7 +352,7 @@ def _weighted(dataset: Dataset, part: Part) -> Part:
     if WEIGHT not in dataset.table.column_names:
         return part
     try:
-        given = dataset.column(WEIGHT).take(dataset.rows(part))
+        given = dataset.column(WEIGHT).take(part.rows)
         weights = np.array(given.to_pylist(), np.float64)
     except ValueError:
         weights = np.array(np.nan)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +236,15 @@ def expose(
     )
 
 
+def expose_folds(images: pa.Table, folds: Sequence[tuple[Seen, Part]]) -> Exposure:
+    """Counts what each run of a cross-validation has seen of the fold that it held out."""
+    rows = np.concatenate([fold.rows for _, fold in folds])
+    is_seen = np.concatenate([find_seen(seen, images)[fold.rows] for seen, fold in folds])
+    # What the first has seen besides its folds, all have.
+    below = folds[0][0].without("train")
+    return expose(below, images, rows, is_seen, is_measured=True)
+
+
 def unseen_part(
     dataset: Dataset, part: Part, seen: Seen, *, is_measured: bool, remedy: str
 ) -> tuple[Part, Exposure]:
@@ -244,15 +253,14 @@ def unseen_part(
     What it has seen is left out unless `is_measured`. Raises ConfigError, with the sentence
     `remedy`, if nothing is left.
     """
-    rows = dataset.rows(part)
-    is_seen = find_seen(seen, dataset.images)[rows]
-    exposure = expose(seen, dataset.images, rows, is_seen, is_measured=is_measured)
+    is_seen = find_seen(seen, dataset.images)[part.rows]
+    exposure = expose(seen, dataset.images, part.rows, is_seen, is_measured=is_measured)
     if is_measured or not is_seen.any():
         return part, exposure
     if is_seen.all():
         raise ConfigError(
             f"nothing is left of split {part.name!r} of {dataset.path}: the network has seen all "
-            f"its {len(rows):,} images, or others of their patients. {remedy}"
+            f"its {part.num_examples:,} images, or others of their patients. {remedy}"
         )
     return dataset.narrow(part, ~is_seen), exposure
 
@@ -269,8 +277,7 @@ def look_at(
         (the parts with the images that are left, what the run sees, how much it sees of the part
         that it evaluates; None if there is none).
     """
-    used = {name: part for name, part in vars(parts).items() if part is not None}
-    rows = {name: dataset.rows(part) for name, part in used.items()}
+    rows = {name: part.rows for name, part in vars(parts).items() if part is not None}
     nearest = {name: rows[name] for name in rows if name != "test"}
     seen = collect(dataset.images, nearest, below)
     if parts.evaluated is None:

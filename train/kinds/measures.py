@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import numpy as np
 from scipy import special
@@ -23,49 +22,6 @@ URGENT_CLASSES = ("CNV", "DME")
 #: Penalty points for an urgent case, by the predicted class, in the paper's weighted error. Any
 #: other mistake costs 1. Source: Kermany et al. 2018.
 URGENT_PENALTIES: Mapping[str, int] = {"NORMAL": 4, "DRUSEN": 2}
-
-
-class Measure(NamedTuple):
-    """What all that shows a measure must know of it.
-
-    `unit` tells how to show it: a `share` in percent, an area as `decimal`, or a `number`.
-    """
-
-    title: str
-    least: float = 0.0
-    most: float = 1.0
-    unit: str = "share"
-
-
-_UNBOUNDED = (-math.inf, math.inf, "number")
-
-#: The measures by their names in metrics.json, without those that have no limits and whose title
-#: is their name.
-MEASURES: Mapping[str, Measure] = {
-    "accuracy": Measure("accuracy"),
-    "balanced_accuracy": Measure("balanced accuracy"),
-    "sensitivity": Measure("sensitivity"),
-    "specificity": Measure("specificity"),
-    "ppv": Measure("PPV"),
-    "npv": Measure("NPV"),
-    "auc": Measure("area under the ROC", unit="decimal"),
-    "macro_auc": Measure("mean area under the ROC"),
-    "average_precision": Measure("average precision", unit="decimal"),
-    "macro_average_precision": Measure("mean average precision"),
-    "ece": Measure("calibration error"),
-    "brier": Measure("Brier score", most=2.0, unit="number"),
-    "quadratic_kappa": Measure("quadratic weighted kappa", least=-1.0),
-    # The mean of the penalties.
-    "weighted_error": Measure("mean penalty", most=4.0, unit="number"),
-    "mae": Measure("mean error", most=math.inf, unit="number"),
-    "rmse": Measure("root mean square error", most=math.inf, unit="number"),
-    "r2": Measure("R²", least=-math.inf, unit="number"),
-    "limit_low": Measure("lower limit", *_UNBOUNDED),
-    "limit_high": Measure("upper limit", *_UNBOUNDED),
-}
-
-#: Measures that are shares of examples.
-SHARES = frozenset({"accuracy", "sensitivity", "specificity"})
 
 #: What `calibration_line` and `predictive_values` return.
 CALIBRATION_LINE = ("calibration_slope", "calibration_intercept")
@@ -84,22 +40,6 @@ _MAX_LEVELS = 4096
 # Newton's method: its most steps, the longest one, and one that is so short that it is the last.
 # The ridge keeps a curvature of zero from ending it.
 _NEWTON_STEPS, _LONGEST_STEP, _CONVERGED, _RIDGE = 40, 2.0, 1e-8, 1e-12
-
-
-def parts_of(name: str) -> tuple[str, str]:
-    """Returns the measure in a name of metrics.json, and its label or group of labels.
-
-    >>> parts_of("auc/CNV"), parts_of("urgent/auc"), parts_of("accuracy")
-    (('auc', 'CNV'), ('auc', 'urgent'), ('accuracy', ''))
-    """
-    first, _, second = name.partition("/")
-    return (second, first) if first == "urgent" else (first, second)
-
-
-def known(name: str) -> Measure:
-    """Returns the measure of a name in metrics.json; one that is not listed has no limits."""
-    measure, _ = parts_of(name)
-    return MEASURES.get(measure) or Measure(measure.replace("_", " "), *_UNBOUNDED)
 
 
 def cross_entropy(probabilities: np.ndarray, labels: np.ndarray) -> float:

@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 import numpy as np
+from scipy import special
 
 from tfrecord_io import kinds
 from train.kinds import measures, words
@@ -92,7 +93,9 @@ class MultiLabel(Task):
         return np.maximum(pairs, tasks.LEAST_PROBABILITY)
 
     def cool(self, probabilities: np.ndarray, degree: float) -> np.ndarray:
-        return tasks.apply_temperature(self.distributions(probabilities), degree)[..., 1]
+        pairs = self.distributions(probabilities.astype(np.float64))
+        without, with_label = np.moveaxis(np.log(pairs), -1, 0)
+        return special.expit((with_label - without) / degree).astype(probabilities.dtype)
 
     def match(self, places: np.ndarray, num_labels: int) -> tuple[np.ndarray, np.ndarray]:
         # Whether an image has a label that its dataset does not name is not known.

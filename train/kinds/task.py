@@ -17,6 +17,7 @@ from scipy import optimize
 
 from tfrecord_io.kinds import LabelKind
 from train.data.dataset import Dataset, Part
+from train.errors import TrainingError
 from train.kinds import measures
 
 #: With more labels than this, none has a threshold and a line of calibration of its own.
@@ -67,6 +68,16 @@ class Answers:
         if self.runs is None:
             return [np.arange(len(self.truths))]
         return [np.flatnonzero(self.runs == run) for run in np.unique(self.runs)]
+
+
+def require_numbers(probabilities: np.ndarray, what: str) -> None:
+    """Raises a TrainingError if a network's answers to some images are not all numbers."""
+    if not np.isfinite(probabilities).all():
+        raise TrainingError(
+            f"the network answers with probabilities that are not numbers on {what}: its weights "
+            "went out of range in the last steps. Train again, in another --workdir, with a lower "
+            "--learning_rate, more --warmup_steps, or --precision float32"
+        )
 
 
 class Mistake(NamedTuple):

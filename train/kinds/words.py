@@ -2,16 +2,76 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from tfrecord_io.groups import plural_unit
-from tfrecord_io.kinds import kind_in
 from tfrecord_io.printing import counted, listed, printable
-from train.kinds.measures import URGENT_CLASSES, known, parts_of
+from train.kinds.measures import URGENT_CLASSES
+from train.kinds.task import Task
 
 #: Most classes in a table; with more classes, it has the worst.
 MAX_CLASSES = 20
+
+# ---- measures
+
+
+class Measure(NamedTuple):
+    """What all that shows a measure must know of it.
+
+    `unit` tells how to show it: a `share` in percent, an area as `decimal`, or a `number`.
+    """
+
+    title: str
+    least: float = 0.0
+    most: float = 1.0
+    unit: str = "share"
+
+
+_UNBOUNDED = (-math.inf, math.inf, "number")
+
+#: The measures by their names in metrics.json, without those that have no limits and whose title
+#: is their name.
+MEASURES: Mapping[str, Measure] = {
+    "accuracy": Measure("accuracy"),
+    "balanced_accuracy": Measure("balanced accuracy"),
+    "sensitivity": Measure("sensitivity"),
+    "specificity": Measure("specificity"),
+    "ppv": Measure("PPV"),
+    "npv": Measure("NPV"),
+    "auc": Measure("area under the ROC", unit="decimal"),
+    "macro_auc": Measure("mean area under the ROC"),
+    "average_precision": Measure("average precision", unit="decimal"),
+    "macro_average_precision": Measure("mean average precision"),
+    "ece": Measure("calibration error"),
+    "brier": Measure("Brier score", most=2.0, unit="number"),
+    "quadratic_kappa": Measure("quadratic weighted kappa", least=-1.0),
+    # The mean of the penalties.
+    "weighted_error": Measure("mean penalty", most=4.0, unit="number"),
+    "mae": Measure("mean error", most=math.inf, unit="number"),
+    "rmse": Measure("root mean square error", most=math.inf, unit="number"),
+    "r2": Measure("R²", least=-math.inf, unit="number"),
+    "limit_low": Measure("lower limit", *_UNBOUNDED),
+    "limit_high": Measure("upper limit", *_UNBOUNDED),
+}
+
+
+def parts_of(name: str) -> tuple[str, str]:
+    """Returns the measure in a name of metrics.json, and its label or group of labels.
+
+    >>> parts_of("auc/CNV"), parts_of("urgent/auc"), parts_of("accuracy")
+    (('auc', 'CNV'), ('auc', 'urgent'), ('accuracy', ''))
+    """
+    first, _, second = name.partition("/")
+    return (second, first) if first == "urgent" else (first, second)
+
+
+def known(name: str) -> Measure:
+    """Returns the measure of a name in metrics.json; one that is not listed has no limits."""
+    measure, _ = parts_of(name)
+    return MEASURES.get(measure) or Measure(measure.replace("_", " "), *_UNBOUNDED)
+
 
 # ---- figures
 
@@ -216,21 +276,19 @@ def cautions_of_probabilities(metrics: Mapping[str, Any]) -> list[str]:
 # ---- the terminal
 
 
-def describe(
-    verdict: Sequence[str], metrics: Mapping[str, Any], own: Mapping[str, Any] | None = None
-) -> str:
+def describe(task: Task, metrics: Mapping[str, Any], own: Mapping[str, Any] | None = None) -> str:
     """Returns the content of metrics.json as a few lines of text.
 
-    The verdict is that of the task. If the dataset is another than that of the training, `own` are
-    the metrics of the training run, which stand beside those of the dataset.
+    If the dataset is another than that of the training, `own` are the metrics of the training run,
+    which stand beside those of the dataset.
     """
-    columns = [metrics] if own is None else [own, metrics]
+    columns, verdict = [metrics] if own is None else [own, metrics], task.verdict(metrics)
     hidden = set(metrics["label_counts"]).difference(shown_classes(metrics))
     rows = {"loss": [decimal(column.get("loss")) for column in columns]}
     for name in metrics["scores"]:
         if name.partition("/")[2] not in hidden:
             scores = (column.get("scores", {}).get(name) for column in columns)
-            rows[printable(title_of(name))] = [
+            rows[title_of(name)] = [
                 with_interval(score, teller_of(name), "") if score else "–" for score in scores
             ]
     width = max(map(len, rows))
@@ -243,8 +301,8 @@ def describe(
         *(f"  {title:<{width}}" + "".join(map("  {:<24}".format, rows[title])) for title in rows),
     ]
     if hidden:
-        plural = kind_in(metrics).plural
-        lines.append(f"  metrics.json has {len(hidden):,} more {plural}, of higher sensitivity")
+        more = f"{len(hidden):,} more {task.kind.plural}"
+        lines.append(f"  metrics.json has {more}, of higher sensitivity")
     for entry in metrics.get("thresholds", ()):
         rates = (
             f"{rate} {with_interval(entry['test'][rate], percent, '')}"

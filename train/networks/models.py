@@ -10,16 +10,17 @@ import dataclasses
 import io
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import keras
+import numpy as np
 
-from tfrecord_io.manifest import Manifest
 from tfrecord_io.statistics import PixelStatistics
-from tfrecord_io.trunk import REST_NAME, Trunk
+from tfrecord_io.trunk import REST_NAME
 from train import applications
 from train.data.augmentation import inside_padding, picture_share
-from train.errors import ConfigError
+from train.errors import ConfigError, TrainingError
 from train.kinds.classes import CLASSES
 from train.kinds.task import Task
 from train.networks.options import NetworkOptions
@@ -40,11 +41,14 @@ class Network:
         model: stored images [batch, height, width, channels] → float32 [batch, num_classes]
             probabilities. Evaluation and export use it; it shares the layers of `logits`.
         backbone: the network of keras.applications inside, or None.
+        whole: to be exported: images → probabilities. It is `model`, with the trunk below it, and
+            rounds features as the dataset stores them: it answers what the evaluation measured.
     """
 
     logits: keras.Model
     model: keras.Model
     backbone: keras.Model | None
+    whole: keras.Model
 
 
 def build_network(
@@ -94,7 +98,7 @@ def build_network(
     model = classifier(
         logits, options, task, dtype=image_dtype, factor=grey_factor, temperature=temperature
     )
-    return Network(logits=logits, model=model, backbone=backbone)
+    return Network(logits=logits, model=model, backbone=backbone, whole=model)
 
 
 def add_head(features, options: NetworkOptions, num_classes: int, seed: int):
@@ -159,6 +163,23 @@ def set_trainable(network: Network, *, phase: str, trainable_layers: int | None)
     for index, layer in enumerate(layers):
         keeps_statistics = is_pretrained and isinstance(layer, keras.layers.BatchNormalization)
         layer.trainable = phase != "head" and index >= num_frozen and not keeps_statistics
+
+
+def restore(variables: Sequence[keras.Variable], values: Sequence[np.ndarray]) -> None:
+    """Sets variables to the arrays of a group of a checkpoint.
+
+    Raises:
+        TrainingError: if they differ in number or shape.
+    """
+    ours = [tuple(variable.shape) for variable in variables]
+    theirs = [value.shape for value in values]
+    if ours != theirs:
+        raise TrainingError(
+            f"the checkpoint has {len(theirs)} variables and this network {len(ours)}, or their "
+            "shapes differ: it belongs to another configuration. Use another --workdir"
+        )
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
 
 
 def _normalize(
@@ -279,7 +300,7 @@ def _backbone(images, options: NetworkOptions, image_shape: tuple[int, int, int]
         features = keras.layers.Concatenate(name="grey_to_rgb")([features] * 3)
     elif channels != 3:
         raise ConfigError(f"--model {options.model} needs 1 or 3 channels, received {channels}")
-    features = application.scale(features)
+    features = scale(features, application.mode)
     published = "imagenet" if options.initial_weights == "imagenet" else None
     try:
         backbone = getattr(keras.applications, application.name)(
@@ -299,6 +320,26 @@ def _backbone(images, options: NetworkOptions, image_shape: tuple[int, int, int]
     pooled = keras.layers.GlobalAveragePooling2D(name="pool")
     flat = keras.layers.Flatten(name="flatten") if options.model == "vgg16" else pooled
     return flat(features), backbone
+
+
+def scale(images, mode: str):
+    """Converts RGB in 0..255 to what published weights expect, see `Application.mode`.
+
+    The 2018 tutorial fed pixels in 0..1 to weights of the mode `caffe`, which cost accuracy. Source
+    of modes and numbers: keras.applications.imagenet_utils.
+    """
+    name = "imagenet_scaling"
+    if mode == "inside":  # the network has layers that scale
+        return images
+    if mode == "tf":
+        return keras.layers.Rescaling(1 / 127.5, offset=-1.0, name=name)(images)
+    if mode == "caffe":  # ImageNet's means of blue, green, red
+        images = keras.ops.flip(images, axis=-1)
+        mean, variance = (103.939, 116.779, 123.68), (1.0, 1.0, 1.0)
+    else:  # torch: means and standard deviations of red, green, blue
+        mean = tuple(255 * each for each in (0.485, 0.456, 0.406))
+        variance = tuple((255 * each) ** 2 for each in (0.229, 0.224, 0.225))
+    return keras.layers.Normalization(mean=mean, variance=variance, name=name)(images)
 
 
 def _load_weights(model: keras.Model, options: NetworkOptions) -> None:
@@ -344,7 +385,7 @@ def network_of(
     manifest = run.data.manifest
     with run.devices.scope():
         if run.data.trunk is not None:
-            return _build_above_trunk(run, temperature)
+            return _build_above_trunk(run, temperature, is_final)
         return build_network(
             dataclasses.replace(run.config.network, weights=weights),
             image_shape=manifest.image_shape,
@@ -361,7 +402,7 @@ def network_of(
         )
 
 
-def _build_above_trunk(run: Run, temperature: float) -> Network:
+def _build_above_trunk(run: Run, temperature: float, is_final: bool) -> Network:
     """Builds a network whose inputs are stored feature maps.
 
     Its `backbone` is the layers between the trunk and the head, with the weights that lie in the
@@ -385,7 +426,14 @@ def _build_above_trunk(run: Run, temperature: float) -> Network:
     )
     # As for images, `--trainable_layers` does not count the layer that makes the map flat.
     backbone = keras.Model(rest.input, rest.layers[-1].input)
-    return Network(logits=logits, model=model, backbone=backbone)
+    whole = model
+    if is_final:
+        trunk = _load_model(run.data.trunk_file)
+        trunk.trainable = False
+        images = keras.Input(trunk.input_shape[1:], dtype="uint8", name="image")
+        stored = keras.layers.Rescaling(1.0, dtype=manifest.dtype, name="as_stored")
+        whole = keras.Model(images, model(stored(trunk(images))), name=f"{options.model}_whole")
+    return Network(logits=logits, model=model, backbone=backbone, whole=whole)
 
 
 def _load_model(content: bytes) -> keras.Model:
@@ -394,28 +442,3 @@ def _load_model(content: bytes) -> keras.Model:
         file.write(content)
         file.flush()
         return keras.saving.load_model(file.name, compile=False)
-
-
-def whole_model(run: Run, network: Network) -> keras.Model:
-    """Returns the trunk and the trained layers as one model: uint8 images → probabilities.
-
-    It rounds the features as the dataset stores them, so it answers what the evaluation measured.
-    """
-    trunk = _load_model(run.data.trunk_file)
-    trunk.trainable = False
-    images = keras.Input(trunk.input_shape[1:], dtype="uint8", name="image")
-    stored = keras.layers.Rescaling(1.0, dtype=run.data.manifest.dtype, name="as_stored")
-    probabilities = network.model(stored(trunk(images)))
-    return keras.Model(images, probabilities, name=f"{run.config.network.model}_whole")
-
-
-def manifest_of_images(manifest: Manifest, trunk: Trunk) -> Manifest:
-    """Returns the manifest of features with the facts of the images that the trunk takes."""
-    images = manifest.source["dataset"]
-    return dataclasses.replace(
-        manifest,
-        name=images["name"],
-        fingerprint=images["fingerprint"],
-        image_shape=trunk.image_shape,
-        dtype="uint8",
-    )

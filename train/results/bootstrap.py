@@ -17,6 +17,7 @@ from scipy import stats
 
 from train.kinds import measures
 from train.kinds.task import Task, View
+from train.kinds.words import known, parts_of
 
 CONFIDENCE_LEVEL = 0.95
 
@@ -28,6 +29,9 @@ _MAX_PARTS = 100
 
 # What lies beyond each end of an interval.
 _TAIL = (1 - CONFIDENCE_LEVEL) / 2
+
+# Measures that are shares of examples.
+_SHARES = frozenset({"accuracy", "sensitivity", "specificity"})
 
 _NO_INTERVAL = (np.nan, np.nan)
 
@@ -132,7 +136,7 @@ def _interval(
     num_groups = int(np.count_nonzero(sizes))
     if num_groups < 2 or not len(drawn):
         return _NO_INTERVAL
-    is_share = measures.parts_of(name)[0] in measures.SHARES
+    is_share = parts_of(name)[0] in _SHARES
     if is_share and value in (0, 1):
         return _binomial(value, num_groups)
     if np.ptp(drawn) <= _SAME * abs(value):
@@ -142,7 +146,7 @@ def _interval(
     effective = sizes.sum() ** 2 / np.square(sizes).sum()
     quantile = stats.t.isf(_TAIL, max(1.0, min(freedom, effective - 1)))
     deviation = np.sqrt(max(drawn.var(), variance))
-    least, most = measures.known(name).least, measures.known(name).most
+    least, most = known(name).least, known(name).most
     if not (np.isfinite(most - least) and least < value < most):
         return max(least, value - quantile * deviation), min(most, value + quantile * deviation)
     share, width = (value - least) / (most - least), most - least

@@ -12,9 +12,9 @@ import numpy as np
 from tfrecord_io.groups import plural_unit
 from tfrecord_io.printing import listed, printable
 from train.data.dataset import SITE
-from train.errors import MetricsError
-from train.kinds.measures import defined_mean, known, predictive_values
+from train.kinds.measures import defined_mean, predictive_values
 from train.kinds.task import Answers, Task
+from train.kinds.words import known
 from train.results.bootstrap import CONFIDENCE_LEVEL, examples_behind, rounded, with_intervals
 from train.results.options import MeasureOptions
 from train.results.predictions import Predictions
@@ -59,21 +59,23 @@ def measure(
         were chosen; `prevalence` by view if one was stated. If the dataset names the site of every
         example, `sites` has `num_examples`, `num_patients` and `scores` by the name of the site;
         `by` has the same by column and value for the columns that the options name.
-
-    Raises:
-        MetricsError: if there are no examples, or a probability is not finite.
     """
+    views, num_samples = predictions.task.views(predictions.label_names), options.bootstrap_samples
+    prevalences = options.prevalences([view.name for view in views])
+    evaluate = functools.partial(
+        evaluate_predictions, prevalences=prevalences, num_samples=num_samples, seed=seed
+    )
 
     def of_subgroup(rows: np.ndarray) -> dict[str, Any]:
-        results = evaluate_predictions(predictions.of_examples(rows), options, seed)
+        results = evaluate(predictions.of_examples(rows))
         return {name: results[name] for name in ("num_examples", "num_patients", "scores")}
 
-    results = predictions.task.kind.entry | evaluate_predictions(predictions, options, seed)
-    if prevalences := _prevalences(predictions, options):
+    results = predictions.task.kind.entry | evaluate(predictions)
+    if prevalences:
         results["prevalence"] = prevalences
     if chosen:
         results["thresholds"] = measure_thresholds(
-            chosen, predictions, prevalences, options.bootstrap_samples, seed
+            chosen, predictions, prevalences, num_samples, seed
         )
     by = {
         column: {name: of_subgroup(rows) for name, rows in subgroups(values).items()}
@@ -114,12 +116,16 @@ def subgroups(values: Sequence[Any]) -> dict[str, np.ndarray]:
 
 
 def evaluate_predictions(
-    predictions: Predictions, options: MeasureOptions, seed: int
+    predictions: Predictions, *, prevalences: Mapping[str, float], num_samples: int, seed: int
 ) -> dict[str, Any]:
     """Returns the measures of all predictions together for metrics.json.
 
-    The options tell how many bootstrap resamples there are, and the share of positives where the
-    model is to be used, for `ppv` and `npv`.
+    Args:
+        predictions: at least one, of finite probabilities.
+        prevalences: the share of positives where the model is to be used, for `ppv` and `npv`, by
+            view.
+        num_samples: of the bootstrap.
+        seed: of the bootstrap.
 
     Returns:
         a dict of JSON values: `num_examples`, `num_patients` (those that are known, None if none
@@ -131,20 +137,15 @@ def evaluate_predictions(
         out because a class is missing. `scores` has `value`, `low` and `high` of the 95 % interval
         by the name of the measure; an entry is None if it is undefined or rests on a single group
         (see `with_intervals`). `notes` are sentences about what limits these figures.
-
-    Raises:
-        MetricsError: if there are no examples, or a probability is not finite.
     """
     task, examples, label_names = predictions.task, predictions.examples, predictions.label_names
     probabilities, truths = predictions.probabilities, predictions.truths
-    _check_predictions(probabilities)
-    indices, num_samples = examples.groups.codes, options.bootstrap_samples
+    indices, views = examples.groups.codes, task.views(label_names)
     # Several networks of a cross-validation may have answered to an image.
     _, images = np.unique(examples.keys, return_index=True)
     num_area_samples = min(num_samples, MAX_AREA_COST // probabilities.size)
     if num_area_samples < min(num_samples, _MIN_RESAMPLES):
         num_area_samples = 0
-    views, prevalences = task.views(label_names), _prevalences(predictions, options)
     behind = examples_behind(views, task.has(truths, len(label_names)), indices)
     interval = functools.partial(
         with_intervals, groups=indices, behind=behind, seed=seed, digits=task.digits
@@ -177,12 +178,6 @@ def evaluate_predictions(
         name: int(np.count_nonzero(behind[f"sensitivity/{name}"])) for name in label_names if views
     }
     return result | {"scores": scores, "notes": _notes(result, list(unknown))}
-
-
-def _prevalences(predictions: Predictions, options: MeasureOptions) -> dict[str, float]:
-    """Returns the share of positives where the model is to be used, by view."""
-    views = predictions.task.views(predictions.label_names)
-    return options.prevalences([view.name for view in views])
 
 
 def _score(
@@ -232,20 +227,6 @@ def _an_image(table: Any, share: float) -> Any:
         return [_an_image(value, share) for value in table]
     count = round(table * share, 2)
     return int(count) if count == int(count) else count
-
-
-def _check_predictions(probabilities: np.ndarray) -> None:
-    """Raises a MetricsError if predictions cannot be measured."""
-    is_bad = ~np.isfinite(probabilities).all(-1)
-    if not len(is_bad):
-        raise MetricsError("expected probabilities of at least one image, received none")
-    if is_bad.any():
-        raise MetricsError(
-            f"the model gives {is_bad.sum():,} of {len(is_bad):,} images probabilities that are "
-            f"not numbers (the first is image {int(is_bad.argmax())} of the split): its weights "
-            "or its arithmetic overflowed. Train again with a lower --learning_rate or with "
-            "--precision float32"
-        )
 
 
 def describe_folds(

@@ -58,9 +58,8 @@ def write_predictions(directory: Path, predictions: Predictions) -> None:
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(("key", "path", "patient", "label", "predicted", *names))
-    unknown = (None,) * len(chosen)
-    columns = examples.paths or unknown, examples.patients or unknown, *texts
-    rows = zip(predictions.probabilities, examples.keys, *columns, strict=True)
+    columns = examples.keys, examples.paths, examples.patients, *texts
+    rows = zip(predictions.probabilities, *columns, strict=True)
     for probabilities, key, path, patient, label, answer in rows:
         outputs = (f"{number:{task.digits}}" for number in probabilities)
         identity = (csv_cell(value or "") for value in (path, patient))

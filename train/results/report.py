@@ -1,49 +1,28 @@
-"""The files of a result: a table, plots, and one HTML page without scripts, to read first."""
+"""The page of a result: HTML without scripts, to read first."""
 
 from __future__ import annotations
 
 import collections
-import datetime
 import os
-import platform
-import shlex
-import sys
 import types
 import urllib.parse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import keras
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tfrecord_io import redaction, visible
 from tfrecord_io.auditing import pages
-from tfrecord_io.auditing.findings import alarms
-from tfrecord_io.files import atomic_write
 from tfrecord_io.groups import plural_unit
 from tfrecord_io.manifest import Manifest
 from tfrecord_io.printing import counted, listed
 from train.data.dataset import Dataset
-from train.data.seen import Exposure
 from train.kinds import words
-from train.kinds.registry import task_of
-from train.kinds.task import Mistake, Task, View
-from train.results import saliency
-from train.results.charts import Chart, write_charts
+from train.kinds.task import Task, View
+from train.results.charts import Chart
 from train.results.metrics import FEW_BEHIND, FEW_GROUPS
-from train.results.predictions import Predictions, write_predictions
-from train.run_setup import versions
-
-FILE_NAME = "report.html"
-PLOTS_NAME = "plots"
-
-#: Most mistakes on the page; their pictures, two each, take most of its bytes.
-MAX_MISTAKES = 12
-
-_PICTURE_SIDE = 224
 
 #: The page warns of classes with fewer training images than this.
 _FEW_IMAGES = 50
@@ -63,97 +42,12 @@ _NO_FACTS = {
 _NO_ENTRIES = {"thresholds": (), "prevalence": {}, "folds": (), "spread": {}, "calibration": None}
 
 
-class MistakenImage(NamedTuple):
-    """A mistake with its image [height, width, channels] and map, see `saliency.occlusion_map`.
-
-    The path is that of the source file, or the key if the dataset does not name files.
-    """
-
-    answer: Mistake
-    image: np.ndarray
-    drops: np.ndarray
-    path: str
-
-    def pictures(self) -> dict[str, str]:
-        """Returns the data URLs of its pictures by what they show."""
-        shown = {
-            "what the network sees": visible.picture(self.image),
-            "what mattered": visible.picture(saliency.overlay(self.image, self.drops)),
-        }
-        return {name: pages.data_url(shown[name], _PICTURE_SIDE, "PNG") for name in shown}
-
-
-def write_results(
-    directory: Path,
-    *,
-    dataset: Dataset,
-    settings: Mapping[str, Any],
-    results: Mapping[str, Any],
-    exposure: Exposure | None,
-    predictions: Predictions | None,
-    predict: saliency.Predict | None = None,
-    history: Sequence[Mapping[str, Any]] = (),
-    own_metrics: Mapping[str, Any] | None = None,
-    in_folds: Sequence[str] = (),
-) -> dict[str, Any]:
-    """Writes predictions.csv, plots/ and report.html.
-
-    Args:
-        directory: created if it is missing.
-        dataset: that was evaluated.
-        settings: of the run, see config.json; `data` alone if this is another dataset.
-        results: content of metrics.json so far.
-        exposure: how many of the measured images the network has seen; None if none was measured.
-        predictions: the measured predictions; None if there was no example to predict.
-        predict: for the maps of the mistakes; None for no maps.
-        history: one row per epoch.
-        own_metrics: metrics of the training run, if this is another dataset.
-        in_folds: splits that were divided into folds.
-
-    Returns:
-        the content of metrics.json, which the caller writes, with what was seen and the notes.
-    """
-    directory.mkdir(parents=True, exist_ok=True)
-    notes = [*results.get("notes", ()), *alarms(dataset.manifest.audit)]
-    if exposure:
-        results = {**results, **exposure.to_dict()}
-        notes += [exposure.note] if exposure.note else []
-    results = {**results, "notes": notes}
-    measured = results if predictions is not None else {}
-    mistakes: list[MistakenImage] = []
-    if predictions is not None:
-        write_predictions(directory, predictions)
-        mistakes = find_mistakes(predict, dataset, predictions) if predict else []
-    page = render(
-        title=directory.resolve().name,
-        manifest=dataset.manifest,
-        config=settings,
-        metrics=measured,
-        exposure=exposure,
-        own_metrics=own_metrics,
-        charts=write_charts(directory / PLOTS_NAME, history, measured, predictions),
-        mistakes=mistakes,
-        flow=flow_of(dataset, measured, in_folds=in_folds, is_own=own_metrics is None),
-        made={
-            "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-            "command": redaction.without_secrets(shlex.join(sys.argv)),
-            "devices": ", ".join(keras.distribution.list_devices()),
-            "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        },
-        versions=versions(),
-        data_page=page_of_data(str(dataset.path), directory, dataset.manifest),
-    )
-    with atomic_write(directory / FILE_NAME) as file:
-        file.write(page.encode("utf-8"))
-    return results
-
-
 def page_of_data(data: str, directory: Path, manifest: Manifest) -> str | None:
     """Returns the URL of the page of a dataset relative to a run's, or None if there is none.
 
     That of an anonymous dataset names no folder that the command did not name.
     """
-    page = Path(data) / FILE_NAME
+    page = Path(data) / "report.html"
     if not page.is_file():
         return None
     path = os.path.relpath(page, directory)
@@ -163,31 +57,9 @@ def page_of_data(data: str, directory: Path, manifest: Manifest) -> str | None:
     return urllib.parse.quote(os.fsencode(path))
 
 
-def find_mistakes(
-    predict: saliency.Predict, dataset: Dataset, predictions: Predictions
-) -> list[MistakenImage]:
-    """Returns the worst mistakes on one part of the dataset; each costs about 150 predictions.
-
-    `predict` is the function of stored images that gave the probabilities.
-    """
-    part, examples = predictions.part, predictions.examples
-    answers = predictions.task.mistakes(predictions, MAX_MISTAKES)
-    if part is None or not answers:
-        return []
-    images = dataset.pictures(part, [answer.place for answer in answers])
-    sizes = saliency.patch_and_stride(images.shape[1:])
-    mistakes = []
-    for answer, image in zip(answers, images, strict=True):
-        drops = saliency.occlusion_map(predict, image, *sizes, answer.output)
-        # The probability of a negative answer rises where that of its label drops.
-        drops = -drops if answer.is_negative else drops
-        path = (examples.paths or examples.keys)[answer.place]
-        mistakes.append(MistakenImage(answer, image, drops, path))
-    return mistakes
-
-
 def render(
     *,
+    task: Task,
     manifest: Manifest,
     metrics: Mapping[str, Any],
     config: Mapping[str, Any],
@@ -201,7 +73,6 @@ def render(
     training run if the page is of another dataset. The facts are what `write_results` passes on:
     the `title`, and what stands in `_NO_FACTS`.
     """
-    task = task_of(manifest.label_kind)
     environment = pages.environment(Path(__file__).parent)
     in_words = words.percent, words.decimal, words.title_of
     for function in (*in_words, plural_unit, counted, listed, sentence):

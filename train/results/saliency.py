@@ -1,13 +1,18 @@
-"""Occlusion maps: which parts of an image a classifier's answer depends on."""
+"""Occlusion maps: which parts of an image an answer depends on; those of the worst mistakes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
 from tfrecord_io import visible
+from tfrecord_io.auditing import pages
+from train.data.dataset import Dataset
+from train.kinds.task import Mistake
+from train.results.predictions import Predictions
 
 #: Stored images [num_images, height, width, channels] → probabilities [num_images, num_classes].
 Predict = Callable[[np.ndarray], np.ndarray]
@@ -20,6 +25,11 @@ _FOR, _AGAINST = np.array([202, 0, 32]), np.array([5, 113, 176])
 _MAX_OPACITY = 0.65
 
 _BATCH_SIZE = 64
+
+#: Most mistakes that are shown; their pictures, two each, take most of a page's bytes.
+MAX_MISTAKES = 12
+
+_PICTURE_SIDE = 224
 
 # Approximate number of places of the patch; those at the edges may exceed it.
 _NUM_PLACES = 144
@@ -90,3 +100,49 @@ def overlay(image: np.ndarray, drops: np.ndarray) -> np.ndarray:
 def _starts(length: int, patch: int, stride: int) -> list[int]:
     """Returns the places of a patch along a side; the last patch ends at the edge."""
     return [*range(0, length - patch, stride), length - patch]
+
+
+# ---- the mistakes of a network
+
+
+class MistakenImage(NamedTuple):
+    """A mistake with its image [height, width, channels] and map, see `occlusion_map`.
+
+    The path is that of the source file, or the key if the dataset does not name files.
+    """
+
+    answer: Mistake
+    image: np.ndarray
+    drops: np.ndarray
+    path: str
+
+    def pictures(self) -> dict[str, str]:
+        """Returns the data URLs of its pictures by what they show."""
+        shown = {
+            "what the network sees": visible.picture(self.image),
+            "what mattered": visible.picture(overlay(self.image, self.drops)),
+        }
+        return {name: pages.data_url(shown[name], _PICTURE_SIDE, "PNG") for name in shown}
+
+
+def find_mistakes(
+    predict: Predict, dataset: Dataset, predictions: Predictions
+) -> list[MistakenImage]:
+    """Returns the worst mistakes on one part of the dataset; each costs about 150 predictions.
+
+    `predict` is the function of stored images that gave the probabilities.
+    """
+    part, examples = predictions.part, predictions.examples
+    answers = predictions.task.mistakes(predictions, MAX_MISTAKES)
+    if part is None or not answers:
+        return []
+    images = dataset.stored[part.rows[[answer.place for answer in answers]]][0]
+    sizes = patch_and_stride(images.shape[1:])
+    mistakes = []
+    for answer, image in zip(answers, images, strict=True):
+        drops = occlusion_map(predict, image, *sizes, answer.output)
+        # The probability of a negative answer rises where that of its label drops.
+        drops = -drops if answer.is_negative else drops
+        path = examples.paths[answer.place] or examples.keys[answer.place]
+        mistakes.append(MistakenImage(answer, image, drops, path))
+    return mistakes

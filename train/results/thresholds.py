@@ -47,6 +47,18 @@ def describe_calibration(predictions: Predictions, temperature: float) -> dict[s
     return {"temperature": round(temperature, 6), "ece_before": before, "ece_after": after}
 
 
+def calibrate_folds(predictions: Predictions, fold_of: np.ndarray) -> dict[str, Any]:
+    """Cools each fold by the temperature that is fitted to the predictions on the other folds."""
+    task, raw, truths = predictions.task, predictions.probabilities, predictions.truths
+    cooled, temperatures = raw.copy(), []
+    for fold in np.unique(fold_of):
+        is_in = fold_of == fold
+        temperatures.append(task.fit_temperature(raw[~is_in], truths[~is_in]))
+        cooled[is_in] = task.cool(raw[is_in], temperatures[-1])
+    after = dataclasses.replace(predictions, probabilities=cooled, uncalibrated=raw)
+    return describe_calibration(after, float(np.mean(temperatures)))
+
+
 def threshold_for_sensitivity(
     ranking: np.ndarray, is_positive: np.ndarray, wanted: float
 ) -> float | None:
@@ -165,8 +177,8 @@ def measure_thresholds(
     examples, label_names = predictions.examples, predictions.label_names
     has = predictions.task.has(predictions.truths, len(label_names))
     groups = examples.groups.codes
-    known = np.flatnonzero([patient is not None for patient in examples.patients or ()])
-    names = [str(patient) for patient in examples.patients or () if patient is not None]
+    known = np.flatnonzero([patient is not None for patient in examples.patients])
+    names = [str(patient) for patient in examples.patients if patient is not None]
     _, first, of_patient = np.unique(names, return_index=True, return_inverse=True)
     # Two patients with the same picture are one group.
     _, groups_of_patients = np.unique(groups[known[first]], return_inverse=True)
@@ -179,12 +191,13 @@ def measure_thresholds(
             view.ranking(predictions.probabilities) >= entry["threshold"],
             view.is_positive(has),
         )
-        sampling = prevalences.get(view.name), num_samples, seed
-        entry = {**entry, "test": _reached(*sides, groups, *sampling)}
+        counted = {"test": (*sides, groups)}
         if names:
             by_patient = (np.bincount(of_patient, side[known]) > 0 for side in sides)
-            entry["test_by_patient"] = _reached(*by_patient, groups_of_patients, *sampling)
-        measured.append(entry)
+            counted["test_by_patient"] = (*by_patient, groups_of_patients)
+        sampling = prevalences.get(view.name), num_samples, seed
+        reached = {name: _reached(*answers, *sampling) for name, answers in counted.items()}
+        measured.append({**entry, **reached})
     return measured
 
 

@@ -21,7 +21,6 @@ import os
 import resource
 import signal
 import socket
-import struct
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +30,6 @@ from typing import Any
 
 import numpy as np
 
-from tfrecord_io import schema
 from train.devices import Devices
 from train.training.steps import StepResults
 
@@ -185,19 +183,18 @@ def tensorboard(
     if not enabled:
         yield lambda row, step: None
         return
-    # The file is a TFRecord of events. Written here, because TensorBoard's own writer imports
-    # TensorFlow wherever it is installed.
+    # Not TensorBoard's EventFileWriter, which imports TensorFlow wherever it is installed.
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.plugins.scalar.summary_v2 import scalar_pb
+    from tensorboard.summary.writer.record_writer import RecordWriter
 
     directory.mkdir(parents=True, exist_ok=True)
     name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
     with (directory / name).open("ab") as file:
+        writer = RecordWriter(file)
 
         def append(**fields: Any) -> None:
-            event = Event(wall_time=time.time(), **fields).SerializeToString()
-            for part in (struct.pack("<Q", len(event)), event):
-                file.write(part + struct.pack("<I", schema.masked_crc32c(part)))
+            writer.write(Event(wall_time=time.time(), **fields).SerializeToString())
 
         def write(row: Mapping[str, Any], step: int) -> None:
             for tag, value in row.items():

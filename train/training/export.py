@@ -6,17 +6,20 @@
     model.weights.h5    weights alone
     architecture.json   layers alone
     preprocessing.json  how a file becomes the model's input, and what its outputs are called
+    thresholds.json     see `thresholds.choose_thresholds`; only if some were chosen
 
 Nothing of this project is needed to load them: the models are built of Keras' own layers.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -25,7 +28,12 @@ import tfrecord_io
 from tfrecord_io import shapes
 from tfrecord_io.decoding import dicom
 from tfrecord_io.decoding.preprocess import decoder_versions
+from tfrecord_io.files import write_json
 from train.errors import TrainingError
+from train.kinds.task import require_numbers
+from train.networks.models import Network
+from train.results import thresholds
+from train.run_setup import Run
 
 FOLDER_NAME = "export"
 SAVED_MODEL_NAME = "saved_model"
@@ -114,14 +122,23 @@ def export_model(
     (directory / "preprocessing.json").write_text(text, encoding="utf-8")
 
 
-def require_numbers(probabilities: np.ndarray, what: str) -> None:
-    """Raises a TrainingError if a trained network's answers on some images are not all numbers."""
-    if not np.isfinite(probabilities).all():
-        raise TrainingError(
-            f"the network answers with probabilities that are not numbers on {what}: its weights "
-            "went out of range in the last steps. Train again, in another --workdir, with a lower "
-            "--learning_rate, more --warmup_steps, or --precision float32"
+def export_run(run: Run, network: Network, chosen: Sequence[Mapping[str, Any]]) -> None:
+    """Exports the network of a run, with the trunk below it if there is one, and its thresholds."""
+    manifest, precision = run.data.manifest, "float32"
+    if (trunk := run.data.trunk) is not None:
+        # A rounding error of the trunk can become a step of the type that features are stored in.
+        precision, images = manifest.dtype, manifest.source["dataset"]
+        manifest = dataclasses.replace(
+            manifest,
+            name=images["name"],
+            fingerprint=images["fingerprint"],
+            image_shape=trunk.image_shape,
+            dtype="uint8",
         )
+    folder, splits = run.folder / FOLDER_NAME, run.parts.train.splits
+    export_model(network.whole, folder, manifest, precision=precision, splits=splits)
+    if chosen:
+        write_json(folder / thresholds.FILE_NAME, chosen)
 
 
 def _predict(model: keras.Model, images: np.ndarray) -> np.ndarray:

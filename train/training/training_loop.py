@@ -7,7 +7,7 @@ import dataclasses
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
@@ -20,18 +20,15 @@ from tfrecord_io.printing import counted, printable
 from train.config import Phase
 from train.data import feed
 from train.errors import StoppedError, TrainingError
-from train.networks.models import network_of, set_trainable
+from train.networks.models import network_of, restore, set_trainable
 from train.networks.optimizers import averaged_weights
-from train.run_setup import BEST_NAME, CHECKPOINT_NAME, Run, load_checkpoint, save_checkpoint
+from train.run_setup import Run
 from train.training import callbacks
+from train.training.checkpoint import load_checkpoint, save_checkpoint
 from train.training.steps import training_steps
 
 # The input is the bottleneck if a run waits for it for more than this share of its time.
 _INPUT_BOUND_SHARE = 0.1
-
-# Steps after which a phase says how long it will take, and the fewest left for which it does.
-_TIMED_STEPS = 5
-_FEWEST_STEPS_TO_TELL = 100
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -78,7 +75,7 @@ def train(run: Run) -> tuple[Progress, list[np.ndarray]]:
         epoch, history = {"epoch": training.progress.best_epoch}, training.progress.history
         # The history again: a run that goes on from its last checkpoint does not repeat the epoch,
         # and a kill or a power cut may have taken the file.
-        save_checkpoint(run.folder / BEST_NAME, {"model": training.best}, epoch, history)
+        save_checkpoint(run.folder / "best.npz", {"model": training.best}, epoch, history)
     return training.progress, training.best
 
 
@@ -87,7 +84,7 @@ class _Training:
 
     def __init__(self, run: Run) -> None:
         self._run, self._config, self._devices = run, run.config, run.devices
-        self._checkpoint = run.folder / CHECKPOINT_NAME
+        self._checkpoint = run.folder / "checkpoint.npz"
         facts, self._saved = load_checkpoint(self._checkpoint)
         self.progress = Progress(**facts)
         weights = "none" if self.progress.step else run.config.network.weights
@@ -143,9 +140,10 @@ class _Training:
         self._phase = phase
         set_trainable(network, phase=phase.name, trainable_layers=config.network.trainable_layers)
         first_step = self._run.steps_after[phase.first_epoch]
-        self._last_step = self._run.steps_after[phase.last_epoch + 1]
-        rate, num_steps = phase.learning_rate, self._last_step - first_step
-        self._steps = training_steps(self._run, network, learning_rate=rate, num_steps=num_steps)
+        num_steps = self._run.steps_after[phase.last_epoch + 1] - first_step
+        self._steps = training_steps(
+            self._run, network, learning_rate=phase.learning_rate, num_steps=num_steps
+        )
         self._optimizer = self._steps.optimizer
         if progress.step > first_step:
             restore(self._optimizer.variables, self._saved["optimizer"])
@@ -156,7 +154,6 @@ class _Training:
         progress.phase = phase.name
         # The first call of the graph also builds it, and is not timed.
         self._num_traces = 0
-        self._tells_time_at: float = progress.step + _TIMED_STEPS + 1
 
     def _train_epoch(self, batches: Any) -> None:
         progress, last_step = self.progress, self._run.steps_after[self.progress.epoch + 1]
@@ -199,24 +196,8 @@ class _Training:
         self._num_traces = num_traces
         meter.add(results, seconds, timed=is_warm)
         progress.totals = meter.totals()
-        if is_warm and progress.step >= self._tells_time_at:
-            self._tells_time_at = math.inf
-            self._tell_time_left(meter)
         self._bar.set_postfix_str(f"loss {meter.means()[0]:.4f}", refresh=False)
         self._bar.update(int(results.totals[:, 2].sum()))
-
-    def _tell_time_left(self, meter: callbacks.EpochMeter) -> None:
-        """Says, after the first steps of a long phase, how long the rest will take."""
-        num_left, phase = self._last_step - self.progress.step, self._phase
-        if num_left < _FEWEST_STEPS_TO_TELL:
-            return
-        is_only = len(self._config.phases) == 1
-        seconds = num_left * (meter.speed()["step_ms"] or 0) / 1000
-        self._say(
-            f"{'the training' if is_only else f'this phase ({phase.name})'} will take about "
-            f"{describe_seconds(seconds)} here, in {phase.last_epoch + 1 - self.progress.epoch} "
-            "epochs; --epochs N makes the run shorter or longer"
-        )
 
     def _end_epoch(self, meter: callbacks.EpochMeter) -> None:
         progress, task, epochs = self.progress, self._run.task, self._config.input.epochs or 0
@@ -284,23 +265,6 @@ class _Training:
         if self._devices.is_chief:
             self._bar.write(line, file=sys.stdout)
             sys.stdout.flush()
-
-
-def restore(variables: Sequence[keras.Variable], values: Sequence[np.ndarray]) -> None:
-    """Sets variables to the arrays of a group of a checkpoint.
-
-    Raises:
-        TrainingError: if they differ in number or shape.
-    """
-    ours = [tuple(variable.shape) for variable in variables]
-    theirs = [value.shape for value in values]
-    if ours != theirs:
-        raise TrainingError(
-            f"the checkpoint has {len(theirs)} variables and this network {len(ours)}, or their "
-            "shapes differ: it belongs to another configuration. Use another --workdir"
-        )
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)
 
 
 def describe_run(run: Run, progress: Progress, num_parameters: int) -> Iterator[str]:
@@ -377,12 +341,3 @@ def describe_epoch(row: Mapping[str, Any], epochs: int) -> str | None:
     if "peak_gpu_mb" in row:
         parts.append(f"GPU {row['peak_gpu_mb']:,.0f} MB")
     return " · ".join(parts)
-
-
-def describe_seconds(seconds: float) -> str:
-    """Returns a duration in words, such as `7 minutes`."""
-    if seconds < 90:
-        return f"{seconds:.0f} seconds"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} minutes"
-    return f"{seconds / 3600:.1f} hours"

@@ -1,0 +1,125 @@
+"""Writes all files of a result; metrics.json is the last, and says that all others are there."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from tfrecord_io import redaction
+from tfrecord_io.auditing.findings import alarms
+from tfrecord_io.files import atomic_write, write_last
+from train.data.dataset import Dataset
+from train.data.seen import Exposure
+from train.errors import ConfigError
+from train.kinds.task import Task
+from train.kinds.words import describe
+from train.results.charts import write_charts
+from train.results.predictions import Predictions, write_predictions
+from train.results.report import flow_of, page_of_data, render
+from train.results.saliency import Predict, find_mistakes
+from train.run_setup import versions
+
+METRICS_NAME = "metrics.json"
+PAGE_NAME = "report.html"
+
+
+def write_results(
+    directory: Path,
+    *,
+    task: Task,
+    dataset: Dataset,
+    settings: Mapping[str, Any],
+    results: Mapping[str, Any],
+    exposure: Exposure | None,
+    predictions: Predictions | None,
+    predict: Predict | None = None,
+    history: Sequence[Mapping[str, Any]] = (),
+    own_metrics: Mapping[str, Any] | None = None,
+    in_folds: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Writes predictions.csv, plots/, report.html and metrics.json, and prints the measures.
+
+    The presence of metrics.json means that a run is complete, with its export; it is the last.
+
+    Args:
+        directory: created if it is missing.
+        task: of the network.
+        dataset: that was evaluated.
+        settings: of the run, see config.json; `data` alone if this is another dataset.
+        results: content of metrics.json so far.
+        exposure: how many of the measured images the network has seen; None if none was measured.
+        predictions: the measured predictions; None if there was no example to predict.
+        predict: for the maps of the mistakes; None for no maps.
+        history: one row per epoch.
+        own_metrics: metrics of the training run, if this is another dataset.
+        in_folds: splits that were divided into folds.
+
+    Returns:
+        the content of metrics.json: the results, what was seen, and the notes.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    manifest = dataset.manifest
+    notes = [*results.get("notes", ()), *alarms(manifest.audit)]
+    if exposure:
+        results = {**results, **exposure.to_dict()}
+        notes += [exposure.note] if exposure.note else []
+    results = {**results, "notes": notes}
+    measured = results if predictions is not None else {}
+    if predictions is not None:
+        write_predictions(directory, predictions)
+    charts = write_charts(directory / "plots", history, measured, predictions)
+    mistakes = find_mistakes(predict, dataset, predictions) if predict and predictions else ()
+    flow = flow_of(dataset, measured, in_folds=in_folds, is_own=own_metrics is None)
+    data_page = page_of_data(str(dataset.path), directory, manifest)
+    page = render(
+        title=directory.resolve().name,
+        task=task,
+        manifest=manifest,
+        config=settings,
+        metrics=measured,
+        exposure=exposure,
+        own_metrics=own_metrics,
+        charts=charts,
+        mistakes=mistakes,
+        flow=flow,
+        made={
+            "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+            "command": redaction.without_secrets(shlex.join(sys.argv)),
+            "devices": ", ".join(keras.distribution.list_devices()),
+            "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        },
+        versions=versions(),
+        data_page=data_page,
+    )
+    told = describe(task, results, own_metrics) if measured else ""
+    with atomic_write(directory / PAGE_NAME) as file:
+        file.write(page.encode("utf-8"))
+    write_last(directory / METRICS_NAME, results)
+    if told:
+        print(told)
+    return results
+
+
+def read_metrics(directory: Path) -> dict[str, Any]:
+    """Returns the content of a run's metrics.json; empty if the run is not complete.
+
+    Raises:
+        ConfigError: if it is damaged.
+    """
+    path = directory / METRICS_NAME
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        raise ConfigError(
+            f"{path} is damaged ({error}); copy the run again, or remove the file, and the command "
+            "that trained the run evaluates it again"
+        ) from None
