@@ -48,7 +48,7 @@ def measure(num_images: int) -> str:
     start = time.perf_counter()
     listing = list_images(Simulated(num_images), ListingOptions())
     listed = time.perf_counter()
-    digest = plan.listing_digest(listing.refs)
+    digest = listing.digest
     refs, tasks = plan.make_plan(listing.refs, 50_295, plan.PlanOptions())
     planned = time.perf_counter()
     size = CountedBytes()

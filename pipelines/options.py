@@ -17,6 +17,7 @@ from pipelines.sources import fashion_mnist
 from pipelines.sources.factory import SourceOptions, Workers
 from pipelines.stores.output import OutputOptions
 from tfrecord_io import flags
+from tfrecord_io.auditing.twins import MIN_SIDE
 from tfrecord_io.decoding.options import (
     BACKGROUNDS,
     DTYPES,
@@ -189,6 +190,14 @@ class BuildOptions:
             raise ValueError(
                 f"--variants copies images of uint8, not of {self.images.dtype}; leave it out: "
                 "train/run.py augments images of any type while it trains"
+            )
+        height, width = self.images.preprocessing.image_shape[:2]
+        if self.splits.leaks == "fail" and min(height, width) < MIN_SIDE:
+            raise ValueError(
+                f"--leaks fail cannot be checked with --image_size {height}x{width}: near "
+                f"duplicates are found only in images stored with at least {MIN_SIDE} pixels per "
+                "side. Choose a larger --image_size; or choose --leaks keep, and check the rest "
+                f"with {flags.command('audit')} --max_leaked_patients 0 --max_duplicates 0"
             )
         folder, output = self.source.input or "", self.output.output
         is_local = folder and not is_remote(folder) and not is_remote(output)

@@ -29,11 +29,11 @@ def test_a_fault_is_found_and_the_command_that_repeats_it_is_printed(tmp_path):
     # In this process alone the listing passes over every third file.
     broken = """
 import sys
-from pipelines.listing import layout
-real = layout.read_members
+from pipelines.listing import files
+real = files.read_members
 def lossy(members, *more, **options):
     return real([m for i, m in enumerate(members) if i % 3], *more, **options)
-layout.read_members = lossy
+files.read_members = lossy
 sys.path.insert(0, "tests/campaign")
 sys.argv = ["run.py", "archives", "--cases=20"]
 import run

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from listed import list_members
 
 from pipelines import errors
-from pipelines.listing.refs import REF_SCHEMA, iterate_refs
+from pipelines.listing.refs import REF_SCHEMA, Listing, iterate_refs
 from pipelines.planning import plan
 from pipelines.planning.plan import PlanOptions, make_plan
 from pipelines.sources.source import Member
@@ -194,7 +194,7 @@ BASE = [
 
 
 def digest(rows):
-    return plan.listing_digest(pa.Table.from_pylist(rows, REF_SCHEMA))
+    return Listing(refs=pa.Table.from_pylist(rows, REF_SCHEMA)).digest
 
 
 @given(

@@ -78,15 +78,11 @@ def prepared(options: BuildOptions) -> Iterator[Job | None]:
     privacy = Privacy.read(
         options.output.anonymize, output=storage.root, source=options.source.input
     )
-    with privacy.private_errors():
-        # Reads the table of --labels, if there is one: first, because a download can take hours.
-        _ = options.listing.table
-        source = make_source(options.source, options.workers, options.plan.seed)
     job_goes_on = options.workers != "here"
     with output_state.locked(storage), privacy.build_folder(storage, job_goes_on=job_goes_on):
         # The message of a refused dataset has numbers and codes, and no name of the input.
         with privacy.private_errors(errors.RefusedError):
-            job = _prepare(options, storage, privacy, source)
+            job = _prepare(options, storage, privacy)
         # What has been prepared knows files by their codes, and so do its own errors.
         with privacy.private_errors(errors.UserError, errors.BuildError):
             yield job
@@ -140,17 +136,19 @@ def was_finished_elsewhere(job: Job) -> bool:
         return False
 
 
-def _prepare(
-    options: BuildOptions, storage: Storage, privacy: Privacy, source: Source
-) -> Job | None:
+def _prepare(options: BuildOptions, storage: Storage, privacy: Privacy) -> Job | None:
     """Lists the images and plans the shards; returns None if the output is complete."""
+    # Reads the table of --labels, if there is one: first, because a download can take hours.
+    _ = options.listing.table
+    source = make_source(options.source, options.workers, options.plan.seed)
     # A local folder, into which a source may unpack its archive.
     folder = options.source.download_dir if storage.remote else storage.path(BUILD_DIR)
     source = source.prepare(Path(folder).absolute())
     started = time.monotonic()
     shown = "the input" if privacy.key else options.source.input or options.source.source
     _say(f"listing the images of {remote.shown(shown)}")
-    listing = list_images(source, options.listing, privacy)
+    listing = list_images(source, options.listing)
+    privacy.hide(listing)
     notes = _say_what_there_is(listing)
     draft = _make_draft(options, listing)
     if output_state.is_complete(storage, draft.options, overwrite=options.output.overwrite):
@@ -160,8 +158,6 @@ def _prepare(
     refs, dropped, more = splits.apply(listing.refs, options.splits, read_content, draft.label_kind)
     for note in more:
         _say(note)
-    if len(refs["split"].unique()) > 1:
-        drops.check_searchable(draft.image_shape, options.splits)
     planned, tasks = plan.make_plan(refs, draft.layout.stride, options.plan)
     num_variants = int(np.count_nonzero(planned["variant"]))
     counts = {**draft.counts, "over_limit": refs.num_rows - (planned.num_rows - num_variants)}
@@ -177,11 +173,11 @@ def _prepare(
         rejected_files=tuple(listing.rejects),
     )
     clean(storage)
+    plan.write_plan(storage, draft, tasks, planned)
+    drops.write_table(storage, drops.PLANNED_FILE, dropped)
     if listing.names is not None:
         path = privacy.write_names(listing.names, draft.fingerprint)
         _say(f"the names behind the codes are in {path}: keep it as private as the secret")
-    plan.write_plan(storage, draft, tasks, planned)
-    drops.write_table(storage, drops.PLANNED_FILE, dropped)
     # The listing alone may reject too many; then no image needs to be decoded to know it.
     list_rejects(build, tasks)
     return start_or_resume(build, tasks, started)
@@ -231,7 +227,7 @@ def _make_draft(options: BuildOptions, listing: Listing) -> Manifest:
     }
     identity = {
         "source": listing.source["kind"],
-        "source_listing": plan.listing_digest(listing.refs),
+        "source_listing": listing.digest,
         "name": options.output.name,
         "classes": list(labels),
         **listing.identity,

@@ -18,20 +18,13 @@ import re
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines import errors
-from pipelines.listing.refs import (
-    OTHER,
-    Listing,
-    RejectedFile,
-    iterate_refs,
-    other_columns,
-    with_columns,
-)
+from pipelines.listing.refs import OTHER, REF_SCHEMA, Listing, RejectedFile, iterate_refs
 from pipelines.stores import output_state
 from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import schema
@@ -101,24 +94,20 @@ class Privacy:
         """
         if not self.key:
             return
-        refs, others = listing.refs, other_columns(listing.refs)
-        # Nothing is known of the columns besides these, so names may be in them.
-        kept = {name: others[name] for name in ("site", WEIGHT) if name in others}
-        # They say which images without a patient belong together.
-        for name in ("study", "series") if refs["patient"].null_count else ():
-            if name in others:
-                kept[name] = self._codes(name, others[name])
+        refs = listing.refs
+        columns: dict[str, Any] = {name: refs[name] for name in REF_SCHEMA.names}
+        columns["root"] = pa.array([""] * refs.num_rows).dictionary_encode()
+        for kind, name in (("image", "path"), ("patient", "patient")):
+            columns[name] = self._codes(kind, refs[name]).cast(pa.large_string())
         names = pa.array((ref.source_path for ref in iterate_refs(refs)), pa.large_string())
-        hidden = with_columns(
-            refs.drop_columns([name for name in refs.column_names if name.startswith(OTHER)]),
-            {
-                "root": [""] * refs.num_rows,
-                "path": self._codes("image", refs["path"]),
-                "patient": self._codes("patient", refs["patient"]),
-                "hidden": names,
-                **{f"{OTHER}{name}": values for name, values in kept.items()},
-            },
-        )
+        columns["hidden"] = names
+        # These say which images without a patient belong together.
+        coded = ("study", "series") if refs["patient"].null_count else ()
+        # Nothing is known of the other columns, so names may be in them.
+        for name in ("site", WEIGHT, *coded):
+            if (other := f"{OTHER}{name}") in refs.column_names:
+                columns[other] = self._codes(name, refs[other]) if name in coded else refs[other]
+        hidden = pa.table(columns)
         paths = [ref.image_path for ref in iterate_refs(hidden)]
         images = {
             "key": map(schema.image_key, paths),

@@ -7,7 +7,6 @@ import itertools
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,8 +14,8 @@ import pyarrow.compute as pc
 from tqdm import tqdm
 
 from pipelines import errors, workers
-from pipelines.listing.layout import has_suffix
-from pipelines.listing.refs import OTHER, ImageRef, Listing, iterate_refs, with_columns
+from pipelines.listing.files import has_suffix
+from pipelines.listing.refs import OTHER, REF_SCHEMA, ImageRef, Listing, iterate_refs
 from pipelines.sources.source import Reader, Source
 from tfrecord_io.ahead import map_ahead
 from tfrecord_io.decoding.options import SHARE
@@ -63,16 +62,18 @@ def find_frames(listing: Listing, source: Source, *, keep_patients: bool) -> Non
         pictures[row] = some
     refs = refs.take(np.repeat(np.arange(num_files), [len(some.frames) for some in pictures]))
     headers = [some.header for some in pictures for _ in some.frames]
-    columns: dict[str, Any] = {"frame": [frame for some in pictures for frame in some.frames]}
+    columns = dict(zip(refs.column_names, refs.columns, strict=True))
+    numbers = [frame for some in pictures for frame in some.frames]
+    columns["frame"] = pa.array(numbers, REF_SCHEMA.field("frame").type)
     if not keep_patients:
         told = pa.array([header.patient or None for header in headers], pa.large_string())
         columns["patient"] = pc.coalesce(told, refs["patient"])
     for name in ("study", "series", "modality", "laterality", "device"):
         values = [getattr(header, name) for header in headers]
         # A table of labels knows better.
-        if any(values) and f"{OTHER}{name}" not in refs.column_names:
-            columns[f"{OTHER}{name}"] = pa.array(values, pa.string())
-    listing.refs = with_columns(refs, columns).combine_chunks()
+        if any(values):
+            columns.setdefault(f"{OTHER}{name}", pa.array(values, pa.string()))
+    listing.refs = pa.table(columns).combine_chunks()
     frames = collections.Counter(some.file_format for some in read for _ in some.frames)
     listing.frames = {name: count for name, count in frames.items() if name}
     ignored = collections.Counter(reason for some in read for reason in some.ignored)

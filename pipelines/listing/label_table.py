@@ -53,7 +53,7 @@ class LabelTable:
             gives none; `tfrecord_io.kinds` defines the text of several labels and of a number), and
             of the columns `OPTIONAL` those that the table has, None where it gives no value.
         label_columns: columns of several labels or of a number; empty if each row has one class.
-        others: the other columns of the file, a row for each row of the table; None if it has none.
+        others: the other columns of the file, by name.
         not_numbers: what the table has instead of a finite number, by row.
         notes: what the user should know, one sentence each; they name columns of the table.
     """
@@ -61,7 +61,7 @@ class LabelTable:
     name: str
     cells: Mapping[str, Sequence[str | None]]
     label_columns: tuple[str, ...] = ()
-    others: pa.Table | None = None
+    others: Mapping[str, pa.ChunkedArray] = dataclasses.field(default_factory=dict)
     not_numbers: Mapping[int, str] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -69,6 +69,15 @@ class LabelTable:
         """Returns what the table says of a row's image, besides other columns."""
         told = [cells[row] for name, cells in self.cells.items() if name != "path"]
         return (self.not_numbers.get(row), *told)
+
+    def problem_of(self, row: int) -> tuple[str, str] | None:
+        """Returns (reason, detail) if a row gives its image no label, otherwise None."""
+        told = f"row {row + 1} of {self.name} has"
+        if row in self.not_numbers:
+            return "not_a_number", f"{told} {self.not_numbers[row]!a}"
+        return (
+            None if self.cells["label"][row] else ("no_label", f"{told} no label (see --missing)")
+        )
 
     @property
     def digest(self) -> str:
@@ -80,9 +89,10 @@ class LabelTable:
         if "site" in self.cells:
             digest.update(b"site")
             present.append(self.cells["site"])
-        if self.others is not None:
-            digest.update(repr([(f.name, str(f.type)) for f in self.others.schema]).encode())
-            present += [column.to_pylist() for column in self.others.columns]
+        if self.others:
+            types = [(name, str(column.type)) for name, column in self.others.items()]
+            digest.update(repr(types).encode())
+            present += [column.to_pylist() for column in self.others.values()]
         for row in sorted(zip(*present, strict=True), key=repr):
             digest.update(repr(row).encode("utf-8", "surrogatepass"))
         return digest.hexdigest()
@@ -153,7 +163,7 @@ def read_label_table(
         name=file.name,
         cells={"path": path, "label": label, **optional},
         label_columns=() if kind.one_hot else tuple(columns),
-        others=pa.table({name: cells[name] for name in others}) if others else None,
+        others={name: cells[name] for name in others},
         not_numbers=not_numbers,
         notes=tuple(notes),
     )

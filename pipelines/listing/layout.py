@@ -9,7 +9,6 @@ Place(tree='scans', root='scans', split='train', label='DME', inner='')
 from __future__ import annotations
 
 import collections
-import itertools
 import posixpath
 import re
 import unicodedata
@@ -20,10 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines import errors
+from pipelines.listing.files import IMAGE_SUFFIXES, ending_of, has_suffix
 from pipelines.listing.label_table import LabelTable
-from pipelines.listing.refs import BATCH_ROWS, OTHER, REF_SCHEMA, Listing, with_columns
-from pipelines.sources.source import MAX_FILE_BYTES, NOT_PERMITTED, Member
-from tfrecord_io.decoding.preprocess import SINGLE_SUFFIXES, TIFF_SUFFIXES, split_frame_path
+from pipelines.listing.refs import OTHER, REF_SCHEMA, Listing, RejectedFile
 
 #: The splits, by the names that folders and tables use for them, in lower case.
 SPLITS = {
@@ -35,117 +33,36 @@ SPLITS = {
 # The class folders of the Kermany OCT data, by which its tree is recognised among others.
 _OCT_LABELS = frozenset({"CNV", "DME", "DRUSEN", "NORMAL"})
 
-# Endings of the names of images.
-_IMAGE_SUFFIXES = (*SINGLE_SUFFIXES, *TIFF_SUFFIXES, ".dcm", ".dicom")
 
-_SYSTEM_FILES = frozenset({".ds_store", "thumbs.db", "desktop.ini"})
+def place_files(
+    files: pa.Table, labels: LabelTable | None, tree: str | None, listing: Listing
+) -> pa.Table:
+    """Returns the files that have a class, of `REF_SCHEMA` and with what else is known of them.
 
-# Endings of texts that lie beside images, such as annotations. An unknown ending may be that of an
-# image, as DICOM files have any.
-_TEXT_ENDINGS = frozenset(
-    {"txt", "xml", "json", "csv", "tsv", "md", "htm", "html", "pdf", "yaml", "yml", "ini", "log",
-     "xls", "xlsx", "doc", "docx", "py", "ipynb"}
-)  # fmt: skip
-
-# What is kept of a file, in 40 bytes instead of the 400 of Python objects.
-_FILE_SCHEMA = pa.schema(
-    [("name", pa.large_string()), *(REF_SCHEMA.field(name) for name in Member._fields[1:5])]
-)
-
-
-def read_members(members: Iterable[Member], listing: Listing, *, has_folders: bool) -> pa.Table:
-    """Counts the files of a source, and returns those that may be images, by their names and sizes.
-
-    Args:
-        members: the files.
-        listing: takes the other files.
-        has_folders: whether folders name the classes, beside which texts may lie.
-
-    Raises:
-        errors.BuildError: if this user may not read some files.
+    Raises what `place_by_folders` and `place_by_table` raise.
     """
-    kept = (member[:5] for member in members if _may_be_image(member, listing, has_folders))
-    batches = []
-    while rows := list(itertools.islice(kept, BATCH_ROWS)):
-        columns = dict(zip(_FILE_SCHEMA.names, zip(*rows, strict=True), strict=True))
-        batches.append(pa.RecordBatch.from_pydict(columns, _FILE_SCHEMA))
-    forbidden = [file.source_path for file in listing.rejects if file.reason == NOT_PERMITTED]
-    if forbidden:
-        raise errors.BuildError(
-            f"this user may not read {len(forbidden):,} files or folders of the input, such as "
-            f"{min(forbidden)}. Permit it (chmod), and run the same command again; or, to leave "
-            "them out, move them out of the input or give them names that begin with a dot"
-        )
-    return pa.Table.from_batches(batches, _FILE_SCHEMA).combine_chunks()
-
-
-def _may_be_image(member: Member, listing: Listing, has_folders: bool) -> bool:
-    listing.num_files += 1
-    if reason := _ignored_reason(member.name):
-        listing.ignored[reason] += 1
-    elif problem := _problem_of(member):
-        listing.reject(member.name, *problem)
-    elif has_folders and _ending(member.name) in _TEXT_ENDINGS:
-        listing.ignored["no_image_name"] += 1
-    else:
-        return True
-    return False
-
-
-def _ignored_reason(name: str) -> str | None:
-    """Returns why a file is not data, by its name; None if it may be data."""
-    parts = name.split("/")
-    base = parts[-1]
-    if "__MACOSX" in parts or base.startswith("._"):
-        return "apple_double"  # macOS stores a file's attributes there, also under a name in .jpeg
-    if base.lower() in _SYSTEM_FILES:
-        return "system_file"
-    if any(part.startswith(".") and part not in (".", "..") for part in parts):
-        return "hidden"
-    return None
-
-
-def _problem_of(member: Member) -> tuple[str, str] | None:
-    """Returns (reason, detail) if a file must not be used, by its name or size, otherwise None."""
-    name, parts = member.name, member.name.split("/")
-    if member.problem:
-        return member.problem
-    is_absolute = re.match(r"[/\\]|[A-Za-z]:", name)
-    if is_absolute or "\0" in name or {"..", ""} & {*parts} or "." in parts[1:]:
-        return "unsafe_name", "the path is absolute, leads out of the archive, or is not plain"
-    try:
-        name.encode("utf-8")
-    except UnicodeEncodeError:
-        return "unreadable_name", "the name is not UTF-8"
-    path, frame = split_frame_path(name)
-    if frame:
-        return "path_conflict", f"this name would be that of frame {frame} of {path}; rename it"
-    if (size := max(member.size, member.stored_size)) > MAX_FILE_BYTES:
-        return "file_too_large", f"{size:,} bytes, more than {MAX_FILE_BYTES:,}"
-    return None
-
-
-def _ending(name: str) -> str | None:
-    """Returns the ending of a file's name: "" for none or a number, None for a DICOM directory."""
-    base = name.rpartition("/")[2].lower()
-    if base == "dicomdir":
-        return None
-    last = base.rpartition(".")[2] if "." in base else ""
-    return "" if last.isdecimal() else last
-
-
-def has_suffix(names: pa.Array, suffixes: Sequence[str]) -> pa.Array:
-    """Returns bool [num_names], whether each ends with one of these, in any case."""
-    pattern = f"({'|'.join(map(re.escape, suffixes))})$"
-    return pc.match_substring_regex(names, pattern, ignore_case=True)
+    if labels is None:
+        return place_by_folders(files, tree, listing)
+    listing.naming_notes += labels.notes
+    return place_by_table(files, labels, tree, listing)
 
 
 def _set_aside(listing: Listing, name: str, detail: str, *, is_image: bool = False) -> None:
     """Rejects a file without a label if it looks like an image; otherwise it is not data."""
-    if is_image or name.lower().endswith(_IMAGE_SUFFIXES):
-        listing.reject(name, "no_label", detail)
+    if is_image or name.lower().endswith(IMAGE_SUFFIXES):
+        listing.rejects.append(RejectedFile(name, "no_label", detail))
     else:
         listing.ignored["no_image_name"] += 1
+
+
+def _make_refs(files: pa.Table, columns: Mapping[str, Any]) -> pa.Table:
+    """Returns a table of `REF_SCHEMA` and what else is in `columns`; what is in neither is null."""
+    told = {name: files[name] for name in files.column_names if name in REF_SCHEMA.names} | columns
+    nulls = pa.nulls(files.num_rows)
+    refs = pa.table([told.pop(name, nulls) for name in REF_SCHEMA.names], REF_SCHEMA)
+    for name, values in told.items():
+        refs = refs.append_column(name, values)
+    return refs
 
 
 # ---- by folders
@@ -181,11 +98,12 @@ def place_by_folders(files: pa.Table, tree: str | None, listing: Listing) -> pa.
     names = files["name"].combine_chunks()
     encoded = pc.replace_substring_regex(names, "[^/]*$", "").dictionary_encode()
     folders, codes = encoded.dictionary.to_pylist(), encoded.indices
-    with_images = set(codes.filter(has_suffix(names, _IMAGE_SUFFIXES)).unique().to_pylist())
+    with_images = set(codes.filter(has_suffix(names, IMAGE_SUFFIXES)).unique().to_pylist())
     places = place_folders({folder: code in with_images for code, folder in enumerate(folders)})
-    is_placed = pa.array([folder in places for folder in folders], pa.bool_()).take(codes)
+    number = {folder: number for number, folder in enumerate(places)}
+    codes = pa.array([number.get(folder) for folder in folders], pa.int32()).take(codes)
     layout = "SPLIT/CLASS" if any(map(_split_folders, folders)) else "CLASS"
-    for name in names.filter(pc.invert(is_placed)).to_pylist():
+    for name in names.filter(codes.is_null()).to_pylist():
         _set_aside(listing, name, f"lies outside the {layout} folders")
     if not places:
         raise errors.UserError(
@@ -194,20 +112,19 @@ def place_by_folders(files: pa.Table, tree: str | None, listing: Listing) -> pa.
             "the folder of a file, name it in a table: --labels labels.csv, with the columns path "
             "and label"
         )
-    files, names, codes = (some.filter(is_placed) for some in (files, names, codes))
-    found = [places.get(folder) or Place("", "", "", "", "") for folder in folders]
+    files, names, codes = (some.filter(codes.is_valid()) for some in (files, names, codes))
+    values = zip(*places.values(), strict=True)
     columns = {
-        name: pa.array(values).dictionary_encode().take(codes)
-        for name, values in zip(Place._fields, zip(*found, strict=True), strict=True)
+        name: pa.array(texts).dictionary_encode().take(codes)
+        for name, texts in zip(Place._fields, values, strict=True)
     }
-    pairs = zip(folders, found, strict=True)
-    below = [folder.removeprefix(f"{place.root}/") for folder, place in pairs]
+    below = [folder.removeprefix(f"{place.root}/") for folder, place in places.items()]
     columns["path"] = pc.binary_join_element_wise(
         pa.array(below, pa.large_string()).take(codes),
         pc.replace_substring_regex(names, "(?s)^.*/", ""),
         pa.scalar("", pa.large_string()),
     )
-    return _choose_tree(with_columns(files.drop_columns("name"), columns), tree, listing)
+    return _choose_tree(_make_refs(files, columns), tree, listing)
 
 
 def _choose_tree(refs: pa.Table, tree: str | None, listing: Listing) -> pa.Table:
@@ -315,9 +232,7 @@ def _split_folders(folder: str) -> list[str]:
 
 def _common_folders(folders: Iterable[str]) -> list[str]:
     """Returns the names of the folders that hold all these, outermost first."""
-    parts = [folder.split("/") if folder else [] for folder in folders]
-    pairs = zip(min(parts), max(parts), strict=False) if parts else ()
-    return [name for name, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
+    return posixpath.commonprefix([folder.split("/") if folder else [] for folder in folders])
 
 
 # ---- by a table
@@ -345,18 +260,15 @@ def place_by_table(
     # A file without a row counts as an image if one with a row has the same ending. The files of a
     # DICOM export have none.
     endings = {
-        _ending(name) for name, row in zip(names, row_of_file, strict=True) if row is not None
+        ending_of(name) for name, row in zip(names, row_of_file, strict=True) if row is not None
     }
     chosen: dict[int, int] = {}
     for place, (name, row) in enumerate(zip(names, row_of_file, strict=True)):
-        told = "" if row is None else f"row {row + 1} of {labels.name} has"
         if row is None:
-            is_image = _ending(name) in endings
+            is_image = ending_of(name) in endings
             _set_aside(listing, name, f"{labels.name} has no row for it", is_image=is_image)
-        elif row in labels.not_numbers:
-            listing.reject(name, "not_a_number", f"{told} {labels.not_numbers[row]!a}")
-        elif not labels.cells["label"][row]:
-            listing.reject(name, "no_label", f"{told} no label (see --missing)")
+        elif problem := labels.problem_of(row):
+            listing.rejects.append(RejectedFile(name, *problem))
         else:
             chosen[place] = row
     if not chosen:
@@ -366,22 +278,20 @@ def place_by_table(
             + ("; ".join(why.values()) or "no file looks like an image")
             + ". Its `path` should be a file's path in the input, or the end of it"
         )
-    rows = list(chosen.values())
-    root = "/".join(_common_folders({names[place].rpartition("/")[0] for place in chosen}))
+    places, rows = list(chosen), list(chosen.values())
+    root = "/".join(_common_folders({names[place].rpartition("/")[0] for place in places}))
     columns: dict[str, Any] = {
         name: [cells[row] for row in rows] for name, cells in labels.cells.items()
     }
     columns["root"] = [root] * len(rows)
-    columns["path"] = [names[place].removeprefix(f"{root}/") for place in chosen]
+    columns["path"] = [names[place].removeprefix(f"{root}/") for place in places]
     given = columns.get("split", ["train"] * len(rows))
     columns["split"] = [_split_of(labels, row, name) for row, name in zip(rows, given, strict=True)]
     if "site" in columns:
         columns[f"{OTHER}site"] = pa.array(columns.pop("site"), pa.string())
-    if labels.others is not None:
-        others = labels.others.take(pa.array(rows, pa.int64()))
-        names_of = [f"{OTHER}{name}" for name in others.column_names]
-        columns |= dict(zip(names_of, others.columns, strict=True))
-    refs = with_columns(files.drop_columns("name").take(pa.array(chosen, pa.int64())), columns)
+    for name, values in labels.others.items():
+        columns[f"{OTHER}{name}"] = values.take(pa.array(rows, pa.int64()))
+    refs = _make_refs(files.take(pa.array(places, pa.int64())), columns)
     return refs.sort_by([("path", "ascending"), ("offset", "ascending")])
 
 
@@ -414,14 +324,15 @@ def match_files(names: Sequence[str], table: LabelTable, listing: Listing) -> li
             found = found or [place for place, text in pairs if text.endswith(wanted)]
         # Beside a picture there may be a text of the same name.
         if len(found) > 1:
-            pictures = [k for k in found if names[k].lower().endswith(_IMAGE_SUFFIXES)]
+            pictures = [k for k in found if names[k].lower().endswith(IMAGE_SUFFIXES)]
             found = pictures or found
         if len(found) != 1:
             shown = ", ".join(ascii(names[place]) for place in found[:2])
             many = f"{len(found):,} files end with this path, such as {shown}; give more of it"
             why = many if found else "the source has no such file"
             listing.num_files += 1
-            listing.reject(path, "missing_file", f"row {row + 1} of {table.name}: {why}")
+            detail = f"row {row + 1} of {table.name}: {why}"
+            listing.rejects.append(RejectedFile(path, "missing_file", detail))
             continue
         other = row_of_file[found[0]]
         if other is None:

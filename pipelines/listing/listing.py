@@ -12,23 +12,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines import errors
-from pipelines.listing import frames, layout
-from pipelines.listing.anonymous import Privacy
+from pipelines.listing import files, frames, layout
 from pipelines.listing.label_table import LabelTable
 from pipelines.listing.options import DEFAULT_GROUP_REGEX, ListingOptions
 from pipelines.listing.refs import (
     BATCH_ROWS,
+    OTHER,
     REF_SCHEMA,
     Listing,
+    RejectedFile,
     iterate_refs,
-    other_columns,
-    with_columns,
 )
 from pipelines.sources.source import Member, Source
 from tfrecord_io.manifest import WEIGHT
 
+_PATIENT = REF_SCHEMA.get_field_index("patient")
 
-def list_images(source: Source, options: ListingOptions, privacy: Privacy | None = None) -> Listing:
+
+def list_images(source: Source, options: ListingOptions) -> Listing:
     """Sorts the files of a source into images, copies of images, rejects and ignored files.
 
     Two layouts are recognised, below any folder: SPLIT/CLASS/files and, if there is no split
@@ -38,7 +39,6 @@ def list_images(source: Source, options: ListingOptions, privacy: Privacy | None
     takes the place of the folders.
 
     Each frame of a DICOM file, and each page of a TIFF, is an image, see `frames.find_frames`.
-    With a secret, the listing knows files and patients only by their codes in the end.
 
     Raises:
         errors.UserError: if the input or an option is wrong, no image is found, or there is a DICOM
@@ -53,33 +53,28 @@ def list_images(source: Source, options: ListingOptions, privacy: Privacy | None
     listing.identity |= options.identity()
     if source.gives_labels:
         rows = [{"root": "", "path": found.name, **found._asdict()} for found in source.members()]
-        refs = pa.Table.from_pylist(rows, REF_SCHEMA).combine_chunks()
         listing.num_files = len(rows)
-        listing.refs = _choose_classes(refs, options, listing)
+        refs = pa.Table.from_pylist(rows, REF_SCHEMA).combine_chunks()
     else:
-        files = layout.read_members(source.members(), listing, has_folders=labels is None)
-        if labels:
-            refs = layout.place_by_table(files, labels, options.tree, listing)
-            listing.naming_notes += labels.notes
-        else:
-            refs = layout.place_by_folders(files, options.tree, listing)
-        refs = _choose_classes(refs, options, listing)
-        refs = _drop_copies(refs, source.same_content, listing)
-        listing.notes += _label_notes(refs, labels)
-        has_patients = labels is not None and "patient" in labels.cells
-        if not has_patients:
-            patients = _find_patients(refs["path"], options.group_regex, listing)
-            refs = with_columns(refs, {"patient": patients})
-        listing.refs = refs.combine_chunks()
-        frames.find_frames(listing, source, keep_patients=has_patients)
-        site = other_columns(listing.refs).get("site")
-        if site is not None:
-            # Patient 17 of one site and patient 17 of another are two patients.
-            texts = (site.cast(pa.large_string()), listing.refs["patient"])
-            patients = pc.binary_join_element_wise(*texts, pa.scalar("/", pa.large_string()))
-            listing.refs = with_columns(listing.refs, {"patient": patients})
-    if privacy is not None:
-        privacy.hide(listing)
+        found = files.read_members(source.members(), listing, has_folders=labels is None)
+        refs = layout.place_files(found, labels, options.tree, listing)
+    refs = _choose_classes(refs, options, listing)
+    if source.gives_labels:
+        listing.refs = refs
+        return listing.checked()
+    refs = _drop_copies(refs, source.same_content, listing)
+    listing.notes += _label_notes(refs, labels)
+    has_patients = labels is not None and "patient" in labels.cells
+    if not has_patients:
+        patients = _find_patients(refs["path"], options.group_regex, listing)
+        refs = refs.set_column(_PATIENT, "patient", patients)
+    listing.refs = refs.combine_chunks()
+    frames.find_frames(listing, source, keep_patients=has_patients)
+    if f"{OTHER}site" in listing.refs.column_names:
+        # Patient 17 of one site and patient 17 of another are two patients.
+        texts = (listing.refs[f"{OTHER}site"].cast(pa.large_string()), listing.refs["patient"])
+        patients = pc.binary_join_element_wise(*texts, pa.scalar("/", pa.large_string()))
+        listing.refs = listing.refs.set_column(_PATIENT, "patient", patients)
     return listing.checked()
 
 
@@ -136,7 +131,7 @@ def _drop_copies(
             listing.copies += 1
         else:
             detail = f"same path as {first.source_path}, but different content"
-            listing.reject(ref.source_path, "path_conflict", detail)
+            listing.rejects.append(RejectedFile(ref.source_path, "path_conflict", detail))
     return refs.filter(pa.array(is_first))
 
 
@@ -150,7 +145,7 @@ def _label_notes(refs: pa.Table, labels: LabelTable | None) -> Iterator[str]:
                     f"the class {name!a} has the name of a split; if it is not a class, give "
                     "--input or --tree the folder that holds the SPLIT or CLASS folders"
                 )
-    elif labels.others is not None and WEIGHT in labels.others.column_names:
+    elif WEIGHT in labels.others:
         ends = pc.min_max(labels.others[WEIGHT]).as_py()
         yield (
             f"each image counts in training by the column {WEIGHT} of the table of --labels, "

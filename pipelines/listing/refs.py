@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import hashlib
 import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -130,14 +131,26 @@ class Listing:
     identity: dict[str, Any] = dataclasses.field(default_factory=dict)
     names: pa.Table | None = None
 
-    def reject(self, name: str, reason: str, detail: str) -> None:
-        """Adds a file to the rejects, in a form that can be printed."""
-        detail = printable(detail, MAX_DETAIL_LENGTH)
-        self.rejects.append(RejectedFile(printable(name), reason, detail))
+    @property
+    def digest(self) -> str:
+        """Hexadecimal SHA-256 of the names, sizes and versions of all images."""
+        digest = hashlib.sha256()
+        for batch in self.refs.to_batches(BATCH_ROWS):
+            for name in ("root", "path"):
+                # No name has a zero byte, so it can mark the end of each.
+                digest.update("\0".join([*batch.column(name).to_pylist(), ""]).encode())
+            for name in ("size", "version"):
+                digest.update(batch.column(name).to_numpy().astype("<i8").tobytes())
+        return digest.hexdigest()
 
     def checked(self) -> Listing:
-        """Returns the listing, its files sorted, if each of them is counted once."""
-        self.rejects.sort()
+        """Returns the listing if each file is counted once; rejects are sorted and printable."""
+        self.rejects = sorted(
+            RejectedFile(
+                printable(file.source_path), file.reason, printable(file.detail, MAX_DETAIL_LENGTH)
+            )
+            for file in self.rejects
+        )
         self.ignored = collections.Counter(dict(sorted((+self.ignored).items())))
         parts = self.refs.num_rows + len(self.rejects) + self.copies + self.ignored.total()
         if parts != self.num_files:
@@ -155,21 +168,3 @@ def iterate_refs(table: pa.Table | pa.RecordBatch) -> Iterator[ImageRef]:
         names = [name for name in ImageRef._fields if name in batch.schema.names]
         columns = [batch.column(name).to_pylist() for name in names]
         yield from itertools.starmap(ImageRef, zip(*columns, strict=True))
-
-
-def with_columns(refs: pa.Table, columns: Mapping[str, Any]) -> pa.Table:
-    """Returns a table with these columns besides its own, or in their place.
-
-    Those of `REF_SCHEMA` come first and get its types; one that is in neither is null.
-    """
-    told = dict.fromkeys(REF_SCHEMA.names, pa.nulls(refs.num_rows))
-    told |= dict(zip(refs.column_names, refs.columns, strict=True)) | columns
-    kinds = {field.name: field.type for field in REF_SCHEMA}
-    schema = pa.schema([(name, kinds.get(name) or column.type) for name, column in told.items()])
-    return pa.table(told, schema)
-
-
-def other_columns(refs: pa.Table | pa.RecordBatch) -> dict[str, pa.ChunkedArray | pa.Array]:
-    """Returns the columns that begin with `OTHER`, by the rest of their names."""
-    columns = zip(refs.schema.names, refs.columns, strict=True)
-    return {name.removeprefix(OTHER): values for name, values in columns if name.startswith(OTHER)}

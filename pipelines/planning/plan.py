@@ -11,7 +11,6 @@ kilobytes of its own task, so neither Beam's graph nor a worker's memory grows w
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import itertools
 import json
 import math
@@ -23,7 +22,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines import errors
-from pipelines.listing.refs import BATCH_ROWS
 from pipelines.planning.splits import LARGEST_SEED
 from pipelines.stores.output import Storage
 from pipelines.stores.output_state import PLAN_FILE, PLAN_JSON
@@ -241,18 +239,6 @@ def shard_counts(num_examples: int, num_shards: int) -> list[int]:
     """Returns the number of examples of each shard: equal, with the remainder spread evenly."""
     bounds = [num_examples * index // num_shards for index in range(num_shards + 1)]
     return [end - start for start, end in itertools.pairwise(bounds)]
-
-
-def listing_digest(refs: pa.Table) -> str:
-    """Returns the SHA-256 of the names, sizes and versions of all images, in hexadecimal."""
-    digest = hashlib.sha256()
-    for batch in refs.to_batches(BATCH_ROWS):
-        for name in ("root", "path"):
-            # The listing rejects names with a zero byte, so it can mark the end of each name.
-            digest.update("\0".join([*batch.column(name).to_pylist(), ""]).encode())
-        for name in ("size", "version"):
-            digest.update(batch.column(name).to_numpy().astype("<i8").tobytes())
-    return digest.hexdigest()
 
 
 def _random_ranks(num_rows: int, seed: int) -> np.ndarray:

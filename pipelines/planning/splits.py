@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from pipelines import errors
-from pipelines.listing.refs import iterate_refs, other_columns, with_columns
+from pipelines.listing.refs import OTHER, REF_SCHEMA, iterate_refs
 from tfrecord_io.flags import check, flag
 from tfrecord_io.groups import INPUTS, Groups, group_images, plural_unit
 from tfrecord_io.kinds import CLASSES, LabelKind
@@ -242,7 +242,8 @@ def _assign(
     notes.append(_describe_balance(names, shares, achieved, len(hashes), options.split_seed, seed))
     chosen = pa.array(names).take(pa.array(choice[members]))
     column = pc.replace_with_mask(splits, free, chosen).dictionary_encode()
-    return with_columns(refs, {"split": column}).combine_chunks()
+    place = REF_SCHEMA.get_field_index("split")
+    return refs.set_column(place, "split", column).combine_chunks()
 
 
 def _groups(
@@ -268,7 +269,8 @@ def _groups(
 
 def known_groups(refs: pa.Table) -> Groups:
     """Returns which images belong together, as far as it is known before they are decoded."""
-    others = {name: values for name, values in other_columns(refs).items() if name in INPUTS}
+    there = [name for name in INPUTS if f"{OTHER}{name}" in refs.column_names]
+    others = {name: refs[f"{OTHER}{name}"] for name in there}
     return group_images(pa.table({**others, "patient": refs["patient"], "path": refs["path"]}))
 
 

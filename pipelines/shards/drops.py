@@ -22,7 +22,7 @@ from pipelines.planning import plan, splits
 from pipelines.planning.splits import SplitOptions
 from pipelines.shards.build import Build, Sidecar, rows_name
 from pipelines.stores.output import BUILD_DIR, Storage
-from tfrecord_io import flags, manifest, schema
+from tfrecord_io import manifest, schema
 from tfrecord_io.auditing import columns, twins
 from tfrecord_io.auditing.leak_checks import near_search_gap
 from tfrecord_io.statistics import PixelStatistics
@@ -169,24 +169,6 @@ def _copy_without(
         statistics=statistics,
     )
     smaller.write(storage.create)
-
-
-def check_searchable(image_shape: Sequence[int], options: SplitOptions) -> None:
-    """Refuses `--leaks fail` for images stored too small to find near duplicates in them.
-
-    It does so before anything is decoded. `image_shape` is (height, width, channels).
-
-    Raises:
-        errors.UserError: naming the smallest size.
-    """
-    height, width = image_shape[:2]
-    if options.leaks == "fail" and min(height, width) < twins.MIN_SIDE:
-        raise errors.UserError(
-            f"--leaks fail cannot be checked with --image_size {height}x{width}: near duplicates "
-            f"are found only in images stored with at least {twins.MIN_SIDE} pixels per side. "
-            "Choose a larger --image_size; or choose --leaks keep, and check the rest with "
-            f"{flags.command('audit')} --max_leaked_patients 0 --max_duplicates 0"
-        )
 
 
 def require_policies(storage: Storage, made: manifest.Manifest, options: SplitOptions) -> None:

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from pipelines import errors, workers
-from pipelines.listing.refs import ImageRef, RejectedFile, iterate_refs, other_columns
+from pipelines.listing.refs import OTHER, ImageRef, RejectedFile, iterate_refs
 from pipelines.planning import plan
 from pipelines.shards.build import Build, Create, Sidecar, Work, rows_name
 from pipelines.shards.features import feature_writer
@@ -313,11 +313,12 @@ def _examples_table(
     columns |= {**facts, "perceptual_hash": [bits.tobytes() for bits in facts["perceptual_hash"]]}
     fields = list(EXAMPLE_SCHEMA)
     places = pa.array([example["place"] for example in examples], pa.int64())
-    for name, column in other_columns(planned).items():
+    for field in planned.schema:
+        name = field.name.removeprefix(OTHER)
         # The launcher has said which are left out.
-        if name not in columns and name != groups.COLUMN:
-            columns[name] = column.take(places)
-            fields.append(pa.field(name, column.type))
+        if field.name.startswith(OTHER) and name not in columns and name != groups.COLUMN:
+            columns[name] = planned[field.name].take(places)
+            fields.append(pa.field(name, field.type))
     return pa.Table.from_pydict(columns, pa.schema(fields))
 
 
