@@ -27,7 +27,7 @@ def test_without_a_flag_the_oct_scans_are_downloaded_from_kaggle():
 
 def test_every_flag_arrives_where_it_belongs():
     chosen = parse_options(
-        [*ARCHIVE, "--output=out", "--image_size=100x60", "--channels=3", "--resize=box",
+        [*ARCHIVE, "--output=out", "--image_size=100x70", "--channels=3", "--resize=box",
          "--seed=7", "--limit=9", "--num_shards=5", "--classes=NORMAL, CNV", "--tree=OCT2017 ",
          r"--group_regex=^(\d)", "--max_reject_fraction=0.5", "--overwrite", "--name=mine",
          "--num_examples=30", "--download_dir=d", "--splits=patient", "--split_seed=auto",
@@ -37,7 +37,7 @@ def test_every_flag_arrives_where_it_belongs():
     assert chosen.output == OutputOptions(
         output="out", name="mine", max_reject_fraction=0.5, overwrite=True
     )
-    assert chosen.images == ImageOptions(image_size=(100, 60), channels=3, resize="box")
+    assert chosen.images == ImageOptions(image_size=(100, 70), channels=3, resize="box")
     assert chosen.splits == SplitOptions(
         splits="patient",
         split_fractions=(("train", 0.7), ("holdout", 0.3)),

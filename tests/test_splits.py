@@ -307,9 +307,9 @@ def test_a_build_that_drops_leaks_lists_and_counts_them(leaky_tree, tmp_path, ca
 def test_a_build_that_must_not_leak_fails_before_it_decodes(leaky_tree, tmp_path):
     for _ in range(2):  # the second finds the complete dataset wanting
         with pytest.raises(errors.BuildError, match="6 patients are in several splits"):
-            build_here(leaky_tree, tmp_path / "out", "--leaks=fail")
+            build_here(leaky_tree, tmp_path / "out", "--leaks=fail", "--image_size=64")
         assert not list(tmp_path.glob("out/*.tfrecord")) or Manifest.load(tmp_path / "out")
-        build_here(leaky_tree, tmp_path / "out")
+        build_here(leaky_tree, tmp_path / "out", "--image_size=64")
 
 
 def test_without_patients_the_build_groups_by_content_in_a_folder_as_in_a_zip(tmp_path):

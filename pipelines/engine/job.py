@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import itertools
 import json
 import sys
 import time
@@ -28,7 +27,7 @@ from pipelines.shards.build import Build, Work
 from pipelines.shards.finish import FAILURE_FILE, list_rejects
 from pipelines.shards.write import EXAMPLE_SCHEMA
 from pipelines.sources.factory import make_source
-from pipelines.sources.source import Source, read_in_order
+from pipelines.sources.source import Member, Source, read_in_order
 from pipelines.stores import output_state
 from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import groups
@@ -83,9 +82,7 @@ def prepared(options: BuildOptions) -> Iterator[Job | None]:
         # The message of a refused dataset has numbers and codes, and no name of the input.
         with privacy.private_errors(errors.RefusedError):
             job = _prepare(options, storage, privacy)
-        # What has been prepared knows files by their codes, and so do its own errors.
-        with privacy.private_errors(errors.UserError, errors.BuildError):
-            yield job
+        yield job
 
 
 def full_path(folder: str) -> str:
@@ -222,8 +219,6 @@ def _make_draft(options: BuildOptions, listing: Listing) -> Manifest:
         "no_window": pixels.no_window,
         # Older releases stored the values of such files as they were.
         "physical": pixels.physical and dataclasses.asdict(pixels.physical),
-        # Older releases took images of unknown patients one by one.
-        "grouped_by": "study" if _goes_by_study(options, listing.refs) else None,
     }
     identity = {
         "source": listing.source["kind"],
@@ -232,7 +227,7 @@ def _make_draft(options: BuildOptions, listing: Listing) -> Manifest:
         "classes": list(labels),
         **listing.identity,
         **images.identity(),
-        **options.splits.identity(),
+        **options.splits.identity(listing.refs),
         **options.plan.identity(),
         **{name: value for name, value in newer.items() if value is not None},
         "decoder": decoder,
@@ -254,32 +249,20 @@ def _make_draft(options: BuildOptions, listing: Listing) -> Manifest:
     )
 
 
-def _goes_by_study(options: BuildOptions, refs: pa.Table) -> bool:
-    """Returns whether studies or series of unknown patients decide splits or what is dropped."""
-    chosen, names = options.splits, (f"{OTHER}study", f"{OTHER}series")
-    ids = [refs[name] for name in names if name in refs.column_names]
-    if not ids or not (chosen.splits == "patient" or chosen.leaks == "drop" or chosen.keep_split):
-        return False
-    is_known = pc.is_valid(pc.coalesce(*ids))
-    return pc.any(pc.and_(is_known, refs["patient"].is_null())).as_py()
-
-
 def _content_names(source: Source, refs: pa.Table) -> list[str]:
     """Returns a name for the content of each file, which is the same for copies of a file."""
-    names: list[str] = []
+    names: dict[Member, str] = {}
+    # Each file is read once, whatever the number of its frames.
+    members = list(dict.fromkeys(ref.member for ref in iterate_refs(refs)))
     with source.open() as reader:
-        # The frames of a file follow each other; the file is read once.
-        files = itertools.groupby(ref.member for ref in iterate_refs(refs))
-        counted, again = itertools.tee((member, len(list(frames))) for member, frames in files)
-        reads = ((member, functools.partial(reader.read, member)) for member, _ in again)
-        for (member, count), read in zip(counted, read_in_order(reader, reads), strict=True):
+        reads = ((member, functools.partial(reader.read, member)) for member in members)
+        for member, read in zip(members, read_in_order(reader, reads), strict=True):
             try:
-                name = xxhash.xxh3_128_hexdigest(read())
+                names[member] = xxhash.xxh3_128_hexdigest(read())
             except Reject:
                 # The decoder will reject it later; here its path serves as a unique name.
-                name = member.name
-            names += [name] * count
-    return names
+                names[member] = member.name
+    return [names[ref.member] for ref in iterate_refs(refs)]
 
 
 def _say_what_there_is(listing: Listing) -> list[str]:

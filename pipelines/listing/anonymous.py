@@ -8,7 +8,6 @@ read it; the plan is removed when the dataset is complete.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import dataclasses
 import hmac
@@ -178,10 +177,11 @@ class Privacy:
 
     @contextlib.contextmanager
     def build_folder(self, storage: Storage, *, job_goes_on: bool = False) -> Iterator[None]:
-        """Keeps from others what the build folder holds of the input.
+        """Keeps from others what the build folder and messages say of the input.
 
-        An error removes it. So does Ctrl-C, unless the job goes on without the launcher: then the
-        workers need the plan.
+        An error removes what the folder holds of it. So does Ctrl-C, unless the job goes on without
+        the launcher: then the workers need the plan. Errors of a build are raised unchanged, see
+        `private_errors`: what has been prepared knows files by their codes.
         """
         if not self.key:
             yield
@@ -190,7 +190,8 @@ class Privacy:
             with errors.clear_write_errors(storage.root):
                 Path(storage.path(BUILD_DIR)).chmod(0o700)
         try:
-            yield
+            with self.private_errors(errors.UserError, errors.BuildError):
+                yield
         except BaseException as error:
             if not (job_goes_on and isinstance(error, KeyboardInterrupt)):
                 # The rows of the plan and an unpacked archive, which the next run makes again.
@@ -209,13 +210,8 @@ class Privacy:
 def _is_random(key: bytes) -> bool:
     """Returns whether a file's content can be random bytes in hexadecimal or base64."""
     text = key.strip()
-    try:
-        if re.fullmatch(rb"[0-9a-fA-F]+", text):
-            data = bytes.fromhex(text.decode())
-        else:
-            text = text.rstrip(b"=").translate(bytes.maketrans(b"-_", b"+/"))
-            data = base64.b64decode(text + b"=" * (-len(text) % 4), validate=True)
-    except ValueError:
-        return False
-    # Of so many random bytes, fewer than eight different ones do not happen.
-    return len(data) >= MIN_SECRET_BYTES and len(set(data)) >= 8
+    is_hexadecimal = re.fullmatch(rb"[0-9a-fA-F]*", text)
+    length = len(text.rstrip(b"=")) // 2 if is_hexadecimal else len(text.rstrip(b"=")) * 3 // 4
+    # Of so many random characters, fewer than eight different ones do not happen.
+    is_varied = len(set(text)) >= 8 and re.fullmatch(rb"[\w+/-]*={0,2}", text)
+    return bool(is_varied) and length >= MIN_SECRET_BYTES

@@ -8,7 +8,6 @@ example counts in training. A cell without a value is null in all of them.
 
 from __future__ import annotations
 
-import codecs
 import collections
 import dataclasses
 import hashlib
@@ -41,6 +40,13 @@ _NUMBERS = (
     (r"^(0|-?[1-9][0-9]{0,17})$", pa.int64()),
     (r"^(0|-?[1-9][0-9]{0,8}|-?(0|[1-9][0-9]{0,8})\.[0-9]{1,6})$", pa.float64()),
 )
+
+# What two columns must hold in each row, and for what.
+_EXPECTED = {
+    "site": "which is part of the patient; expected a site in each row, such as unknown (a site "
+    "named NA needs --missing '')",
+    WEIGHT: "by which images count in training; expected a number of at least 0",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -116,9 +122,9 @@ def read_label_table(
         renamed: columns of the file by the names that they get, see `--columns`.
 
     Raises:
-        errors.UserError: if the file cannot be read, has no `path` or no label column, a column has
-            the name of another column, a label is neither 0 nor 1, a row has no site, or a weight
-            is not a number of at least 0.
+        errors.UserError: if the file or one of its columns cannot be read, `path` or a label column
+            is missing, a column has the name of another column, a label is neither 0 nor 1, a row
+            has no site, or a weight is not a number of at least 0.
     """
     notes: list[str] = []
     is_csv = file.suffix.lower() != ".parquet"
@@ -129,28 +135,24 @@ def read_label_table(
             f"with --columns {','.join(f'{name}=COLUMN' for name in absent)}"
         )
     used = ("path", *columns, *OPTIONAL)
-    _drop_odd_columns(cells, [name for name in cells if name not in used], notes)
     others = [name for name in cells if name not in used]
     without_value = ("", *(MISSING if missing is None else missing)) if is_csv else missing or ()
     _put_nulls(cells, without_value, notes)
-    if is_csv:
-        cells |= {name: _with_numbers(cells[name]) for name in others}
+    for name in others:
+        cells[name] = _with_numbers(cells[name]) if is_csv else _readable(file, name, cells[name])
     texts = {name: _as_text(file, name, cells[name]) for name in (*used, WEIGHT) if name in cells}
-    texts |= {"site": [(site or "").strip() for site in texts["site"]]} if "site" in texts else {}
-    for row, site in enumerate(texts.get("site", ()), 1):
-        if not site:
-            expected = (
-                "which is part of the patient; expected a site in each row, such as unknown (a "
-                "site named NA needs --missing '')"
-            )
-            raise _wrong_cell(file, row, "site", site, expected)
+    for name, expected in _EXPECTED.items():
+        for row, text in enumerate(() if name in columns else texts.get(name, ()), 1):
+            if not _is_right(name, text or ""):
+                raise errors.UserError(
+                    f"--labels {file}: row {row:,} has {text or ''!a} in the column {name}, "
+                    f"{expected}. Rename the column if it means something else"
+                )
+    if "site" in texts:
+        texts["site"] = [(site or "").strip() for site in texts["site"]]
     if WEIGHT in others:
-        weights = [float(text) if number_text(text or "") else -1.0 for text in texts[WEIGHT]]
-        for row, (weight, text) in enumerate(zip(weights, texts[WEIGHT], strict=True), 1):
-            if not 0 <= weight < math.inf:
-                expected = "by which images count in training; expected a number of at least 0"
-                raise _wrong_cell(file, row, WEIGHT, text, expected)
-        cells[WEIGHT] = pa.chunked_array([pa.array(weights, pa.float64())])
+        weights = pa.array([float(text or "") for text in texts[WEIGHT]], pa.float64())
+        cells[WEIGHT] = pa.chunked_array([weights])
     try:
         label, not_numbers = kind.read_columns({name: texts[name] for name in columns})
     except ValueError as error:
@@ -169,13 +171,10 @@ def read_label_table(
     )
 
 
-def _wrong_cell(
-    file: Path, row: int, name: str, text: str | None, expected: str
-) -> errors.UserError:
-    return errors.UserError(
-        f"--labels {file}: row {row:,} has {text or ''!a} in the column {name}, {expected}. Rename "
-        "the column if it means something else"
-    )
+def _is_right(name: str, text: str) -> bool:
+    if name == "site":
+        return bool(text.strip())
+    return number_text(text) is not None and 0 <= float(text) < math.inf
 
 
 def _shown(names: Collection[str]) -> str:
@@ -212,11 +211,6 @@ def _read_csv(file: Path) -> pa.Table:
     """Reads the columns as text, so that a patient 007 stays 007."""
     with file.open("rb") as opened:
         header = opened.readline()
-    if header.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise errors.UserError(
-            f"--labels {file} is UTF-16, expected UTF-8; save it as CSV UTF-8, or convert it: "
-            "iconv -f UTF-16 -t UTF-8"
-        )
     delimiter = max(",;\t", key=header.decode(errors="replace").count)
     # By default Arrow cuts the file into blocks at any line break, also at one within quotes.
     parse = pacsv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
@@ -258,34 +252,25 @@ def _renamed(
     return kept | found
 
 
-def _drop_odd_columns(
-    cells: dict[str, pa.ChunkedArray], names: Sequence[str], notes: list[str]
-) -> None:
-    """Drops and notes those of the columns that Python cannot read.
+def _readable(file: Path, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Returns a column with times in microseconds, the finest that Python has.
 
-    Such are times with nanoseconds, years beyond 9999, and time zones that are not known here.
+    Raises:
+        errors.UserError: if that loses a digit, or Python cannot read a value for another reason.
     """
-    odd = []
-    for name in names:
-        kind = cells[name].type
-        try:
-            if pa.types.is_timestamp(kind) and kind.unit == "ns":
-                # Where pandas is installed, Arrow returns nanoseconds as objects of pandas. The
-                # cast fails if it would lose a digit.
-                cells[name] = cells[name].cast(pa.timestamp("us", kind.tz))
-            elif "[ns" in str(kind):
-                raise ValueError("nanoseconds")
-            if not (pa.types.is_string(kind) or pa.types.is_floating(kind)):
-                cells[name].to_pylist()
-        except (ValueError, OverflowError, LookupError):
-            odd.append(f"{name} ({kind})")
-            del cells[name]
-    if odd:
-        notes.append(
-            f"left out the column {', '.join(odd)} of the table of --labels: some of its values "
-            "have no form in Python, such as times with nanoseconds or an unknown time zone; store "
-            "it as text to keep it"
-        )
+    kind = column.type
+    try:
+        if pa.types.is_timestamp(kind) and kind.unit == "ns":
+            return column.cast(pa.timestamp("us", kind.tz))
+        if "[ns" not in str(kind):
+            column.to_pylist()
+            return column
+    except (ValueError, OverflowError, LookupError):
+        pass
+    raise errors.UserError(
+        f"--labels {file}: the column {name} ({kind}) has values that Python cannot read, such as "
+        "nanoseconds or an unknown time zone; store it as text, or leave it out"
+    )
 
 
 def _put_nulls(

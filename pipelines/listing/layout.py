@@ -251,10 +251,9 @@ def place_by_table(
             one file, or no file has a label.
     """
     if tree is not None:
-        start = f"/{tree.strip(' /')}/"
-        inside = [f"/{name}".startswith(start) for name in files["name"].to_pylist()]
-        listing.ignored["other_tree"] += inside.count(False)
-        files = files.filter(pa.array(inside, pa.bool_()))
+        inside = files.filter(pc.starts_with(files["name"], f"{tree.strip(' /')}/"))
+        listing.ignored["other_tree"] += files.num_rows - inside.num_rows
+        files = inside
     names = files["name"].to_pylist()
     row_of_file = match_files(names, labels, listing)
     # A file without a row counts as an image if one with a row has the same ending. The files of a

@@ -16,7 +16,6 @@ from pipelines.listing import files, frames, layout
 from pipelines.listing.label_table import LabelTable
 from pipelines.listing.options import DEFAULT_GROUP_REGEX, ListingOptions
 from pipelines.listing.refs import (
-    BATCH_ROWS,
     OTHER,
     REF_SCHEMA,
     Listing,
@@ -154,9 +153,7 @@ def _label_notes(refs: pa.Table, labels: LabelTable | None) -> Iterator[str]:
         )
     alike: dict[str, list[str]] = collections.defaultdict(list)
     for name in (labels and sorted(labels.label_columns)) or names:
-        # Unicode D146: caseless matching.
-        caseless = unicodedata.normalize("NFD", name).casefold()
-        alike[unicodedata.normalize("NFC", caseless).strip()].append(ascii(name))
+        alike[unicodedata.normalize("NFKC", name).casefold().strip()].append(ascii(name))
     for same in alike.values():
         if len(same) > 1:
             yield (
@@ -165,7 +162,7 @@ def _label_notes(refs: pa.Table, labels: LabelTable | None) -> Iterator[str]:
             )
 
 
-def _find_patients(paths: pa.ChunkedArray, group_regex: str, listing: Listing) -> pa.ChunkedArray:
+def _find_patients(paths: pa.ChunkedArray, group_regex: str, listing: Listing) -> pa.Array:
     """Returns the patient of each image, from its name or else its folders.
 
     Raises:
@@ -182,11 +179,8 @@ def _find_patients(paths: pa.ChunkedArray, group_regex: str, listing: Listing) -
             return match.group(1)
         return None
 
-    # Batch by batch, because a list of all paths would take ten times the memory of the column.
-    batches = (paths.slice(start, BATCH_ROWS) for start in range(0, len(paths), BATCH_ROWS))
-    kind = pa.large_string()
-    arrays = [pa.array(map(patient, batch.to_pylist()), kind) for batch in batches]
-    patients = pa.chunked_array(arrays, kind)
+    # One by one, because a list of all paths would take ten times the memory of the column.
+    patients = pa.array((patient(path.as_py()) for path in paths), pa.large_string())
     num_without, num_images = patients.null_count, len(patients)
     if group_regex == DEFAULT_GROUP_REGEX or num_without <= num_images / 2:
         return patients
