@@ -98,15 +98,25 @@ class Privacy:
         columns["root"] = pa.array([""] * refs.num_rows).dictionary_encode()
         for kind, name in (("image", "path"), ("patient", "patient")):
             columns[name] = self._codes(kind, refs[name]).cast(pa.large_string())
-        names = pa.array((ref.source_path for ref in iterate_refs(refs)), pa.large_string())
-        columns["hidden"] = names
         # These say which images without a patient belong together.
         coded = ("study", "series") if refs["patient"].null_count else ()
         # Nothing is known of the other columns, so names may be in them.
         for name in ("site", WEIGHT, *coded):
             if (other := f"{OTHER}{name}") in refs.column_names:
                 columns[other] = self._codes(name, refs[other]) if name in coded else refs[other]
-        hidden = pa.table(columns)
+        rejects = [
+            {"path": self._code("reject", reject.source_path), **dataclasses.asdict(reject)}
+            for reject in listing.rejects
+        ]
+        listing.rejects = sorted(RejectedFile(row["path"], row["reason"], "") for row in rejects)
+        for name in listing.identity.keys() & _NAMING_ENTRIES:
+            listing.identity[name] = self._code(name, json.dumps(listing.identity[name]))
+        listing.identity["anonymize"] = self._code("secret", "")
+        source = json.dumps(listing.source, sort_keys=True)
+        listing.source = {"kind": listing.source["kind"], "code": self._code("source", source)}
+        listing.naming_notes = []
+        names = [ref.source_path for ref in iterate_refs(refs)]
+        hidden = pa.table({**columns, "hidden": pa.array(names, pa.large_string())})
         paths = [ref.image_path for ref in iterate_refs(hidden)]
         images = {
             "key": map(schema.image_key, paths),
@@ -116,20 +126,9 @@ class Privacy:
             "source_patient": refs["patient"],
             "detail": pa.nulls(refs.num_rows),
         }
-        rejects = [
-            {"path": self._code("reject", reject.source_path), **dataclasses.asdict(reject)}
-            for reject in listing.rejects
-        ]
         rows = pa.Table.from_pylist(rejects, NAMES_SCHEMA)
         listing.names = pa.concat_tables([pa.table(images, NAMES_SCHEMA), rows])
-        listing.rejects = sorted(RejectedFile(row["path"], row["reason"], "") for row in rejects)
         listing.refs = hidden.sort_by([("path", "ascending"), ("frame", "ascending")])
-        listing.naming_notes = []
-        for name in listing.identity.keys() & _NAMING_ENTRIES:
-            listing.identity[name] = self._code(name, json.dumps(listing.identity[name]))
-        listing.identity["anonymize"] = self._code("secret", "")
-        source = json.dumps(listing.source, sort_keys=True)
-        listing.source = {"kind": listing.source["kind"], "code": self._code("source", source)}
 
     def _code(self, kind: str, text: str) -> str:
         """Returns the code of a name of some kind, whose text has another code in other kinds."""

@@ -58,7 +58,6 @@ class LabelTable:
         cells: the path of each row's image, with `/` between folders, its label ("" if the table
             gives none; `tfrecord_io.kinds` defines the text of several labels and of a number), and
             of the columns `OPTIONAL` those that the table has, None where it gives no value.
-        label_columns: columns of several labels or of a number; empty if each row has one class.
         others: the other columns of the file, by name.
         not_numbers: what the table has instead of a finite number, by row.
         notes: what the user should know, one sentence each; they name columns of the table.
@@ -66,7 +65,6 @@ class LabelTable:
 
     name: str
     cells: Mapping[str, Sequence[str | None]]
-    label_columns: tuple[str, ...] = ()
     others: Mapping[str, pa.ChunkedArray] = dataclasses.field(default_factory=dict)
     not_numbers: Mapping[int, str] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -141,6 +139,8 @@ def read_label_table(
     for name in others:
         cells[name] = _with_numbers(cells[name]) if is_csv else _readable(file, name, cells[name])
     texts = {name: _as_text(file, name, cells[name]) for name in (*used, WEIGHT) if name in cells}
+    if "site" in texts:
+        texts["site"] = [(site or "").strip() for site in texts["site"]]
     for name, expected in _EXPECTED.items():
         for row, text in enumerate(() if name in columns else texts.get(name, ()), 1):
             if not _is_right(name, text or ""):
@@ -148,8 +148,6 @@ def read_label_table(
                     f"--labels {file}: row {row:,} has {text or ''!a} in the column {name}, "
                     f"{expected}. Rename the column if it means something else"
                 )
-    if "site" in texts:
-        texts["site"] = [(site or "").strip() for site in texts["site"]]
     if WEIGHT in others:
         weights = pa.array([float(text or "") for text in texts[WEIGHT]], pa.float64())
         cells[WEIGHT] = pa.chunked_array([weights])
@@ -164,7 +162,6 @@ def read_label_table(
     return LabelTable(
         name=file.name,
         cells={"path": path, "label": label, **optional},
-        label_columns=() if kind.one_hot else tuple(columns),
         others={name: cells[name] for name in others},
         not_numbers=not_numbers,
         notes=tuple(notes),
@@ -173,7 +170,7 @@ def read_label_table(
 
 def _is_right(name: str, text: str) -> bool:
     if name == "site":
-        return bool(text.strip())
+        return bool(text)
     return number_text(text) is not None and 0 <= float(text) < math.inf
 
 

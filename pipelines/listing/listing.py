@@ -13,7 +13,6 @@ import pyarrow.compute as pc
 
 from pipelines import errors
 from pipelines.listing import files, frames, layout
-from pipelines.listing.label_table import LabelTable
 from pipelines.listing.options import DEFAULT_GROUP_REGEX, ListingOptions
 from pipelines.listing.refs import (
     OTHER,
@@ -62,7 +61,7 @@ def list_images(source: Source, options: ListingOptions) -> Listing:
         listing.refs = refs
         return listing.checked()
     refs = _drop_copies(refs, source.same_content, listing)
-    listing.notes += _label_notes(refs, labels)
+    listing.notes += _label_notes(refs, options)
     has_patients = labels is not None and "patient" in labels.cells
     if not has_patients:
         patients = _find_patients(refs["path"], options.group_regex, listing)
@@ -134,8 +133,9 @@ def _drop_copies(
     return refs.filter(pa.array(is_first))
 
 
-def _label_notes(refs: pa.Table, labels: LabelTable | None) -> Iterator[str]:
+def _label_notes(refs: pa.Table, options: ListingOptions) -> Iterator[str]:
     """Yields what the user should know about the classes, without the name of a table."""
+    labels = options.table
     names = sorted(refs["label"].cast(pa.string()).unique().to_pylist())
     if labels is None:
         for name in names:
@@ -152,7 +152,7 @@ def _label_notes(refs: pa.Table, labels: LabelTable | None) -> Iterator[str]:
             f"rename it with --columns body_weight={WEIGHT}"
         )
     alike: dict[str, list[str]] = collections.defaultdict(list)
-    for name in (labels and sorted(labels.label_columns)) or names:
+    for name in sorted(options.label_columns) or names:
         alike[unicodedata.normalize("NFKC", name).casefold().strip()].append(ascii(name))
     for same in alike.values():
         if len(same) > 1:
