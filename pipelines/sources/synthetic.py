@@ -13,12 +13,11 @@ none in two splits. The classes of train are as unbalanced as those of the archi
 from __future__ import annotations
 
 import io
-import itertools
 import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,8 +27,9 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from pipelines import errors, workers
+from pipelines import errors
 from pipelines.stores import file_lock
+from tfrecord_io.ahead import map_ahead
 from tfrecord_io.files import read_json
 
 Floats = NDArray[np.float64]
@@ -47,9 +47,6 @@ FILE_MTIME = 1_514_764_800
 _TRAIN_SIZES = (37_205, 11_348, 8_616, 26_315)
 _HELD_OUT_SHARE = 0.1  # of all images, for each of val and test
 _SECOND_CLASS_PROBABILITY = 0.06
-_CHUNK_SIZE = 32
-# With fewer images than this, starting processes costs more time than they save.
-_SMALLEST_PARALLEL_RUN = 256
 
 # Width and height in pixels, and how often each class of `LABEL_NAMES` has this size.
 _SIZES = {
@@ -243,13 +240,11 @@ def write_tree(
     The files are `directory/OCT2017 /{train,val,test}/CLASS/CLASS-PATIENT-INDEX.jpeg`. The same
     arguments give the same bytes and modification times on any number of cores. The tree is drawn
     in another folder and renamed when it is complete. A complete tree is kept; one with other
-    settings or missing files is drawn again. `progress` is called with the number of images that
-    were written since its last call.
+    settings or missing files is drawn again. `progress` is called with 1 for each image.
 
     Raises:
         errors.UserError: if another process is drawing into the directory, or it exists and this
             function did not write it.
-        errors.BuildError: if a worker process died.
     """
     tasks = _plan_tree(num_examples, seed)
     settings = {
@@ -273,25 +268,23 @@ def write_tree(
             )
         drawing = directory.with_name(f".{directory.name}.drawing")
         shutil.rmtree(drawing, ignore_errors=True)
-        _draw(tasks, drawing, progress)
+        for folder in {task.path(drawing).parent for task in tasks}:
+            folder.mkdir(parents=True)
+
+        def draw(task: _Task) -> None:
+            path = task.path(drawing)
+            scan = draw_bscan(task.label, task.patient, task.index, seed)
+            path.write_bytes(encode_jpeg(scan))
+            os.utime(path, (FILE_MTIME, FILE_MTIME))
+
+        # NumPy and Pillow let other threads run while they work.
+        num_threads = len(os.sched_getaffinity(0))
+        for _ in map_ahead(draw, tasks, 2 * num_threads, num_threads=num_threads):
+            progress(1)
         (drawing / COMPLETE_MARKER).write_text(json.dumps(settings, indent=2) + "\n")
         if directory.exists():
             shutil.rmtree(directory)
         drawing.rename(directory)
-
-
-def _draw(tasks: Sequence[_Task], directory: Path, progress: Callable[[int], object]) -> None:
-    for folder in {task.path(directory).parent for task in tasks}:
-        folder.mkdir(parents=True)
-    calls = [(tasks[i : i + _CHUNK_SIZE], directory) for i in range(0, len(tasks), _CHUNK_SIZE)]
-    num_workers = len(os.sched_getaffinity(0)) if len(tasks) >= _SMALLEST_PARALLEL_RUN else 1
-    counts = (
-        workers.results(_write_images, calls, num_workers)
-        if num_workers > 1
-        else itertools.starmap(_write_images, calls)
-    )
-    for written in counts:
-        progress(written)
 
 
 class _Task(NamedTuple):
@@ -301,20 +294,10 @@ class _Task(NamedTuple):
     label: str
     patient: int
     index: int
-    seed: int
 
     def path(self, directory: Path) -> Path:
         name = f"{self.label}-{self.patient}-{self.index}.jpeg"
         return directory / ARCHIVE_FOLDER / self.split / self.label / name
-
-
-def _write_images(tasks: Sequence[_Task], directory: Path) -> int:
-    """Draws some files; returns their number."""
-    for task in tasks:
-        path = task.path(directory)
-        path.write_bytes(encode_jpeg(draw_bscan(task.label, task.patient, task.index, task.seed)))
-        os.utime(path, (FILE_MTIME, FILE_MTIME))
-    return len(tasks)
 
 
 def split_sizes(num_examples: int) -> dict[tuple[str, str], int]:
@@ -351,6 +334,6 @@ def _plan_tree(num_examples: int, seed: int) -> list[_Task]:
                 # From 1 to 12 images, mostly few; more with disease than without.
                 wanted = 1 + int(11 * rng.random() ** (3.0 if each == "NORMAL" else 1.6))
                 for _ in range(min(sizes[split, each], wanted)):
-                    tasks.append(_Task(split, each, patient, next(indices), seed))
+                    tasks.append(_Task(split, each, patient, next(indices)))
                     sizes[split, each] -= 1
     return tasks
