@@ -121,8 +121,8 @@ def _as_a_build(folder: Path) -> float:
 
     archive = folder / f"{DATASET.split('/')[1]}.zip"
     started = time.perf_counter()
-    fetch(DATASET, archive)
-    return archive.stat().st_size / 1e6 / (time.perf_counter() - started)
+    part = fetch(DATASET, archive)
+    return part.stat().st_size / 1e6 / (time.perf_counter() - started)
 
 
 def _check(folder: Path) -> float:

@@ -370,7 +370,8 @@ def test_a_build_that_ends_early_names_nothing_and_leaves_nothing(
     def write_names(*arguments):
         modes.append(stat.S_IMODE((output / ".build").stat().st_mode))
         if failure == "the input is gone":
-            source.unlink()
+            (unpacked,) = (output / ".build").glob("*.tar")
+            unpacked.unlink()
         return written(*arguments)
 
     def decode(*arguments):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -113,7 +112,7 @@ def start_or_resume(work: Work, tasks: Sequence[plan.ShardTask], started: float)
 def require_finished(job: Job) -> None:
     """Raises errors.BuildError if the dataset was refused, or the manifest is missing."""
     if job.storage.exists(FAILURE_FILE):
-        raise errors.BuildError(json.loads(job.storage.read(FAILURE_FILE))["message"])
+        raise errors.BuildError(job.storage.read(FAILURE_FILE).decode())
     if not job.storage.exists(FILE_NAME):
         raise errors.BuildError(
             f"the engine reports that the job is done, but {job.storage.path(FILE_NAME)} is "

@@ -124,25 +124,8 @@ def render(
 
 def render_features(dataset: Manifest) -> str:
     """Returns the card of a dataset of feature maps, about how they were computed."""
-    trunk, images = dataset.source["trunk"], dataset.source["dataset"]
-    height, width, channels = dataset.image_shape
-    computed_by = [
-        ", ".join(f"{name} {value}" for name, value in libraries.items())
-        for libraries in dataset.source["computed_by"]
-    ]
-    facts = {
-        "Dataset of images": f"{images['name']}, fingerprint {images['fingerprint'][:12]}…",
-        "Network": f"{trunk['model']}, weights {trunk['weights']}, frozen up to {trunk['layer']}",
-        "Trunk": f"trunk.keras, SHA-256 {trunk['sha256'][:12]}…",
-        "Image": "×".join(map(str, trunk["image_shape"])) + " uint8",
-        "Feature map": f"{height}×{width}×{channels} {dataset.dtype}, "
-        f"{dataset.layout.stride:,} bytes an example",
-        "Size": f"{dataset.num_bytes / 1e6:,.1f} MB",
-        "Fingerprint": dataset.fingerprint,
-        "Computed by": "; ".join(computed_by),
-    }
     template = pages.environment(Path(__file__).parent).get_template("features.html.jinja")
-    return template.render(dataset=dataset, facts=facts)
+    return template.render(dataset=dataset)
 
 
 def _side_facts(dataset: Manifest, examples: pa.Table) -> list[dict[str, Any]]:

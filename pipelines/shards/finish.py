@@ -13,7 +13,6 @@ import dataclasses
 import functools
 import importlib.metadata
 import io
-import json
 import operator
 import platform
 from collections.abc import Iterable, Sequence
@@ -37,7 +36,7 @@ from tfrecord_io.auditing import audit, columns, twins
 from tfrecord_io.printing import csv_cell
 
 #: Holds the reason why the dataset was refused.
-FAILURE_FILE = f"{BUILD_DIR}/failure.json"
+FAILURE_FILE = f"{BUILD_DIR}/failure.txt"
 
 # Options with which some reasons go away.
 _HINTS = {
@@ -65,7 +64,7 @@ def finish_dataset(work: Work) -> None:
             describe = describe_images if isinstance(work, Build) else describe_features
             made = describe(work, tasks, work.require_sidecars(tasks))
         except errors.RefusedError as refusal:
-            storage.write(FAILURE_FILE, json.dumps({"message": str(refusal)}).encode())
+            storage.write(FAILURE_FILE, str(refusal).encode())
             return
         for name, text in descriptions.for_tfds(made).items():
             storage.write(name, text.encode())

@@ -44,39 +44,36 @@ class ArchiveSource(Source):
     """Images in a .zip, .tar or .tar.gz file on a disk that every worker can read.
 
     Attributes:
-        path: the archive.
+        path: the archive, or the tar that was unpacked from it.
         facts: other entries of `describe`: its kind, if not "archive", and Kaggle's dataset.
-        random_access_path: the unpacked tar, if `path` is a tar.gz.
+        given: the tar.gz of which `path` was unpacked.
         version: size in bytes and time of change in ns of the file that is listed and read.
     """
 
     path: Path
-    facts: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    random_access_path: Path | None = None
+    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    given: Path | None = None
     version: tuple[int, int] | None = None
 
     def prepare(self, scratch_dir: Path) -> ArchiveSource:
         """Unpacks a tar.gz, unless it is already there."""
-        unpacked = None
-        if self._is_gzip:
-            mark = "-".join(str(value) for value in _describe_gzip(self.path).values())
+        source = self
+        if _start(self.path).startswith(b"\x1f\x8b"):
+            facts = _describe_gzip(self.path)
+            mark = "-".join(map(str, facts.values()))
             unpacked = scratch_dir / f"{self.path.name}.{mark}.tar"
             if not unpacked.exists():
                 scratch_dir.mkdir(parents=True, exist_ok=True)
                 _gunzip(self.path, unpacked)
-        version = _version((unpacked or self.path).stat())
-        return dataclasses.replace(self, random_access_path=unpacked, version=version)
+            source = ArchiveSource(unpacked, {"gzip": facts, **self.facts}, self.path)
+        return dataclasses.replace(source, version=_version(source.path.stat()))
 
     def members(self) -> Iterator[Member]:
         if not self.is_zip:
-            yield from _tar_members(self.random_access_path or self.path, self.path)
+            yield from _tar_members(self.path, self.given or self.path)
             return
         with self.path.open("rb") as file:
             yield from zip_members(file, str(self.path))
-
-    @property
-    def _is_gzip(self) -> bool:
-        return _start(self.path).startswith(b"\x1f\x8b")
 
     @property
     def is_zip(self) -> bool:
@@ -86,18 +83,14 @@ class ArchiveSource(Source):
 
     @contextlib.contextmanager
     def open(self) -> Iterator[ArchiveReader]:
-        path = self.random_access_path or self.path
         with contextlib.ExitStack() as stack:
-            with errors.clear_read_errors(f"{path} (every worker must be able to read it)"):
-                descriptor = stack.enter_context(path.open("rb")).fileno()
-            version = self.version or _version(os.fstat(descriptor))
-            yield _LocalReader(descriptor, version, str(self.path), is_zip=self.is_zip)
+            with errors.clear_read_errors(f"{self.path} (every worker must be able to read it)"):
+                descriptor = stack.enter_context(self.path.open("rb")).fileno()
+            version, shown = self.version or _version(os.fstat(descriptor)), self.given or self.path
+            yield _LocalReader(descriptor, version, str(shown), is_zip=self.is_zip)
 
     def describe(self) -> dict[str, Any]:
-        facts: dict[str, Any] = {"kind": "archive", "name": self.path.name}
-        if self._is_gzip:
-            facts["gzip"] = _describe_gzip(self.path)
-        return {**facts, **self.facts}
+        return {"kind": "archive", "name": (self.given or self.path).name, **self.facts}
 
 
 class ArchiveReader(Reader):

@@ -21,7 +21,7 @@ from tfrecord_io.ahead import map_ahead
 from tfrecord_io.files import atomic_write, sync_folder
 from tfrecord_io.flags import check, flag
 from tfrecord_io.stores import remote
-from tfrecord_io.stores.folder import is_remote
+from tfrecord_io.stores.folder import is_remote, read_file
 
 #: Folder for files that are not part of the dataset: plan, lock, temporary files and tables.
 BUILD_DIR = ".build"
@@ -104,9 +104,7 @@ class Storage:
 
     def read(self, name: str) -> bytes:
         """Returns a file's content; raises FileNotFoundError if there is no such file."""
-        if not self.remote:
-            return Path(self.path(name)).read_bytes()
-        return remote.read_file(self.path(name))
+        return read_file(self.root, name)
 
     @contextlib.contextmanager
     def create(self, name: str) -> Iterator[IO[bytes]]:

@@ -106,12 +106,12 @@ def open_file(directory: str | os.PathLike[str], name: str) -> io.BufferedReader
 
 def read_file(directory: str | os.PathLike[str], name: str) -> bytes:
     """Returns the content of a file of a folder; raises what `open_file` and `patiently` raise."""
+    path = path_in(directory, name)
+    if not is_remote(path):
+        return Path(path).read_bytes()
+    from tfrecord_io.stores import remote  # takes a while to import
 
-    def read() -> bytes:
-        with open_file(directory, name) as file:
-            return file.read()
-
-    return patiently(read)
+    return patiently(lambda: remote.read_file(path))
 
 
 class StoredFiles(NamedTuple):
