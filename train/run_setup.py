@@ -35,7 +35,7 @@ class Run:
     """All that a training is about; what follows from the data is read when it is asked for.
 
     Attributes:
-        given: the configuration, with open decisions; adapted to the trunk, if there is one.
+        given: the configuration, with open decisions.
         folder: of its files.
         data: the dataset.
         devices: that train.
@@ -107,12 +107,14 @@ class Run:
 
     @functools.cached_property
     def config(self) -> TrainConfig:
-        """The configuration with every decision made; that of a cross-validation as given.
+        """The configuration with every decision made; of a cross-validation only the trunk's.
 
         Raises:
             ConfigError: if the configuration does not suit the data or the devices.
         """
         manifest, given = self.data.manifest, self.given
+        if (trunk := self.data.trunk) is not None:
+            given = _adapt(given, trunk)
         # They are used at the end of the run; a wrong one is told now.
         views = task_of(manifest.label_kind).views(manifest.label_names)
         given.measures.prevalences([view.name for view in views])
@@ -175,7 +177,6 @@ def make_run(config: TrainConfig, folder: Path) -> Run:
     if cache := is_remote(data.path) and data.stored.cache:
         devices.say(cache.describe())
     if (trunk := data.trunk) is not None:
-        config = _adapt(config, trunk)
         devices.say(
             f"features of {trunk.model} up to {trunk.layer}: the layers above are trained; "
             "augmentation and the mirror image need images and are off"

@@ -38,7 +38,7 @@ class Classes(Task):
         return keras.layers.Softmax(dtype="float32", name=name or "softmax")
 
     def logits_of(self, probabilities: Any) -> Any:
-        return keras.ops.log(keras.ops.maximum(probabilities, tasks.LEAST_PROBABILITY))
+        return keras.ops.log(keras.ops.maximum(probabilities, measures.LEAST_PROBABILITY))
 
     def losses(self, labels: Any, logits: Any, class_weights: Any, smoothing: float) -> Any:
         ops = keras.ops

@@ -31,8 +31,8 @@ PREDICTIVE_VALUES = ("ppv", "npv")
 #: neural networks", section 2 (they use 15).
 NUM_CALIBRATION_BINS = 15
 
-# Smallest probability of the right answer in the cross-entropy, which keeps its logarithm finite.
-_EPSILON = 1e-7
+#: Smallest probability whose logarithm is taken.
+LEAST_PROBABILITY = 1e-7
 
 # With more examples than this, the logits of `calibration_line` are rounded to 0.01.
 _MAX_LEVELS = 4096
@@ -45,7 +45,7 @@ _NEWTON_STEPS, _LONGEST_STEP, _CONVERGED, _RIDGE = 40, 2.0, 1e-8, 1e-12
 def cross_entropy(probabilities: np.ndarray, labels: np.ndarray) -> float:
     """Returns the mean negative log of the probability of the truth, in nats."""
     of_truth = probabilities[np.arange(len(labels)), labels].astype(np.float64)
-    return float(-np.log(np.maximum(of_truth, _EPSILON)).mean())
+    return float(-np.log(np.maximum(of_truth, LEAST_PROBABILITY)).mean())
 
 
 def area_under_curve(
@@ -129,7 +129,9 @@ def calibration_line(
         `calibration_slope` and `calibration_intercept`, float64 [...] each; NaN if one side has no
         weight. The slope is NaN too if a probability separates both sides.
     """
-    logits = special.logit(np.clip(probabilities.astype(np.float64), _EPSILON, 1 - _EPSILON))
+    logits = special.logit(
+        np.clip(probabilities.astype(np.float64), LEAST_PROBABILITY, 1 - LEAST_PROBABILITY)
+    )
     if len(logits) > _MAX_LEVELS:
         # So that the time of a bootstrap hardly grows; the line changes by less than 0.001.
         logits = logits.round(2)

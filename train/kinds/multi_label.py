@@ -47,7 +47,7 @@ class MultiLabel(Task):
     def logits_of(self, probabilities: Any) -> Any:
         ops = keras.ops
         with_label, without = (
-            ops.log(ops.maximum(values, tasks.LEAST_PROBABILITY))
+            ops.log(ops.maximum(values, measures.LEAST_PROBABILITY))
             for values in (probabilities, 1.0 - probabilities)
         )
         return with_label - without
@@ -90,7 +90,7 @@ class MultiLabel(Task):
         all others: like `logits_of`, this keeps a least probability.
         """
         pairs = np.stack([1 - probabilities, probabilities], axis=-1)
-        return np.maximum(pairs, tasks.LEAST_PROBABILITY)
+        return np.maximum(pairs, measures.LEAST_PROBABILITY)
 
     def cool(self, probabilities: np.ndarray, degree: float) -> np.ndarray:
         pairs = self.distributions(probabilities.astype(np.float64))

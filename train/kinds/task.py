@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import keras
 import numpy as np
-from scipy import optimize
+from scipy import optimize, special
 
 from tfrecord_io.kinds import LabelKind
 from train.data.dataset import Dataset, Part
@@ -22,9 +22,6 @@ from train.kinds import measures
 
 #: With more labels than this, none has a threshold and a line of calibration of its own.
 MAX_VIEWS = 40
-
-#: Smallest probability whose logarithm is taken.
-LEAST_PROBABILITY = 1e-7
 
 #: Limits of a fitted temperature. A fit that reaches them has too few images; the logits of a
 #: trained network do not need so large a change.
@@ -337,9 +334,8 @@ def apply_temperature(probabilities: np.ndarray, temperature: float) -> np.ndarr
 
     The classes keep their order, but two close probabilities may become equal by rounding.
     """
-    logarithms = _logarithms(probabilities) / temperature
-    powers = np.exp(logarithms - logarithms.max(-1, keepdims=True))
-    return (powers / powers.sum(-1, keepdims=True)).astype(probabilities.dtype)
+    cooled = special.softmax(_logarithms(probabilities) / temperature, axis=-1)
+    return cooled.astype(probabilities.dtype)
 
 
 def _logarithms(probabilities: np.ndarray) -> np.ndarray:

@@ -160,12 +160,16 @@ def share(metrics: Mapping[str, Any], name: str, told: str = "") -> str:
     return percent(score["value"]) + (f" ({text})" if text else "")
 
 
-def of_patients(metrics: Mapping[str, Any]) -> str:
-    """Returns a phrase such as ` of 17 patients`; empty if none is known."""
-    if not metrics["num_patients"]:
-        return ""
+def images_of(num_images: int, num_patients: int | None, noun: str = "patient") -> str:
+    """Returns a phrase such as `80 images of 17 patients`; without patients if none is known."""
+    people = f" of {counted(num_patients, noun)}" if num_patients else ""
+    return f"{counted(num_images, 'image')}{people}"
+
+
+def measured_images(metrics: Mapping[str, Any]) -> str:
+    """Returns how many images and known patients were measured, as `images_of` does."""
     noun = "known patient" if metrics.get("images_without_patient") else "patient"
-    return f" of {counted(metrics['num_patients'], noun)}"
+    return images_of(metrics["num_examples"], metrics["num_patients"], noun)
 
 
 def row_of_counts(
@@ -295,7 +299,7 @@ def describe(task: Task, metrics: Mapping[str, Any], own: Mapping[str, Any] | No
     weights = f", weights of epoch {metrics['best_epoch']}" if metrics.get("best_epoch") else ""
     where = f", on {own.get('split') or 'none'} of the run and here" if own is not None else ""
     lines = [
-        f"{metrics['split']}: {metrics['num_examples']:,} images{of_patients(metrics)}{weights}",
+        f"{metrics['split']}: {measured_images(metrics)}{weights}",
         *(f"  {sentence}" for sentence in (f"It {verdict[0]}", *verdict[1:])),
         f"all measures, with 95 % intervals over {plural_unit(metrics['bootstrap_by'])}{where}:",
         *(f"  {title:<{width}}" + "".join(map("  {:<24}".format, rows[title])) for title in rows),

@@ -289,12 +289,6 @@ def _convnet(features):
 def _backbone(images, options: NetworkOptions, image_shape: tuple[int, int, int]):
     application = applications.APPLICATIONS[options.model]
     height, width, channels = image_shape
-    if min(height, width) < application.smallest:
-        raise ConfigError(
-            f"--model {options.model} needs images of at least {application.smallest} pixels per "
-            f"side, but this dataset has {height}x{width}; use --model small_resnet or build "
-            "larger images"
-        )
     features = images
     if channels == 1:
         features = keras.layers.Concatenate(name="grey_to_rgb")([features] * 3)
@@ -306,6 +300,11 @@ def _backbone(images, options: NetworkOptions, image_shape: tuple[int, int, int]
         backbone = getattr(keras.applications, application.name)(
             include_top=False, weights=published, input_shape=(height, width, 3)
         )
+    except ValueError as error:
+        raise ConfigError(
+            f"--model {options.model} does not take images of {height}x{width} pixels: {error}; "
+            "use --model small_resnet or build larger images"
+        ) from error
     except Exception as error:
         # Keras raises a plain Exception if a download fails.
         if not published:
