@@ -139,16 +139,6 @@ def test_an_image_of_weight_0_is_in_no_batch_so_that_no_other_is_mixed_with_it(d
     assert set(part.weights[labels[:, 1] == 1]) == {part.weights.max()}
 
 
-def test_very_large_weights_count_as_small_ones_do(data, tmp_path):
-    weights = []
-    for unit in (1.0, 1e307):
-        folder = weighed(
-            data, tmp_path / str(unit), lambda label, unit=unit: unit * (OCT_NAMES.index(label) + 1)
-        )
-        weights.append(parts_of(TrainConfig.of(data=folder)).train.weights)
-    np.testing.assert_allclose(*weights, rtol=1e-6)
-
-
 @pytest.mark.parametrize("weights", [(-1.0, 1.0), (0.0, 0.0), (float("nan"), 1.0)])
 def test_weights_that_cannot_be_are_refused(data, tmp_path, weights):
     folder = weighed(data, tmp_path, lambda label: weights[label == "CNV"])

@@ -356,7 +356,7 @@ def _weighted(dataset: Dataset, part: Part) -> Part:
         weights = np.array(given.to_pylist(), np.float64)
     except ValueError:
         weights = np.array(np.nan)
-    if not (np.isfinite(weights) & (weights >= 0)).all() or not weights.any():
+    if not (np.isfinite(weights.sum()) and (weights >= 0).all() and weights.any()):
         raise ConfigError(
             f"images count in training by the column {WEIGHT} of "
             f"{path_in(dataset.path, EXAMPLES_FILE_NAME)}; expected numbers of at least 0, and not "
@@ -366,8 +366,6 @@ def _weighted(dataset: Dataset, part: Part) -> Part:
     if not counts.all():
         part = dataset.narrow(part, counts)
         weights = weights[counts]
-    # The sum of very large ones would be infinite. A power of two changes no digit.
-    weights = np.ldexp(weights, -np.frexp(weights.max())[1])
     return dataclasses.replace(part, weights=(weights / weights.mean()).astype(np.float32))
 
 

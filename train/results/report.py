@@ -45,16 +45,12 @@ _NO_ENTRIES = {"thresholds": (), "prevalence": {}, "folds": (), "spread": {}, "c
 def page_of_data(data: str, directory: Path, manifest: Manifest) -> str | None:
     """Returns the URL of the page of a dataset relative to a run's, or None if there is none.
 
-    That of an anonymous dataset names no folder that the command did not name.
+    That of an anonymous dataset could name folders that the command did not name.
     """
     page = Path(data) / "report.html"
-    if not page.is_file():
+    if not page.is_file() or "anonymize" in manifest.options:
         return None
-    path = os.path.relpath(page, directory)
-    named = {os.pardir, *page.parts, *directory.parts}
-    if "anonymize" in manifest.options and not named.issuperset(Path(path).parts):
-        return None
-    return urllib.parse.quote(os.fsencode(path))
+    return urllib.parse.quote(os.fsencode(os.path.relpath(page, directory)))
 
 
 def render(
