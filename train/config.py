@@ -265,11 +265,8 @@ class TrainConfig:
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
     """Returns a line for each fact of two contents of a config.json that changes what is learnt.
 
-    A run may continue with other values of the options that are declared `is_operational`.
-
-    Args:
-        ours: of the requested run, with a resolved configuration.
-        theirs: of the run in the folder.
+    `ours` is of the requested run, resolved, and `theirs` of the run in the folder. A run may
+    continue with other values of the options that are declared `is_operational`.
     """
     ours, theirs = (
         each["config"]
@@ -285,13 +282,9 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]
 
 
 def load(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Returns the content of a run's config.json.
+    """Returns the content of a run's config.json; the path is that of the file or of its folder.
 
-    Args:
-        path: the file, or the folder that contains it.
-
-    Returns:
-        JSON values: `config` has the fields of `TrainConfig`; `run_setup.claim` adds the others.
+    `config` has the fields of `TrainConfig` as JSON values; `run_setup.claim` adds the others.
 
     Raises:
         ConfigError: if the file does not exist, is not a configuration, or has unknown settings or

@@ -34,11 +34,7 @@ from train.networks.options import TRUNK_WEIGHTS, NetworkOptions
 class Run:
     """All that a training is about; what follows from the data is read when it is asked for.
 
-    Attributes:
-        given: the configuration, with open decisions.
-        folder: of its files.
-        data: the dataset.
-        devices: that train.
+    `given` is the configuration with its open decisions, `folder` that of the run's files.
     """
 
     given: TrainConfig

@@ -159,11 +159,8 @@ def flow_of(
 ) -> list[list[Box]]:
     """Returns the steps of the flow; the boxes of a step stand beside each other.
 
-    Args:
-        dataset: that was measured.
-        metrics: content of metrics.json; empty if nothing was measured.
-        in_folds: splits that were divided into folds.
-        is_own: whether the network was trained on this dataset.
+    For the arguments see `write.write_results`; the metrics are empty if nothing was measured, and
+    `is_own` tells whether the network was trained on this dataset.
     """
     manifest, split = dataset.manifest, str(metrics.get("split"))
     table = pa.table({name: dataset.column(name) for name in ("split", "variant", "patient")})

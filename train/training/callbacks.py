@@ -171,12 +171,7 @@ def memory_megabytes(devices: Devices) -> dict[str, float]:
 def tensorboard(
     directory: Path, *, enabled: bool = True
 ) -> Iterator[Callable[[Mapping[str, Any], int], None]]:
-    """Yields a function that writes all numbers of a history row at a step as TensorBoard scalars.
-
-    Args:
-        directory: for the event files.
-        enabled: whether anything is written.
-    """
+    """Yields a function that writes the numbers of a history row as scalars of TensorBoard."""
     if enabled and importlib.util.find_spec("tensorboard") is None:
         print("note: TensorBoard scalars need `pip install tensorboard`", file=sys.stderr)
         enabled = False

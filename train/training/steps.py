@@ -141,7 +141,7 @@ def prepare(run: Run, images, labels, draws):
     """Returns augmented, mixed images (float32, 0..255) and mixed labels of a replica.
 
     Args:
-        run: whose configuration says how.
+        run: with the options of the augmentation.
         images: [batch, height, width, channels], as stored.
         labels: float32 [batch, num_classes], of 0 and 1.
         draws: float32 [batch, augmentation.NUM_DRAWS].
