@@ -1,6 +1,7 @@
 """Writes small finished datasets: real shards and a manifest, no pipeline and no TensorFlow."""
 
 import hashlib
+import itertools
 import json
 import os
 import struct
@@ -13,37 +14,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tfrecord_io import Manifest, RecordLayout, Shard, Split, image_key
-from tfrecord_io.kinds import CLASSES, LabelKind
 from tfrecord_io.manifest import FILE_NAME, shard_name
 from tfrecord_io.schema import FOOTER_LENGTH, HEADER_LENGTH, masked_crc32c
 
+#: What the manifest says of a dataset that no build made, and of whose source nothing is known.
+_FACTS = {
+    "name": "tiny", "preprocessing": {}, "source": {}, "counts": {}, "rejects": {}, "options": {},
+    "fingerprint": "0" * 64, "versions": {},
+}  # fmt: skip
 
-def bare_manifest(
-    *,
-    image_shape: tuple[int, int, int],
-    label_names: Sequence[str],
-    splits: Mapping[str, Split],
-    name: str = "tiny",
-    preprocessing: Mapping[str, Any] | None = None,
-    dtype: str = "uint8",
-    label_kind: LabelKind = CLASSES,
-) -> Manifest:
-    """Returns the manifest of a dataset that no build made and of whose source nothing is said."""
-    return Manifest(
-        name=name,
-        image_shape=image_shape,
-        label_names=tuple(label_names),
-        splits=splits,
-        preprocessing=preprocessing or {},
-        source={},
-        counts={},
-        rejects={},
-        options={},
-        fingerprint="0" * 64,
-        versions={},
-        dtype=dtype,
-        label_kind=label_kind,
-    )
+
+def bare_manifest(label_names: Sequence[str], **facts: Any) -> Manifest:
+    """Returns the manifest of a dataset that no build made, but for what is given."""
+    return Manifest(label_names=tuple(label_names), **_FACTS | facts)
+
+
+#: The pixels, the values of the label, and the key.
+Example = tuple[bytes, np.ndarray, str]
 
 
 def split_of(label_counts: Sequence[int]) -> Split:
@@ -80,46 +67,57 @@ def write_dataset(
         the manifest, as written. Example i of split s has key `image_key(f"{s}/{i}")`, counted
         shard after shard over the examples that are there.
     """
-    directory = Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
     layout = RecordLayout(image_shape=image_shape, num_classes=len(label_names), dtype=dtype)
     generator = np.random.default_rng(seed)
-    splits = {}
     one_hot = np.eye(len(label_names), dtype=np.float32)
+    examples: dict[str, list[list[Example]]] = {}
     for split, total in (num_examples or {"train": 23, "val": 7}).items():
-        label_counts = [0] * len(label_names)
-        shards = []
-        example = 0
+        shards = examples[split] = []
+        place = itertools.count()
         for shard_index in range(num_shards):
             count = total * (shard_index + 1) // num_shards - total * shard_index // num_shards
-            records = []
-            for _ in range(max(0, count - (shard_index < num_left_out))):
-                label_index = int(generator.integers(len(label_names)))
-                label_counts[label_index] += 1
+            shards.append([])
+            for _ in range(count - (shard_index < num_left_out)):
+                label = one_hot[generator.integers(len(label_names))]
                 pixels = _random_pixels(generator, image_shape, layout.numpy_dtype).tobytes()
-                key = image_key(f"{split}/{example}")
-                records.append(layout.encode_record(pixels, one_hot[label_index], key))
-                example += 1
-            name = shard_name(split, shard_index, num_shards)
-            shards.append(write_shard(directory / name, records))
-        splits[split] = Split(label_counts=tuple(label_counts), shards=tuple(shards))
-    manifest = bare_manifest(
-        image_shape=image_shape, label_names=label_names, splits=splits, dtype=dtype
-    )
+                shards[-1].append((pixels, label, image_key(f"{split}/{next(place)}")))
+    return write_examples(Path(directory), layout, label_names, examples)
+
+
+def write_examples(
+    directory: Path,
+    layout: RecordLayout,
+    label_names: Sequence[str],
+    examples: Mapping[str, Sequence[Sequence[Example]]],
+    **facts: Any,
+) -> Manifest:
+    """Writes examples as shards, then the manifest, with further facts; returns it.
+
+    Args:
+        directory: where to; made if needed.
+        layout: of the records.
+        label_names: of the classes or labels.
+        examples: those of each shard, by split.
+        **facts: see `bare_manifest`.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    splits = {}
+    for split, shards in examples.items():
+        written = []
+        for shard_index, shard in enumerate(shards):
+            content = b"".join(layout.encode_record(*example) for example in shard)
+            name = shard_name(split, shard_index, len(shards))
+            (directory / name).write_bytes(content)
+            facts_of_shard = {"num_examples": len(shard), "num_bytes": len(content)}
+            digest = hashlib.sha256(content).hexdigest()
+            written.append(Shard(name=name, sha256=digest, **facts_of_shard))
+        labels = np.array([label for shard in shards for _, label, _ in shard])
+        counts = layout.label_kind.count(labels.reshape(-1, len(label_names)))
+        splits[split] = Split(label_counts=counts, shards=tuple(written))
+    facts |= {"image_shape": layout.image_shape, "dtype": layout.dtype}
+    manifest = bare_manifest(label_names, splits=splits, label_kind=layout.label_kind, **facts)
     (directory / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
     return manifest
-
-
-def write_shard(path: Path, records: Sequence[bytes]) -> Shard:
-    """Writes framed records; returns what the manifest says of them."""
-    content = b"".join(records)
-    path.write_bytes(content)
-    return Shard(
-        name=path.name,
-        num_examples=len(records),
-        num_bytes=len(content),
-        sha256=hashlib.sha256(content).hexdigest(),
-    )
 
 
 def change_first_label(directory: Path, label: Sequence[float]) -> None:

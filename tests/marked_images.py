@@ -17,14 +17,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from builds import read_csv, run_command
-from dataset_factory import bare_manifest, change_json, write_shard
+from dataset_factory import change_json, write_examples
 from PIL import Image
 
 from scripts.flink_cluster import free_ports
-from tfrecord_io import Manifest, RecordLayout, Split, image_key
+from tfrecord_io import Manifest, RecordLayout, image_key
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.kinds import CLASSES, LabelKind, number_text
-from tfrecord_io.manifest import EXAMPLES_FILE_NAME, FILE_NAME, shard_name
+from tfrecord_io.manifest import EXAMPLES_FILE_NAME, shard_name
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.trunk import FACTS_NAME, REST_NAME, Trunk
 from train.data.dataset import Examples, open_dataset
@@ -98,12 +98,11 @@ def write_marked_dataset(
     Of several labels each has a bar, and half of the images have it. A number is 20 minus 2.5 for
     each bright row, in the unit.
     """
-    directory.mkdir(parents=True, exist_ok=True)
     layout = RecordLayout(
         image_shape=image_shape, num_classes=len(label_names), label_kind=label_kind
     )
     generator = np.random.default_rng(0)
-    splits, rows = {}, []
+    examples, rows = {}, []
     for split, total in num_examples.items():
         if label_kind.one_hot:
             vectors = np.eye(len(label_names), dtype=np.float32)[
@@ -113,7 +112,7 @@ def write_marked_dataset(
             vectors = 20 - 2.5 * generator.integers(image_shape[0] + 1, size=(total, 1))
         else:
             vectors = np.float32(generator.random((total, len(label_names))) < 0.5)
-        records = []
+        shard = []
         for index, vector in enumerate(vectors):
             pixels = generator.integers(100, size=image_shape, dtype=np.uint8)
             if label_kind.is_number:
@@ -127,29 +126,19 @@ def write_marked_dataset(
                     pixels[top : top + image_shape[0] // len(label_names)] += 150
                 text = label_kind.text_of([label_names[label] for label in labels])
             key = image_key(f"{split}/{index}")
-            records.append(layout.encode_record(pixels.tobytes(), vector, key))
-            row = {
-                "split": split,
-                "shard": shard_name(split, 0, 1),
-                "row": index,
-                "key": key,
-                "label": text,
-            }
+            shard.append((pixels.tobytes(), vector, key))
+            name = shard_name(split, 0, 1)
+            row = {"split": split, "shard": name, "row": index, "key": key, "label": text}
             row["patient"] = f"{split}-{index // IMAGES_A_PATIENT}"
             rows.append({**row, "path": f"{split}/{text}/{index}.jpeg"})
-        shard = write_shard(directory / shard_name(split, 0, 1), records)
-        splits[split] = Split(label_counts=label_kind.count(vectors), shards=(shard,))
+        examples[split] = [shard]
     height, width, channels = image_shape
     preprocessing = Preprocessing(height=height, width=width, channels=channels).to_dict()
-    manifest = bare_manifest(
-        name="marked", image_shape=image_shape, label_names=label_names, splits=splits,
-        preprocessing=preprocessing, label_kind=label_kind,
-    )  # fmt: skip
     # As of a build: its ledger is on the card of features.
-    total = sum(num_examples.values())
-    counts = {"files": total, "examples": total, "ignored": {}, "rejects": 0, "copies": 0}
-    manifest = dataclasses.replace(manifest, counts=counts | {"over_limit": 0})
-    (directory / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
+    counts = {"files": len(rows), "examples": len(rows), "ignored": {}, "rejects": 0, "copies": 0}
+    counts["over_limit"] = 0
+    facts = {"name": "marked", "preprocessing": preprocessing, "counts": counts}
+    manifest = write_examples(directory, layout, label_names, examples, **facts)
     if with_patients:
         pq.write_table(pa.Table.from_pylist(rows), directory / EXAMPLES_FILE_NAME)
     return manifest
