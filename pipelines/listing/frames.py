@@ -87,25 +87,20 @@ def find_frames(listing: Listing, source: Source, *, keep_patients: bool) -> Non
 def _read_all(refs: pa.Table, source: Source) -> list[Pictures]:
     """Returns the pictures of each file."""
     num_processes = len(os.sched_getaffinity(0))
-    # A folder of pictures has no such files, and few are read at once.
-    when = {"delay": 1.0, "mininterval": 0.1 if sys.stderr.isatty() else 10.0}
-    with (
-        source.open() as reader,
-        tqdm(desc="reading headers", total=refs.num_rows, unit=" files", **when) as bar,
-    ):
+    with source.open() as reader:
         rows, waits_for_network = iterate_refs(refs), reader.num_parallel_reads > 1
-        some = iter(lambda: list(itertools.islice(rows, _NUM_AT_ONCE)), [])
         parts: Iterable[Iterable[Pictures]]
         if waits_for_network or num_processes == 1 or refs.num_rows <= _MOST_IN_ONE_PROCESS:
             parts = [_read_with(reader, rows)]
         else:
-            calls = zip(itertools.repeat(source), some)
-            parts = workers.results(_read_in_worker, calls, num_processes)
-        pictures: list[Pictures] = []
-        for found in itertools.chain.from_iterable(parts):
-            pictures.append(found)
-            bar.update()
-        return pictures
+            some = iter(lambda: list(itertools.islice(rows, _NUM_AT_ONCE)), [])
+            parts = workers.results(
+                _read_in_worker, zip(itertools.repeat(source), some), num_processes
+            )
+        found = itertools.chain.from_iterable(parts)
+        # A folder of pictures has no such files, and few are read at once.
+        when = {"delay": 1.0, "mininterval": 0.1 if sys.stderr.isatty() else 10.0}
+        return list(tqdm(found, "reading headers", refs.num_rows, unit=" files", **when))
 
 
 def _read_in_worker(source: Source, refs: Sequence[ImageRef]) -> list[Pictures]:

@@ -14,13 +14,7 @@ import pyarrow.compute as pc
 from pipelines import errors
 from pipelines.listing import files, frames, layout
 from pipelines.listing.options import DEFAULT_GROUP_REGEX, ListingOptions
-from pipelines.listing.refs import (
-    OTHER,
-    REF_SCHEMA,
-    Listing,
-    RejectedFile,
-    iterate_refs,
-)
+from pipelines.listing.refs import OTHER, REF_SCHEMA, Listing, RejectedFile, iterate_refs
 from pipelines.sources.source import Member, Source
 from tfrecord_io.manifest import WEIGHT
 
@@ -57,9 +51,6 @@ def list_images(source: Source, options: ListingOptions) -> Listing:
         found = files.read_members(source.members(), listing, has_folders=labels is None)
         refs = layout.place_files(found, labels, options.tree, listing)
     refs = _choose_classes(refs, options, listing)
-    if source.gives_labels:
-        listing.refs = refs
-        return listing.checked()
     refs = _drop_copies(refs, source.same_content, listing)
     listing.notes += _label_notes(refs, options)
     has_patients = labels is not None and "patient" in labels.cells
