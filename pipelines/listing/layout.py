@@ -22,6 +22,7 @@ from pipelines import errors
 from pipelines.listing.files import IMAGE_SUFFIXES, ending_of, has_suffix
 from pipelines.listing.label_table import LabelTable
 from pipelines.listing.refs import OTHER, REF_SCHEMA, Listing, RejectedFile
+from tfrecord_io.printing import printable
 
 #: The splits, by the names that folders and tables use for them, in lower case.
 SPLITS = {
@@ -274,7 +275,7 @@ def place_by_table(
         why = {reject.reason: reject.detail for reject in listing.rejects}
         raise errors.UserError(
             f"no row of --labels {labels.name} gives a label to one of the files: "
-            + ("; ".join(why.values()) or "no file looks like an image")
+            + (printable("; ".join(why.values())) or "no file looks like an image")
             + ". Its `path` should be a file's path in the input, or the end of it"
         )
     places, rows = list(chosen), list(chosen.values())
