@@ -188,6 +188,7 @@ ODD = {
     "far": pa.array([10**7] * 8, pa.date32()),
     "furthest": pa.array([10**14] * 8, pa.timestamp("s")),
     "zone": pa.array([1] * 8, pa.timestamp("us", "Mars/Base")),
+    "star": pa.array([1000] * 8, pa.timestamp("ns", "Mars/Base")),
     "clock": pa.array([1] * 8, pa.time64("ns")),
     "list": pa.array([[1]] * 8, pa.list_(pa.timestamp("ns"))),
 }

@@ -79,9 +79,9 @@ class LabelTable:
         told = f"row {row + 1} of {self.name} has"
         if row in self.not_numbers:
             return "not_a_number", f"{told} {self.not_numbers[row]!a}"
-        return (
-            None if self.cells["label"][row] else ("no_label", f"{told} no label (see --missing)")
-        )
+        if not self.cells["label"][row]:
+            return "no_label", f"{told} no label (see --missing)"
+        return None
 
     @property
     def digest(self) -> str:
@@ -258,8 +258,8 @@ def _readable(file: Path, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray
     kind = column.type
     try:
         if pa.types.is_timestamp(kind) and kind.unit == "ns":
-            return column.cast(pa.timestamp("us", kind.tz))
-        if "[ns" not in str(kind):
+            column = column.cast(pa.timestamp("us", kind.tz))
+        if "[ns" not in str(column.type):
             column.to_pylist()
             return column
     except (ValueError, OverflowError, LookupError):
