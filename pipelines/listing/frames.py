@@ -74,8 +74,8 @@ def find_frames(listing: Listing, source: Source, *, keep_patients: bool) -> Non
         if any(values):
             columns.setdefault(f"{OTHER}{name}", pa.array(values, pa.string()))
     listing.refs = pa.table(columns).combine_chunks()
-    frames = collections.Counter(some.file_format for some in read for _ in some.frames)
-    listing.frames = {name: count for name, count in frames.items() if name}
+    formats = (some.file_format for some in read for _ in some.frames)
+    listing.frames = collections.Counter(name for name in formats if name)
     ignored = collections.Counter(reason for some in read for reason in some.ignored)
     listing.ignored += ignored
     listing.num_files += refs.num_rows - num_files + ignored.total()

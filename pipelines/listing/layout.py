@@ -35,19 +35,6 @@ SPLITS = {
 _OCT_LABELS = frozenset({"CNV", "DME", "DRUSEN", "NORMAL"})
 
 
-def place_files(
-    files: pa.Table, labels: LabelTable | None, tree: str | None, listing: Listing
-) -> pa.Table:
-    """Returns the files that have a class, of `REF_SCHEMA` and with what else is known of them.
-
-    Raises what `place_by_folders` and `place_by_table` raise.
-    """
-    if labels is None:
-        return place_by_folders(files, tree, listing)
-    listing.naming_notes += labels.notes
-    return place_by_table(files, labels, tree, listing)
-
-
 def _set_aside(listing: Listing, name: str, detail: str, *, is_image: bool = False) -> None:
     """Rejects a file without a label if it looks like an image; otherwise it is not data."""
     if is_image or name.lower().endswith(IMAGE_SUFFIXES):
