@@ -95,7 +95,7 @@ class Privacy:
             return
         refs = listing.refs
         columns: dict[str, Any] = {name: refs[name] for name in REF_SCHEMA.names}
-        columns["root"] = pa.array([""] * refs.num_rows).dictionary_encode()
+        columns["root"] = pa.array([""] * refs.num_rows, refs["root"].type)
         for kind, name in (("image", "path"), ("patient", "patient")):
             columns[name] = self._codes(kind, refs[name]).cast(pa.large_string())
         # These say which images without a patient belong together.
