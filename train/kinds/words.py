@@ -160,16 +160,13 @@ def share(metrics: Mapping[str, Any], name: str, told: str = "") -> str:
     return percent(score["value"]) + (f" ({text})" if text else "")
 
 
-def images_of(num_images: int, num_patients: int | None, noun: str = "patient") -> str:
-    """Returns a phrase such as `80 images of 17 patients`; without patients if none is known."""
-    people = f" of {counted(num_patients, noun)}" if num_patients else ""
-    return f"{counted(num_images, 'image')}{people}"
-
-
 def measured_images(metrics: Mapping[str, Any]) -> str:
-    """Returns how many images and known patients were measured, as `images_of` does."""
-    noun = "known patient" if metrics.get("images_without_patient") else "patient"
-    return images_of(metrics["num_examples"], metrics["num_patients"], noun)
+    """Returns what was measured, such as `80 images of 17 patients`, if these are known."""
+    noun, num_patients = "patient", metrics["num_patients"]
+    if metrics.get("images_without_patient"):
+        noun = "known patient"
+    people = f" of {counted(num_patients, noun)}" if num_patients else ""
+    return f"{counted(metrics['num_examples'], 'image')}{people}"
 
 
 def row_of_counts(
