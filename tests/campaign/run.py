@@ -21,6 +21,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from campaign import (
@@ -52,7 +53,7 @@ AREAS: dict[str, tuple[Callable[[Case], str], int]] = {
     "archives": (functools.partial(archives.try_archive, way="list"), 30),
     "builds": (functools.partial(archives.try_archive, way="build"), 30),
     "commands": (functools.partial(archives.try_archive, way="command"), 300),
-    "images": (pictures.try_image, 30),
+    "images": (pictures.try_image, 120),  # the first one imports TensorFlow
     "frames": (pictures.try_frames, 30),
     "joined": (lambda case: case.pick(*_JOINED)(case), 30),
     "tables": (tables.try_table, 30),
