@@ -105,7 +105,7 @@ GIVEN = {
 @pytest.mark.parametrize(
     ("fields", "num_examples", "num_replicas", "expected"),
     [
-        # 3,400 x sqrt(1,000) / 4 images shown, of which warm-up is 5 %.
+        # 3,400 x sqrt(1,000) / 4 images are shown; the warm-up takes 5 % of them.
         ({"model": "vgg16"}, 1000, 2, {"epochs": 27, "warmup_steps": 22, **batches(32, 64)}),
         ({"model": "vgg16"}, 1000, 2, {"ema_decay": pytest.approx(1 - 25 / 422, abs=1e-6)}),
         ({"model": "vgg16"}, 1000, 1, {"weights": "imagenet", "weight_decay": 0.05}),
@@ -118,7 +118,7 @@ GIVEN = {
         ({"model": "resnet50"}, 537, 1, {"epochs": 37}),
         ({"model": "resnet50", "weights": "none"}, 537, 1, {"epochs": 147}),
         ({"epochs": 4}, 537, 1, {"epochs": 4}),
-        # A batch is no larger than the data.
+        # A batch has at most as many images as the data.
         ({}, 1, 1, batches(1, 1)),
         ({}, 5, 1, batches(5, 5)),
         ({}, 5, 2, batches(2, 4)),

@@ -46,7 +46,7 @@ class LabelKind(abc.ABC):
         noun: one label, in sentences; `plural` is several of them, `values` those of a record.
         flag: the flag of the build that names the labels.
         one_hot: whether each example has exactly one of the labels.
-        is_number: whether the label is a number, so that there are no classes to count.
+        is_number: whether the label is a number; then there are no classes to count.
     """
 
     name: str
@@ -114,7 +114,7 @@ class LabelKind(abc.ABC):
     def has(self, texts: Sequence[str], label_names: Sequence[str]) -> np.ndarray:
         """Returns which examples have which labels, bool [num_examples, num_labels]."""
         places = {name: place for place, name in enumerate(label_names)}
-        # One row for each different text, of which there are few.
+        # One row for each distinct text, because there are few of them.
         rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}
         of_text = np.zeros((len(rows), len(label_names)), bool)
         for text, row in rows.items():

@@ -278,8 +278,8 @@ def _say_what_there_is(listing: Listing) -> list[str]:
     parts = ", ".join(f"{count:,} {what}" for count, what in counts if count)
     _say(f"{text} ({parts})" if parts else text)
     notes = [*listing.notes, *listing.naming_notes]
-    others = {name.removeprefix(OTHER) for name in listing.refs.column_names if OTHER in name}
-    if taken := {*EXAMPLE_SCHEMA.names, groups.COLUMN} & others:
+    own, present = {*EXAMPLE_SCHEMA.names, groups.COLUMN}, listing.refs.column_names
+    if taken := [name for name in own if f"{OTHER}{name}" in present]:
         notes.append(
             f"left out the column {', '.join(sorted(taken))} of the table of --labels, which "
             "examples.parquet has for itself; rename it to keep it"

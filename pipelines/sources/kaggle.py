@@ -1,8 +1,8 @@
 """Kaggle: downloads a dataset's archive once; resumes, retries, checks and keeps it.
 
 Credentials are found where the official client finds them, with `kagglesdk`, the library inside the
-`kaggle` command. Importing `kaggle` itself would log in, print and make folders, and would end the
-process where there are no credentials.
+`kaggle` command. Importing `kaggle` itself would log in, print and make folders; and it would
+end this process if there are no credentials.
 
 The parts of an archive are read like those of any zip on a web server, several of them at the same
 time. Until all bytes are there, the file is named after the version that Kaggle has,

@@ -22,8 +22,8 @@ MAX_FILE_BYTES = 256 * 1024 * 1024
 NOT_PERMITTED = "not_permitted"
 
 # Files are announced in groups of this many files and about this many bytes, some groups ahead: a
-# disk that can choose among many reads gives several times as many a second as with eight. A larger
-# file is not announced: it is no image, or only some of its frames are needed.
+# disk that can choose among many reads gives several times as many a second as with eight. Larger
+# files are not announced: most are not images, or only some of their frames are needed.
 _GROUP = 32
 _GROUP_BYTES = 16 * 1024 * 1024
 _GROUPS_AHEAD = 8

@@ -71,7 +71,7 @@ _LAYERS = (
     (5, 84, 0),  # outer segments
 )
 _PLEXIFORM, _OUTER_NUCLEAR = 3, 4
-# Grey levels of what follows: fluid, pigment epithelium, what lifts it, and the choroid.
+# Grey levels below these layers: fluid, pigment epithelium, deposits under it, and choroid.
 _GREYS_BELOW = (14, 192, 95, 75)
 _PIGMENT_PX = 7.0
 

@@ -33,7 +33,7 @@ _SHARD = "train-00001-of-00003.tfrecord"
 
 
 def main(words: Sequence[str]) -> int:
-    """Reads two epochs and prints their digest; the word holds JSON of what `_start` is given."""
+    """Reads two epochs and prints their digest; the word is JSON, the arguments of `_start`."""
     options = json.loads(words[0])
     way, number = options.pop("change", ("nothing", 0))
     remote.SILENT_SECONDS, remote.RETRY_SECONDS = 2, 20

@@ -206,7 +206,7 @@ def _bins(values: np.ndarray, edges: Sequence[float]) -> tuple[np.ndarray, list[
 def _categories(columns: Sequence[pa.ChunkedArray], shown: str) -> tuple[np.ndarray, list[str]]:
     """Numbers what is in some columns by frequency; all rare values share the last number."""
     parts = [pc.fill_null(column.cast(pa.string()), "unknown") for column in columns]
-    # Only the different values are formatted, of which there are few.
+    # Each distinct value is formatted once, because there are few of them.
     numbers, joined = encode(pc.binary_join_element_wise(*parts, "\n"))
     order = np.argsort(-np.bincount(numbers), kind="stable")
     codes = np.minimum(np.argsort(order), _MAX_CATEGORIES)[numbers]

@@ -315,7 +315,7 @@ def _pixels_of_frame(file: BinaryIO, dataset: Dataset, index: int) -> DataElemen
 
 
 def read_frame(data: bytes | Dataset, frame: int, preprocessing: Preprocessing) -> Picture:
-    """Decodes one frame of a file, or of what `cut_frame` returned; 0 is the only frame of a file.
+    """Decodes one frame of a file, or of the result of `cut_frame`; 0 if the file has only one.
 
     Returns:
         a picture of mode L, RGB or I;16, whose `mode` says the photometric interpretation with the

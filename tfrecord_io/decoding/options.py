@@ -144,7 +144,7 @@ class Preprocessing:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Preprocessing:
-        """Makes the options of what `to_dict` returned, or raises a KeyError or a ValueError."""
+        """Returns the options for a result of `to_dict`, or raises a KeyError or a ValueError."""
         values = {**_NEWER, **values}
         try:
             if values["window"]:
