@@ -60,8 +60,7 @@ class _Blobs(Files):
         self._fault = self.server.next_fault(self.path)
         parts = urlsplit(self.path)
         query = {key: values[0] for key, values in parse_qs(parts.query, True).items()}
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        return unquote(parts.path)[1:], query, body
+        return unquote(parts.path)[1:], query, self._receive()
 
     def do_PUT(self) -> None:  # noqa: N802 - http.server's name
         name, query, body = self._request()

@@ -21,17 +21,13 @@ import base64
 import io
 import json
 import random
-import threading
 import zipfile
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
 
-from web_server import Files, WebFile, WebServer
-
-from tfrecord_io.stores import remote
+from web_server import Files, Request, WebFile, WebServer
 
 TOKEN = "KGAT_0123456789abcdef-access-token"
 USERNAME, KEY = "reader", "fedcba9876543210-legacy-key"
@@ -76,17 +72,6 @@ class Refuse:
     is_in_json: bool = False
 
 
-@dataclass
-class Recorded:
-    """One request."""
-
-    method: str
-    host: str
-    path: str
-    headers: dict[str, str]
-    body: str
-
-
 class StandIn(WebServer):
     """The server; use it as a context manager. Attributes may be changed while it runs.
 
@@ -95,7 +80,6 @@ class StandIn(WebServer):
         address: its signed address.
         api_faults: for the next requests to DownloadDataset: an error, "page" for one of HTML as a
             network with a login sends it, or "silent".
-        requests: all requests so far.
     """
 
     def __init__(self, archive: bytes) -> None:
@@ -103,18 +87,7 @@ class StandIn(WebServer):
         self.file = WebFile(archive, query=SIGNATURE)
         self.files = {"archive.zip": self.file}
         self.api_faults: deque[Refuse | str] = deque()
-        self.requests: list[Recorded] = []
         self.address = f"http://{STORAGE_HOST}/archive.zip?{SIGNATURE}"
-
-    def __enter__(self) -> StandIn:
-        remote.forget_stores()  # whose connections go to another server
-        threading.Thread(target=self.serve_forever, args=(0.02,)).start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.woken.set()
-        self.shutdown()
-        self.server_close()
 
     def environment(self, home: Path, **variables: str) -> dict[str, str]:
         """Environment of a process whose Kaggle is this server; no credentials are in it."""
@@ -126,7 +99,7 @@ class StandIn(WebServer):
             **variables,
         }
 
-    def calls(self, name: str) -> list[Recorded]:
+    def calls(self, name: str) -> list[Request]:
         """Requests to one API method, such as `DownloadDataset`, or to the storage by `GET`."""
         return [one for one in self.requests if one.method == name or one.path.endswith(name)]
 
@@ -134,13 +107,9 @@ class StandIn(WebServer):
 class _Handler(Files):
     server: StandIn
 
-    def do_GET(self) -> None:  # noqa: N802 - http.server's name
-        self._record()
-        super().do_GET()
-
     def do_POST(self) -> None:  # noqa: N802 - http.server's name
         self._fault = ""
-        asked = self._record()
+        asked = json.loads(self._receive() or "{}")
         if self.path.endswith("GenerateAccessToken"):
             if asked.get("refreshToken") == REFRESH_TOKEN:
                 answer = {"token": TOKEN, "expiresIn": 43200, "userName": USERNAME}
@@ -169,13 +138,3 @@ class _Handler(Files):
 
     def _send(self, status: int, text: str, kind: str = "application/json", **headers: str) -> None:
         self._answer(status, text.encode(), {"Content-Type": kind, **headers})
-
-    def _record(self) -> dict[str, str]:
-        """Records the request; returns the JSON in its body."""
-        parts = urlsplit(self.path)
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
-        headers = dict(self.headers.items())
-        self.server.requests.append(
-            Recorded(self.command, parts.hostname or "", parts.path, headers, body)
-        )
-        return json.loads(body) if body else {}

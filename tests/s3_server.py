@@ -21,6 +21,7 @@ _REFUSAL = b"""<DeleteResult><Error><Key>kept</Key><Code>AccessDenied</Code>
 class S3Server(Faulty):
     """A running server with an empty bucket; `flags` are what a user gives to reach it.
 
+    `bytes_sent` counts the bytes of objects, and not those of listings.
     Of the faults it knows a status, "half", "cut", and "denied", which refuses a deletion.
     """
 
@@ -31,7 +32,7 @@ class S3Server(Faulty):
 
         super().__init__()
         self._application = DomainDispatcherApplication(create_backend_app)
-        self._sent: list[int] = []
+        self.bytes_sent = 0
         self.http = make_server("127.0.0.1", 0, self._answer, threaded=True)
         self.endpoint = f"http://127.0.0.1:{self.http.port}"
         self.client = boto3.client(
@@ -54,14 +55,6 @@ class S3Server(Faulty):
             f"--s3_secret_access_key={SECRET_KEY}",
             "--s3_region_name=us-east-1",
         ]
-
-    @property
-    def bytes_sent(self) -> int:
-        """Bytes of objects that were sent; listings are not counted."""
-        return sum(self._sent)
-
-    def forget(self) -> None:
-        self._sent.clear()
 
     def read(self, prefix: str) -> dict[str, bytes]:
         """Returns the objects below a prefix, by the rest of their names."""
@@ -92,7 +85,7 @@ class S3Server(Faulty):
             yield whole[: len(whole) // 2 if fault == "half" else -1]
             return
         for piece in body:
-            self._sent += [len(piece)] * is_read
+            self.bytes_sent += len(piece) * is_read
             yield piece
 
 

@@ -9,9 +9,10 @@ import os
 import re
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import NamedTuple
 from unittest import mock
 from urllib.parse import unquote, urlsplit
 
@@ -35,6 +36,14 @@ class WebFile:
     modified: str = "Mon, 01 Jan 2018 00:00:00 GMT"
     query: str = ""
     login: str | None = None
+
+
+class Request(NamedTuple):
+    """One request; the path is a whole URL if a proxy was asked."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
 
 
 class Files(BaseHTTPRequestHandler):
@@ -67,9 +76,14 @@ class Files(BaseHTTPRequestHandler):
             if self.command != "HEAD":
                 self.wfile.write(body)
 
+    def _receive(self) -> bytes:
+        """Records a request; returns its body."""
+        self.server.requests.append(Request(self.command, self.path, dict(self.headers)))
+        return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+
     def do_GET(self) -> None:
+        self._receive()
         parts = urlsplit(self.path)
-        self.server.paths.append(self.path)
         self._fault = self.server.next_fault(parts.path)
         if self._fault == "silent":
             self.server.woken.wait(60)
@@ -135,12 +149,12 @@ class Faulty:
 
 
 class WebServer(Faulty, ThreadingHTTPServer):
-    """A running server; its files and faults can be changed while it runs.
+    """A server that runs within a `with` block; its files and faults can be changed meanwhile.
 
     Attributes:
         files: by their path.
         headers: further headers of each file.
-        paths: what was asked for.
+        requests: all so far.
         bytes_sent: bytes of files.
     """
 
@@ -148,10 +162,21 @@ class WebServer(Faulty, ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), handler)
         self.files: dict[str, WebFile] = {}
         self.headers: dict[str, str] = {}
-        self.paths: list[str] = []
+        self.requests: list[Request] = []
         self.bytes_sent = 0
         self.woken = threading.Event()
         self.scheme = "http"
+
+    def __enter__(self) -> WebServer:
+        remote.forget_stores()  # whose connections go to another server
+        threading.Thread(target=self.serve_forever, args=(0.02,)).start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.woken.set()
+        remote.forget_stores()
+        self.shutdown()
+        self.server_close()
 
     def serve(self, folder: Path) -> str:
         """Gives the files of a folder; returns its URL."""
@@ -172,22 +197,11 @@ def running_web(
     context: ssl.SSLContext | None = None, kind: type[WebServer] = WebServer
 ) -> Iterator[WebServer]:
     """Runs a server of some kind until the block ends, over TLS if a context is given."""
-    with (
-        mock.patch.dict(os.environ, {"no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}),
-        kind() as server,
-    ):
-        if context is not None:
-            server.scheme = "https"
-            server.socket = context.wrap_socket(
-                server.socket, server_side=True, do_handshake_on_connect=False
-            )
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
-        remote.forget_stores()
-        try:
-            yield server
-        finally:
-            server.woken.set()
-            remote.forget_stores()
-            server.shutdown()
-            thread.join()
+    server = kind()
+    if context is not None:
+        server.scheme = "https"
+        server.socket = context.wrap_socket(
+            server.socket, server_side=True, do_handshake_on_connect=False
+        )
+    with mock.patch.dict(os.environ, {"no_proxy": "127.0.0.1", "NO_PROXY": "127.0.0.1"}), server:
+        yield server
