@@ -4,31 +4,24 @@ import collections
 import gzip
 import json
 import random
-import struct
-import subprocess
-import sys
 import tarfile
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import builds
+from source_files import list_archive
 
 from campaign import damage, tools, trees
 from campaign.case import Case
 from campaign.tools import Ledger
-from pipelines import build_tfrecords, errors
-from pipelines.listing.listing import ListingOptions, list_images
+from pipelines import errors
 from pipelines.listing.refs import iterate_refs
-from pipelines.sources.archive import ArchiveSource
-from pipelines.sources.directory import DirectorySource
 from tfrecord_io.rejects import Reject
 
 
-class _RefusedError(Exception):
-    """An input is refused, with this message."""
-
-
-def try_archive(case: Case, way: str) -> str:
-    """Makes one archive or folder and has it listed and read in one of the `_WAYS`."""
+def try_archive(case: Case, read: Callable[[Path, Path], Ledger]) -> str:
+    """Makes one archive or folder and has it read by `list_all` or `build`."""
     rng, kind = case.rng, case.pick(*trees.KINDS)
     entries = trees.make_tree(rng, kind)
     path = trees.pack(rng, kind, entries, case.folder / "scans")
@@ -37,8 +30,8 @@ def try_archive(case: Case, way: str) -> str:
         done = (damage.damage_folder if path.is_dir() else damage.damage_archive)(rng, path)
     case.what = f"{kind}, {done or 'whole'}"
     try:
-        ledger = _WAYS[way](path, case.folder)
-    except (_RefusedError, errors.UserError, errors.BuildError) as refusal:
+        ledger = read(path, case.folder)
+    except (errors.UserError, errors.BuildError) as refusal:
         case.require(done, f"a valid {kind} is refused: {refusal}")
         case.require_message(f"error: {refusal}")
         return "refused"
@@ -63,7 +56,7 @@ def try_joined(case: Case) -> str:
     path.write_bytes(data)
     case.what = f"{kind}, {way}, {num_more} files besides {num_first}"
     try:
-        ledger = _list(path, case.folder)
+        ledger = list_all(path, case.folder)
     except (errors.UserError, errors.BuildError) as refusal:
         case.require_message(f"error: {refusal}")
         return f"{way}, refused"
@@ -90,20 +83,19 @@ def _join(rng: random.Random, suffix: str, first: bytes, second: bytes) -> bytes
 
 def _hide(rng: random.Random, data: bytes) -> tuple[bytes, int]:
     """Takes files out of a zip's index, and has its end record count the rest; says how many."""
-    entries = damage.zip_entries(data)[2]
-    files = [entry for entry in entries if struct.unpack_from("<I", entry, 20)[0]]  # with content
-    gone = rng.sample(files, min(len(files), rng.choice((1, 1, 2, len(files) // 2))))
-    if len(gone) == len(entries):
-        return data, 0
-    kept = [entry for entry in entries if entry not in gone]
-    return damage.with_entries(data, kept, len(kept)), len(gone)
+    gone: list[zipfile.ZipInfo] = []
+
+    def change(entries: list[zipfile.ZipInfo]) -> None:
+        files = [entry for entry in entries if entry.compress_size]
+        gone.extend(rng.sample(files, min(len(files), rng.choice((1, 1, 2, len(files) // 2)))))
+        entries[:] = [entry for entry in entries if entry not in gone]
+
+    return damage.change_index(data, change), len(gone)
 
 
-def _list(path: Path, folder: Path) -> Ledger:
+def list_all(path: Path, folder: Path) -> Ledger:
     """Lists an input and reads every image."""
-    source = DirectorySource(path) if path.is_dir() else ArchiveSource(path)
-    source = source.prepare(folder / "scratch")
-    listing = list_images(source, ListingOptions())
+    source, listing = list_archive(path, folder / "scratch")
     examples, rejects = {}, [(tools.escaped(r.source_path), r.reason) for r in listing.rejects]
     with source.open() as reader:
         for ref in iterate_refs(listing.refs):
@@ -115,39 +107,10 @@ def _list(path: Path, folder: Path) -> Ledger:
     return Ledger(examples, rejects, listing.copies, listing.ignored, listing.num_files)
 
 
-_FLAGS = ("--num_shards=2", "--max_reject_fraction=1", builds.IN_MEMORY)
-# Runs a command and tells the most memory that it, or one of its workers, has held.
-_MEASURED = """
-import resource, subprocess, sys
-code = subprocess.run(sys.argv[1:]).returncode
-print("peak", resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
-sys.exit(code)
-"""
-
-
-def _build(path: Path, folder: Path) -> Ledger:
-    build_tfrecords.build(builds.arguments(path, folder / "output", *_FLAGS))
-    return _read_ledger(folder / "output")
-
-
-def _command(path: Path, folder: Path) -> Ledger:
-    words = builds.command(path, folder / "output", *_FLAGS)
-    done = subprocess.run(
-        [sys.executable, "-c", _MEASURED, *words],
-        capture_output=True, timeout=300, check=False, cwd=builds.ROOT, text=True,
-    )  # fmt: skip
-    peak = int(done.stdout.rsplit("peak ", 1)[-1])
-    if peak > 1 << 20 or done.returncode not in (0, 1, 2):
-        raise RuntimeError(f"exit code {done.returncode}, {peak} KiB\n{done.stderr}")
-    if done.returncode:
-        raise _RefusedError(done.stderr[done.stderr.find("error: ") :])
-    return _read_ledger(folder / "output")
-
-
-_WAYS = {"list": _list, "build": _build, "command": _command}
-
-
-def _read_ledger(output: Path) -> Ledger:
+def build(path: Path, folder: Path) -> Ledger:
+    """Builds a dataset of an input."""
+    output = folder / "output"
+    builds.build_here(path, output, "--num_shards=2", "--max_reject_fraction=1")
     counts = json.loads((output / "manifest.json").read_bytes())["counts"]
     rejects = [(row["path"], row["reason"]) for row in builds.read_csv(output / "rejects.csv")]
     # What could be a formula has a quote before it.

@@ -20,12 +20,12 @@ import marked_images
 import numpy as np
 import pages
 import pyarrow.parquet as pq
+from dataset_factory import stored
 from scipy import sparse
 
 from campaign.case import Case
 from pipelines.errors import BuildError
 from tfrecord_io.errors import UserError
-from tfrecord_io.reading.mapped import MappedDataset
 
 _LABELS = ("CNV", "NORMAL")
 _SPLITS = ("train", "val", "test")
@@ -144,10 +144,8 @@ def _read(data: Path) -> list[_Image]:
     """Returns the examples of a dataset with what belongs together."""
     rows, pixels = builds.rows_of(data), {}
     for split in {row["split"] for row in rows}:
-        stored = MappedDataset(data, split)
-        places = np.arange(len(stored))
-        keys = [(split, key) for key in stored.keys(places)]
-        pixels |= dict(zip(keys, stored[places][0], strict=True))
+        images, _, keys = stored(data, split)
+        pixels |= {(split, key): image for key, image in zip(keys, images, strict=True)}
     named = ("key", "split", "path", "patient")
     images = [
         _Image(

@@ -1,10 +1,11 @@
 """Ways in which an archive, a folder or an image file is damaged on its way."""
 
 import gzip
+import io
 import json
 import os
 import random
-import struct
+import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -132,46 +133,34 @@ def alter_json(rng: random.Random, path: Path, values: Sequence[Any] = VALUES) -
     return ", ".join(done)
 
 
-def zip_entries(data: bytes) -> tuple[int, int, list[bytes]] | None:
-    """Returns where a plain zip's directory begins and ends, and its entries; None of others."""
-    end = data.rfind(b"PK\5\6")
-    if end < 0 or len(data) < end + 22:
-        return None
-    length, start = struct.unpack_from("<II", data, end + 12)
-    entries, place = [], start
-    while data[place : place + 4] == b"PK\1\2" and place + 46 <= start + length:
-        size = 46 + sum(struct.unpack_from("<HHH", data, place + 28))
-        entries.append(data[place : place + size])
-        place += size
-    return (start, start + length, entries) if entries and place == start + length else None
-
-
-def with_entries(data: bytes, entries: Sequence[bytes], counted: int) -> bytes:
-    """Returns a zip with other entries in its directory, and the number that is said of them."""
-    start, end, _ = zip_entries(data)
-    directory, tail = b"".join(entries), bytearray(data[end:])
-    struct.pack_into("<HHI", tail, tail.rfind(b"PK\5\6") + 8, counted, counted, len(directory))
-    return data[:start] + directory + bytes(tail)
+def change_index(data: bytes, change: Callable[[list[zipfile.ZipInfo]], object]) -> bytes:
+    """Returns a zip after a function has changed the list of the members in its index."""
+    file = io.BytesIO(data)
+    with zipfile.ZipFile(file, "a") as archive:
+        change(archive.filelist)
+        archive.comment = archive.comment  # so that closing writes the index
+    return file.getvalue()
 
 
 def _change_directory(rng: random.Random, data: bytes) -> bytes:
-    """Shuffles, repeats or drops entries of a zip's directory, and counts them right, or not."""
-    if (found := zip_entries(data)) is None:
+    """Shuffles, repeats or drops entries of a zip's directory, or swaps the places of two."""
+    what = rng.choice(("order", "order", "repeat", "drop", "offsets"))
+
+    def change(entries: list[zipfile.ZipInfo]) -> None:
+        if what == "order":
+            rng.shuffle(entries)
+        elif what == "repeat":
+            entries.append(rng.choice(entries))
+        elif what == "drop":
+            entries.pop(rng.randrange(len(entries)))
+        else:
+            one, other = rng.choices(entries, k=2)
+            one.header_offset, other.header_offset = other.header_offset, one.header_offset
+
+    try:
+        return change_index(data, change)
+    except Exception:  # it is damaged already, and zipfile refuses it in one of many ways
         return rng.choice(ANY)(rng, data)
-    entries = found[2]
-    what, num_before = rng.choice(("order", "order", "repeat", "drop", "offsets")), len(entries)
-    if what == "order":
-        rng.shuffle(entries)
-    elif what == "repeat":
-        entries.append(rng.choice(entries))
-    elif what == "drop":
-        entries.pop(rng.randrange(len(entries)))
-    else:
-        a, b = rng.choices(range(num_before), k=2)
-        first, second = entries[a], entries[b]
-        entries[a] = first[:42] + second[42:46] + first[46:]
-        entries[b] = second[:42] + first[42:46] + second[46:]
-    return with_entries(data, entries, len(entries) if rng.random() < 0.7 else num_before)
 
 
 def _change_tar_header(rng: random.Random, data: bytes) -> bytes:

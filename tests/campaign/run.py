@@ -18,7 +18,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -50,9 +50,8 @@ _JOINED = (
 )  # fmt: skip
 #: What tries a case of each area and says what came of it, and the seconds that it may take.
 AREAS: dict[str, tuple[Callable[[Case], str], int]] = {
-    "archives": (functools.partial(archives.try_archive, way="list"), 30),
-    "builds": (functools.partial(archives.try_archive, way="build"), 30),
-    "commands": (functools.partial(archives.try_archive, way="command"), 300),
+    "archives": (functools.partial(archives.try_archive, read=archives.list_all), 30),
+    "builds": (functools.partial(archives.try_archive, read=archives.build), 30),
     "images": (pictures.try_image, 120),  # the first one imports TensorFlow
     "frames": (pictures.try_frames, 30),
     "joined": (lambda case: case.pick(*_JOINED)(case), 30),
@@ -114,7 +113,7 @@ def _at_most(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, previous)
 
 
-def run_area(area: str, seed: int, numbers: range, is_verbose: bool = False) -> int:
+def run_area(area: str, seed: int, numbers: Sequence[int], is_verbose: bool) -> int:
     """Runs cases, until Ctrl-C, and prints what came of them; returns how many failed."""
     outcomes: collections.Counter[str] = collections.Counter()
     num_failed, start = 0, time.monotonic()
@@ -144,7 +143,6 @@ def main() -> int:
     parser.add_argument("area", nargs="*", default=list(AREAS), help=", ".join(AREAS))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--cases", type=int, default=100, help="of each area")
-    parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--case", type=int, help="runs this one alone, and says what it did")
     # A shell that starts this in the background has it ignore Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -154,9 +152,7 @@ def main() -> int:
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
     processes.preload(with_tensorflow=not _WITH_TENSORFLOW.isdisjoint(chosen.area))
-    numbers = range(chosen.first, chosen.first + chosen.cases)
-    if chosen.case is not None:
-        numbers = range(chosen.case, chosen.case + 1)
+    numbers = range(chosen.cases) if chosen.case is None else [chosen.case]
     with kills.servers:
         failed = [run_area(a, chosen.seed, numbers, chosen.case is not None) for a in chosen.area]
     return 1 if sum(failed) else 0
