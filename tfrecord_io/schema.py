@@ -17,7 +17,6 @@ import itertools
 import math
 import struct
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import google_crc32c
@@ -216,15 +215,6 @@ class RecordLayout:
         while block := file.read(num_at_once * self.stride):
             whole = len(block) // self.stride
             yield np.frombuffer(block, np.uint8, whole * self.stride).reshape(whole, self.stride)
-
-    def map_records(self, path: Path, num_bytes: int) -> np.ndarray:
-        """Returns the records of a shard, uint8 [num_examples, stride], mapped, or an OSError."""
-        if (size := path.stat().st_size) != num_bytes:
-            raise OSError(
-                f"{path} has {size:,} bytes, but the manifest says {num_bytes:,}: it was cut off "
-                "or replaced. Copy it again, or build the dataset again with --overwrite"
-            )
-        return np.memmap(path, np.uint8, "r").reshape(-1, self.stride)
 
     def bytes_in(self, records: np.ndarray, name: str) -> np.ndarray:
         """Returns the bytes of a feature of framed records, uint8 [num_records, length], a view."""

@@ -18,9 +18,9 @@ from tfrecord_io.auditing import twins
 from tfrecord_io.auditing.columns import encode, encode_labels
 from tfrecord_io.auditing.findings import MAX_LISTED, Audit, Finding, good, note, warning
 from tfrecord_io.auditing.leak_checks import list_pairs
-from tfrecord_io.auditing.twins import NearPair
+from tfrecord_io.auditing.twins import ImageReader, NearPair
 from tfrecord_io.groups import group_images
-from tfrecord_io.manifest import EXAMPLES_FILE_NAME, Manifest, ManifestError
+from tfrecord_io.manifest import Manifest
 from tfrecord_io.printing import counted
 
 #: Number of neighbours that judge a scan's label, and how many of them must agree on another one.
@@ -178,26 +178,15 @@ def compare(
         same pixels; and their neighbours.
 
     Raises:
-        ManifestError: if the table does not fit the shards.
+        ManifestError, OSError: if the table does not fit the shards.
     """
     _, first_rows = twins.number_pictures(everything)
     examples = everything.take(pa.array(first_rows))
-    layout = dataset.layout
-    maps = {
-        shard.name: layout.images_in(layout.map_records(directory / shard.name, shard.num_bytes))
-        for shard in dataset.shards
-        if shard.num_examples
-    }
+    maps = ImageReader.of_folder(directory, dataset)
     # A scan's features are the means over the positions of its map.
     features = np.empty((examples.num_rows, dataset.image_shape[2]), np.float32)
-    places = zip(examples["shard"].to_pylist(), examples["row"].to_pylist(), strict=True)
-    for number, (shard, row) in enumerate(places):
-        if shard not in maps or row >= len(maps[shard]):
-            raise ManifestError(
-                f"{directory / EXAMPLES_FILE_NAME} is of another dataset: the manifest "
-                f"knows no record {row} of {shard}; copy the folder again"
-            )
-        features[number] = maps[shard][row].mean(axis=(0, 1), dtype=np.float32)
+    for number, place in enumerate(examples.select(["shard", "row"]).to_pylist()):
+        features[number] = maps.values(**place).mean(axis=(0, 1), dtype=np.float32)
     vectors = directions(whitened(features))
     return examples, find_neighbours(vectors, group_images(examples).codes)
 

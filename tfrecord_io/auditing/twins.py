@@ -68,8 +68,8 @@ class ImageReader:
 
         return cls(dataset.layout, open_shard)
 
-    def read(self, shard: str, row: int) -> Image.Image:
-        """Returns the image of a record, grey or RGB, see `visible.picture`.
+    def values(self, shard: str, row: int) -> np.ndarray:
+        """Returns the image of a record as it is stored, [height, width, channels].
 
         Raises:
             OSError: if the shard is missing or has no such record.
@@ -80,7 +80,11 @@ class ImageReader:
         if len(pixels) != slot.length:
             raise OSError(f"{shard} ends before its record {row}")
         values = np.frombuffer(pixels, self.layout.numpy_dtype)
-        return visible.picture(values.reshape(self.layout.image_shape))
+        return values.reshape(self.layout.image_shape)
+
+    def read(self, shard: str, row: int) -> Image.Image:
+        """Returns the image of a record, grey or RGB, see `visible.picture`."""
+        return visible.picture(self.values(shard, row))
 
 
 class NearPair(NamedTuple):
