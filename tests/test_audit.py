@@ -352,16 +352,8 @@ def test_a_limit_is_not_kept_where_only_some_pairs_were_compared(flawed, monkeyp
     assert "not all pairs were compared" in capsys.readouterr().out
 
 
-def drop_columns(path, *names):
-    pq.write_table(pq.read_table(path).drop_columns(names), path)
-
-
-def test_an_examples_table_of_an_older_build_is_audited_as_far_as_it_goes(flawed, tmp_path):
-    out = shutil.copytree(flawed, tmp_path / "old")
-    names = "perceptual_hash", "brightness", "white_border", "file_xxh3"
-    drop_columns(out / "examples.parquet", *names)
-    assert finding(out, "near_duplicates").severity == "note"
-    assert finding(out, "picture_leak").count == 1
+def drop_patients(path):
+    pq.write_table(pq.read_table(path).drop_columns("patient"), path)
 
 
 @pytest.mark.parametrize(
@@ -369,7 +361,7 @@ def test_an_examples_table_of_an_older_build_is_audited_as_far_as_it_goes(flawed
     [
         (Path.unlink, "examples.parquet"),
         (lambda path: path.write_bytes(b"PAR1"), "examples.parquet is damaged"),
-        (lambda path: drop_columns(path, "patient"), "has no column patient"),
+        (drop_patients, "has no column patient"),
         (
             lambda path: change_column(path, "split", lambda old: ["holdout", *old[1:]]),
             "the split or label 'holdout'",
@@ -390,7 +382,8 @@ def test_a_dataset_that_cannot_be_audited_is_an_error_that_says_why(
 
 
 def test_near_duplicates_of_any_exact_copy_are_across():
-    found = twins.Twins(groups=np.array([0, 1, 0, 2]), near=(twins.NearPair(0, 1, 0.99),))
+    near = (twins.NearPair(0, 1, 0.99),)
+    found = twins.Twins(groups=np.array([0, 1, 0, 2]), is_blank=np.zeros(4, bool), near=near)
     assert [group.tolist() for group in found.exact_groups()] == [[0, 2]]
     pair = found.groups, np.array([0]), np.array([1])
     for codes, across in (
@@ -427,9 +420,9 @@ def test_copies_within_a_split_under_other_patients_names_are_found_and_one_grou
 def test_a_chain_of_too_many_likes_is_reported_and_joins_nobody():
     size, rows = 101, np.arange(101)
     near = tuple(twins.NearPair(a, a + 1, 0.99) for a in range(size - 1))
-    found = twins.Twins(groups=rows, near=near, min_similarity=0.9)
+    found = twins.Twins(groups=rows, is_blank=rows < 0, near=near, min_similarity=0.9)
     names = [str(row) for row in rows]
-    columns = {"patient": names, "path": names, "pixels_xxh3": names, "row": rows}
+    columns = {"patient": names, "path": names, "width": rows, "height": rows, "row": rows}
     same = {"split": ["train"] * size, "label": ["a"] * size, "shard": ["0"] * size}
     split = Split(label_counts=(size,), shards=())
     dataset = bare_manifest(image_shape=(96, 96, 1), label_names=["a"], splits={"train": split})

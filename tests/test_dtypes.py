@@ -16,6 +16,7 @@ from image_files import encoded, write_tree
 
 import tfrecord_io
 from pipelines.errors import BuildError, UserError
+from pipelines.shards.write import EXAMPLE_SCHEMA
 from tfrecord_io import (
     Manifest,
     ManifestError,
@@ -52,11 +53,10 @@ def dataset(tmp_path_factory, request):
     labels = np.array(manifest.label_names)[stored(path)[1].argmax(1)].tolist()
     rows = [
         {"shard": shard.name, "row": row, "label": labels.pop(0), "split": "train"}
-        | dict.fromkeys(("patient", "path", "pixels_xxh3"), "")
         for shard in manifest.shards
         for row in range(shard.num_examples)
     ]
-    pq.write_table(pa.Table.from_pylist(rows), path / EXAMPLES_FILE_NAME)
+    pq.write_table(pa.Table.from_pylist(rows, EXAMPLE_SCHEMA), path / EXAMPLES_FILE_NAME)
     return path
 
 

@@ -268,7 +268,7 @@ def _check_sample(
     for row in rows:
         path, frame = row["path"], None
         # Only frames of files with several have no hash of the file; older builds hashed DICOM.
-        if row["file_format"] == "DICOM" or row.get("file_xxh3", "") is None:
+        if row["file_format"] == "DICOM" or row["file_xxh3"] is None:
             path, frame = preprocess.split_frame_path(path)
         wanted[source_paths.get(row["path"], path)].append((row, frame))
     layout, slot = dataset.layout, dataset.layout.features[schema.IMAGE]
@@ -283,7 +283,7 @@ def _check_sample(
                     yield Finding(row["shard"], f"{name}: {row['path']} is now rejected: {reject}")
                     continue
                 pixels = decoded.pixels
-                if row.get("variant"):
+                if row["variant"]:
                     pixels = augment.vary(pixels, layout.image_shape, row["key"], decoded.box)
                 with (directory / row["shard"]).open("rb") as file:
                     file.seek(row["row"] * layout.stride + slot.offset)

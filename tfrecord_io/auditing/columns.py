@@ -13,13 +13,13 @@ import pyarrow.parquet as pq
 from tfrecord_io.kinds import Classes, LabelKind, ranges_of
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME, Manifest, ManifestError
 
-# Columns of the examples table that the audit reads; an older table may lack some.
-_REQUIRED = {"split", "shard", "row", "label", "patient", "path", "pixels_xxh3"}
+# Columns of the examples table that the audit reads, and those that not every table has.
 _COLUMNS = (
     "split", "shard", "row", "key", "label", "patient", "path", "width", "height", "mode",
     "file_format", "quantization", "file_xxh3", "pixels_xxh3", "brightness", "white_border",
     "perceptual_hash", "site", "shape", "study", "series",
 )  # fmt: skip
+_OPTIONAL = {"site", "shape", "study", "series"}
 _REPEATED = ("split", "shard", "label", "mode", "file_format")
 
 
@@ -29,20 +29,20 @@ class _Ranges(Classes):
     noun, plural = "range", "ranges"
 
 
-def read_examples(file: str | os.PathLike[str] | pa.NativeFile) -> pa.Table:
+def read_examples(file: str | os.PathLike[str]) -> pa.Table:
     """Returns what `audited` does of an examples table in a file.
 
     Raises:
         ManifestError: if the table is damaged or lacks a column that every version has.
     """
     try:
-        schema = pq.read_schema(file)
+        names = pq.read_schema(file).names
     except pa.ArrowInvalid as error:
         raise ManifestError(f"{EXAMPLES_FILE_NAME} is damaged: {error}") from None
-    if missing := _REQUIRED - set(schema.names):
+    if missing := {*_COLUMNS, "variant"} - _OPTIONAL - {*names}:
         raise ManifestError(f"{EXAMPLES_FILE_NAME} has no column {', '.join(sorted(missing))}")
-    columns = [name for name in (*_COLUMNS, "variant") if name in schema.names]
-    parquet = pq.ParquetFile(file, read_dictionary=[n for n in _REPEATED if n in columns])
+    columns = [name for name in (*_COLUMNS, "variant") if name in names]
+    parquet = pq.ParquetFile(file, read_dictionary=_REPEATED)
     return audited(parquet.read(columns))
 
 
@@ -52,7 +52,7 @@ def audited(table: pa.Table) -> pa.Table:
     if "site" in columns and not pa.types.is_string(table.schema.field("site").type):
         columns.remove("site")  # a table of labels had a column of that name, of another kind
     # An augmented copy resembles its original on purpose, so it is not audited.
-    if "variant" in table.column_names and pc.any(pc.greater(table["variant"], 0)).as_py():
+    if pc.any(pc.greater(table["variant"], 0)).as_py():
         table = table.filter(pc.equal(table["variant"], 0))
     table = table.select(columns)
     for place, name in enumerate(columns):

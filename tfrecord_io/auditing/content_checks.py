@@ -87,8 +87,6 @@ def check_classes(examined: Examined) -> Iterator[Finding]:
 def check_sizes(examined: Examined) -> Iterator[Finding]:
     """Yields images of unusual size, and those smaller than they are stored."""
     examples, dataset = examined.examples, examined.dataset
-    if not {"width", "height"} <= set(examples.column_names) or not examples.num_rows:
-        return
     sizes = Counter(zip(examples["width"].to_pylist(), examples["height"].to_pylist(), strict=True))
     listed_sizes = [{"width": w, "height": h, "images": n} for (w, h), n in sizes.most_common()]
     examined.measures["sizes"] = listed_sizes[:12]
@@ -127,8 +125,7 @@ def check_sizes(examined: Examined) -> Iterator[Finding]:
 
 def check_blank(examined: Examined) -> Iterator[Finding]:
     """Yields the number of images of a single colour."""
-    is_blank = examined.twins.is_blank
-    num_blank = 0 if is_blank is None else int(is_blank.sum())
+    num_blank = int(examined.twins.is_blank.sum())
     examined.measures["blank_images"] = num_blank
     if num_blank:
         title = f"{many(num_blank, 'image')} of a single colour"

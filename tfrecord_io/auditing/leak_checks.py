@@ -178,7 +178,7 @@ def _list_groups(examined: Examined, groups: Sequence[np.ndarray]) -> _Listed:
     listed = []
     for group in groups[: examined.most_listed]:
         rows = examined.examples.take(group).to_pylist()
-        files = {row.get("file_xxh3") for row in rows}
+        files = {row["file_xxh3"] for row in rows}
         is_one_file = len(files) == 1 and None not in files
         listed.append(
             {
@@ -267,14 +267,11 @@ def _near_not_looked_for(examined: Examined) -> Finding:
     num_splits = len(np.unique(examined.split))
     examined.measures["near_duplicate_pairs"] = 0 if num_splits < 2 else None
     examined.measures["near_duplicate_label_conflicts"] = None
-    reason = (
+    detail = (
         f"The stored images are too small. Below {MIN_SIDE} pixels per side, different scans "
         "look so alike that copies cannot be distinguished from them. Build with a larger "
-        "--image_size to have them compared."
+        "--image_size to have them compared. Copies with exactly the same pixels were looked for."
     )
-    if "perceptual_hash" not in examined.examples.column_names:
-        reason = "An older release did not compute perceptual hashes. Build the dataset again."
-    detail = f"{reason} Copies with exactly the same pixels were looked for."
     return note("near_duplicates", "Near duplicates were not looked for", detail)
 
 

@@ -106,21 +106,21 @@ class Twins:
 
     Attributes:
         groups: int64 [num_examples]; examples with the same pixels have the same number.
+        is_blank: bool [num_examples], which pictures have one colour: they look alike without
+            being copies.
         near: pairs with different pixels that are nearly the same picture and are in different
             splits or groups, or have different labels; the most similar first.
         min_similarity: smallest correlation of the fine detail of a pair in `near`; None if near
             duplicates were not looked for.
-        is_blank: bool [num_examples], which pictures have one colour: they look alike without
-            being copies; None if that is not known.
         num_unchecked: proposed pairs across splits or labels that were too many to be compared.
         num_unchecked_within: the others of these.
         complete: False if the search for pairs stopped early.
     """
 
     groups: np.ndarray
+    is_blank: np.ndarray
     near: tuple[NearPair, ...] = ()
     min_similarity: float | None = None
-    is_blank: np.ndarray | None = None
     num_unchecked: int = 0
     num_unchecked_within: int = 0
     complete: bool = True
@@ -138,8 +138,7 @@ class Twins:
         Chains of these pairs join all copies; not every two of them are a pair.
         """
         copies = [(rows[0], row) for rows in self.exact_groups() for row in rows[1:]]
-        if self.is_blank is not None:
-            copies = [pair for pair in copies if not self.is_blank[pair[0]]]
+        copies = [pair for pair in copies if not self.is_blank[pair[0]]]
         return np.array([*copies, *(pair[:2] for pair in self.near)], np.int64).reshape(-1, 2)
 
     def exact_groups(self) -> list[np.ndarray]:
@@ -170,11 +169,8 @@ def find_twins(examples: pa.Table, images: ImageReader, kind: LabelKind) -> Twin
 
     Near duplicates of one patient (or whatever `groups.group_images` knows) within one split and
     label are left out, because many images of one patient look alike, and nothing follows from it.
-    They are looked for if `examples` has the column `perceptual_hash`.
     """
     groups, first_rows = number_pictures(examples)
-    if "perceptual_hash" not in examples.column_names or not len(groups):
-        return Twins(groups=groups)
     hashes = hashes_in(examples.take(pa.array(first_rows)))
     blank = ~np.any(hashes, axis=1)
     side = min(images.layout.image_shape[:2])
@@ -208,9 +204,9 @@ def find_twins(examples: pa.Table, images: ImageReader, kind: LabelKind) -> Twin
             near.append(NearPair(a, b, round(alike, 4)))
     return Twins(
         groups=groups,
+        is_blank=blank[groups],
         near=tuple(sorted(near, key=lambda pair: (-pair.similarity, pair.first, pair.second))),
         min_similarity=needed,
-        is_blank=blank[groups],
         num_unchecked=num_unchecked,
         num_unchecked_within=len(chosen) - len(nearest) - num_unchecked,
         complete=complete,
