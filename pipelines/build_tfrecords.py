@@ -8,6 +8,7 @@ with Beam's own flags, and writes the same bytes either way.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from pipelines import options
 from pipelines.engine import launch
 from pipelines.engine.job import Job, prepared
 from pipelines.shards.finish import finish_dataset
+from pipelines.sources.factory import make_source
 
 # Beam is imported inside functions: each local worker imports this module and does not need Beam.
 if TYPE_CHECKING:
@@ -30,8 +32,13 @@ def build(argv: Sequence[str]) -> None:
         errors.BuildError: if the build could not be finished.
     """
     chosen = options.parse_options(argv)
+    source = functools.partial(make_source, chosen.source, chosen.workers, chosen.plan.seed)
     launch.launch(
-        chosen.output.output, chosen.beam_args, options.flag_names(), lambda: prepared(chosen), run
+        chosen.output.output,
+        chosen.beam_args,
+        options.flag_names(),
+        lambda: prepared(chosen, source),
+        run,
     )
 
 

@@ -50,10 +50,17 @@ def build_of(scans: str, *flags: str) -> Any:
 
 def prepare(source: Path | str, output: Path | str, *more: str):
     """Returns a block in which the build is listed and planned, and its output is locked."""
+    return prepare_flags(arguments(source, output, IN_MEMORY, *more))
+
+
+def prepare_flags(argv: Sequence[str]):
+    """Returns the block of `prepare` for all flags of a build."""
     from pipelines.engine.job import prepared
     from pipelines.options import parse_options
+    from pipelines.sources.factory import make_source
 
-    return prepared(parse_options(arguments(source, output, IN_MEMORY, *more)))
+    chosen = parse_options(argv)
+    return prepared(chosen, lambda: make_source(chosen.source, chosen.workers, chosen.plan.seed))
 
 
 def run_build_here(source: Path, output: Path | str, *more: str) -> int:

@@ -20,6 +20,7 @@ from builds import (
     csv_rows,
     files_of,
     members_of_group,
+    prepare,
     rows_of,
     run_build,
     run_build_here,
@@ -50,8 +51,6 @@ from PIL import Image
 
 from pipelines import build_tfrecords, errors
 from pipelines.engine import engine
-from pipelines.engine.job import prepared
-from pipelines.options import parse_options
 from tfrecord_io import __main__ as tools
 from tfrecord_io.manifest import Manifest
 
@@ -393,11 +392,9 @@ def test_whatever_the_tree_holds_every_file_is_accounted_for(tmp_path_factory, f
 
 def test_a_worker_whose_source_is_gone_ends_the_build_with_that_message_alone(tmp_path):
     scans = write_tree(tmp_path / "scans", scan_tree({"train": 2}))
-    argv = arguments(scans, tmp_path / "out", "--direct_num_workers=1")
-    options = parse_options(argv)
-    with prepared(options) as job:
+    with prepare(scans, tmp_path / "out") as job:
         next(scans.rglob("*.jpeg")).unlink()
-        pipeline = engine.make_pipeline(options.beam_args)
+        pipeline = engine.make_pipeline(["--direct_num_workers=1"])
         with pytest.raises(errors.BuildError, match=r"^\S+\.jpeg was removed since .*--overwrite$"):
             build_tfrecords.run(job, pipeline, num_processes=1)
 

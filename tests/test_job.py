@@ -4,7 +4,7 @@ import shutil
 
 import image_files
 import pytest
-from builds import build_here, prepare
+from builds import build_here, prepare, prepare_flags
 from image_files import (
     kermany_archive,
     pack,
@@ -17,8 +17,7 @@ from image_files import (
 )
 
 from pipelines import errors
-from pipelines.engine.job import prepared
-from pipelines.options import flag_names, parse_options
+from pipelines.options import flag_names
 from pipelines.stores.output import BUILD_DIR
 from pipelines.stores.output_state import PLAN_JSON
 
@@ -71,7 +70,7 @@ def test_an_input_that_cannot_be_used_leaves_no_output(tmp_path, name):
     (tmp_path / "text.zip").write_text("no archive")
     source = "archive" if name == "text.zip" else "directory"
     argv = [f"--source={source}", f"--input={tmp_path / name}", f"--output={tmp_path / 'out'}"]
-    with pytest.raises(errors.UserError), prepared(parse_options(argv)):
+    with pytest.raises(errors.UserError), prepare_flags(argv):
         pass
     assert not (tmp_path / "out").exists()
 

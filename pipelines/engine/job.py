@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,6 @@ from pipelines.shards import drops
 from pipelines.shards.build import Build, Work
 from pipelines.shards.finish import FAILURE_FILE, list_rejects
 from pipelines.shards.write import EXAMPLE_SCHEMA
-from pipelines.sources.factory import make_source
 from pipelines.sources.source import Member, Source, read_in_order
 from pipelines.stores import output_state
 from pipelines.stores.output import BUILD_DIR, Storage
@@ -61,8 +60,12 @@ class Job:
 
 
 @contextlib.contextmanager
-def prepared(options: BuildOptions) -> Iterator[Job | None]:
+def prepared(options: BuildOptions, make_source: Callable[[], Source]) -> Iterator[Job | None]:
     """Lists the images and plans the shards, and locks the output folder until the block ends.
+
+    Args:
+        options: what the user chose.
+        make_source: returns the source; called with the output locked, because it may download.
 
     Yields:
         the job, or None if the output is already complete.
@@ -80,7 +83,7 @@ def prepared(options: BuildOptions) -> Iterator[Job | None]:
     with output_state.locked(storage), privacy.build_folder(storage, job_goes_on=job_goes_on):
         # The message of a refused dataset has numbers and codes, and no name of the input.
         with privacy.private_errors(errors.RefusedError):
-            job = _prepare(options, storage, privacy)
+            job = _prepare(options, make_source, storage, privacy)
         yield job
 
 
@@ -132,14 +135,15 @@ def was_finished_elsewhere(job: Job) -> bool:
         return False
 
 
-def _prepare(options: BuildOptions, storage: Storage, privacy: Privacy) -> Job | None:
+def _prepare(
+    options: BuildOptions, make_source: Callable[[], Source], storage: Storage, privacy: Privacy
+) -> Job | None:
     """Lists the images and plans the shards; returns None if the output is complete."""
     # Reads the table of --labels, if there is one: first, because a download can take hours.
     _ = options.listing.table
-    source = make_source(options.source, options.workers, options.plan.seed)
     # A local folder, into which a source may unpack its archive.
     folder = options.source.download_dir if storage.remote else storage.path(BUILD_DIR)
-    source = source.prepare(Path(folder).absolute())
+    source = make_source().prepare(Path(folder).absolute())
     started = time.monotonic()
     shown = "the input" if privacy.key else options.source.input or options.source.source
     _say(f"listing the images of {remote.shown(shown)}")
