@@ -5,7 +5,7 @@ import pyarrow as pa
 from marked_images import OCT_NAMES
 
 from tfrecord_io.groups import group_images
-from train.data.dataset import Examples
+from train.data.dataset import Dataset
 from train.kinds.classes import CLASSES
 from train.results import metrics
 from train.results.predictions import Predictions
@@ -16,18 +16,17 @@ def certain(predicted, num_classes=4):
     return np.eye(num_classes)[predicted] * 0.97 + 0.01
 
 
-def examples_of(num_examples, patients=None, **fields):
-    """Returns the identities of examples, each of a file of its own."""
-    keys = tuple(f"k{place}" for place in range(num_examples))
-    images = {"path": pa.array(keys, pa.string())} | ({"patient": patients} if patients else {})
-    groups = group_images(pa.table(images))
-    unknown = (None,) * num_examples
-    known = {"patients": tuple(patients or unknown), "paths": unknown, "measured": {}} | fields
-    return Examples(keys=keys, groups=groups, **known)
+def dataset_of(num_examples, patients=None, **columns):
+    """Returns a dataset of which nothing but its table is known; each example is of one file."""
+    keys = [f"k{place}" for place in range(num_examples)]
+    columns |= {"patient": patients} if patients else {}
+    groups = group_images(pa.table({"path": pa.array(keys, pa.string())} | columns))
+    unknown = dict.fromkeys(("path", "manifest", "trunk", "trunk_file"))
+    return Dataset(table=pa.table({"key": keys} | columns), groups=groups, measured=(), **unknown)
 
 
 def predictions_of(probabilities, truths, names=OCT_NAMES, task=CLASSES, **fields):
-    fields = {"examples": examples_of(len(truths))} | fields
+    fields = {"dataset": dataset_of(len(truths)), "rows": np.arange(len(truths))} | fields
     return Predictions(
         task=task,
         probabilities=probabilities,
@@ -38,13 +37,13 @@ def predictions_of(probabilities, truths, names=OCT_NAMES, task=CLASSES, **field
 
 
 def scores_of(probabilities, truths, names=OCT_NAMES, weights=None, task=CLASSES):
-    return metrics.scores(task, predictions_of(probabilities, truths, names), weights)
+    return metrics.scores(predictions_of(probabilities, truths, names, task), weights)
 
 
 def measured(probabilities, truths, names=OCT_NAMES, task=CLASSES, patients=None, **arguments):
     """Returns what metrics.json says of predictions."""
-    examples = examples_of(len(truths), patients)
-    predictions = predictions_of(probabilities, truths, names, task, examples=examples)
+    dataset = dataset_of(len(truths), patients)
+    predictions = predictions_of(probabilities, truths, names, task, dataset=dataset)
     return measured_as(predictions, **arguments)
 
 

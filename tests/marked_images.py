@@ -23,11 +23,12 @@ from PIL import Image
 from scripts.flink_cluster import free_ports
 from tfrecord_io import Manifest, RecordLayout, image_key
 from tfrecord_io.decoding.options import Preprocessing
+from tfrecord_io.groups import Groups
 from tfrecord_io.kinds import CLASSES, LabelKind, number_text
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME, shard_name
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.trunk import FACTS_NAME, REST_NAME, Trunk
-from train.data.dataset import Examples, open_dataset
+from train.data.dataset import open_dataset
 
 REPOSITORY = Path(__file__).parent.parent
 #: Keras 3.15 copies a variable of TensorFlow in a way NumPy 2.4 is going to forbid.
@@ -168,10 +169,16 @@ def trained_run(**fields: object) -> Any:
     return run
 
 
-def examples_in(directory: str | os.PathLike[str], *splits: str) -> Examples:
-    """Returns what a dataset tells about the examples of some splits."""
+def groups_in(directory: str | os.PathLike[str], *splits: str) -> Groups:
+    """Returns which examples of some splits belong together."""
     dataset = open_dataset(str(directory))
-    return dataset.examples(dataset.part(*splits))
+    return dataset.groups.take(dataset.part(*splits).rows)
+
+
+def values_in(directory: str | os.PathLike[str], column: str, *splits: str) -> list[Any]:
+    """Returns what a column of the table of examples says of those of some splits."""
+    dataset = open_dataset(str(directory))
+    return dataset.values(column, dataset.part(*splits).rows)
 
 
 def weigh(directory: Path, weight_of: Callable[[str], float]) -> None:

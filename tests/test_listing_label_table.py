@@ -489,7 +489,7 @@ def test_patients_of_two_sites_are_two_patients_and_their_sites_are_measured(
         assert found[row["path"]]["site"] == row["site"]
         assert found[row["path"]]["patient"] == f"{row['site']}/17"
     dataset = open_dataset(str(output))
-    assert set(dataset.examples(dataset.part("test")).measured["site"]) == set(sites)
+    assert set(dataset.values("site", dataset.part("test").rows)) == set(sites)
     (tmp_path / "secret").write_bytes(b"0123456789abcdef" * 4)
     assert build_rows(rows, f"--anonymize={tmp_path / 'secret'}", "--overwrite") == 0
     assert len({(row["site"], row["patient"]) for row in rows_of(output)}) == 2

@@ -4,7 +4,7 @@ import json
 import numpy as np
 import pyarrow as pa
 import pytest
-from answers import examples_of, predictions_of
+from answers import dataset_of, predictions_of
 from hypothesis import given
 from hypothesis import strategies as st
 from marked_images import OCT_NAMES
@@ -130,9 +130,9 @@ def three_classes(num_examples, seed=0):
 def measured_thresholds(val, test, patients=None, groups=None, **options):
     chosen = thresholds.choose_thresholds(CLASSES, val, 0.9)
     options = {"prevalences": {}, "num_samples": 20, "seed": 0} | options
-    examples = examples_of(len(test.truths), patients)
-    examples = dataclasses.replace(examples, groups=groups or examples.groups)
-    test = dataclasses.replace(test, examples=examples)
+    dataset = dataset_of(len(test.truths), patients)
+    dataset = dataclasses.replace(dataset, groups=groups or dataset.groups)
+    test = dataclasses.replace(test, dataset=dataset)
     return thresholds.measure_thresholds(chosen, test, **options)
 
 

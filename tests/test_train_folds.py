@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from marked_images import (
     KERAS_ARRAY_WARNING,
-    examples_in,
+    groups_in,
     metrics_of,
     rows_of,
     train,
@@ -109,7 +109,7 @@ def test_a_stopped_cross_validation_goes_on_at_its_fold_and_step(
 
 def test_a_later_fold_without_patients_is_refused_before_the_first_is_trained(tmp_path, capsys):
     write_marked_dataset(tmp_path, num_examples={"train": 20})
-    folds = patient_folds(examples_in(tmp_path, "train").groups, 7)
+    folds = patient_folds(groups_in(tmp_path, "train"), 7)
     (empty,) = set(range(7)) - set(folds.tolist())
     assert empty > 0
     assert cross_validate(tmp_path, tmp_path / "run", folds=7, replica_batch_size=4) == 2

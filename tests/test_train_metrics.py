@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import scipy.stats
-from answers import certain, examples_of, measured, measured_as, predictions_of
+from answers import certain, dataset_of, measured, measured_as, predictions_of
 from hypothesis import given
 from hypothesis import strategies as st
 from marked_images import OCT_NAMES
@@ -222,7 +222,7 @@ def answers_of_runs(num_images=60, num_folds=3, seeds=1, shift=0.0):
     likely = 1 / (1 + np.exp(-logits))
     return predictions_of(
         np.stack([1 - likely, likely], 1), np.concatenate([truths] * seeds), ("no", "yes"),
-        examples=examples_of(num_images).take(np.tile(np.arange(num_images), seeds)),
+        dataset=dataset_of(num_images), rows=np.tile(np.arange(num_images), seeds),
         runs=np.concatenate([fold_of + num_folds * seed for seed in range(seeds)]),
     )  # fmt: skip
 

@@ -5,9 +5,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from answers import examples_of
+from answers import dataset_of
 from dataset_factory import change_column
-from marked_images import examples_in, write_marked_dataset
+from marked_images import groups_in, values_in, write_marked_dataset
 
 import tfrecord_io
 from tfrecord_io import PixelStatistics
@@ -68,11 +68,12 @@ def test_each_example_is_held_out_once_and_learnt_from_in_the_other_folds(data):
         chosen = choose(data, folds=3, fold=fold)
         assert chosen.val is None
         assert chosen.evaluated is chosen.test
-        ours, others = map(open_dataset(data).examples, (chosen.test, chosen.train))
-        assert set(ours.keys).isdisjoint(others.keys)
-        assert set(ours.patients).isdisjoint(others.patients)
-        assert len(ours.keys) + len(others.keys) == 50
-        held_out += ours.keys
+        ours, others = chosen.test.rows, chosen.train.rows
+        for column in ("key", "patient"):
+            values = open_dataset(data).values
+            assert set(values(column, ours)).isdisjoint(values(column, others))
+        assert len(ours) + len(others) == 50
+        held_out += ours.tolist()
     assert len(set(held_out)) == len(held_out) == 50
 
 
@@ -89,8 +90,9 @@ def test_the_counts_of_a_part_are_those_of_its_images(data):
 def test_the_test_split_stays_out_unless_it_is_named(data):
     def splits_in(**fields):
         chosen = choose(data, folds=3, fold=0, **fields)
-        known = map(open_dataset(data).examples, (chosen.train, chosen.test))
-        return {patient.partition("-")[0] for some in known for patient in some.patients}
+        rows = np.concatenate([chosen.train.rows, chosen.test.rows])
+        patients = open_dataset(data).values("patient", rows)
+        return {patient.partition("-")[0] for patient in patients}
 
     assert splits_in() == {"train", "val"}
     assert splits_in(fold_splits="train") == {"train"}
@@ -104,16 +106,15 @@ def test_a_split_that_was_named_and_is_not_there_is_refused(data):
 
 def test_a_fold_without_anyone_is_refused(tmp_path):
     write_marked_dataset(tmp_path, num_examples={"train": 4})  # two patients
-    everyone = examples_in(tmp_path, "train")
-    empty = set(range(9)) - set(patient_folds(everyone.groups, 9).tolist())
+    empty = set(range(9)) - set(folds_of(tmp_path, 9).tolist())
     with pytest.raises(ConfigError, match="too few patients; use fewer --folds"):
         choose(str(tmp_path), folds=9, fold=min(empty))
 
 
 def test_a_patient_stays_in_its_fold_when_images_are_added():
     def folds(*patients):
-        examples = examples_of(len(patients), list(patients))
-        return dict(zip(patients, patient_folds(examples.groups, 5).tolist(), strict=True))
+        dataset = dataset_of(len(patients), list(patients))
+        return dict(zip(patients, patient_folds(dataset.groups, 5).tolist(), strict=True))
 
     many = folds(*(f"patient-{number}" for number in range(200)))
     assert folds("patient-7", "patient-3") == {
@@ -125,7 +126,7 @@ def test_a_patient_stays_in_its_fold_when_images_are_added():
 
 
 def test_where_no_patients_are_known_images_are_dealt_out():
-    assert (np.bincount(patient_folds(examples_of(100).groups, 4)) > 10).all()
+    assert (np.bincount(patient_folds(dataset_of(100).groups, 4)) > 10).all()
 
 
 def test_the_statistics_of_a_part_are_those_of_its_images(tmp_path):
@@ -152,7 +153,7 @@ def with_columns(directory, **columns):
 
 
 def folds_of(directory, num_folds=5):
-    return patient_folds(examples_in(directory, "train").groups, num_folds)
+    return patient_folds(groups_in(directory, "train"), num_folds)
 
 
 def test_one_unknown_patient_does_not_move_the_others(tmp_path):
@@ -179,11 +180,11 @@ def test_augmented_copies_stay_with_their_original_and_are_not_scored(tmp_path):
     for fold in range(4):
         chosen = choose(str(tmp_path), folds=4, fold=fold)
         dataset = open_dataset(str(tmp_path))
-        learnt, scored = map(dataset.examples, (chosen.train, chosen.test))
-        assert not set(learnt.paths) & set(scored.paths)
+        learnt, scored = (dataset.values("path", part.rows) for part in (chosen.train, chosen.test))
+        assert not set(learnt) & set(scored)
         assert not dataset.is_copy(chosen.test).any()
         assert dataset.is_copy(chosen.train).mean() == pytest.approx(2 / 3)
-        held_out += scored.paths
+        held_out += scored
     assert sorted(held_out) == sorted(set(paths))
 
 
@@ -199,8 +200,8 @@ def test_the_groups_of_a_dataset_decide_its_folds(tmp_path):
 
 def test_folds_of_known_patients_are_what_they_were():
     # As recorded with the release before groups.
-    examples = examples_of(60, [f"{patient:03d}" for patient in range(60)])
-    assert "".join(map(str, patient_folds(examples.groups, 5))) == RECORDED_FOLDS
+    dataset = dataset_of(60, [f"{patient:03d}" for patient in range(60)])
+    assert "".join(map(str, patient_folds(dataset.groups, 5))) == RECORDED_FOLDS
 
 
 # ---- the table of examples
@@ -208,22 +209,24 @@ def test_folds_of_known_patients_are_what_they_were():
 
 def test_patients_and_paths_are_joined_by_key(tmp_path):
     write_marked_dataset(tmp_path, num_examples={"train": 4, "test": 5})
-    examples = examples_in(tmp_path, "test")
-    assert examples.patients == ("test-0", "test-0", "test-1", "test-1", "test-2")
-    assert [path.rpartition("/")[2] for path in examples.paths] == [f"{i}.jpeg" for i in range(5)]
+    patients, paths = (values_in(tmp_path, column, "test") for column in ("patient", "path"))
+    assert patients == ["test-0", "test-0", "test-1", "test-1", "test-2"]
+    assert [path.rpartition("/")[2] for path in paths] == [f"{i}.jpeg" for i in range(5)]
 
 
 def test_rows_in_another_order_are_found_by_their_places_in_the_shards(tmp_path):
     write_marked_dataset(tmp_path, num_examples={"train": 4, "val": 0, "test": 5})
-    before = examples_in(tmp_path, "test", "train")
+
+    def known():
+        columns = (values_in(tmp_path, name, "test", "train") for name in ("patient", "key"))
+        return *columns, groups_in(tmp_path, "test", "train").names
+
+    before = known()
     path = tmp_path / "examples.parquet"
     table = pq.read_table(path)
     pq.write_table(table.take(pc.sort_indices(table, [("key", "ascending")])), path)
-    after = examples_in(tmp_path, "test", "train")
-    assert after.keys == before.keys
-    assert after.groups.names.equals(before.groups.names)
-    assert after.patients == before.patients
-    assert after.patients[:5] == ("test-0", "test-0", "test-1", "test-1", "test-2")
+    assert known() == before
+    assert before[0][:5] == ["test-0", "test-0", "test-1", "test-1", "test-2"]
 
 
 def test_a_table_that_lacks_examples_is_refused_and_without_one_there_are_keys_alone(tmp_path):
@@ -231,8 +234,7 @@ def test_a_table_that_lacks_examples_is_refused_and_without_one_there_are_keys_a
     path = tmp_path / "examples.parquet"
     pq.write_table(pq.read_table(path).slice(1), path)
     with pytest.raises(ConfigError, match=r"examples\.parquet does not have one row for"):
-        examples_in(tmp_path, "test")
+        open_dataset(str(tmp_path))
     path.unlink()
-    examples = examples_in(tmp_path, "test")
-    assert len(set(examples.keys)) == 5
-    assert set(examples.patients) == {None}
+    assert len(set(values_in(tmp_path, "key", "test"))) == 5
+    assert values_in(tmp_path, "patient", "test") == [None] * 5

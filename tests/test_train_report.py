@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from answers import examples_of, measured, predictions_of, scores_of
+from answers import dataset_of, measured, predictions_of, scores_of
 from dataset_factory import bare_manifest, split_of
 from marked_images import OCT_NAMES, write_marked_dataset
 from pages import Page, needs_chromium, overhang, require_good_page, require_shown, words
@@ -123,9 +123,9 @@ def full(tmp_path_factory):
     found["calibration"] |= thresholds.describe_calibration(cooled, 1.7)
     val = predictions_of(*mostly_right(4, 40, seed=1))
     chosen = thresholds.choose_thresholds(CLASSES, val, 0.95)
-    examples = examples_of(80, [str(index // 2) for index in range(80)])
+    dataset = dataset_of(80, [str(index // 2) for index in range(80)])
     found["thresholds"] = thresholds.measure_thresholds(
-        chosen, predictions_of(probabilities, truths, examples=examples),
+        chosen, predictions_of(probabilities, truths, dataset=dataset),
         prevalences={"CNV": 0.02}, num_samples=20, seed=0,
     )  # fmt: skip
     plots = tmp_path_factory.mktemp("plots")
@@ -258,11 +258,8 @@ def test_mistakes_are_found_with_their_images_paths_and_maps(tmp_path):
         return np.stack([bright, 1 - bright, 0 * bright, 0 * bright], axis=-1)
 
     dataset = open_dataset(str(tmp_path))
-    part = dataset.part("test")
-    examples = dataset.examples(part)
-    predictions = predictions_of(probabilities, labels, examples=examples, part=part)
-    found = find_mistakes(predict, dataset, predictions)
-    assert [mistake.path for mistake in found] == [examples.paths[290], examples.paths[7]]
+    found = find_mistakes(predict, predictions_of(probabilities, labels, dataset=dataset))
+    assert [mistake.path for mistake in found] == dataset.values("path", np.array([290, 7]))
     np.testing.assert_array_equal(found[1].image, images[7])
     assert found[0].answer.true == OCT_NAMES[labels[290]]
     assert found[0].answer.predicted == OCT_NAMES[(labels[290] + 1) % 4]

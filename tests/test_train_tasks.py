@@ -6,7 +6,7 @@ import shutil
 import keras
 import numpy as np
 import pytest
-from answers import examples_of, predictions_of, scores_of
+from answers import dataset_of, predictions_of, scores_of
 from builds import IN_MEMORY
 from marked_images import (
     KERAS_ARRAY_WARNING,
@@ -165,8 +165,8 @@ def test_predictions_are_written_a_row_an_example_without_formulas_and_read_in_f
     tmp_path,
 ):
     probabilities = np.array([[1e-9, 1 - 1e-7], [2 / 3, 1 / 3]], np.float32)
-    examples = examples_of(2, ["p", None], paths=("=x.png", "y.png"))
-    written = predictions_of(probabilities, [1, 1], ("=A", "B"), examples=examples)
+    dataset = dataset_of(2, ["p", None], path=["=x.png", "y.png"])
+    written = predictions_of(probabilities, [1, 1], ("=A", "B"), dataset=dataset)
     write_predictions(tmp_path, written)
     assert (tmp_path / "predictions.csv").read_text().splitlines() == [
         "key,path,patient,label,predicted,'=A,B",
@@ -210,8 +210,10 @@ def test_the_worst_mistakes_about_labels_come_first():
 
 def test_the_map_of_a_label_that_was_missed_shows_what_speaks_against_it(data):
     """The likeliest label of the image, and the place that speaks for it, are others."""
-    dataset = MappedDataset(data, "test")
-    truths = MULTI_LABEL.truths(dataset.labels(range(len(dataset))))
+    dataset = open_dataset(str(data))
+    rows = dataset.part("test").rows
+    images, labels = dataset.stored[rows]
+    truths = MULTI_LABEL.truths(labels)
     probabilities = np.where(truths, 0.9, 0.1)
     probabilities[5] = np.where(truths[5], 0.2, 0.7)
 
@@ -219,13 +221,11 @@ def test_the_map_of_a_label_that_was_missed_shows_what_speaks_against_it(data):
         bright = images[:, 2, 3, 0] / 255
         return np.stack([1 - bright, bright / 4, bright / 5], axis=-1)
 
-    opened = open_dataset(str(data))
-    part = opened.part("test")
-    predictions = predictions_of(
-        probabilities, truths, NAMES, MULTI_LABEL, examples=opened.examples(part), part=part
+    found = find_mistakes(
+        predict,
+        predictions_of(probabilities, truths, NAMES, MULTI_LABEL, dataset=dataset, rows=rows),
     )
-    found = find_mistakes(predict, opened, predictions)
-    image = dataset[5][0]
+    image = images[5]
     rises = image.mean() > image[2, 3, 0]  # of the brightness, where the patch covers it
     for mistake in found:
         goes_with_brightness = mistake.answer.output > 0

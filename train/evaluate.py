@@ -122,13 +122,14 @@ def evaluate(
     require_numbers(probabilities, f"split {split} of {data}")
     matched = np.zeros((len(labels), len(outputs)), labels.dtype)
     matched[:, columns] = labels
+    dataset = dataclasses.replace(dataset, manifest=_with_labels(manifest, label_names, columns))
     predictions = Predictions(
         task=task,
         probabilities=probabilities[:, outputs],
         truths=task.truths(matched),
         label_names=label_names,
-        examples=dataset.examples(part),
-        part=part,
+        dataset=dataset,
+        rows=part.rows,
     )
     results: dict[str, Any] = {
         "split": split,
@@ -140,7 +141,7 @@ def evaluate(
     results = write_results(
         output,
         task=task,
-        dataset=dataclasses.replace(dataset, manifest=_with_labels(manifest, label_names, columns)),
+        dataset=dataset,
         settings={"data": data},
         results=results,
         predictions=predictions,

@@ -8,9 +8,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
-import math
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -68,44 +67,6 @@ class Part:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class Examples:
-    """The identities of some examples, in the order of the reader without shuffling.
-
-    Attributes:
-        groups: which of them belong together.
-        patients: patient of each example; None where unknown.
-        paths: source file of each example; None where unknown.
-        measured: columns whose values are measured by themselves, by name: numbers if the column
-            holds numbers, else texts; None where unknown.
-    """
-
-    keys: tuple[str, ...]
-    groups: Groups
-    patients: tuple[str | None, ...]
-    paths: tuple[str | None, ...]
-    measured: Mapping[str, tuple[str | float | None, ...]]
-
-    @property
-    def num_patients(self) -> int | None:
-        """Number of the patients that are known; None if there is none."""
-        return len(set(self.patients) - {None}) or None
-
-    def take(self, rows: np.ndarray) -> Examples:
-        """Returns some of the examples, int64 [num_chosen], in that order."""
-
-        def some(values: tuple) -> tuple:
-            return tuple(values[row] for row in rows.tolist())
-
-        return Examples(
-            keys=some(self.keys),
-            groups=self.groups.take(rows),
-            patients=some(self.patients),
-            paths=some(self.paths),
-            measured={name: some(values) for name, values in self.measured.items()},
-        )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Dataset:
     """A dataset, with all that is known of its examples but their pixels and labels.
 
@@ -116,7 +77,7 @@ class Dataset:
             and what examples.parquet has of the columns that a run uses. Without that file, `key`
             alone.
         groups: of the same examples; near duplicates are not known to older tables.
-        measured: the columns whose values are measured by themselves.
+        measured: the columns of the table whose values are measured by themselves.
     """
 
     path: DataPath
@@ -157,25 +118,14 @@ class Dataset:
             return self.table[name]
         return pa.chunked_array([pa.nulls(len(self.table), pa.int64())])
 
+    def values(self, name: str, rows: np.ndarray) -> list[Any]:
+        """Returns what a column says of the examples at these places; None where unknown."""
+        return self.column(name).take(rows).to_pylist()
+
     def is_copy(self, part: Part) -> np.ndarray:
         """Returns which of a part's examples are augmented copies, bool [num_examples]."""
         variants = self.column("variant").take(part.rows).fill_null(0)
         return pc.greater(variants, 0).to_numpy()
-
-    def examples(self, part: Part) -> Examples:
-        """Returns what is known of a part's examples, in the order of the reader."""
-
-        def values(name: str) -> tuple:
-            return tuple(self.column(name).take(part.rows).to_pylist())
-
-        measured = [name for name in self.measured if name in self.table.column_names]
-        return Examples(
-            keys=values("key"),
-            groups=self.groups.take(part.rows),
-            patients=values("patient"),
-            paths=values("path"),
-            measured={name: tuple(map(_value, values(name))) for name in measured},
-        )
 
     @functools.cached_property
     def images(self) -> pa.Table:
@@ -250,7 +200,7 @@ def open_dataset(path: str | DataPath, columns: Sequence[str] = ()) -> Dataset:
         trunk_file=trunk_file,
         table=table,
         groups=grouped,
-        measured=measured,
+        measured=tuple(name for name in measured if name in known),
     )
 
 
@@ -280,13 +230,6 @@ def _in_order(path: DataPath, manifest: Manifest, table: pa.Table) -> tuple[pa.T
 
 def _splits(manifest: Manifest) -> list[str]:
     return [name for name, split in manifest.splits.items() if split.num_examples]
-
-
-def _value(value: Any) -> str | float | None:
-    """Returns a number as it is, and all else as a text; None where it is unknown."""
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return None
-    return value if isinstance(value, int | float) else str(value)
 
 
 # ---- the parts of a run
@@ -352,8 +295,7 @@ def _weighted(dataset: Dataset, part: Part) -> Part:
     if WEIGHT not in dataset.table.column_names:
         return part
     try:
-        given = dataset.column(WEIGHT).take(part.rows)
-        weights = np.array(given.to_pylist(), np.float64)
+        weights = np.array(dataset.values(WEIGHT, part.rows), np.float64)
     except ValueError:
         weights = np.array(np.nan)
     if not (np.isfinite(weights.sum()) and (weights >= 0).all() and weights.any()):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import keras
 import numpy as np
@@ -51,14 +51,10 @@ class Answers:
     label_names: tuple[str, ...]
     runs: np.ndarray | None = None
 
-    def some(self, rows: np.ndarray) -> Answers:
+    def some(self, rows: np.ndarray) -> Self:
         """Returns some of the answers, int64 [num_chosen], in that order."""
-        return Answers(
-            probabilities=self.probabilities[rows],
-            truths=self.truths[rows],
-            label_names=self.label_names,
-            runs=None if self.runs is None else self.runs[rows],
-        )
+        arrays = {name: each for name, each in vars(self).items() if isinstance(each, np.ndarray)}
+        return dataclasses.replace(self, **{name: each[rows] for name, each in arrays.items()})
 
     def by_run(self) -> list[np.ndarray]:
         """Returns the rows of each network's answers, int64 [num_answers] each."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from tfrecord_io.groups import plural_unit
 from tfrecord_io.printing import listed, printable
 from train.data.dataset import SITE
 from train.kinds.measures import defined_mean, predictive_values
-from train.kinds.task import Answers, Task
+from train.kinds.task import Task
 from train.kinds.words import known
 from train.results.bootstrap import CONFIDENCE_LEVEL, examples_behind, rounded, with_intervals
 from train.results.options import MeasureOptions
@@ -67,7 +68,7 @@ def measure(
     )
 
     def of_subgroup(rows: np.ndarray) -> dict[str, Any]:
-        results = evaluate(predictions.of_examples(rows))
+        results = evaluate(predictions.some(rows))
         return {name: results[name] for name in ("num_examples", "num_patients", "scores")}
 
     results = predictions.task.kind.entry | evaluate(predictions)
@@ -77,15 +78,22 @@ def measure(
         results["thresholds"] = measure_thresholds(
             chosen, predictions, prevalences, num_samples, seed
         )
-    by = {
-        column: {name: of_subgroup(rows) for name, rows in subgroups(values).items()}
-        for column, values in predictions.examples.measured.items()
+    by = {}
+    for column in predictions.dataset.measured:
+        values = [_value(value) for value in predictions.values(column)]
         # Of sites, only those of whole datasets unless they are asked for.
-        if column in options.columns or None not in values
-    }
+        if column in options.columns or None not in values:
+            by[column] = {name: of_subgroup(rows) for name, rows in subgroups(values).items()}
     if SITE in by:
         results["sites"] = by.pop(SITE)
     return results | ({"by": by} if by else {})
+
+
+def _value(value: Any) -> str | float | None:
+    """Returns a number as it is, and all else as a text; None where it is unknown."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return None
+    return value if isinstance(value, int | float) else str(value)
 
 
 def subgroups(values: Sequence[Any]) -> dict[str, np.ndarray]:
@@ -138,11 +146,11 @@ def evaluate_predictions(
         by the name of the measure; an entry is None if it is undefined or rests on a single group
         (see `with_intervals`). `notes` are sentences about what limits these figures.
     """
-    task, examples, label_names = predictions.task, predictions.examples, predictions.label_names
+    task, groups, label_names = predictions.task, predictions.groups, predictions.label_names
     probabilities, truths = predictions.probabilities, predictions.truths
-    indices, views = examples.groups.codes, task.views(label_names)
+    indices, views = groups.codes, task.views(label_names)
     # Several networks of a cross-validation may have answered to an image.
-    _, images = np.unique(examples.keys, return_index=True)
+    _, images = np.unique(predictions.rows, return_index=True)
     num_area_samples = min(num_samples, MAX_AREA_COST // probabilities.size)
     if num_area_samples < min(num_samples, _MIN_RESAMPLES):
         num_area_samples = 0
@@ -152,15 +160,15 @@ def evaluate_predictions(
     )
     quick = functools.partial(_score, predictions, prevalences)
     scores = interval(quick, num_samples=num_samples)
-    scores |= interval(functools.partial(_areas, task, predictions), num_samples=num_area_samples)
-    sources = examples.groups.take(images).sources
+    scores |= interval(functools.partial(_areas, predictions), num_samples=num_area_samples)
+    sources = groups.take(images).sources
     unknown = {name: count for name, count in sources.items() if name != "patient"}
     result: dict[str, Any] = {
         "num_examples": len(images),
-        "num_patients": examples.num_patients,
+        "num_patients": len(set(predictions.values("patient")) - {None}) or None,
         "images_without_patient": sum(unknown.values()),
         "num_groups": int(indices.max()) + 1,
-        "bootstrap_by": examples.groups.unit,
+        "bootstrap_by": groups.unit,
         "bootstrap_samples": num_samples,
         "auc_bootstrap_samples": num_area_samples,
         "confidence_level": CONFIDENCE_LEVEL,
@@ -168,7 +176,7 @@ def evaluate_predictions(
         **_an_image(task.tables(predictions), len(images) / len(truths)),
     }
     if predictions.runs is not None:
-        by_run = _areas_by_run(task, predictions, np.ones((1, len(truths))))
+        by_run = _areas_by_run(predictions, np.ones((1, len(truths))))
         result["areas_left_out"] = {
             name: int(np.isnan(values).sum())
             for name, values in by_run.items()
@@ -193,29 +201,30 @@ def _score(
     return found
 
 
-def scores(task: Task, answers: Answers, weights: np.ndarray | None = None) -> dict[str, float]:
+def scores(predictions: Predictions, weights: np.ndarray | None = None) -> dict[str, float]:
     """Returns all measures by name, such as `accuracy` or `auc/CNV`; NaN where undefined.
 
     The weights, [num_examples], are how often each example counts; None for once each.
     """
-    rows = (np.ones(len(answers.truths)) if weights is None else weights)[None]
-    measured = task.score(answers, rows) | _areas(task, answers, rows)
+    rows = (np.ones(len(predictions.truths)) if weights is None else weights)[None]
+    measured = predictions.task.score(predictions, rows) | _areas(predictions, rows)
     return {name: float(value) for name, (value,) in measured.items()}
 
 
-def _areas(task: Task, answers: Answers, weights: np.ndarray) -> dict[str, np.ndarray]:
+def _areas(predictions: Predictions, weights: np.ndarray) -> dict[str, np.ndarray]:
     """Returns the areas under curves, float64 [num_weightings] by name; see `Task.areas`.
 
     Of a cross-validation they are the means over its networks, because probabilities of different
     networks cannot be ranked together. A network to which an area is not defined is left out.
     """
-    by_run = _areas_by_run(task, answers, weights)
+    by_run = _areas_by_run(predictions, weights)
     return {name: defined_mean(areas) for name, areas in by_run.items()}
 
 
-def _areas_by_run(task: Task, answers: Answers, weights: np.ndarray) -> dict[str, np.ndarray]:
+def _areas_by_run(predictions: Predictions, weights: np.ndarray) -> dict[str, np.ndarray]:
     """Returns the areas of each network, float64 [num_runs, num_weightings] by name."""
-    by_run = [task.areas(answers.some(rows), weights[:, rows]) for rows in answers.by_run()]
+    areas_of = predictions.task.areas
+    by_run = [areas_of(predictions.some(rows), weights[:, rows]) for rows in predictions.by_run()]
     return {name: np.stack([areas[name] for areas in by_run]) for name in by_run[0]}
 
 

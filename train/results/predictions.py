@@ -9,12 +9,14 @@ import csv
 import dataclasses
 import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from tfrecord_io.files import atomic_write
+from tfrecord_io.groups import Groups
 from tfrecord_io.printing import csv_cell
-from train.data.dataset import Examples, Part
+from train.data.dataset import Dataset
 from train.errors import ConfigError
 from train.kinds.task import Answers, Task
 
@@ -28,20 +30,24 @@ class Predictions(Answers):
 
     Attributes:
         task: what the network answers.
-        examples: keys, patients and paths of the examples.
-        part: the examples' place in the dataset; None if they come from several runs.
+        dataset: that the examples are in.
+        rows: int64 [num_examples], their places in it, see `Dataset.table`.
         uncalibrated: probabilities before the temperature; None if there is no temperature.
     """
 
     task: Task
-    examples: Examples
-    part: Part | None = None
+    dataset: Dataset
+    rows: np.ndarray
     uncalibrated: np.ndarray | None = None
 
-    def of_examples(self, rows: np.ndarray) -> Predictions:
-        """Returns the predictions for some of the examples, int64 [num_chosen], to be measured."""
-        answers, examples = self.some(rows), self.examples.take(rows)
-        return Predictions(**vars(answers), task=self.task, examples=examples)
+    @property
+    def groups(self) -> Groups:
+        """Which of the examples belong together."""
+        return self.dataset.groups.take(self.rows)
+
+    def values(self, column: str) -> list[Any]:
+        """Returns what a column of the table of examples says of each; None where unknown."""
+        return self.dataset.values(column, self.rows)
 
 
 def write_predictions(directory: Path, predictions: Predictions) -> None:
@@ -49,7 +55,7 @@ def write_predictions(directory: Path, predictions: Predictions) -> None:
 
     Beside it, `keys`, `probabilities` and `truths` are written in full precision.
     """
-    task, examples = predictions.task, predictions.examples
+    task = predictions.task
     names = [csv_cell(name) for name in predictions.label_names]
     chosen = task.chosen(predictions.probabilities)
     texts = (task.texts(labels, names) for labels in (predictions.truths, chosen))
@@ -58,7 +64,8 @@ def write_predictions(directory: Path, predictions: Predictions) -> None:
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(("key", "path", "patient", "label", "predicted", *names))
-    columns = examples.keys, examples.paths, examples.patients, *texts
+    keys = predictions.values("key")
+    columns = keys, predictions.values("path"), predictions.values("patient"), *texts
     rows = zip(predictions.probabilities, *columns, strict=True)
     for probabilities, key, path, patient, label, answer in rows:
         outputs = (f"{number:{task.digits}}" for number in probabilities)
@@ -69,7 +76,7 @@ def write_predictions(directory: Path, predictions: Predictions) -> None:
     with atomic_write(directory / EXACT_NAME) as file:
         np.savez(
             file,
-            keys=np.array(examples.keys),
+            keys=np.array(keys),
             probabilities=predictions.probabilities,
             truths=predictions.truths,
         )

@@ -10,7 +10,6 @@ import numpy as np
 
 from tfrecord_io import visible
 from tfrecord_io.auditing import pages
-from train.data.dataset import Dataset
 from train.kinds.task import Mistake
 from train.results.predictions import Predictions
 
@@ -125,24 +124,22 @@ class MistakenImage(NamedTuple):
         return {name: pages.data_url(shown[name], _PICTURE_SIDE, "PNG") for name in shown}
 
 
-def find_mistakes(
-    predict: Predict, dataset: Dataset, predictions: Predictions
-) -> list[MistakenImage]:
-    """Returns the worst mistakes on one part of the dataset; each costs about 150 predictions.
+def find_mistakes(predict: Predict, predictions: Predictions) -> list[MistakenImage]:
+    """Returns the worst mistakes of one network; each costs about 150 predictions.
 
     `predict` is the function of stored images that gave the probabilities.
     """
-    part, examples = predictions.part, predictions.examples
     answers = predictions.task.mistakes(predictions, MAX_MISTAKES)
-    if part is None or not answers:
+    if not answers:
         return []
-    images = dataset.stored[part.rows[[answer.place for answer in answers]]][0]
+    shown = predictions.some(np.array([answer.place for answer in answers]))
+    images = shown.dataset.stored[shown.rows][0]
+    found = answers, images, shown.values("path"), shown.values("key")
     sizes = patch_and_stride(images.shape[1:])
     mistakes = []
-    for answer, image in zip(answers, images, strict=True):
+    for answer, image, path, key in zip(*found, strict=True):
         drops = occlusion_map(predict, image, *sizes, answer.output)
         # The probability of a negative answer rises where that of its label drops.
         drops = -drops if answer.is_negative else drops
-        path = examples.paths[answer.place] or examples.keys[answer.place]
-        mistakes.append(MistakenImage(answer, image, drops, path))
+        mistakes.append(MistakenImage(answer, image, drops, path or key))
     return mistakes

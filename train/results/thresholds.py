@@ -174,11 +174,11 @@ def measure_thresholds(
         intervals (`value`, `low`, `high`) `sensitivity`, `specificity`, and where a prevalence is
         stated `ppv` and `npv`. Where patients are known, `test_by_patient` has the same.
     """
-    examples, label_names = predictions.examples, predictions.label_names
+    patients, label_names = predictions.values("patient"), predictions.label_names
     has = predictions.task.has(predictions.truths, len(label_names))
-    groups = examples.groups.codes
-    known = np.flatnonzero([patient is not None for patient in examples.patients])
-    names = [str(patient) for patient in examples.patients if patient is not None]
+    groups = predictions.groups.codes
+    known = np.flatnonzero([patient is not None for patient in patients])
+    names = [str(patient) for patient in patients if patient is not None]
     _, first, of_patient = np.unique(names, return_index=True, return_inverse=True)
     # Two patients with the same picture are one group.
     _, groups_of_patients = np.unique(groups[known[first]], return_inverse=True)

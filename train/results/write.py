@@ -77,7 +77,7 @@ def write_results(
     if predictions is not None:
         write_predictions(directory, predictions)
     charts = write_charts(directory / "plots", history, measured, predictions)
-    mistakes = find_mistakes(predict, dataset, predictions) if predict and predictions else ()
+    mistakes = find_mistakes(predict, predictions) if predict and predictions else ()
     flow = flow_of(dataset, measured, in_folds=in_folds, is_own=own_metrics is None)
     data_page = page_of_data(str(dataset.path), directory, manifest)
     page = render(

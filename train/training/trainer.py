@@ -18,7 +18,7 @@ import numpy as np
 
 from train.config import TrainConfig
 from train.data import seen
-from train.data.dataset import Examples, Part, divided
+from train.data.dataset import Part, divided
 from train.data.feed import evaluation_batches
 from train.devices import set_seed
 from train.kinds.registry import task_of
@@ -121,8 +121,8 @@ def _finish(run: Run, progress: Progress, best: Sequence[np.ndarray]) -> dict[st
             probabilities=probabilities,
             truths=truths,
             label_names=label_names,
-            examples=run.data.examples(part),
-            part=part,
+            dataset=run.data,
+            rows=part.rows,
             uncalibrated=temperature and task.cool(probabilities, 1 / temperature),
         )
     if not devices.is_chief:
@@ -159,8 +159,7 @@ def _cross_validate(run: Run) -> dict[str, Any]:
     """
     folds, devices, singles = run.config.folds, run.devices, run.singles
     everyone = divided(run.data, folds)
-    examples = run.data.examples(everyone)
-    groups = examples.groups
+    groups = run.data.groups.take(everyone.rows)
     others = {name: count for name, count in groups.sources.items() if name != "patient"}
     if others:
         devices.say(
@@ -178,10 +177,10 @@ def _cross_validate(run: Run) -> dict[str, Any]:
         _complete(single)
         # Without this, the graphs of all runs stay in memory.
         keras.utils.clear_session()
-    return _pool(run, everyone, examples) if devices.is_chief else {}
+    return _pool(run, everyone) if devices.is_chief else {}
 
 
-def _pool(run: Run, everyone: Part, examples: Examples) -> dict[str, Any]:
+def _pool(run: Run, everyone: Part) -> dict[str, Any]:
     """Measures the held-out predictions of all runs together and writes the files of RUN."""
     config, manifest, singles = run.config, run.data.manifest, run.singles
     task = task_of(manifest.label_kind)
@@ -189,14 +188,16 @@ def _pool(run: Run, everyone: Part, examples: Examples) -> dict[str, Any]:
         *(read_predictions(single.folder) for single in singles), strict=True
     )
     run_of = np.repeat(np.arange(len(singles)), [len(of_run) for of_run in keys])
-    place_of = {key: place for place, key in enumerate(examples.keys)}
+    of_everyone = run.data.values("key", everyone.rows)
+    row_of = dict(zip(of_everyone, everyone.rows.tolist(), strict=True))
     predictions = Predictions(
         task=task,
         probabilities=np.concatenate(probabilities),
         truths=np.concatenate(truths),
         label_names=manifest.label_names,
         runs=run_of,
-        examples=examples.take(np.array([place_of[key] for of_run in keys for key in of_run])),
+        dataset=run.data,
+        rows=np.array([row_of[key] for of_run in keys for key in of_run]),
     )
     measured = metrics.measure(predictions, config.measures, config.input.seed)
     num_images = measured["num_examples"]
@@ -212,7 +213,7 @@ def _pool(run: Run, everyone: Part, examples: Examples) -> dict[str, Any]:
         fold_of = np.array([fold for fold, _ in names])[run_of]
         facts = {"fitted_on": f"the other folds of {everyone.name}", "num_examples": num_images}
         results["calibration"] = facts | thresholds.calibrate_folds(predictions, fold_of)
-    scores = [metrics.scores(task, predictions.some(rows)) for rows in predictions.by_run()]
+    scores = [metrics.scores(predictions.some(rows)) for rows in predictions.by_run()]
     of_runs = [(*name, of_run) for name, of_run in zip(names, scores, strict=True)]
     results = write_results(
         run.folder,
