@@ -99,19 +99,21 @@ def _chromium(*arguments: str) -> str:
 
 
 def screenshot(page_path: Path, folder: Path, width: int, dark: bool) -> np.ndarray:
-    """Returns the page as a browser shows it: uint8 [height, width, 3]."""
+    """Returns the top of the page as a browser shows it: uint8 [2400, width, 3]."""
     picture = folder / f"shot-{width}-{dark}.png"
     scheme = 0 if dark else 1
     _chromium(
         "--hide-scrollbars",
         f"--blink-settings=preferredColorScheme={scheme}",
         f"--user-data-dir={folder / f'profile-{width}-{dark}'}",
-        f"--window-size={width},2400",
+        # On a busy machine the last rows of the window may not be painted yet.
+        "--run-all-compositor-stages-before-draw",
+        f"--window-size={width},2600",
         f"--screenshot={picture}",
         page_path.as_uri(),
     )
     with Image.open(picture) as image:
-        return np.asarray(image.convert("RGB"))
+        return np.asarray(image.convert("RGB"))[:2400]
 
 
 def require_shown(page_path: Path, folder: Path, width: int, dark: bool) -> None:
