@@ -115,15 +115,13 @@ class PixelStatistics:
         square_type, sum_type = _SUM_TYPES[images.dtype]
         num_images, height, width, channels = images.shape
         sums = np.zeros((2, width * channels), np.uint64)
-        images_at_once = max(_ROWS_AT_ONCE // height, 1)
-        for first in range(0, num_images, images_at_once):
-            all_rows = images[first : first + images_at_once].reshape(-1, width * channels)
-            for row in range(0, len(all_rows), _ROWS_AT_ONCE):
-                rows = all_rows[row : row + _ROWS_AT_ONCE]
-                sums[0] += rows.sum(axis=0, dtype=np.uint32)
-                # Twice as fast as a histogram with `np.bincount`.
-                squares = np.multiply(rows, rows, dtype=square_type)
-                sums[1] += squares.sum(axis=0, dtype=sum_type)
+        all_rows = images.reshape(-1, width * channels)
+        for row in range(0, len(all_rows), _ROWS_AT_ONCE):
+            rows = all_rows[row : row + _ROWS_AT_ONCE]
+            sums[0] += rows.sum(axis=0, dtype=np.uint32)
+            # Twice as fast as a histogram with `np.bincount`.
+            squares = np.multiply(rows, rows, dtype=square_type)
+            sums[1] += squares.sum(axis=0, dtype=sum_type)
         of_channels, of_squares = sums.reshape(2, width, channels).sum(axis=1).tolist()
         return cls(
             num_pixels=num_images * height * width,
