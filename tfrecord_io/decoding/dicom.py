@@ -330,10 +330,7 @@ def read_frame(data: bytes | Dataset, frame: int, preprocessing: Preprocessing) 
         pydicom = import_pydicom()
         if DEFLATED in data:
             raise Reject("unsupported_syntax", "DICOM that is deflated as a whole")
-        file = io.BytesIO(data)
-        cut = cut_frame(file, frame) if frame else None
-        file.seek(0)
-        data = cut or pydicom.dcmread(file)
+        data = pydicom.dcmread(io.BytesIO(data))
     dataset = data
     if "PixelData" not in dataset:
         raise Reject("no_pixels", "a DICOM file without integer pixels")

@@ -186,8 +186,8 @@ def decode_image(
     if not data:
         raise Reject("empty", "the file has no bytes")
     try:
-        if isinstance(data, bytes) and frame and not is_dicom(data):
-            data = tiff_pages.with_first_page(io.BytesIO(data), frame)
+        if isinstance(data, bytes) and frame:
+            data = cut_picture(io.BytesIO(data), frame, pages=True) or data
         if isinstance(data, io.BytesIO) or (frame is None and isinstance(data, bytes)):
             picture = formats.read_picture(data, preprocessing.dtype)
         else:
