@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tfrecord_io.kinds import Classes, LabelKind, ranges_of
+from tfrecord_io.kinds import Classes, LabelKind
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME, Manifest, ManifestError
 
 # Columns of the examples table that the audit reads, and those that not every table has.
@@ -49,8 +50,6 @@ def read_examples(file: str | os.PathLike[str]) -> pa.Table:
 def audited(table: pa.Table) -> pa.Table:
     """Returns those of `_COLUMNS` that an examples table has, without augmented copies."""
     columns = [name for name in _COLUMNS if name in table.column_names]
-    if "site" in columns and not pa.types.is_string(table.schema.field("site").type):
-        columns.remove("site")  # a table of labels had a column of that name, of another kind
     # An augmented copy resembles its original on purpose, so it is not audited.
     if pc.any(pc.greater(table["variant"], 0)).as_py():
         table = table.filter(pc.equal(table["variant"], 0))
@@ -79,10 +78,10 @@ def encode(column: pa.ChunkedArray) -> tuple[np.ndarray, pa.Array]:
     return encoded.indices.fill_null(-1).to_numpy().astype(np.int64), encoded.dictionary
 
 
-def encode_labels(examples: pa.Table, kind: LabelKind) -> np.ndarray:
-    """Returns int64 [num_examples], a number for each different label, or for each range."""
+def encode_labels(examples: pa.Table, kind: LabelKind) -> tuple[Sequence[str], np.ndarray]:
+    """Returns the different labels, or ranges of numbers, and the place of each example in them."""
     codes, texts = encode(examples["label"])
-    return kind.classes_of(texts.to_pylist(), codes)[1]
+    return kind.classes_of(texts.to_pylist(), codes)
 
 
 def numbers_of(examples: pa.Table) -> np.ndarray:
@@ -98,7 +97,7 @@ def as_classes(dataset: Manifest, examples: pa.Table) -> tuple[Manifest, pa.Tabl
     """
     if not dataset.label_kind.is_number:
         return dataset, examples
-    names, codes = ranges_of(numbers_of(examples))
+    names, codes = encode_labels(examples, dataset.label_kind)
     labels = pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), pa.array(names))
     examples = examples.set_column(examples.schema.get_field_index("label"), "label", labels)
     of_split = examples["split"].cast(pa.string()).to_numpy(zero_copy_only=False)
@@ -106,5 +105,5 @@ def as_classes(dataset: Manifest, examples: pa.Table) -> tuple[Manifest, pa.Tabl
     for name, split in dataset.splits.items():
         counts = np.bincount(codes[of_split == name], minlength=len(names))
         splits[name] = dataclasses.replace(split, label_counts=tuple(counts.tolist()))
-    classes = dataclasses.replace(dataset, label_kind=_Ranges(), label_names=names, splits=splits)
-    return classes, examples
+    facts = {"label_kind": _Ranges(), "label_names": tuple(names), "splits": splits}
+    return dataclasses.replace(dataset, **facts), examples

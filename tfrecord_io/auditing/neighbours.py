@@ -197,7 +197,7 @@ def _check_copies(
     hints = near_copies(nearest)
     first, second = np.array([hint[:2] for hint in hints], np.int64).reshape(-1, 2).T
     pictures, _ = twins.number_pictures(everything)
-    split, label = encode(everything["split"])[0], encode_labels(everything, dataset.label_kind)
+    split, label = encode(everything["split"])[0], encode_labels(everything, dataset.label_kind)[1]
     across = twins.have_different(split, pictures, first, second)
     differ = twins.have_different(label, pictures, first, second)
     side = min(dataset.source["trunk"]["image_shape"][:2])

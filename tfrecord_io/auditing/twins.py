@@ -179,7 +179,7 @@ def find_twins(examples: pa.Table, images: ImageReader, kind: LabelKind) -> Twin
     candidates = np.flatnonzero(~blank)
     rows, distance, complete = find_pairs(hashes[candidates])
     first, second = candidates[rows.T]
-    split, label = encode(examples["split"])[0], encode_labels(examples, kind)
+    split, label = encode(examples["split"])[0], encode_labels(examples, kind)[1]
     across = have_different(split, groups, first, second)
     across |= have_different(label, groups, first, second)
     by_group = have_different(group_images(examples).codes, groups, first, second)

@@ -80,8 +80,7 @@ class Records:
 
     def feature(self, name: str, rows: np.ndarray) -> np.ndarray:
         """Returns a copy of the bytes of one feature of rows, uint8 [rows, its length]."""
-        slot = self.layout.features[name]
-        return self.array[:, slot.offset : slot.offset + slot.length][rows]
+        return self.layout.bytes_in(self.array, name)[rows]
 
     def gather(self, rows: np.ndarray, memory: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns (images, labels) of rows, int64 [batch]; the images are written into memory."""
