@@ -7,7 +7,6 @@ import dataclasses
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from pipelines import errors
 from pipelines.listing.options import ListingOptions
@@ -18,15 +17,8 @@ from pipelines.sources.factory import SourceOptions, Workers
 from pipelines.stores.output import OutputOptions
 from tfrecord_io import flags
 from tfrecord_io.auditing.twins import MIN_SIDE
-from tfrecord_io.decoding.options import (
-    BACKGROUNDS,
-    DTYPES,
-    FITS,
-    RESIZE_FILTERS,
-    Physical,
-    Preprocessing,
-)
-from tfrecord_io.flags import check, flag
+from tfrecord_io.decoding.options import Physical, Preprocessing, two_numbers
+from tfrecord_io.flags import flag
 from tfrecord_io.stores.folder import is_remote
 
 # Values of `--runner`, in lower case, that mean the engine in this process.
@@ -40,17 +32,12 @@ def _image_size(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2] or match[1])
 
 
-def _two_numbers(text: str) -> tuple[float, float]:
-    first, second = map(float, text.split(","))
-    return first, second
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImageOptions:
-    """What is stored of each picture.
+    """What `Preprocessing` gets from the user in another form.
 
     Raises:
-        ValueError: if a value is wrong, or two options contradict each other.
+        ValueError: if a value is wrong.
     """
 
     image_size: tuple[int, int] | None = flag(
@@ -60,78 +47,25 @@ class ImageOptions:
         expected="224 or HEIGHTxWIDTH",
         metavar="N|HxW",
     )
-    channels: int = flag(1, "1 for grey, 3 for RGB", choices=(1, 3))
-    resize: str = flag(
-        "bilinear", "resize filter, always with antialiasing", choices=tuple(RESIZE_FILTERS)
-    )
-    fit: str = flag(
-        "stretch",
-        "pictures of another shape: stretch changes it, pad keeps it and adds black",
-        choices=tuple(FITS),
-    )
-    dtype: str = flag(
-        "uint8",
-        "type of the stored pixels; uint16 keeps the depth of 16-bit files, which uint8 rejects",
-        choices=DTYPES,
-    )
-    window: tuple[float, float] | None = flag(
-        None,
-        "DICOM in uint8: the grey levels that become the 256 stored ones, such as 40,400 in "
-        "Hounsfield units (default: what each file says, or the range of its stored bits)",
-        parse=_two_numbers,
-        expected="CENTER,WIDTH",
-        metavar="CENTER,WIDTH",
-    )
     rescale: tuple[float, float] | None = flag(
         None,
         "DICOM in uint16: the physical value of a stored number is SLOPE times the number plus "
         "INTERCEPT, in the unit of the files, such as Hounsfield units (default: 1,-32768)",
-        parse=_two_numbers,
+        parse=two_numbers,
         expected="SLOPE,INTERCEPT",
         metavar="SLOPE,INTERCEPT",
     )
-    background: str | None = flag(
-        None,
-        "what is behind transparent pixels (default: a file that has some is a reject)",
-        choices=BACKGROUNDS,
-    )
 
     def __post_init__(self) -> None:
-        check(self)
         if self.rescale:
             Physical.of_unit("US", self.rescale)  # it checks the values
-            if self.dtype != "uint16":
-                raise ValueError("--rescale is for --dtype uint16")
-        _ = self.preprocessing  # it checks the values together
-
-    @property
-    def preprocessing(self) -> Preprocessing:
-        """How a file becomes pixels."""
-        height, width = self.image_size or (224, 224)
-        names = ("channels", "resize", "fit", "dtype", "window", "background")
-        return Preprocessing(
-            height=height, width=width, **{name: getattr(self, name) for name in names}
-        )
-
-    def identity(self) -> dict[str, Any]:
-        """Returns what decides the pixels, by flag."""
-        pixels = self.preprocessing
-        return {
-            "image_size": [pixels.height, pixels.width],
-            "channels": self.channels,
-            "resize": self.resize,
-            **({"dtype": self.dtype, "format_version": 2} if self.dtype != "uint8" else {}),
-            **({"background": self.background} if self.background else {}),
-            **({"window": list(self.window)} if self.window else {}),
-            **({"fit": self.fit} if self.fit != "stretch" else {}),
-        }
 
 
 #: The headings of --help, and the options below each, by their names in `BuildOptions`.
 _HEADINGS = {
     "input": {"source": SourceOptions, "listing": ListingOptions},
     "splits": {"splits": SplitOptions},
-    "images": {"images": ImageOptions},
+    "images": {"images": ImageOptions, "pixels": Preprocessing},
     "order and shards": {"plan": PlanOptions},
     "output": {"output": OutputOptions},
 }
@@ -172,6 +106,7 @@ class BuildOptions:
     listing: ListingOptions
     splits: SplitOptions
     images: ImageOptions
+    pixels: Preprocessing
     plan: PlanOptions
     output: OutputOptions
     beam_args: tuple[str, ...] = ()
@@ -184,17 +119,22 @@ class BuildOptions:
                 self._fill_in("listing", classes=fashion_mnist.LABEL_NAMES)
             if not self.images.image_size:
                 self._fill_in("images", image_size=fashion_mnist.IMAGE_SIZE)
+        if self.images.image_size:
+            height, width = self.images.image_size
+            self._fill_in("pixels", height=height, width=width)
         if self.output.name is None:
             self._fill_in("output", name=_default_name(self.source, self.output))
-        if self.plan.variants and self.images.dtype != "uint8":
+        if self.images.rescale and self.pixels.dtype != "uint16":
+            raise ValueError("--rescale is for --dtype uint16")
+        if self.plan.variants and self.pixels.dtype != "uint8":
             raise ValueError(
-                f"--variants copies images of uint8, not of {self.images.dtype}; leave it out: "
+                f"--variants copies images of uint8, not of {self.pixels.dtype}; leave it out: "
                 "train/run.py augments images of any type while it trains"
             )
-        height, width = self.images.preprocessing.image_shape[:2]
-        if self.splits.leaks == "fail" and min(height, width) < MIN_SIDE:
+        shape = self.pixels.image_shape
+        if self.splits.leaks == "fail" and min(shape[:2]) < MIN_SIDE:
             raise ValueError(
-                f"--leaks fail cannot be checked with --image_size {height}x{width}: near "
+                f"--leaks fail cannot be checked with --image_size {shape[0]}x{shape[1]}: near "
                 f"duplicates are found only in images stored with at least {MIN_SIDE} pixels per "
                 "side. Choose a larger --image_size; or choose --leaks keep, and check the rest "
                 f"with {flags.command('audit')} --max_leaked_patients 0 --max_duplicates 0"
@@ -261,7 +201,7 @@ def parse_options(argv: Sequence[str]) -> BuildOptions:
 
 def flag_names() -> list[str]:
     """Returns the flags of the build, such as `--source`."""
-    return [f"--{field.name}" for group in _GROUPS.values() for field in dataclasses.fields(group)]
+    return [f"--{field.name}" for group in _GROUPS.values() for field, _ in flags.fields_of(group)]
 
 
 def _default_name(source: SourceOptions, output: OutputOptions) -> str:

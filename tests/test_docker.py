@@ -102,5 +102,5 @@ def test_the_flex_template_asks_for_flags_that_exist_and_takes_their_defaults():
     chosen = options.parse_options([*(f"--{n}={v}" for n, v in values.items()), *added])
 
     engine.check_flags(chosen.beam_args, options.flag_names())
-    assert chosen.images.preprocessing.image_shape == (224, 200, 3)
+    assert chosen.pixels.image_shape == (224, 200, 3)
     assert chosen.plan.num_shards == 64

@@ -4,7 +4,7 @@ import pytest
 
 from pipelines import build_tfrecords, errors
 from pipelines.listing.options import ListingOptions
-from pipelines.options import ImageOptions, flag_names, parse_options
+from pipelines.options import flag_names, parse_options
 from pipelines.planning.plan import PlanOptions
 from pipelines.planning.splits import SplitOptions
 from pipelines.sources.factory import SourceOptions
@@ -18,7 +18,7 @@ ARCHIVE = ["--source=archive", "--input=scans.zip"]
 def test_without_a_flag_the_oct_scans_are_downloaded_from_kaggle():
     chosen = parse_options([])
     assert chosen.source == SourceOptions(source="kaggle")
-    assert chosen.images.preprocessing == Preprocessing(height=224, width=224, channels=1)
+    assert chosen.pixels == Preprocessing(height=224, width=224, channels=1)
     assert chosen.plan == PlanOptions()
     assert chosen.listing == ListingOptions()
     assert chosen.output == OutputOptions(name="kermany2018", max_reject_fraction=0.01)
@@ -37,7 +37,7 @@ def test_every_flag_arrives_where_it_belongs():
     assert chosen.output == OutputOptions(
         output="out", name="mine", max_reject_fraction=0.5, overwrite=True
     )
-    assert chosen.images == ImageOptions(image_size=(100, 70), channels=3, resize="box")
+    assert chosen.pixels == Preprocessing(height=100, width=70, channels=3, resize="box")
     assert chosen.splits == SplitOptions(
         splits="patient",
         split_fractions=(("train", 0.7), ("holdout", 0.3)),
@@ -57,7 +57,7 @@ def test_every_flag_arrives_where_it_belongs():
 
 
 def test_some_values_have_a_form_of_their_own():
-    assert parse_options(["--image_size=64"]).images.preprocessing.image_shape == (64, 64, 1)
+    assert parse_options(["--image_size=64"]).pixels.image_shape == (64, 64, 1)
     # A class with a comma is in quotes, as in CSV.
     chosen = parse_options([*ARCHIVE, '--classes="COVID-19, ARDS",NORMAL'])
     assert chosen.listing.classes == ("COVID-19, ARDS", "NORMAL")

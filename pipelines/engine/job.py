@@ -194,20 +194,20 @@ def _make_draft(options: BuildOptions, listing: Listing) -> Manifest:
         errors.UserError: if there are DICOM files, and one of their codecs is not installed; or if
             `--rescale` is given and the files have no physical unit.
     """
-    images, pixels = options.images, options.images.preprocessing
+    pixels, rescale = options.pixels, options.images.rescale
     # The formula of the stored numbers is in the unit that most images have.
     unit = max(sorted(listing.units), key=listing.units.__getitem__, default=SHARE)
-    if images.rescale and unit == SHARE:
+    if rescale and unit == SHARE:
         raise errors.UserError(
             "--rescale needs DICOM files with a rescale slope and intercept; most images of this "
             "input have none, so leave it out"
         )
-    needs_formula = listing.units and images.dtype == "uint16"
-    needs_range = listing.no_window and images.dtype == "uint8" and not images.window
+    needs_formula = listing.units and pixels.dtype == "uint16"
+    needs_range = listing.no_window and pixels.dtype == "uint8" and not pixels.window
     pixels = dataclasses.replace(
         pixels,
         no_window=pixels.no_window if needs_range else None,
-        physical=Physical.of_unit(unit, images.rescale) if needs_formula else None,
+        physical=Physical.of_unit(unit, rescale) if needs_formula else None,
     )
     try:
         decoder = preprocess.decoder_versions(with_dicom="DICOM" in listing.frames)
@@ -215,24 +215,18 @@ def _make_draft(options: BuildOptions, listing: Listing) -> Manifest:
         raise errors.UserError(str(error)) from None
     found = sorted(listing.refs["label"].unique().to_pylist())
     labels = options.listing.label_names or tuple(found)
-    newer = {
-        # Older releases rejected a TIFF of several pages.
-        "tiff_pages": listing.frames.get("TIFF"),
-        # Older releases showed such files in the range of their stored bits.
-        "no_window": pixels.no_window,
-        # Older releases stored the values of such files as they were.
-        "physical": pixels.physical and dataclasses.asdict(pixels.physical),
-    }
+    # Older releases rejected a TIFF of several pages.
+    pages = {"tiff_pages": listing.frames["TIFF"]} if "TIFF" in listing.frames else {}
     identity = {
         "source": listing.source["kind"],
         "source_listing": listing.digest,
         "name": options.output.name,
         "classes": list(labels),
         **listing.identity,
-        **images.identity(),
+        **pixels.identity(),
         **options.splits.identity(listing.refs),
         **options.plan.identity(),
-        **{name: value for name, value in newer.items() if value is not None},
+        **pages,
         "decoder": decoder,
     }
     return Manifest(

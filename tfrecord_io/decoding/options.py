@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from PIL import Image
+
+from tfrecord_io.flags import check, flag
 
 #: The unit of values that have no physical one: their share of the range that the bits can store.
 SHARE = "share of white"
@@ -29,19 +31,16 @@ FITS: Mapping[str, str] = {"stretch": "stretched", "pad": "padded"}
 #: See `Preprocessing.no_window`.
 FRAME_RANGE = "frame_range"
 
-_CHOICES: Mapping[str, Sequence[Any]] = {
-    "channels": (1, 3),
-    "resize": tuple(RESIZE_FILTERS),
-    "dtype": DTYPES,
-    "no_window": (None, FRAME_RANGE),
-    "background": (None, *BACKGROUNDS),
-    "fit": tuple(FITS),
-}
-
 # Options that were added later, with the value that a manifest means which does not have them.
 _NEWER: Mapping[str, Any] = {"dtype": "uint8", "fit": "stretch"} | dict.fromkeys(
     ("window", "no_window", "physical", "background")
 )
+
+
+def two_numbers(text: str) -> tuple[float, float]:
+    """Parses the value of a flag such as 40,400; raises a ValueError if it is not two numbers."""
+    first, second = map(float, text.split(","))
+    return first, second
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,43 +70,59 @@ class Physical:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Preprocessing:
-    """How a file becomes pixels.
+    """How a file becomes pixels; the fields with a text are flags of the build.
 
     Attributes:
         height: of the stored image in pixels, as the width is.
-        channels: 1 (grey; colour becomes ITU-R 601-2 luma) or 3 (RGB; grey is repeated).
-        dtype: uint16 keeps the depth of 16-bit grey files; the levels of eight-bit files are spread
-            over its range (times 257).
-        window: center and width of the grey levels that become the 256 of uint8, for DICOM files;
-            by default those that each file names.
+        channels: colour becomes ITU-R 601-2 luma where grey is stored; grey is repeated for RGB.
+        dtype: in uint16 the levels of eight-bit files are spread over its range (times 257).
+        window: center and width of the grey levels.
         no_window: `FRAME_RANGE` to show a DICOM frame without a window from its lowest value to its
             highest, the padding aside, except that eight stored bits which are not rescaled keep
             their levels; None to reject it, as where there are no such files.
         physical: the formula of the values of uint16; None for those of the files, from the lowest
             that a file can store, where no DICOM file needs a formula.
-        background: what is behind transparent pixels; None to reject them.
-        fit: `stretch` changes a picture's shape to the stored one; `pad` scales both sides by one
-            factor, to the nearest pixel, centers the picture, and fills the rest with black.
+        fit: `pad` scales both sides by one factor, to the nearest pixel, and centers the picture.
 
     Values out of range raise a ValueError, as in `Physical`.
     """
 
     height: int = 224
     width: int = 224
-    channels: int = 1
-    resize: str = "bilinear"
-    dtype: str = "uint8"
-    window: tuple[float, float] | None = None
+    channels: int = flag(1, "1 for grey, 3 for RGB", choices=(1, 3))
+    resize: str = flag(
+        "bilinear", "resize filter, always with antialiasing", choices=tuple(RESIZE_FILTERS)
+    )
+    dtype: str = flag(
+        "uint8",
+        "type of the stored pixels; uint16 keeps the depth of 16-bit files, which uint8 rejects",
+        choices=DTYPES,
+    )
+    window: tuple[float, float] | None = flag(
+        None,
+        "DICOM in uint8: the grey levels that become the 256 stored ones, such as 40,400 in "
+        "Hounsfield units (default: what each file says, or the range of its stored bits)",
+        parse=two_numbers,
+        expected="CENTER,WIDTH",
+        metavar="CENTER,WIDTH",
+    )
     no_window: str | None = FRAME_RANGE
     physical: Physical | None = None
-    background: str | None = None
-    fit: str = "stretch"
+    background: str | None = flag(
+        None,
+        "what is behind transparent pixels (default: a file that has some is a reject)",
+        choices=BACKGROUNDS,
+    )
+    fit: str = flag(
+        "stretch",
+        "pictures of another shape: stretch changes it, pad keeps it and adds black",
+        choices=tuple(FITS),
+    )
 
     def __post_init__(self) -> None:
-        for name, choices in _CHOICES.items():
-            if (value := getattr(self, name)) not in choices:
-                expected = ", ".join(map(str, choices))
-                raise ValueError(f"{name} must be one of {expected}, received {value!r}")
+        check(self)
+        if self.no_window not in (None, FRAME_RANGE):
+            raise ValueError(f"no_window must be {FRAME_RANGE} or absent: {self.no_window!r}")
         if min(self.height, self.width) < 1 or max(self.height, self.width) > 16_384:
             raise ValueError(
                 f"image_size must be in 1..16384 pixels a side, received {self.height}x{self.width}"
@@ -137,10 +152,18 @@ class Preprocessing:
         left, top = round((self.width - columns) / 2), round((self.height - rows) / 2)
         return left, top, left + columns, top + rows
 
+    def identity(self) -> dict[str, Any]:
+        """Returns what decides the pixels; a newer option is absent at its default."""
+        given = self.to_dict()
+        image_size = [given.pop("height"), given.pop("width")]
+        if self.dtype != "uint8":
+            given["format_version"] = 2
+        return {"image_size": image_size, **given}
+
     def to_dict(self) -> dict[str, Any]:
         """Returns JSON values by name; those of `_NEWER` only if they differ from these."""
-        values = dataclasses.asdict(self).items()
-        return {k: v for k, v in values if k not in _NEWER or v != _NEWER[k]}
+        values = dataclasses.asdict(self) | {"window": self.window and list(self.window)}
+        return {k: v for k, v in values.items() if k not in _NEWER or v != _NEWER[k]}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Preprocessing:
