@@ -301,7 +301,8 @@ def test_a_build_that_drops_leaks_lists_and_counts_them(leaky_tree, tmp_path, ca
     assert reasons == ["patient_in_test"] * 18
     assert found.audit["measures"]["patients_in_several_splits"] == 0
     assert verify.verify(output) == []
-    assert "48 files = 30 examples + 18 left out (patient in test)" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "48 files:\n       30 examples in the dataset\n       18 left out: patient in test" in said
 
 
 def test_a_build_that_must_not_leak_fails_before_it_decodes(leaky_tree, tmp_path):

@@ -23,10 +23,10 @@ def test_the_end_says_what_there_is_and_what_became_of_every_file(output, capsys
     text = "\n".join(lines)
     num_examples = rows["train"][4] + rows["test"][4]
     num_files = 2 * 25 + 17 + 2
-    assert f"{num_files} files = {num_examples} examples + " in text
-    assert "25 copied in a second tree" in text
-    assert "2 left out by --limit" in text
-    assert "19 ignored" in text
+    assert f"{num_files} files:\n{num_examples:>9} examples in the dataset" in text
+    assert "\n       25 copies in a second folder tree" in text
+    assert "\n        2 left out by --limit" in text
+    assert "\n       17 ignored: attributes kept by macOS" in text
     # The rate is that of this run alone, which found three images finished.
     assert "10 images/s over 2.0 s" in text
     assert f"{output}" in lines[-3]
@@ -39,7 +39,8 @@ def test_rejects_are_told_by_reason_and_where_to_read_more(tmp_path, capsys):
     archive = write_zip(tmp_path / "scans.zip", files)
     output = build_here(archive, tmp_path / "out", "--max_reject_fraction=0.5")
     text = capsys.readouterr().out
-    assert f"rejects: 1 empty, 2 not_an_image; see {output}/rejects.csv" in text
+    assert "1 rejected: empty\n        2 rejected: not an image\n" in text
+    assert f"the rejected files are in {output}/rejects.csv" in text
 
 
 def test_the_advice_names_the_split_if_there_is_none_to_train_on(tmp_path, capsys):

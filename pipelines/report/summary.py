@@ -9,7 +9,6 @@ from tfrecord_io.auditing.findings import alarms
 from tfrecord_io.flags import command
 from tfrecord_io.manifest import REJECTS_FILE_NAME, REPORT_FILE_NAME, Manifest
 from tfrecord_io.printing import counted, printable
-from tfrecord_io.rejects import in_words
 from tfrecord_io.stores.folder import is_remote
 
 
@@ -20,25 +19,15 @@ def print_built(output: str, seconds: float, num_finished_before: int) -> None:
     `num_finished_before` of the images.
     """
     dataset = Manifest.load(output)
-    counts, num_variants = dataset.counts, dataset.counts.get("variants", 0)
     print(_table(dataset))
+    print(f"{dataset.counts['files']:,} files:")
+    for what, count in dataset.ledger:
+        print(f"{count:>9,} {what}")
     if dataset.rejects:
-        reasons = ", ".join(f"{count:,} {reason}" for reason, count in dataset.rejects.items())
-        print(f"rejects: {reasons}; see {output}/{REJECTS_FILE_NAME}")
-    parts = [
-        (counts["examples"] - num_variants, "examples"),
-        (counts["rejects"], "rejected"),
-        (counts["copies"], "copied in a second tree"),
-        (counts["over_limit"], "left out by --limit"),
-        *((n, f"left out ({in_words(why)})") for why, n in counts.get("dropped", {}).items()),
-        (sum(counts["ignored"].values()), "ignored"),
-    ]
-    accounted = " + ".join(f"{count:,} {text}" for count, text in parts if count)
-    copies = f"; and {num_variants:,} augmented copies of the examples" if num_variants else ""
-    print(f"{counts['files']:,} files = {accounted}{copies}")
+        print(f"the rejected files are in {output}/{REJECTS_FILE_NAME}")
     if told := shapes.describe(dataset):
         print(told)
-    num_images = counts["examples"] + counts["rejects"] - num_finished_before
+    num_images = dataset.counts["examples"] + dataset.counts["rejects"] - num_finished_before
     print(
         f"{dataset.num_bytes / 1e6:,.1f} MB in {counted(len(dataset.shards), 'shard')}, "
         f"{num_images / seconds:,.0f} images/s over {seconds:,.1f} s"
