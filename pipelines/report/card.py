@@ -153,9 +153,8 @@ def _cross_table(
         a row for each of the most frequent texts, and one for the others.
     """
     keys = [*columns, "label"]
-    plain = pa.table({name: _without_dictionary(examples[name]) for name in keys})
     counts: dict[str, collections.Counter[str]] = {}
-    for row in plain.group_by(keys).aggregate([([], "count_all")]).to_pylist():
+    for row in examples.group_by(keys).aggregate([([], "count_all")]).to_pylist():
         of_value = counts.setdefault(show(*(row[name] for name in columns)), collections.Counter())
         for label in dataset.label_kind.names_in(row["label"]):
             of_value[label] += row["count_all"]
@@ -172,11 +171,6 @@ def _cross_table(
         {"value": value, "cells": [(has[one], has[one] / (totals[one] or 1)) for one in labels]}
         for value, has in rows.items()
     ]
-
-
-def _without_dictionary(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    kind = column.type
-    return column.cast(kind.value_type) if pa.types.is_dictionary(kind) else column
 
 
 def _contact_sheets(
@@ -211,8 +205,8 @@ def _corners_of_devices(examples: pa.Table, images: ImageReader) -> list[str]:
     a size of their own, and others are spread evenly over the dataset.
     """
     columns = {"site", "width", "height", "mode", "file_format"} & set(examples.column_names)
-    table = pa.table({name: _without_dictionary(examples[name]) for name in sorted(columns)})
-    table = table.append_column("place", pa.array(range(len(table))))
+    places = pa.array(range(len(examples)))
+    table = examples.select(sorted(columns)).append_column("place", places)
     kinds = table.group_by(sorted(columns)).aggregate([("place", "min"), ("place", "count")])
     kinds = kinds.sort_by([("place_count", "descending"), ("place_min", "ascending")])
     first = kinds["place_min"].to_pylist()[:_MAX_CORNERS]
@@ -351,7 +345,7 @@ def numbers(dataset: Manifest, examples: pa.Table) -> list[Chart]:
     if not dataset.label_kind.is_number:
         return []
     values, (number,) = numbers_of(examples), dataset.label_names
-    splits = examples["split"].cast(pa.string()).to_numpy(zero_copy_only=False)
+    splits = examples["split"].to_numpy()
     names = [name for name, split in dataset.splits.items() if split.num_examples][:_NUM_SERIES]
     groups = {name: values[splits == name] for name in names}
     texts = {"title": number, "description": f"Histogram of {number}, by split", "axis": number}

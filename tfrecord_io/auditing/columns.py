@@ -21,7 +21,6 @@ _COLUMNS = (
     "perceptual_hash", "site", "shape", "study", "series",
 )  # fmt: skip
 _OPTIONAL = {"site", "shape", "study", "series"}
-_REPEATED = ("split", "shard", "label", "mode", "file_format")
 
 
 class _Ranges(Classes):
@@ -43,8 +42,7 @@ def read_examples(file: str | os.PathLike[str]) -> pa.Table:
     if missing := {*_COLUMNS, "variant"} - _OPTIONAL - {*names}:
         raise ManifestError(f"{EXAMPLES_FILE_NAME} has no column {', '.join(sorted(missing))}")
     columns = [name for name in (*_COLUMNS, "variant") if name in names]
-    parquet = pq.ParquetFile(file, read_dictionary=_REPEATED)
-    return audited(parquet.read(columns))
+    return audited(pq.ParquetFile(file).read(columns))
 
 
 def audited(table: pa.Table) -> pa.Table:
@@ -53,11 +51,7 @@ def audited(table: pa.Table) -> pa.Table:
     # An augmented copy resembles its original on purpose, so it is not audited.
     if pc.any(pc.greater(table["variant"], 0)).as_py():
         table = table.filter(pc.equal(table["variant"], 0))
-    table = table.select(columns)
-    for place, name in enumerate(columns):
-        if name in _REPEATED and pa.types.is_string(table.schema.field(name).type):
-            table = table.set_column(place, name, table[name].dictionary_encode())
-    return table.unify_dictionaries()
+    return table.select(columns)
 
 
 def other_dataset(what: str) -> ManifestError:
@@ -86,7 +80,7 @@ def encode_labels(examples: pa.Table, kind: LabelKind) -> tuple[Sequence[str], n
 
 def numbers_of(examples: pa.Table) -> np.ndarray:
     """Returns the numbers of a dataset of numbers, float64 [num_examples]."""
-    return pc.cast(examples["label"].cast(pa.string()), pa.float64()).to_numpy()
+    return pc.cast(examples["label"], pa.float64()).to_numpy()
 
 
 def as_classes(dataset: Manifest, examples: pa.Table) -> tuple[Manifest, pa.Table]:
@@ -98,9 +92,9 @@ def as_classes(dataset: Manifest, examples: pa.Table) -> tuple[Manifest, pa.Tabl
     if not dataset.label_kind.is_number:
         return dataset, examples
     names, codes = encode_labels(examples, dataset.label_kind)
-    labels = pa.DictionaryArray.from_arrays(pa.array(codes, pa.int32()), pa.array(names))
+    labels = pa.array(names, pa.string()).take(pa.array(codes))
     examples = examples.set_column(examples.schema.get_field_index("label"), "label", labels)
-    of_split = examples["split"].cast(pa.string()).to_numpy(zero_copy_only=False)
+    of_split = examples["split"].to_numpy()
     splits = {}
     for name, split in dataset.splits.items():
         counts = np.bincount(codes[of_split == name], minlength=len(names))

@@ -44,7 +44,7 @@ class Examined:
         self.kind = self.classes.label_kind
         self.splits, self.labels = list(dataset.splits), self.classes.label_names
         if not self.kind.one_hot:
-            self.labels = sorted(pc.unique(examples["label"].cast(pa.string())).to_pylist())
+            self.labels = sorted(pc.unique(examples["label"]).to_pylist())
         self.split = _index(examples["split"], self.splits)
         self.label = _index(in_classes["label"], self.labels)
         self.groups = group_images(examples)
@@ -52,7 +52,6 @@ class Examined:
 
 
 def _index(column: pa.ChunkedArray, names: Sequence[str]) -> np.ndarray:
-    column = column.cast(pa.string())
     index = pc.index_in(column, pa.array(list(names), pa.string()))
     if index.null_count:
         other = column.filter(pc.is_null(index))[0].as_py()
