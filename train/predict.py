@@ -360,7 +360,7 @@ def _write_maps(
         side = min(patch or max(1, min(image.shape[:2]) // 8), *image.shape[:2])
         predict = functools.partial(predict_images, classifier)
         answer = int(prediction.probabilities.argmax())
-        drops = occlusion_map(predict, image, side, max(1, side // 2), answer)
+        drops = occlusion_map(predict, image, side, answer)
         title = f"{names[answer]} {prediction.probabilities[answer]:.1%}"
         if not classifier.task.gives_probabilities:
             title = f"{names[answer]} {prediction.predicted}"

@@ -34,20 +34,17 @@ _PICTURE_SIDE = 224
 _NUM_PLACES = 144
 
 
-def occlusion_map(
-    predict: Predict, image: np.ndarray, patch: int, stride: int, output: int
-) -> np.ndarray:
+def occlusion_map(predict: Predict, image: np.ndarray, patch: int, output: int) -> np.ndarray:
     """Returns how much a probability drops if a part is covered.
 
-    A patch with the mean colour of the image covers one place after another. The value of a pixel
-    is the mean over all patches that cover it. Source: Zeiler and Fergus 2014, "Visualizing and
-    understanding convolutional networks".
+    A patch with the mean colour of the image covers one place after another, half its side apart.
+    The value of a pixel is the mean over all patches that cover it. Source: Zeiler and Fergus 2014,
+    "Visualizing and understanding convolutional networks".
 
     Args:
         predict: gives probabilities. It always gets 64 images, so that one graph is enough.
         image: [height, width, channels], as stored.
         patch: side of the patch in pixels; at most the shorter side of the image.
-        stride: distance between its places, in pixels.
         output: the probability to look at.
 
     Returns:
@@ -57,8 +54,8 @@ def occlusion_map(
     fill = image.mean(axis=(0, 1)).astype(image.dtype)
     places = [
         (slice(top, top + patch), slice(left, left + patch))
-        for top in _starts(height, patch, stride)
-        for left in _starts(width, patch, stride)
+        for top in _starts(height, patch)
+        for left in _starts(width, patch)
     ]
     # The first image is the original; copies of it fill the last batch.
     covered = [(slice(0, 0), slice(0, 0)), *places]
@@ -73,15 +70,13 @@ def occlusion_map(
     for place, row in zip(places, others, strict=False):
         drops[place] += whole - row
         covers[place] += 1
-    # With a stride longer than the patch, some pixels are never covered.
-    return np.divide(drops, covers, out=np.zeros_like(drops), where=covers > 0)
+    return drops / covers
 
 
-def patch_and_stride(image_shape: tuple[int, ...]) -> tuple[int, int]:
-    """Returns a patch side and a stride of half of it, in pixels, for about 144 places."""
+def patch_of(image_shape: tuple[int, ...]) -> int:
+    """Returns the side in pixels of a patch that has about 144 places in an image."""
     height, width = image_shape[:2]
-    stride = max(1, math.ceil(math.sqrt(height * width / _NUM_PLACES)))
-    return min(2 * stride, height, width), min(stride, height, width)
+    return min(2 * math.ceil(math.sqrt(height * width / _NUM_PLACES)), height, width)
 
 
 def overlay(image: np.ndarray, drops: np.ndarray) -> np.ndarray:
@@ -96,9 +91,9 @@ def overlay(image: np.ndarray, drops: np.ndarray) -> np.ndarray:
     return ((1 - opacity) * grey + opacity * colour).round().astype(np.uint8)
 
 
-def _starts(length: int, patch: int, stride: int) -> list[int]:
+def _starts(length: int, patch: int) -> list[int]:
     """Returns the places of a patch along a side; the last patch ends at the edge."""
-    return [*range(0, length - patch, stride), length - patch]
+    return [*range(0, length - patch, (patch + 1) // 2), length - patch]
 
 
 # ---- the mistakes of a network
@@ -135,10 +130,10 @@ def find_mistakes(predict: Predict, predictions: Predictions) -> list[MistakenIm
     shown = predictions.some(np.array([answer.place for answer in answers]))
     images = shown.dataset.stored[shown.rows][0]
     found = answers, images, shown.values("path"), shown.values("key")
-    sizes = patch_and_stride(images.shape[1:])
+    patch = patch_of(images.shape[1:])
     mistakes = []
     for answer, image, path, key in zip(*found, strict=True):
-        drops = occlusion_map(predict, image, *sizes, answer.output)
+        drops = occlusion_map(predict, image, patch, answer.output)
         # The probability of a negative answer rises where that of its label drops.
         drops = -drops if answer.is_negative else drops
         mistakes.append(MistakenImage(answer, image, drops, path or key))
