@@ -10,6 +10,12 @@ from train.kinds.classes import CLASSES
 from train.results import metrics
 from train.results.predictions import Predictions
 
+#: What `report.render` takes and these pages do without.
+NO_FACTS = {
+    "made": {}, "versions": {}, "data_page": None, "exposure": None, "mistakes": (), "flow": (),
+    "charts": {}, "own_metrics": None,
+}  # fmt: skip
+
 
 def certain(predicted, num_classes=4):
     """Returns probabilities [num_examples, num_classes] of sure answers."""

@@ -14,7 +14,6 @@ from train.errors import ConfigError
 from train.kinds.classes import CLASSES
 from train.kinds.measures import called_rates, expected_calibration_error
 from train.kinds.multi_label import MULTI_LABEL
-from train.kinds.task import apply_temperature
 from train.results import thresholds
 
 
@@ -69,9 +68,9 @@ def test_few_right_answers_are_no_proof_and_a_temperature_stays_in_range():
 @given(seed=st.integers(0, 99), temperature=st.floats(0.25, 4))
 def test_applying_a_temperature_is_dividing_the_logits_by_it(seed, temperature):
     logits = np.random.default_rng(seed).normal(size=(5, 4)) * 3
-    applied = apply_temperature(softmax(logits), temperature)
+    applied = CLASSES.cool(softmax(logits), temperature)
     np.testing.assert_allclose(applied, softmax(logits / temperature), atol=1e-12)
-    sure = apply_temperature(np.array([[1, 0, 0]], np.float32), temperature)
+    sure = CLASSES.cool(np.array([[1, 0, 0]], np.float32), temperature)
     assert sure.dtype == np.float32
     assert sure[0].tolist() == [1, pytest.approx(0, abs=1e-8), pytest.approx(0, abs=1e-8)]
 
@@ -80,7 +79,7 @@ def test_calibration_says_what_the_temperature_changed_on_the_evaluated_split():
     logits = np.random.default_rng(0).normal(size=(800, 4)) * 2
     labels = drawn_from(logits, 1)
     sure = softmax(logits * 3)
-    cooled = predictions_of(apply_temperature(sure, 3.0), labels, uncalibrated=sure)
+    cooled = predictions_of(CLASSES.cool(sure, 3.0), labels, uncalibrated=sure)
     part = thresholds.describe_calibration(cooled, 3.0)
     assert part["temperature"] == 3.0
     is_correct = sure.argmax(-1) == labels
@@ -128,7 +127,7 @@ def three_classes(num_examples, seed=0):
 
 
 def measured_thresholds(val, test, patients=None, groups=None, **options):
-    chosen = thresholds.choose_thresholds(CLASSES, val, 0.9)
+    chosen = thresholds.choose_thresholds(val, 0.9)
     options = {"prevalences": {}, "num_samples": 20, "seed": 0} | options
     dataset = dataset_of(len(test.truths), patients)
     dataset = dataclasses.replace(dataset, groups=groups or dataset.groups)
@@ -201,7 +200,7 @@ def test_predictive_values_follow_from_the_prevalence_and_not_from_the_share_of_
 
 
 def test_exported_thresholds_are_read_as_they_were_chosen(tmp_path):
-    chosen = thresholds.choose_thresholds(CLASSES, three_classes(80), 0.9)
+    chosen = thresholds.choose_thresholds(three_classes(80), 0.9)
     (tmp_path / thresholds.FILE_NAME).write_text(json.dumps(chosen))
     assert thresholds.read_thresholds(tmp_path, OCT_NAMES) == chosen
     above = thresholds.views_above(chosen, np.eye(4)[[0, 3]], OCT_NAMES)
@@ -229,7 +228,7 @@ def test_each_label_has_a_view_unless_they_are_very_many(task, num_labels, num_v
     names = tuple(f"label {index}" for index in range(num_labels))
     truths = np.arange(num_labels) if task is CLASSES else np.eye(num_labels) > 0
     answers = predictions_of(np.full((num_labels, num_labels), 0.5), truths, names, task)
-    found = thresholds.choose_thresholds(task, answers, 0.9)
+    found = thresholds.choose_thresholds(answers, 0.9)
     assert [entry["labels"] for entry in found] == [[name] for name in names[:num_views]]
     # Only the classes of the OCT dataset have a view that is a sum of others.
     assert len(task.views(OCT_NAMES)) == 4 + (task is CLASSES)

@@ -5,7 +5,7 @@ from marked_images import KERAS_ARRAY_WARNING
 
 from tfrecord_io import PixelStatistics
 from train.errors import ConfigError
-from train.kinds.task import apply_temperature
+from train.kinds.classes import CLASSES
 from train.networks.models import build_network, set_trainable
 from train.networks.options import NetworkOptions
 
@@ -120,7 +120,7 @@ def test_a_temperature_in_the_network_is_the_one_of_the_calibration(flip):
     )
     before = answer(plain.model, images)
     after = answer(cooled.model, images)
-    np.testing.assert_allclose(after, apply_temperature(before, 0.4), atol=1e-6)
+    np.testing.assert_allclose(after, CLASSES.cool(before, 0.4), atol=1e-6)
     assert np.abs(after - before).max() > 0.1
 
 

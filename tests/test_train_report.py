@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from answers import dataset_of, measured, predictions_of, scores_of
+from answers import NO_FACTS, dataset_of, measured, predictions_of, scores_of
 from dataset_factory import bare_manifest, split_of
 from marked_images import OCT_NAMES, write_marked_dataset
 from pages import Page, needs_chromium, overhang, require_good_page, require_shown, words
@@ -18,8 +18,6 @@ import tfrecord_io
 from train.data.dataset import open_dataset
 from train.data.seen import Exposure
 from train.kinds.classes import CLASSES
-from train.kinds.registry import task_of
-from train.kinds.task import apply_temperature
 from train.results import metrics, report, thresholds
 from train.results.charts import write_charts
 from train.results.report import page_of_data
@@ -71,9 +69,8 @@ def report_of(names=OCT_NAMES, *, num_examples=80, with_patients=True, manifest=
     groups = [str(index // 2) for index in range(num_examples)] if with_patients else None
     found = measured(probabilities, labels, names, patients=groups, num_samples=50)
     found |= {"split": "test", "best_epoch": 2}
-    fields = {
+    fields = NO_FACTS | {
         "title": "a run",
-        "task": task_of((manifest or manifest_of(names)).label_kind),
         "manifest": manifest or manifest_of(names),
         "config": {"model": "convnet", "seed": 3, "checkpoint_seconds": 120.0},
         "metrics": found,
@@ -116,13 +113,11 @@ def full(tmp_path_factory):
     """A report with everything in it."""
     made = report_of()
     (probabilities, truths), found = mostly_right(4, 80), dict(made["metrics"])
-    cooled = predictions_of(
-        apply_temperature(probabilities, 1.7), truths, uncalibrated=probabilities
-    )
+    cooled = predictions_of(CLASSES.cool(probabilities, 1.7), truths, uncalibrated=probabilities)
     found["calibration"] = {"fitted_on": "val", "num_examples": 40}
     found["calibration"] |= thresholds.describe_calibration(cooled, 1.7)
     val = predictions_of(*mostly_right(4, 40, seed=1))
-    chosen = thresholds.choose_thresholds(CLASSES, val, 0.95)
+    chosen = thresholds.choose_thresholds(val, 0.95)
     dataset = dataset_of(80, [str(index // 2) for index in range(80)])
     found["thresholds"] = thresholds.measure_thresholds(
         chosen, predictions_of(probabilities, truths, dataset=dataset),

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from answers import certain, predictions_of, scores_of
+from answers import NO_FACTS, certain, predictions_of, scores_of
 from dataset_factory import bare_manifest, split_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -150,9 +150,7 @@ def test_a_small_unit_keeps_its_digits_in_the_metrics_and_on_the_page():
         label_kind=NUMBER,
     )  # fmt: skip
     found = measured | spread | {"split": "2 folds of train", "best_epoch": None}
-    page = report.render(
-        title="run", task=numbers.NUMBER, manifest=manifest, config={}, metrics=found
-    )
+    page = report.render(title="run", manifest=manifest, config={}, metrics=found, **NO_FACTS)
     for run_of_fold in spread["folds"]:
         assert f'<td class="count">{run_of_fold["scores"]["mae"]:.3g}</td>' in page
     assert f'<td class="count">{spread["spread"]["mae"]["std_over_folds"]:.3g}</td>' in page

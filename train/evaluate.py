@@ -140,7 +140,6 @@ def evaluate(
     }
     results = write_results(
         output,
-        task=task,
         dataset=dataset,
         settings={"data": data},
         results=results,

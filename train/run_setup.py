@@ -43,11 +43,6 @@ class Run:
     devices: Devices
 
     @property
-    def is_cross_validation(self) -> bool:
-        """Whether this is many runs, one for each fold and seed, in folders below its own."""
-        return self.given.folds.is_cross_validation
-
-    @property
     def parts(self) -> Parts:
         """What the run trains on, validates on and tests on; raises `ConfigError`."""
         return self._view[0]
@@ -63,7 +58,7 @@ class Run:
 
         Of a cross-validation: how much the runs of one seed see of the folds that they hold out.
         """
-        if self.is_cross_validation:
+        if self.given.folds.is_cross_validation:
             folds = self.singles[: self.given.folds.folds]
             return expose_folds(
                 self.data.images, [(single.seen, single.parts.test) for single in folds]
@@ -114,7 +109,7 @@ class Run:
         # They are used at the end of the run; a wrong one is told now.
         views = task_of(manifest.label_kind).views(manifest.label_names)
         given.measures.prevalences([view.name for view in views])
-        if self.is_cross_validation:
+        if given.folds.is_cross_validation:
             # A fold that cannot be trained does not waste the time of those before it.
             for single in self.singles[: given.folds.folds]:
                 single.config  # noqa: B018 - raises ConfigError

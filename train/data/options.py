@@ -128,5 +128,5 @@ class FoldOptions:
 
     @property
     def is_cross_validation(self) -> bool:
-        """Whether all folds are held out in turn, not one alone."""
+        """Whether there is a run for each fold and seed, in folders below that of the whole."""
         return self.folds is not None and self.fold is None

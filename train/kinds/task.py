@@ -212,8 +212,12 @@ class Task(abc.ABC):
         return answers.reshape(-1, answers.shape[-1]), truths.ravel().astype(np.int64)
 
     def cool(self, probabilities: np.ndarray, degree: float) -> np.ndarray:
-        """Returns probabilities [num_examples, num_labels], their logits divided by a degree."""
-        return apply_temperature(probabilities, degree)
+        """Returns probabilities [num_examples, num_labels], their logits divided by a degree.
+
+        Classes keep their order, but two close probabilities may become equal by rounding.
+        """
+        cooled = special.softmax(_logarithms(probabilities) / degree, axis=-1)
+        return cooled.astype(probabilities.dtype)
 
     def fit_temperature(self, probabilities: np.ndarray, truths: np.ndarray) -> float:
         """Returns the temperature T that minimizes the cross-entropy of the cooled predictions.
@@ -323,15 +327,6 @@ def balanced_weights(counts: Sequence[int], power: float) -> tuple[float, ...]:
     raised = [count**-power if count else 0.0 for count in counts]
     total = sum(weight * count for weight, count in zip(raised, counts, strict=True))
     return tuple(weight * sum(counts) / total for weight in raised)
-
-
-def apply_temperature(probabilities: np.ndarray, temperature: float) -> np.ndarray:
-    """Returns softmax(logits / T), computed from softmax(logits) [..., num_classes].
-
-    The classes keep their order, but two close probabilities may become equal by rounding.
-    """
-    cooled = special.softmax(_logarithms(probabilities) / temperature, axis=-1)
-    return cooled.astype(probabilities.dtype)
 
 
 def _logarithms(probabilities: np.ndarray) -> np.ndarray:

@@ -41,14 +41,11 @@ class Network:
         model: stored images [batch, height, width, channels] → float32 [batch, num_classes]
             probabilities. Evaluation and export use it; it shares the layers of `logits`.
         backbone: the network of keras.applications inside, or None.
-        whole: to be exported: images → probabilities. It is `model`, with the trunk below it, and
-            rounds features as the dataset stores them: it answers what the evaluation measured.
     """
 
     logits: keras.Model
     model: keras.Model
     backbone: keras.Model | None
-    whole: keras.Model
 
 
 def build_network(
@@ -98,7 +95,7 @@ def build_network(
     model = classifier(
         logits, options, task, dtype=image_dtype, factor=grey_factor, temperature=temperature
     )
-    return Network(logits=logits, model=model, backbone=backbone, whole=model)
+    return Network(logits=logits, model=model, backbone=backbone)
 
 
 def add_head(features, options: NetworkOptions, num_classes: int, seed: int):
@@ -163,6 +160,11 @@ def set_trainable(network: Network, *, phase: str, trainable_layers: int | None)
     for index, layer in enumerate(layers):
         keeps_statistics = is_pretrained and isinstance(layer, keras.layers.BatchNormalization)
         layer.trainable = phase != "head" and index >= num_frozen and not keeps_statistics
+
+
+def answer(model: keras.Model, images: np.ndarray) -> np.ndarray:
+    """Returns float32 [batch, num_classes] probabilities of stored images."""
+    return keras.ops.convert_to_numpy(model(images, training=False))
 
 
 def restore(variables: Sequence[keras.Variable], values: Sequence[np.ndarray]) -> None:
@@ -384,7 +386,7 @@ def network_of(
     manifest = run.data.manifest
     with run.devices.scope():
         if run.data.trunk is not None:
-            return _build_above_trunk(run, temperature, is_final)
+            return _build_above_trunk(run, temperature)
         return build_network(
             dataclasses.replace(run.config.network, weights=weights),
             image_shape=manifest.image_shape,
@@ -401,7 +403,7 @@ def network_of(
         )
 
 
-def _build_above_trunk(run: Run, temperature: float, is_final: bool) -> Network:
+def _build_above_trunk(run: Run, temperature: float) -> Network:
     """Builds a network whose inputs are stored feature maps.
 
     Its `backbone` is the layers between the trunk and the head, with the weights that lie in the
@@ -409,7 +411,7 @@ def _build_above_trunk(run: Run, temperature: float, is_final: bool) -> Network:
     """
     options, manifest = run.config.network, run.data.manifest
     with zipfile.ZipFile(io.BytesIO(run.data.trunk_file)) as archive:
-        saved = _load_model(archive.read(REST_NAME))
+        saved = load_model(archive.read(REST_NAME))
 
     def copy(layer: keras.layers.Layer) -> keras.layers.Layer:
         # Keras saves the precision with each layer.
@@ -425,17 +427,10 @@ def _build_above_trunk(run: Run, temperature: float, is_final: bool) -> Network:
     )
     # As for images, `--trainable_layers` does not count the layer that makes the map flat.
     backbone = keras.Model(rest.input, rest.layers[-1].input)
-    whole = model
-    if is_final:
-        trunk = _load_model(run.data.trunk_file)
-        trunk.trainable = False
-        images = keras.Input(trunk.input_shape[1:], dtype="uint8", name="image")
-        stored = keras.layers.Rescaling(1.0, dtype=manifest.dtype, name="as_stored")
-        whole = keras.Model(images, model(stored(trunk(images))), name=f"{options.model}_whole")
-    return Network(logits=logits, model=model, backbone=backbone, whole=whole)
+    return Network(logits=logits, model=model, backbone=backbone)
 
 
-def _load_model(content: bytes) -> keras.Model:
+def load_model(content: bytes) -> keras.Model:
     """Returns the model in a file's content; Keras reads files only."""
     with tempfile.NamedTemporaryFile(suffix=".keras") as file:
         file.write(content)

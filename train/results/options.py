@@ -24,8 +24,7 @@ class ThresholdOptions:
         is_operational=True,
     )
 
-    def __post_init__(self) -> None:
-        flags.check(self)
+    __post_init__ = flags.check
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,8 +48,7 @@ class MeasureOptions:
         is_operational=True,
     )
 
-    def __post_init__(self) -> None:
-        flags.check(self)
+    __post_init__ = flags.check
 
     @property
     def columns(self) -> list[str]:

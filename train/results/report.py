@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import os
-import types
 import urllib.parse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from tfrecord_io.manifest import Manifest
 from tfrecord_io.printing import counted, listed
 from train.data.dataset import Dataset
 from train.kinds import words
+from train.kinds.registry import task_of
 from train.kinds.task import Task, View
 from train.results.charts import Chart
 from train.results.metrics import FEW_BEHIND, FEW_GROUPS
@@ -32,11 +32,6 @@ _MAIN_SETTINGS = (
     "model", "weights", "epochs", "global_batch_size", "optimizer", "learning_rate",
     "schedule", "class_weights", "augment", "precision", "seed",
 )  # fmt: skip
-
-# Facts that not every page has.
-_NO_FACTS = {
-    "made": {}, "versions": {}, "data_page": None, "exposure": None, "mistakes": (), "flow": (),
-}  # fmt: skip
 
 # Entries that not every metrics.json has.
 _NO_ENTRIES = {"thresholds": (), "prevalence": {}, "folds": (), "spread": {}, "calibration": None}
@@ -55,20 +50,20 @@ def page_of_data(data: str, directory: Path, manifest: Manifest) -> str | None:
 
 def render(
     *,
-    task: Task,
     manifest: Manifest,
     metrics: Mapping[str, Any],
     config: Mapping[str, Any],
-    own_metrics: Mapping[str, Any] | None = None,
-    charts: Mapping[str, Sequence[tuple[Chart, str]]] = types.MappingProxyType({}),
+    own_metrics: Mapping[str, Any] | None,
+    charts: Mapping[str, Sequence[tuple[Chart, str]]],
     **facts: Any,
 ) -> str:
     """Returns the HTML of the page of a run.
 
     The metrics are empty if there was nothing to evaluate, and `own_metrics` are those of the
-    training run if the page is of another dataset. The facts are what `write_results` passes on:
-    the `title`, and what stands in `_NO_FACTS`.
+    training run if the page is of another dataset. The facts are what `write_results` passes on
+    to the template.
     """
+    task = task_of(manifest.label_kind)
     environment = pages.environment(Path(__file__).parent)
     in_words = words.percent, words.decimal, words.title_of
     for function in (*in_words, plural_unit, counted, listed, sentence):
@@ -79,7 +74,7 @@ def render(
     learnt = manifest.splits["train"].label_counts if "train" in manifest.splits else ()
     counts = zip(manifest.label_names, learnt, strict=False)
     return environment.get_template("report.html.jinja").render(
-        _NO_FACTS | facts,
+        facts,
         manifest=manifest,
         metrics=metrics and _NO_ENTRIES | metrics,
         own_metrics=own_metrics,

@@ -18,7 +18,7 @@ import numpy as np
 from tfrecord_io.manifest import check_types
 from train.errors import ConfigError
 from train.kinds.measures import called_rates, predictive_values
-from train.kinds.task import MAX_VIEWS, Answers, Task, View
+from train.kinds.task import MAX_VIEWS, View
 from train.results.bootstrap import behind_rates, rounded, with_intervals
 from train.results.predictions import Predictions
 
@@ -74,10 +74,10 @@ def threshold_for_sensitivity(
     return float(of_positives[num_wanted - 1])
 
 
-def choose_thresholds(task: Task, val: Answers, wanted: float) -> list[dict[str, Any]]:
+def choose_thresholds(val: Predictions, wanted: float) -> list[dict[str, Any]]:
     """Returns the largest threshold of each view that reaches a sensitivity on validation.
 
-    The answers on the validation split have the temperature applied.
+    The predictions for the validation split have the temperature applied.
 
     Returns:
         the content of export/thresholds.json: a list of dicts with `view`, the `labels` whose
@@ -85,7 +85,7 @@ def choose_thresholds(task: Task, val: Answers, wanted: float) -> list[dict[str,
         `num_positives`, `sensitivity` and `specificity`. A view without a positive validation image
         has no entry, nor have a single class and very many labels.
     """
-    names = val.label_names
+    task, names = val.task, val.label_names
     has, views = task.has(val.truths, len(names)), task.views(names)
     if len(names) > MAX_VIEWS or (task.kind.one_hot and len(names) < 2):
         views = []

@@ -20,7 +20,7 @@ from tfrecord_io.files import atomic_write, write_last
 from train.data.dataset import Dataset
 from train.data.seen import Exposure
 from train.errors import ConfigError
-from train.kinds.task import Task
+from train.kinds.registry import task_of
 from train.kinds.words import describe
 from train.results.charts import write_charts
 from train.results.predictions import Predictions, write_predictions
@@ -35,7 +35,6 @@ PAGE_NAME = "report.html"
 def write_results(
     directory: Path,
     *,
-    task: Task,
     dataset: Dataset,
     settings: Mapping[str, Any],
     results: Mapping[str, Any],
@@ -52,7 +51,6 @@ def write_results(
 
     Args:
         directory: created if it is missing.
-        task: of the network.
         dataset: that was evaluated.
         settings: of the run, see config.json; `data` alone if this is another dataset.
         results: content of metrics.json so far.
@@ -82,7 +80,6 @@ def write_results(
     data_page = page_of_data(str(dataset.path), directory, manifest)
     page = render(
         title=directory.resolve().name,
-        task=task,
         manifest=manifest,
         config=settings,
         metrics=measured,
@@ -100,7 +97,7 @@ def write_results(
         versions=versions(),
         data_page=data_page,
     )
-    told = describe(task, results, own_metrics) if measured else ""
+    told = describe(task_of(manifest.label_kind), results, own_metrics) if measured else ""
     with atomic_write(directory / PAGE_NAME) as file:
         file.write(page.encode("utf-8"))
     write_last(directory / METRICS_NAME, results)

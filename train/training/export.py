@@ -31,7 +31,7 @@ from tfrecord_io.decoding.preprocess import decoder_versions
 from tfrecord_io.files import write_json
 from train.errors import TrainingError
 from train.kinds.task import require_numbers
-from train.networks.models import Network
+from train.networks.models import Network, answer, load_model
 from train.results import thresholds
 from train.run_setup import Run
 
@@ -68,17 +68,17 @@ def export_model(
     images = np.random.default_rng(0).integers(
         np.iinfo(manifest.dtype).max + 1, size=(8, *manifest.image_shape), dtype=manifest.dtype
     )
-    expected = _predict(model, images)
+    expected = answer(model, images)
     require_numbers(expected, "images of noise")
     # A run that was killed while it exported leaves temporary files here.
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir()
 
-    def compare(name: str, answer: np.ndarray) -> None:
+    def compare(name: str, found: np.ndarray) -> None:
         # Probabilities are at most 1; numbers can be large, and their last digits differ.
         allowed = _TOLERANCE[precision] * max(1.0, float(np.abs(expected).max()))
-        is_alike = answer.shape == expected.shape
-        difference = float(np.abs(answer - expected).max()) if is_alike else np.inf
+        is_alike = found.shape == expected.shape
+        difference = float(np.abs(found - expected).max()) if is_alike else np.inf
         if not difference <= allowed:
             raise TrainingError(
                 f"{name}, loaded again, predicts something else than the trained model: its "
@@ -89,14 +89,14 @@ def export_model(
     path = directory / "model.keras"
     model.save(path)
     copy = keras.saving.load_model(path, compile=False)
-    compare(path.name, _predict(copy, images))
+    compare(path.name, answer(copy, images))
 
     path, architecture = directory / "model.weights.h5", model.to_json()
     model.save_weights(path)
     (directory / "architecture.json").write_text(architecture, encoding="utf-8")
     rebuilt = keras.models.model_from_json(architecture)
     rebuilt.load_weights(path)
-    compare(path.name, _predict(rebuilt, images))
+    compare(path.name, answer(rebuilt, images))
 
     if importlib.util.find_spec("tensorflow") is not None:
         # The reloaded copy lies on one device; the trained model may be spread over replicas.
@@ -124,25 +124,28 @@ def export_model(
 
 def export_run(run: Run, network: Network, chosen: Sequence[Mapping[str, Any]]) -> None:
     """Exports the network of a run, with the trunk below it if there is one, and its thresholds."""
-    manifest, precision = run.data.manifest, "float32"
-    if (trunk := run.data.trunk) is not None:
+    manifest, precision, model = run.data.manifest, "float32", network.model
+    if run.data.trunk is not None:
         # A rounding error of the trunk can become a step of the type that features are stored in.
-        precision, images = manifest.dtype, manifest.source["dataset"]
+        precision, dataset = manifest.dtype, manifest.source["dataset"]
+        trunk = load_model(run.data.trunk_file)
+        trunk.trainable = False
+        images = keras.Input(trunk.input_shape[1:], dtype="uint8", name="image")
+        # Features are rounded as they are stored, so the answers are those that are measured.
+        stored = keras.layers.Rescaling(1.0, dtype=manifest.dtype, name="as_stored")
+        name = f"{run.config.network.model}_whole"
+        model = keras.Model(images, model(stored(trunk(images))), name=name)
         manifest = dataclasses.replace(
             manifest,
-            name=images["name"],
-            fingerprint=images["fingerprint"],
-            image_shape=trunk.image_shape,
+            name=dataset["name"],
+            fingerprint=dataset["fingerprint"],
+            image_shape=run.data.trunk.image_shape,
             dtype="uint8",
         )
     folder, splits = run.folder / FOLDER_NAME, run.parts.train.splits
-    export_model(network.whole, folder, manifest, precision=precision, splits=splits)
+    export_model(model, folder, manifest, precision=precision, splits=splits)
     if chosen:
         write_json(folder / thresholds.FILE_NAME, chosen)
-
-
-def _predict(model: keras.Model, images: np.ndarray) -> np.ndarray:
-    return keras.ops.convert_to_numpy(model(images, training=False))
 
 
 def _serve(model: keras.Model, path: Path, images: np.ndarray) -> np.ndarray:
@@ -159,5 +162,5 @@ def _serve(model: keras.Model, path: Path, images: np.ndarray) -> np.ndarray:
     archive.add_endpoint("serve", lambda image: model(image, training=False), [taken])
     archive.write_out(path, verbose=False)
     served = tf.saved_model.load(str(path)).signatures["serving_default"]
-    (answer,) = served(image=tf.constant(images)).values()
-    return answer.numpy()
+    (found,) = served(image=tf.constant(images)).values()
+    return found.numpy()

@@ -8,6 +8,8 @@ from them. Each fold and seed is a run in its own folder, RUN/seed-S/fold-F, and
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,8 +24,8 @@ from train.data.dataset import Part, divided
 from train.data.feed import evaluation_batches
 from train.devices import set_seed
 from train.kinds.registry import task_of
-from train.kinds.task import Answers, require_numbers
-from train.networks.models import Network, network_of, restore
+from train.kinds.task import require_numbers
+from train.networks.models import Network, answer, network_of, restore
 from train.results import metrics, thresholds
 from train.results.predictions import Predictions, read_predictions
 from train.results.write import PAGE_NAME, read_metrics, write_results
@@ -58,7 +60,7 @@ def train_and_evaluate(config: TrainConfig, workdir: str | os.PathLike[str]) -> 
 def _complete(run: Run) -> dict[str, Any]:
     """Does what is left to do of a run, or of all runs of a cross-validation."""
     with claim(run):
-        if run.is_cross_validation:
+        if run.given.folds.is_cross_validation:
             return _cross_validate(run)
         if results := read_metrics(run.folder):
             run.devices.say(f"the run in {run.folder} is complete; nothing to do")
@@ -77,7 +79,6 @@ def _finish(run: Run, progress: Progress, best: Sequence[np.ndarray]) -> dict[st
     what the export and `predict` compute.
     """
     parts, task, config = run.parts, run.task, run.config
-    label_names = run.data.manifest.label_names
     # Each worker does this for itself. On JAX, what is built from here on lies on its own devices.
     devices = run.devices.alone()
 
@@ -86,25 +87,29 @@ def _finish(run: Run, progress: Progress, best: Sequence[np.ndarray]) -> dict[st
         restore(network.model.variables, best)
         return network
 
-    def predict(part: Part) -> tuple[np.ndarray, np.ndarray]:
+    def predict(part: Part) -> Predictions:
         batches = evaluation_batches(config.input, devices, part)
         probabilities, truths = make_steps(run, network, devices).predict(batches)
         require_numbers(probabilities, part.name)
-        return probabilities, truths
-
-    def predict_images(images: np.ndarray) -> np.ndarray:
-        return keras.ops.convert_to_numpy(network.model(images, training=False))
+        return Predictions(
+            task=task,
+            dataset=run.data,
+            rows=part.rows,
+            probabilities=probabilities,
+            truths=truths,
+            label_names=run.data.manifest.label_names,
+        )
 
     temperature = predictions = None
     chosen: list[dict[str, Any]] = []
     # What is reported of a part must not be fitted to it.
     if parts.val and parts.test and task.gives_probabilities:
         network = build()
-        probabilities, truths = predict(parts.val)
-        temperature = task.fit_temperature(probabilities, truths)
-        cooled = task.cool(probabilities, temperature)
-        answers = Answers(probabilities=cooled, truths=truths, label_names=label_names)
-        chosen = thresholds.choose_thresholds(task, answers, config.thresholds.sensitivity)
+        val = predict(parts.val)
+        temperature = task.fit_temperature(val.probabilities, val.truths)
+        cooled = task.cool(val.probabilities, temperature)
+        val = dataclasses.replace(val, probabilities=cooled)
+        chosen = thresholds.choose_thresholds(val, config.thresholds.sensitivity)
     network = build(temperature=temperature or 1.0, is_final=True)
     # Before the evaluation: whatever may fail in it, the model is not lost.
     if devices.is_chief:
@@ -114,17 +119,11 @@ def _finish(run: Run, progress: Progress, best: Sequence[np.ndarray]) -> dict[st
         "best_epoch": progress.best_epoch,
         "steps": progress.step,
     }
-    if part := parts.evaluated:
-        probabilities, truths = predict(part)
-        predictions = Predictions(
-            task=task,
-            probabilities=probabilities,
-            truths=truths,
-            label_names=label_names,
-            dataset=run.data,
-            rows=part.rows,
-            uncalibrated=temperature and task.cool(probabilities, 1 / temperature),
-        )
+    if parts.evaluated:
+        predictions = predict(parts.evaluated)
+        if temperature:
+            raw = task.cool(predictions.probabilities, 1 / temperature)
+            predictions = dataclasses.replace(predictions, uncalibrated=raw)
     if not devices.is_chief:
         return results
     if predictions is not None:
@@ -135,7 +134,6 @@ def _finish(run: Run, progress: Progress, best: Sequence[np.ndarray]) -> dict[st
             results["calibration"] = facts | calibration
     results = write_results(
         run.folder,
-        task=task,
         dataset=run.data,
         settings=config.to_dict(),
         results=results,
@@ -143,7 +141,7 @@ def _finish(run: Run, progress: Progress, best: Sequence[np.ndarray]) -> dict[st
         exposure=run.exposure,
         in_folds=parts.train.splits if config.folds.folds else (),
         # Pictures of the mistakes need images.
-        predict=predict_images if run.data.trunk is None else None,
+        predict=functools.partial(answer, network.model) if run.data.trunk is None else None,
         history=progress.history,
     )
     print(f"The model, its metrics and {PAGE_NAME} are in {run.folder}")
@@ -217,7 +215,6 @@ def _pool(run: Run, everyone: Part) -> dict[str, Any]:
     of_runs = [(*name, of_run) for name, of_run in zip(names, scores, strict=True)]
     results = write_results(
         run.folder,
-        task=task,
         dataset=run.data,
         settings=config.to_dict(),
         results=results | metrics.describe_folds(of_runs, task.digits),
