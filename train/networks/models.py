@@ -162,11 +162,6 @@ def set_trainable(network: Network, *, phase: str, trainable_layers: int | None)
         layer.trainable = phase != "head" and index >= num_frozen and not keeps_statistics
 
 
-def answer(model: keras.Model, images: np.ndarray) -> np.ndarray:
-    """Returns float32 [batch, num_classes] probabilities of stored images."""
-    return keras.ops.convert_to_numpy(model(images, training=False))
-
-
 def restore(variables: Sequence[keras.Variable], values: Sequence[np.ndarray]) -> None:
     """Sets variables to the arrays of a group of a checkpoint.
 
@@ -411,7 +406,7 @@ def _build_above_trunk(run: Run, temperature: float) -> Network:
     """
     options, manifest = run.config.network, run.data.manifest
     with zipfile.ZipFile(io.BytesIO(run.data.trunk_file)) as archive:
-        saved = load_model(archive.read(REST_NAME))
+        saved = model_in(archive.read(REST_NAME))
 
     def copy(layer: keras.layers.Layer) -> keras.layers.Layer:
         # Keras saves the precision with each layer.
@@ -430,7 +425,7 @@ def _build_above_trunk(run: Run, temperature: float) -> Network:
     return Network(logits=logits, model=model, backbone=backbone)
 
 
-def load_model(content: bytes) -> keras.Model:
+def model_in(content: bytes) -> keras.Model:
     """Returns the model in a file's content; Keras reads files only."""
     with tempfile.NamedTemporaryFile(suffix=".keras") as file:
         file.write(content)

@@ -31,7 +31,7 @@ from tfrecord_io.decoding.preprocess import decoder_versions
 from tfrecord_io.files import write_json
 from train.errors import TrainingError
 from train.kinds.task import require_numbers
-from train.networks.models import Network, answer, load_model
+from train.networks.models import Network, model_in
 from train.results import thresholds
 from train.run_setup import Run
 
@@ -128,7 +128,7 @@ def export_run(run: Run, network: Network, chosen: Sequence[Mapping[str, Any]]) 
     if run.data.trunk is not None:
         # A rounding error of the trunk can become a step of the type that features are stored in.
         precision, dataset = manifest.dtype, manifest.source["dataset"]
-        trunk = load_model(run.data.trunk_file)
+        trunk = model_in(run.data.trunk_file)
         trunk.trainable = False
         images = keras.Input(trunk.input_shape[1:], dtype="uint8", name="image")
         # Features are rounded as they are stored, so the answers are those that are measured.
@@ -146,6 +146,11 @@ def export_run(run: Run, network: Network, chosen: Sequence[Mapping[str, Any]]) 
     export_model(model, folder, manifest, precision=precision, splits=splits)
     if chosen:
         write_json(folder / thresholds.FILE_NAME, chosen)
+
+
+def answer(model: keras.Model, images: np.ndarray) -> np.ndarray:
+    """Returns float32 [batch, num_classes] probabilities of stored images."""
+    return keras.ops.convert_to_numpy(model(images, training=False))
 
 
 def _serve(model: keras.Model, path: Path, images: np.ndarray) -> np.ndarray:

@@ -25,12 +25,12 @@ from train.data.feed import evaluation_batches
 from train.devices import set_seed
 from train.kinds.registry import task_of
 from train.kinds.task import require_numbers
-from train.networks.models import Network, answer, network_of, restore
+from train.networks.models import Network, network_of, restore
 from train.results import metrics, thresholds
 from train.results.predictions import Predictions, read_predictions
 from train.results.write import PAGE_NAME, read_metrics, write_results
 from train.run_setup import Run, claim, make_run
-from train.training.export import export_run
+from train.training.export import answer, export_run
 from train.training.steps import make_steps
 from train.training.training_loop import Progress, train
 
