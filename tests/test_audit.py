@@ -363,6 +363,10 @@ def drop_patients(path):
         (lambda path: path.write_bytes(b"PAR1"), "examples.parquet is damaged"),
         (drop_patients, "has no column patient"),
         (
+            lambda path: pq.write_table(pq.read_table(path).slice(0, 0), path),
+            "examples.parquet names 0 images, but the manifest",
+        ),
+        (
             lambda path: change_column(path, "split", lambda old: ["holdout", *old[1:]]),
             "the split or label 'holdout'",
         ),

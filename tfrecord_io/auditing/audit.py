@@ -83,6 +83,12 @@ def audit(directory: str | os.PathLike[str], *, most_listed: int | None = MAX_LI
     """
     dataset, directory = Manifest.load(directory), Path(directory)
     examples = read_examples(directory / EXAMPLES_FILE_NAME)
+    num_images = dataset.num_examples - dataset.counts.get("variants", 0)
+    if examples.num_rows != num_images:
+        raise ManifestError(
+            f"{EXAMPLES_FILE_NAME} names {examples.num_rows:,} images, but the manifest "
+            f"{num_images:,}; copy the dataset again"
+        )
     if dataset.holds_features:
         return neighbours.audit_features(directory, dataset, examples)
     images = ImageReader.of_folder(directory, dataset)
