@@ -14,10 +14,11 @@ import json
 
 import numpy as np
 import pytest
-from builds import ROOT, build_here
+from builds import IN_MEMORY, ROOT, arguments
 from dataset_factory import parsed_by_tensorflow, stored
 from PIL import Image
 
+from pipelines import build_tfrecords
 from tfrecord_io import Manifest, image_key
 
 SOURCE = ROOT / "tests" / "testdata" / "golden_source"
@@ -30,7 +31,9 @@ STABLE = ("format_version", "name", "image", "label_names", "record", "splits", 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     output = tmp_path_factory.mktemp("golden") / "out"
-    return build_here(SOURCE, output, "--name=golden", "--image_size=10x8", "--num_shards=2")
+    flags = ("--name=golden", "--image_size=10x8", "--num_shards=2", IN_MEMORY)
+    build_tfrecords.build(arguments(SOURCE, output, *flags))
+    return output
 
 
 def test_a_build_writes_the_shards_it_always_wrote(built):
