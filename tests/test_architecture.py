@@ -54,7 +54,6 @@ FLOORS = (
     "train.data.options",
     "train.networks.options",
     "train.results.options",
-    "train.applications",
     "train.errors",
     "tfrecord_io.__main__",
     "tfrecord_io.index",

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 from marked_images import KERAS_ARRAY_WARNING
 
-from train.applications import APPLICATIONS
 from train.errors import ConfigError
 from train.networks.models import build_network, scale
-from train.networks.options import NetworkOptions
+from train.networks.options import APPLICATIONS, NetworkOptions
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 
@@ -21,8 +20,8 @@ def test_they_are_all_that_keras_has():
         for name, value in inspect.getmembers(keras.applications)
         if inspect.isfunction(value) and name[0].isupper()
     }
-    assert {application.name for application in APPLICATIONS.values()} == constructors
-    assert all(name == application.name.lower() for name, application in APPLICATIONS.items())
+    assert {constructor for constructor, _ in APPLICATIONS.values()} == constructors
+    assert all(name == constructor.lower() for name, (constructor, _) in APPLICATIONS.items())
 
 
 def _module(name):
@@ -30,14 +29,14 @@ def _module(name):
     if name.startswith("mobilenetv3"):
         return keras.applications.mobilenet_v3
     modules = (module for _, module in inspect.getmembers(keras.applications, inspect.ismodule))
-    return next(module for module in modules if hasattr(module, APPLICATIONS[name].name))
+    return next(module for module in modules if hasattr(module, APPLICATIONS[name][0]))
 
 
 @pytest.mark.parametrize("name", sorted(APPLICATIONS))
 def test_pixels_are_scaled_as_keras_does_for_the_weights(name):
     images = np.random.default_rng(0).integers(256, size=(2, 5, 4, 3)).astype(np.float32)
     inputs = keras.Input((5, 4, 3))
-    scaled = keras.Model(inputs, scale(inputs, APPLICATIONS[name].mode))(images)
+    scaled = keras.Model(inputs, scale(inputs, APPLICATIONS[name][1]))(images)
     expected = _module(name).preprocess_input(images.copy())
     np.testing.assert_allclose(keras.ops.convert_to_numpy(scaled), expected, atol=1e-4)
 

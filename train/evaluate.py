@@ -7,6 +7,7 @@ answer is not a number, 2 wrong usage, or a dataset that the model does not fit.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import sys
 from collections.abc import Sequence
@@ -46,40 +47,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--include_seen", action="store_true", help=seen)
     flags.add_flags(parser, "measures", MeasureOptions)
     arguments = parser.parse_args(argv)
-    options = flags.from_flags(MeasureOptions, arguments)
-    names = ("run", "data", "split", "output", "include_seen")
-    evaluate(**{name: getattr(arguments, name) for name in names}, options=options)
+    _evaluate(arguments, flags.from_flags(MeasureOptions, arguments))
     return 0
 
 
-def evaluate(
-    run: Path,
-    data: str,
-    split: str,
-    options: MeasureOptions,
-    *,
-    output: Path | None = None,
-    include_seen: bool = False,
-) -> dict[str, Any]:
+def _evaluate(arguments: argparse.Namespace, options: MeasureOptions) -> None:
     """Measures an exported model on a split and writes metrics.json, predictions.csv, report.html.
 
     Images that the model has seen, and others of their patients and groups, are left out.
-
-    Args:
-        run: folder of a finished run.
-        data: folder of a finished dataset whose images were preprocessed as those of the run.
-        split: to measure on.
-        options: how to measure.
-        output: folder for the results; RUN/evaluation/NAME-SPLIT if not given.
-        include_seen: measures what the model has seen, too.
-
-    Returns:
-        what metrics.json holds.
 
     Raises:
         ConfigError: if the run is not finished, or does not suit the dataset or the options.
         tfrecord_io.ManifestError: if the dataset cannot be used or has no such split.
     """
+    run, data, split = arguments.run, arguments.data, arguments.split
     dataset = open_dataset(data, options.columns)
     manifest = dataset.manifest
     if not manifest.split(split).num_examples:
@@ -110,9 +91,9 @@ def evaluate(
     label_names = tuple(ours[output] for output in outputs)
     # They are used at the end; a wrong one is told now.
     options.prevalences([view.name for view in task.views(label_names)])
-    part, exposure = _unseen(run, dataset, split, include_seen)
+    part, exposure = _unseen(run, dataset, split, arguments.include_seen)
     own_results = read_metrics(run)
-    output = output or run / "evaluation" / f"{manifest.name}-{split}"
+    output = arguments.output or run / "evaluation" / f"{manifest.name}-{split}"
     predict.make_folder("--output", output)
     batches = tfrecord_io.make_batches(
         data, split=part.splits, examples=part.examples, batch_size=_BATCH_SIZE, shuffle=False
@@ -138,7 +119,7 @@ def evaluate(
         "best_epoch": own_results.get("best_epoch"),
         **metrics.measure(predictions, options, 0, classifier.thresholds),
     }
-    results = write_results(
+    write_results(
         output,
         dataset=dataset,
         settings={"data": data},
@@ -149,7 +130,6 @@ def evaluate(
         predict=lambda images: predict.predict_images(classifier, images)[:, outputs],
     )
     print(f"The metrics and {PAGE_NAME} are in {output}")
-    return results
 
 
 def _require_fit(

@@ -25,8 +25,8 @@ from tfrecord_io import flags
 from tfrecord_io.files import atomic_write
 from tfrecord_io.trunk import FACTS_NAME, REST_NAME, Trunk, seen_path
 from train import config, console, predict
-from train.applications import APPLICATIONS
 from train.errors import ConfigError
+from train.networks.options import APPLICATIONS, NetworkOptions
 
 if TYPE_CHECKING:
     import keras
@@ -100,7 +100,6 @@ def write_trunk(
 
     from train.data import seen
     from train.networks.models import build_network
-    from train.networks.options import NetworkOptions
 
     if model in APPLICATIONS:
         chosen = NetworkOptions(model=model, weights=weights, dropout=0.0, head_units=0)

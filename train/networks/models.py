@@ -18,12 +18,11 @@ import numpy as np
 
 from tfrecord_io.statistics import PixelStatistics
 from tfrecord_io.trunk import REST_NAME
-from train import applications
 from train.data.augmentation import inside_padding, picture_share
 from train.errors import ConfigError, TrainingError
 from train.kinds.classes import CLASSES
 from train.kinds.task import Task
-from train.networks.options import NetworkOptions
+from train.networks.options import APPLICATIONS, NetworkOptions
 from train.run_setup import Run
 
 # An image of a single grey level has a standard deviation of 0; this avoids the division by 0.
@@ -82,7 +81,7 @@ def build_network(
     """
     images = keras.Input(image_shape, dtype="float32", name="pixels")
     backbone = None
-    if options.model in applications.APPLICATIONS:
+    if options.model in APPLICATIONS:
         features, backbone = _backbone(images, options, image_shape)
     else:
         kind = options.normalize or "unit"
@@ -284,17 +283,17 @@ def _convnet(features):
 
 
 def _backbone(images, options: NetworkOptions, image_shape: tuple[int, int, int]):
-    application = applications.APPLICATIONS[options.model]
+    constructor, mode = APPLICATIONS[options.model]
     height, width, channels = image_shape
     features = images
     if channels == 1:
         features = keras.layers.Concatenate(name="grey_to_rgb")([features] * 3)
     elif channels != 3:
         raise ConfigError(f"--model {options.model} needs 1 or 3 channels, received {channels}")
-    features = scale(features, application.mode)
+    features = scale(features, mode)
     published = "imagenet" if options.initial_weights == "imagenet" else None
     try:
-        backbone = getattr(keras.applications, application.name)(
+        backbone = getattr(keras.applications, constructor)(
             include_top=False, weights=published, input_shape=(height, width, 3)
         )
     except ValueError as error:
@@ -319,7 +318,7 @@ def _backbone(images, options: NetworkOptions, image_shape: tuple[int, int, int]
 
 
 def scale(images, mode: str):
-    """Converts RGB in 0..255 to what published weights expect, see `Application.mode`.
+    """Converts RGB in 0..255 to what published weights expect, see `APPLICATIONS`.
 
     The 2018 tutorial fed pixels in 0..1 to weights of the mode `caffe`, which cost accuracy. Source
     of modes and numbers: keras.applications.imagenet_utils.

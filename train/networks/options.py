@@ -6,7 +6,28 @@ import dataclasses
 
 from tfrecord_io import flags
 from tfrecord_io.flags import flag
-from train.applications import APPLICATIONS
+
+# Classifiers of keras.applications by what their weights expect, see `models.scale`. They are named
+# here because Keras takes seconds to import. Source: the function `preprocess_input` of each.
+_CONSTRUCTORS = {
+    "caffe": ("VGG16", "VGG19", "ResNet50", "ResNet101", "ResNet152"),
+    "tf": (
+        "ResNet50V2", "ResNet101V2", "ResNet152V2", "MobileNet", "MobileNetV2", "NASNetMobile",
+        "NASNetLarge", "Xception", "InceptionV3", "InceptionResNetV2",
+    ),
+    "torch": ("DenseNet121", "DenseNet169", "DenseNet201"),
+    "inside": (
+        "MobileNetV3Small", "MobileNetV3Large",
+        *(f"EfficientNetB{size}" for size in range(8)),
+        *(f"EfficientNetV2{size}" for size in ("B0", "B1", "B2", "B3", "S", "M", "L")),
+        *(f"ConvNeXt{size}" for size in ("Tiny", "Small", "Base", "Large", "XLarge")),
+    ),
+}  # fmt: skip
+
+#: The constructor and what its weights expect, by the value of --model: its name in lower case.
+APPLICATIONS = {
+    name.lower(): (name, mode) for mode, names in _CONSTRUCTORS.items() for name in names
+}
 
 #: Networks of this project; they start from random weights.
 OWN_MODELS = ("small_resnet", "convnet")
