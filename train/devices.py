@@ -185,7 +185,8 @@ class Devices:
         local = self.mesh.local_devices
         keras.distribution.set_distribution(None)
         mesh = jax.sharding.Mesh(np.array(local[:1]), ("batch",))
-        return dataclasses.replace(self, names=self.names[:1], num_workers=1, mesh=mesh)
+        alone = {"num_workers": 1, "worker_index": 0}
+        return dataclasses.replace(self, names=self.names[:1], mesh=mesh, **alone)
 
     def say(self, text: str) -> None:
         """Prints a line, once for all workers; a warning goes to the error stream."""

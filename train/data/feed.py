@@ -178,8 +178,6 @@ def evaluation_batches(
     if devices.backend == "jax":
         # On JAX all workers together put a batch on the devices, each its share.
         num_workers, worker = devices.num_workers, devices.worker_index
-        if num_workers == 1:  # after `Devices.alone`, which keeps the worker's index
-            worker = 0
         batches = tfrecord_io.make_batches(
             options.data_path, batch_size=num_local * num_workers, **reading
         )

@@ -112,7 +112,7 @@ def _finish(run: Run, progress: Progress, best: Sequence[np.ndarray]) -> dict[st
         chosen = thresholds.choose_thresholds(val, config.thresholds.sensitivity)
     network = build(temperature=temperature or 1.0, is_final=True)
     # Before the evaluation: whatever may fail in it, the model is not lost.
-    if devices.is_chief:
+    if run.devices.is_chief:
         export_run(run, network, chosen)
     results: dict[str, Any] = {
         "split": parts.evaluated.name if parts.evaluated else None,
@@ -124,7 +124,7 @@ def _finish(run: Run, progress: Progress, best: Sequence[np.ndarray]) -> dict[st
         if temperature:
             raw = task.cool(predictions.probabilities, 1 / temperature)
             predictions = dataclasses.replace(predictions, uncalibrated=raw)
-    if not devices.is_chief:
+    if not run.devices.is_chief:
         return results
     if predictions is not None:
         results |= metrics.measure(predictions, config.measures, config.input.seed, chosen)
