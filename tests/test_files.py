@@ -1,7 +1,4 @@
 import os
-import signal
-import subprocess
-import sys
 
 import pytest
 
@@ -46,21 +43,6 @@ def test_of_two_writers_at_once_the_last_to_finish_wins_whole(tmp_path):
             second.write(b"second")
         assert path.read_bytes() == b"second"
     assert path.read_bytes() == b"first"
-
-
-def test_a_killed_writer_leaves_no_file_of_that_name(tmp_path):
-    program = (
-        "import os, signal, sys\n"
-        "from tfrecord_io.files import atomic_write\n"
-        "with atomic_write(sys.argv[1]) as file:\n"
-        "    file.write(b'half'); file.flush()\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    path = tmp_path / "file"
-    done = subprocess.run([sys.executable, "-c", program, path], check=False)
-    assert done.returncode == -signal.SIGKILL
-    assert not path.exists()
-    assert [p.name.endswith(".tmp") for p in tmp_path.iterdir()] == [True]
 
 
 def test_a_long_part_of_a_file_is_announced_in_pieces_that_linux_does_not_cut(monkeypatch):

@@ -82,18 +82,6 @@ def test_several_splits_are_one_whose_parts_follow_each_other():
 
 
 @pytest.mark.parametrize(
-    ("directory", "message"),
-    [
-        ("", "run the same build command again to resume it"),
-        ("nowhere", "the folder does not exist"),
-    ],
-)
-def test_what_is_no_dataset_is_refused_with_what_to_do(directory, message, tmp_path):
-    with pytest.raises(ManifestError, match=message):
-        Manifest.load(tmp_path / directory)
-
-
-@pytest.mark.parametrize(
     "content", [b"", b"{", b"[]", b"null", b"{}", b"\xff\xfe", b'"text"', b"1"]
 )
 def test_a_file_that_is_no_manifest_is_refused_by_name(tmp_path, content):
@@ -231,14 +219,3 @@ def test_a_manifest_that_lacks_a_part_is_refused(name):
     del content[name]
     with pytest.raises(ManifestError):
         Manifest.from_json(json.dumps(content))
-
-
-def test_an_audit_is_kept_and_statistics_with_the_name_of_their_split():
-    counted = dataclasses.replace(COUNTED, audit={"leaks": 3})
-    assert json.loads(counted.to_json())["statistics"] == {
-        "split": "train",
-        "num_pixels": 480,
-        "sums": [960],
-        "sums_of_squares": [2000],
-    }
-    assert Manifest.from_json(counted.to_json()) == counted

@@ -9,7 +9,7 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfrecord_io import manifest, schema
+from tfrecord_io import schema
 from tfrecord_io.auditing.side_facts import side_facts
 from tfrecord_io.schema import RecordLayout, image_key
 from tfrecord_io.shard_writer import ShardWriter
@@ -185,8 +185,3 @@ def test_an_image_that_does_not_fit_is_refused_and_leaves_the_others():
             shard.write(b"short", np.eye(2)[0], image_key("a"))
         shard.write(*examples[1])
     assert file.getvalue() == b"".join(layout.encode_record(*example) for example in examples)
-
-
-def test_the_name_of_a_shard_is_the_usual_one_of_tensorflow():
-    assert manifest.shard_name("train", 0, 64) == "train-00000-of-00064.tfrecord"
-    assert manifest.sidecar_name("train-00000-of-00064.tfrecord") == "train-00000-of-00064.json"

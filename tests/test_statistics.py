@@ -65,14 +65,6 @@ def test_the_deviation_of_a_huge_dataset_keeps_its_digits():
     assert found.std[0] == pytest.approx(math.sqrt(many) / (many + 1), rel=1e-12)
 
 
-def test_parts_add_up_to_the_whole_in_any_order():
-    images = random_images((9, 12, 10, 3))
-    parts = [PixelStatistics.from_images(part) for part in np.split(images, [0, 2, 7])]
-    whole = PixelStatistics.from_images(images)
-    assert parts[0] + parts[1] + parts[2] + parts[3] == whole
-    assert parts[3] + parts[1] + parts[0] + parts[2] == whole
-
-
 @pytest.mark.parametrize(
     ("images", "message"),
     [
