@@ -278,39 +278,27 @@ def cautions_of_probabilities(metrics: Mapping[str, Any]) -> list[str]:
 
 
 def describe(task: Task, metrics: Mapping[str, Any], own: Mapping[str, Any] | None = None) -> str:
-    """Returns the content of metrics.json as a few lines of text.
+    """Returns what stands on top of the page as a few lines of text.
 
     If the dataset is another than that of the training, `own` are the metrics of the training run,
     which stand beside those of the dataset.
     """
     columns, verdict = [metrics] if own is None else [own, metrics], task.verdict(metrics)
-    hidden = set(metrics["label_counts"]).difference(shown_classes(metrics))
-    rows = {"loss": [decimal(column.get("loss")) for column in columns]}
-    for name in metrics["scores"]:
-        if name.partition("/")[2] not in hidden:
-            scores = (column.get("scores", {}).get(name) for column in columns)
-            rows[title_of(name)] = [
-                with_interval(score, teller_of(name), "") if score else "–" for score in scores
-            ]
+    rows = {}
+    for name in task.run_measures:
+        scores = (column.get("scores", {}).get(name) for column in columns)
+        rows[title_of(name)] = [
+            with_interval(score, teller_of(name), "") if score else "–" for score in scores
+        ]
     width = max(map(len, rows))
     weights = f", weights of epoch {metrics['best_epoch']}" if metrics.get("best_epoch") else ""
     where = f", on {own.get('split') or 'none'} of the run and here" if own is not None else ""
     lines = [
         f"{metrics['split']}: {measured_images(metrics)}{weights}",
         *(f"  {sentence}" for sentence in (f"It {verdict[0]}", *verdict[1:])),
-        f"all measures, with 95 % intervals over {plural_unit(metrics['bootstrap_by'])}{where}:",
+        f"with 95 % intervals over {plural_unit(metrics['bootstrap_by'])}{where}:",
         *(f"  {title:<{width}}" + "".join(map("  {:<24}".format, rows[title])) for title in rows),
     ]
-    if hidden:
-        more = f"{len(hidden):,} more {task.kind.plural}"
-        lines.append(f"  metrics.json has {more}, of higher sensitivity")
-    for entry in metrics.get("thresholds", ()):
-        rates = (
-            f"{rate} {with_interval(entry['test'][rate], percent, '')}"
-            for rate in ("sensitivity", "specificity")
-        )
-        threshold = f"{entry['view']} at least {decimal(entry['threshold'])}"
-        lines.append(f"  threshold: {threshold}: {', '.join(rates)}")
     cautions = cautions_of_answers(metrics) + cautions_of_probabilities(metrics)
     lines += [f"  note: {note}" for note in (*metrics["notes"], *cautions)]
     return "\n".join(printable(line.rstrip()) for line in lines)
