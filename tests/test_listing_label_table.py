@@ -8,14 +8,14 @@ import unicodedata
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from builds import IN_MEMORY, rows_of, write_csv
+from builds import rows_of, run_build_here, write_csv
 from dicom_files import dicom_file
 from hypothesis import given
 from hypothesis import strategies as st
 from image_files import grey_pixels, png, scans_of, write_tree, write_zip
 from listed import list_members
 
-from pipelines import build_tfrecords, errors
+from pipelines import errors
 from pipelines.listing.label_table import read_label_table
 from pipelines.listing.layout import match_files
 from pipelines.listing.listing import ListingOptions, list_images
@@ -43,11 +43,7 @@ def table_of(folder, rows, delimiter=",", **options):
 
 
 def build(source, labels, output, *more):
-    kind = "archive" if source.is_file() else "directory"
-    return build_tfrecords.main(
-        [f"--source={kind}", f"--input={source}", f"--labels={labels}", f"--output={output}",
-         "--name=labelled", "--image_size=8", IN_MEMORY, *more]
-    )  # fmt: skip
+    return run_build_here(source, output, f"--labels={labels}", "--name=labelled", *more)
 
 
 scans = scans_of(lambda: IMAGES, "in")

@@ -6,7 +6,7 @@ from pathlib import Path
 import azure_server
 import numpy as np
 import pytest
-from builds import IN_MEMORY, build_here, build_of, shards_of
+from builds import build_here, build_of, shards_of
 from dicom_files import dicom_file
 from image_files import (
     grey_pixels,
@@ -51,10 +51,8 @@ local = build_of("scans_zip", "--max_reject_fraction=0.5")
 
 
 def build(s3, source, given, output, *more):
-    build_tfrecords.build(
-        [f"--source={source}", f"--input={given}", f"--output={output}", "--image_size=8",
-         "--max_reject_fraction=0.5", IN_MEMORY, *s3.flags, *more]
-    )  # fmt: skip
+    flags = (f"--source={source}", "--max_reject_fraction=0.5", *s3.flags)
+    build_here(given, output, *flags, *more)
 
 
 @pytest.mark.parametrize(
@@ -74,11 +72,8 @@ def test_a_dataset_on_a_store_is_the_one_on_a_disk(scheme, running, s3, scans_zi
         with scans_zip.open("rb") as file:
             remote.write(f"{scheme}://scans/in/scans.zip", file)
 
-        build_tfrecords.build(
-            ["--source=archive", f"--input={scheme}://scans/in/scans.zip",
-             f"--output={scheme}://scans/out", "--image_size=8", "--max_reject_fraction=0.5",
-             IN_MEMORY]
-        )  # fmt: skip
+        url = f"{scheme}://scans"
+        build_here(f"{url}/in/scans.zip", f"{url}/out", "--max_reject_fraction=0.5")
 
         for found in remote.list_files(f"{scheme}://scans/out", recursive=True):
             name = found.url.removeprefix(f"{scheme}://scans/out/")
@@ -235,7 +230,7 @@ def test_a_second_tree_on_a_store_with_other_content_of_the_same_size_is_noticed
 
 @pytest.mark.parametrize("kind", ["folder", "zip"])
 def test_only_the_bytes_of_its_frame_are_fetched_of_a_volume_on_a_store(kind, s3, tmp_path):
-    volume = np.stack([grey_pixels(seed, 200, 200) for seed in range(40)])
+    volume = np.stack([grey_pixels(seed, 200, 200) for seed in range(20)])
     files = {"CNV/volume": dicom_file(volume), "DME/1.jpeg": jpeg()}
     if kind == "zip":
         local = write_zip(tmp_path / "volume.zip", files)
@@ -249,7 +244,7 @@ def test_only_the_bytes_of_its_frame_are_fetched_of_a_volume_on_a_store(kind, s3
     url = f"s3://{BUCKET}/{local.name}"
     build(s3, "archive" if kind == "zip" else "directory", url, tmp_path / "remote")
 
-    # The whole file for each frame would be forty times its size.
+    # The whole file for each frame would be twenty times its size.
     assert s3.bytes_sent - before < 10 * volume.nbytes
     build_here(local, tmp_path / "local", "--max_reject_fraction=0.5")
     assert shards_of(tmp_path / "remote") == shards_of(tmp_path / "local") != {}
