@@ -33,10 +33,10 @@ def unit_vectors(num_scans, num_channels=6, seed=0):
 def test_the_neighbours_are_the_most_similar_scans_of_other_patients():
     vectors = unit_vectors(600)  # several blocks
     patients = np.arange(600) // 3
-    found = neighbours.find_neighbours(vectors, patients, 4)
+    found = neighbours.find_neighbours(vectors, patients)
     cosines = vectors @ vectors.T
     cosines[patients[:, None] == patients] = -np.inf
-    expected = np.argsort(-cosines, axis=1, kind="stable")[:, :4]
+    expected = np.argsort(-cosines, axis=1, kind="stable")[:, :10]
     np.testing.assert_array_equal(found.rows, expected)
     nearest = np.take_along_axis(cosines, expected, 1)
     np.testing.assert_allclose(found.similarities, nearest, atol=1e-6)
@@ -44,7 +44,7 @@ def test_the_neighbours_are_the_most_similar_scans_of_other_patients():
 
 def test_where_other_patients_are_few_the_rest_is_no_neighbour():
     patients = np.array([*[0] * 11, 1])
-    found = neighbours.find_neighbours(unit_vectors(12), patients, 10)
+    found = neighbours.find_neighbours(unit_vectors(12), patients)
     assert np.isfinite(found.similarities).sum(1).tolist() == [1] * 11 + [10]
     assert neighbours.near_copies(found) == []
     assert neighbours.doubtful_labels(found, patients, ["CNV", "NORMAL"])[0].first == 11

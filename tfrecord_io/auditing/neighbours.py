@@ -70,20 +70,17 @@ def whitened(vectors: np.ndarray) -> np.ndarray:
     return centred @ (axes * scales).astype(np.float32)
 
 
-def find_neighbours(
-    vectors: np.ndarray, groups: np.ndarray, count: int = NUM_NEIGHBOURS
-) -> Neighbours:
-    """Finds the most similar scans of other groups by comparing all pairs.
+def find_neighbours(vectors: np.ndarray, groups: np.ndarray) -> Neighbours:
+    """Finds the `NUM_NEIGHBOURS` most similar scans of other groups by comparing all pairs.
 
     Time grows with the square of the number of scans; memory does not.
 
     Args:
         vectors: float32 [num_scans, channels] of length 1, see `directions`.
         groups: int64 [num_scans], the patient of each scan.
-        count: neighbours of each scan; fewer if there are fewer other scans.
     """
     num_scans = len(vectors)
-    count = min(count, max(num_scans - 1, 0))
+    count = min(NUM_NEIGHBOURS, max(num_scans - 1, 0))
     rows = np.empty((num_scans, count), np.int64)
     similarities = np.empty((num_scans, count), np.float32)
     for first in range(0, num_scans if count else 0, _ROWS_AT_ONCE):
