@@ -30,18 +30,16 @@ def write_index(
     """
     target = Path(directory if index_dir is None else index_dir)
     manifest = Manifest.load(directory)
+    opening.open_split(directory, list(manifest.splits))
     target.mkdir(parents=True, exist_ok=True)
     stride = manifest.layout.stride
     written = []
-    for name, split in manifest.splits.items():
-        if split.num_examples:
-            opening.open_split(directory, name)
-        for shard in split.shards:
-            path = target / f"{shard.name}.idx"
-            with atomic_write(path) as file:
-                for row in range(shard.num_examples):
-                    file.write(b"%d %d\n" % (row * stride, stride))
-            written.append(path)
+    for shard in manifest.shards:
+        path = target / f"{shard.name}.idx"
+        with atomic_write(path) as file:
+            for row in range(shard.num_examples):
+                file.write(b"%d %d\n" % (row * stride, stride))
+        written.append(path)
     return written
 
 
