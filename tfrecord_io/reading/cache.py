@@ -287,18 +287,15 @@ def _last_use(folder: Path) -> float:
 
 def _remove(folder: Path) -> bool:
     """Removes a dataset that no process uses; returns whether it did."""
-    lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # The states first: without them, what a kill leaves of the records counts as absent.
-        for name in (_STATES, f".{_STATES}.*.tmp", _RECORDS, _LOCK):
-            for path in folder.glob(name):
-                path.unlink()
-        folder.rmdir()
+        with _locked(folder / _LOCK, seconds=0):
+            # The states first: without them, what a kill leaves of the records counts as absent.
+            for name in (_STATES, f".{_STATES}.*.tmp", _RECORDS, _LOCK):
+                for path in folder.glob(name):
+                    path.unlink()
+            folder.rmdir()
     except OSError:  # in use, or it holds a file that is not of this cache
         return False
-    finally:
-        os.close(lock)
     return True
 
 
