@@ -1,5 +1,6 @@
 """Datasets of other types than uint8, through every way in which a dataset is read."""
 
+import functools
 import io
 import itertools
 import json
@@ -60,10 +61,7 @@ def dataset(tmp_path_factory, request):
     return path
 
 
-def assert_same(found, expected):
-    found = np.asarray(found)
-    assert found.dtype == expected.dtype
-    np.testing.assert_array_equal(found, expected)
+assert_same = functools.partial(np.testing.assert_array_equal, strict=True)
 
 
 @pytest.mark.parametrize("options", [{}, {"cache": "device"}])
