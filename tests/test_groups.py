@@ -14,15 +14,6 @@ def groups_of(near_duplicates=None, **columns):
     return [set(np.flatnonzero(codes == code).tolist()) for code in range(codes.max() + 1)]
 
 
-@pytest.mark.parametrize("source", ["study", "series"])
-def test_without_patients_a_volume_is_a_group(source):
-    volumes = [f"v{row // 3}" for row in range(12)]
-    columns = {source: volumes, "path": [f"{row}.dcm" for row in range(12)]}
-    groups = group_images(pa.table(columns))
-    assert groups.codes.tolist() == [row // 3 for row in range(12)]
-    assert (groups.unit, groups.sources) == (source, {source: 12})
-
-
 @pytest.mark.parametrize(
     ("columns", "near_duplicates", "expected"),
     [
