@@ -22,9 +22,6 @@ RESIZE_FILTERS: Mapping[str, Image.Resampling] = {
 #: Types of stored pixels.
 DTYPES = ("uint8", "uint16")
 
-#: What may be behind transparent pixels.
-BACKGROUNDS = ("black", "white")
-
 #: What becomes of a picture of another shape than the stored one, and what it is then called.
 FITS: Mapping[str, str] = {"stretch": "stretched", "pad": "padded"}
 
@@ -111,7 +108,7 @@ class Preprocessing:
     background: str | None = flag(
         None,
         "what is behind transparent pixels (default: a file that has some is a reject)",
-        choices=BACKGROUNDS,
+        choices=("black", "white"),
     )
     fit: str = flag(
         "stretch",
