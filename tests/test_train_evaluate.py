@@ -212,15 +212,9 @@ def test_names_of_labels_cannot_control_the_terminal(trained, tmp_path, capsys):
     assert told.index("named the right class") < told.index("balanced accuracy")
 
 
-def test_a_folder_that_cannot_be_made_and_damaged_metrics_are_refused(
-    trained, other, tmp_path, capsys
-):
-    run = shutil.copytree(trained, tmp_path / "run")
-    assert evaluated(run, other, f"--output={run / 'metrics.json'}") == 2
+def test_a_folder_that_cannot_be_made_is_refused(trained, other, capsys):
+    assert evaluated(trained, other, f"--output={trained / 'metrics.json'}") == 2
     assert "metrics.json cannot be a folder: File exists" in capsys.readouterr().err
-    (run / "metrics.json").write_text("{")
-    assert evaluated(run, other) == 2
-    assert "metrics.json is damaged" in capsys.readouterr().err
 
 
 def test_a_split_that_is_missing_and_a_run_that_is_not_finished_are_refused(

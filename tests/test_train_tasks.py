@@ -33,7 +33,6 @@ from tfrecord_io.kinds import MULTI_LABEL as SEVERAL_LABELS
 from tfrecord_io.reading.mapped import MappedDataset
 from train import run
 from train.data.dataset import open_dataset
-from train.errors import ConfigError
 from train.kinds.classes import CLASSES
 from train.kinds.measures import expected_calibration_error
 from train.kinds.multi_label import MULTI_LABEL
@@ -177,11 +176,6 @@ def test_predictions_are_written_a_row_an_example_without_formulas_and_read_in_f
     assert keys.tolist() == ["k0", "k1"]
     assert (read == probabilities).all()
     assert truths.tolist() == [1, 1]
-
-
-def test_a_run_of_an_older_release_says_how_to_go_on(tmp_path):
-    with pytest.raises(ConfigError, match=r"Remove .*, and the same command trains this run again"):
-        read_predictions(tmp_path)
 
 
 def test_a_label_that_no_image_has_is_left_out_of_the_means_and_rests_on_no_patient():

@@ -19,6 +19,7 @@ import numpy as np
 import tfrecord_io
 from tfrecord_io import flags, shapes
 from tfrecord_io.decoding.options import Preprocessing
+from tfrecord_io.files import read_json
 from tfrecord_io.printing import counted
 from train import console, predict
 from train.data.dataset import Dataset, Part, open_dataset
@@ -85,14 +86,14 @@ def _evaluate(arguments: argparse.Namespace, options: MeasureOptions) -> None:
     from train.kinds.task import require_numbers
     from train.results import metrics
     from train.results.predictions import Predictions
-    from train.results.write import PAGE_NAME, read_metrics, write_results
+    from train.results.write import METRICS_NAME, PAGE_NAME, write_results
 
     outputs, columns = task.match(places, len(ours))
     label_names = tuple(ours[output] for output in outputs)
     # They are used at the end; a wrong one is told now.
     options.prevalences([view.name for view in task.views(label_names)])
     part, exposure = _unseen(run, dataset, split, arguments.include_seen)
-    own_results = read_metrics(run)
+    own_results = read_json(run / METRICS_NAME)
     output = arguments.output or run / "evaluation" / f"{manifest.name}-{split}"
     predict.make_folder("--output", output)
     batches = tfrecord_io.make_batches(

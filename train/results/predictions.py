@@ -17,7 +17,6 @@ from tfrecord_io.files import atomic_write
 from tfrecord_io.groups import Groups
 from tfrecord_io.printing import csv_cell
 from train.data.dataset import Dataset
-from train.errors import ConfigError
 from train.kinds.task import Answers, Task
 
 PREDICTIONS_NAME = "predictions.csv"
@@ -83,17 +82,6 @@ def write_predictions(directory: Path, predictions: Predictions) -> None:
 
 
 def read_predictions(directory: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns (keys [num_examples], probabilities, truths) as `write_predictions` wrote them.
-
-    Raises:
-        ConfigError: if there is no such file, because an older release made the run.
-    """
-    path = directory / EXACT_NAME
-    try:
-        with np.load(path) as arrays:
-            return arrays["keys"], arrays["probabilities"], arrays["truths"]
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(
-            f"{path} cannot be read ({error}); an older release did not write it. Remove "
-            f"{directory}, and the same command trains this run again"
-        ) from error
+    """Returns (keys [num_examples], probabilities, truths) as `write_predictions` wrote them."""
+    with np.load(directory / EXACT_NAME) as arrays:
+        return arrays["keys"], arrays["probabilities"], arrays["truths"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 import os
 import platform
 import shlex
@@ -19,7 +18,6 @@ from tfrecord_io.auditing.findings import alarms
 from tfrecord_io.files import atomic_write, write_last
 from train.data.dataset import Dataset
 from train.data.seen import Exposure
-from train.errors import ConfigError
 from train.kinds.registry import task_of
 from train.kinds.words import describe
 from train.results.charts import write_charts
@@ -28,6 +26,7 @@ from train.results.report import flow_of, page_of_data, render
 from train.results.saliency import Predict, find_mistakes
 from train.run_setup import versions
 
+#: Of a run it is the last file: a run without it, or with a damaged one, is not complete.
 METRICS_NAME = "metrics.json"
 PAGE_NAME = "report.html"
 
@@ -97,26 +96,9 @@ def write_results(
         versions=versions(),
         data_page=data_page,
     )
-    told = describe(task_of(manifest.label_kind), results, own_metrics) if measured else ""
     with atomic_write(directory / PAGE_NAME) as file:
         file.write(page.encode("utf-8"))
     write_last(directory / METRICS_NAME, results)
-    if told:
-        print(told)
+    if measured:
+        print(describe(task_of(manifest.label_kind), results, own_metrics))
     return results
-
-
-def read_metrics(directory: Path) -> dict[str, Any]:
-    """Returns the content of a run's metrics.json; empty if the run is not complete.
-
-    Raises:
-        ConfigError: if it is damaged.
-    """
-    path = directory / METRICS_NAME
-    try:
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except ValueError as error:
-        raise ConfigError(
-            f"{path} is damaged ({error}); copy the run again, or remove the file, and the command "
-            "that trained the run evaluates it again"
-        ) from None

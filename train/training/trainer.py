@@ -18,6 +18,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from tfrecord_io.files import read_json
 from train.config import TrainConfig
 from train.data import seen
 from train.data.dataset import Part, divided
@@ -28,7 +29,7 @@ from train.kinds.task import require_numbers
 from train.networks.models import Network, network_of, restore
 from train.results import metrics, thresholds
 from train.results.predictions import Predictions, read_predictions
-from train.results.write import PAGE_NAME, read_metrics, write_results
+from train.results.write import METRICS_NAME, PAGE_NAME, write_results
 from train.run_setup import Run, claim, make_run
 from train.training.export import answer, export_run
 from train.training.steps import make_steps
@@ -62,7 +63,7 @@ def _complete(run: Run) -> dict[str, Any]:
     with claim(run):
         if run.given.folds.is_cross_validation:
             return _cross_validate(run)
-        if results := read_metrics(run.folder):
+        if results := read_json(run.folder / METRICS_NAME):
             run.devices.say(f"the run in {run.folder} is complete; nothing to do")
             return results
         if run.devices.is_chief:
