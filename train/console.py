@@ -9,7 +9,6 @@ import importlib.util
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
@@ -68,8 +67,7 @@ def ended_by_interrupts() -> Iterator[None]:
     object is destroyed, and TensorFlow turns it into another error while it builds a graph.
     """
     default = signal.getsignal(signal.SIGINT)
-    is_main = threading.current_thread() is threading.main_thread()
-    if default is not signal.default_int_handler or not is_main:
+    if default is not signal.default_int_handler:
         yield
         return
     terminal = os.dup(2)  # standard error may be hidden when the signal comes

@@ -257,8 +257,9 @@ def choose_parts(dataset: Dataset, folds: FoldOptions) -> Parts:
     """Returns the parts of a run: the splits, or those of a fold that is held out.
 
     Raises:
-        ConfigError: if there is nothing to train on, a fold would be empty, a split of
-            `fold_splits` does not exist, or weights of examples are not numbers of at least 0.
+        tfrecord_io.ManifestError: if a split named in `fold_splits` is missing.
+        ConfigError: if there is nothing to train on, a fold would be empty, or weights of examples
+            are not numbers of at least 0.
     """
     if folds.fold is None:
         train = dataset.part("train")
@@ -315,16 +316,12 @@ def divided(dataset: Dataset, folds: FoldOptions) -> Part:
     """Returns the examples that are divided into folds: of `fold_splits`, or of train and val.
 
     Raises:
-        ConfigError: if a split named in `fold_splits` is missing, or the splits have no examples.
+        tfrecord_io.ManifestError: if a split named in `fold_splits` is missing.
+        ConfigError: if the splits have no examples.
     """
     named = (folds.fold_splits or "train,val").split(",")
-    splits = dataset.manifest.splits
-    missing = [name for name in named if name not in splits]
-    if folds.fold_splits and missing:
-        raise ConfigError(
-            f"--fold_splits {folds.fold_splits}: {dataset.path} has no split {missing[0]!r}; it "
-            f"has {', '.join(splits)}"
-        )
+    if folds.fold_splits:
+        dataset.manifest.split(named)  # raises ManifestError
     everyone = dataset.part(*named)
     if everyone is None:
         raise ConfigError(

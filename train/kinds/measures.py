@@ -23,10 +23,6 @@ URGENT_CLASSES = ("CNV", "DME")
 #: other mistake costs 1. Source: Kermany et al. 2018.
 URGENT_PENALTIES: Mapping[str, int] = {"NORMAL": 4, "DRUSEN": 2}
 
-#: What `calibration_line` and `predictive_values` return.
-CALIBRATION_LINE = ("calibration_slope", "calibration_intercept")
-PREDICTIVE_VALUES = ("ppv", "npv")
-
 #: Number of equal-width bins of confidence. Source: Guo et al. 2017, "On calibration of modern
 #: neural networks", section 2 (they use 15).
 NUM_CALIBRATION_BINS = 15
@@ -144,8 +140,10 @@ def calibration_line(
     slope = _logistic_regression(design, 0.0, positive, everyone)[..., 1]
     intercept = _logistic_regression(design[:, :1], levels, positive, everyone)[..., 0]
     is_spread = (everyone > 0).sum(-1) > 1
-    line = np.where(has_both & is_spread, slope, np.nan), np.where(has_both, intercept, np.nan)
-    return dict(zip(CALIBRATION_LINE, line, strict=True))
+    return {
+        "calibration_slope": np.where(has_both & is_spread, slope, np.nan),
+        "calibration_intercept": np.where(has_both, intercept, np.nan),
+    }
 
 
 def _logistic_regression(
@@ -201,8 +199,7 @@ def predictive_values(
     """
     found, missed = prevalence * sensitivity, prevalence * (1 - sensitivity)
     alarms, left = (1 - prevalence) * (1 - specificity), (1 - prevalence) * specificity
-    values = ratios(found, found + alarms), ratios(left, left + missed)
-    return dict(zip(PREDICTIVE_VALUES, values, strict=True))
+    return {"ppv": ratios(found, found + alarms), "npv": ratios(left, left + missed)}
 
 
 def sums_by_place(places: np.ndarray, values: np.ndarray, num_places: int) -> np.ndarray:

@@ -221,7 +221,9 @@ def behind_rates(is_positive: np.ndarray, groups: np.ndarray) -> dict[str, np.nd
     with_it, without = (
         np.bincount(groups[side], minlength=num_groups) for side in (is_positive, ~is_positive)
     )
-    others = ("auc", "average_precision", *measures.PREDICTIVE_VALUES, *measures.CALIBRATION_LINE)
+    others = (
+        "auc", "average_precision", "ppv", "npv", "calibration_slope", "calibration_intercept",
+    )  # fmt: skip
     fewer = min(with_it, without, key=np.count_nonzero)
     return {"sensitivity": with_it, "specificity": without, **dict.fromkeys(others, fewer)}
 

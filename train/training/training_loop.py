@@ -285,11 +285,6 @@ def describe_run(run: Run, progress: Progress, num_parameters: int) -> Iterator[
         f"{options.replica_batch_size} on each device; "
         f"{run.steps_after[-1]:,} steps in {options.epochs} epochs"
     )
-    if (weights := parts.train.weights) is not None:
-        yield (
-            f"images count by the column weight of the table of labels: {weights.min():.3g} to "
-            f"{weights.max():.3g} times the mean"
-        )
     for alarm in alarms(manifest.audit):
         yield f"warning: {printable(alarm)}"
     exposure = run.exposure
@@ -299,8 +294,6 @@ def describe_run(run: Run, progress: Progress, num_parameters: int) -> Iterator[
             f"{counted(exposure.num_images, 'image')} of "
             f"{counted(exposure.num_patients, 'patient')} are left out of the measures"
         )
-    if parts.val is None:
-        yield "note: there are no validation images, so the last epoch is kept"
     if parts.evaluated is None:
         yield (
             "note: there are no test images either, so this run ends with the exported model "
