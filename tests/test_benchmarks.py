@@ -45,11 +45,7 @@ def write_sample(path, num_images):
         ("near_duplicates.py --input sample.zip --sizes 28 64 --num_copied 2", "| 64 | 0.93 |"),
         ("neighbours.py --search 300", "300 x 512"),
         ("plan_scale.py --num_images 2000", "2,000"),
-        pytest.param(
-            "dicom_speed.py --sample sample.zip --num_images 8 --repeats 1",
-            "JPEG 2000",
-            marks=pytest.mark.slow,
-        ),
+        ("dicom_speed.py --sample sample.zip --num_images 8 --repeats 1", "JPEG 2000"),
         ("sync_cost.py --sample sample.zip --num_images 40 --repeats 1", "median ratio"),
         ("download_speed.py --megabytes 1 --rounds 1", "of a build"),
         ("range_cost.py --num_reads 5 --rounds 1", "| 1 |"),

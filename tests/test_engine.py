@@ -37,13 +37,6 @@ def test_the_number_of_worker_processes_can_be_told(flags, num_processes):
     assert engine.num_processes(flags.split()) == num_processes
 
 
-@pytest.mark.parametrize("separator", ["=", " "])
-def test_the_mode_that_loses_records_is_refused(separator):
-    flags = f"--runner=DirectRunner --direct_running_mode{separator}multi_threading".split()
-    with pytest.raises(errors.UserError, match="loses records"):
-        engine.make_pipeline(flags)
-
-
 @pytest.mark.parametrize(
     "flags",
     [

@@ -20,7 +20,7 @@ from pipelines.stores import output_state
 STRIDE = 50_000
 
 
-def listing_of(counts, root="", order=None):
+def listing_of(counts, root=""):
     """Returns the listing of `counts[split]` files a split, of two classes, with odd sizes."""
     members = []
     for split, count in counts.items():
@@ -28,8 +28,6 @@ def listing_of(counts, root="", order=None):
             label = ("CNV", "NORMAL")[i % 2]
             name = f"{root}{split}/{label}/{label}-{i // 3}-{i}.jpeg"
             members.append(Member(name, 100 + i, i, 90, zlib.crc32(b"%d" % i)))
-    if order is not None:
-        members = [members[i] for i in order(range(len(members)))]
     return list_members(members)
 
 
@@ -106,21 +104,6 @@ def test_shards_are_as_large_as_asked_for_or_such_that_cores_can_share_them():
     counts, stride = (83_484, 32, 968), 224 * 224 + 100
     found = [plan._num_shards(count, max(counts), stride, PlanOptions()) for count in counts]
     assert found == [66, 1, 15]
-
-
-@given(st.randoms(use_true_random=False))
-def test_the_plan_does_not_depend_on_the_order_of_the_listing(random):
-    counts = {"train": 60, "val": 7, "test": 20}
-
-    def shuffled(rows):
-        rows = list(rows)
-        random.shuffle(rows)
-        return rows
-
-    listing = listing_of(counts, order=shuffled)
-    expected, found = planned(counts, num_shards=5), planned(counts, listing, num_shards=5)
-    assert found.refs.to_pylist() == expected.refs.to_pylist()
-    assert found.tasks == expected.tasks
 
 
 def test_the_plan_does_not_depend_on_the_folder_that_the_tree_lies_in():

@@ -5,8 +5,6 @@ import threading
 import pytest
 from s3_server import BUCKET, running_s3
 
-from pipelines import errors
-from pipelines.stores import output_state
 from pipelines.stores.output import BUILD_DIR, Storage, WriteBehind
 
 
@@ -72,14 +70,6 @@ def test_small_files_of_a_store_are_waited_for_together(tmp_path):
         return name
 
     assert list(Storage("s3://bucket/out").map(read, "abcdefgh")) == list("abcdefgh")
-
-
-def test_a_store_that_is_not_known_is_a_clear_error():
-    with (
-        pytest.raises(errors.UserError, match="--output nostore://bucket/out"),
-        output_state.locked(Storage("nostore://bucket/out")),
-    ):
-        pass
 
 
 def test_a_shard_has_its_name_on_the_disk_before_the_sidecar_that_proves_it(tmp_path, monkeypatch):

@@ -168,7 +168,7 @@ def test_killed_at_two_moments_it_ends_with_the_weights_of_an_undisturbed_run(
 @pytest.mark.slow
 def test_a_full_disk_ends_with_a_message_and_the_same_command_continues(data, finished, tmp_path):
     words = command("run", "--data", data, "--workdir", tmp_path / "run", *FLAGS)
-    full = run_command(with_file_limit(words, 100_000), environment(), timeout=600)
+    full = run_command(with_file_limit(words), environment(), timeout=600)
     assert full.returncode == 1
     message = f"error: the run in {tmp_path / 'run'} cannot go on: [Errno 27] File too large; "
     assert full.stderr.startswith(message), full.stderr
