@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import io
 import json
 import os
 import shutil
@@ -315,14 +316,14 @@ def picture_files(data: Path, folder: Path) -> list[str]:
 
 
 def predicted(
-    capsys: pytest.CaptureFixture[str], run: Path, *files: object
+    capsys: pytest.CaptureFixture[str], run: Path, *files: object, code: int = 0
 ) -> list[dict[str, str]]:
     """Predicts files in this process; returns the rows of the CSV that it prints."""
     from train import predict
 
     capsys.readouterr()
-    assert predict.main([f"--model={run}", "--format=csv", "--input", *map(str, files)]) == 0
-    return list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    assert predict.main([f"--model={run}", "--format=csv", "--input", *map(str, files)]) == code
+    return list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
 
 
 def rows_of(folder: Path) -> list[dict[str, str]]:

@@ -32,13 +32,6 @@ def drawn_from(logits, seed):
     return np.array([generator.choice(len(row), p=row) for row in softmax(logits)])
 
 
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.5])
-def test_the_temperature_that_spoilt_calibrated_logits_is_found(temperature):
-    logits = np.random.default_rng(0).normal(size=(4000, 4)) * 2
-    labels = drawn_from(logits, 1)
-    assert fit_temperature(logits * temperature, labels) == pytest.approx(temperature, rel=0.05)
-
-
 @pytest.mark.parametrize("num_examples", [3, 40, 9000])  # and more than are in memory at once
 def test_no_temperature_of_a_fine_grid_is_better(num_examples):
     logits = np.random.default_rng(2).normal(size=(num_examples, 3)) * 4

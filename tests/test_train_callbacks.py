@@ -1,4 +1,3 @@
-import math
 import os
 import signal
 import time
@@ -22,7 +21,6 @@ def step_of(*, num_traces=1, losses=(1.0,), on_retrace="warn", training=None):
     """Lets the training loop take some steps with these results; returns the training."""
     if training is None:
         training = mock.MagicMock(progress=training_loop.Progress(), _num_traces=0)
-        training._tells_time_at = math.inf
     training._config.loop.on_retrace = on_retrace
     training._steps.train.return_value = results_of(losses)
     training._steps.num_traces = num_traces

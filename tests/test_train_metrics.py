@@ -35,23 +35,6 @@ def test_what_is_not_defined_is_none_not_a_number():
     assert result["bootstrap_by"] == "image"
 
 
-def test_intervals_by_patient_are_wider_when_images_of_a_patient_are_alike():
-    generator = np.random.default_rng(0)
-    of_patient = generator.random(40) < 0.7
-    is_right = np.repeat(of_patient, 10)  # all ten images of a patient share their fate
-    labels = generator.integers(4, size=400)
-    predicted = np.where(is_right, labels, (labels + 1) % 4)
-    patients = [str(patient) for patient in np.repeat(np.arange(40), 10)]
-    widths = []
-    for groups in (None, patients):
-        result = measured_labels(labels, predicted, patients=groups, num_samples=200, seed=1)
-        accuracy = result["scores"]["accuracy"]
-        assert accuracy["low"] < accuracy["value"] < accuracy["high"]
-        widths.append(accuracy["high"] - accuracy["low"])
-    # Theory: sqrt(10) wider.
-    assert 2 < widths[1] / widths[0] < 5
-
-
 FOUR, SOME = np.arange(80) % 4, np.repeat([0, 1, 2], [24, 4, 30])
 PAIRS = [str(index // 2) for index in range(80)]
 

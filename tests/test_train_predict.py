@@ -1,5 +1,3 @@
-import csv
-import io
 import json
 import os
 import shutil
@@ -21,6 +19,7 @@ from marked_images import (
     edited_run,
     environment,
     export_untrained,
+    predicted,
 )
 from PIL import Image
 from tiff_files import NEW_SUBFILE_TYPE, tiff_file
@@ -61,12 +60,6 @@ def answer(capsys, run, *inputs, code=0, **flags):
     return capsys.readouterr()
 
 
-def predicted(run_folder, capsys, *inputs, code=0):
-    """Runs the command on files; returns its CSV rows."""
-    written = answer(capsys, run_folder, *inputs, code=code, format="csv").out
-    return list(csv.DictReader(io.StringIO(written)))
-
-
 def test_each_file_gets_probabilities_or_its_reason_in_order(run_folder, files):
     classifier = predict.load_classifier(run_folder)
     paths = [files / name for name in ("d.jpeg", "a.jpeg", "b.png", "a.jpeg")]
@@ -97,7 +90,7 @@ def test_shapes_that_the_training_images_lack_are_warned_of(run_folder, files, t
 
 
 def test_the_command_prints_csv_json_and_a_table(run_folder, files, capsys):
-    rows = predicted(run_folder, capsys, files, code=1)
+    rows = predicted(capsys, run_folder, files, code=1)
     assert [Path(row["path"]).name for row in rows] == ["a.jpeg", "b.png", "c.png", "d.jpeg"]
     assert sum(float(rows[0][name]) for name in OCT_NAMES) == pytest.approx(1, abs=1e-5)
     assert rows[3]["reject"].startswith("not_an_image")
@@ -121,7 +114,7 @@ def test_exported_thresholds_are_one_column_more(run_folder, files, tmp_path, ca
     ]
     path = run / "export" / "thresholds.json"
     path.write_text(json.dumps(entries))
-    rows = predicted(run, capsys, files, code=1)
+    rows = predicted(capsys, run, files, code=1)
     columns = ["path", "predicted", *OCT_NAMES, "reject", "above_threshold"]
     assert list(rows[0]) == columns
     # The likeliest class stays the answer.
@@ -238,7 +231,7 @@ def test_links_that_lead_to_no_file_are_named_and_not_passed_over(
     (tmp_path / "broken.jpeg").symlink_to("nowhere.jpeg")
     (tmp_path / "more").symlink_to(files)
     os.mkfifo(tmp_path / "pipe")
-    rows = predicted(run_folder, capsys, tmp_path, code=1)
+    rows = predicted(capsys, run_folder, tmp_path, code=1)
     reasons = {Path(row["path"]).name: row["reject"].partition(":")[0] for row in rows}
     assert reasons == {"broken.jpeg": "unreadable", "more": "unreadable", "scan.jpeg": ""}
 
@@ -278,18 +271,18 @@ def test_a_folder_above_may_be_hidden_or_relative(run_folder, files, tmp_path, m
     work.mkdir()
     monkeypatch.chdir(work)
     for folder in (scans, Path("../.cache/scans")):
-        rows = predicted(run_folder, capsys, folder, code=1)
+        rows = predicted(capsys, run_folder, folder, code=1)
         assert [Path(row["path"]).name for row in rows] == ["a.jpeg", "b.png", "c.png", "d.jpeg"]
 
 
 def test_a_file_named_twice_is_predicted_once_and_as_itself(run_folder, files, capsys):
-    alone = [predicted(run_folder, capsys, files / name)[0] for name in ("b.png", "a.jpeg")]
+    alone = [predicted(capsys, run_folder, files / name)[0] for name in ("b.png", "a.jpeg")]
     rows = predicted(
-        run_folder, capsys, files / "b.png", files / "a.jpeg", files / "b.png",
+        capsys, run_folder, files / "b.png", files / "a.jpeg", files / "b.png",
         files / ".." / files.name / "a.jpeg",
     )  # fmt: skip
     assert rows == alone
-    everything = predicted(run_folder, capsys, files / "c.png", files, code=1)
+    everything = predicted(capsys, run_folder, files / "c.png", files, code=1)
     assert [Path(row["path"]).name for row in everything] == ["c.png", "a.jpeg", "b.png", "d.jpeg"]
 
 
@@ -311,7 +304,7 @@ def test_a_name_that_would_steer_the_terminal_is_printed_escaped(
     assert all(line.isprintable() for line in lines)
     assert any("a\\x1b]0;title\\x07\\nb.png" in line for line in lines)
     # For a program, a name is what it is.
-    assert {row["path"] for row in predicted(run_folder, capsys, odd)} == {str(odd)}
+    assert {row["path"] for row in predicted(capsys, run_folder, odd)} == {str(odd)}
 
 
 @pytest.mark.slow
@@ -333,7 +326,7 @@ def test_a_dicom_file_is_predicted_as_the_build_stores_it(run_folder, tmp_path, 
     pixels = np.random.default_rng(0).integers(4096, size=(24, 20), dtype=np.uint16)
     pixels[0, :2] = 0, 4095
     (tmp_path / "scan").write_bytes(dicom_file(pixels, bits=12))
-    (scan,) = predicted(run_folder, capsys, tmp_path)
+    (scan,) = predicted(capsys, run_folder, tmp_path)
     assert (Path(scan["path"]).name, scan["reject"]) == ("scan", "")
     classifier = predict.load_classifier(run_folder)
     stored = np.rint(pixels / 4095 * 255).astype(np.uint8)[None, ..., None]

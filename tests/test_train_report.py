@@ -95,17 +95,10 @@ def test_the_page_of_its_data_is_a_link_where_a_relative_one_leads_there(tmp_pat
         assert Path(urllib.request.url2pathname(urllib.parse.urlsplit(address).path)) == (
             tmp_path / data / "report.html"
         )
+        # That of an anonymous dataset could name a folder.
+        anonymous = dataclasses.replace(manifest, options={"anonymize": "0"})
+        assert page_of_data(data, run, anonymous) is None
     assert page_of_data("gs://bucket/oct", run, manifest) is None
-
-
-def test_an_anonymous_dataset_has_no_link_which_could_name_a_folder(tmp_path, monkeypatch):
-    (tmp_path / "smith" / "data").mkdir(parents=True)
-    (tmp_path / "smith" / "data" / "report.html").write_text("its page")
-    monkeypatch.chdir(tmp_path / "smith")
-    manifest = manifest_of(OCT_NAMES)
-    anonymous = dataclasses.replace(manifest, options={"anonymize": "0"})
-    assert "smith" in page_of_data("data", tmp_path / "runs", manifest)
-    assert page_of_data("data", tmp_path / "runs", anonymous) is None
 
 
 @pytest.fixture(scope="module")
@@ -227,14 +220,6 @@ def test_the_worst_mistakes_are_shown_with_their_maps(full, text):
     assert [picture.mode for picture in opened] == ["L", "RGB"]
     np.testing.assert_array_equal(np.asarray(opened[0]), full["mistakes"][0].image[..., 0])
     assert full["mistakes"][0].path in figures[0]
-
-
-def test_the_surest_mistakes_are_the_worst():
-    probabilities = np.array([[0.9, 0.1], [0.6, 0.4], [0.2, 0.8], [0.3, 0.7], [0.7, 0.3]])
-    answers = predictions_of(probabilities, [0, 1, 0, 0, 1], ("a", "b"))
-    for most in (12, 1):
-        found = [mistake.place for mistake in CLASSES.mistakes(answers, most)]
-        assert found == [2, 3, 4, 1][:most]
 
 
 def test_mistakes_are_found_with_their_images_paths_and_maps(tmp_path):
