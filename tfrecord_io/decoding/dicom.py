@@ -299,9 +299,7 @@ def _pixels_of_frame(file: BinaryIO, dataset: Dataset, index: int) -> DataElemen
     if syntax.is_encapsulated:
         _check_frames(file, num_frames)
         content = get_frame(file, index, number_of_frames=num_frames)
-        pixels = DataElement(tag, kind, encapsulate([content], has_bot=False))
-        pixels.is_undefined_length = True
-        return pixels
+        return DataElement(tag, kind, encapsulate([content], has_bot=False))
     num_bytes = _frame_bytes(dataset, num_frames)
     expected = num_bytes * num_frames
     start = file.tell() + index * num_bytes
