@@ -110,7 +110,8 @@ def test_two_files_that_are_joined_are_not_cut_down_to_the_first(name):
     data, depth = FILES[name], {"dtype": "uint16"}
     decode_image(data, Preprocessing(**depth))
     others = data, encoded(grey_pixels(1)), jpeg(1), encoded(grey_pixels(1), "BMP")
-    joined = [data + between + other for between in (b"", bytes(100)) for other in others]
+    paddings = b"", bytes(100), bytes(70_000)
+    joined = [data + between + other for between in paddings for other in others]
     assert {reason(content, **depth) for content in joined} == {"multiple_frames"}
 
 

@@ -1,8 +1,7 @@
 """Image files of every format that Pillow writes, DICOM files and TIFF files of several pages.
 
 A whole file must give the pixels that were written, by arithmetic of this module. Of a damaged one,
-what is decoded must be what another decoder finds in the same bytes, if it finds something. Of a
-file that holds more than its header says, nothing may be lost.
+what is decoded must be what another decoder finds in the same bytes, if it finds something.
 """
 
 import io
@@ -199,53 +198,6 @@ def _try_tiff(case: Case) -> str:
     return f"TIFF {_compare(case, data, wanted, numbers, known, is_due=not done)}"
 
 
-def try_joined_pictures(case: Case) -> str:
-    """Joins two pictures, with nothing or with zeros between them."""
-    names = case.pick("TIFF", "TIFF", *_SAVED), case.pick(*_SAVED)
-    padding = bytes(case.pick(0, 0, 1, 2, 7, 512, 4096, 70_000))
-    first, second, third = (_grey(case) for _ in range(3))
-    has_two = names[0] in ("TIFF", "GIF") and case.happens(0.5)
-    settings = {"save_all": True, "append_images": [third]} if has_two else {}
-    data = encoded(first, names[0], **settings) + padding + encoded(second, names[1])
-    case.what = f"{1 + has_two} {names[0]}, {len(padding)} zeros, {names[1]}"
-    return f"pictures: {_require_all(case, data, 2 + has_two)}"
-
-
-_SAVED = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "PPM", "TIFF")
-
-
-def try_hidden_frames(case: Case) -> str:
-    """Has the header of a DICOM file promise fewer frames than there are."""
-    num_frames, syntax = case.pick(2, 3, 5), case.pick(".1", ".5", ".4.80", ".4.90")
-    promised = case.pick(None, *range(1, num_frames))
-    frames = np.stack([np.asarray(_grey(case, (40, 40))) for _ in range(num_frames)])
-    dataset = pydicom.dcmread(io.BytesIO(in_syntax(dicom_file(frames), f"{_UID}{syntax}")))
-    has_table = case.happens(0.5)
-    if syntax != ".1" and not has_table:
-        pixels = pydicom.encaps.generate_frames(dataset.PixelData, number_of_frames=num_frames)
-        dataset.PixelData = pydicom.encaps.encapsulate(list(pixels), has_bot=False)
-    dataset.NumberOfFrames = promised
-    if promised is None:
-        del dataset.NumberOfFrames
-    file = io.BytesIO()
-    dataset.save_as(file)
-    case.what = f"DICOM {syntax}, {num_frames} frames, {promised} promised, table {has_table}"
-    return f"frames: {_require_all(case, file.getvalue(), num_frames)}"
-
-
-def _require_all(case: Case, data: bytes, num_pictures: int) -> str:
-    """Decodes all pictures that a file is said to hold: so many, or one is rejected."""
-    wanted = preprocess.Preprocessing(height=8, width=8)
-    try:
-        found = preprocess.find_pictures("picture", len(data), data, lambda: io.BytesIO(data))
-        for number in found.frames:
-            preprocess.decode_image(data, wanted, number)
-    except Reject:
-        return "rejected"
-    case.require(len(found.frames) == num_pictures, f"{found.frames} of {num_pictures} pictures")
-    return "decoded"
-
-
 def _compare(
     case: Case, data: bytes, wanted: preprocess.Preprocessing, numbers: Sequence[int | None],
     pixels: Decode, *, is_due: bool,
@@ -287,11 +239,6 @@ def _compare(
 
 def _noise(case: Case, shape: tuple[int, ...], low: int, high: int) -> np.ndarray:
     return np.random.default_rng(case.rng.getrandbits(32)).integers(low, high, shape)
-
-
-def _grey(case: Case, size: tuple[int, int] | None = None) -> Image.Image:
-    height, width = size or (case.rng.randrange(4, 40), case.rng.randrange(4, 40))
-    return Image.fromarray(_noise(case, (height, width), 0, 256).astype(np.uint8))
 
 
 def _picture(case: Case, mode: str, size: tuple[int, int]) -> Image.Image:

@@ -44,17 +44,13 @@ _IN_PROCESS = ("claims",)
 #: Areas whose commands import TensorFlow.
 _WITH_TENSORFLOW = {"trainings", "folds", "models"}
 
-_JOINED = (
-    archives.try_joined, archives.try_joined, pictures.try_joined_pictures,
-    pictures.try_hidden_frames,
-)  # fmt: skip
 #: What tries a case of each area and says what came of it, and the seconds that it may take.
 AREAS: dict[str, tuple[Callable[[Case], str], int]] = {
     "archives": (functools.partial(archives.try_archive, read=archives.list_all), 30),
     "builds": (functools.partial(archives.try_archive, read=archives.build), 30),
     "images": (pictures.try_image, 120),  # the first one imports TensorFlow
     "frames": (pictures.try_frames, 30),
-    "joined": (lambda case: case.pick(*_JOINED)(case), 30),
+    "joined": (archives.try_joined, 30),
     "tables": (tables.try_table, 30),
     "datasets": (hostile.try_dataset, 60),
     "models": (hostile.try_model, 300),
