@@ -157,6 +157,9 @@ def test_a_file_that_changed_is_not_read_for_the_one_that_was_looked_up_or_liste
     ):
         with pytest.raises(StoreError, match="changing changed since it was first read"):
             read(url, *more)
+    remote.delete([url])
+    with pytest.raises(StoreError, match="changing changed since it was first read"):
+        remote.read(url, 0, 3, found.mark)
 
 
 def test_an_answer_that_is_cut_off_is_asked_for_again(s3):

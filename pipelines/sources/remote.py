@@ -75,10 +75,7 @@ class _ZipReader(ArchiveReader):
         length = min(length, self._file.size - start)
         if length <= 0:
             return b""
-        try:
-            return bytes(remote.read(self._file.url, start, length, self._file.mark))
-        except FileNotFoundError:
-            raise errors.changed(remote.shown(self._file.url), "was removed") from None
+        return bytes(remote.read(self._file.url, start, length, self._file.mark))
 
 
 @dataclasses.dataclass(frozen=True)

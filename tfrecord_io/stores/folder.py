@@ -161,10 +161,7 @@ def _describe_remote(folder: str, names: Sequence[str]) -> StoredFiles:
 
     def read(name: str, start: int, length: int) -> memoryview:
         file = files[name]
-        try:
-            return remote.read(file.url, start, length, file.mark)
-        except FileNotFoundError:
-            raise ChangedError(f"{remote.shown(file.url)} was removed while it was read") from None
+        return remote.read(file.url, start, length, file.mark)
 
     # A mark tells the versions of one file apart, and says nothing of a copy elsewhere.
     marks = repr([(remote.shown(files[n].url), files[n].mark) for n in names if n in files])

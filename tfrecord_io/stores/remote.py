@@ -110,14 +110,14 @@ def read(url: str, start: int, length: int, mark: str = "") -> memoryview:
     The first byte must exist. `mark` is that of the wanted version; empty for any version.
 
     Raises:
-        FileNotFoundError: if the file does not exist.
-        StoreError: if the file has changed, or the store does not answer.
+        FileNotFoundError: if the file does not exist, and no version of it was asked for.
+        StoreError: if the file has changed or was removed, or the store does not answer.
     """
     options: obstore.GetOptions = {"range": (start, start + length)}
     if mark and not mark.startswith(("W/", "time ")):  # weak ETags and times cannot be conditions
         options["if_match"] = f'"{mark}"'
     store, path = _open(url)
-    with _clear_errors(url):
+    with _clear_errors(url, mark):
         answer = obstore.get(store, path, options=options)
         # A web server may ignore the condition.
         if mark and mark != _described(url, answer.meta).mark:
@@ -305,12 +305,15 @@ def _changed(url: str) -> ChangedError:
 
 
 @contextlib.contextmanager
-def _clear_errors(url: str) -> Iterator[None]:
+def _clear_errors(url: str, mark: str = "") -> Iterator[None]:
+    """Raises the errors of a store anew, with the URL; `mark` is that of a file seen before."""
     try:
         yield
     except FileNotFoundError as error:
         if re.search("NoSuchBucket|ContainerNotFound", str(error)):
             raise StoreError(f"cannot use {shown(url)}: {_reason(error)}") from None
+        if mark:
+            raise _changed(url) from None
         raise FileNotFoundError(shown(url)) from None
     except exceptions.PreconditionError:
         raise _changed(url) from None
