@@ -16,8 +16,8 @@ import kaggle_stand_in
 import s3_server
 
 from campaign.case import Case
-from campaign.faults import FAULTS, can_mount, cut, kill, run_on, small_disk
-from campaign.processes import Ending, Job, Way, at_once, disturbed, home, undisturbed
+from campaign.faults import FAULTS, can_mount, cut, failing_read, kill, run_on, small_disk
+from campaign.processes import Ending, Job, at_once, disturbed, home, undisturbed
 
 _STATUSES = (
     "500 Internal Server Error",
@@ -35,36 +35,34 @@ _JOBS = (
     ("zip", ("--variants=1", "--splits=patient", "--split_fractions=train=0.6,test=0.4")),
 )
 _ALL = tuple(range(len(_JOBS)))
-#: Those that take records out of finished shards.
-DROPS = (3, 4)
 
 #: The servers that run until the end of the campaign.
 servers = contextlib.ExitStack()
 
 
-def try_build(case: Case, numbers: tuple[int, ...] = _ALL, only: Way | None = None) -> str:
-    """Disturbs one of some builds onto a local disk, in any or in one way."""
-    number, ways = case.pick(*numbers), [only] if only else [kill, kill, kill, *FAULTS]
+def try_build(case: Case) -> str:
+    """Disturbs one of the builds onto a local disk."""
+    number, ways = case.pick(*_ALL), [kill, kill, kill, *FAULTS, *[failing_read] * 2]
     with contextlib.ExitStack() as stack:
         folder, before_last = case.folder, int
-        if not only and can_mount() and case.happens(0.3):
+        if can_mount() and case.happens(0.3):
             size = case.rng.randrange(20, 400) << 10
             folder, ways = stack.enter_context(small_disk(folder / "disk", size)), [run_on]
             grow = ["mount", "-o", "remount,size=64m", str(folder)]
             before_last = functools.partial(subprocess.run, grow, check=True)
         # Mostly in one process, which is quick; now and then with workers as by default.
-        has_workers = case.happens(0.15) and not only
+        has_workers = case.happens(0.15)
         job = build_job(folder, number, "--direct_num_workers=2" if has_workers else IN_MEMORY)
         # Only the syncs of one process are watched.
         ways = [way for way in ways if way is not cut or not has_workers]
         return disturbed(case, job.like(undisturbed(build_job, number)), ways, before_last)
 
 
-def try_store(case: Case, *, only_kills: bool = False) -> str:
+def try_store(case: Case) -> str:
     """Builds onto a store and is killed, or the store fails for a while."""
     kind = case.pick("s3", "gs", "az")
     job = _on_store(case, kind)
-    fault = "kill" if only_kills else case.pick(*_STATUSES, "half", "half", "kill")
+    fault = case.pick(*_STATUSES, "half", "half", "kill", "kill")
     num_failing = case.pick(1, 1, 2, 3, None)
 
     def failing_store(rng: random.Random, job: Job) -> Ending:
