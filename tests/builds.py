@@ -47,20 +47,20 @@ def _run_without_engine(job: Any, pipeline: Any, _: int | None) -> None:
 
 
 @contextlib.contextmanager
-def _without_engine() -> Iterator[Any]:
-    """Yields the module of the command, without Beam unless a test has replaced its `run`."""
-    from pipelines import build_tfrecords
-
-    patch = mock.patch.object(build_tfrecords, "run", _run_without_engine)
-    is_replaced = build_tfrecords.run.__module__ != build_tfrecords.__name__
+def without_engine(command: Any) -> Iterator[None]:
+    """Has a command of the pipelines run without Beam, unless a test has replaced its `run`."""
+    patch = mock.patch.object(command, "run", _run_without_engine)
+    is_replaced = command.run.__module__ != "pipelines.build_tfrecords"
     with contextlib.nullcontext() if is_replaced else patch:
-        yield build_tfrecords
+        yield
 
 
 def build_here(source: Path | str, output: Path | str, *more: str) -> Path:
     """Builds in this process, without an engine; returns the output folder."""
-    with _without_engine() as module:
-        module.build(arguments(source, output, IN_MEMORY, *more))
+    from pipelines import build_tfrecords
+
+    with without_engine(build_tfrecords):
+        build_tfrecords.build(arguments(source, output, IN_MEMORY, *more))
     return Path(output)
 
 
@@ -92,8 +92,10 @@ def prepare_flags(argv: Sequence[str]):
 
 def run_build_here(source: Path, output: Path | str, *more: str) -> int:
     """Runs the command in this process, without an engine; returns its exit code."""
-    with _without_engine() as module:
-        return module.main(arguments(source, output, IN_MEMORY, *more))
+    from pipelines import build_tfrecords
+
+    with without_engine(build_tfrecords):
+        return build_tfrecords.main(arguments(source, output, IN_MEMORY, *more))
 
 
 def with_file_limit(words: Sequence[str]) -> list[str]:

@@ -96,8 +96,7 @@ def test_a_short_list_of_cases_is_not_called_the_first_of_more(tmp_path):
 
 
 @needs_chromium
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
 def test_a_browser_shows_the_page_in_light_and_dark_at_its_full_width(
     flawed_card, tmp_path, width, dark
 ):

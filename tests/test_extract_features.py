@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from builds import IN_MEMORY, ROOT, build_here, files_of, run_command, shards_of
+from builds import IN_MEMORY, ROOT, build_here, files_of, run_command, shards_of, without_engine
 from image_files import scan_tree, write_tree
 from marked_images import KERAS_ARRAY_WARNING, run_on_jax, write_marked_dataset
 
@@ -46,13 +46,15 @@ def trunk(images, mobilenet_weights, tmp_path_factory):
 
 def extract(images, trunk, output, *more):
     words = ["--data", images, "--trunk", trunk, "--output", output, IN_MEMORY, *more]
-    return extract_features.main([str(word) for word in words])
+    with without_engine(extract_features):
+        return extract_features.main([str(word) for word in words])
 
 
 @pytest.fixture(scope="module")
 def extracted(images, trunk, tmp_path_factory):
     output = tmp_path_factory.mktemp("features") / "out"
-    assert extract(images, trunk, output) == 0
+    words = [f"--data={images}", f"--trunk={trunk}", f"--output={output}", IN_MEMORY]
+    assert extract_features.main(words) == 0
     return output
 
 

@@ -33,9 +33,9 @@ def refs_of(rows):
     return pa.Table.from_pylist(rows, REF_SCHEMA)
 
 
-def population(num_patients, seed=0):
+def population(num_patients):
     """Returns rows of patients with one to five images each, some under two classes."""
-    draw = random.Random(seed)
+    draw = random.Random(0)
     rows = []
     for patient in range(num_patients):
         label = draw.choices(CLASSES, (37, 11, 9, 26))[0]
@@ -80,7 +80,7 @@ def by_patient(images, **options):
 
 
 def test_every_patient_is_in_one_split_and_each_class_and_split_has_its_share_within_a_point():
-    result = by_patient(population(20_000))
+    result = by_patient(population(8_000))
     assert all(len(names) == 1 for names in split_of_patients(result.refs).values())
     assert result.dropped.num_rows == 0
     assert shares(result.refs) == pytest.approx(FRACTIONS, abs=0.01)
@@ -148,9 +148,9 @@ def test_without_patients_files_of_one_content_stay_together_and_the_user_is_tol
     assert "--group_regex, or a table of --labels" in result.notes[0]
 
 
-def in_studies(refs, per_study=5):
+def in_studies(refs):
     """Returns the images with a study for every few of them."""
-    studies = pa.array([f"s{row // per_study}" for row in range(len(refs))])
+    studies = pa.array([f"s{row // 5}" for row in range(len(refs))])
     return refs.append_column(f"{OTHER}study", studies)
 
 
@@ -302,7 +302,8 @@ def test_a_build_that_drops_leaks_lists_and_counts_them(leaky_tree, tmp_path, ca
     assert found.audit["measures"]["patients_in_several_splits"] == 0
     assert verify.verify(output) == []
     said = capsys.readouterr().out
-    assert "48 files:\n       30 examples in the dataset\n       18 left out: patient in test" in said
+    assert "48 files:\n       30 examples in the dataset\n" in said
+    assert "18 left out: patient in test" in said
 
 
 def test_a_build_that_must_not_leak_fails_before_it_decodes(leaky_tree, tmp_path):
