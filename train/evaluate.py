@@ -177,10 +177,9 @@ def _with_labels(
     """Returns the manifest with the measured labels; it counts 0 for those that it lacked."""
     splits = {}
     for name, split in manifest.splits.items():
-        counts = [0] * len(label_names)
-        for column, count in zip(columns, split.label_counts, strict=True):
-            counts[column] = count
-        splits[name] = dataclasses.replace(split, label_counts=tuple(counts))
+        counts = np.zeros(len(label_names), int)
+        counts[columns] = split.label_counts
+        splits[name] = dataclasses.replace(split, label_counts=tuple(counts.tolist()))
     return dataclasses.replace(manifest, label_names=label_names, splits=splits)
 
 

@@ -32,7 +32,7 @@ from tfrecord_io.decoding.preprocess import (
 )
 from tfrecord_io.kinds import kind_in
 from tfrecord_io.manifest import check_types
-from tfrecord_io.printing import no_formula, printable, refuse, until_closed
+from tfrecord_io.printing import csv_cell, no_formula, printable, refuse, until_closed
 from tfrecord_io.rejects import Reject
 from train import console
 from train.errors import ConfigError
@@ -414,18 +414,14 @@ def _show(predictions: Sequence[Prediction], classifier: Classifier, form: str) 
 
 
 def _print_csv(table: Sequence[Sequence[Any]]) -> None:
-    lines = io.StringIO()
-    # A negative number is not a formula.
-    csv.writer(lines, lineterminator="\n").writerows(
-        [no_formula(cell) if isinstance(cell, str) else cell for cell in line] for line in table
-    )
-    text = lines.getvalue().rstrip("\n")
-    if sys.stdout.isatty():
-        text = "\n".join(map(printable, text.split("\n")))
     # A program gets names as they are, even bytes that are not UTF-8.
-    elif isinstance(sys.stdout, io.TextIOWrapper):
+    if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="surrogateescape")
-    print(text)
+    cleaned = csv_cell if sys.stdout.isatty() else no_formula
+    # A negative number is not a formula.
+    csv.writer(sys.stdout, lineterminator="\n").writerows(
+        [cleaned(cell) if isinstance(cell, str) else cell for cell in line] for line in table
+    )
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ class Dataset:
         """Returns the examples of a part where `is_kept`, bool [num_examples], without weights."""
         examples, rows = part.examples[is_kept], part.rows[is_kept]
         kept = dataclasses.replace(part, examples=examples, rows=rows, weights=None)
-        counts = self.manifest.label_kind.count(self.labels(kept))
+        counts = self.manifest.label_kind.count(self.stored.labels(kept.rows))
         return dataclasses.replace(kept, label_counts=counts)
 
     def column(self, name: str) -> pa.ChunkedArray:
@@ -146,10 +146,6 @@ class Dataset:
     def stored(self) -> MappedDataset:
         """The images and labels of all examples, by their rows."""
         return MappedDataset(self.path, _splits(self.manifest))
-
-    def labels(self, part: Part) -> np.ndarray:
-        """Returns float32 [num_examples, num_classes]: the label vectors of a part."""
-        return self.stored.labels(part.rows)
 
     def statistics(self, part: Part) -> tfrecord_io.PixelStatistics:
         """Returns the pixel statistics of a part; all but the whole split `train` is read."""
@@ -320,9 +316,9 @@ def divided(dataset: Dataset, folds: FoldOptions) -> Part:
         ConfigError: if the splits have no examples.
     """
     named = (folds.fold_splits or "train,val").split(",")
+    everyone = dataset.part(*named)
     if folds.fold_splits:
         dataset.manifest.split(named)  # raises ManifestError
-    everyone = dataset.part(*named)
     if everyone is None:
         raise ConfigError(
             f"--folds: the splits {', '.join(named)} of {dataset.path} have no images; name "

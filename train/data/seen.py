@@ -10,7 +10,6 @@ import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -81,14 +80,6 @@ class Exposure:
     num_patients: int
     is_measured: bool
     doubts: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the entries of metrics.json."""
-        return {
-            "seen_images": self.num_images,
-            "seen_patients": self.num_patients,
-            "include_seen": self.is_measured,
-        }
 
     @property
     def note(self) -> str | None:

@@ -56,7 +56,7 @@ class Number(Task):
     decision = ""
 
     def fitted(self, dataset: Dataset, part: Part) -> Task:
-        values = dataset.labels(part)[:, 0].astype(np.float64)
+        values = dataset.stored.labels(part.rows)[:, 0].astype(np.float64)
         mean = np.average(values, weights=part.weights)
         variance = np.average(np.square(values - mean), weights=part.weights)
         # The loss is float32.

@@ -66,10 +66,12 @@ def write_results(
     directory.mkdir(parents=True, exist_ok=True)
     manifest = dataset.manifest
     notes = [*results.get("notes", ()), *alarms(manifest.audit)]
+    seen: dict[str, Any] = {}
     if exposure:
-        results = {**results, **exposure.to_dict()}
         notes += [exposure.note] if exposure.note else []
-    results = {**results, "notes": notes}
+        seen = {"seen_images": exposure.num_images, "seen_patients": exposure.num_patients}
+        seen["include_seen"] = exposure.is_measured
+    results = {**results, **seen, "notes": notes}
     measured = results if predictions is not None else {}
     if predictions is not None:
         write_predictions(directory, predictions)
@@ -96,9 +98,9 @@ def write_results(
         versions=versions(),
         data_page=data_page,
     )
+    if measured:
+        print(describe(task_of(manifest.label_kind), results, own_metrics))
     with atomic_write(directory / PAGE_NAME) as file:
         file.write(page.encode("utf-8"))
     write_last(directory / METRICS_NAME, results)
-    if measured:
-        print(describe(task_of(manifest.label_kind), results, own_metrics))
     return results

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -118,8 +117,7 @@ def export_model(
         },
         "dataset": {"name": manifest.name, "fingerprint": manifest.fingerprint},
     }
-    text = json.dumps(content, indent=1) + "\n"
-    (directory / "preprocessing.json").write_text(text, encoding="utf-8")
+    write_json(directory / "preprocessing.json", content)
 
 
 def export_run(run: Run, network: Network, chosen: Sequence[Mapping[str, Any]]) -> None:

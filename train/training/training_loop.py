@@ -221,8 +221,10 @@ class _Training:
         }
         progress.history.append(row)
         progress.totals = {}
-        if line := describe_epoch(row, epochs):
-            self._say(line)
+        line = describe_epoch(row, epochs)
+        if line and self._devices.is_chief:
+            self._bar.write(line, file=sys.stdout)
+            sys.stdout.flush()
         share = row["input_wait_share"]
         if share is not None and share > _INPUT_BOUND_SHARE and not self._has_warned:
             self._has_warned = True
@@ -259,12 +261,6 @@ class _Training:
             self._saved_at = time.monotonic()
         if stops:
             raise StoppedError(stops[0], self.progress.step)
-
-    def _say(self, line: str) -> None:
-        """Prints a line above the progress bar, once for all workers."""
-        if self._devices.is_chief:
-            self._bar.write(line, file=sys.stdout)
-            sys.stdout.flush()
 
 
 def describe_run(run: Run, progress: Progress, num_parameters: int) -> Iterator[str]:
