@@ -106,7 +106,6 @@ def test_what_was_not_measured_is_none():
 
 
 def test_scalars_are_written_for_tensorboard(tmp_path):
-    pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
     import tensorflow as tf
 
     with callbacks.tensorboard(tmp_path) as write:

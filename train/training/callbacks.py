@@ -14,7 +14,6 @@ import csv
 import faulthandler
 import functools
 import gzip
-import importlib.util
 import json
 import math
 import os
@@ -172,9 +171,6 @@ def tensorboard(
     directory: Path, *, enabled: bool = True
 ) -> Iterator[Callable[[Mapping[str, Any], int], None]]:
     """Yields a function that writes the numbers of a history row as scalars of TensorBoard."""
-    if enabled and importlib.util.find_spec("tensorboard") is None:
-        print("note: TensorBoard scalars need `pip install tensorboard`", file=sys.stderr)
-        enabled = False
     if not enabled:
         yield lambda row, step: None
         return
