@@ -288,18 +288,6 @@ def test_a_training_on_data_with_leaks_says_so_at_its_start_in_its_notes_and_on_
     assert alarm[1:] in words(tmp_path / "run")
 
 
-@pytest.mark.slow
-def test_without_patients_it_cannot_be_known(tmp_path):
-    write_marked_dataset(
-        tmp_path / "data", num_examples={"train": 30, "test": 10}, with_patients=False
-    )
-    assert train(tmp_path / "data", tmp_path / "run", epochs=1) == 0
-    page = words(tmp_path / "run")
-    assert "It cannot be known" in page
-    assert "10 of the 10 images that are measured have no patient" in page
-    assert not any(claim in page for claim in CLAIMS)
-
-
 # ---- trunks
 
 
