@@ -61,7 +61,6 @@ def test_what_is_not_known_or_too_much_is_not_drawn():
     assert card.classes_of_splits(a_manifest([[1] * 1000])) == []
     assert card.images_of_patients(pa.table({"patient": pa.nulls(2, pa.string())})) == []
     assert card.side_facts_of_classes(None) == []
-    assert card.brightness(a_manifest([[1]]), pa.table({"label": ["class 0"]})) == []
 
 
 LABELLED = st.tuples(st.sampled_from(["a", "b", "c"]), st.floats(0, 255, width=32))

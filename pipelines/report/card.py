@@ -10,7 +10,7 @@ import collections
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,28 +50,6 @@ _NUM_BINS = 32
 # The bars of `images_of_patients`, and the smallest number of images of each.
 _PATIENT_BARS = ["1", "2", "3", "4", "5–9", "10–19", "20–49", "50–99", "100+"]
 _PATIENT_EDGES = [1, 2, 3, 4, 5, 10, 20, 50, 100, np.inf]
-
-# Names of the intervals between `shortcuts.WHITE_BORDER_EDGES`.
-_BORDERS = ("none", "up to 10 %", "10 to 30 %", "over 30 %")
-
-# Pillow's modes in words.
-_MODES = {"1": "black and white", "L": "grey", "RGB": "colour", "I;16": "grey of 16 bits"}
-
-# The facts about files by title: their columns, and the text that stands for values of these.
-_FACTS: dict[str, tuple[tuple[str, ...], Callable[..., str]]] = {
-    "Original size": (("width", "height"), "{}×{}".format),
-    "Format and mode": (
-        ("file_format", "mode"),
-        lambda kind, mode: f"{kind}, {_MODES.get(mode, mode)}",
-    ),
-    "JPEG quantization (sum of the table; a larger one loses more detail)": (
-        ("quantization",),
-        lambda value: str(value) if value else "no JPEG",
-    ),
-    "White share of the border": (("border",), _BORDERS.__getitem__),
-    "Padded share": (("padding",), "{} %".format),
-    "Site": (("site",), str),
-}
 
 
 def render(
@@ -129,48 +107,25 @@ def render_features(dataset: Manifest) -> str:
 
 
 def _side_facts(dataset: Manifest, examples: pa.Table) -> list[dict[str, Any]]:
-    """Returns counts by class of each fact about the files that may reveal the class."""
+    """Returns of each fact about the files the number and share of the images of each class.
+
+    The rarest values of a fact are shown as one.
+    """
     if dataset.num_classes > _MAX_CLASSES:
         return []
-    if "white_border" in examples.column_names:
-        border = examples["white_border"].to_numpy()
-        bins = np.searchsorted(shortcuts.WHITE_BORDER_EDGES, border, "right")
-        examples = examples.append_column("border", pa.array(bins))
-    examples = shapes.with_padding(dataset, examples)
-    return [
-        {"title": title, "rows": _cross_table(dataset, examples, columns, show)}
-        for title, (columns, show) in _FACTS.items()
-        if set(columns) <= set(examples.column_names)
-    ]
-
-
-def _cross_table(
-    dataset: Manifest, examples: pa.Table, columns: Sequence[str], show: Callable[..., str]
-) -> list[dict[str, Any]]:
-    """Counts examples by label and by the text that `show` makes of some columns' values.
-
-    Returns:
-        a row for each of the most frequent texts, and one for the others.
-    """
-    keys = [*columns, "label"]
-    counts: dict[str, collections.Counter[str]] = {}
-    for row in examples.group_by(keys).aggregate([([], "count_all")]).to_pylist():
-        of_value = counts.setdefault(show(*(row[name] for name in columns)), collections.Counter())
-        for label in dataset.label_kind.names_in(row["label"]):
-            of_value[label] += row["count_all"]
-    totals = sum(counts.values(), collections.Counter())
-    frequent = sorted(counts, key=lambda value: (-counts[value].total(), value))
-    shown, rest = frequent[:_MAX_VALUES], frequent[_MAX_VALUES:]
-    if set(shown) <= set(_BORDERS):
-        shown.sort(key=_BORDERS.index)
-    rows = {value: counts[value] for value in shown}
-    if rest:
-        rows["others"] = sum((counts[value] for value in rest), collections.Counter())
-    labels = dataset.label_names
-    return [
-        {"value": value, "cells": [(has[one], has[one] / (totals[one] or 1)) for one in labels]}
-        for value, has in rows.items()
-    ]
+    has = dataset.label_kind.has(examples["label"].to_pylist(), dataset.label_names)
+    totals, facts = np.maximum(has.sum(0), 1), []
+    files = shortcuts.facts_of_files(shapes.with_padding(dataset, examples))
+    del files["mean brightness"]  # it has a chart of its own
+    for name, (codes, texts) in files.items():
+        numbers, rows = np.minimum(codes, _MAX_VALUES), []
+        for number, text in enumerate([*texts[:_MAX_VALUES], "others"]):
+            if (chosen := numbers == number).any():
+                counts = has[chosen].sum(0)
+                cells = zip(counts.tolist(), (counts / totals).tolist(), strict=True)
+                rows.append({"value": text, "cells": list(cells)})
+        facts.append({"title": name[:1].upper() + name[1:], "rows": rows})
+    return facts
 
 
 def _contact_sheets(
@@ -321,11 +276,8 @@ def side_facts_of_classes(measured: Mapping[str, Any] | None) -> list[Chart]:
 def brightness(dataset: Manifest, examples: pa.Table) -> list[Chart]:
     """Returns a histogram of mean brightness, 0 to 255, for each class.
 
-    With more classes than colours, all classes share one histogram. If the table has no column
-    `brightness`, there is none.
+    With more classes than colours, all classes share one histogram.
     """
-    if "brightness" not in examples.column_names:
-        return []
     kind, values = dataset.label_kind, examples["brightness"].to_numpy()
     groups = {f"all {kind.plural}": values}
     if dataset.num_classes <= _NUM_SERIES:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -21,17 +21,31 @@ _MAX_CATEGORIES = 30
 _BRIGHTNESS_BINS = 8
 _NUM_RESAMPLES = 200
 
-# Facts that are categories: the columns that tell them, and how their values are shown.
-_CATEGORIES = (
-    ("original size", ("width", "height"), "{}×{}"),
-    ("file format and mode", ("file_format", "mode"), "{} {}"),
-    ("JPEG quantization", ("quantization",), "{}"),
-    ("padded share", ("padding",), "{} %"),
-    ("site", ("site",), "{}"),
-)
+# Pillow's modes in words.
+_MODES = {"1": "black and white", "L": "grey", "RGB": "colour", "I;16": "grey of 16 bits"}
 
-#: Bounds of the bins of the white share of a picture's border.
-WHITE_BORDER_EDGES = (0.001, 0.1, 0.3)
+# Facts that are categories: the columns that tell them, and how their values are shown.
+_CATEGORIES: dict[str, tuple[tuple[str, ...], Callable[..., str]]] = {
+    "original size": (("width", "height"), "{}×{}".format),
+    "file format and mode": (
+        ("file_format", "mode"),
+        lambda kind, mode: f"{kind}, {_MODES.get(mode, mode)}",
+    ),
+    "JPEG quantization": (
+        ("quantization",),
+        lambda total: "no JPEG" if total == "0" else total,
+    ),
+    "padded share": (("padding",), "{} %".format),
+    "site": (("site",), str),
+}
+
+# Bounds of the intervals of the white share of a picture's border, and the names of these.
+_BORDER_EDGES = (0.001, 0.1, 0.3)
+_BORDERS = ("0 %", "up to 10 %", "10 to 30 %", "over 30 %")
+
+#: By the name of a fact: int64 [num_examples], the category of each example; and the text of each
+#: category. A last category without a text stands for all rare values.
+Facts = dict[str, tuple[np.ndarray, Sequence[str]]]
 
 #: Smallest number of patients of each class for a reliable result. With fewer, the result depends
 #: more on these patients than on the class.
@@ -142,7 +156,8 @@ def measure(examples: pa.Table, label_codes: np.ndarray, joined: Groups) -> Shor
         the result, or None if fewer than two classes have examples or no signal varies.
     """
     present, labels = np.unique(label_codes, return_inverse=True)
-    signals = _signals(examples) if len(present) > 1 else {}
+    facts = facts_of_files(examples) if len(present) > 1 else {}
+    signals = {name: fact for name, fact in facts.items() if fact[0].max(initial=0) > 0}
     if not signals:
         return None
     groups, num_classes = joined.codes, len(present)
@@ -176,34 +191,28 @@ def measure(examples: pa.Table, label_codes: np.ndarray, joined: Groups) -> Shor
     )
 
 
-def _signals(examples: pa.Table) -> dict[str, tuple[np.ndarray, Sequence[str]]]:
-    """Returns by name the signals whose columns exist and that vary.
-
-    Each is int64 [num_examples], the category of each example, and the text of each category. A
-    last category without a text stands for all rare values.
-    """
-    names = set(examples.column_names)
-    signals = {
+def facts_of_files(examples: pa.Table) -> Facts:
+    """Returns the facts whose columns an examples table has, see `shapes.with_padding`, too."""
+    there = set(examples.column_names)
+    facts: Facts = {
         name: _categories([examples[column] for column in columns], shown)
-        for name, columns, shown in _CATEGORIES
-        if names.issuperset(columns)
+        for name, (columns, shown) in _CATEGORIES.items()
+        if there.issuperset(columns)
     }
-    if "brightness" in names:
-        brightness = examples["brightness"].to_numpy()
-        edges = np.quantile(brightness, np.linspace(0, 1, _BRIGHTNESS_BINS + 1)[1:-1])
-        signals["mean brightness"] = _bins(brightness, edges.tolist())
-    if "white_border" in names:
+    if "brightness" in there:
+        values = examples["brightness"].to_numpy()
+        edges = np.quantile(values, np.linspace(0, 1, _BRIGHTNESS_BINS + 1)[1:-1])
+        texts = [f"below {edges[0]:.3g}", *(f"from {edge:.3g}" for edge in edges)]
+        facts["mean brightness"] = np.searchsorted(edges, values, "right"), texts
+    if "white_border" in there:
         border = examples["white_border"].to_numpy()
-        signals["white border"] = _bins(border, WHITE_BORDER_EDGES)
-    return {name: signal for name, signal in signals.items() if signal[0].max(initial=0) > 0}
+        facts["white border"] = np.searchsorted(_BORDER_EDGES, border, "right"), _BORDERS
+    return facts
 
 
-def _bins(values: np.ndarray, edges: Sequence[float]) -> tuple[np.ndarray, list[str]]:
-    shown = [f"below {edges[0]:.3g}", *(f"from {edge:.3g}" for edge in edges)]
-    return np.searchsorted(edges, values, "right"), shown
-
-
-def _categories(columns: Sequence[pa.ChunkedArray], shown: str) -> tuple[np.ndarray, list[str]]:
+def _categories(
+    columns: Sequence[pa.ChunkedArray], shown: Callable[..., str]
+) -> tuple[np.ndarray, list[str]]:
     """Numbers what is in some columns by frequency; all rare values share the last number."""
     parts = [pc.fill_null(column.cast(pa.string()), "unknown") for column in columns]
     # Each distinct value is formatted once, because there are few of them.
@@ -211,7 +220,7 @@ def _categories(columns: Sequence[pa.ChunkedArray], shown: str) -> tuple[np.ndar
     order = np.argsort(-np.bincount(numbers), kind="stable")
     codes = np.minimum(np.argsort(order), _MAX_CATEGORIES)[numbers]
     frequent = joined.take(pa.array(order[:_MAX_CATEGORIES])).to_pylist()
-    return codes, [shown.format(*text.split("\n", len(parts) - 1)) for text in frequent]
+    return codes, [shown(*text.split("\n", len(parts) - 1)) for text in frequent]
 
 
 def _cross_validate(
