@@ -31,6 +31,8 @@ from builds import (
     with_file_limit,
     workers_of,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from image_files import (
     encoded,
     grey_pixels,
@@ -352,6 +354,38 @@ def test_a_name_that_is_no_text_costs_that_file_alone(tmp_path, name, write):
     assert Manifest.load(output).rejects == {"unreadable_name": 1}
     rejects = (output / "rejects.csv").read_text()
     assert "train/CNV/\\udcff\\udcfe.jpeg,unreadable_name" in rejects
+
+
+# ---- any tree at all
+
+ANY_FILES = st.dictionaries(
+    st.tuples(
+        st.sampled_from(["train", "test", "a/train", "a/test", "__MACOSX", "b"]),
+        st.sampled_from(["CNV", "DME"]),
+        st.sampled_from(["CNV-1-1.png", "2.png", "._3.png", ".DS_Store", "x.txt", "deep/4.png"]),
+    ).map("/".join),
+    st.sampled_from([encoded(grey_pixels(1)), encoded(grey_pixels(2)), b"", b"no image"]),
+    min_size=1,
+)
+
+
+@settings(max_examples=10)
+@given(files=ANY_FILES, limit=st.sampled_from([1, 3, 100]))
+def test_whatever_the_tree_holds_every_file_is_accounted_for(tmp_path_factory, files, limit):
+    folder = tmp_path_factory.mktemp("any")
+    source = write_tree(folder / "scans", files)
+    try:
+        output = build_here(source, folder / "out", f"--limit={limit}", "--max_reject_fraction=1")
+    except errors.UserError:
+        return  # no image, or unrelated trees
+    except errors.BuildError as error:
+        # All of the images, or all of a class.
+        assert re.search("images were rejected|has no image left: all its files", str(error))  # noqa: PT017
+        return
+    found = Manifest.load(output)
+    assert found.counts["files"] == len(files) == sum(count for _, count in found.ledger)
+    num_bytes = sum(path.stat().st_size for path in output.glob("*.tfrecord"))
+    assert num_bytes == found.counts["examples"] * found.layout.stride
 
 
 # ---- workers in trouble

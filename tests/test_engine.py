@@ -1,10 +1,11 @@
 import os
+import time
 
 import apache_beam as beam
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
-from builds import IN_MEMORY
+from builds import IN_MEMORY, prepare
 
 from pipelines import errors
 from pipelines.engine import engine
@@ -124,3 +125,15 @@ def test_a_job_server_that_does_not_answer_is_named_before_anything_is_read(
     monkeypatch.setattr(engine, "_JOB_SERVER_SECONDS", 0.2)
     with pytest.raises(errors.BuildError, match="no job server answers at --job_endpoint localh"):
         engine.make_pipeline(["--runner=PortableRunner", "--job_endpoint=localhost:9"])
+
+
+def test_a_bundle_ends_when_its_files_are_on_the_disk(source_tree, tmp_path, monkeypatch):
+    with prepare(source_tree, tmp_path / "out", "--num_shards=2") as job:
+        monkeypatch.setattr(os, "fsync", lambda _: time.sleep(0.1))
+        writer = engine._WriteHere(job.build)
+        writer.setup()
+        for task in job.todo:
+            assert list(writer.process(task)) == [(job.build.draft.name, task.index)]
+        writer.finish_bundle()
+        assert job.build.find_finished(job.todo).keys() == {task.index for task in job.todo}
+        writer.teardown()

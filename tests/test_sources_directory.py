@@ -4,6 +4,8 @@ import socket
 
 import pytest
 from builds import IN_MEMORY
+from hypothesis import given
+from hypothesis import strategies as st
 from image_files import write_tree, write_zip
 from source_files import TREE, list_archive, read_archive
 
@@ -100,3 +102,30 @@ def test_a_folder_that_a_worker_does_not_see_ends_the_build(tmp_path):
     tree = write_tree(tmp_path / "here", TREE)
     with pytest.raises(errors.BuildError, match="every worker must be able to read it"):
         read_after(tree, lambda _: tree.rename(tmp_path / "away"))
+
+
+@given(
+    st.dictionaries(
+        st.builds(
+            "/".join,
+            st.tuples(
+                st.sampled_from(["train", "test"]),
+                st.sampled_from(["CNV", "DME"]),
+                st.text("abÄ. -_ß漢", min_size=1, max_size=5).filter(lambda n: n.strip(".")),
+            ),
+        ),
+        st.binary(max_size=5),
+        min_size=1,
+    )
+)
+def test_no_file_on_the_disk_is_overlooked(tmp_path_factory, files):
+    tree = write_tree(tmp_path_factory.mktemp("tree"), files)
+    try:
+        _, listing = list_archive(tree, tree.parent)
+    except errors.UserError:
+        assert all(name.split("/")[2].startswith(".") for name in files)
+        return
+    assert listing.num_files == len(files)
+    assert set(listing.refs["path"].to_pylist()) == {
+        name for name in files if not name.split("/")[2].startswith(".")
+    }
