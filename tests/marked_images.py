@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import xxhash
 from builds import read_csv, run_command
 from dataset_factory import change_json, write_examples
 from PIL import Image
@@ -131,8 +132,11 @@ def write_marked_dataset(
             shard.append((pixels.tobytes(), vector, key))
             name = shard_name(split, 0, 1)
             row = {"split": split, "shard": name, "row": index, "key": key, "label": text}
-            row["patient"] = f"{split}-{index // IMAGES_A_PATIENT}"
-            rows.append({**row, "path": f"{split}/{text}/{index}.jpeg"})
+            row["path"] = f"{split}/{text}/{index}.jpeg"
+            row["pixels_xxh3"] = xxhash.xxh3_128_hexdigest(pixels.tobytes())
+            if with_patients:
+                row["patient"] = f"{split}-{index // IMAGES_A_PATIENT}"
+            rows.append(row)
         examples[split] = [shard]
     height, width, channels = image_shape
     preprocessing = Preprocessing(height=height, width=width, channels=channels).to_dict()
@@ -141,8 +145,7 @@ def write_marked_dataset(
     counts["over_limit"] = 0
     facts = {"name": "marked", "preprocessing": preprocessing, "counts": counts}
     manifest = write_examples(directory, layout, label_names, examples, **facts)
-    if with_patients:
-        pq.write_table(pa.Table.from_pylist(rows), directory / EXAMPLES_FILE_NAME)
+    pq.write_table(pa.Table.from_pylist(rows), directory / EXAMPLES_FILE_NAME)
     return manifest
 
 

@@ -1,5 +1,7 @@
 """Folds hold whole patients, for ever the same ones; the test split is left alone."""
 
+from pathlib import Path
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -202,12 +204,16 @@ def test_rows_in_another_order_are_found_by_their_places_in_the_shards(tmp_path)
     assert before[0][:5] == ["test-0", "test-0", "test-1", "test-1", "test-2"]
 
 
-def test_a_table_that_lacks_examples_is_refused_and_without_one_there_are_keys_alone(tmp_path):
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: pq.write_table(pq.read_table(path).slice(1), path), "does not have one row"),
+        (lambda path: path.write_bytes(b"PAR1"), "cannot be read"),
+        (Path.unlink, "cannot be read"),
+    ],
+)
+def test_a_table_that_lacks_examples_is_refused_because_of_the_patients(tmp_path, damage, message):
     write_marked_dataset(tmp_path, num_examples={"test": 5})
-    path = tmp_path / "examples.parquet"
-    pq.write_table(pq.read_table(path).slice(1), path)
-    with pytest.raises(ConfigError, match=r"examples\.parquet does not have one row for"):
+    damage(tmp_path / "examples.parquet")
+    with pytest.raises(ConfigError, match=rf"examples\.parquet {message}.*patients are not known"):
         open_dataset(str(tmp_path))
-    path.unlink()
-    assert len(set(values_in(tmp_path, "key", "test"))) == 5
-    assert values_in(tmp_path, "patient", "test") == [None] * 5

@@ -26,7 +26,6 @@ import tfrecord_io
 from pipelines import extract_features
 from tfrecord_io.trunk import seen_path
 from train import evaluate, run, trunk
-from train.data.dataset import open_dataset
 from train.data.seen import Seen, collect, expose, find_seen, read_seen, read_trunk_seen
 
 pytestmark = [pytest.mark.filterwarnings(KERAS_ARRAY_WARNING), pytest.mark.usefixtures("undrawn")]
@@ -102,17 +101,6 @@ def test_a_run_lists_what_it_was_trained_and_validated_on(data, trained):
     ]
     assert found == expected
     assert not list((trained / "export").rglob("seen*"))
-
-
-def test_a_dataset_without_a_table_is_known_by_its_pixels(tmp_path):
-    sizes = {"train": 6, "test": 4}
-    write_marked_dataset(tmp_path, num_examples=sizes, with_patients=False)
-    dataset = open_dataset(str(tmp_path))
-    images = dataset.images
-    assert len(set(images["pixels_xxh3"].to_pylist())) == 10
-    assert images["patient"].null_count == 10
-    seen = collect(images, {"train": dataset.part("train").rows}, Seen())
-    assert find_seen(seen, images).tolist() == [True] * 6 + [False] * 4
 
 
 def table_of(*rows):

@@ -9,18 +9,17 @@ import dataclasses
 import functools
 import hashlib
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-import xxhash
 
 import tfrecord_io
 from tfrecord_io import groups
-from tfrecord_io.groups import Groups, group_images, groups_in
+from tfrecord_io.groups import Groups, groups_in
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME, STATISTICS_SPLIT, WEIGHT, Manifest
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.stores.folder import DataPath, open_file, path_in
@@ -73,9 +72,8 @@ class Dataset:
     Attributes:
         trunk: that made its feature maps; None for a dataset of images.
         trunk_file: bytes of the trunk's file.
-        table: a row an example, in the order in which they are stored, split after split: `key`,
-            and what examples.parquet has of the columns that a run uses. Without that file, `key`
-            alone.
+        table: a row an example, in the order in which they are stored, split after split: what
+            examples.parquet has of the columns that a run uses.
         groups: of the same examples; near duplicates are not known to older tables.
         measured: the columns of the table whose values are measured by themselves.
     """
@@ -130,16 +128,8 @@ class Dataset:
     @functools.cached_property
     def images(self) -> pa.Table:
         """The identities of all examples by the names in `IDENTITY`; texts, null if unknown."""
-        known = self.table.column_names
         columns = {name: self.column(name).cast(_TEXT) for name in IDENTITY}
-        if "pixels_xxh3" not in known and not self.manifest.holds_features:
-            # As a build writes it to examples.parquet.
-            whole = self.part(*self.manifest.splits)
-            blocks = self._read_images(whole) if whole else ()
-            hashes = [xxhash.xxh3_128_hexdigest(image) for block in blocks for image in block]
-            columns["pixels_xxh3"] = pa.array(hashes, _TEXT)
-        if "path" in known:
-            columns[groups.COLUMN] = self.groups.names.cast(_TEXT)
+        columns[groups.COLUMN] = self.groups.names.cast(_TEXT)
         return pa.table(columns).combine_chunks()
 
     @functools.cached_property
@@ -152,13 +142,10 @@ class Dataset:
         whole = self.part(STATISTICS_SPLIT)
         if whole and (part.splits, part.num_examples) == (whole.splits, whole.num_examples):
             return self.manifest.statistics or tfrecord_io.read_statistics(self.path)
-        counted = map(tfrecord_io.PixelStatistics.from_images, self._read_images(part))
+        # Some 256 images at a time.
+        blocks = np.array_split(part.rows, part.num_examples // 256 + 1)
+        counted = (tfrecord_io.PixelStatistics.from_images(self.stored[rows][0]) for rows in blocks)
         return functools.reduce(operator.add, counted)
-
-    def _read_images(self, part: Part) -> Iterator[np.ndarray]:
-        """Yields the stored images of a part, in order, some 256 at a time."""
-        for block in np.array_split(part.rows, part.num_examples // 256 + 1):
-            yield self.stored[block][0]
 
 
 def open_dataset(path: str | DataPath, columns: Sequence[str] = ()) -> Dataset:
@@ -166,27 +153,28 @@ def open_dataset(path: str | DataPath, columns: Sequence[str] = ()) -> Dataset:
 
     Args:
         path: folder or URL of the dataset.
-        columns: of the table of examples, to be measured besides `SITE`; raises ConfigError if it
-            lacks one.
+        columns: of the table of examples, to be measured besides `SITE`.
+
+    Raises:
+        ConfigError: if the table is missing or damaged, lacks one of these columns, or does not
+            have one row for each example.
     """
     path = DataPath.of(path)
     manifest = Manifest.load(path)
     trunk, trunk_file = find_trunk(path, manifest)
     measured = tuple(dict.fromkeys((SITE, *columns)))
-    known: list[str] = []
-    table = pa.table({})
     try:
         with open_file(path, EXAMPLES_FILE_NAME) as file:
             parquet = pq.ParquetFile(file)
             known = parquet.schema_arrow.names
             wanted = dict.fromkeys((*_COLUMNS, *measured))
             table = parquet.read([name for name in wanted if name in known])
-    except FileNotFoundError:
-        pass
+    except (FileNotFoundError, pa.ArrowInvalid) as error:
+        raise _no_table(path, f"cannot be read ({error})") from None
     if unknown := [name for name in columns if name not in known]:
         raise ConfigError(
             f"--by {unknown[0]}: expected a column of {path_in(path, EXAMPLES_FILE_NAME)}, "
-            f"which has {', '.join(known) or 'none'}"
+            f"which has {', '.join(known)}"
         )
     table, grouped = _in_order(path, manifest, table)
     return Dataset(
@@ -201,27 +189,21 @@ def open_dataset(path: str | DataPath, columns: Sequence[str] = ()) -> Dataset:
 
 
 def _in_order(path: DataPath, manifest: Manifest, table: pa.Table) -> tuple[pa.Table, Groups]:
-    """Returns the rows of a table of examples and their groups, in the order of the records.
-
-    Raises:
-        ConfigError: if the table does not have one row for each example.
-    """
-    splits, num_examples = _splits(manifest), manifest.num_examples
-    if not table.column_names:  # reading the keys touches every record of the shards
-        stored = MappedDataset(path, splits).keys(range(num_examples))
-        keys = pa.array(stored, _TEXT)
-        return pa.table({"key": keys}), group_images(pa.table({"path": keys}))
+    """Returns the rows of a table of examples and their groups, in the order of the records."""
+    num_examples = manifest.num_examples
     names = pa.array([shard.name for shard in manifest.shards], _TEXT)
     ends = np.cumsum([0, *(shard.num_examples for shard in manifest.shards)])
     shards = pc.index_in(table["shard"], names).fill_null(len(names))
     places = ends[shards] + table["row"].to_numpy()
     if not np.array_equal(np.sort(places), np.arange(num_examples)):
-        raise ConfigError(
-            f"{path_in(path, EXAMPLES_FILE_NAME)} does not have one row for each of the "
-            f"{num_examples:,} examples, so their patients are not known; copy it again"
-        )
+        raise _no_table(path, f"does not have one row for each of the {num_examples:,} examples")
     rows = np.argsort(places)
     return table.take(rows), groups_in(table).take(rows)
+
+
+def _no_table(path: DataPath, why: str) -> ConfigError:
+    file = path_in(path, EXAMPLES_FILE_NAME)
+    return ConfigError(f"{file} {why}, so the patients are not known; copy the dataset again")
 
 
 def _splits(manifest: Manifest) -> list[str]:
