@@ -193,7 +193,7 @@ def test_without_validation_and_test_images_a_run_says_so_and_ends_with_the_expo
     ]  # fmt: skip
     assert run.main(arguments) == 0
     before, _, after = capsys.readouterr().out.partition("epoch 1/2")
-    assert "note: there are no test images either" in before
+    assert "note: there are no validation and no test images" in before
     assert "epoch 2/2" in after
     found = metrics_of(workdir)
     assert (found["split"], found["best_epoch"], found["steps"]) == (None, 2, 2)
