@@ -10,8 +10,9 @@ from image_files import scan_tree, scans_of, write_tree
 
 from pipelines import errors
 from pipelines.shards import write
-from pipelines.stores import file_lock, output_state
+from pipelines.stores import output_state
 from pipelines.stores.output import BUILD_DIR, Storage
+from tfrecord_io import file_lock
 
 
 @pytest.fixture

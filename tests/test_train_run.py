@@ -211,4 +211,4 @@ def test_a_second_process_in_the_same_folder_is_refused(data, tmp_path, capsys):
         fcntl.flock(lock, fcntl.LOCK_EX)
         ours = [flag for flag in FLAGS if flag != "--deterministic"]
         assert run.main([f"--data={data}", f"--workdir={workdir}", *ours]) == 2
-    assert "another process trains in" in capsys.readouterr().err
+    assert f"is training in {workdir}" in capsys.readouterr().err

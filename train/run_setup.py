@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import functools
 import importlib.metadata
 import math
@@ -16,6 +15,7 @@ import keras
 import numpy as np
 
 import tfrecord_io
+from tfrecord_io import file_lock
 from tfrecord_io.files import sync_folder, write_json
 from tfrecord_io.stores.folder import is_remote
 from tfrecord_io.trunk import FILE_NAME, Trunk
@@ -221,18 +221,12 @@ def claim(run: Run) -> Iterator[None]:
     if not run.devices.is_chief:
         yield
         return
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        lock = (workdir / ".lock").open("w")
-    except OSError as error:
-        raise ConfigError(f"--workdir {workdir} cannot be written to: {error}") from error
-    with lock:
+    lock = file_lock.held(workdir / ".lock", f"training in {workdir}", ConfigError)
+    with contextlib.ExitStack() as stack:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ConfigError(
-                f"another process trains in {workdir}; wait until it ends, or use another --workdir"
-            ) from None
+            stack.enter_context(lock)
+        except OSError as error:
+            raise ConfigError(f"--workdir {workdir} cannot be written to: {error}") from error
         # A killed process leaves temporary files; the lock ensures that no other process writes.
         for leftover in workdir.glob(".*.tmp"):
             leftover.unlink(missing_ok=True)

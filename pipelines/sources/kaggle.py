@@ -27,8 +27,7 @@ from tqdm.utils import CallbackIOWrapper
 from urllib3 import Retry
 
 from pipelines import errors
-from pipelines.stores import file_lock
-from tfrecord_io import archives, redaction
+from tfrecord_io import archives, file_lock, redaction
 from tfrecord_io.ahead import map_ahead
 from tfrecord_io.files import read_json, sync_folder, write_json
 from tfrecord_io.rejects import is_of_content

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
 from pipelines import errors
-from pipelines.stores import file_lock
+from tfrecord_io import file_lock
 from tfrecord_io.ahead import map_ahead
 from tfrecord_io.files import read_json
 

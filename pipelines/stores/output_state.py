@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from pipelines import errors
-from pipelines.stores import file_lock
 from pipelines.stores.output import BUILD_DIR, Storage
-from tfrecord_io import manifest
+from tfrecord_io import file_lock, manifest
+from tfrecord_io.reading.opening import open_split
 from tfrecord_io.stores import remote
 
 #: The references, one record batch per task; and a JSON file with the tasks and the identity.
@@ -124,16 +124,12 @@ def remove_build_files(storage: Storage, *endings: str) -> None:
     storage.delete([f"{BUILD_DIR}/{name}" for name in names if name.endswith(endings)])
 
 
-def require_shards(storage: Storage, found: manifest.Manifest) -> None:
+def require_shards(storage: Storage, dataset: manifest.Manifest) -> None:
     """Raises a `UserError` if a shard of a complete dataset is missing or has another size."""
-    sizes = storage.map(storage.size, [shard.name for shard in found.shards])
-    for shard, size in zip(found.shards, sizes, strict=True):
-        if size != shard.num_bytes:
-            state = "is missing" if size is None else f"has {size:,} bytes"
-            raise errors.UserError(
-                f"{storage.path(shard.name)} {state}, but the manifest says {shard.num_bytes:,} "
-                "bytes; build the dataset again with --overwrite"
-            )
+    try:
+        open_split(storage.root, list(dataset.splits))
+    except manifest.ManifestError as error:
+        raise errors.UserError(str(error)) from None
 
 
 def _tidy(storage: Storage, made: bool) -> None:

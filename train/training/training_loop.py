@@ -293,8 +293,8 @@ def describe_run(run: Run, progress: Progress, num_parameters: int) -> Iterator[
     if parts.evaluated is None:
         yield (
             "note: there are no validation and no test images, so this run ends with the exported "
-            f"model and without metrics; {flags.command('evaluate')} measures it on another dataset, "
-            "or build this one with --splits patient"
+            f"model and without metrics; {flags.command('evaluate')} measures it on another "
+            "dataset, or build this one with --splits patient"
         )
     elif parts.test is None:
         yield "note: there is no test split; the metrics will be of the validation"

@@ -9,15 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from pipelines import errors
+from tfrecord_io.errors import ToldError, UserError
 
 
 @contextlib.contextmanager
-def held(path: Path, doing: str, kind: type[errors.ToldError] = errors.UserError) -> Iterator[None]:
+def held(path: Path, doing: str, kind: type[ToldError] = UserError) -> Iterator[None]:
     """Holds a lock until the block ends, and then deletes its file; its folder is made.
 
     Raises:
-        errors.ToldError: of this kind, if another process holds the lock; `doing` says what for.
+        ToldError: of this kind, if another process holds the lock; `doing` says what for.
     """
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
