@@ -48,6 +48,7 @@ def finished(data, tmp_path_factory):
     return workdir
 
 
+@pytest.mark.slow
 def test_every_image_is_predicted_once_and_test_stays_out(finished):
     counts = Counter(row["path"] for row in rows_of(finished))
     assert set(counts.values()) == {1}
@@ -55,6 +56,7 @@ def test_every_image_is_predicted_once_and_test_stays_out(finished):
     assert not [path for path in counts if path.startswith("test/")]
 
 
+@pytest.mark.slow
 def test_held_out_predictions_of_all_runs_are_measured_by_site(finished):
     sites = metrics_of(finished)["sites"]
     # In this dataset each class is a site.
@@ -62,6 +64,7 @@ def test_held_out_predictions_of_all_runs_are_measured_by_site(finished):
     assert {name: site["num_examples"] for name, site in sites.items()} == images
 
 
+@pytest.mark.slow
 def test_each_fold_has_seen_the_others_and_the_page_says_so(finished):
     everyone = {row["key"] for row in rows_of(finished)}
     for fold in range(2):
@@ -73,6 +76,7 @@ def test_each_fold_has_seen_the_others_and_the_page_says_so(finished):
     assert re.search(claim + " other patients only", page)
 
 
+@pytest.mark.slow
 def test_the_metrics_pool_all_runs_and_tell_their_spread(finished):
     metrics = metrics_of(finished)
     rows = rows_of(finished)

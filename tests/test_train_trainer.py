@@ -227,6 +227,7 @@ def test_what_a_killed_process_left_half_written_does_not_block_its_folder(data,
         assert (tmp_path / "config.json").exists()
 
 
+@pytest.mark.slow
 def test_a_stop_at_a_step_saves_and_the_next_call_ends_with_the_same_weights(
     data, finished, tmp_path, monkeypatch
 ):
