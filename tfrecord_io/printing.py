@@ -7,6 +7,9 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tqdm import tqdm
 
 # Characters with which a spreadsheet begins a formula.
 _FORMULA_STARTS = ("=", "+", "-", "@")
@@ -48,6 +51,13 @@ def hide_native_noise(*told: type[BaseException]) -> Iterator[None]:
             if shown:
                 held_back.seek(0)
                 os.write(2, held_back.read())
+
+
+def bar(**settings: Any) -> tqdm:
+    """Returns a progress bar; a log file, to which each refresh adds text, gets few of them."""
+    is_terminal = sys.stderr.isatty()
+    seconds = 0.1 if is_terminal else 10.0
+    return tqdm(mininterval=seconds, dynamic_ncols=is_terminal, **settings)
 
 
 def printable(text: str, max_length: int | None = None) -> str:

@@ -15,15 +15,13 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tqdm import tqdm
-
 from pipelines import errors, workers
 from pipelines.engine.job import Job, require_finished, was_finished_elsewhere
 from pipelines.planning.plan import ShardTask
 from pipelines.report import summary
 from pipelines.stores import beam_flags
 from pipelines.stores.output import BUILD_DIR, Storage
-from tfrecord_io import manifest, redaction
+from tfrecord_io import manifest, printing, redaction
 
 # Beam is imported inside functions: each local worker imports this module and does not need Beam.
 if TYPE_CHECKING:
@@ -94,17 +92,9 @@ def progress_bar(
     `record_stride` bytes. An earlier run has finished `num_finished` images.
     """
     total = num_finished + sum(task.num_refs for task in tasks)
-    terminal = sys.stderr.isatty()
     stop = threading.Event()
-    with tqdm(
-        total=total,
-        initial=num_finished,
-        unit=" images",
-        desc="writing",
-        # In a log file every refresh is a new line.
-        mininterval=0.1 if terminal else 10.0,
-        dynamic_ncols=terminal,
-        smoothing=0.1,
+    with printing.bar(
+        desc="writing", total=total, initial=num_finished, unit=" images", smoothing=0.1
     ) as bar:
 
         def watch() -> None:

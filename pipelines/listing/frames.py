@@ -5,13 +5,11 @@ from __future__ import annotations
 import collections
 import itertools
 import os
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from tqdm import tqdm
 
 from pipelines import errors, workers
 from pipelines.listing.files import has_suffix
@@ -26,6 +24,7 @@ from tfrecord_io.decoding.preprocess import (
     Pictures,
     find_pictures,
 )
+from tfrecord_io.printing import bar
 from tfrecord_io.rejects import Reject
 
 # Threads that wait for a disk, where the source does not say how many reads it takes at a time.
@@ -99,8 +98,8 @@ def _read_all(refs: pa.Table, source: Source) -> list[Pictures]:
             )
         found = itertools.chain.from_iterable(parts)
         # A folder of pictures has no such files, and few are read at once.
-        when = {"delay": 1.0, "mininterval": 0.1 if sys.stderr.isatty() else 10.0}
-        return list(tqdm(found, "reading headers", refs.num_rows, unit=" files", **when))
+        settings = {"desc": "reading headers", "total": refs.num_rows, "unit": " files"}
+        return list(bar(iterable=found, delay=1.0, **settings))
 
 
 def _read_in_worker(source: Source, refs: Sequence[ImageRef]) -> list[Pictures]:

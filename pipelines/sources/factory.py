@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Literal
 
-from tqdm import tqdm
+from tqdm.utils import CallbackIOWrapper
 
 from pipelines import errors
 from pipelines.sources import fashion_mnist, kaggle, synthetic
@@ -22,6 +22,7 @@ from pipelines.sources.remote import RemoteDirectorySource, RemoteZipSource
 from pipelines.sources.source import Source
 from pipelines.stores.output import Storage
 from tfrecord_io.flags import check, flag
+from tfrecord_io.printing import bar
 from tfrecord_io.stores import remote
 from tfrecord_io.stores.folder import is_remote
 
@@ -123,9 +124,10 @@ def make_source(options: SourceOptions, workers: Workers, seed: int) -> Source:
             facts = {"kind": "kaggle", "dataset": options.kaggle_dataset}
             return staged(ArchiveSource(path, facts), options, workers)
         case "synthetic":
-            folder = downloads / f"synthetic-{options.num_examples}-seed-{seed}"
-            with tqdm(total=options.num_examples, unit=" images", desc="drawing", delay=1.0) as bar:
-                synthetic.write_tree(folder, options.num_examples, seed, progress=bar.update)
+            num = options.num_examples
+            folder = downloads / f"synthetic-{num}-seed-{seed}"
+            with bar(desc="drawing", total=num, unit=" images", delay=1.0) as drawn:
+                synthetic.write_tree(folder, num, seed, progress=drawn.update)
             return DirectorySource(folder, kind="synthetic")
         case "fashion_mnist" if not given:
             fashion_mnist.download(downloads / "fashion-mnist", options.fashion_mnist_url)
@@ -203,6 +205,6 @@ def staged(source: ArchiveSource, options: SourceOptions, workers: Workers) -> S
         folder = Storage(f"{options.staging.rstrip('/')}/{size}-{digest.hexdigest()}")
         if folder.size(path.name) != size:
             file.seek(0)
-            with tqdm.wrapattr(file, "read", size, desc="uploading to --staging") as shown:
-                remote.write(folder.path(path.name), shown)
+            with bar(desc="uploading to --staging", total=size, unit="B", unit_scale=True) as sent:
+                remote.write(folder.path(path.name), CallbackIOWrapper(sent.update, file, "read"))
     return RemoteZipSource(folder.path(path.name), source.facts)

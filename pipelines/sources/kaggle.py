@@ -15,7 +15,6 @@ import contextlib
 import logging
 import os
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from tqdm.utils import CallbackIOWrapper
 from urllib3 import Retry
 
 from pipelines import errors
-from tfrecord_io import archives, file_lock, redaction
+from tfrecord_io import archives, file_lock, printing, redaction
 from tfrecord_io.ahead import map_ahead
 from tfrecord_io.files import read_json, sync_folder, write_json
 from tfrecord_io.rejects import is_of_content
@@ -217,7 +216,7 @@ def fetch(dataset: str, archive: Path) -> Path:
     Nobody else may write the file meanwhile. If it raises, the bytes that arrived are kept.
     """
     login, attempts = find_login(), 0
-    with _byte_bar(f"downloading {archive.name}") as bar:
+    with printing.bar(desc=f"downloading {archive.name}", unit="B", unit_scale=True) as bar:
         while True:
             before = _num_arrived(archive)
             try:
@@ -283,13 +282,6 @@ def _num_arrived(archive: Path) -> int:
     return sum(part.stat().st_size for part in _parts(archive))
 
 
-def _byte_bar(description: str, total: int | None = None) -> tqdm:
-    """Returns a progress bar on stderr, of `total` bytes."""
-    # In a log file each refresh is a new line.
-    how_often = {} if sys.stderr.isatty() else {"mininterval": 30.0, "maxinterval": 30.0}
-    return tqdm(desc=description, total=total, unit="B", unit_scale=True, **how_often)
-
-
 def require_sound(part: Path, archive: Path) -> None:
     """Compares the CRC of every member of a complete download, which will be named `archive`.
 
@@ -300,11 +292,11 @@ def require_sound(part: Path, archive: Path) -> None:
         errors.BuildError: if the download is corrupt.
         OSError: if the disk failed.
     """
-    damage = None
+    damage, title = None, f"checking {archive.name}"
     try:
         with (
             part.open("rb") as raw,
-            _byte_bar(f"checking {archive.name}", total=part.stat().st_size) as bar,
+            printing.bar(desc=title, total=part.stat().st_size, unit="B", unit_scale=True) as bar,
             archives.open_zip(CallbackIOWrapper(bar.update, raw, "read")) as file,
         ):
             bar.reset()  # what was read so far is the index
