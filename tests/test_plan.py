@@ -16,6 +16,7 @@ from pipelines.planning import plan
 from pipelines.planning.plan import PlanOptions, make_plan
 from pipelines.sources.source import Member
 from pipelines.stores import output_state
+from tfrecord_io import printing
 
 STRIDE = 50_000
 
@@ -210,7 +211,7 @@ IDENTITY = {"seed": 0, "classes": ["CNV", "DME"], "limit": None, "decoder": {"pi
 def test_the_fingerprint_changes_with_everything_and_the_difference_is_named(change):
     changed = {**IDENTITY, **change}
     assert output_state.fingerprint(changed) != output_state.fingerprint(IDENTITY)
-    lines = output_state.differences(IDENTITY, changed)
+    lines = printing.differences(IDENTITY, changed)
     if change != {"more": None}:
         assert len(lines) == 1
         assert lines[0].startswith(f"{next(iter(change))}: ")
@@ -219,4 +220,4 @@ def test_the_fingerprint_changes_with_everything_and_the_difference_is_named(cha
 def test_the_fingerprint_does_not_depend_on_the_order_of_its_parts_or_a_trip_through_json():
     again = json.loads(json.dumps(dict(reversed(IDENTITY.items()))))
     assert output_state.fingerprint(again) == output_state.fingerprint(IDENTITY)
-    assert output_state.differences(again, IDENTITY) == []
+    assert printing.differences(again, IDENTITY) == []

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tqdm import tqdm
@@ -108,6 +108,17 @@ def listed(names: Sequence[str], most: int = 5) -> str:
     """Returns names for a sentence, such as `a, b and 3 more` if `most` is 2."""
     shown = ", ".join(names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most:,} more"
+
+
+def differences(
+    old: Mapping[str, Any], new: Mapping[str, Any], there: str = "there", here: str = "now"
+) -> list[str]:
+    """Returns a line for each entry in which two mappings differ: `seed: 0 there, 7 now`."""
+    return [
+        f"{name}: {old.get(name)!r} {there}, {new.get(name)!r} {here}"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    ]
 
 
 def refuse(message: str) -> int:

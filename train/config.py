@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tfrecord_io import flags
+from tfrecord_io import flags, printing
 from tfrecord_io.flags import flag
 from tfrecord_io.manifest import Manifest
 from train import console
@@ -268,17 +268,13 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]
     `ours` is of the requested run, resolved, and `theirs` of the run in the folder. A run may
     continue with other values of the options that are declared `is_operational`.
     """
-    ours, theirs = (
-        each["config"]
+    free = {field.name for field, _ in _fields() if field.metadata.get("is_operational")}
+    facts = [
+        {name: value for name, value in each["config"].items() if name not in free}
         | {"dataset": each.get("dataset", {}).get("fingerprint"), "backend": each.get("backend")}
-        for each in (ours, theirs)
-    )
-    operational = {field.name for field, _ in _fields() if field.metadata.get("is_operational")}
-    return [
-        f"{name}: {theirs.get(name)!r} in the folder, {ours.get(name)!r} requested"
-        for name in sorted((ours.keys() | theirs.keys()) - operational)
-        if ours.get(name) != theirs.get(name)
+        for each in (theirs, ours)
     ]
+    return printing.differences(*facts, "in the folder", "requested")
 
 
 def load(path: str | os.PathLike[str]) -> dict[str, Any]:

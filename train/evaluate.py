@@ -20,7 +20,7 @@ import tfrecord_io
 from tfrecord_io import flags, shapes
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.files import read_json
-from tfrecord_io.printing import counted
+from tfrecord_io.printing import counted, differences
 from train import console, predict
 from train.data.dataset import Dataset, Part, open_dataset
 from train.data.seen import Exposure, read_seen, unseen_part
@@ -157,16 +157,11 @@ def _require_fit(
             "cannot be compared with the training images; build it again with this program"
         ) from error
     # Whether files without a window were among them is a fact about the files.
-    del ours["no_window"]
-    differences = [
-        f"{name}: {ours[name]!r} in training, {theirs[name]!r} here"
-        for name in ours
-        if ours[name] != theirs[name]
-    ]
-    if differences:
+    theirs["no_window"] = ours["no_window"]
+    if changed := differences(ours, theirs, "in training", "here"):
         raise ConfigError(
             f"{data} was preprocessed in another way than the training images of {run}:\n  "
-            + "\n  ".join(differences)
+            + "\n  ".join(changed)
             + "\nBuild it with the options of the training dataset"
         )
 

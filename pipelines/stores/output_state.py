@@ -16,6 +16,7 @@ from typing import Any
 from pipelines import errors
 from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import file_lock, manifest
+from tfrecord_io.printing import differences
 from tfrecord_io.reading.opening import open_split
 from tfrecord_io.stores import remote
 
@@ -146,12 +147,3 @@ def fingerprint(identity: Mapping[str, Any]) -> str:
     # Absent in datasets that need no other version than the first.
     content = {"format_version": 1, **identity}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Returns a line for each entry in which two identities differ."""
-    return [
-        f"{name}: {old.get(name)!r} there, {new.get(name)!r} now"
-        for name in sorted(old.keys() | new.keys())
-        if old.get(name) != new.get(name)
-    ]
