@@ -33,13 +33,8 @@ def build(argv: Sequence[str]) -> None:
     """
     chosen = options.parse_options(argv)
     source = functools.partial(make_source, chosen.source, chosen.workers, chosen.plan.seed)
-    launch.launch(
-        chosen.output.output,
-        chosen.beam_args,
-        options.flag_names(),
-        lambda: prepared(chosen, source),
-        run,
-    )
+    prepare = functools.partial(prepared, chosen, source)
+    launch.launch(chosen.output.output, chosen.beam_args, options.flag_names(), prepare, run)
 
 
 def run(job: Job, pipeline: beam.Pipeline, num_processes: int | None = None) -> None:

@@ -30,7 +30,8 @@ from pipelines.stores import output_state
 from pipelines.stores.output import Storage
 from tfrecord_io import flags
 from tfrecord_io.flags import check, flag
-from tfrecord_io.manifest import EXAMPLES_FILE_NAME, FEATURES, Manifest, ManifestError
+from tfrecord_io.manifest import EXAMPLES_FILE_NAME, FEATURES, Manifest
+from tfrecord_io.reading.opening import open_split
 from tfrecord_io.trunk import FILE_NAME, Trunk, read_trunk, seen_path
 
 _EPILOG = """\
@@ -97,8 +98,8 @@ def prepared_features(options: FeatureOptions) -> Iterator[Job | None]:
         the job, or None if the output is already complete.
 
     Raises:
-        errors.UserError: if the dataset or the trunk is unusable, or the output is locked or holds
-            another dataset.
+        errors.UserError, ManifestError: if the dataset or the trunk is unusable, or the output is
+            locked or holds another dataset.
     """
     started = time.monotonic()
     trunk, content = _read_trunk(options.trunk)
@@ -126,12 +127,7 @@ def prepared_features(options: FeatureOptions) -> Iterator[Job | None]:
         fingerprint=output_state.fingerprint(identity),
         statistics=None,
     )
-    extraction = Extraction(
-        output=storage.root,
-        draft=draft,
-        data=data.root,
-        images=images,
-    )
+    extraction = Extraction(output=storage.root, draft=draft, data=data.root, images=images)
     with output_state.locked(storage):
         if output_state.is_complete(storage, identity, overwrite=options.overwrite):
             yield None
@@ -159,10 +155,7 @@ def _read_trunk(path: str) -> tuple[Trunk, bytes]:
 def _read_images(storage: Storage, trunk: Trunk) -> Manifest:
     """Returns the manifest of the dataset of images, checked against its files and the trunk."""
     data = storage.root
-    try:
-        images = Manifest.load(data)
-    except ManifestError as error:
-        raise errors.UserError(str(error)) from None
+    images = Manifest.load(data)
     if images.dtype != "uint8" or images.image_shape != trunk.image_shape:
         raise errors.UserError(
             f"the trunk takes uint8 images of shape {trunk.image_shape}, but those of {data} are "
@@ -170,7 +163,7 @@ def _read_images(storage: Storage, trunk: Trunk) -> Manifest:
             f"{flags.command('trunk')} --data {data}"
         )
     # Otherwise a missing file would be noticed only after all features are computed.
-    output_state.require_shards(storage, images)
+    open_split(data, list(images.splits))
     try:
         with storage.open_arrow(EXAMPLES_FILE_NAME) as examples:
             pq.read_schema(examples)

@@ -12,7 +12,7 @@ from pipelines import errors
 from pipelines.shards import write
 from pipelines.stores import output_state
 from pipelines.stores.output import BUILD_DIR, Storage
-from tfrecord_io import file_lock
+from tfrecord_io import ManifestError, file_lock
 
 
 @pytest.fixture
@@ -156,10 +156,10 @@ def test_a_lost_shard_of_a_complete_dataset_is_named(scans, complete, tmp_path):
     output = Path(shutil.copytree(complete, tmp_path / "out"))
     shard = next(output.glob("test-*.tfrecord"))
     shard.write_bytes(shard.read_bytes()[:-1])
-    with pytest.raises(errors.UserError, match=rf"{shard.name} has .*again with --overwrite"):
+    with pytest.raises(ManifestError, match=rf"{shard.name} has .*again with --overwrite"):
         identity_of(scans, output)
     shard.unlink()
-    with pytest.raises(errors.UserError, match=rf"{shard.name} is missing"):
+    with pytest.raises(ManifestError, match=rf"{shard.name} is missing"):
         identity_of(scans, output)
     assert build_here(scans, output, "--num_shards=4", "--overwrite") == output
     assert shards_of(output) == shards_of(complete)

@@ -138,7 +138,7 @@ def exit_code(command: Callable[[Sequence[str]], None], argv: Sequence[str]) -> 
     with redaction.redacted_output(private):
         try:
             command(argv)
-        except errors.UserError as error:
+        except (errors.UserError, manifest.ManifestError) as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
         except (errors.ToldError, OSError) as error:

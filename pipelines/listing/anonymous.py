@@ -28,7 +28,7 @@ from pipelines.stores import output_state
 from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import schema
 from tfrecord_io.files import atomic_write, sync_folder
-from tfrecord_io.manifest import WEIGHT
+from tfrecord_io.manifest import WEIGHT, ManifestError
 from tfrecord_io.stores.folder import is_remote
 
 #: The digest of the secret is in the manifest, so a short secret could be found by trying.
@@ -170,7 +170,8 @@ class Privacy:
             is_told = isinstance(error, errors.ToldError | OSError)
             with self._create_beside("error.txt") as (path, file):
                 file.write(f"{error if is_told else traceback.format_exc()}\n".encode())
-            kind = errors.UserError if isinstance(error, errors.UserError) else errors.BuildError
+            is_usage = isinstance(error, errors.UserError | ManifestError)
+            kind = errors.UserError if is_usage else errors.BuildError
             message = f"the reason may name files of the input, so it was written to {path}"
             raise kind(message) from None
 

@@ -71,8 +71,9 @@ def is_complete(storage: Storage, identity: Mapping[str, Any], *, overwrite: boo
     With `overwrite`, any dataset in the folder is deleted first.
 
     Raises:
-        errors.UserError: if the folder holds another dataset, shards without a plan, a damaged
-            plan or manifest, or a dataset that lacks a shard.
+        errors.UserError: if the folder holds another dataset, shards without a plan, or a damaged
+            plan or manifest.
+        manifest.ManifestError: if it holds the dataset, but not all of its shards.
     """
     if overwrite:
         clear(storage)
@@ -105,7 +106,7 @@ def is_complete(storage: Storage, identity: Mapping[str, Any], *, overwrite: boo
             + "\nchoose another --output, or replace it with --overwrite"
         )
     if dataset:
-        require_shards(storage, dataset)
+        open_split(storage.root, list(dataset.splits))
     return dataset is not None
 
 
@@ -123,14 +124,6 @@ def remove_build_files(storage: Storage, *endings: str) -> None:
     """Removes the files of the build folder whose names have one of these ends."""
     names = storage.names(BUILD_DIR)
     storage.delete([f"{BUILD_DIR}/{name}" for name in names if name.endswith(endings)])
-
-
-def require_shards(storage: Storage, dataset: manifest.Manifest) -> None:
-    """Raises a `UserError` if a shard of a complete dataset is missing or has another size."""
-    try:
-        open_split(storage.root, list(dataset.splits))
-    except manifest.ManifestError as error:
-        raise errors.UserError(str(error)) from None
 
 
 def _tidy(storage: Storage, made: bool) -> None:
