@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from PIL import Image
 
 from tfrecord_io import Manifest, RecordLayout, Shard, Split, descriptions, image_key
-from tfrecord_io.manifest import FILE_NAME, shard_name
+from tfrecord_io.manifest import EXAMPLES_FILE_NAME, FILE_NAME, shard_name
 from tfrecord_io.reading.mapped import MappedDataset
 
 LABEL_NAMES = ("CNV", "DME", "DRUSEN", "NORMAL")
@@ -163,6 +165,14 @@ def _write_records(
         for name, text in descriptions.for_tfds(manifest).items():
             (directory / name).write_text(text, encoding="utf-8")
         (directory / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
+        # The trainer takes patients from this table; here every image is one.
+        keys = pa.array(MappedDataset(directory, "train").keys(range(num_examples)), pa.string())
+        places = [(shard.name, row) for shard in shards for row in range(shard.num_examples)]
+        names, rows = zip(*places, strict=True)
+        table = {"split": ["train"] * num_examples, "shard": names, "row": rows}
+        pq.write_table(
+            pa.table({**table, "key": keys, "path": keys}), directory / EXAMPLES_FILE_NAME
+        )
 
     return make_once(directory, write)
 
