@@ -7,9 +7,10 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tqdm import tqdm
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 # Characters with which a spreadsheet begins a formula.
 _FORMULA_STARTS = ("=", "+", "-", "@")
@@ -55,6 +56,8 @@ def hide_native_noise(*told: type[BaseException]) -> Iterator[None]:
 
 def bar(**settings: Any) -> tqdm:
     """Returns a progress bar; a log file, to which each refresh adds text, gets few of them."""
+    from tqdm import tqdm  # every reader and worker imports this module
+
     is_terminal = sys.stderr.isatty()
     seconds = 0.1 if is_terminal else 10.0
     return tqdm(mininterval=seconds, dynamic_ncols=is_terminal, **settings)
