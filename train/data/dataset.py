@@ -1,6 +1,6 @@
 """A dataset that is opened once for a whole run, and which of its examples the run uses for what.
 
-That is its manifest, its trunk and its table of examples; its splits, or folds of groups.
+That is its manifest and its table of examples; its splits, or folds of groups.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from tfrecord_io.groups import Groups, groups_in
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME, STATISTICS_SPLIT, WEIGHT, Manifest
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.stores.folder import DataPath, open_file, path_in
-from tfrecord_io.trunk import Trunk, find_trunk
 from train.data.options import FoldOptions
 from train.errors import ConfigError
 
@@ -70,8 +69,6 @@ class Dataset:
     """A dataset, with all that is known of its examples but their pixels and labels.
 
     Attributes:
-        trunk: that made its feature maps; None for a dataset of images.
-        trunk_file: bytes of the trunk's file.
         table: a row an example, in the order in which they are stored, split after split: what
             examples.parquet has of the columns that a run uses.
         groups: of the same examples; near duplicates are not known to older tables.
@@ -80,8 +77,6 @@ class Dataset:
 
     path: DataPath
     manifest: Manifest
-    trunk: Trunk | None
-    trunk_file: bytes | None
     table: pa.Table
     groups: Groups
     measured: tuple[str, ...]
@@ -161,7 +156,6 @@ def open_dataset(path: str | DataPath, columns: Sequence[str] = ()) -> Dataset:
     """
     path = DataPath.of(path)
     manifest = Manifest.load(path)
-    trunk, trunk_file = find_trunk(path, manifest)
     measured = tuple(dict.fromkeys((SITE, *columns)))
     try:
         with open_file(path, EXAMPLES_FILE_NAME) as file:
@@ -180,8 +174,6 @@ def open_dataset(path: str | DataPath, columns: Sequence[str] = ()) -> Dataset:
     return Dataset(
         path=path,
         manifest=manifest,
-        trunk=trunk,
-        trunk_file=trunk_file,
         table=table,
         groups=grouped,
         measured=tuple(name for name in measured if name in known),
