@@ -23,7 +23,7 @@ from PIL import Image
 from scripts.flink_cluster import free_ports
 from tfrecord_io import Manifest, RecordLayout, image_key
 from tfrecord_io.decoding.options import Preprocessing
-from tfrecord_io.groups import Groups
+from tfrecord_io.groups import COLUMN, Groups, group_images
 from tfrecord_io.kinds import CLASSES, LabelKind, number_text
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME, shard_name
 from tfrecord_io.reading.mapped import MappedDataset
@@ -140,7 +140,17 @@ def write_marked_dataset(
     facts = {"name": "marked", "preprocessing": preprocessing, "counts": counts}
     manifest = write_examples(directory, layout, label_names, examples, **facts)
     pq.write_table(pa.Table.from_pylist(rows), directory / EXAMPLES_FILE_NAME)
+    regroup(directory)
     return manifest
+
+
+def regroup(directory: Path) -> None:
+    """Writes the groups of the images, as a build finds them, into the table of examples."""
+    path = directory / EXAMPLES_FILE_NAME
+    table = pq.read_table(path)
+    others = table.drop_columns([COLUMN] if COLUMN in table.column_names else [])
+    names = group_images(others).names.cast(pa.string())
+    pq.write_table(others.append_column(COLUMN, names), path)
 
 
 def marked_data(num_examples: Mapping[str, int], **options: Any) -> Any:

@@ -218,7 +218,7 @@ def _check_examples(directory: Path, records: Mapping[str, Sequence[_Record]]) -
 
 
 def _check_croissant(directory: Path, dataset: manifest.Manifest) -> Iterator[str]:
-    """Compares the digests in `croissant.json`, which older datasets do not have."""
+    """Compares the digests in `croissant.json`, which a dataset does not need."""
     path = directory / descriptions.CROISSANT_FILE
     if not path.exists():
         return
@@ -259,7 +259,7 @@ def _check_sample(
     wanted: dict[str, list[tuple[Mapping[str, Any], int | None]]] = defaultdict(list)
     for row in rows:
         path, frame = row["path"], None
-        # Only frames of files with several have no hash of the file; older builds hashed DICOM.
+        # A DICOM file is read by frames, if it has only one, too; a later page has no hash.
         if row["file_format"] == "DICOM" or row["file_xxh3"] is None:
             path, frame = preprocess.split_frame_path(path)
         wanted[source_paths.get(row["path"], path)].append((row, frame))
