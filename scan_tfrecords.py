@@ -22,11 +22,6 @@ COMMANDS = {
     "show": ("tfrecord_io.__main__", "write a labelled contact sheet"),
     "audit": ("tfrecord_io.__main__", "look for leaks, copies, contradictions and shortcuts"),
     "index": ("tfrecord_io.__main__", "write index files for NVIDIA DALI"),
-    "trunk": ("train.trunk", "write the frozen part of a network as a file"),
-    "features": (
-        "pipelines.extract_features",
-        "compute and store what that part gives for a dataset",
-    ),
     "train": ("train.run", "train a network on a dataset"),
     "evaluate": ("train.evaluate", "measure a trained network on another dataset"),
     "predict": ("train.predict", "predict image files"),

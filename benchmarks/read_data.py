@@ -169,7 +169,8 @@ def _write_records(
         keys = pa.array(MappedDataset(directory, "train").keys(range(num_examples)), pa.string())
         places = [(shard.name, row) for shard in shards for row in range(shard.num_examples)]
         names, rows = zip(*places, strict=True)
-        table = {"split": ["train"] * num_examples, "shard": names, "row": rows}
+        groups = [f"image:{key}" for key in keys.to_pylist()]
+        table = {"split": ["train"] * num_examples, "shard": names, "row": rows, "group": groups}
         pq.write_table(
             pa.table({**table, "key": keys, "path": keys}), directory / EXAMPLES_FILE_NAME
         )

@@ -27,7 +27,7 @@ def dataset_of(num_examples, patients=None, **columns):
     keys = [f"k{place}" for place in range(num_examples)]
     columns |= {"patient": patients} if patients else {}
     groups = group_images(pa.table({"path": pa.array(keys, pa.string())} | columns))
-    unknown = dict.fromkeys(("path", "manifest", "trunk", "trunk_file"))
+    unknown = dict.fromkeys(("path", "manifest"))
     return Dataset(table=pa.table({"key": keys} | columns), groups=groups, measured=(), **unknown)
 
 

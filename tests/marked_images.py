@@ -1,14 +1,12 @@
 """Small finished datasets that a network can learn, and the trainer's command on them."""
 
 import csv
-import dataclasses
 import io
 import json
 import os
 import shutil
 import subprocess
 import sys
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,11 +23,10 @@ from PIL import Image
 from scripts.flink_cluster import free_ports
 from tfrecord_io import Manifest, RecordLayout, image_key
 from tfrecord_io.decoding.options import Preprocessing
-from tfrecord_io.groups import Groups
+from tfrecord_io.groups import COLUMN, Groups, group_images
 from tfrecord_io.kinds import CLASSES, LabelKind, number_text
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME, shard_name
 from tfrecord_io.reading.mapped import MappedDataset
-from tfrecord_io.trunk import FACTS_NAME, REST_NAME, Trunk
 from train.data.dataset import open_dataset
 
 REPOSITORY = Path(__file__).parent.parent
@@ -38,9 +35,6 @@ KERAS_ARRAY_WARNING = "ignore:__array__ implementation doesn.t accept a copy:Dep
 
 OCT_NAMES = ("CNV", "DME", "DRUSEN", "NORMAL")
 IMAGES_A_PATIENT = 2
-
-#: Side in pixels of the images that `write_pooling_trunk` takes.
-TRUNK_SIDE = 12
 
 #: The smallest network and the bare loss: it learns the marked images in a few steps.
 QUICK = {
@@ -146,7 +140,17 @@ def write_marked_dataset(
     facts = {"name": "marked", "preprocessing": preprocessing, "counts": counts}
     manifest = write_examples(directory, layout, label_names, examples, **facts)
     pq.write_table(pa.Table.from_pylist(rows), directory / EXAMPLES_FILE_NAME)
+    regroup(directory)
     return manifest
+
+
+def regroup(directory: Path) -> None:
+    """Writes the groups of the images, as a build finds them, into the table of examples."""
+    path = directory / EXAMPLES_FILE_NAME
+    table = pq.read_table(path)
+    others = table.drop_columns([COLUMN] if COLUMN in table.column_names else [])
+    names = group_images(others).names.cast(pa.string())
+    pq.write_table(others.append_column(COLUMN, names), path)
 
 
 def marked_data(num_examples: Mapping[str, int], **options: Any) -> Any:
@@ -291,7 +295,7 @@ def export_untrained(folder: Path, shape: tuple[int, int, int], **fields: object
     config = TrainConfig.of(data=str(folder / "data"), **fields)
     keras.utils.set_random_seed(0)
     model = build_network(config.network, image_shape=shape, num_classes=4).model
-    export_model(model, folder / "export", manifest, precision="float32", splits=["train"])
+    export_model(model, folder / "export", manifest, splits=["train"])
     return model, manifest
 
 
@@ -356,25 +360,3 @@ def check_equal(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]
 def history_of(workdir: Path) -> list[dict[str, float]]:
     """Returns the rows of a run's history."""
     return json.loads((workdir / "history.json").read_text())
-
-
-def write_pooling_trunk(path: Path) -> None:
-    """Writes the smallest trunk: means of 16 parts of an image of `TRUNK_SIDE` pixels a side."""
-    import keras
-
-    num_parts = 16
-    images = keras.Input((TRUNK_SIDE, TRUNK_SIDE, 1), dtype="uint8")
-    pixels = keras.layers.Rescaling(1 / 255, dtype="float32")(images)
-    means = keras.layers.AveragePooling2D(TRUNK_SIDE // 4)(pixels)
-    pooled = keras.layers.Reshape((1, 1, num_parts))(means)
-    keras.Model(images, pooled, name="trunk").save(path)
-    features = keras.Input((1, 1, num_parts))
-    rest = path.parent / REST_NAME
-    keras.Model(features, keras.layers.Flatten()(features)).save(rest)
-    facts = Trunk(
-        model="mobilenet", layer="pool", weights="none", image_shape=(TRUNK_SIDE, TRUNK_SIDE, 1),
-        feature_shape=(1, 1, num_parts), rest_layers=0,
-    )  # fmt: skip
-    with zipfile.ZipFile(path, "a") as archive:
-        archive.write(rest, REST_NAME)
-        archive.writestr(FACTS_NAME, json.dumps(dataclasses.asdict(facts)))

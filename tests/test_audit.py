@@ -427,6 +427,7 @@ def test_a_chain_of_too_many_likes_is_reported_and_joins_nobody():
     found = twins.Twins(groups=rows, is_blank=rows < 0, near=near, min_similarity=0.9)
     names = [str(row) for row in rows]
     columns = {"patient": names, "path": names, "width": rows, "height": rows, "row": rows}
+    columns["shape"] = np.ones(size)
     same = {"split": ["train"] * size, "label": ["a"] * size, "shard": ["0"] * size}
     split = Split(label_counts=(size,), shards=())
     dataset = bare_manifest(image_shape=(96, 96, 1), label_names=["a"], splits={"train": split})

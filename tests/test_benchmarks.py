@@ -43,7 +43,6 @@ def write_sample(path, num_images):
         ("near_duplicates.py --input sample.zip --num_images 6", "promised"),
         ("near_duplicates.py --input sample.zip --search 200", "200"),
         ("near_duplicates.py --input sample.zip --sizes 28 64 --num_copied 2", "| 64 | 0.93 |"),
-        ("neighbours.py --search 300", "300 x 512"),
         ("plan_scale.py --num_images 2000", "2,000"),
         ("dicom_speed.py --sample sample.zip --num_images 8 --repeats 1", "JPEG 2000"),
         ("sync_cost.py --sample sample.zip --num_images 40 --repeats 1", "median ratio"),
@@ -68,12 +67,6 @@ def test_what_is_measured_on_a_gpu_runs_on_a_cpu(folder):
     (row,) = result["models"]
     assert set(row["images_per_second"]) == {"device", "reader", "cache", "decode"}
     assert result["resume"]["was_killed"]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_training_on_features_is_compared_with_training_on_images(folder):
-    check(folder, "frozen_layers.py --sizes 32 --num_examples 60 --epochs 2", "| 32 | 60 |")
 
 
 @pytest.mark.slow

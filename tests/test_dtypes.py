@@ -20,7 +20,6 @@ from pipelines.errors import BuildError, UserError
 from pipelines.shards.write import EXAMPLE_SCHEMA
 from tfrecord_io import (
     Manifest,
-    ManifestError,
     PixelStatistics,
     RecordLayout,
     descriptions,
@@ -39,8 +38,6 @@ from train.training.trainer import train_and_evaluate
 KINDS = [
     ("uint16", (6, 5, 1)),
     ("uint16", (4, 6, 3)),
-    ("float16", (1, 1, 17)),
-    ("float32", (3, 2, 8)),
 ]
 
 
@@ -109,9 +106,7 @@ def test_a_contact_sheet_shows_each_image_in_its_own_range(dataset):
     ("image", "shown"),
     [
         (np.array([[[1000], [1001]], [[1051], [1100]]], np.uint16), [[0, 3], [130, 255]]),
-        (np.full((1, 2, 1), 7.5, np.float32), [[0, 0]]),
-        # A feature map is the mean of its channels.
-        (np.array([[[0, 0, 0, 0], [1, 2, 3, 4]]], np.float16), [[0, 255]]),
+        (np.full((1, 2, 1), 7, np.uint16), [[0, 0]]),
     ],
 )
 def test_an_image_is_shown_from_its_darkest_to_its_brightest_value(image, shown):
@@ -136,19 +131,6 @@ def test_a_shard_of_16_bits_has_the_facts_of_its_pictures():
     assert facts["brightness"] == pytest.approx(images.mean(axis=(1, 2, 3)) / 257)
     in_eight_bits = side_facts.side_facts(visible.eight_bits(images))
     assert_same(facts["perceptual_hash"], in_eight_bits["perceptual_hash"])
-
-
-@pytest.mark.parametrize(("dtype", "channels"), [("float16", 1), ("float32", 512), ("uint8", 8)])
-def test_feature_maps_have_no_facts_of_pictures(dtype, channels):
-    shard, _ = written(dtype, (2, 2, channels))
-    assert shard.statistics is None
-    assert not any(len(column) for column in shard.facts().values())
-
-
-def test_the_statistics_of_feature_maps_are_refused_by_name(tmp_path):
-    write_dataset(tmp_path, image_shape=(1, 1, 9), dtype="float16")
-    with pytest.raises(ManifestError, match=f"{tmp_path} holds images of float16 in 9 channels"):
-        tfrecord_io.read_statistics(tmp_path)
 
 
 # ---- 16 bits from the files to a prediction

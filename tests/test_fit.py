@@ -75,7 +75,7 @@ def exported(built, tmp_path_factory):
     pixels = keras.layers.Rescaling(0.001)(images)
     answer = keras.layers.Dense(2, "softmax")(keras.layers.Flatten()(pixels))
     model = keras.Model(images, answer)
-    export.export_model(model, folder, manifest, precision="float32", splits=["train"])
+    export.export_model(model, folder, manifest, splits=["train"])
     return folder.parent
 
 

@@ -170,7 +170,6 @@ def test_a_name_that_could_be_a_path_is_refused(kind, rename, name):
         ({"rejects": {"truncated": -1}}, "for rejects.truncated, received -1"),
         ({"label_names": ["CNV", 7]}, r"expected a text for label_names\[1\]"),
         ({"audit": {"measures": []}}, "expected a mapping for audit.measures"),
-        ({"source": {"kind": "features"}}, "'dataset'"),
         ({"image": {"shape": [4, 6], "dtype": "uint8"}}, "argument 2 is longer than argument 1"),
         ({"splits": {"train": {"shards": [3]}}}, "'num_examples'"),
         *(({"statistics": value}, "") for value in (None, [], {}, "train", 7)),
@@ -206,6 +205,13 @@ def test_whatever_stands_in_a_manifest_it_is_read_or_refused(path, value):
     content = json.loads(A_MANIFEST.to_json())
     functools.reduce(operator.getitem, path[:-1], content)[path[-1]] = value
     with contextlib.suppress(ManifestError):
+        Manifest.from_json(json.dumps(content))
+
+
+def test_a_dataset_of_features_is_refused_with_what_to_do_instead():
+    content = json.loads(A_MANIFEST.to_json())
+    content["source"], content["image"]["dtype"] = {"kind": "features"}, "float16"
+    with pytest.raises(ManifestError, match=r"images.* --trainable_layers"):
         Manifest.from_json(json.dumps(content))
 
 

@@ -14,7 +14,6 @@ import builds
 import psutil
 import pytest
 from image_files import write_zip
-from marked_images import TRUNK_SIDE, write_pooling_trunk
 
 from scripts.flink_cluster import free_ports
 
@@ -102,22 +101,6 @@ def test_workers_with_a_working_directory_of_their_own_find_relative_paths(
     environment = {**os.environ, "PYTHONPATH": str(builds.ROOT)}
     subprocess.run(words, cwd=tmp_path, env=environment, timeout=120, check=True)
     assert (tmp_path / "built" / "manifest.json").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_features_on_a_portable_engine_are_those_of_the_local_one(source_tree, tmp_path, pool):
-    sizes = f"--image_size={TRUNK_SIDE}", "--num_shards=3"
-    images = builds.build_here(source_tree, tmp_path / "images", TWO_REJECTS, *sizes)
-    write_pooling_trunk(tmp_path / "trunk.keras")
-    words = [sys.executable, "-m", "pipelines.extract_features", f"--data={images}"]
-    words.append(f"--trunk={tmp_path / 'trunk.keras'}")
-    for name, flags in (("local", [builds.IN_MEMORY]), ("remote", pool)):
-        done = builds.run_command([*words, f"--output={tmp_path / name}", *flags], timeout=600)
-        assert done.returncode == 0, done.stderr
-    assert builds.shards_of(tmp_path / "remote") == builds.shards_of(tmp_path / "local")
-    manifests = [(tmp_path / name / "manifest.json").read_text() for name in ("local", "remote")]
-    assert manifests[0] == manifests[1]
 
 
 @pytest.mark.slow

@@ -39,7 +39,7 @@ def test_without_a_command_it_lists_each_in_one_line(words):
     listed = [line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ")]
     assert listed == [
         *("build", "verify", "show", "audit", "index"),
-        *("trunk", "features", "train", "evaluate", "predict", "benchmark"),
+        *("train", "evaluate", "predict", "benchmark"),
     ]
 
 
@@ -85,8 +85,6 @@ def test_each_command_gets_its_own_arguments(command, capsys):
     flag = {"build": "--image_size", "train": "--workdir", "benchmark": "--replicas"}
     flag |= {"evaluate": "--model", "predict": "--model", "verify": "--source_input"}
     flag |= {
-        "trunk": "--layer",
-        "features": "--dtype",
         "show": "--output",
         "audit": "--max_leaked_patients",
         "index": "--index_dir",

@@ -191,6 +191,12 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path, text):
         train_config.load(path)
 
 
+def test_the_file_of_a_run_on_features_is_refused_with_what_to_do_instead(tmp_path):
+    (tmp_path / "config.json").write_text('{"config": {"weights": "trunk"}}')
+    with pytest.raises(ConfigError, match=r"images.* --trainable_layers"):
+        train_config.load(tmp_path)
+
+
 def test_differences_name_what_changes_learning_and_leave_out_what_does_not():
     ours = {"config": TrainConfig.of(data="x", epochs=2, gpus=2, step_timeout=5.0).to_dict()}
     theirs = {"config": TrainConfig.of(data="y", epochs=3).to_dict()}

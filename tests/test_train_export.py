@@ -66,6 +66,4 @@ def test_a_copy_that_predicts_something_else_fails_the_run(exported, tmp_path, m
 
     monkeypatch.setattr(keras.saving, "load_model", load_damaged)
     with pytest.raises(TrainingError, match=r"model\.keras, loaded again, predicts something"):
-        export.export_model(
-            model, tmp_path / "export", manifest, precision="float32", splits=["train"]
-        )
+        export.export_model(model, tmp_path / "export", manifest, splits=["train"])

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from answers import dataset_of
 from dataset_factory import change_column
-from marked_images import groups_in, marked_data, values_in, write_marked_dataset
+from marked_images import groups_in, marked_data, regroup, values_in, write_marked_dataset
 
 import tfrecord_io
 from tfrecord_io import PixelStatistics
@@ -151,6 +151,7 @@ def test_one_unknown_patient_does_not_move_the_others(tmp_path):
     write_marked_dataset(tmp_path, num_examples={"train": 60})
     before = folds_of(tmp_path)
     change_column(tmp_path / "examples.parquet", "patient", lambda names: [*names[:-1], None])
+    regroup(tmp_path)
     assert folds_of(tmp_path)[:-1].tolist() == before[:-1].tolist()
 
 
@@ -158,6 +159,7 @@ def test_augmented_copies_stay_with_their_original_and_are_not_scored(tmp_path):
     write_marked_dataset(tmp_path, num_examples={"train": 60})
     paths = [f"{row // 3}.png" for row in range(60)]
     with_columns(tmp_path, patient=pa.nulls(60, pa.string()), path=paths, variant=np.arange(60) % 3)
+    regroup(tmp_path)
     held_out = []
     for fold in range(4):
         chosen = choose(str(tmp_path), folds=4, fold=fold)
@@ -175,9 +177,14 @@ def test_the_groups_of_a_dataset_decide_its_folds(tmp_path):
     names = [f"patient:{row // 20}" for row in range(60)]
     with_columns(tmp_path, group=names)
     assert (folds_of(tmp_path).reshape(3, 20).std(1) == 0).all()
-    # A column of this name that came from a table of labels says something else.
-    with_columns(tmp_path, group=["treated"] * 60)
-    assert len(np.unique(folds_of(tmp_path))) > 2
+
+
+@pytest.mark.parametrize("names", [None, ["treated"] * 4])
+def test_a_table_of_an_old_release_whose_groups_are_not_ours_is_refused(tmp_path, names):
+    write_marked_dataset(tmp_path, num_examples={"train": 4})
+    with_columns(tmp_path, group=names or pa.nulls(4))
+    with pytest.raises(ConfigError, match=r"release before 1\.0\.0 .* build the dataset again"):
+        open_dataset(str(tmp_path))
 
 
 def test_folds_of_known_patients_are_what_they_were():

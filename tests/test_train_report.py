@@ -167,7 +167,6 @@ def test_the_page_tells_the_result_first_and_then_how_it_came_about(full, text):
 
 
 MADE = {"date": "2026-11-23 08:00 UTC", "command": "train/run.py --data data/oct"}
-FEATURES = {"kind": "features", "dataset": {"name": "eyes", "fingerprint": "0"}}
 FINDINGS = [
     {"severity": "problem", "title": "3 pictures in more than one split"},
     {"severity": "good", "title": "No near duplicates"},
@@ -181,10 +180,6 @@ GUESSED = measured(np.full((40, 4), 0.25, np.float32), np.arange(40) % 4, num_sa
     [
         ({"made": MADE, "config": {"data": "data/oct"}}, [*MADE.values(), "data/oct/report.html"],
          ["href=\"data"]),
-        ({"manifest": dataclasses.replace(
-            manifest_of(OCT_NAMES), source=FEATURES, dtype="float16"), "mistakes": ()},
-         ["evaluate.py --model RUN --data OUT", "folder of the images, eyes.",
-          "of eyes, as features of 20×30×1 float16"], []),
         ({"metrics": GUESSED | {"split": "test"}, "mistakes": ()}, [GUESSING], []),
         ({"metrics": GUESSED | {"split": "val"}, "mistakes": ()},
          ["of the validation split", "the result is probably too good"], []),

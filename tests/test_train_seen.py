@@ -3,7 +3,6 @@
 import re
 from pathlib import Path
 
-import keras
 import numpy as np
 import pages
 import pyarrow as pa
@@ -14,19 +13,14 @@ from dataset_factory import change_column
 from image_files import scan_tree, scans_of, write_tree
 from marked_images import (
     KERAS_ARRAY_WARNING,
-    SMALL_RUN,
-    flags,
     metrics_of,
     train,
     trained_run,
     write_marked_dataset,
 )
 
-import tfrecord_io
-from pipelines import extract_features
-from tfrecord_io.trunk import seen_path
-from train import evaluate, run, trunk
-from train.data.seen import Seen, collect, expose, find_seen, read_seen, read_trunk_seen
+from train import evaluate
+from train.data.seen import Seen, collect, expose, find_seen, read_seen
 
 pytestmark = [pytest.mark.filterwarnings(KERAS_ARRAY_WARNING), pytest.mark.usefixtures("undrawn")]
 
@@ -76,17 +70,6 @@ def other(scans, tmp_path_factory):
 trained = trained_run(epochs=1)
 
 
-@pytest.fixture(scope="module")
-def run_trunk(trained, data, tmp_path_factory):
-    """A trunk that was cut from the run."""
-    path = tmp_path_factory.mktemp("trunk") / "trunk.keras"
-    network = keras.saving.load_model(trained / "export" / "model.keras", compile=False)
-    layers = [layer.name for layer in network.get_layer("convnet").layers]
-    layer = next(name for name in layers if "pooling" in name)
-    trunk.write_trunk(str(data), str(trained), layer, path)
-    return path
-
-
 # ---- the table
 
 
@@ -111,7 +94,7 @@ def table_of(*rows):
 
 
 def sees(seen_row, *rows):
-    seen = collect(table_of(seen_row), {"train": np.array([0])}, Seen())
+    seen = collect(table_of(seen_row), {"train": np.array([0])})
     return find_seen(seen, table_of(*rows)).tolist()
 
 
@@ -144,14 +127,6 @@ def test_the_others_of_a_group_of_which_one_image_was_seen_are_seen():
         {"key": "3", "pixels_xxh3": "c", "group": "patient:6"},
     ]
     assert sees({"key": "9", "pixels_xxh3": "a"}, *rows) == [True, True, False]
-
-
-def test_an_image_is_listed_once_in_the_part_nearest_to_the_weights():
-    images = table_of({"key": "1", "pixels_xxh3": "a"}, {"key": "2", "pixels_xxh3": "b"})
-    below = collect(images, {"train": np.array([0, 1])}, Seen()).of_trunk()
-    seen = collect(images, {"train": np.array([1])}, below)
-    found = [(row["key"], row["part"]) for row in seen.images.to_pylist()]
-    assert found == [("2", "train"), ("1", "trunk")]
 
 
 def test_unknown_patients_and_unknown_weights_are_doubts():
@@ -274,67 +249,3 @@ def test_a_training_on_data_with_leaks_says_so_at_its_start_in_its_notes_and_on_
     assert said.index(f"warning: {alarm}") < said.index("epoch 1/1")
     assert alarm in metrics_of(tmp_path / "run")["notes"]
     assert alarm[1:] in words(tmp_path / "run")
-
-
-# ---- trunks
-
-
-def test_a_trunk_of_a_run_has_the_list_beside_it_and_not_in_it(trained, run_trunk):
-    ours = read_trunk_seen(run_trunk, tfrecord_io.trunk.read_trunk(run_trunk))
-    theirs = read_seen(trained)
-    assert ours.images["key"].to_pylist() == theirs.images["key"].to_pylist()
-    assert set(ours.images["part"].to_pylist()) == {"trunk"}
-    assert theirs.images["key"][0].as_py().encode() not in run_trunk.read_bytes()
-    assert seen_path(run_trunk).name == "trunk.seen.parquet"
-
-
-def test_a_list_beside_another_trunk_counts_for_nothing(run_trunk, tmp_path):
-    facts = tfrecord_io.trunk.read_trunk(run_trunk)
-    path = tmp_path / "trunk.keras"
-    path.write_bytes(run_trunk.read_bytes() + b"changed")
-    assert "from elsewhere" in read_trunk_seen(path, facts).unknown
-    seen_path(path).write_bytes(seen_path(run_trunk).read_bytes())
-    assert "from elsewhere" in read_trunk_seen(path, facts).unknown
-
-
-@pytest.fixture(scope="module")
-def features(run_trunk, data, other, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("features")
-    for name, images in (("same", data), ("other", other)):
-        words = ["--data", images, "--trunk", run_trunk, "--output", folder / name]
-        assert extract_features.main([*map(str, words), "--direct_running_mode=in_memory"]) == 0
-    return folder
-
-
-def above(features, workdir, **fields):
-    """Trains on features; the trunk decides the network."""
-    chosen = {name: value for name, value in SMALL_RUN.items() if name != "model"}
-    chosen |= {"epochs": 1} | fields
-    return run.main([f"--data={features}", f"--workdir={workdir}", *flags(**chosen)])
-
-
-def test_folds_above_a_trunk_that_has_seen_the_images_are_refused(features, tmp_path, capsys):
-    for more in ({"folds": 2}, {"folds": 2, "fold": 0}):
-        assert above(features / "same", tmp_path / "run", **more) == 2
-        assert "the held-out folds would measure what it has learned" in capsys.readouterr().err
-        assert not (tmp_path / "run").exists()
-
-
-def test_a_run_above_a_trunk_leaves_out_what_the_trunk_has_seen(features, data, other, tmp_path):
-    rows = learned(data) + learned(other)
-    patients = {row["patient"] for row in rows}
-    rest = [row for row in rows_in(other, "test") if row["patient"] not in patients]
-    left_out = len(rows_in(other, "test")) - len(rest)
-    assert above(features / "other", tmp_path / "run") == 0
-    found = metrics_of(tmp_path / "run")
-    assert (found["num_examples"], found["seen_images"]) == (len(rest), left_out)
-    assert f"{left_out} further images" in words(tmp_path / "run")
-    seen = read_seen(tmp_path / "run")
-    assert {row["key"] for row in rows} == set(seen.images["key"].to_pylist())
-
-
-@pytest.mark.slow
-def test_the_test_split_of_the_run_of_the_trunk_stays_whole(features, data, tmp_path):
-    assert above(features / "same", tmp_path / "run") == 0
-    found = metrics_of(tmp_path / "run")
-    assert (found["num_examples"], found["seen_images"]) == (len(rows_in(data, "test")), 0)

@@ -7,12 +7,9 @@ import keras
 import numpy as np
 import pytest
 from answers import dataset_of, predictions_of, scores_of
-from builds import IN_MEMORY
 from marked_images import (
     KERAS_ARRAY_WARNING,
-    SMALL_RUN,
     evaluated,
-    flags,
     history_of,
     marked_data,
     metrics_of,
@@ -24,14 +21,11 @@ from marked_images import (
     trained_run,
     weigh,
     write_marked_dataset,
-    write_pooling_trunk,
 )
 from sklearn import metrics as sk_metrics
 
-from pipelines import extract_features
 from tfrecord_io.kinds import MULTI_LABEL as SEVERAL_LABELS
 from tfrecord_io.reading.mapped import MappedDataset
-from train import run
 from train.data.dataset import open_dataset
 from train.kinds.classes import CLASSES
 from train.kinds.measures import expected_calibration_error
@@ -329,20 +323,6 @@ def test_a_cross_validation_measures_every_label(data, tmp_path):
     assert "auc/mass" in measured["folds"][0]["scores"]
     assert measured["calibration"]["temperature"] > 0
     assert "cross-validation" in (workdir / "report.html").read_text()
-
-
-@pytest.mark.slow
-def test_features_of_images_with_several_labels_are_trained(data, tmp_path):
-    write_pooling_trunk(tmp_path / "trunk.keras")
-    words = ["--data", data, "--trunk", tmp_path / "trunk.keras", "--output", tmp_path / "out"]
-    assert extract_features.main([*map(str, words), IN_MEMORY]) == 0
-    fields = SMALL_RUN | {"epochs": 12}
-    of_images = {"model", "augment", "test_time_flip"}
-    command = flags(**{name: fields[name] for name in fields.keys() - of_images})
-    workdir = tmp_path / "run"
-    assert run.main([f"--data={tmp_path / 'out'}", f"--workdir={workdir}", *command]) == 0
-    measured = metrics_of(workdir)
-    assert measured["scores"]["macro_auc"]["value"] > 0.8
 
 
 @pytest.mark.slow

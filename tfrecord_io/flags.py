@@ -36,9 +36,8 @@ _Options = TypeVar("_Options")
 # The script of each command in a clone; the others are commands of `tfrecord_io`.
 _SCRIPTS = {
     "build": "pipelines/build_tfrecords.py",
-    "features": "pipelines/extract_features.py",
     "train": "train/run.py",
-    **{name: f"train/{name}.py" for name in ("trunk", "evaluate", "predict", "benchmark")},
+    **{name: f"train/{name}.py" for name in ("evaluate", "predict", "benchmark")},
 }
 
 # Of each type of value: its name in --help, and what a text must be to become one.

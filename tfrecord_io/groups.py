@@ -96,17 +96,17 @@ def plural_unit(unit: str) -> str:
 
 
 def groups_in(examples: pa.Table) -> Groups:
-    """Returns the groups of the images in examples.parquet: its column, or what others tell.
+    """Returns the groups of the images in examples.parquet.
 
-    A table of an older release has no column `group`, or one that came from a table of labels. Its
-    near duplicates are not known.
+    Raises:
+        ValueError: if it has none, as the tables of releases before 1.0.0.
     """
     if COLUMN in examples.column_names and pa.types.is_string(examples[COLUMN].type):
         names = _texts(examples[COLUMN])
         are_ours = pc.match_substring_regex(names, f"^({'|'.join(SOURCES)}):")
         if pc.all(are_ours, skip_nulls=False).as_py():
             return Groups(names=names)
-    return group_images(examples)
+    raise ValueError(f"has no groups of images in its column {COLUMN}")
 
 
 def group_images(images: pa.Table, near_duplicates: np.ndarray | None = None) -> Groups:

@@ -40,9 +40,6 @@ WEIGHT = "weight"
 #: statistics of the training data.
 STATISTICS_SPLIT = "train"
 
-#: The `kind` in the source of a dataset of feature maps, which were computed from another dataset.
-FEATURES = "features"
-
 # Names of a dataset, its splits and its shards. None can lead out of a folder, because they become
 # parts of paths, and a manifest may be a stranger's.
 _SAFE_NAME = re.compile(r"\w[\w.-]{0,199}")
@@ -71,14 +68,6 @@ _PARTS: Mapping[str, Any] = {
 _AS_THEY_ARE = (
     "preprocessing", "source", "counts", "rejects", "audit", "options", "fingerprint", "versions",
 )  # fmt: skip
-_FEATURES_SOURCE: Mapping[str, Any] = {
-    "dataset": {"name": str, "fingerprint": str},
-    "trunk": {
-        **dict.fromkeys(("sha256", "model", "layer", "weights"), str),
-        **dict.fromkeys(("image_shape", "feature_shape"), [int] * 3),
-        "rest_layers": int,
-    },
-}
 
 
 class ManifestError(ToldError, ValueError):
@@ -139,8 +128,7 @@ class Manifest:
         versions: those of the software that wrote the dataset.
         audit: findings about the data; empty without an audit.
         statistics: sums over the pixels of the train split. None if that split is empty, or if
-            an older release wrote the dataset, see `opening.read_statistics`; or if the images are
-            feature maps.
+            whoever wrote the dataset did not count them, see `opening.read_statistics`.
         dtype: type of the values of images, one of `schema.DTYPES`.
     """
 
@@ -175,11 +163,6 @@ class Manifest:
     def num_classes(self) -> int:
         """Number of classes, which is the length of a label."""
         return len(self.label_names)
-
-    @property
-    def holds_features(self) -> bool:
-        """Whether the images are feature maps, computed from the images of another dataset."""
-        return self.source.get("kind") == FEATURES
 
     @property
     def is_padded(self) -> bool:
@@ -300,6 +283,12 @@ class Manifest:
             )
         try:
             check_types(content, _PARTS, "")
+            if content["source"].get("kind") == "features":
+                raise ManifestError(
+                    "datasets of features are no longer supported; train on the dataset of images "
+                    "from which they were computed, and choose by --trainable_layers how many of "
+                    "the last layers learn"
+                )
             manifest = cls._from_content(content)
             manifest._check_consistency(content)
         except ManifestError as error:
@@ -335,13 +324,10 @@ class Manifest:
         if content["record"] != self._record:
             raise ManifestError(
                 f"the record layout does not match image shape {self.image_shape} of {self.dtype} "
-                f"and {self.num_classes} classes; if the file was not changed, a version before "
-                "the first release wrote it: build the dataset again"
+                f"and {self.num_classes} classes; build the dataset again"
             )
         audit: dict[str, Any] = {"measures": {}, "findings": [], **self.audit}
         check_types(audit, {"measures": {}, "findings": [{}]}, "audit")
-        if self.holds_features:
-            check_types(self.source, _FEATURES_SOURCE, "source")
         names = [("dataset", self.name), *(("split", name) for name in self.splits)]
         for kind, name in [*names, *(("shard", shard.name) for shard in self.shards)]:
             if not _SAFE_NAME.fullmatch(name):

@@ -41,7 +41,7 @@ _IMAGE_ALIGNMENT = 64
 _BLOCK_LENGTH, _BLOCKS_PER_IMAGE = 512, 32
 
 #: Types of the values of images. uint8 is the default, and all that format version 1 knows.
-DTYPES = ("uint8", "uint16", "float16", "float32")
+DTYPES = ("uint8", "uint16")
 
 #: Length in bytes of a key: 128 bits in hexadecimal digits.
 KEY_LENGTH = 32
@@ -91,7 +91,7 @@ class RecordLayout:
     batch of images is one gather of blocks, which copies each pixel once and nothing else.
 
     Attributes:
-        image_shape: (height, width, channels) in pixels. Feature maps have any number of channels.
+        image_shape: (height, width, channels) in pixels, with 1 or 3 channels.
         num_classes: length of the label.
         dtype: type of the image's values, one of `DTYPES`; they are stored little-endian.
 
@@ -108,9 +108,9 @@ class RecordLayout:
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, received {self.dtype!r}")
         shape = self.image_shape
-        if len(shape) != 3 or min(shape) < 1:
+        if len(shape) != 3 or min(shape) < 1 or shape[2] not in (1, 3):
             raise ValueError(
-                f"image_shape must be three positive numbers (height, width, channels), "
+                "image_shape must be positive (height, width, channels) with 1 or 3 channels, "
                 f"received {shape}"
             )
         if self.image_length > _MAX_IMAGE_LENGTH:
@@ -127,11 +127,6 @@ class RecordLayout:
     def numpy_dtype(self) -> np.dtype[Any]:
         """Type of the image's values as they are stored, which is little-endian."""
         return np.dtype(self.dtype).newbyteorder("<")
-
-    @property
-    def holds_pictures(self) -> bool:
-        """Whether the images are grey or RGB pictures of whole numbers, and not feature maps."""
-        return self.numpy_dtype.kind == "u" and self.image_shape[2] in (1, 3)
 
     @property
     def label_length(self) -> int:

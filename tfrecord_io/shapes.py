@@ -39,7 +39,7 @@ def of_dataset(dataset: Manifest, splits: Iterable[str] | None = None) -> list[f
 
 def with_padding(dataset: Manifest, examples: pa.Table) -> pa.Table:
     """Adds a column `padding`, the percentage of each stored image, to that of a padded dataset."""
-    if not dataset.is_padded or "shape" not in examples.column_names:
+    if not dataset.is_padded:
         return examples
     height, width, _ = dataset.image_shape
     factors = examples["shape"].to_numpy() * (height / width)

@@ -23,7 +23,7 @@ class ShardWriter:
     """Appends records to a file, for use in a `with` block, whose end writes the last records.
 
     Attributes:
-        statistics: sums over the pixels of the written blocks; None without pictures.
+        statistics: sums over the pixels of the written blocks.
     """
 
     def __init__(self, file: IO[bytes], layout: schema.RecordLayout) -> None:
@@ -38,9 +38,7 @@ class ShardWriter:
         self._digest = hashlib.sha256()
         # Those of no pictures first, because a shard may have none.
         self._facts = [side_facts(np.empty((0, 32, 32, 1), np.uint8))]
-        self.statistics = (
-            PixelStatistics.from_images(self._pictures[:0]) if layout.holds_pictures else None
-        )
+        self.statistics = PixelStatistics.from_images(self._pictures[:0])
 
     def write(self, image: bytes, label: np.ndarray, key: str) -> None:
         """Appends a record; see `schema.RecordLayout.encode_record` for arguments and errors."""
@@ -55,7 +53,7 @@ class ShardWriter:
         return self._digest.hexdigest()
 
     def facts(self) -> dict[str, np.ndarray]:
-        """Returns what `side_facts` does, of all pictures, if there are any, after the `with`."""
+        """Returns what `side_facts` does, of all pictures, after the `with` block."""
         names = self._facts[0]
         return {name: np.concatenate([some[name] for some in self._facts]) for name in names}
 
@@ -70,8 +68,7 @@ class ShardWriter:
         block = self._block[: self._num_waiting].data.cast("B")
         self._digest.update(block)
         self._file.write(block)
-        if self.statistics is not None:
-            pictures = self._pictures[: self._num_waiting]
-            self._facts.append(side_facts(pictures))
-            self.statistics += PixelStatistics.from_images(pictures)
+        pictures = self._pictures[: self._num_waiting]
+        self._facts.append(side_facts(pictures))
+        self.statistics += PixelStatistics.from_images(pictures)
         self._num_waiting = 0

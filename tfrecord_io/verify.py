@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow.parquet as pq
 
-from tfrecord_io import archives, augment, descriptions, manifest, schema, trunk
+from tfrecord_io import archives, augment, descriptions, manifest, schema
 from tfrecord_io.decoding import preprocess
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.printing import printable, refuse
@@ -64,9 +64,9 @@ def verify(
 
     It checks sizes, SHA-256 and record CRCs of all shards, lengths and framing of all records,
     labels, label counts, keys (unique), key, label and split of each record in the examples table,
-    the sums over the train split's pixels, the trunk of feature maps, the digests in
-    `croissant.json`, and the ledger of the source's files. With `source_input` it also decodes a
-    random sample of the source again and compares it pixel by pixel.
+    the sums over the train split's pixels, the digests in `croissant.json`, and the ledger of the
+    source's files. With `source_input` it also decodes a random sample of the source again and
+    compares it pixel by pixel.
 
     Args:
         directory: folder of the dataset.
@@ -96,7 +96,6 @@ def verify(
     findings += [Finding(name, "is not in the manifest") for name in sorted(strangers)]
     for name, messages in (
         (manifest.FILE_NAME, _check_manifest(dataset, records, sums)),
-        (trunk.FILE_NAME, _check_trunk(directory, dataset)),
         (manifest.EXAMPLES_FILE_NAME, _check_examples(directory, records)),
         (descriptions.CROISSANT_FILE, _check_croissant(directory, dataset)),
         (manifest.REJECTS_FILE_NAME, _check_rejects(directory, dataset)),
@@ -204,13 +203,6 @@ def _check_manifest(
         yield f"counts {counted['examples']} examples, but its splits hold {dataset.num_examples}"
 
 
-def _check_trunk(directory: Path, dataset: manifest.Manifest) -> Iterator[str]:
-    try:
-        trunk.find_trunk(directory, dataset)
-    except manifest.ManifestError as error:
-        yield str(error)
-
-
 def _check_examples(directory: Path, records: Mapping[str, Sequence[_Record]]) -> Iterator[str]:
     """Compares the table of examples with all records, by shard."""
     names = ["shard", *_Record._fields]
@@ -226,7 +218,7 @@ def _check_examples(directory: Path, records: Mapping[str, Sequence[_Record]]) -
 
 
 def _check_croissant(directory: Path, dataset: manifest.Manifest) -> Iterator[str]:
-    """Compares the digests in `croissant.json`, which older datasets do not have."""
+    """Compares the digests in `croissant.json`, which a dataset does not need."""
     path = directory / descriptions.CROISSANT_FILE
     if not path.exists():
         return
@@ -267,7 +259,7 @@ def _check_sample(
     wanted: dict[str, list[tuple[Mapping[str, Any], int | None]]] = defaultdict(list)
     for row in rows:
         path, frame = row["path"], None
-        # Only frames of files with several have no hash of the file; older builds hashed DICOM.
+        # A DICOM file is read by frames, if it has only one, too; a later page has no hash.
         if row["file_format"] == "DICOM" or row["file_xxh3"] is None:
             path, frame = preprocess.split_frame_path(path)
         wanted[source_paths.get(row["path"], path)].append((row, frame))

@@ -1,4 +1,4 @@
-"""Makes stored images visible: pictures of eight bits, whatever the type and the channels."""
+"""Makes stored images visible: pictures of eight bits, whatever the type."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ def picture(image: np.ndarray) -> Image.Image:
     """Returns an image as a grey or RGB picture of eight bits.
 
     Args:
-        image: [height, width, channels]. Other than 1 or 3 channels are shown as their mean.
+        image: [height, width, channels] with 1 or 3 channels.
     """
-    if image.shape[-1] not in (1, 3):
-        image = image.mean(axis=-1, keepdims=True, dtype=np.float32)
     visible = eight_bits(image)
     return Image.fromarray(visible[..., 0] if visible.shape[-1] == 1 else visible)

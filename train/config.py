@@ -23,13 +23,7 @@ from train import console
 from train.data.options import AugmentOptions, FoldOptions, InputOptions
 from train.devices import DeviceOptions, Devices
 from train.errors import ConfigError
-from train.networks.options import (
-    OWN_MODELS,
-    TRUNK_WEIGHTS,
-    TUTORIAL_MODELS,
-    NetworkOptions,
-    OptimizerOptions,
-)
+from train.networks.options import OWN_MODELS, TUTORIAL_MODELS, NetworkOptions, OptimizerOptions
 from train.results.options import MeasureOptions, ThresholdOptions
 
 FILE_NAME = "config.json"
@@ -245,7 +239,7 @@ class TrainConfig:
             "ema_decay": max(0.0, round(1 - 25 / num_steps, 6)),
             "head_epochs": min(1, epochs) if network.fine_tunes else 0,
         }
-        if network.model in OWN_MODELS and network.weights != TRUNK_WEIGHTS:
+        if network.model in OWN_MODELS:
             decisions["normalize"] = "unit" if is_tutorial else "data"
         if network.fine_tunes:
             decisions["trainable_layers"] = 4
@@ -292,6 +286,12 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
     types_of = {field.name: kind for field, kind in _fields()}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+        if content["config"].get("weights") == "trunk":
+            raise ConfigError(
+                f"{path} is of a run on features, which are no longer supported; train on the "
+                "dataset of images, and choose by --trainable_layers how many of the last layers "
+                "learn"
+            )
         for name, value in content["config"].items():
             kind = types_of[name]  # KeyError: a setting that this version does not know
             if value is not None and not isinstance(value, (int, float) if kind is float else kind):

@@ -66,11 +66,6 @@ def _evaluate(arguments: argparse.Namespace, options: MeasureOptions) -> None:
     manifest = dataset.manifest
     if not manifest.split(split).num_examples:
         raise ConfigError(f"split {split!r} of {data} is empty; name another --split")
-    if manifest.holds_features:
-        raise ConfigError(
-            f"{data} holds features, but the exported model takes images; give the dataset of "
-            f"images, {manifest.source['dataset']['name']}"
-        )
     classifier = predict.load_classifier(run)
     task = classifier.task
     _require_fit(classifier, manifest, run, data)

@@ -18,16 +18,14 @@ import tfrecord_io
 from tfrecord_io import file_lock
 from tfrecord_io.files import sync_folder, write_json
 from tfrecord_io.stores.folder import is_remote
-from tfrecord_io.trunk import FILE_NAME, Trunk
 from train import config as train_config
 from train.config import TrainConfig
 from train.data.dataset import Dataset, Parts, choose_parts, open_dataset
-from train.data.seen import Exposure, Seen, expose_folds, look_at, read_trunk_seen
+from train.data.seen import Exposure, Seen, expose_folds, look_at
 from train.devices import Devices, configure_devices
 from train.errors import ConfigError
 from train.kinds.registry import task_of
 from train.kinds.task import Task
-from train.networks.options import TRUNK_WEIGHTS, NetworkOptions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -42,15 +40,15 @@ class Run:
     data: Dataset
     devices: Devices
 
-    @property
+    @functools.cached_property
     def parts(self) -> Parts:
         """What the run trains on, validates on and tests on; raises `ConfigError`."""
-        return self._view[0]
+        return choose_parts(self.data, self.given.folds)
 
     @property
     def seen(self) -> Seen:
         """The images that the run sees."""
-        return self._view[1]
+        return self._view[0]
 
     @functools.cached_property
     def exposure(self) -> Exposure | None:
@@ -63,7 +61,7 @@ class Run:
             return expose_folds(
                 self.data.images, [(single.seen, single.parts.test) for single in folds]
             )
-        return self._view[2]
+        return self._view[1]
 
     @functools.cached_property
     def singles(self) -> list[Run]:
@@ -80,16 +78,11 @@ class Run:
         ]
 
     @functools.cached_property
-    def _view(self) -> tuple[Parts, Seen, Exposure | None]:
-        data, folds, weights = self.data, self.given.folds, self.given.network.initial_weights
-        # What the weights have seen with which the training starts.
-        below = Seen()
-        if data.trunk is not None:
-            below = read_trunk_seen(Path(data.path) / FILE_NAME, data.trunk)
-        elif weights not in ("imagenet", "none"):
-            below = Seen(unknown=f"its first weights are from elsewhere ({Path(weights).name})")
-        is_fold = folds.fold is not None
-        return look_at(data, choose_parts(data, folds), below, is_fold=is_fold)
+    def _view(self) -> tuple[Seen, Exposure | None]:
+        weights, unknown = self.given.network.initial_weights, ""
+        if weights not in ("imagenet", "none"):
+            unknown = f"its first weights are from elsewhere ({Path(weights).name})"
+        return look_at(self.data, self.parts, unknown)
 
     @functools.cached_property
     def task(self) -> Task:
@@ -98,14 +91,12 @@ class Run:
 
     @functools.cached_property
     def config(self) -> TrainConfig:
-        """The configuration with every decision made; of a cross-validation only the trunk's.
+        """The configuration with every decision made; of a cross-validation, as it is given.
 
         Raises:
             ConfigError: if the configuration does not suit the data or the devices.
         """
         manifest, given = self.data.manifest, self.given
-        if (trunk := self.data.trunk) is not None:
-            given = _adapt(given, trunk)
         # They are used at the end of the run; a wrong one is told now.
         views = task_of(manifest.label_kind).views(manifest.label_names)
         given.measures.prevalences([view.name for view in views])
@@ -167,36 +158,7 @@ def make_run(config: TrainConfig, folder: Path) -> Run:
     data = open_dataset(config.input.data_path, config.measures.columns)
     if cache := is_remote(data.path) and data.stored.cache:
         devices.say(cache.describe())
-    if (trunk := data.trunk) is not None:
-        devices.say(
-            f"features of {trunk.model} up to {trunk.layer}: the layers above are trained; "
-            "augmentation and the mirror image need images and are off"
-        )
     return Run(given=config, folder=folder, data=data, devices=devices)
-
-
-def _adapt(config: TrainConfig, trunk: Trunk) -> TrainConfig:
-    """Returns a configuration with the trunk's network, and without what needs images."""
-    # A run on the same features has the trunk's.
-    decided = {
-        "model": (NetworkOptions.model, trunk.model),
-        "weights": (None, TRUNK_WEIGHTS),
-        "normalize": (None,),
-    }
-    wrong = [name for name in decided if getattr(config.network, name) not in decided[name]]
-    if wrong:
-        raise ConfigError(
-            f"{config.input.data} holds features of {trunk.model} up to {trunk.layer}, which "
-            f"decide the network and its weights; remove {', '.join(f'--{name}' for name in wrong)}"
-        )
-    layers = config.network.trainable_layers
-    return config.replace(
-        model=trunk.model,
-        weights=TRUNK_WEIGHTS,
-        trainable_layers=trunk.rest_layers if layers is None else min(layers, trunk.rest_layers),
-        augment=False,
-        test_time_flip=False,
-    )
 
 
 @contextlib.contextmanager

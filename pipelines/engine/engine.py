@@ -26,7 +26,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from pipelines import errors, workers
 from pipelines.options import workers_of
 from pipelines.planning.plan import ShardTask
-from pipelines.shards.build import Work
+from pipelines.shards.build import Build
 from pipelines.shards.finish import finish_dataset
 from pipelines.shards.write import TaskWriter, write_in_processes
 from pipelines.stores import beam_flags
@@ -200,7 +200,7 @@ def check_flags(beam_args: Sequence[str], own_flags: Iterable[str]) -> None:
 
 @beam.ptransform_fn
 def WriteShards(  # noqa: N802
-    tasks: beam.PCollection, build: Work, num_processes: int | None = None
+    tasks: beam.PCollection, build: Build, num_processes: int | None = None
 ) -> beam.PCollection:
     """Turns shard tasks into shard files, and yields (name of the dataset, what was written).
 
@@ -219,7 +219,7 @@ def WriteShards(  # noqa: N802
 
 
 def _write_in_processes(
-    tasks: Sequence[ShardTask], build: Work, num_processes: int
+    tasks: Sequence[ShardTask], build: Build, num_processes: int
 ) -> tuple[str, int]:
     write_in_processes(build, tasks, num_processes)
     return build.draft.name, len(tasks)
@@ -228,7 +228,7 @@ def _write_in_processes(
 class _WriteHere(beam.DoFn):
     """Writes each shard in the process to which Beam gives its task."""
 
-    def __init__(self, build: Work) -> None:
+    def __init__(self, build: Build) -> None:
         self._build = build
 
     def setup(self) -> None:
@@ -249,14 +249,14 @@ class _WriteHere(beam.DoFn):
 
 @beam.ptransform_fn
 def FinishDataset(  # noqa: N802
-    done: beam.PCollection, build: Work, num_processes: int | None = None
+    done: beam.PCollection, build: Build, num_processes: int | None = None
 ) -> beam.PCollection:
     """Finishes the dataset once all tasks are done; for `num_processes` see `WriteShards`."""
     finish = beam.Map(_finish, build, num_processes is not None)
     return done | "Gather" >> beam.GroupByKey() | "Finish" >> finish
 
 
-def _finish(_: object, build: Work, in_worker: bool) -> None:
+def _finish(_: object, build: Build, in_worker: bool) -> None:
     if in_worker:
         # It does not hold the listing in memory, as the launcher does.
         list(workers.results(finish_dataset, [(build,)], 1))

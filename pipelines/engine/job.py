@@ -22,7 +22,7 @@ from pipelines.listing.refs import OTHER, Listing, iterate_refs
 from pipelines.options import BuildOptions
 from pipelines.planning import plan, splits
 from pipelines.shards import drops
-from pipelines.shards.build import Build, Work
+from pipelines.shards.build import Build
 from pipelines.shards.finish import FAILURE_FILE, list_rejects
 from pipelines.shards.write import EXAMPLE_SCHEMA
 from pipelines.sources.source import Member, Source, read_in_order
@@ -39,7 +39,7 @@ from tfrecord_io.stores.folder import is_remote
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
-    """A build or an extraction, ready to run.
+    """A build, ready to run.
 
     Attributes:
         build: what every worker needs to know.
@@ -48,7 +48,7 @@ class Job:
         started: time when the listing began, from `time.monotonic`, in seconds.
     """
 
-    build: Work
+    build: Build
     todo: tuple[plan.ShardTask, ...]
     num_finished: int
     started: float
@@ -99,13 +99,13 @@ def clean(storage: Storage) -> None:
     storage.delete([FAILURE_FILE])
 
 
-def start_or_resume(work: Work, tasks: Sequence[plan.ShardTask], started: float) -> Job:
+def start_or_resume(build: Build, tasks: Sequence[plan.ShardTask], started: float) -> Job:
     """Returns the job with the tasks that no earlier run has finished."""
-    finished = work.find_finished(tasks)
+    finished = build.find_finished(tasks)
     if finished:
         _say(f"resuming: {len(finished)} of {len(tasks)} shards are finished")
     return Job(
-        build=work,
+        build=build,
         todo=tuple(task for task in tasks if task.index not in finished),
         num_finished=sum(sidecar.num_refs for sidecar in finished.values()),
         started=started,

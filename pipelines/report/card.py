@@ -100,12 +100,6 @@ def render(
     )
 
 
-def render_features(dataset: Manifest) -> str:
-    """Returns the card of a dataset of feature maps, about how they were computed."""
-    template = pages.environment(Path(__file__).parent).get_template("features.html.jinja")
-    return template.render(dataset=dataset)
-
-
 def _side_facts(dataset: Manifest, examples: pa.Table) -> list[dict[str, Any]]:
     """Returns of each fact about the files the number and share of the images of each class.
 

@@ -67,8 +67,6 @@ def _next_steps(output: str, dataset: Manifest) -> str:
     if is_remote(output):
         return f"copy it to a disk and run {command('verify')}, or train from the store"
     verify = f"{command('verify')} {output}"
-    if dataset.holds_features:
-        return f"{verify}\n  {command('train')} --data {output} --workdir RUN"
     # `show` shows the split train, unless it is told another one.
     other = "" if "train" in dataset.splits else f" --split {next(iter(dataset.splits))}"
     return f"{verify}\n  {command('show')} {output}{other} --output grid.png"

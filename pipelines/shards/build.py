@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import json
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -29,9 +29,6 @@ from tfrecord_io.statistics import PixelStatistics
 #: Opens a file of the output for writing by its name.
 Create = Callable[[str], contextlib.AbstractContextManager[IO[bytes]]]
 
-#: Writes the files of a task, its sidecar last.
-WriteTask = Callable[[ShardTask, Create], object]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sidecar:
@@ -44,8 +41,7 @@ class Sidecar:
         label_counts: number of examples that have each label, in the order of the label names.
         rejects: the images left out.
         num_dropped: number of records that were removed again as duplicates.
-        statistics: sums over the pixels of the records; None for feature maps.
-        computed_by: device and versions that computed feature maps, whose last digits depend on it.
+        statistics: sums over the pixels of the records.
     """
 
     fingerprint: str
@@ -55,18 +51,15 @@ class Sidecar:
     num_bytes: int
     sha256: str
     label_counts: tuple[int, ...]
-    rejects: tuple[RejectedFile, ...] = ()
+    rejects: tuple[RejectedFile, ...]
     num_dropped: int = 0
-    statistics: PixelStatistics | None = None
-    computed_by: Mapping[str, str] | None = None
+    statistics: PixelStatistics
 
     def write(self, create: Create) -> None:
         """Writes the sidecar as JSON beside its shard."""
-        content = dataclasses.asdict(self)
-        if self.computed_by is None:
-            del content["computed_by"]
+        content = json.dumps(dataclasses.asdict(self), indent=1)
         with create(manifest.sidecar_name(self.shard)) as file:
-            file.write(f"{json.dumps(content, indent=1)}\n".encode())
+            file.write(f"{content}\n".encode())
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Sidecar:
@@ -75,24 +68,31 @@ class Sidecar:
             content = json.loads(text)
             content["label_counts"] = tuple(content["label_counts"])
             content["rejects"] = tuple(RejectedFile(**reject) for reject in content["rejects"])
-            if content.get("statistics") is not None:
-                content["statistics"] = PixelStatistics.from_dict(content["statistics"])
+            content["statistics"] = PixelStatistics.from_dict(content["statistics"])
             return cls(**content)
         except (KeyError, TypeError) as error:
             raise ValueError(f"not the sidecar of a shard: {error!r}") from error
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Work:
-    """A dataset that workers write, as the engine sees it.
+class Build:
+    """A dataset that workers write.
 
     Attributes:
         output: folder or URL of the dataset.
         draft: the manifest, as far as it is known before the shards are written.
+        source: where the images come from.
+        policies: what happens to pictures that occur more than once.
+        max_reject_fraction: the build fails if more than this share of the images is rejected.
+        rejected_files: images already rejected by the listing.
     """
 
     output: str
     draft: manifest.Manifest
+    source: Source
+    policies: SplitOptions = dataclasses.field(default_factory=SplitOptions)
+    max_reject_fraction: float
+    rejected_files: tuple[RejectedFile, ...] = ()
 
     @property
     def storage(self) -> Storage:
@@ -112,7 +112,7 @@ class Work:
         return {task.index: sidecar for task, sidecar in pairs if sidecar is not None}
 
     def read_sidecar(self, task: ShardTask) -> Sidecar | None:
-        """Returns a task's sidecar, or None if it does not fit the dataset and its files."""
+        """Returns a task's sidecar, or None if it does not fit or a file is missing."""
         try:
             sidecar = Sidecar.from_json(self.storage.read(manifest.sidecar_name(task.shard_name)))
         except (FileNotFoundError, ValueError):
@@ -121,6 +121,7 @@ class Work:
             sidecar.fingerprint == self.draft.fingerprint
             and sidecar.num_refs == task.num_refs
             and self.storage.size(task.shard_name) == sidecar.num_bytes
+            and self.storage.exists(rows_name(task))
         )
         return sidecar if fits else None
 
@@ -180,29 +181,6 @@ class Work:
                 f"line {place.lineno}; the message may name files of the input, so it is not "
                 "shown. Check that the input is still there, and run the same command again"
             ) from None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Build(Work):
-    """A dataset of images that workers write.
-
-    Attributes:
-        source: where the images come from.
-        policies: what happens to pictures that occur more than once.
-        max_reject_fraction: the build fails if more than this share of the images is rejected.
-        rejected_files: images already rejected by the listing.
-    """
-
-    source: Source
-    policies: SplitOptions = dataclasses.field(default_factory=SplitOptions)
-    max_reject_fraction: float
-    rejected_files: tuple[RejectedFile, ...] = ()
-
-    def read_sidecar(self, task: ShardTask) -> Sidecar | None:
-        """Returns a task's sidecar, or None if it or the task's rows do not fit or are missing."""
-        sidecar = super().read_sidecar(task)
-        is_whole = sidecar and sidecar.statistics and self.storage.exists(rows_name(task))
-        return sidecar if is_whole else None
 
     def open_images(self) -> twins.ImageReader:
         """Returns a reader of the pictures in the shards."""

@@ -26,8 +26,7 @@ from pipelines import errors
 from pipelines.listing.refs import RejectedFile, iterate_refs
 from pipelines.planning.plan import ShardTask, read_task_refs, read_tasks
 from pipelines.shards import drops
-from pipelines.shards.build import Build, Sidecar, Work
-from pipelines.shards.features import describe_features
+from pipelines.shards.build import Build, Sidecar
 from pipelines.shards.write import EXAMPLE_SCHEMA
 from pipelines.stores.output import BUILD_DIR, Storage
 from pipelines.stores.output_state import PLAN_FILE
@@ -46,7 +45,7 @@ _HINTS = {
 }
 
 
-def finish_dataset(work: Work) -> None:
+def finish_dataset(build: Build) -> None:
     """Writes the tables, the card and last the manifest, which marks the dataset complete.
 
     If too many images were rejected or a policy is violated, the reason is written to
@@ -57,12 +56,11 @@ def finish_dataset(work: Work) -> None:
         errors.BuildError: if a shard is missing, a file is unaccounted for, or the output cannot
             be written.
     """
-    storage = work.storage
-    with work.clear_errors():
-        tasks = read_tasks(storage, work.draft.fingerprint)
+    storage = build.storage
+    with build.clear_errors():
+        tasks = read_tasks(storage, build.draft.fingerprint)
         try:
-            describe = describe_images if isinstance(work, Build) else describe_features
-            made = describe(work, tasks, work.require_sidecars(tasks))
+            made = describe_images(build, tasks, build.require_sidecars(tasks))
         except errors.RefusedError as refusal:
             storage.write(FAILURE_FILE, str(refusal).encode())
             return
@@ -257,7 +255,7 @@ def _make_manifest(
     sums = [
         sidecar.statistics
         for task, sidecar in zip(tasks, sidecars, strict=True)
-        if task.split == manifest.STATISTICS_SPLIT and sidecar.num_examples and sidecar.statistics
+        if task.split == manifest.STATISTICS_SPLIT and sidecar.num_examples
     ]
     made = dataclasses.replace(
         build.with_shards(tasks, sidecars),

@@ -18,8 +18,7 @@ import xxhash
 from pipelines import errors, workers
 from pipelines.listing.refs import OTHER, ImageRef, RejectedFile, iterate_refs
 from pipelines.planning import plan
-from pipelines.shards.build import Build, Create, Sidecar, Work, rows_name
-from pipelines.shards.features import feature_writer
+from pipelines.shards.build import Build, Create, Sidecar, rows_name
 from pipelines.sources.source import Reader, read_in_order
 from pipelines.stores import output_state
 from pipelines.stores.output import WriteBehind
@@ -110,29 +109,25 @@ def write_shard(build: Build, task: plan.ShardTask, reader: Reader, create: Crea
 class TaskWriter(contextlib.ExitStack):
     """Writes one task after another; it is closed by `close` or at the end of a `with` block.
 
-    It keeps its input open, and makes a shard while the files of earlier tasks reach the disk.
+    It keeps the source open, and makes a shard while the files of earlier tasks reach the disk.
 
     Raises:
-        errors.BuildError: if what all tasks need cannot be opened.
+        errors.BuildError: if the source of an anonymous dataset cannot be opened.
     """
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, build: Build) -> None:
         super().__init__()
-        self._work = work
+        self._build = build
         try:
-            if isinstance(work, Build):
-                reader = self.enter_context(work.source.open())
-                self._write = lambda task, create: write_shard(work, task, reader, create)
-            else:
-                self._write = feature_writer(work)
+            self._reader = self.enter_context(build.source.open())
         except Exception:
             # The message may name the input, which must not reach a worker's log.
-            if work.anonymous:
+            if build.anonymous:
                 raise errors.BuildError(
                     "a worker cannot open the input; every worker must be able to read it"
                 ) from None
             raise
-        self._files = self.enter_context(contextlib.closing(WriteBehind(work.storage)))
+        self._files = self.enter_context(contextlib.closing(WriteBehind(build.storage)))
 
     def write(self, task: plan.ShardTask) -> None:
         """Writes a shard unless it is already written, as when an engine retries its task.
@@ -140,17 +135,17 @@ class TaskWriter(contextlib.ExitStack):
         Its files may still be unfinished on return; call `wait` before relying on them. Both raise
         `errors.BuildError` as `write_shard` does, or if the output cannot be written.
         """
-        if self._work.read_sidecar(task) is None:
-            with self._work.clear_errors():
-                self._write(task, self._files.create)
+        if self._build.read_sidecar(task) is None:
+            with self._build.clear_errors():
+                write_shard(self._build, task, self._reader, self._files.create)
 
     def wait(self) -> None:
         """Waits until the files of all tasks are finished."""
-        with self._work.clear_errors():
+        with self._build.clear_errors():
             self._files.wait()
 
 
-def write_in_processes(work: Work, tasks: Sequence[plan.ShardTask], num_processes: int) -> None:
+def write_in_processes(build: Build, tasks: Sequence[plan.ShardTask], num_processes: int) -> None:
     """Writes shards in worker processes of this machine; returns when all of them are written.
 
     Each worker takes the next task that no other worker has taken.
@@ -163,15 +158,15 @@ def write_in_processes(work: Work, tasks: Sequence[plan.ShardTask], num_processe
     # The largest first, so that no worker is left alone with a large one at the end.
     tasks = sorted(tasks, key=lambda task: task.num_refs, reverse=True)
     num_processes = min(num_processes, len(tasks))
-    calls = [(work, tasks)] * num_processes
+    calls = [(build, tasks)] * num_processes
     list(workers.results(_write_next, calls, num_processes, workers.shared_value("q", 0)))
 
 
-def _write_next(work: Work, tasks: Sequence[plan.ShardTask]) -> None:
+def _write_next(build: Build, tasks: Sequence[plan.ShardTask]) -> None:
     """Takes the next task and writes it, until all tasks are taken."""
     num_taken: Synchronized[int] = workers.shared
     try:
-        with TaskWriter(work) as writer:
+        with TaskWriter(build) as writer:
             while True:
                 with num_taken.get_lock():
                     place = num_taken.value

@@ -1,7 +1,7 @@
 """What pages say a network has seen, against a count of shared pixels and patients made here.
 
 Each case draws scans with copies and unknown patients, builds one or two datasets of them, trains,
-and measures: by evaluation, above a trunk, or by folds. The count asks nothing of `train.data`.
+and measures: by evaluation, or by folds. The count asks nothing of `train.data`.
 """
 
 import contextlib
@@ -77,7 +77,7 @@ def try_case(case: Case) -> str:
     gc.collect()
     scans = _draw_scans(case)
     case.what = f"{len(scans)} scans"
-    way = case.pick(*[_try_evaluation] * 5, *[_try_trunk] * 3, *[_try_folds] * 2)
+    way = case.pick(*[_try_evaluation] * 5, *[_try_folds] * 2)
     # Charts take half of the time and claim nothing; one that cannot be drawn costs a warning.
     undrawn = mock.patch("matplotlib.figure.Figure.savefig", side_effect=OSError("not drawn"))
     with contextlib.chdir(case.folder), undrawn:
@@ -267,10 +267,7 @@ def _judge(
 
 
 def _train(data: Path, workdir: Path, **fields: object) -> int:
-    settings = _SETTINGS | fields
-    if json.loads((data / "manifest.json").read_text())["source"].get("trunk"):
-        settings["model"] = None  # the trunk decides it
-    return marked_images.train(data, workdir, **settings)
+    return marked_images.train(data, workdir, **_SETTINGS, **fields)
 
 
 def _require_listed(case: Case, run: Path, wanted: set[str], *parts: str) -> None:
@@ -290,7 +287,7 @@ def _try_evaluation(case: Case, first: Path, second: Path) -> str:
     if len(_of(ours, "train")) < 2:
         return "no training images"
     case.require(not _train(first, run), "the training failed")
-    _require_listed(case, run, _names(seen), *_SPLITS, "trunk")
+    _require_listed(case, run, _names(seen), *_SPLITS)
     if test:
         _judge(case, run, _Network(seen), ours, test, "test")
     elif val:
@@ -320,49 +317,6 @@ def _evaluate(
     return "measured"
 
 
-def _try_trunk(case: Case, first: Path, second: Path) -> str:
-    """Trains above a trunk that was cut from another run, and evaluates that."""
-    import keras
-
-    from pipelines import extract_features
-    from train import trunk
-
-    ours, theirs = _read(first), _read(second)
-    if min(len(_of(images, "train")) for images in (ours, theirs)) < 2:
-        return "no training images"
-    case.require(not _train(first, Path("run")), "the training failed")
-    model = keras.saving.load_model("run/export/model.keras", compile=False)
-    layers = [layer.name for layer in model.get_layer("convnet").layers]
-    layer = next(name for name in layers if "pooling" in name)
-    trunk.write_trunk(str(first), "run", layer, Path("trunk.keras"))
-    below = _Network(_of(ours, "train", "val"))
-    if case.happens(0.2):
-        Path("trunk.seen.parquet").unlink()
-        below = _Network(is_unknown=True)
-    words = [f"--data={second}", "--trunk=trunk.keras", "--output=features", builds.IN_MEMORY]
-    case.require(not extract_features.main(words), "the extraction failed")
-    by_trunk, above, test = _count(below.seen, theirs), Path("above"), _of(theirs, "test")
-    learned = _of(theirs, "train", "val")
-    if case.happens(0.4):
-        code = _train(Path("features"), above, folds=2)
-        if any(image.key in by_trunk for image in learned):
-            case.require(code == 2, f"folds end with {code}")
-            return "folds refused"
-        _judge_folds(case, above, code, theirs, below)
-        return "folds"
-    code = _train(Path("features"), above)
-    network = dataclasses.replace(below, seen=[*learned, *below.seen])
-    keys = {image.key for image in test}
-    is_empty = bool(by_trunk & keys) and keys <= _count(network.seen, theirs)
-    case.require(code == 2 * is_empty, f"the run above ends with {code}, nothing left: {is_empty}")
-    if code or is_empty:
-        return "nothing left"
-    if test:
-        _judge(case, above, network, theirs, test, "test", is_measured=not by_trunk & keys)
-    data, images = case.pick((first, ours), (second, theirs))
-    return f"run, {_evaluate(case, above, data, network, images)}"
-
-
 def _try_folds(case: Case, first: Path, second: Path) -> str:
     ours, code = _read(first), _train(first, Path("folds"), folds=case.pick(2, 3))
     _judge_folds(case, Path("folds"), code, ours)
@@ -376,9 +330,7 @@ def _try_folds(case: Case, first: Path, second: Path) -> str:
     return f"fold, {_evaluate(case, Path('fold'), second, _Network(seen), _read(second))}"
 
 
-def _judge_folds(
-    case: Case, workdir: Path, code: int, images: Sequence[_Image], below: _Network = _Network()
-) -> None:
+def _judge_folds(case: Case, workdir: Path, code: int, images: Sequence[_Image]) -> None:
     """Looks at the table of each fold, and at the page of all."""
     if code:
         # There are too few groups for so many folds.
@@ -391,4 +343,4 @@ def _judge_folds(
         learned = {f"train {image.key}" for image in everyone if image.group not in groups}
         _require_listed(case, folder, learned, "train")
     originals = [image for image in everyone if not image.is_copy]
-    _judge(case, workdir, below, images, originals, "folds")
+    _judge(case, workdir, _Network(), images, originals, "folds")

@@ -20,7 +20,7 @@ _COLUMNS = (
     "file_format", "quantization", "file_xxh3", "pixels_xxh3", "brightness", "white_border",
     "perceptual_hash", "site", "shape", "study", "series",
 )  # fmt: skip
-_OPTIONAL = {"site", "shape", "study", "series"}
+_OPTIONAL = {"site", "study", "series"}
 
 
 class _Ranges(Classes):
@@ -40,7 +40,10 @@ def read_examples(file: str | os.PathLike[str]) -> pa.Table:
     except pa.ArrowInvalid as error:
         raise ManifestError(f"{EXAMPLES_FILE_NAME} is damaged: {error}") from None
     if missing := {*_COLUMNS, "variant"} - _OPTIONAL - {*names}:
-        raise ManifestError(f"{EXAMPLES_FILE_NAME} has no column {', '.join(sorted(missing))}")
+        raise ManifestError(
+            f"{EXAMPLES_FILE_NAME} has no column {', '.join(sorted(missing))}; build the dataset "
+            "again"
+        )
     columns = [name for name in (*_COLUMNS, "variant") if name in names]
     return audited(pq.ParquetFile(file).read(columns))
 

@@ -90,12 +90,11 @@ def check_sizes(examined: Examined) -> Iterator[Finding]:
     sizes = Counter(zip(examples["width"].to_pylist(), examples["height"].to_pylist(), strict=True))
     listed_sizes = [{"width": w, "height": h, "images": n} for (w, h), n in sizes.most_common()]
     examined.measures["sizes"] = listed_sizes[:12]
-    if "shape" in examples.column_names:
-        of_images = examples["shape"].to_numpy()
-        examined.measures["shapes"] = {
-            name: shapes.distinct(of_images[examined.split == place].tolist())
-            for place, name in enumerate(examined.splits)
-        }
+    of_images = examples["shape"].to_numpy()
+    examined.measures["shapes"] = {
+        name: shapes.distinct(of_images[examined.split == place].tolist())
+        for place, name in enumerate(examined.splits)
+    }
     usual, (stored_height, stored_width, _) = listed_sizes[0], dataset.image_shape
     far = [
         row

@@ -281,8 +281,8 @@ def list_pairs(examples: pa.Table, pairs: Sequence[NearPair]) -> _Listed:
     listed = []
     for pair in pairs:
         first, second = columns.take([pair.first, pair.second]).to_pylist()
-        case = {"first": first, "second": second, "similarity": round(pair.similarity, 4)}
-        listed.append(case | ({"why": pair.why} if pair.why else {}))
+        similarity = round(pair.similarity, 4)
+        listed.append({"first": first, "second": second, "similarity": similarity})
     return tuple(listed)
 
 

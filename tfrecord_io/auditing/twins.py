@@ -88,16 +88,14 @@ class ImageReader:
 
 
 class NearPair(NamedTuple):
-    """Two pictures that are nearly the same, or may be: their first rows in the examples table.
+    """Two pictures that are nearly the same: their first rows in the examples table.
 
-    `similarity` is the correlation of the fine detail, or the cosine of the features, up to 1.
-    `why` is what stands out, in words; empty for pictures whose pixels were compared.
+    `similarity` is the correlation of the fine detail, up to 1.
     """
 
     first: int
     second: int
     similarity: float
-    why: str = ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from typing import Any
 from PIL import Image
 
 from tfrecord_io.flags import check, flag
+from tfrecord_io.schema import DTYPES
 
 #: The unit of values that have no physical one: their share of the range that the bits can store.
 SHARE = "share of white"
@@ -18,9 +19,6 @@ SHARE = "share of white"
 RESIZE_FILTERS: Mapping[str, Image.Resampling] = {
     name: Image.Resampling[name.upper()] for name in ("bilinear", "bicubic", "lanczos", "box")
 }
-
-#: Types of stored pixels.
-DTYPES = ("uint8", "uint16")
 
 #: What becomes of a picture of another shape than the stored one, and what it is then called.
 FITS: Mapping[str, str] = {"stretch": "stretched", "pad": "padded"}

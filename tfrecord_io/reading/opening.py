@@ -118,18 +118,12 @@ def read_statistics(
 ) -> PixelStatistics:
     """Returns the sums over the pixels of a split, of a folder or a URL.
 
-    Those of the train split are in the manifest. For another split, or a dataset that an older
-    release wrote, the shards are read once.
+    Those of the train split are usually in the manifest; otherwise the shards are read once.
 
     Raises:
-        ManifestError: as `open_split` does; or if the images are feature maps.
+        ManifestError: as `open_split` does.
     """
     manifest = Manifest.load(directory)
-    if not manifest.layout.holds_pictures:
-        raise ManifestError(
-            f"{os.fspath(directory)} holds images of {manifest.dtype} in {manifest.image_shape[2]} "
-            "channels; statistics are only kept of grey and RGB pictures of whole numbers"
-        )
     if split == STATISTICS_SPLIT and manifest.statistics is not None:
         return manifest.statistics
     open_split(directory, split)

@@ -1,6 +1,6 @@
 """A dataset that is opened once for a whole run, and which of its examples the run uses for what.
 
-That is its manifest, its trunk and its table of examples; its splits, or folds of groups.
+That is its manifest and its table of examples; its splits, or folds of groups.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from tfrecord_io.groups import Groups, groups_in
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME, STATISTICS_SPLIT, WEIGHT, Manifest
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.stores.folder import DataPath, open_file, path_in
-from tfrecord_io.trunk import Trunk, find_trunk
 from train.data.options import FoldOptions
 from train.errors import ConfigError
 
@@ -33,8 +32,8 @@ SITE = "site"
 #: What tells an image from others, and the images that belong together.
 IDENTITY = ("key", "pixels_xxh3", groups.COLUMN, "patient", SITE)
 
-# Columns that are read; an older table, or one without DICOM files, lacks some.
-_COLUMNS = (*IDENTITY, *groups.INPUTS, "split", "shard", "row", "variant", WEIGHT)
+# Columns that are read; not every table has a site or weights.
+_COLUMNS = (*IDENTITY, "path", "split", "shard", "row", "variant", WEIGHT)
 
 _TEXT = pa.string()
 
@@ -70,18 +69,14 @@ class Dataset:
     """A dataset, with all that is known of its examples but their pixels and labels.
 
     Attributes:
-        trunk: that made its feature maps; None for a dataset of images.
-        trunk_file: bytes of the trunk's file.
         table: a row an example, in the order in which they are stored, split after split: what
             examples.parquet has of the columns that a run uses.
-        groups: of the same examples; near duplicates are not known to older tables.
+        groups: of the same examples.
         measured: the columns of the table whose values are measured by themselves.
     """
 
     path: DataPath
     manifest: Manifest
-    trunk: Trunk | None
-    trunk_file: bytes | None
     table: pa.Table
     groups: Groups
     measured: tuple[str, ...]
@@ -129,7 +124,6 @@ class Dataset:
     def images(self) -> pa.Table:
         """The identities of all examples by the names in `IDENTITY`; texts, null if unknown."""
         columns = {name: self.column(name).cast(_TEXT) for name in IDENTITY}
-        columns[groups.COLUMN] = self.groups.names.cast(_TEXT)
         return pa.table(columns).combine_chunks()
 
     @functools.cached_property
@@ -156,12 +150,11 @@ def open_dataset(path: str | DataPath, columns: Sequence[str] = ()) -> Dataset:
         columns: of the table of examples, to be measured besides `SITE`.
 
     Raises:
-        ConfigError: if the table is missing or damaged, lacks one of these columns, or does not
-            have one row for each example.
+        ConfigError: if the table is missing or damaged, lacks one of these columns or the groups,
+            or does not have one row for each example.
     """
     path = DataPath.of(path)
     manifest = Manifest.load(path)
-    trunk, trunk_file = find_trunk(path, manifest)
     measured = tuple(dict.fromkeys((SITE, *columns)))
     try:
         with open_file(path, EXAMPLES_FILE_NAME) as file:
@@ -176,20 +169,25 @@ def open_dataset(path: str | DataPath, columns: Sequence[str] = ()) -> Dataset:
             f"--by {unknown[0]}: expected a column of {path_in(path, EXAMPLES_FILE_NAME)}, "
             f"which has {', '.join(known)}"
         )
-    table, grouped = _in_order(path, manifest, table)
+    try:
+        grouped = groups_in(table)
+    except ValueError as error:
+        file = path_in(path, EXAMPLES_FILE_NAME)
+        raise ConfigError(
+            f"{file} {error}; a release before 1.0.0 wrote it: build the dataset again"
+        ) from None
+    rows = _stored_order(path, manifest, table)
     return Dataset(
         path=path,
         manifest=manifest,
-        trunk=trunk,
-        trunk_file=trunk_file,
-        table=table,
-        groups=grouped,
+        table=table.take(rows),
+        groups=grouped.take(rows),
         measured=tuple(name for name in measured if name in known),
     )
 
 
-def _in_order(path: DataPath, manifest: Manifest, table: pa.Table) -> tuple[pa.Table, Groups]:
-    """Returns the rows of a table of examples and their groups, in the order of the records."""
+def _stored_order(path: DataPath, manifest: Manifest, table: pa.Table) -> np.ndarray:
+    """Returns the rows of a table of examples in the order of the records."""
     num_examples = manifest.num_examples
     names = pa.array([shard.name for shard in manifest.shards], _TEXT)
     ends = np.cumsum([0, *(shard.num_examples for shard in manifest.shards)])
@@ -197,8 +195,7 @@ def _in_order(path: DataPath, manifest: Manifest, table: pa.Table) -> tuple[pa.T
     places = ends[shards] + table["row"].to_numpy()
     if not np.array_equal(np.sort(places), np.arange(num_examples)):
         raise _no_table(path, f"does not have one row for each of the {num_examples:,} examples")
-    rows = np.argsort(places)
-    return table.take(rows), groups_in(table).take(rows)
+    return np.argsort(places)
 
 
 def _no_table(path: DataPath, why: str) -> ConfigError:

@@ -1,13 +1,11 @@
 """What a network has seen: the images that its weights, statistics or thresholds depend on.
 
-A run lists them in seen.parquet. A trunk that was cut from a run has their list beside it, not in
-it, so that a trunk can be shared without it; features and the runs on them pass the list on.
+A run lists them in seen.parquet, which its export does not contain.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -18,7 +16,6 @@ import pyarrow.parquet as pq
 
 from tfrecord_io.files import atomic_write
 from tfrecord_io.groups import COLUMN
-from tfrecord_io.trunk import Trunk, seen_path
 from train.data.dataset import IDENTITY, Dataset, Part, Parts
 from train.errors import ConfigError
 
@@ -26,12 +23,12 @@ FILE_NAME = "seen.parquet"
 
 _TEXT = pa.string()
 
-# Null is unknown. `part` is where an image was used: in train or val, or by the trunk. The file has
-# the site only of a dataset that names it.
+# Null is unknown. `part` is where an image was used: in train or val. The file has the site only of
+# a dataset that names it.
 _SCHEMA = pa.schema([(name, _TEXT) for name in (*IDENTITY, "part")])
 
-# Entries of the file's metadata.
-_UNKNOWN, _TRUNK = b"unknown", b"trunk"
+# Entry of the file's metadata.
+_UNKNOWN = b"unknown"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -45,20 +42,14 @@ class Seen:
     images: pa.Table = dataclasses.field(default_factory=_SCHEMA.empty_table)
     unknown: str = ""
 
-    def write(self, path: Path, trunk: bytes = b"") -> None:
-        """Writes the file, with the digest of the trunk that it lies beside, if it does."""
+    def write(self, path: Path) -> None:
+        """Writes the file."""
         table = self.images
         if table["site"].null_count == len(table):
             table = table.drop_columns("site")
-        facts = {_UNKNOWN: self.unknown.encode(), _TRUNK: trunk}
+        table = table.replace_schema_metadata({_UNKNOWN: self.unknown.encode()})
         with atomic_write(path) as file:
-            pq.write_table(table.replace_schema_metadata(facts), file)
-
-    def of_trunk(self) -> Seen:
-        """Returns the same for a trunk that is cut from the network."""
-        parts = pa.array(["trunk"] * len(self.images), _TEXT)
-        images = self.images.set_column(len(IDENTITY), "part", parts)
-        return dataclasses.replace(self, images=images)
+            pq.write_table(table, file)
 
     def without(self, part: str) -> Seen:
         """Returns the images of all parts but one."""
@@ -104,25 +95,8 @@ def read_seen(run: Path) -> Seen:
     return _read(path) or Seen(unknown=f"its run has no {FILE_NAME}")
 
 
-def read_trunk_seen(path: Path, trunk: Trunk) -> Seen:
-    """Returns what a trunk has seen, from the file beside it, as `read_seen` does.
-
-    ImageNet's published weights have seen no image of a dataset.
-    """
-    if trunk.weights in ("imagenet", "none"):
-        return Seen()
-    found = _read(seen_path(path), digest_of(path)) if seen_path(path).exists() else None
-    return found or Seen(unknown=f"the weights of its trunk are from elsewhere ({trunk.weights})")
-
-
-def digest_of(trunk: Path) -> bytes:
-    """Returns the digest by which a trunk is known to the file beside it."""
-    with trunk.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest().encode()
-
-
-def _read(path: Path, trunk: bytes = b"") -> Seen | None:
-    """Returns the content of a file, or None if it is missing or belongs to another trunk."""
+def _read(path: Path) -> Seen | None:
+    """Returns the content of a file, or None if it is missing."""
     try:
         table = pq.read_table(path)
         facts = table.schema.metadata or {}
@@ -133,28 +107,16 @@ def _read(path: Path, trunk: bytes = b"") -> Seen | None:
         return None
     except (OSError, KeyError, pa.ArrowInvalid) as error:
         raise ConfigError(f"{path} is damaged ({error}); copy it again") from None
-    if facts.get(_TRUNK, b"") != trunk:
-        return None
     return Seen(images=images, unknown=facts.get(_UNKNOWN, b"").decode())
 
 
-def collect(images: pa.Table, parts: Mapping[str, np.ndarray], below: Seen) -> Seen:
-    """Returns what a run sees: each image once, in the part that is nearest to the weights.
-
-    That is rows of `Dataset.images` by the name of their part, the nearest first, and what the
-    weights have seen with which the training starts.
-    """
+def collect(images: pa.Table, parts: Mapping[str, np.ndarray], unknown: str = "") -> Seen:
+    """Returns what a run sees: rows of `Dataset.images`, by the name of their part."""
     tables = [
         images.take(rows).append_column("part", pa.array([name] * len(rows), _TEXT))
         for name, rows in parts.items()
     ]
-    table = pa.concat_tables([*tables, below.images]).combine_chunks()
-    # Two datasets may share a key, because it is made of the path.
-    pixels = pc.fill_null(table["pixels_xxh3"], "")
-    image = pc.binary_join_element_wise(table["key"], pixels, " ").combine_chunks()
-    codes = image.dictionary_encode().indices.to_numpy()
-    _, first = np.unique(codes, return_index=True)
-    return dataclasses.replace(below, images=table.take(np.sort(first)))
+    return Seen(images=pa.concat_tables(tables).combine_chunks(), unknown=unknown)
 
 
 def find_seen(seen: Seen, images: pa.Table) -> np.ndarray:
@@ -231,9 +193,9 @@ def expose_folds(images: pa.Table, folds: Sequence[tuple[Seen, Part]]) -> Exposu
     """Counts what each run of a cross-validation has seen of the fold that it held out."""
     rows = np.concatenate([fold.rows for _, fold in folds])
     is_seen = np.concatenate([find_seen(seen, images)[fold.rows] for seen, fold in folds])
-    # What the first has seen besides its folds, all have.
-    below = folds[0][0].without("train")
-    return expose(below, images, rows, is_seen, is_measured=True)
+    # All start from the same weights.
+    start = Seen(unknown=folds[0][0].unknown)
+    return expose(start, images, rows, is_seen, is_measured=True)
 
 
 def unseen_part(
@@ -256,36 +218,18 @@ def unseen_part(
     return dataset.narrow(part, ~is_seen), exposure
 
 
-def look_at(
-    dataset: Dataset, parts: Parts, below: Seen, *, is_fold: bool
-) -> tuple[Parts, Seen, Exposure | None]:
-    """Leaves out the test images that a run has seen, if its trunk has seen any of them.
+def look_at(dataset: Dataset, parts: Parts, unknown: str) -> tuple[Seen, Exposure | None]:
+    """Returns what a run sees, and how much of that is in the part that it evaluates, if any.
 
-    A run without a trunk measures the whole split, and its page says how much was seen. Of a fold
-    the trunk may have seen nothing. The weights with which the training starts have seen `below`.
-
-    Returns:
-        (the parts with the images that are left, what the run sees, how much it sees of the part
-        that it evaluates; None if there is none).
+    `unknown` says what is not known of the weights with which it starts, see `Seen`.
     """
     rows = {name: part.rows for name, part in vars(parts).items() if part is not None}
-    nearest = {name: rows[name] for name in rows if name != "test"}
-    seen = collect(dataset.images, nearest, below)
+    rows.pop("test", None)
+    seen = collect(dataset.images, rows, unknown)
     if parts.evaluated is None:
-        return parts, seen, None
-    by_trunk = find_seen(below, dataset.images)
-    if is_fold and (num_seen := int(by_trunk[np.concatenate(list(rows.values()))].sum())):
-        raise ConfigError(
-            f"--folds: the trunk of {dataset.path} has seen {num_seen:,} of the images, or of "
-            "their patients, so the held-out folds would measure what it has learned. Use a trunk "
-            "that was trained on other images"
-        )
-    part, exposure = unseen_part(
-        dataset,
-        parts.evaluated,
-        # That validation images were watched is said elsewhere.
-        seen if parts.test else seen.without("val"),
-        is_measured=parts.test is None or not by_trunk[rows["test"]].any(),
-        remedy="Use a trunk that was trained on other images",
-    )
-    return dataclasses.replace(parts, test=parts.test and part), seen, exposure
+        return seen, None
+    # That validation images were watched is said elsewhere.
+    learnt = seen if parts.test else seen.without("val")
+    is_seen = find_seen(learnt, dataset.images)[parts.evaluated.rows]
+    exposure = expose(learnt, dataset.images, parts.evaluated.rows, is_seen, is_measured=True)
+    return seen, exposure

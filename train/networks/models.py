@@ -7,9 +7,6 @@ saved model needs no code of this project, and the host never changes a pixel.
 from __future__ import annotations
 
 import dataclasses
-import io
-import tempfile
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,7 +14,6 @@ import keras
 import numpy as np
 
 from tfrecord_io.statistics import PixelStatistics
-from tfrecord_io.trunk import REST_NAME
 from train.data.augmentation import inside_padding, picture_share
 from train.errors import ConfigError, TrainingError
 from train.kinds.classes import CLASSES
@@ -368,8 +364,7 @@ def network_of(
     Args:
         run: to train, or trained.
         precision: arithmetic of the layers, such as `float32` or `bfloat16`.
-        weights: see `NetworkOptions`; "none" where a checkpoint overrides them all. Layers above a
-            trunk have those that the trunk's file holds.
+        weights: see `NetworkOptions`; "none" where a checkpoint overrides them all.
         temperature: see `build_network`.
         is_final: whether it is the one to export.
 
@@ -379,8 +374,6 @@ def network_of(
     keras.config.set_dtype_policy(precision if precision == "float32" else f"mixed_{precision}")
     manifest = run.data.manifest
     with run.devices.scope():
-        if run.data.trunk is not None:
-            return _build_above_trunk(run, temperature)
         return build_network(
             dataclasses.replace(run.config.network, weights=weights),
             image_shape=manifest.image_shape,
@@ -395,38 +388,3 @@ def network_of(
             # Not in what is exported: other backends refuse to load it.
             synchronized=run.devices.must_synchronize and not is_final,
         )
-
-
-def _build_above_trunk(run: Run, temperature: float) -> Network:
-    """Builds a network whose inputs are stored feature maps.
-
-    Its `backbone` is the layers between the trunk and the head, with the weights that lie in the
-    trunk's file.
-    """
-    options, manifest = run.config.network, run.data.manifest
-    with zipfile.ZipFile(io.BytesIO(run.data.trunk_file)) as archive:
-        saved = model_in(archive.read(REST_NAME))
-
-    def copy(layer: keras.layers.Layer) -> keras.layers.Layer:
-        # Keras saves the precision with each layer.
-        return type(layer).from_config(layer.get_config() | {"dtype": keras.config.dtype_policy()})
-
-    rest = keras.models.clone_model(saved, clone_function=copy)
-    rest.set_weights(saved.get_weights())
-    features = keras.Input(manifest.image_shape, dtype="float32", name="features")
-    classes = add_head(rest(features), options, manifest.num_classes, run.config.input.seed)
-    logits = keras.Model(features, classes, name=options.model)
-    model = classifier(
-        logits, options, run.task, dtype=manifest.dtype, factor=1.0, temperature=temperature
-    )
-    # As for images, `--trainable_layers` does not count the layer that makes the map flat.
-    backbone = keras.Model(rest.input, rest.layers[-1].input)
-    return Network(logits=logits, model=model, backbone=backbone)
-
-
-def model_in(content: bytes) -> keras.Model:
-    """Returns the model in a file's content; Keras reads files only."""
-    with tempfile.NamedTemporaryFile(suffix=".keras") as file:
-        file.write(content)
-        file.flush()
-        return keras.saving.load_model(file.name, compile=False)

@@ -34,8 +34,6 @@ OWN_MODELS = ("small_resnet", "convnet")
 MODELS = (*OWN_MODELS, *sorted(APPLICATIONS))
 #: The two networks of the 2018 tutorial; their default head is the tutorial's.
 TUTORIAL_MODELS = ("convnet", "vgg16")
-#: Value of `weights` for a network whose trunk made the features; it is not given as a flag.
-TRUNK_WEIGHTS = "trunk"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,11 +110,8 @@ class NetworkOptions:
 
     @property
     def has_backbone(self) -> bool:
-        """Whether there are layers below the head that can be frozen.
-
-        Only networks of keras.applications, and those above a trunk, keep them.
-        """
-        return self.model not in OWN_MODELS or self.weights == TRUNK_WEIGHTS
+        """Whether there are layers below the head that can be frozen."""
+        return self.model not in OWN_MODELS
 
     @property
     def fine_tunes(self) -> bool:

@@ -85,7 +85,6 @@ def render(
         few_groups=FEW_GROUPS,
         few_images=_FEW_IMAGES,
         rare=[name for name, count in counts if count < _FEW_IMAGES],
-        images_name=manifest.source["dataset"]["name"] if manifest.holds_features else None,
         **(_results(task, metrics, own_metrics or {}) if metrics else {}),
         charts=collections.defaultdict(tuple, charts),
         data=config.get("data"),

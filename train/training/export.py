@@ -13,7 +13,6 @@ Nothing of this project is needed to load them: the models are built of Keras' o
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import shutil
 from collections.abc import Mapping, Sequence
@@ -30,7 +29,7 @@ from tfrecord_io.decoding.preprocess import decoder_versions
 from tfrecord_io.files import write_json
 from train.errors import TrainingError
 from train.kinds.task import require_numbers
-from train.networks.models import Network, model_in
+from train.networks.models import Network
 from train.results import thresholds
 from train.run_setup import Run
 
@@ -38,8 +37,8 @@ FOLDER_NAME = "export"
 SAVED_MODEL_NAME = "saved_model"
 
 #: Largest difference of a probability between the model and its reloaded copy. Another graph may
-#: add in another order, and in 16-bit arithmetic that shows (bfloat16 has 8 significant bits).
-_TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "float16": 4e-3}
+#: add in another order.
+_TOLERANCE = 1e-5
 
 
 def export_model(
@@ -47,7 +46,6 @@ def export_model(
     directory: Path,
     manifest: tfrecord_io.Manifest,
     *,
-    precision: str,
     splits: Sequence[str],
 ) -> None:
     """Writes the model in every form, loads each again and compares their predictions.
@@ -56,8 +54,6 @@ def export_model(
         model: images of the manifest's type → float32 probabilities.
         directory: made; if it is there, it is emptied first.
         manifest: of the training data, for preprocessing and names.
-        precision: arithmetic of the model, `float32`, `bfloat16` or `float16`: decides how far
-            a copy's predictions may be off.
         splits: names of those with the training images, whose shapes `predict` compares.
 
     Raises:
@@ -75,7 +71,7 @@ def export_model(
 
     def compare(name: str, found: np.ndarray) -> None:
         # Probabilities are at most 1; numbers can be large, and their last digits differ.
-        allowed = _TOLERANCE[precision] * max(1.0, float(np.abs(expected).max()))
+        allowed = _TOLERANCE * max(1.0, float(np.abs(expected).max()))
         is_alike = found.shape == expected.shape
         difference = float(np.abs(found - expected).max()) if is_alike else np.inf
         if not difference <= allowed:
@@ -121,27 +117,9 @@ def export_model(
 
 
 def export_run(run: Run, network: Network, chosen: Sequence[Mapping[str, Any]]) -> None:
-    """Exports the network of a run, with the trunk below it if there is one, and its thresholds."""
-    manifest, precision, model = run.data.manifest, "float32", network.model
-    if run.data.trunk is not None:
-        # A rounding error of the trunk can become a step of the type that features are stored in.
-        precision, dataset = manifest.dtype, manifest.source["dataset"]
-        trunk = model_in(run.data.trunk_file)
-        trunk.trainable = False
-        images = keras.Input(trunk.input_shape[1:], dtype="uint8", name="image")
-        # Features are rounded as they are stored, so the answers are those that are measured.
-        stored = keras.layers.Rescaling(1.0, dtype=manifest.dtype, name="as_stored")
-        name = f"{run.config.network.model}_whole"
-        model = keras.Model(images, model(stored(trunk(images))), name=name)
-        manifest = dataclasses.replace(
-            manifest,
-            name=dataset["name"],
-            fingerprint=dataset["fingerprint"],
-            image_shape=run.data.trunk.image_shape,
-            dtype="uint8",
-        )
+    """Exports the network of a run, and its thresholds."""
     folder, splits = run.folder / FOLDER_NAME, run.parts.train.splits
-    export_model(model, folder, manifest, precision=precision, splits=splits)
+    export_model(network.model, folder, run.data.manifest, splits=splits)
     if chosen:
         write_json(folder / thresholds.FILE_NAME, chosen)
 

@@ -141,8 +141,7 @@ def _finish(run: Run, progress: Progress, best: Sequence[np.ndarray]) -> dict[st
         predictions=predictions,
         exposure=run.exposure,
         in_folds=parts.train.splits if config.folds.folds else (),
-        # Pictures of the mistakes need images.
-        predict=functools.partial(answer, network.model) if run.data.trunk is None else None,
+        predict=functools.partial(answer, network.model),
         history=progress.history,
     )
     print(f"The model, its metrics and {PAGE_NAME} are in {run.folder}")

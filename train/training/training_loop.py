@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from tfrecord_io import flags
 from tfrecord_io.auditing.findings import alarms
-from tfrecord_io.printing import counted, printable
+from tfrecord_io.printing import printable
 from train.config import Phase
 from train.data import feed
 from train.errors import StoppedError, TrainingError
@@ -272,7 +272,7 @@ def describe_run(run: Run, progress: Progress, num_parameters: int) -> Iterator[
     labels = kind.noun if manifest.num_classes == 1 else kind.plural
     yield (
         f"{config.network.model}, {num_parameters:,} parameters, {parts.train.num_examples:,} "
-        f"training {'images' if run.data.trunk is None else 'features'} of {shape}, "
+        f"training images of {shape}, "
         f"{manifest.num_classes} {labels}"
     )
     yield (
@@ -283,13 +283,6 @@ def describe_run(run: Run, progress: Progress, num_parameters: int) -> Iterator[
     )
     for alarm in alarms(manifest.audit):
         yield f"warning: {printable(alarm)}"
-    exposure = run.exposure
-    if exposure and not exposure.is_measured:
-        yield (
-            f"the trunk has seen images of {parts.evaluated.name} or others of their patients: "
-            f"{counted(exposure.num_images, 'image')} of "
-            f"{counted(exposure.num_patients, 'patient')} are left out of the measures"
-        )
     if parts.evaluated is None:
         yield (
             "note: there are no validation and no test images, so this run ends with the exported "
