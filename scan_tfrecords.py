@@ -19,9 +19,7 @@ from pathlib import Path
 COMMANDS = {
     "build": ("pipelines.build_tfrecords", "make a dataset from an image collection"),
     "verify": ("tfrecord_io.__main__", "recount and re-hash a dataset"),
-    "show": ("tfrecord_io.__main__", "write a labelled contact sheet"),
     "audit": ("tfrecord_io.__main__", "look for leaks, copies, contradictions and shortcuts"),
-    "index": ("tfrecord_io.__main__", "write index files for NVIDIA DALI"),
     "trunk": ("train.trunk", "write the frozen part of a network as a file"),
     "features": (
         "pipelines.extract_features",

@@ -56,8 +56,6 @@ FLOORS = (
     "train.results.options",
     "train.errors",
     "tfrecord_io.__main__",
-    "tfrecord_io.index",
-    "tfrecord_io.show",
     "tfrecord_io.reading",
     "tfrecord_io.shard_writer",
     "tfrecord_io.auditing",

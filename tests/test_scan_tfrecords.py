@@ -38,7 +38,7 @@ def test_without_a_command_it_lists_each_in_one_line(words):
     assert (done.returncode, done.stderr) == (0, "")
     listed = [line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ")]
     assert listed == [
-        *("build", "verify", "show", "audit", "index"),
+        *("build", "verify", "audit"),
         *("trunk", "features", "train", "evaluate", "predict", "benchmark"),
     ]
 
@@ -87,9 +87,7 @@ def test_each_command_gets_its_own_arguments(command, capsys):
     flag |= {
         "trunk": "--layer",
         "features": "--dtype",
-        "show": "--output",
         "audit": "--max_leaked_patients",
-        "index": "--index_dir",
     }
     assert flag[command] in capsys.readouterr().out
 

@@ -69,6 +69,4 @@ def _next_steps(output: str, dataset: Manifest) -> str:
     verify = f"{command('verify')} {output}"
     if dataset.holds_features:
         return f"{verify}\n  {command('train')} --data {output} --workdir RUN"
-    # `show` shows the split train, unless it is told another one.
-    other = "" if "train" in dataset.splits else f" --split {next(iter(dataset.splits))}"
-    return f"{verify}\n  {command('show')} {output}{other} --output grid.png"
+    return f"{verify}\n  open {output}/{REPORT_FILE_NAME}: pictures of each class, and findings"
