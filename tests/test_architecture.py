@@ -59,6 +59,7 @@ FLOORS = (
     "tfrecord_io.reading",
     "tfrecord_io.shard_writer",
     "tfrecord_io.auditing",
+    "tfrecord_io.pages",
     "tfrecord_io",
     "tfrecord_io.stores",
     "tfrecord_io.errors",

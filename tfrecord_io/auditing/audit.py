@@ -18,7 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tfrecord_io.auditing import content_checks, leak_checks, neighbours, shortcuts
+from tfrecord_io.auditing import content_checks, leak_checks, neighbours, shortcuts, twins
 from tfrecord_io.auditing.columns import read_examples
 from tfrecord_io.auditing.examined import Examined
 from tfrecord_io.auditing.findings import MAX_LISTED, Audit
@@ -198,14 +198,14 @@ def _load_images(directory: str, dataset: Manifest) -> Manifest:
 def _page(result: Audit, features: Manifest, shown: Manifest, directory: Path) -> str:
     """Returns the page that shows what was found among features, with the images of a folder."""
     # Imported here because an audit without a page needs no templates.
-    from tfrecord_io.auditing import pages
+    from tfrecord_io.pages.page import environment
 
     images = ImageReader.of_folder(directory, shown)
-    template = pages.environment().get_template("neighbours.html.jinja")
+    template = environment(Path(__file__).parent).get_template("neighbours.html.jinja")
     return template.render(
         found=shown,
         trunk=features.source["trunk"],
         audit=result,
-        pairs=functools.partial(pages.pairs, images=images, most=MAX_LISTED),
+        pairs=functools.partial(twins.pairs, images=images, most=MAX_LISTED),
         max_listed=MAX_LISTED,
     )
