@@ -19,9 +19,7 @@ from pathlib import Path
 COMMANDS = {
     "build": ("pipelines.build_tfrecords", "make a dataset from an image collection"),
     "verify": ("tfrecord_io.__main__", "recount and re-hash a dataset"),
-    "show": ("tfrecord_io.__main__", "write a labelled contact sheet"),
     "audit": ("tfrecord_io.__main__", "look for leaks, copies, contradictions and shortcuts"),
-    "index": ("tfrecord_io.__main__", "write index files for NVIDIA DALI"),
     "train": ("train.run", "train a network on a dataset"),
     "evaluate": ("train.evaluate", "measure a trained network on another dataset"),
     "predict": ("train.predict", "predict image files"),

@@ -87,6 +87,7 @@ setup(
         "pipelines.report": ["*.html.jinja"],
         "tfrecord_io": ["py.typed"],
         "tfrecord_io.auditing": ["*.jinja"],
+        "tfrecord_io.pages": ["*.jinja"],
         "train": ["py.typed"],
         "train.results": ["*.html.jinja"],
     },

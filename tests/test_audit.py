@@ -370,6 +370,12 @@ def drop_patients(path):
             lambda path: change_column(path, "split", lambda old: ["holdout", *old[1:]]),
             "the split or label 'holdout'",
         ),
+        (
+            lambda path: change_column(
+                path, "shard", lambda old: ["../beside.tfrecord"] * len(old)
+            ),
+            "the shard '../beside.tfrecord', which the manifest does not have",
+        ),
         (cut_shards, ".tfrecord ends before its record"),
     ],
 )

@@ -337,8 +337,8 @@ def test_no_name_in_an_archive_commands_the_terminal_or_stands_raw_in_a_report(t
     assert run_build_here(scans, output, "--max_reject_fraction=0.2") == 0
     with (output / "train-00000-of-00001.tfrecord").open("r+b") as file:
         file.write(b"x")
-    for words in (["audit"], ["verify"], ["show", "--output", str(tmp_path / "a.png")]):
-        tools.main([*words, str(output)])
+    for words in ("audit", "verify"):
+        tools.main([words, str(output)])
     done = capsys.readouterr()
     page = (output / "report.html").read_text()
     for text in (done.out, done.err, page, (output / "rejects.csv").read_text()):

@@ -8,8 +8,8 @@ from dataset_factory import bare_manifest
 from hypothesis import given
 
 from pipelines.report import card
-from tfrecord_io.auditing import pages
 from tfrecord_io.manifest import Shard, Split
+from tfrecord_io.pages import page
 
 
 def a_manifest(label_counts, label_names=None):
@@ -104,9 +104,9 @@ def test_many_classes_share_one_histogram():
 
 @given(low=st.just(0.0) | st.floats(-1e3, 1e3), span=st.floats(1e-3, 1e6))
 def test_an_axis_has_a_few_round_marks(low, span):
-    ticks = pages.ticks(low, low + span)
+    ticks = page.ticks(low, low + span)
     assert 2 <= len(ticks) <= 7
-    assert low or ticks[0] == pages.Tick(0, "0")
+    assert low or ticks[0] == page.Tick(0, "0")
     assert all(-1e-6 <= tick.place <= 1 + 1e-6 for tick in ticks)
     steps = np.diff([tick.place for tick in ticks]) * span
     assert steps == pytest.approx(steps[0])

@@ -23,7 +23,6 @@ from tfrecord_io import (
     PixelStatistics,
     RecordLayout,
     descriptions,
-    show,
     visible,
 )
 from tfrecord_io.auditing import side_facts
@@ -91,15 +90,6 @@ def test_tfds_reads_the_stored_values(dataset):
     builder = tfds.builder_from_directory(dataset)
     examples = tfds.as_numpy(builder.as_dataset(split="train", shuffle_files=False))
     assert_same(np.stack([example["image"] for example in examples]), stored(dataset)[0])
-
-
-def test_a_contact_sheet_shows_each_image_in_its_own_range(dataset):
-    height, width, _ = Manifest.load(dataset).image_shape
-    sheet = show.contact_sheet(dataset, "train", num_per_class=1, tile_size=max(height, width))
-    tile = np.asarray(sheet)[24 : 24 + height, 6 : 6 + width]
-    images, labels, _ = stored(dataset)
-    first = images[labels[:, 0].argmax()]
-    assert_same(tile, np.asarray(visible.picture(first).convert("RGB")))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builds import rows_of, run_build_here, write_csv
-from dataset_factory import change_first_label, stored
+from dataset_factory import change_first_label
 from hypothesis import given
 from hypothesis import strategies as st
 from image_files import png, under, write_tree
@@ -17,7 +17,7 @@ from pages import Page
 
 import tfrecord_io
 from pipelines import build_tfrecords
-from tfrecord_io import show, verify
+from tfrecord_io import verify
 from tfrecord_io.auditing import audit
 from tfrecord_io.kinds import (
     CLASSES,
@@ -230,15 +230,6 @@ def test_a_value_that_is_no_label_is_found(name, value, message, request, tmp_pa
     output = shutil.copytree(request.getfixturevalue(name).output, tmp_path / "out")
     change_first_label(output, [value])
     assert any(message in finding.message for finding in verify.verify(output))
-
-
-@pytest.mark.parametrize(("name", "num_rows"), [("numbers", 4), ("findings", 3)])
-def test_the_contact_sheet_has_a_row_for_each_label_or_range(name, num_rows, request):
-    output = request.getfixturevalue(name).output
-    sheet = np.asarray(show.contact_sheet(output, "train", num_per_class=2, tile_size=64))
-    assert sheet.shape[0] == 6 + num_rows * (64 + 18 + 6)
-    first = sheet[24 : 24 + 64, 6 : 6 + 64, 0]
-    assert any((first == image[..., 0]).all() for image in stored(output)[0])
 
 
 # ---- numbers

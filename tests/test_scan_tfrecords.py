@@ -38,7 +38,7 @@ def test_without_a_command_it_lists_each_in_one_line(words):
     assert (done.returncode, done.stderr) == (0, "")
     listed = [line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ")]
     assert listed == [
-        *("build", "verify", "show", "audit", "index"),
+        *("build", "verify", "audit"),
         *("train", "evaluate", "predict", "benchmark"),
     ]
 
@@ -84,11 +84,7 @@ def test_each_command_gets_its_own_arguments(command, capsys):
     assert run_here(command, "--help") == 0
     flag = {"build": "--image_size", "train": "--workdir", "benchmark": "--replicas"}
     flag |= {"evaluate": "--model", "predict": "--model", "verify": "--source_input"}
-    flag |= {
-        "show": "--output",
-        "audit": "--max_leaked_patients",
-        "index": "--index_dir",
-    }
+    flag |= {"audit": "--max_leaked_patients"}
     assert flag[command] in capsys.readouterr().out
 
 

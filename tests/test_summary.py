@@ -31,6 +31,7 @@ def test_the_end_says_what_there_is_and_what_became_of_every_file(output, capsys
     assert "10 images/s over 2.0 s" in text
     assert f"{output}" in lines[-3]
     assert lines[-2].strip() == f"python -m tfrecord_io verify {output}"
+    assert f"open {output}/report.html" in lines[-1]
 
 
 def test_rejects_are_told_by_reason_and_where_to_read_more(tmp_path, capsys):
@@ -41,13 +42,6 @@ def test_rejects_are_told_by_reason_and_where_to_read_more(tmp_path, capsys):
     text = capsys.readouterr().out
     assert "1 rejected: empty\n        2 rejected: not an image\n" in text
     assert f"the rejected files are in {output}/rejects.csv" in text
-
-
-def test_the_advice_names_the_split_if_there_is_none_to_train_on(tmp_path, capsys):
-    source = write_zip(tmp_path / "scans.zip", scan_tree({"val": 2}))
-    output = build_here(source, tmp_path / "out")
-    words = capsys.readouterr().out.splitlines()[-1].split()[3:]
-    assert words == ["show", str(output), "--split", "val", "--output", "grid.png"]
 
 
 def test_leaks_and_contradictions_are_said_in_the_last_lines_with_the_page(tmp_path, capsys):

@@ -57,7 +57,6 @@ def resolve(num_examples=1000, num_replicas=1, **fields):
         ({"weights": "imagenet"}, "small_resnet has no ImageNet weights"),
         ({"profile": "20,10"}, "--profile must be the first and the last step"),
         ({"profile": "0,10"}, "--profile must be"),
-        ({"visible_gpus": "a"}, "--visible_gpus must be indices"),
     ],
 )
 def test_a_wrong_value_is_refused_with_the_flag_and_what_was_received(fields, message):
@@ -82,7 +81,7 @@ def test_a_resolved_configuration_has_decided_everything_that_can_be_decided():
     left_open = [name for name, value in resolve(model="vgg16").to_dict().items() if value is None]
     assert set(left_open) == {
         "cache_dir", "cache_gb", "normalize", "folds", "fold_splits", "fold", "gpus",
-        "visible_gpus", "cpu_devices", "profile",
+        "cpu_devices", "profile",
     }  # fmt: skip
 
 
@@ -197,7 +196,16 @@ def test_the_file_of_a_run_on_features_is_refused_with_what_to_do_instead(tmp_pa
         train_config.load(tmp_path)
 
 
+def test_a_removed_setting_is_ignored_unless_it_asks_for_what_is_gone(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text('{"config": {"epochs": 3, "step_timeout": 0.0, "visible_gpus": null}}')
+    assert train_config.load(path)["config"] == {"epochs": 3}
+    path.write_text('{"config": {"visible_gpus": "0,2"}}')
+    with pytest.raises(ConfigError, match=r"visible_gpus is '0,2', .* set CUDA_VIS"):
+        train_config.load(path)
+
+
 def test_differences_name_what_changes_learning_and_leave_out_what_does_not():
-    ours = {"config": TrainConfig.of(data="x", epochs=2, gpus=2, step_timeout=5.0).to_dict()}
+    ours = {"config": TrainConfig.of(data="x", epochs=2, gpus=2, checkpoint_seconds=5.0).to_dict()}
     theirs = {"config": TrainConfig.of(data="y", epochs=3).to_dict()}
     assert train_config.differences(ours, theirs) == ["epochs: 3 in the folder, 2 requested"]

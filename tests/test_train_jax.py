@@ -147,8 +147,7 @@ def test_images_cached_on_the_device_give_the_losses_of_the_files(out):
 
 
 def test_steps_are_traced_by_jax_alone(out):
-    assert (out / "cached" / "profile" / "trace.json.gz").stat().st_size
-    assert (out / "cached" / "profile" / "operations.csv").stat().st_size
+    assert [*(out / "cached" / "profile").rglob("*.xplane.pb")]
 
 
 def test_a_backend_that_is_not_supported_or_not_installed_ends_with_code_2(data, tmp_path):

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import sys
 
-from tfrecord_io import flags, index, manifest, redaction, show, verify
+from tfrecord_io import flags, manifest, redaction, verify
 from tfrecord_io.auditing import audit
 from tfrecord_io.printing import refuse, until_closed
 
 _COMMANDS = {
     "verify": (verify, "recount and re-hash everything"),
     "audit": (audit, "look for leaks, copies, contradictions and shortcuts"),
-    "show": (show, "write a labelled contact sheet"),
-    "index": (index, "write index files for NVIDIA DALI"),
 }
 
 

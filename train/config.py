@@ -28,6 +28,14 @@ from train.results.options import MeasureOptions, ThresholdOptions
 
 FILE_NAME = "config.json"
 
+# Settings of earlier versions: the values that need nothing now, and what to do for another one.
+_REMOVED = {
+    "step_timeout": ((0.0,), "use `py-spy dump --pid` to see where a process hangs"),
+    "visible_gpus": ((None,), "set CUDA_VISIBLE_DEVICES"),
+    "gpu_allocator": (("bfc",), "set TF_GPU_ALLOCATOR"),
+    "on_retrace": (("warn", "fail"), "a graph that is traced again always ends the run"),
+}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LossOptions:
@@ -70,22 +78,11 @@ class LoopOptions:
     checkpoint_seconds: float = flag(
         120.0, "seconds between checkpoints within an epoch", least=0, is_operational=True
     )
-    step_timeout: float = flag(
-        0.0,
-        "seconds without a finished step after which the stacks are written to a file; 0: never",
-        least=0,
-        is_operational=True,
-    )
     profile: str | None = flag(
         None,
-        "first and last step to trace, such as 10,20; the trace is written to RUN/profile",
+        "first and last step to trace, such as 10,20; the trace is written to RUN/profile, for "
+        "TensorBoard",
         metavar="FIRST,LAST",
-        is_operational=True,
-    )
-    on_retrace: str = flag(
-        "warn",
-        "what to do if a graph is traced again after the first epoch",
-        choices=("warn", "fail"),
         is_operational=True,
     )
 
@@ -277,8 +274,8 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
     `config` has the fields of `TrainConfig` as JSON values; `run_setup.claim` adds the others.
 
     Raises:
-        ConfigError: if the file does not exist, is not a configuration, or has unknown settings or
-            a value of the wrong type.
+        ConfigError: if the file does not exist, is not a configuration, or has unknown or removed
+            settings or a value of the wrong type.
     """
     path = Path(path)
     if path.is_dir():
@@ -292,6 +289,12 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
                 "dataset of images, and choose by --trainable_layers how many of the last layers "
                 "learn"
             )
+        for name, (unneeded, instead) in _REMOVED.items():
+            if (value := content["config"].pop(name, unneeded[0])) not in unneeded:
+                raise ConfigError(
+                    f"{path}: {name} is {value!r}, but that setting was removed; {instead}, and "
+                    "remove it from the file"
+                )
         for name, value in content["config"].items():
             kind = types_of[name]  # KeyError: a setting that this version does not know
             if value is not None and not isinstance(value, (int, float) if kind is float else kind):

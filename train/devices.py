@@ -56,22 +56,10 @@ class DeviceOptions:
         least=1,
         is_operational=True,
     )
-    visible_gpus: str | None = flag(
-        None,
-        "indices of the GPUs to use, such as 0,2 (default: all)",
-        metavar="N,N,...",
-        is_operational=True,
-    )
     gpu_memory: str = flag(
         "growth",
         "growth: allocate as needed; all: allocate all at the start; a number: limit in MB",
         metavar="growth|all|MB",
-        is_operational=True,
-    )
-    gpu_allocator: str = flag(
-        "bfc",
-        "TensorFlow's GPU allocator",
-        choices=("bfc", "cuda_malloc_async"),
         is_operational=True,
     )
     cpu_devices: int | None = flag(
@@ -87,17 +75,6 @@ class DeviceOptions:
             raise ValueError(
                 f"--gpu_memory must be growth, all or a number of MB; received {self.gpu_memory!r}"
             )
-        _ = self.visible_gpu_indices
-
-    @property
-    def visible_gpu_indices(self) -> tuple[int, ...]:
-        """Indices of the GPUs to use; empty for all."""
-        indices = self.visible_gpus.split(",") if self.visible_gpus is not None else []
-        if not all(index.isdigit() for index in indices):
-            raise ValueError(
-                f"--visible_gpus must be indices such as 0 or 0,2; received {self.visible_gpus!r}"
-            )
-        return tuple(map(int, indices))
 
     @property
     def kind(self) -> str:
@@ -221,13 +198,9 @@ def configure_devices(options: DeviceOptions) -> Devices:
 
 
 def _configure_tensorflow(options: DeviceOptions) -> Devices:
-    # Read by TensorFlow when it opens the first GPU.
-    if options.gpu_allocator == "cuda_malloc_async":
-        os.environ["TF_GPU_ALLOCATOR"] = "cuda_malloc_async"
     import tensorflow as tf
 
-    gpus = _visible(tf.config.list_physical_devices("GPU"), options)
-    tf.config.set_visible_devices(gpus, "GPU")
+    gpus = tf.config.list_physical_devices("GPU")
     part = tf.config.LogicalDeviceConfiguration
     for gpu in gpus:
         if options.gpu_memory == "growth":
@@ -280,10 +253,9 @@ def _configure_jax(options: DeviceOptions) -> Devices:
     import jax
     import keras
 
-    if options.deterministic or options.gpu_allocator != "bfc":
+    if options.deterministic:
         raise ConfigError(
-            "--deterministic and --gpu_allocator are TensorFlow's alone; leave them out, or use "
-            "KERAS_BACKEND=tensorflow"
+            "--deterministic is TensorFlow's alone; leave it out, or use KERAS_BACKEND=tensorflow"
         )
     # JAX reads these when it opens its devices. See "GPU memory allocation" in its manual.
     if options.gpu_memory == "growth":
@@ -297,7 +269,7 @@ def _configure_jax(options: DeviceOptions) -> Devices:
         jax.distributed.initialize(addresses[0], len(addresses), worker_index)
         devices = jax.devices()
     else:
-        devices = list(_chosen(tuple(_visible(jax.devices(), options)), options))
+        devices = list(_chosen(tuple(jax.devices()), options))
     local = [device for device in devices if device.process_index == worker_index]
     jax.config.update("jax_default_device", local[0])
     # Every variable on every device.
@@ -333,7 +305,7 @@ def _workers(options: DeviceOptions) -> tuple[list[str], int]:
             """"task": {"type": "worker", "index": 0}}'"""
         ) from None
     if options.gpus is not None:
-        raise ConfigError("--gpus goes with one machine; with several use --visible_gpus on each")
+        raise ConfigError("--gpus is for one machine; set CUDA_VISIBLE_DEVICES on each")
     return addresses, worker_index
 
 
@@ -350,16 +322,6 @@ def _chosen(available: tuple[Any, ...], options: DeviceOptions) -> tuple[Any, ..
             "the CPU"
         )
     return available[:wanted]
-
-
-def _visible(devices: list[Any], options: DeviceOptions) -> list[Any]:
-    """Returns those of all devices that may be used."""
-    try:
-        return [devices[index] for index in options.visible_gpu_indices] or devices
-    except IndexError:
-        raise ConfigError(
-            f"--visible_gpus {options.visible_gpus}: this machine has {len(devices)} GPUs"
-        ) from None
 
 
 def set_seed(seed: int) -> None:

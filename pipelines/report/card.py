@@ -21,13 +21,14 @@ from PIL import Image
 
 from pipelines.listing.refs import RejectedFile
 from tfrecord_io import shapes
-from tfrecord_io.auditing import pages, shortcuts
+from tfrecord_io.auditing import shortcuts, twins
 from tfrecord_io.auditing.audit import LIMITS
 from tfrecord_io.auditing.columns import as_classes, numbers_of
 from tfrecord_io.auditing.findings import MAX_LISTED, SEVERITIES, Audit
-from tfrecord_io.auditing.pages import Tick, ticks
 from tfrecord_io.auditing.twins import ImageReader
 from tfrecord_io.manifest import Manifest
+from tfrecord_io.pages.page import Tick, environment, ticks
+from tfrecord_io.pages.pictures import data_url
 from tfrecord_io.printing import counted
 
 # Limits that keep the page within a few megabytes for any dataset.
@@ -70,7 +71,7 @@ def render(
     of_labels = numbers(dataset, examples)
     # From here on the groups that are compared are ranges, if the labels are numbers.
     dataset, examples = as_classes(dataset, examples)
-    template = pages.environment(Path(__file__).parent).get_template("card.html.jinja")
+    template = environment(Path(__file__).parent).get_template("card.html.jinja")
     return template.render(
         dataset=dataset,
         audit=audit,
@@ -92,7 +93,7 @@ def render(
         classes=_contact_sheets(dataset, examples, images),
         num_more_classes=max(dataset.num_classes - _MAX_CLASSES, 0),
         corners=_corners_of_devices(examples, images) if "anonymize" in dataset.options else [],
-        pairs=functools.partial(pages.pairs, images=images, most=_MAX_PAIRS),
+        pairs=functools.partial(twins.pairs, images=images, most=_MAX_PAIRS),
         rejects=[(r.source_path, r.reason, r.detail) for r in rejects[:_MAX_FILES]],
         num_rejects=len(rejects),
         dropped=[tuple(row.values()) for row in dropped.slice(0, _MAX_FILES).to_pylist()],
@@ -135,7 +136,7 @@ def _contact_sheets(
         chosen = rows[np.unique(np.linspace(0, len(rows) - 1, min(each, len(rows))).astype(int))]
         pictures = [
             {
-                "src": pages.data_url(images.read(row["shard"], row["row"]), _PICTURE_SIDE),
+                "src": data_url(images.read(row["shard"], row["row"]), _PICTURE_SIDE),
                 "alt": f"{label}, from {row['split']}: {row['path']}",
             }
             for row in examples.select(["split", "shard", "row", "path"]).take(chosen).to_pylist()
@@ -162,7 +163,7 @@ def _corners_of_devices(examples: pa.Table, images: ImageReader) -> list[str]:
     spread = np.linspace(0, len(table) - 1, min(_MAX_CORNERS - len(first), len(table))).astype(int)
     chosen = examples.select(["shard", "row"]).take(list(dict.fromkeys([*first, *spread])))
     return [
-        pages.data_url(_corners(images.read(row["shard"], row["row"])), 2 * _PICTURE_SIDE)
+        data_url(_corners(images.read(row["shard"], row["row"])), 2 * _PICTURE_SIDE)
         for row in chosen.to_pylist()
     ]
 

@@ -67,6 +67,4 @@ def _next_steps(output: str, dataset: Manifest) -> str:
     if is_remote(output):
         return f"copy it to a disk and run {command('verify')}, or train from the store"
     verify = f"{command('verify')} {output}"
-    # `show` shows the split train, unless it is told another one.
-    other = "" if "train" in dataset.splits else f" --split {next(iter(dataset.splits))}"
-    return f"{verify}\n  {command('show')} {output}{other} --output grid.png"
+    return f"{verify}\n  open {output}/{REPORT_FILE_NAME}: pictures of each class, and findings"

@@ -86,19 +86,19 @@ def try_dataset(case: Case) -> str:
     if case.happens(0.3):
         path = case.pick(*sorted(path for path in data.iterdir() if path.is_file()))
     done = _alter(case, path)
-    command = case.pick("verify", "audit", "show", "index", "read", "build")
+    command = case.pick("verify", "audit", "read", "build")
     case.what = f"{path.name}: {done}; {command}"
     said = io.StringIO()
-    # Beam and `index` write beside the data, the build into it.
-    own = (str(data), f"{tempfile.gettempdir()}/beam-") if command in ("build", "index") else ()
+    # Beam writes beside the data, the build into it.
+    own = (str(data), f"{tempfile.gettempdir()}/beam-") if command == "build" else ()
     with (
         contextlib.redirect_stdout(said),
         contextlib.redirect_stderr(said),
         watched(case.problems.append, str(output), *own),
     ):
-        code = _use(command, data, output)
+        code = _use(command, data)
     # `verify` and `audit` end with 1 for what they find.
-    has_message = command in ("show", "index", "build", "read")
+    has_message = command in ("build", "read")
     case.require_message(said.getvalue(), code if has_message else 0)
     return f"{command}: {code}"
 
@@ -109,7 +109,7 @@ def _alter(case: Case, path: Path, values: Sequence[Any] = damage.VALUES) -> str
     return damage.damage_file(case.rng, path)
 
 
-def _use(command: str, data: Path, output: Path) -> int:
+def _use(command: str, data: Path) -> int:
     from pipelines import build_tfrecords
     from tfrecord_io import ManifestError, __main__, make_batches
 
@@ -125,8 +125,7 @@ def _use(command: str, data: Path, output: Path) -> int:
             print(f"error: {error}")
             return 1
         return 0
-    more = ["--output", str(output / "grid.png")] if command == "show" else []
-    return __main__.main([command, str(data), *more])
+    return __main__.main([command, str(data)])
 
 
 def try_model(case: Case) -> str:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +24,7 @@ from tfrecord_io.auditing.side_facts import HASH_LENGTH
 from tfrecord_io.groups import group_images
 from tfrecord_io.kinds import LabelKind
 from tfrecord_io.manifest import Manifest
+from tfrecord_io.pages.pictures import data_url
 
 #: Largest number of different bits in the hashes of a proposed pair. In the real sample, copies
 #: differ in at most 29 bits and different scans in at least 54, except one scan taken twice.
@@ -45,6 +47,8 @@ _DETAIL_SIDE = 128
 _DETAIL_RADIUS = 2
 
 _MAX_OPEN_SHARDS = 64
+
+_PAIR_SIDE = 224
 
 
 class ImageReader:
@@ -85,6 +89,21 @@ class ImageReader:
     def read(self, shard: str, row: int) -> Image.Image:
         """Returns the image of a record, grey or RGB, see `visible.picture`."""
         return visible.picture(self.values(shard, row))
+
+
+def pairs(
+    listed: Iterable[Mapping[str, Any]], images: ImageReader, most: int
+) -> list[dict[str, Any]]:
+    """Returns up to `most` pairs that a finding lists, with the pictures to show side by side."""
+    shown = []
+    for pair in islice(listed, most):
+        sides = [
+            {**side, "src": data_url(images.read(side["shard"], side["row"]), _PAIR_SIDE)}
+            for side in (pair["first"], pair["second"])
+        ]
+        why = pair.get("why") or f"Fine detail correlates by {pair['similarity']:.3f}"
+        shown.append({"sides": sides, "why": why})
+    return shown
 
 
 class NearPair(NamedTuple):

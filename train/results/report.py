@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tfrecord_io.auditing import pages
 from tfrecord_io.groups import plural_unit
 from tfrecord_io.manifest import Manifest
+from tfrecord_io.pages.page import environment
 from tfrecord_io.printing import counted, listed
 from train.data.dataset import Dataset
 from train.kinds import words
@@ -64,16 +64,16 @@ def render(
     to the template.
     """
     task = task_of(manifest.label_kind)
-    environment = pages.environment(Path(__file__).parent)
+    templates = environment(Path(__file__).parent)
     in_words = words.percent, words.decimal, words.title_of
     for function in (*in_words, plural_unit, counted, listed, sentence):
-        environment.filters[function.__name__] = function
+        templates.filters[function.__name__] = function
     # An evaluation's configuration has the defaults of a training, which are not the run's.
     settings = config if own_metrics is None else {}
     # Another dataset that is evaluated may have no training images.
     learnt = manifest.splits["train"].label_counts if "train" in manifest.splits else ()
     counts = zip(manifest.label_names, learnt, strict=False)
-    return environment.get_template("report.html.jinja").render(
+    return templates.get_template("report.html.jinja").render(
         facts,
         manifest=manifest,
         metrics=metrics and _NO_ENTRIES | metrics,

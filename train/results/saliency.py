@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tfrecord_io import visible
-from tfrecord_io.auditing import pages
+from tfrecord_io.pages.pictures import data_url
 from train.kinds.task import Mistake
 from train.results.predictions import Predictions
 
@@ -116,7 +116,7 @@ class MistakenImage(NamedTuple):
             "what the network sees": visible.picture(self.image),
             "what mattered": visible.picture(overlay(self.image, self.drops)),
         }
-        return {name: pages.data_url(shown[name], _PICTURE_SIDE, "PNG") for name in shown}
+        return {name: data_url(shown[name], _PICTURE_SIDE, "PNG") for name in shown}
 
 
 def find_mistakes(predict: Predict, predictions: Predictions) -> list[MistakenImage]:

@@ -1,20 +1,12 @@
-"""Monitors of a run: stop signals, hanging steps, progress, memory, TensorBoard, traces.
+"""Monitors of a run: stop signals, progress, memory, TensorBoard, traces.
 
 None of them changes what is learnt. TensorFlow and JAX both write a trace of a few steps as an
-XSpace protocol buffer, which TensorBoard's profile plugin reads. `trace.json.gz` has the same
-events in Chrome's Trace Event Format, which ui.perfetto.dev opens, and `operations.csv` has time
-and memory by operation.
+XSpace protocol buffer, which TensorBoard's profile plugin reads.
 """
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import csv
-import faulthandler
-import functools
-import gzip
-import json
 import math
 import os
 import resource
@@ -22,7 +14,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -31,15 +23,6 @@ import numpy as np
 
 from train.devices import Devices
 from train.training.steps import StepResults
-
-TRACE_NAME = "trace.json.gz"
-OPERATIONS_NAME = "operations.csv"
-
-_HEADER = ("operation", "where", "calls", "total_us", "mean_us", "allocated_bytes")
-
-#: An event, see the document "Trace Event Format" of the Chromium project. Times (`ts`, `dur`) are
-#: in microseconds; an event of phase M names a process (here a host or a device) or a thread.
-Event = Mapping[str, Any]
 
 # Names in a checkpoint of what an `EpochMeter` has summed, see `StepResults.totals`.
 _SUMS = ("loss_sum", "num_correct", "num_examples")
@@ -63,36 +46,6 @@ def stop_signals(*, enabled: bool = True) -> Iterator[list[int]]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def watchdog(seconds: float, path: Path) -> Iterator[Callable[[], None]]:
-    """Writes the stacks of all threads to a file when no step has ended for some time.
-
-    The timer is C code that does not need the GIL, so it works while the main thread hangs in a
-    native call.
-
-    Args:
-        seconds: time without a finished step; 0 for no watchdog.
-        path: the file for the stacks; removed if it stays empty.
-
-    Yields:
-        a function that restarts the timer, because a step has ended.
-    """
-    if not seconds:
-        yield lambda: None
-        return
-    with path.open("w", encoding="utf-8") as file:
-        arm = functools.partial(faulthandler.dump_traceback_later, seconds, repeat=True, file=file)
-        arm()
-        try:
-            yield arm
-        finally:
-            faulthandler.cancel_dump_traceback_later()
-            if path.stat().st_size:
-                print(f"warning: no step ended for {seconds:g} s; see {path}", file=sys.stderr)
-            else:
-                path.unlink()
 
 
 class EpochMeter:
@@ -222,7 +175,7 @@ def tracer(
             elif not was_on and steps and first <= steps[1] and last >= steps[0]:
                 was_on = True
                 directory.mkdir(exist_ok=True)
-                trace.callback(_write_views, directory, backend)
+                trace.callback(print, f"trace written to {directory}, for TensorBoard")
                 if backend == "jax":
                     import jax
 
@@ -233,97 +186,3 @@ def tracer(
                     trace.enter_context(tf.profiler.experimental.Profile(str(directory)))
 
         yield turn
-
-
-def _write_views(directory: Path, backend: str) -> None:
-    """Writes the trace and the table from the newest XSpace under a folder."""
-    # JAX writes the events as JSON, too.
-    pattern = "*.trace.json.gz" if backend == "jax" else "*.xplane.pb"
-    newest = max(directory.rglob(pattern), key=lambda path: path.stat().st_mtime).read_bytes()
-    if backend == "jax":
-        events = json.loads(gzip.decompress(newest))["traceEvents"]
-    else:
-        events = list(_events(newest))
-    trace = {"displayTimeUnit": "ms", "traceEvents": events}
-    with gzip.open(directory / TRACE_NAME, "wt", encoding="utf-8") as file:
-        json.dump(trace, file)
-    with (directory / OPERATIONS_NAME).open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file).writerows([_HEADER, *operation_table(events)])
-    print(f"trace written: {directory / TRACE_NAME}, {OPERATIONS_NAME} beside it")
-
-
-def _events(xspace: bytes) -> Iterator[Event]:
-    """Yields the events of an XSpace that TensorFlow wrote."""
-    from tensorflow.tsl.profiler.protobuf import xplane_pb2
-
-    for process, plane in enumerate(xplane_pb2.XSpace.FromString(xspace).planes):
-        yield {"ph": "M", "pid": process, "name": "process_name", "args": {"name": plane.name}}
-        for thread, line in enumerate(plane.lines):
-            ids, name = {"pid": process, "tid": thread}, line.display_name or line.name
-            yield {"ph": "M", **ids, "name": "thread_name", "args": {"name": name}}
-            for event in line.events:
-                yield {
-                    "ph": "X",
-                    **ids,
-                    "name": plane.event_metadata[event.metadata_id].name,
-                    "ts": line.timestamp_ns / 1e3 + event.offset_ps / 1e6,
-                    "dur": event.duration_ps / 1e6,
-                    "args": {
-                        plane.stat_metadata[each.metadata_id].name: _value(plane, each)
-                        for each in event.stats
-                        if each.WhichOneof("value") not in (None, "bytes_value")
-                    },
-                }
-
-
-def _value(plane: Any, statistic: Any) -> Any:
-    kind = statistic.WhichOneof("value")
-    value = getattr(statistic, kind)
-    return plane.stat_metadata[value].name if kind == "ref_value" else value
-
-
-def operation_table(events: Sequence[Event]) -> list[tuple[str, str, int, float, float, int]]:
-    """Returns one row for each operation, the longest total time first.
-
-    On a GPU every event is an operation. On the host an operation is an event named `node:Type`; an
-    allocation counts for the operation that runs on its thread at that time.
-
-    Returns:
-        rows of (operation, device or host, calls, total µs, mean µs, allocated bytes).
-    """
-    timed = [event for event in events if event.get("ph") == "X"]
-    places = {
-        event["pid"]: event["args"]["name"]
-        for event in events
-        if event.get("name") == "process_name"
-    }
-    # Calls, total µs and allocated bytes of an operation, and when the last one of a thread ends.
-    table: dict[tuple[str, str], list[Any]] = collections.defaultdict(lambda: [0, 0.0, 0])
-    last: dict[tuple[int, int], tuple[float, list[Any]]] = {}
-    for event in sorted(timed, key=lambda event: (event["pid"], event["tid"], event["ts"])):
-        place, thread = places[event["pid"]], (event["pid"], event["tid"])
-        if (operation := _operation(event["name"], place)) is not None:
-            row = table[operation, place]
-            row[0] += 1
-            row[1] += event["dur"]
-            last[thread] = event["ts"] + event["dur"], row
-        elif event["name"] == "MemoryAllocation" and thread in last:
-            end, row = last[thread]
-            if event["ts"] <= end:
-                row[2] += int(event["args"].get("allocation_bytes", 0))
-    return [
-        (*key, calls, round(time, 3), round(time / calls, 3), allocated)
-        for key, (calls, time, allocated) in sorted(table.items(), key=lambda each: -each[1][1])
-    ]
-
-
-def _operation(name: str, place: str) -> str | None:
-    """Returns the type of the operation of an event, or None for another event."""
-    if place.startswith("/device:"):
-        return name
-    _, colon, kind = name.partition(":")
-    # C++ scopes (`ExecutorState::Process`), phrases (`EagerExecute: f`) and Python's frames
-    # (`$file.py:12 function`) are not operations.
-    if not colon or not kind or kind.startswith(":") or " " in name or name.startswith("$"):
-        return None
-    return kind.split("#")[0]

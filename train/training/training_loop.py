@@ -111,8 +111,6 @@ class _Training:
             enter = stack.enter_context
             # With several workers one alone cannot stop between steps: all take part in each.
             self._stops = enter(callbacks.stop_signals(enabled=devices.num_workers == 1))
-            stacks = folder / f"stacks-{devices.worker_index}.txt"
-            self._step_ended = enter(callbacks.watchdog(config.loop.step_timeout, stacks))
             steps, traces = config.loop.profile_steps, folder / "profile"
             self._trace = enter(callbacks.tracer(steps, traces, devices.backend))
             board = folder / "tensorboard"
@@ -172,7 +170,6 @@ class _Training:
         started = time.monotonic()
         results = self._steps.train(batches, num_steps)
         seconds = time.monotonic() - started
-        self._step_ended()
         losses = results.totals[:, 0]
         bad = np.flatnonzero(~np.isfinite(losses))
         if bad.size:
@@ -185,14 +182,11 @@ class _Training:
         self._trace(progress.step + 1, progress.step)
         is_warm, num_traces = self._num_traces > 0, self._steps.num_traces
         if num_traces > max(1, self._num_traces):
-            told = (
+            raise TrainingError(
                 f"the training graph was traced again before step {progress.step} ({num_traces} "
                 "traces so far), which costs minutes and memory; feed it tensors of one shape and "
                 "dtype, and no Python numbers that change"
             )
-            if self._config.loop.on_retrace == "fail":
-                raise TrainingError(told)
-            print(f"warning: {told}", file=sys.stderr)
         self._num_traces = num_traces
         meter.add(results, seconds, timed=is_warm)
         progress.totals = meter.totals()

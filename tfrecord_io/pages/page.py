@@ -1,26 +1,20 @@
-"""What all HTML pages share: their templates' settings, marks of axes, and pictures in pairs."""
+"""What all HTML pages share: the settings and filters of their templates, and marks of axes."""
 
 from __future__ import annotations
 
-import base64
 import functools
-import io
 import math
 import re
 from collections.abc import Iterable, Mapping
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jinja2
 import markupsafe
-from PIL import Image
 
-from tfrecord_io.auditing.twins import ImageReader
 from tfrecord_io.printing import number, printable
 from tfrecord_io.rejects import in_words
 
-_PAIR_SIDE = 224
 #: What the class names of the OCT data stand for.
 _SPELLED_OUT = {
     "CNV": "choroidal neovascularization",
@@ -56,20 +50,6 @@ def spelled_out(label_names: Iterable[str]) -> str:
     return "; ".join(meanings) + "." * bool(meanings)
 
 
-def pairs(
-    listed: Iterable[Mapping[str, Any]], images: ImageReader, most: int
-) -> list[dict[str, Any]]:
-    """Returns up to `most` pairs that a finding lists, with the pictures to show side by side."""
-    shown = []
-    for pair in islice(listed, most):
-        sides = [
-            {**side, "src": data_url(images.read(side["shard"], side["row"]), _PAIR_SIDE)}
-            for side in (pair["first"], pair["second"])
-        ]
-        shown.append({"sides": sides, "similarity": pair["similarity"]})
-    return shown
-
-
 class Tick(NamedTuple):
     """A mark on the axis of a chart: its position, 0 to 1, and its label."""
 
@@ -88,15 +68,6 @@ def ticks(low: float, top: float) -> tuple[Tick, ...]:
         Tick((number * step - low) / span, f"{number * step:g}")
         for number in range(first, last + 1)
     )
-
-
-def data_url(image: Image.Image, side: int, kind: str = "JPEG") -> str:
-    """Returns a picture, with no side longer than `side`, as a JPEG or PNG in a URL."""
-    smaller = image.copy()
-    smaller.thumbnail((side, side), Image.Resampling.LANCZOS)
-    with io.BytesIO() as file:
-        smaller.save(file, kind, quality=80, optimize=kind == "PNG")
-        return f"data:image/{kind.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 def plain(value: Any) -> Any:

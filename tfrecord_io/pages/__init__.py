@@ -1,0 +1,1 @@
+"""HTML pages: their frame, styles, tables, charts and pictures."""
