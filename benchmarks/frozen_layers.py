@@ -1,7 +1,7 @@
 """What does it bring to compute frozen layers once? VGG16 with block 5 and the head trained.
 
     python benchmarks/frozen_layers.py
-    python benchmarks/frozen_layers.py --sizes 224 --num_examples 20000 --cache device
+    python benchmarks/frozen_layers.py --sizes 224 --num_examples 20000
 
 For each image size it draws a dataset, writes random weights (the arithmetic is the same as with
 ImageNet's), and trains twice with the same settings: on the images, and on the features of the
@@ -55,7 +55,6 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[64, 224], help="pixels a side")
     parser.add_argument("--num_examples", default="600", help="images to draw")
     parser.add_argument("--epochs", default="4", help="of each run; the first is not counted")
-    parser.add_argument("--cache", default="none", choices=("none", "device"))
     parser.add_argument("--precision", default="float32", help="of the layers; see train/run.py")
     parser.add_argument("--workdir", type=Path, help="folder for datasets and runs")
     arguments = parser.parse_args()
@@ -111,7 +110,7 @@ def _train(
     """Returns the median seconds of an epoch, without validation, and the losses."""
     _run("train/run.py", "--data", data, "--workdir", workdir, "--epochs", arguments.epochs,
          "--head_epochs", "0", "--mixup", "0", "--precision", arguments.precision,
-         "--bootstrap_samples", "0", "--cache", arguments.cache, *flags)  # fmt: skip
+         "--bootstrap_samples", "0", *flags)  # fmt: skip
     rows = json.loads((workdir / "history.json").read_text())
     return statistics.median(row["seconds"] for row in rows[1:]), [row["loss"] for row in rows]
 

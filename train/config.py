@@ -34,6 +34,9 @@ from train.results.options import MeasureOptions, ThresholdOptions
 
 FILE_NAME = "config.json"
 
+# Settings of earlier versions without which a run goes on as before.
+_REMOVED = ("cache",)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LossOptions:
@@ -292,6 +295,8 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
     types_of = {field.name: kind for field, kind in _fields()}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+        for name in _REMOVED:
+            content["config"].pop(name, None)
         for name, value in content["config"].items():
             kind = types_of[name]  # KeyError: a setting that this version does not know
             if value is not None and not isinstance(value, (int, float) if kind is float else kind):
