@@ -4,11 +4,10 @@
 
 It draws its own data under --work, needs JAX or TensorFlow (it measures with each that is
 installed) and takes about five minutes a network and backend; `--quick` tries all of it on a CPU
-in two. Four ways of feeding the same compiled step take turns, and medians count:
+in two. Three ways of feeding the same compiled step take turns, and medians count:
 
 - device: one batch that lies on the device, the limit.
 - reader: the mapped shards, as in training.
-- cache: the whole split in the device's memory, as with `--cache device`.
 - decode: JPEGs of 512x496, decoded and resized in each step by the build's own code, on all cores.
 
 Each measurement is a process of its own, so that one that fails (memory) costs its row alone, and
@@ -60,7 +59,7 @@ with console.hide_native_noise():
     from train.training.steps import Steps
 
 MODELS = ("small_resnet", "vgg16", "resnet50", "efficientnetv2b0")
-WAYS = ("device", "reader", "cache", "decode")
+WAYS = ("device", "reader", "decode")
 
 #: ResNet-50 in mixed precision on one A100, images/s. Source: NVIDIA's DeepLearningExamples,
 #: the tables of TensorFlow and MXNet.
@@ -238,7 +237,7 @@ def wait_for(batch: Any) -> None:
 
 
 def measure_model(arguments: argparse.Namespace, model: str, replicas: str) -> dict[str, Any]:
-    """Returns images/s by way of feeding; with several devices without cache and decode."""
+    """Returns images/s by way of feeding; with several devices without decode."""
     num_steps, num_rounds = arguments.steps, arguments.rounds
     run, steps = benchmark.prepare(
         config_of(arguments, model),
@@ -253,7 +252,6 @@ def measure_model(arguments: argparse.Namespace, model: str, replicas: str) -> d
     steps.train(sources["reader"], 1)
     first_step = time.time() - psutil.Process().create_time()
     if replicas == "1":
-        sources["cache"] = steps.iterate(benchmark.batches_of(run, cache="device"))
         sources["decode"] = decoded(arguments, run, steps)
     times = benchmark.time_rounds(steps, sources, num_steps=num_steps, num_rounds=num_rounds)
     started, worked = time.perf_counter(), time.process_time()
@@ -379,14 +377,14 @@ def describe(result: dict[str, Any], arguments: argparse.Namespace) -> str:
         )
     lines += [
         "",
-        "| network | devices | step, ms | device, images/s | reader | cache | decode "
+        "| network | devices | step, ms | device, images/s | reader | decode "
         "| input wait | first step, s | device memory, MB |",
-        "| --- |" + " --- |" * 9,
+        "| --- |" + " --- |" * 8,
     ]
     for row in result["models"]:
         head = f"| {row['model']} | {row['replicas']} |"
         if "failed" in row:
-            lines.append(f"{head} failed: {row['failed']} |" + " |" * 7)
+            lines.append(f"{head} failed: {row['failed']} |" + " |" * 6)
             continue
         speeds = row["images_per_second"]
         ratios = " | ".join(
@@ -399,7 +397,7 @@ def describe(result: dict[str, Any], arguments: argparse.Namespace) -> str:
             f"| {memory} |"
         )
     lines.append(
-        "\nreader, cache, decode: as shares of the images/s of a batch on the device. "
+        "\nreader, decode: as shares of the images/s of a batch on the device. "
         + "; ".join(f"{name}: resnet50 {speed:,} images/s" for name, speed in PUBLISHED.items())
     )
     return "\n".join(lines)

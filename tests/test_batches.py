@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 from builds import wait_until
+from dataset_factory import assert_same
 
 import tfrecord_io
 from tfrecord_io import ManifestError
@@ -59,7 +60,18 @@ def test_endless_batches_go_on_and_have_no_length(small_dataset):
         ({"examples": [[1, 2]]}, ValueError, r"received \[\[1 2\]\]"),
         ({"examples": [0, 23]}, ValueError, r"in 0\.\.22, received \[ 0 23\]"),
         ({"examples": [-1, 2]}, ValueError, r"received \[-1  2\]"),
+        ({"examples": [1.7]}, TypeError, r"whole numbers, or a mask .*received .*1\.7"),
+        ({"examples": [True, False]}, ValueError, r"a mask of 23 examples, received .* \(2,\)"),
+        ({"split": ["train", "train"]}, ManifestError, r"several different ones, received \["),
         ({"start_step": 5}, ValueError, "start_step"),
+        ({"start_step": 1.5}, TypeError, "start_step must be a whole number, received 1.5"),
+        ({"shuffle": "no"}, TypeError, "shuffle must be True or False, received 'no'"),
+        ({"seed": True}, TypeError, "seed must be a whole number, received True"),
+        (
+            {"batch_size": 10**9, "pad_remainder": True},
+            ValueError,
+            r"a batch of 1,000,000,000 examples takes .* GB of memory; use a smaller batch_size",
+        ),
         ({"split": ("train", "other")}, ManifestError, r"/.*: no split 'other' in this dataset"),
         ({"batch_size": 24, "epochs": None}, ManifestError, "fewer than a batch of 24"),
         ({"batch_size": 24, "drop_remainder": True}, ManifestError, "smaller batch_size"),
@@ -70,6 +82,16 @@ def test_what_cannot_be_read_is_refused_before_the_first_batch(
 ):
     with pytest.raises(error, match=message):
         _batches(small_dataset, **options)
+
+
+def test_a_mask_chooses_the_examples_where_it_is_true(small_dataset):
+    mask = np.arange(23) % 5 == 2
+    chosen = [images for images, *_ in _batches(small_dataset, examples=[2, 7, 12, 17, 22])]
+    assert_same([images for images, *_ in _batches(small_dataset, examples=mask)], chosen)
+
+
+def test_a_batch_larger_than_the_split_holds_the_whole_split(small_dataset):
+    assert [len(images) for images, *_ in _batches(small_dataset, batch_size=10**9)] == [23]
 
 
 def test_threads_compute_as_many_results_ahead_as_they_are_told():

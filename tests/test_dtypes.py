@@ -60,11 +60,8 @@ def dataset(tmp_path_factory, request):
 assert_same = functools.partial(np.testing.assert_array_equal, strict=True)
 
 
-@pytest.mark.parametrize("options", [{}, {"cache": "device"}])
-def test_tensorflow_gets_the_stored_values(dataset, options):
-    batches = tfrecord_io.make_dataset(
-        dataset, split="train", batch_size=10, shuffle=False, **options
-    )
+def test_tensorflow_gets_the_stored_values(dataset):
+    batches = tfrecord_io.make_dataset(dataset, split="train", batch_size=10, shuffle=False)
     assert_same(np.concatenate([image for image, _ in batches]), stored(dataset)[0])
 
 

@@ -1,14 +1,11 @@
 """Batches hold what the shards hold, in the promised order, on each way to read them."""
 
-import shutil
 import sys
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pyarrow.parquet as pq
 import pytest
-import tensorflow as tf
 from builds import wait_until
 from dataset_factory import assert_same, parsed_by_tensorflow, write_dataset
 
@@ -62,7 +59,7 @@ def test_batches_are_what_plain_tensorflow_parses_from_the_same_files(small_data
     ],
     ids=str,
 )
-def test_numpy_and_a_device_have_the_batches_of_the_files(small_dataset, options):
+def test_numpy_has_the_batches_of_tensorflow(small_dataset, options):
     found = tfrecord_io.make_batches(small_dataset, **{**DEFAULTS, **options})
     options.pop("prefetch", None)
     wanted = _batches(small_dataset, **options)
@@ -71,9 +68,6 @@ def test_numpy_and_a_device_have_the_batches_of_the_files(small_dataset, options
         for array, other in zip(batch, expected, strict=True):
             assert (array.tolist(), array.shape) == (other.tolist(), other.shape)
         assert [array.dtype for array in batch[:2]] == [np.uint8, np.float32]
-    on_device = tfrecord_io.make_dataset(small_dataset, **{**DEFAULTS, **options}, cache="device")
-    assert len(on_device) == len(wanted)
-    assert_same([[tensor.numpy() for tensor in batch] for batch in on_device], wanted)
 
 
 def test_the_last_batch_is_short_dropped_or_padded_with_weight_zero(small_dataset):
@@ -134,9 +128,8 @@ def test_two_splits_are_read_as_one_whose_second_follows_the_first(small_dataset
 CHOSEN = (24, 3, 4, 0, 17, 9, 12)
 
 
-@pytest.mark.parametrize("cache", [None, "device"])
-def test_an_epoch_of_chosen_examples_is_a_permutation_of_them(small_dataset, cache):
-    both = {"split": BOTH, "cache": cache}
+def test_an_epoch_of_chosen_examples_is_a_permutation_of_them(small_dataset):
+    both = {"split": BOTH}
     stored = _keys(small_dataset, **both, shuffle=False)
     expected = [stored[place] for place in CHOSEN]
     # In the order in which they were named, if not shuffled.
@@ -175,50 +168,6 @@ def test_the_files_are_unmapped_when_nobody_reads_any_more(tmp_path):
     del iterator
     # TensorFlow ends its threads a moment later.
     wait_until(lambda: not is_mapped())
-
-
-# ---- in a device's memory
-
-
-def test_a_split_on_a_device_is_read_once_and_iterated_often(small_dataset, tmp_path):
-    shutil.copytree(small_dataset, tmp_path, dirs_exist_ok=True)
-    dataset = tfrecord_io.make_dataset(tmp_path, **DEFAULTS, cache="device")
-    for path in tmp_path.glob("*.tfrecord"):
-        path.unlink()
-    wanted = _batches(small_dataset)
-    for _ in range(2):
-        assert_same([[tensor.numpy() for tensor in batch] for batch in dataset], wanted)
-
-
-def test_a_compiled_step_gathers_by_itself(small_dataset):
-    dataset = tfrecord_io.make_dataset(small_dataset, **DEFAULTS, cache="device")
-
-    def add(total, batch):
-        image, _ = dataset.split.gather(batch[0])
-        return total + tf.reduce_sum(tf.cast(image, tf.int64))
-
-    # Not a loop over the dataset: one that AutoGraph does not convert would be traced without end.
-    @tf.function
-    def pixel_sum():
-        return dataset.order.reduce(tf.constant(0, tf.int64), add)
-
-    assert pixel_sum().numpy() == sum(np.sum(image) for image, *_ in _batches(small_dataset))
-
-
-def test_a_split_without_room_on_a_device_is_read_from_its_files_and_says_so(
-    small_dataset, monkeypatch, caplog
-):
-    available = psutil.virtual_memory()._replace(available=1000)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: available)
-    dataset = tfrecord_io.make_dataset(small_dataset, **DEFAULTS, cache="device")
-    assert isinstance(dataset, tf.data.Dataset)
-    assert "more than half of the free memory of CPU:0" in caplog.text
-    assert_same(dataset.as_numpy_iterator(), _batches(small_dataset))
-
-
-def test_an_unknown_cache_is_refused(small_dataset):
-    with pytest.raises(ValueError, match="received 'disk'"):
-        _batches(small_dataset, cache="disk")
 
 
 # ---- the table of examples

@@ -43,22 +43,15 @@ def training_batches(config, devices, start_step):
     return feed.training_batches(config.input, mixup, devices, part, start_step=start_step)
 
 
-def batches_of(data, devices, *, batch_size=8, epochs=2, start_step=0, cache="none", **fields):
+def batches_of(data, devices, *, batch_size=8, epochs=2, start_step=0, **fields):
     config = TrainConfig.of(
         data=data,
         epochs=epochs,
         global_batch_size=batch_size,
         replica_batch_size=batch_size // devices.num_replicas,
-        cache=cache,
         **fields,
     )
-    dataset = training_batches(config, devices, start_step)
-    if cache == "none":
-        return list(dataset.as_numpy_iterator())
-    return [
-        tuple(part.numpy() for part in (*dataset.split.gather(examples), *others))
-        for examples, *others in dataset.order
-    ]
+    return list(training_batches(config, devices, start_step).as_numpy_iterator())
 
 
 def weighed(data, tmp_path, weight_of):
@@ -110,9 +103,7 @@ def test_workers_share_each_step_and_their_weights_add_up(data):
     assert_same(joined, batches_of(data, devices_of()))
 
 
-@pytest.mark.parametrize(
-    "fields", [{}, {"cache": "device"}, {"folds": 2, "fold": 0}], ids=["mmap", "cache", "folds"]
-)  # fmt: skip
+@pytest.mark.parametrize("fields", [{}, {"folds": 2, "fold": 0}], ids=["whole", "folds"])
 def test_an_example_counts_by_its_weight_however_it_is_read(data, tmp_path, fields):
     folder = weighed(data, tmp_path, lambda label: OCT_NAMES.index(label) + 1)
     plain = batches_of(data, devices_of(2), **fields)
@@ -146,12 +137,11 @@ def test_weights_that_cannot_be_are_refused(data, tmp_path, weights):
         batches_of(folder, devices_of())
 
 
-@pytest.mark.parametrize("cache", ["none", "device"])
 @pytest.mark.parametrize(("num_replicas", "start_step"), [(1, 3), (2, 5)])
-def test_starting_later_gives_the_same_batches_cached_or_not(data, cache, num_replicas, start_step):
+def test_starting_later_gives_the_same_batches(data, num_replicas, start_step):
     devices = devices_of(num_replicas)
     whole = batches_of(data, devices)
-    later = batches_of(data, devices, start_step=start_step, cache=cache)
+    later = batches_of(data, devices, start_step=start_step)
     assert_same(later, whole[start_step * num_replicas :])
 
 
@@ -177,7 +167,7 @@ def jax_devices_of():
 
 @pytest.mark.parametrize(
     ("fields", "start_step"),
-    [({}, 0), ({"mixup": 0.0}, 4), ({"cache": "device"}, 1), ({"folds": 3, "fold": 1}, 2)],
+    [({}, 0), ({"mixup": 0.0}, 4), ({"folds": 3, "fold": 1}, 2)],
     ids=str,
 )
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:jax")
@@ -187,7 +177,7 @@ def test_jax_gets_the_batches_of_tensorflow(data, fields, start_step):
         data=data, epochs=2, global_batch_size=8, replica_batch_size=8, seed=5, **fields
     )
     found = list(training_batches(config, devices, start_step))
-    wanted = training_batches(config.replace(cache="none"), devices_of(), start_step)
+    wanted = training_batches(config, devices_of(), start_step)
     assert_same(found, wanted.as_numpy_iterator())
 
 

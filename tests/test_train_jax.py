@@ -81,8 +81,8 @@ data, out, *flags = sys.argv[1:]
 def train(name, *more):
     return run.main(["--data", data, "--workdir", f"{out}/{name}", *more, *flags])
 
-# The same command again and again: undisturbed, cached, stopped at a step, and gone on with.
-codes = [train("whole"), train("cached", "--cache=device", "--profile=2,3")]
+# The same command again and again: undisturbed, profiled, stopped at a step, and gone on with.
+codes = [train("whole"), train("profiled", "--profile=2,3")]
 interrupt_step_5(signal.SIGTERM)
 codes.append(train("resumed"))
 callbacks.EpochMeter.add = real_add
@@ -142,12 +142,8 @@ def test_a_stopped_run_goes_on_to_the_weights_of_an_undisturbed_one(out):
     check_equal(ours, theirs)
 
 
-def test_images_cached_on_the_device_give_the_losses_of_the_files(out):
-    np.testing.assert_allclose(losses_of(out / "cached"), losses_of(out / "whole"), rtol=1e-5)
-
-
 def test_steps_are_traced_by_jax_alone(out):
-    assert [*(out / "cached" / "profile").rglob("*.xplane.pb")]
+    assert [*(out / "profiled" / "profile").rglob("*.xplane.pb")]
 
 
 def test_a_backend_that_is_not_supported_or_not_installed_ends_with_code_2(data, tmp_path):
@@ -177,7 +173,7 @@ sys.exit(run.main(sys.argv[1:]))
 
 def start_two_processes(data, workdir, program=UNDISTURBED):
     settings = flags(**SETTINGS | {"replica_batch_size": 4, "checkpoint_seconds": 0})
-    arguments = ["--data", data, "--workdir", workdir, "--cache=device", *settings]
+    arguments = ["--data", data, "--workdir", workdir, *settings]
     words = [sys.executable, "-c", program, *map(str, arguments)]
     return start_workers(words, KERAS_BACKEND="jax")
 

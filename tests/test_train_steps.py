@@ -41,8 +41,6 @@ VARIANTS = [
     {**QUICK, "gpus": 2, "steps_per_execution": 5},
     {**QUICK, "gpus": 1, "jit_compile": True},
     {**QUICK, "gpus": 2, "dropout": 0.3},
-    {**QUICK, "gpus": 1, "cache": "device"},
-    {**QUICK, "gpus": 2, "cache": "device"},
     {**EVERYTHING, "gpus": 1},
     {**EVERYTHING, "gpus": 2},
 ]
@@ -68,15 +66,15 @@ def check_agreement(one, two):
 def test_one_and_two_replicas_agree_also_with_all_that_the_recipe_has(runs):
     """Augmentation, MixUp, smooth labels, class weights, AdamW, cosine and moving average."""
     check_agreement(runs[0], runs[1])
-    check_agreement(runs[7], runs[8])
-    assert runs[7]["losses"] != pytest.approx(runs[0]["losses"], rel=1e-2)
+    check_agreement(runs[5], runs[6])
+    assert runs[5]["losses"] != pytest.approx(runs[0]["losses"], rel=1e-2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("one", "other", "tolerance"),
-    [(2, 1, 1e-5), (3, 1, 1e-4), (5, 0, 1e-5), (6, 1, 1e-5)],
-    ids=["several steps in one go", "compiled", "cached on one device", "cached on two"],
+    [(2, 1, 1e-5), (3, 1, 1e-4)],
+    ids=["several steps in one go", "compiled"],
 )
 def test_the_same_steps_give_the_same_losses(runs, one, other, tolerance):
     assert runs[one]["counts"] == runs[other]["counts"]
@@ -97,13 +95,11 @@ def test_each_run_builds_its_graph_once_whatever_the_number_of_steps(runs):
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="JAX is not installed")
 def test_one_and_two_replicas_agree_on_jax(data):
-    ones, twos = [VARIANTS[0], VARIANTS[7]], [VARIANTS[1], VARIANTS[8], VARIANTS[6]]
+    ones, twos = [VARIANTS[0], VARIANTS[5]], [VARIANTS[1], VARIANTS[6]]
     runs = run_variants(data, ones + twos, KERAS_BACKEND="jax")
     check_agreement(runs[0], runs[2])
     check_agreement(runs[1], runs[3])
-    # Each device gathers its share from a copy of its own.
-    check_agreement(runs[0], runs[4])
-    assert [run["num_traces"] for run in runs] == [1] * 5
+    assert [run["num_traces"] for run in runs] == [1] * 4
 
 
 @pytest.mark.slow

@@ -218,9 +218,11 @@ class Manifest:
         """Returns a split by name, or several such as `("train", "val")`, one after the other.
 
         Raises:
-            ManifestError: if the dataset has no such split.
+            ManifestError: if the dataset has no such split, or one is named twice.
         """
         names = (name,) if isinstance(name, str) else tuple(name)
+        if len(set(names)) < max(1, len(names)):
+            raise ManifestError(f"expected one split, or several different ones, received {name!r}")
         if missing := [wanted for wanted in names if wanted not in self.splits]:
             known = ", ".join(sorted(self.splits)) or "none"
             raise ManifestError(f"no split {missing[0]!r} in this dataset; it has {known}")

@@ -30,6 +30,7 @@ FILE_NAME = "config.json"
 
 # Settings of earlier versions: the values that need nothing now, and what to do for another one.
 _REMOVED = {
+    "cache": (("none", "device"), "images are read through the memory map"),
     "step_timeout": ((0.0,), "use `py-spy dump --pid` to see where a process hangs"),
     "visible_gpus": ((None,), "set CUDA_VISIBLE_DEVICES"),
     "gpu_allocator": (("bfc",), "set TF_GPU_ALLOCATOR"),

@@ -12,13 +12,14 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, get_args
 
 import numpy as np
+import psutil
 
 from tfrecord_io import schema
 from tfrecord_io.ahead import map_ahead
 from tfrecord_io.manifest import ManifestError
-from tfrecord_io.reading.mapped import MappedDataset
+from tfrecord_io.reading.mapped import MappedDataset, as_places
 from tfrecord_io.reading.opening import Verify
-from tfrecord_io.reading.order import EXAMPLES_AT_ONCE, BatchOrder
+from tfrecord_io.reading.order import EXAMPLES_AT_ONCE, BatchOrder, check_type
 from tfrecord_io.reading.records import BufferPool, Records
 from tfrecord_io.stores.folder import DataPath
 
@@ -53,26 +54,61 @@ def make_batches(
 ) -> Batches:
     """Returns the batches of a split as NumPy arrays, in an order that the seed decides.
 
-    They are those that `reader.make_dataset` gives for the same arguments, which it describes, as
-    it does the errors; TensorFlow is not imported. Each loop over the result starts from the
-    beginning and gives the same batches. Threads make `prefetch` batches ahead; with 0, the thread
-    that asks makes them.
+    The order is that of `BatchOrder`. Each loop over the result starts from the beginning and gives
+    the same batches. TensorFlow is not imported.
+
+    Args:
+        directory: of a finished dataset; a local folder or a URL, see docs/reader.md.
+        split: name of the split; or several, such as `("train", "val")`, which are read as one.
+        batch_size: examples of a global batch, over all replicas.
+        seed: decides the order.
+        shuffle: if False, examples come in the order of the shards.
+        epochs: how often each example occurs; None for endless batches.
+        drop_remainder: leave out a last batch that is not full.
+        pad_remainder: fill up a last batch that is not full with copies of its last example, and
+            give each example a weight: 1, or 0 for a copy.
+        engine: where the operating system cannot map the shards into memory, `mmap` raises an
+            error, and `auto` reads each record from its file.
+        num_replicas: readers (such as workers) that share each global batch in equal slices.
+        replica_index: which slice this reader gets.
+        start_step: batches to skip, at no cost: the state of a reader is its number of steps.
+        with_keys: whether to give each example's key as well.
+        verify: how much of the shards is checked now: `size`, `crc` or `sha256`. With the last
+            two, records that the cache of a URL kept earlier are checked when they are read.
+        examples: places in the split, in the order of the shards, of the examples to read, or a
+            mask, bool [examples of the split]; all if not given. An epoch is a permutation of
+            these.
+        prefetch: batches that threads make ahead; with 0, the thread that asks makes them.
+        cache_dir: folder in which what a URL gives is kept; the user's cache folder if not given.
+        cache_gb: 10^9 bytes that this folder may take; half of what is free there if not given.
 
     Returns:
-        an iterable of the arrays that `make_dataset` describes, but each key is bytes. They are
-        copies, the caller's own.
+        an iterable of arrays (image, label), then weight with `pad_remainder`, then key with
+        `with_keys`: image [batch, height, width, channels] of the dataset's type (uint8 by
+        default), label float32 [batch, num_classes] one-hot (or 0 and 1 for each of several labels,
+        or [batch, 1] of numbers), weight float32 [batch], key bytes [batch]. `batch` is batch_size
+        / num_replicas; in a last batch that is neither dropped nor padded it is less, and may be 0
+        for a replica. They are copies, the caller's own.
 
     Raises:
-        StoreError: when the batches are read, also if a record is damaged, or the store has
-            another version of a shard by then.
+        ManifestError: as `opening.open_split` does; or if the split is smaller than a batch where
+            all batches must be full.
+        TypeError, ValueError: if an argument has a wrong type or is out of range, or the arguments
+            do not fit together.
+        OSError: if `mmap` was asked for and the operating system cannot map the files.
+        UserError: if the URL or the cache cannot be used.
+        StoreError: if the store cannot be used; also when the batches are read, if a record is
+            damaged, or the store has another version of a shard by then.
     """
+    check_type("prefetch", prefetch, int)
+    check_type("with_keys", with_keys, bool)
     if prefetch < 0:
         raise ValueError(f"prefetch must be at least 0, received {prefetch}")
     if engine not in get_args(Engine):
         raise ValueError(f"engine must be auto or mmap, received {engine!r}")
     path = DataPath.of(directory, cache_dir, cache_gb)
     dataset = MappedDataset(path, split, verify=verify, must_map=engine == "mmap")
-    chosen = np.asarray(range(len(dataset)) if examples is None else examples, np.int64)
+    chosen = as_places(range(len(dataset)) if examples is None else examples, len(dataset))
     last = len(dataset) - 1
     if chosen.ndim != 1 or not chosen.size or chosen.min() < 0 or chosen.max() > last:
         raise ValueError(f"examples must be a list of places in 0..{last}, received {chosen}")
@@ -93,7 +129,14 @@ def make_batches(
             f"{dataset.name} has {len(chosen)} examples, fewer than a batch of {batch_size}; use a "
             "smaller batch_size, or finite epochs without drop_remainder"
         )
-    return Batches(dataset, order, chosen, start_step, with_keys, prefetch)
+    batches = Batches(dataset, order, chosen, start_step, with_keys, prefetch)
+    memory = psutil.virtual_memory().total
+    if (needed := batches.most_examples * dataset.layout.stride) > memory:
+        raise ValueError(
+            f"a batch of {batches.most_examples:,} examples takes {needed / 1e9:.1f} GB, but this "
+            f"machine has {memory / 1e9:.1f} GB of memory; use a smaller batch_size"
+        )
+    return batches
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -113,7 +156,7 @@ class Batches:
     prefetch: int
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, ...]]:
-        pool = BufferPool(self.order.replica_batch_size * self.dataset.layout.image_length)
+        pool = BufferPool(self.most_examples * self.dataset.layout.image_length)
 
         def gather(step: tuple[Records, np.ndarray, np.ndarray]) -> tuple[np.ndarray, ...]:
             records, rows, weights = step
@@ -131,6 +174,12 @@ class Batches:
             for step in zip(rows, weights, strict=True)
         )
         return map_ahead(gather, steps, self.prefetch, num_threads=_NUM_THREADS)
+
+    @property
+    def most_examples(self) -> int:
+        """Examples of the largest batch of this replica."""
+        most = self.order.replica_batch_size
+        return most if self.order.pad_remainder else min(most, self.order.num_positions)
 
     def parts(self) -> Iterator[tuple[Records, np.ndarray, np.ndarray]]:
         """Yields batches that are not gathered yet, many at once when all records are mapped.

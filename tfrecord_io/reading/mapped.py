@@ -146,9 +146,13 @@ class MappedDataset:
         """Returns copies of one example for a place, or of a batch for int64 [batch] places.
 
         That is (image, label): [batch, height, width, channels] of the dataset's type and float32
-        [batch, num_classes] one-hot, for one example without the batch.
+        [batch, num_classes] one-hot, for one example without the batch. A mask, bool
+        [num_examples], gives the examples where it is True.
+
+        Raises:
+            IndexError, TypeError: if an example does not exist, or places are not whole numbers.
         """
-        examples = np.asarray(index)
+        examples = as_places(index, len(self))
         layout = self.layout
         images = np.empty((examples.size, *layout.image_shape), layout.numpy_dtype)
         labels = np.empty((examples.size, layout.num_classes), np.float32)
@@ -173,7 +177,7 @@ class MappedDataset:
         return [bytes(key).decode("ascii") for key in self._feature(schema.KEY, indices)]
 
     def _feature(self, name: str, indices: Sequence[int] | np.ndarray) -> np.ndarray:
-        parts = self._parts(np.asarray(indices, np.int64))
+        parts = self._parts(as_places(indices, len(self)))
         return np.concatenate([records.feature(name, rows) for records, rows in parts])
 
     def _parts(self, examples: np.ndarray) -> Iterator[Fetched]:
@@ -187,6 +191,25 @@ class MappedDataset:
             return self.until_mapped(iter(chunks), ())
         self.cold.announce(self.rows(examples))
         return ((self.records, self.rows(chunk)) for chunk in chunks)
+
+
+def as_places(examples: int | Sequence[int] | np.ndarray, num_examples: int) -> np.ndarray:
+    """Returns int64 [...] places of examples, given as places or as a mask, bool [num_examples].
+
+    Raises:
+        TypeError: if they are neither.
+        ValueError: if the mask has another length.
+    """
+    given = np.asarray(examples)
+    if given.dtype == bool:
+        if given.shape != (num_examples,):
+            raise ValueError(
+                f"expected a mask of {num_examples} examples, received one of shape {given.shape}"
+            )
+        return np.flatnonzero(given)
+    if given.size and given.dtype.kind not in "iu":
+        raise TypeError(f"examples must be whole numbers, or a mask of bool, received {given!r}")
+    return given.astype(np.int64)
 
 
 class ColdShards:

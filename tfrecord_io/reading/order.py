@@ -37,6 +37,12 @@ _U64 = 0xFFFFFFFFFFFFFFFF
 #: The order is computed for this many examples at once, about a millisecond's work.
 EXAMPLES_AT_ONCE = 8192
 
+_TYPES: dict[type, tuple[tuple[type, ...], str]] = {
+    bool: ((np.bool_,), "True or False"),
+    int: ((np.integer,), "a whole number"),
+    float: ((int, np.integer, np.floating), "a number"),
+}
+
 # Positions of an endless order, a number that a batch may still be added to.
 _ENDLESS = 1 << 62
 
@@ -51,7 +57,7 @@ def permute(index: np.ndarray, num_examples: int, *, seed: int, epoch: np.ndarra
     a = math.isqrt(num_examples - 1) + 1
     b = -(-num_examples // a)
     # Unrelated numbers for neighbouring seeds and neighbouring epochs.
-    start = splitmix64(np.array([seed & _U64], np.uint64))
+    start = splitmix64(np.array([int(seed) & _U64], np.uint64))
     key = _mix(start + epoch.astype(np.uint64) * np.uint64(_WEYL))
     num_rounds = _NUM_ROUNDS if num_examples >= _SMALL else _NUM_ROUNDS_SMALL
     value = _feistel(index.astype(np.uint64), a, b, key, num_rounds)
@@ -98,6 +104,17 @@ def _feistel(value: np.ndarray, a: int, b: int, key: np.ndarray, num_rounds: int
     return halves[0] + np.uint64(a) * halves[1]
 
 
+def check_type(name: str, value: object, kind: type[bool | int | float]) -> None:
+    """Raises TypeError unless an argument is of a type, of Python or of NumPy.
+
+    An `int` is a `float`, too, but a `bool` is neither.
+    """
+    others, expected = _TYPES[kind]
+    is_bool = isinstance(value, (bool, np.bool_))
+    if is_bool != (kind is bool) or not isinstance(value, (kind, *others)):
+        raise TypeError(f"{name} must be {expected}, received {value!r}")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BatchOrder:
     """Which examples each batch holds.
@@ -117,6 +134,10 @@ class BatchOrder:
         pad_remainder: fill up a last batch that is not full, by repeating its last example.
         num_replicas: readers that share each global batch, in equal slices.
         replica_index: which slice this one gets.
+
+    Raises:
+        TypeError: if a number is not a whole one, or a switch not True or False.
+        ValueError: if a value is out of range, or two contradict each other.
     """
 
     num_examples: int
@@ -130,6 +151,10 @@ class BatchOrder:
     replica_index: int = 0
 
     def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is not None or field.name != "epochs":
+                check_type(field.name, value, bool if field.type == "bool" else int)
         for name in ("num_examples", "batch_size", "num_replicas", "epochs"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -196,7 +221,13 @@ class BatchOrder:
         return self.examples_at(np.minimum(places, self.num_positions - 1)), weights
 
     def check_start(self, start_step: int) -> None:
-        """Raises ValueError if no reading can begin at a step; the end of the order is allowed."""
+        """Raises an error if no reading can begin at a step; the end of the order is allowed.
+
+        Raises:
+            TypeError: if it is not a whole number.
+            ValueError: if it lies outside of the order.
+        """
+        check_type("start_step", start_step, int)
         if start_step < 0 or (self.num_steps is not None and start_step > self.num_steps):
             last = "" if self.num_steps is None else f" and at most {self.num_steps}"
             raise ValueError(f"start_step must be at least 0{last}, received {start_step}")

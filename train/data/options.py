@@ -45,12 +45,6 @@ class InputOptions:
         choices=("auto", "mmap"),
         is_operational=True,
     )
-    cache: str = flag(
-        "none",
-        "device: keep the training images in each device's memory",
-        choices=("none", "device"),
-        is_operational=True,
-    )
     cache_dir: str | None = flag(
         None,
         "for a URL: folder on a local disk that keeps what was read (default: tfrecord_io in the "

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import keras
 import numpy as np
 
-from train.data import augmentation, feed
+from train.data import augmentation
 from train.devices import Devices
 from train.errors import ConfigError
 from train.networks.models import Network
@@ -30,8 +30,6 @@ from train.run_setup import Run
 
 if TYPE_CHECKING:
     import tensorflow as tf
-
-    from tfrecord_io.reading.reader import DeviceDataset
 
 
 class StepResults(NamedTuple):
@@ -221,11 +219,7 @@ class TensorFlowSteps(Steps):
             compute = self._compute_gradients
             self._gradients = tf.function(compute, autograph=False, jit_compile=True)
 
-    def iterate(self, batches: tf.data.Dataset | DeviceDataset) -> Any:
-        from tfrecord_io.reading.reader import DeviceDataset
-
-        if isinstance(batches, DeviceDataset):
-            return feed.DeviceIterator.of(batches, self._devices)
+    def iterate(self, batches: tf.data.Dataset) -> Any:
         distribute = self._devices.strategy.distribute_datasets_from_function
         return iter(distribute(lambda context: batches))
 
