@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from pipelines import errors
 from pipelines.listing import files, frames, layout
+from pipelines.listing.label_table import escape_sites
 from pipelines.listing.options import DEFAULT_GROUP_REGEX, ListingOptions
 from pipelines.listing.refs import OTHER, REF_SCHEMA, Listing, RejectedFile, iterate_refs
 from pipelines.sources.source import Member, Source
@@ -65,8 +66,9 @@ def list_images(source: Source, options: ListingOptions) -> Listing:
     frames.find_frames(listing, source, keep_patients=has_patients)
     if f"{OTHER}site" in listing.refs.column_names:
         # Patient 17 of one site and patient 17 of another are two patients.
-        texts = (listing.refs[f"{OTHER}site"].cast(pa.large_string()), listing.refs["patient"])
-        patients = pc.binary_join_element_wise(*texts, pa.scalar("/", pa.large_string()))
+        sites = escape_sites(listing.refs[f"{OTHER}site"].cast(pa.large_string()))
+        slash = pa.scalar("/", pa.large_string())
+        patients = pc.binary_join_element_wise(sites, listing.refs["patient"], slash)
         listing.refs = listing.refs.set_column(_PATIENT, "patient", patients)
     return listing.checked()
 
