@@ -407,14 +407,9 @@ def test_columns_of_a_clinical_table_get_the_names_that_are_expected(tmp_path, c
     assert "--columns path=file: --labels" in capsys.readouterr().err
 
 
-def test_the_build_and_the_card_say_that_a_column_counts_as_the_weight_of_an_image(
-    build_rows, tmp_path, capsys
-):
-    assert build_rows([row | {"weight": str(48 + k)} for k, row in enumerate(ROWS)]) == 0
-    told = "each image counts in training by the column weight of the table of --labels, 48 to 55"
-    assert told in capsys.readouterr().err
-    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-    assert "Each image counts in training by the column weight of the table of" in page
+def test_a_column_weight_is_refused_with_what_to_do_instead(tmp_path):
+    with pytest.raises(errors.UserError, match=r"labels\.csv: the column weight no longer"):
+        table_of(tmp_path, [row | {"weight": "1"} for row in ROWS])
 
 
 @pytest.mark.slow

@@ -2,8 +2,8 @@
 
 The columns are `path` and `label`, and if they are there `patient`, `split` and `site`. Instead of
 `label`, another column may hold the class or a number, or several columns a 0 or a 1 for each
-label. Other columns become columns of examples.parquet; one of them, `weight`, says how much an
-example counts in training. A cell without a value is null in all of them.
+label. Other columns become columns of examples.parquet. A cell without a value is null in all of
+them.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from pipelines import errors
 from pipelines.listing.table_files import Columns, is_text, read_columns
 from tfrecord_io.kinds import CLASSES, LabelKind
+from tfrecord_io.manifest import NO_WEIGHT
 
 #: Columns that a table may have besides `path` and the labels, each with a meaning of its own.
 OPTIONAL = ("patient", "split", "site")
@@ -111,8 +112,8 @@ def read_label_table(
 
     Raises:
         errors.UserError: if the file or one of its columns cannot be read, `path` or a label column
-            is missing, a column has the name of another column, a label is neither 0 nor 1, or a
-            row has no site.
+            is missing, a column has the name of another column, a label is neither 0 nor 1, a row
+            has no site, or a column is called `weight`.
     """
     notes: list[str] = []
     cells = _renamed(file, read_columns(file, notes), renamed or {}, notes)
@@ -122,6 +123,8 @@ def read_label_table(
             f"with --columns {','.join(f'{name}=COLUMN' for name in absent)}"
         )
     used = {"path", *columns, *OPTIONAL}
+    if "weight" in cells.keys() - used:
+        raise errors.UserError(f"--labels {file}: {NO_WEIGHT}")
     cells, missing_note = _read_cells(file, cells, used, missing)
     notes += [missing_note] if missing_note else []
     texts = {name: cells[name].to_pylist() for name in used & cells.keys()}

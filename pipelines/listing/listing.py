@@ -17,7 +17,6 @@ from pipelines.listing.label_table import escape_sites
 from pipelines.listing.options import DEFAULT_GROUP_REGEX, ListingOptions
 from pipelines.listing.refs import OTHER, REF_SCHEMA, Listing, RejectedFile, iterate_refs
 from pipelines.sources.source import Member, Source
-from tfrecord_io.manifest import WEIGHT
 
 _PATIENT = REF_SCHEMA.get_field_index("patient")
 
@@ -141,13 +140,6 @@ def _label_notes(refs: pa.Table, options: ListingOptions) -> Iterator[str]:
                     f"the class {name!a} has the name of a split; if it is not a class, give "
                     "--input or --tree the folder that holds the SPLIT or CLASS folders"
                 )
-    elif WEIGHT in labels.others:
-        ends = pc.min_max(labels.others[WEIGHT]).as_py()
-        yield (
-            f"each image counts in training by the column {WEIGHT} of the table of --labels, "
-            f"{ends['min']:g} to {ends['max']:g}; if that is something else, such as kilograms, "
-            f"rename it with --columns body_weight={WEIGHT}"
-        )
     alike: dict[str, list[str]] = collections.defaultdict(list)
     for name in sorted(options.label_columns) or names:
         alike[unicodedata.normalize("NFKC", name).casefold().strip()].append(ascii(name))
