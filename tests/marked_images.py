@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -187,14 +187,6 @@ def values_in(directory: str | os.PathLike[str], column: str, *splits: str) -> l
     """Returns what a column of the table of examples says of those of some splits."""
     dataset = open_dataset(str(directory))
     return dataset.values(column, dataset.part(*splits).rows)
-
-
-def weigh(directory: Path, weight_of: Callable[[str], float]) -> None:
-    """Gives the examples of a dataset weights by the text of their labels."""
-    path = directory / EXAMPLES_FILE_NAME
-    table = pq.read_table(path)
-    weights = [weight_of(label) for label in table["label"].to_pylist()]
-    pq.write_table(table.append_column("weight", pa.array(weights, pa.float64())), path)
 
 
 def command(script: str, *arguments: object) -> list[str]:

@@ -228,13 +228,12 @@ def _column(dataset, name):
     return pq.read_table(dataset / "examples.parquet")[name].to_pylist()
 
 
-def test_of_the_other_columns_of_a_table_only_weights_stay_and_codes_of_studies(secret, tmp_path):
+def test_of_the_other_columns_of_a_table_only_codes_of_studies_stay(secret, tmp_path):
     source = write_tree(tmp_path / "in", {f"{number}.jpeg": jpeg(number) for number in range(6)})
     labels = tmp_path / "labels.csv"
-    rows = [f"{number}.jpeg,a,Miss Doe,{number / 4},study-{number // 2}\n" for number in range(6)]
-    labels.write_text("path,label,who,weight,study\n" + "".join(rows))
+    rows = [f"{number}.jpeg,a,Miss Doe,study-{number // 2}\n" for number in range(6)]
+    labels.write_text("path,label,who,study\n" + "".join(rows))
     built = build_here(source, tmp_path / "out", f"--labels={labels}", f"--anonymize={secret}")
-    assert sorted(_column(built, "weight")) == [0, 0.25, 0.5, 0.75, 1, 1.25]
     assert "who" not in pq.read_schema(built / "examples.parquet").names
     # They say which images without a patient belong together.
     assert sorted(Counter(_column(built, "group")).values()) == [2, 2, 2]

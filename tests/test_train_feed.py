@@ -1,20 +1,17 @@
 import collections
 import math
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from dataset_factory import assert_same
-from marked_images import OCT_NAMES, weigh, write_marked_dataset
+from marked_images import write_marked_dataset
 
 import tfrecord_io
-from tfrecord_io.reading.mapped import MappedDataset
 from train.config import TrainConfig
 from train.data import augmentation, feed
 from train.data.dataset import choose_parts, open_dataset
 from train.devices import Devices
-from train.errors import ConfigError
 from train.run_setup import make_run
 
 NUM_EXAMPLES = 23
@@ -52,13 +49,6 @@ def batches_of(data, devices, *, batch_size=8, epochs=2, start_step=0, **fields)
         **fields,
     )
     return list(training_batches(config, devices, start_step).as_numpy_iterator())
-
-
-def weighed(data, tmp_path, weight_of):
-    """Returns a copy of the dataset whose examples have weights by their label."""
-    folder = shutil.copytree(data, tmp_path / "data")
-    weigh(folder, weight_of)
-    return str(folder)
 
 
 @pytest.mark.parametrize(("epoch", "step"), [(0, 3), (1, 6), (2, 9), (7, 23)])
@@ -101,40 +91,6 @@ def test_workers_share_each_step_and_their_weights_add_up(data):
     pairs = zip(*by_worker, strict=True)
     joined = [map(np.concatenate, zip(*pair, strict=True)) for pair in pairs]
     assert_same(joined, batches_of(data, devices_of()))
-
-
-@pytest.mark.parametrize("fields", [{}, {"folds": 2, "fold": 0}], ids=["whole", "folds"])
-def test_an_example_counts_by_its_weight_however_it_is_read(data, tmp_path, fields):
-    folder = weighed(data, tmp_path, lambda label: OCT_NAMES.index(label) + 1)
-    plain = batches_of(data, devices_of(2), **fields)
-    factors, wanted = [], []
-    for ours, theirs in zip(batches_of(folder, devices_of(2), **fields), plain, strict=True):
-        np.testing.assert_array_equal(ours[0], theirs[0])
-        is_real = theirs[2] > 0
-        assert not ours[2][~is_real].any()
-        factors += (ours[2][is_real] / theirs[2][is_real]).tolist()
-        wanted += (ours[1][is_real].argmax(-1) + 1).tolist()
-    # Their mean is 1, so that the learning rate need not change with the unit of the weights.
-    np.testing.assert_allclose(factors, np.array(wanted) / np.mean(wanted), rtol=1e-6)
-
-
-def test_an_image_of_weight_0_is_in_no_batch_so_that_no_other_is_mixed_with_it(data, tmp_path):
-    folder = weighed(data, tmp_path, lambda label: {"CNV": 0, "DME": 3}.get(label, 1))
-    manifest = tfrecord_io.Manifest.load(folder)
-    part = parts_of(TrainConfig.of(data=folder)).train
-    counts = manifest.split("train").label_counts
-    assert part.label_counts == (0, *counts[1:])
-    assert part.weights.mean() == pytest.approx(1)
-    labels = MappedDataset(folder, "train").labels(part.examples)
-    assert labels.argmax(-1).tolist().count(0) == 0
-    assert set(part.weights[labels[:, 1] == 1]) == {part.weights.max()}
-
-
-@pytest.mark.parametrize("weights", [(-1.0, 1.0), (0.0, 0.0), (float("nan"), 1.0)])
-def test_weights_that_cannot_be_are_refused(data, tmp_path, weights):
-    folder = weighed(data, tmp_path, lambda label: weights[label == "CNV"])
-    with pytest.raises(ConfigError, match=r"by the column weight of .*examples.parquet"):
-        batches_of(folder, devices_of())
 
 
 @pytest.mark.parametrize(("num_replicas", "start_step"), [(1, 3), (2, 5)])

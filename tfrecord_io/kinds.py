@@ -152,8 +152,7 @@ class Classes(LabelKind):
 
     def read_columns(self, columns: Columns) -> tuple[list[str], dict[int, str]]:
         (cells,) = columns.values()
-        # A blank cell of a spreadsheet is not a class.
-        return [cell if cell and cell.strip() else "" for cell in cells], {}
+        return [cell or "" for cell in cells], {}
 
     def names_in(self, text: str) -> list[str]:
         return [text]
@@ -182,7 +181,7 @@ class MultiLabel(LabelKind):
         for row, cells in enumerate(zip(*columns.values(), strict=True), 1):
             truths = {}
             for name, cell in zip(columns, cells, strict=True):
-                text = (cell or "").strip().lower()
+                text = (cell or "").lower()
                 if text not in _TRUTHS:
                     found = f"row {row:,} has {cell!a} in the column {name}"
                     raise ValueError(f"{found}; expected 0 or 1")
@@ -216,7 +215,7 @@ class Numbers(LabelKind):
 
     def read_columns(self, columns: Columns) -> tuple[list[str], dict[int, str]]:
         (cells,) = columns.values()
-        texts = [number_text(cell) if cell and cell.strip() else "" for cell in cells]
+        texts = [number_text(cell) if cell else "" for cell in cells]
         wrong = {row: cells[row] or "" for row, text in enumerate(texts) if text is None}
         return [text or "" for text in texts], wrong
 

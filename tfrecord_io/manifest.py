@@ -32,9 +32,12 @@ REJECTS_FILE_NAME = "rejects.csv"
 DROPPED_FILE_NAME = "dropped.csv"
 REPORT_FILE_NAME = "report.html"
 
-#: Column of the table of examples, if a table of labels gave it: how much an example counts in
-#: training.
-WEIGHT = "weight"
+#: What is said of a column `weight` in a table of labels or of examples, which is refused.
+NO_WEIGHT = (
+    "the column weight no longer says how much an example counts. To keep the column, call it "
+    "otherwise (--columns body_weight=weight) and build again; --class_weights of train/run.py "
+    "weights the classes"
+)
 
 #: The split whose pixels the manifest's statistics describe, because inputs are normalized by the
 #: statistics of the training data.

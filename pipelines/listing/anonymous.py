@@ -28,7 +28,7 @@ from pipelines.stores import output_state
 from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import schema
 from tfrecord_io.files import atomic_write, sync_folder
-from tfrecord_io.manifest import WEIGHT, ManifestError
+from tfrecord_io.manifest import ManifestError
 from tfrecord_io.stores.folder import is_remote
 
 #: The digest of the secret is in the manifest, so a short secret could be found by trying.
@@ -101,7 +101,7 @@ class Privacy:
         # These say which images without a patient belong together.
         coded = ("study", "series") if refs["patient"].null_count else ()
         # Nothing is known of the other columns, so names may be in them.
-        for name in ("site", WEIGHT, *coded):
+        for name in ("site", *coded):
             if (other := f"{OTHER}{name}") in refs.column_names:
                 columns[other] = self._codes(name, refs[other]) if name in coded else refs[other]
         rejects = [

@@ -2,28 +2,26 @@
 
 The columns are `path` and `label`, and if they are there `patient`, `split` and `site`. Instead of
 `label`, another column may hold the class or a number, or several columns a 0 or a 1 for each
-label. Other columns become columns of examples.parquet; one of them, `weight`, says how much an
-example counts in training. A cell without a value is null in all of them.
+label. Other columns become columns of examples.parquet. A cell without a value is null in all of
+them.
 """
 
 from __future__ import annotations
 
-import collections
+import contextlib
 import dataclasses
 import hashlib
-import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv as pacsv
-import pyarrow.parquet as pq
 
 from pipelines import errors
-from tfrecord_io.kinds import CLASSES, LabelKind, number_text
-from tfrecord_io.manifest import WEIGHT
+from pipelines.listing.table_files import Columns, is_text, read_columns
+from tfrecord_io.kinds import CLASSES, LabelKind
+from tfrecord_io.manifest import NO_WEIGHT
 
 #: Columns that a table may have besides `path` and the labels, each with a meaning of its own.
 OPTIONAL = ("patient", "split", "site")
@@ -40,13 +38,6 @@ _NUMBERS = (
     (r"^(0|-?[1-9][0-9]{0,17})$", pa.int64()),
     (r"^(0|-?[1-9][0-9]{0,8}|-?(0|[1-9][0-9]{0,8})\.[0-9]{1,6})$", pa.float64()),
 )
-
-# What two columns must hold in each row, and for what.
-_EXPECTED = {
-    "site": "which is part of the patient; expected a site in each row, such as unknown (a site "
-    "named NA needs --missing '')",
-    WEIGHT: "by which images count in training; expected a number of at least 0",
-}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,7 +83,7 @@ class LabelTable:
         # Absent without a site or other columns, so that such tables keep their digest.
         if "site" in self.cells:
             digest.update(b"site")
-            present.append(self.cells["site"])
+            present.append(escape_sites(pa.array(self.cells["site"], pa.string())).to_pylist())
         if self.others:
             types = [(name, str(column.type)) for name, column in self.others.items()]
             digest.update(repr(types).encode())
@@ -122,111 +113,59 @@ def read_label_table(
     Raises:
         errors.UserError: if the file or one of its columns cannot be read, `path` or a label column
             is missing, a column has the name of another column, a label is neither 0 nor 1, a row
-            has no site, or a weight is not a number of at least 0.
+            has no site, or a column is called `weight`.
     """
     notes: list[str] = []
-    is_csv = file.suffix.lower() != ".parquet"
-    cells = _renamed(file, _read_cells(file, is_csv), renamed or {}, notes)
+    cells = _renamed(file, read_columns(file, notes), renamed or {}, notes)
     if absent := [name for name in ("path", *columns) if name not in cells]:
         raise errors.UserError(
             f"--labels {file} has {_shown(cells)}, and needs {' and '.join(absent)}; name yours "
             f"with --columns {','.join(f'{name}=COLUMN' for name in absent)}"
         )
-    used = ("path", *columns, *OPTIONAL)
-    others = [name for name in cells if name not in used]
-    without_value = ("", *(MISSING if missing is None else missing)) if is_csv else missing or ()
-    _put_nulls(cells, without_value, notes)
-    for name in others:
-        cells[name] = _with_numbers(cells[name]) if is_csv else _readable(file, name, cells[name])
-    texts = {name: _as_text(file, name, cells[name]) for name in (*used, WEIGHT) if name in cells}
-    if "site" in texts:
-        texts["site"] = [(site or "").strip() for site in texts["site"]]
-    for name, expected in _EXPECTED.items():
-        for row, text in enumerate(() if name in columns else texts.get(name, ()), 1):
-            if not _is_right(name, text or ""):
-                raise errors.UserError(
-                    f"--labels {file}: row {row:,} has {text or ''!a} in the column {name}, "
-                    f"{expected}. Rename the column if it means something else"
-                )
-    if WEIGHT in others:
-        weights = pa.array([float(text or "") for text in texts[WEIGHT]], pa.float64())
-        cells[WEIGHT] = pa.chunked_array([weights])
+    used = {"path", *columns, *OPTIONAL}
+    if "weight" in cells.keys() - used:
+        raise errors.UserError(f"--labels {file}: {NO_WEIGHT}")
+    cells, missing_note = _read_cells(file, cells, used, missing)
+    notes += [missing_note] if missing_note else []
+    texts = {name: cells[name].to_pylist() for name in used & cells.keys()}
+    for row, site in enumerate(texts.get("site", ()), 1):
+        if site is None:
+            raise errors.UserError(
+                f"--labels {file}: row {row:,} has no site, which is part of the patient; expected "
+                "a site in each row, such as unknown (a site named NA needs --missing ''). Rename "
+                "the column if it means something else"
+            )
     try:
         label, not_numbers = kind.read_columns({name: texts[name] for name in columns})
     except ValueError as error:
         raise errors.UserError(f"--labels {file}: {error}") from None
     # As sources write it: `/` between folders, and no `./` in front.
-    plain = ((path or "").strip().replace("\\", "/") for path in texts["path"])
+    plain = ((path or "").replace("\\", "/") for path in texts["path"])
     path = [re.sub("^(\\./)*/*", "", path) for path in plain]
-    optional = {name: [cell or None for cell in texts[name]] for name in OPTIONAL if name in texts}
+    optional = {name: texts[name] for name in OPTIONAL if name in texts}
     return LabelTable(
         name=file.name,
         cells={"path": path, "label": label, **optional},
-        others={name: cells[name] for name in others},
+        others={name: column for name, column in cells.items() if name not in used},
         not_numbers=not_numbers,
         notes=tuple(notes),
     )
 
 
-def _is_right(name: str, text: str) -> bool:
-    if name == "site":
-        return bool(text)
-    return number_text(text) is not None and 0 <= float(text) < math.inf
+def escape_sites(sites: pa.Array) -> pa.Array:
+    """Returns sites without `/`: site a with patient b/1 is not site a/b with patient 1."""
+    return pc.replace_substring(pc.replace_substring(sites, "%", "%25"), "/", "%2F")
 
 
 def _shown(names: Collection[str]) -> str:
     return f"the columns {', '.join(list(names)[:30])}{', ...' if len(names) > 30 else ''}"
 
 
-def _read_cells(file: Path, is_csv: bool) -> dict[str, pa.ChunkedArray]:
-    """Returns the columns of a table by name, without a dictionary or views.
-
-    They are not in an Arrow table, which would be copied for each column that changes. An Arrow
-    file, as the plan is, can hold one dictionary for each column; batches may have several.
-    """
-    plain = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
-    columns = []
-    try:
-        table = _read_csv(file) if is_csv else pq.read_table(file)
-        for column in table.columns:
-            is_encoded = pa.types.is_dictionary(column.type)
-            kind = column.type.value_type if is_encoded else column.type
-            columns.append(column.cast(plain.get(kind, kind)))
-    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
-        expected = "" if isinstance(error, OSError) else "; expected Parquet, or CSV in UTF-8"
-        raise errors.UserError(f"--labels {file} could not be read: {error}{expected}") from None
-    counts = collections.Counter(table.column_names)
-    if repeated := sorted(name for name, count in counts.items() if count > 1):
-        raise errors.UserError(
-            f"--labels {file} has the column {', '.join(repeated)} more than once; rename it, or "
-            "leave it out"
-        )
-    return dict(zip(table.column_names, columns, strict=True))
-
-
-def _read_csv(file: Path) -> pa.Table:
-    """Reads the columns as text, so that a patient 007 stays 007."""
-    with file.open("rb") as opened:
-        header = opened.readline()
-    delimiter = max(",;\t", key=header.decode(errors="replace").count)
-    # By default Arrow cuts the file into blocks at any line break, also at one within quotes.
-    parse = pacsv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
-    with pacsv.open_csv(file, parse_options=parse) as reader:
-        types = {name: pa.string() for name in reader.schema.names}
-    convert = pacsv.ConvertOptions(column_types=types, strings_can_be_null=False)
-    return pacsv.read_csv(file, parse_options=parse, convert_options=convert)
-
-
-def _renamed(
-    file: Path,
-    cells: dict[str, pa.ChunkedArray],
-    renamed: Mapping[str, str],
-    notes: list[str],
-) -> dict[str, pa.ChunkedArray]:
+def _renamed(file: Path, cells: Columns, renamed: Mapping[str, str], notes: list[str]) -> Columns:
     """Returns the columns with the names of `--columns`; notes those that are left out."""
     if cells.pop("", None) is not None:  # the row numbers that pandas and R write
         notes.append("left out the column without a name of the table of --labels")
-    found: dict[str, pa.ChunkedArray] = {}
+    found: Columns = {}
     used = set[str]()
     for name, wanted in renamed.items():
         parts = [wanted] if wanted in cells else wanted.split("/")
@@ -249,46 +188,57 @@ def _renamed(
     return kept | found
 
 
-def _readable(file: Path, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Returns a column with times in microseconds, the finest that Python has.
+def _read_cells(
+    file: Path, cells: Columns, used: Collection[str], missing: Sequence[str] | None
+) -> tuple[Columns, str | None]:
+    """Reads each cell: null for no value, numbers as numbers; `read_columns` has stripped the text.
 
-    Raises:
-        errors.UserError: if that loses a digit, or Python cannot read a value for another reason.
+    Columns in `used` are text afterwards, where a whole number is written without `.0`; paths are
+    never missing. The others become numbers if all their cells are.
+
+    Returns the columns, and a note that counts the cells without a value.
     """
-    kind = column.type
-    try:
-        if pa.types.is_timestamp(kind) and kind.unit == "ns":
-            column = column.cast(pa.timestamp("us", kind.tz))
-        if "[ns" not in str(column.type):
-            column.to_pylist()
-            return column
-    except (ValueError, OverflowError, LookupError):
-        pass
-    raise errors.UserError(
-        f"--labels {file}: the column {name} ({kind}) has values that Python cannot read, such as "
-        "nanoseconds or an unknown time zone; store it as text, or leave it out"
-    )
-
-
-def _put_nulls(
-    cells: dict[str, pa.ChunkedArray], missing: Collection[str], notes: list[str]
-) -> None:
-    """Puts null in place of NaN and of the texts `missing`, except in paths; notes how often."""
-    written = set[str]()
-    counts = []
-    for name, column in [(name, column) for name, column in cells.items() if name != "path"]:
-        if pa.types.is_floating(column.type):
-            cells[name] = pc.if_else(pc.is_nan(column), None, column)
-        elif pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-            is_missing = pc.is_in(column, pa.array(missing, column.type))
+    missing = (MISSING if is_text(file) else ()) if missing is None else missing
+    read: Columns = {}
+    written, counts = set[str](), []
+    for name, column in cells.items():
+        texts = ("",) if name == "path" else ("", *missing)
+        column = _as_text(file, name, column) if name in used else column
+        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+            is_missing = pc.is_in(column, pa.array(texts, column.type))
             written.update(column.filter(is_missing).unique().to_pylist())
-            cells[name] = pc.if_else(is_missing, None, column)
-        if num_missing := cells[name].null_count:
+            column = pc.if_else(is_missing, None, column)
+            if is_text(file) and name != "path":
+                column = _without_point(column) if name in used else _with_numbers(column)
+        else:
+            column = _readable(file, name, column)
+        read[name] = _without_nan(column)
+        if name != "path" and (num_missing := read[name].null_count):
             counts.append(f"{num_missing:,} in {name}")
-    if counts:
-        texts = " or ".join(map(ascii, sorted(written)))
-        how = f" (written {texts}; --missing says which texts count as none)" if texts else ""
-        notes.append(f"cells without a value in the table of --labels: {', '.join(counts)}{how}")
+    if not counts:
+        return read, None
+    shown = " or ".join(map(ascii, sorted(written)))
+    how = f" (written {shown}; --missing says which texts count as none)" if shown else ""
+    return read, f"cells without a value in the table of --labels: {', '.join(counts)}{how}"
+
+
+def _without_nan(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Returns a column of floats with null for NaN, and 0 for -0; any other one as it is."""
+    if not pa.types.is_floating(column.type):
+        return column
+    column = pc.if_else(pc.is_nan(column), None, column)
+    return pc.add(column.cast(pa.float64()), 0.0).cast(column.type)
+
+
+def _without_point(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Returns a column of text with 1 for 1.0, as pandas writes it beside a cell without a value.
+
+    Only if all cells are whole numbers: `1.0` may be a version, and 250.00 a code.
+    """
+    if not pc.all(pc.match_substring_regex(column, r"^-?(0|[1-9][0-9]{0,17})(\.0)?$")).as_py():
+        return column
+    whole = pc.replace_substring_regex(column, r"\.0$", "")
+    return pc.replace_substring_regex(whole, "^-0$", "0")
 
 
 def _with_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -300,9 +250,43 @@ def _with_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return column
 
 
-def _as_text(file: Path, name: str, column: pa.ChunkedArray) -> list[str | None]:
+def _readable(file: Path, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Returns a column with times in microseconds, the finest that Python has, or else as text.
+
+    Raises:
+        errors.UserError: if Python cannot read a value, and it has no text.
+    """
+    kind = column.type
     try:
-        return column.cast(pa.string()).to_pylist()
+        if pa.types.is_timestamp(kind) and kind.unit == "ns":
+            column = column.cast(pa.timestamp("us", kind.tz))
+        if "[ns" not in str(column.type):
+            column.to_pylist()
+            return column
+    except (ValueError, OverflowError, LookupError):
+        pass
+    try:
+        texts = column.cast(pa.string())
+        if pa.types.is_duration(kind):
+            texts = pc.binary_join_element_wise(texts, kind.unit, " ")
+        if not pc.any(pc.starts_with(texts, "<")).as_py():  # Arrow's mark of a year out of range
+            return texts
+    except pa.ArrowException:
+        pass
+    raise errors.UserError(
+        f"--labels {file}: the column {name} ({kind}) has values that Python cannot read, such as "
+        "an unknown time zone; store it as text, or leave it out"
+    )
+
+
+def _as_text(file: Path, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+    column = _without_nan(column)
+    try:
+        if pa.types.is_floating(column.type):
+            # Only if all are whole: Arrow would write 10^14 with an exponent.
+            with contextlib.suppress(pa.ArrowInvalid):
+                column = column.cast(pa.int64())
+        return column.cast(pa.string())
     except pa.ArrowException:
         raise errors.UserError(
             f"--labels {file}: expected text or numbers in the column {name}, received "

@@ -13,10 +13,10 @@ import pyarrow.compute as pc
 
 from pipelines import errors
 from pipelines.listing import files, frames, layout
+from pipelines.listing.label_table import escape_sites
 from pipelines.listing.options import DEFAULT_GROUP_REGEX, ListingOptions
 from pipelines.listing.refs import OTHER, REF_SCHEMA, Listing, RejectedFile, iterate_refs
 from pipelines.sources.source import Member, Source
-from tfrecord_io.manifest import WEIGHT
 
 _PATIENT = REF_SCHEMA.get_field_index("patient")
 
@@ -65,8 +65,9 @@ def list_images(source: Source, options: ListingOptions) -> Listing:
     frames.find_frames(listing, source, keep_patients=has_patients)
     if f"{OTHER}site" in listing.refs.column_names:
         # Patient 17 of one site and patient 17 of another are two patients.
-        texts = (listing.refs[f"{OTHER}site"].cast(pa.large_string()), listing.refs["patient"])
-        patients = pc.binary_join_element_wise(*texts, pa.scalar("/", pa.large_string()))
+        sites = escape_sites(listing.refs[f"{OTHER}site"].cast(pa.large_string()))
+        slash = pa.scalar("/", pa.large_string())
+        patients = pc.binary_join_element_wise(sites, listing.refs["patient"], slash)
         listing.refs = listing.refs.set_column(_PATIENT, "patient", patients)
     return listing.checked()
 
@@ -139,13 +140,6 @@ def _label_notes(refs: pa.Table, options: ListingOptions) -> Iterator[str]:
                     f"the class {name!a} has the name of a split; if it is not a class, give "
                     "--input or --tree the folder that holds the SPLIT or CLASS folders"
                 )
-    elif WEIGHT in labels.others:
-        ends = pc.min_max(labels.others[WEIGHT]).as_py()
-        yield (
-            f"each image counts in training by the column {WEIGHT} of the table of --labels, "
-            f"{ends['min']:g} to {ends['max']:g}; if that is something else, such as kilograms, "
-            f"rename it with --columns body_weight={WEIGHT}"
-        )
     alike: dict[str, list[str]] = collections.defaultdict(list)
     for name in sorted(options.label_columns) or names:
         alike[unicodedata.normalize("NFKC", name).casefold().strip()].append(ascii(name))

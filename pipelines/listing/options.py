@@ -67,8 +67,7 @@ class ListingOptions:
     columns: dict[str, str] | None = flag(
         None,
         "what the table of --labels calls its columns, such as path=filename,label=finding; "
-        "path=folder/name joins two; body_weight=weight keeps a column from counting as the weight "
-        "of the image in training",
+        "path=folder/name joins two",
         parse=_columns,
         expected="path=COLUMN,label=COLUMN and the like",
         metavar="NAME=COLUMN,...",

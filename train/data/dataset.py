@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import tfrecord_io
 from tfrecord_io import groups
 from tfrecord_io.groups import Groups, groups_in
-from tfrecord_io.manifest import EXAMPLES_FILE_NAME, STATISTICS_SPLIT, WEIGHT, Manifest
+from tfrecord_io.manifest import EXAMPLES_FILE_NAME, NO_WEIGHT, STATISTICS_SPLIT, Manifest
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.stores.folder import DataPath, open_file, path_in
 from train.data.options import FoldOptions
@@ -32,8 +32,8 @@ SITE = "site"
 #: What tells an image from others, and the images that belong together.
 IDENTITY = ("key", "pixels_xxh3", groups.COLUMN, "patient", SITE)
 
-# Columns that are read; not every table has a site or weights.
-_COLUMNS = (*IDENTITY, "path", "split", "shard", "row", "variant", WEIGHT)
+# Columns that are read; not every table has a site.
+_COLUMNS = (*IDENTITY, "path", "split", "shard", "row", "variant")
 
 _TEXT = pa.string()
 
@@ -48,8 +48,6 @@ class Part:
         examples: int64 [num_examples], places of the examples in these splits.
         rows: int64 [num_examples], their places in the whole dataset, see `Dataset.table`.
         label_counts: number of examples with each label.
-        weights: factor of each example in the loss, float32 [num_examples], above 0 and 1 on
-            average; None if all count the same.
     """
 
     name: str
@@ -57,7 +55,6 @@ class Part:
     examples: np.ndarray
     rows: np.ndarray
     label_counts: tuple[int, ...]
-    weights: np.ndarray | None = None
 
     @property
     def num_examples(self) -> int:
@@ -99,9 +96,9 @@ class Dataset:
         )
 
     def narrow(self, part: Part, is_kept: np.ndarray) -> Part:
-        """Returns the examples of a part where `is_kept`, bool [num_examples], without weights."""
+        """Returns the examples of a part where `is_kept`, bool [num_examples]."""
         examples, rows = part.examples[is_kept], part.rows[is_kept]
-        kept = dataclasses.replace(part, examples=examples, rows=rows, weights=None)
+        kept = dataclasses.replace(part, examples=examples, rows=rows)
         counts = self.manifest.label_kind.count(self.stored.labels(kept.rows))
         return dataclasses.replace(kept, label_counts=counts)
 
@@ -151,7 +148,7 @@ def open_dataset(path: str | DataPath, columns: Sequence[str] = ()) -> Dataset:
 
     Raises:
         ConfigError: if the table is missing or damaged, lacks one of these columns or the groups,
-            or does not have one row for each example.
+            has a column `weight`, or does not have one row for each example.
     """
     path = DataPath.of(path)
     manifest = Manifest.load(path)
@@ -160,6 +157,8 @@ def open_dataset(path: str | DataPath, columns: Sequence[str] = ()) -> Dataset:
         with open_file(path, EXAMPLES_FILE_NAME) as file:
             parquet = pq.ParquetFile(file)
             known = parquet.schema_arrow.names
+            if "weight" in known:
+                raise ConfigError(f"{path_in(path, EXAMPLES_FILE_NAME)}: {NO_WEIGHT}")
             wanted = dict.fromkeys((*_COLUMNS, *measured))
             table = parquet.read([name for name in wanted if name in known])
     except (FileNotFoundError, pa.ArrowInvalid) as error:
@@ -233,8 +232,7 @@ def choose_parts(dataset: Dataset, folds: FoldOptions) -> Parts:
 
     Raises:
         tfrecord_io.ManifestError: if a split named in `fold_splits` is missing.
-        ConfigError: if there is nothing to train on, a fold would be empty, or weights of examples
-            are not numbers of at least 0.
+        ConfigError: if there is nothing to train on, or a fold would be empty.
     """
     if folds.fold is None:
         train = dataset.part("train")
@@ -243,7 +241,7 @@ def choose_parts(dataset: Dataset, folds: FoldOptions) -> Parts:
                 f"the training split of {dataset.path} is empty; build it with images"
             )
         val, test = dataset.part("val"), dataset.part("test")
-        return Parts(train=_weighted(dataset, train), val=val, test=test)
+        return Parts(train=train, val=val, test=test)
     everyone = divided(dataset, folds)
     groups = dataset.groups.take(everyone.rows)
     fold_of = patient_folds(groups, folds.folds or 0)
@@ -259,32 +257,8 @@ def choose_parts(dataset: Dataset, folds: FoldOptions) -> Parts:
     def some(name: str, is_chosen: np.ndarray) -> Part:
         return dataclasses.replace(dataset.narrow(everyone, is_chosen), name=name)
 
-    learnt = _weighted(dataset, some(f"all but fold {folds.fold}", ~in_fold))
+    learnt = some(f"all but fold {folds.fold}", ~in_fold)
     return Parts(train=learnt, val=None, test=some(f"fold {folds.fold}", is_held_out))
-
-
-def _weighted(dataset: Dataset, part: Part) -> Part:
-    """Returns a part with the weights of its examples, if the dataset has a column of them.
-
-    Examples of weight 0 are left out: others would be mixed with them, and statistics count them.
-    """
-    if WEIGHT not in dataset.table.column_names:
-        return part
-    try:
-        weights = np.array(dataset.values(WEIGHT, part.rows), np.float64)
-    except ValueError:
-        weights = np.array(np.nan)
-    if not (np.isfinite(weights.sum()) and (weights >= 0).all() and weights.any()):
-        raise ConfigError(
-            f"images count in training by the column {WEIGHT} of "
-            f"{path_in(dataset.path, EXAMPLES_FILE_NAME)}; expected numbers of at least 0, and not "
-            "only zeros. Change or rename the column in the table of labels, and build again"
-        )
-    counts = weights > 0
-    if not counts.all():
-        part = dataset.narrow(part, counts)
-        weights = weights[counts]
-    return dataclasses.replace(part, weights=(weights / weights.mean()).astype(np.float32))
 
 
 def divided(dataset: Dataset, folds: FoldOptions) -> Part:

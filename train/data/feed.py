@@ -40,9 +40,8 @@ def training_batches(
         a dataset of (stored images [replica_batch_size, height, width, channels], labels float32
         [replica_batch_size, num_classes], weights float32 [replica_batch_size], draws float32
         [replica_batch_size, augmentation.NUM_DRAWS]). The weights of the replica batches of one
-        step add up to 1 over all replicas; if examples have weights of their own (`Part.weights`),
-        they do on average. On JAX an iterator of the same four, as arrays on the devices, each of
-        all local replicas together.
+        step add up to 1 over all replicas. On JAX an iterator of the same four, as arrays on the
+        devices, each of all local replicas together.
     """
     batch_size = options.global_batch_size or 0
     ordered: dict[str, Any] = {
@@ -60,9 +59,7 @@ def training_batches(
 
     def beside(step: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the weights and the draws of this worker's examples of a step."""
-        places, weights = order.batch(int(step))
-        if part.weights is not None:
-            weights = weights * part.weights[places]
+        _, weights = order.batch(int(step))
         in_step = min(batch_size, order.num_positions - int(step) * batch_size)
         draws = augmentation.draw(options.seed, int(step), batch_size=batch_size, mixup=mixup)
         return weights / np.float32(in_step), draws[first : first + share]
