@@ -323,10 +323,20 @@ def test_a_table_of_the_file_decides_the_grey_levels(descriptor, entries, places
     np.testing.assert_array_equal(found, expected)
 
 
-def test_an_empty_sequence_of_tables_leaves_the_window():
-    tags = {(0x0028, 0x3010, "SQ"): [], WINDOW_CENTER: "100.5", WINDOW_WIDTH: "101"}
+@pytest.mark.parametrize("items", [[], [{}], [{(0x0028, 0x3002, "US"): words(256, 0, 8)}]])
+@pytest.mark.parametrize("sequence", [0x3000, 0x3010])  # of the modality, of the window
+def test_a_sequence_without_a_whole_table_leaves_the_window(sequence, items):
+    tags = {(0x0028, sequence, "SQ"): items, WINDOW_CENTER: "100.5", WINDOW_WIDTH: "101"}
+    tags |= {SLOPE: "", INTERCEPT: "7"}  # no transform either
     found = decoded(dicom_file(np.array([[0, 50, 100, 150, 200]], np.uint8), tags))
     assert found.tolist() == [0, 0, 128, 255, 255]
+
+
+def test_a_modality_table_may_have_entries_of_12_bits():
+    table = {(0x0028, 0x3002, "US"): words(3, 0, 12), (0x0028, 0x3006, "OW"): words(7, 907, 1807)}
+    tags = {(0x0028, 0x3000, "SQ"): [table], WINDOW_CENTER: "907", WINDOW_WIDTH: "1801"}
+    found = decoded(dicom_file(np.array([[0, 1, 2, 9]], np.uint8), tags))
+    assert found.ravel().tolist() == [0, 128, 255, 255]
 
 
 PALETTE = tuple(range(0x1101, 0x1104)), tuple(range(0x1201, 0x1204))
@@ -354,6 +364,9 @@ def test_a_palette_of_8_bits_may_be_in_words_or_bytes_and_begin_anywhere(entry_t
         [1, 50, 255], [1, 50, 255], [2, 60, 254], [3, 70, 253], [4, 80, 252], [4, 80, 252],
         [4, 80, 252],
     ]  # fmt: skip
+    if entry_type == "<u2":  # of some writers, with 16 bits said of 8
+        said_16 = with_palette(stored, words(4, 10, 16), *channels)
+        np.testing.assert_array_equal(decoded(said_16, channels=3), found)
     longer = (np.arange(512) // 2).astype(np.uint8).tobytes()
     stored = np.array([[0, 255, 256, 511]], np.uint16)
     found = decoded(with_palette(stored, words(512, 0, 8), *[longer] * 3), channels=3)

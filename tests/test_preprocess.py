@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from image_files import encoded, grey_pixels, jpeg, png, png_of_rows, rgb_pixels
-from PIL import Image, TiffImagePlugin
+from PIL import Image, PngImagePlugin, TiffImagePlugin
 from tiff_files import tiff_file
 
 from tfrecord_io.decoding import preprocess
@@ -92,6 +92,18 @@ def test_a_palette_of_colours_keeps_them():
     np.testing.assert_array_equal(pixels(encoded(image))[:, :, 0], luma(expected))
 
 
+@pytest.mark.parametrize("mode", ["P", "PA"])
+def test_a_tiff_palette_of_old_writers_with_colours_up_to_255_keeps_them(mode):
+    image = Image.fromarray(GREY // 64)
+    image.putpalette([255, 0, 0, 0, 255, 0, 0, 0, 255, 9, 99, 199])
+    written = encoded(image.convert(mode), "TIFF")
+    with Image.open(io.BytesIO(written)) as tiff:
+        colours = np.array(tiff.tag_v2[320], "<u2")
+    old = written.replace(colours.tobytes(), (colours >> 8).tobytes())
+    assert old != written
+    np.testing.assert_array_equal(pixels(old, SAME_SIZE_RGB), pixels(written, SAME_SIZE_RGB))
+
+
 def test_a_background_shows_behind_transparent_pixels_and_the_reject_says_how():
     image = Image.new("LA", (WIDTH, HEIGHT), (100, 255))
     image.putpixel((3, 4), (200, 51))  # a fifth
@@ -115,6 +127,20 @@ def test_a_transparent_colour_is_rejected_only_if_a_pixel_has_it(mode, transpare
     assert pixels(encoded(image, transparency=transparent)).shape == (HEIGHT, WIDTH, 1)
     image.putpixel((3, 4), transparent)
     assert reason(encoded(image, transparency=transparent)) == "transparency"
+
+
+@pytest.mark.parametrize("file_format", ["JPEG", "PNG", "WEBP"])
+def test_an_orientation_in_xmp_turns_the_picture_as_one_in_exif_does(file_format):
+    exif = Image.Exif()
+    exif[ORIENTATION] = 3
+    xmp = b'<x:xmpmeta><rdf:Description tiff:Orientation="3"/></x:xmpmeta>'
+    if file_format == "PNG":
+        info = PngImagePlugin.PngInfo()
+        info.add_itxt("XML:com.adobe.xmp", xmp.decode())
+    settings = {"pnginfo": info} if file_format == "PNG" else {"xmp": xmp}
+    found, expected = (encoded(GREY, file_format, **kind) for kind in (settings, {"exif": exif}))
+    np.testing.assert_array_equal(pixels(found), pixels(expected))
+    assert (pixels(found) != pixels(encoded(GREY, file_format))).any()
 
 
 @pytest.mark.parametrize("file_format", ["JPEG", "PNG", "TIFF", "WEBP"])
@@ -168,6 +194,14 @@ def sixteen_bit_tiff(channels, photometric=1):
     """Returns a TIFF of 16 bits a sample."""
     samples = np.arange(32 * channels, dtype=np.uint8).view("<u2").reshape(4, 4 * channels)
     return tiff_file([samples], {1: {256: 4, 262: photometric, 277: channels}})
+
+
+def twelve_bit_tiff(values):
+    """Returns a TIFF of rows of an even number of values, two in three bytes."""
+    first, second = np.array(values)[:, ::2], np.array(values)[:, 1::2]
+    packed = np.stack([first >> 4, (first & 15) << 4 | second >> 8, second & 255], axis=-1)
+    rows = packed.astype(np.uint8).reshape(len(packed), -1)
+    return tiff_file([rows], {1: {256: 2 * first.shape[1], 258: 12}})
 
 
 def netpbm(kind, maximum, channels):
@@ -226,8 +260,9 @@ BIG_ENDIAN = encoded(Image.frombytes("I;16B", (4, 4), BYTES.tobytes()), "TIFF")
         (sixteen_bit_tiff(1, photometric=0), 65_535 - BYTES.view("<u2")),
         (BIG_ENDIAN, BYTES.view(">u2")),
         (netpbm(b"P5", 65535, 1), np.arange(16) * 7),
+        (twelve_bit_tiff([[0, 1, 2048, 4095]] * 4), np.array([0, 16, 32_776, 65_535] * 4)),
     ],
-    ids=["png", "tiff", "tiff, white is zero", "big-endian tiff", "pgm"],
+    ids=["png", "tiff", "tiff, white is zero", "big-endian tiff", "pgm", "tiff of 12 bits"],
 )
 def test_grey_of_16_bits_comes_out_as_it_is_where_uint16_is_stored(data, expected):
     assert deep_pixels(data).ravel().tolist() == expected.tolist()

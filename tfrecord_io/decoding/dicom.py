@@ -182,7 +182,7 @@ def _header(tags: Dataset) -> Header:
     patient = text("PatientID")
     is_grey = tags.get("PhotometricInterpretation") in MONOCHROME
     unit = _UNITS_OF_FRAMES.get(str(tags.get("SOPClassUID")), unit_of(tags, tags))
-    has_levels = tags.get("VOILUTSequence") or window_of(tags) or is_plain(tags, tags)
+    has_levels = table_of(tags, "VOILUTSequence") or window_of(tags) or is_plain(tags, tags)
     return Header(
         num_frames=int(tags.get("NumberOfFrames") or 1),
         patient=hashed(f"{text('IssuerOfPatientID')}\0{patient}") if patient else None,
@@ -199,7 +199,7 @@ def _header(tags: Dataset) -> Header:
 def is_plain(dataset: Dataset, rescaling: Dataset) -> bool:
     """Returns whether stored values are grey levels already: eight bits that are not rescaled."""
     slope = rescaling.get("RescaleSlope")
-    is_rescaled = rescaling.get("ModalityLUTSequence") or slope not in (None, 1)
+    is_rescaled = table_of(rescaling, "ModalityLUTSequence") or slope not in (None, 1)
     return (dataset.get("BitsStored") or 16) <= 8 and not is_rescaled
 
 
@@ -210,8 +210,8 @@ def unit_of(dataset: Dataset, rescaling: Dataset) -> str:
     transform is the file, or an item of its functional groups.
     """
     scale = rescaling.get("RescaleSlope"), rescaling.get("RescaleIntercept")
-    if table := rescaling.get("ModalityLUTSequence"):
-        named = table[0].get("ModalityLUTType")
+    if table := table_of(rescaling, "ModalityLUTSequence"):
+        named = table.get("ModalityLUTType")
     elif None in scale:
         return SHARE
     else:
@@ -220,6 +220,14 @@ def unit_of(dataset: Dataset, rescaling: Dataset) -> str:
     # Others are the text of a stranger, which could name a person.
     unit = unit if _UNIT.fullmatch(unit) else "US"
     return SHARE if unit == "US" and not table and scale == (1, 0) else unit
+
+
+def table_of(dataset: Dataset, name: str) -> Dataset | None:
+    """Returns the first item of a sequence of lookup tables, or None if it lacks the table."""
+    for item in (dataset.get(name) or ())[:1]:
+        if item.get("LUTDescriptor") and item.get("LUTData"):
+            return item
+    return None
 
 
 def window_of(view: Dataset) -> tuple[float, float] | None:
@@ -502,13 +510,12 @@ def _shown(
     """
     rescaling = of_frame(dataset, index, "PixelValueTransformationSequence")
     view = of_frame(dataset, index, "FrameVOILUTSequence")
-    values = _rescaled(stored, rescaling)
+    values = _rescaled(stored, rescaling, dataset)
     if options.window:
         return _windowed(values, *options.window, "LINEAR")
-    if view.get("VOILUTSequence"):
-        item = view.VOILUTSequence[0]
-        entries = _looked_up(np.rint(values), item.LUTDescriptor, item.LUTData, dataset)
-        return np.clip(entries / ((1 << item.LUTDescriptor[2]) - 1), 0, 1)
+    if table := table_of(view, "VOILUTSequence"):
+        entries = _looked_up(np.rint(values), table.LUTDescriptor, table.LUTData, dataset)
+        return np.clip(entries / ((1 << table.LUTDescriptor[2]) - 1), 0, 1)
     if own := window_of(view):
         return _windowed(values, *own, view.get("VOILUTFunction") or "LINEAR")
     shown = values
@@ -532,8 +539,8 @@ def _numbers(
         values = (stored - stored[0]) / (len(stored) - 1)
         values = values[::-1] if dataset.PhotometricInterpretation == "MONOCHROME1" else values
     else:
-        values = _rescaled(stored, rescaling)
-        has_table = rescaling.get("ModalityLUTSequence")
+        values = _rescaled(stored, rescaling, dataset)
+        has_table = table_of(rescaling, "ModalityLUTSequence")
         slope = 1.0 if has_table else abs(float(rescaling.RescaleSlope))
         if slope < physical.slope * (1 - 1e-6):
             raise Reject(
@@ -552,11 +559,14 @@ def _numbers(
     return numbers.clip(0, 65_535).astype(np.uint16)
 
 
-def _rescaled(stored: np.ndarray, rescaling: Dataset) -> np.ndarray:
+def _rescaled(stored: np.ndarray, rescaling: Dataset, dataset: Dataset) -> np.ndarray:
     """Returns the values after the modality transform, such as Hounsfield units (C.11.1)."""
-    from pydicom.pixels import apply_modality_lut
-
-    values = apply_modality_lut(stored, rescaling).astype(np.float64)
+    slope, intercept = rescaling.get("RescaleSlope"), rescaling.get("RescaleIntercept")
+    values = stored.astype(np.float64)
+    if table := table_of(rescaling, "ModalityLUTSequence"):
+        values = _looked_up(stored, table.LUTDescriptor, table.LUTData, dataset).astype(np.float64)
+    elif None not in (slope, intercept):
+        values = values * float(slope) + float(intercept)
     if not np.isfinite(values).all() or values.min() == values.max():
         raise Reject("undecodable", "the rescale slope or intercept of the DICOM is not usable")
     return values
@@ -579,6 +589,10 @@ def _palette_colours(pixels: np.ndarray, dataset: Dataset) -> np.ndarray:
         names = [f"{colour}PaletteColorLookupTable" for colour in ("Red", "Green", "Blue")]
         tables = [(dataset[f"{n}Descriptor"].value, dataset[f"{n}Data"].value) for n in names]
         colours = np.stack([_looked_up(pixels, *table, dataset) for table in tables], axis=-1)
+        # Some writers put 0 to 255 into entries of 16 bits, as in palettes of TIFF.
+        values = np.arange(first, first + (num_entries or 1 << 16))
+        if max(_looked_up(values, *table, dataset).max() for table in tables) < 256:
+            bits = 8
     else:
         from pydicom.pixels import apply_color_lut
 

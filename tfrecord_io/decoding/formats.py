@@ -52,7 +52,7 @@ _PLAIN_NETPBM = re.compile(rb"P[123](?:[\s0-9]+|#[^\r\n]*)*")
 
 # TIFF 6.0, sections 3, 8, 15, 19 and 22. Planar: each channel has strips of its own. A photometric
 # interpretation of 0 stands for grey in which zero is white.
-_PHOTOMETRIC = 262
+_PHOTOMETRIC, _COLOUR_MAP = 262, 320
 _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PLANES, _SAMPLE_FORMAT = 256, 257, 258, 259, 284, 339
 _NOT_COMPRESSED, _JPEG, _PLANAR, _UNSIGNED = 1, 7, 2, 1
 
@@ -89,15 +89,20 @@ def read_picture(data: bytes | io.BytesIO, dtype: str) -> Picture:
             if getattr(image, "is_animated", False):
                 raise Reject("multiple_frames", f"{image.format} with several frames")
             _check_complete(image, content)
-        if isinstance(image, TiffImagePlugin.TiffImageFile):
+        is_tiff = isinstance(image, TiffImagePlugin.TiffImageFile)
+        if is_tiff:
             _check_tiff(image, content)
         mode, file_format = image.mode, image.format or ""
         quantization = sum(getattr(image, "quantization", {}).get(0, ()))
         image.load()
+        # Pillow takes the upper half of the 16-bit entries; old writers put 0 to 255 into them.
+        colours = np.array(image.tag_v2.get(_COLOUR_MAP, ()) if is_tiff else ())
+        if image.mode in ("P", "PA") and colours.size and colours.max() < 256:
+            image.putpalette(colours.reshape(3, -1).T.astype(np.uint8).tobytes())
         if file_format == "PNG":
             _check_png(image, content)
-        # As viewers do. For other formats, looking for EXIF takes longer than this test.
-        if "exif" in image.info or file_format in ("TIFF", "PNG", "WEBP"):
+        # As viewers do. For other formats, looking for them takes longer than this test.
+        if image.info.keys() & {"exif", "xmp"} or file_format in ("TIFF", "PNG", "WEBP"):
             ImageOps.exif_transpose(image, in_place=True)
         return Picture(image, mode, file_format, quantization)
 
@@ -109,12 +114,14 @@ def as_channels(image: Image.Image, channels: int, background: str | None) -> Im
     """
     wanted = "L" if channels == 1 else "RGB"
     if "transparency" not in image.info and (image.mode == wanted or image.mode.startswith("I")):
-        # Pillow turns white-is-zero round in files of eight bits only.
-        is_tiff = isinstance(image, TiffImagePlugin.TiffImageFile)
-        is_turned = is_tiff and image.mode != wanted and image.tag_v2.get(_PHOTOMETRIC) == 0
-        if image.mode in (wanted, "I;16") and not is_turned:
+        if image.mode == wanted:
             return image
-        values = np.asarray(image).astype("<u2")
+        # Of deeper files, Pillow neither turns white-is-zero round nor scales 12 bits.
+        tags = image.tag_v2 if isinstance(image, TiffImagePlugin.TiffImageFile) else {}
+        is_turned, white = tags.get(_PHOTOMETRIC) == 0, (1 << tags.get(_BITS, (16,))[0]) - 1
+        if image.mode == "I;16" and white == 65_535 and not is_turned:
+            return image
+        values = np.rint(np.asarray(image) * (65_535 / white)).astype("<u2")
         return Image.fromarray(65_535 - values if is_turned else values)
     if image.mode not in ("1", "L", "LA", "P", "PA", "RGB", "RGBA"):
         raise Reject("unsupported_mode", f"{image.format} of mode {image.mode}")
