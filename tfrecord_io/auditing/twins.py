@@ -101,8 +101,7 @@ def pairs(
             {**side, "src": data_url(images.read(side["shard"], side["row"]), _PAIR_SIDE)}
             for side in (pair["first"], pair["second"])
         ]
-        why = pair.get("why") or f"Fine detail correlates by {pair['similarity']:.3f}"
-        shown.append({"sides": sides, "why": why})
+        shown.append({"sides": sides, "similarity": pair["similarity"]})
     return shown
 
 
