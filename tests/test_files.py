@@ -1,4 +1,5 @@
 import os
+import stat
 
 import pytest
 
@@ -43,6 +44,27 @@ def test_of_two_writers_at_once_the_last_to_finish_wins_whole(tmp_path):
             second.write(b"second")
         assert path.read_bytes() == b"second"
     assert path.read_bytes() == b"first"
+
+
+def test_a_private_file_is_its_owners_alone_whatever_the_umask(tmp_path):
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.write_bytes(b"")
+    old.chmod(0o644)
+    before = os.umask(0o277)
+    try:
+        os.close(files.open_private(old, os.O_RDWR))
+        with atomic_write(new, is_private=True) as file:
+            file.write(b"a patient")
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (old, new)] == [0o600, 0o600]
+
+
+def test_a_private_file_is_not_opened_through_a_link(tmp_path):
+    (tmp_path / "precious").write_bytes(b"")
+    (tmp_path / "link").symlink_to("precious")
+    with pytest.raises(OSError, match="symbolic links"):
+        files.open_private(tmp_path / "link", os.O_RDWR)
 
 
 def test_a_long_part_of_a_file_is_announced_in_pieces_that_linux_does_not_cut(monkeypatch):

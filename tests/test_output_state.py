@@ -2,6 +2,7 @@ import contextlib
 import json
 import os
 import shutil
+import stat
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,11 @@ def test_a_folder_that_was_there_before_stays(storage):
     with output_state.locked(storage):
         pass
     assert Path(storage.root).is_dir()
+
+
+def test_the_build_folder_is_its_owners_alone(tmp_path):
+    with output_state.locked(Storage(str(tmp_path / "out"))):
+        assert stat.S_IMODE((tmp_path / "out" / ".build").stat().st_mode) == 0o700
 
 
 @pytest.mark.parametrize("name", ["file", "file/below"])

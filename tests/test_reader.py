@@ -61,7 +61,6 @@ def test_batches_are_what_plain_tensorflow_parses_from_the_same_files(small_data
 )
 def test_numpy_has_the_batches_of_tensorflow(small_dataset, options):
     found = tfrecord_io.make_batches(small_dataset, **{**DEFAULTS, **options})
-    options.pop("prefetch", None)
     wanted = _batches(small_dataset, **options)
     assert len(found) == len(wanted)
     for batch, expected in zip(found, wanted, strict=True):

@@ -1,10 +1,16 @@
 """Batches of a dataset on a store are those of a local copy, whatever the cache holds."""
 
 import collections
+import contextlib
 import gc
 import itertools
+import math
+import os
 import pickle
+import pwd
+import resource
 import shutil
+import stat
 
 import numpy as np
 import pytest
@@ -15,7 +21,7 @@ from web_server import WebFile, running_web
 import tfrecord_io
 from tfrecord_io import Manifest
 from tfrecord_io.errors import StoreError, UserError
-from tfrecord_io.reading import fetch, mapped, opening
+from tfrecord_io.reading import cache, fetch, mapped, opening
 from tfrecord_io.reading.cache import DatasetCache
 from tfrecord_io.stores import folder as folder_files
 from tfrecord_io.stores.folder import DataPath
@@ -45,6 +51,7 @@ def url(store):
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     """The user's cache in this test."""
+    cache.warn_once.cache_clear()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path / "tfrecord_io"
 
@@ -214,8 +221,104 @@ def test_a_folder_that_holds_anything_else_is_refused_and_left_as_it_is(local, t
     assert [path.name for path in tmp_path.iterdir()] == ["precious.txt"]
 
 
+def test_a_cache_is_its_owners_alone_and_one_of_another_user_is_refused(url, folder, monkeypatch):
+    folder.mkdir(mode=0o755)
+    before = os.umask(0o022)
+    try:
+        _numpy(url)
+    finally:
+        os.umask(before)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*")}
+    (identity,) = (name for name in modes if len(name) == 64)
+    assert modes.pop(identity) == 0o700
+    assert modes == dict.fromkeys(("CACHEDIR.TAG", "lock", "records", "states"), 0o600)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o755  # shared on purpose
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with pytest.raises(UserError, match=r"belongs to another user .* cache of their own"):
+        _numpy(url)
+
+
+def test_links_are_neither_followed_nor_deleted_through_to_make_room(local, url, folder, tmp_path):
+    _numpy(url)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for name in ("records", "states", "lock"):
+        (elsewhere / name).write_text("precious")
+    (folder / ("0" * 64)).symlink_to(elsewhere)
+    _numpy(url, cache_gb=1e-6)
+    assert {path.read_text() for path in elsewhere.iterdir()} == {"precious"}
+
+
+@pytest.mark.parametrize("verify", ["crc", "sha256"])
+def test_what_is_checked_is_what_is_read_also_out_of_the_cache(local, url, folder, verify):
+    wanted = _numpy(url)
+    (path,) = folder.glob("*/records")
+    with path.open("r+b") as file:
+        file.seek(1000)
+        (byte,) = file.read(1)
+        file.seek(1000)
+        file.write(bytes([byte ^ 1]))
+    assert_same(_numpy(url, verify=verify), wanted)
+    assert_same(_numpy(url), wanted)  # the record was fetched again, and kept
+
+
+def _is_of_no_home(folder, monkeypatch, _):
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+
+
+def _is_short_of_room(folder, _, stack):
+    shutil.rmtree(folder)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    stack.callback(resource.setrlimit, resource.RLIMIT_FSIZE, (soft, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+
+
+def _replaced(*names):
+    def damage(folder, *_):
+        (identity,) = folder.glob("?" * 64)
+        for name in names:
+            path = folder / name.replace("ID", identity.name)
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            path.symlink_to(folder / "missing")
+
+    return damage
+
+
+DAMAGES = {
+    "no home": _is_of_no_home,
+    "a limit on files": _is_short_of_room,
+    "a link as dataset": _replaced("ID"),
+    "a link as lock": _replaced("lock"),
+    "a link as records": _replaced("ID/records"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_what_cannot_be_cached_is_read_without_a_cache_with_one_warning(
+    local, url, folder, monkeypatch, caplog, damage
+):
+    _numpy(url)
+    with contextlib.ExitStack() as stack:
+        damage(folder, monkeypatch, stack)
+        caplog.clear()
+        assert_same(_numpy(url), _numpy(local))
+        dataset = tfrecord_io.make_dataset(url, split="train", batch_size=301)
+        assert [len(list(dataset)) for _ in range(2)] == [1, 1]
+    (warning,) = caplog.messages
+    assert "reading each record anew" in warning
+    assert not (folder / "missing").exists()
+
+
+def test_a_cache_may_grow_without_a_limit(local, url):
+    assert_same(_numpy(url, cache_gb=math.inf), _numpy(local))
+
+
 def test_answers_that_fail_or_are_cut_are_asked_for_again(local, store, url):
     wanted = _numpy(local)
+    with store.failing("404 Not Found", after=20, times=2):
+        assert_same(_numpy(url, cache_gb=0), wanted)
     with store.failing("503 Slow Down", after=20, times=5):
         assert_same(_numpy(url), wanted)
     with store.failing("cut", times=4):
@@ -244,7 +347,9 @@ def test_another_version_of_a_shard_is_an_error_that_names_it(web, monkeypatch, 
         collections.deque(itertools.islice(batches, 1000), maxlen=0)
 
 
-@pytest.mark.parametrize("e_tags", [('"1"', '"2"'), ("", "")], ids=["by ETag", "by time"])
+@pytest.mark.parametrize(
+    "e_tags", [('"1"', '"2"'), ("", ""), ('"1"a"', '"1"b"')], ids=["by ETag", "by time", "quoted"]
+)
 def test_records_of_two_versions_of_a_shard_never_mix(local, web, tmp_path, e_tags):
     sizes = {"train": 301, "val": 40}
     replaced, other = tmp_path / "replaced", tmp_path / "other"

@@ -10,6 +10,7 @@ import logging
 import os
 import pickle
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -143,6 +144,7 @@ def test_a_download_asks_once_and_gives_the_storage_no_credentials(desk, capsys)
     assert f"downloading {NAME}: 100%" in bars
     assert f"checking {NAME}: " in bars
     assert list(desk.home.iterdir()) == []
+    assert stat.S_IMODE(desk.downloads.stat().st_mode) == 0o700
 
 
 def test_the_request_is_that_of_the_official_client(desk, monkeypatch):

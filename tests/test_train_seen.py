@@ -1,6 +1,7 @@
 """What a run has seen: its table, and no claim on a page that the table does not prove."""
 
 import re
+import stat
 from pathlib import Path
 
 import numpy as np
@@ -127,6 +128,11 @@ def test_the_others_of_a_group_of_which_one_image_was_seen_are_seen():
         {"key": "3", "pixels_xxh3": "c", "group": "patient:6"},
     ]
     assert sees({"key": "9", "pixels_xxh3": "a"}, *rows) == [True, True, False]
+
+
+def test_the_table_of_an_anonymous_dataset_is_its_owners_alone(tmp_path):
+    Seen().write(tmp_path / "seen.parquet", is_private=True)
+    assert stat.S_IMODE((tmp_path / "seen.parquet").stat().st_mode) == 0o600
 
 
 def test_unknown_patients_and_unknown_weights_are_doubts():

@@ -10,16 +10,23 @@ from pathlib import Path
 from typing import IO
 
 from tfrecord_io.errors import ToldError, UserError
+from tfrecord_io.files import make_private_folder
 
 
 @contextlib.contextmanager
-def held(path: Path, doing: str, kind: type[ToldError] = UserError) -> Iterator[None]:
-    """Holds a lock until the block ends, and then deletes its file; its folder is made.
+def held(
+    path: Path, doing: str, kind: type[ToldError] = UserError, *, is_private: bool = False
+) -> Iterator[None]:
+    """Holds a lock until the block ends, and then deletes its file.
+
+    Its folder is made if it is missing, `is_private` for its owner only.
 
     Raises:
         ToldError: of this kind, if another process holds the lock; `doing` says what for.
     """
     while True:
+        if is_private:
+            make_private_folder(path.parent)
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a+") as file:
             try:

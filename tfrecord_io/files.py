@@ -1,4 +1,4 @@
-"""Files that appear when they are complete, names that outlive a power cut, reads told ahead."""
+"""Files that appear when complete, private files, names that outlive a power cut, early reads."""
 
 from __future__ import annotations
 
@@ -17,18 +17,22 @@ _ANNOUNCED_BYTES = 128 * 1024
 
 @contextlib.contextmanager
 def atomic_write(
-    path: str | os.PathLike[str], temp_dir: str | os.PathLike[str] | None = None
+    path: str | os.PathLike[str],
+    temp_dir: str | os.PathLike[str] | None = None,
+    *,
+    is_private: bool = False,
 ) -> Iterator[BinaryIO]:
     """Opens a file for writing, which appears under its name only when it is complete on the disk.
 
     Each call uses its own temporary name, so two attempts at the same file do not mix: the last
     rename wins. If the block raises an exception, the temporary file is removed. `temp_dir` is its
-    folder, on the same file system; by default that of `path`.
+    folder, on the same file system; by default that of `path`. A private file can be read by its
+    owner only.
     """
     path = Path(path)
     temporary = Path(temp_dir or path.parent) / f".{path.name}.{uuid.uuid4().hex}.tmp"
     try:
-        with temporary.open("wb") as file:
+        with open(temporary, "wb", opener=open_private if is_private else None) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -36,6 +40,34 @@ def atomic_write(
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def make_private_folder(path: Path) -> None:
+    """Makes a folder, with its parents, that only its owner can enter.
+
+    A folder that exists keeps its mode, because it may be shared on purpose.
+    """
+    path.mkdir(0o700, parents=True, exist_ok=True)
+
+
+def open_private(path: str | os.PathLike[str], flags: int) -> int:
+    """Opens a file or folder, an `opener` of `open`, and makes it its owner's alone.
+
+    Returns:
+        the descriptor.
+
+    Raises:
+        OSError: as `os.open` does; or if `path` is a link, or belongs to another user.
+    """
+    is_folder = flags & os.O_DIRECTORY
+    file = os.open(path, flags | os.O_NOFOLLOW, 0o600)
+    try:
+        # Whatever the umask was, and also if an earlier version made it. Only the owner may.
+        os.fchmod(file, 0o700 if is_folder else 0o600)
+    except BaseException:
+        os.close(file)
+        raise
+    return file
 
 
 def read_json(path: Path) -> dict[str, Any]:

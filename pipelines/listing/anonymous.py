@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import hmac
 import json
-import os
 import re
 import traceback
 from collections.abc import Iterator
@@ -202,8 +201,7 @@ class Privacy:
     def _create_beside(self, ending: str) -> Iterator[tuple[Path, BinaryIO]]:
         """Opens a file beside the secret for writing, which its owner alone may read."""
         path = self.file.with_name(f"{self.file.name}.{ending}")
-        with errors.clear_write_errors(str(path)), atomic_write(path) as file:
-            os.fchmod(file.fileno(), 0o600)
+        with errors.clear_write_errors(str(path)), atomic_write(path, is_private=True) as file:
             yield path, file
 
 

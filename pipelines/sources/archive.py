@@ -27,7 +27,7 @@ import deflate
 from pipelines import errors
 from pipelines.sources.source import MAX_FILE_BYTES, Member, Reader, Source
 from tfrecord_io import archives
-from tfrecord_io.files import announce, atomic_write
+from tfrecord_io.files import announce, atomic_write, make_private_folder
 from tfrecord_io.rejects import Reject
 from tfrecord_io.stores.range_file import RangeFile
 
@@ -63,7 +63,7 @@ class ArchiveSource(Source):
             mark = "-".join(map(str, facts.values()))
             unpacked = scratch_dir / f"{self.path.name}.{mark}.tar"
             if not unpacked.exists():
-                scratch_dir.mkdir(parents=True, exist_ok=True)
+                make_private_folder(scratch_dir)
                 _gunzip(self.path, unpacked)
             source = ArchiveSource(unpacked, {"gzip": facts, **self.facts}, self.path)
         return dataclasses.replace(source, version=_version(source.path.stat()))

@@ -193,7 +193,7 @@ def download_archive(dataset: str, download_dir: Path) -> Path:
         lock, doing = archive.with_name(f".{archive.name}.lock"), f"downloading {archive}"
         with (
             errors.clear_write_errors(f"{archive} (--download_dir chooses another folder)"),
-            file_lock.held(lock, doing, errors.BuildError),
+            file_lock.held(lock, doing, errors.BuildError, is_private=True),
         ):
             if not archive.exists():  # another process may have finished it meanwhile
                 part = fetch(dataset, archive)

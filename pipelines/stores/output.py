@@ -18,7 +18,7 @@ from typing import IO, TypeVar
 import pyarrow as pa
 
 from tfrecord_io.ahead import map_ahead
-from tfrecord_io.files import atomic_write, sync_folder
+from tfrecord_io.files import atomic_write, make_private_folder, sync_folder
 from tfrecord_io.flags import check, flag
 from tfrecord_io.stores import remote
 from tfrecord_io.stores.folder import is_remote, read_file
@@ -86,7 +86,7 @@ class Storage:
     def make_folders(self) -> None:
         """Makes the folder and its build folder, on a disk."""
         if not self.remote:
-            Path(self.path(BUILD_DIR)).mkdir(parents=True, exist_ok=True)
+            make_private_folder(Path(self.path(BUILD_DIR)))
             sync_folder(Path(self.root).absolute().parent)
             self.sync_names()
 

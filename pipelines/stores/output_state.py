@@ -53,7 +53,8 @@ def locked(storage: Storage) -> Iterator[None]:
             storage.delete_build_dir()
         return
     made = not Path(storage.root).exists()
-    lock = file_lock.held(Path(storage.path(_LOCK)), f"writing to {storage.root}")
+    doing = f"writing to {storage.root}"
+    lock = file_lock.held(Path(storage.path(_LOCK)), doing, is_private=True)
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(lock)

@@ -13,6 +13,9 @@ A record is written first and marked second, so a process can be killed at any m
 of the system, marks may have reached the disk and their records not, so each record is checked
 before it is used again.
 
+Folders and files are their owner's alone, and no link among them is followed: records are images of
+patients. A cache of another user is refused.
+
 No record of a dataset in use is ever removed. Each epoch is a random order without repetition, in
 which a cache that keeps what it has serves as large a share as it holds; one that makes room for
 newer records serves no more than that, and with least-recently-used almost nothing.
@@ -21,8 +24,10 @@ newer records serves no more than that, and with least-recently-used almost noth
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import logging
+import mmap
 import os
 import re
 import shutil
@@ -37,8 +42,9 @@ import numpy as np
 import psutil
 
 from tfrecord_io.errors import UserError
-from tfrecord_io.files import atomic_write
+from tfrecord_io.files import atomic_write, make_private_folder, open_private
 from tfrecord_io.manifest import Manifest
+from tfrecord_io.reading.order import check_type
 
 if sys.platform != "win32":  # where local datasets can be read, but no remote ones
     import fcntl
@@ -75,7 +81,7 @@ class DatasetCache:
         memory: uint8 [(records + 1) * stride], read-only: the records of all shards in the
             manifest's order, mapped into memory; zeros where they are absent, and for one more.
         states: uint8 [records], read-only: the state of each record of the dataset. Other
-            processes and threads change it at any time, but never from `PRESENT`.
+            processes and threads change it at any time, but never to `ABSENT` from `PRESENT`.
         fits: whether there was room for the whole dataset when it was opened.
         is_full: whether there is no room for another record.
     """
@@ -86,6 +92,8 @@ class DatasetCache:
         versions: str,
         cache_dir: str | os.PathLike[str] | None = None,
         cache_gb: float | None = None,
+        *,
+        recheck: bool = False,
     ) -> None:
         """Opens the cache of a dataset, and makes room by removing unused datasets.
 
@@ -94,18 +102,25 @@ class DatasetCache:
             versions: of the shards on their store, see `opening.open_split`.
             cache_dir: folder of the caches of all datasets; None for that of the user.
             cache_gb: 10^9 bytes that they may take together; None for half of what is free there.
+            recheck: compare each record that was kept earlier with its checksum before its use.
 
         Raises:
-            UserError: if the folder holds anything else, or another machine is using it.
-            OSError: if it cannot be written.
+            UserError: if the folder belongs to another user, holds anything else than a cache, or
+                another machine is using it.
+            OSError: if no dataset can be kept there.
         """
-        if cache_gb is not None and not cache_gb >= 0:
-            raise ValueError(f"cache_gb must be at least 0, received {cache_gb}")
+        if cache_gb is not None:
+            check_type("cache_gb", cache_gb, float)
+            if not cache_gb >= 0:
+                raise ValueError(f"cache_gb must be at least 0, received {cache_gb}")
         if cache_dir is None:
             cache_dir = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "tfrecord_io")
         digests = [(shard.name, shard.num_bytes, shard.sha256) for shard in manifest.shards]
         identity = hashlib.sha256(repr((_RECORDS, digests, versions)).encode()).hexdigest()
-        self._root = Path(cache_dir).expanduser().absolute()
+        try:
+            self._root = Path(cache_dir).expanduser().resolve()
+        except RuntimeError as error:  # of a user without a home folder
+            raise OSError(f"{error} Name a folder with cache_dir") from None
         self.folder = self._root / identity
         self.path = self.folder / _RECORDS
         self.is_full = False
@@ -117,8 +132,11 @@ class DatasetCache:
         self._files: dict[str, int] = {}
         _claim(self._root)
         with _locked(self._root / _LOCK, _OPEN_SECONDS) as total:
-            self.folder.mkdir(exist_ok=True)
+            make_private_folder(self.folder)
+            os.close(open_private(self.folder, os.O_RDONLY | os.O_DIRECTORY))
             self._open()
+            if recheck:
+                self._doubt()
             used = self._make_room(cache_gb)
             os.pwrite(total, used.to_bytes(8, "little"), 0)
 
@@ -159,8 +177,7 @@ class DatasetCache:
         except TimeoutError:
             return False  # a process that holds the lock was stopped
         except OSError as error:
-            if not self.is_full:
-                _log.warning("%s keeps no more records: %s", self._root, error)
+            warn_once(f"{self._root} keeps no more records: {error}")
             self.is_full = True
             return False
 
@@ -168,7 +185,7 @@ class DatasetCache:
         """Takes so many free bytes for this process, or more at once."""
         with _locked(self._root / _LOCK, _STORE_SECONDS) as total:
             used = int.from_bytes(os.pread(total, 8, 0), "little")
-            room = max(0, min(max(needed, _RESERVED_BYTES), int(self._limit - used)))
+            room = int(min(max(needed, _RESERVED_BYTES), max(0, self._limit - used)))
             os.pwrite(total, (used + room).to_bytes(8, "little"), 0)
             self._reserved += room
 
@@ -178,49 +195,56 @@ class DatasetCache:
 
     def _open(self) -> None:
         """Takes the dataset into use; the folder of the cache is locked."""
-        records, states = self.path, self.folder / _STATES
-        lock = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-        self._files[_LOCK] = lock
+        for name in (_LOCK, _RECORDS, _STATES):
+            self._files[name] = open_private(self.folder / name, os.O_RDWR | os.O_CREAT)
+        lock, records, states = self._files.values()
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._repair(records, states)
         except BlockingIOError:
-            if states.read_bytes()[:_HEADER_LENGTH] != _boot_id():
+            if os.pread(states, _HEADER_LENGTH, 0) != _boot_id():
                 raise UserError(
                     f"{self._root} is in use by another machine; give each machine a cache on a "
                     "disk of its own"
                 ) from None
         os.utime(lock)
         fcntl.flock(lock, fcntl.LOCK_SH)
-        self._files |= {path.name: os.open(path, os.O_WRONLY) for path in (records, states)}
-        # Without their subclass, whose slices are made more slowly.
-        self.memory = np.asarray(np.memmap(records, np.uint8, "r"))
-        self.states = np.asarray(np.memmap(states, np.uint8, "r", _HEADER_LENGTH))
+        self.memory = np.frombuffer(mmap.mmap(records, 0, prot=mmap.PROT_READ), np.uint8)
+        mapped = mmap.mmap(states, 0, prot=mmap.PROT_READ)
+        self.states = np.frombuffer(mapped, np.uint8, offset=_HEADER_LENGTH)
 
-    def _repair(self, records: Path, states: Path) -> None:
-        """Makes files that are missing, and marks as unchecked what is not certain."""
-        boot = _boot_id()
+    def _repair(self, records: int, states: int) -> None:
+        """Gives the open files their lengths, and marks as unchecked what is not certain."""
         length = (self._num_records + 1) * self._stride
-        if not records.exists() or records.stat().st_size != length:
-            states.unlink(missing_ok=True)
-            with records.open("wb") as file:
-                file.truncate(length)
-        content = bytearray(states.read_bytes() if states.exists() else b"")
-        if len(content) != _HEADER_LENGTH + self._num_records:
-            content = bytearray(_HEADER_LENGTH + self._num_records)
-        if content[:_HEADER_LENGTH] != boot:
+        if os.fstat(records).st_size != length:
+            for file, num_bytes in ((states, 0), (records, 0), (records, length)):
+                os.truncate(file, num_bytes)
+        content = bytearray(_HEADER_LENGTH + self._num_records)
+        if os.fstat(states).st_size == len(content):
+            content[:] = os.pread(states, len(content), 0)
+        if content[:_HEADER_LENGTH] != _boot_id():
             known = np.frombuffer(content, np.uint8, offset=_HEADER_LENGTH)
             known[known != ABSENT] = UNCHECKED
-            content[:_HEADER_LENGTH] = boot
-            with atomic_write(states) as file:
-                file.write(content)
+            os.truncate(states, len(content))
+            # The header last: after a kill in between, the next process begins again.
+            _write(states, _HEADER_LENGTH, known)
+            _write(states, 0, np.frombuffer(_boot_id(), np.uint8))
+
+    def _doubt(self) -> None:
+        """Marks the records that were kept earlier as unchecked."""
+        kept = np.flatnonzero(self.states == PRESENT)
+        for run in np.split(kept, np.flatnonzero(np.diff(kept) != 1) + 1):
+            if run.size:
+                self.mark(int(run[0]), len(run), UNCHECKED)
 
     def _make_room(self, cache_gb: float | None) -> int:
         """Sets the limit, and removes unused datasets; returns the bytes of those that are left."""
         used = {
-            path: sum(512 * entry.stat().st_blocks for entry in os.scandir(path))
-            for path in self._root.iterdir()
-            if _ID.fullmatch(path.name)
+            Path(folder): sum(
+                512 * file.stat(follow_symlinks=False).st_blocks for file in os.scandir(folder)
+            )
+            for folder in os.scandir(self._root)
+            if _ID.fullmatch(folder.name) and folder.is_dir(follow_symlinks=False)
         }
         total = sum(used.values())
         free = shutil.disk_usage(self._root).free
@@ -235,27 +259,45 @@ class DatasetCache:
         return total
 
 
+@functools.cache
+def warn_once(message: str) -> None:
+    """Logs a warning for the first time in this process: each epoch opens the dataset again."""
+    _log.warning("%s", message)
+
+
 def _claim(root: Path) -> None:
-    """Makes the folder of the cache, or checks that it is one."""
-    root.mkdir(parents=True, exist_ok=True)
+    """Makes the folder of the cache, or checks that it is one of this user."""
+    make_private_folder(root)
     tag = root / _TAG_NAME
+    try:
+        owner = tag.lstat().st_uid
+    except FileNotFoundError:
+        owner = os.geteuid()
+    except PermissionError:
+        owner = root.stat().st_uid
+    if owner != os.geteuid():
+        raise UserError(
+            f"the cache {root} belongs to another user (user id {owner}). It may hold images of "
+            "patients, so each user has a cache of their own: name another folder with cache_dir "
+            "(--cache_dir)"
+        )
     # Processes that start together may all write the tag, each under a temporary name first.
     names = [path.name for path in root.iterdir() if not path.name.startswith(f".{_TAG_NAME}.")]
-    if tag.exists() and tag.read_bytes() == _TAG:
+    if tag.is_file() and tag.read_bytes() == _TAG:
         return
     if names:
         raise UserError(
             f"{root} cannot be the cache of remote datasets, because it holds {names[0]}, which is "
             "not of such a cache; name an empty folder, or a new one"
         )
-    with atomic_write(tag) as file:
+    with atomic_write(tag, is_private=True) as file:
         file.write(_TAG)
 
 
 @contextlib.contextmanager
 def _locked(path: Path, seconds: float) -> Iterator[int]:
     """Holds a lock between processes; yields the file, or raises TimeoutError."""
-    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    file = open_private(path, os.O_RDWR | os.O_CREAT)
     try:
         deadline = time.monotonic() + seconds
         while True:
@@ -281,8 +323,10 @@ def _write(file: int, start: int, array: np.ndarray) -> None:
 
 def _last_use(folder: Path) -> float:
     """Returns when a dataset was opened last; 0 if its removal was cut short."""
-    path = folder / _LOCK
-    return path.stat().st_mtime if path.exists() else 0.0
+    try:
+        return (folder / _LOCK).lstat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 def _remove(folder: Path) -> bool:
@@ -290,9 +334,8 @@ def _remove(folder: Path) -> bool:
     try:
         with _locked(folder / _LOCK, seconds=0):
             # The states first: without them, what a kill leaves of the records counts as absent.
-            for name in (_STATES, f".{_STATES}.*.tmp", _RECORDS, _LOCK):
-                for path in folder.glob(name):
-                    path.unlink()
+            for name in (_STATES, _RECORDS, _LOCK):
+                (folder / name).unlink(missing_ok=True)
             folder.rmdir()
     except OSError:  # in use, or it holds a file that is not of this cache
         return False

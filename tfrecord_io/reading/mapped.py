@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import logging
 import mmap
 import os
 import threading
@@ -26,13 +25,11 @@ import numpy as np
 from tfrecord_io import schema
 from tfrecord_io.files import announce
 from tfrecord_io.manifest import ManifestError
-from tfrecord_io.reading.cache import DatasetCache
+from tfrecord_io.reading.cache import DatasetCache, warn_once
 from tfrecord_io.reading.fetch import Fetched, Source
 from tfrecord_io.reading.opening import Verify, open_split
 from tfrecord_io.reading.records import Records, Rows, lay_out
-from tfrecord_io.stores.folder import DataPath, is_remote
-
-_log = logging.getLogger(__name__)
+from tfrecord_io.stores.folder import DataPath, StoredFiles, is_remote
 
 # The flag MAP_FIXED, which Python's mmap module lacks. Source: sys/mman.h, the same on Linux and
 # macOS.
@@ -60,7 +57,7 @@ class MappedDataset:
             shards lie rows of zeros that exist as addresses only. Its blocks begin at a multiple of
             64 bytes of memory.
         source: of the records that are not mapped; None if all are.
-        cache: of a remote dataset; None of a local one.
+        cache: of a remote dataset; None of a local one, or if nothing can be kept.
     """
 
     def __init__(
@@ -73,8 +70,8 @@ class MappedDataset:
     ) -> None:
         """Checks the shards of a split as `opening.open_split` does, and maps them.
 
-        Where the operating system cannot map local files, each record is read from its file, or
-        with `must_map` OSError is raised.
+        Where the operating system cannot map files, or no cache of a remote dataset can be kept,
+        each record is read from its file, or with `must_map` OSError is raised.
         """
         directory = DataPath.of(directory)
         self.manifest, files = open_split(directory, split, verify)
@@ -86,37 +83,44 @@ class MappedDataset:
         sizes = [shard.num_examples for shard in shards]
         self.source: Source | None = None
         self.cache: DatasetCache | None = None
-        if is_remote(directory):
-            self.cache = cache = DatasetCache(
-                self.manifest, files.versions, directory.cache_dir, directory.cache_gb
-            )
-            self.records = Records(layout, cache.memory)
-            every = self.manifest.shards
-            self.source = Source(every, files, self.records, cache)
-            firsts = Rows([shard.num_examples for shard in every]).firsts.tolist()
-            by_name = dict(zip([shard.name for shard in every], firsts, strict=True))
-            self.rows = Rows(sizes, [by_name[shard.name] for shard in shards])
-            self.cold = ColdShards([cache.path], Rows([len(self.records.array)]), layout.stride)
-            return
-        paths = [Path(directory) / shard.name for shard in shards]
-        *firsts, num_rows = lay_out(sizes, layout.stride)
-        self.rows = Rows(sizes, firsts)
-        self.cold = ColdShards(paths, self.rows, layout.stride)
         try:
-            memory = _map_files(paths, sizes, firsts, num_rows + 1, layout.stride)
+            if is_remote(directory):
+                self._map_cache(directory, files, recheck=verify != "size")
+            else:
+                paths = [Path(directory) / shard.name for shard in shards]
+                *firsts, num_rows = lay_out(sizes, layout.stride)
+                self.rows = Rows(sizes, firsts)
+                self.cold = ColdShards(paths, self.rows, layout.stride)
+                memory = _map_files(paths, sizes, firsts, num_rows + 1, layout.stride)
+                self.records = Records(layout, memory)
         except (OSError, AttributeError, ImportError) as error:
-            # Windows lacks the C function, and `ulimit -v` may leave too few addresses.
+            # Windows lacks the C function, `ulimit -v` may leave too few addresses, and `ulimit -f`
+            # too short a file.
             if must_map:
                 raise
-            _log.warning(
-                "%s cannot be mapped into memory (%s); reading each record from its file",
-                directory,
-                error,
+            warn_once(
+                f"{self.name} cannot be mapped into memory ({error}); reading each record anew, in "
+                "every epoch"
             )
-            memory = np.zeros(layout.stride, np.uint8)
+            self.records = Records(layout, np.zeros(layout.stride, np.uint8))
             self.rows = Rows(sizes)
-            self.source = Source(shards, files, Records(layout, memory))
-        self.records = Records(layout, memory)
+            self.source = Source(shards, files, self.records)
+
+    def _map_cache(self, directory: DataPath, files: StoredFiles, *, recheck: bool) -> None:
+        """Maps the records of a remote dataset that this machine keeps."""
+        layout, every = self.layout, self.manifest.shards
+        self.cache = cache = DatasetCache(
+            self.manifest, files.versions, directory.cache_dir, directory.cache_gb, recheck=recheck
+        )
+        self.records = Records(layout, cache.memory)
+        self.source = Source(every, files, self.records, cache)
+        firsts = Rows([shard.num_examples for shard in every]).firsts.tolist()
+        by_name = dict(zip([shard.name for shard in every], firsts, strict=True))
+        shards = self.manifest.split(self._arguments[1]).shards
+        self.rows = Rows(
+            [shard.num_examples for shard in shards], [by_name[shard.name] for shard in shards]
+        )
+        self.cold = ColdShards([cache.path], Rows([len(self.records.array)]), layout.stride)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _open_again, (*self._arguments, self._identity)

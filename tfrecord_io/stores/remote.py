@@ -114,7 +114,8 @@ def read(url: str, start: int, length: int, mark: str = "") -> memoryview:
         StoreError: if the file has changed or was removed, or the store does not answer.
     """
     options: obstore.GetOptions = {"range": (start, start + length)}
-    if mark and not mark.startswith(("W/", "time ")):  # weak ETags and times cannot be conditions
+    # Weak ETags, those with a quote inside, and times cannot be conditions.
+    if mark and not mark.startswith(("W/", "time ")) and '"' not in mark:
         options["if_match"] = f'"{mark}"'
     store, path = _open(url)
     with _clear_errors(url, mark):
@@ -294,7 +295,7 @@ def _login(url: str) -> str:
 def _described(url: str, meta: Any) -> RemoteFile:
     """Returns what a store's answer says of a file."""
     # In a listing, Azure gives the ETag without quotes; elsewhere it has quotes.
-    mark = (meta["e_tag"] or "").replace('"', "")
+    mark = re.sub('^(W/)?"(.*)"$', r"\1\2", meta["e_tag"] or "")
     return RemoteFile(url, meta["size"], mark or f"time {meta['last_modified'].isoformat()}")
 
 
@@ -313,7 +314,9 @@ def _clear_errors(url: str, mark: str = "") -> Iterator[None]:
         if re.search("NoSuchBucket|ContainerNotFound", str(error)):
             raise StoreError(f"cannot use {shown(url)}: {_reason(error)}") from None
         if mark:
-            raise _changed(url) from None
+            raise StoreError(
+                f"{shown(url)} is missing, though it was there before; put it back, and start again"
+            ) from None
         raise FileNotFoundError(shown(url)) from None
     except exceptions.PreconditionError:
         raise _changed(url) from None

@@ -42,13 +42,13 @@ class Seen:
     images: pa.Table = dataclasses.field(default_factory=_SCHEMA.empty_table)
     unknown: str = ""
 
-    def write(self, path: Path) -> None:
-        """Writes the file."""
+    def write(self, path: Path, *, is_private: bool = False) -> None:
+        """Writes the file, for its owner only if it `is_private`."""
         table = self.images
         if table["site"].null_count == len(table):
             table = table.drop_columns("site")
         table = table.replace_schema_metadata({_UNKNOWN: self.unknown.encode()})
-        with atomic_write(path) as file:
+        with atomic_write(path, is_private=is_private) as file:
             pq.write_table(table, file)
 
     def without(self, part: str) -> Seen:

@@ -67,7 +67,8 @@ def _complete(run: Run) -> dict[str, Any]:
             run.devices.say(f"the run in {run.folder} is complete; nothing to do")
             return results
         if run.devices.is_chief:
-            run.seen.write(run.folder / seen.FILE_NAME)
+            is_private = "anonymize" in run.data.manifest.options
+            run.seen.write(run.folder / seen.FILE_NAME, is_private=is_private)
         set_seed(run.config.input.seed)
         progress, best = train(run)
         return _finish(run, progress, best)
