@@ -206,21 +206,21 @@ def _right_when_cropped(
     runs: list[Path], folds: list[int], files: list[bytes], labels: list[str]
 ) -> np.ndarray:
     """Returns which share of the seeds is right about each scan, cropped at the top and bottom."""
-    from train import predict
+    from train.results.classifier import load_classifier, predict_images
 
     pictures = [_cropped(data) for data in files]
     right = np.zeros((len(runs), len(files)))
     for number, run in enumerate(runs):
         for fold in range(NUM_FOLDS):
             (path,) = run.glob(f"seed-*/fold-{fold}")
-            model = predict.load_classifier(path)
+            model = load_classifier(path)
             places = [place for place, of_place in enumerate(folds) if of_place == fold]
             settings = model.preprocessing
             images = [
                 np.frombuffer(decode_image(pictures[place], settings).pixels, np.uint8)
                 for place in places
             ]
-            rows = predict.predict_images(model, np.reshape(images, (-1, *settings.image_shape)))
+            rows = predict_images(model, np.reshape(images, (-1, *settings.image_shape)))
             for place, row in zip(places, rows, strict=True):
                 right[number, place] = model.label_names[row.argmax()] == labels[place]
     return right.mean(axis=0)

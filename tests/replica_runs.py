@@ -14,9 +14,9 @@ console.set_defaults()
 from train.config import TrainConfig  # noqa: E402 - after the settings that Keras reads
 from train.data import feed  # noqa: E402
 from train.devices import set_seed  # noqa: E402
-from train.networks.models import network_of  # noqa: E402
 from train.networks.optimizers import averaged_weights  # noqa: E402
 from train.run_setup import make_run  # noqa: E402
+from train.training.network import network_of  # noqa: E402
 from train.training.steps import training_steps  # noqa: E402
 
 

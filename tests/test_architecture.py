@@ -10,6 +10,8 @@ import builds
 import pytest
 from builds import ROOT
 
+import scan_tfrecords
+
 PACKAGES = ("pipelines", "tfrecord_io", "train")
 MODULES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
 
@@ -38,12 +40,13 @@ FLOORS = (
     "train.benchmark",
     "train.predict",
     "train.training",
+    "train.run_setup",
     "train.results",
     "train.networks",
-    "train.run_setup",
     "train.kinds",
     "train.data",
     "train.config",
+    "train.versions",
     "train.devices",
     "train.console",
     "train.data.options",
@@ -109,6 +112,12 @@ def test_no_module_imports_from_a_floor_above_its_own(path):
         return
     floors = {name: floor_of(name) for name in imports_of(path)}
     assert [name for name, place in floors.items() if place is not None and place < floor] == []
+
+
+@each_module
+def test_no_module_imports_a_command(path):
+    commands = {module for module, _ in scan_tfrecords.COMMANDS.values()}
+    assert not commands & {part for name in imports_of(path) for part in prefixes(name)}
 
 
 def test_no_modules_import_each_other_in_a_circle():

@@ -24,7 +24,7 @@ from tfrecord_io.decoding.dicom import SHARE, is_dicom
 from tfrecord_io.decoding.options import Physical, Preprocessing
 from tfrecord_io.decoding.preprocess import decode_image
 from tfrecord_io.rejects import Reject
-from train.predict import Classifier, other_decoder
+from train.results.classifier import Classifier, other_decoder
 
 # What pydicom itself warns of while this file reads its files.
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -30,8 +30,8 @@ from tfrecord_io.manifest import EXAMPLES_FILE_NAME, FILE_NAME
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.shard_writer import ShardWriter
 from tfrecord_io.verify import verify
-from train import predict
 from train.config import TrainConfig
+from train.results.classifier import load_classifier, predict_files
 from train.training.trainer import train_and_evaluate
 
 KINDS = [
@@ -188,8 +188,8 @@ def test_a_model_learns_from_12_bits_and_predicts_from_the_files(deep_tree, deep
     train_and_evaluate(config, workdir)
     content = json.loads((workdir / "export" / "preprocessing.json").read_text())
     assert (content["input"]["dtype"], content["preprocessing"]["dtype"]) == ("uint16", "uint16")
-    classifier = predict.load_classifier(workdir / "export")
+    classifier = load_classifier(workdir / "export")
     paths = sorted(deep_tree.glob("test/*/*"))
-    found = list(predict.predict_files(classifier, paths))
+    found = list(predict_files(classifier, paths))
     for path, prediction in zip(paths, found, strict=True):
         assert classifier.label_names[prediction.probabilities.argmax()] == path.parent.name

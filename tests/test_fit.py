@@ -17,7 +17,7 @@ from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.decoding.preprocess import decode_image
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.verify import verify
-from train import predict
+from train.results.classifier import load_classifier
 from train.training import export
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
@@ -112,7 +112,7 @@ def test_the_build_and_predict_and_a_few_lines_by_hand_give_the_same_pixels(
     built, exported, source
 ):
     settings = json.loads((exported / "export" / "preprocessing.json").read_text())["preprocessing"]
-    classifier = predict.load_classifier(exported)
+    classifier = load_classifier(exported)
     seen = set()
     for path, frame, image in stored_pictures(built):
         name = path.rpartition("/")[2]

@@ -9,7 +9,6 @@ import zipfile
 import zlib
 from pathlib import Path
 
-import idx_files
 import pytest
 from builds import IN_MEMORY, run_build_here
 from image_files import pack, scan_tree, write_tree, write_zip
@@ -21,7 +20,6 @@ from pipelines.listing.listing import ListingOptions, list_images
 from pipelines.sources import directory
 from pipelines.sources.archive import ArchiveSource
 from pipelines.sources.directory import DirectorySource
-from pipelines.sources.fashion_mnist import FashionMnistSource
 from tfrecord_io.manifest import Manifest
 from tfrecord_io.rejects import is_of_content
 from tfrecord_io.stores import remote
@@ -64,7 +62,6 @@ LISTINGS = {
     "tar.gz": (gzip.GzipFile, "read"),
     "folder": (os, "scandir"),
     "file": (os, "stat"),
-    "idx": (Path, "read_bytes"),
 }
 
 
@@ -73,13 +70,11 @@ def inputs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("inputs")
     for name in ("tree", "scans.zip", "scans.tar", "scans.tar.gz"):
         pack(folder / name, TREE)
-    return write_tree(folder, idx_files.FILES)
+    return folder
 
 
 def list_input(kind, inputs, scratch_dir):
-    if kind == "idx":
-        source = FashionMnistSource(inputs)
-    elif kind in ("folder", "file"):
+    if kind in ("folder", "file"):
         source = DirectorySource(inputs / "tree")
     else:
         source = ArchiveSource(inputs / f"scans.{kind}").prepare(scratch_dir)

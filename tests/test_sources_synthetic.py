@@ -3,7 +3,6 @@
 import io
 import os
 from collections import Counter, defaultdict
-from pathlib import Path
 
 import builds
 import numpy as np
@@ -11,11 +10,9 @@ import pytest
 from PIL import Image
 
 from pipelines import build_tfrecords, errors
-from pipelines.sources import synthetic
+from pipelines.sources import synthetic, write_once
 from pipelines.sources.synthetic import (
     ARCHIVE_FOLDER,
-    COMPLETE_MARKER,
-    FILE_MTIME,
     LABEL_NAMES,
     SPLITS,
     draw_bscan,
@@ -23,6 +20,7 @@ from pipelines.sources.synthetic import (
     split_sizes,
     write_tree,
 )
+from pipelines.sources.write_once import COMPLETE_MARKER, FILE_MTIME
 
 FEW = 16
 
@@ -111,7 +109,7 @@ def test_the_plan_has_images_in_every_class_of_every_split_and_no_path_twice(
         assert 4 < sizes["train", "CNV"] / sizes["train", "DRUSEN"] < 4.6  # 37,205 to 8,616
         assert {sizes[split, name] for split in SPLITS[1:] for name in LABEL_NAMES} == {100}
     assert set(sizes) == {(split, label) for split in SPLITS for label in LABEL_NAMES}
-    assert len({t.path(Path()) for t in tasks}) == num_examples
+    assert len({t.name for t in tasks}) == num_examples
 
 
 def test_patients_have_several_images_a_few_have_two_classes_and_none_two_splits(plan):
@@ -147,7 +145,7 @@ def test_the_tree_has_the_real_archives_shape_and_one_constant_time(tree):
 
 @pytest.mark.parametrize("num_cores", [1, 3])
 def test_the_number_of_cores_changes_no_byte(tree, tmp_path, monkeypatch, num_cores):
-    monkeypatch.setattr(synthetic.os, "sched_getaffinity", lambda _: set(range(num_cores)))
+    monkeypatch.setattr(write_once.os, "sched_getaffinity", lambda _: set(range(num_cores)))
     reported: list[int] = []
     for _ in range(2):  # the second time, all is there
         write_tree(tmp_path / "tree", FEW, seed=3, progress=reported.append)
@@ -204,7 +202,9 @@ def test_a_second_process_that_would_draw_into_the_same_folder_is_refused(tmp_pa
     seen = []
 
     def build_meanwhile(_):
-        with pytest.raises(errors.UserError, match=rf"process id {os.getpid()}\) is drawing into"):
+        with pytest.raises(
+            errors.UserError, match=rf"process id {os.getpid()}\) is writing the images of"
+        ):
             build_tfrecords.build(argv)
         seen.append(True)
 
@@ -219,6 +219,6 @@ def test_a_tree_that_is_not_ours_is_refused_and_kept(tmp_path):
     real = tmp_path / "tree" / ARCHIVE_FOLDER / "train" / "CNV" / "CNV-1-1.jpeg"
     real.parent.mkdir(parents=True)
     real.write_bytes(b"somebody's only copy")
-    with pytest.raises(errors.UserError, match="not written by the synthetic source"):
+    with pytest.raises(errors.UserError, match="not written by this program"):
         write_tree(tmp_path / "tree", 12, seed=0)
     assert real.read_bytes() == b"somebody's only copy"

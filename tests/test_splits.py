@@ -14,6 +14,7 @@ from pipelines.listing.refs import OTHER, REF_SCHEMA
 from pipelines.planning import splits
 from pipelines.planning.splits import SplitOptions
 from tfrecord_io import verify
+from tfrecord_io.hashing import hash_names
 from tfrecord_io.manifest import Manifest
 
 CLASSES = ("CNV", "DME", "DRUSEN", "NORMAL")
@@ -117,7 +118,7 @@ def test_a_patient_moves_only_into_a_split_that_grows():
 
 def test_positions_are_even_and_never_change():
     def positions(names):
-        return splits.positions(splits.hash_names(names), np.array([0], np.uint64))[0]
+        return splits.positions(hash_names(names), np.array([0], np.uint64))[0]
 
     found = positions([str(number) for number in range(5000)])
     assert np.histogram(found, 10, (0, 1))[0] == pytest.approx(500, abs=80)

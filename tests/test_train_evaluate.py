@@ -20,7 +20,7 @@ from marked_images import (
     write_marked_dataset,
 )
 
-from train import predict
+from train.results.classifier import load_classifier, predict_images
 
 pytestmark = [pytest.mark.filterwarnings(KERAS_ARRAY_WARNING), pytest.mark.usefixtures("undrawn")]
 
@@ -57,10 +57,10 @@ def measured(trained, other, tmp_path_factory):
 def test_each_image_gets_the_probabilities_that_the_export_gives_it(trained, other, measured):
     import tfrecord_io
 
-    classifier = predict.load_classifier(trained)
+    classifier = load_classifier(trained)
     dataset = tfrecord_io.make_dataset(other, split="test", batch_size=30, shuffle=False)
     ((images, _),) = dataset.as_numpy_iterator()
-    expected = predict.predict_images(classifier, images)
+    expected = predict_images(classifier, images)
     rows = rows_of(measured)
     found = np.array([[float(row[name]) for name in OCT_NAMES] for row in rows])
     np.testing.assert_allclose(found, expected, atol=1e-6)

@@ -28,6 +28,7 @@ from tfrecord_io.decoding import dicom
 from tfrecord_io.reading.mapped import MappedDataset
 from train import predict
 from train.errors import ConfigError
+from train.results.classifier import load_classifier, predict_files, predict_images
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 
@@ -61,10 +62,10 @@ def answer(capsys, run, *inputs, code=0, **flags):
 
 
 def test_each_file_gets_probabilities_or_its_reason_in_order(run_folder, files):
-    classifier = predict.load_classifier(run_folder)
+    classifier = load_classifier(run_folder)
     paths = [files / name for name in ("d.jpeg", "a.jpeg", "b.png", "a.jpeg")]
     for batch_size in (1, 2, 32):
-        bad, *good = predict.predict_files(classifier, paths, batch_size=batch_size)
+        bad, *good = predict_files(classifier, paths, batch_size=batch_size)
         assert bad.probabilities is None
         assert bad.reject.startswith("not_an_image")
         assert [prediction.path for prediction in good] == paths[1:]
@@ -189,7 +190,7 @@ def test_a_hostile_model_is_refused_without_running_anything(
             archive.writestr(name, content)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"model\.keras cannot be loaded"):
-        predict.load_classifier(tmp_path)
+        load_classifier(tmp_path)
     assert not Path("executed").exists()
 
 
@@ -221,7 +222,7 @@ PREPROCESSING = {"height": 24, "width": 20, "channels": 1, "resize": "bilinear"}
 )
 def test_facts_that_are_not_those_of_the_model_are_refused(facts, message, run_folder, tmp_path):
     with pytest.raises(ConfigError, match=message):
-        predict.load_classifier(edited_run(run_folder, tmp_path / "run", **facts))
+        load_classifier(edited_run(run_folder, tmp_path / "run", **facts))
 
 
 def test_links_that_lead_to_no_file_are_named_and_not_passed_over(
@@ -328,9 +329,9 @@ def test_a_dicom_file_is_predicted_as_the_build_stores_it(run_folder, tmp_path, 
     (tmp_path / "scan").write_bytes(dicom_file(pixels, bits=12))
     (scan,) = predicted(capsys, run_folder, tmp_path)
     assert (Path(scan["path"]).name, scan["reject"]) == ("scan", "")
-    classifier = predict.load_classifier(run_folder)
+    classifier = load_classifier(run_folder)
     stored = np.rint(pixels / 4095 * 255).astype(np.uint8)[None, ..., None]
-    (expected,) = predict.predict_images(classifier, stored)
+    (expected,) = predict_images(classifier, stored)
     found = [float(scan[name]) for name in OCT_NAMES]
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
@@ -363,11 +364,11 @@ def test_every_frame_and_page_that_the_build_accepts_is_predicted(run_folder, tm
         assert found[name]["reject"].startswith(reason)
     assert len(list((tmp_path / "maps").iterdir())) == len(rows)
 
-    classifier = predict.load_classifier(run_folder)
+    classifier = load_classifier(run_folder)
     for row in rows:
         mapped = MappedDataset(built, row["split"])
         place = mapped.keys(range(len(mapped))).index(row["key"])
-        (expected,) = predict.predict_images(classifier, mapped[[place]][0])
+        (expected,) = predict_images(classifier, mapped[[place]][0])
         probabilities = list(found[row["path"]]["probabilities"].values())
         np.testing.assert_allclose(probabilities, expected, atol=1e-5)
     assert len(rows) == 10

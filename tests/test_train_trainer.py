@@ -26,11 +26,12 @@ from marked_images import (
 
 from tfrecord_io.decoding.preprocess import decoder_versions
 from tfrecord_io.files import atomic_write
-from train import predict, run
+from train import run
 from train.config import TrainConfig
 from train.devices import Devices
 from train.errors import ConfigError, StoppedError, TrainingError
 from train.kinds import measures
+from train.results.classifier import load_classifier, other_decoder, predict_images
 from train.run_setup import claim, make_run
 from train.training import callbacks
 from train.training.checkpoint import load_checkpoint
@@ -198,8 +199,8 @@ def test_without_validation_and_test_images_a_run_says_so_and_ends_with_the_expo
     found = metrics_of(workdir)
     assert (found["split"], found["best_epoch"], found["steps"]) == (None, 2, 2)
     assert not (workdir / "predictions.csv").exists()
-    classifier = predict.load_classifier(workdir)
-    probabilities = predict.predict_images(classifier, np.zeros((1, 12, 12, 1), np.uint8))
+    classifier = load_classifier(workdir)
+    probabilities = predict_images(classifier, np.zeros((1, 12, 12, 1), np.uint8))
     assert probabilities.shape == (1, len(label_names))
     # It is complete: nothing is trained again.
     assert run.main(arguments) == 0
@@ -291,9 +292,9 @@ def test_what_is_reported_is_what_predict_says_of_the_same_files(
         for name in ("CNV", "NORMAL"):
             assert float(ours[name]) == float(theirs[name])
     # The export names the versions that decoded the training images.
-    classifier = predict.load_classifier(workdir)
+    classifier = load_classifier(workdir)
     assert classifier.decoder == decoder_versions()
-    assert predict.other_decoder(classifier) is None
+    assert other_decoder(classifier) is None
 
 
 @pytest.mark.parametrize(

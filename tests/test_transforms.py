@@ -13,7 +13,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from builds import build_here, csv_rows, files_of, prepare
 from image_files import scan_tree, scans_of, write_tree
 
-from pipelines import errors
+from pipelines import build_tfrecords, errors
 from pipelines.engine import engine
 from pipelines.engine.job import require_finished
 from pipelines.listing.refs import iterate_refs
@@ -224,6 +224,19 @@ def test_a_ledger_that_does_not_add_up_is_no_finished_dataset(job, change):
     with pytest.raises(errors.BuildError, match=r"the source has .* are accounted for"):
         finish.finish_dataset(dataclasses.replace(job.build, draft=draft))
     assert not job.storage.exists("manifest.json")
+
+
+@pytest.mark.parametrize("num_processes", [None, 2])
+def test_the_engine_can_show_what_the_job_has_done(job, num_processes):
+    pipeline = engine.make_pipeline(["--direct_running_mode=in_memory"])
+    build_tfrecords.run(job, pipeline, num_processes)
+    found = pipeline.result.metrics().query()["counters"]
+    counts = {counter.key.metric.name: counter.committed for counter in found}
+    made = Manifest.load(job.storage.root)
+    assert counts.pop("decoding_ms") > 0
+    assert counts == {
+        "images": made.num_examples, "bytes": made.num_bytes, "rejects": made.rejects["empty"] + 1,
+    }  # fmt: skip
 
 
 def test_an_engine_that_only_says_it_is_done_is_not_believed(job):

@@ -48,8 +48,9 @@ def prepare(config: TrainConfig, *, replicas: int, num_steps: int) -> tuple[Run,
     devices.
     """
     from train.devices import set_seed
-    from train.networks.models import network_of, set_trainable
+    from train.networks.models import set_trainable
     from train.run_setup import make_run
+    from train.training.network import network_of
     from train.training.steps import training_steps
 
     set_seed(config.input.seed)

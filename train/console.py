@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import FrameType
 
 from tfrecord_io import printing, redaction
@@ -110,3 +111,15 @@ def _is_installed(name: str) -> bool:
 #: Hides what a block writes to standard error, and shows it only if the block fails otherwise than
 #: by an error whose message is meant for users.
 hide_native_noise = functools.partial(printing.hide_native_noise, ConfigError)
+
+
+def make_folder(flag: str, folder: Path) -> None:
+    """Makes the folder that a flag names.
+
+    Raises:
+        ConfigError: if it cannot be made, because a file has its name, for example.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{flag} {folder} cannot be a folder: {error.strerror}") from None

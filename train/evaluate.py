@@ -21,10 +21,11 @@ from tfrecord_io import flags, shapes
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.files import read_json
 from tfrecord_io.printing import counted, differences
-from train import console, predict
+from train import console
 from train.data.dataset import Dataset, Part, open_dataset
 from train.data.seen import Exposure, read_seen, unseen_part
 from train.errors import ConfigError
+from train.results.classifier import Classifier, load_classifier, predict_images
 from train.results.options import MeasureOptions
 
 _BATCH_SIZE = 64
@@ -66,7 +67,7 @@ def _evaluate(arguments: argparse.Namespace, options: MeasureOptions) -> None:
     manifest = dataset.manifest
     if not manifest.split(split).num_examples:
         raise ConfigError(f"split {split!r} of {data} is empty; name another --split")
-    classifier = predict.load_classifier(run)
+    classifier = load_classifier(run)
     task = classifier.task
     _require_fit(classifier, manifest, run, data)
     ours, theirs = classifier.label_names, manifest.label_names
@@ -90,11 +91,11 @@ def _evaluate(arguments: argparse.Namespace, options: MeasureOptions) -> None:
     part, exposure = _unseen(run, dataset, split, arguments.include_seen)
     own_results = read_json(run / METRICS_NAME)
     output = arguments.output or run / "evaluation" / f"{manifest.name}-{split}"
-    predict.make_folder("--output", output)
+    console.make_folder("--output", output)
     batches = tfrecord_io.make_batches(
         data, split=part.splits, examples=part.examples, batch_size=_BATCH_SIZE, shuffle=False
     )
-    answers = [(predict.predict_images(classifier, images), labels) for images, labels in batches]
+    answers = [(predict_images(classifier, images), labels) for images, labels in batches]
     probabilities, labels = map(np.concatenate, zip(*answers, strict=True))
     require_numbers(probabilities, f"split {split} of {data}")
     matched = np.zeros((len(labels), len(outputs)), labels.dtype)
@@ -123,13 +124,13 @@ def _evaluate(arguments: argparse.Namespace, options: MeasureOptions) -> None:
         predictions=predictions,
         own_metrics=own_results,
         exposure=exposure,
-        predict=lambda images: predict.predict_images(classifier, images)[:, outputs],
+        predict=lambda images: predict_images(classifier, images)[:, outputs],
     )
     print(f"The metrics and {PAGE_NAME} are in {output}")
 
 
 def _require_fit(
-    classifier: predict.Classifier, manifest: tfrecord_io.Manifest, run: Path, data: str
+    classifier: Classifier, manifest: tfrecord_io.Manifest, run: Path, data: str
 ) -> None:
     """Refuses a dataset with other labels, or whose files became pixels in another way."""
     kind, known = manifest.label_kind, classifier.label_names

@@ -5,14 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import importlib.metadata
 import math
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import keras
-import numpy as np
 
 import tfrecord_io
 from tfrecord_io import file_lock
@@ -26,6 +23,7 @@ from train.devices import Devices, configure_devices
 from train.errors import ConfigError
 from train.kinds.registry import task_of
 from train.kinds.task import Task
+from train.versions import versions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -209,14 +207,3 @@ def claim(run: Run) -> Iterator[None]:
         # A folder with a checkpoint, but without this file, would be refused after a power cut.
         sync_folder(workdir)
         yield
-
-
-def versions() -> dict[str, str]:
-    """Returns the versions of Python, Keras, the backend and NumPy, by name."""
-    backend = keras.backend.backend()
-    return {
-        "python": sys.version.split()[0],
-        "keras": keras.__version__,
-        backend: importlib.metadata.version(backend),
-        "numpy": np.__version__,
-    }

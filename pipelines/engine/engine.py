@@ -20,6 +20,7 @@ from typing import Any
 
 import apache_beam as beam
 import grpc
+from apache_beam.metrics import Metrics
 from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
@@ -28,7 +29,7 @@ from pipelines.options import workers_of
 from pipelines.planning.plan import ShardTask
 from pipelines.shards.build import Build
 from pipelines.shards.finish import finish_dataset
-from pipelines.shards.write import TaskWriter, write_in_processes
+from pipelines.shards.write import Counts, TaskWriter, write_in_processes
 from pipelines.stores import beam_flags
 from tfrecord_io import flags
 
@@ -221,8 +222,14 @@ def WriteShards(  # noqa: N802
 def _write_in_processes(
     tasks: Sequence[ShardTask], build: Build, num_processes: int
 ) -> tuple[str, int]:
-    write_in_processes(build, tasks, num_processes)
+    _count(write_in_processes(build, tasks, num_processes))
     return build.draft.name, len(tasks)
+
+
+def _count(done: Counts) -> None:
+    """Adds to the counters of the job, which the page of an engine shows while it runs."""
+    for name, number in done.items():
+        Metrics.counter("build", name).inc(number)
 
 
 class _WriteHere(beam.DoFn):
@@ -236,7 +243,7 @@ class _WriteHere(beam.DoFn):
         self._writer = TaskWriter(self._build)
 
     def process(self, task: ShardTask) -> Iterator[tuple[str, int]]:
-        self._writer.write(task)
+        _count(self._writer.write(task))
         yield self._build.draft.name, task.index
 
     def finish_bundle(self) -> None:

@@ -43,17 +43,12 @@ def list_images(source: Source, options: ListingOptions) -> Listing:
         # the datasets of older releases, which compared those of a tar.gz without listing it.
         listing.identity["tree"] = options.tree.strip(" /")
     listing.identity |= options.identity()
-    if source.gives_labels:
-        rows = [{"root": "", "path": found.name, **found._asdict()} for found in source.members()]
-        listing.num_files = len(rows)
-        refs = pa.Table.from_pylist(rows, REF_SCHEMA).combine_chunks()
+    possible = files.read_members(source.members(), listing, has_folders=labels is None)
+    if labels is None:
+        refs = layout.place_by_folders(possible, options.tree, listing)
     else:
-        possible = files.read_members(source.members(), listing, has_folders=labels is None)
-        if labels is None:
-            refs = layout.place_by_folders(possible, options.tree, listing)
-        else:
-            refs = layout.place_by_table(possible, labels, options.tree, listing)
-            listing.naming_notes += labels.notes
+        refs = layout.place_by_table(possible, labels, options.tree, listing)
+        listing.naming_notes += labels.notes
     refs = _choose_classes(refs, options, listing)
     refs = _drop_copies(refs, source.same_content, listing)
     listing.notes += _label_notes(refs, options)

@@ -19,15 +19,14 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import xxhash
 
 from pipelines import errors
 from pipelines.listing.refs import OTHER, REF_SCHEMA, iterate_refs
 from tfrecord_io.flags import check, flag
 from tfrecord_io.groups import INPUTS, Groups, group_images, plural_unit
+from tfrecord_io.hashing import draw, hash_names
 from tfrecord_io.kinds import CLASSES, LabelKind
 from tfrecord_io.printing import many
-from tfrecord_io.reading.order import splitmix64
 
 #: One row per image that a policy left out.
 DROPPED_SCHEMA = pa.schema(
@@ -200,21 +199,12 @@ def protected_first(names: Iterable[str]) -> list[str]:
     return sorted(names, key=lambda name: (ranks.get(name, 2), name))
 
 
-def hash_names(groups: Sequence[str]) -> np.ndarray:
-    """Returns uint64 [num_groups], the XXH3-64 of the UTF-8 name of each group."""
-    names = (group.encode("utf-8", "surrogateescape") for group in groups)
-    return np.fromiter((xxhash.xxh3_64_intdigest(name) for name in names), np.uint64)
-
-
 def positions(hashes: np.ndarray, seeds: np.ndarray) -> np.ndarray:
     """Returns a position in [0, 1) for each group and seed, float64 [num_seeds, num_groups].
 
-    It is the upper 53 bits of the group's hash, uint64 [num_groups] of `hash_names`, mixed with the
-    seed, uint64 [num_seeds], by SplitMix64.
+    It is the upper 53 bits of what `hashing.draw` gives for the group's hash and the seed.
     """
-    with np.errstate(over="ignore"):
-        mixed = splitmix64(hashes[None, :] + splitmix64(seeds)[:, None])
-    return (mixed >> np.uint64(11)).astype(np.float64) / 2.0**53
+    return (draw(hashes, seeds) >> np.uint64(11)).astype(np.float64) / 2.0**53
 
 
 def _assign(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import io
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.sharedctypes import Synchronized
@@ -27,6 +29,9 @@ from tfrecord_io.auditing.side_facts import HASH_LENGTH
 from tfrecord_io.decoding import preprocess
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.rejects import Reject
+
+#: What was done, by name, see `TaskWriter.write`.
+Counts = collections.Counter[str]
 
 if TYPE_CHECKING:
     from pydicom import Dataset
@@ -129,15 +134,27 @@ class TaskWriter(contextlib.ExitStack):
             raise
         self._files = self.enter_context(contextlib.closing(WriteBehind(build.storage)))
 
-    def write(self, task: plan.ShardTask) -> None:
+    def write(self, task: plan.ShardTask) -> Counts:
         """Writes a shard unless it is already written, as when an engine retries its task.
 
         Its files may still be unfinished on return; call `wait` before relying on them. Both raise
         `errors.BuildError` as `write_shard` does, or if the output cannot be written.
+
+        Returns:
+            what was done, by name: `images` and `bytes` written, `rejects`, and `decoding_ms`, the
+            milliseconds in which images were read, decoded and written.
         """
-        if self._build.read_sidecar(task) is None:
-            with self._build.clear_errors():
-                write_shard(self._build, task, self._reader, self._files.create)
+        if self._build.read_sidecar(task) is not None:
+            return Counts()
+        started = time.monotonic()
+        with self._build.clear_errors():
+            sidecar = write_shard(self._build, task, self._reader, self._files.create)
+        return Counts(
+            images=sidecar.num_examples,
+            rejects=len(sidecar.rejects),
+            bytes=sidecar.num_bytes,
+            decoding_ms=round(1000 * (time.monotonic() - started)),
+        )
 
     def wait(self) -> None:
         """Waits until the files of all tasks are finished."""
@@ -145,10 +162,11 @@ class TaskWriter(contextlib.ExitStack):
             self._files.wait()
 
 
-def write_in_processes(build: Build, tasks: Sequence[plan.ShardTask], num_processes: int) -> None:
+def write_in_processes(build: Build, tasks: Sequence[plan.ShardTask], num_processes: int) -> Counts:
     """Writes shards in worker processes of this machine; returns when all of them are written.
 
-    Each worker takes the next task that no other worker has taken.
+    Each worker takes the next task that no other worker has taken. The result is the sum of what
+    `TaskWriter.write` returns.
 
     Raises:
         errors.BuildError: the first error of a worker; the others finish the shards they have
@@ -159,12 +177,14 @@ def write_in_processes(build: Build, tasks: Sequence[plan.ShardTask], num_proces
     tasks = sorted(tasks, key=lambda task: task.num_refs, reverse=True)
     num_processes = min(num_processes, len(tasks))
     calls = [(build, tasks)] * num_processes
-    list(workers.results(_write_next, calls, num_processes, workers.shared_value("q", 0)))
+    done = workers.results(_write_next, calls, num_processes, workers.shared_value("q", 0))
+    return sum(done, Counts())
 
 
-def _write_next(build: Build, tasks: Sequence[plan.ShardTask]) -> None:
+def _write_next(build: Build, tasks: Sequence[plan.ShardTask]) -> Counts:
     """Takes the next task and writes it, until all tasks are taken."""
     num_taken: Synchronized[int] = workers.shared
+    done = Counts()
     try:
         with TaskWriter(build) as writer:
             while True:
@@ -173,11 +193,12 @@ def _write_next(build: Build, tasks: Sequence[plan.ShardTask]) -> None:
                     num_taken.value += 1
                 if place >= len(tasks):
                     break
-                writer.write(tasks[place])
+                done += writer.write(tasks[place])
             writer.wait()
     except BaseException:
         num_taken.value = len(tasks)  # so that the other workers stop
         raise
+    return done
 
 
 def _write_images(

@@ -131,7 +131,7 @@ def make_source(options: SourceOptions, workers: Workers, seed: int) -> Source:
             return DirectorySource(folder, kind="synthetic")
         case "fashion_mnist" if not given:
             fashion_mnist.download(downloads / "fashion-mnist", options.fashion_mnist_url)
-            return fashion_mnist.FashionMnistSource(downloads / "fashion-mnist")
+            return _unpacked(downloads / "fashion-mnist", downloads)
         case "archive" if is_remote(given):
             return RemoteZipSource(given)
         case "directory" if is_remote(given):
@@ -145,7 +145,7 @@ def make_source(options: SourceOptions, workers: Workers, seed: int) -> Source:
     if not path.exists():
         raise errors.UserError(f"--input {given} does not exist")
     if options.source == "fashion_mnist":
-        return fashion_mnist.FashionMnistSource(path)
+        return _unpacked(path, downloads)
     if path.is_dir() and options.source == "archive":
         raise errors.UserError("--input is a folder; use --source directory")
     if options.source == "archive":
@@ -153,6 +153,14 @@ def make_source(options: SourceOptions, workers: Workers, seed: int) -> Source:
     if not path.is_dir():
         raise errors.UserError("--input is a file, not a folder; use --source archive")
     return DirectorySource(path)
+
+
+def _unpacked(files: Path, downloads: Path) -> Source:
+    """Writes the images of Fashion-MNIST once, from the folder of its files."""
+    folder = downloads / "fashion-mnist-images"
+    with bar(desc="unpacking", total=70_000, unit=" images", delay=1.0) as unpacked:
+        fashion_mnist.write_tree(files, folder, progress=unpacked.update)
+    return DirectorySource(folder, kind="fashion_mnist")
 
 
 def require_reachable(options: SourceOptions, workers: Workers) -> None:

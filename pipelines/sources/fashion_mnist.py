@@ -1,32 +1,28 @@
-"""Fashion-MNIST: four gzipped IDX files, read from a folder or downloaded.
+"""Fashion-MNIST: four gzipped IDX files, read from a folder or downloaded, become image files.
 
-Each image reaches the build as a PGM file in memory. Names, classes, address and MD5 sums are from
-https://github.com/zalandoresearch/fashion-mnist, the file format from
-http://yann.lecun.com/exdb/mnist/.
+Names, classes, address and MD5 sums are from https://github.com/zalandoresearch/fashion-mnist, the
+file format from http://yann.lecun.com/exdb/mnist/.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import gzip
 import hashlib
-import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipelines import errors
-from pipelines.sources.source import Member, Reader, Source
+from pipelines.sources.write_once import write_once
 from tfrecord_io.files import atomic_write
 from tfrecord_io.stores import remote
 
-LABEL_NAMES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker",
-               "Bag", "Ankle boot")  # fmt: skip
+#: In the publisher's order. The first one is "T-shirt/top" there, which cannot name a folder.
+LABEL_NAMES = ("T-shirt or top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt",
+               "Sneaker", "Bag", "Ankle boot")  # fmt: skip
 IMAGE_SIZE = (28, 28)
 BASE_URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 
@@ -37,6 +33,9 @@ MD5_SUMS = {
     "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
     "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
 }
+# How the names of the files of a split begin.
+_PREFIXES = {"train": "train", "test": "t10k"}
+
 _BY_HAND = (
     "Check the network and the address, or download the four files by other means "
     "(https://github.com/zalandoresearch/fashion-mnist, folder data/fashion) and give their folder "
@@ -44,50 +43,31 @@ _BY_HAND = (
 )
 
 
-@dataclass(frozen=True)
-class FashionMnistSource(Source):
-    """The four files in a folder; a worker unpacks the splits that it reads into memory: 55 MB."""
+def write_tree(
+    source: Path, directory: Path, progress: Callable[[int], object] = lambda written: None
+) -> None:
+    """Writes the images as `directory/{train,test}/CLASS/NUMBER.pgm`, see `write_once`.
 
-    directory: Path
+    The number is the image's place in the file of its split. `source` is the folder with the four
+    files.
 
-    gives_labels: ClassVar[bool] = True
-
-    def members(self) -> Iterator[Member]:
-        """Yields the images, named by their file and their number there."""
-        if missing := [name for name in MD5_SUMS if not (self.directory / name).is_file()]:
-            raise errors.UserError(
-                f"{self.directory}: expected a folder with the four files of Fashion-MNIST under "
-                f"their published names, missing: {', '.join(missing)}.\n{_BY_HAND}"
-            )
-        for split, prefix in (("train", "train"), ("test", "t10k")):
-            images, labels = read_split(self.directory, prefix)
-            for index, (image, label) in enumerate(zip(images, labels.tolist(), strict=True)):
-                yield Member(
-                    name=f"{prefix}-images-idx3-ubyte/{index:05d}.pgm",
-                    size=len(_pgm(image)),
-                    offset=index,
-                    stored_size=image.size,
-                    version=zlib.crc32(image.tobytes()) << 8 | label,
-                    split=split,
-                    label=LABEL_NAMES[label],
-                )
-
-    @contextlib.contextmanager
-    def open(self) -> Iterator[_Reader]:
-        yield _Reader(self.directory)
-
-    def describe(self) -> dict[str, Any]:
-        return {"kind": "fashion_mnist", "name": "fashion-mnist"}
-
-
-class _Reader(Reader):
-    def __init__(self, directory: Path) -> None:
-        self._read_split = functools.cache(functools.partial(read_split, directory))
-
-    def read(self, member: Member) -> bytes:
-        # New splits take images from both files.
-        images, _ = self._read_split(member.name.partition("-")[0])
-        return _pgm(images[member.offset])
+    Raises:
+        errors.UserError: if a file is missing or is not the published one.
+        errors.BuildError: if a file cannot be read or written.
+    """
+    if missing := [name for name in MD5_SUMS if not (source / name).is_file()]:
+        raise errors.UserError(
+            f"{source}: expected a folder with the four files of Fashion-MNIST under their "
+            f"published names, missing: {', '.join(missing)}.\n{_BY_HAND}"
+        )
+    splits = {split: read_split(source, prefix) for split, prefix in _PREFIXES.items()}
+    pictures = np.concatenate([images for images, _ in splits.values()])
+    names = [
+        f"{split}/{LABEL_NAMES[label]}/{number:05d}.pgm"
+        for split, (_, labels) in splits.items()
+        for number, label in enumerate(labels.tolist())
+    ]
+    write_once(directory, MD5_SUMS, names, lambda place: _pgm(pictures[place]), progress)
 
 
 def _pgm(image: NDArray[np.uint8]) -> bytes:
@@ -114,7 +94,7 @@ def read_split(directory: Path, prefix: str) -> tuple[NDArray[np.uint8], NDArray
 
 
 def _read(path: Path) -> bytes:
-    with errors.clear_read_errors(f"{path} (every worker must be able to)"):
+    with errors.clear_read_errors(str(path)):
         return _published(path.read_bytes(), path.name, str(path))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import Any, BinaryIO, NamedTuple, Protocol, TypeVar
 
 from tfrecord_io.ahead import map_ahead
 
@@ -41,8 +41,6 @@ class Member(NamedTuple):
         stored_size: size in the archive in bytes, compressed or not.
         version: a number that changes when the content changes.
         problem: (reason, detail) if it is already known that the file cannot be read.
-        split: its split, if the source knows it and does not leave it to the names of folders.
-        label: its class, likewise.
     """
 
     name: str
@@ -51,8 +49,6 @@ class Member(NamedTuple):
     stored_size: int = 0
     version: int = 0
     problem: tuple[str, str] | None = None
-    split: str = ""
-    label: str = ""
 
 
 class Reader(Protocol):
@@ -90,13 +86,7 @@ class Source(Protocol):
 
     Sources inherit from this class. Its methods raise `errors.UserError` if the input is missing or
     damaged, and `errors.BuildError` if it cannot be read.
-
-    Attributes:
-        gives_labels: whether the members have a split and a label; if not, the names of their
-            folders tell them.
     """
-
-    gives_labels: ClassVar[bool] = False
 
     def prepare(self, scratch_dir: Path) -> Source:
         """Returns the source ready for random reads, on the launcher; it may use a local folder."""

@@ -13,10 +13,7 @@ none in two splits. The classes of train are as unbalanced as those of the archi
 from __future__ import annotations
 
 import io
-import json
 import math
-import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -27,10 +24,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from pipelines import errors
-from tfrecord_io import file_lock
-from tfrecord_io.ahead import map_ahead
-from tfrecord_io.files import read_json
+from pipelines.sources.write_once import write_once
 
 Floats = NDArray[np.float64]
 
@@ -39,9 +33,6 @@ GENERATOR_VERSION = 4
 LABEL_NAMES = ("CNV", "DME", "DRUSEN", "NORMAL")
 SPLITS = ("train", "val", "test")
 ARCHIVE_FOLDER = "OCT2017 "  # with a trailing space, as in the Kermany archive
-COMPLETE_MARKER = ".complete.json"
-# 2018-01-01T00:00:00Z. Constant, because sizes and times of files identify a source.
-FILE_MTIME = 1_514_764_800
 
 # Images of each class in the real train folder (Kermany et al. 2018, Kaggle's edition).
 _TRAIN_SIZES = (37_205, 11_348, 8_616, 26_315)
@@ -238,13 +229,7 @@ def write_tree(
     """Writes a tree of synthetic scans.
 
     The files are `directory/OCT2017 /{train,val,test}/CLASS/CLASS-PATIENT-INDEX.jpeg`. The same
-    arguments give the same bytes and modification times on any number of cores. The tree is drawn
-    in another folder and renamed when it is complete. A complete tree is kept; one with other
-    settings or missing files is drawn again. `progress` is called with 1 for each image.
-
-    Raises:
-        errors.UserError: if another process is drawing into the directory, or it exists and this
-            function did not write it.
+    arguments give the same bytes on any number of cores. Errors are those of `write_once`.
     """
     tasks = _plan_tree(num_examples, seed)
     settings = {
@@ -254,37 +239,12 @@ def write_tree(
         "pillow_version": PIL.__version__,
         "seed": seed,
     }
-    if read_json(directory / COMPLETE_MARKER) == settings:
-        times = [path.stat().st_mtime for path in directory.glob(f"{ARCHIVE_FOLDER}/*/*/*")]
-        if times == [FILE_MTIME] * num_examples:
-            return
-    lock = directory.with_name(f".{directory.name}.lock")
-    with file_lock.held(lock, f"drawing into {directory}"):
-        if directory.exists() and not (directory / COMPLETE_MARKER).exists():
-            raise errors.UserError(
-                f"{directory} exists and was not written by the synthetic source (no "
-                f"{COMPLETE_MARKER} in it); choose another directory, or delete that folder if it "
-                "is not needed"
-            )
-        drawing = directory.with_name(f".{directory.name}.drawing")
-        shutil.rmtree(drawing, ignore_errors=True)
-        for folder in {task.path(drawing).parent for task in tasks}:
-            folder.mkdir(parents=True)
 
-        def draw(task: _Task) -> None:
-            path = task.path(drawing)
-            scan = draw_bscan(task.label, task.patient, task.index, seed)
-            path.write_bytes(encode_jpeg(scan))
-            os.utime(path, (FILE_MTIME, FILE_MTIME))
+    def draw(place: int) -> bytes:
+        task = tasks[place]
+        return encode_jpeg(draw_bscan(task.label, task.patient, task.index, seed))
 
-        # NumPy and Pillow let other threads run while they work.
-        num_threads = len(os.sched_getaffinity(0))
-        for _ in map_ahead(draw, tasks, 2 * num_threads, num_threads=num_threads):
-            progress(1)
-        (drawing / COMPLETE_MARKER).write_text(json.dumps(settings, indent=2) + "\n")
-        if directory.exists():
-            shutil.rmtree(directory)
-        drawing.rename(directory)
+    write_once(directory, settings, [task.name for task in tasks], draw, progress)
 
 
 class _Task(NamedTuple):
@@ -295,9 +255,11 @@ class _Task(NamedTuple):
     patient: int
     index: int
 
-    def path(self, directory: Path) -> Path:
-        name = f"{self.label}-{self.patient}-{self.index}.jpeg"
-        return directory / ARCHIVE_FOLDER / self.split / self.label / name
+    @property
+    def name(self) -> str:
+        """Path of the file in the tree."""
+        file = f"{self.label}-{self.patient}-{self.index}.jpeg"
+        return f"{ARCHIVE_FOLDER}/{self.split}/{self.label}/{file}"
 
 
 def split_sizes(num_examples: int) -> dict[tuple[str, str], int]:

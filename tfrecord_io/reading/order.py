@@ -16,13 +16,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-# Weyl increment and finalizer constants of SplitMix64. Source: Steele, Lea and Flood, "Fast
-# splittable pseudorandom number generators" (2014); Vigna, prng.di.unimi.it/splitmix64.c.
-_WEYL = 0x9E3779B97F4A7C15
-_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
-_MIX_2 = np.uint64(0x94D049BB133111EB)
+from tfrecord_io.hashing import WEYL, mix, splitmix64
+
 # An odd factor, unrelated to the constants above, for the value of a half. The number of the round
-# is multiplied by _WEYL, so that the two do not cancel each other.
+# is multiplied by WEYL, so that the two do not cancel each other.
 _SPREAD = np.uint64(0xD1342543DE82EF95)
 
 # Four rounds make a Feistel network a pseudorandom permutation of a large set (Luby and Rackoff
@@ -58,7 +55,7 @@ def permute(index: np.ndarray, num_examples: int, *, seed: int, epoch: np.ndarra
     b = -(-num_examples // a)
     # Unrelated numbers for neighbouring seeds and neighbouring epochs.
     start = splitmix64(np.array([int(seed) & _U64], np.uint64))
-    key = _mix(start + epoch.astype(np.uint64) * np.uint64(_WEYL))
+    key = mix(start + epoch.astype(np.uint64) * np.uint64(WEYL))
     num_rounds = _NUM_ROUNDS if num_examples >= _SMALL else _NUM_ROUNDS_SMALL
     value = _feistel(index.astype(np.uint64), a, b, key, num_rounds)
     (outside,) = np.nonzero(value >= num_examples)
@@ -72,21 +69,6 @@ def permute(index: np.ndarray, num_examples: int, *, seed: int, epoch: np.ndarra
     return value.astype(np.int64)
 
 
-def splitmix64(state: np.ndarray) -> np.ndarray:
-    """Returns a well-mixed uint64 for each uint64 of any shape."""
-    return _mix(state * np.uint64(_WEYL) + np.uint64(_WEYL))
-
-
-def _mix(value: np.ndarray) -> np.ndarray:
-    """SplitMix64's finalizer: a bijection of uint64 in which each bit depends on all others."""
-    value = value ^ (value >> np.uint64(30))
-    value *= _MIX_1
-    value ^= value >> np.uint64(27)
-    value *= _MIX_2
-    value ^= value >> np.uint64(31)
-    return value
-
-
 def _feistel(value: np.ndarray, a: int, b: int, key: np.ndarray, num_rounds: int) -> np.ndarray:
     """A bijection of 0..a*b-1: each half in turn is shifted by a hash of the other."""
     upper, lower = np.divmod(value, np.uint64(a))
@@ -94,7 +76,7 @@ def _feistel(value: np.ndarray, a: int, b: int, key: np.ndarray, num_rounds: int
     sizes = np.uint64(a), np.uint64(b)
     for i in range(num_rounds):
         moved, kept = i % 2, 1 - i % 2
-        shift = _mix(halves[kept] * _SPREAD + (key + np.uint64(i * _WEYL & _U64)))
+        shift = mix(halves[kept] * _SPREAD + (key + np.uint64(i * WEYL & _U64)))
         # The hash's upper 32 bits, scaled to 0..size-1; faster than a remainder.
         shift = ((shift >> np.uint64(32)) * sizes[moved]) >> np.uint64(32)
         total = halves[moved] + shift

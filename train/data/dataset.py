@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -20,6 +19,7 @@ import pyarrow.parquet as pq
 import tfrecord_io
 from tfrecord_io import groups
 from tfrecord_io.groups import Groups, groups_in
+from tfrecord_io.hashing import draw, hash_names
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME, NO_WEIGHT, STATISTICS_SPLIT, Manifest
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.stores.folder import DataPath, open_file, path_in
@@ -283,13 +283,11 @@ def divided(dataset: Dataset, folds: FoldOptions) -> Part:
 def patient_folds(groups: Groups, num_folds: int) -> np.ndarray:
     """Returns the fold of each example, int64 [num_examples]; a group is in one fold.
 
-    The fold is a hash of the patient, or of what else the group is known from. A patient therefore
-    stays in its fold when images are added, and on every machine.
+    The fold is a hash of the group's name, as the split of `--splits patient` is. A patient
+    therefore stays in its fold when images are added, and on every machine. A split is decided by
+    the upper bits of the hash, and the fold by the remainder, so that the two are independent.
     """
     encoded = groups.names.dictionary_encode()
-    fold_of = [
-        int.from_bytes(hashlib.sha256(name.removeprefix("patient:").encode()).digest()[:8], "big")
-        % num_folds
-        for name in encoded.dictionary.to_pylist()
-    ]
-    return np.array(fold_of)[encoded.indices.to_numpy()]
+    (drawn,) = draw(hash_names(encoded.dictionary.to_pylist()), np.zeros(1, np.uint64))
+    fold_of = (drawn % np.uint64(num_folds)).astype(np.int64)
+    return fold_of[encoded.indices.to_numpy()]

@@ -19,7 +19,6 @@ from train.errors import ConfigError, TrainingError
 from train.kinds.classes import CLASSES
 from train.kinds.task import Task
 from train.networks.options import APPLICATIONS, NetworkOptions
-from train.run_setup import Run
 
 # An image of a single grey level has a standard deviation of 0; this avoids the division by 0.
 _LEAST_STD = 1.0
@@ -346,45 +345,3 @@ def _load_weights(model: keras.Model, options: NetworkOptions) -> None:
         model.load_weights(path)
     except Exception as error:  # h5py and Keras raise many types for a wrong file
         raise ConfigError(f"--weights {path} does not fit {model.name}: {error}") from error
-
-
-# ---- the network of a run
-
-
-def network_of(
-    run: Run,
-    precision: str,
-    *,
-    weights: str | None = "none",
-    temperature: float = 1.0,
-    is_final: bool = False,
-) -> Network:
-    """Builds the network of a run on its devices.
-
-    Args:
-        run: to train, or trained.
-        precision: arithmetic of the layers, such as `float32` or `bfloat16`.
-        weights: see `NetworkOptions`; "none" where a checkpoint overrides them all.
-        temperature: see `build_network`.
-        is_final: whether it is the one to export.
-
-    Raises:
-        ConfigError: if the images do not suit the network or the weights cannot be loaded.
-    """
-    keras.config.set_dtype_policy(precision if precision == "float32" else f"mixed_{precision}")
-    manifest = run.data.manifest
-    with run.devices.scope():
-        return build_network(
-            dataclasses.replace(run.config.network, weights=weights),
-            image_shape=manifest.image_shape,
-            num_classes=manifest.num_classes,
-            seed=run.config.input.seed,
-            task=run.task,
-            image_dtype=manifest.dtype,
-            grey_factor=run.grey_factor,
-            statistics=run.statistics,
-            is_padded=manifest.is_padded,
-            temperature=temperature,
-            # Not in what is exported: other backends refuse to load it.
-            synchronized=run.devices.must_synchronize and not is_final,
-        )

@@ -24,7 +24,7 @@ from train.results.charts import write_charts
 from train.results.predictions import Predictions, write_predictions
 from train.results.report import flow_of, page_of_data, render
 from train.results.saliency import Predict, find_mistakes
-from train.run_setup import versions
+from train.versions import versions
 
 #: Of a run it is the last file: a run without it, or with a damaged one, is not complete.
 METRICS_NAME = "metrics.json"

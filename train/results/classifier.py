@@ -1,0 +1,246 @@
+"""The classifier that a run exported: answers for stored images, and for image files.
+
+Files become pixels by the code of the build (`tfrecord_io.decoding.preprocess`), with the settings
+that were exported beside the model, so the network sees what it saw in training.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tfrecord_io import flags
+from tfrecord_io.decoding.options import FRAME_RANGE, Preprocessing
+from tfrecord_io.decoding.preprocess import (
+    DecodedImage,
+    decode_image,
+    decoder_versions,
+    find_pictures,
+    frame_path,
+)
+from tfrecord_io.kinds import kind_in
+from tfrecord_io.manifest import check_types
+from tfrecord_io.rejects import Reject
+from train import console
+from train.errors import ConfigError
+
+if TYPE_CHECKING:
+    import keras
+
+    from train.kinds.task import Task
+
+
+@dataclasses.dataclass(frozen=True)
+class Classifier:
+    """An exported model, and how files become its input.
+
+    Attributes:
+        model: stored images [batch, height, width, channels] → float32 [batch, num_classes].
+        task: what it answers.
+        preprocessing: how a file becomes its input.
+        label_names: of its outputs.
+        decoder: versions of the libraries that decoded the training images, as far as known.
+        fingerprint: of the dataset it was trained on.
+        thresholds: see `thresholds.choose_thresholds`; empty if none were exported.
+        shapes: of the training images, see `shapes.distinct`; empty if they are not known.
+    """
+
+    model: keras.Model
+    task: Task
+    preprocessing: Preprocessing
+    label_names: tuple[str, ...]
+    decoder: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    fingerprint: str = ""
+    thresholds: Sequence[Mapping[str, Any]] = ()
+    shapes: Sequence[float] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """The prediction for one picture; a rejected one has no values, but `reject`, the reason.
+
+    Attributes:
+        path: of the file.
+        frame: number of the picture in the file, see `pictures.Pictures`.
+        probabilities: float32 [num_classes].
+        predicted: name of the likeliest class, names of the labels, or the number.
+        above: the questions whose threshold it reaches, such as classes; None if no thresholds
+            were exported.
+        shape: width of the picture divided by its height.
+    """
+
+    path: Path
+    frame: int | None = None
+    reject: str | None = None
+    probabilities: np.ndarray | None = None
+    predicted: str | None = None
+    above: Sequence[str] | None = None
+    shape: float | None = None
+
+    @property
+    def name(self) -> str:
+        """The file's path, with the frame if it holds several, as the build names it."""
+        return frame_path(str(self.path), self.frame)
+
+
+def load_classifier(path: Path) -> Classifier:
+    """Loads what a run exported.
+
+    Args:
+        path: folder of a run, or its export folder.
+
+    Raises:
+        ConfigError: if no exported model is there.
+    """
+    folder = path / "export" if (path / "export").is_dir() else path
+    saved, described = folder / "model.keras", folder / "preprocessing.json"
+    if not saved.is_file() or not described.is_file():
+        raise ConfigError(
+            f"--model {path}: expected the folder of a finished run, with export/{saved.name} and "
+            f"export/{described.name}; run {flags.command('train')} --workdir {path} to its end"
+        )
+    try:
+        facts = json.loads(described.read_text(encoding="utf-8"))
+        check_types(facts, {"preprocessing": {}, "label_names": [str]}, "")
+        decoder = facts.get("decoder", {})
+        dataset = facts.get("dataset", {"fingerprint": ""})
+        check_types([decoder, dataset], [{"*": str}, {"fingerprint": str}], "decoder, dataset")
+        preprocessing = Preprocessing.from_dict(facts["preprocessing"])
+        kind = kind_in(facts)
+        label_names = tuple(facts["label_names"])
+        trained = tuple(map(float, facts.get("shapes", ())))
+        if "pydicom" not in decoder:  # no training image says what a DICOM file should look like
+            preprocessing = dataclasses.replace(preprocessing, no_window=FRAME_RANGE)
+    except (KeyError, ValueError, TypeError, RecursionError) as error:
+        raise ConfigError(
+            f"{described} does not say how files became the training images ({error!r}): "
+            "the dataset's manifest had no complete preprocessing, or another release wrote it, so "
+            "no file can be predicted"
+        ) from error
+    with console.hide_native_noise():
+        import keras
+
+        from train.kinds.registry import task_of
+        from train.results.thresholds import read_thresholds
+
+        try:
+            model = keras.saving.load_model(saved, compile=False)
+            taken = (*model.input_shape[1:], model.inputs[0].dtype)
+            wanted = (*preprocessing.image_shape, preprocessing.dtype)
+            blank = np.zeros((1, *preprocessing.image_shape), preprocessing.dtype)
+            # A model that cannot answer is found here, not in the midst of the files.
+            if taken != wanted or model(blank).shape[-1] != len(label_names):
+                raise ValueError(
+                    f"it takes images of {taken}, but {described.name} says {wanted} and names "
+                    f"{len(label_names)} labels: they are of different runs"
+                )
+        # A stranger's or damaged file raises almost anything in Keras.
+        except Exception as error:
+            raise ConfigError(
+                f"{saved} cannot be loaded ({type(error).__name__}: {error!s:.300}); "
+                f"copy the run again, or finish it with {flags.command('train')} --workdir {path}"
+            ) from error
+    return Classifier(
+        model,
+        task_of(kind),
+        preprocessing,
+        label_names,
+        decoder,
+        dataset["fingerprint"],
+        read_thresholds(folder, label_names),
+        trained,
+    )
+
+
+def other_decoder(classifier: Classifier) -> str | None:
+    """Returns a warning if files are decoded here by other versions than in the build, or None."""
+    try:
+        here = decoder_versions(with_dicom="pydicom" in classifier.decoder)
+    except ModuleNotFoundError:  # pictures can be predicted all the same
+        here = decoder_versions()
+    changed = [
+        name for name, version in classifier.decoder.items() if here.get(name, version) != version
+    ]
+    if not changed:
+        return None
+    theirs, ours = (
+        ", ".join(f"{name} {versions[name]}" for name in changed)
+        for versions in (classifier.decoder, here)
+    )
+    return (
+        f"the training images were decoded by {theirs}, here it is {ours}: pixels, and so "
+        "probabilities, may differ a little. Install those versions for the same pixels"
+    )
+
+
+def pixels_of(image: DecodedImage, preprocessing: Preprocessing) -> np.ndarray:
+    """Returns a decoded image as it is stored, [height, width, channels]."""
+    return np.frombuffer(image.pixels, preprocessing.dtype).reshape(preprocessing.image_shape)
+
+
+def _read_pictures(
+    path: Path, preprocessing: Preprocessing
+) -> Iterator[tuple[int | None, DecodedImage | Reject]]:
+    """Yields the number of each picture of a file and the picture, or why it is left out."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        yield None, Reject("unreadable", str(error))
+        return
+    for frame in find_pictures(path.name, len(data), data, lambda: io.BytesIO(data)).frames:
+        try:
+            yield frame, decode_image(data, preprocessing, frame)
+        except Reject as reject:
+            yield frame, reject
+
+
+def predict_files(
+    classifier: Classifier, paths: Sequence[Path], *, batch_size: int = 32
+) -> Iterator[Prediction]:
+    """Yields a prediction for each picture of the files, in order, or the reason of a reject.
+
+    Raises:
+        ModuleNotFoundError: if one is a DICOM file, and pydicom or a codec is not installed.
+    """
+    # Imports Keras, which a loaded classifier did already.
+    from train.results.thresholds import views_above
+
+    pictures = (
+        (path, frame, image)
+        for path in paths
+        for frame, image in _read_pictures(path, classifier.preprocessing)
+    )
+    task, names = classifier.task, classifier.label_names
+    while batch := list(itertools.islice(pictures, batch_size)):
+        read = [image for _, _, image in batch if isinstance(image, DecodedImage)]
+        images = [pixels_of(image, classifier.preprocessing) for image in read]
+        answers = predict_images(classifier, np.stack(images)) if images else np.empty((0, 0))
+        rows = zip(answers, views_above(classifier.thresholds, answers, names), strict=True)
+        for path, frame, image in batch:
+            if isinstance(image, Reject):
+                yield Prediction(path=path, frame=frame, reject=str(image))
+                continue
+            row, above = next(rows)
+            (predicted,) = task.texts(task.chosen(row[None]), names)
+            yield Prediction(
+                path=path,
+                frame=frame,
+                probabilities=row,
+                predicted=predicted,
+                above=above,
+                shape=image.shape,
+            )
+
+
+def predict_images(classifier: Classifier, images: np.ndarray) -> np.ndarray:
+    """Returns float32 [batch, num_classes] probabilities of stored images."""
+    import keras
+
+    return keras.ops.convert_to_numpy(classifier.model(images, training=False))
