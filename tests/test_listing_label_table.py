@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import time
 import unicodedata
 
 import pyarrow as pa
@@ -16,9 +17,9 @@ from image_files import grey_pixels, png, scans_of, write_tree, write_zip
 from listed import list_members
 
 from pipelines import errors
-from pipelines.listing.label_table import read_label_table
-from pipelines.listing.layout import match_files
+from pipelines.listing.label_table import LabelTable, read_label_table
 from pipelines.listing.listing import ListingOptions, list_images
+from pipelines.listing.matching import match_files
 from pipelines.listing.refs import Listing, iterate_refs
 from pipelines.sources.directory import DirectorySource
 from pipelines.sources.source import Member
@@ -96,7 +97,7 @@ def test_a_parquet_file_has_the_digest_of_the_same_csv_in_any_order(tmp_path):
         (b"file,label\na.png,x\n", "needs path"),
         (b"", "could not be read"),
         (b"path,label\na.png\n", "could not be read"),
-        (b"path,label\n\x81.png,x\n", "expected CSV or Parquet"),
+        (b"path,label\n\x81.png,x\n", "expected .csv, .parquet, "),
         (b"path,label,age,age\nscan0.png,x,x,x\n", "has the column age more than once"),
         (b"path,label,label\nscan0.png,x,x\n", "has the column label more than once"),
         (None, "could not be read"),
@@ -367,7 +368,9 @@ def test_a_row_that_several_files_or_none_could_be_matches_none_and_says_so(tmp_
     assert found == [None] * 5
     for detail in details[:2]:
         assert "2 files end with this path, such as 'a/1.png', 'b/1.png'" in detail
-    assert all(detail.endswith("the source has no such file") for detail in details[2:])
+    assert all(
+        "the source has no such file; it has files such as" in detail for detail in details[2:]
+    )
 
 
 def test_two_rows_for_one_file_are_an_error_that_names_both(tmp_path):
@@ -431,10 +434,56 @@ def test_every_row_is_matched_once_or_named(tmp_path_factory, files, rows):
     except errors.UserError:
         return
     paths = table.cells["path"]
-    matched = [paths[row] for row in row_of_file if row is not None]
-    assert sorted(matched + [reject.source_path for reject in listing.rejects]) == sorted(paths)
+    rejects = {reject.source_path for reject in listing.rejects}
     for name, row in zip(names, row_of_file, strict=True):
-        assert row is None or f"/{name}".endswith(f"/{paths[row]}")
+        if row is not None:
+            assert paths[row] not in rejects
+            assert paths[row].rpartition("/")[2] in name.split("/")
+    # A folder's row says nothing where all its files have rows of their own.
+    matched = {paths[row] for row in row_of_file if row is not None}
+    for path in set(paths) - matched - rejects:
+        assert any(f"/{path.rpartition('/')[2]}/" in f"/{name}" for name in names)
+
+
+def test_a_row_is_matched_by_the_longest_end_of_its_path_which_is_said(tmp_path):
+    paths = [
+        "/kaggle/input/oct/a/1.PNG",
+        "C:\\scans\\A\\2.jpeg",
+        "x/4.png",
+        "y/c/3.json",
+        "b/2.png",
+    ]
+    rows = [{"path": path, "label": "x"} for path in paths]
+    listing = Listing()
+    assert match_files(NAMES, table_of(tmp_path, rows), listing) == [0, 1, None, None, 3]
+    (note,) = listing.naming_notes
+    assert "3 rows of the table of --labels were matched by the end of their path: " in note
+    assert "'kaggle/input/oct/a/1.PNG' is 'a/1.png', 'C:/scans/A/2.jpeg' is 'a/2.png', " in note
+    assert listing.identity == {"matched_by_end": True}
+    # The source has the folder b, and this file is not in it.
+    assert [reject.source_path for reject in listing.rejects] == ["x/4.png", "b/2.png"]
+
+
+def test_rows_that_share_the_end_of_one_file_are_not_matched(tmp_path):
+    found, details, _ = match(tmp_path, ["london/2.png", "zurich/2.png"])
+    assert found == [None] * 5
+    assert all("that of 'a/2.png' has another row" in detail for detail in details)
+
+
+def test_a_row_for_a_folder_holds_for_its_files_without_a_row(tmp_path):
+    found, details, _ = match(tmp_path, ["a/2.png", "MURA/a/", "b", "b/c", "d"])
+    assert (found, len(details)) == ([1, 0, 2, 3, None], 1)
+
+
+def test_100_000_rows_are_matched_by_the_ends_of_their_paths_in_seconds(tmp_path):
+    names = [f"scans/{k % 500}/image{k // 500}.png" for k in range(100_000)]
+    table = LabelTable(
+        name="",
+        cells={"path": [f"/kaggle/input/{name}" for name in names], "label": ["x"] * 100_000},
+    )
+    start = time.process_time()
+    assert match_files(names, table, Listing()) == list(range(100_000))
+    assert time.process_time() - start < 10  # 1.5 on two cores of 2024
 
 
 # ---- listing
