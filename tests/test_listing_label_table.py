@@ -6,6 +6,7 @@ import math
 import time
 import unicodedata
 
+import openpyxl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -24,6 +25,7 @@ from pipelines.listing.refs import Listing, iterate_refs
 from pipelines.sources.directory import DirectorySource
 from pipelines.sources.source import Member
 from tfrecord_io import Manifest, verify
+from tfrecord_io.kinds import CLASSES, MULTI_LABEL
 from train.data.dataset import open_dataset
 
 #: Images without class folders, by file name.
@@ -259,6 +261,101 @@ def test_a_table_is_read_in_the_encodings_that_spreadsheets_write(tmp_path, enco
     assert (table.cells["label"], *table.others) == (["größer"], "größe")
     said = "is not UTF-8 and was read as Windows-1252: 'h,label,größe'"
     assert [said in note for note in table.notes] == [True] * (encoding == "cp1252")
+
+
+def _as_excel(path, rows):
+    book = openpyxl.Workbook()
+    for row in [list(rows[0]), *(list(row.values()) for row in rows), [None] * 3]:
+        book.active.append(row)
+    book.save(path)
+
+
+def _as_columns(path, rows):
+    columns = {name: {str(k): row[name] for k, row in enumerate(rows)} for name in rows[0]}
+    path.write_text(json.dumps(columns))
+
+
+@pytest.mark.parametrize(
+    ("ending", "write"),
+    [
+        ("xlsx", _as_excel),
+        ("json", lambda path, rows: path.write_text(json.dumps(rows))),
+        ("json", _as_columns),
+        ("jsonl", lambda path, rows: path.write_text("\n".join(map(json.dumps, rows)))),
+    ],
+    ids=["excel", "json", "columns", "lines"],
+)
+def test_excel_and_json_are_read_as_the_csv_that_they_would_be(tmp_path, ending, write):
+    rows = [row | {"age": 60 + k, "dose": 0.5 * k} for k, row in enumerate(ROWS)]
+    rows[3]["age"] = rows[4]["patient"] = None
+    write(tmp_path / f"labels.{ending}", rows)
+    table = read_label_table(tmp_path / f"labels.{ending}")
+    assert table.digest == table_of(tmp_path, rows).digest
+    assert table.cells["patient"][3:5] == ["001", None]
+    assert table.others["age"].to_pylist()[2:4] == [62, None]
+
+
+def test_a_file_that_is_not_of_its_kind_is_an_error_that_names_it(tmp_path):
+    for name in ("a.xlsx", "a.json", "a.jsonl"):
+        (tmp_path / name).write_text('{"path": 1')
+        with pytest.raises(errors.UserError, match=rf"{name} could not be read: .*; expected"):
+            read_label_table(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "places", [("train_labels.csv", "valid.csv"), ("train/labels.csv", "valid/labels.csv")]
+)
+def test_several_tables_are_one_with_the_splits_in_their_names(tmp_path, places):
+    rows = {"train": [{"path": "1.png", "label": "a"}], "valid": [{"path": "1.png", "label": "b"}]}
+    for place, some in zip(places, rows.values(), strict=True):
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        write_csv(tmp_path / place, some)
+    table = read_label_table(*(tmp_path / place for place in places))
+    assert table.cells["split"] == ["train", "valid"]
+    # A folder names its pictures, too.
+    in_folders = "/" in places[0]
+    wanted = ["train/1.png", "valid/1.png"] if in_folders else ["1.png", "1.png"]
+    assert table.cells["path"] == wanted
+    with pytest.raises(errors.UserError, match="each needs a column split, or a split in its name"):
+        read_label_table(tmp_path / places[0], write_csv(tmp_path / "more.csv", rows["train"]))
+
+
+def test_several_labels_are_divided_by_their_separator(tmp_path):
+    labels = ["Mass|Effusion", "No Finding", "", "Mass | Hernia ", "none"]
+    rows = [row | {"label": label} for row, label in zip(ROWS, labels, strict=False)]
+    path = write_csv(tmp_path / "labels.csv", rows)
+    options = ListingOptions(labels=path, label_separator="|")
+    assert options.label_names == ("Effusion", "Hernia", "Mass", "No Finding")
+    expected = ["Effusion|Mass", "No Finding", "", "Hernia|Mass", "none"]
+    assert options.table.cells["label"] == expected
+    with pytest.raises(errors.UserError, match=r"label 'Mass\|Effusion' may be several; --label_s"):
+        _ = ListingOptions(labels=path).table
+    _ = ListingOptions(labels=path, classes=("No Finding",)).table
+    alone = ListingOptions(labels=write_csv(path, [ROWS[0] | {"label": "wet; active"}])).table
+    assert "the label 'wet; active' may be several" in alone.notes[-1]
+
+
+def test_columns_of_exclusive_classes_are_one_class(tmp_path):
+    pairs = [("1", "0"), ("0", "1"), ("0", "0"), ("", "1")]
+    rows = [{" path": f"{k}.png", " Lep": a, " Non Lep": b} for k, (a, b) in enumerate(pairs)]
+    path = write_csv(tmp_path / "_classes.csv", rows)
+    options = ListingOptions(labels=path, label_columns=("Lep", "Non Lep"), one_class=True)
+    assert options.table.cells["label"] == ["Lep", "Non Lep", "", ""]
+    assert (options.label_kind, options.label_names) == (CLASSES, ("Lep", "Non Lep"))
+    write_csv(path, [*rows, {" path": "x", " Lep": "1", " Non Lep": "1"}])
+    with pytest.raises(errors.UserError, match=r"row 5 has a 1 for Lep\|Non Lep; --one_class"):
+        _ = dataclasses.replace(options).table
+
+
+@pytest.mark.parametrize(
+    ("meaning", "label"), [("positive", "a"), ("negative", "none"), ("missing", "")]
+)
+def test_an_uncertain_label_is_what_the_user_says(tmp_path, meaning, label):
+    rows = [{"path": "1.png", "a": "-1.0", "b": "0.0"}, {"path": "2.png", "a": "1.0", "b": ""}]
+    told = {"kind": MULTI_LABEL, "columns": ("a", "b")}
+    assert table_of(tmp_path, rows, **told, uncertain=meaning).cells["label"] == [label, ""]
+    with pytest.raises(errors.UserError, match=r"row 1 has '-1' .*; --uncertain says what"):
+        table_of(tmp_path, rows, **told)
 
 
 # ---- cells without a value
