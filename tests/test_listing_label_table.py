@@ -572,15 +572,12 @@ def test_a_row_for_a_folder_holds_for_its_files_without_a_row(tmp_path):
     assert (found, len(details)) == ([1, 0, 2, 3, None], 1)
 
 
-def test_100_000_rows_are_matched_by_the_ends_of_their_paths_in_seconds(tmp_path):
-    names = [f"scans/{k % 500}/image{k // 500}.png" for k in range(100_000)]
-    table = LabelTable(
-        name="",
-        cells={"path": [f"/kaggle/input/{name}" for name in names], "label": ["x"] * 100_000},
-    )
+def test_many_rows_are_matched_by_the_ends_of_their_paths_without_comparing_all(tmp_path):
+    names = [f"scans/{k}/image.png" for k in range(20_000)]
+    cells = {"path": [f"/kaggle/input/{name}" for name in names], "label": ["x"] * 20_000}
     start = time.process_time()
-    assert match_files(names, table, Listing()) == list(range(100_000))
-    assert time.process_time() - start < 10  # 1.5 on two cores of 2024
+    assert match_files(names, LabelTable(name="", cells=cells), Listing()) == list(range(20_000))
+    assert time.process_time() - start < 5  # 0.3 s; comparing all pairs takes minutes
 
 
 # ---- listing

@@ -68,6 +68,7 @@ def _path_of(folder: Path, name: str, *beside: Path) -> str:
 
 
 def _coco(folder: Path) -> Iterator[_Row]:
+    """Yields the images of each JSON that has categories; one of captions has none."""
     for file in sorted(folder.rglob("*.json")):
         content = json.loads(file.read_bytes())
         if not isinstance(content, dict) or not {"images", "categories"} <= content.keys():
@@ -82,6 +83,7 @@ def _coco(folder: Path) -> Iterator[_Row]:
 
 
 def _voc(folder: Path) -> Iterator[_Row]:
+    """Yields the image of each XML, which lies beside it or in the usual folder."""
     for file in sorted(folder.rglob("*.xml")):
         root = ElementTree.fromstring(file.read_bytes())
         if root.tag == "annotation":
@@ -92,6 +94,10 @@ def _voc(folder: Path) -> Iterator[_Row]:
 
 
 def _yolo(folder: Path) -> Iterator[_Row]:
+    """Yields the image of each text in `labels`; the names of its codes are in another file.
+
+    That is `data.yaml`, with a list or a mapping called names, or `classes.txt`, a name a line.
+    """
     names: list[str] = []
     for file in sorted([*folder.rglob("*.yaml"), *folder.rglob("*.yml")]):
         listed = re.search(

@@ -178,7 +178,7 @@ def _joined(files: Sequence[Path], tables: Sequence[Columns]) -> Columns:
         raise errors.UserError("--labels takes several files only if all or none are Parquet")
     parts = []
     for file, cells in zip(files, tables, strict=True):
-        num_rows = len(next(iter(cells.values())))
+        num_rows = len(next(iter(cells.values()), ()))
         folder = file.absolute().parent.name
         in_file = re.search(_SPLIT, file.stem.lower())
         found = in_file or re.fullmatch(_SPLIT_FOLDER, folder.lower())

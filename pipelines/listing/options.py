@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,9 @@ def _columns(text: str) -> dict[str, str]:
 
 
 def _files(text: str) -> tuple[Path, ...]:
-    whole = Path(text)
-    return (whole,) if whole.exists() else tuple(map(Path, names(text)))
+    # The name of one file may have a comma. A long list of them is no error of the system here.
+    is_one = os.path.exists(text)  # noqa: PTH110
+    return (Path(text),) if is_one else tuple(map(Path, names(text)))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
