@@ -19,6 +19,7 @@ from pathlib import Path
 COMMANDS = {
     "build": ("pipelines.build_tfrecords", "make a dataset from an image collection"),
     "verify": ("tfrecord_io.__main__", "recount and re-hash a dataset"),
+    "labels_from": ("tfrecord_io.__main__", "write a table of labels from COCO, VOC or YOLO"),
     "audit": ("tfrecord_io.__main__", "look for leaks, copies, contradictions and shortcuts"),
     "train": ("train.run", "train a network on a dataset"),
     "evaluate": ("train.evaluate", "measure a trained network on another dataset"),
@@ -39,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     _find_own_packages_first()
     name, *arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
-    listed = "\n".join(f"  {command:<10} {purpose}" for command, (_, purpose) in COMMANDS.items())
+    listed = "\n".join(f"  {command:<11} {purpose}" for command, (_, purpose) in COMMANDS.items())
     usage = (
         f"usage: scan-tfrecords COMMAND ...\n\n{listed}\n\nEach has its own --help; --version "
         "prints the version."

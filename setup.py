@@ -53,6 +53,7 @@ EXTRAS = {
         "ruff",
         "tensorflow-datasets",
     ],
+    "excel": ["openpyxl>=3.1,<4"],  # tables of --labels in .xlsx
     "aws": ["boto3"],  # reads the credentials in the files of the AWS tools
 }
 EXTRAS["all"] = sorted({package for extra in EXTRAS.values() for package in extra})

@@ -351,7 +351,7 @@ def test_folders_can_be_grades_and_differ_from_classes_in_the_fingerprint(tmp_pa
     [
         (["--target=ef"], "need --labels"),
         (["--target=ef", "--labels=x.csv", "--classes=a"], "give one of --classes"),
-        (["--target=ef", "--labels=x.csv", "--label_columns=a"], "and --label_columns"),
+        (["--target=ef", "--labels=x.csv", "--label_columns=a"], "--label_columns and"),
         (["--target=patient", "--labels=x.csv"], "a column with numbers or grades"),
         (["--grades=a"], "two or more names"),
         (["--grades=a,b,a"], "take each name once"),

@@ -3,8 +3,10 @@
 import dataclasses
 import json
 import math
+import time
 import unicodedata
 
+import openpyxl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -16,13 +18,14 @@ from image_files import grey_pixels, png, scans_of, write_tree, write_zip
 from listed import list_members
 
 from pipelines import errors
-from pipelines.listing.label_table import read_label_table
-from pipelines.listing.layout import match_files
+from pipelines.listing.label_table import LabelTable, read_label_table
 from pipelines.listing.listing import ListingOptions, list_images
+from pipelines.listing.matching import match_files
 from pipelines.listing.refs import Listing, iterate_refs
 from pipelines.sources.directory import DirectorySource
 from pipelines.sources.source import Member
 from tfrecord_io import Manifest, verify
+from tfrecord_io.kinds import CLASSES, MULTI_LABEL
 from train.data.dataset import open_dataset
 
 #: Images without class folders, by file name.
@@ -96,7 +99,7 @@ def test_a_parquet_file_has_the_digest_of_the_same_csv_in_any_order(tmp_path):
         (b"file,label\na.png,x\n", "needs path"),
         (b"", "could not be read"),
         (b"path,label\na.png\n", "could not be read"),
-        (b"path,label\n\x81.png,x\n", "expected CSV or Parquet"),
+        (b"path,label\n\x81.png,x\n", "expected .csv, .parquet, "),
         (b"path,label,age,age\nscan0.png,x,x,x\n", "has the column age more than once"),
         (b"path,label,label\nscan0.png,x,x\n", "has the column label more than once"),
         (None, "could not be read"),
@@ -260,6 +263,101 @@ def test_a_table_is_read_in_the_encodings_that_spreadsheets_write(tmp_path, enco
     assert [said in note for note in table.notes] == [True] * (encoding == "cp1252")
 
 
+def _as_excel(path, rows):
+    book = openpyxl.Workbook()
+    for row in [list(rows[0]), *(list(row.values()) for row in rows), [None] * 3]:
+        book.active.append(row)
+    book.save(path)
+
+
+def _as_columns(path, rows):
+    columns = {name: {str(k): row[name] for k, row in enumerate(rows)} for name in rows[0]}
+    path.write_text(json.dumps(columns))
+
+
+@pytest.mark.parametrize(
+    ("ending", "write"),
+    [
+        ("xlsx", _as_excel),
+        ("json", lambda path, rows: path.write_text(json.dumps(rows))),
+        ("json", _as_columns),
+        ("jsonl", lambda path, rows: path.write_text("\n".join(map(json.dumps, rows)))),
+    ],
+    ids=["excel", "json", "columns", "lines"],
+)
+def test_excel_and_json_are_read_as_the_csv_that_they_would_be(tmp_path, ending, write):
+    rows = [row | {"age": 60 + k, "dose": 0.5 * k} for k, row in enumerate(ROWS)]
+    rows[3]["age"] = rows[4]["patient"] = None
+    write(tmp_path / f"labels.{ending}", rows)
+    table = read_label_table(tmp_path / f"labels.{ending}")
+    assert table.digest == table_of(tmp_path, rows).digest
+    assert table.cells["patient"][3:5] == ["001", None]
+    assert table.others["age"].to_pylist()[2:4] == [62, None]
+
+
+def test_a_file_that_is_not_of_its_kind_is_an_error_that_names_it(tmp_path):
+    for name in ("a.xlsx", "a.json", "a.jsonl"):
+        (tmp_path / name).write_text('{"path": 1')
+        with pytest.raises(errors.UserError, match=rf"{name} could not be read: .*; expected"):
+            read_label_table(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "places", [("train_labels.csv", "valid.csv"), ("train/labels.csv", "valid/labels.csv")]
+)
+def test_several_tables_are_one_with_the_splits_in_their_names(tmp_path, places):
+    rows = {"train": [{"path": "1.png", "label": "a"}], "valid": [{"path": "1.png", "label": "b"}]}
+    for place, some in zip(places, rows.values(), strict=True):
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        write_csv(tmp_path / place, some)
+    table = read_label_table(*(tmp_path / place for place in places))
+    assert table.cells["split"] == ["train", "valid"]
+    # A folder names its pictures, too.
+    in_folders = "/" in places[0]
+    wanted = ["train/1.png", "valid/1.png"] if in_folders else ["1.png", "1.png"]
+    assert table.cells["path"] == wanted
+    with pytest.raises(errors.UserError, match="each needs a column split, or a split in its name"):
+        read_label_table(tmp_path / places[0], write_csv(tmp_path / "more.csv", rows["train"]))
+
+
+def test_several_labels_are_divided_by_their_separator(tmp_path):
+    labels = ["Mass|Effusion", "No Finding", "", "Mass | Hernia ", "none"]
+    rows = [row | {"label": label} for row, label in zip(ROWS, labels, strict=False)]
+    path = write_csv(tmp_path / "labels.csv", rows)
+    options = ListingOptions(labels=path, label_separator="|")
+    assert options.label_names == ("Effusion", "Hernia", "Mass", "No Finding")
+    expected = ["Effusion|Mass", "No Finding", "", "Hernia|Mass", "none"]
+    assert options.table.cells["label"] == expected
+    with pytest.raises(errors.UserError, match=r"label 'Mass\|Effusion' may be several; --label_s"):
+        _ = ListingOptions(labels=path).table
+    _ = ListingOptions(labels=path, classes=("No Finding",)).table
+    alone = ListingOptions(labels=write_csv(path, [ROWS[0] | {"label": "wet; active"}])).table
+    assert "the label 'wet; active' may be several" in alone.notes[-1]
+
+
+def test_columns_of_exclusive_classes_are_one_class(tmp_path):
+    pairs = [("1", "0"), ("0", "1"), ("0", "0"), ("", "1")]
+    rows = [{" path": f"{k}.png", " Lep": a, " Non Lep": b} for k, (a, b) in enumerate(pairs)]
+    path = write_csv(tmp_path / "_classes.csv", rows)
+    options = ListingOptions(labels=path, label_columns=("Lep", "Non Lep"), one_class=True)
+    assert options.table.cells["label"] == ["Lep", "Non Lep", "", ""]
+    assert (options.label_kind, options.label_names) == (CLASSES, ("Lep", "Non Lep"))
+    write_csv(path, [*rows, {" path": "x", " Lep": "1", " Non Lep": "1"}])
+    with pytest.raises(errors.UserError, match=r"row 5 has a 1 for Lep\|Non Lep; --one_class"):
+        _ = dataclasses.replace(options).table
+
+
+@pytest.mark.parametrize(
+    ("meaning", "label"), [("positive", "a"), ("negative", "none"), ("missing", "")]
+)
+def test_an_uncertain_label_is_what_the_user_says(tmp_path, meaning, label):
+    rows = [{"path": "1.png", "a": "-1.0", "b": "0.0"}, {"path": "2.png", "a": "1.0", "b": ""}]
+    told = {"kind": MULTI_LABEL, "columns": ("a", "b")}
+    assert table_of(tmp_path, rows, **told, uncertain=meaning).cells["label"] == [label, ""]
+    with pytest.raises(errors.UserError, match=r"row 1 has '-1' .*; --uncertain says what"):
+        table_of(tmp_path, rows, **told)
+
+
 # ---- cells without a value
 
 #: `pandas.read_csv` (3.0) takes each of these texts for a missing value; the next ones it keeps.
@@ -367,7 +465,9 @@ def test_a_row_that_several_files_or_none_could_be_matches_none_and_says_so(tmp_
     assert found == [None] * 5
     for detail in details[:2]:
         assert "2 files end with this path, such as 'a/1.png', 'b/1.png'" in detail
-    assert all(detail.endswith("the source has no such file") for detail in details[2:])
+    assert all(
+        "the source has no such file; it has files such as" in detail for detail in details[2:]
+    )
 
 
 def test_two_rows_for_one_file_are_an_error_that_names_both(tmp_path):
@@ -431,10 +531,53 @@ def test_every_row_is_matched_once_or_named(tmp_path_factory, files, rows):
     except errors.UserError:
         return
     paths = table.cells["path"]
-    matched = [paths[row] for row in row_of_file if row is not None]
-    assert sorted(matched + [reject.source_path for reject in listing.rejects]) == sorted(paths)
+    rejects = {reject.source_path for reject in listing.rejects}
     for name, row in zip(names, row_of_file, strict=True):
-        assert row is None or f"/{name}".endswith(f"/{paths[row]}")
+        if row is not None:
+            assert paths[row] not in rejects
+            assert paths[row].rpartition("/")[2] in name.split("/")
+    # A folder's row says nothing where all its files have rows of their own.
+    matched = {paths[row] for row in row_of_file if row is not None}
+    for path in set(paths) - matched - rejects:
+        assert any(f"/{path.rpartition('/')[2]}/" in f"/{name}" for name in names)
+
+
+def test_a_row_is_matched_by_the_longest_end_of_its_path_which_is_said(tmp_path):
+    paths = [
+        "/kaggle/input/oct/a/1.PNG",
+        "C:\\scans\\A\\2.jpeg",
+        "x/4.png",
+        "y/c/3.json",
+        "b/2.png",
+    ]
+    rows = [{"path": path, "label": "x"} for path in paths]
+    listing = Listing()
+    assert match_files(NAMES, table_of(tmp_path, rows), listing) == [0, 1, None, None, 3]
+    (note,) = listing.naming_notes
+    assert "3 rows of the table of --labels were matched by the end of their path: " in note
+    assert "'kaggle/input/oct/a/1.PNG' is 'a/1.png', 'C:/scans/A/2.jpeg' is 'a/2.png', " in note
+    assert listing.identity == {"matched_by_end": True}
+    # The source has the folder b, and this file is not in it.
+    assert [reject.source_path for reject in listing.rejects] == ["x/4.png", "b/2.png"]
+
+
+def test_rows_that_share_the_end_of_one_file_are_not_matched(tmp_path):
+    found, details, _ = match(tmp_path, ["london/2.png", "zurich/2.png"])
+    assert found == [None] * 5
+    assert all("that of 'a/2.png' has another row" in detail for detail in details)
+
+
+def test_a_row_for_a_folder_holds_for_its_files_without_a_row(tmp_path):
+    found, details, _ = match(tmp_path, ["a/2.png", "MURA/a/", "b", "b/c", "d"])
+    assert (found, len(details)) == ([1, 0, 2, 3, None], 1)
+
+
+def test_many_rows_are_matched_by_the_ends_of_their_paths_without_comparing_all(tmp_path):
+    names = [f"scans/{k}/image.png" for k in range(20_000)]
+    cells = {"path": [f"/kaggle/input/{name}" for name in names], "label": ["x"] * 20_000}
+    start = time.process_time()
+    assert match_files(names, LabelTable(name="", cells=cells), Listing()) == list(range(20_000))
+    assert time.process_time() - start < 5  # 0.3 s; comparing all pairs takes minutes
 
 
 # ---- listing

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 
-from tfrecord_io import flags, manifest, redaction, verify
+from tfrecord_io import flags, labels_from, manifest, redaction, verify
 from tfrecord_io.auditing import audit
 from tfrecord_io.printing import refuse, until_closed
 
 _COMMANDS = {
     "verify": (verify, "recount and re-hash everything"),
+    "labels_from": (labels_from, "write a table of labels from COCO, VOC or YOLO"),
     "audit": (audit, "look for leaks, copies, contradictions and shortcuts"),
 }
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines import errors
+from pipelines.listing.label_cells import read_labels, split_labels
 from pipelines.listing.table_files import Columns, is_text, read_columns
 from tfrecord_io.kinds import CLASSES, LabelKind
 from tfrecord_io.manifest import NO_WEIGHT
@@ -40,6 +41,11 @@ _NUMBERS = (
 )
 
 
+# The split in the name of a file, in lower case, as in `train_labels`; and in that of a folder.
+_SPLIT = r"(?<![a-z])(train(?:ing)?|val(?:id(?:ation)?)?|dev|test(?:ing)?)(?![a-z])"
+_SPLIT_FOLDER = _SPLIT + "([ _-]?(set|data|images|imgs))?"
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LabelTable:
     """The rows of a label table.
@@ -51,6 +57,7 @@ class LabelTable:
             of the columns `OPTIONAL` those that the table has, None where it gives no value.
         others: the other columns of the file, by name.
         not_numbers: what the table has instead of a finite number, by row.
+        label_names: of labels that a separator divides, sorted.
         notes: what the user should know, one sentence each; they name columns of the table.
     """
 
@@ -58,6 +65,7 @@ class LabelTable:
     cells: Mapping[str, Sequence[str | None]]
     others: Mapping[str, pa.ChunkedArray] = dataclasses.field(default_factory=dict)
     not_numbers: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    label_names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     def facts(self, row: int) -> tuple[object, ...]:
@@ -94,29 +102,34 @@ class LabelTable:
 
 
 def read_label_table(
-    file: Path,
-    *,
+    *files: Path,
     kind: LabelKind = CLASSES,
     columns: Sequence[str] = ("label",),
     missing: Sequence[str] | None = None,
     renamed: Mapping[str, str] | None = None,
+    separator: str = "",
+    uncertain: str | None = None,
 ) -> LabelTable:
-    """Reads a label table.
+    """Reads a label table from one file, or from several that have a split each.
 
     Args:
-        file: CSV (with commas, semicolons or tabs) or Parquet.
+        files: see `read_columns`. The split of each of several is in its name or its folder's.
         kind: what an image's label can be.
-        columns: those of the label.
+        columns: those of the label. A class may have several, of which one holds a 1.
         missing: texts of cells that have no value; by default `MISSING` in CSV, none in Parquet.
         renamed: columns of the file by the names that they get, see `--columns`.
+        separator: what is between several labels in a cell; then they name the labels.
+        uncertain: what -1 means in a column of a label: `positive`, `negative` or `missing`.
 
     Raises:
         errors.UserError: if the file or one of its columns cannot be read, `path` or a label column
             is missing, a column has the name of another column, a label is neither 0 nor 1, a row
-            has no site, or a column is called `weight`.
+            has no site, a column is called `weight`, or the split of a file is not known.
     """
     notes: list[str] = []
-    cells = _renamed(file, read_columns(file, notes), renamed or {}, notes)
+    file = ",".join(map(str, files))
+    tables = [_renamed(each, read_columns(each, notes), renamed or {}, notes) for each in files]
+    cells = tables[0] if len(files) == 1 else _joined(files, tables)
     if absent := [name for name in ("path", *columns) if name not in cells]:
         raise errors.UserError(
             f"--labels {file} has {_shown(cells)}, and needs {' and '.join(absent)}; name yours "
@@ -125,7 +138,7 @@ def read_label_table(
     used = {"path", *columns, *OPTIONAL}
     if "weight" in cells.keys() - used:
         raise errors.UserError(f"--labels {file}: {NO_WEIGHT}")
-    cells, missing_note = _read_cells(file, cells, used, missing)
+    cells, missing_note = _read_cells(file, is_text(files[0]), cells, used, missing)
     notes += [missing_note] if missing_note else []
     texts = {name: cells[name].to_pylist() for name in used & cells.keys()}
     for row, site in enumerate(texts.get("site", ()), 1):
@@ -135,8 +148,14 @@ def read_label_table(
                 "a site in each row, such as unknown (a site named NA needs --missing ''). Rename "
                 "the column if it means something else"
             )
+    label_names: tuple[str, ...] = ()
+    of_label = {name: texts[name] for name in columns}
     try:
-        label, not_numbers = kind.read_columns({name: texts[name] for name in columns})
+        if separator:
+            label, label_names = split_labels(of_label, separator)
+            not_numbers = {}
+        else:
+            label, not_numbers = read_labels(of_label, kind, uncertain)
     except ValueError as error:
         raise errors.UserError(f"--labels {file}: {error}") from None
     # As sources write it: `/` between folders, and no `./` in front.
@@ -144,12 +163,42 @@ def read_label_table(
     path = [re.sub("^(\\./)*/*", "", path) for path in plain]
     optional = {name: texts[name] for name in OPTIONAL if name in texts}
     return LabelTable(
-        name=file.name,
+        name=", ".join(each.name for each in files),
         cells={"path": path, "label": label, **optional},
         others={name: column for name, column in cells.items() if name not in used},
         not_numbers=not_numbers,
+        label_names=label_names,
         notes=tuple(notes),
     )
+
+
+def _joined(files: Sequence[Path], tables: Sequence[Columns]) -> Columns:
+    """Returns the rows of several files, each with the split that its file is for."""
+    if len({is_text(file) for file in files}) > 1:
+        raise errors.UserError("--labels takes several files only if all or none are Parquet")
+    parts = []
+    for file, cells in zip(files, tables, strict=True):
+        num_rows = len(next(iter(cells.values()), ()))
+        folder = file.absolute().parent.name
+        in_file = re.search(_SPLIT, file.stem.lower())
+        found = in_file or re.fullmatch(_SPLIT_FOLDER, folder.lower())
+        if "split" not in cells and not found:
+            raise errors.UserError(
+                f"--labels {file}: of several tables each needs a column split, or a split in its "
+                "name or its folder's, such as train.csv or valid/labels.csv"
+            )
+        told = {} if not found or "split" in cells else {"split": pa.array([found[1]] * num_rows)}
+        if found and not in_file and "path" in cells:
+            # A table beside its pictures need not name their folder.
+            path = cells["path"].cast(pa.string())
+            whole = pc.binary_join_element_wise(folder, path, "/")
+            told["path"] = pc.if_else(pc.starts_with(path, f"{folder}/"), path, whole)
+        parts.append(pa.table(cells | told))
+    try:
+        joined = pa.concat_tables(parts, promote_options="permissive")
+    except pa.ArrowException as error:
+        raise errors.UserError(f"--labels: the tables do not fit together: {error}") from None
+    return dict(zip(joined.column_names, joined.columns, strict=True))
 
 
 def escape_sites(sites: pa.Array) -> pa.Array:
@@ -189,7 +238,7 @@ def _renamed(file: Path, cells: Columns, renamed: Mapping[str, str], notes: list
 
 
 def _read_cells(
-    file: Path, cells: Columns, used: Collection[str], missing: Sequence[str] | None
+    file: str, has_texts: bool, cells: Columns, used: Collection[str], missing: Sequence[str] | None
 ) -> tuple[Columns, str | None]:
     """Reads each cell: null for no value, numbers as numbers; `read_columns` has stripped the text.
 
@@ -198,7 +247,7 @@ def _read_cells(
 
     Returns the columns, and a note that counts the cells without a value.
     """
-    missing = (MISSING if is_text(file) else ()) if missing is None else missing
+    missing = (MISSING if has_texts else ()) if missing is None else missing
     read: Columns = {}
     written, counts = set[str](), []
     for name, column in cells.items():
@@ -208,7 +257,7 @@ def _read_cells(
             is_missing = pc.is_in(column, pa.array(texts, column.type))
             written.update(column.filter(is_missing).unique().to_pylist())
             column = pc.if_else(is_missing, None, column)
-            if is_text(file) and name != "path":
+            if has_texts and name != "path":
                 column = _without_point(column) if name in used else _with_numbers(column)
         else:
             column = _readable(file, name, column)
@@ -250,7 +299,7 @@ def _with_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return column
 
 
-def _readable(file: Path, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+def _readable(file: str, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Returns a column with times in microseconds, the finest that Python has, or else as text.
 
     Raises:
@@ -279,7 +328,7 @@ def _readable(file: Path, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray
     )
 
 
-def _as_text(file: Path, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+def _as_text(file: str, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
     column = _without_nan(column)
     try:
         if pa.types.is_floating(column.type):

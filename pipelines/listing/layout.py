@@ -11,8 +11,7 @@ from __future__ import annotations
 import collections
 import posixpath
 import re
-import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -21,6 +20,7 @@ import pyarrow.compute as pc
 from pipelines import errors
 from pipelines.listing.files import IMAGE_SUFFIXES, ending_of, has_suffix
 from pipelines.listing.label_table import LabelTable
+from pipelines.listing.matching import match_files
 from pipelines.listing.refs import OTHER, REF_SCHEMA, Listing, RejectedFile
 from tfrecord_io.printing import printable
 
@@ -280,64 +280,6 @@ def place_by_table(
         columns[f"{OTHER}{name}"] = values.take(pa.array(rows, pa.int64()))
     refs = _make_refs(files.take(pa.array(places, pa.int64())), columns)
     return refs.sort_by([("path", "ascending"), ("offset", "ascending")])
-
-
-def match_files(names: Sequence[str], table: LabelTable, listing: Listing) -> list[int | None]:
-    """Finds the row of each file, from 0; None for a file without one.
-
-    A row belongs to the file whose name in the source is its path. If there is none, it belongs to
-    the file whose name ends with its path, if there is only one, with or without the ending of the
-    name. macOS writes an umlaut of a file's name as two characters, and a spreadsheet as one.
-
-    The listing takes each row without a file, and a note on rows that repeat another one.
-
-    Raises:
-        errors.UserError: if two rows say different things of one file.
-    """
-    by_name = {name: place for place, name in enumerate(names)}
-    # The places and the names of files by their last parts: with their endings and without.
-    with_ending, without = collections.defaultdict(list), collections.defaultdict(list)
-    for place, name in enumerate(names):
-        composed = f"/{unicodedata.normalize('NFC', name)}"
-        for ends, text in ((with_ending, composed), (without, posixpath.splitext(composed)[0])):
-            ends[text.rpartition("/")[2]].append((place, text))
-    row_of_file: list[int | None] = [None] * len(names)
-    num_repeated = 0
-    for row, path in enumerate(table.cells["path"]):
-        found = [by_name[path]] if path in by_name else []
-        wanted = f"/{unicodedata.normalize('NFC', path)}"
-        for ends in (with_ending, without):
-            pairs = ends.get(wanted.rpartition("/")[2], ()) if not found else ()
-            found = found or [place for place, text in pairs if text.endswith(wanted)]
-        # Beside a picture there may be a text of the same name.
-        if len(found) > 1:
-            pictures = [k for k in found if names[k].lower().endswith(IMAGE_SUFFIXES)]
-            found = pictures or found
-        if len(found) != 1:
-            shown = ", ".join(ascii(names[place]) for place in found[:2])
-            many = f"{len(found):,} files end with this path, such as {shown}; give more of it"
-            why = many if found else "the source has no such file"
-            listing.num_files += 1
-            detail = f"row {row + 1} of {table.name}: {why}"
-            listing.rejects.append(RejectedFile(path, "missing_file", detail))
-            continue
-        other = row_of_file[found[0]]
-        if other is None:
-            row_of_file[found[0]] = row
-        elif table.facts(other) == table.facts(row):
-            num_repeated += 1
-        else:
-            raise errors.UserError(
-                f"--labels {table.name}: rows {other + 1:,} and {row + 1:,} both name "
-                f"{names[found[0]]!a}, and differ in label, patient, split or site; a file needs "
-                "one row"
-            )
-    if num_repeated:
-        listing.notes.append(
-            f"{num_repeated:,} rows of the table of --labels repeat the label of a file; what its "
-            "first row says in other columns is kept"
-        )
-    return row_of_file
 
 
 def _split_of(labels: LabelTable, row: int, name: str | None) -> str:

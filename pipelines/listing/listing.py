@@ -136,7 +136,7 @@ def _label_notes(refs: pa.Table, options: ListingOptions) -> Iterator[str]:
                     "--input or --tree the folder that holds the SPLIT or CLASS folders"
                 )
     alike: dict[str, list[str]] = collections.defaultdict(list)
-    for name in sorted(options.label_columns) or names:
+    for name in sorted(options.label_names if options.table else ()) or names:
         alike[unicodedata.normalize("NFKC", name).casefold().strip()].append(ascii(name))
     for same in alike.values():
         if len(same) > 1:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import re
 from pathlib import Path
 from typing import Any
 
+from pipelines import errors
+from pipelines.listing.label_cells import combined_in
 from pipelines.listing.label_table import OPTIONAL, LabelTable, read_label_table
 from tfrecord_io.flags import check, flag, names
 from tfrecord_io.kinds import CLASSES, GRADES, MULTI_LABEL, NONE, NUMBER, SEPARATOR, LabelKind
@@ -23,6 +26,12 @@ def _columns(text: str) -> dict[str, str]:
     if len(found) < len(pairs) or not all(found) or not all(found.values()):
         raise ValueError
     return found
+
+
+def _files(text: str) -> tuple[Path, ...]:
+    # The name of one file may have a comma. A long list of them is no error of the system here.
+    is_one = os.path.exists(text)  # noqa: PTH110
+    return (Path(text),) if is_one else tuple(map(Path, names(text)))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,10 +67,12 @@ class ListingOptions:
         "in its path, such as (patient[0-9]+)/",
         metavar="REGEX",
     )
-    labels: Path | None = flag(
+    labels: Path | tuple[Path, ...] | None = flag(
         None,
         "table with the columns path and label, and patient, split and site if known, a row for "
-        "each image: a .csv or .parquet file. Folders then say nothing about the class",
+        "each image or folder: a .csv, .parquet, .xlsx, .json or .jsonl file, or one for each "
+        "split, such as train.csv,test.csv. Folders then say nothing about the class",
+        parse=_files,
         metavar="FILE",
     )
     columns: dict[str, str] | None = flag(
@@ -78,6 +89,20 @@ class ListingOptions:
         "of the column label",
         parse=names,
         metavar="A,B,...",
+    )
+    one_class: bool = flag(
+        False, "each image has a 1 in only one of the --label_columns, which are the classes"
+    )
+    uncertain: str | None = flag(
+        None,
+        "what a -1 in the --label_columns means; an image with a missing label is left out",
+        choices=("positive", "negative", "missing"),
+    )
+    label_separator: str = flag(
+        "",
+        "what is between the labels in the column label, if it may hold several, as in "
+        "Effusion|Mass",
+        metavar="TEXT",
     )
     target: str | None = flag(
         None,
@@ -108,11 +133,20 @@ class ListingOptions:
             raise ValueError("--classes, --grades and --label_columns take each name once")
         if len(self.grades) == 1:
             raise ValueError(f"--grades takes two or more names; received {self.grades[0]}")
-        if sum(map(bool, (self.classes, self.grades or target, chosen))) > 1:
-            raise ValueError("give one of --classes, --grades (or --target) and --label_columns")
+        ways = (self.classes, self.grades or target, chosen, self.label_separator)
+        if sum(map(bool, ways)) > 1:
+            raise ValueError(
+                "give one of --classes, --grades (or --target), --label_columns and "
+                "--label_separator"
+            )
         for_tables = (chosen, self.columns, target is not None, self.missing is not None)
-        if any(for_tables) and not self.labels:
-            raise ValueError("--label_columns, --target, --missing and --columns need --labels")
+        if any((*for_tables, self.label_separator)) and not self.labels:
+            raise ValueError(
+                "--label_columns, --label_separator, --target, --missing and --columns need "
+                "--labels"
+            )
+        if (self.one_class and len(chosen) < 2) or (self.uncertain and not chosen):
+            raise ValueError("--one_class and --uncertain say what --label_columns A,B,... hold")
         taken = ("path", *OPTIONAL)
         if {NONE, *taken} & set(chosen) or SEPARATOR in "".join(chosen):
             raise ValueError(
@@ -127,7 +161,7 @@ class ListingOptions:
     @property
     def label_kind(self) -> LabelKind:
         """What an example's label can be."""
-        if self.label_columns:
+        if self.label_separator or (self.label_columns and not self.one_class):
             return MULTI_LABEL
         if self.grades:
             return GRADES
@@ -138,7 +172,8 @@ class ListingOptions:
         """The names of the labels in the order of their indices, if the user gave them."""
         if self.label_kind.is_number:
             return (self.target or "",)
-        return self.label_columns or self.grades or self.classes
+        given = self.label_columns or self.grades or self.classes
+        return self.table.label_names if self.label_separator and self.table else given
 
     @functools.cached_property
     def table(self) -> LabelTable | None:
@@ -149,13 +184,26 @@ class ListingOptions:
         """
         if self.labels is None:
             return None
-        return read_label_table(
-            self.labels,
+        table = read_label_table(
+            *(self.labels if isinstance(self.labels, tuple) else (self.labels,)),
             kind=self.label_kind,
             columns=self.label_columns or (self.target or "label",),
             missing=self.missing,
             renamed=self.columns,
+            separator=self.label_separator,
+            uncertain=self.uncertain,
         )
+        is_free = self.label_kind == CLASSES and not self.classes and not self.one_class
+        if is_free and (combined := combined_in(dict.fromkeys(table.cells["label"]))):
+            separator, name, has_others = combined
+            text = (
+                f"the label {name!a} may be several; --label_separator '{separator}' divides it, "
+                "and --classes names the classes if it is one"
+            )
+            if has_others:
+                raise errors.UserError(f"--labels {table.name}: {text}")
+            return dataclasses.replace(table, notes=(*table.notes, text))
+        return table
 
     def identity(self) -> dict[str, Any]:
         """Returns what decides the labels and the patients, by flag."""

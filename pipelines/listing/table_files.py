@@ -1,9 +1,18 @@
-"""Reads the file of a table into columns: CSV as text, so that a patient 007 stays 007; Parquet."""
+"""Reads the file of a table into columns: all but Parquet as text, so that a patient 007 stays 007.
+
+CSV has commas, semicolons or tabs; of Excel the first sheet is read; JSON is a list of objects, an
+object for each line, or an object of columns, as pandas writes it.
+"""
 
 from __future__ import annotations
 
 import collections
+import importlib.util
+import json
+import zipfile
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,22 +25,28 @@ from pipelines import errors
 #: which would be copied for each column that changes.
 Columns = dict[str, pa.ChunkedArray]
 
+_EXPECTED = ".csv, .parquet, .xlsx, .json or .jsonl"
+
 
 def read_columns(file: Path, notes: list[str]) -> Columns:
     """Returns the columns of a table; of any file but Parquet they are text.
 
     Args:
-        file: CSV (with commas, semicolons or tabs) or Parquet.
+        file: CSV, Parquet (`.parquet`), Excel (`.xlsx`) or JSON (`.json`, `.jsonl`).
         notes: takes what the user should know.
 
     Raises:
         errors.UserError: if the file cannot be read, or two columns have the same name.
     """
     try:
-        table = _read_csv(file, notes) if is_text(file) else pq.read_table(file)
+        table = _read_table(file, notes)
         columns = list(map(_plain, table.columns))
-    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
-        expected = "" if isinstance(error, OSError) else "; expected CSV or Parquet"
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile, pa.ArrowException) as error:
+        expected = (
+            ""
+            if isinstance(error, OSError)
+            else "; expected .csv, .parquet, .xlsx, .json or .jsonl"
+        )
         raise errors.UserError(f"--labels {file} could not be read: {error}{expected}") from None
     names = [name.strip() for name in table.column_names]
     counts = collections.Counter(names)
@@ -46,6 +61,68 @@ def read_columns(file: Path, notes: list[str]) -> Columns:
 def is_text(file: Path) -> bool:
     """Tells whether all cells of a file are text, so that a text may stand for no value."""
     return file.suffix.lower() != ".parquet"
+
+
+def _read_table(file: Path, notes: list[str]) -> pa.Table:
+    ending = file.suffix.lower()
+    if ending == ".parquet":
+        return pq.read_table(file)
+    if ending == ".xlsx":
+        return _read_excel(file, notes)
+    text = _decoded(file, notes)
+    return _read_json(text) if ending in (".json", ".jsonl") else _read_csv(text)
+
+
+def _read_excel(file: Path, notes: list[str]) -> pa.Table:
+    if importlib.util.find_spec("openpyxl") is None:
+        raise errors.UserError(f"--labels {file}: Excel needs openpyxl; pip install openpyxl")
+    import openpyxl
+
+    book = openpyxl.load_workbook(file, read_only=True, data_only=True)
+    sheet = book.worksheets[0]
+    if len(book.worksheets) > 1:
+        notes.append(f"of the table of --labels the first sheet was read, {sheet.title!r}")
+    header, *rows = [*sheet.iter_rows(values_only=True)] or [()]
+    return _table_of(header, [row for row in rows if any(cell is not None for cell in row)])
+
+
+def _read_json(text: str) -> pa.Table:
+    try:
+        content = json.loads(text)
+    except json.JSONDecodeError:  # an object for each line
+        content = [json.loads(line) for line in text.splitlines() if line.strip()]
+    if isinstance(content, dict):
+        columns = [[*c.values()] if isinstance(c, dict) else c for c in content.values()]
+        if not all(isinstance(c, list) for c in columns) or len({*map(len, columns)}) > 1:
+            raise ValueError("the object does not hold columns of one length")
+        return _table_of(list(content), zip(*columns, strict=True))
+    if not isinstance(content, list) or not all(isinstance(row, dict) for row in content):
+        raise ValueError("it is not a list of objects")
+    names = list(dict.fromkeys(name for row in content for name in row))
+    return _table_of(names, ([row.get(name) for name in names] for row in content))
+
+
+def _table_of(header: Sequence[Any], rows: Iterable[Sequence[Any]]) -> pa.Table:
+    texts = [[_text(cell) for cell in row] for row in rows]
+    columns = [
+        pa.array([row[place] if place < len(row) else "" for row in texts], pa.string())
+        for place in range(len(header))
+    ]
+    named = [(_text(name), column) for name, column in zip(header, columns, strict=True)]
+    return pa.table(
+        [column for name, column in named if name], names=[name for name, _ in named if name]
+    )
+
+
+def _text(cell: Any) -> str:
+    """Returns the text that a cell of Excel or JSON would have in CSV."""
+    if isinstance(cell, list):
+        return "|".join(map(_text, cell))
+    if isinstance(cell, bool):
+        return str(cell).lower()
+    if isinstance(cell, dict):
+        return json.dumps(cell)
+    return "" if cell is None else str(cell).removesuffix(" 00:00:00")
 
 
 def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -66,6 +143,8 @@ def _decoded(file: Path, notes: list[str]) -> str:
     content = file.read_bytes()
     if content.startswith((b"\xff\xfe", b"\xfe\xff")):
         return content.decode("utf-16")
+    if content[:1000].count(0) > 100:
+        raise ValueError("it is not a text")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -78,8 +157,7 @@ def _decoded(file: Path, notes: list[str]) -> str:
         return text
 
 
-def _read_csv(file: Path, notes: list[str]) -> pa.Table:
-    text = _decoded(file, notes)
+def _read_csv(text: str) -> pa.Table:
     delimiter = max(",;\t", key=text.partition("\n")[0].count)
     # By default Arrow cuts the file into blocks at any line break, also at one within quotes.
     parse = pacsv.ParseOptions(delimiter=delimiter, newlines_in_values=True)

@@ -1,0 +1,218 @@
+"""Finds the row of each file in a table of labels, whose paths may be from another machine."""
+
+from __future__ import annotations
+
+import bisect
+import collections
+import posixpath
+import unicodedata
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+from pipelines import errors
+from pipelines.listing.files import IMAGE_SUFFIXES
+from pipelines.listing.label_table import LabelTable
+from pipelines.listing.refs import Listing, RejectedFile
+
+# How many pairs of a path and a file are shown, and how many files with the same end are compared.
+_NUM_SHOWN, _MOST_ALIKE = 3, 1000
+
+
+def match_files(names: Sequence[str], table: LabelTable, listing: Listing) -> list[int | None]:
+    """Finds the row of each file, from 0; None for a file without one.
+
+    A row belongs to the file whose name in the source is its path. If there is none, it belongs to
+    the file whose name ends with its path, if there is only one, with or without the ending of the
+    name. macOS writes an umlaut of a file's name as two characters, and a spreadsheet as one.
+
+    If there is none either, as with `/kaggle/input/CNV/1.png`, it belongs to the file that shares
+    the longest end of its path, whatever the case and the ending, if no other file or row does. If
+    no file does, it belongs to such a folder, and holds for the files below that have no row.
+
+    The listing takes each row without a file, and notes on rows that repeat another one, and on
+    rows that were matched by the end of their path or name a folder; its identity says so.
+
+    Raises:
+        errors.UserError: if two rows say different things of one file or folder.
+    """
+    found = _match_paths(names, table.cells["path"])
+    row_of_file: list[int | None] = [None] * len(names)
+    num_repeated = _assign(row_of_file, names, dict(enumerate(found)), table)
+    unsure = {row: places for row, places in enumerate(found) if len(places) != 1}
+    near = {row: [names[place] for place in places] for row, places in unsure.items()}
+    if not all(near.values()):
+        num_repeated += _match_ends(names, row_of_file, near, table, listing)
+    for row, others in near.items():
+        shown = ", ".join(map(ascii, others[:2]))
+        why = f"the source has no such file; it has files such as {names[0]!a}" if names else ""
+        if len(others) > 1:
+            why = f"{len(others):,} files end with this path, such as {shown}; give more of it"
+        elif others:
+            why = f"the source has no such file; that of {shown} has another row"
+        listing.num_files += 1
+        detail = f"row {row + 1} of {table.name}: {why}"
+        listing.rejects.append(RejectedFile(table.cells["path"][row], "missing_file", detail))
+    if num_repeated:
+        listing.notes.append(
+            f"{num_repeated:,} rows of the table of --labels repeat the label of a file; what its "
+            "first row says in other columns is kept"
+        )
+    return row_of_file
+
+
+def _assign(
+    rows: list[int | None], names: Sequence[str], found: Mapping[int, list[int]], table: LabelTable
+) -> int:
+    """Gives each file that is the only one of a row this row; returns how many repeat another."""
+    num_repeated = 0
+    for row, places in found.items():
+        if len(places) != 1:
+            continue
+        other = rows[places[0]]
+        if other is None:
+            rows[places[0]] = row
+        elif table.facts(other) == table.facts(row):
+            num_repeated += 1
+        else:
+            raise errors.UserError(
+                f"--labels {table.name}: rows {other + 1:,} and {row + 1:,} both name "
+                f"{names[places[0]]!a}, and differ in label, patient, split or site; a file needs "
+                "one row"
+            )
+    return num_repeated
+
+
+def _match_paths(names: Sequence[str], paths: Sequence[str]) -> list[list[int]]:
+    """Returns the places of the files that have or end with each path."""
+    by_name = {name: place for place, name in enumerate(names)}
+    indexes = [_Ends(names), _Ends(names, _stem)] if {*paths} - by_name.keys() else []
+    matches = []
+    for path in paths:
+        found = [by_name[path]] if path in by_name else []
+        for index in indexes:
+            found = found or index.with_end(path)
+        matches.append(_pictures(names, found))
+    return matches
+
+
+def _pictures(names: Sequence[str], places: list[int]) -> list[int]:
+    """Keeps the pictures of several files: beside one there may be a text of the same name."""
+    pictures = [k for k in places if names[k].lower().endswith(IMAGE_SUFFIXES)]
+    return (pictures or places) if len(places) > 1 else places
+
+
+def _of_ending(names: Sequence[str], places: list[int], path: str) -> list[int]:
+    ending = posixpath.splitext(path)[1].lower()
+    return [k for k in places if ending and names[k].lower().endswith(ending)] or places
+
+
+# ---- by the ends of paths
+
+
+def _match_ends(
+    names: Sequence[str],
+    row_of_file: list[int | None],
+    near: dict[int, list[str]],
+    table: LabelTable,
+    listing: Listing,
+) -> int:
+    """Matches the rows without a file by the longest end of their path; see `match_files`.
+
+    Takes matched rows out of `near`, and puts there what others could mean. Returns how many rows
+    repeat another one.
+    """
+    paths = {row: table.cells["path"][row] for row, others in near.items() if not others}
+    inner = {posixpath.dirname(name) for name in names}
+    folders = sorted({folder for name in inner for folder in (name, *_folders_of(name))} - {""})
+    parts = {part.lower() for folder in folders for part in _composed(folder).split("/")}
+    files = _Ends(names, lambda name: _stem(name).lower())
+    found = {
+        row: _pictures(names, _of_ending(names, files.nearest(path, parts), path))
+        for row, path in paths.items()
+        if path[-1:] != "/"
+    }
+    # Rows of different folders may mean different files of one name, so none of them is sure.
+    claims = collections.Counter(place for places in found.values() for place in places)
+    meant: dict[int, str] = {}
+    for row, places in found.items():
+        near[row] = [names[place] for place in places]
+        if len(places) == 1 == claims[places[0]] and row_of_file[places[0]] is None:
+            row_of_file[places[0]], meant[row] = row, near[row][0]
+    ends = _Ends(folders, lambda name: _composed(name).strip("/").lower())
+    of_folder = {row: ends.nearest(path, parts) for row, path in paths.items() if not near[row]}
+    row_of_folder: list[int | None] = [None] * len(folders)
+    num_repeated = _assign(row_of_folder, folders, of_folder, table)
+    for row, places in of_folder.items():
+        near[row] = [f"{folders[place]}/" for place in places]
+        if len(places) == 1:
+            meant[row] = near[row][0]
+    rows = dict(zip(folders, row_of_folder, strict=True))
+    for place, name in enumerate(names):
+        if row_of_file[place] is None:
+            told = (rows[folder] for folder in _folders_of(name))
+            row_of_file[place] = next((row for row in told if row is not None), None)
+    for row in meant:
+        del near[row]
+    if meant:
+        listing.identity["matched_by_end"] = True
+        pairs = [f"{paths[row]!a} is {name!a}" for row, name in meant.items()]
+        listing.naming_notes.append(
+            f"{len(meant):,} rows of the table of --labels were matched by the end of their path: "
+            f"{', '.join(pairs[:_NUM_SHOWN])}"
+        )
+    return num_repeated
+
+
+def _folders_of(name: str) -> Iterator[str]:
+    """Yields the folders above a file, innermost first."""
+    while folder := posixpath.dirname(name):
+        yield folder
+        name = folder
+
+
+def _composed(name: str) -> str:
+    return unicodedata.normalize("NFC", name)
+
+
+def _stem(name: str) -> str:
+    return posixpath.splitext(_composed(name))[0]
+
+
+def _key_of(name: str) -> str:
+    """Returns the parts of a name in reverse order, each with a `/` behind it."""
+    return "/".join([*reversed(name.split("/")), ""])
+
+
+class _Ends:
+    """Names by their parts in reverse order, so that those with the same end are adjacent."""
+
+    def __init__(self, names: Sequence[str], form: Callable[[str], str] = _composed) -> None:
+        self._form = form
+        self._keys = sorted((_key_of(form(name)), place) for place, name in enumerate(names))
+
+    def with_end(self, path: str) -> list[int]:
+        """Returns the places of the names that end with a path."""
+        return [place for _, place in self._beginning_with(_key_of(_composed(path)))]
+
+    def nearest(self, path: str, folders: Collection[str]) -> list[int]:
+        """Returns the places of the names that share the longest end with a path.
+
+        There are none where the path's next folder is one of `folders`: then the source has that
+        folder, without such a file.
+        """
+        key = _key_of(self._form(path))
+        at = bisect.bisect_left(self._keys, (key, 0))
+        beside = (posixpath.commonprefix([key, k]) for k, _ in self._keys[max(at - 1, 0) : at + 1])
+        shared = max((key[: text.rfind("/") + 1] for text in beside), key=len, default="")
+        if not shared or key[len(shared) :].partition("/")[0] in folders:
+            return []
+        found = self._beginning_with(shared)
+        return [k for other, k in found if other == key] or [k for _, k in found]
+
+    def _beginning_with(self, key: str) -> list[tuple[str, int]]:
+        found = []
+        start = bisect.bisect_left(self._keys, (key, 0))
+        for at in range(start, min(start + _MOST_ALIKE, len(self._keys))):
+            if not self._keys[at][0].startswith(key):
+                break
+            found.append(self._keys[at])
+        return found

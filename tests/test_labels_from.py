@@ -1,0 +1,76 @@
+"""A table of labels from COCO, VOC and YOLO: which classes occur in an image."""
+
+import csv
+import json
+
+import pytest
+
+from pipelines.listing.options import ListingOptions
+from tfrecord_io.__main__ import main
+
+COCO = {
+    "images": [{"id": 7, "file_name": "a.png"}, {"id": 8, "file_name": "b.png"}],
+    "categories": [{"id": 1, "name": "mass"}, {"id": 3, "name": "cyst"}],
+    "annotations": [{"image_id": 7, "category_id": k} for k in (3, 1, 3)],
+}
+VOC = (
+    "<annotation><filename>a.png</filename><object><name>mass</name><part><name>rim</name></part>"
+    "</object><object><name>cyst</name></object></annotation>"
+)
+
+
+def write(folder, files):
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    return folder
+
+
+def table_from(folder, files):
+    output = folder / "labels.csv"
+    assert main(["labels_from", str(write(folder / "in", files)), f"--output={output}"]) == 0
+    assert ListingOptions(labels=output, label_separator="|").label_names == ("cyst", "mass")
+    with output.open() as file:
+        return list(csv.reader(file))[1:]
+
+
+@pytest.mark.parametrize(
+    ("files", "rows"),
+    [
+        (
+            {"train/_annotations.coco.json": json.dumps(COCO), "train/a.png": ""},
+            [["b.png", "none", "train"], ["train/a.png", "cyst|mass", "train"]],
+        ),
+        ({"annotations/all.json": json.dumps(COCO)}, [["a.png", "cyst|mass"], ["b.png", "none"]]),
+        (
+            {"Annotations/a.xml": VOC, "JPEGImages/a.png": ""},
+            [["JPEGImages/a.png", "cyst|mass"]],
+        ),
+        *(
+            (
+                {"data.yaml": f"nc: 2\n{names}", "valid/labels/a.txt": "1 .5 .5 .1 .1\n0 0 0 1 1",
+                 "valid/labels/b.txt": ""},
+                [["valid/images/a", "cyst|mass", "valid"], ["valid/images/b", "none", "valid"]],
+            )
+            for names in ("names: ['mass', 'cyst']\n", "names:\n- mass\n- cyst\n",
+                          "names:\n  0: mass\n  1: cyst")
+        ),
+        ({"labels/classes.txt": "mass\ncyst", "labels/a.txt": "1 0 0 1 1\n0 0 0 1 1"},
+         [["images/a", "cyst|mass"]]),
+    ],
+)  # fmt: skip
+def test_a_row_names_the_classes_that_occur_in_an_image(tmp_path, files, rows):
+    assert table_from(tmp_path, files) == rows
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [({"a.txt": ""}, "has no annotations"), ({"a.xml": "<annotation>"}, "cannot be read"),
+     ({"data.yaml": "names: [a]", "labels/a.txt": "3 0 0 1 1"}, "cannot be read"),
+     ({"a.json": json.dumps(COCO).replace("mass", "a|b")}, "rename it")],
+)  # fmt: skip
+def test_annotations_that_cannot_be_a_table_are_refused(tmp_path, capsys, files, message):
+    folder = write(tmp_path / "in", files)
+    assert main(["labels_from", str(folder), f"--output={tmp_path / 'labels.csv'}"]) == 2
+    assert message in capsys.readouterr().err
