@@ -23,7 +23,6 @@ BUILD = [
 # What a trainer needs besides its backend.
 TRAIN = [
     "keras>=3.12,<4",
-    "matplotlib>=3.9",
     "scikit-learn>=1.6",
     "scipy>=1.14",
     "tensorboard>=2.20",

@@ -15,13 +15,13 @@ import pyarrow.compute as pc
 
 from tfrecord_io.groups import plural_unit
 from tfrecord_io.manifest import Manifest
+from tfrecord_io.pages.charts import Chart
 from tfrecord_io.pages.page import environment
 from tfrecord_io.printing import counted, listed
 from train.data.dataset import Dataset
 from train.kinds import words
 from train.kinds.registry import task_of
 from train.kinds.task import Task, View
-from train.results.charts import Chart
 from train.results.metrics import FEW_BEHIND, FEW_GROUPS
 
 #: The page warns of classes with fewer training images than this.
@@ -54,7 +54,7 @@ def render(
     metrics: Mapping[str, Any],
     config: Mapping[str, Any],
     own_metrics: Mapping[str, Any] | None,
-    charts: Mapping[str, Sequence[tuple[Chart, str]]],
+    charts: Mapping[str, Sequence[Chart]],
     **facts: Any,
 ) -> str:
     """Returns the HTML of the page of a run.
