@@ -23,7 +23,6 @@ BUILD = [
 # What a trainer needs besides its backend.
 TRAIN = [
     "keras>=3.12,<4",
-    "matplotlib>=3.9",
     "scikit-learn>=1.6",
     "scipy>=1.14",
     "tensorboard>=2.20",
@@ -87,10 +86,9 @@ setup(
         "pipelines": ["py.typed"],
         "pipelines.report": ["*.html.jinja"],
         "tfrecord_io": ["py.typed"],
-        "tfrecord_io.auditing": ["*.jinja"],
         "tfrecord_io.pages": ["*.jinja"],
         "train": ["py.typed"],
-        "train.results": ["*.html.jinja"],
+        "train.results": ["*.jinja", "sections/*.jinja"],
     },
     install_requires=BUILD,
     extras_require=EXTRAS,

@@ -29,8 +29,7 @@ RUN pip install --no-compile --no-deps . \
 FROM ${PYTHON_IMAGE}
 ENV PATH=/opt/venv/bin:${PATH} \
     PYTHONDONTWRITEBYTECODE=1 \
-    PYTHONUNBUFFERED=1 \
-    MPLCONFIGDIR=/tmp/matplotlib
+    PYTHONUNBUFFERED=1
 WORKDIR /app
 COPY --from=install /opt/venv /opt/venv
 COPY train/run.py train/run.py

@@ -3,7 +3,6 @@
 import gc
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -71,19 +70,6 @@ def small_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("small")
     write_dataset(path, num_examples={"train": 25, "val": 10}, num_shards=4, num_left_out=2)
     return path
-
-
-@pytest.fixture(scope="module")
-def undrawn() -> Iterator[None]:
-    """Draws no charts: they take half of the time of a small run, which goes on without them."""
-    import matplotlib.pyplot  # noqa: F401 - it copies what is said of the method
-
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError("not drawn")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("matplotlib.figure.Figure.savefig", refuse)
-        yield
 
 
 @pytest.fixture(scope="session")

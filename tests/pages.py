@@ -79,6 +79,7 @@ def require_good_page(text: str, picture: str) -> Page:
     assert page.all("img")
     assert all(image["alt"] for image in page.all("img"))
     assert all(svg["role"] == "img" and svg["aria-label"] for svg in page.all("svg"))
+    assert len(page.all("title")) == 1 + len(page.all("svg"))
     scrolled = [div for div in page.all("div") if "scroll" in div.get("class", "").split()]
     assert scrolled
     assert all(div["tabindex"] == "0" and div["aria-label"] for div in scrolled)

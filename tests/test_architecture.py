@@ -181,14 +181,14 @@ def test_importing_the_command_does_nothing():
     assert "pyarrow" in modules_after(program)
 
 
-def test_a_whole_build_loads_no_library_for_training_or_plotting(source_tree, tmp_path):
+def test_a_whole_build_loads_no_library_for_training(source_tree, tmp_path):
     flags = builds.arguments(source_tree, tmp_path / "out", "--max_reject_fraction=0.5")
     modules = modules_after(
         "from pipelines import build_tfrecords\n"
         f"build_tfrecords.build({[*flags, builds.IN_MEMORY]!r})"
     )
     assert "apache_beam" in modules
-    assert not modules & {"tensorflow", "keras", "train", "torch", "matplotlib"}
+    assert not modules & {"tensorflow", "keras", "train", "torch"}
 
 
 def test_no_module_is_a_drawer_for_whatever_fits_nowhere():

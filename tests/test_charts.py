@@ -1,4 +1,5 @@
 import itertools
+from xml.etree import ElementTree
 
 import hypothesis.strategies as st
 import numpy as np
@@ -9,7 +10,7 @@ from hypothesis import given
 
 from pipelines.report import card
 from tfrecord_io.manifest import Shard, Split
-from tfrecord_io.pages import page
+from tfrecord_io.pages import charts
 
 
 def a_manifest(label_counts, label_names=None):
@@ -30,7 +31,7 @@ def test_a_class_of_half_the_size_has_half_the_bar():
     assert chart.title == "split0: 1,800 images"
     assert [bar.length for bar in chart.bars] == [1, 0.5, 0]
     assert [bar.value for bar in chart.bars] == ["1,200 (67 %)", "600 (33 %)", "0 (0 %)"]
-    assert [bar.series for bar in chart.bars] == [0, 1, 2]
+    assert [bar.colour for bar in chart.bars] == [0, 1, 2]
     assert small.description.endswith("class 0 1 (25 %), class 1 1 (25 %), class 2 2 (50 %)")
     assert [bar.length for bar in empty.bars] == [0, 0, 0]
 
@@ -38,14 +39,14 @@ def test_a_class_of_half_the_size_has_half_the_bar():
 def test_patients_are_counted_by_how_many_images_they_have():
     patients = ["a"] + ["b"] * 2 + ["c"] * 2 + ["d"] * 7 + ["e"] * 120 + [None] * 50
     (chart,) = card.images_of_patients(pa.table({"patient": patients}))
-    shown = {bar.name: (bar.value, bar.length) for bar in chart.bars}
-    assert list(shown) == ["1", "2", "3", "4", "5–9", "10–19", "20–49", "50–99", "100+"]
-    assert shown["2"] == ("2", 1)
-    assert {name for name, (value, _) in shown.items() if value == "1"} == {"1", "5–9", "100+"}
+    names = [text for _, text in chart.x.marks]
+    assert names == ["1", "2", "3", "4", "5–9", "10–19", "20–49", "50–99", "100+"]
+    heights = [height for _, height in chart.series[0].points][1:-1:2]
+    assert heights == [1, 2, 0, 0, 1, 0, 0, 0, 1]
     assert "2 with 2, 1 with 5–9, 1 with 100+" in chart.description
     # The chart ends with the patient of most images.
     (short,) = card.images_of_patients(pa.table({"patient": ["a", "b", "b"]}))
-    assert [bar.name for bar in short.bars] == ["1", "2"]
+    assert [text for _, text in short.x.marks] == ["1", "2"]
 
 
 def test_side_facts_stand_beside_guessing_the_strongest_first():
@@ -72,42 +73,62 @@ def test_a_histogram_shows_every_image_of_a_class_once(values):
     table = pa.table({"label": labels, "brightness": np.array(brightness)})
     names = tuple(sorted(set(labels)))
     (chart,) = card.brightness(a_manifest([[1] * len(names)], names), table)
-    assert [name for name, _ in chart.series] == list(names)
+    corners = [series.points for series in chart.series]
     areas = [
-        sum((right - left) * height for (left, height), (right, _) in itertools.pairwise(corners))
-        for _, corners in chart.series
+        sum((right - left) * height for (left, height), (right, _) in itertools.pairwise(outline))
+        for outline in corners
     ]
     assert areas == pytest.approx([areas[0]] * len(areas))
-    assert max(y for _, corners in chart.series for _, y in corners) == 1
-    for _, corners in chart.series:
-        assert corners[0] == (0, 0)
-        assert corners[-1] == (1, 0)
-        assert [x for x, _ in corners] == sorted(x for x, _ in corners)
+    assert [series.name for series in chart.series] == (list(names) if len(names) > 1 else [""])
+    for outline in corners:
+        assert (outline[0], outline[-1]) == ((chart.x.low, 0), (chart.x.top, 0))
+        assert [x for x, _ in outline] == sorted(x for x, _ in outline)
+        assert all(0 <= y <= chart.y.top for _, y in outline)
 
 
 def test_a_step_of_a_histogram_is_as_high_as_its_share_of_the_class():
     table = pa.table({"label": ["class 0"] * 4, "brightness": [1.0, 1.0, 1.0, 100.0]})
     (chart,) = card.brightness(a_manifest([[4]]), table)
-    ((_, corners),) = chart.series
-    width = 1 / 32
-    high = [corner for corner in corners if corner[1]]
-    assert np.ravel(high) == pytest.approx([0, 1, width, 1, 1 - width, 1 / 3, 1, 1 / 3])
-    assert [tick.text for tick in chart.y_ticks] == ["0", "20", "40", "60"]
+    width = 102 / 32
+    high = [corner for corner in chart.series[0].points if corner[1]]
+    assert np.ravel(high) == pytest.approx([0, 75, width, 75, 102 - width, 25, 102, 25])
+    assert [text for _, text in chart.y.marks] == ["0", "20", "40", "60"]
 
 
 def test_many_classes_share_one_histogram():
     names = tuple(f"class {n}" for n in range(20))
     table = pa.table({"label": names, "brightness": np.linspace(0, 200, 20)})
     (chart,) = card.brightness(a_manifest([[1] * 20], names), table)
-    assert [name for name, _ in chart.series] == ["all classes"]
+    assert [series.look for series in chart.series] == ["area"]
 
 
 @given(low=st.just(0.0) | st.floats(-1e3, 1e3), span=st.floats(1e-3, 1e6))
 def test_an_axis_has_a_few_round_marks(low, span):
-    ticks = page.ticks(low, low + span)
-    assert 2 <= len(ticks) <= 7
-    assert low or ticks[0] == page.Tick(0, "0")
-    assert all(-1e-6 <= tick.place <= 1 + 1e-6 for tick in ticks)
-    steps = np.diff([tick.place for tick in ticks]) * span
+    axis = charts.Axis.of("value", low, low + span)
+    values = np.array([value for value, _ in axis.marks])
+    assert 2 <= len(values) <= 7
+    assert low or axis.marks[0] == (0, "0")
+    assert ((values >= low - 1e-6 * span) & (values <= axis.top + 1e-6 * span)).all()
+    steps = np.diff(values)
     assert steps == pytest.approx(steps[0])
     assert f"{steps[0]:.0e}"[0] in "125"
+
+
+def test_marks_that_do_not_fit_beside_each_other_are_tilted_and_names_stay_inside():
+    def chart(names):
+        axes = {"x": charts.Axis.named("x", names), "y": charts.Axis.named("y", names)}
+        return charts.Chart(title="t", description="d", **axes, cells=[charts.Cell(0, 0, [], 1)])
+
+    short, long = chart("abc"), chart([f"a long name {place}" for place in range(9)])
+    assert (short.is_tilted, long.is_tilted) == (False, True)
+    assert long.left > short.left
+    assert long.height > short.height
+
+
+def test_a_file_shows_names_as_text_and_neighbouring_points_once():
+    line = charts.Series("<b>&\x1b", [(0, 0), (0, 0.00001), (1, 1)])
+    axis = charts.Axis.of("value", 0, 1)
+    chart = charts.Chart(title="a < b", description='"', x=axis, y=axis, series=[line])
+    assert len(chart.places(line)) == 2
+    texts = [*ElementTree.fromstring(charts.svg_of([chart])).itertext()]
+    assert {"a < b", "<b>&\\x1b"} <= set(texts)

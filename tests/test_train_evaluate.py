@@ -22,7 +22,7 @@ from marked_images import (
 
 from train.results.classifier import load_classifier, predict_images
 
-pytestmark = [pytest.mark.filterwarnings(KERAS_ARRAY_WARNING), pytest.mark.usefixtures("undrawn")]
+pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 
 #: Another order of the classes than in training, and one fewer.
 OTHER_NAMES = ("NORMAL", "CNV", "DME")

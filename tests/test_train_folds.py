@@ -88,7 +88,7 @@ def test_the_metrics_pool_all_runs_and_tell_their_spread(finished):
     assert runs == {(0, 1), (1, 1)}
     assert metrics["spread"]["accuracy"]["std_over_folds"] is not None
     plots = {path.name for path in (finished / "plots").iterdir()}
-    assert plots == {"confusion.png", "roc.png", "reliability.png"}
+    assert plots == {"confusion.svg", "roc.svg", "reliability.svg"}
     assert "cross-validation" in (finished / "report.html").read_text()
 
 

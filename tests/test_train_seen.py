@@ -23,7 +23,7 @@ from marked_images import (
 from train import evaluate
 from train.data.seen import Seen, collect, expose, find_seen, read_seen
 
-pytestmark = [pytest.mark.filterwarnings(KERAS_ARRAY_WARNING), pytest.mark.usefixtures("undrawn")]
+pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 
 SHARES = "--split_fractions=train=0.5,val=0.2,test=0.3"
 

@@ -255,7 +255,7 @@ def test_a_network_learns_several_labels_and_each_is_measured(finished):
                    "average precision", "in 3 labels"):  # fmt: skip
         assert phrase in page
     plots = {path.name for path in (finished / "plots").iterdir()}
-    assert plots == {"curves.png", "reliability.png", "roc.png"}
+    assert plots == {"curves.svg", "reliability.svg", "roc.svg"}
 
 
 def test_the_table_of_predictions_has_a_probability_for_each_label_and_names_joined(finished, data):

@@ -83,7 +83,7 @@ def test_a_run_leaves_everything_that_was_promised(finished):
         "config.json", "history.json", "metrics.json", "predictions.csv", "checkpoint.npz",
         "best.npz", "export/model.keras", "export/saved_model/saved_model.pb",
         "export/model.weights.h5", "export/architecture.json", "export/preprocessing.json",
-        "plots/curves.png", "plots/confusion.png", "plots/roc.png", "plots/reliability.png",
+        "plots/curves.svg", "plots/confusion.svg", "plots/roc.svg", "plots/reliability.svg",
         "report.html",
     }  # fmt: skip
     written = json.loads((workdir / "config.json").read_text())["config"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import itertools
 import statistics
 import sys
 import time
@@ -19,13 +20,12 @@ from typing import TYPE_CHECKING, Any
 from tfrecord_io import flags
 from tfrecord_io.files import write_json
 from tfrecord_io.flags import flag
+from tfrecord_io.pages.charts import Axis, Chart, Series
 from train import config as train_config
 from train import console
 from train.config import TrainConfig
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
     from train.run_setup import Run
     from train.training.steps import Steps
 
@@ -126,22 +126,27 @@ def compared(row: Mapping[str, float], first: Mapping[str, float]) -> dict[str, 
     return {**row, "speedup": round(speedup, 3), "efficiency": round(efficiency, 3)}
 
 
-def _draw(axes: Axes, rows: Sequence[Mapping[str, float]]) -> None:
-    """Draws images a second by replicas, beside the line of perfect scaling."""
-    places = range(len(rows))
-    for shift, column, label in (
-        (-0.2, "images_per_second", "fed by the reader"),
-        (0.2, "images_per_second_on_device", "batch already on the devices"),
-    ):
-        heights = [row[column] for row in rows]
-        bars = axes.bar([place + shift for place in places], heights, width=0.38, label=label)
-        axes.bar_label(bars, fmt="{:,.0f}", fontsize=8)
-    one = rows[0]["images_per_second_on_device"] / rows[0]["replicas"]
-    axes.plot(places, [one * row["replicas"] for row in rows], "k:", label="perfect scaling")
-    axes.set_xticks(places, [f"{row['replicas']:g}" for row in rows])
-    axes.set(xlabel="replicas", ylabel="images a second")
-    axes.legend(loc="upper left")
-    axes.margins(y=0.15)
+def _chart(rows: Sequence[Mapping[str, float]], title: str) -> Chart:
+    """Returns images a second by replicas, beside the line of perfect scaling."""
+    counts = [row["replicas"] for row in rows]
+    one = rows[0]["images_per_second_on_device"] / counts[0]
+    lines = {
+        "fed by the reader": [row["images_per_second"] for row in rows],
+        "batch already on the devices": [row["images_per_second_on_device"] for row in rows],
+    }
+    series = [
+        Series(name, list(zip(counts, heights, strict=True)), "marked", place)
+        for place, (name, heights) in enumerate(lines.items())
+    ]
+    perfect = [(count, one * count) for count in (0, max(counts))]
+    top = 1.05 * max(one * max(counts), *itertools.chain(*lines.values()))
+    return Chart(
+        title=title,
+        description="Images a second by number of replicas.",
+        x=Axis.of("replicas", 0, max(counts), whole=True),
+        y=Axis.of("images a second", 0, top),
+        series=[*series, Series("perfect scaling", perfect, "dotted", None)],
+    )
 
 
 def _parse_counts(text: str) -> tuple[int, ...]:
@@ -211,13 +216,7 @@ def _write(directory: Path, rows: Sequence[dict[str, float]], title: str) -> Non
         table.writeheader()
         table.writerows(rows)
     write_json(directory / "scaling.json", rows)
-    chart = charts.Chart(
-        title=title,
-        description="Images a second by number of replicas.",
-        draw=lambda axes: _draw(axes, rows),
-        size=(7, 4.5),
-    )
-    charts.write_png(directory / "scaling.png", [chart])
+    charts.write_svg(directory / "scaling.svg", [_chart(rows, title)])
 
 
 if __name__ == "__main__":

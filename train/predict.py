@@ -118,8 +118,7 @@ def _files_in(folder: Path) -> list[Path]:
 def _write_maps(
     classifier: Classifier, predictions: Sequence[Prediction], folder: Path, patch: int | None
 ) -> None:
-    from train.results.charts import draw_occlusion
-    from train.results.saliency import occlusion_map
+    from train.results.saliency import draw_map, occlusion_map
 
     settings, names = classifier.preprocessing, classifier.label_names
     for index, prediction in enumerate(predictions):
@@ -137,7 +136,7 @@ def _write_maps(
         # Files of several folders may share a name. A name of a file has at most 255 bytes.
         stem = os.fsencode(prediction.path.stem)[:200].decode(errors="ignore")
         path = folder / f"{index:04d}-{stem}.png"
-        draw_occlusion(image, drops, title).savefig(path, dpi=120)
+        draw_map(image, drops, title).save(path)
         print(printable(str(path)), file=sys.stderr)
 
 

@@ -1,18 +1,13 @@
-"""The dataset's card: one HTML file that needs no network and no script.
-
-Its charts are numbers, which `charts.html.jinja` draws in the page's colours. No plotting library
-is used: importing it and drawing would take half of the time that finishing a build takes.
-"""
+"""The dataset's card: one HTML file that needs no network and no script."""
 
 from __future__ import annotations
 
 import collections
-import dataclasses
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +22,8 @@ from tfrecord_io.auditing.columns import as_classes, numbers_of
 from tfrecord_io.auditing.findings import MAX_LISTED, SEVERITIES, Audit
 from tfrecord_io.auditing.twins import ImageReader
 from tfrecord_io.manifest import Manifest
-from tfrecord_io.pages.page import Tick, environment, ticks
+from tfrecord_io.pages.charts import NUM_COLOURS, Axis, Bar, Bars, Chart, Series, steps
+from tfrecord_io.pages.page import environment
 from tfrecord_io.pages.pictures import data_url
 from tfrecord_io.printing import counted
 
@@ -42,9 +38,6 @@ _MAX_VALUES = 8
 
 # With more classes than this, the charts of class sizes would be unreadable and are left out.
 _MAX_BARS = 40
-
-# Number of series colours that the page defines.
-_NUM_SERIES = 8
 
 _NUM_BINS = 32
 
@@ -179,58 +172,20 @@ def _corners(picture: Image.Image) -> Image.Image:
     return joined
 
 
-class Bar(NamedTuple):
-    """A bar: its name, its length (1 is the chart's length), its value and its colour's index."""
-
-    name: str
-    length: float
-    value: str
-    series: int = 0
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Chart:
-    """A chart of bars, or of the histograms in `series`.
-
-    Attributes:
-        title: heading of the chart.
-        description: the content of the chart as text, for screen readers.
-        axis: what the names of upright bars or the values of a histogram are; without it, the bars
-            are horizontal.
-        bars: the bars.
-        mark: label and position, 0 to 1, of a line across all bars; None for no line.
-        series: the name of each histogram, and the corners (x, y) of its outline, each 0 to 1; y
-            points upwards. A single one is an area, several are outlines.
-        unit: what the heights of histograms are.
-        x_ticks: marks of the axis of values.
-        y_ticks: marks of the axis of heights.
-    """
-
-    title: str
-    description: str
-    axis: str = ""
-    bars: Sequence[Bar] = ()
-    mark: tuple[str, float] | None = None
-    series: Sequence[tuple[str, list[tuple[float, float]]]] = ()
-    unit: str = ""
-    x_ticks: Sequence[Tick] = ()
-    y_ticks: Sequence[Tick] = ()
-
-
-def classes_of_splits(dataset: Manifest) -> list[Chart]:
+def classes_of_splits(dataset: Manifest) -> list[Bars]:
     """Returns a chart of the class sizes for each split, or none if there are too many classes."""
     charts = []
     for name, split in dataset.splits.items() if dataset.num_classes <= _MAX_BARS else ():
         most, total = max(1, *split.label_counts), max(1, split.num_examples)
         bars = [
-            Bar(label, num / most, f"{num:,} ({100 * num / total:.0f} %)", place % _NUM_SERIES)
+            Bar(label, num / most, f"{num:,} ({100 * num / total:.0f} %)", place % NUM_COLOURS)
             for place, (label, num) in enumerate(
                 zip(dataset.label_names, split.label_counts, strict=True)
             )
         ]
         title = f"{name}: {split.num_examples:,} images"
         told = f"Images by {dataset.label_kind.noun} in {name}: {_told(bars)}"
-        charts.append(Chart(title=title, description=told, bars=bars))
+        charts.append(Bars(title=title, description=told, bars=bars))
     return charts
 
 
@@ -239,18 +194,23 @@ def images_of_patients(examples: pa.Table) -> list[Chart]:
     sizes = pc.value_counts(examples["patient"].drop_null()).field("counts").to_numpy()
     if not len(sizes):
         return []
-    heights = np.trim_zeros(np.histogram(sizes, _PATIENT_EDGES)[0], "b").tolist()
-    bars = [
-        Bar(name, height / max(heights), f"{height:,}")
-        for name, height in zip(_PATIENT_BARS, heights, strict=False)
-    ]
+    heights = np.trim_zeros(np.histogram(sizes, _PATIENT_EDGES)[0], "b")
+    bars = dict(zip(_PATIENT_BARS, heights.tolist(), strict=False))
     title = "Patients by their number of images"
-    told = ", ".join(f"{bar.value} with {bar.name}" for bar in bars if bar.length)
-    axis = "images of a patient"
-    return [Chart(title=title, description=f"{title}: {told}", axis=axis, bars=bars)]
+    told = ", ".join(f"{height:,} with {name}" for name, height in bars.items() if height)
+    outline = steps(np.arange(len(bars) + 1) - 0.5, heights)
+    return [
+        Chart(
+            title=title,
+            description=f"{title}: {told}",
+            x=Axis.named("images of a patient", bars),
+            y=Axis.of("patients", 0, int(heights.max()), whole=True),
+            series=[Series("", outline, "area")],
+        )
+    ]
 
 
-def side_facts_of_classes(measured: Mapping[str, Any] | None) -> list[Chart]:
+def side_facts_of_classes(measured: Mapping[str, Any] | None) -> list[Bars]:
     """Returns a chart of how well side facts predict the class, compared with guessing.
 
     Without the audit's measure `shortcuts` there is none.
@@ -265,7 +225,7 @@ def side_facts_of_classes(measured: Mapping[str, Any] | None) -> list[Chart]:
     guessing = f"guessing {100 * chance:.0f} %"
     told = f"Classes predicted correctly from facts about the file: {_told(bars)}; {guessing}"
     title = "How often facts about the file alone predict the right class"
-    return [Chart(title=title, description=told, bars=bars, mark=(guessing, chance / longest))]
+    return [Bars(title=title, description=told, bars=bars, mark=(guessing, chance / longest))]
 
 
 def brightness(dataset: Manifest, examples: pa.Table) -> list[Chart]:
@@ -275,7 +235,7 @@ def brightness(dataset: Manifest, examples: pa.Table) -> list[Chart]:
     """
     kind, values = dataset.label_kind, examples["brightness"].to_numpy()
     groups = {f"all {kind.plural}": values}
-    if dataset.num_classes <= _NUM_SERIES:
+    if dataset.num_classes <= NUM_COLOURS:
         has = kind.has(examples["label"].to_pylist(), dataset.label_names)
         groups = {name: values[has[:, i]] for i, name in enumerate(dataset.label_names)}
     texts = {
@@ -293,7 +253,7 @@ def numbers(dataset: Manifest, examples: pa.Table) -> list[Chart]:
         return []
     values, (number,) = numbers_of(examples), dataset.label_names
     splits = examples["split"].to_numpy()
-    names = [name for name, split in dataset.splits.items() if split.num_examples][:_NUM_SERIES]
+    names = [name for name, split in dataset.splits.items() if split.num_examples][:NUM_COLOURS]
     groups = {name: values[splits == name] for name in names}
     texts = {"title": number, "description": f"Histogram of {number}, by split", "axis": number}
     low, top = values.min(), values.max()
@@ -305,18 +265,21 @@ def _told(bars: Sequence[Bar]) -> str:
     return ", ".join(f"{bar.name} {bar.value}" for bar in bars)
 
 
-def _histograms(groups: Mapping[str, np.ndarray], low: float, top: float, **texts: str) -> Chart:
+def _histograms(
+    groups: Mapping[str, np.ndarray], low: float, top: float, axis: str, unit: str, **texts: str
+) -> Chart:
     """Returns a chart with a histogram of each group's values, all between `low` and `top`."""
-    counts = np.array([np.histogram(some, _NUM_BINS, (low, top))[0] for some in groups.values()])
-    shares = 100 * counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    highest = float(shares.max(initial=1))
-    # An outline has two corners between neighbouring bins, and one at each end of the axis.
-    edges = np.repeat(np.arange(_NUM_BINS + 1) / _NUM_BINS, 2).tolist()
-    heights = np.pad(np.repeat(shares / highest, 2, axis=1), ((0, 0), (1, 1))).tolist()
-    corners = [list(zip(edges, row, strict=True)) for row in heights]
+    edges, shares = np.linspace(low, top, _NUM_BINS + 1), []
+    for values in groups.values():
+        counts = np.histogram(values, edges)[0]
+        shares.append(100 * counts / max(counts.sum(), 1))
+    alone = len(groups) == 1
     return Chart(
         **texts,
-        series=list(zip(groups, corners, strict=True)),
-        x_ticks=ticks(float(low), float(top)),
-        y_ticks=ticks(0.0, highest),
+        x=Axis.of(axis, float(low), float(top)),
+        y=Axis.of(unit, 0.0, max(1.0, *(float(each.max()) for each in shares))),
+        series=[
+            Series("" if alone else name, steps(edges, each), "area" if alone else "line", place)
+            for place, (name, each) in enumerate(zip(groups, shares, strict=True))
+        ],
     )

@@ -1,13 +1,12 @@
-"""What all HTML pages share: the settings and filters of their templates, and marks of axes."""
+"""What all HTML pages share: the settings and filters of their templates."""
 
 from __future__ import annotations
 
 import functools
-import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jinja2
 import markupsafe
@@ -48,26 +47,6 @@ def spelled_out(label_names: Iterable[str]) -> str:
     """
     meanings = [f"{name}: {_SPELLED_OUT[name]}" for name in label_names if name in _SPELLED_OUT]
     return "; ".join(meanings) + "." * bool(meanings)
-
-
-class Tick(NamedTuple):
-    """A mark on the axis of a chart: its position, 0 to 1, and its label."""
-
-    place: float
-    text: str
-
-
-def ticks(low: float, top: float) -> tuple[Tick, ...]:
-    """Returns up to seven marks between two values, spaced by 1, 2 or 5 times a power of ten."""
-    span = top - low
-    power = 10.0 ** math.floor(math.log10(span / 6))
-    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor * 6 >= span)
-    # A value that is off by rounding alone is still on the axis.
-    first, last = math.ceil(low / step - 1e-9), math.floor(top / step + 1e-9)
-    return tuple(
-        Tick((number * step - low) / span, f"{number * step:g}")
-        for number in range(first, last + 1)
-    )
 
 
 def plain(value: Any) -> Any:

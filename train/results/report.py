@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import os
 import urllib.parse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,13 +15,13 @@ import pyarrow.compute as pc
 
 from tfrecord_io.groups import plural_unit
 from tfrecord_io.manifest import Manifest
+from tfrecord_io.pages.charts import Chart
 from tfrecord_io.pages.page import environment
 from tfrecord_io.printing import counted, listed
 from train.data.dataset import Dataset
 from train.kinds import words
 from train.kinds.registry import task_of
 from train.kinds.task import Task, View
-from train.results.charts import Chart
 from train.results.metrics import FEW_BEHIND, FEW_GROUPS
 
 #: The page warns of classes with fewer training images than this.
@@ -54,7 +54,7 @@ def render(
     metrics: Mapping[str, Any],
     config: Mapping[str, Any],
     own_metrics: Mapping[str, Any] | None,
-    charts: Mapping[str, Sequence[tuple[Chart, str]]],
+    charts: Mapping[str, Sequence[Chart]],
     **facts: Any,
 ) -> str:
     """Returns the HTML of the page of a run.
@@ -70,9 +70,6 @@ def render(
         templates.filters[function.__name__] = function
     # An evaluation's configuration has the defaults of a training, which are not the run's.
     settings = config if own_metrics is None else {}
-    # Another dataset that is evaluated may have no training images.
-    learnt = manifest.splits["train"].label_counts if "train" in manifest.splits else ()
-    counts = zip(manifest.label_names, learnt, strict=False)
     return templates.get_template("report.html.jinja").render(
         facts,
         manifest=manifest,
@@ -82,9 +79,7 @@ def render(
         kind=task.kind,
         words=words,
         few_behind=FEW_BEHIND,
-        few_groups=FEW_GROUPS,
-        few_images=_FEW_IMAGES,
-        rare=[name for name, count in counts if count < _FEW_IMAGES],
+        limits=list(_limits(manifest, metrics, facts)),
         **(_results(task, metrics, own_metrics or {}) if metrics else {}),
         charts=collections.defaultdict(tuple, charts),
         data=config.get("data"),
@@ -125,6 +120,47 @@ def _results(
             or (not hidden and name.startswith("sensitivity/"))
         },
     }
+
+
+def _limits(
+    manifest: Manifest, metrics: Mapping[str, Any], facts: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yields what a reader must not conclude from a result; the arguments are those of `render`."""
+    yield "This is not a medical device. Nobody may be diagnosed or treated by it."
+    notes: list[str] = []
+    if metrics:
+        yield (
+            "All images come from one collection. A network is often worse on images of another "
+            "clinic or device; evaluate it on such a dataset before you rely on it elsewhere."
+        )
+        # The note on what the network has seen stands on top of the page.
+        on_top = facts["exposure"] and facts["exposure"].note
+        notes = [sentence(note) for note in metrics["notes"] if note != on_top]
+        yield from notes
+        if metrics["num_patients"] and metrics["num_patients"] < FEW_GROUPS:
+            yield f"{counted(metrics['num_patients'], 'patient')} cannot represent all patients."
+        if not metrics.get("folds"):
+            yield (
+                "This is one run. Another seed or another choice of patients gives another result; "
+                "a cross-validation (--folds 5 --seeds 3) shows how much it varies."
+            )
+    # Another dataset that is evaluated may have no training images.
+    learnt = manifest.splits["train"].label_counts if "train" in manifest.splits else ()
+    counts = zip(manifest.label_names, learnt, strict=False)
+    if rare := [name for name, count in counts if count < _FEW_IMAGES]:
+        yield (
+            f"There are fewer than {_FEW_IMAGES} training images of {listed(rare)}. More of them "
+            "would probably help most."
+        )
+    for finding in manifest.audit.get("findings", []):
+        told = f"The dataset's audit says: {sentence(finding['title'])}"
+        if finding["severity"] in ("problem", "warning") and told not in notes:
+            yield told
+    if facts.get("mistakes"):
+        yield (
+            "A map shows where covering the image changes the answer of this network. It does not "
+            "show why, or what a doctor would look at."
+        )
 
 
 def sentence(text: str) -> str:

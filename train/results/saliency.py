@@ -7,9 +7,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+from PIL import Image, ImageDraw, ImageFont
 
 from tfrecord_io import visible
 from tfrecord_io.pages.pictures import data_url
+from tfrecord_io.printing import printable
 from train.kinds.task import Mistake
 from train.results.predictions import Predictions
 
@@ -29,6 +31,9 @@ _BATCH_SIZE = 64
 MAX_MISTAKES = 12
 
 _PICTURE_SIDE = 224
+
+# Longer side of each picture in a file.
+_MAP_SIDE = 480
 
 # Approximate number of places of the patch; those at the edges may exceed it.
 _NUM_PLACES = 144
@@ -89,6 +94,27 @@ def overlay(image: np.ndarray, drops: np.ndarray) -> np.ndarray:
     opacity = _MAX_OPACITY * sizes / (sizes.max() or 1)
     colour = np.where(drops[..., None] > 0, _FOR, _AGAINST)
     return ((1 - opacity) * grey + opacity * colour).round().astype(np.uint8)
+
+
+def draw_map(image: np.ndarray, drops: np.ndarray, answer: str) -> Image.Image:
+    """Returns a picture of a stored image and, to its right, the image under its `occlusion_map`.
+
+    A caption names the answer that the map is about, and the largest drop.
+    """
+    sides = visible.picture(image), Image.fromarray(overlay(image, drops))
+    scale = _MAP_SIDE / max(sides[0].size)
+    width, height = (max(round(side * scale), 1) for side in sides[0].size)
+    sheet = Image.new("RGB", (max(2 * width + 10, _MAP_SIDE), height + 52), "white")
+    for place, side in enumerate(sides):
+        shown = side.convert("RGB").resize((width, height), Image.Resampling.LANCZOS)
+        sheet.paste(shown, (place * (width + 10), 0))
+    caption = (
+        f"{printable(answer)}: covering a red part lowers the answer, a blue part raises it,\n"
+        f"by up to {np.abs(drops).max():.3g}"
+    )
+    font = ImageFont.load_default(16)
+    ImageDraw.Draw(sheet).multiline_text((4, height + 4), caption, "black", font)
+    return sheet
 
 
 def _starts(length: int, patch: int) -> list[int]:
