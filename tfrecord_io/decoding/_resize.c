@@ -25,7 +25,8 @@ typedef struct {
 } Weights;
 
 /* Writes weighted sums of rows of 64 bytes, which lie `in_step` bytes apart. */
-typedef void Pass(const uint8_t *in, size_t in_step, Weights weights, uint8_t *out, size_t out_step);
+typedef void Pass(const uint8_t *in, size_t in_step, Weights weights, uint8_t *out,
+                  size_t out_step);
 
 static void plain_pass(const uint8_t *in, size_t in_step, Weights weights, uint8_t *out,
                        size_t out_step) {
@@ -66,7 +67,7 @@ static void avx2_pass(const uint8_t *in, size_t in_step, Weights weights, uint8_
         for (int i = 0; i < LANES / 8; i += 4) {
             __m256i first = _mm256_packs_epi32(sums[i], sums[i + 1]);
             __m256i second = _mm256_packs_epi32(sums[i + 2], sums[i + 3]);
-            __m256i bytes = _mm256_packus_epi16(first, second); /* clips; eights of them are mixed */
+            __m256i bytes = _mm256_packus_epi16(first, second); /* clipped; not in order */
             bytes = _mm256_permutevar8x32_epi32(bytes, in_order);
             _mm256_storeu_si256((__m256i *)(out + 8 * i), bytes);
         }
@@ -157,8 +158,7 @@ static void resize_picture(const Task *task, uint8_t *out, size_t out_step) {
         Py_ssize_t height = task->height - y < strip_height ? task->height - y : strip_height;
         transpose(task->pixels + y * in_step, in_step, task->width, height, strip, LANES, unit);
         pass(strip, LANES, task->columns, narrow, LANES);
-        transpose(narrow, LANES, strip_height, new_width, wide + y * row_size, row_size,
-                  unit);
+        transpose(narrow, LANES, strip_height, new_width, wide + y * row_size, row_size, unit);
     }
     for (size_t x = 0; x < row_size; x += LANES)
         pass(wide + x, row_size, task->rows, done + x, row_size);
@@ -193,10 +193,10 @@ static PyObject *resize(PyObject *module, PyObject *args) {
     if (task.width < 1 || task.width > most || task.height < 1 || task.height > most ||
         (task.unit != 1 && task.unit != 4) ||
         pixels.len != task.width * task.height * task.unit ||
-        canvas_width > most || canvas_height > most || left < 0 || top < 0 ||
-        left > canvas_width - new_width || top > canvas_height - new_height ||
         !read_weights(&task.columns, &columns, new_width, task.width) ||
-        !read_weights(&task.rows, &rows, new_height, task.height))
+        !read_weights(&task.rows, &rows, new_height, task.height) ||
+        canvas_width > most || canvas_height > most || left < 0 || top < 0 ||
+        left > canvas_width - new_width || top > canvas_height - new_height)
         PyErr_SetString(PyExc_ValueError, "the sizes, the pixels and the weights do not fit");
     else if ((size_t)scratch.len < scratch_size(&task))
         PyErr_SetString(PyExc_ValueError, "the scratch memory is too small");
