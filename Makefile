@@ -84,8 +84,9 @@ clean:
 	rm -rf $(VENV) build *.egg-info
 
 # The lock pins every version; setup.py says which ranges should work. `make run` installs what a
-# build and a training need, everything else adds the tests' packages.
-$(VENV)/installed-run: setup.py requirements/lock.txt
+# build and a training need, everything else adds the tests' packages. Where there is a C compiler,
+# the kernel that resizes is built, into tfrecord_io/decoding/.
+$(VENV)/installed-run: setup.py requirements/lock.txt tfrecord_io/decoding/_resize.c
 	@$(PYTHON) -c 'import sys; ok = (3, 11) <= sys.version_info[:2] <= (3, 13); sys.exit(None if ok else "this needs Python 3.11, 3.12 or 3.13, and %s is %d.%d; say which to use with make PYTHON=..." % (sys.executable, *sys.version_info[:2]))'
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --editable '.[train]'

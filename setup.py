@@ -3,7 +3,7 @@
 import runpy
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import Extension, find_packages, setup
 
 # What a build worker needs. TensorFlow is not among it: it costs a worker seconds and half a
 # gigabyte, and the format needs none of it.
@@ -90,6 +90,18 @@ setup(
         "train": ["py.typed"],
         "train.results": ["*.jinja", "sections/*.jinja"],
     },
+    # Without a C compiler the install goes on, and Pillow resizes. One build is for Python 3.11 to
+    # 3.13.
+    ext_modules=[
+        Extension(
+            "tfrecord_io.decoding._resize",
+            ["tfrecord_io/decoding/_resize.c"],
+            extra_compile_args=["-O3"],
+            py_limited_api=True,
+            optional=True,
+        )
+    ],
+    options={"bdist_wheel": {"py_limited_api": "cp311"}},
     install_requires=BUILD,
     extras_require=EXTRAS,
 )

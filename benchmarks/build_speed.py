@@ -31,6 +31,7 @@ from pipelines.listing.refs import iterate_refs
 from pipelines.sources.archive import ArchiveSource
 from tfrecord_io import schema
 from tfrecord_io.decoding import preprocess
+from tfrecord_io.decoding.options import RESIZE_FILTERS
 
 _archive: zipfile.ZipFile
 
@@ -44,7 +45,7 @@ def _decode(name: str) -> int:
     """Makes only the Pillow calls of the build; returns the number of bytes."""
     with Image.open(io.BytesIO(_archive.read(name))) as image:
         image.load()
-        resized = image.resize((224, 224), preprocess.RESIZE_FILTERS["bilinear"])
+        resized = image.resize((224, 224), RESIZE_FILTERS["bilinear"])
         return len(resized.tobytes())
 
 
@@ -77,7 +78,7 @@ def cost_table(path: Path, num_images: int) -> str:
     def bare(data: bytes) -> bytes:
         with Image.open(io.BytesIO(data)) as image:
             image.load()
-            return image.resize((224, 224), preprocess.RESIZE_FILTERS["bilinear"]).tobytes()
+            return image.resize((224, 224), RESIZE_FILTERS["bilinear"]).tobytes()
 
     import hashlib
 

@@ -6,13 +6,22 @@
 #       scan-tfrecords-pipeline pipelines/build_tfrecords.py --source archive \
 #       --input /data/kermany2018.zip --output /data/oct
 #
-# The three bases can be replaced, by a mirror or pinned by digest, with --build-arg.
+# The four bases can be replaced, by a mirror or pinned by digest, with --build-arg.
 ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm
+ARG COMPILER_IMAGE=docker.io/library/python:3.11-bookworm
 ARG BEAM_IMAGE=docker.io/apache/beam_python3.11_sdk:2.77.0
 ARG LAUNCHER_IMAGE=gcr.io/dataflow-templates-base/python311-template-launcher-base:latest
 
 FROM ${BEAM_IMAGE} AS beam
 FROM ${LAUNCHER_IMAGE} AS launcher
+
+# The wheel, with the kernel in C: the slim image has no compiler.
+FROM ${COMPILER_IMAGE} AS wheel
+WORKDIR /src
+COPY setup.py pyproject.toml scan_tfrecords.py ./
+COPY pipelines pipelines
+COPY tfrecord_io tfrecord_io
+RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM ${PYTHON_IMAGE} AS install
 WORKDIR /src
@@ -23,11 +32,10 @@ COPY setup.py pyproject.toml ./
 COPY requirements/lock.txt requirements/lock.txt
 RUN pip install --no-compile --constraint requirements/lock.txt '.[dicom,kaggle,gcp]' \
     && pip uninstall --yes scan-tfrecords
-COPY pipelines pipelines
-COPY tfrecord_io tfrecord_io
-COPY scan_tfrecords.py ./
 # Compiled here, for a worker may not write; by hash, so that no time of day is in the image.
-RUN pip install --no-compile --no-deps . \
+COPY --from=wheel /wheels /wheels
+RUN pip install --no-compile --no-deps /wheels/*.whl \
+    && python -c 'import tfrecord_io.decoding._resize' \
     && pip check \
     && python -m compileall -q --invalidation-mode unchecked-hash /opt/venv/lib
 

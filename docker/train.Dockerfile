@@ -7,6 +7,15 @@
 #
 # Without a GPU: --build-arg TRAIN_EXTRAS=train (some 4 GB less).
 ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm
+ARG COMPILER_IMAGE=docker.io/library/python:3.11-bookworm
+
+# The wheel, with the kernel in C: the slim image has no compiler.
+FROM ${COMPILER_IMAGE} AS wheel
+WORKDIR /src
+COPY setup.py pyproject.toml scan_tfrecords.py ./
+COPY tfrecord_io tfrecord_io
+COPY train train
+RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM ${PYTHON_IMAGE} AS install
 ARG TRAIN_EXTRAS=train,cuda
@@ -18,11 +27,10 @@ COPY setup.py pyproject.toml ./
 COPY requirements/lock.txt requirements/lock.txt
 RUN pip install --no-compile --constraint requirements/lock.txt ".[${TRAIN_EXTRAS}]" \
     && pip uninstall --yes scan-tfrecords
-COPY tfrecord_io tfrecord_io
-COPY scan_tfrecords.py ./
-COPY train train
 # Compiled here, for the user may not write; by hash, so that no time of day is in the image.
-RUN pip install --no-compile --no-deps . \
+COPY --from=wheel /wheels /wheels
+RUN pip install --no-compile --no-deps /wheels/*.whl \
+    && python -c 'import tfrecord_io.decoding._resize' \
     && pip check \
     && python -m compileall -q --invalidation-mode unchecked-hash /opt/venv/lib
 

@@ -58,6 +58,7 @@ def test_dependencies_come_from_the_lock_and_extras_that_exist(dockerfile):
     assert installs
     for words in installs:
         assert "--constraint requirements/lock.txt" in words or "--no-deps" in words
+    assert "python -c 'import tfrecord_io.decoding._resize'" in text  # else Pillow would resize
     names = re.findall(r"'\.\[([\w,]+)\]'", text) + re.findall(r"TRAIN_EXTRAS=([\w,]+)", text)
     assert names
     assert {extra for name in names for extra in name.split(",")} <= setup_extras()

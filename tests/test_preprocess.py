@@ -12,7 +12,7 @@ from PIL import Image, PngImagePlugin, TiffImagePlugin
 from tiff_files import tiff_file
 
 from tfrecord_io.decoding import preprocess
-from tfrecord_io.decoding.options import Preprocessing
+from tfrecord_io.decoding.options import RESIZE_FILTERS, Preprocessing
 from tfrecord_io.decoding.preprocess import decode_image
 from tfrecord_io.rejects import Reject
 
@@ -282,9 +282,7 @@ def test_grey_and_colour_fill_the_channels_and_eight_bits_are_spread_over_16():
 def test_resizing_keeps_the_depth(resize):
     values = np.add.outer(np.arange(40), np.arange(40)).astype(np.uint16) * 3 + 20_000
     settings = Preprocessing(height=10, width=13, resize=resize, dtype="uint16")
-    in_floats = Image.fromarray(values.astype(np.float32)).resize(
-        (13, 10), preprocess.RESIZE_FILTERS[resize]
-    )
+    in_floats = Image.fromarray(values.astype(np.float32)).resize((13, 10), RESIZE_FILTERS[resize])
     # Pillow rounds after each of its two passes.
     assert np.abs(deep_pixels(encoded(values), settings)[:, :, 0] - in_floats).max() <= 1
 

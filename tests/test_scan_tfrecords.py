@@ -9,6 +9,7 @@ import pytest
 
 import scan_tfrecords
 import tfrecord_io
+from tfrecord_io.decoding import resize
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +52,8 @@ def test_a_command_that_does_not_exist_is_wrong_usage():
 
 
 def test_it_tells_its_version():
-    assert run("--version").stdout == f"scan-tfrecords {tfrecord_io.__version__}\n"
+    told = f"scan-tfrecords {tfrecord_io.__version__}, resizes with {resize.resizer()}\n"
+    assert run("--version").stdout == told
 
 
 @pytest.mark.parametrize("command", ["train", pytest.param("build", marks=pytest.mark.slow)])

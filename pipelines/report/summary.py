@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from tfrecord_io import shapes
 from tfrecord_io.auditing.findings import alarms
+from tfrecord_io.decoding import resize
+from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.flags import command
 from tfrecord_io.manifest import REJECTS_FILE_NAME, REPORT_FILE_NAME, Manifest
 from tfrecord_io.printing import counted, printable
@@ -27,10 +29,12 @@ def print_built(output: str, seconds: float, num_finished_before: int) -> None:
         print(f"the rejected files are in {output}/{REJECTS_FILE_NAME}")
     if told := shapes.describe(dataset):
         print(told)
+    pixels = Preprocessing.from_dict(dataset.preprocessing)
+    resizer = resize.resizer(pixels.resize, pixels.dtype)
     num_images = dataset.counts["examples"] + dataset.counts["rejects"] - num_finished_before
     print(
         f"{dataset.num_bytes / 1e6:,.1f} MB in {counted(len(dataset.shards), 'shard')}, "
-        f"{num_images / seconds:,.0f} images/s over {seconds:,.1f} s"
+        f"{num_images / seconds:,.0f} images/s over {seconds:,.1f} s, resized with {resizer}"
     )
     for alarm in alarms(dataset.audit):
         print(f"warning: {printable(alarm)}; see {output}/{REPORT_FILE_NAME}")

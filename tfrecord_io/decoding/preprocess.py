@@ -13,13 +13,13 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
-import numpy as np
 import PIL
 from PIL import Image, features
 
 from tfrecord_io.decoding import dicom, formats, tiff_pages
 from tfrecord_io.decoding.dicom import Header, codec_versions, is_dicom, read_header
-from tfrecord_io.decoding.options import RESIZE_FILTERS, SHARE, Preprocessing
+from tfrecord_io.decoding.options import SHARE, Preprocessing
+from tfrecord_io.decoding.resize import stored_pixels
 from tfrecord_io.rejects import Reject, is_of_content
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def decode_image(
         image = formats.as_channels(picture.image, preprocessing.channels, preprocessing.background)
         box = preprocessing.box(image.width, height := image.height * picture.pixel_aspect)
         return DecodedImage(
-            pixels=_resized(image, box, preprocessing),
+            pixels=stored_pixels(image, box, preprocessing),
             box=box,
             width=image.width,
             height=image.height,
@@ -226,30 +226,3 @@ def decode_image(
         # For damaged bytes, decoders raise almost anything, such as struct.error or SyntaxError.
         # Their messages are left out because some quote bytes of the file.
         raise Reject("undecodable", f"the decoder raised {type(error).__name__}") from None
-
-
-def _resized(
-    image: Image.Image, box: tuple[int, int, int, int], preprocessing: Preprocessing
-) -> bytes:
-    """Returns the pixels of a grey, RGB or 16-bit grey picture in the stored size and type."""
-    left, top, right, bottom = box
-
-    def fitted(picture: Image.Image) -> Image.Image:
-        resize_filter = RESIZE_FILTERS[preprocessing.resize]
-        resized = picture.resize((right - left, bottom - top), resize_filter)
-        if preprocessing.fit == "stretch":
-            return resized
-        padded = Image.new(picture.mode, (preprocessing.width, preprocessing.height))
-        padded.paste(resized, (left, top))
-        return padded
-
-    if preprocessing.dtype == "uint8":
-        return fitted(image).tobytes()
-    # Each channel by itself, in Pillow's mode I;16: it has no mode of 16-bit colour.
-    channels = image.split() if image.mode == "RGB" else (image,)
-    if image.mode in ("L", "RGB"):  # of 8 bits, whose white becomes 65,535
-        levels = (np.multiply(np.asarray(channel), 257, dtype=np.uint16) for channel in channels)
-        channels = tuple(map(Image.fromarray, levels))
-    planes = [np.asarray(fitted(channel)) for channel in channels]
-    planes *= preprocessing.channels // len(planes)
-    return np.stack(planes, axis=-1).astype("<u2").tobytes()
