@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from tfrecord_io.errors import RangeError as RangeError
 from tfrecord_io.errors import StoreError as StoreError
 from tfrecord_io.errors import ToldError as ToldError
 from tfrecord_io.errors import UserError as UserError

@@ -60,8 +60,8 @@ FLOORS = (
     "tfrecord_io.pages",
     "tfrecord_io",
     "tfrecord_io.stores",
-    "tfrecord_io.errors",
     "tfrecord_io.redaction",
+    "tfrecord_io.errors",
     "tfrecord_io.printing",
 )
 
@@ -100,6 +100,12 @@ def test_no_module_imports_what_its_package_must_not(path):
     package = path.relative_to(ROOT).parts[0]
     forbidden = FORBIDDEN[package]
     assert not {name.split(".")[0] for name in imports_of(path)} & forbidden
+
+
+@each_module
+def test_only_the_stores_see_the_secrets_of_an_address(path):
+    if not name_of(path).startswith(("tfrecord_io.stores", "tfrecord_io.redaction")):
+        assert ".opened" not in path.read_text(encoding="utf-8")
 
 
 @each_module

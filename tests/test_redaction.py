@@ -1,6 +1,9 @@
 """Secrets and private names leave in no message, whoever wrote it."""
 
+import copy
+import json
 import logging
+import pickle
 import subprocess
 import sys
 
@@ -8,6 +11,8 @@ import pytest
 from builds import ROOT
 
 from tfrecord_io import redaction
+from tfrecord_io.errors import UserError
+from tfrecord_io.redaction import Address
 
 
 @pytest.mark.parametrize(
@@ -17,11 +22,42 @@ from tfrecord_io import redaction
         ("s3://me@bucket/a?b", "s3://bucket/a?b"),
         ("'https://host/x.zip?X-Amz-Signature=abc#d' failed", "'https://host/x.zip' failed"),
         ("(http://host?sig=abc) and (http://host/)", "(http://host) and (http://host/)"),
+        ("'https:/me:pass@host/x?sig=abc' is not a folder", "'https:/host/x' is not a folder"),
         ("mail me@host.org, or see train/a?b", "mail me@host.org, or see train/a?b"),
     ],
 )
 def test_user_names_passwords_and_signatures_are_removed_from_addresses(text, expected):
     assert redaction.without_secrets(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("https://me:it's@host:8443/a.zip?sig=x#y", "https://host:8443/a.zip"),
+        ("HTTP://token@host", "HTTP://host"),
+        ("s3://me:pa/ss@bucket/a?b", "s3://me:pa/ss@bucket/a?b"),
+        ("gs://me@bucket/a?b", "gs://bucket/a?b"),
+        ("data/me@home?", "data/me@home?"),
+    ],
+)
+def test_an_address_is_shown_without_its_secrets_and_opened_with_them(given, expected):
+    address = Address(given)
+    copies = [copy.deepcopy(address), pickle.loads(pickle.dumps(address)), Address(address)]
+    for each in [address, *copies]:
+        assert (each, each.opened) == (expected, given)
+        assert (str(each), repr(each), json.dumps(each)) == (
+            expected,
+            repr(expected),
+            json.dumps(expected),
+        )
+    assert address.hides_something == (given != expected)
+
+
+@pytest.mark.parametrize("password", ["pa/ss", "pa#ss", "pa?ss", "[pass"])
+def test_an_address_whose_password_is_cut_off_is_refused_without_it(password):
+    with pytest.raises(UserError, match="%2F and %23") as caught:
+        Address(f"https://me:{password}@host/data")
+    assert password not in str(caught.value)
 
 
 def test_keys_of_the_environment_and_remembered_ones_are_hidden(monkeypatch):

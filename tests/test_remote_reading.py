@@ -11,6 +11,7 @@ import pwd
 import resource
 import shutil
 import stat
+import traceback
 
 import numpy as np
 import pytest
@@ -19,12 +20,15 @@ from s3_server import BUCKET, running_s3
 from web_server import WebFile, running_web
 
 import tfrecord_io
-from tfrecord_io import Manifest
-from tfrecord_io.errors import StoreError, UserError
+from tfrecord_io import Manifest, ManifestError
+from tfrecord_io.auditing.audit import audit
+from tfrecord_io.errors import StoreError, ToldError, UserError
 from tfrecord_io.reading import cache, fetch, mapped, opening
 from tfrecord_io.reading.cache import DatasetCache
 from tfrecord_io.stores import folder as folder_files
+from tfrecord_io.stores import remote
 from tfrecord_io.stores.folder import DataPath
+from tfrecord_io.verify import verify
 
 
 @pytest.fixture(scope="module")
@@ -397,6 +401,54 @@ def test_a_dataset_is_read_from_the_web_only_with_encryption_but_on_loopback():
         _numpy("http://example.org/data")
     with pytest.raises(UserError, match=r"without \? and #"):
         _numpy("http://127.0.0.1/data?signature=1")
+
+
+LOGIN, SECRETS = "us%40er:pa%2Fss", ("us%40er", "us@er", "pa%2Fss", "pa/ss", "signature0")
+
+CALLS = {
+    "no manifest": lambda url: Manifest.load(f"{url}/nowhere"),
+    "no split": lambda url: _numpy(url, split="nope"),
+    "no split, for TensorFlow": lambda url: _tensorflow(url, split="nope"),
+    "no shard": lambda url: _numpy(url, split="val"),
+    "a large batch": lambda url: _numpy(url, batch_size=1000, epochs=None),
+    "a signature": lambda url: _numpy(f"{url}?{SECRETS[-1]}"),
+    "another login": lambda url: _numpy(url.replace(LOGIN, f"{LOGIN}word")),
+    "a password that is cut off": lambda url: _numpy(url.replace("%2F", "/")),
+    "statistics": lambda url: tfrecord_io.read_statistics(url, "nope"),
+    "a table": lambda url: tfrecord_io.read_examples(url, "train"),
+    "verify": verify,
+    "verify against a source": lambda url: verify(url, source_input=f"{url}.zip"),
+    "audit": audit,
+    "an opened file": lambda url: folder_files.open_file(url, "nowhere"),
+}
+
+
+@pytest.fixture
+def secret(web):
+    """The dataset's URL on a server that asks for a login."""
+    for file in web.files.values():
+        file.login = "Basic dXNAZXI6cGEvc3M="
+    return web.url("data").replace("://", f"://{LOGIN}@")
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_no_error_shows_the_secrets_of_an_address(call, web, secret, monkeypatch):
+    monkeypatch.setattr(folder_files, "NUM_ATTEMPTS", 1)
+    del web.files["data/val-00000-of-00004.tfrecord"]
+    with pytest.raises((OSError, ToldError, ManifestError, ValueError)) as caught:
+        CALLS[call](secret)
+    shown = "".join(traceback.format_exception(caught.value)) + repr(caught.value)
+    assert not [secret for secret in SECRETS if secret in shown]
+
+
+def test_no_object_shows_the_secrets_of_an_address(secret):
+    dataset = mapped.MappedDataset(secret, "train")
+    path = folder_files.path_in(secret, "manifest.json")
+    found = dataset, dataset.name, path, DataPath.of(secret), remote.describe(path)
+    shown = "".join(map(repr, found))
+    assert not [secret for secret in SECRETS if secret in shown]
+    again = pickle.loads(pickle.dumps(dataset))
+    np.testing.assert_array_equal(again[[0, 300]][0], dataset[[0, 300]][0])
 
 
 def test_after_a_crash_of_the_system_each_record_is_checked_before_it_is_used(

@@ -367,7 +367,7 @@ def test_a_tar_cannot_be_staged(tmp_path):
 @pytest.mark.parametrize("command", ["verify", "audit"])
 def test_a_command_that_reads_local_files_says_so(command, capsys):
     assert tfrecord_io_main([command, "gs://bucket/out"]) == 2
-    assert f"{command} reads local files, received gs://bucket/out" in capsys.readouterr().err
+    assert f"{command}: expected local files, received gs://bucket/out" in capsys.readouterr().err
 
 
 def test_fashion_mnist_on_a_store_is_refused(tmp_path):

@@ -19,10 +19,13 @@ from marked_images import (
     trained_run,
     write_marked_dataset,
 )
+from web_server import running_web
 
 from train.results.classifier import load_classifier, predict_images
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
+
+LOGIN = "us%40er:pa%2Fss"
 
 #: Another order of the classes than in training, and one fewer.
 OTHER_NAMES = ("NORMAL", "CNV", "DME")
@@ -49,9 +52,23 @@ def other(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def measured(trained, other, tmp_path_factory):
+    """What an evaluation from a web server with a login writes."""
     output = tmp_path_factory.mktemp("measured")
-    assert evaluated(trained, other, f"--output={output}") == 0
+    with running_web() as server, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(output / "cache"))
+        url = server.serve(other).replace("://", f"://{LOGIN}@")
+        for file in server.files.values():
+            file.login = "Basic dXNAZXI6cGEvc3M="
+        patch.setattr("sys.argv", ["evaluate.py", f"--data={url}"])
+        assert evaluated(trained, url, f"--output={output}") == 0
     return output
+
+
+def test_no_file_shows_the_login_of_a_url(measured):
+    written = [path.read_bytes() for path in measured.rglob("*") if path.is_file()]
+    assert len(written) > 5
+    for secret in (*LOGIN.split(":"), "us@er", "pa/ss", "dXNAZXI6cGEvc3M="):
+        assert not [content for content in written if secret.encode() in content]
 
 
 def test_each_image_gets_the_probabilities_that_the_export_gives_it(trained, other, measured):

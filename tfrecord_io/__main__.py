@@ -6,7 +6,9 @@ import sys
 
 from tfrecord_io import flags, labels_from, manifest, redaction, verify
 from tfrecord_io.auditing import audit
+from tfrecord_io.errors import UserError
 from tfrecord_io.printing import refuse, until_closed
+from tfrecord_io.stores.folder import local_path
 
 _COMMANDS = {
     "verify": (verify, "recount and re-hash everything"),
@@ -31,16 +33,14 @@ def main(argv: list[str] | None = None) -> int:
     for name, (module, purpose) in _COMMANDS.items():
         module.add_arguments(commands.add_parser(name, help=purpose, description=purpose))
     args = parser.parse_args(argv)
-    for path in vars(args).values():
-        if "://" in str(path):
-            return refuse(
-                f"{args.command} reads local files, received {path}; copy them to a disk of this "
-                "machine and give that path"
-            )
     try:
+        for given in filter(None, vars(args).values()):
+            local_path(str(given))
         with until_closed():
             return _COMMANDS[args.command][0].run(args)
         return 1  # the reader of the output, such as `head`, closed it early
+    except UserError as error:
+        return refuse(f"{args.command}: {error}")
     except (manifest.ManifestError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

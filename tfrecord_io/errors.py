@@ -31,5 +31,9 @@ class StoreError(ToldError):
     """
 
 
+class RangeError(StoreError):
+    """A server sent a whole file instead of the part that was asked for."""
+
+
 class ChangedError(StoreError):
     """A file on a store is another version than the one that was first seen."""

@@ -30,6 +30,8 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from tfrecord_io.errors import UserError
+from tfrecord_io.redaction import Address
+from tfrecord_io.stores.folder import local_path
 
 _Options = TypeVar("_Options")
 
@@ -173,14 +175,18 @@ def names(text: str) -> tuple[str, ...]:
 def check(options: Any) -> None:
     """Checks the values of a dataclass against their `choices` and limits; NaN is in no range.
 
+    A text in a field of the type `Address` becomes one.
+
     A dataclass calls it in `__post_init__`, so that flags and values from elsewhere are checked
     alike.
 
     Raises:
         ValueError: naming the flag, the value and what was expected.
     """
-    for field, _ in fields_of(type(options)):
+    for field, kind in fields_of(type(options)):
         value = getattr(options, field.name)
+        if kind is Address and value is not None:
+            object.__setattr__(options, field.name, Address(value))
         if value is not None and (expected := _broken_rule(value, field.metadata)):
             raise ValueError(f"--{field.name} must be {expected}; received {value!r}")
 
@@ -226,7 +232,7 @@ def _metavar(field: dataclasses.Field[Any], kind: Any) -> str:
 
 
 def _parsed(field: dataclasses.Field[Any], kind: Any, text: Any) -> Any:
-    parse = field.metadata.get("parse") or kind
+    parse: Any = field.metadata.get("parse") or (local_path if kind is Path else kind)
     try:
         return parse(text)
     except ValueError as error:

@@ -28,6 +28,7 @@ from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.printing import printable, refuse
 from tfrecord_io.rejects import Reject
 from tfrecord_io.statistics import PixelStatistics
+from tfrecord_io.stores.folder import local_path
 
 #: Number of records read at once, a few megabytes.
 _CHUNK_RECORDS = 256
@@ -81,8 +82,10 @@ def verify(
     Raises:
         manifest.ManifestError: if there is no usable manifest.
         OSError: if the source or the private table cannot be read.
+        UserError: if a URL is given.
     """
-    dataset, directory = manifest.Manifest.load(directory), Path(directory)
+    directory = local_path(directory)
+    dataset = manifest.Manifest.load(directory)
     findings: list[Finding] = []
     # The records that are right, by shard; and the sums over their pixels, if they count.
     records: dict[str, list[_Record]] = {shard.name: [] for shard in dataset.shards}
@@ -105,7 +108,7 @@ def verify(
         table = pq.read_table(directory / manifest.EXAMPLES_FILE_NAME)
         drawn = random.Random(seed).sample(range(len(table)), min(num_samples, len(table)))
         rows = table.take(sorted(drawn)).to_pylist()
-        findings += _check_sample(directory, dataset, Path(source_input), names, rows)
+        findings += _check_sample(directory, dataset, local_path(source_input), names, rows)
     return findings
 
 

@@ -1,7 +1,7 @@
 """The configuration of a training run: the options of each room, their flags and their file.
 
 `resolve` decides what depends on the dataset and the devices. The result is written to
-RUN/config.json, from which the run can be repeated.
+RUN/config.json, from which the run can be repeated; the login of a URL must be given again.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import math
 import os
 import typing
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from tfrecord_io import flags, printing
 from tfrecord_io.flags import flag
 from tfrecord_io.manifest import Manifest
+from tfrecord_io.redaction import Address
+from tfrecord_io.stores.folder import local_path
 from train import console
 from train.data.options import AugmentOptions, FoldOptions, InputOptions
 from train.devices import DeviceOptions, Devices
@@ -278,7 +279,7 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
         ConfigError: if the file does not exist, is not a configuration, or has unknown or removed
             settings or a value of the wrong type.
     """
-    path = Path(path)
+    path = local_path(path)
     if path.is_dir():
         path = path / FILE_NAME
     types_of = {field.name: kind for field, kind in _fields()}
@@ -298,7 +299,8 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
                 )
         for name, value in content["config"].items():
             kind = types_of[name]  # KeyError: a setting that this version does not know
-            if value is not None and not isinstance(value, (int, float) if kind is float else kind):
+            stored = {float: (int, float), Address: str}.get(kind, kind)
+            if value is not None and not isinstance(value, stored):
                 raise TypeError(f"{name} must be of type {kind.__name__}; received {value!r}")
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist; give the config.json of a run") from None

@@ -21,6 +21,8 @@ from tfrecord_io import flags, shapes
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.files import read_json
 from tfrecord_io.printing import counted, differences
+from tfrecord_io.redaction import Address
+from tfrecord_io.stores.folder import local_path
 from train import console
 from train.data.dataset import Dataset, Part, open_dataset
 from train.data.seen import Exposure, read_seen, unseen_part
@@ -40,11 +42,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     add = parser.add_argument
     model = "folder of a finished run"
-    add("--model", dest="run", required=True, type=Path, metavar="RUN", help=model)
-    add("--data", required=True, metavar="OUT", help="folder of a finished dataset")
+    add("--model", dest="run", required=True, type=local_path, metavar="RUN", help=model)
+    add("--data", required=True, type=Address, metavar="OUT", help="folder of a finished dataset")
     add("--split", default="test", help="split to measure on (default: test)")
     output = "folder for the results (default: RUN/evaluation/NAME-SPLIT)"
-    add("--output", type=Path, metavar="DIR", help=output)
+    add("--output", type=local_path, metavar="DIR", help=output)
     seen = "measure images, too, that the model has seen, or others of their patients"
     add("--include_seen", action="store_true", help=seen)
     flags.add_flags(parser, "measures", MeasureOptions)
@@ -130,7 +132,7 @@ def _evaluate(arguments: argparse.Namespace, options: MeasureOptions) -> None:
 
 
 def _require_fit(
-    classifier: Classifier, manifest: tfrecord_io.Manifest, run: Path, data: str
+    classifier: Classifier, manifest: tfrecord_io.Manifest, run: Path, data: Address
 ) -> None:
     """Refuses a dataset with other labels, or whose files became pixels in another way."""
     kind, known = manifest.label_kind, classifier.label_names

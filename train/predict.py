@@ -20,6 +20,7 @@ from typing import Any
 from tfrecord_io import flags, shapes
 from tfrecord_io.decoding.preprocess import decode_image
 from tfrecord_io.printing import csv_cell, no_formula, printable, refuse, until_closed
+from tfrecord_io.stores.folder import local_path
 from train import console
 from train.errors import ConfigError
 from train.results.classifier import (
@@ -41,13 +42,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     parser = flags.Parser(prog=flags.command("predict"), description="Predicts image files.")
     add = parser.add_argument
-    add("--model", required=True, metavar="RUN", help="folder of a finished run")
+    add("--model", required=True, type=local_path, metavar="RUN", help="folder of a finished run")
     files = "image files, or folders of them"
-    add("--input", required=True, nargs="+", type=Path, metavar="PATH", help=files)
+    add("--input", required=True, nargs="+", type=local_path, metavar="PATH", help=files)
     forms = ("table", "csv", "json")
     add("--format", choices=forms, default="table", help="output format (default: table)")
     maps = "write a map of what mattered for each image into this folder"
-    add("--occlusion", type=Path, metavar="DIR", help=maps)
+    add("--occlusion", type=local_path, metavar="DIR", help=maps)
     side = "side in pixels of the patch that --occlusion hides (default: an eighth of the image)"
     add("--patch", type=int, metavar="N", help=side)
     arguments = parser.parse_args(argv)
@@ -56,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise ConfigError(f"--patch must be at least 1 pixel, received {arguments.patch}")
     if arguments.occlusion:
         console.make_folder("--occlusion", arguments.occlusion)
-    classifier = load_classifier(Path(arguments.model))
+    classifier = load_classifier(arguments.model)
     _warn(other_decoder(classifier))
     try:
         predictions = list(predict_files(classifier, paths))

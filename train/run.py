@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from tfrecord_io import flags
 from tfrecord_io.errors import ToldError
 from tfrecord_io.manifest import ManifestError
+from tfrecord_io.stores.folder import local_path
 from train import config, console
 from train.errors import TrainingError
 
@@ -29,7 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog="All results are in --workdir: report.html, metrics.json, checkpoint, export.",
     )
     first = config.add_arguments(parser)
-    first.add_argument("--workdir", required=True, metavar="RUN", help="folder of this run")
+    run = "folder of this run"
+    first.add_argument("--workdir", required=True, type=local_path, metavar="RUN", help=run)
     parser.add_argument("--config", metavar="FILE", help="repeat the run of a RUN/config.json")
     arguments = parser.parse_args(argv)
     workdir, chosen = arguments.workdir, config.from_arguments(arguments)

@@ -33,7 +33,6 @@ from tfrecord_io.decoding import preprocess
 from tfrecord_io.decoding.options import SHARE, Physical
 from tfrecord_io.manifest import FILE_NAME, Manifest
 from tfrecord_io.rejects import Reject, in_words
-from tfrecord_io.stores import remote
 from tfrecord_io.stores.folder import is_remote
 
 
@@ -89,7 +88,7 @@ def prepared(options: BuildOptions, make_source: Callable[[], Source]) -> Iterat
 
 def full_path(folder: str) -> str:
     """Returns the full path or URL: a worker may have another working directory."""
-    return folder.rstrip("/") if is_remote(folder) else str(Path(folder).resolve())
+    return folder if is_remote(folder) else str(Path(folder).resolve())
 
 
 def clean(storage: Storage) -> None:
@@ -146,7 +145,7 @@ def _prepare(
     source = make_source().prepare(Path(folder).absolute())
     started = time.monotonic()
     shown = "the input" if privacy.key else options.source.input or options.source.source
-    _say(f"listing the images of {remote.shown(shown)}")
+    _say(f"listing the images of {shown}")
     listing = list_images(source, options.listing)
     privacy.hide(listing)
     notes = _say_what_there_is(listing)

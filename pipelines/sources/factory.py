@@ -23,6 +23,7 @@ from pipelines.sources.source import Source
 from pipelines.stores.output import Storage
 from tfrecord_io.flags import check, flag
 from tfrecord_io.printing import bar
+from tfrecord_io.redaction import Address
 from tfrecord_io.stores import remote
 from tfrecord_io.stores.folder import is_remote
 
@@ -55,7 +56,7 @@ class SourceOptions:
         "account; synthetic draws them and needs no account)",
         choices=SOURCES,
     )
-    input: str | None = flag(
+    input: Address | None = flag(
         None,
         "archive: the .zip, .tar or .tar.gz file; directory: the folder; fashion_mnist: the folder "
         "with its four files (default: download them). A zip or folder may be a URL such as "
@@ -65,7 +66,7 @@ class SourceOptions:
     kaggle_dataset: str = flag(
         kaggle.DEFAULT_DATASET, "kaggle: the dataset to download", metavar="OWNER/NAME"
     )
-    fashion_mnist_url: str = flag(
+    fashion_mnist_url: Address = flag(
         fashion_mnist.BASE_URL,
         "fashion_mnist: where to download the four files from",
         metavar="URL",
@@ -77,7 +78,7 @@ class SourceOptions:
         "where downloads and drawn images are kept for later builds",
         metavar="DIR",
     )
-    staging: str | None = flag(
+    staging: Address | None = flag(
         None,
         "for workers that cannot read this machine's disk, such as Dataflow's: folder such as "
         "gs://bucket/folder to which a local or downloaded zip is uploaded once",
@@ -117,7 +118,7 @@ def make_source(options: SourceOptions, workers: Workers, seed: int) -> Source:
         errors.BuildError: if the data could not be downloaded, drawn or uploaded.
     """
     require_reachable(options, workers)
-    given, downloads = options.input or "", options.download_dir.absolute()
+    given, downloads = options.input or Address(""), options.download_dir.absolute()
     match options.source:
         case "kaggle":
             path = kaggle.download_archive(options.kaggle_dataset, downloads)
@@ -138,8 +139,8 @@ def make_source(options: SourceOptions, workers: Workers, seed: int) -> Source:
             return RemoteDirectorySource(given)
     if is_remote(given):
         raise errors.UserError(
-            f"--source {options.source} reads a local folder, received "
-            f"{remote.shown(given)}; copy the files to a disk of this machine first"
+            f"--source {options.source} reads a local folder, received {given}; copy the files to "
+            "a disk of this machine first"
         )
     path = Path(given).absolute()
     if not path.exists():
@@ -172,10 +173,10 @@ def require_reachable(options: SourceOptions, workers: Workers) -> None:
     Raises:
         errors.UserError: if the workers cannot read the images.
     """
-    given = options.input or ""
-    if remote.shown(given) != given and workers != "here":
+    given = options.input or Address("")
+    if given.hides_something and workers != "here":
         raise errors.UserError(
-            f"--input {remote.shown(given)} was given with a signature or a password, which would "
+            f"--input {given} was given with a signature or a password, which would "
             "be written into the job's description; give a URL without one, or copy the file first"
         )
     if workers != "dataflow" or is_remote(given):
@@ -210,7 +211,7 @@ def staged(source: ArchiveSource, options: SourceOptions, workers: Workers) -> S
         # Name, sizes, offset and CRC of each member identify the zip.
         for member in zip_members(file, str(path)):
             digest.update(repr(member[:5]).encode())
-        folder = Storage(f"{options.staging.rstrip('/')}/{size}-{digest.hexdigest()}")
+        folder = Storage(options.staging / f"{size}-{digest.hexdigest()}")
         if folder.size(path.name) != size:
             file.seek(0)
             with bar(desc="uploading to --staging", total=size, unit="B", unit_scale=True) as sent:

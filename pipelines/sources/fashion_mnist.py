@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from pipelines import errors
 from pipelines.sources.write_once import write_once
 from tfrecord_io.files import atomic_write
+from tfrecord_io.redaction import Address
 from tfrecord_io.stores import remote
 
 #: In the publisher's order. The first one is "T-shirt/top" there, which cannot name a folder.
@@ -117,14 +118,14 @@ def download(directory: Path, base_url: str) -> None:
         errors.BuildError: if a file could not be downloaded or written, or has another MD5.
     """
     for name in MD5_SUMS:
-        path, url = directory / name, f"{base_url.rstrip('/')}/{name}"
+        path, url = directory / name, Address(base_url) / name
         with contextlib.suppress(errors.UserError):
             if path.exists() and _read(path):
                 continue
         try:
-            content = _published(remote.read_file(url), name, remote.shown(url))
+            content = _published(remote.read_file(url), name, url)
         except FileNotFoundError:
-            raise errors.BuildError(f"{remote.shown(url)} does not exist.\n{_BY_HAND}") from None
+            raise errors.BuildError(f"{url} does not exist.\n{_BY_HAND}") from None
         except errors.ToldError as error:
             raise errors.BuildError(f"{error}\n{_BY_HAND}") from None
         with errors.clear_write_errors(f"{path} (--download_dir chooses another folder)"):

@@ -15,7 +15,7 @@ import contextlib
 import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from pipelines import errors
 from tfrecord_io import archives, file_lock, printing, redaction
 from tfrecord_io.ahead import map_ahead
 from tfrecord_io.files import read_json, sync_folder, write_json
+from tfrecord_io.redaction import Address
 from tfrecord_io.rejects import is_of_content
 from tfrecord_io.stores import remote
 
@@ -108,7 +109,7 @@ def find_login() -> Login:
     )
 
 
-def archive_address(dataset: str, login: Login) -> str:
+def archive_address(dataset: str, login: Login) -> Address:
     """Returns the archive's address on a storage host, signed and valid for some minutes.
 
     The request is that of the official client, which has no time limit. The storage host does not
@@ -144,7 +145,7 @@ def archive_address(dataset: str, login: Login) -> str:
             "own certificates, set REQUESTS_CA_BUNDLE to their file."
         ) from None
     if response.is_redirect:
-        return response.headers["Location"]
+        return Address(response.headers["Location"])
     raise _refusal(response, dataset, place)
 
 
@@ -215,13 +216,17 @@ def fetch(dataset: str, archive: Path) -> Path:
 
     Nobody else may write the file meanwhile. If it raises, the bytes that arrived are kept.
     """
-    login, attempts = find_login(), 0
+    login, attempts, in_parts = find_login(), 0, True
     with printing.bar(desc=f"downloading {archive.name}", unit="B", unit_scale=True) as bar:
         while True:
             before = _num_arrived(archive)
             try:
-                return _attempt(dataset, archive, login, bar)
+                return _attempt(dataset, archive, login, bar, in_parts=in_parts)
             except (errors.StoreError, FileNotFoundError) as error:
+                if in_parts and isinstance(error, errors.RangeError):
+                    _LOG.warning("The server sends no parts of %s; reading it all.", archive.name)
+                    in_parts = False
+                    continue
                 # An address that has expired is refused, too.
                 arrived = _num_arrived(archive)
                 attempts = 1 if arrived > before else attempts + 1
@@ -235,8 +240,10 @@ def fetch(dataset: str, archive: Path) -> Path:
                 _LOG.warning("%s Asking Kaggle for a new address.", message)
 
 
-def _attempt(dataset: str, archive: Path, login: Login, bar: tqdm) -> Path:
+def _attempt(dataset: str, archive: Path, login: Login, bar: tqdm, *, in_parts: bool) -> Path:
     """Downloads what is missing of an archive; returns the whole file, under its partial name.
+
+    If not `in_parts`, the archive is read from its beginning, and what had arrived is skipped.
 
     Raises:
         errors.BuildError: if Kaggle refuses, or the disk has too little space.
@@ -244,7 +251,7 @@ def _attempt(dataset: str, archive: Path, login: Login, bar: tqdm) -> Path:
             version now.
     """
     url = archive_address(dataset, login)
-    file = remote.describe(url)
+    file, whole = (remote.describe(url), iter(())) if in_parts else remote.stream(url)
     part = archive.with_name(f"{archive.name}.{file.size}-{file.version:x}.part")
     for other in set(_parts(archive)) - {part}:
         other.unlink()
@@ -263,7 +270,9 @@ def _attempt(dataset: str, archive: Path, login: Login, bar: tqdm) -> Path:
         return remote.read(url, place, min(_PART_BYTES, file.size - place), file.mark)
 
     places = range(start, file.size, _PART_BYTES)
-    blocks = map_ahead(read, places, _NUM_PARTS_AT_ONCE, num_threads=_NUM_PARTS_AT_ONCE)
+    blocks: Iterator[Any] = _behind(start, whole)
+    if in_parts:
+        blocks = map_ahead(read, places, _NUM_PARTS_AT_ONCE, num_threads=_NUM_PARTS_AT_ONCE)
     with part.open("ab") as target:
         for block in blocks:
             target.write(block)
@@ -271,6 +280,13 @@ def _attempt(dataset: str, archive: Path, login: Login, bar: tqdm) -> Path:
         target.flush()
         os.fsync(target.fileno())
     return part
+
+
+def _behind(start: int, blocks: Iterator[Any]) -> Iterator[memoryview]:
+    """Yields what blocks of bytes have from this byte on."""
+    for block in blocks:
+        yield memoryview(block)[start:]
+        start = max(start - len(block), 0)
 
 
 def _parts(archive: Path) -> list[Path]:

@@ -16,6 +16,7 @@ from pipelines import errors
 from pipelines.sources.archive import ArchiveReader, zip_members
 from pipelines.sources.source import Member, Reader, Source
 from tfrecord_io import archives
+from tfrecord_io.redaction import Address
 from tfrecord_io.rejects import Reject
 from tfrecord_io.stores import remote
 
@@ -34,7 +35,7 @@ class RemoteZipSource(Source):
         file: the archive's size and version, once prepared; no other version is read.
     """
 
-    url: str
+    url: Address
     facts: Mapping[str, str] = dataclasses.field(default_factory=dict)
     file: remote.RemoteFile = _NOT_PREPARED
 
@@ -42,25 +43,24 @@ class RemoteZipSource(Source):
         try:
             return dataclasses.replace(self, file=remote.describe(self.url))
         except FileNotFoundError:
-            raise errors.UserError(f"--input {remote.shown(self.url)} is not a file") from None
+            raise errors.UserError(f"--input {self.url} is not a file") from None
 
     def members(self) -> Iterator[Member]:
-        shown = remote.shown(self.url)
         with self.file.open() as file:
             if file.read(4) not in archives.SIGNATURES:
                 raise errors.UserError(
-                    f"{shown} is not a zip; only a zip has an index and can be read from a store "
-                    "without downloading all of it. Copy the file to a local disk, or give a .zip"
+                    f"{self.url} is not a zip; only a zip has an index and can be read from a "
+                    "store without downloading all of it. Copy the file to a local disk, or give a "
+                    ".zip"
                 )
-            yield from zip_members(file, shown)
+            yield from zip_members(file, self.url)
 
     @contextlib.contextmanager
     def open(self) -> Iterator[_ZipReader]:
         yield _ZipReader(self.file)
 
     def describe(self) -> dict[str, Any]:
-        name = remote.shown(self.url).rsplit("/", 1)[-1]
-        return {"kind": "archive", "name": name, **self.facts}
+        return {"kind": "archive", "name": self.url.rsplit("/", 1)[-1], **self.facts}
 
 
 class _ZipReader(ArchiveReader):
@@ -82,12 +82,12 @@ class _ZipReader(ArchiveReader):
 class RemoteDirectorySource(Source):
     """Images in a folder on an object store: SPLIT/CLASS/files or CLASS/files."""
 
-    url: str
+    url: Address
 
     def members(self) -> Iterator[Member]:
         files = remote.list_files(self.url, recursive=True)
         if not files:
-            raise errors.UserError(f"--input {remote.shown(self.url)} holds no files")
+            raise errors.UserError(f"--input {self.url} holds no files")
         for file in sorted(files, key=lambda file: file.url):
             name = file.url.removeprefix(f"{self.url.rstrip('/')}/")
             yield Member(name, file.size, 0, file.size, file.version)
@@ -129,4 +129,4 @@ class _DirectoryReader(Reader):
                 raise Reject(
                     "unreadable_name", "the store's name for it ends with /; rename it"
                 ) from None
-            raise errors.changed(remote.shown(url), "was removed") from None
+            raise errors.changed(url, "was removed") from None

@@ -20,6 +20,7 @@ import pyarrow as pa
 from tfrecord_io.ahead import map_ahead
 from tfrecord_io.files import atomic_write, make_private_folder, sync_folder
 from tfrecord_io.flags import check, flag
+from tfrecord_io.redaction import Address
 from tfrecord_io.stores import remote
 from tfrecord_io.stores.folder import is_remote, read_file
 
@@ -41,7 +42,7 @@ class OutputOptions:
         ValueError: if a value is wrong.
     """
 
-    output: str = flag("data/tfrecords", "folder or URL of the dataset", metavar="DIR")
+    output: Address = flag("data/tfrecords", "folder or URL of the dataset", metavar="DIR")
     name: str | None = flag(
         None, "name of the dataset (default: made from the source or the input)", metavar="NAME"
     )
@@ -79,9 +80,9 @@ class Storage:
         """Whether the folder is on an object store."""
         return is_remote(self.root)
 
-    def path(self, name: str) -> str:
+    def path(self, name: str) -> Address:
         """Returns the full path of a file given by its name in this folder."""
-        return f"{self.root.rstrip('/')}/{name}"
+        return Address(self.root) / name
 
     def make_folders(self) -> None:
         """Makes the folder and its build folder, on a disk."""
@@ -144,7 +145,7 @@ class Storage:
 
     def names(self, folder: str = "") -> list[str]:
         """Returns the names of the files of a folder below this one (this one by default)."""
-        prefix = self.path(folder).rstrip("/")
+        prefix = self.path(folder)
         if not self.remote:
             directory = Path(prefix)
             return sorted(p.name for p in directory.iterdir()) if directory.is_dir() else []

@@ -18,7 +18,6 @@ from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import file_lock, manifest
 from tfrecord_io.printing import differences
 from tfrecord_io.reading.opening import open_split
-from tfrecord_io.stores import remote
 
 #: The references, one record batch per task; and a JSON file with the tasks and the identity.
 PLAN_FILE = f"{BUILD_DIR}/plan.arrow"
@@ -46,8 +45,7 @@ def locked(storage: Storage) -> Iterator[None]:
         try:
             storage.names()
         except errors.ToldError as error:
-            shown = remote.shown(storage.root)
-            raise errors.UserError(f"cannot use --output {shown}: {error}") from None
+            raise errors.UserError(f"cannot use --output {storage.root}: {error}") from None
         yield
         if storage.exists(manifest.FILE_NAME):
             storage.delete_build_dir()

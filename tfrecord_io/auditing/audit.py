@@ -11,7 +11,6 @@ import itertools
 import json
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -23,6 +22,7 @@ from tfrecord_io.auditing.findings import MAX_LISTED, Audit
 from tfrecord_io.auditing.twins import ImageReader, Twins, find_twins
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME, Manifest, ManifestError
 from tfrecord_io.printing import printable
+from tfrecord_io.stores.folder import local_path
 
 # Each yields its findings and adds its numbers to the measures.
 _CHECKS = (
@@ -76,8 +76,10 @@ def audit(directory: str | os.PathLike[str], *, most_listed: int | None = MAX_LI
     Raises:
         ManifestError: if the dataset is unfinished or unusable.
         OSError: if a file of the dataset is missing.
+        UserError: if a URL is given.
     """
-    dataset, directory = Manifest.load(directory), Path(directory)
+    directory = local_path(directory)
+    dataset = Manifest.load(directory)
     examples = read_examples(directory / EXAMPLES_FILE_NAME)
     num_images = dataset.num_examples - dataset.counts.get("variants", 0)
     if examples.num_rows != num_images:

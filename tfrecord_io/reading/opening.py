@@ -21,6 +21,7 @@ from tfrecord_io.manifest import (
     ManifestError,
     Shard,
 )
+from tfrecord_io.redaction import Address
 from tfrecord_io.statistics import PixelStatistics
 from tfrecord_io.stores.folder import (
     NUM_THREADS,
@@ -56,11 +57,12 @@ def open_split(
     """
     if verify not in (levels := get_args(Verify)):
         raise ValueError(f"verify must be one of {', '.join(levels)}, received {verify!r}")
+    directory = Address(directory)
     manifest = Manifest.load(directory)
     try:
         wanted = manifest.split(split)
     except ManifestError as error:
-        raise ManifestError(f"{os.fspath(directory)}: {error}") from None
+        raise ManifestError(f"{directory}: {error}") from None
     if not wanted.num_examples:
         raise ManifestError(f"split {split!r} of {directory} has no examples")
     files = describe_shards(directory, [shard.name for shard in manifest.shards])

@@ -32,7 +32,7 @@ def _s3_settings() -> dict[str, Any]:
         if address and not address.startswith(("http://", "https://")):
             raise UserError(
                 f"the address of the S3 server ({variable}, --s3_endpoint_url) must start with "
-                f"http:// or https://, received {address!r}"
+                f"http:// or https://, received {address.rpartition('@')[2]!r}"
             )
     if "AWS_ACCESS_KEY_ID" in os.environ or "AWS_SKIP_SIGNATURE" in os.environ:
         return {}

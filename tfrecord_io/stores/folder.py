@@ -22,6 +22,7 @@ from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from tfrecord_io.errors import ChangedError, StoreError, UserError
+from tfrecord_io.redaction import Address
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ class DataPath:
     What a URL gives is kept in `cache_dir`, up to `cache_gb` times 10^9 bytes.
     """
 
-    directory: str
+    directory: Address
     cache_dir: str | os.PathLike[str] | None = None
     cache_gb: float | None = None
 
@@ -56,14 +57,14 @@ class DataPath:
         cache_gb: float | None = None,
     ) -> DataPath:
         """Returns a `DataPath` as it is, or with what is given here in its place."""
-        given = directory if isinstance(directory, cls) else cls(os.fspath(directory))
+        given = directory if isinstance(directory, cls) else cls(Address(directory))
         return cls(
             given.directory,
             given.cache_dir if cache_dir is None else cache_dir,
             given.cache_gb if cache_gb is None else cache_gb,
         )
 
-    def __fspath__(self) -> str:
+    def __fspath__(self) -> Address:
         return self.directory
 
     __str__ = __fspath__
@@ -74,21 +75,33 @@ def is_remote(directory: str | os.PathLike[str]) -> bool:
     return "://" in os.fspath(directory)
 
 
-def path_in(directory: str | os.PathLike[str], name: str) -> str:
+def local_path(given: str | os.PathLike[str]) -> Path:
+    """Returns a path on this machine; raises UserError for a URL."""
+    if is_remote(given):
+        raise UserError(
+            f"expected local files, received {Address(given)}; copy them to a disk of this machine "
+            "and give that path"
+        )
+    return Path(given)
+
+
+def path_in(directory: str | os.PathLike[str], name: str) -> Address:
     """Returns the path or URL of a file in a folder.
 
     Raises:
         UserError: if the URL has a signature, which would be that of a single file, or is http://
             and not of this machine: anybody on the way could change what it gives.
     """
-    folder = os.fspath(directory)
+    folder = Address(directory)
     if folder.startswith(("http://", "https://")):
-        parts = urlsplit(folder)
+        parts = urlsplit(folder.opened)
         if parts.query or parts.fragment:
-            raise UserError(f"expected the URL of a folder, without ? and #, received {folder}")
+            raise UserError(
+                f"expected the URL of a folder, without ? and # (not shown here), received {folder}"
+            )
         if parts.scheme == "http" and not _LOOPBACK.fullmatch(parts.hostname or ""):
             raise UserError(f"cannot read a dataset from {folder}: use https://")
-    return f"{folder.rstrip('/')}/{name}"
+    return folder / name
 
 
 def open_file(directory: str | os.PathLike[str], name: str) -> io.BufferedReader:
@@ -132,7 +145,7 @@ class StoredFiles(NamedTuple):
 def describe_shards(directory: str | os.PathLike[str], names: Sequence[str]) -> StoredFiles:
     """Describes shards of a folder; raises what `remote.describe` and `remote.list_files` raise."""
     if is_remote(directory):
-        return _describe_remote(os.fspath(directory), names)
+        return _describe_remote(Address(directory), names)
     folder = Path(directory)
     sizes = {path.name: path.stat().st_size for path in folder.glob("*.tfrecord")}
 
@@ -144,7 +157,7 @@ def describe_shards(directory: str | os.PathLike[str], names: Sequence[str]) -> 
     return StoredFiles(sizes, read)
 
 
-def _describe_remote(folder: str, names: Sequence[str]) -> StoredFiles:
+def _describe_remote(folder: Address, names: Sequence[str]) -> StoredFiles:
     from tfrecord_io.stores import remote
 
     def describe(name: str) -> remote.RemoteFile | None:
@@ -164,7 +177,7 @@ def _describe_remote(folder: str, names: Sequence[str]) -> StoredFiles:
         return remote.read(file.url, start, length, file.mark)
 
     # A mark tells the versions of one file apart, and says nothing of a copy elsewhere.
-    marks = repr([(remote.shown(files[n].url), files[n].mark) for n in names if n in files])
+    marks = repr([(files[n].url, files[n].mark) for n in names if n in files])
     sizes = {name: file.size for name, file in files.items()}
     return StoredFiles(sizes, read, hashlib.sha256(marks.encode()).hexdigest())
 

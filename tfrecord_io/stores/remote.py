@@ -27,7 +27,8 @@ from obstore import exceptions
 from obstore import store as obstores
 
 from tfrecord_io import redaction
-from tfrecord_io.errors import ChangedError, StoreError, UserError
+from tfrecord_io.errors import ChangedError, RangeError, StoreError, UserError
+from tfrecord_io.redaction import Address
 from tfrecord_io.stores import credentials
 from tfrecord_io.stores.range_file import RangeFile
 
@@ -38,8 +39,8 @@ NUM_CONNECTIONS = 10
 SILENT_SECONDS = 60
 RETRY_SECONDS = 120
 
-# Seconds for a whole answer, such as the directory of a zip with millions of images.
-_ANSWER_SECONDS = 3600
+# Seconds for a whole answer, such as an archive of 11 GB through a proxy that ignores ranges.
+_ANSWER_SECONDS = 24 * 3600
 
 # A larger file is uploaded in parts of this size, and buffered on the disk instead of in memory.
 _PART_BYTES = 8 * 1024 * 1024
@@ -73,11 +74,6 @@ class RemoteFile:
         return RangeFile(lambda start, length: read(self.url, start, length, self.mark), self.size)
 
 
-def shown(url: str) -> str:
-    """Returns a URL for messages: without user name and password, and without a signature."""
-    return redaction.without_secrets(url)
-
-
 def forget_stores() -> None:
     """Forgets all open stores, so that each is opened again with the current settings."""
     _store.cache_clear()
@@ -91,7 +87,7 @@ def describe(url: str) -> RemoteFile:
         UserError: if the URL's scheme is unknown.
         StoreError: if the store does not answer, or refuses.
     """
-    store, path = _open(url)
+    store, path, url = _open(url)
     with _clear_errors(url):
         if url.partition("://")[0] in _WEB:
             # GET instead of HEAD, because the signature of a URL is valid for GET only. It also
@@ -117,7 +113,7 @@ def read(url: str, start: int, length: int, mark: str = "") -> memoryview:
     # Weak ETags, those with a quote inside, and times cannot be conditions.
     if mark and not mark.startswith(("W/", "time ")) and '"' not in mark:
         options["if_match"] = f'"{mark}"'
-    store, path = _open(url)
+    store, path, url = _open(url)
     with _clear_errors(url, mark):
         answer = obstore.get(store, path, options=options)
         # A web server may ignore the condition.
@@ -128,13 +124,29 @@ def read(url: str, start: int, length: int, mark: str = "") -> memoryview:
 
 def read_file(url: str, size: int | None = None, version: int | None = None) -> bytes:
     """Returns a whole file as `read` does; with this size and `version`, None for any."""
-    store, path = _open(url)
+    store, path, url = _open(url)
     with _clear_errors(url):
         answer = obstore.get(store, path)
         file = _described(url, answer.meta)
         if size not in (None, file.size) or version not in (None, file.version):
             raise _changed(url)
         return bytes(_whole(url, answer.bytes(), file.size))
+
+
+def stream(url: str) -> tuple[RemoteFile, Iterator[Any]]:
+    """Returns a file, and its bytes from first to last in blocks, for servers that ignore ranges.
+
+    Raises what `read_file` raises, also while blocks are read.
+    """
+    store, path, url = _open(url)
+    with _clear_errors(url):
+        answer = obstore.get(store, path)
+
+    def blocks() -> Iterator[Any]:
+        with _clear_errors(url):
+            yield from answer.stream()
+
+    return _described(url, answer.meta), blocks()
 
 
 def write(url: str, source: IO[bytes]) -> None:
@@ -144,14 +156,14 @@ def write(url: str, source: IO[bytes]) -> None:
         UserError: for a web server, which does not accept files.
         StoreError: if the store refuses the file or does not answer.
     """
-    store, path = _open(url, web=False)
+    store, path, url = _open(url, web=False)
     try:
         with _clear_errors(url):
             obstore.put(
                 store, path, source, chunk_size=_PART_BYTES, max_concurrency=_NUM_PARTS_AT_ONCE
             )
     except FileNotFoundError as error:
-        raise StoreError(f"cannot write {shown(url)}: there is no such bucket") from error
+        raise StoreError(f"cannot write {url}: there is no such bucket") from error
 
 
 @contextlib.contextmanager
@@ -176,7 +188,7 @@ def list_files(folder: str, *, recursive: bool) -> list[RemoteFile]:
         StoreError: if the store does not answer, or an object has a name that no file
             can have, such as one with an empty part.
     """
-    store, prefix = _open(folder, web=False)
+    store, prefix, folder = _open(folder, web=False)
     root, prefix = _split(folder)[0], prefix.strip("/")
     with _clear_errors(folder):
         if recursive:
@@ -205,7 +217,7 @@ def delete(urls: Iterable[str]) -> None:
     """
 
     def delete_one(url: str) -> None:
-        store, path = _open(url, web=False)
+        store, path, url = _open(url, web=False)
         with contextlib.suppress(FileNotFoundError), _clear_errors(url):
             obstore.delete(store, path)
 
@@ -222,9 +234,13 @@ def _split(url: str) -> tuple[str, str]:
     return f"{scheme}://{bucket}", path
 
 
-def _open(url: str, *, web: bool = True) -> tuple[Any, str]:
-    """Returns the store of a URL, which may be a web server if `web`, and the path within it."""
-    root, path = _split(url)
+def _open(url: str, *, web: bool = True) -> tuple[Any, str, Address]:
+    """Returns a URL's store, the path within it, and the URL as it may be shown.
+
+    The store may be a web server if `web`.
+    """
+    url = Address(url)
+    root, path = _split(url.opened)
     if _store.cache_info().currsize and _opened_by != os.getpid():
         raise RuntimeError(
             "a store was opened before this process was forked, so it would hang here; open "
@@ -232,26 +248,25 @@ def _open(url: str, *, web: bool = True) -> tuple[Any, str]:
         )
     if not web and root.partition("://")[0] in _WEB:
         raise UserError(
-            f"cannot use {shown(url)} as a folder: a web server serves single files and does not "
+            f"cannot use {url} as a folder: a web server serves single files and does not "
             "list them. Give --input a .zip with --source archive, and write to a local folder or "
             "a bucket"
         )
-    return _store(root), path
+    return _store(root), path, url
 
 
 @functools.cache
 def _store(root: str) -> Any:
     global _opened_by
     _opened_by = os.getpid()
-    scheme = root.partition("://")[0]
+    address, scheme = Address(root), root.partition("://")[0]
     if scheme not in (*_BUCKETS, *_WEB):
         raise UserError(
-            f"cannot use {shown(root)}: expected s3://, gs://, az:// or https://, received "
-            f"{scheme}://"
+            f"cannot use {address}: expected s3://, gs://, az:// or https://, received {scheme}://"
         )
-    if scheme in _BUCKETS and shown(root) != root:
+    if scheme in _BUCKETS and address.hides_something:
         raise UserError(
-            f"cannot use {shown(root)} with a user name in the URL; give credentials as the tools "
+            f"cannot use {address} with a user name in the URL; give credentials as the tools "
             "of the store take them (docs/sources.md)"
         )
     client_options: dict[str, Any] = {
@@ -264,8 +279,9 @@ def _store(root: str) -> Any:
         if file := os.environ.get(variable):
             client_options["root_certificate"] = Path(file).read_bytes()
             break
-    if scheme in _WEB and (login := _login(root)):
-        client_options["default_headers"] = {"authorization": f"Basic {login}"}
+    if login := urlsplit(root).netloc.rpartition("@")[0]:
+        root = root.replace(f"{login}@", "", 1)
+        client_options["default_headers"] = {"authorization": f"Basic {_basic(login)}"}
     retries = {"max_retries": 6, "retry_timeout": datetime.timedelta(seconds=RETRY_SECONDS)}
     # Its overloads do not allow for settings that are found at run time.
     from_url: Callable[..., Any] = obstores.from_url
@@ -273,23 +289,13 @@ def _store(root: str) -> Any:
     try:
         return from_url(root, **options, **credentials.settings(scheme))
     except (exceptions.BaseError, ValueError) as error:
-        raise UserError(f"cannot use {shown(root)}: {_reason(error)}") from None
+        raise UserError(f"cannot use {address}: {_reason(error)}") from None
 
 
-def _login(url: str) -> str:
-    """Returns user name and password of a URL for HTTP's basic login (RFC 7617); "" if none."""
-    try:
-        parts = urlsplit(url)
-        _ = parts.port  # what follows an unescaped / or # in a password is taken for a path
-    except ValueError:
-        raise UserError(
-            "cannot use the given URL: its port is not a number. In a user name or a password, "
-            "write characters such as / and # as %2F and %23"
-        ) from None
-    given = parts.netloc.rpartition("@")[0]
-    if given and ":" not in given:
-        given += ":"
-    return base64.b64encode(unquote_to_bytes(given)).decode()
+def _basic(login: str) -> str:
+    """Returns user name and password of a URL for HTTP's basic login (RFC 7617)."""
+    named = login if ":" in login else f"{login}:"
+    return base64.b64encode(unquote_to_bytes(named)).decode()
 
 
 def _described(url: str, meta: Any) -> RemoteFile:
@@ -301,7 +307,7 @@ def _described(url: str, meta: Any) -> RemoteFile:
 
 def _changed(url: str) -> ChangedError:
     return ChangedError(
-        f"{shown(url)} changed since it was first read; start again (a build with --overwrite)"
+        f"{url} changed since it was first read; start again (a build with --overwrite)"
     )
 
 
@@ -312,29 +318,35 @@ def _clear_errors(url: str, mark: str = "") -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         if re.search("NoSuchBucket|ContainerNotFound", str(error)):
-            raise StoreError(f"cannot use {shown(url)}: {_reason(error)}") from None
+            raise StoreError(f"cannot use {url}: {_reason(error)}") from None
         if mark:
             raise StoreError(
-                f"{shown(url)} is missing, though it was there before; put it back, and start again"
+                f"{url} is missing, though it was there before; put it back, and start again"
             ) from None
-        raise FileNotFoundError(shown(url)) from None
+        raise FileNotFoundError(url) from None
     except exceptions.PreconditionError:
         raise _changed(url) from None
     except exceptions.InvalidPathError as error:
         raise StoreError(
-            f"cannot list {shown(url)}: an object there has a name that no file can have, with an "
+            f"cannot list {url}: an object there has a name that no file can have, with an "
             f"empty part or one of dots ({_reason(error)}). Rename it, or give the folder of the "
             "others"
         ) from None
     except (exceptions.BaseError, ValueError) as error:
-        raise StoreError(f"cannot use {shown(url)}: {_reason(error)}") from None
+        # The first words come from object stores, the others from web servers.
+        if re.search("non-partial response|[Rr]ange request", str(error)):
+            raise RangeError(
+                f"cannot use {url}: the server sent the whole file instead of the requested part; "
+                "copy the file to a local disk"
+            ) from None
+        raise StoreError(f"cannot use {url}: {_reason(error)}") from None
 
 
 def _whole(url: str, data: Any, size: int) -> memoryview:
     """Returns an answer, if it has as many bytes as were asked for."""
     if len(content := memoryview(data)) != size:
         raise StoreError(
-            f"cannot read {shown(url)}: the server sent {len(content):,} bytes instead of "
+            f"cannot read {url}: the server sent {len(content):,} bytes instead of "
             f"{size:,}. Run the same command again to resume"
         )
     return content
@@ -343,12 +355,6 @@ def _whole(url: str, data: Any, size: int) -> memoryview:
 def _reason(error: Exception) -> str:
     """Returns the message of a store's error in one line, without signatures."""
     text = str(error).partition("\n\nDebug source")[0]
-    # The first words come from object stores, the others from web servers.
-    if re.search("non-partial response|[Rr]ange request", text):
-        return (
-            "the server sent the whole file instead of the requested part; copy the file to a "
-            "local disk"
-        )
     head, found, body = text.partition("<?xml")
     if found:
         said = [re.search(f"<{tag}>([^<]*)", body) for tag in ("Code", "Message")]

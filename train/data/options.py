@@ -6,6 +6,7 @@ import dataclasses
 
 from tfrecord_io import flags
 from tfrecord_io.flags import flag
+from tfrecord_io.redaction import Address
 from tfrecord_io.stores.folder import DataPath
 
 
@@ -13,7 +14,7 @@ from tfrecord_io.stores.folder import DataPath
 class InputOptions:
     """Which examples there are, and in which batches they come."""
 
-    data: str = flag(
+    data: Address = flag(
         "",
         "folder of a finished dataset (it contains manifest.json), or its URL: s3://, gs://, "
         "az://, https://",

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 
 import keras
 import numpy as np
 
 from tfrecord_io.statistics import PixelStatistics
+from tfrecord_io.stores.folder import local_path
 from train.data.augmentation import inside_padding, picture_share
 from train.errors import ConfigError, TrainingError
 from train.kinds.classes import CLASSES
@@ -337,7 +337,7 @@ def _load_weights(model: keras.Model, options: NetworkOptions) -> None:
     path = options.initial_weights
     if path in ("imagenet", "none"):
         return
-    if not Path(path).is_file():
+    if not local_path(path).is_file():
         raise ConfigError(
             f"--weights {path}: this file does not exist; expected imagenet, none or a weights file"
         )
