@@ -8,12 +8,11 @@ IMAGE_SIZE ?= 64
 ifdef INPUT
 # Scans of one's own, a folder or an archive; BUILD_FLAGS adds flags such as --labels labels.csv.
 NAME := $(shell basename "$(INPUT)" | sed -E 's/\.(zip|tar|tar\.gz|tgz)$$//')
-SOURCE := $(shell case "$(INPUT)" in (*.zip|*.tar|*.tar.gz|*.tgz) echo archive;; (*) echo directory;; esac)
 # A first look: at most so many scans of each split, and a training of so many images.
 LIMIT ?= 3200
 IMAGES_SHOWN ?= 25600
 EPOCHS ?= $$($(BIN)/python scripts/epochs.py "$(OUTPUT)" $(IMAGES_SHOWN))
-BUILD = --source $(SOURCE) --input "$(INPUT)" --splits patient --limit $(LIMIT) $(BUILD_FLAGS)
+BUILD = --input "$(INPUT)" --splits auto --limit $(LIMIT) $(BUILD_FLAGS)
 NEXT = $(BIN)/python train/predict.py --model '$(WORKDIR)' --input SCAN
 else
 NAME := synthetic

@@ -1,6 +1,6 @@
 """Builds a TFRecord dataset from an image collection, once.
 
-    python pipelines/build_tfrecords.py --source archive --input kermany2018.zip --output data/oct
+    python pipelines/build_tfrecords.py --input kermany2018.zip --output data/oct
 
 The job is a Beam batch pipeline. It runs on all cores of this machine by default, or on a cluster
 with Beam's own flags, and writes the same bytes either way.

@@ -84,8 +84,8 @@ _EXAMPLES = """\
 examples:
   {build}                              the OCT scans from Kaggle
   {build} --source synthetic --output data/synthetic
-  {build} --source archive --input kermany2018.zip --output data/oct
-  {build} --source directory --input scans/ --output data/scans
+  {build} --input kermany2018.zip --output data/oct
+  {build} --input scans/ --output data/scans
   {build} --source fashion_mnist --output data/fashion_mnist
 
 All other flags are Beam's, for example --runner=DataflowRunner or --direct_num_workers=4.
@@ -178,7 +178,7 @@ def parse_options(argv: Sequence[str]) -> BuildOptions:
     program = flags.command("build")
     parser = flags.Parser(
         prog=program,
-        usage=f"{program} --source SOURCE --input PATH --output OUT [flags]",
+        usage=f"{program} --input PATH --output OUT [flags]",
         description=_DESCRIPTION,
         epilog=_EXAMPLES.format(build=program),
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -201,7 +201,9 @@ def parse_options(argv: Sequence[str]) -> BuildOptions:
 
 def flag_names() -> list[str]:
     """Returns the flags of the build, such as `--source`."""
-    return [f"--{field.name}" for group in _GROUPS.values() for field, _ in flags.fields_of(group)]
+    fields = [field for group in _GROUPS.values() for field, _ in flags.fields_of(group)]
+    aliases = [field.metadata["alias"] for field in fields if "alias" in field.metadata]
+    return [f"--{name}" for name in (*(field.name for field in fields), *aliases)]
 
 
 def _default_name(source: SourceOptions, output: OutputOptions) -> str:

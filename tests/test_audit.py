@@ -123,6 +123,7 @@ MIXED = named("A", *range(9)) | named("B", 1, 2) | named("B", 20, 21, 22, split=
         (SIZES, "size_outliers", "listed=({'width': 120, 'height': 40, 'images': 1}, "
          "{'width': 7, 'height': 6, 'images': 1})"),
         (SIZES, "enlarged", "count=1"),
+        (SIZES, "one_class", "severity='problem', "),
         (MIXED, "class_missing", "detail='A: this split"),
         (MIXED, "class_shift", "title='test has a different mix of classes than train'"),
         (kermany_archive(scan_tree()), "source_copies", "severity='note', "),

@@ -64,8 +64,8 @@ def test_file_and_class_names_are_text_and_never_markup(tmp_path):
 
 def test_a_dataset_of_many_classes_and_colours_has_a_card_of_modest_size(tmp_path):
     files = {
-        f"train/class_{n // 2:03}/scan{n}.jpeg": encoded(rgb_pixels(n, 90, 90), "JPEG")
-        for n in range(120)
+        f"train/class_{n // 3:03}/scan{n}.jpeg": encoded(rgb_pixels(n, 90, 90), "JPEG")
+        for n in range(180)
     }
     source = write_tree(tmp_path / "in", files)
     out = build_here(source, tmp_path / "out", "--channels=3", "--image_size=80")

@@ -8,6 +8,7 @@ data that the pages name. One that cannot run there says why, in a comment befor
 import dataclasses
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -15,8 +16,13 @@ from pathlib import Path
 
 import pytest
 from builds import write_csv
+from image_files import jpeg
+from listed import Listed
 
 from pipelines import options
+from pipelines.engine import job
+from pipelines.listing.listing import list_images
+from pipelines.sources.source import Member
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "SECURITY.md", *(ROOT / "docs").rglob("*.md")])
@@ -130,7 +136,7 @@ def test_every_flag_that_the_readme_gives_to_the_build_is_one():
         "--direct_num_workers", "--experiments",
     }  # fmt: skip
     assert flags - set(options.flag_names()) - beam_flags == set()
-    assert "--source" in flags
+    assert "--input" in flags
 
 
 def test_the_change_log_has_the_sections_of_a_version_once_and_short_entries():
@@ -202,6 +208,36 @@ def _clone(folder):
     return folder
 
 
+def _drawn_trees():
+    """Returns the paths of each drawn tree, its command, and what the build prints of it."""
+    page = blocks(ROOT / "docs" / "sources.md")
+    places = [place for place, block in enumerate(page[:-2]) if "{1.." in block.code]
+    for drawn, command, said in (page[place : place + 3] for place in places):
+        words = drawn.code.replace("(", "\\(").split("\n")
+        shown = subprocess.run(
+            ["bash", "-c", f"printf '%s\\n' {' '.join(words)}"],
+            check=True, capture_output=True, text=True,
+        )  # fmt: skip
+        yield shown.stdout.split(), shlex.split(command.code)[2:], said.code.splitlines()
+
+
+def test_the_build_reads_the_drawn_trees_as_the_page_says():
+    trees = list(_drawn_trees())
+    assert len(trees) == 6
+    for paths, flags, said in trees:
+        chosen = options.parse_options(flags)
+        folder = f"{chosen.source.input}/"
+        members = [Member(path.removeprefix(folder), 9, 0, 9, n) for n, path in enumerate(paths)]
+        assert job.layout_lines(list_images(Listed(members), chosen.listing)) == said
+
+
+def _write_trees(clone):
+    for paths, _, _ in _drawn_trees():
+        for number, path in enumerate(paths):
+            (clone / path).parent.mkdir(parents=True, exist_ok=True)
+            (clone / path).write_bytes(jpeg(number, 40, 48))
+
+
 def _write_table(clone):
     """Writes labels.csv, with columns for every kind of label that the pages name."""
     rows = [
@@ -224,6 +260,7 @@ def clone(tmp_path_factory):
     shutil.make_archive(str(clone / "kermany2018"), "zip", tree)
     shutil.rmtree(clone / "data" / "drawn")
     _write_table(clone)
+    _write_trees(clone)
     archive = ("--source", "archive", "--input", "kermany2018.zip", "--splits", "patient")
     _run(clone, *build, *archive, "--output", "data/oct")
     other = ("--source", "synthetic", "--num_examples", "80", "--seed", "1")

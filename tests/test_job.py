@@ -122,7 +122,9 @@ def test_what_does_not_decide_the_bytes_is_no_part_of_the_identity(archive, tmp_
 
 def test_patients_in_folders_are_part_of_the_identity_of_their_dataset_alone(tmp_path):
     files = {
-        f"CNV/patient{k}/{k}{end}.png": png(k) for k in range(4) for end in ("", "-p1", "-p2-p3")
+        f"{label}/patient{k}/{k}{end}.png": png(k)
+        for k, label in enumerate(("CNV", "CNV", "DME", "DME"))
+        for end in ("", "-p1", "-p2-p3")
     }
     source = write_tree(tmp_path / "in", files)
     in_path, in_name = ([rf"--group_regex={pattern}"] for pattern in (r"(patient\d)/", r"^(\d)"))
@@ -130,6 +132,9 @@ def test_patients_in_folders_are_part_of_the_identity_of_their_dataset_alone(tmp
         assert job.build.draft.options["patient_in_path"]
     with prepare(source, tmp_path / "out", *in_name, "--overwrite") as job:
         assert "patient_in_path" not in job.build.draft.options
+        assert "layout" not in job.build.draft.options
+    with prepare(source, tmp_path / "out", "--overwrite") as job:
+        assert job.build.draft.options["layout"] == "class/patient"
     packed = write_tar(tmp_path / "scans.tar.gz", files)
     output = build_here(packed, tmp_path / "packed", *in_path)
     with prepare(packed, output, *in_path) as job:

@@ -27,18 +27,18 @@ def test_a_first_run_draws_scans_and_names_its_pages():
 
 
 @pytest.mark.parametrize(
-    ("given", "source", "name"),
+    ("given", "name"),
     [
-        ("scans/", "directory", "scans"),
-        ("../my scans", "directory", "my scans"),
-        ("/data/oct.zip", "archive", "oct"),
-        ("oct.v2.tar.gz", "archive", "oct.v2"),
-        ("s3://bucket/oct.tar", "archive", "oct"),
+        ("scans/", "scans"),
+        ("../my scans", "my scans"),
+        ("/data/oct.zip", "oct"),
+        ("oct.v2.tar.gz", "oct.v2"),
+        ("s3://bucket/oct.tar", "oct"),
     ],
 )
-def test_scans_of_ones_own_are_split_by_patient_into_folders_of_their_name(given, source, name):
+def test_scans_of_ones_own_are_split_by_patient_into_folders_of_their_name(given, name):
     commands = _commands(f"INPUT={given}")
-    assert f'--source {source} --input "{given}" --splits patient' in commands
+    assert f'--input "{given}" --splits auto' in commands
     assert f'--output "data/{name}"' in commands
     assert f'--data "data/{name}" --workdir "runs/{name}"' in commands
 

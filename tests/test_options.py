@@ -29,7 +29,7 @@ def test_every_flag_arrives_where_it_belongs():
     chosen = parse_options(
         [*ARCHIVE, "--output=out", "--image_size=100x70", "--channels=3", "--resize=box",
          "--seed=7", "--limit=9", "--num_shards=5", "--classes=NORMAL, CNV", "--tree=OCT2017 ",
-         r"--group_regex=^(\d)", "--max_reject_fraction=0.5", "--overwrite", "--name=mine",
+         r"--patient_regex=^(\d)", "--max_reject_fraction=0.5", "--overwrite", "--name=mine",
          "--num_examples=30", "--download_dir=d", "--splits=patient", "--split_seed=auto",
          "--split_fractions=train=0.7,holdout=0.3", "--keep_split=test", "--leaks=fail",
          "--duplicates=drop"]
@@ -54,6 +54,16 @@ def test_every_flag_arrives_where_it_belongs():
         source="archive", input="scans.zip", num_examples=30, download_dir=Path("d")
     )
     assert parse_options([*ARCHIVE, "--shard_size_mb=0.5"]).plan == PlanOptions(shard_size_mb=0.5)
+
+
+@pytest.mark.parametrize(
+    ("given", "source"),
+    [("scans.zip", "archive"), ("a.TAR.GZ", "archive"), ("s3://b/scans", "directory"),
+     ("https://h/x.zip?sig=1", "archive"), (".", "directory"), (__file__, "archive"),
+     ("scans", "directory"), (None, "kaggle")],
+)  # fmt: skip
+def test_the_source_follows_from_the_input(given, source):
+    assert SourceOptions(input=given).source == source
 
 
 def test_some_values_have_a_form_of_their_own():
@@ -86,7 +96,13 @@ def test_the_runner_tells_where_the_images_are_read(flags, workers):
         (["--source=archive"], r"--source archive needs --input, a \.zip, \.tar or \.tar\.gz file"),
         (["--source=directory"], "--source directory needs --input, a folder"),
         (["--source=archive", "--input="], "--source archive needs --input"),
-        (["--input=x.zip"], "takes no --input"),
+        (["--source=kaggle", "--input=x.zip"], "takes no --input"),
+        (["--layout=split/grade"], "--layout: expected split, class, patient and *"),
+        (["--layout=class/class"], "--layout: expected"),
+        (["--layout=split/patient"], "told by --layout or by --label_regex"),
+        (["--labels=t.csv", "--layout=class"], "leave --layout and --label_regex out"),
+        (["--label_regex=CNV"], "needs a group in parentheses for the class"),
+        (["--exclude_regex=("], "--exclude_regex '\\(' is not a valid pattern"),
         (["--source=archive", "--inptu=x"], "needs --input.*; --inptu is unknown; did you mean"),
         (["--max_reject_fraction=1.5"], r"must be in 0\.\.1; received 1\.5"),
         (["--max_reject_fraction=nan"], r"must be in 0\.\.1; received nan"),
@@ -97,7 +113,7 @@ def test_the_runner_tells_where_the_images_are_read(flags, workers):
         (["--seed=-1"], r"--seed must be in 0\.\.9223372036854775807; received -1"),
         ([f"--seed={2**63}"], "--seed must be in"),
         (["--split_seed=-1"], "--split_seed must be in"),
-        (["--splits=random"], "--splits must be source or patient; received 'random'"),
+        (["--splits=random"], "--splits must be source, patient, file or auto; received 'random'"),
         (["--leaks=hide"], "--leaks must be keep, drop or fail"),
         (["--split_fractions=train=1"], "needs --splits patient"),
         ([*PATIENT, "--split_fractions=train=0.8"], "add up to 1, received train=0.8"),
@@ -157,7 +173,7 @@ def test_help_names_every_flag_and_an_example(capsys):
     assert raised.value.code == 0
     text = capsys.readouterr().out
     assert all(flag in text for flag in flag_names())
-    assert "python pipelines/build_tfrecords.py --source archive --input" in text
+    assert "python pipelines/build_tfrecords.py --input" in text
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def test_fashion_mnist_is_stored_as_it_is_in_the_published_order_of_labels(folde
 
 
 def test_fashion_mnist_can_be_split_anew_resized_and_cut_to_some_classes(folder, tmp_path):
-    splits = ["--splits=patient", "--split_fractions=train=0.5,val=0.3,test=0.2"]
+    splits = ["--splits=file", "--split_fractions=train=0.5,val=0.3,test=0.2"]
     flags = ["--image_size=5x9", "--classes=Bag,Coat", *splits]
     output = build_fashion(tmp_path / "out", f"--input={folder}", *flags)
     manifest = Manifest.load(output)

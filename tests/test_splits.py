@@ -137,16 +137,20 @@ def test_the_note_says_what_was_reached():
 def test_without_patients_files_of_one_content_stay_together_and_the_user_is_told():
     rows = [("train", "CNV", None, index) for index in range(400)]
     content = {f"train/CNV/CNV-None-{index}.jpeg": str(index // 4) for index in range(400)}
-    result = apply(
-        rows, lambda refs: [content[path] for path in refs["path"].to_pylist()], splits="patient"
-    )
+
+    def read(refs):
+        return [content[path] for path in refs["path"].to_pylist()]
+
+    with pytest.raises(errors.UserError, match=r"no patient is known.*--splits file makes"):
+        apply(rows, read, splits="patient")
+    result = apply(rows, read, splits="file")
     together = collections.defaultdict(set)
     for row in result.refs.select(["path", "split"]).to_pylist():
         together[content[row["path"]]].add(row["split"])
     assert all(len(names) == 1 for names in together.values())
     assert "400 of 400 images have no patient: none in their names" in result.notes[0]
     assert "split by file" in result.notes[0]
-    assert "--group_regex, or a table of --labels" in result.notes[0]
+    assert "--patient_regex, or a table of --labels" in result.notes[0]
 
 
 def in_studies(refs):
@@ -283,11 +287,11 @@ def leaky_tree(tmp_path_factory):
 
 
 def test_a_build_by_patient_is_clean_verified_and_says_so(leaky_tree, tmp_path, capsys):
-    flags = ["--splits=patient", "--split_fractions=train=0.6,test=0.4"]
+    flags = ["--splits=patient", "--split_fractions=train=0.6,test=0.4", "--exclude_regex=-11-"]
     output = build_here(leaky_tree, tmp_path / "out", *flags)
     found = Manifest.load(output)
     assert found.audit["measures"]["patients_in_several_splits"] == 0
-    assert found.num_examples == 48
+    assert (found.num_examples, found.counts["excluded"]) == (44, 4)
     assert verify.verify(output) == []
     assert "split by patient with seed 0" in capsys.readouterr().err
     assert found.audit["notes"][0].startswith("split by patient with seed 0")
@@ -320,8 +324,9 @@ def test_without_patients_the_build_groups_by_content_in_a_folder_as_in_a_zip(tm
     files |= {f"DME/scan{number}.jpeg": jpeg(100 + number // 3) for number in range(30)}
     folder = write_tree(tmp_path / "scans", files)
     archive = write_zip(tmp_path / "scans.zip", files)
-    flags = ["--splits=patient", "--split_fractions=train=0.6,test=0.4", "--name=scans"]
+    flags = ["--splits=auto", "--split_fractions=train=0.6,test=0.4", "--name=scans"]
     first = build_here(folder, tmp_path / "a", *flags)
     second = build_here(archive, tmp_path / "b", *flags)
     assert Manifest.load(first).audit["measures"]["duplicate_pictures_across_splits"] == 0
     assert shards_of(first) == shards_of(second)
+    assert Manifest.load(first).options["splits"] == "file"

@@ -63,7 +63,8 @@ def flag(default: Any, help_text: str, **rules: Any) -> Any:
             must be, for the message; by default the error of `parse` says it. `choices` are the
             values allowed, besides None. `least`, alone or with `most`, `above` and `below` are
             limits of numbers. `metavar` is the name of the value in --help. `can_be_negated` says
-            that `--no-NAME` turns a bool off. Others are for the caller.
+            that `--no-NAME` turns a bool off, `alias` is another name of the flag. Others are for
+            the caller.
     """
     return dataclasses.field(default=default, metadata={"help": help_text, **rules})
 
@@ -128,7 +129,8 @@ def add_flags(
             settings["action"] = argparse.BooleanOptionalAction if negated else "store_true"
         else:
             settings["metavar"] = field.metadata.get("metavar") or _metavar(field, kind)
-        section.add_argument(f"--{field.name}", **settings)
+        names = [f"--{name}" for name in (field.metadata.get("alias"), field.name) if name]
+        section.add_argument(*names, dest=field.name, **settings)
     return section
 
 

@@ -30,13 +30,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 #: What an image's group can be known from, the best first.
-SOURCES = ("patient", "study", "series", "file", "image")
+SOURCES = ("patient", "study", "series", "source", "file", "image")
 
 #: Name of the column of examples.parquet with the name of each image's group.
 COLUMN = "group"
 
+#: Column of examples.parquet with the source of copies that carry its name.
+COPY_OF = "copy_of"
+
 #: Columns of examples.parquet from which groups are made.
-INPUTS = ("patient", "study", "series", "path", "file_xxh3")
+INPUTS = ("patient", "study", "series", COPY_OF, "path", "file_xxh3")
 
 #: A chain of near duplicates with more images than this is not believed: a dataset in which many
 #: different scans look alike would become one group.
@@ -110,10 +113,10 @@ def groups_in(examples: pa.Table) -> Groups:
 
 
 def group_images(images: pa.Table, near_duplicates: np.ndarray | None = None) -> Groups:
-    """Groups images by patient; where it is unknown by study, series or source file.
+    """Groups images by patient; where it is unknown by study, series, copied source or file.
 
-    An image of an unknown patient joins the images of its study, series or file, and so their
-    patient if one of them has one. Near duplicates join the groups of both images.
+    An image of an unknown patient joins the images of its study, series, source or file, and so
+    their patient if one of them has one. Near duplicates join the groups of both images.
 
     Args:
         images: those of the columns `INPUTS` of examples.parquet that are there. `patient` names
@@ -121,9 +124,9 @@ def group_images(images: pa.Table, near_duplicates: np.ndarray | None = None) ->
         near_duplicates: int64 [num_pairs, 2], rows of pictures that are the same, or nearly.
     """
     names = pa.nulls(images.num_rows, pa.large_string())
-    for source in SOURCES[:3]:
-        if source in images.column_names and not pa.types.is_nested(images[source].type):
-            values = _texts(images[source])
+    for source, column in zip(SOURCES, INPUTS[:4], strict=False):
+        if column in images.column_names and not pa.types.is_nested(images[column].type):
+            values = _texts(images[column])
             names = _fill(names, values, _prefixed(source, values))
     if names.null_count:
         names = _fill(names, *_files(images))

@@ -19,6 +19,7 @@ from pipelines import errors
 from pipelines.listing.anonymous import Privacy
 from pipelines.listing.listing import list_images
 from pipelines.listing.refs import OTHER, Listing, iterate_refs
+from pipelines.listing.roles import ROLES
 from pipelines.options import BuildOptions
 from pipelines.planning import plan, splits
 from pipelines.shards import drops
@@ -32,6 +33,7 @@ from tfrecord_io import groups
 from tfrecord_io.decoding import preprocess
 from tfrecord_io.decoding.options import SHARE, Physical
 from tfrecord_io.manifest import FILE_NAME, Manifest
+from tfrecord_io.printing import printable
 from tfrecord_io.rejects import Reject, in_words
 from tfrecord_io.stores.folder import is_remote
 
@@ -149,6 +151,7 @@ def _prepare(
     listing = list_images(source, options.listing)
     privacy.hide(listing)
     notes = _say_what_there_is(listing)
+    options = dataclasses.replace(options, splits=options.splits.resolved(listing.refs))
     draft = _make_draft(options, listing)
     if output_state.is_complete(storage, draft.options, overwrite=options.output.overwrite):
         drops.require_policies(storage, Manifest.load(storage.root), options.splits)
@@ -162,7 +165,7 @@ def _prepare(
     counts = {**draft.counts, "over_limit": refs.num_rows - (planned.num_rows - num_variants)}
     if num_variants:
         counts["variants"] = num_variants
-    audit = {"notes": [*notes, *more]}
+    audit = {"notes": [*notes, *more], "layout": [list(level) for level in listing.layout]}
     build = Build(
         output=storage.root,
         draft=dataclasses.replace(draft, counts=counts, audit=audit),
@@ -235,7 +238,12 @@ def _make_draft(options: BuildOptions, listing: Listing) -> Manifest:
         splits={},
         preprocessing=pixels.to_dict(),
         source=listing.source,
-        counts={"files": listing.num_files, "copies": listing.copies, "ignored": listing.ignored},
+        counts={
+            "files": listing.num_files,
+            "copies": listing.copies,
+            "ignored": listing.ignored,
+            **({"excluded": len(listing.excluded)} if listing.excluded else {}),
+        },
         rejects={},
         options=identity,
         fingerprint=output_state.fingerprint(identity),
@@ -269,11 +277,14 @@ def _say_what_there_is(listing: Listing) -> list[str]:
     counts = [
         (num_empty, "empty"),
         (listing.copies, "copies in a second tree"),
+        (len(listing.excluded), "excluded"),
         *((count, in_words(reason)) for reason, count in listing.ignored.items()),
         (len(listing.rejects), "rejected"),
     ]
     parts = ", ".join(f"{count:,} {what}" for count, what in counts if count)
     _say(f"{text} ({parts})" if parts else text)
+    for line in layout_lines(listing):
+        _say(line)
     notes = [*listing.notes, *listing.naming_notes]
     own, present = {*EXAMPLE_SCHEMA.names, groups.COLUMN}, listing.refs.column_names
     if taken := [name for name in own if f"{OTHER}{name}" in present]:
@@ -284,6 +295,22 @@ def _say_what_there_is(listing: Listing) -> list[str]:
     for note in notes:
         _say(f"warning: {note}")
     return notes
+
+
+def layout_lines(listing: Listing) -> list[str]:
+    """Returns how the folders were read: their roles, an example, and the names of each level."""
+    if not listing.layout or not listing.refs.num_rows:
+        return []
+    found = [role for role, _ in listing.layout if role in ROLES]
+    parts = next(iterate_refs(listing.refs.slice(0, 1))).path.split("/")
+    found += ["*"] * (len(parts) - 1 - len(found))
+    # An anonymous image has a code for its path.
+    example = f", such as {printable(' / '.join(parts))}" if listing.names is None else ""
+    width = max(len(role) for role, _ in listing.layout)
+    return [
+        f"the folders were read as {' / '.join([*found, 'file'])}{example}",
+        *(f"  {role:<{width}}  {names}" for role, names in listing.layout),
+    ]
 
 
 def _say(text: str) -> None:

@@ -27,6 +27,7 @@ from pipelines.stores import output_state
 from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import schema
 from tfrecord_io.files import atomic_write, sync_folder
+from tfrecord_io.groups import COPY_OF
 from tfrecord_io.manifest import ManifestError
 from tfrecord_io.stores.folder import is_remote
 
@@ -34,7 +35,7 @@ from tfrecord_io.stores.folder import is_remote
 MIN_SECRET_BYTES = 32
 
 #: Entries of a build's identity that are names of the input, or plain hashes of them.
-_NAMING_ENTRIES = {"labels", "tree", "group_regex"}
+_NAMING_ENTRIES = {"labels", "tree", "group_regex", "label_regex"}
 
 #: The private table: the code of each file and patient, and what it stands for.
 _NAMES = ("key", "path", "source_path", "patient", "source_patient", "detail")
@@ -98,7 +99,7 @@ class Privacy:
         for kind, name in (("image", "path"), ("patient", "patient")):
             columns[name] = self._codes(kind, refs[name]).cast(pa.large_string())
         # These say which images without a patient belong together.
-        coded = ("study", "series") if refs["patient"].null_count else ()
+        coded = ("study", "series", COPY_OF) if refs["patient"].null_count else ()
         # Nothing is known of the other columns, so names may be in them.
         for name in ("site", *coded):
             if (other := f"{OTHER}{name}") in refs.column_names:
@@ -114,6 +115,7 @@ class Privacy:
         source = json.dumps(listing.source, sort_keys=True)
         listing.source = {"kind": listing.source["kind"], "code": self._code("source", source)}
         listing.naming_notes = []
+        listing.layout = [(role, names.partition(":")[0]) for role, names in listing.layout]
         names = [ref.source_path for ref in iterate_refs(refs)]
         hidden = pa.table({**columns, "hidden": pa.array(names, pa.large_string())})
         paths = [ref.image_path for ref in iterate_refs(hidden)]

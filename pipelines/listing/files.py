@@ -66,7 +66,7 @@ def _may_be_image(member: Member, listing: Listing, has_folders: bool) -> bool:
     elif problem := _problem_of(member):
         listing.rejects.append(RejectedFile(member.name, *problem))
     elif has_folders and ending_of(member.name) in _TEXT_ENDINGS:
-        listing.ignored["no_image_name"] += 1
+        listing.ignore_other(member.name)
     else:
         return True
     return False

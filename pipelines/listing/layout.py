@@ -1,8 +1,8 @@
 """Finds the split and the class of each file of a source: from its folders, or from a table.
 
->>> place_folders({"oct/train/CNV/left/": True, "oct/": False})
+>>> place_folders({"oct/train/CNV/left/": 7, "oct/": 0}, {})
 {'oct/train/CNV/left/': Place(tree='oct', root='oct', split='train', label='CNV', inner='left')}
->>> place_folders({"scans/CNV/": True, "scans/DME/": True})["scans/DME/"]
+>>> place_folders({"scans/CNV/": 3, "scans/DME/": 5}, {})["scans/DME/"]
 Place(tree='scans', root='scans', split='train', label='DME', inner='')
 """
 
@@ -11,25 +11,20 @@ from __future__ import annotations
 import collections
 import posixpath
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines import errors
+from pipelines.listing import roles
 from pipelines.listing.files import IMAGE_SUFFIXES, ending_of, has_suffix
 from pipelines.listing.label_table import LabelTable
 from pipelines.listing.matching import match_files
+from pipelines.listing.options import ListingOptions
 from pipelines.listing.refs import OTHER, REF_SCHEMA, Listing, RejectedFile
 from tfrecord_io.printing import printable
-
-#: The splits, by the names that folders and tables use for them, in lower case.
-SPLITS = {
-    "train": "train", "training": "train",
-    "val": "val", "valid": "val", "validation": "val", "dev": "val",
-    "test": "test", "testing": "test",
-}  # fmt: skip
 
 # The class folders of the Kermany OCT data, by which its tree is recognised among others.
 _OCT_LABELS = frozenset({"CNV", "DME", "DRUSEN", "NORMAL"})
@@ -40,7 +35,7 @@ def _set_aside(listing: Listing, name: str, detail: str, *, is_image: bool = Fal
     if is_image or name.lower().endswith(IMAGE_SUFFIXES):
         listing.rejects.append(RejectedFile(name, "no_label", detail))
     else:
-        listing.ignored["no_image_name"] += 1
+        listing.ignore_other(name)
 
 
 def _make_refs(files: pa.Table, columns: Mapping[str, Any]) -> pa.Table:
@@ -53,7 +48,19 @@ def _make_refs(files: pa.Table, columns: Mapping[str, Any]) -> pa.Table:
     return refs
 
 
+def _inside_tree(files: pa.Table, tree: str | None, listing: Listing) -> pa.Table:
+    """Returns the files in a folder of the input, if it is given; the listing counts the others."""
+    if tree is None:
+        return files
+    inside = files.filter(pc.starts_with(files["name"], f"{tree.strip(' /')}/"))
+    listing.ignored["other_tree"] += files.num_rows - inside.num_rows
+    return inside
+
+
 # ---- by folders
+
+#: Columns of the folder of each file in its tree, and of the one that is named after the patient.
+FOLDER, PATIENT = "folder", "folder_patient"
 
 
 class Place(NamedTuple):
@@ -75,22 +82,34 @@ class Place(NamedTuple):
     inner: str
 
 
-def place_by_folders(files: pa.Table, tree: str | None, listing: Listing) -> pa.Table:
-    """Returns the files in the class folders of a tree, of `REF_SCHEMA` and with `inner`.
+def place_by_folders(files: pa.Table, options: ListingOptions, listing: Listing) -> pa.Table:
+    """Returns the files in the folders of a tree, of `REF_SCHEMA`, with `inner` and `FOLDER`.
 
-    For `tree` and the order see `_choose_tree`, for `inner` see `Place`.
+    The look at the tree says which level of folders is what, see `roles.read`; `--layout` says it
+    instead. For the tree and the order see `_choose_tree`, for `inner` see `Place`, which is absent
+    if the class is not the first folder of a tree or split. `FOLDER` is the patient's folder.
 
     Raises:
-        errors.UserError: if there is none, the tree does not exist, or none was chosen of several.
+        errors.UserError: if there is no image, it is not clear what the folders are, the tree does
+            not exist, or none was chosen of several.
     """
+    is_one_tree = bool(options.layout or options.label_regex)
+    if is_one_tree:
+        files = _inside_tree(files, options.tree, listing)
     names = files["name"].combine_chunks()
     encoded = pc.replace_substring_regex(names, "[^/]*$", "").dictionary_encode()
     folders, codes = encoded.dictionary.to_pylist(), encoded.indices
-    with_images = set(codes.filter(has_suffix(names, IMAGE_SUFFIXES)).unique().to_pylist())
-    places = place_folders({folder: code in with_images for code, folder in enumerate(folders)})
+    images = dict.fromkeys(folders, 0)
+    for pair in codes.filter(has_suffix(names, IMAGE_SUFFIXES)).value_counts().to_pylist():
+        images[folders[pair["values"]]] = pair["counts"]
+    splits = roles.split_names([folder for folder in folders if images[folder]])
+    if is_one_tree:
+        places = _below_one_root(images, options.layout, splits)
+    else:
+        places = place_folders(images, splits)
     number = {folder: number for number, folder in enumerate(places)}
     codes = pa.array([number.get(folder) for folder in folders], pa.int32()).take(codes)
-    layout = "SPLIT/CLASS" if any(map(_split_folders, folders)) else "CLASS"
+    layout = "SPLIT/CLASS" if any(_split_folders(name, splits) for name in folders) else "CLASS"
     for name in names.filter(codes.is_null()).to_pylist():
         _set_aside(listing, name, f"lies outside the {layout} folders")
     if not places:
@@ -98,21 +117,146 @@ def place_by_folders(files: pa.Table, tree: str | None, listing: Listing) -> pa.
             f"found no image in SPLIT/CLASS or CLASS folders among {listing.num_files:,} files; "
             "check --input: it should hold folders like train/CNV/, or CNV/. If the class is not "
             "the folder of a file, name it in a table: --labels labels.csv, with the columns path "
-            "and label"
+            "and label; or find it in names with --label_regex"
+            + "".join(f". {told}" for told in listing.told_of_others)
         )
     files, names, codes = (some.filter(codes.is_valid()) for some in (files, names, codes))
     values = zip(*places.values(), strict=True)
     columns = {
-        name: pa.array(texts).dictionary_encode().take(codes)
+        name: pa.array(texts, pa.string()).dictionary_encode().take(codes)
         for name, texts in zip(Place._fields, values, strict=True)
     }
     below = [folder.removeprefix(f"{place.root}/") for folder, place in places.items()]
+    columns[FOLDER] = pa.array(below, pa.large_string()).dictionary_encode().take(codes)
     columns["path"] = pc.binary_join_element_wise(
         pa.array(below, pa.large_string()).take(codes),
         pc.replace_substring_regex(names, "(?s)^.*/", ""),
         pa.scalar("", pa.large_string()),
     )
-    return _choose_tree(_make_refs(files, columns), tree, listing)
+    refs = _make_refs(files, columns)
+    if is_one_tree:
+        refs = refs.drop_columns("tree").sort_by([("path", "ascending"), ("offset", "ascending")])
+    else:
+        refs = _choose_tree(refs, options.tree, listing)
+    trees = sorted({place.tree for place in places.values()})
+    roots = set(refs["root"].unique().to_pylist())
+    chosen = {folder: place for folder, place in places.items() if place.root in roots}
+    try:
+        return _with_roles(refs, chosen, images, splits, options, listing)
+    except errors.UserError as error:
+        if len(trees) == 1 or options.tree is not None:
+            raise
+        raise errors.UserError(
+            f"{len(trees)} folders hold splits: {quoted(trees[:5])}. If they are the classes, give "
+            f"--layout class/split; choose one of them with --tree. In {trees[0]!r}, {error}"
+        ) from None
+
+
+def _below_one_root(
+    images: Mapping[str, int], layout: Sequence[str], splits: Mapping[str, str]
+) -> dict[str, Place]:
+    """Returns places of folders in one tree, whose levels have the roles of a layout, if given.
+
+    The tree begins where the folders of images part; or above, for levels with one folder.
+
+    Raises:
+        errors.UserError: if the layout has more levels than the folders.
+    """
+    with_images = [folder for folder, count in images.items() if count]
+    common = _common_folders(folder.rstrip("/") for folder in with_images)
+    depth, deepest = len(common), max((folder.count("/") for folder in with_images), default=0)
+    if len(layout) > deepest:
+        raise errors.UserError(
+            f"--layout {'/'.join(layout)} has {len(layout)} levels of folders, but no image is in "
+            f"more than {deepest}, such as {printable(max(with_images, default=''))!r}"
+        )
+    depth = min(depth, deepest - len(layout))
+    while not layout and depth and common[depth - 1] in splits:
+        depth -= 1
+    root = "/".join(common[:depth])
+    inside = f"{root}/" if root else ""
+    place = Place(root, root, "train", "", "")
+    return {folder: place for folder in images if folder.startswith(inside)}
+
+
+def _with_roles(
+    refs: pa.Table,
+    places: Mapping[str, Place],
+    images: Mapping[str, int],
+    splits: Mapping[str, str],
+    options: ListingOptions,
+    listing: Listing,
+) -> pa.Table:
+    """Returns the refs with what the levels of their folders mean, and tells the listing."""
+    below = {folder: folder.removeprefix(f"{place.root}/") for folder, place in places.items()}
+    counts = collections.Counter[str]()
+    for folder, name in below.items():
+        counts[name] = max(counts[name], images[folder])
+    if not counts.total():  # files without the ending of an image, as of DICOM
+        counts.update(refs[FOLDER].cast(pa.large_string()).to_pylist())
+    root = next(iter(places.values())).root
+    found = options.layout or roles.read(
+        counts,
+        splits,
+        options.grades or options.classes,
+        need_class=not options.label_regex,
+        above=posixpath.basename(root),
+    )
+    listing.layout = roles.table(counts, found, splits)
+    # What an older release would have read.
+    usual = place_folders(images, {})
+    is_usual = not options.label_regex and all(
+        folder in usual
+        and usual[folder][1:4] == (place.root, *roles.facts(found, name, splits)[:2])
+        for folder, place in places.items()
+        if images[folder] and (name := below[folder])
+    )
+    if is_usual and "patient" not in found:
+        return refs.drop_columns(FOLDER)
+    if not is_usual:
+        listing.identity |= {"layout": "/".join(found)} if found else {}
+        refs = refs.drop_columns([name for name in ("inner",) if name in refs.column_names])
+    encoded = refs[FOLDER].combine_chunks()
+    facts = [roles.facts(found, name, splits) for name in encoded.dictionary.to_pylist()]
+    told = dict(zip(("split", "label", PATIENT), zip(*facts, strict=True), strict=True))
+    if options.label_regex:
+        del told["label"]
+    for name, texts in told.items():
+        values = pa.array(texts, pa.string()).dictionary_encode().take(encoded.indices)
+        refs = refs.drop_columns(name) if name in refs.column_names else refs
+        refs = refs.append_column(name, values)
+    has_label = pc.is_valid(refs["label"])
+    for path in refs["path"].filter(pc.invert(has_label)).to_pylist():
+        _set_aside(listing, f"{root}/{path}" if root else path, "is in no folder of a class")
+    order = [
+        *REF_SCHEMA.names,
+        *(name for name in refs.column_names if name not in REF_SCHEMA.names),
+    ]
+    return refs.filter(has_label).drop_columns(FOLDER).select([n for n in order if n != FOLDER])
+
+
+def require_no_masks(paths: pa.ChunkedArray) -> None:
+    """Refuses images of which some are named like masks of others, such as X_mask.png beside X.png.
+
+    Raises:
+        errors.UserError: with the flag that leaves them out.
+    """
+    is_mask = pc.match_substring_regex(paths, roles.MASK_PATH)
+    masks = paths.filter(is_mask).to_pylist()
+    if not masks:
+        return
+    stems = pc.replace_substring_regex(paths.filter(pc.invert(is_mask)), r"^.*/|\.[^./]*$", "")
+    others, words, num_pairs = set(stems.to_pylist()), set[str](), 0
+    for path in masks:
+        match = re.search(roles.MASK_FILE, path)
+        stem = match[1] if match else posixpath.splitext(posixpath.basename(path))[0]
+        if stem in others:
+            num_pairs += 1
+            words.add(
+                f"[ _.-]{match[2]}[ _-]*[0-9]*[.]" if match else f"(^|/){path.split('/')[-2]}/"
+            )
+    if 2 * num_pairs >= len(masks):
+        raise roles.masks_error(f"{num_pairs:,} files, such as {printable(masks[0])}, are", words)
 
 
 def _choose_tree(refs: pa.Table, tree: str | None, listing: Listing) -> pa.Table:
@@ -150,7 +294,7 @@ def _choose_tree(refs: pa.Table, tree: str | None, listing: Listing) -> pa.Table
     if others and tree is None and labels[leader] != _OCT_LABELS:
         raise errors.UserError(
             f"the source holds {len(others) + 1} unrelated trees: {quoted([leader, *others])}; "
-            "choose one with --tree"
+            "choose one with --tree, or say what the folders are, as with --layout '*/split/class'"
         )
     listing.ignored["other_tree"] += sum(sizes[name] for name in others)
     is_kept = pc.invert(pc.is_in(names, pa.array(others, pa.string())))
@@ -165,7 +309,7 @@ def _choose_tree(refs: pa.Table, tree: str | None, listing: Listing) -> pa.Table
     return refs.drop_columns("tree").take(order)
 
 
-def place_folders(folders: Mapping[str, bool]) -> dict[str, Place]:
+def place_folders(folders: Mapping[str, int], names: Mapping[str, str]) -> dict[str, Place]:
     """Finds the split and class of each folder; those without one are absent.
 
     The split folder of a file is the outermost that is some image's innermost one. So
@@ -173,9 +317,10 @@ def place_folders(folders: Mapping[str, bool]) -> dict[str, Place]:
     folder is the split and the inner `train` is a class.
 
     Args:
-        folders: whether each folder holds images, by its path, which ends with `/`.
+        folders: the number of images in each folder, by its path, which ends with `/`.
+        names: the split of names of folders, besides `roles.SPLITS`.
     """
-    splits = {folder: found for folder in folders if (found := _split_folders(folder))}
+    splits = {folder: found for folder in folders if (found := _split_folders(folder, names))}
     places = {}
     if not splits:
         images = {folder[:-1] for folder, has_images in folders.items() if has_images}
@@ -202,19 +347,20 @@ def place_folders(folders: Mapping[str, bool]) -> dict[str, Place]:
         if level := next((level for level in found if level in chosen), None):
             root, _, name = level.rpartition("/")
             label, inner = folder[len(level) + 1 :].split("/")[:2]
-            places[folder] = Place(root, root, SPLITS[name.lower()], label, inner)
-            splits_of[root].add(SPLITS[name.lower()])
+            split = roles.split_named(name, names) or name
+            places[folder] = Place(root, root, split, label, inner)
+            splits_of[root].add(split)
     for folder, place in places.items():
         above, _, name = place.root.rpartition("/")
-        if {SPLITS.get(name.lower())} == splits_of[place.root]:
+        if {roles.split_named(name, names)} == splits_of[place.root]:
             places[folder] = place._replace(tree=above)
     return places
 
 
-def _split_folders(folder: str) -> list[str]:
+def _split_folders(folder: str, names: Mapping[str, str]) -> list[str]:
     """Returns the folders on a path that are named as a split and hold another one of the path."""
     parts = folder.split("/")[:-2]
-    depths = (depth for depth, part in enumerate(parts, 1) if part.lower() in SPLITS)
+    depths = (depth for depth, part in enumerate(parts, 1) if roles.split_named(part, names))
     return ["/".join(parts[:depth]) for depth in depths]
 
 
@@ -238,10 +384,7 @@ def place_by_table(
         errors.UserError: if a row names a split that cannot be, two rows say different things of
             one file, or no file has a label.
     """
-    if tree is not None:
-        inside = files.filter(pc.starts_with(files["name"], f"{tree.strip(' /')}/"))
-        listing.ignored["other_tree"] += files.num_rows - inside.num_rows
-        files = inside
+    files = _inside_tree(files, tree, listing)
     names = files["name"].to_pylist()
     row_of_file = match_files(names, labels, listing)
     # A file without a row counts as an image if one with a row has the same ending. The files of a
@@ -284,7 +427,7 @@ def place_by_table(
 
 def _split_of(labels: LabelTable, row: int, name: str | None) -> str:
     """Returns the split that a row names: `val` for `Validation`."""
-    split = SPLITS.get((name or "").lower(), name or "")
+    split = roles.SPLITS.get((name or "").lower(), name or "")
     if not re.fullmatch(r"[a-z][a-z0-9_]*", split):
         raise errors.UserError(
             f"--labels {labels.name}: row {row + 1:,} has the split {split!a}; expected train, "

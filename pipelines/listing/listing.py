@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import collections
+import posixpath
 import re
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines import errors
-from pipelines.listing import files, frames, layout
+from pipelines.listing import checks, copies, files, frames, layout, roles
 from pipelines.listing.label_table import escape_sites
 from pipelines.listing.options import DEFAULT_GROUP_REGEX, ListingOptions
 from pipelines.listing.refs import OTHER, REF_SCHEMA, Listing, RejectedFile, iterate_refs
 from pipelines.sources.source import Member, Source
+from tfrecord_io.printing import counted
 
 _PATIENT = REF_SCHEMA.get_field_index("patient")
 
@@ -43,21 +45,32 @@ def list_images(source: Source, options: ListingOptions) -> Listing:
         # the datasets of older releases, which compared those of a tar.gz without listing it.
         listing.identity["tree"] = options.tree.strip(" /")
     listing.identity |= options.identity()
-    possible = files.read_members(source.members(), listing, has_folders=labels is None)
+    members = _chosen(source.members(), options, listing)
+    possible = files.read_members(members, listing, has_folders=labels is None)
     if labels is None:
-        refs = layout.place_by_folders(possible, options.tree, listing)
+        refs = layout.place_by_folders(possible, options, listing)
     else:
         refs = layout.place_by_table(possible, labels, options.tree, listing)
         listing.naming_notes += labels.notes
+        _leave_out_rows(listing)
+    if options.label_regex:
+        refs = _find_labels(refs, options.label_regex, listing)
     refs = _choose_classes(refs, options, listing)
     refs = _drop_copies(refs, source.same_content, listing)
     listing.notes += _label_notes(refs, options)
+    if labels is None:
+        layout.require_no_masks(refs["path"])
+        listing.naming_notes += listing.told_of_others
     has_patients = labels is not None and "patient" in labels.cells
     if not has_patients:
         patients = _find_patients(refs["path"], options.group_regex, listing)
         refs = refs.set_column(_PATIENT, "patient", patients)
     listing.refs = refs.combine_chunks()
     frames.find_frames(listing, source, keep_patients=has_patients)
+    _fill_in_patients(listing, options)
+    if options.copies_by_name:
+        copies.find_copies(listing)
+    checks.require_classes(listing, options)
     if f"{OTHER}site" in listing.refs.column_names:
         # Patient 17 of one site and patient 17 of another are two patients.
         sites = escape_sites(listing.refs[f"{OTHER}site"].cast(pa.large_string()))
@@ -130,7 +143,7 @@ def _label_notes(refs: pa.Table, options: ListingOptions) -> Iterator[str]:
     names = sorted(refs["label"].cast(pa.string()).unique().to_pylist())
     if labels is None:
         for name in names:
-            if name.lower() in layout.SPLITS:
+            if name.lower() in roles.SPLITS:
                 yield (
                     f"the class {name!a} has the name of a split; if it is not a class, give "
                     "--input or --tree the folder that holds the SPLIT or CLASS folders"
@@ -146,33 +159,114 @@ def _label_notes(refs: pa.Table, options: ListingOptions) -> Iterator[str]:
             )
 
 
+def _chosen(
+    members: Iterable[Member], options: ListingOptions, listing: Listing
+) -> Iterable[Member]:
+    """Returns the files that --include_regex and --exclude_regex choose; the others are counted."""
+    if not (options.include_regex or options.exclude_regex):
+        return members
+    wanted, unwanted = re.compile(options.include_regex or ""), options.exclude_regex
+    left_out = re.compile(unwanted) if unwanted else None
+
+    def is_chosen(member: Member) -> bool:
+        if wanted.search(member.name) and not (left_out and left_out.search(member.name)):
+            return True
+        listing.num_files += 1
+        listing.excluded.append(member.name)
+        return False
+
+    return filter(is_chosen, members)
+
+
+def _leave_out_rows(listing: Listing) -> None:
+    """Counts the rows of a table whose files are excluded as excluded, and not as rejects."""
+    names = {posixpath.basename(name).partition(".")[0] for name in listing.excluded}
+    left_out = {
+        file
+        for file in listing.rejects
+        if file.reason == "missing_file"
+        and posixpath.basename(file.source_path).partition(".")[0] in names
+    }
+    listing.excluded += [file.source_path for file in left_out]
+    listing.rejects = [file for file in listing.rejects if file not in left_out]
+
+
+def _find(paths: pa.ChunkedArray, regex: str) -> tuple[pa.Array, bool]:
+    """Returns the first group of a pattern in each name or else path, and whether paths told it."""
+    pattern, in_path = re.compile(regex), False
+
+    def found(path: str) -> str | None:
+        nonlocal in_path
+        if match := pattern.search(path.rpartition("/")[2]):
+            return match.group(1)
+        if match := pattern.search(path):
+            in_path = True
+            return match.group(1)
+        return None
+
+    # One by one, because a list of all paths would take ten times the memory of the column.
+    return pa.array((found(path.as_py()) for path in paths), pa.large_string()), in_path
+
+
+def _find_labels(refs: pa.Table, label_regex: str, listing: Listing) -> pa.Table:
+    """Returns the images with the classes of a pattern; those without a match are rejects.
+
+    Raises:
+        errors.UserError: if no image has one.
+    """
+    labels, _ = _find(refs["path"], label_regex)
+    has_label = pc.fill_null(pc.not_equal(labels, ""), False)
+    for ref in iterate_refs(refs.filter(pc.invert(has_label))):
+        detail = "--label_regex finds no class in its path"
+        listing.rejects.append(RejectedFile(ref.source_path, "no_label", detail))
+    if not pc.any(has_label).as_py():
+        raise errors.UserError(
+            f"--label_regex {label_regex!r} finds no class in the names or paths of "
+            f"{counted(len(refs), 'file')}, such as {_some(refs['path'])}"
+        )
+    counts = collections.Counter(labels.filter(has_label).to_pylist())
+    listing.layout.append(("class in names", roles.told(counts)))
+    place = REF_SCHEMA.get_field_index("label")
+    column = labels.cast(pa.string()).dictionary_encode()
+    return refs.set_column(place, REF_SCHEMA.field(place), column).filter(has_label)
+
+
+def _some(paths: pa.ChunkedArray) -> str:
+    return ", ".join(map(ascii, paths.slice(0, 3).to_pylist()))
+
+
+def _fill_in_patients(listing: Listing, options: ListingOptions) -> None:
+    """Takes the patients that nothing else tells from their folders, unless a pattern was given."""
+    refs = listing.refs
+    if layout.PATIENT not in refs.column_names:
+        return
+    folders, known = refs[layout.PATIENT].cast(pa.large_string()), refs["patient"]
+    listing.refs = refs = refs.drop_columns(layout.PATIENT)
+    if options.group_regex == DEFAULT_GROUP_REGEX or "patient" in options.layout:
+        patients = pc.coalesce(known, folders)
+        if patients.null_count < known.null_count:
+            named = [role for role, _ in listing.layout if role in roles.ROLES]
+            listing.identity["layout"] = "/".join(named)
+            listing.refs = refs.set_column(_PATIENT, "patient", patients)
+
+
 def _find_patients(paths: pa.ChunkedArray, group_regex: str, listing: Listing) -> pa.Array:
     """Returns the patient of each image, from its name or else its folders.
 
     Raises:
         errors.UserError: if the user's pattern finds no patient.
     """
-    pattern = re.compile(group_regex)
-
-    def patient(path: str) -> str | None:
-        if match := pattern.search(path.rpartition("/")[2]):
-            return match.group(1)
-        if match := pattern.search(path):
-            # Absent in other datasets: older releases looked in the names of files alone.
-            listing.identity["patient_in_path"] = True
-            return match.group(1)
-        return None
-
-    # One by one, because a list of all paths would take ten times the memory of the column.
-    patients = pa.array((patient(path.as_py()) for path in paths), pa.large_string())
+    patients, in_path = _find(paths, group_regex)
+    if in_path:
+        # Absent in other datasets: older releases looked in the names of files alone.
+        listing.identity["patient_in_path"] = True
     num_without, num_images = patients.null_count, len(patients)
     if group_regex == DEFAULT_GROUP_REGEX or num_without <= num_images / 2:
         return patients
-    without = paths.filter(patients.is_null()).slice(0, 3).to_pylist()
     text = (
-        f"--group_regex {group_regex!r} finds a patient in the names or paths of "
+        f"--patient_regex {group_regex!r} finds a patient in the names or paths of "
         f"{num_images - num_without:,} of {num_images:,} images; others are "
-        + ", ".join(map(ascii, without))
+        + _some(paths.filter(patients.is_null()))
     )
     if num_without == num_images:
         raise errors.UserError(

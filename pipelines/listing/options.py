@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines import errors
+from pipelines.listing import roles
 from pipelines.listing.label_cells import combined_in
 from pipelines.listing.label_table import OPTIONAL, LabelTable, read_label_table
 from tfrecord_io.flags import check, flag, names
@@ -18,6 +19,12 @@ from tfrecord_io.kinds import CLASSES, GRADES, MULTI_LABEL, NONE, NUMBER, SEPARA
 #: Kermany's file names are CLASS-PATIENT-INDEX.jpeg. The group excludes the class on purpose,
 #: because a patient can appear in several classes.
 DEFAULT_GROUP_REGEX = r"^[A-Za-z]+-(\d+)-\d+\.[A-Za-z]+$"
+
+
+# The flags that are patterns, and what their first group is.
+_PATTERNS = {
+    "include_regex": "", "exclude_regex": "", "label_regex": "class", "group_regex": "patient",
+}  # fmt: skip
 
 
 def _columns(text: str) -> dict[str, str]:
@@ -32,6 +39,14 @@ def _files(text: str) -> tuple[Path, ...]:
     # The name of one file may have a comma. A long list of them is no error of the system here.
     is_one = os.path.exists(text)  # noqa: PTH110
     return (Path(text),) if is_one else tuple(map(Path, names(text)))
+
+
+def _layout(text: str) -> tuple[str, ...]:
+    found = tuple(text.strip("/").split("/"))
+    named = [role for role in found if role != "*"]
+    if not set(found) <= {*roles.ROLES} or not named or len(set(named)) < len(named):
+        raise ValueError
+    return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,11 +76,39 @@ class ListingOptions:
         "the folder in the input that holds train/, val/ and test/, if several folders do",
         metavar="FOLDER",
     )
+    layout: tuple[str, ...] = flag(
+        (),
+        "what the levels of folders are, outermost first, from where the folders of images part: "
+        "split, class, patient, or * for a level that means nothing (default: what their names and "
+        "counts say)",
+        parse=_layout,
+        expected="split, class, patient and * with / between them, such as split/class/patient",
+        metavar="A/B/...",
+    )
+    include_regex: str | None = flag(
+        None, "use only files with a match of this pattern in their path", metavar="REGEX"
+    )
+    exclude_regex: str | None = flag(
+        None, "leave out files with a match of this pattern in their path", metavar="REGEX"
+    )
+    label_regex: str | None = flag(
+        None,
+        "pattern whose first group is the class in a file's name or, if the name does not match, "
+        "in its path, such as ^(benign|malignant)_",
+        metavar="REGEX",
+    )
     group_regex: str = flag(
         DEFAULT_GROUP_REGEX,
         "pattern whose first group is the patient in a file's name or, if the name does not match, "
         "in its path, such as (patient[0-9]+)/",
         metavar="REGEX",
+        alias="patient_regex",
+    )
+    copies_by_name: bool = flag(
+        True,
+        "keep copies with their source in splits and folds: NAME.rf.HASH.jpg; and NAME_aug_3, "
+        "NAME-flip or NAME (2) where NAME is in the same folder",
+        can_be_negated=True,
     )
     labels: Path | tuple[Path, ...] | None = flag(
         None,
@@ -121,13 +164,23 @@ class ListingOptions:
 
     def __post_init__(self) -> None:
         check(self)
-        try:
-            if not re.compile(self.group_regex).groups:
-                raise re.error("it needs a group in parentheses for the patient")
-        except re.error as error:
+        for name, wanted in _PATTERNS.items():
+            pattern = getattr(self, name)
+            try:
+                if pattern is not None and wanted and not re.compile(pattern).groups:
+                    raise re.error(f"it needs a group in parentheses for the {wanted}")
+                re.compile(pattern or "")
+            except re.error as error:
+                flag_name = "patient_regex" if name == "group_regex" else name
+                raise ValueError(
+                    f"--{flag_name} {pattern!r} is not a valid pattern: {error}"
+                ) from None
+        if self.labels and (self.layout or self.label_regex):
             raise ValueError(
-                f"--group_regex {self.group_regex!r} is not a valid pattern: {error}"
-            ) from None
+                "--labels names the class of each image; leave --layout and --label_regex out"
+            )
+        if self.layout and ("class" in self.layout) == bool(self.label_regex):
+            raise ValueError("the class is told by --layout or by --label_regex; give one of them")
         chosen, target = self.label_columns, self.target
         if any(len(set(names)) < len(names) for names in (self.classes, self.grades, chosen)):
             raise ValueError("--classes, --grades and --label_columns take each name once")
@@ -210,6 +263,7 @@ class ListingOptions:
         kind = self.label_kind
         return {
             "group_regex": self.group_regex,
+            **({"label_regex": self.label_regex} if self.label_regex else {}),
             **({"labels": self.table.digest} if self.table else {}),
             **({**kind.entry, "format_version": kind.format_version} if kind.entry else {}),
         }

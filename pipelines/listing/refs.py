@@ -17,7 +17,8 @@ import pyarrow as pa
 
 from pipelines.sources.source import Member
 from tfrecord_io.decoding.preprocess import frame_path
-from tfrecord_io.printing import printable
+from tfrecord_io.decoding.unread import what_is
+from tfrecord_io.printing import counted, printable
 from tfrecord_io.rejects import MAX_DETAIL_LENGTH
 
 #: Number of rows of a table that are Python objects at the same time.
@@ -96,7 +97,7 @@ class RejectedFile:
 
 @dataclasses.dataclass(kw_only=True)
 class Listing:
-    """The files of a source. Each is counted once: in refs, rejects, copies or ignored.
+    """The files of a source. Each is counted once: in refs, rejects, copies, excluded or ignored.
 
     Each pass of the listing takes files out of the table and adds them here.
 
@@ -104,6 +105,9 @@ class Listing:
         refs: the images, a table of `REF_SCHEMA` sorted by path.
         rejects: files that should be images of a class but cannot be used.
         ignored: number of files that are not data, by reason.
+        others: the names of those of a known kind, by what they are and what to do with them.
+        layout: the role of each level of folders, and its names, see `roles.table`.
+        excluded: the names of files that --include_regex and --exclude_regex leave out.
         copies: number of files in a second tree that repeat a listed one.
         num_files: number of files seen; each frame of a file with several counts as a file.
         frames: number of images that are frames of DICOM or TIFF files, by format.
@@ -120,6 +124,9 @@ class Listing:
     refs: pa.Table = dataclasses.field(default_factory=REF_SCHEMA.empty_table)
     rejects: list[RejectedFile] = dataclasses.field(default_factory=list)
     ignored: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    others: dict[str, list[str]] = dataclasses.field(default_factory=dict)
+    layout: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+    excluded: list[str] = dataclasses.field(default_factory=list)
     copies: int = 0
     num_files: int = 0
     frames: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -143,6 +150,20 @@ class Listing:
                 digest.update(batch.column(name).to_numpy().astype("<i8").tobytes())
         return digest.hexdigest()
 
+    def ignore_other(self, name: str) -> None:
+        """Counts a file that does not have the name of an image."""
+        self.ignored["no_image_name"] += 1
+        if told := what_is(name):
+            self.others.setdefault(told, []).append(name)
+
+    @property
+    def told_of_others(self) -> list[str]:
+        """What the files are that are not images, one sentence each."""
+        return [
+            f"{counted(len(names), 'file')} such as {printable(min(names))} were not read: {told}"
+            for told, names in sorted(self.others.items())
+        ]
+
     def checked(self) -> Listing:
         """Returns the listing if each file is counted once; rejects are sorted and printable."""
         self.rejects = sorted(
@@ -153,6 +174,7 @@ class Listing:
         )
         self.ignored = collections.Counter(dict(sorted((+self.ignored).items())))
         parts = self.refs.num_rows + len(self.rejects) + self.copies + self.ignored.total()
+        parts += len(self.excluded)
         if parts != self.num_files:
             raise RuntimeError(
                 f"the listing saw {self.num_files} files, but {parts} are accounted for; this is "

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from pipelines import errors
 from pipelines.listing.refs import OTHER, REF_SCHEMA, iterate_refs
 from tfrecord_io.flags import check, flag
-from tfrecord_io.groups import INPUTS, Groups, group_images, plural_unit
+from tfrecord_io.groups import INPUTS, SOURCES, Groups, group_images, plural_unit
 from tfrecord_io.hashing import draw, hash_names
 from tfrecord_io.kinds import CLASSES, LabelKind
 from tfrecord_io.printing import many
@@ -64,11 +64,12 @@ class SplitOptions:
         ValueError: if a value is wrong, or two options contradict each other.
     """
 
-    splits: Literal["source", "patient"] = flag(
+    splits: Literal["source", "patient", "file", "auto"] = flag(
         "source",
         "source: keep the splits of the source's folders; patient: make new splits, with each "
-        "patient in one split",
-        choices=("source", "patient"),
+        "patient in one split; file: also where no patient is known, with each file in one split; "
+        "auto: patient where one is known, else file",
+        choices=("source", "patient", "file", "auto"),
     )
     split_fractions: tuple[tuple[str, float], ...] | None = flag(
         None,
@@ -113,7 +114,7 @@ class SplitOptions:
         if self.split_fractions is None:
             return
         if self.splits == "source":
-            raise ValueError("--split_fractions needs --splits patient")
+            raise ValueError("--split_fractions needs --splits patient or file")
         names, shares = zip(*self.split_fractions, strict=True)
         are_names = all(re.fullmatch(r"[a-z][a-z0-9_]*", name) for name in names)
         are_shares = all(0 < share <= 1 for share in shares) and abs(sum(shares) - 1) <= 1e-6
@@ -123,6 +124,12 @@ class SplitOptions:
                 "underscores, with shares that are positive and add up to 1, received "
                 + ",".join(f"{name}={share:g}" for name, share in self.split_fractions)
             )
+
+    def resolved(self, refs: pa.Table) -> SplitOptions:
+        """Returns the options with `patient` or `file` in place of `auto`."""
+        if self.splits != "auto":
+            return self
+        return dataclasses.replace(self, splits="patient" if _is_patient_known(refs) else "file")
 
     def identity(self, refs: pa.Table) -> dict[str, Any]:
         """Returns what decides the splits and the images that are dropped, by flag."""
@@ -135,7 +142,7 @@ class SplitOptions:
         }
         # Older releases took images of unknown patients one by one.
         ids = [refs[name] for name in _STUDIES if name in refs.column_names]
-        if ids and (self.splits == "patient" or self.leaks == "drop" or self.keep_split):
+        if ids and (self.splits != "source" or self.leaks == "drop" or self.keep_split):
             decides = pc.and_(pc.is_valid(pc.coalesce(*ids)), refs["patient"].is_null())
             told |= {"grouped_by": "study"} if pc.any(decides).as_py() else {}
         return told
@@ -153,7 +160,7 @@ def apply(
         refs: the images, a table of `REF_SCHEMA`.
         options: what the user chose.
         read_content: returns a name for the content of each image's file, which is the same for
-            copies of a file. Called only with `patient`, for images of which neither patient nor
+            copies of a file. Called only for new splits, for images of which neither patient nor
             study is known.
         label_kind: what an example's label can be.
 
@@ -162,7 +169,8 @@ def apply(
         the user should know, one sentence each.
 
     Raises:
-        errors.UserError: if the split to keep does not exist, or a split would be empty.
+        errors.UserError: if the split to keep does not exist, a split would be empty, or the splits
+            should be by patient and none is known.
         errors.RefusedError: if patients are in several splits and the policy is `fail`.
     """
     notes: list[str] = []
@@ -181,7 +189,9 @@ def apply(
     for name, others in protected.items():
         refs, left_out = _drop_shared_with(refs, name, others)
         dropped.append(left_out)
-    if options.splits == "patient":
+    if options.splits == "patient" and not _is_patient_known(refs):
+        raise errors.UserError(_no_patient(refs["path"]))
+    if options.splits != "source":
         refs = _assign(refs, options, read_content, label_kind, notes)
     elif _split_names(refs) == ["train"]:
         notes.append(
@@ -228,6 +238,8 @@ def _assign(
         )
     names = protected_first(fractions)
     shares = np.array([fractions[name] for name in names]) / sum(fractions.values())
+    unit = known_groups(candidates).unit
+    unit = "file" if unit == "image" else unit
     groups = _groups(candidates, read_content, notes).dictionary_encode()
     hashes = hash_names(groups.dictionary.to_pylist())
     members = groups.indices.to_numpy().astype(np.int64)
@@ -237,7 +249,8 @@ def _assign(
     places = positions(hashes, np.array([seed], np.uint64))[0]
     choice = np.searchsorted(np.cumsum(shares)[:-1], places, "right")
     achieved = np.stack([counts[choice == index].sum(0) for index in range(len(names))])
-    notes.append(_describe_balance(names, shares, achieved, len(hashes), options.split_seed, seed))
+    seeds = options.split_seed, seed
+    notes.append(_describe_balance(names, shares, achieved, len(hashes), unit, *seeds))
     chosen = pa.array(names).take(pa.array(choice[members]))
     column = pc.replace_with_mask(splits, free, chosen).dictionary_encode()
     place = REF_SCHEMA.get_field_index("split")
@@ -251,18 +264,63 @@ def _groups(
     groups = known_groups(refs)
     if groups.sources.keys() <= {"patient"}:
         return groups.names
-    by = [plural_unit(name) for name in ("study", "series") if name in groups.sources]
+    by = [plural_unit(name) for name in SOURCES[1:4] if name in groups.sources]
     lone = pc.match_substring_regex(groups.names, "^(file|image):")
     rows = refs.filter(lone)
     notes.append(
         f"{refs.num_rows - groups.sources.get('patient', 0):,} of {refs.num_rows:,} images have no "
         "patient: none in their names, in tags of DICOM or in a table of --labels; they are split "
         f"by {' and '.join([*by, *(['file'] if rows.num_rows else [])])}, so a patient can be in "
-        "several splits. Give a pattern with --group_regex, or a table of --labels with the column "
-        "patient"
+        "several splits. Give a pattern with --patient_regex, or a table of --labels with the "
+        "column patient"
     )
     named = pa.array([f"content:{name}" for name in read_content(rows)], pa.large_string())
     return pc.replace_with_mask(groups.names, lone, named)
+
+
+def _is_patient_known(refs: pa.Table) -> bool:
+    """Returns whether a patient, a study or series, or the source of a copy is known of any."""
+    return bool(known_groups(refs).sources.keys() & set(SOURCES[:4]))
+
+
+def _no_patient(paths: pa.ChunkedArray) -> str:
+    """Returns that no patient is known, and a pattern that would find some, if there is one."""
+    text = (
+        "--splits patient: no patient is known of any image, from names, folders, tags of DICOM or "
+        "a table of --labels. "
+    )
+    if found := propose_pattern(paths.to_pylist()):
+        text += f"--patient_regex '{found[0]}' would find {found[1]:,} patients, if they are that; "
+    return text + (
+        "--splits file makes splits in which a patient can be in several; or name the patients "
+        "with --patient_regex, --layout or a column of --labels"
+    )
+
+
+def propose_pattern(paths: Sequence[str]) -> tuple[str, int] | None:
+    r"""Returns a pattern of the number in most paths that could be the patient, and how many.
+
+    >>> propose_pattern(["A/eye_17_1.png", "A/eye_17_2.png", "B/eye_8_1.png", "B/eye_8_2.png"])
+    ('^[A-Za-z]+_(\\d+)_\\d+[.]', 2)
+    """
+    names = [path.rpartition("/")[2].rpartition(".")[0] for path in paths]
+    shapes = collections.Counter(
+        re.sub(r"[A-Za-z]+", "A", re.sub(r"\d+", "0", name)) for name in names
+    )
+    shape, count = shapes.most_common(1)[0]
+    if 2 * count <= len(names) or shape == "0":  # a bare number is that of the image
+        return None
+    parts = {"A": "[A-Za-z]+", "0": r"\d+"}
+    texts = [parts.get(char, re.escape(char)) for char in shape]
+    best = None
+    for place in (place for place, char in enumerate(shape) if char == "0"):
+        pattern = "".join(["^", *texts[:place], r"(\d+)", *texts[place + 1 :], "[.]"])
+        matches = (re.match(pattern, f"{name}.") for name in names)
+        num = len({match[1] for match in matches if match})
+        # Each patient has several images, and there is more than one.
+        if 1 < num <= count / 2 and (best is None or num > best[1]):
+            best = (pattern, num)
+    return best
 
 
 def known_groups(refs: pa.Table) -> Groups:
@@ -308,6 +366,7 @@ def _describe_balance(
     shares: np.ndarray,
     achieved: np.ndarray,
     num_groups: int,
+    unit: str,
     wanted_seed: int | None,
     seed: int,
 ) -> str:
@@ -320,14 +379,15 @@ def _describe_balance(
     rows = list(zip(names, shares, in_split / in_split.sum(), strict=True))
     if empty := [name for name, _, share in rows if share == 0]:
         wanted = ", ".join(f"{name}={share:.4g}" for name, share, _ in rows)
+        few = many(num_groups, unit, plural_unit(unit))
         raise errors.UserError(
-            f"{', '.join(empty)} would get no image: {many(num_groups, 'patient')} too few for "
-            f"{wanted} with seed {seed}; choose other --split_fractions, or --split_seed auto"
+            f"{', '.join(empty)} would get no image: {few} too few for {wanted} with seed {seed}; "
+            "choose other --split_fractions, or --split_seed auto"
         )
     parts = ", ".join(f"{name} {share:.1%} (wanted {wanted:.1%})" for name, wanted, share in rows)
     by_class = achieved / np.maximum(achieved.sum(0), 1)
     worst = np.abs(by_class - shares[:, None]).max()
-    text = f"split by patient with seed {seed}: {parts}; off by at most {worst:.1%} in each class"
+    text = f"split by {unit} with seed {seed}: {parts}; off by at most {worst:.1%} in each class"
     if wanted_seed is None:
         return f"{text}. Use --split_seed {seed} from now on, so that no patient changes split"
     advice = ". --split_seed auto searches for a seed that comes closer" if worst > 0.01 else ""

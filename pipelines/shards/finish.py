@@ -131,6 +131,8 @@ def list_rejects(
     reasons = collections.Counter(reject.reason for reject in rejects)
     told = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
     told += "".join(hint for reason, hint in _HINTS.items() if reasons[reason])
+    if unread := [reject.detail for reject in rejects if reject.reason == "not_an_image"]:
+        told += f"; such as {max(unread, key=unread.count)}"
     if len(rejects) == num_images:
         raise errors.RefusedError(f"all {num_images:,} images were rejected: {told}. See {table}")
     # The listing rejects files of the whole source, but with --limit only a sample of the other
@@ -251,6 +253,7 @@ def _make_manifest(
         "over_limit": planned["over_limit"],
         "dropped": dict(sorted(collections.Counter(dropped["reason"].to_pylist()).items())),
         "ignored": planned["ignored"],
+        **({"excluded": planned["excluded"]} if "excluded" in planned else {}),
     }
     sums = [
         sidecar.statistics

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
+import urllib.parse
 from pathlib import Path
 from typing import Literal
 
@@ -33,6 +34,10 @@ SOURCES = ("kaggle", "archive", "directory", "fashion_mnist", "synthetic")
 #: that do not.
 Workers = Literal["here", "cluster", "dataflow"]
 
+# Endings of archives that are read, and of tables, which are no archives.
+_ARCHIVES = (".zip", ".tar", ".gz", ".tgz")
+_TABLES = (".csv", ".tsv", ".parquet", ".xlsx", ".json", ".jsonl", ".npz")
+
 # What --input must be for a source that requires it; None for a source that accepts no --input.
 _INPUTS = {
     "archive": "a .zip, .tar or .tar.gz file",
@@ -51,16 +56,16 @@ class SourceOptions:
     """
 
     source: str = flag(
-        "kaggle",
-        "where the images come from (default: kaggle, which downloads them and needs a free "
-        "account; synthetic draws them and needs no account)",
+        "",
+        "where the images come from (default: archive or directory, as --input is a file or a "
+        "folder; without --input kaggle, which downloads them and needs a free account; synthetic "
+        "draws them and needs no account)",
         choices=SOURCES,
     )
     input: Address | None = flag(
         None,
-        "archive: the .zip, .tar or .tar.gz file; directory: the folder; fashion_mnist: the folder "
-        "with its four files (default: download them). A zip or folder may be a URL such as "
-        "s3://bucket/scans.zip",
+        "a folder, or a .zip, .tar or .tar.gz file; fashion_mnist: the folder with its four files "
+        "(default: download them). A zip or folder may be a URL such as s3://bucket/scans.zip",
         metavar="PATH",
     )
     kaggle_dataset: str = flag(
@@ -86,6 +91,8 @@ class SourceOptions:
     )
 
     def __post_init__(self) -> None:
+        if not self.source:
+            object.__setattr__(self, "source", _source_of(self.input))  # the dataclass is frozen
         check(self)
         needed = _INPUTS.get(self.source, "")
         if needed and not self.input:
@@ -106,6 +113,18 @@ class SourceOptions:
             raise ValueError(
                 f"--staging must be a URL such as gs://bucket/folder, received {self.staging!r}"
             )
+
+
+def _source_of(given: str | None) -> str:
+    """Returns the source that reads an input."""
+    if not given:
+        return "kaggle"
+    if is_remote(given):
+        is_zip = urllib.parse.urlsplit(given).path.lower().endswith(".zip")
+        return "archive" if is_zip else "directory"
+    path = Path(given)
+    is_file = path.is_file() or (not path.exists() and path.suffix.lower() in _ARCHIVES)
+    return "archive" if is_file else "directory"
 
 
 def make_source(options: SourceOptions, workers: Workers, seed: int) -> Source:
@@ -150,6 +169,11 @@ def make_source(options: SourceOptions, workers: Workers, seed: int) -> Source:
     if path.is_dir() and options.source == "archive":
         raise errors.UserError("--input is a folder; use --source directory")
     if options.source == "archive":
+        if path.suffix.lower() in _TABLES:
+            raise errors.UserError(
+                f"--input {given} is a table; give it as --labels, and the folder or archive of "
+                "its images as --input"
+            )
         return staged(ArchiveSource(path), options, workers)
     if not path.is_dir():
         raise errors.UserError("--input is a file, not a folder; use --source archive")

@@ -116,7 +116,7 @@ def _build(case: Case, scans: Mapping[str, _Scan], name: str) -> Path:
     flags += case.pick([], [], [], ["--duplicates=drop"], ["--leaks=drop"])
     if by == "command":
         shares = "--split_fractions=train=0.5,val=0.2,test=0.3"
-        flags += ["--splits=patient", shares, f"--split_seed={case.rng.randrange(9)}"]
+        flags += ["--splits=auto", shares, f"--split_seed={case.rng.randrange(9)}"]
     rows = []
     for path, scan in chosen.items():
         row = {"path": path, "label": scan.label}

@@ -54,6 +54,10 @@ def check_classes(examined: Examined) -> Iterator[Finding]:
     totals = sum(counts.values(), np.zeros(len(names), np.int64))
     ratio = float(totals.max() / max(totals.min(), 1)) if len(totals) else 1.0
     examined.measures["class_ratio"] = ratio
+    if examined.dataset.label_kind.one_hot and len(names) == 1 and not is_range:
+        detail = "A model has nothing to tell apart, so every result would be perfect. Name the "
+        detail += "classes with --layout, --label_regex or a table of --labels."
+        yield problem("one_class", f"All images are of one {kind.noun}, {names[0]}", detail, 1)
     for name, values in counts.items():
         missing = [names[place] for place in np.flatnonzero(values == 0)]
         if missing:

@@ -34,7 +34,7 @@ def check_known_patients(examined: Examined) -> Iterator[Finding]:
         detail = (
             f"They are grouped by {' or '.join(sources)}. The audit cannot check whether "
             "their patients are in several splits. If the file names contain the patient, give the "
-            "build a pattern with --group_regex."
+            "build a pattern with --patient_regex."
         )
         yield warning("no_patient", f"{share} a patient", detail, num_unknown)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 import PIL
 from PIL import Image, features
 
-from tfrecord_io.decoding import dicom, formats, tiff_pages
+from tfrecord_io.decoding import dicom, formats, tiff_pages, unread
 from tfrecord_io.decoding.dicom import Header, codec_versions, is_dicom, read_header
 from tfrecord_io.decoding.options import SHARE, Preprocessing
 from tfrecord_io.decoding.resize import stored_pixels
@@ -212,7 +212,8 @@ def decode_image(
     except Image.UnidentifiedImageError:
         # The detail quotes no bytes: a link may lead to a secret, and rejects are published.
         if isinstance(data, bytes) and not frame:
-            raise Reject("not_an_image", f"{len(data):,} bytes of no known format") from None
+            told = unread.what_is("", data[:4096]) or "no known format"
+            raise Reject("not_an_image", f"{len(data):,} bytes, {told}") from None
         found = f"page {frame} of the TIFF is damaged or of no known kind"
         raise Reject("undecodable", found) from None
     except Image.DecompressionBombError as error:

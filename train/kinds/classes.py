@@ -9,6 +9,8 @@ import keras
 import numpy as np
 
 from tfrecord_io import kinds
+from train.data.dataset import Dataset, Part
+from train.errors import ConfigError
 from train.kinds import measures, words
 from train.kinds import task as tasks
 from train.kinds.task import Answers, Mistake, Task, View
@@ -32,6 +34,15 @@ class Classes(Task):
         "A threshold answers “this class, or not?”. The predicted class does not depend on the "
         "thresholds; it is always the most probable class."
     )
+
+    def fitted(self, dataset: Dataset, part: Part) -> Task:
+        if len(dataset.manifest.label_names) == 1:
+            raise ConfigError(
+                f"{dataset.path} has one class, {dataset.manifest.label_names[0]}, so there is "
+                "nothing to tell apart; name the classes in the build (--layout, --label_regex, or "
+                "a table of --labels)"
+            )
+        return self
 
     def activation(self, name: str | None = None) -> keras.layers.Layer:
         # Probabilities are always float32: in reduced precision they are rounded too much.

@@ -1,0 +1,55 @@
+"""Refuses classes that cannot be classes, before an image is decoded."""
+
+from __future__ import annotations
+
+import statistics
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines import errors
+from pipelines.listing import roles
+from pipelines.listing.options import ListingOptions
+from pipelines.listing.refs import Listing
+from tfrecord_io.kinds import CLASSES
+from tfrecord_io.printing import listed, printable
+
+# With fewer classes than this, few images of each are said of no collection.
+_FEW_CLASSES = 5
+
+_ADVICE = (
+    "say what the folders are with --layout, find the class in names with --label_regex, give a "
+    "table with --labels, or name the classes with --classes"
+)
+
+
+def require_classes(listing: Listing, options: ListingOptions) -> None:
+    """Checks the classes of a listing, unless the user has named them or they are not classes.
+
+    Raises:
+        errors.UserError: if all classes are named like splits or kinds of files, many have an image
+            or two, or each class is a patient.
+    """
+    if options.label_kind != CLASSES or options.classes:
+        return
+    refs = listing.refs
+    counts = {pair["values"]: pair["counts"] for pair in refs["label"].value_counts().to_pylist()}
+    shown = listed([printable(name) for name in sorted(counts)])
+    if counts and all(map(roles.is_no_class, counts)):
+        raise errors.UserError(
+            f"the classes would be {shown}, which are names of splits or of kinds of files; "
+            f"{_ADVICE}"
+        )
+    median = statistics.median(counts.values()) if counts else 0
+    if len(counts) >= _FEW_CLASSES and median <= roles.FEW_IMAGES:
+        text = f"half of the {len(counts):,} classes have {median:g} images or fewer: {shown}"
+        if len(counts) > roles.MANY_CLASSES:
+            raise errors.UserError(f"{text}; {_ADVICE}")
+        listing.naming_notes.append(text)
+    pairs = pa.table({"label": refs["label"], "patient": refs["patient"]}).drop_null()
+    pairs = pairs.group_by(["label", "patient"]).aggregate([])
+    num_patients = pc.count_distinct(pairs["patient"]).as_py()
+    if len(pairs) == num_patients == len(counts) >= _FEW_CLASSES:
+        raise errors.UserError(
+            f"each of the {num_patients:,} classes is one patient: {shown}; {_ADVICE}"
+        )

@@ -1,0 +1,73 @@
+"""Copies that carry the name of their source: they belong together in splits and folds.
+
+>>> source_of("a/scan_jpg.rf.0123456789abcdef.jpg", set())
+'scan_jpg'
+>>> source_of("a/eye_flip (2).png", {"a/eye"}), source_of("a/eye_flip.png", set())
+('a/eye', None)
+"""
+
+from __future__ import annotations
+
+import collections
+import re
+from collections.abc import Collection
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.listing.refs import OTHER, Listing
+from tfrecord_io.groups import COPY_OF
+from tfrecord_io.printing import counted, printable
+
+# More files than this are not copies: bulk renaming numbers every image.
+_MOST_COPIES = 50
+
+# The ends of names: what Roboflow writes, and what other tools and people do.
+_ROBOFLOW = r"\.rf\.[0-9A-Za-z]{8,}\.[^./]+$"
+_COPY = (
+    r"(?i)(?: ?\(\d+\)|[ _-]+(?:aug|augmented|copy|[hv]?flip(?:ped)?|mirror(?:ed)?|rot(?:ated?)?"
+    r"|rotation|crop(?:ped)?|blur(?:red)?|noisy?e?|bright(?:ness)?|dark|contrast|gamma|zoom(?:ed)?"
+    r"|shift(?:ed)?|scaled?|shear(?:ed)?)[ _-]*-?\d*)"
+)
+_COPY_FILE = rf"{_COPY}\.[^./]+$"
+
+
+def find_copies(listing: Listing) -> None:
+    """Adds a column with the source of each copy, and of the source itself, if there are copies."""
+    refs = listing.refs
+    paths, column = refs["path"], f"{OTHER}{COPY_OF}"
+    could_be = pc.match_substring_regex(paths, f"{_ROBOFLOW}|{_COPY_FILE}")
+    if column in refs.column_names or not pc.any(could_be).as_py():
+        return
+    stems = [path.rpartition(".")[0] for path in paths.to_pylist()]
+    names = set(stems)
+    copies = {path: source for path in paths.filter(could_be).to_pylist()
+              if (source := source_of(path, names))}  # fmt: skip
+    sources = [copies.get(path, stem) for path, stem in zip(paths.to_pylist(), stems, strict=True)]
+    sizes = collections.Counter(sources)
+    is_source = {name for name in set(copies.values()) if 1 < sizes[name] <= _MOST_COPIES + 1}
+    found = [source if source in is_source else None for source in sources]
+    if not is_source:
+        return
+    listing.refs = refs.append_column(column, pa.array(found, pa.string()))
+    # Older releases did not know copies by their names.
+    listing.identity["copies_by_name"] = True
+    example = next(path for path, source in copies.items() if source in is_source)
+    num_images = len(found) - found.count(None)
+    listing.naming_notes.append(
+        f"{num_images:,} images are copies of {counted(len(is_source), 'source')} by their names, "
+        f"such as {printable(example)}; each source and its copies stay together in splits and "
+        "folds (--no-copies_by_name takes them for different images)"
+    )
+
+
+def source_of(path: str, stems: Collection[str]) -> str | None:
+    """Returns the source of a copy, or None; `stems` are the paths of all files without endings."""
+    name, num = re.subn(_ROBOFLOW, "", path)
+    if num:
+        return name.rpartition("/")[2]
+    stem, source = path.rpartition(".")[0], None
+    while match := re.search(f"{_COPY}$", stem):
+        stem = stem[: match.start()]
+        source = stem if stem in stems else source
+    return source
