@@ -248,15 +248,24 @@ def test_mistakes_are_found_with_their_images_paths_and_maps(tmp_path):
     [
         ({"num_images": 27}, "27 of these images, of 9 patients, show a picture or a", False),
         ({"num_images": 27, "is_measured": False}, "27 further images of 9 patients were", True),
-        ({}, "Of these 80 images of 40 patients, the network had never seen one", True),
-        ({"doubts": ("there is no list",)}, "It cannot be known whether the network", False),
+        ({}, "compared with these 80 images of 40 patients: it had seen no patient of", True),
+        ({"claims": (), "doubts": ("there is no list",)}, "It cannot be known whether", False),
+        ({"num_named": 3}, "if these are patients of another hospital", True),
     ],
 )
 def test_what_was_seen_is_said_and_only_what_is_proven_is_claimed(fields, said, is_claimed):
-    fields = {"num_images": 0, "num_patients": 9, "is_measured": True} | fields
+    claims = ("no patient of the same name",)
+    fields = {"num_images": 0, "num_patients": 9, "is_measured": True, "claims": claims} | fields
     found = words(report.render(**report_of(exposure=Exposure(**fields))))
     assert said in found
-    assert ("had never seen one" in found) == is_claimed
+    assert (claims[0] in found) == is_claimed
+
+
+@pytest.mark.parametrize("own", [None, {}])
+def test_only_a_run_without_a_test_split_made_its_choices_with_the_validation_images(own):
+    made = report_of(own_metrics=own)
+    page = words(report.render(**made | {"metrics": made["metrics"] | {"split": "val"}}))
+    assert ("made its choices with these" in page) == (own is None)
 
 
 # ---- runs of every kind

@@ -198,6 +198,8 @@ def _unseen(run: Path, dataset: Dataset, split: str, include_seen: bool) -> tupl
             f"({counted(exposure.num_patients, 'patient')}); they are "
             + ("measured, too" if include_seen else "left out")
         )
+    if exposure.advice:
+        print(f"note: {exposure.advice}")
     if exposure.note:
         print(f"note: {exposure.note}")
     return measured, exposure
