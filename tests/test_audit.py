@@ -19,6 +19,7 @@ from image_files import (
     write_tree,
     write_zip,
 )
+from PIL import Image
 
 from pipelines import errors
 from pipelines.shards import drops
@@ -427,6 +428,44 @@ def test_copies_within_a_split_under_other_patients_names_are_found_and_one_grou
     assert all(row["group"] == groups[row["patient"]] for row in rows)
 
 
+def framed(data):
+    """A scan in the fixed frame of a screen."""
+    noise = np.random.default_rng(0).integers(256, size=(24, 24), dtype=np.uint8)
+    screen = Image.fromarray(noise).resize((192, 192), Image.Resampling.NEAREST)
+    screen.paste(Image.fromarray(planted.pixels(data)).resize((96, 96)), (48, 48))
+    return encoded(screen)
+
+
+def test_a_frame_that_all_pictures_have_makes_no_copies_of_them(tmp_path):
+    files = {}
+    for patient in range(1, 41):
+        label, split = planted.LABELS[patient % 2], "test" if patient % 3 else "train"
+        name = f"{split}/{label}/{label}-{patient}-1.png"
+        files[name] = framed(planted.scan(label, patient, 1))
+    copy = "test/NORMAL/NORMAL-90-1.jpeg"
+    files[copy] = planted.saved_again(files["train/NORMAL/NORMAL-3-1.png"], 80)
+    tree = write_tree(tmp_path / "scans", files)
+    out = build_here(tree, tmp_path / "out", SIZE)
+    assert near_pairs(out) == {frozenset([copy, "train/NORMAL/NORMAL-3-1.png"])}
+    out = build_here(tree, tmp_path / "dropped", SIZE, "--leaks=drop")
+    assert list(dropped_rows(out)) == ["train/NORMAL/NORMAL-3-1.png"]
+    assert Manifest.load(out).options["near_duplicates"] == 2
+
+
+def test_copies_of_another_shape_are_found_between_their_bars(tmp_path):
+    files, copies = {}, set()
+    for patient in range(1, 9):
+        label = planted.LABELS[patient % 2]
+        names = f"train/{label}/{label}-{patient}-1.png", f"test/{label}/{label}-9{patient}-1.png"
+        image = Image.fromarray(planted.pixels(planted.scan(label, patient, 1)))
+        shapes = image, image.resize((256, 200), Image.Resampling.BILINEAR)
+        files |= dict(zip(names, map(encoded, shapes), strict=True))
+        copies.add(frozenset(names))
+    tree = write_tree(tmp_path / "scans", files)
+    out = build_here(tree, tmp_path / "out", "--image_size=160", "--fit=pad")
+    assert near_pairs(out) == copies
+
+
 def test_a_chain_of_too_many_likes_is_reported_and_joins_nobody():
     size, rows = 101, np.arange(101)
     near = tuple(twins.NearPair(a, a + 1, 0.99) for a in range(size - 1))
@@ -437,10 +476,12 @@ def test_a_chain_of_too_many_likes_is_reported_and_joins_nobody():
     same = {"split": ["train"] * size, "label": ["a"] * size, "shard": ["0"] * size}
     split = Split(label_counts=(size,), shards=())
     dataset = bare_manifest(image_shape=(96, 96, 1), label_names=["a"], splits={"train": split})
-    result = audit.audit_examples(pa.table(columns | same), found, dataset)
+    result = audit.audit_examples(pa.table(columns | same), found.believed(rows), dataset)
     (chain,) = [one for one in result.findings if one.code == "near_chains"]
     assert chain.count == 1
     assert "more than 100 images" in chain.detail
+    assert result.measures["near_duplicate_pairs_within_splits"] == 0
+    assert not result.measures["near_duplicates_complete"]
 
 
 def test_a_near_duplicate_of_a_picture_in_two_splits_is_a_leak(tmp_path, capsys):
