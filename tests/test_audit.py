@@ -3,6 +3,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pages
 import planted_scans as planted
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -304,6 +305,19 @@ def test_side_facts_that_have_nothing_to_do_with_the_class_tell_no_more_than_cha
     assert found.giveaways == ()
 
 
+def test_what_only_the_large_class_has_by_chance_is_no_giveaway():
+    generator = np.random.default_rng(0)
+    found = [
+        measured(
+            pa.table({"patient": list(map(str, range(400))), "quantization": tables}), labels
+        ).giveaways
+        for labels, tables in (
+            (generator.random(400) < 0.05, generator.integers(0, 20, 400)) for _ in range(20)
+        )
+    ]
+    assert found == [()] * 20
+
+
 def test_volumes_of_unknown_patients_tell_no_more_than_chance():
     generator = np.random.default_rng(0)
     studies = np.repeat(np.arange(24), 9)
@@ -425,6 +439,11 @@ def test_copies_within_a_split_under_other_patients_names_are_found_and_one_grou
     assert all(groups[str(patient)] == groups[str(60 + patient)] for patient in range(1, 7))
     assert len(set(groups.values())) == len(groups) - 6
     assert {row["group"] for row in rows if row["variant"]} < {row["group"] for row in rows}
+    page = pages.words((out / "report.html").read_text())
+    num_copies = sum(row["variant"] > 0 for row in rows)
+    assert f"{len(rows) - num_copies} images of {len(groups)} patients" in page
+    assert f"{num_copies} augmented copies of training images are stored" in page
+    assert f"train: {num_copies} images" in page
     assert all(row["group"] == groups[row["patient"]] for row in rows)
 
 
