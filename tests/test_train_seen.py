@@ -222,6 +222,7 @@ def test_of_the_split_that_was_trained_on_nothing_is_left(trained, data, tmp_pat
     assert (found["num_examples"], found["seen_images"]) == (num, num)
     page = words(tmp_path / "out")
     assert f"including {num} that it had seen before" in page.partition(". ")[0]
+    assert "watched during training" in page
     assert not any(claim in page for claim in CLAIMS)
 
 
@@ -239,7 +240,9 @@ def test_of_the_same_scans_in_other_splits_only_unseen_patients_are_measured(
     assert found["num_examples"] == rest
     assert found["seen_images"] == len(known)
     assert found["seen_patients"] == len({row["patient"] for row in known})
-    assert f"has seen {len(known)} of the {len(rows)} images" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"has seen {len(known)} of the {len(rows)} images" in said
+    assert "95 %" not in said
     assert f"{len(known)} further images of {found['seen_patients']} patients were left out" in page
     assert f"{PIXELS}, {NAMES}." in page
 
