@@ -59,7 +59,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     module, _ = COMMANDS[name]
     if module == "tfrecord_io.__main__":
         arguments = [name, *arguments]
-    return importlib.import_module(module).main(arguments)
+    try:
+        main_of_module = importlib.import_module(module).main
+    except KeyboardInterrupt:
+        return 130
+    return main_of_module(arguments)
 
 
 def _find_own_packages_first() -> None:

@@ -69,7 +69,7 @@ def seconds_at_the_end(directory: Path, files: list[bytes], num_images: int) -> 
     seconds = {}
     images = twins.ImageReader.of_folder(directory, found)
     start = time.perf_counter()
-    same = twins.find_twins(examples, images, found.label_kind)
+    same = twins.find_twins(examples, images, found)
     seconds["near duplicates"] = time.perf_counter() - start
     start = time.perf_counter()
     result = audit.audit_examples(examples, same, found)

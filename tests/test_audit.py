@@ -3,6 +3,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pages
 import planted_scans as planted
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,6 +20,7 @@ from image_files import (
     write_tree,
     write_zip,
 )
+from PIL import Image
 
 from pipelines import errors
 from pipelines.shards import drops
@@ -304,6 +306,19 @@ def test_side_facts_that_have_nothing_to_do_with_the_class_tell_no_more_than_cha
     assert found.giveaways == ()
 
 
+def test_what_only_the_large_class_has_by_chance_is_no_giveaway():
+    generator = np.random.default_rng(0)
+    found = [
+        measured(
+            pa.table({"patient": list(map(str, range(400))), "quantization": tables}), labels
+        ).giveaways
+        for labels, tables in (
+            (generator.random(400) < 0.05, generator.integers(0, 20, 400)) for _ in range(20)
+        )
+    ]
+    assert found == [()] * 20
+
+
 def test_volumes_of_unknown_patients_tell_no_more_than_chance():
     generator = np.random.default_rng(0)
     studies = np.repeat(np.arange(24), 9)
@@ -425,7 +440,50 @@ def test_copies_within_a_split_under_other_patients_names_are_found_and_one_grou
     assert all(groups[str(patient)] == groups[str(60 + patient)] for patient in range(1, 7))
     assert len(set(groups.values())) == len(groups) - 6
     assert {row["group"] for row in rows if row["variant"]} < {row["group"] for row in rows}
+    page = pages.words((out / "report.html").read_text())
+    num_copies = sum(row["variant"] > 0 for row in rows)
+    assert f"{len(rows) - num_copies} images of {len(groups)} patients" in page
+    assert f"{num_copies} augmented copies of training images are stored" in page
+    assert f"train: {num_copies} images" in page
     assert all(row["group"] == groups[row["patient"]] for row in rows)
+
+
+def framed(data):
+    """A scan in the fixed frame of a screen."""
+    noise = np.random.default_rng(0).integers(256, size=(24, 24), dtype=np.uint8)
+    screen = Image.fromarray(noise).resize((192, 192), Image.Resampling.NEAREST)
+    screen.paste(Image.fromarray(planted.pixels(data)).resize((96, 96)), (48, 48))
+    return encoded(screen)
+
+
+def test_a_frame_that_all_pictures_have_makes_no_copies_of_them(tmp_path):
+    files = {}
+    for patient in range(1, 41):
+        label, split = planted.LABELS[patient % 2], "test" if patient % 3 else "train"
+        name = f"{split}/{label}/{label}-{patient}-1.png"
+        files[name] = framed(planted.scan(label, patient, 1))
+    copy = "test/NORMAL/NORMAL-90-1.jpeg"
+    files[copy] = planted.saved_again(files["train/NORMAL/NORMAL-3-1.png"], 80)
+    tree = write_tree(tmp_path / "scans", files)
+    out = build_here(tree, tmp_path / "out", SIZE)
+    assert near_pairs(out) == {frozenset([copy, "train/NORMAL/NORMAL-3-1.png"])}
+    out = build_here(tree, tmp_path / "dropped", SIZE, "--leaks=drop")
+    assert list(dropped_rows(out)) == ["train/NORMAL/NORMAL-3-1.png"]
+    assert Manifest.load(out).options["near_duplicates"] == 2
+
+
+def test_copies_of_another_shape_are_found_between_their_bars(tmp_path):
+    files, copies = {}, set()
+    for patient in range(1, 9):
+        label = planted.LABELS[patient % 2]
+        names = f"train/{label}/{label}-{patient}-1.png", f"test/{label}/{label}-9{patient}-1.png"
+        image = Image.fromarray(planted.pixels(planted.scan(label, patient, 1)))
+        shapes = image, image.resize((256, 200), Image.Resampling.BILINEAR)
+        files |= dict(zip(names, map(encoded, shapes), strict=True))
+        copies.add(frozenset(names))
+    tree = write_tree(tmp_path / "scans", files)
+    out = build_here(tree, tmp_path / "out", "--image_size=160", "--fit=pad")
+    assert near_pairs(out) == copies
 
 
 def test_a_chain_of_too_many_likes_is_reported_and_joins_nobody():
@@ -438,10 +496,12 @@ def test_a_chain_of_too_many_likes_is_reported_and_joins_nobody():
     same = {"split": ["train"] * size, "label": ["a"] * size, "shard": ["0"] * size}
     split = Split(label_counts=(size,), shards=())
     dataset = bare_manifest(image_shape=(96, 96, 1), label_names=["a"], splits={"train": split})
-    result = audit.audit_examples(pa.table(columns | same), found, dataset)
+    result = audit.audit_examples(pa.table(columns | same), found.believed(rows), dataset)
     (chain,) = [one for one in result.findings if one.code == "near_chains"]
     assert chain.count == 1
     assert "more than 100 images" in chain.detail
+    assert result.measures["near_duplicate_pairs_within_splits"] == 0
+    assert not result.measures["near_duplicates_complete"]
 
 
 def test_a_near_duplicate_of_a_picture_in_two_splits_is_a_leak(tmp_path, capsys):

@@ -27,7 +27,9 @@ def a_manifest(label_counts, label_names=None):
 
 
 def test_a_class_of_half_the_size_has_half_the_bar():
-    chart, small, empty = card.classes_of_splits(a_manifest([[1200, 600, 0], [1, 1, 2], [0, 0, 0]]))
+    dataset = a_manifest([[1200, 600, 0], [1, 1, 2], [0, 0, 0]])
+    sizes = {name: split.num_examples for name, split in dataset.splits.items()}
+    chart, small, empty = card.classes_of_splits(dataset, sizes)
     assert chart.title == "split0: 1,800 images"
     assert [bar.length for bar in chart.bars] == [1, 0.5, 0]
     assert [bar.value for bar in chart.bars] == ["1,200 (67 %)", "600 (33 %)", "0 (0 %)"]
@@ -59,7 +61,7 @@ def test_side_facts_stand_beside_guessing_the_strongest_first():
 
 
 def test_what_is_not_known_or_too_much_is_not_drawn():
-    assert card.classes_of_splits(a_manifest([[1] * 1000])) == []
+    assert card.classes_of_splits(a_manifest([[1] * 1000]), {}) == []
     assert card.images_of_patients(pa.table({"patient": pa.nulls(2, pa.string())})) == []
     assert card.side_facts_of_classes(None) == []
 

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tfrecord_io.groups import MAX_CHAIN, Groups, group_images
+from tfrecord_io.groups import MAX_CHAIN, Groups, believe, group_images
 
 
 def groups_of(near_duplicates=None, **columns):
@@ -60,14 +60,15 @@ def test_a_chain_of_too_many_images_is_reported_and_not_used():
     size = MAX_CHAIN + 1
     images = pa.table({"path": [str(row) for row in range(size + 2)]})
     chain = [[row, row + 1] for row in range(size - 1)]
-    groups = group_images(images, np.array([*chain, [size, size + 1]]))
-    assert groups.long_chains == (size,)
-    assert len(set(groups.names.to_pylist())) == size + 1
-    shorter = group_images(images, np.array(chain[1:]))
-    assert (shorter.long_chains, len(set(shorter.names.to_pylist()))) == ((), 4)
+    pairs = np.array([*chain, [size, size + 1]])
+    codes = np.arange(size + 2)
+    is_believed, long_chains = believe(codes, pairs)
+    assert (is_believed.tolist(), long_chains) == ([False] * len(chain) + [True], (size,))
+    assert len(set(group_images(images, pairs).names.to_pylist())) == size + 1
+    assert believe(codes, pairs[1:])[1] == ()
+    assert len(set(group_images(images, pairs[1:-1]).names.to_pylist())) == 4
     # Pairs within a patient make no chain.
-    of_patient = images.append_column("patient", pa.array(["p"] * (size + 2)))
-    assert group_images(of_patient, np.array(chain)).long_chains == ()
+    assert believe(0 * codes, pairs)[1] == ()
 
 
 def test_groups_do_not_depend_on_the_order_of_the_images():

@@ -88,7 +88,7 @@ def test_calibration_says_what_the_temperature_changed_on_the_evaluated_split():
 )  # fmt: skip
 def test_no_larger_threshold_would_do(seed, wanted, num_values):
     generator = np.random.default_rng(seed)
-    ranking = generator.integers(num_values, size=40) / num_values
+    ranking = generator.integers(1, num_values + 1, size=40) / num_values
     is_positive = generator.random(40) < 0.5
     is_positive[0] = True
     threshold = thresholds.threshold_for_sensitivity(ranking, is_positive, wanted)
@@ -98,7 +98,9 @@ def test_no_larger_threshold_would_do(seed, wanted, num_values):
         return float(called_rates(ranking >= at, is_positive, ones)["sensitivity"])
 
     assert sensitivity(threshold) >= wanted - 1e-9
-    above = ranking[ranking > threshold]
+    # Halfway: rounding moves nobody across it.
+    assert sensitivity(threshold + 0.01) == sensitivity(threshold - 0.01)
+    above = np.unique(ranking[ranking > threshold])[1:]
     assert not len(above) or sensitivity(above.min()) < wanted
     assert thresholds.threshold_for_sensitivity(ranking, ~is_positive & is_positive, 0.9) is None
 

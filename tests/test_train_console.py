@@ -59,12 +59,12 @@ def press():
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(60)
 
-@console.ended_by_interrupts()
-def main():
+@console.command
+def main(argv):
     exec({act!r}, globals())
     time.sleep(60)
 
-main()
+main([])
 """
     result = run_python(pressed)
     assert (result.returncode, result.stdout) == (130, "")

@@ -265,6 +265,12 @@ def test_many_numbers_become_ranges_between_their_quartiles():
     assert [ages[place] for place in found["above 40.75 to 60.5"]] == list(range(41, 61))
 
 
+def test_ranges_of_numbers_that_differ_little_have_names_of_their_own():
+    for start in (2001.0, 123_456.0):
+        found = measures.subgroups([start + number / 100 for number in range(100)])
+        assert [len(places) for places in found.values()] == [25] * 4
+
+
 def test_every_image_is_in_one_range_even_if_half_of_them_have_the_same_number():
     found = measures.subgroups([0.0] * 50 + list(np.arange(1.0, 51.0)))
     assert sorted(np.concatenate(list(found.values()))) == list(range(100))

@@ -127,6 +127,8 @@ def test_exported_thresholds_are_one_column_more(run_folder, files, tmp_path, ca
     header, *lines = answer(capsys, run, files, code=1).out.splitlines()
     assert header.endswith("above_threshold")
     assert lines[0].endswith("none")
+    said = answer(capsys, run, files / "d.jpeg", code=1).err
+    assert "d.jpeg was not predicted: not_an_image" in said
     path.write_text("[{}]")
     assert "does not hold thresholds" in answer(capsys, run, files, code=2).err
 
@@ -135,12 +137,27 @@ def test_exported_thresholds_are_one_column_more(run_folder, files, tmp_path, ca
     ("name", "flags", "message"),
     [
         ("a.jpeg", {"model": "nowhere"}, "expected the folder of a finished run"),
+        ("a.jpeg", {"model": "data"}, "this is a dataset; run"),
         ("nowhere", {}, "there is no such file or folder"),
+        ("pipe", {}, "received a pipe or a device"),
         ("a.jpeg", {"patch": 0}, "must be at least 1"),
     ],
 )
-def test_wrong_usage_ends_with_code_2(run_folder, files, name, flags, message, capsys):
+def test_wrong_usage_ends_with_code_2(
+    run_folder, files, name, flags, message, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(run_folder)
+    if name == "pipe":
+        files = tmp_path
+        os.mkfifo(files / name)
     assert message in answer(capsys, run_folder, files / name, code=2, **flags).err
+
+
+def test_a_file_with_the_name_of_a_frame_is_rejected_as_in_a_build(
+    run_folder, files, tmp_path, capsys
+):
+    shutil.copy(files / "c.png", tmp_path / "c.png#frame-1")
+    assert "that of frame 1 of c.png" in answer(capsys, run_folder, tmp_path, code=1).err
 
 
 @pytest.mark.parametrize(

@@ -248,15 +248,24 @@ def test_mistakes_are_found_with_their_images_paths_and_maps(tmp_path):
     [
         ({"num_images": 27}, "27 of these images, of 9 patients, show a picture or a", False),
         ({"num_images": 27, "is_measured": False}, "27 further images of 9 patients were", True),
-        ({}, "Of these 80 images of 40 patients, the network had never seen one", True),
-        ({"doubts": ("there is no list",)}, "It cannot be known whether the network", False),
+        ({}, "compared with these 80 images of 40 patients: it had seen no patient of", True),
+        ({"claims": (), "doubts": ("there is no list",)}, "It cannot be known whether", False),
+        ({"num_named": 3}, "if these are patients of another hospital", True),
     ],
 )
 def test_what_was_seen_is_said_and_only_what_is_proven_is_claimed(fields, said, is_claimed):
-    fields = {"num_images": 0, "num_patients": 9, "is_measured": True} | fields
+    claims = ("no patient of the same name",)
+    fields = {"num_images": 0, "num_patients": 9, "is_measured": True, "claims": claims} | fields
     found = words(report.render(**report_of(exposure=Exposure(**fields))))
     assert said in found
-    assert ("had never seen one" in found) == is_claimed
+    assert (claims[0] in found) == is_claimed
+
+
+@pytest.mark.parametrize("own", [None, {}])
+def test_only_a_run_without_a_test_split_made_its_choices_with_the_validation_images(own):
+    made = report_of(own_metrics=own)
+    page = words(report.render(**made | {"metrics": made["metrics"] | {"split": "val"}}))
+    assert ("made its choices with these" in page) == (own is None)
 
 
 # ---- runs of every kind
@@ -272,7 +281,13 @@ def test_a_cross_validation_shows_its_runs_and_their_spread():
     ]
     pooled = made["metrics"] | {"split": "train+val"} | metrics.describe_folds(results)
     pooled.pop("best_epoch")
+    pooled["calibration"] = {
+        "temperature": 1.5, "ece_before": 0.085, "ece_after": 0.019, "fitted_on": "others",
+        "num_examples": 80,
+    }  # fmt: skip
     found = words(report.render(**made | {"metrics": pooled}))
+    assert "is 8.5 %. Divided by a temperature, 1.50 on average" in found
+    assert "it would be 1.9 %" in found
     assert "In a cross-validation with 5 folds, each of 80 images of 40 patients" in found
     assert f"{pooled['spread']['accuracy']['std_over_folds']:.3f}" in found
     assert "This is one run." not in found

@@ -56,12 +56,9 @@ class Groups:
         names: large_string [num_images], what the group is known from and its name, such as
             `patient:17`. Files and single images are named by a hash of their content if there is
             one, so that equal names in two datasets are the same images.
-        long_chains: numbers of images of the chains of near duplicates that were not used, because
-            each has more than `MAX_CHAIN`.
     """
 
     names: pa.Array
-    long_chains: tuple[int, ...] = ()
 
     @functools.cached_property
     def codes(self) -> np.ndarray:
@@ -174,15 +171,26 @@ def _joined(names: pa.Array, pairs: np.ndarray) -> Groups:
     texts.sort(key=lambda text: (SOURCES.index(text.split(":")[0]), text))
     best = pa.array(texts, pa.large_string())
     groups = pc.index_in(names, best).to_numpy()
-    pairs = pairs[groups[pairs[:, 0]] != groups[pairs[:, 1]]]
-    chains = _components(len(names), pairs)
-    sizes = np.bincount(chains, minlength=len(names))
-    is_short = sizes[chains[pairs[:, 0]]] <= MAX_CHAIN
-    first = _components(len(texts), groups[pairs[is_short]])
-    return Groups(
-        names=best.take(pa.array(first[groups])),
-        long_chains=tuple(sorted(sizes[sizes > MAX_CHAIN].tolist())),
-    )
+    is_believed, _ = believe(groups, pairs)
+    first = _components(len(texts), groups[pairs[is_believed]])
+    return Groups(names=best.take(pa.array(first[groups])))
+
+
+def believe(codes: np.ndarray, pairs: np.ndarray) -> tuple[np.ndarray, tuple[int, ...]]:
+    """Tells which pairs of like images are not in a chain of more than `MAX_CHAIN` images.
+
+    Args:
+        codes: int64 [num_images], the group of each image. Pairs within a group make no chain.
+        pairs: int64 [num_pairs, 2], rows of the images.
+
+    Returns:
+        bool [num_pairs], and the numbers of images of the chains that are too long.
+    """
+    is_across = codes[pairs[:, 0]] != codes[pairs[:, 1]]
+    chains = _components(len(codes), pairs[is_across])
+    sizes = np.bincount(chains, minlength=len(codes))
+    is_believed = ~is_across | (sizes[chains[pairs[:, 0]]] <= MAX_CHAIN)
+    return is_believed, tuple(sorted(sizes[sizes > MAX_CHAIN].tolist()))
 
 
 def _components(num_nodes: int, pairs: np.ndarray) -> np.ndarray:

@@ -35,14 +35,25 @@ class ShardWriter:
         self._records = [record.data for record in self._block]
         self._pictures = layout.images_in(self._block)
         self._num_waiting = 0
+        self._boxes: list[tuple[int, int, int, int] | None] = []
         self._digest = hashlib.sha256()
         # Those of no pictures first, because a shard may have none.
         self._facts = [side_facts(np.empty((0, 32, 32, 1), np.uint8))]
         self.statistics = PixelStatistics.from_images(self._pictures[:0])
 
-    def write(self, image: bytes, label: np.ndarray, key: str) -> None:
-        """Appends a record; see `schema.RecordLayout.encode_record` for arguments and errors."""
+    def write(
+        self,
+        image: bytes,
+        label: np.ndarray,
+        key: str,
+        box: tuple[int, int, int, int] | None = None,
+    ) -> None:
+        """Appends a record; see `schema.RecordLayout.encode_record` for arguments and errors.
+
+        The box is where the picture is in a padded image.
+        """
         self._layout.encode_into(self._records[self._num_waiting], image, label, key)
+        self._boxes.append(box)
         self._num_waiting += 1
         if self._num_waiting == len(self._records):
             self._write_block()
@@ -69,6 +80,7 @@ class ShardWriter:
         self._digest.update(block)
         self._file.write(block)
         pictures = self._pictures[: self._num_waiting]
-        self._facts.append(side_facts(pictures))
+        self._facts.append(side_facts(pictures, self._boxes))
         self.statistics += PixelStatistics.from_images(pictures)
+        self._boxes.clear()
         self._num_waiting = 0

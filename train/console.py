@@ -9,6 +9,7 @@ import importlib.util
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
@@ -33,7 +34,8 @@ def command(main: _Main) -> _Main:
     def run(argv: Sequence[str] | None = None) -> int:
         set_defaults()
         try:
-            return main(argv)
+            with ended_by_interrupts():
+                return main(argv)
         except StoppedError as error:
             print(error, file=sys.stderr)
             return 128 + error.signal_number
@@ -68,7 +70,8 @@ def ended_by_interrupts() -> Iterator[None]:
     object is destroyed, and TensorFlow turns it into another error while it builds a graph.
     """
     default = signal.getsignal(signal.SIGINT)
-    if default is not signal.default_int_handler:
+    is_main = threading.current_thread() is threading.main_thread()
+    if default is not signal.default_int_handler or not is_main:
         yield
         return
     terminal = os.dup(2)  # standard error may be hidden when the signal comes

@@ -74,7 +74,7 @@ def _evaluate(arguments: argparse.Namespace, options: MeasureOptions) -> None:
     _require_fit(classifier, manifest, run, data)
     ours, theirs = classifier.label_names, manifest.label_names
     places = np.array([ours.index(name) for name in theirs], np.int64)
-    if classifier.fingerprint == manifest.fingerprint:
+    if is_own := classifier.fingerprint == manifest.fingerprint:
         print("note: this is the dataset that the model was trained on, not an external one")
     seen = shapes.of_dataset(manifest, [split])
     if warning := shapes.warn_of_unseen(seen, classifier.shapes, classifier.preprocessing):
@@ -125,6 +125,7 @@ def _evaluate(arguments: argparse.Namespace, options: MeasureOptions) -> None:
         results=results,
         predictions=predictions,
         own_metrics=own_results,
+        is_own=is_own and own_results.get("split") in (None, *manifest.splits),
         exposure=exposure,
         predict=lambda images: predict_images(classifier, images)[:, outputs],
     )
@@ -200,6 +201,8 @@ def _unseen(run: Path, dataset: Dataset, split: str, include_seen: bool) -> tupl
             f"({counted(exposure.num_patients, 'patient')}); they are "
             + ("measured, too" if include_seen else "left out")
         )
+    if exposure.advice:
+        print(f"note: {exposure.advice}")
     if exposure.note:
         print(f"note: {exposure.note}")
     return measured, exposure

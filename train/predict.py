@@ -90,6 +90,11 @@ def _list_files(inputs: Sequence[Path]) -> list[Path]:
     for path in inputs:
         if not path.exists():
             raise ConfigError(f"--input {path}: there is no such file or folder")
+        if not (path.is_dir() or path.is_file()):
+            raise ConfigError(
+                f"--input {path}: expected a file or folder, received a pipe or a device; write "
+                "what it gives into a file first"
+            )
         found = _files_in(path) if path.is_dir() else [path]
         if not found:
             raise ConfigError(f"--input {path}: there is no file in this folder")

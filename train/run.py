@@ -19,7 +19,6 @@ from train.errors import TrainingError
 
 
 @console.command
-@console.ended_by_interrupts()
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     program = flags.command("train")

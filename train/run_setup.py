@@ -56,9 +56,7 @@ class Run:
         """
         if self.given.folds.is_cross_validation:
             folds = self.singles[: self.given.folds.folds]
-            return expose_folds(
-                self.data.images, [(single.seen, single.parts.test) for single in folds]
-            )
+            return expose_folds(self.data, [(single.seen, single.parts.test) for single in folds])
         return self._view[1]
 
     @functools.cached_property

@@ -30,6 +30,7 @@ from pipelines.sources.source import Member, Source, read_in_order
 from pipelines.stores import output_state
 from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import groups
+from tfrecord_io.auditing.twins import MIN_SIDE
 from tfrecord_io.decoding import preprocess
 from tfrecord_io.decoding.options import SHARE, Physical
 from tfrecord_io.manifest import FILE_NAME, Manifest
@@ -219,6 +220,9 @@ def _make_draft(options: BuildOptions, listing: Listing) -> Manifest:
     labels = options.listing.label_names or tuple(found)
     # Older releases rejected a TIFF of several pages.
     pages = {"tiff_pages": listing.frames["TIFF"]} if "TIFF" in listing.frames else {}
+    # The search for near duplicates, which decides what is dropped, sees more than in old releases.
+    is_searched = options.splits.leaks == "drop" and min(pixels.height, pixels.width) >= MIN_SIDE
+    search = {"near_duplicates": 2} if is_searched else {}
     identity = {
         "source": listing.source["kind"],
         "source_listing": listing.digest,
@@ -229,6 +233,7 @@ def _make_draft(options: BuildOptions, listing: Listing) -> Manifest:
         **options.splits.identity(listing.refs),
         **options.plan.identity(),
         **pages,
+        **search,
         "decoder": decoder,
     }
     return Manifest(

@@ -64,9 +64,13 @@ def render(
     of_labels = numbers(dataset, examples)
     # From here on the groups that are compared are ranges, if the labels are numbers.
     dataset, examples = as_classes(dataset, examples)
+    of_splits = collections.Counter(examples["split"].to_pylist())
+    sizes = {name: of_splits[name] for name in dataset.splits}
     template = environment(Path(__file__).parent).get_template("card.html.jinja")
     return template.render(
         dataset=dataset,
+        sizes=sizes,
+        num_variants=dataset.num_examples - examples.num_rows,
         audit=audit,
         severities={name: severities[name] for name in SEVERITIES},
         limits=LIMITS,
@@ -75,7 +79,7 @@ def render(
         shapes=shapes.describe(dataset),
         counted=counted,
         charts_of_classes=[
-            *(of_labels or classes_of_splits(dataset)),
+            *(of_labels or classes_of_splits(dataset, sizes)),
             *images_of_patients(examples),
         ],
         charts_of_side_facts=[
@@ -172,18 +176,21 @@ def _corners(picture: Image.Image) -> Image.Image:
     return joined
 
 
-def classes_of_splits(dataset: Manifest) -> list[Bars]:
-    """Returns a chart of the class sizes for each split, or none if there are too many classes."""
+def classes_of_splits(dataset: Manifest, sizes: Mapping[str, int]) -> list[Bars]:
+    """Returns a chart of the class sizes for each split, or none if there are too many classes.
+
+    `sizes` are the numbers of images of the splits.
+    """
     charts = []
     for name, split in dataset.splits.items() if dataset.num_classes <= _MAX_BARS else ():
-        most, total = max(1, *split.label_counts), max(1, split.num_examples)
+        most, total = max(1, *split.label_counts), max(1, sizes[name])
         bars = [
             Bar(label, num / most, f"{num:,} ({100 * num / total:.0f} %)", place % NUM_COLOURS)
             for place, (label, num) in enumerate(
                 zip(dataset.label_names, split.label_counts, strict=True)
             )
         ]
-        title = f"{name}: {split.num_examples:,} images"
+        title = f"{name}: {sizes[name]:,} images"
         told = f"Images by {dataset.label_kind.noun} in {name}: {_told(bars)}"
         charts.append(Bars(title=title, description=told, bars=bars))
     return charts

@@ -66,7 +66,7 @@ def leave_out(
         decided = read_table(build.storage, DECIDED_FILE)
     else:
         examples = columns.audited(pa.concat_tables(all_rows))
-        same = twins.find_twins(examples, build.open_images(), build.draft.label_kind)
+        same = twins.find_twins(examples, build.open_images(), build.draft)
         decided = decide(examples, same, build.policies)
         write_table(build.storage, DECIDED_FILE, decided)
     for task, sidecar, rows in zip(tasks, sidecars, all_rows, strict=True):

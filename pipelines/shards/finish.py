@@ -100,7 +100,7 @@ def describe_images(
     num_variants = rows.num_rows - len(originals)
     made = _make_manifest(build, tasks, sidecars, rejects, dropped, num_variants)
     examples, images = columns.audited(rows), build.open_images()
-    same = twins.find_twins(examples, images, build.draft.label_kind)
+    same = twins.find_twins(examples, images, build.draft)
     result = audit.audit_examples(examples, same, made)
     made = dataclasses.replace(made, audit={**made.audit, **result.to_dict()})
     page = card.render(made, result, examples, images, rejects, dropped)

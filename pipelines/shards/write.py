@@ -243,7 +243,7 @@ def _write_images(
             pixels = facts.pop("pixels")
             if variant:
                 pixels = augment.vary(pixels, draft.image_shape, key, image.box)
-            shard.write(pixels, labels[ref.label], key)
+            shard.write(pixels, labels[ref.label], key, image.box)
             examples.append(
                 facts
                 | {

@@ -88,7 +88,7 @@ def audit(directory: str | os.PathLike[str], *, most_listed: int | None = MAX_LI
             f"{num_images:,}; copy the dataset again"
         )
     images = ImageReader.of_folder(directory, dataset)
-    twins = find_twins(examples, images, dataset.label_kind)
+    twins = find_twins(examples, images, dataset)
     return audit_examples(examples, twins, dataset, most_listed)
 
 

@@ -89,18 +89,19 @@ def numbers_of(examples: pa.Table) -> np.ndarray:
 def as_classes(dataset: Manifest, examples: pa.Table) -> tuple[Manifest, pa.Table]:
     """Returns a dataset of numbers as one of classes, its ranges in ascending order.
 
-    Any other is returned as it is. `examples` is the table that `read_examples` returns; the counts
-    of the ranges are those of this table, which has no augmented copies.
+    Any other keeps its labels. The counts of the labels are those of `examples`, the table that
+    `read_examples` returns, which has no augmented copies.
     """
-    if not dataset.label_kind.is_number:
-        return dataset, examples
-    names, codes = encode_labels(examples, dataset.label_kind)
-    labels = pa.array(names, pa.string()).take(pa.array(codes))
-    examples = examples.set_column(examples.schema.get_field_index("label"), "label", labels)
-    of_split = examples["split"].to_numpy()
+    kind, names = dataset.label_kind, dataset.label_names
+    if kind.is_number:
+        ranges, codes = encode_labels(examples, kind)
+        labels = pa.array(ranges, pa.string()).take(pa.array(codes))
+        examples = examples.set_column(examples.schema.get_field_index("label"), "label", labels)
+        kind, names = _Ranges(), tuple(ranges)
+    texts, of_split = examples["label"], examples["split"]
     splits = {}
     for name, split in dataset.splits.items():
-        counts = np.bincount(codes[of_split == name], minlength=len(names))
-        splits[name] = dataclasses.replace(split, label_counts=tuple(counts.tolist()))
-    facts = {"label_kind": _Ranges(), "label_names": tuple(names), "splits": splits}
+        counts = kind.counts(texts.filter(pc.equal(of_split, name)).to_pylist(), names)
+        splits[name] = dataclasses.replace(split, label_counts=counts)
+    facts = {"label_kind": kind, "label_names": names, "splits": splits}
     return dataclasses.replace(dataset, **facts), examples

@@ -72,10 +72,10 @@ def check_classes(examined: Examined) -> Iterator[Finding]:
         detail = f"{most} has {totals.max():,} images, {least} {totals.min():,}. Weight the "
         detail += f"{kind.plural} in training, and judge results by {kind.noun}."
         yield note("class_balance", title, detail)
-    # Ranges are counted without augmented copies.
+    sizes = np.bincount(examined.split, minlength=len(counts))
     shares = {
-        name: values / max(values.sum() if kind.one_hot else dataset.splits[name].num_examples, 1)
-        for name, values in counts.items()
+        name: values / max(size, 1)
+        for (name, values), size in zip(counts.items(), sizes, strict=True)
     }
     told = "the mean error" if is_range else "plain accuracy"
     for name, share in shares.items():

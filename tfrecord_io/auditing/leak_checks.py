@@ -235,7 +235,7 @@ def check_near(examined: Examined) -> Iterator[Finding]:
             listed = list_pairs(examined.examples, pairs[: examined.most_listed])
             title = f"{counted(len(pairs), 'pair')} of {title}"
             yield severity(code, title, detail, len(pairs), listed)
-    if not across and len(examined.splits) > 1:
+    if not across and len(examined.splits) > 1 and examined.measures["near_duplicates_complete"]:
         yield good(
             "near_duplicates",
             "No near duplicates across splits",
@@ -243,22 +243,22 @@ def check_near(examined: Examined) -> Iterator[Finding]:
             f"(hashes within {MAX_DISTANCE} of 255 bits, fine detail correlated by "
             f"{twins.min_similarity:.2f} or more).",
         )
-    if chains := examined.joined.long_chains:
+    if chains := twins.long_chains:
         title = f"{counted(len(chains), 'chain')} of near duplicates not used"
         detail = (
             f"In each, more than {MAX_CHAIN} images are connected by pairs that look alike (up to "
-            f"{max(chains):,}). Folds and intervals do not keep them together, because whatever "
+            f"{max(chains):,}). They are not counted, dropped or kept together, because whatever "
             "looks so alike need not be the same."
         )
         yield warning("near_chains", title, detail, len(chains))
     num_unchecked = twins.num_unchecked + twins.num_unchecked_within
-    if num_unchecked or not twins.complete:
+    if num_unchecked or not (twins.complete or chains):
         title = "So many images look alike that not all pairs were compared"
         detail = (
             f"{num_unchecked:,} proposed pairs were left out: those within a split first, and of "
             "these the least alike ones"
         )
-        detail += "." if twins.complete else "; and the search itself stopped early."
+        detail += "." if twins.complete else "; and the search itself may have missed pairs."
         yield warning("near_duplicates_unchecked", title, detail, num_unchecked)
 
 
@@ -291,5 +291,5 @@ def near_search_gap(num_pairs: int | None, measures: Mapping[str, Any]) -> str |
     if num_pairs is None:
         return "near duplicates were not looked for; the audit's findings say why"
     if not measures.get("near_duplicates_complete", True):
-        return "so many images look alike that not all pairs were compared"
+        return "so many images look alike that copies among them may have been missed"
     return None

@@ -21,6 +21,9 @@ _MAX_CATEGORIES = 30
 _BRIGHTNESS_BINS = 8
 _NUM_RESAMPLES = 200
 
+# Largest probability that a fact listed as one class's is so by chance, over all its values.
+_CHANCE = 0.05
+
 # Pillow's modes in words.
 _MODES = {"1": "black and white", "L": "grey", "RGB": "colour", "I;16": "grey of 16 bits"}
 
@@ -63,7 +66,7 @@ class Shortcuts:
             of its 95 % interval.
         by_signal: balanced accuracy from each signal alone.
         giveaways: (signal, value, class index, number of images) of values that images of many
-            patients have, but of one class only.
+            patients have, but of one class only, which chance would hardly do.
         min_groups: number of patients of the class with the fewest.
     """
 
@@ -172,14 +175,21 @@ def measure(examples: pa.Table, label_codes: np.ndarray, joined: Groups) -> Shor
 
     right, accuracy = predict([codes for codes, _ in signals.values()])
     low, high = _interval(right, accuracy, labels, groups, num_classes)
+    # The mean share of each class in a patient: how likely a patient has it by chance.
+    cells = np.bincount(groups * num_classes + labels, minlength=(groups.max() + 1) * num_classes)
+    of_groups = cells.reshape(-1, num_classes)
+    shares = np.mean(of_groups / of_groups.sum(1, keepdims=True), axis=0)
+    num_values = sum(len(values) for _, values in signals.values())
     giveaways = []
     for name, (codes, values) in signals.items():
         for code, value in enumerate(values):
             has = codes == code
-            classes = present[np.unique(labels[has])]
+            classes, num_groups = np.unique(labels[has]), len(np.unique(groups[has]))
             # A rare value is in one class only by chance, so many patients must have it.
-            if len(classes) == 1 and len(np.unique(groups[has])) >= MIN_GROUPS:
-                giveaways.append((name, value, int(classes[0]), int(has.sum())))
+            if len(classes) != 1 or num_groups < MIN_GROUPS:
+                continue
+            if num_values * shares[classes[0]] ** num_groups <= _CHANCE:
+                giveaways.append((name, value, int(present[classes[0]]), int(has.sum())))
     return Shortcuts(
         chance=1 / num_classes,
         accuracy=accuracy,
@@ -187,7 +197,7 @@ def measure(examples: pa.Table, label_codes: np.ndarray, joined: Groups) -> Shor
         high=high,
         by_signal={name: predict([codes])[1] for name, (codes, _) in signals.items()},
         giveaways=tuple(giveaways),
-        min_groups=min(len(np.unique(groups[labels == c])) for c in range(num_classes)),
+        min_groups=int(np.count_nonzero(of_groups, axis=0).min()),
     )
 
 

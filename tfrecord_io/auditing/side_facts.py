@@ -5,6 +5,8 @@ A perceptual hash takes 32 bytes per picture, so `twins` searches a million of t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from PIL import Image
 
@@ -35,11 +37,14 @@ _NUM_BITS = _FREQUENCIES * _FREQUENCIES - 1
 _BIT_ORDER = np.append(1 + (np.arange(_NUM_BITS) * 97) % _NUM_BITS, 0)
 
 
-def side_facts(pictures: np.ndarray) -> dict[str, np.ndarray]:
+def side_facts(
+    pictures: np.ndarray, boxes: Sequence[tuple[int, int, int, int] | None] = ()
+) -> dict[str, np.ndarray]:
     """Returns the side facts of some pictures.
 
     Args:
         pictures: uint8 or uint16 [num_pictures, height, width, channels].
+        boxes: left, top, right and bottom of the part of each that is hashed; None for all of it.
 
     Returns:
         `brightness`: float64 [num_pictures], mean of the picture in grey, 0..255, where 255 is
@@ -50,7 +55,8 @@ def side_facts(pictures: np.ndarray) -> dict[str, np.ndarray]:
     """
     num_pictures, height, width, channels = pictures.shape
     scale = int(np.iinfo(pictures.dtype).max) // 255
-    small = thumbnails(visible.eight_bits(pictures))
+    visibles = visible.eight_bits(pictures)
+    small = thumbnails(visibles)
     # The thumbnails of deeper pictures are stretched, so they do not tell the brightness.
     counted = small[..., np.newaxis] if pictures.dtype == np.uint8 else pictures
     is_border = np.ones((height, width), bool)
@@ -58,8 +64,13 @@ def side_facts(pictures: np.ndarray) -> dict[str, np.ndarray]:
     # By places in one row, which takes half as long as by a mask of rows and columns.
     pixels = pictures.reshape(num_pictures, height * width, channels)
     ring = pixels[:, np.flatnonzero(is_border)]
+    brightness = counted.mean(axis=(1, 2, 3)) / scale
+    for place, box in enumerate(boxes):
+        if box and box != (0, 0, width, height):
+            left, top, right, bottom = box
+            small[place] = thumbnails(visibles[place : place + 1, top:bottom, left:right])[0]
     return {
-        "brightness": counted.mean(axis=(1, 2, 3)) / scale,
+        "brightness": brightness,
         "white_border": (ring >= _WHITE * scale).mean(axis=(1, 2)),
         "perceptual_hash": perceptual_hash(small),
     }

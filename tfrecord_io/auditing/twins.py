@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import compress, islice
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -21,8 +21,8 @@ from PIL import Image, ImageFilter
 from tfrecord_io import schema, visible
 from tfrecord_io.auditing.columns import encode, encode_labels, other_dataset
 from tfrecord_io.auditing.side_facts import HASH_LENGTH
-from tfrecord_io.groups import group_images
-from tfrecord_io.kinds import LabelKind
+from tfrecord_io.decoding.options import Preprocessing
+from tfrecord_io.groups import believe, group_images
 from tfrecord_io.manifest import Manifest
 from tfrecord_io.pages.pictures import data_url
 
@@ -49,6 +49,14 @@ _DETAIL_RADIUS = 2
 _MAX_OPEN_SHARDS = 64
 
 _PAIR_SIDE = 224
+
+# What many pictures share, such as the frame of a screen, is the mean detail of so many of them. Of
+# fewer than the least, copies of a picture would count as what is shared.
+_LEAST_SHARED, _MOST_SHARED = 32, 256
+
+# Hashes of which this many orders have no more neighbours than are compared are of a crowd, and so
+# are all of a small dataset: they are compared with each other, up to the largest number.
+_CROWDED_ORDERS, _FEW_HASHES, _MOST_HASHES = 8, 5_000, 20_000
 
 
 class ImageReader:
@@ -130,7 +138,8 @@ class Twins:
             duplicates were not looked for.
         num_unchecked: proposed pairs across splits or labels that were too many to be compared.
         num_unchecked_within: the others of these.
-        complete: False if the search for pairs stopped early.
+        long_chains: numbers of pictures of the chains of pairs that are not believed.
+        complete: False if the search may have missed pairs, or did not believe some.
     """
 
     groups: np.ndarray
@@ -139,6 +148,7 @@ class Twins:
     min_similarity: float | None = None
     num_unchecked: int = 0
     num_unchecked_within: int = 0
+    long_chains: tuple[int, ...] = ()
     complete: bool = True
 
     @functools.cached_property
@@ -156,6 +166,17 @@ class Twins:
         copies = [(rows[0], row) for rows in self.exact_groups() for row in rows[1:]]
         copies = [pair for pair in copies if not self.is_blank[pair[0]]]
         return np.array([*copies, *(pair[:2] for pair in self.near)], np.int64).reshape(-1, 2)
+
+    def believed(self, codes: np.ndarray) -> Twins:
+        """Returns the same without the near pairs of chains of too many pictures.
+
+        `codes`, int64 [num_examples], are the groups within which pairs make no chain.
+        """
+        is_believed, long_chains = believe(codes, self.pairs)
+        rest = is_believed[len(is_believed) - len(self.near) :]
+        near = tuple(compress(self.near, rest))
+        complete = self.complete and bool(rest.all())
+        return dataclasses.replace(self, near=near, long_chains=long_chains, complete=complete)
 
     def exact_groups(self) -> list[np.ndarray]:
         """Returns the rows, in order, of each picture that occurs more than once."""
@@ -180,11 +201,12 @@ class Twins:
                     break
 
 
-def find_twins(examples: pa.Table, images: ImageReader, kind: LabelKind) -> Twins:
+def find_twins(examples: pa.Table, images: ImageReader, dataset: Manifest) -> Twins:
     """Finds examples with the same pixels, and near duplicates. Numbers count as their ranges.
 
     Near duplicates of one patient (or whatever `groups.group_images` knows) within one split and
     label are left out, because many images of one patient look alike, and nothing follows from it.
+    Of the manifest, only what decides the pixels and labels is used.
     """
     groups, first_rows = number_pictures(examples)
     hashes = hashes_in(examples.take(pa.array(first_rows)))
@@ -195,38 +217,71 @@ def find_twins(examples: pa.Table, images: ImageReader, kind: LabelKind) -> Twin
     candidates = np.flatnonzero(~blank)
     rows, distance, complete = find_pairs(hashes[candidates])
     first, second = candidates[rows.T]
-    split, label = encode(examples["split"])[0], encode_labels(examples, kind)[1]
+    split, label = encode(examples["split"])[0], encode_labels(examples, dataset.label_kind)[1]
     across = have_different(split, groups, first, second)
     across |= have_different(label, groups, first, second)
-    by_group = have_different(group_images(examples).codes, groups, first, second)
-    chosen = np.flatnonzero(across | by_group)
+    codes = group_images(examples).codes
+    chosen = np.flatnonzero(across | have_different(codes, groups, first, second))
     # If there are too many pairs, those across splits or labels come first, and then the nearest.
     order = np.lexsort((distance[chosen], ~across[chosen]))
     # They are compared in order of their rows, so that the details of a scan are computed once.
     nearest = np.sort(chosen[order][:MAX_CHECKED])
     num_unchecked = int(across.sum() - across[nearest].sum())
-    needed = min_similarity(side)
     near: list[NearPair] = []
-    places = examples.select(["shard", "row"])
-
-    @functools.lru_cache(maxsize=512)
-    def detail_of(row: int) -> np.ndarray:
-        (place,) = places.slice(row, 1).to_pylist()
-        return detail(images.read(**place))
-
+    compare = _comparer(examples, images, dataset, first_rows[candidates if len(nearest) else []])
     for a, b in first_rows[np.stack([first, second], 1)[nearest]].tolist():
-        alike = float(detail_of(a) @ detail_of(b))
-        if alike >= needed:
+        alike, smaller_side = compare(a, b)
+        if alike >= min_similarity(smaller_side):
             near.append(NearPair(a, b, round(alike, 4)))
     return Twins(
         groups=groups,
         is_blank=blank[groups],
         near=tuple(sorted(near, key=lambda pair: (-pair.similarity, pair.first, pair.second))),
-        min_similarity=needed,
+        min_similarity=min_similarity(side),
         num_unchecked=num_unchecked,
         num_unchecked_within=len(chosen) - len(nearest) - num_unchecked,
         complete=complete,
-    )
+    ).believed(codes)
+
+
+def _comparer(
+    examples: pa.Table, images: ImageReader, dataset: Manifest, rows: np.ndarray
+) -> Callable[[int, int], tuple[float, int]]:
+    """Returns what compares two examples: the similarity of their fine detail, and at which side.
+
+    That is the smaller side in pixels. Both are compared without their padding, in the lower of
+    their resolutions, and without the detail that many pictures share, of a sample of `rows`.
+    """
+    columns = [name for name in ("shard", "row", "shape") if name in examples.column_names]
+    places = examples.select(columns)
+    height, width, _ = images.layout.image_shape
+    fit = Preprocessing.from_dict(dataset.preprocessing) if dataset.is_padded else None
+
+    @functools.lru_cache(maxsize=512)
+    def picture(row: int) -> Image.Image:
+        (place,) = places.slice(row, 1).to_pylist()
+        shape, whole = place.pop("shape", None), images.read(**place)
+        return whole.crop(fit.box(shape, 1)) if fit and shape else whole
+
+    def own(row: int, size: tuple[int, int]) -> np.ndarray:
+        whole = picture(row)
+        return detail(whole if whole.size == size else whole.resize(size, Image.Resampling.BOX))
+
+    shared = np.float32(0)
+    if len(rows) >= _LEAST_SHARED:
+        sample = rows[np.unique(np.linspace(0, len(rows) - 1, _MOST_SHARED).astype(int))]
+        shared = np.mean([own(row, (width, height)) for row in sample.tolist()], axis=0)
+
+    @functools.lru_cache(maxsize=512)
+    def rest(row: int, size: tuple[int, int]) -> np.ndarray:
+        return _normalized(own(row, size) - shared)
+
+    def compare(a: int, b: int) -> tuple[float, int]:
+        sizes = picture(a).size, picture(b).size
+        size = min(sizes[0][0], sizes[1][0]), min(sizes[0][1], sizes[1][1])
+        return float(rest(a, size) @ rest(b, size)), min(size)
+
+    return compare
 
 
 def number_pictures(examples: pa.Table) -> tuple[np.ndarray, np.ndarray]:
@@ -256,49 +311,104 @@ def have_different(
 
 
 def find_pairs(
-    hashes: np.ndarray, window: int = 8, max_pairs: int = 1_000_000
+    hashes: np.ndarray, window: int = 8, max_pairs: int = 2_000_000
 ) -> tuple[np.ndarray, np.ndarray, bool]:
     """Finds pairs of hashes that differ in at most `MAX_DISTANCE` bits, without comparing all.
 
     The hashes are sorted 32 times, each time by the bytes from another position on, and each hash
     is compared with the next `window` hashes in that order. Close hashes share most bits, so they
-    are neighbours in at least one order. Time grows as n log n; memory is about 200 bytes per hash.
-    Source of the idea: Charikar 2002, "Similarity estimation techniques from rounding algorithms",
-    section 3 (sorted random permutations).
+    are neighbours in at least one order, but for crowds of like hashes: these are compared with
+    each other. Time grows as n log n; memory is about 200 bytes per hash. Source of the idea:
+    Charikar 2002, "Similarity estimation techniques from rounding algorithms", section 3 (sorted
+    random permutations).
 
     Args:
         hashes: uint8 [num_hashes, HASH_LENGTH].
-        window: number of neighbours compared in each order. It limits the work if thousands of
-            hashes are close; then not every pair is found, but each hash is in some pair.
+        window: number of neighbours compared in each order.
         max_pairs: number of pairs after which the search stops.
 
     Returns:
         int64 [num_pairs, 2], the rows of the pairs in ascending order, the smaller row first; int16
-        [num_pairs], in how many bits they differ; and whether the search did not stop early.
+        [num_pairs], in how many bits they differ; and whether the search is complete: it did not
+        stop early, and no crowd was too large.
     """
     num_hashes = len(hashes)
     pair_codes, distances = np.empty(0, np.int64), np.empty(0, np.int16)
+    num_crowded = np.zeros(num_hashes, np.int64)
     for start in range(HASH_LENGTH):
         # The eight bytes from this position on, as one number.
         columns = (start + np.arange(8)) % HASH_LENGTH
         keys = np.ascontiguousarray(hashes[:, columns]).view(">u8").ravel().astype(np.uint64)
         order = np.argsort(keys)
-        words = np.ascontiguousarray(hashes[order]).view(np.uint64)
+        words, keys = _words(hashes[order]), keys[order]
+        found = [(pair_codes, distances)]
         for shift in range(1, min(window, num_hashes - 1) + 1):
-            distance = np.zeros(num_hashes - shift, np.int16)
-            for column in range(words.shape[1]):
-                distance += np.bitwise_count(words[shift:, column] ^ words[:-shift, column])
+            distance = _distances(words[:, shift:], words[:, :-shift])
             rows = np.flatnonzero(distance <= MAX_DISTANCE)
-            a, b = order[rows], order[rows + shift]
-            codes = np.minimum(a, b) * num_hashes + np.maximum(a, b)
-            pair_codes = np.concatenate([pair_codes, codes])
-            distances = np.concatenate([distances, distance[rows]])
-        pair_codes, unique = np.unique(pair_codes, return_index=True)
-        distances = distances[unique]
+            found.append((_codes(order[rows], order[rows + shift], num_hashes), distance[rows]))
+        pair_codes, distances = _distinct(found)
+        # More hashes than the window share three bytes, which chance does not do.
+        crowd = np.flatnonzero((keys[window:] ^ keys[:-window]) >> np.uint64(40) == 0)
+        num_crowded[order[np.unique([crowd, crowd + window])]] += 1
         if len(pair_codes) > max_pairs:
             break
-    pairs = np.stack(np.divmod(pair_codes[:max_pairs], max(num_hashes, 1)), axis=1)
-    return pairs, distances[:max_pairs], len(pair_codes) <= max_pairs
+    is_few = num_hashes <= _FEW_HASHES
+    rows = np.flatnonzero(is_few | (num_crowded >= _CROWDED_ORDERS))
+    found, num_pairs = [(pair_codes, distances)], len(pair_codes)
+    words = _words(hashes[rows])
+    for place, row in enumerate(rows[:-1] if len(rows) <= _MOST_HASHES else ()):
+        if num_pairs > max_pairs:
+            break
+        distance = _distances(words[:, place + 1 :], words[:, place : place + 1])
+        near = np.flatnonzero(distance <= MAX_DISTANCE)
+        found.append((_codes(rows[place + 1 + near], row, num_hashes), distance[near]))
+        num_pairs += len(near)
+    pair_codes, distances = _distinct(found)
+    pairs = np.stack(np.divmod(pair_codes, max(num_hashes, 1)), axis=1)
+    complete = num_pairs <= max_pairs and len(rows) <= _MOST_HASHES
+    return pairs, distances, complete
+
+
+def _words(hashes: np.ndarray) -> np.ndarray:
+    """Returns hashes as uint64 [HASH_LENGTH / 8, num_hashes]."""
+    return np.ascontiguousarray(hashes).view(np.uint64).T
+
+
+def _distances(words: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Returns in how many bits hashes differ, int16; both are as `_words` returns them."""
+    distance = np.zeros(words.shape[1], np.int16)
+    for word, other in zip(words, others, strict=True):
+        distance += np.bitwise_count(word ^ other)
+    return distance
+
+
+def _codes(rows: np.ndarray, others: np.ndarray, num_hashes: int) -> np.ndarray:
+    """Returns pairs of rows as numbers, in the order of the smaller row."""
+    return np.minimum(rows, others) * num_hashes + np.maximum(rows, others)
+
+
+def _distinct(found: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns each code of a pair once, in ascending order, and its distance."""
+    codes, distances = map(np.concatenate, zip(*found, strict=True))
+    codes, unique = np.unique(codes, return_index=True)
+    return codes, distances[unique]
+
+
+def count_near(hashes: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Returns of each hash how many others are within `MAX_DISTANCE`, int64 [num_hashes].
+
+    Every pair is compared: 10,000 hashes with 100,000 others take some ten seconds.
+
+    Args:
+        hashes: uint8 [num_hashes, HASH_LENGTH]; those of pictures of one colour have no others.
+        others: uint8 [num_others, HASH_LENGTH].
+    """
+    words = _words(others[others.any(axis=1)])
+    counts = np.zeros(len(hashes), np.int64)
+    for row in np.flatnonzero(hashes.any(axis=1)):
+        distances = _distances(words, _words(hashes[row : row + 1]))
+        counts[row] = np.count_nonzero(distances <= MAX_DISTANCE)
+    return counts
 
 
 def detail(image: Image.Image) -> np.ndarray:
@@ -314,9 +424,12 @@ def detail(image: Image.Image) -> np.ndarray:
     small = grey.resize((_DETAIL_SIDE, _DETAIL_SIDE), Image.Resampling.BOX)
     smooth = small.filter(ImageFilter.BoxBlur(_DETAIL_RADIUS))
     residual = np.asarray(small, np.float32) - np.asarray(smooth, np.float32)
-    residual = residual.ravel() - residual.mean()
-    length = float(np.linalg.norm(residual))
-    return residual / length if length > 0 else residual
+    return _normalized(residual.ravel() - residual.mean())
+
+
+def _normalized(values: np.ndarray) -> np.ndarray:
+    length = float(np.linalg.norm(values))
+    return values / length if length > 0 else values
 
 
 def min_similarity(side: int) -> float:

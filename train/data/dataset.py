@@ -18,6 +18,8 @@ import pyarrow.parquet as pq
 
 import tfrecord_io
 from tfrecord_io import groups
+from tfrecord_io.auditing.side_facts import HASH_LENGTH
+from tfrecord_io.auditing.twins import MIN_SIDE
 from tfrecord_io.groups import Groups, groups_in
 from tfrecord_io.hashing import draw, hash_names
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME, NO_WEIGHT, STATISTICS_SPLIT, Manifest
@@ -32,8 +34,11 @@ SITE = "site"
 #: What tells an image from others, and the images that belong together.
 IDENTITY = ("key", "pixels_xxh3", groups.COLUMN, "patient", SITE)
 
+#: What nearly the same pictures nearly share, see `twins`.
+HASH = "perceptual_hash"
+
 # Columns that are read; not every table has a site.
-_COLUMNS = (*IDENTITY, "path", "split", "shard", "row", "variant")
+_COLUMNS = (*IDENTITY, HASH, "path", "split", "shard", "row", "variant")
 
 _TEXT = pa.string()
 
@@ -119,9 +124,15 @@ class Dataset:
 
     @functools.cached_property
     def images(self) -> pa.Table:
-        """The identities of all examples by the names in `IDENTITY`; texts, null if unknown."""
+        """The identities of all examples: `IDENTITY`, texts, and `HASH`; null if unknown.
+
+        The hash is null, too, where it cannot tell copies of a picture from other pictures.
+        """
         columns = {name: self.column(name).cast(_TEXT) for name in IDENTITY}
-        return pa.table(columns).combine_chunks()
+        hashes = pa.nulls(len(self.table), pa.binary(HASH_LENGTH))
+        if min(self.manifest.image_shape[:2]) >= MIN_SIDE and HASH in self.table.column_names:
+            hashes = self.table[HASH]
+        return pa.table(columns | {HASH: hashes}).combine_chunks()
 
     @functools.cached_property
     def stored(self) -> MappedDataset:

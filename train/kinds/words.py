@@ -255,9 +255,10 @@ def cautions_of_probabilities(metrics: Mapping[str, Any]) -> list[str]:
     calibration = metrics.get("calibration") or {}
     before, after = (calibration.get(f"ece_{when}", 0) for when in ("before", "after"))
     if after > before:
+        makes = "would make" if metrics.get("folds") else "makes"
         sentences.append(
-            "The temperature makes the probabilities of these images worse: the calibration error "
-            f"is {percent(before)} without it and {percent(after)} with it."
+            f"The temperature {makes} the probabilities of these images worse: the calibration "
+            f"error is {percent(before)} without it and {percent(after)} with it."
         )
     slopes = {
         parts_of(name)[1]: score
@@ -293,10 +294,13 @@ def describe(task: Task, metrics: Mapping[str, Any], own: Mapping[str, Any] | No
     width = max(map(len, rows))
     weights = f", weights of epoch {metrics['best_epoch']}" if metrics.get("best_epoch") else ""
     where = f", on {own.get('split') or 'none'} of the run and here" if own is not None else ""
+    intervals = "without intervals"
+    if metrics["bootstrap_samples"]:
+        intervals = f"with 95 % intervals over {plural_unit(metrics['bootstrap_by'])}"
     lines = [
         f"{metrics['split']}: {measured_images(metrics)}{weights}",
         *(f"  {sentence}" for sentence in (f"It {verdict[0]}", *verdict[1:])),
-        f"with 95 % intervals over {plural_unit(metrics['bootstrap_by'])}{where}:",
+        f"{intervals}{where}:",
         *(f"  {title:<{width}}" + "".join(map("  {:<24}".format, rows[title])) for title in rows),
     ]
     cautions = cautions_of_answers(metrics) + cautions_of_probabilities(metrics)

@@ -24,8 +24,10 @@ from tfrecord_io.decoding.preprocess import (
     decoder_versions,
     find_pictures,
     frame_path,
+    split_frame_path,
 )
 from tfrecord_io.kinds import kind_in
+from tfrecord_io.manifest import FILE_NAME as MANIFEST_NAME
 from tfrecord_io.manifest import check_types
 from tfrecord_io.rejects import Reject
 from train import console
@@ -102,9 +104,15 @@ def load_classifier(path: Path) -> Classifier:
     folder = path / "export" if (path / "export").is_dir() else path
     saved, described = folder / "model.keras", folder / "preprocessing.json"
     if not saved.is_file() or not described.is_file():
+        advice = f"run {flags.command('train')} --workdir {path} to its end"
+        if (path / MANIFEST_NAME).is_file():
+            advice = (
+                f"this is a dataset; run {flags.command('train')} --data {path} --workdir RUN, "
+                "and give RUN here"
+            )
         raise ConfigError(
             f"--model {path}: expected the folder of a finished run, with export/{saved.name} and "
-            f"export/{described.name}; run {flags.command('train')} --workdir {path} to its end"
+            f"export/{described.name}; {advice}"
         )
     try:
         facts = json.loads(described.read_text(encoding="utf-8"))
@@ -189,6 +197,11 @@ def _read_pictures(
     path: Path, preprocessing: Preprocessing
 ) -> Iterator[tuple[int | None, DecodedImage | Reject]]:
     """Yields the number of each picture of a file and the picture, or why it is left out."""
+    original, frame = split_frame_path(path.name)
+    if frame:
+        detail = f"this name would be that of frame {frame} of {original}; rename it"
+        yield None, Reject("path_conflict", detail)
+        return
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -221,7 +234,9 @@ def predict_files(
     while batch := list(itertools.islice(pictures, batch_size)):
         read = [image for _, _, image in batch if isinstance(image, DecodedImage)]
         images = [pixels_of(image, classifier.preprocessing) for image in read]
-        answers = predict_images(classifier, np.stack(images)) if images else np.empty((0, 0))
+        answers = (
+            predict_images(classifier, np.stack(images)) if images else np.empty((0, len(names)))
+        )
         rows = zip(answers, views_above(classifier.thresholds, answers, names), strict=True)
         for path, frame, image in batch:
             if isinstance(image, Reject):

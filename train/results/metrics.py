@@ -106,10 +106,7 @@ def subgroups(values: Sequence[Any]) -> dict[str, np.ndarray]:
     names = {value: str(value) for value in sorted(set(known_values))}
     if len(names) > _MAX_NUMBERS and all(isinstance(value, int | float) for value in names):
         quartiles = np.unique(np.quantile(known_values, (0.25, 0.5, 0.75)))
-        ends = [
-            f"{end:.4g}" if abs(end) < 10_000 else f"{end:,.0f}"
-            for end in (min(names), *quartiles, max(names))
-        ]
+        ends = _as_texts([min(names), *quartiles.tolist(), max(names)])
         ranges = [
             f"{'above ' if place else ''}{low} to {high}"
             for place, (low, high) in enumerate(itertools.pairwise(ends))
@@ -121,6 +118,19 @@ def subgroups(values: Sequence[Any]) -> dict[str, np.ndarray]:
     largest = sorted(names.values(), key=lambda name: -len(rows[name]))
     kept = {*list(dict.fromkeys(largest))[:MAX_VALUES], _UNKNOWN}
     return {name: np.array(places) for name, places in rows.items() if places and name in kept}
+
+
+def _as_texts(values: Sequence[float]) -> list[str]:
+    """Returns numbers with four digits, or with as many as tell different ones apart."""
+    texts: list[str] = []
+    for digits in range(4, 18):
+        texts = [
+            f"{value:.{digits}g}" if abs(value) < 10_000 else f"{value:,.{digits - 4}f}"
+            for value in values
+        ]
+        if len(set(texts)) == len(set(values)):
+            break
+    return texts
 
 
 def evaluate_predictions(
@@ -292,7 +302,7 @@ def _notes(result: Mapping[str, Any], units: Sequence[str]) -> list[str]:
     elif num_samples and num_groups < FEW_GROUPS:
         notes.append(
             f"the intervals rest on {num_groups} {plural_unit(by)}; with fewer than {FEW_GROUPS} "
-            "they tend to be too narrow"
+            "they are rough, and in simulations rather too wide than too narrow"
         )
     if left_out := result.get("areas_left_out"):
         told = [f"{name} of {count}" for name, count in left_out.items()]

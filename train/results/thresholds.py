@@ -62,22 +62,24 @@ def calibrate_folds(predictions: Predictions, fold_of: np.ndarray) -> dict[str, 
 def threshold_for_sensitivity(
     ranking: np.ndarray, is_positive: np.ndarray, wanted: float
 ) -> float | None:
-    """Returns the largest threshold that reaches a sensitivity, above 0 and at most 1.
+    """Returns a threshold that reaches a sensitivity, above 0 and at most 1, and hardly more.
 
-    It is the ranking of one of the positives; None if there are no positives.
+    It is halfway between the ranking of a positive and the next one below, so that rounding, as in
+    another graph of the same network, moves no image across it; None if there are no positives.
     """
     of_positives = np.sort(ranking[is_positive])[::-1]
     if not len(of_positives):
         return None
     # Round first: 0.95 * 20 must give 19, even if the float product is slightly larger.
     num_wanted = int(np.ceil(round(wanted * len(of_positives), 9)))
-    return float(of_positives[num_wanted - 1])
+    last = of_positives[num_wanted - 1]
+    return (float(last) + float(ranking[ranking < last].max(initial=0.0))) / 2
 
 
 def choose_thresholds(val: Predictions, wanted: float) -> list[dict[str, Any]]:
-    """Returns the largest threshold of each view that reaches a sensitivity on validation.
+    """Returns a threshold of each view that reaches a sensitivity on validation.
 
-    The predictions for the validation split have the temperature applied.
+    The predictions for the validation split are those of the network that is exported.
 
     Returns:
         the content of export/thresholds.json: a list of dicts with `view`, the `labels` whose

@@ -43,6 +43,7 @@ def write_results(
     history: Sequence[Mapping[str, Any]] = (),
     own_metrics: Mapping[str, Any] | None = None,
     in_folds: Sequence[str] = (),
+    is_own: bool = True,
 ) -> dict[str, Any]:
     """Writes predictions.csv, plots/, report.html and metrics.json, and prints the measures.
 
@@ -59,6 +60,7 @@ def write_results(
         history: one row per epoch.
         own_metrics: metrics of the training run, if this is another dataset.
         in_folds: splits that were divided into folds.
+        is_own: whether the splits of this dataset were those of the training.
 
     Returns:
         the content of metrics.json: the results, what was seen, and the notes.
@@ -77,7 +79,7 @@ def write_results(
         write_predictions(directory, predictions)
     charts = write_charts(directory / "plots", history, measured, predictions)
     mistakes = find_mistakes(predict, predictions) if predict and predictions else ()
-    flow = flow_of(dataset, measured, in_folds=in_folds, is_own=own_metrics is None)
+    flow = flow_of(dataset, measured, in_folds=in_folds, is_own=is_own)
     data_page = page_of_data(str(dataset.path), directory, manifest)
     page = render(
         title=directory.resolve().name,

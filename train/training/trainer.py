@@ -110,10 +110,9 @@ def _finish(run: Run, progress: Progress, best: Sequence[np.ndarray]) -> dict[st
         network = build()
         val = predict(parts.val)
         temperature = task.fit_temperature(val.probabilities, val.truths)
-        cooled = task.cool(val.probabilities, temperature)
-        val = dataclasses.replace(val, probabilities=cooled)
-        chosen = thresholds.choose_thresholds(val, config.thresholds.sensitivity)
     network = build(temperature=temperature or 1.0, is_final=True)
+    if temperature and parts.val:
+        chosen = thresholds.choose_thresholds(predict(parts.val), config.thresholds.sensitivity)
     # Before the evaluation: whatever may fail in it, the model is not lost.
     if run.devices.is_chief:
         export_run(run, network, chosen)
