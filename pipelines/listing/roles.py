@@ -233,9 +233,12 @@ def _classes_among(
     could_be = [place for place in meanings if meanings[place] in ("class", "numbers")]
     if len(meanings) == 1 and "many" in meanings.values():
         could_be = list(meanings)
-    could_be = [place for place in could_be if len(levels[place]) > 1] or could_be
     told = [place for place in could_be if any(map(_TELLING.search, map(_words, levels[place])))]
-    return told if len(told) == 1 else could_be
+    several = [place for place in could_be if len(levels[place]) > 1] or could_be
+    if told and not set(told) & set(several):  # as in smith/NORMAL and jones/NORMAL
+        return sorted({*told, *several})
+    told = [place for place in told if place in several]
+    return told if len(told) == 1 else several
 
 
 def _words(name: str) -> str:
