@@ -11,8 +11,8 @@ import pytest
 from builds import ROOT
 
 from tfrecord_io import redaction
+from tfrecord_io.address import Address
 from tfrecord_io.errors import UserError
-from tfrecord_io.redaction import Address
 
 
 @pytest.mark.parametrize(

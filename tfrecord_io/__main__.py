@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 
 from tfrecord_io import flags, labels_from, manifest, redaction, verify
+from tfrecord_io.address import local_path
 from tfrecord_io.auditing import audit
 from tfrecord_io.errors import UserError
 from tfrecord_io.printing import refuse, until_closed
-from tfrecord_io.stores.folder import local_path
 
 _COMMANDS = {
     "verify": (verify, "recount and re-hash everything"),

@@ -29,9 +29,8 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from tfrecord_io.address import Address, local_path
 from tfrecord_io.errors import UserError
-from tfrecord_io.redaction import Address
-from tfrecord_io.stores.folder import local_path
 
 _Options = TypeVar("_Options")
 

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 
 from tfrecord_io import schema
+from tfrecord_io.address import is_remote
 from tfrecord_io.errors import ToldError
 from tfrecord_io.kinds import CLASSES, LabelKind, kind_in
 from tfrecord_io.printing import listed
 from tfrecord_io.rejects import in_words
 from tfrecord_io.statistics import PixelStatistics
-from tfrecord_io.stores.folder import is_remote, path_in, read_file
+from tfrecord_io.stores.folder import path_in, read_file
 
 #: The newest version of the format. A dataset has the oldest version that can describe it.
 FORMAT_VERSION = 2
@@ -132,7 +133,7 @@ class Manifest:
         audit: findings about the data; empty without an audit.
         statistics: sums over the pixels of the train split. None if that split is empty, or if
             whoever wrote the dataset did not count them, see `opening.read_statistics`.
-        dtype: type of the values of images, one of `schema.DTYPES`.
+        dtype: type of the values of images, one of `options.DTYPES`.
     """
 
     name: str

@@ -22,6 +22,7 @@ from typing import IO, TYPE_CHECKING, Any
 import google_crc32c
 import numpy as np
 
+from tfrecord_io.decoding.options import DTYPES
 from tfrecord_io.kinds import CLASSES, LabelKind
 
 if TYPE_CHECKING:
@@ -40,8 +41,6 @@ _IMAGE_ALIGNMENT = 64
 # blocks need less padding. Small images get smaller blocks, so that padding stays a small share.
 _BLOCK_LENGTH, _BLOCKS_PER_IMAGE = 512, 32
 
-#: Types of the values of images. uint8 is the default, and all that format version 1 knows.
-DTYPES = ("uint8", "uint16")
 
 #: Length in bytes of a key: 128 bits in hexadecimal digits.
 KEY_LENGTH = 32

@@ -23,12 +23,12 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from tfrecord_io import archives, augment, descriptions, manifest, schema
+from tfrecord_io.address import local_path
 from tfrecord_io.decoding import preprocess
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.printing import printable, refuse
 from tfrecord_io.rejects import Reject
 from tfrecord_io.statistics import PixelStatistics
-from tfrecord_io.stores.folder import local_path
 
 #: Number of records read at once, a few megabytes.
 _CHUNK_RECORDS = 256

@@ -16,10 +16,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tfrecord_io import flags, printing
+from tfrecord_io.address import Address, local_path
 from tfrecord_io.flags import flag
 from tfrecord_io.manifest import Manifest
-from tfrecord_io.redaction import Address
-from tfrecord_io.stores.folder import local_path
 from train import console
 from train.data.options import AugmentOptions, FoldOptions, InputOptions
 from train.devices import DeviceOptions, Devices

@@ -18,11 +18,10 @@ import numpy as np
 
 import tfrecord_io
 from tfrecord_io import flags, shapes
+from tfrecord_io.address import Address, local_path
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.files import read_json
 from tfrecord_io.printing import counted, differences
-from tfrecord_io.redaction import Address
-from tfrecord_io.stores.folder import local_path
 from train import console
 from train.data.dataset import Dataset, Part, open_dataset
 from train.data.seen import Exposure, read_seen, unseen_part

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from tfrecord_io import flags, shapes
+from tfrecord_io.address import local_path
 from tfrecord_io.decoding.preprocess import decode_image
 from tfrecord_io.printing import csv_cell, no_formula, printable, refuse, until_closed
-from tfrecord_io.stores.folder import local_path
 from train import console
 from train.errors import ConfigError
 from train.results.classifier import (

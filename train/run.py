@@ -11,9 +11,9 @@ import sys
 from collections.abc import Sequence
 
 from tfrecord_io import flags
+from tfrecord_io.address import local_path
 from tfrecord_io.errors import ToldError
 from tfrecord_io.manifest import ManifestError
-from tfrecord_io.stores.folder import local_path
 from train import config, console
 from train.errors import TrainingError
 

@@ -13,8 +13,8 @@ import keras
 
 import tfrecord_io
 from tfrecord_io import file_lock
+from tfrecord_io.address import is_remote
 from tfrecord_io.files import sync_folder, write_json
-from tfrecord_io.stores.folder import is_remote
 from train import config as train_config
 from train.config import TrainConfig
 from train.data.dataset import Dataset, Parts, choose_parts, open_dataset

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tfrecord_io import shapes
+from tfrecord_io.address import is_remote
 from tfrecord_io.auditing.findings import alarms
 from tfrecord_io.decoding import resize
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.flags import command
 from tfrecord_io.manifest import REJECTS_FILE_NAME, REPORT_FILE_NAME, Manifest
 from tfrecord_io.printing import counted, printable
-from tfrecord_io.stores.folder import is_remote
 
 
 def print_built(output: str, seconds: float, num_finished_before: int) -> None:

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from pipelines import errors
 from pipelines.sources.write_once import write_once
+from tfrecord_io.address import Address
 from tfrecord_io.files import atomic_write
-from tfrecord_io.redaction import Address
 from tfrecord_io.stores import remote
 
 #: In the publisher's order. The first one is "T-shirt/top" there, which cannot name a folder.

@@ -27,9 +27,9 @@ from urllib3 import Retry
 
 from pipelines import errors
 from tfrecord_io import archives, file_lock, printing, redaction
+from tfrecord_io.address import Address
 from tfrecord_io.ahead import map_ahead
 from tfrecord_io.files import read_json, sync_folder, write_json
-from tfrecord_io.redaction import Address
 from tfrecord_io.rejects import is_of_content
 from tfrecord_io.stores import remote
 

@@ -16,7 +16,7 @@ from pipelines import errors
 from pipelines.sources.archive import ArchiveReader, zip_members
 from pipelines.sources.source import Member, Reader, Source
 from tfrecord_io import archives
-from tfrecord_io.redaction import Address
+from tfrecord_io.address import Address
 from tfrecord_io.rejects import Reject
 from tfrecord_io.stores import remote
 

@@ -17,8 +17,8 @@ from tiff_files import NEW_SUBFILE_TYPE, SUBFILE_TYPE, tiff_file
 
 from campaign.case import Case
 from campaign.damage import damage
-from tfrecord_io import schema
 from tfrecord_io.decoding import dicom, preprocess, tiff_pages
+from tfrecord_io.decoding.options import DTYPES
 from tfrecord_io.rejects import Reject
 
 _COMPRESSIONS = ("raw", "tiff_lzw", "tiff_adobe_deflate", "packbits")
@@ -124,7 +124,7 @@ def _try_dicom(case: Case) -> str:
     data = dicom_file(pixels, elements, photometric=photometric, bits=bits)
     data, done = damage(rng, in_syntax(data, f"{_UID}{syntax}"))
     case.what = f"DICOM {syntax} {bits} bits {num_frames} frames {facts} {done or 'whole'}"
-    wanted = preprocess.Preprocessing(height=height, width=width, dtype=case.pick(*schema.DTYPES))
+    wanted = preprocess.Preprocessing(height=height, width=width, dtype=case.pick(*DTYPES))
     header = dicom.read_header(data)
     is_right = header is not None and header.num_frames == num_frames
     case.require(done or is_right, f"the header is {header}")
@@ -159,7 +159,7 @@ def _try_dicom(case: Case) -> str:
 
 def _try_tiff(case: Case) -> str:
     height, width = case.rng.randrange(1, 40), case.rng.randrange(1, 40)
-    num_pages, dtype = case.pick(2, 2, 3, 7), case.pick(*schema.DTYPES)
+    num_pages, dtype = case.pick(2, 2, 3, 7), case.pick(*DTYPES)
     pages = _noise(case, (num_pages, height, width), 0, np.iinfo(dtype).max + 1).astype(dtype)
     tags: list[dict[int, int]] = [{} for _ in pages]
     if case.happens(0.5):

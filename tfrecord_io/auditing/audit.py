@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from tfrecord_io.address import local_path
 from tfrecord_io.auditing import content_checks, leak_checks, shortcuts
 from tfrecord_io.auditing.columns import read_examples
 from tfrecord_io.auditing.examined import Examined
@@ -22,7 +23,6 @@ from tfrecord_io.auditing.findings import MAX_LISTED, Audit
 from tfrecord_io.auditing.twins import ImageReader, Twins, find_twins
 from tfrecord_io.manifest import EXAMPLES_FILE_NAME, Manifest, ManifestError
 from tfrecord_io.printing import printable
-from tfrecord_io.stores.folder import local_path
 
 # Each yields its findings and adds its numbers to the measures.
 _CHECKS = (

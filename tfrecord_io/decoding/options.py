@@ -10,7 +10,9 @@ from typing import Any
 from PIL import Image
 
 from tfrecord_io.flags import check, flag
-from tfrecord_io.schema import DTYPES
+
+#: Types of the values of images. uint8 is the default, and all that format version 1 knows.
+DTYPES = ("uint8", "uint16")
 
 #: The unit of values that have no physical one: their share of the range that the bits can store.
 SHARE = "share of white"

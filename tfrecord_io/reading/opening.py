@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from tfrecord_io.address import Address
 from tfrecord_io.manifest import (
     EXAMPLES_FILE_NAME,
     STATISTICS_SPLIT,
@@ -21,7 +22,6 @@ from tfrecord_io.manifest import (
     ManifestError,
     Shard,
 )
-from tfrecord_io.redaction import Address
 from tfrecord_io.statistics import PixelStatistics
 from tfrecord_io.stores.folder import (
     NUM_THREADS,

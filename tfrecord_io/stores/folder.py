@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
+from tfrecord_io.address import Address, is_remote
 from tfrecord_io.errors import ChangedError, StoreError, UserError
-from tfrecord_io.redaction import Address
 
 _log = logging.getLogger(__name__)
 
@@ -68,21 +68,6 @@ class DataPath:
         return self.directory
 
     __str__ = __fspath__
-
-
-def is_remote(directory: str | os.PathLike[str]) -> bool:
-    """Returns whether a folder is named by a URL such as gs://bucket/data."""
-    return "://" in os.fspath(directory)
-
-
-def local_path(given: str | os.PathLike[str]) -> Path:
-    """Returns a path on this machine; raises UserError for a URL."""
-    if is_remote(given):
-        raise UserError(
-            f"expected local files, received {Address(given)}; copy them to a disk of this machine "
-            "and give that path"
-        )
-    return Path(given)
 
 
 def path_in(directory: str | os.PathLike[str], name: str) -> Address:

@@ -27,8 +27,8 @@ from obstore import exceptions
 from obstore import store as obstores
 
 from tfrecord_io import redaction
+from tfrecord_io.address import Address
 from tfrecord_io.errors import ChangedError, RangeError, StoreError, UserError
-from tfrecord_io.redaction import Address
 from tfrecord_io.stores import credentials
 from tfrecord_io.stores.range_file import RangeFile
 

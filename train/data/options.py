@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from tfrecord_io import flags
+from tfrecord_io.address import Address
 from tfrecord_io.flags import flag
-from tfrecord_io.redaction import Address
 from tfrecord_io.stores.folder import DataPath
 
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import keras
 import numpy as np
 
+from tfrecord_io.address import local_path
 from tfrecord_io.statistics import PixelStatistics
-from tfrecord_io.stores.folder import local_path
 from train.data.augmentation import inside_padding, picture_share
 from train.errors import ConfigError, TrainingError
 from train.kinds.classes import CLASSES
