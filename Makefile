@@ -77,7 +77,7 @@ lint: $(VENV)/installed
 	$(BIN)/pyrefly check --python-interpreter-path $(BIN)/python --preset strict tfrecord_io
 	$(BIN)/pyrefly check --python-interpreter-path $(BIN)/python --preset basic pipelines train scan_tfrecords.py
 # The rest is not annotated, but must call every function with the arguments that it has.
-	$(BIN)/pyrefly check --python-interpreter-path $(BIN)/python --only missing-argument,unexpected-keyword,bad-argument-count --search-path . --search-path benchmarks --search-path tests benchmarks scripts tests
+	$(BIN)/pyrefly check --python-interpreter-path $(BIN)/python --only missing-argument,unexpected-keyword,bad-argument-count --search-path . --search-path benchmarks --search-path tests --search-path tests/helpers benchmarks scripts tests
 
 clean:
 	rm -rf $(VENV) build *.egg-info

@@ -26,10 +26,10 @@ from near_duplicates import crowd
 from sample_archive import WORK_DIR, make_archive
 
 from pipelines.report import card
-from tfrecord_io import shard_writer
-from tfrecord_io.auditing import audit, columns, side_facts, twins
+from tfrecord_io.auditing import audit, twins
 from tfrecord_io.decoding import preprocess
-from tfrecord_io.manifest import Manifest
+from tfrecord_io.format import columns, shard_writer, side_facts
+from tfrecord_io.format.manifest import Manifest
 
 
 def microseconds_an_image(files: list[bytes]) -> tuple[float, float]:

@@ -29,9 +29,9 @@ from PIL import Image
 from pipelines.listing.listing import ListingOptions, list_images
 from pipelines.listing.refs import iterate_refs
 from pipelines.sources.archive import ArchiveSource
-from tfrecord_io import schema
 from tfrecord_io.decoding import preprocess
 from tfrecord_io.decoding.options import RESIZE_FILTERS
+from tfrecord_io.format import schema
 
 _archive: zipfile.ZipFile
 

@@ -23,7 +23,7 @@ from statistics import median
 import requests
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests/helpers")]
 
 from kaggle_stand_in import DATASET, TOKEN  # noqa: E402
 
@@ -76,7 +76,7 @@ def _server(folder: Path, megabytes: int) -> Iterator[tuple[str, str]]:
             file.writestr(f"OCT2017 /train/CNV/CNV-{index}-1.jpeg", os.urandom(10**6))
     process = subprocess.Popen(
         [sys.executable, "-c", SERVE, str(archive)],
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests/helpers'}"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

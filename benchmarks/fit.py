@@ -31,8 +31,8 @@ from sample_archive import WORK_DIR, build_seconds, make_archive
 
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.decoding.preprocess import decode_image
+from tfrecord_io.format.shapes import distinct
 from tfrecord_io.reading.mapped import MappedDataset
-from tfrecord_io.shapes import distinct
 from train.results.bootstrap import with_intervals
 
 FITS = ("stretch", "pad")

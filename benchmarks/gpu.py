@@ -39,7 +39,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # The packages need not be installed: what builds a dataset is not wanted here.
 sys.path.insert(0, str(ROOT))
 
-from train import console  # noqa: E402
+from train.machine import console  # noqa: E402
 from train.networks.options import OWN_MODELS  # noqa: E402
 
 console.set_defaults()
@@ -48,14 +48,14 @@ with console.hide_native_noise():
     import psutil
     from read_data import LABEL_NAMES, ReadData, draw_records, draw_scans
 
-    from tfrecord_io.ahead import map_ahead
     from tfrecord_io.decoding.options import Preprocessing
     from tfrecord_io.decoding.preprocess import decode_image
+    from tfrecord_io.stores.ahead import map_ahead
     from train import benchmark
-    from train.config import TrainConfig
     from train.data import augmentation
-    from train.run_setup import Run
     from train.training import callbacks
+    from train.training.config import TrainConfig
+    from train.training.run_setup import Run
     from train.training.steps import Steps
 
 MODELS = ("small_resnet", "vgg16", "resnet50", "efficientnetv2b0")
@@ -179,7 +179,7 @@ def config_of(arguments: argparse.Namespace, model: str) -> TrainConfig:
 
 def measure_devices(arguments: argparse.Namespace) -> dict[str, Any]:
     """Returns the names of the devices and the versions of the software."""
-    from train.devices import configure_devices
+    from train.machine.devices import configure_devices
 
     devices = configure_devices(config_of(arguments, "convnet").devices)
     if devices.backend == "jax":

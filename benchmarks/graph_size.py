@@ -24,7 +24,7 @@ from pipelines.planning import plan
 from pipelines.shards.build import Build
 from pipelines.sources.archive import ArchiveSource
 from tfrecord_io.decoding import preprocess
-from tfrecord_io.manifest import Manifest
+from tfrecord_io.format.manifest import Manifest
 
 STRIDE = 50_295  # of a 224 × 224 × 1 record with four classes
 SHARD_BYTES = plan.DEFAULT_SHARD_SIZE_MB * 1_000_000

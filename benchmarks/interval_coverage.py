@@ -18,7 +18,7 @@ import pyarrow as pa
 from scipy import special
 
 from tfrecord_io.auditing import shortcuts
-from tfrecord_io.groups import group_images
+from tfrecord_io.format.groups import group_images
 from train.kinds.classes import GRADES
 from train.kinds.measures import AREAS, calibration_line, predictive_values
 from train.kinds.task import Answers

@@ -22,9 +22,9 @@ import keras
 import numpy as np
 
 import tfrecord_io
-from train.config import TrainConfig
 from train.networks.models import build_network
 from train.networks.options import MODELS, OWN_MODELS
+from train.training.config import TrainConfig
 
 Batches = Iterator[tuple[np.ndarray, ...]]
 

@@ -24,9 +24,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from tfrecord_io.auditing import side_facts, twins
+from tfrecord_io.auditing import twins
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.decoding.preprocess import DecodedImage, decode_image
+from tfrecord_io.format import side_facts
 
 Change = Callable[[Image.Image], Image.Image]
 

@@ -17,8 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from tfrecord_io import Manifest, RecordLayout, Shard, Split, descriptions, image_key
-from tfrecord_io.manifest import EXAMPLES_FILE_NAME, FILE_NAME, shard_name
+from tfrecord_io import Manifest, RecordLayout, Shard, Split, image_key
+from tfrecord_io.format import descriptions
+from tfrecord_io.format.manifest import EXAMPLES_FILE_NAME, FILE_NAME, shard_name
 from tfrecord_io.reading.mapped import MappedDataset
 
 LABEL_NAMES = ("CNV", "DME", "DRUSEN", "NORMAL")

@@ -23,7 +23,7 @@ import numpy as np
 import psutil
 from read_data import ReadData
 
-from tfrecord_io import schema
+from tfrecord_io.format import schema
 from tfrecord_io.reading.order import BatchOrder
 
 BATCH_SIZE = 64

@@ -25,9 +25,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from train import console
-from train.config import TrainConfig
+from train.machine import console
 from train.networks.options import MODELS, OWN_MODELS
+from train.training.config import TrainConfig
 
 console.set_defaults()
 with console.hide_native_noise():
@@ -39,7 +39,7 @@ with console.hide_native_noise():
     import tfrecord_io
     from train.data import feed
     from train.networks.models import build_network
-    from train.run_setup import make_run
+    from train.training.run_setup import make_run
     from train.training.steps import training_steps
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from tfrecord_io.errors import RangeError as RangeError
-from tfrecord_io.errors import StoreError as StoreError
-from tfrecord_io.errors import ToldError as ToldError
-from tfrecord_io.errors import UserError as UserError
-from tfrecord_io.rejects import is_of_content
+from tfrecord_io.decoding.rejects import is_of_content
+from tfrecord_io.terminal.errors import RangeError as RangeError
+from tfrecord_io.terminal.errors import StoreError as StoreError
+from tfrecord_io.terminal.errors import ToldError as ToldError
+from tfrecord_io.terminal.errors import UserError as UserError
 
 
 class BuildError(ToldError):

@@ -15,11 +15,11 @@ from pipelines.planning.splits import SplitOptions
 from pipelines.sources import fashion_mnist
 from pipelines.sources.factory import SourceOptions, Workers
 from pipelines.stores.output import OutputOptions
-from tfrecord_io import flags
-from tfrecord_io.address import is_remote
 from tfrecord_io.auditing.twins import MIN_SIDE
 from tfrecord_io.decoding.options import Physical, Preprocessing, two_numbers
-from tfrecord_io.flags import flag
+from tfrecord_io.terminal import flags
+from tfrecord_io.terminal.address import is_remote
+from tfrecord_io.terminal.flags import flag
 
 # Values of `--runner`, in lower case, that mean the engine in this process.
 _LOCAL_RUNNERS = ("directrunner", "fnapirunner", "bundlebaseddirectrunner", "direct")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 
-from tfrecord_io import flags, labels_from, manifest, redaction, verify
-from tfrecord_io.address import local_path
-from tfrecord_io.auditing import audit
-from tfrecord_io.errors import UserError
-from tfrecord_io.printing import refuse, until_closed
+from tfrecord_io import labels_from
+from tfrecord_io.auditing import audit, verify
+from tfrecord_io.format import manifest
+from tfrecord_io.terminal import flags, redaction
+from tfrecord_io.terminal.address import local_path
+from tfrecord_io.terminal.errors import UserError
+from tfrecord_io.terminal.printing import refuse, until_closed
 
 _COMMANDS = {
     "verify": (verify, "recount and re-hash everything"),

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
-from tfrecord_io.kinds import NONE, SEPARATOR
-from tfrecord_io.printing import printable, refuse
+from tfrecord_io.format.kinds import NONE, SEPARATOR
+from tfrecord_io.terminal.printing import printable, refuse
 
 _SPLIT = re.compile(r"(?<![a-z])(train(?:ing)?|val(?:id(?:ation)?)?|dev|test(?:ing)?)(?![a-z])")
 

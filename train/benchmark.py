@@ -17,16 +17,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfrecord_io import flags
-from tfrecord_io.files import write_json
-from tfrecord_io.flags import flag
 from tfrecord_io.pages.charts import Axis, Chart, Series
-from train import config as train_config
-from train import console
-from train.config import TrainConfig
+from tfrecord_io.stores.files import write_json
+from tfrecord_io.terminal import flags
+from tfrecord_io.terminal.flags import flag
+from train.machine import console
+from train.training import config as train_config
+from train.training.config import TrainConfig
 
 if TYPE_CHECKING:
-    from train.run_setup import Run
+    from train.training.run_setup import Run
     from train.training.steps import Steps
 
 #: Columns of the table, and how each is printed.
@@ -47,10 +47,10 @@ def prepare(config: TrainConfig, *, replicas: int, num_steps: int) -> tuple[Run,
     The `replica_batch_size` stays, the global one grows; raises ConfigError if there are fewer
     devices.
     """
-    from train.devices import set_seed
+    from train.machine.devices import set_seed
     from train.networks.models import set_trainable
-    from train.run_setup import make_run
     from train.training.network import network_of
+    from train.training.run_setup import make_run
     from train.training.steps import training_steps
 
     set_seed(config.input.seed)
@@ -188,7 +188,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     common = {"weights": "none", "replica_batch_size": 64}
     config = train_config.from_arguments(arguments, **common)
     with console.hide_native_noise():
-        from train.devices import configure_devices
+        from train.machine.devices import configure_devices
         from train.training import trainer  # noqa: F401 - imports all that writes notes at import
     # Before minutes are spent on the smaller numbers.
     configure_devices(config.replace(gpus=max(options.replicas)).devices)

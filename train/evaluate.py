@@ -17,15 +17,16 @@ from typing import Any
 import numpy as np
 
 import tfrecord_io
-from tfrecord_io import flags, shapes
-from tfrecord_io.address import Address, local_path
 from tfrecord_io.decoding.options import Preprocessing
-from tfrecord_io.files import read_json
-from tfrecord_io.printing import counted, differences
-from train import console
+from tfrecord_io.format import shapes
+from tfrecord_io.stores.files import read_json
+from tfrecord_io.terminal import flags
+from tfrecord_io.terminal.address import Address, local_path
+from tfrecord_io.terminal.printing import counted, differences
 from train.data.dataset import Dataset, Part, open_dataset
 from train.data.seen import Exposure, read_seen, unseen_part
-from train.errors import ConfigError
+from train.machine import console
+from train.machine.errors import ConfigError
 from train.results.classifier import Classifier, load_classifier, predict_images
 from train.results.options import MeasureOptions
 

@@ -17,12 +17,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tfrecord_io import flags, shapes
-from tfrecord_io.address import local_path
 from tfrecord_io.decoding.preprocess import decode_image
-from tfrecord_io.printing import csv_cell, no_formula, printable, refuse, until_closed
-from train import console
-from train.errors import ConfigError
+from tfrecord_io.format import shapes
+from tfrecord_io.terminal import flags
+from tfrecord_io.terminal.address import local_path
+from tfrecord_io.terminal.printing import csv_cell, no_formula, printable, refuse, until_closed
+from train.machine import console
+from train.machine.errors import ConfigError
 from train.results.classifier import (
     Classifier,
     Prediction,

@@ -10,12 +10,13 @@ import re
 import sys
 from collections.abc import Sequence
 
-from tfrecord_io import flags
-from tfrecord_io.address import local_path
-from tfrecord_io.errors import ToldError
-from tfrecord_io.manifest import ManifestError
-from train import config, console
-from train.errors import TrainingError
+from tfrecord_io.format.manifest import ManifestError
+from tfrecord_io.terminal import flags
+from tfrecord_io.terminal.address import local_path
+from tfrecord_io.terminal.errors import ToldError
+from train.machine import console
+from train.machine.errors import TrainingError
+from train.training import config
 
 
 @console.command

@@ -31,7 +31,7 @@ from pipelines.shards.build import Build
 from pipelines.shards.finish import finish_dataset
 from pipelines.shards.write import Counts, TaskWriter, write_in_processes
 from pipelines.stores import beam_flags
-from tfrecord_io import flags
+from tfrecord_io.terminal import flags
 
 #: Seconds a job server has to answer. Beam alone would try six times, for a minute each.
 _JOB_SERVER_SECONDS = 20.0

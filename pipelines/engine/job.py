@@ -29,14 +29,14 @@ from pipelines.shards.write import EXAMPLE_SCHEMA
 from pipelines.sources.source import Member, Source, read_in_order
 from pipelines.stores import output_state
 from pipelines.stores.output import BUILD_DIR, Storage
-from tfrecord_io import groups
-from tfrecord_io.address import is_remote
 from tfrecord_io.auditing.twins import MIN_SIDE
 from tfrecord_io.decoding import preprocess
 from tfrecord_io.decoding.options import SHARE, Physical
-from tfrecord_io.manifest import FILE_NAME, Manifest
-from tfrecord_io.printing import printable
-from tfrecord_io.rejects import Reject, in_words
+from tfrecord_io.decoding.rejects import Reject, in_words
+from tfrecord_io.format import groups
+from tfrecord_io.format.manifest import FILE_NAME, Manifest
+from tfrecord_io.terminal.address import is_remote
+from tfrecord_io.terminal.printing import printable
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

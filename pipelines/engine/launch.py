@@ -21,7 +21,8 @@ from pipelines.planning.plan import ShardTask
 from pipelines.report import summary
 from pipelines.stores import beam_flags
 from pipelines.stores.output import BUILD_DIR, Storage
-from tfrecord_io import manifest, printing, redaction
+from tfrecord_io.format import manifest
+from tfrecord_io.terminal import printing, redaction
 
 # Beam is imported inside functions: each local worker imports this module and does not need Beam.
 if TYPE_CHECKING:

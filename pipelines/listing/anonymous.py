@@ -25,11 +25,11 @@ from pipelines import errors
 from pipelines.listing.refs import OTHER, REF_SCHEMA, Listing, RejectedFile, iterate_refs
 from pipelines.stores import output_state
 from pipelines.stores.output import BUILD_DIR, Storage
-from tfrecord_io import schema
-from tfrecord_io.address import is_remote
-from tfrecord_io.files import atomic_write, sync_folder
-from tfrecord_io.groups import COPY_OF
-from tfrecord_io.manifest import ManifestError
+from tfrecord_io.format import schema
+from tfrecord_io.format.groups import COPY_OF
+from tfrecord_io.format.manifest import ManifestError
+from tfrecord_io.stores.files import atomic_write, sync_folder
+from tfrecord_io.terminal.address import is_remote
 
 #: The digest of the secret is in the manifest, so a short secret could be found by trying.
 MIN_SECRET_BYTES = 32

@@ -11,8 +11,8 @@ from pipelines import errors
 from pipelines.listing import roles
 from pipelines.listing.options import ListingOptions
 from pipelines.listing.refs import Listing
-from tfrecord_io.kinds import CLASSES
-from tfrecord_io.printing import listed, printable
+from tfrecord_io.format.kinds import CLASSES
+from tfrecord_io.terminal.printing import listed, printable
 
 # With fewer classes than this, few images of each are said of no collection.
 _FEW_CLASSES = 5

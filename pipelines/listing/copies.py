@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.listing.refs import OTHER, Listing
-from tfrecord_io.groups import COPY_OF
-from tfrecord_io.printing import counted, printable
+from tfrecord_io.format.groups import COPY_OF
+from tfrecord_io.terminal.printing import counted, printable
 
 # More files than this are not copies: bulk renaming numbers every image.
 _MOST_COPIES = 50

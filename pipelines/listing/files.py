@@ -13,7 +13,7 @@ from pipelines import errors
 from pipelines.listing.refs import BATCH_ROWS, REF_SCHEMA, Listing, RejectedFile
 from pipelines.sources.source import MAX_FILE_BYTES, NOT_PERMITTED, Member
 from tfrecord_io.decoding.preprocess import SINGLE_SUFFIXES, TIFF_SUFFIXES, split_frame_path
-from tfrecord_io.printing import printable
+from tfrecord_io.terminal.printing import printable
 
 #: Endings of the names of images.
 IMAGE_SUFFIXES = (*SINGLE_SUFFIXES, *TIFF_SUFFIXES, ".dcm", ".dicom")

@@ -15,7 +15,6 @@ from pipelines import errors, workers
 from pipelines.listing.files import has_suffix
 from pipelines.listing.refs import OTHER, REF_SCHEMA, ImageRef, Listing, iterate_refs
 from pipelines.sources.source import Reader, Source
-from tfrecord_io.ahead import map_ahead
 from tfrecord_io.decoding.options import SHARE
 from tfrecord_io.decoding.preprocess import (
     ONE_PICTURE,
@@ -24,8 +23,9 @@ from tfrecord_io.decoding.preprocess import (
     Pictures,
     find_pictures,
 )
-from tfrecord_io.printing import bar
-from tfrecord_io.rejects import Reject
+from tfrecord_io.decoding.rejects import Reject
+from tfrecord_io.stores.ahead import map_ahead
+from tfrecord_io.terminal.printing import bar
 
 # Threads that wait for a disk, where the source does not say how many reads it takes at a time.
 _NUM_THREADS = 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from tfrecord_io.kinds import MULTI_LABEL, NONE, SEPARATOR, Columns, LabelKind
+from tfrecord_io.format.kinds import MULTI_LABEL, NONE, SEPARATOR, Columns, LabelKind
 
 _SEPARATORS = ("|", ";")
 

@@ -21,8 +21,8 @@ import pyarrow.compute as pc
 from pipelines import errors
 from pipelines.listing.label_cells import read_labels, split_labels
 from pipelines.listing.table_files import Columns, is_text, read_columns
-from tfrecord_io.kinds import CLASSES, LabelKind
-from tfrecord_io.manifest import NO_WEIGHT
+from tfrecord_io.format.kinds import CLASSES, LabelKind
+from tfrecord_io.format.manifest import NO_WEIGHT
 
 #: Columns that a table may have besides `path` and the labels, each with a meaning of its own.
 OPTIONAL = ("patient", "split", "site")
@@ -53,8 +53,9 @@ class LabelTable:
     Attributes:
         name: of its file, for messages.
         cells: the path of each row's image, with `/` between folders, its label ("" if the table
-            gives none; `tfrecord_io.kinds` defines the text of several labels and of a number), and
-            of the columns `OPTIONAL` those that the table has, None where it gives no value.
+            gives none; `tfrecord_io.format.kinds` defines the text of several labels and of a
+            number), and of the columns `OPTIONAL` those that the table has, None where it gives no
+            value.
         others: the other columns of the file, by name.
         not_numbers: what the table has instead of a finite number, by row.
         label_names: of labels that a separator divides, sorted.

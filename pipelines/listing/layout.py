@@ -24,7 +24,7 @@ from pipelines.listing.label_table import LabelTable
 from pipelines.listing.matching import match_files
 from pipelines.listing.options import ListingOptions
 from pipelines.listing.refs import OTHER, REF_SCHEMA, Listing, RejectedFile
-from tfrecord_io.printing import printable
+from tfrecord_io.terminal.printing import printable
 
 # The class folders of the Kermany OCT data, by which its tree is recognised among others.
 _OCT_LABELS = frozenset({"CNV", "DME", "DRUSEN", "NORMAL"})

@@ -18,7 +18,7 @@ from pipelines.listing.label_table import escape_sites
 from pipelines.listing.options import DEFAULT_GROUP_REGEX, ListingOptions
 from pipelines.listing.refs import OTHER, REF_SCHEMA, Listing, RejectedFile, iterate_refs
 from pipelines.sources.source import Member, Source
-from tfrecord_io.printing import counted
+from tfrecord_io.terminal.printing import counted
 
 _PATIENT = REF_SCHEMA.get_field_index("patient")
 

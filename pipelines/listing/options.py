@@ -13,8 +13,16 @@ from pipelines import errors
 from pipelines.listing import roles
 from pipelines.listing.label_cells import combined_in
 from pipelines.listing.label_table import OPTIONAL, LabelTable, read_label_table
-from tfrecord_io.flags import check, flag, names
-from tfrecord_io.kinds import CLASSES, GRADES, MULTI_LABEL, NONE, NUMBER, SEPARATOR, LabelKind
+from tfrecord_io.format.kinds import (
+    CLASSES,
+    GRADES,
+    MULTI_LABEL,
+    NONE,
+    NUMBER,
+    SEPARATOR,
+    LabelKind,
+)
+from tfrecord_io.terminal.flags import check, flag, names
 
 #: Kermany's file names are CLASS-PATIENT-INDEX.jpeg. The group excludes the class on purpose,
 #: because a patient can appear in several classes.

@@ -17,9 +17,9 @@ import pyarrow as pa
 
 from pipelines.sources.source import Member
 from tfrecord_io.decoding.preprocess import frame_path
+from tfrecord_io.decoding.rejects import MAX_DETAIL_LENGTH
 from tfrecord_io.decoding.unread import what_is
-from tfrecord_io.printing import counted, printable
-from tfrecord_io.rejects import MAX_DETAIL_LENGTH
+from tfrecord_io.terminal.printing import counted, printable
 
 #: Number of rows of a table that are Python objects at the same time.
 BATCH_ROWS = 65_536

@@ -16,7 +16,7 @@ import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from pipelines import errors
-from tfrecord_io.printing import counted, listed, printable
+from tfrecord_io.terminal.printing import counted, listed, printable
 
 #: The splits, by the names that folders and tables use for them, in lower case.
 SPLITS = {

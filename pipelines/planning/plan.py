@@ -25,9 +25,10 @@ from pipelines import errors
 from pipelines.planning.splits import LARGEST_SEED
 from pipelines.stores.output import Storage
 from pipelines.stores.output_state import PLAN_FILE, PLAN_JSON
-from tfrecord_io import augment, manifest
-from tfrecord_io.flags import check, flag
-from tfrecord_io.hashing import splitmix64
+from tfrecord_io.decoding import augment
+from tfrecord_io.format import manifest
+from tfrecord_io.format.hashing import splitmix64
+from tfrecord_io.terminal.flags import check, flag
 
 #: Default size of a shard in megabytes: large enough that a network store streams it at full speed
 #: (tens of megabytes), small enough that the Kermany data gives about 70 tasks to share.

@@ -22,11 +22,11 @@ import pyarrow.compute as pc
 
 from pipelines import errors
 from pipelines.listing.refs import OTHER, REF_SCHEMA, iterate_refs
-from tfrecord_io.flags import check, flag
-from tfrecord_io.groups import INPUTS, SOURCES, Groups, group_images, plural_unit
-from tfrecord_io.hashing import draw, hash_names
-from tfrecord_io.kinds import CLASSES, LabelKind
-from tfrecord_io.printing import many
+from tfrecord_io.format.groups import INPUTS, SOURCES, Groups, group_images, plural_unit
+from tfrecord_io.format.hashing import draw, hash_names
+from tfrecord_io.format.kinds import CLASSES, LabelKind
+from tfrecord_io.terminal.flags import check, flag
+from tfrecord_io.terminal.printing import many
 
 #: One row per image that a policy left out.
 DROPPED_SCHEMA = pa.schema(

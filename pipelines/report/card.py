@@ -15,17 +15,17 @@ import pyarrow.compute as pc
 from PIL import Image
 
 from pipelines.listing.refs import RejectedFile
-from tfrecord_io import shapes
 from tfrecord_io.auditing import shortcuts, twins
 from tfrecord_io.auditing.audit import LIMITS
-from tfrecord_io.auditing.columns import as_classes, numbers_of
 from tfrecord_io.auditing.findings import MAX_LISTED, SEVERITIES, Audit
 from tfrecord_io.auditing.twins import ImageReader
-from tfrecord_io.manifest import Manifest
+from tfrecord_io.format import shapes
+from tfrecord_io.format.columns import as_classes, numbers_of
+from tfrecord_io.format.manifest import Manifest
 from tfrecord_io.pages.charts import NUM_COLOURS, Axis, Bar, Bars, Chart, Series, steps
 from tfrecord_io.pages.page import environment
 from tfrecord_io.pages.pictures import data_url
-from tfrecord_io.printing import counted
+from tfrecord_io.terminal.printing import counted
 
 # Limits that keep the page within a few megabytes for any dataset.
 _MAX_CLASSES = 24

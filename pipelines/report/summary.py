@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tfrecord_io import shapes
-from tfrecord_io.address import is_remote
 from tfrecord_io.auditing.findings import alarms
 from tfrecord_io.decoding import resize
 from tfrecord_io.decoding.options import Preprocessing
-from tfrecord_io.flags import command
-from tfrecord_io.manifest import REJECTS_FILE_NAME, REPORT_FILE_NAME, Manifest
-from tfrecord_io.printing import counted, printable
+from tfrecord_io.format import shapes
+from tfrecord_io.format.manifest import REJECTS_FILE_NAME, REPORT_FILE_NAME, Manifest
+from tfrecord_io.terminal.address import is_remote
+from tfrecord_io.terminal.flags import command
+from tfrecord_io.terminal.printing import counted, printable
 
 
 def print_built(output: str, seconds: float, num_finished_before: int) -> None:

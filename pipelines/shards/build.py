@@ -22,9 +22,9 @@ from pipelines.planning.plan import ShardTask
 from pipelines.planning.splits import SplitOptions
 from pipelines.sources.source import Source
 from pipelines.stores.output import BUILD_DIR, Storage
-from tfrecord_io import manifest
 from tfrecord_io.auditing import twins
-from tfrecord_io.statistics import PixelStatistics
+from tfrecord_io.format import manifest
+from tfrecord_io.format.statistics import PixelStatistics
 
 #: Opens a file of the output for writing by its name.
 Create = Callable[[str], contextlib.AbstractContextManager[IO[bytes]]]

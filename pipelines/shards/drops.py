@@ -22,10 +22,10 @@ from pipelines.planning import plan, splits
 from pipelines.planning.splits import SplitOptions
 from pipelines.shards.build import Build, Sidecar, rows_name
 from pipelines.stores.output import BUILD_DIR, Storage
-from tfrecord_io import manifest, schema
-from tfrecord_io.auditing import columns, twins
+from tfrecord_io.auditing import twins
 from tfrecord_io.auditing.leak_checks import near_search_gap
-from tfrecord_io.statistics import PixelStatistics
+from tfrecord_io.format import columns, manifest, schema
+from tfrecord_io.format.statistics import PixelStatistics
 
 #: Tables of `DROPPED_SCHEMA`: the images that the plan dropped, and those that the finishing step
 #: decided to drop.

@@ -2,7 +2,8 @@
 
 What became of every file is counted, duplicates are cut out of the shards, the images are audited,
 and the tables, the report and last the manifest are written. `Listing` has checked the sum of the
-files that it listed; `tfrecord_io.verify` checks it again, from the files of a finished dataset.
+files that it listed; `tfrecord_io.auditing.verify` checks it again, from the files of a finished
+dataset.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from pipelines.shards.build import Build, Sidecar
 from pipelines.shards.write import EXAMPLE_SCHEMA
 from pipelines.stores.output import BUILD_DIR, Storage
 from pipelines.stores.output_state import PLAN_FILE
-from tfrecord_io import descriptions, groups, manifest
-from tfrecord_io.auditing import audit, columns, twins
-from tfrecord_io.printing import csv_cell
+from tfrecord_io.auditing import audit, twins
+from tfrecord_io.format import columns, descriptions, groups, manifest
+from tfrecord_io.terminal.printing import csv_cell
 
 #: Holds the reason why the dataset was refused.
 FAILURE_FILE = f"{BUILD_DIR}/failure.txt"

@@ -24,11 +24,11 @@ from pipelines.shards.build import Build, Create, Sidecar, rows_name
 from pipelines.sources.source import Reader, read_in_order
 from pipelines.stores import output_state
 from pipelines.stores.output import WriteBehind
-from tfrecord_io import augment, groups, schema, shard_writer
-from tfrecord_io.auditing.side_facts import HASH_LENGTH
-from tfrecord_io.decoding import preprocess
+from tfrecord_io.decoding import augment, preprocess
 from tfrecord_io.decoding.options import Preprocessing
-from tfrecord_io.rejects import Reject
+from tfrecord_io.decoding.rejects import Reject
+from tfrecord_io.format import groups, schema, shard_writer
+from tfrecord_io.format.side_facts import HASH_LENGTH
 
 #: What was done, by name, see `TaskWriter.write`.
 Counts = collections.Counter[str]

@@ -26,9 +26,9 @@ import deflate
 
 from pipelines import errors
 from pipelines.sources.source import MAX_FILE_BYTES, Member, Reader, Source
-from tfrecord_io import archives
-from tfrecord_io.files import announce, atomic_write, make_private_folder
-from tfrecord_io.rejects import Reject
+from tfrecord_io.decoding.rejects import Reject
+from tfrecord_io.stores import archives
+from tfrecord_io.stores.files import announce, atomic_write, make_private_folder
 from tfrecord_io.stores.range_file import RangeFile
 
 # A gzip stream with a larger ratio is taken for a bomb, because JPEGs hardly compress.

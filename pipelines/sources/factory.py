@@ -22,10 +22,10 @@ from pipelines.sources.directory import DirectorySource
 from pipelines.sources.remote import RemoteDirectorySource, RemoteZipSource
 from pipelines.sources.source import Source
 from pipelines.stores.output import Storage
-from tfrecord_io.address import Address, is_remote
-from tfrecord_io.flags import check, flag
-from tfrecord_io.printing import bar
 from tfrecord_io.stores import remote
+from tfrecord_io.terminal.address import Address, is_remote
+from tfrecord_io.terminal.flags import check, flag
+from tfrecord_io.terminal.printing import bar
 
 SOURCES = ("kaggle", "archive", "directory", "fashion_mnist", "synthetic")
 

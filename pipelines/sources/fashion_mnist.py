@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from pipelines import errors
 from pipelines.sources.write_once import write_once
-from tfrecord_io.address import Address
-from tfrecord_io.files import atomic_write
 from tfrecord_io.stores import remote
+from tfrecord_io.stores.files import atomic_write
+from tfrecord_io.terminal.address import Address
 
 #: In the publisher's order. The first one is "T-shirt/top" there, which cannot name a folder.
 LABEL_NAMES = ("T-shirt or top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt",

@@ -26,12 +26,12 @@ from tqdm.utils import CallbackIOWrapper
 from urllib3 import Retry
 
 from pipelines import errors
-from tfrecord_io import archives, file_lock, printing, redaction
-from tfrecord_io.address import Address
-from tfrecord_io.ahead import map_ahead
-from tfrecord_io.files import read_json, sync_folder, write_json
-from tfrecord_io.rejects import is_of_content
-from tfrecord_io.stores import remote
+from tfrecord_io.decoding.rejects import is_of_content
+from tfrecord_io.stores import archives, file_lock, remote
+from tfrecord_io.stores.ahead import map_ahead
+from tfrecord_io.stores.files import read_json, sync_folder, write_json
+from tfrecord_io.terminal import printing, redaction
+from tfrecord_io.terminal.address import Address
 
 DEFAULT_DATASET = "paultimothymooney/kermany2018"
 

@@ -15,10 +15,9 @@ from typing import Any, BinaryIO
 from pipelines import errors
 from pipelines.sources.archive import ArchiveReader, zip_members
 from pipelines.sources.source import Member, Reader, Source
-from tfrecord_io import archives
-from tfrecord_io.address import Address
-from tfrecord_io.rejects import Reject
-from tfrecord_io.stores import remote
+from tfrecord_io.decoding.rejects import Reject
+from tfrecord_io.stores import archives, remote
+from tfrecord_io.terminal.address import Address
 
 # The tags of most files are in one request of this length.
 _BUFFER_BYTES = 64 * 1024

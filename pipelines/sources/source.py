@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol, TypeVar
 
-from tfrecord_io.ahead import map_ahead
+from tfrecord_io.stores.ahead import map_ahead
 
 #: A larger file is rejected as not a scan, because reading it could exhaust a worker's memory.
 MAX_FILE_BYTES = 256 * 1024 * 1024
@@ -54,8 +54,8 @@ class Member(NamedTuple):
 class Reader(Protocol):
     """Reads files of a source, on a worker. Readers inherit from this class.
 
-    A reader raises `tfrecord_io.rejects.Reject` if a file is damaged, and `errors.BuildError` if it
-    cannot be read, is gone or has changed.
+    A reader raises `tfrecord_io.decoding.rejects.Reject` if a file is damaged, and
+    `errors.BuildError` if it cannot be read, is gone or has changed.
 
     Attributes:
         num_parallel_reads: number of threads that call `read` at the same time; more than one for

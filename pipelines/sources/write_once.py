@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from pipelines import errors
-from tfrecord_io import file_lock
-from tfrecord_io.ahead import map_ahead
-from tfrecord_io.files import read_json
+from tfrecord_io.stores import file_lock
+from tfrecord_io.stores.ahead import map_ahead
+from tfrecord_io.stores.files import read_json
 
 COMPLETE_MARKER = ".complete.json"
 #: Modification time of every file: 2018-01-01T00:00:00Z.

@@ -17,12 +17,12 @@ from typing import IO, TypeVar
 
 import pyarrow as pa
 
-from tfrecord_io.address import Address, is_remote
-from tfrecord_io.ahead import map_ahead
-from tfrecord_io.files import atomic_write, make_private_folder, sync_folder
-from tfrecord_io.flags import check, flag
 from tfrecord_io.stores import remote
+from tfrecord_io.stores.ahead import map_ahead
+from tfrecord_io.stores.files import atomic_write, make_private_folder, sync_folder
 from tfrecord_io.stores.folder import read_file
+from tfrecord_io.terminal.address import Address, is_remote
+from tfrecord_io.terminal.flags import check, flag
 
 #: Folder for files that are not part of the dataset: plan, lock, temporary files and tables.
 BUILD_DIR = ".build"

@@ -15,9 +15,10 @@ from typing import Any
 
 from pipelines import errors
 from pipelines.stores.output import BUILD_DIR, Storage
-from tfrecord_io import file_lock, manifest
-from tfrecord_io.printing import differences
+from tfrecord_io.format import manifest
 from tfrecord_io.reading.opening import open_split
+from tfrecord_io.stores import file_lock
+from tfrecord_io.terminal.printing import differences
 
 #: The references, one record batch per task; and a JSON file with the tasks and the identity.
 PLAN_FILE = f"{BUILD_DIR}/plan.arrow"

@@ -17,7 +17,7 @@ from campaign.case import Case
 from campaign.tools import Ledger
 from pipelines import errors
 from pipelines.listing.refs import iterate_refs
-from tfrecord_io.rejects import Reject
+from tfrecord_io.decoding.rejects import Reject
 
 
 def try_archive(case: Case, read: Callable[[Path, Path], Ledger]) -> str:

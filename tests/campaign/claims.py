@@ -24,7 +24,7 @@ from scipy import sparse
 
 from campaign.case import Case
 from pipelines.errors import BuildError
-from tfrecord_io.errors import UserError
+from tfrecord_io.terminal.errors import UserError
 
 _LABELS = ("CNV", "NORMAL")
 _SPLITS = ("train", "val", "test")

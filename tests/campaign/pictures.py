@@ -19,7 +19,7 @@ from campaign.case import Case
 from campaign.damage import damage
 from tfrecord_io.decoding import dicom, preprocess, tiff_pages
 from tfrecord_io.decoding.options import DTYPES
-from tfrecord_io.rejects import Reject
+from tfrecord_io.decoding.rejects import Reject
 
 _COMPRESSIONS = ("raw", "tiff_lzw", "tiff_adobe_deflate", "packbits")
 #: Modes of each format in which nothing is lost, in which some is, and those that are refused,

@@ -7,7 +7,8 @@ be there after a fork.
 # ruff: noqa: E402, F401
 import gc
 
-from train import console, run
+from train import run
+from train.machine import console
 
 console.set_defaults()
 

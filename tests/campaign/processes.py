@@ -28,7 +28,7 @@ from campaign.case import Case
 _context = multiprocessing.get_context("forkserver")
 # The fork server does not inherit sys.path, and ignores modules that it cannot import.
 _TESTS = Path(__file__).resolve().parents[1]
-os.environ["PYTHONPATH"] = os.pathsep.join((str(_TESTS), str(_TESTS.parent)))
+os.environ["PYTHONPATH"] = os.pathsep.join(map(str, (_TESTS, _TESTS / "helpers", _TESTS.parent)))
 
 _MOST_SECONDS = 600
 #: What a build imports late.

@@ -26,8 +26,8 @@ from campaign import damage, faults
 from campaign.case import Case
 from campaign.processes import Ending, Fault, Run, home
 from tfrecord_io import ManifestError, make_batches
-from tfrecord_io.errors import ToldError
 from tfrecord_io.stores import remote
+from tfrecord_io.terminal.errors import ToldError
 
 _SHARD = "train-00001-of-00003.tfrecord"
 

@@ -15,14 +15,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from tfrecord_io.address import local_path
 from tfrecord_io.auditing import content_checks, leak_checks, shortcuts
-from tfrecord_io.auditing.columns import read_examples
 from tfrecord_io.auditing.examined import Examined
 from tfrecord_io.auditing.findings import MAX_LISTED, Audit
 from tfrecord_io.auditing.twins import ImageReader, Twins, find_twins
-from tfrecord_io.manifest import EXAMPLES_FILE_NAME, Manifest, ManifestError
-from tfrecord_io.printing import printable
+from tfrecord_io.format.columns import read_examples
+from tfrecord_io.format.manifest import EXAMPLES_FILE_NAME, Manifest, ManifestError
+from tfrecord_io.terminal.address import local_path
+from tfrecord_io.terminal.printing import printable
 
 # Each yields its findings and adds its numbers to the measures.
 _CHECKS = (

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from tfrecord_io import shapes
-from tfrecord_io.auditing.columns import numbers_of
 from tfrecord_io.auditing.examined import Examined
 from tfrecord_io.auditing.findings import MAX_LISTED, Finding, note, problem, warning
-from tfrecord_io.manifest import DROPPED_FILE_NAME, REJECTS_FILE_NAME
-from tfrecord_io.printing import listed, many
+from tfrecord_io.format import shapes
+from tfrecord_io.format.columns import numbers_of
+from tfrecord_io.format.manifest import DROPPED_FILE_NAME, REJECTS_FILE_NAME
+from tfrecord_io.terminal.printing import listed, many
 
 _MOST_NAMES = 12  # in a sentence
 

@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tfrecord_io.auditing.columns import as_classes, other_dataset
 from tfrecord_io.auditing.twins import Twins
-from tfrecord_io.groups import group_images
-from tfrecord_io.manifest import Manifest
+from tfrecord_io.format.columns import as_classes, other_dataset
+from tfrecord_io.format.groups import group_images
+from tfrecord_io.format.manifest import Manifest
 
 
 class Examined:

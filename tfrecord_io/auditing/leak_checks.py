@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tfrecord_io.auditing.columns import encode
 from tfrecord_io.auditing.examined import Examined
 from tfrecord_io.auditing.findings import Finding, good, note, problem, warning
 from tfrecord_io.auditing.twins import MAX_DISTANCE, MIN_SIDE, NearPair
-from tfrecord_io.groups import MAX_CHAIN, plural_unit
-from tfrecord_io.printing import counted, many
+from tfrecord_io.format.columns import encode
+from tfrecord_io.format.groups import MAX_CHAIN, plural_unit
+from tfrecord_io.terminal.printing import counted, many
 
 _Listed = tuple[dict[str, Any], ...]
 

@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tfrecord_io import shapes
-from tfrecord_io.auditing.columns import encode
 from tfrecord_io.auditing.examined import Examined
 from tfrecord_io.auditing.findings import MAX_LISTED, Finding, good, note, problem, warning
-from tfrecord_io.groups import Groups
+from tfrecord_io.format import shapes
+from tfrecord_io.format.columns import encode
+from tfrecord_io.format.groups import Groups
 
 _NUM_FOLDS = 5
 _MAX_CATEGORIES = 30

@@ -18,12 +18,12 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image, ImageFilter
 
-from tfrecord_io import schema, visible
-from tfrecord_io.auditing.columns import encode, encode_labels, other_dataset
-from tfrecord_io.auditing.side_facts import HASH_LENGTH
 from tfrecord_io.decoding.options import Preprocessing
-from tfrecord_io.groups import believe, group_images
-from tfrecord_io.manifest import Manifest
+from tfrecord_io.format import schema, visible
+from tfrecord_io.format.columns import encode, encode_labels, other_dataset
+from tfrecord_io.format.groups import believe, group_images
+from tfrecord_io.format.manifest import Manifest
+from tfrecord_io.format.side_facts import HASH_LENGTH
 from tfrecord_io.pages.pictures import data_url
 
 #: Largest number of different bits in the hashes of a proposed pair. In the real sample, copies

@@ -25,7 +25,7 @@ from PIL import Image
 
 from tfrecord_io.decoding.formats import Picture, jpeg_markers
 from tfrecord_io.decoding.options import SHARE, Physical, Preprocessing
-from tfrecord_io.rejects import Reject, check_size
+from tfrecord_io.decoding.rejects import Reject, check_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

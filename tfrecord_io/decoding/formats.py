@@ -17,8 +17,8 @@ import numpy as np
 from PIL import Image, ImageFile, ImageOps, TiffImagePlugin
 
 from tfrecord_io.decoding import tiff_pages
+from tfrecord_io.decoding.rejects import Reject, check_size
 from tfrecord_io.decoding.tiff_pages import STRIP_BYTES, STRIPS, TILE_BYTES, TILES
-from tfrecord_io.rejects import Reject, check_size
 
 # What may follow a picture: anything so short that no picture fits into it; and of zeros or known
 # metadata so many bytes.

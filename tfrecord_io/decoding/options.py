@@ -9,7 +9,7 @@ from typing import Any
 
 from PIL import Image
 
-from tfrecord_io.flags import check, flag
+from tfrecord_io.terminal.flags import check, flag
 
 #: Types of the values of images. uint8 is the default, and all that format version 1 knows.
 DTYPES = ("uint8", "uint16")

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tfrecord_io.pages.page import environment
-from tfrecord_io.printing import printable
+from tfrecord_io.terminal.printing import printable
 
 #: Number of colours that the pages define for series.
 NUM_COLOURS = 8

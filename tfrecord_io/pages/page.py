@@ -11,8 +11,8 @@ from typing import Any
 import jinja2
 import markupsafe
 
-from tfrecord_io.printing import number, printable
-from tfrecord_io.rejects import in_words
+from tfrecord_io.decoding.rejects import in_words
+from tfrecord_io.terminal.printing import number, printable
 
 #: What the class names of the OCT data stand for.
 _SPELLED_OUT = {

@@ -14,13 +14,13 @@ from typing import Literal, get_args
 import numpy as np
 import psutil
 
-from tfrecord_io import schema
-from tfrecord_io.ahead import map_ahead
-from tfrecord_io.manifest import ManifestError
+from tfrecord_io.format import schema
+from tfrecord_io.format.manifest import ManifestError
 from tfrecord_io.reading.mapped import MappedDataset, as_places
 from tfrecord_io.reading.opening import Verify
 from tfrecord_io.reading.order import EXAMPLES_AT_ONCE, BatchOrder, check_type
 from tfrecord_io.reading.records import BufferPool, Records
+from tfrecord_io.stores.ahead import map_ahead
 from tfrecord_io.stores.folder import DataPath
 
 Engine = Literal["auto", "mmap"]

@@ -41,10 +41,10 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from tfrecord_io.errors import UserError
-from tfrecord_io.files import atomic_write, make_private_folder, open_private
-from tfrecord_io.manifest import Manifest
+from tfrecord_io.format.manifest import Manifest
 from tfrecord_io.reading.order import check_type
+from tfrecord_io.stores.files import atomic_write, make_private_folder, open_private
+from tfrecord_io.terminal.errors import UserError
 
 if sys.platform != "win32":  # where local datasets can be read, but no remote ones
     import fcntl

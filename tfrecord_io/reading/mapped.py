@@ -22,15 +22,15 @@ from typing import Any
 
 import numpy as np
 
-from tfrecord_io import schema
-from tfrecord_io.address import is_remote
-from tfrecord_io.files import announce
-from tfrecord_io.manifest import ManifestError
+from tfrecord_io.format import schema
+from tfrecord_io.format.manifest import ManifestError
 from tfrecord_io.reading.cache import DatasetCache, warn_once
 from tfrecord_io.reading.fetch import Fetched, Source
 from tfrecord_io.reading.opening import Verify, open_split
 from tfrecord_io.reading.records import Records, Rows, lay_out
+from tfrecord_io.stores.files import announce
 from tfrecord_io.stores.folder import DataPath, StoredFiles
+from tfrecord_io.terminal.address import is_remote
 
 # The flag MAP_FIXED, which Python's mmap module lacks. Source: sys/mman.h, the same on Linux and
 # macOS.

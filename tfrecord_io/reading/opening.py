@@ -14,15 +14,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tfrecord_io.address import Address
-from tfrecord_io.manifest import (
+from tfrecord_io.format.manifest import (
     EXAMPLES_FILE_NAME,
     STATISTICS_SPLIT,
     Manifest,
     ManifestError,
     Shard,
 )
-from tfrecord_io.statistics import PixelStatistics
+from tfrecord_io.format.statistics import PixelStatistics
 from tfrecord_io.stores.folder import (
     NUM_THREADS,
     StoredFiles,
@@ -31,6 +30,7 @@ from tfrecord_io.stores.folder import (
     path_in,
     read_file,
 )
+from tfrecord_io.terminal.address import Address
 
 #: How much of each shard is checked: its size; also each record's checksum; or the file's digest.
 Verify = Literal["size", "crc", "sha256"]

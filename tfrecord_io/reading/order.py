@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tfrecord_io.hashing import WEYL, mix, splitmix64
+from tfrecord_io.format.hashing import WEYL, mix, splitmix64
 
 # An odd factor, unrelated to the constants above, for the value of a half. The number of the round
 # is multiplied by WEYL, so that the two do not cancel each other.

@@ -16,7 +16,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from tfrecord_io import schema
+from tfrecord_io.format import schema
 from tfrecord_io.reading.batches import Batches, make_batches
 from tfrecord_io.reading.order import BatchOrder
 from tfrecord_io.reading.records import BufferPool

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tfrecord_io import schema
+from tfrecord_io.format import schema
 
 
 class Rows:

@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from tfrecord_io.errors import UserError
+from tfrecord_io.terminal.errors import UserError
 
 
 def settings(scheme: str) -> dict[str, Any]:

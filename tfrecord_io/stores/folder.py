@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-from tfrecord_io.address import Address, is_remote
-from tfrecord_io.errors import ChangedError, StoreError, UserError
+from tfrecord_io.terminal.address import Address, is_remote
+from tfrecord_io.terminal.errors import ChangedError, StoreError, UserError
 
 _log = logging.getLogger(__name__)
 

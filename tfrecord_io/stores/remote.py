@@ -26,11 +26,11 @@ import obstore
 from obstore import exceptions
 from obstore import store as obstores
 
-from tfrecord_io import redaction
-from tfrecord_io.address import Address
-from tfrecord_io.errors import ChangedError, RangeError, StoreError, UserError
 from tfrecord_io.stores import credentials
 from tfrecord_io.stores.range_file import RangeFile
+from tfrecord_io.terminal import redaction
+from tfrecord_io.terminal.address import Address
+from tfrecord_io.terminal.errors import ChangedError, RangeError, StoreError, UserError
 
 #: Number of reads that one process makes at the same time.
 NUM_CONNECTIONS = 10

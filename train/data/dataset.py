@@ -17,16 +17,16 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 import tfrecord_io
-from tfrecord_io import groups
-from tfrecord_io.auditing.side_facts import HASH_LENGTH
 from tfrecord_io.auditing.twins import MIN_SIDE
-from tfrecord_io.groups import Groups, groups_in
-from tfrecord_io.hashing import draw, hash_names
-from tfrecord_io.manifest import EXAMPLES_FILE_NAME, NO_WEIGHT, STATISTICS_SPLIT, Manifest
+from tfrecord_io.format import groups
+from tfrecord_io.format.groups import Groups, groups_in
+from tfrecord_io.format.hashing import draw, hash_names
+from tfrecord_io.format.manifest import EXAMPLES_FILE_NAME, NO_WEIGHT, STATISTICS_SPLIT, Manifest
+from tfrecord_io.format.side_facts import HASH_LENGTH
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.stores.folder import DataPath, open_file, path_in
 from train.data.options import FoldOptions
-from train.errors import ConfigError
+from train.machine.errors import ConfigError
 
 #: Column of the table of examples that is measured without being asked for.
 SITE = "site"

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import tfrecord_io
-from tfrecord_io.ahead import map_ahead
 from tfrecord_io.reading.order import BatchOrder
+from tfrecord_io.stores.ahead import map_ahead
 from train.data import augmentation
 from train.data.dataset import Part
 from train.data.options import InputOptions
-from train.devices import Devices
+from train.machine.devices import Devices
 
 if TYPE_CHECKING:
     import jax

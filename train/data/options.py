@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from tfrecord_io import flags
-from tfrecord_io.address import Address
-from tfrecord_io.flags import flag
 from tfrecord_io.stores.folder import DataPath
+from tfrecord_io.terminal import flags
+from tfrecord_io.terminal.address import Address
+from tfrecord_io.terminal.flags import flag
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

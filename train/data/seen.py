@@ -17,12 +17,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tfrecord_io.auditing import twins
-from tfrecord_io.auditing.side_facts import HASH_LENGTH
-from tfrecord_io.files import atomic_write
-from tfrecord_io.groups import COLUMN
-from tfrecord_io.manifest import Manifest
+from tfrecord_io.format.groups import COLUMN
+from tfrecord_io.format.manifest import Manifest
+from tfrecord_io.format.side_facts import HASH_LENGTH
+from tfrecord_io.stores.files import atomic_write
 from train.data.dataset import HASH, IDENTITY, SITE, Dataset, Part, Parts
-from train.errors import ConfigError
+from train.machine.errors import ConfigError
 
 FILE_NAME = "seen.parquet"
 

@@ -8,12 +8,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfrecord_io import kinds
+from tfrecord_io.format import kinds
 from train.data.dataset import Dataset, Part
-from train.errors import ConfigError
 from train.kinds import measures, words
 from train.kinds import task as tasks
 from train.kinds.task import Answers, Mistake, Task, View
+from train.machine.errors import ConfigError
 
 #: The measure of grades, see `quadratic_kappa`.
 KAPPA = "quadratic_kappa"

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 from scipy import special
 
-from tfrecord_io import kinds
+from tfrecord_io.format import kinds
 from train.kinds import measures, words
 from train.kinds import task as tasks
 from train.kinds.task import Answers, Mistake, Task

@@ -9,13 +9,13 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfrecord_io import kinds
+from tfrecord_io.format import kinds
 from train.data.dataset import Dataset, Part
-from train.errors import ConfigError
 from train.kinds import words
 from train.kinds.measures import ratios
 from train.kinds.task import Answers, Mistake, Task, View
 from train.kinds.words import decimal, with_interval
+from train.machine.errors import ConfigError
 
 # Standard deviations on both sides of the mean that hold 95 % of a normal distribution.
 _DEVIATIONS = 1.96

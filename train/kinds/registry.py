@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tfrecord_io.kinds import LabelKind
+from tfrecord_io.format.kinds import LabelKind
 from train.kinds.classes import CLASSES, GRADES
 from train.kinds.multi_label import MULTI_LABEL
 from train.kinds.numbers import NUMBER

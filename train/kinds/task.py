@@ -15,10 +15,10 @@ import keras
 import numpy as np
 from scipy import optimize, special
 
-from tfrecord_io.kinds import LabelKind
+from tfrecord_io.format.kinds import LabelKind
 from train.data.dataset import Dataset, Part
-from train.errors import TrainingError
 from train.kinds import measures
+from train.machine.errors import TrainingError
 
 #: With more labels than this, none has a threshold and a line of calibration of its own.
 MAX_VIEWS = 40

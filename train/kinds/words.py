@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tfrecord_io.groups import plural_unit
-from tfrecord_io.printing import counted, listed, printable
+from tfrecord_io.format.groups import plural_unit
+from tfrecord_io.terminal.printing import counted, listed, printable
 from train.kinds.measures import URGENT_CLASSES
 from train.kinds.task import Task
 

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 import keras
 import numpy as np
 
-from tfrecord_io.address import local_path
-from tfrecord_io.statistics import PixelStatistics
+from tfrecord_io.format.statistics import PixelStatistics
+from tfrecord_io.terminal.address import local_path
 from train.data.augmentation import inside_padding, picture_share
-from train.errors import ConfigError, TrainingError
 from train.kinds.classes import CLASSES
 from train.kinds.task import Task
+from train.machine.errors import ConfigError, TrainingError
 from train.networks.options import APPLICATIONS, NetworkOptions
 
 # An image of a single grey level has a standard deviation of 0; this avoids the division by 0.

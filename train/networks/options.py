@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from tfrecord_io import flags
-from tfrecord_io.flags import flag
+from tfrecord_io.terminal import flags
+from tfrecord_io.terminal.flags import flag
 
 # Classifiers of keras.applications by what their weights expect, see `models.scale`. They are named
 # here because Keras takes seconds to import. Source: the function `preprocess_input` of each.

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from sklearn import metrics as sk_metrics
 
-from tfrecord_io.files import atomic_write
 from tfrecord_io.pages.charts import NUM_COLOURS, Axis, Cell, Chart, Series, steps, svg_of
-from tfrecord_io.printing import number, printable
+from tfrecord_io.stores.files import atomic_write
+from tfrecord_io.terminal.printing import number, printable
 from train.kinds.measures import NUM_CALIBRATION_BINS
 from train.kinds.words import decimal, thousandths, with_interval
 from train.results.predictions import Predictions

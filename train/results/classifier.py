@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfrecord_io import flags
 from tfrecord_io.decoding.options import FRAME_RANGE, Preprocessing
 from tfrecord_io.decoding.preprocess import (
     DecodedImage,
@@ -26,12 +25,13 @@ from tfrecord_io.decoding.preprocess import (
     frame_path,
     split_frame_path,
 )
-from tfrecord_io.kinds import kind_in
-from tfrecord_io.manifest import FILE_NAME as MANIFEST_NAME
-from tfrecord_io.manifest import check_types
-from tfrecord_io.rejects import Reject
-from train import console
-from train.errors import ConfigError
+from tfrecord_io.decoding.rejects import Reject
+from tfrecord_io.format.kinds import kind_in
+from tfrecord_io.format.manifest import FILE_NAME as MANIFEST_NAME
+from tfrecord_io.format.manifest import check_types
+from tfrecord_io.terminal import flags
+from train.machine import console
+from train.machine.errors import ConfigError
 
 if TYPE_CHECKING:
     import keras

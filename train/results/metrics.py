@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from tfrecord_io.groups import plural_unit
-from tfrecord_io.printing import listed, printable
+from tfrecord_io.format.groups import plural_unit
+from tfrecord_io.terminal.printing import listed, printable
 from train.data.dataset import SITE
 from train.kinds.measures import defined_mean, predictive_values
 from train.kinds.task import Task

@@ -6,9 +6,9 @@ import csv
 import dataclasses
 from collections.abc import Sequence
 
-from tfrecord_io import flags
-from tfrecord_io.flags import flag
-from train.errors import ConfigError
+from tfrecord_io.terminal import flags
+from tfrecord_io.terminal.flags import flag
+from train.machine.errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from tfrecord_io.files import atomic_write
-from tfrecord_io.groups import Groups
-from tfrecord_io.printing import csv_cell
+from tfrecord_io.format.groups import Groups
+from tfrecord_io.stores.files import atomic_write
+from tfrecord_io.terminal.printing import csv_cell
 from train.data.dataset import Dataset
 from train.kinds.task import Answers, Task
 

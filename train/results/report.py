@@ -13,11 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tfrecord_io.groups import plural_unit
-from tfrecord_io.manifest import Manifest
+from tfrecord_io.format.groups import plural_unit
+from tfrecord_io.format.manifest import Manifest
 from tfrecord_io.pages.charts import Chart
 from tfrecord_io.pages.page import environment
-from tfrecord_io.printing import counted, listed
+from tfrecord_io.terminal.printing import counted, listed
 from train.data.dataset import Dataset
 from train.kinds import words
 from train.kinds.registry import task_of

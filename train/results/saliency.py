@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from tfrecord_io import visible
+from tfrecord_io.format import visible
 from tfrecord_io.pages.pictures import data_url
-from tfrecord_io.printing import printable
+from tfrecord_io.terminal.printing import printable
 from train.kinds.task import Mistake
 from train.results.predictions import Predictions
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from tfrecord_io.manifest import check_types
-from train.errors import ConfigError
+from tfrecord_io.format.manifest import check_types
 from train.kinds.measures import called_rates, predictive_values
 from train.kinds.task import MAX_VIEWS, View
+from train.machine.errors import ConfigError
 from train.results.bootstrap import behind_rates, rounded, with_intervals
 from train.results.predictions import Predictions
 

@@ -13,18 +13,18 @@ from typing import Any
 
 import keras
 
-from tfrecord_io import redaction
 from tfrecord_io.auditing.findings import alarms
-from tfrecord_io.files import atomic_write, write_last
+from tfrecord_io.stores.files import atomic_write, write_last
+from tfrecord_io.terminal import redaction
 from train.data.dataset import Dataset
 from train.data.seen import Exposure
 from train.kinds.registry import task_of
 from train.kinds.words import describe
+from train.machine.versions import versions
 from train.results.charts import write_charts
 from train.results.predictions import Predictions, write_predictions
 from train.results.report import flow_of, page_of_data, render
 from train.results.saliency import Predict, find_mistakes
-from train.versions import versions
 
 #: Of a run it is the last file: a run without it, or with a damaged one, is not complete.
 METRICS_NAME = "metrics.json"

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from train.devices import Devices
+from train.machine.devices import Devices
 from train.training.steps import StepResults
 
 # Names in a checkpoint of what an `EpochMeter` has summed, see `StepResults.totals`.

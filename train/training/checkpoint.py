@@ -18,8 +18,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfrecord_io.files import atomic_write, write_json
-from train.errors import TrainingError
+from tfrecord_io.stores.files import atomic_write, write_json
+from train.machine.errors import TrainingError
 
 HISTORY_NAME = "history.json"
 

@@ -23,15 +23,15 @@ import keras
 import numpy as np
 
 import tfrecord_io
-from tfrecord_io import shapes
 from tfrecord_io.decoding import dicom
 from tfrecord_io.decoding.preprocess import decoder_versions
-from tfrecord_io.files import write_json
-from train.errors import TrainingError
+from tfrecord_io.format import shapes
+from tfrecord_io.stores.files import write_json
 from train.kinds.task import require_numbers
+from train.machine.errors import TrainingError
 from train.networks.models import Network
 from train.results import thresholds
-from train.run_setup import Run
+from train.training.run_setup import Run
 
 FOLDER_NAME = "export"
 SAVED_MODEL_NAME = "saved_model"

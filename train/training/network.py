@@ -7,7 +7,7 @@ import dataclasses
 import keras
 
 from train.networks.models import Network, build_network
-from train.run_setup import Run
+from train.training.run_setup import Run
 
 
 def network_of(

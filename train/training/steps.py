@@ -22,11 +22,11 @@ import keras
 import numpy as np
 
 from train.data import augmentation
-from train.devices import Devices
-from train.errors import ConfigError
+from train.machine.devices import Devices
+from train.machine.errors import ConfigError
 from train.networks.models import Network
 from train.networks.optimizers import make_optimizer
-from train.run_setup import Run
+from train.training.run_setup import Run
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -18,21 +18,21 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfrecord_io.files import read_json
-from train.config import TrainConfig
+from tfrecord_io.stores.files import read_json
 from train.data import seen
 from train.data.dataset import Part, divided
 from train.data.feed import evaluation_batches
-from train.devices import set_seed
 from train.kinds.registry import task_of
 from train.kinds.task import require_numbers
+from train.machine.devices import set_seed
 from train.networks.models import Network, restore
 from train.results import metrics, thresholds
 from train.results.predictions import Predictions, read_predictions
 from train.results.write import METRICS_NAME, PAGE_NAME, write_results
-from train.run_setup import Run, claim, make_run
+from train.training.config import TrainConfig
 from train.training.export import answer, export_run
 from train.training.network import network_of
+from train.training.run_setup import Run, claim, make_run
 from train.training.steps import make_steps
 from train.training.training_loop import Progress, train
 

@@ -14,18 +14,18 @@ import keras
 import numpy as np
 from tqdm import tqdm
 
-from tfrecord_io import flags
 from tfrecord_io.auditing.findings import alarms
-from tfrecord_io.printing import printable
-from train.config import Phase
+from tfrecord_io.terminal import flags
+from tfrecord_io.terminal.printing import printable
 from train.data import feed
-from train.errors import StoppedError, TrainingError
+from train.machine.errors import StoppedError, TrainingError
 from train.networks.models import restore, set_trainable
 from train.networks.optimizers import averaged_weights
-from train.run_setup import Run
 from train.training import callbacks
 from train.training.checkpoint import load_checkpoint, save_checkpoint
+from train.training.config import Phase
 from train.training.network import network_of
+from train.training.run_setup import Run
 from train.training.steps import training_steps
 
 # The input is the bottleneck if a run waits for it for more than this share of its time.

@@ -1,0 +1,296 @@
+"""The pages are true: what they name exists, their links lead somewhere, and their code runs.
+
+A block of code runs in the order of its page, in a copy of the repository with stand-ins for the
+data that the pages name. One that cannot run there says why, in a comment before it:
+`<!-- not run: it needs a Kaggle account -->`.
+"""
+
+import dataclasses
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from builds import write_csv
+from image_files import jpeg
+from listed import Listed
+
+from pipelines import options
+from pipelines.engine import job
+from pipelines.listing.listing import list_images
+from pipelines.sources.source import Member
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", ROOT / "SECURITY.md", *(ROOT / "docs").rglob("*.md")])
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PACKAGES = ("pipelines", "tfrecord_io", "train")
+#: Messages of Python and the operating system on the page of problems.
+OF_THE_SYSTEM = {
+    "No module named 'pipelines'",
+    "ensurepip is not available",
+    "No space left on device",
+}
+#: Languages of blocks that are text, not code.
+TEXT = {"text", "json"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """A block of code in a page.
+
+    Attributes:
+        language: such as `sh`.
+        code: its lines.
+        line: of the page, on which it begins, counted from 1.
+        reason: why it cannot run; None if it can.
+    """
+
+    language: str
+    code: str
+    line: int
+    reason: str | None
+
+
+def blocks(page):
+    """Returns the blocks of a page, in order."""
+    text = page.read_text(encoding="utf-8")
+    found = re.finditer(
+        r"(?:<!-- not run: (?P<reason>[^>]*) -->\n)?^ *```(?P<language>\w*)\n(?P<code>.*?)^ *```$",
+        text,
+        re.DOTALL | re.MULTILINE,
+    )
+    return [
+        Block(
+            match["language"],
+            match["code"],
+            text.count("\n", 0, match.start("code")),
+            match["reason"],
+        )
+        for match in found
+    ]
+
+
+def _anchors(page):
+    """Returns the anchors of a page's headings, as GitHub and the site make them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_link_leads_to_a_page_and_its_heading(page):
+    links = re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", page.read_text(encoding="utf-8"))
+    for path, anchor in links:
+        target = (page.parent / path).resolve() if path else page
+        if path != "commands.md":  # `make docs` writes it
+            assert target.exists(), path
+            assert not anchor or anchor in _anchors(target), f"{path}#{anchor}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_block_names_its_language_or_why_it_is_not_run(page):
+    for block in blocks(page):
+        assert block.language in TEXT | {"sh", "python"}, f"line {block.line}"
+        assert block.reason is None or len(block.reason.split()) >= 3, f"line {block.line}"
+
+
+def _tree():
+    """Returns the notes of the README's tree by path."""
+    block = re.search(r"```text\n(.*?)```", README, re.DOTALL)
+    assert block, "the README should have a tree in a ```text block"
+    notes, folder = {}, ""
+    for line in block[1].splitlines():
+        indent, name, note = re.fullmatch(r"( *)(\S+) *(.*)", line).groups()
+        if not indent:
+            folder = name if name.endswith("/") else ""
+        notes[(folder if indent else "") + name] = note
+    return notes
+
+
+def test_every_path_of_the_tree_exists():
+    tree = _tree()
+    assert len(tree) > 15
+    assert [path for path in tree if not (ROOT / path).exists()] == []
+
+
+def test_every_room_stands_in_the_tree_with_a_short_note():
+    tree = _tree()
+    rooms = [
+        f"{path.parent.relative_to(ROOT).as_posix()}/"
+        for package in PACKAGES
+        for path in sorted((ROOT / package).glob("**/__init__.py"))
+        if path.parent.parent.name != "sources"
+    ]
+    assert [room for room in rooms if room not in tree] == []
+    assert {path: note for path, note in tree.items() if not 1 <= len(note.split()) <= 8} == {}
+
+
+def test_every_flag_that_the_readme_gives_to_the_build_is_one():
+    commands = re.findall(r"build_tfrecords\.py((?: +[^\n`]+|\\\n)*)", README)
+    flags = {flag for command in commands for flag in re.findall(r"--[a-z_]+", command)}
+    beam_flags = {
+        "--runner", "--project", "--region", "--temp_location", "--sdk_container_image",
+        "--direct_num_workers", "--experiments",
+    }  # fmt: skip
+    assert flags - set(options.flag_names()) - beam_flags == set()
+    assert "--input" in flags
+
+
+def test_the_change_log_has_the_sections_of_a_version_once_and_short_entries():
+    versions = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split("\n## ")[1:]
+    for version in versions:
+        sections = re.findall(r"^### (\w+)$", version, re.MULTILINE)
+        order = [name for name in ("Added", "Changed", "Fixed", "Removed") if name in sections]
+        assert sections == order
+        entries = re.findall(r"^- .*$", version, re.MULTILINE)
+        assert [entry for entry in entries if len(entry.split()) > 60] == []
+
+
+def test_every_file_that_the_page_on_security_names_exists():
+    named = re.findall(r"`([\w/]+\.py)`", (ROOT / "SECURITY.md").read_text(encoding="utf-8"))
+    assert len(named) > 10
+    folders = (ROOT, ROOT / "pipelines")
+    assert [n for n in named if not any((folder / n).exists() for folder in folders)] == []
+
+
+def test_every_message_that_the_page_of_problems_explains_exists():
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    sources = [ROOT / "Makefile", *(p for f in PACKAGES for p in (ROOT / f).rglob("*.py"))]
+    printed = "\n".join(path.read_text(encoding="utf-8") for path in sources)
+    messages = set(re.findall(r"\*\*`([^`]+)`\*\*", page))
+    assert len(messages) > 15
+    assert {message for message in messages if message not in printed} == OF_THE_SYSTEM
+
+
+def _run(clone, *command):
+    """Runs a command in a clone as a user would, in the environment of these tests."""
+    settings = ("VENV", "INPUT", "OUTPUT", "WORKDIR", "NUM_EXAMPLES", "IMAGE_SIZE", "PYTHONPATH")
+    env = {name: value for name, value in os.environ.items() if name not in settings}
+    path = f"{clone / '.venv' / 'bin'}{os.pathsep}{env['PATH']}"
+    # A first run with one epoch: the network need not be good.
+    env |= {"PATH": path, "PYTHONPATH": str(clone), "EPOCHS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    done = subprocess.run(
+        command, cwd=clone, env=env, capture_output=True, text=True, check=False, timeout=1800
+    )
+    assert done.returncode == 0, f"{command[-1]}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+
+
+def _run_blocks(page, clone):
+    """Runs the shell blocks of a page in order, then its Python blocks as one program."""
+    runnable = [block for block in blocks(page) if block.reason is None]
+    for block in runnable:
+        if block.language == "sh":
+            _run(clone, "bash", "-euo", "pipefail", "-c", block.code)
+    program = "\n".join(block.code for block in runnable if block.language == "python")
+    if program:  # in a file, because TensorFlow compiles functions from their source
+        (clone / "page.py").write_text(program, encoding="utf-8")
+        _run(clone, sys.executable, "page.py")
+
+
+def _clone(folder):
+    """Returns a new copy of the repository, with the environment of these tests as its `.venv`."""
+    left_out = shutil.ignore_patterns(".git", ".venv*", "data", "runs", "build", ".*_cache")
+    shutil.copytree(
+        ROOT,
+        folder,
+        ignore=lambda path, names: left_out(path, names) if path == str(ROOT) else (),
+    )
+    environment = folder / ".venv"
+    environment.mkdir()
+    for path in Path(sys.prefix).iterdir():
+        (environment / path.name).symlink_to(path)
+    for stamp in ("installed-run", "installed"):
+        (environment / stamp).unlink(missing_ok=True)
+        (environment / stamp).touch()  # or `make` would install into the tests' environment
+    return folder
+
+
+def _drawn_trees():
+    """Returns the paths of each drawn tree, its command, and what the build prints of it."""
+    page = blocks(ROOT / "docs" / "sources.md")
+    places = [place for place, block in enumerate(page[:-2]) if "{1.." in block.code]
+    for drawn, command, said in (page[place : place + 3] for place in places):
+        words = drawn.code.replace("(", "\\(").split("\n")
+        shown = subprocess.run(
+            ["bash", "-c", f"printf '%s\\n' {' '.join(words)}"],
+            check=True, capture_output=True, text=True,
+        )  # fmt: skip
+        yield shown.stdout.split(), shlex.split(command.code)[2:], said.code.splitlines()
+
+
+def test_the_build_reads_the_drawn_trees_as_the_page_says():
+    trees = list(_drawn_trees())
+    assert len(trees) == 6
+    for paths, flags, said in trees:
+        chosen = options.parse_options(flags)
+        folder = f"{chosen.source.input}/"
+        members = [Member(path.removeprefix(folder), 9, 0, 9, n) for n, path in enumerate(paths)]
+        assert job.layout_lines(list_images(Listed(members), chosen.listing)) == said
+
+
+def _write_trees(clone):
+    for paths, _, _ in _drawn_trees():
+        for number, path in enumerate(paths):
+            (clone / path).parent.mkdir(parents=True, exist_ok=True)
+            (clone / path).write_bytes(jpeg(number, 40, 48))
+
+
+def _write_table(clone):
+    """Writes labels.csv, with columns for every kind of label that the pages name."""
+    rows = [
+        {"path": path.relative_to(clone / "scans").as_posix(), "label": path.parts[-2],
+         "split": path.parts[-3], "effusion": place % 2, "mass": place % 3 // 2, "age": 40 + place,
+         "grade": place % 3}
+        for place, path in enumerate(sorted(clone.glob("scans/*/*/*/*.jpeg")))
+    ]  # fmt: skip
+    write_csv(clone / "labels.csv", rows)
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory):
+    """Returns a clone with stand-ins for the data that the pages name."""
+    clone = _clone(tmp_path_factory.mktemp("pages") / "clone")
+    build = (sys.executable, "pipelines/build_tfrecords.py")
+    _run(clone, *build, "--source", "synthetic", "--num_examples", "160", "--output", "data/drawn")
+    tree = clone / "data" / "downloads" / "synthetic-160-seed-0"
+    (clone / "scans").symlink_to(tree)
+    shutil.make_archive(str(clone / "kermany2018"), "zip", tree)
+    shutil.rmtree(clone / "data" / "drawn")
+    _write_table(clone)
+    _write_trees(clone)
+    archive = ("--source", "archive", "--input", "kermany2018.zip", "--splits", "patient")
+    _run(clone, *build, *archive, "--output", "data/oct")
+    other = ("--source", "synthetic", "--num_examples", "80", "--seed", "1")
+    _run(clone, *build, *other, "--output", "data/other")
+    train = (sys.executable, "train/run.py", "--data", "data/oct", "--workdir", "runs/oct")
+    _run(clone, *train, "--epochs", "1")
+    return clone
+
+
+NEWCOMER = [ROOT / "README.md", ROOT / "docs" / "tutorial.md"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_newcomer_can_run_every_block_of_the_readme_and_the_tutorial(tmp_path):
+    clone = _clone(tmp_path / "clone")
+    for page in NEWCOMER:
+        _run_blocks(page, clone)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    "page",
+    [
+        page
+        for page in PAGES
+        if page not in NEWCOMER and any(b.reason is None for b in blocks(page))
+    ],
+    ids=lambda page: page.relative_to(ROOT).as_posix(),
+)
+def test_every_block_of_a_page_runs(page, clone):
+    _run_blocks(page, clone)

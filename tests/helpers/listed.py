@@ -1,0 +1,54 @@
+"""Lists members that no file stands behind."""
+
+import contextlib
+import zlib
+from collections.abc import Iterable
+
+from pipelines.listing.listing import ListingOptions, list_images
+from pipelines.listing.refs import Listing, iterate_refs
+from pipelines.sources.source import Member, Reader, Source
+from tfrecord_io.decoding.rejects import Reject
+
+
+class Listed(Source, Reader):
+    """A source and its own reader, to which each file is damaged."""
+
+    def __init__(self, members: Iterable[Member]) -> None:
+        self._members = members
+
+    def members(self) -> Iterable[Member]:
+        return self._members
+
+    def describe(self) -> dict[str, object]:
+        return {"kind": "listed"}
+
+    def open(self, member: Member | None = None):
+        return contextlib.nullcontext(self)
+
+    def read(self, member: Member) -> bytes:
+        raise Reject("undecodable", "every file is damaged")
+
+
+def list_members(members: Iterable[Member], **options: object) -> Listing:
+    """Returns the listing of members, which are copies if their versions are equal."""
+    return list_images(Listed(members), ListingOptions(**options))
+
+
+def members_of(files):
+    """Returns members as an archive would list them: the version is the content's checksum."""
+    pairs = files.items() if isinstance(files, dict) else files
+    return [
+        Member(name, len(content), offset, len(content), zlib.crc32(content))
+        for offset, (name, content) in enumerate(pairs)
+    ]
+
+
+def list_files(files, **options) -> Listing:
+    """Returns the listing of members, or of files by their names."""
+    members = [m for m in files if isinstance(m, Member)] or members_of(files)
+    return list_members(members, **options)
+
+
+def places(listing):
+    """Returns (split, label) of every image, by its full name."""
+    return {ref.source_path: (ref.split, ref.label) for ref in iterate_refs(listing.refs)}

@@ -1,0 +1,384 @@
+"""Small finished datasets that a network can learn, and the trainer's command on them."""
+
+import csv
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import xxhash
+from builds import read_csv, run_command
+from dataset_factory import change_json, write_examples
+from PIL import Image
+
+from scripts.flink_cluster import free_ports
+from tfrecord_io import Manifest, RecordLayout, image_key
+from tfrecord_io.decoding.options import Preprocessing
+from tfrecord_io.format.groups import COLUMN, Groups, group_images
+from tfrecord_io.format.kinds import CLASSES, LabelKind, number_text
+from tfrecord_io.format.manifest import EXAMPLES_FILE_NAME, shard_name
+from tfrecord_io.reading.mapped import MappedDataset
+from train.data.dataset import open_dataset
+
+REPOSITORY = Path(__file__).parents[2]
+#: Keras 3.15 copies a variable of TensorFlow in a way NumPy 2.4 is going to forbid.
+KERAS_ARRAY_WARNING = "ignore:__array__ implementation doesn.t accept a copy:DeprecationWarning"
+
+OCT_NAMES = ("CNV", "DME", "DRUSEN", "NORMAL")
+IMAGES_A_PATIENT = 2
+
+#: The smallest network and the bare loss: it learns the marked images in a few steps.
+QUICK = {
+    "model": "convnet",
+    "precision": "float32",
+    "optimizer": "adam",
+    "schedule": "constant",
+    "warmup_steps": 0,
+    "ema_decay": 0.0,
+    "augment": False,
+    "mixup": 0.0,
+    "label_smoothing": 0.0,
+    "class_weight_power": 1.0,
+    "test_time_flip": False,
+}
+
+#: A run of a few seconds on some dozens of these images.
+SMALL_RUN = {
+    **QUICK,
+    "epochs": 2,
+    "replica_batch_size": 16,
+    "seed": 1,
+    "strategy": "single",
+    "learning_rate": 0.01,
+    "bootstrap_samples": 20,
+}
+
+#: All that is random or has a state of its own, on the smallest network. The ranges of the
+#: augmentation are small, because the place of the bar is what tells the class.
+ALL_ON = {
+    **QUICK,
+    "optimizer": "adamw",
+    "weight_decay": 0.05,
+    "schedule": "cosine",
+    "warmup_steps": 3,
+    "ema_decay": 0.9,
+    "augment": True,
+    "augment_strength": 0.5,
+    "mixup": 0.4,
+    "label_smoothing": 0.1,
+    "class_weight_power": 0.5,
+    "test_time_flip": True,
+}
+
+
+def write_marked_dataset(
+    directory: Path,
+    num_examples: Mapping[str, int],
+    *,
+    image_shape: tuple[int, int, int] = (12, 12, 1),
+    label_names: tuple[str, ...] = OCT_NAMES,
+    with_patients: bool = True,
+    label_kind: LabelKind = CLASSES,
+    unit: float = 1.0,
+) -> Manifest:
+    """Writes noise with a bright bar whose height tells the class, so that nets learn it.
+
+    Of several labels each has a bar, and half of the images have it. A number is 20 minus 2.5 for
+    each bright row, in the unit.
+    """
+    layout = RecordLayout(
+        image_shape=image_shape, num_classes=len(label_names), label_kind=label_kind
+    )
+    generator = np.random.default_rng(0)
+    examples, rows = {}, []
+    for split, total in num_examples.items():
+        if label_kind.one_hot:
+            vectors = np.eye(len(label_names), dtype=np.float32)[
+                generator.integers(len(label_names), size=total)
+            ]
+        elif label_kind.is_number:
+            vectors = 20 - 2.5 * generator.integers(image_shape[0] + 1, size=(total, 1))
+        else:
+            vectors = np.float32(generator.random((total, len(label_names))) < 0.5)
+        shard = []
+        for index, vector in enumerate(vectors):
+            pixels = generator.integers(100, size=image_shape, dtype=np.uint8)
+            if label_kind.is_number:
+                pixels[: round((20 - vector[0]) / 2.5)] += 150
+                vector = vector * unit
+                text = number_text(str(vector[0]))
+            else:
+                labels = np.flatnonzero(vector).tolist()
+                for label in labels:
+                    top = label * image_shape[0] // len(label_names)
+                    pixels[top : top + image_shape[0] // len(label_names)] += 150
+                text = label_kind.text_of([label_names[label] for label in labels])
+            key = image_key(f"{split}/{index}")
+            shard.append((pixels.tobytes(), vector, key))
+            name = shard_name(split, 0, 1)
+            row = {"split": split, "shard": name, "row": index, "key": key, "label": text}
+            row["path"] = f"{split}/{text}/{index}.jpeg"
+            row["pixels_xxh3"] = xxhash.xxh3_128_hexdigest(pixels.tobytes())
+            if with_patients:
+                row["patient"] = f"{split}-{index // IMAGES_A_PATIENT}"
+            rows.append(row)
+        examples[split] = [shard]
+    height, width, channels = image_shape
+    preprocessing = Preprocessing(height=height, width=width, channels=channels).to_dict()
+    # As of a build: its ledger is on the card of features.
+    counts = {"files": len(rows), "examples": len(rows), "ignored": {}, "rejects": 0, "copies": 0}
+    counts["over_limit"] = 0
+    facts = {"name": "marked", "preprocessing": preprocessing, "counts": counts}
+    manifest = write_examples(directory, layout, label_names, examples, **facts)
+    pq.write_table(pa.Table.from_pylist(rows), directory / EXAMPLES_FILE_NAME)
+    regroup(directory)
+    return manifest
+
+
+def regroup(directory: Path) -> None:
+    """Writes the groups of the images, as a build finds them, into the table of examples."""
+    path = directory / EXAMPLES_FILE_NAME
+    table = pq.read_table(path)
+    others = table.drop_columns([COLUMN] if COLUMN in table.column_names else [])
+    names = group_images(others).names.cast(pa.string())
+    pq.write_table(others.append_column(COLUMN, names), path)
+
+
+def marked_data(num_examples: Mapping[str, int], **options: Any) -> Any:
+    """Returns a fixture: the folder of such a dataset, which a module's tests share."""
+
+    @pytest.fixture(scope="module")
+    def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+        path = tmp_path_factory.mktemp("data")
+        write_marked_dataset(path, num_examples, **options)
+        return path
+
+    return data
+
+
+def trained_run(**fields: object) -> Any:
+    """Returns a fixture: the folder of a run on a module's `data`, which its tests share."""
+
+    @pytest.fixture(scope="module")
+    def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        workdir = tmp_path_factory.mktemp("runs") / "run"
+        assert train(data, workdir, **fields) == 0
+        return workdir
+
+    return run
+
+
+def groups_in(directory: str | os.PathLike[str], *splits: str) -> Groups:
+    """Returns which examples of some splits belong together."""
+    dataset = open_dataset(str(directory))
+    return dataset.groups.take(dataset.part(*splits).rows)
+
+
+def values_in(directory: str | os.PathLike[str], column: str, *splits: str) -> list[Any]:
+    """Returns what a column of the table of examples says of those of some splits."""
+    dataset = open_dataset(str(directory))
+    return dataset.values(column, dataset.part(*splits).rows)
+
+
+def command(script: str, *arguments: object) -> list[str]:
+    """Returns the command line of one of the trainer's scripts."""
+    return [sys.executable, f"train/{script}.py", *(str(argument) for argument in arguments)]
+
+
+def flags(**fields: object) -> list[str]:
+    """Returns the flags that set fields of a configuration; None leaves one at its default."""
+    return [
+        (f"--{name}" if value else f"--no-{name}")
+        if isinstance(value, bool)
+        else f"--{name}={value}"
+        for name, value in fields.items()
+        if value is not None
+    ]
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """Returns the environment in which the scripts find the packages, installed or not."""
+    paths = [str(REPOSITORY), os.environ.get("PYTHONPATH", "")]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))} | variables
+
+
+def run_python(
+    program: str, *arguments: object, timeout: float = 120, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs the text of a Python program to its end."""
+    words = [sys.executable, "-c", program, *map(str, arguments)]
+    return run_command(words, environment(**variables), timeout)
+
+
+def run_on_jax(program: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Runs the text of a Python program on JAX to its end, which must be a good one."""
+    result = run_python(program, *arguments, timeout=850, KERAS_BACKEND="jax")
+    assert result.returncode == 0, result.stderr
+    return result
+
+
+def train_on_jax(data: Path, workdir: Path, **fields: object) -> dict[str, Any]:
+    """Runs the trainer's command on JAX; returns what it measured."""
+    words = [f"--data={data}", f"--workdir={workdir}", *flags(**SMALL_RUN | fields)]
+    run_on_jax("import sys; from train import run; sys.exit(run.main(sys.argv[1:]))", *words)
+    return metrics_of(workdir)
+
+
+def run_script(
+    script: str, *arguments: object, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs one of the trainer's scripts as a user would, to its end."""
+    return run_command(command(script, *arguments), environment(**variables), 600)
+
+
+def start_workers(words: Sequence[str], **variables: str) -> list[subprocess.Popen[str]]:
+    """Starts a command as two workers of one training."""
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    workers = []
+    for index in range(2):
+        cluster = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+        variables["TF_CONFIG"] = json.dumps(cluster)
+        worker = subprocess.Popen(
+            words, cwd=REPOSITORY, env=environment(**variables), text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        workers.append(worker)
+    return workers
+
+
+def outputs_of(workers: Sequence[subprocess.Popen[str]]) -> list[str]:
+    """Waits for workers, which must end well; returns what they print."""
+    outputs = [worker.communicate(timeout=600)[0] for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, 0], outputs
+    return outputs
+
+
+def train(data: Path, workdir: Path, **fields: object) -> int:
+    """Runs the trainer's command in this process; returns its exit code.
+
+    Args:
+        data: folder of the dataset.
+        workdir: folder of the run.
+        **fields: of the configuration, where they differ from `SMALL_RUN`.
+    """
+    from train import run
+
+    return run.main([f"--data={data}", f"--workdir={workdir}", *flags(**SMALL_RUN | fields)])
+
+
+def export_untrained(folder: Path, shape: tuple[int, int, int], **fields: object) -> tuple:
+    """Writes a network with random weights as a run does; returns it and its dataset's manifest."""
+    import keras
+
+    from train.networks.models import build_network
+    from train.training.config import TrainConfig
+    from train.training.export import export_model
+
+    manifest = write_marked_dataset(folder / "data", num_examples={"train": 4}, image_shape=shape)
+    config = TrainConfig.of(data=str(folder / "data"), **fields)
+    keras.utils.set_random_seed(0)
+    model = build_network(config.network, image_shape=shape, num_classes=4).model
+    export_model(model, folder / "export", manifest, splits=["train"])
+    return model, manifest
+
+
+def evaluated(run: Path, data: Path, *words: str) -> int:
+    """Measures a run on a dataset in this process; returns the exit code."""
+    from train import evaluate
+
+    return evaluate.main([f"--model={run}", f"--data={data}", "--bootstrap_samples=20", *words])
+
+
+def edited_run(run: Path, copy: Path, **facts: object) -> Path:
+    """Copies a run with other facts in preprocessing.json; returns the copy."""
+    shutil.copytree(run, copy)
+    change_json(copy / "export" / "preprocessing.json", **facts)
+    return copy
+
+
+def picture_files(data: Path, folder: Path) -> list[str]:
+    """Writes the first six test images of a dataset as files; returns their paths."""
+    images, _ = MappedDataset(data, "test")[np.arange(6)]
+    files = [str(folder / f"{index}.png") for index in range(len(images))]
+    for image, file in zip(images, files, strict=True):
+        Image.fromarray(image[..., 0]).save(file)
+    return files
+
+
+def predicted(
+    capsys: pytest.CaptureFixture[str], run: Path, *files: object, code: int = 0
+) -> list[dict[str, str]]:
+    """Predicts files in this process; returns the rows of the CSV that it prints."""
+    from train import predict
+
+    capsys.readouterr()
+    assert predict.main([f"--model={run}", "--format=csv", "--input", *map(str, files)]) == code
+    return list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+
+
+def rows_of(folder: Path) -> list[dict[str, str]]:
+    """Returns the rows of the table of predictions in a folder."""
+    return read_csv(folder / "predictions.csv")
+
+
+def metrics_of(folder: Path) -> dict[str, Any]:
+    """Returns what was measured, in a run or in an evaluation."""
+    return json.loads((folder / "metrics.json").read_text())
+
+
+def arrays_of(path: Path, group: str = "") -> dict[str, np.ndarray]:
+    """Returns the arrays of a checkpoint by name."""
+    with np.load(path) as arrays:
+        names = [name for name in arrays.files if name.startswith(group) and name != "facts"]
+        return {name: arrays[name] for name in names}
+
+
+def check_equal(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]) -> None:
+    """Requires that two checkpoints, or parts of them, are equal to the bit."""
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
+
+
+def history_of(workdir: Path) -> list[dict[str, float]]:
+    """Returns the rows of a run's history."""
+    return json.loads((workdir / "history.json").read_text())
+
+
+def stop_at(monkeypatch, workdir, step):
+    """Lets this process get SIGTERM while a run is in that step, counted from 1."""
+    from train.training import callbacks
+    from train.training.checkpoint import load_checkpoint
+
+    facts, _ = load_checkpoint(workdir / "checkpoint.npz")
+    steps_left = [step - facts.get("step", 0)]
+    real_add = callbacks.EpochMeter.add
+
+    def add(meter, results, seconds, *, timed):
+        steps_left[0] -= len(results.totals)
+        if steps_left[0] == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+        real_add(meter, results, seconds, timed=timed)
+
+    monkeypatch.setattr(callbacks.EpochMeter, "add", add)
+
+
+def train_until(step, config, workdir, monkeypatch):
+    """Runs until a step, in which the run is asked to stop."""
+    from train.machine.errors import StoppedError
+    from train.training.trainer import train_and_evaluate
+
+    with monkeypatch.context() as patch:
+        stop_at(patch, workdir, step)
+        with pytest.raises(StoppedError, match=f"after step {step};"):
+            train_and_evaluate(config, workdir)

@@ -1,0 +1,147 @@
+"""The job as Dataflow would get it: the full description, written without network or account.
+
+It goes through a part of Beam that is not public (`DataflowApplicationClient`), which is why
+setup.py allows one minor version of Beam alone.
+"""
+
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
+from dataset_factory import bare_manifest
+
+from pipelines import build_tfrecords, errors, options
+from pipelines.engine import engine
+from pipelines.engine.job import Job
+from pipelines.planning import plan
+from pipelines.shards.build import Build
+from pipelines.sources.remote import RemoteZipSource
+
+pytest.importorskip("google.cloud.dataflow", reason="needs pip install 'apache-beam[gcp]'")
+
+IMAGE = "europe-west4-docker.pkg.dev/some-project/images/scan-tfrecords:1"
+COMMAND = [
+    "--source=archive", "--input=gs://some-bucket/kermany2018.zip", "--num_shards=40",
+    "--output=gs://some-bucket/oct", "--runner=DataflowRunner", "--project=some-project",
+    "--region=europe-west4", "--temp_location=gs://some-bucket/temp",
+    "--staging_location=gs://some-bucket/staging", "--max_num_workers=10",
+    "--worker_machine_type=n2-standard-4",
+    "--service_account_email=builder@some-project.iam.gserviceaccount.com",
+]  # fmt: skip
+# What keeps Beam from looking for an account and from sending the job.
+OFFLINE = ["--no_auth", "--dry_run=True"]
+SECRETS = {
+    "KAGGLE_USERNAME": "somebody-secret",
+    "KAGGLE_KEY": "0123456789secret",
+    "KAGGLE_API_TOKEN": "KGAT_secret",
+    "AWS_SECRET_ACCESS_KEY": "aws-secret",
+}
+
+
+class Spec:
+    """What was written for given extra flags: the job's description, the pipeline's, and files."""
+
+    def __init__(self, folder, *more):
+        from apache_beam.options.pipeline_options import GoogleCloudOptions
+        from apache_beam.portability.api import beam_runner_api_pb2
+        from apache_beam.runners.dataflow.internal import apiclient
+
+        with pytest.MonkeyPatch.context() as patch:
+            # Beam asks the machine it may be running on for an account; nothing answers here.
+            for name, value in {**SECRETS, "NO_GCE_CHECK": "true"}.items():
+                patch.setenv(name, value)
+            chosen = options.parse_options([*COMMAND, *more])
+            pipeline = engine.make_pipeline([*chosen.beam_args, *OFFLINE])
+            build_tfrecords.run(job_of(chosen), pipeline)
+            job = pipeline.result.job
+            places = job.options.view_as(GoogleCloudOptions)
+            places.staging_location = str(folder / "staging")
+            places.template_location = str(folder / "job.json")
+            (folder / "staging").mkdir()
+            client = apiclient.DataflowApplicationClient(job.options, places.staging_location)
+            client.create_job(job)
+        self.job = json.loads((folder / "job.json").read_text())
+        self.options: dict[str, Any] = self.job["environment"]["sdkPipelineOptions"]["options"]
+        self.files = {path.name: path for path in (folder / "staging").iterdir()}
+        pipeline_file = self.files["pipeline.pb"].read_bytes()
+        self.pipeline = beam_runner_api_pb2.Pipeline.FromString(pipeline_file)
+        contents = (path.read_bytes().decode("latin-1") for path in self.files.values())
+        self.text = "\n".join([json.dumps(self.job), *contents])
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory):
+    return Spec(tmp_path_factory.mktemp("dataflow"), f"--sdk_container_image={IMAGE}")
+
+
+def job_of(chosen):
+    """Returns the job that `prepared` would make, had it listed the archive."""
+    tasks = tuple(plan.ShardTask(index, "train", index, 40, 2000) for index in range(40))
+    build = Build(
+        output=chosen.output.output,
+        draft=bare_manifest(image_shape=(224, 224, 1), label_names=("CNV", "DME"), splits={}),
+        source=RemoteZipSource(chosen.source.input),
+        max_reject_fraction=chosen.output.max_reject_fraction,
+    )
+    return Job(build=build, todo=tasks, num_finished=0, started=0.0)
+
+
+def test_the_image_is_the_workers_and_holds_the_package(spec):
+    (environment,) = spec.pipeline.components.environments.values()
+    assert IMAGE.encode() in environment.payload
+    assert IMAGE in json.dumps(spec.job["environment"]["workerPools"])
+    # Nothing is left for a worker to install when it starts.
+    assert [name for name in spec.files if name.endswith((".gz", ".whl"))] == []
+
+
+def test_without_an_image_the_package_is_staged(tmp_path):
+    spec = Spec(tmp_path, f"--setup_file={Path(__file__).parents[3] / 'setup.py'}")
+    (package,) = [path for name, path in spec.files.items() if name.endswith(".gz")]
+    assert package.name in json.dumps(spec.job["environment"]["workerPools"][0]["packages"])
+    with tarfile.open(package) as archive:
+        names = archive.getnames()
+    assert any(name.endswith("pipelines/engine/engine.py") for name in names)
+    assert any(name.endswith("tfrecord_io/format/schema.py") for name in names)
+
+
+def test_workers_that_would_lack_the_package_are_refused_at_once():
+    with pytest.raises(errors.UserError, match="--sdk_container_image"):
+        engine.make_pipeline(options.parse_options(COMMAND).beam_args)
+
+
+@pytest.mark.parametrize(
+    "flag", ["--template_location=gs://some-bucket/job", "--no_wait_until_finish", "--dry_run=True"]
+)
+def test_a_job_that_is_only_sent_off_is_not_asked_for_its_manifest(flag):
+    assert engine.returns_early(PipelineOptions([flag]))
+    assert not engine.returns_early(PipelineOptions(["--max_num_workers=3"]))
+
+
+def test_options_arrive_as_they_were_given(spec):
+    assert spec.options["project"] == "some-project"
+    assert spec.options["region"] == "europe-west4"
+    assert spec.options["temp_location"].startswith("gs://some-bucket/temp/")
+    assert spec.options["max_num_workers"] == 10
+    (pool,) = spec.job["environment"]["workerPools"]
+    assert pool["machineType"] == "n2-standard-4"
+    assert pool["autoscalingSettings"]["maxNumWorkers"] == 10
+    assert spec.job["type"] == "JOB_TYPE_BATCH"
+
+
+def test_neither_credentials_nor_the_main_session_leave_the_launcher(spec):
+    assert [name for name, value in SECRETS.items() if value in spec.text] == []
+    assert str(Path.home()) not in json.dumps(spec.options)
+    assert not spec.options.get("save_main_session")
+    assert "pickled_main_session" not in spec.text
+
+
+def test_the_job_is_one_line_of_steps_without_pixels_or_names_of_files(spec):
+    (root,) = spec.pipeline.root_transform_ids
+    steps_by_id = spec.pipeline.components.transforms
+    steps = [steps_by_id[name] for name in steps_by_id[root].subtransforms]
+    assert [step.unique_name for step in steps] == ["Tasks", "WriteShards", "FinishDataset"]
+    assert ".jpeg" not in spec.text
+    assert spec.files["pipeline.pb"].stat().st_size < 100_000

@@ -1,0 +1,268 @@
+import dataclasses
+import functools
+import hashlib
+import json
+import operator
+from concurrent import futures
+from pathlib import Path
+
+import apache_beam as beam
+import pyarrow.parquet as pq
+import pytest
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+from builds import build_here, csv_rows, files_of, prepare
+from image_files import scan_tree, scans_of, write_tree
+
+from pipelines import build_tfrecords, errors
+from pipelines.engine import engine
+from pipelines.engine.job import require_finished
+from pipelines.listing.refs import iterate_refs
+from pipelines.planning import plan
+from pipelines.shards import finish, write
+from pipelines.shards.build import Sidecar, rows_name
+from pipelines.stores import output_state
+from tfrecord_io.decoding import preprocess
+from tfrecord_io.decoding.options import Preprocessing
+from tfrecord_io.decoding.rejects import Reject
+from tfrecord_io.format.manifest import Manifest
+from tfrecord_io.format.schema import image_key
+from tfrecord_io.format.statistics import PixelStatistics
+
+BAD = {"train/CNV/CNV-9-1.jpeg": b"", "test/DME/DME-9-1.jpeg": b"no image at all"}
+
+
+scans = scans_of(
+    lambda: scan_tree({"train": 5, "test": 2}) | BAD | {"train/loose.png": b"?", "notes": b""}
+)
+
+
+def prepared_job(scans, output, *more):
+    return prepare(scans, output, "--max_reject_fraction=0.5", "--num_shards=3", *more)
+
+
+@pytest.fixture
+def job(scans, tmp_path):
+    with prepared_job(scans, tmp_path / "out") as job:
+        yield job
+
+
+def write_all(job):
+    with job.build.source.open() as reader:
+        return [write.write_shard(job.build, task, reader, job.storage.create) for task in job.todo]
+
+
+def planned_refs(job, task):
+    with job.storage.open_arrow(output_state.PLAN_FILE) as file:
+        return list(iterate_refs(plan.read_task_refs(file, task, job.build.draft.fingerprint)))
+
+
+# ---- one shard
+
+
+def test_a_shard_and_its_rows_hold_the_planned_images_in_order_without_the_rejects(job):
+    draft = job.build.draft
+    layout, preprocessing = draft.layout, Preprocessing.from_dict(draft.preprocessing)
+    for task, sidecar in zip(job.todo, write_all(job), strict=True):
+        expected, kept, rejected = b"", [], []
+        with job.build.source.open() as reader:
+            for ref in planned_refs(job, task):
+                try:
+                    image = preprocess.decode_image(reader.read(ref.member), preprocessing)
+                except Reject as reject:
+                    rejected.append((ref.source_path, reject.reason))
+                    continue
+                (label,) = draft.label_kind.vectors([ref.label], draft.label_names)
+                expected += layout.encode_record(image.pixels, label, image_key(ref.path))
+                kept.append(ref)
+        assert job.storage.read(task.shard_name) == expected
+        assert sidecar.num_bytes == len(expected)
+        assert sidecar.sha256 == hashlib.sha256(expected).hexdigest()
+        assert sidecar.num_examples == sum(sidecar.label_counts) == len(expected) / layout.stride
+        assert [(r.source_path, r.reason) for r in sidecar.rejects] == rejected
+        assert sidecar.num_examples + len(rejected) == sidecar.num_refs == task.num_refs
+        rows = job.build.read_rows(task).to_pylist()
+        assert [row["row"] for row in rows] == list(range(len(rows)))
+        for row, ref in zip(rows, kept, strict=True):
+            assert (row["key"], row["path"]) == (image_key(ref.path), ref.source_path)
+            assert (row["split"], row["shard"]) == (task.split, task.shard_name)
+            assert (row["label"], row["patient"]) == (ref.label, ref.patient)
+            assert (row["height"], row["width"], row["mode"]) == (20, 28, "L")
+            assert (row["file_format"], row["file_bytes"]) == ("JPEG", ref.size)
+
+
+@pytest.mark.parametrize("text", ["", "null", "[]", "{}", '"x"', b"\xff", '{"label_counts": 1}'])
+def test_something_else_is_no_sidecar(text):
+    with pytest.raises(ValueError):  # noqa: PT011 - any message will do
+        Sidecar.from_json(text)
+
+
+def test_a_shard_written_by_two_workers_at_once_is_whole(job):
+    expected = write_all(job)
+    before = files_of(Path(job.storage.root))
+    with futures.ThreadPoolExecutor(2) as threads:
+        list(threads.map(write_all, [job, job]))
+    assert files_of(Path(job.storage.root)) == before
+    assert job.build.find_finished(job.todo) == dict(enumerate(expected))
+
+
+def test_a_worker_with_another_pillow_refuses_to_mix_pixels(job):
+    draft = dataclasses.replace(job.build.draft, versions={"pillow": "1.0", "libjpeg": "6"})
+    other = dataclasses.replace(job.build, draft=draft)
+    with (
+        job.build.source.open() as reader,
+        pytest.raises(errors.BuildError, match=r"the launcher planned with .*'1\.0'"),
+    ):
+        write.write_shard(other, job.todo[0], reader, job.storage.create)
+
+
+# ---- all of them, by Beam
+
+
+def run(job, tasks, num_processes=None):
+    with beam.Pipeline(runner=FnApiRunner()) as pipeline:
+        written = pipeline | beam.Create(tasks) | engine.WriteShards(job.build, num_processes)
+        _ = written | engine.FinishDataset(job.build, num_processes)
+
+
+def test_tasks_become_a_dataset_whose_tables_name_every_image(job):
+    run(job, job.todo)
+    found = Manifest.load(job.storage.root)
+    assert found.counts["examples"] == found.num_examples == 28
+    assert found.counts["rejects"] == sum(found.rejects.values()) == 3
+    assert found.rejects == {"empty": 1, "no_label": 1, "not_an_image": 1}
+    assert found.counts["ignored"] == {"no_image_name": 1}
+    assert found.label_names == ("CNV", "DME", "DRUSEN", "NORMAL")
+    assert found.split("train").label_counts == (5, 5, 5, 5)
+    assert found.split("test").label_counts == (2, 2, 2, 2)
+    table = pq.read_table(job.storage.path("examples.parquet"))
+    assert table.schema.names == [*write.EXAMPLE_SCHEMA.names, "group"]
+    in_order = [shard.name for shard in found.shards for _ in range(shard.num_examples)]
+    assert table["shard"].to_pylist() == in_order
+    assert len(set(table["key"].to_pylist())) == 28
+    rows = csv_rows(Path(job.storage.path("rejects.csv")))
+    assert [row[:2] for row in rows] == [
+        ["test/DME/DME-9-1.jpeg", "not_an_image"],
+        ["train/CNV/CNV-9-1.jpeg", "empty"],
+        ["train/loose.png", "no_label"],
+    ]
+    assert all(row[2] for row in rows)
+    assert found.statistics == count_again(job.storage.root)
+    assert found.statistics.num_pixels == 20 * 8 * 8
+
+
+@pytest.mark.parametrize("num_processes", [None, 2])
+def test_a_task_that_comes_twice_does_no_harm(job, num_processes):
+    run(job, [*job.todo, *job.todo], num_processes)
+    assert Manifest.load(job.storage.root).num_examples == 28
+
+
+def count_again(output):
+    """Returns the statistics that reading the train shards anew gives."""
+    found = Manifest.load(output)
+    parts = []
+    for shard in found.split("train").shards:
+        with (Path(output) / shard.name).open("rb") as file:
+            parts.append(PixelStatistics.from_shard(file, found.layout))
+    return functools.reduce(operator.add, parts)
+
+
+# ---- finishing
+
+
+@pytest.mark.parametrize("files", [{}, {"train/CNV/1.png": b"x"}], ids=["absent", "rejects"])
+def test_without_an_example_to_train_on_there_are_no_sums_over_pixels(tmp_path, files):
+    scans = write_tree(tmp_path / "scans", {**scan_tree({"test": 2}), **files})
+    output = build_here(scans, tmp_path / "out", "--max_reject_fraction=0.5")
+    found = Manifest.load(output)
+    assert found.statistics is None
+    assert "statistics" not in json.loads((output / "manifest.json").read_text())
+    # All images of a shard may be rejects.
+    assert [path.read_bytes() for path in output.glob("train-*.tfrecord")] == [b""] * len(files)
+
+
+def test_a_dataset_without_an_example_is_none_whatever_is_allowed(tmp_path):
+    scans = write_tree(tmp_path / "scans", {"train/CNV/1.png": b"x", "train/DME/2.png": b""})
+    with pytest.raises(errors.BuildError, match="all 2 images were rejected"):
+        build_here(scans, tmp_path / "out", "--max_reject_fraction=1")
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def lose_a_shard(job):
+    job.storage.delete([job.todo[1].shard_name])
+
+
+def repeat_rows(job):
+    first, second = map(rows_name, job.todo[:2])
+    job.storage.write(second, job.storage.read(first))
+
+
+def lose_a_column(job):
+    with job.storage.create(rows_name(job.todo[1])) as file:
+        pq.write_table(job.build.read_rows(job.todo[1]).drop_columns("shape"), file)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lose_a_shard, r"train-00001-of-00003\.tfrecord was written, but is missing"),
+        (repeat_rows, "repeat the key of another example"),
+        (lose_a_column, "another version .* start again with --overwrite"),
+    ],
+)
+def test_shards_and_tables_that_do_not_fit_are_no_finished_dataset(job, damage, message):
+    write_all(job)
+    damage(job)
+    with pytest.raises(errors.BuildError, match=message):
+        finish.finish_dataset(job.build)
+    assert not job.storage.exists("manifest.json")
+
+
+@pytest.mark.parametrize("change", [{"files": 99}, {"copies": 1}])
+def test_a_ledger_that_does_not_add_up_is_no_finished_dataset(job, change):
+    write_all(job)
+    draft = dataclasses.replace(job.build.draft, counts=job.build.draft.counts | change)
+    with pytest.raises(errors.BuildError, match=r"the source has .* are accounted for"):
+        finish.finish_dataset(dataclasses.replace(job.build, draft=draft))
+    assert not job.storage.exists("manifest.json")
+
+
+@pytest.mark.parametrize("num_processes", [None, 2])
+def test_the_engine_can_show_what_the_job_has_done(job, num_processes):
+    pipeline = engine.make_pipeline(["--direct_running_mode=in_memory"])
+    build_tfrecords.run(job, pipeline, num_processes)
+    found = pipeline.result.metrics().query()["counters"]
+    counts = {counter.key.metric.name: counter.committed for counter in found}
+    made = Manifest.load(job.storage.root)
+    assert counts.pop("decoding_ms") > 0
+    assert counts == {
+        "images": made.num_examples, "bytes": made.num_bytes, "rejects": made.rejects["empty"] + 1,
+    }  # fmt: skip
+
+
+def test_an_engine_that_only_says_it_is_done_is_not_believed(job):
+    with pytest.raises(errors.BuildError, match=r"manifest\.json is missing"):
+        require_finished(job)
+
+
+def test_the_manifest_comes_last(job, monkeypatch):
+    write_all(job)
+    created, create = [], type(job.storage).create
+
+    def note(storage, name):
+        created.append(name)
+        return create(storage, name)
+
+    monkeypatch.setattr(type(job.storage), "create", note)
+    finish.finish_dataset(job.build)
+    assert created[-1] == "manifest.json"
+
+
+def test_another_launchers_plan_is_neither_written_nor_finished(scans, job, tmp_path):
+    write_all(job)
+    with prepared_job(scans, tmp_path / "other", "--seed=7") as other:
+        for name in (output_state.PLAN_FILE, output_state.PLAN_JSON):
+            job.storage.write(name, other.storage.read(name))
+    for go_on in (write_all, lambda job: finish.finish_dataset(job.build)):
+        with pytest.raises(errors.BuildError, match="another command writes to the same --output"):
+            go_on(job)
+    assert not job.storage.exists("manifest.json")

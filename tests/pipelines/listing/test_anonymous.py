@@ -1,0 +1,432 @@
+"""Anonymous datasets: no name of the input in any output, the same bytes for the same secret."""
+
+import base64
+import contextlib
+import io
+import pickle
+import re
+import shutil
+import stat
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from builds import (
+    IN_MEMORY,
+    ROOT,
+    arguments,
+    build_here,
+    files_of,
+    prepare,
+    read_csv,
+    rows_of,
+    run_build,
+    shards_of,
+    write_csv,
+)
+from dicom_files import dicom_file
+from image_files import encoded, grey_pixels, jpeg, tar_info, write_tar, write_tree, write_zip
+from pages import Page
+from PIL import Image, PngImagePlugin, TiffImagePlugin
+
+from pipelines import build_tfrecords, errors
+from pipelines.listing.anonymous import Privacy
+from pipelines.shards.write import TaskWriter
+from pipelines.stores import output_state
+from tfrecord_io import __main__, image_key
+from tfrecord_io.auditing import verify
+from tfrecord_io.decoding import preprocess
+
+SECRET = "8f1d3c5a7b9e2046" * 4  # in hexadecimal
+
+
+class Names:
+    """Gives identifiers that occur nowhere else, and remembers them."""
+
+    def __init__(self):
+        self.given = []
+
+    def new(self):
+        self.given.append(f"q{len(self.given):05d}zyx")
+        return self.given[-1]
+
+    def found_in(self, content):
+        """Returns the identifiers in some bytes."""
+        found = {name.decode() for name in re.findall(rb"q[0-9]{5}zyx", content.lower())}
+        return sorted(found & set(self.given))
+
+
+def photo(names, seed):
+    """Returns a JPEG with identifiers in its EXIF, XMP and comment."""
+    image = Image.fromarray(grey_pixels(seed))
+    exif = Image.Exif()
+    exif[0x010E], exif[0x013B] = f"patient {names.new()}", names.new()
+    many = " ".join(names.new() for _ in range(400))
+    settings = {"exif": exif, "xmp": f"<x>{many}</x>".encode(), "comment": names.new()}
+    return encoded(image, "JPEG", **settings)
+
+
+def screenshot(names, seed):
+    """Returns a PNG with an identifier in a text chunk."""
+    text = PngImagePlugin.PngInfo()
+    text.add_text("Patient", names.new())
+    return encoded(Image.fromarray(grey_pixels(seed)), pnginfo=text)
+
+
+def dicom(names, seed):
+    """Returns a DICOM file of two frames, with an identifier in each tag that may hold one."""
+    tags = {
+        "UI": [(0x0008, 0x0018), (0x0020, 0x000D), (0x0020, 0x000E)],
+        "CS": [(0x0008, 0x0060), (0x0020, 0x0062)],
+        "LO": [(0x0008, 0x0080), (0x0008, 0x1090), (0x0010, 0x0020)],
+        "PN": [(0x0008, 0x0090), (0x0010, 0x0010)],
+    }
+    elements = {(*tag, kind): names.new() for kind, some in tags.items() for tag in some}
+    return dicom_file(np.stack([grey_pixels(seed), grey_pixels(seed + 1)]), elements)
+
+
+def pages(names, seed):
+    """Returns a TIFF of two pages, with identifiers in the tags of both."""
+    images = [Image.fromarray(grey_pixels(seed + number)) for number in range(2)]
+    for image in images:
+        tags = TiffImagePlugin.ImageFileDirectory_v2()
+        tags[270], tags[315], tags[316] = names.new(), names.new(), names.new()
+        image.encoderinfo = {"tiffinfo": tags}
+    return encoded(images[0], "TIFF", save_all=True, append_images=images[1:])
+
+
+def planted_tree(names):
+    """Returns files by name: identifiers in folders, files, patients and contents."""
+    files = {}
+    ward = names.new()
+    for number in range(40):
+        split = ("train", "train", "val", "test")[number % 4]
+        label = ("CNV", "NORMAL")[number // 4 % 2]
+        folder = f"{ward}/{split}/{label}/{names.new()}"
+        make, ending = ((photo, "jpeg"), (screenshot, "png"))[number % 3 == 0]
+        files[f"{folder}/{label}-{names.new()}-1.{ending}"] = make(names, number)
+    for number in range(200, 212, 2):
+        files[f"{ward}/train/CNV/{names.new()}.dcm"] = dicom(names, number)
+    files[f"{ward}/train/CNV/{names.new()}.tif"] = pages(names, 300)
+    some = list(files)
+    # A copy in the same split, one in another, a patient in two splits, and two files of no use.
+    files[f"{ward}/train/CNV/CNV-{names.new()}-1.jpeg"] = files[some[0]]
+    files[f"{ward}/test/CNV/CNV-{names.new()}-1.jpeg"] = files[some[1]]
+    files[f"{ward}/test/CNV/{some[4].rpartition('/')[2]}"] = jpeg(99)
+    files[f"{ward}/train/CNV/CNV-{names.new()}-1.jpeg"] = f"damaged {names.new()}".encode()
+    files[f"{ward}/train/CNV/{names.new()}.txt"] = names.new().encode()
+    files[f"{ward}/{names.new()}.jpeg"] = jpeg(98)
+    return files
+
+
+def source_of(kind, names, folder):
+    """Writes an input of some kind; returns its path and the flags that it needs."""
+    files = planted_tree(names)
+    place = folder / names.new()
+    place.mkdir()
+    flags = [rf"--group_regex=-(q[0-9]+zyx)-|{names.new()}", "--max_reject_fraction=0.5"]
+    flags += ["--num_shards=2", "--leaks=drop", "--duplicates=drop"]
+    if kind == "folder":
+        write_tree(place, files)
+        (place / next(iter(files))).parent.joinpath(names.new()).symlink_to(place)
+        return place, [*flags, "--image_size=64", "--variants=1"]
+    if kind == "tar.gz":
+        link = tar_info(f"{names.new()}/train/CNV/a.jpeg", kind=b"2")
+        link.linkname = names.new()
+        other = {f"{names.new()}/train/{names.new()}/{n}.png": jpeg(n) for n in range(2)}
+        archive = write_tar(place / f"{names.new()}.tar.gz", {**files, **other}, [link])
+        return archive, [*flags, f"--tree={next(iter(files)).partition('/')[0]}"]
+    other = names.new()
+    rows = [
+        {"path": name, "label": "ab"[number % 2], "patient": names.new(),
+         "split": ("train", "train", "val", "test")[number % 4], other: names.new()}
+        for number, name in enumerate([*files, f"{names.new()}.png"])
+    ]  # fmt: skip
+    table = write_csv(place / f"{names.new()}.csv", rows)
+    return write_zip(place / f"{names.new()}.zip", files), [*flags, f"--labels={table}"]
+
+
+@pytest.fixture
+def secret(tmp_path):
+    file = tmp_path / "private" / "secret.txt"
+    file.parent.mkdir()
+    file.write_text(SECRET)
+    return file
+
+
+def everything(folder):
+    """Returns all bytes of a dataset's files, with their names, and the tables also unpacked."""
+    content = io.BytesIO()
+    for name, data in files_of(folder).items():
+        content.write(name.encode() + data)
+        if name.endswith(".parquet"):
+            table = pq.read_table(folder / name)
+            content.write(repr((table.schema.metadata, table.to_pylist())).encode())
+    return content.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["folder", "zip and table", "tar.gz"])
+def test_no_name_of_the_input_is_in_an_output_or_on_the_terminal(kind, secret, tmp_path, capfd):
+    names = Names()
+    source, flags = source_of(kind, names, tmp_path)
+    assert len(names.given) > 10_000
+    plain, hidden = tmp_path / "plain", tmp_path / "hidden"
+    build_here(source, plain, *flags)
+    assert len(names.found_in(everything(plain))) > 40  # so this test would see them
+    assert names.found_in("".join(capfd.readouterr()).encode())
+    for _ in range(2):
+        build_here(source, hidden, *flags, f"--anonymize={secret}")
+        said = "".join(capfd.readouterr())
+        assert names.found_in(said.encode()) == []
+    assert "is complete" in said
+    content = everything(hidden)
+    assert names.found_in(content) == []
+    assert SECRET.encode() not in content
+    # Nor is there a plain hash of a name, which could be guessed.
+    for column in ("key", "patient", "study", "series"):
+        values = set(_column(plain, column)) - {None}
+        assert not [value for value in values if value.encode() in content]
+    assert (hidden / "rejects.csv").read_text().count("\n") > 2
+    assert (hidden / "dropped.csv").read_text().count("\n") > 2
+
+
+@pytest.mark.slow
+def test_workers_of_the_command_say_no_name_either(secret, tmp_path):
+    names = Names()
+    source, flags = source_of("folder", names, tmp_path)
+    done = run_build(source, tmp_path / "out", *flags, f"--anonymize={secret}")
+    assert done.returncode == 0, done.stderr
+    assert names.found_in((done.stdout + done.stderr).encode()) == []
+    assert names.found_in(everything(tmp_path / "out")) == []
+
+
+def test_the_secret_and_the_names_of_files_stay_out_of_the_job(secret, tmp_path):
+    names = Names()
+    source, flags = source_of("tar.gz", names, tmp_path)
+    with prepare(source, tmp_path / "out", *flags, f"--anonymize={secret}") as job:
+        content = pickle.dumps((job.build, job.todo))
+    assert SECRET.encode() not in content
+    # A worker must know where the input is, but nothing else.
+    assert set(names.found_in(content)) <= {name for name in names.given if name in str(source)}
+
+
+def test_the_same_secret_gives_the_same_bytes_and_another_one_other_keys(secret, tmp_path):
+    files = {f"train/{c}/{c}-1-{n}.jpeg": jpeg(n) for n in range(9) for c in "ab"}
+    source, flag = write_zip(tmp_path / "in.zip", files), f"--anonymize={secret}"
+    built = [build_here(source, tmp_path / name, flag) for name in "12"]
+    assert files_of(built[0]) == files_of(built[1])
+    secret.write_text(SECRET.upper())
+    with pytest.raises(errors.UserError, match=r"error\.txt"):
+        build_here(source, tmp_path / "1", flag)
+    assert "anonymize:" in secret.with_name("secret.txt.error.txt").read_text()
+    other = build_here(source, tmp_path / "3", flag)
+    assert not set(_column(built[0], "key")) & set(_column(other, "key"))
+
+
+def _column(dataset, name):
+    return pq.read_table(dataset / "examples.parquet")[name].to_pylist()
+
+
+def test_of_the_other_columns_of_a_table_only_codes_of_studies_stay(secret, tmp_path):
+    source = write_tree(tmp_path / "in", {f"{number}.jpeg": jpeg(number) for number in range(6)})
+    labels = tmp_path / "labels.csv"
+    rows = [f"{number}.jpeg,a,Miss Doe,study-{number // 2}\n" for number in range(6)]
+    labels.write_text("path,label,who,study\n" + "".join(rows))
+    built = build_here(source, tmp_path / "out", f"--labels={labels}", f"--anonymize={secret}")
+    assert "who" not in pq.read_schema(built / "examples.parquet").names
+    # They say which images without a patient belong together.
+    assert sorted(Counter(_column(built, "group")).values()) == [2, 2, 2]
+    assert set(_column(built, "group")) == {f"study:{code}" for code in _column(built, "study")}
+    assert "study-" not in str(_column(built, "group"))
+
+
+def test_the_images_are_not_in_the_order_of_their_names(secret, tmp_path):
+    names = [f"a/a-{number:02d}-1.png" for number in range(40)]
+    source = write_tree(tmp_path / "in", {name: jpeg(n) for n, name in enumerate(names)})
+    built = build_here(source, tmp_path / "out", "--num_shards=1", f"--anonymize={secret}")
+    plain = build_here(source, tmp_path / "plain", "--num_shards=1")
+    hashes = [_column(folder, "file_xxh3") for folder in (built, plain)]
+    assert sorted(hashes[0]) == sorted(hashes[1])
+    # The public seed undoes the shuffle, so the order before it must not be that of the names.
+    assert hashes[0] != hashes[1]
+
+
+def test_the_private_table_tells_what_each_code_stands_for(secret, source_tree, tmp_path):
+    (source := tmp_path / "in").symlink_to(source_tree)
+    built = build_here(source, tmp_path / "out", f"--anonymize={secret}", "--max_reject_fraction=1")
+    (file,) = secret.parent.glob("*.parquet")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    table = {row["path"]: row for row in pq.read_table(file).to_pylist()}
+    for row in rows_of(built):
+        name = table[row["path"]]["source_path"]
+        assert (source_tree / name).stat().st_size == row["file_bytes"]
+        assert table[row["path"]]["key"] == row["key"] != image_key(name)
+        assert table[row["path"]]["patient"] == row["patient"]
+        assert table[row["path"]]["source_patient"] == name.split("-")[1]
+    (reject,) = read_csv(built / "rejects.csv")
+    assert table[reject["path"]]["source_path"] == "train/CNV/CNV-1-1.jpeg"
+
+
+def test_verify_decodes_an_anonymous_dataset_again(secret, source_tree, tmp_path, capsys):
+    source_tree = Path(shutil.copytree(source_tree, tmp_path / "in"))
+    write_tree(source_tree / "train/CNV", {"a.tif": pages(Names(), 1), "b.dcm": dicom(Names(), 3)})
+    flags = (f"--anonymize={secret}", "--max_reject_fraction=0.5")
+    built = build_here(source_tree, tmp_path / "out", *flags)
+    (names,) = secret.parent.glob("*.parquet")
+    words = ["verify", str(built), f"--source_input={source_tree}"]
+    assert __main__.main(words) == 1
+    assert "needs --names FILE" in capsys.readouterr().err
+    assert __main__.main([*words, f"--names={names}"]) == 0
+    assert "images decoded again" in capsys.readouterr().out
+    moved = write_tree(tmp_path / "moved", {"train/CNV/CNV-1-1.jpeg": b""})
+    findings = verify.verify(built, source_input=moved, names=names)
+    assert findings
+    assert not [line for line in map(str, findings) if "CNV-" in line]
+
+
+@pytest.mark.parametrize("runner", ["DirectRunner", "FlinkRunner"])
+def test_ctrl_c_keeps_the_plan_for_the_workers_of_a_job_that_goes_on(runner, secret, tmp_path):
+    source = write_tree(tmp_path / "in", {f"a/{n}.jpeg": jpeg(n) for n in range(4)})
+    flags = (f"--anonymize={secret}", f"--runner={runner}")
+    with pytest.raises(KeyboardInterrupt), prepare(source, tmp_path / "out", *flags) as job:
+        raise KeyboardInterrupt
+    assert job.storage.exists(output_state.PLAN_FILE) == (runner == "FlinkRunner")
+
+
+@pytest.mark.parametrize(
+    ("content", "place", "message"),
+    [
+        (b"", "private", "holds 0 bytes that are not a secret; expected at least 32"),
+        (b"8f" * 31, "private", "holds 62 bytes that are not a secret"),
+        (b"8f" * 64, "private", "random bytes in hexadecimal or base64; make one with"),
+        ((ROOT / "README.md").read_bytes(), "private", "are not a secret"),
+        (b"x" * 32, "out", "is inside --output"),
+        (b"x" * 32, "in", "is inside --input"),
+        (None, "private", "could not be read"),
+    ],
+)
+def test_a_secret_that_protects_nothing_is_refused(content, place, message, tmp_path):
+    (tmp_path / place).mkdir()
+    if content is not None:
+        (tmp_path / place / "secret.txt").write_bytes(content)
+    (tmp_path / "link").symlink_to(tmp_path / place / "secret.txt")
+    output, source = str(tmp_path / "out"), str(tmp_path / "in")
+    with pytest.raises(errors.UserError, match=message):
+        Privacy.read(tmp_path / "link", output=output, source=source)
+
+
+@pytest.mark.parametrize("text", [SECRET, "kC2zQ-Y7_0aT1bV5nXwE8rUoLsDfGhJq4iZpMxN6cBvA"])
+def test_a_secret_is_random_bytes_in_hexadecimal_or_base64(text, tmp_path):
+    file = tmp_path / "secret.txt"
+    file.write_text(f"{text}\n")
+    assert Privacy.read(file, output="out", source=None).key == f"{text}\n".encode()
+
+
+def test_an_error_that_names_the_input_is_written_beside_the_secret(secret, tmp_path, capfd):
+    names = Names()
+    trees = {f"{names.new()}/train/{label}/1.png": jpeg(1) for label in "ab"}
+    source = write_tree(tmp_path / names.new(), trees)
+    words = arguments(source, tmp_path / "out", f"--anonymize={secret}", IN_MEMORY)
+    assert build_tfrecords.main(words) == 2
+    said = "".join(capfd.readouterr())
+    file = secret.with_name("secret.txt.error.txt")
+    assert str(file) in said
+    assert names.found_in(said.encode()) == []
+    assert "unrelated trees" in file.read_text()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("change", ["a file grows", "the input is gone"])
+def test_a_worker_that_cannot_read_an_image_does_not_name_it(change, secret, tmp_path):
+    names = Names()
+    files = {f"train/{label}/{names.new()}.png": jpeg(1) for label in "ab"}
+    archive = write_tar(tmp_path / f"{names.new()}.tar", files)
+    job_of = prepare(archive, tmp_path / "out", f"--anonymize={secret}")
+    with job_of as job, contextlib.ExitStack() as stack:
+        if change == "a file grows":
+            archive.write_bytes(b"\0" * archive.stat().st_size)
+        else:
+            archive.unlink()
+        with pytest.raises(errors.BuildError) as caught:
+            stack.enter_context(TaskWriter(job.build)).write(job.todo[0])
+    assert names.found_in(str(caught.value).encode()) == []
+    assert caught.value.__suppress_context__
+    if change == "a file grows":
+        code = re.search(r"image ([0-9a-f]{32}) could not", str(caught.value))[1]
+        (table,) = secret.parent.glob("*.parquet")
+        assert code in pq.read_table(table)["path"].to_pylist()
+
+
+@pytest.mark.parametrize("failure", ["the input is gone", "a bug", "a refusal"])
+def test_a_build_that_ends_early_names_nothing_and_leaves_nothing(
+    failure, secret, tmp_path, capfd, monkeypatch
+):
+    names, modes = Names(), []
+    source, flags = source_of("tar.gz", names, tmp_path)
+    output = tmp_path / "out"
+
+    def write_names(*arguments):
+        modes.append(stat.S_IMODE((output / ".build").stat().st_mode))
+        if failure == "the input is gone":
+            (unpacked,) = (output / ".build").glob("*.tar")
+            unpacked.unlink()
+        return written(*arguments)
+
+    def decode(*arguments):
+        raise RuntimeError(names.given[0])
+
+    written = Privacy.write_names
+    monkeypatch.setattr(Privacy, "write_names", write_names)
+    if failure == "a bug":
+        monkeypatch.setattr(preprocess, "decode_image", decode)
+    if failure == "a refusal":
+        flags.remove("--max_reject_fraction=0.5")
+    words = arguments(source, output, *flags, f"--anonymize={secret}", IN_MEMORY)
+    assert build_tfrecords.main(words) == 1
+    said = "".join(capfd.readouterr())
+    assert "Traceback" not in said
+    assert names.found_in(said.encode()) == []
+    assert modes == [0o700]
+    assert {".build/lock", ".build/plan.json"} & files_of(output).keys()
+    assert names.found_in(everything(output)) == []
+    if failure == "a bug":
+        assert "RuntimeError in test_anonymous.py, line " in said
+        monkeypatch.undo()
+        build_here(source, output, *flags, f"--anonymize={secret}")
+
+
+def test_an_anonymous_build_goes_on_where_it_was_stopped(secret, tmp_path):
+    files = {f"train/{c}/{c}-1-{n}.jpeg": jpeg(n) for n in range(9) for c in "ab"}
+    source = write_zip(tmp_path / "in.zip", files)
+    flags = ("--num_shards=3", f"--anonymize={secret}")
+    whole = build_here(source, tmp_path / "whole", *flags)
+    with prepare(source, tmp_path / "out", *flags) as job, TaskWriter(job.build) as writer:
+        writer.write(job.todo[1])
+        writer.wait()
+    with prepare(source, tmp_path / "out", *flags) as job:
+        assert len(job.todo) == 2
+    assert shards_of(build_here(source, tmp_path / "out", *flags)) == shards_of(whole)
+
+
+def test_the_card_shows_the_corners_in_which_devices_write_names(secret, tmp_path):
+    files = {f"CNV/{number}.png": encoded(np.full((64, 64), 40, np.uint8)) for number in range(40)}
+    written = np.full((64, 80), 40, np.uint8)  # another device, which writes at the lower right
+    written[48:, 60:] = 250
+    source = write_tree(tmp_path / "in", {**files, "CNV/rare.png": encoded(written)})
+    output = build_here(source, tmp_path / "out", "--image_size=64", f"--anonymize={secret}")
+    card = Page((output / "report.html").read_text(encoding="utf-8"))
+    assert card.open == []
+    shown = [
+        image["src"].partition(",")[2] for image in card.all("img") if "corners" in image["alt"]
+    ]
+    assert 20 < len(shown) <= 24
+    files = [io.BytesIO(base64.b64decode(data)) for data in shown]
+    pictures = np.stack([np.asarray(Image.open(file).convert("L")) for file in files])
+    assert pictures.shape[1:] == (33, 33)
+    lower_right = pictures[:, 20:, 20:].mean((1, 2))
+    assert lower_right.min() < 60
+    assert 240 < lower_right.max() < 255
+    plain = build_here(source, tmp_path / "plain", "--image_size=64")
+    assert "Text in the pictures" not in (plain / "report.html").read_text(encoding="utf-8")

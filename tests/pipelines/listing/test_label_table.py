@@ -1,0 +1,794 @@
+"""Labels from a table: matched by path, counted in the ledger, part of the fingerprint."""
+
+import dataclasses
+import json
+import math
+import time
+import unicodedata
+
+import openpyxl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from builds import rows_of, run_build_here, write_csv
+from dicom_files import dicom_file
+from hypothesis import given
+from hypothesis import strategies as st
+from image_files import grey_pixels, png, scans_of, write_tree, write_zip
+from listed import list_members
+
+from pipelines import errors
+from pipelines.listing.label_table import LabelTable, read_label_table
+from pipelines.listing.listing import ListingOptions, list_images
+from pipelines.listing.matching import match_files
+from pipelines.listing.refs import Listing, iterate_refs
+from pipelines.sources.directory import DirectorySource
+from pipelines.sources.source import Member
+from tfrecord_io import Manifest
+from tfrecord_io.auditing import verify
+from tfrecord_io.format.kinds import CLASSES, MULTI_LABEL
+from train.data.dataset import open_dataset
+
+#: Images without class folders, by file name.
+IMAGES = {f"scan{number}.png": png(number) for number in range(8)}
+ROWS = [
+    {
+        "path": name,
+        "label": ("sick", "well")[number % 2],
+        "patient": f"00{number // 2}",
+        "split": "Training" if number < 6 else "test",
+    }
+    for number, name in enumerate(IMAGES)
+]
+
+
+def table_of(folder, rows, delimiter=",", **options):
+    return read_label_table(write_csv(folder / "labels.csv", rows, delimiter), **options)
+
+
+def build(source, labels, output, *more):
+    return run_build_here(source, output, f"--labels={labels}", "--name=labelled", *more)
+
+
+scans = scans_of(lambda: IMAGES, "in")
+
+
+@pytest.fixture
+def build_rows(scans, tmp_path):
+    """Builds the scans with a table of these rows; returns the exit code."""
+
+    def run(rows, *flags):
+        return build(scans, write_csv(tmp_path / "labels.csv", rows), tmp_path / "out", *flags)
+
+    return run
+
+
+def examples_of(output):
+    return {row["path"]: (row["split"], row["label"], row["patient"]) for row in rows_of(output)}
+
+
+EXPECTED = {
+    row["path"]: ({"Training": "train"}.get(row["split"], "test"), row["label"], row["patient"])
+    for row in ROWS
+}
+
+
+# ---- reading
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])  # which spreadsheets write
+def test_a_csv_is_read_with_its_delimiter_and_a_patient_keeps_its_zeros(tmp_path, delimiter, mark):
+    path = write_csv(tmp_path / "labels.csv", ROWS, delimiter)
+    path.write_bytes(mark + path.read_bytes())
+    cells = read_label_table(path).cells
+    for name in ("path", "label", "patient"):
+        assert cells[name] == [row[name] for row in ROWS]
+
+
+def test_a_parquet_file_has_the_digest_of_the_same_csv_in_any_order(tmp_path):
+    pq.write_table(pa.Table.from_pylist(ROWS[::-1]), tmp_path / "labels.parquet")
+    table = read_label_table(tmp_path / "labels.parquet")
+    assert table.digest == table_of(tmp_path, ROWS).digest
+    changed = [ROWS[0] | {"label": "well"}, *ROWS[1:]]
+    assert table_of(tmp_path, changed).digest != table.digest
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"file,label\na.png,x\n", "needs path"),
+        (b"", "could not be read"),
+        (b"path,label\na.png\n", "could not be read"),
+        (b"path,label\n\x81.png,x\n", "expected .csv, .parquet, "),
+        (b"path,label,age,age\nscan0.png,x,x,x\n", "has the column age more than once"),
+        (b"path,label,label\nscan0.png,x,x\n", "has the column label more than once"),
+        (None, "could not be read"),
+    ],
+)
+def test_a_table_that_cannot_be_used_is_an_error_that_names_it(tmp_path, content, message):
+    path = tmp_path / "labels.csv"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(errors.UserError, match=message) as raised:
+        read_label_table(path)
+    assert str(path) in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("cells", "kept"),
+    [
+        (["63", ""], [63, None]),
+        (["0.5", "2"], [0.5, 2.0]),
+        *((cells, cells) for cells in (
+            ["007", "12"], ["9" * 19, "1"], ["1E5", "2E3"], ["-0", "1"], ["0.1234567890123", "1"],
+        )),
+        (["2026-11-22", ""], ["2026-11-22", None]),
+    ],
+)  # fmt: skip
+def test_other_columns_of_a_csv_are_numbers_only_if_all_of_them_plainly_are(tmp_path, cells, kept):
+    rows = [{"path": f"{k}.png", "label": "a", "code": cell} for k, cell in enumerate(cells)]
+    found = table_of(tmp_path, rows).others["code"].to_pylist()
+    assert (found, [type(cell) for cell in found]) == (kept, [type(cell) for cell in kept])
+
+
+def test_a_column_of_lists_is_an_error_that_names_it(tmp_path):
+    table = pa.table({"path": ["a.png"], "label": [["sick", "old"]]})
+    pq.write_table(table, tmp_path / "labels.parquet")
+    with pytest.raises(errors.UserError, match=r"labels\.parquet.* column label.*list"):
+        read_label_table(tmp_path / "labels.parquet")
+
+
+def test_other_columns_are_in_the_digest_with_their_types(tmp_path):
+    plain = table_of(tmp_path, ROWS).digest
+    digests = {
+        table_of(tmp_path, [row | {"age": age} for row, age in zip(ROWS, ages, strict=True)]).digest
+        for ages in (range(8), range(1, 9), ["", *range(1, 8)])
+    }
+    assert len(digests | {plain}) == 4
+    pq.write_table(
+        pa.table({name: [row[name] for row in ROWS] for name in ROWS[0]} | {"age": range(8)}),
+        tmp_path / "labels.parquet",
+    )
+    assert read_label_table(tmp_path / "labels.parquet").digest in digests
+
+
+@pytest.mark.parametrize("flags", [["--target=age"], ["--label_columns=a,b"]])
+def test_a_column_that_examples_parquet_has_for_itself_is_left_out_with_a_note(
+    build_rows, scans, tmp_path, flags, capsys
+):
+    more = {"label": "old", "a": "1", "b": "0", "width": "wide", "note": "x"}
+    rows = [row | more | {"age": str(k)} for k, row in enumerate(ROWS)]
+    assert build_rows(rows, *flags, "--variants=1") == 0
+    assert "left out the column label, width of the table of --labels" in capsys.readouterr().err
+    found = pq.read_table(tmp_path / "out" / "examples.parquet")
+    assert set(found["width"].to_pylist()) != {"wide"}
+    assert "old" not in found["label"].to_pylist()
+    assert set(found["note"].to_pylist()) == {"x"}
+    assert verify.verify(tmp_path / "out", source_input=scans) == []
+
+
+@pytest.mark.parametrize(
+    ("column", "text"),
+    [
+        (pa.array([1] * 8, pa.timestamp("ns")), "1970-01-01 00:00:00.000000001"),
+        (pa.array([1] * 8, pa.duration("ns")), "1 ns"),
+        (pa.array([10**7] * 8, pa.date32()), "29349-01-26"),
+        (pa.array([1] * 8, pa.time64("ns")), "00:00:00.000000001"),
+        (pa.array([10**14] * 8, pa.timestamp("s")), None),
+        (pa.array([1000] * 8, pa.timestamp("ns", "Mars/Base")), None),
+        (pa.array([[1]] * 8, pa.list_(pa.timestamp("ns"))), None),
+    ],
+    ids=lambda value: str(getattr(value, "type", "")),
+)  # fmt: skip
+def test_a_column_that_python_cannot_read_is_kept_as_text_or_is_an_error_that_names_it(
+    tmp_path, column, text
+):
+    path = tmp_path / "labels.parquet"
+    pq.write_table(pa.Table.from_pylist(ROWS).append_column("odd", column), path)
+    if text is None:
+        with pytest.raises(errors.UserError, match=r"labels\.parquet: the column odd \("):
+            read_label_table(path)
+    else:
+        assert read_label_table(path).others["odd"].to_pylist() == [text] * 8
+
+
+def test_columns_of_any_other_type_are_kept(scans, tmp_path):
+    plain = {
+        "seen": pa.array([10**15] * 8, pa.timestamp("us", "Europe/Zurich")),
+        "scan": pa.array([10**18] * 8, pa.timestamp("ns")),
+        "half": pa.array([0.5] * 7 + [None], pa.float16()),
+        "view": pa.array(["x"] * 8, pa.string_view()),
+        "blob": pa.array([b"x"] * 8).cast(pa.binary_view()),
+        "dose": pa.array([1] * 8, pa.decimal128(5, 2)),
+        "none": pa.nulls(8),
+    }
+    table = pa.Table.from_pylist(ROWS)
+    for name, column in plain.items():
+        table = table.append_column(name, column)
+    pq.write_table(table, tmp_path / "labels.parquet")
+    output = tmp_path / "out"
+    assert build(scans, tmp_path / "labels.parquet", output) == 0
+    assert set(plain) <= set(pq.read_schema(output / "examples.parquet").names)
+    assert verify.verify(output, source_input=scans) == []
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_every_cell_and_header_is_read_without_the_spaces_around_it(tmp_path, kind):
+    rows = [row | {"site": "london", "note": "NA" if kind == "csv" else ""} for row in ROWS]
+    spaced = [
+        {f" {name}": text and f"{text}\t " if k % 4 == 0 else text for name, text in row.items()}
+        for k, row in enumerate(rows)
+    ]
+    path = tmp_path / "spaced.parquet"
+    pq.write_table(pa.Table.from_pylist(spaced), path)
+    path = path if kind == "parquet" else write_csv(tmp_path / "spaced.csv", spaced)
+    table = read_label_table(path)
+    assert table.digest == table_of(tmp_path, rows).digest
+    assert table.cells["patient"] == [row["patient"] for row in rows]
+    assert table.others["note"].null_count == len(rows)
+
+
+@pytest.mark.parametrize("name", ["label", "patient", "site"])
+@pytest.mark.parametrize(
+    ("cells", "kept"),
+    [(["1.0", "2", "-0.0"], ["1", "2", "0"]), (["10000000000.0"] * 3, ["10000000000"] * 3),
+     *((cells, cells) for cells in (
+         ["250.00", "250.0", "1"], ["1.0", "1.1", "2.0"], ["07.0", "1.0", "2.0"]))],
+)  # fmt: skip
+def test_a_whole_number_is_the_same_text_with_and_without_a_point(tmp_path, name, cells, kept):
+    rows = [row | {name: cell} for row, cell in zip(ROWS, cells, strict=False)]
+    assert table_of(tmp_path, rows).cells[name] == kept
+    # pandas writes 1.0 beside a cell without a value.
+    if name == "patient":
+        assert table_of(tmp_path, [*rows, ROWS[0] | {name: "nan"}]).cells[name] == [*kept, None]
+    path = tmp_path / "labels.parquet"
+    numbers = list(map(float, cells))
+    pq.write_table(pa.table({"path": list("abc"), "label": list("abc"), name: numbers}), path)
+    if kept != cells:
+        assert read_label_table(path).cells[name] == kept
+
+
+def test_a_negative_zero_is_zero(tmp_path):
+    rows = [row | {"dose": dose} for row, dose in zip(ROWS, ("-0.0", "0.0"), strict=False)]
+    assert str(table_of(tmp_path, rows).others["dose"].to_pylist()) == "[0.0, 0.0]"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
+def test_a_table_is_read_in_the_encodings_that_spreadsheets_write(tmp_path, encoding):
+    path = tmp_path / "labels.csv"
+    path.write_bytes("path,label,größe\na.png,größer,1\n".encode(encoding))
+    table = read_label_table(path)
+    assert (table.cells["label"], *table.others) == (["größer"], "größe")
+    said = "is not UTF-8 and was read as Windows-1252: 'h,label,größe'"
+    assert [said in note for note in table.notes] == [True] * (encoding == "cp1252")
+
+
+def _as_excel(path, rows):
+    book = openpyxl.Workbook()
+    for row in [list(rows[0]), *(list(row.values()) for row in rows), [None] * 3]:
+        book.active.append(row)
+    book.save(path)
+
+
+def _as_columns(path, rows):
+    columns = {name: {str(k): row[name] for k, row in enumerate(rows)} for name in rows[0]}
+    path.write_text(json.dumps(columns))
+
+
+@pytest.mark.parametrize(
+    ("ending", "write"),
+    [
+        ("xlsx", _as_excel),
+        ("json", lambda path, rows: path.write_text(json.dumps(rows))),
+        ("json", _as_columns),
+        ("jsonl", lambda path, rows: path.write_text("\n".join(map(json.dumps, rows)))),
+    ],
+    ids=["excel", "json", "columns", "lines"],
+)
+def test_excel_and_json_are_read_as_the_csv_that_they_would_be(tmp_path, ending, write):
+    rows = [row | {"age": 60 + k, "dose": 0.5 * k} for k, row in enumerate(ROWS)]
+    rows[3]["age"] = rows[4]["patient"] = None
+    write(tmp_path / f"labels.{ending}", rows)
+    table = read_label_table(tmp_path / f"labels.{ending}")
+    assert table.digest == table_of(tmp_path, rows).digest
+    assert table.cells["patient"][3:5] == ["001", None]
+    assert table.others["age"].to_pylist()[2:4] == [62, None]
+
+
+def test_a_file_that_is_not_of_its_kind_is_an_error_that_names_it(tmp_path):
+    for name in ("a.xlsx", "a.json", "a.jsonl"):
+        (tmp_path / name).write_text('{"path": 1')
+        with pytest.raises(errors.UserError, match=rf"{name} could not be read: .*; expected"):
+            read_label_table(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "places", [("train_labels.csv", "valid.csv"), ("train/labels.csv", "valid/labels.csv")]
+)
+def test_several_tables_are_one_with_the_splits_in_their_names(tmp_path, places):
+    rows = {"train": [{"path": "1.png", "label": "a"}], "valid": [{"path": "1.png", "label": "b"}]}
+    for place, some in zip(places, rows.values(), strict=True):
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        write_csv(tmp_path / place, some)
+    table = read_label_table(*(tmp_path / place for place in places))
+    assert table.cells["split"] == ["train", "valid"]
+    # A folder names its pictures, too.
+    in_folders = "/" in places[0]
+    wanted = ["train/1.png", "valid/1.png"] if in_folders else ["1.png", "1.png"]
+    assert table.cells["path"] == wanted
+    with pytest.raises(errors.UserError, match="each needs a column split, or a split in its name"):
+        read_label_table(tmp_path / places[0], write_csv(tmp_path / "more.csv", rows["train"]))
+
+
+def test_several_labels_are_divided_by_their_separator(tmp_path):
+    labels = ["Mass|Effusion", "No Finding", "", "Mass | Hernia ", "none"]
+    rows = [row | {"label": label} for row, label in zip(ROWS, labels, strict=False)]
+    path = write_csv(tmp_path / "labels.csv", rows)
+    options = ListingOptions(labels=path, label_separator="|")
+    assert options.label_names == ("Effusion", "Hernia", "Mass", "No Finding")
+    expected = ["Effusion|Mass", "No Finding", "", "Hernia|Mass", "none"]
+    assert options.table.cells["label"] == expected
+    with pytest.raises(errors.UserError, match=r"label 'Mass\|Effusion' may be several; --label_s"):
+        _ = ListingOptions(labels=path).table
+    _ = ListingOptions(labels=path, classes=("No Finding",)).table
+    alone = ListingOptions(labels=write_csv(path, [ROWS[0] | {"label": "wet; active"}])).table
+    assert "the label 'wet; active' may be several" in alone.notes[-1]
+
+
+def test_columns_of_exclusive_classes_are_one_class(tmp_path):
+    pairs = [("1", "0"), ("0", "1"), ("0", "0"), ("", "1")]
+    rows = [{" path": f"{k}.png", " Lep": a, " Non Lep": b} for k, (a, b) in enumerate(pairs)]
+    path = write_csv(tmp_path / "_classes.csv", rows)
+    options = ListingOptions(labels=path, label_columns=("Lep", "Non Lep"), one_class=True)
+    assert options.table.cells["label"] == ["Lep", "Non Lep", "", ""]
+    assert (options.label_kind, options.label_names) == (CLASSES, ("Lep", "Non Lep"))
+    write_csv(path, [*rows, {" path": "x", " Lep": "1", " Non Lep": "1"}])
+    with pytest.raises(errors.UserError, match=r"row 5 has a 1 for Lep\|Non Lep; --one_class"):
+        _ = dataclasses.replace(options).table
+
+
+@pytest.mark.parametrize(
+    ("meaning", "label"), [("positive", "a"), ("negative", "none"), ("missing", "")]
+)
+def test_an_uncertain_label_is_what_the_user_says(tmp_path, meaning, label):
+    rows = [{"path": "1.png", "a": "-1.0", "b": "0.0"}, {"path": "2.png", "a": "1.0", "b": ""}]
+    told = {"kind": MULTI_LABEL, "columns": ("a", "b")}
+    assert table_of(tmp_path, rows, **told, uncertain=meaning).cells["label"] == [label, ""]
+    with pytest.raises(errors.UserError, match=r"row 1 has '-1' .*; --uncertain says what"):
+        table_of(tmp_path, rows, **told)
+
+
+# ---- cells without a value
+
+#: `pandas.read_csv` (3.0) takes each of these texts for a missing value; the next ones it keeps.
+PANDAS = [
+    "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>",
+    "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null", "",
+]  # fmt: skip
+KEPT = ["Na", "NONE", "none", "-", "?", "na", "NAN"]
+
+
+@pytest.mark.parametrize("name", ["label", "patient", "split", "note"])
+def test_in_a_csv_the_texts_that_pandas_takes_for_missing_are_missing(tmp_path, name):
+    rows = [ROWS[0] | {"note": "x", name: text} for text in [*PANDAS, *KEPT]]
+    table = table_of(tmp_path, rows)
+    cells = table.others["note"].to_pylist() if name == "note" else table.cells[name]
+    assert [cell or None for cell in cells] == [None] * len(PANDAS) + KEPT
+    (note,) = table.notes
+    assert f"table of --labels: 19 in {name} (written '' or '#N/A' or" in note
+
+
+def test_missing_names_the_texts_that_are_missing_instead(tmp_path):
+    rows = [row | {"label": text} for row, text in zip(ROWS, ("NA", "None", "?", ""), strict=False)]
+    assert table_of(tmp_path, rows, missing=("?", "NA")).cells["label"] == ["", "None", "", ""]
+    assert table_of(tmp_path, rows, missing=("",)).cells["label"] == ["NA", "None", "?", ""]
+
+
+def test_in_parquet_null_and_nan_are_missing_and_texts_only_if_they_are_named(tmp_path):
+    file = tmp_path / "labels.parquet"
+    columns = {"path": list("abc"), "label": ["NA", "x", None], "patient": [1.0, math.nan, None]}
+    columns["age"] = pa.array([math.nan, 1.5, None], pa.float32())
+    pq.write_table(pa.table(columns), file)
+    table = read_label_table(file)
+    assert table.cells["label"] == ["NA", "x", ""]
+    assert table.cells["patient"] == ["1", None, None]
+    assert table.others["age"].to_pylist() == [None, 1.5, None]
+    counts = "cells without a value in the table of --labels: 1 in label, 2 in patient, 2 in age"
+    assert table.notes == (counts,)
+    assert read_label_table(file, missing=("NA",)).cells["label"] == ["", "x", ""]
+
+
+@pytest.mark.parametrize("name", ["label", "patient", "note"])
+def test_only_a_table_with_such_texts_is_another_dataset(tmp_path, name):
+    rows = [row | {"note": "x"} for row in ROWS]
+    plain, changed = (rows, [rows[0] | {name: "NA"}, *rows[1:]])
+    empty = [rows[0] | {name: ""}, *rows[1:]]
+    digests = [table_of(tmp_path, rows, missing=()).digest for rows in (plain, empty, changed)]
+    now = [table_of(tmp_path, rows).digest for rows in (plain, empty, changed)]
+    assert now == [*digests[:2], digests[1]]
+    assert digests[2] != digests[1]
+
+
+def test_images_of_unknown_patients_are_not_one_patient(build_rows, tmp_path, capsys):
+    rows = [
+        row | {"patient": "nan", "label": "NA" if k == 7 else "x"} for k, row in enumerate(ROWS)
+    ]
+    output = tmp_path / "out"
+    assert build_rows(rows, "--max_reject_fraction=0.5") == 0
+    assert {row[1:] for row in examples_of(output).values()} == {("x", None)}
+    assert "scan7.png,no_label" in (output / "rejects.csv").read_text()
+    note = "1 in label, 8 in patient (written 'NA' or 'nan'; --missing says which texts count"
+    assert note in capsys.readouterr().err
+    notes = json.loads((output / "manifest.json").read_text())["audit"]["notes"]
+    assert any(note in text for text in notes)
+    assert build_rows(rows, "--missing=nan", "--overwrite") == 0
+    assert {row[1:] for row in examples_of(output).values()} == {("x", None), ("NA", None)}
+
+
+@pytest.mark.parametrize("flags", [["--label_columns=a,b"], ["--target=a"]])
+def test_other_kinds_of_labels_are_missing_alike(build_rows, tmp_path, flags):
+    cells = ["1", "0", "1", "0", "NA", "<NA>", "1", "0"]
+    rows = [
+        {"path": row["path"], "a": cell, "b": "1"} for row, cell in zip(ROWS, cells, strict=True)
+    ]
+    assert build_rows(rows, "--max_reject_fraction=0.5", *flags) == 0
+    rejects = (tmp_path / "out" / "rejects.csv").read_text()
+    assert [name for name in IMAGES if f"{name},no_label" in rejects] == ["scan4.png", "scan5.png"]
+
+
+# ---- matching
+
+NAMES = ["a/1.png", "a/2.png", "b/1.png", "b/c/3.png", "c/3.json"]
+
+
+def match(folder, paths, **columns):
+    """Returns the row of each of NAMES, why rows have no file, and the notes."""
+    rows = [{"path": path, "label": "x"} for path in paths]
+    for name, values in columns.items():
+        rows = [row | {name: value} for row, value in zip(rows, values, strict=True)]
+    listing = Listing()
+    found = match_files(NAMES, table_of(folder, rows), listing)
+    return found, [reject.detail for reject in listing.rejects], listing.notes
+
+
+@pytest.mark.parametrize(
+    ("path", "place"),
+    [("a/1.png", 0), ("./a/1.png", 0), ("\\b\\1.png", 2), ("2.png", 1), ("c/3.png", 3),
+     ("c/3", 3), ("3", 3), ("b/1", 2)],
+)  # fmt: skip
+def test_a_row_matches_a_whole_path_or_an_end_that_only_one_picture_has(tmp_path, path, place):
+    assert match(tmp_path, [path]) == ([0 if k == place else None for k in range(5)], [], [])
+
+
+def test_a_row_that_several_files_or_none_could_be_matches_none_and_says_so(tmp_path):
+    found, details, _ = match(tmp_path, ["1.png", "1", "9.png", "ng", ""])
+    assert found == [None] * 5
+    for detail in details[:2]:
+        assert "2 files end with this path, such as 'a/1.png', 'b/1.png'" in detail
+    assert all(
+        "the source has no such file; it has files such as" in detail for detail in details[2:]
+    )
+
+
+def test_two_rows_for_one_file_are_an_error_that_names_both(tmp_path):
+    with pytest.raises(errors.UserError, match=r"rows 2 and 3 both name 'a/2\.png'"):
+        match(tmp_path, ["a/1.png", "2.png", "a/2.png"], patient="123")
+
+
+def test_a_row_that_repeats_another_one_is_counted(tmp_path):
+    found, details, (note,) = match(tmp_path, ["2.png", "a/2.png", "a/1.png"], box="123")
+    assert (found, details) == ([2, 0, None, None, None], [])
+    assert note.startswith("1 rows of the table of --labels repeat")
+
+
+def test_columns_of_a_clinical_table_get_the_names_that_are_expected(tmp_path, capsys):
+    source = write_tree(tmp_path / "scans", {f"left/{name}": data for name, data in IMAGES.items()})
+    clinical = [
+        {"": row, "folder": "left", "filename": name.removesuffix(".png"), "finding": old["label"],
+         "patientid": old["patient"], "fold": old["split"], "weight": "80", "label": "old"}
+        for row, (name, old) in enumerate(zip(IMAGES, ROWS, strict=True))
+    ]  # fmt: skip
+    plain = [
+        {"path": f"left/{row['path']}"} | {k: row[k] for k in ("label", "patient", "split")}
+        for row in ROWS
+    ]
+    table = write_csv(tmp_path / "clinical.csv", clinical)
+    columns = "path=folder/filename,label=finding,patient=patientid,split=fold,kilograms=weight"
+    assert build(source, table, tmp_path / "one", f"--columns={columns}") == 0
+    shown = capsys.readouterr().err
+    assert "left out the column without a name of the table" in shown
+    assert "left out the column label of the table of --labels, whose place another one" in shown
+    assert build(source, write_csv(tmp_path / "plain.csv", plain), tmp_path / "two") == 0
+    assert examples_of(tmp_path / "one") == examples_of(tmp_path / "two")
+    names = pq.read_schema(tmp_path / "one" / "examples.parquet").names
+    assert "kilograms" in names
+    assert "weight" not in names
+    assert build(source, table, tmp_path / "three", "--columns=path=file") == 2
+    assert "--columns path=file: --labels" in capsys.readouterr().err
+
+
+def test_a_column_weight_is_refused_with_what_to_do_instead(tmp_path):
+    with pytest.raises(errors.UserError, match=r"labels\.csv: the column weight no longer"):
+        table_of(tmp_path, [row | {"weight": "1"} for row in ROWS])
+
+
+@pytest.mark.slow
+def test_a_table_may_have_thousands_of_columns(tmp_path):
+    wide = {f"feature{number}": str(number) for number in range(20_000)}
+    assert len(table_of(tmp_path, [ROWS[0] | wide]).others) == 20_000
+
+
+@given(
+    files=st.sets(st.text("ab/", min_size=1, max_size=5).map(lambda t: f"d/{t.strip('/') or 'a'}")),
+    rows=st.sets(st.text("ab/", min_size=1, max_size=5).map(lambda t: t.strip("/") or "a")),
+)
+def test_every_row_is_matched_once_or_named(tmp_path_factory, files, rows):
+    folder = tmp_path_factory.mktemp("table")
+    names = sorted(name for name in files if "//" not in name)
+    table = table_of(folder, [{"path": path, "label": "x"} for path in sorted(rows)] or ROWS)
+    try:
+        row_of_file = match_files(names, table, listing := Listing())
+    except errors.UserError:
+        return
+    paths = table.cells["path"]
+    rejects = {reject.source_path for reject in listing.rejects}
+    for name, row in zip(names, row_of_file, strict=True):
+        if row is not None:
+            assert paths[row] not in rejects
+            assert paths[row].rpartition("/")[2] in name.split("/")
+    # A folder's row says nothing where all its files have rows of their own.
+    matched = {paths[row] for row in row_of_file if row is not None}
+    for path in set(paths) - matched - rejects:
+        assert any(f"/{path.rpartition('/')[2]}/" in f"/{name}" for name in names)
+
+
+def test_a_row_is_matched_by_the_longest_end_of_its_path_which_is_said(tmp_path):
+    paths = [
+        "/kaggle/input/oct/a/1.PNG",
+        "C:\\scans\\A\\2.jpeg",
+        "x/4.png",
+        "y/c/3.json",
+        "b/2.png",
+    ]
+    rows = [{"path": path, "label": "x"} for path in paths]
+    listing = Listing()
+    assert match_files(NAMES, table_of(tmp_path, rows), listing) == [0, 1, None, None, 3]
+    (note,) = listing.naming_notes
+    assert "3 rows of the table of --labels were matched by the end of their path: " in note
+    assert "'kaggle/input/oct/a/1.PNG' is 'a/1.png', 'C:/scans/A/2.jpeg' is 'a/2.png', " in note
+    assert listing.identity == {"matched_by_end": True}
+    # The source has the folder b, and this file is not in it.
+    assert [reject.source_path for reject in listing.rejects] == ["x/4.png", "b/2.png"]
+
+
+def test_rows_that_share_the_end_of_one_file_are_not_matched(tmp_path):
+    found, details, _ = match(tmp_path, ["london/2.png", "zurich/2.png"])
+    assert found == [None] * 5
+    assert all("that of 'a/2.png' has another row" in detail for detail in details)
+
+
+def test_a_row_for_a_folder_holds_for_its_files_without_a_row(tmp_path):
+    found, details, _ = match(tmp_path, ["a/2.png", "MURA/a/", "b", "b/c", "d"])
+    assert (found, len(details)) == ([1, 0, 2, 3, None], 1)
+
+
+def test_many_rows_are_matched_by_the_ends_of_their_paths_without_comparing_all(tmp_path):
+    names = [f"scans/{k}/image.png" for k in range(20_000)]
+    cells = {"path": [f"/kaggle/input/{name}" for name in names], "label": ["x"] * 20_000}
+    start = time.process_time()
+    assert match_files(names, LabelTable(name="", cells=cells), Listing()) == list(range(20_000))
+    assert time.process_time() - start < 5  # 0.3 s; comparing all pairs takes minutes
+
+
+# ---- listing
+
+
+def list_rows(folder, names, rows, **options):
+    """Returns the listing of files of these names with a table of these rows."""
+    labels = write_csv(folder / "labels.csv", rows)
+    members = [Member(name, 5, version=place) for place, name in enumerate(names)]
+    return list_members(members, labels=labels, **options)
+
+
+def reasons(listing):
+    return {reject.source_path: reject.reason for reject in listing.rejects}
+
+
+def test_what_the_table_and_the_source_do_not_share_is_counted(tmp_path):
+    labels = {"1.png": "x", "2.png": "", "gone.png": "y"}
+    rows = [{"path": path, "label": label} for path, label in labels.items()]
+    names = [f"images/{name}" for name in ("1.png", "2.png", "3.png", "notes.txt")]
+    listing = list_rows(tmp_path, [*names, "images 2/1.png"], rows, tree="images")
+    assert listing.refs["path"].to_pylist() == ["1.png"]
+    assert reasons(listing) == {
+        "images/2.png": "no_label", "images/3.png": "no_label", "gone.png": "missing_file",
+    }  # fmt: skip
+    assert listing.ignored == {"no_image_name": 1, "other_tree": 1}
+    assert listing.num_files == 6
+
+
+@pytest.mark.parametrize(
+    ("rows", "label_columns", "alike"),
+    [
+        ([{"label": "Mass"}, {"label": "mass"}, {"label": "test"}], (), "'Mass' and 'mass'"),
+        ([{"Fluid": 1, "fluid": 1}, {"Fluid": 0, "fluid": 1}], ("Fluid", "fluid"),
+         "'Fluid' and 'fluid'"),
+        ([{"a": 1, "b": 1}, {"a": 1, "b": 0}, {"a": 0, "b": 0}], ("a", "b"), None),
+    ],
+)  # fmt: skip
+def test_labels_that_look_alike_are_warned_of_by_their_own_names(
+    tmp_path, rows, label_columns, alike
+):
+    rows = [{"path": f"{number}.png", **row} for number, row in enumerate(rows)]
+    names = [row["path"] for row in rows]
+    listing = list_rows(tmp_path, names, rows, label_columns=label_columns)
+    differ = "differ only in case, spaces or Unicode form; if they are one, give them one name"
+    assert listing.notes == ([f"the labels {alike} {differ}"] if alike else [])
+
+
+def test_a_split_that_cannot_be_a_name_is_an_error_with_its_row(tmp_path):
+    with pytest.raises(errors.UserError, match="row 1 has the split 'Fold 1'"):
+        list_rows(tmp_path, ["scan0.png"], [ROWS[0] | {"split": "Fold 1"}])
+
+
+def test_a_file_without_a_row_is_a_reject_whatever_the_names_of_an_export_are(tmp_path):
+    names = ["IM0001", "IM0002", "1.2.840.17", "1.2.840.18", "README.txt", "DICOMDIR"]
+    rows = [{"path": name, "label": "a"} for name in names[:3:2]]
+    listing = list_rows(tmp_path, names, rows)
+    assert reasons(listing) == {"IM0002": "no_label", "1.2.840.18": "no_label"}
+    assert listing.ignored == {"no_image_name": 2}
+
+
+@pytest.mark.parametrize(("form", "other"), [("NFC", "NFD"), ("NFD", "NFC")])
+def test_a_table_and_a_folder_may_have_other_unicode_forms(tmp_path, form, other):
+    names = [unicodedata.normalize(form, f"Gerät/ä{k}.png") for k in range(3)]
+    paths = [unicodedata.normalize(other, name) for name in [*names[:2], "ä2.png"]]
+    rows = [{"path": path, "label": str(k)} for k, path in enumerate(paths)]
+    found = {
+        ref.source_path: ref.label for ref in iterate_refs(list_rows(tmp_path, names, rows).refs)
+    }
+    assert found == {name: str(k) for k, name in enumerate(names)}
+
+
+# ---- the command
+
+
+def test_patients_of_two_sites_are_two_patients_and_their_sites_are_measured(
+    build_rows, tmp_path, capsys
+):
+    sites = ("london", "zurich")
+    rows = [row | {"patient": "17", "site": sites[k % 2]} for k, row in enumerate(ROWS)]
+    output = tmp_path / "out"
+    assert build_rows(rows) == 0
+    found = {row["path"]: row for row in rows_of(output)}
+    for row in rows:
+        assert found[row["path"]]["site"] == row["site"]
+        assert found[row["path"]]["patient"] == f"{row['site']}/17"
+    dataset = open_dataset(str(output))
+    assert set(dataset.values("site", dataset.part("test").rows)) == set(sites)
+    (tmp_path / "secret").write_bytes(b"0123456789abcdef" * 4)
+    assert build_rows(rows, f"--anonymize={tmp_path / 'secret'}", "--overwrite") == 0
+    assert len({(row["site"], row["patient"]) for row in rows_of(output)}) == 2
+    assert build_rows([*rows[:-1], rows[-1] | {"site": " "}]) == 2
+    assert "row 8 has no site" in capsys.readouterr().err
+
+
+def test_a_site_is_part_of_patients_from_dicom_tags_and_names(tmp_path):
+    patient = {(0x0010, 0x0020, "LO"): "17"}
+    files = {f"{k}.dcm": dicom_file(grey_pixels(k), patient) for k in range(2)}
+    files |= {f"a-17-{k}.png": png(k) for k in range(2)}
+    source = DirectorySource(write_tree(tmp_path / "in", files))
+    rows = [
+        {"path": name, "label": "x", "site": ("london", "zurich")[k % 2]}
+        for k, name in enumerate(files)
+    ]
+    labels = write_csv(tmp_path / "labels.csv", rows)
+    refs = list_images(source, ListingOptions(labels=labels)).refs
+    patients = {ref.path: ref.patient.split("/") for ref in iterate_refs(refs)}
+    assert (patients["a-17-0.png"], patients["a-17-1.png"]) == (["london", "17"], ["zurich", "17"])
+    assert [patients[f"{k}.dcm"][0] for k in range(2)] == ["london", "zurich"]
+    assert patients["0.dcm"][1] == patients["1.dcm"][1] != "17"
+
+
+def test_a_slash_in_a_site_does_not_make_two_patients_one(tmp_path):
+    pairs = [("a", "b/1"), ("a/b", "1"), ("a%2Fb", "1"), ("a", "1")]
+    rows = [
+        {"path": f"{k}.png", "label": "x", "site": site, "patient": patient}
+        for k, (site, patient) in enumerate(pairs)
+    ]
+    patients = list_rows(tmp_path, [row["path"] for row in rows], rows).refs["patient"].to_pylist()
+    assert patients == ["a/b/1", "a%2Fb/1", "a%252Fb/1", "a/1"]
+
+
+def test_a_site_decides_the_patients_so_it_is_in_the_digest(tmp_path):
+    sited = [row | {"site": "a"} for row in ROWS]
+    digests = [table_of(tmp_path, rows).digest for rows in (ROWS, sited)]
+    assert digests[0] == "251528b3fdec3deceb976951cdf898b63cef2bc3ac2ed85e0e64dbc6d4966d47"
+    others = {"site": pa.chunked_array([["a"] * len(ROWS)])}
+    as_other = dataclasses.replace(table_of(tmp_path, ROWS), others=others).digest
+    assert len({*digests, as_other}) == 3
+    # Only a site with a slash has another text than before.
+    digests = [table_of(tmp_path, [ROWS[0] | {"site": site}]).digest for site in ("a", "a/b")]
+    assert digests[0].startswith("e57aaf10590a380c")
+    assert not digests[1].startswith("e3dc3f1100c30cff")
+
+
+@pytest.mark.parametrize("write", [write_tree, write_zip])
+def test_a_build_takes_labels_patients_and_splits_from_the_table(tmp_path, write, capsys):
+    files = {f"export/images/{name}": content for name, content in IMAGES.items()}
+    source = write(tmp_path / "in.zip", files)
+    labels, output = write_csv(tmp_path / "labels.csv", ROWS), tmp_path / "out"
+    assert build(source, labels, output) == 0
+    expected = {f"export/images/{name}": row for name, row in EXPECTED.items()}
+    assert examples_of(output) == expected
+    found = Manifest.load(output)
+    assert found.label_names == ("sick", "well")
+    assert found.splits["train"].label_counts == (3, 3)
+    # Again it is complete; with another label it is another dataset.
+    assert build(source, labels, output) == 0
+    write_csv(labels, [ROWS[0] | {"label": "well"}, *ROWS[1:]])
+    assert build(source, labels, output) == 2
+    assert "labels" in capsys.readouterr().err
+
+
+def test_line_breaks_in_a_long_note_end_no_row(build_rows, tmp_path):
+    # More than a block of Arrow's, which would otherwise end at one of these lines.
+    note = "scan0.png,well,,\n" * 40_000
+    assert build_rows([row | {"note": note} for row in ROWS]) == 0
+    assert examples_of(tmp_path / "out") == EXPECTED
+
+
+@pytest.mark.parametrize(
+    ("change", "flags", "message"),
+    [({"label": "   "}, (), "row 8 of labels.csv has no label"),
+     ({"label": "true"}, ("--target=label",), "row 8 of labels.csv has 'true'"),
+     ({"path": "x.png", "age": "3"}, (), "no row of --labels")],
+)  # fmt: skip
+def test_a_table_without_any_label_is_an_error_that_says_why(
+    build_rows, capsys, change, flags, message
+):
+    assert build_rows([row | change for row in ROWS], *flags) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_other_columns_follow_their_images_into_the_table_of_examples(tmp_path, kind):
+    # One image is rejected, two are dropped as copies of others, and train has copies.
+    files = IMAGES | {"scan1.png": b"no image", "copy.png": IMAGES["scan2.png"]}
+    source = write_tree(tmp_path / "in", files)
+    rows = [
+        # The plan has columns `offset` and `size` of its own.
+        row | {"age": 60 + number, "site": f"s{number % 3}", "offset": number, "size": "small"}
+        for number, row in enumerate([*ROWS, ROWS[2] | {"path": "copy.png"}])
+    ]
+    if kind == "csv":
+        labels = write_csv(tmp_path / "labels.csv", rows)
+    else:
+        labels = tmp_path / "labels.parquet"
+        table = pa.Table.from_pylist(rows[::-1])
+        site = table["site"].dictionary_encode()
+        pq.write_table(table.set_column(5, "site", site), labels)
+    output = tmp_path / "out"
+    options = ["--max_reject_fraction=0.5", "--duplicates=drop", "--variants=1", "--num_shards=3"]
+    assert build(source, labels, output, *options) == 0
+    found = pq.read_table(output / "examples.parquet")
+    assert found.schema.field("age").type == pa.int64()
+    assert found.schema.field("site").type == pa.string()
+    by_path = {row["path"]: row for row in rows}
+    kept = found.to_pylist()
+    assert {row["path"] for row in kept} == set(files) - {"scan1.png", "scan2.png"}
+    assert {row["split"] for row in kept if row["variant"]} == {"train"}
+    for row in kept:
+        for name in ("age", "site", "offset", "size"):
+            assert row[name] == by_path[row["path"]][name]
+    assert verify.verify(output, source_input=source) == []
+
+
+def test_an_anonymous_build_shows_no_cell_of_a_table_that_cannot_be_read(scans, tmp_path, capsys):
+    secret, labels = tmp_path / "secret.txt", tmp_path / "labels.csv"
+    secret.write_text(bytes(range(32)).hex())
+    labels.write_text("path,label,name\nscan0.png,sick,Smith, John\n")
+    assert build(scans, labels, tmp_path / "out", f"--anonymize={secret}") == 2
+    assert "John" not in capsys.readouterr().err
+    assert "John" in (tmp_path / "secret.txt.error.txt").read_text()

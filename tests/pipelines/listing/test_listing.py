@@ -1,0 +1,351 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from image_files import kermany_archive, under
+from listed import list_files, members_of, places
+
+from pipelines import errors
+from pipelines.listing.refs import REF_SCHEMA
+from pipelines.sources.source import MAX_FILE_BYTES, Member
+
+#: A small tree: three splits, four classes, one content a file.
+TREE = {
+    f"{split}/{label}/{label}-{patient}-{number}.jpeg": f"{split} {label} {patient}".encode()
+    for split in ("train", "val", "test")
+    for label in ("CNV", "DME", "DRUSEN", "NORMAL")
+    for patient, number in ((11, 1), (22, 2))
+}
+
+
+def reasons(listing):
+    return {reject.source_path: reject.reason for reject in listing.rejects}
+
+
+def expected_places(tree, folder=""):
+    return {folder + name: tuple(name.split("/")[:2]) for name in tree}
+
+
+# ---- layouts
+
+
+@pytest.mark.parametrize("folder", ["", "OCT2017/", "OCT2017 /", "a/b/c/", "./", "données ß/"])
+def test_split_and_class_folders_are_found_below_any_folder_and_sorted(folder):
+    listing = list_files({folder + name: TREE[name] for name in reversed(TREE)})
+    assert places(listing) == expected_places(TREE, folder)
+    assert listing.refs["path"].to_pylist() == sorted(TREE)
+    assert listing.refs.schema == REF_SCHEMA
+    assert (listing.rejects, listing.copies, listing.ignored) == ([], 0, {})
+    assert listing.num_files == len(TREE)
+
+
+@pytest.mark.parametrize(
+    ("split", "folders"),
+    [
+        ("train", ["train", "Training", "TRAIN"]),
+        ("val", ["val", "valid", "validation", "dev"]),
+        ("test", ["test", "Testing"]),
+    ],
+)
+def test_split_folders_go_by_their_usual_names(split, folders):
+    for folder in folders:
+        listing = list_files({f"{folder}/CNV/1.png": b"1", f"{folder}/DME/2.png": b"2"})
+        assert set(places(listing).values()) == {(split, "CNV"), (split, "DME")}
+
+
+@pytest.mark.parametrize("folder", ["", "scans/", "data/2020/scans/", "./"])
+def test_class_folders_alone_are_one_split(folder):
+    files = {f"{folder}CNV/1.png": b"1", f"{folder}DME/deep/2.png": b"2"}
+    listing = list_files(files)
+    assert list(places(listing).values()) == [("train", "CNV"), ("train", "DME")]
+    assert listing.refs["path"].to_pylist() == ["CNV/1.png", "DME/deep/2.png"]
+    one_class = list_files({f"{folder}CNV/{n}.png": bytes(n) for n in range(2)})
+    assert list(places(one_class).values()) == [("train", "CNV")] * 2
+
+
+@pytest.mark.parametrize(
+    "folders",
+    [
+        {"train": "train/train", "val": "val/val", "test": "test/test"},
+        {"train": "oct/train/Train", "val": "oct/val/valid", "test": "oct/test"},
+        {"train": "dev/x/train", "val": "dev/x/val", "test": "dev/x/test"},
+        {"train": "test/a/train", "val": "test/a/val", "test": "test/a/test"},
+    ],
+    ids=["each wrapped", "some wrapped", "below a folder named dev", "below a folder named test"],
+)
+def test_of_nested_split_folders_the_inner_ones_are_the_splits(folders):
+    names = {name: f"{folders[name.split('/')[0]]}/{name.split('/', 1)[1]}" for name in TREE}
+    files = {names[name]: content for name, content in TREE.items()}
+    outer = next(iter(folders.values())).split("/")[0]
+    listing = list_files({**files, f"{outer}/x/about/README.txt": b"?"})
+    assert places(listing) == {names[name]: tuple(name.split("/")[:2]) for name in TREE}
+    assert (listing.rejects, listing.ignored, listing.notes) == ([], {"no_image_name": 1}, [])
+
+
+@pytest.mark.parametrize(
+    ("places_of", "suspicious"),
+    [
+        ({"train/train/1.png": "train", "train/plane/2.png": "plane"}, ["train"]),
+        ({"train/train/side/1.png": "train", "train/plane/2.png": "plane"}, ["train"]),
+    ],
+    ids=["a class of railways", "with deeper folders"],
+)
+def test_a_class_with_the_name_of_a_split_is_taken_and_said(places_of, suspicious):
+    listing = list_files({name: name.encode() for name in places_of})
+    assert places(listing) == {name: ("train", label) for name, label in places_of.items()}
+    starts = [note.partition(";")[0] for note in listing.notes]
+    assert starts == [f"the class '{name}' has the name of a split" for name in suspicious]
+
+
+@pytest.mark.parametrize("deeper", ["train/CNV/test/1.png", "train/CNV/test/left/1.png"])
+def test_a_folder_in_a_class_may_have_the_name_of_a_split(deeper):
+    listing = list_files({"train/CNV/2.png": b"2", "train/DME/3.png": b"3", deeper: b"1"})
+    assert places(listing)[deeper] == ("train", "CNV")
+
+
+@pytest.mark.parametrize("pair", [["é", "é"], ["NORMAL", "normal"], ["CNV", "CNV "]])
+def test_two_classes_that_look_alike_are_said(pair):
+    listing = list_files({f"{label}/{label}.png": label.encode() for label in [*pair, "DME"]})
+    assert {label for _, label in places(listing).values()} == {*pair, "DME"}
+    (note,) = listing.notes
+    assert all(ascii(label) in note for label in pair)
+
+
+def test_images_outside_the_class_folders_are_rejects_and_other_files_are_no_data():
+    listing = list_files({**TREE, "README.txt": b"", "cover.png": b"c", "train/loose.jpeg": b"l"})
+    assert places(listing) == expected_places(TREE)
+    assert reasons(listing) == {"cover.png": "no_label", "train/loose.jpeg": "no_label"}
+    assert listing.ignored == {"no_image_name": 1}
+    by_class = list_files({"CNV/1.png": b"1", "DME/2.png": b"2", "3.png": b"3", "notes": b""})
+    assert reasons(by_class) == {"3.png": "no_label"}
+    assert by_class.ignored == {"no_image_name": 1}
+
+
+def test_a_text_beside_an_image_is_no_image_in_any_folder():
+    files = {"A/1.png": b"1", "A/1.xml": b"x", "B/2": b"2", "B/notes.TXT": b"", "B/3.npy": b"n"}
+    listing = list_files(files)
+    assert set(places(listing)) == {"A/1.png", "B/2", "B/3.npy"}
+    assert listing.ignored == {"no_image_name": 2}
+
+
+def test_the_real_archive_is_its_tree_once():
+    files = kermany_archive(TREE)
+    listing = list_files(files)
+    assert places(listing) == expected_places(TREE, "OCT2017 /")
+    assert listing.copies == len(TREE)
+    assert listing.ignored == {"apple_double": 16, "system_file": 3}
+    assert (listing.rejects, listing.num_files) == ([], len(files))
+    once, twice = list_files(under("OCT2017 ", TREE)).refs, listing.refs
+    assert once.drop_columns("offset").to_pylist() == twice.drop_columns("offset").to_pylist()
+
+
+def test_of_two_incomplete_trees_the_union_is_taken():
+    names = sorted(TREE)
+    first = {name: TREE[name] for name in names[:-3]}
+    second = {name: TREE[name] for name in names[2:]}
+    listing = list_files({**under("first", first), **under("second tree", second)})
+    assert sorted(listing.refs["path"].to_pylist()) == names
+    assert listing.copies == len(names) - 5
+    assert listing.rejects == []
+
+
+def test_another_content_in_the_second_tree_is_a_reject():
+    second = dict(TREE)
+    second["train/CNV/CNV-11-1.jpeg"] = b"x" * len(second["train/CNV/CNV-11-1.jpeg"])
+    second["train/DME/DME-11-1.jpeg"] += b"longer"
+    listing = list_files({**under("OCT2017 ", TREE), **under("oct2017/OCT2017 ", second)})
+    assert places(listing) == expected_places(TREE, "OCT2017 /")
+    assert reasons(listing) == {
+        "oct2017/OCT2017 /train/CNV/CNV-11-1.jpeg": "path_conflict",
+        "oct2017/OCT2017 /train/DME/DME-11-1.jpeg": "path_conflict",
+    }
+    assert "OCT2017 /train/CNV/CNV-11-1.jpeg" in listing.rejects[0].detail
+    assert listing.copies == len(TREE) - 2
+
+
+def test_a_name_that_an_archive_holds_twice_is_taken_once():
+    files = [*TREE.items(), *list(TREE.items())[:1], ("train/DME/DME-11-1.jpeg", b"other")]
+    listing = list_files(files)
+    assert places(listing) == expected_places(TREE)
+    assert listing.copies == 1
+    assert reasons(listing) == {"train/DME/DME-11-1.jpeg": "path_conflict"}
+
+
+def test_of_mendeleys_third_version_the_scans_are_taken_and_the_x_rays_left():
+    scans = under("CellData/OCT", {n: c for n, c in TREE.items() if not n.startswith("val")})
+    names = [f"{split}/{label}/{i}.jpeg" for split in ("train", "test")
+             for label in ("NORMAL", "PNEUMONIA") for i in range(20)]  # fmt: skip
+    x_rays = under("CellData/chest_xray", {name: name.encode() for name in names})
+    listing = list_files({**scans, **x_rays})
+    assert set(places(listing)) == set(scans)
+    assert listing.ignored == {"other_tree": len(x_rays)}
+    chosen = list_files({**scans, **x_rays}, tree="CellData/chest_xray")
+    assert set(places(chosen)) == set(x_rays)
+    assert chosen.ignored == {"other_tree": len(scans)}
+
+
+def test_unrelated_trees_are_an_error_until_one_is_chosen():
+    files = {
+        **{f"eyes /train/{label}/{i}.png": b"e" for label in "ab" for i in range(3)},
+        **{f"lungs/train/{label}/{i}.png": b"l" for label in "cd" for i in range(9)},
+    }
+    with pytest.raises(errors.UserError, match=r"2 unrelated trees: 'lungs', 'eyes '.*--tree"):
+        list_files(files)
+    for tree in ("eyes ", "eyes", "eyes/"):
+        assert len(places(list_files(files, tree=tree))) == 6
+    with pytest.raises(errors.UserError, match="no tree 'ears' in the source; it has 'lungs', "):
+        list_files(files, tree="ears")
+
+
+# ---- options
+
+
+@pytest.mark.parametrize("split", ["", "train/"])
+def test_a_class_that_holds_other_classes_is_refused_by_its_name(split):
+    folders = ("yes", "no", "more data/yes", "more data/no")
+    files = {f"{split}{folder}/1.png": b"1" for folder in folders}
+    with pytest.raises(errors.UserError, match=r"'more data' holds folders .*--classes no,yes,"):
+        list_files(files)
+    assert len(list_files(files, classes=("no", "yes")).refs) == 2
+
+
+def test_classes_are_chosen_and_an_unknown_one_is_named():
+    listing = list_files(TREE, classes=("NORMAL", "CNV"))
+    assert {label for _, label in places(listing).values()} == {"CNV", "NORMAL"}
+    assert listing.ignored == {"class_not_chosen": len(TREE) // 2}
+    with pytest.raises(
+        errors.UserError, match="names 'AMD', but the classes are 'CNV', 'DME', 'DRUSEN'"
+    ):
+        list_files(TREE, classes=("CNV", "AMD"))
+
+
+def test_a_pattern_is_tried_on_the_name_and_then_on_the_path():
+    files = {
+        "in/CNV/patient07/a.png": b"1", "in/CNV/patient07/patient9/b.png": b"2",
+        "in/CNV/patient07/patient8_1.png": b"3", "in/DME/c.png": b"4",
+    }  # fmt: skip
+    listing = list_files(files, group_regex=r"patient(\d+)[/_]")
+    assert listing.refs["patient"].to_pylist() == ["07", "8", "07", None]
+    assert listing.identity["patient_in_path"]
+    assert "patient_in_path" not in list_files(TREE, group_regex=r"-(\d+)-").identity
+
+
+def test_a_pattern_that_finds_few_patients_or_none_shows_paths_without_one():
+    files = {f"CNV/scan{k}.png": bytes([k]) for k in range(4)} | {"DME/p7_1.png": b"7"}
+    assert list_files(files).naming_notes == []
+    (note,) = list_files(files, group_regex=r"^p(\d+)_").naming_notes
+    shown = "images; others are 'CNV/scan0.png', 'CNV/scan1.png', 'CNV/scan2.png'"
+    assert note.endswith(f"of 1 of 5 {shown}")
+    with pytest.raises(errors.UserError, match=f"of 0 of 5 {shown}. Its first group should be"):
+        list_files(files, group_regex="eye([0-9])")
+    del files["CNV/scan3.png"], files["CNV/scan2.png"], files["CNV/scan1.png"]
+    assert list_files(files, group_regex=r"^p(\d+)_").naming_notes == []
+
+
+# ---- what is no image
+
+
+@pytest.mark.parametrize(
+    ("why", "names"),
+    [
+        ("apple_double", ["train/CNV/._CNV-1-1.jpeg", "__MACOSX/train/CNV/CNV-1-1.jpeg"]),
+        ("system_file", ["train/CNV/.DS_Store", ".DS_Store", "a/Thumbs.db", "CNV/desktop.INI"]),
+        ("hidden", ["train/.ipynb_checkpoints/1.png", ".git/train/CNV/1.png"]),
+    ],
+)
+def test_what_systems_leave_behind_is_ignored_and_counted(why, names):
+    listing = list_files({**TREE, **dict.fromkeys(names, b"?")})
+    assert places(listing) == expected_places(TREE)
+    assert listing.ignored == {why: len(names)}
+
+
+def test_a_name_that_leads_elsewhere_is_a_reject():
+    names = [
+        "/train/CNV/1.png", "../train/CNV/1.png", "train/CNV/../../../../etc/1.png",
+        "train/../CNV/1.png", "\\\\server\\train/CNV/1.png", "C:/train/CNV/1.png",
+        "train/CNV/1\0.png", "train//1.png", "train/CNV//1.png", "train/./1.png",
+    ]  # fmt: skip
+    listing = list_files({**TREE, **dict.fromkeys(names, b"?")})
+    assert places(listing) == expected_places(TREE)
+    assert list(reasons(listing).values()) == ["unsafe_name"] * len(names)
+
+
+def test_a_name_that_is_no_text_is_a_reject_that_can_be_printed():
+    listing = list_files({**TREE, "train/CNV/\udcff.png": b"?"})
+    assert reasons(listing) == {"train/CNV/\\udcff.png": "unreadable_name"}
+
+
+@pytest.mark.parametrize("name", ["train/CNV/a\nb.png", "train/CNV/a\tb'\".png", "train/C\nNV/1"])
+def test_odd_names_are_still_names(name):
+    listing = list_files({name: b"1"})
+    assert places(listing) == {name: ("train", name.split("/")[1])}
+
+
+def test_a_file_too_large_for_a_workers_memory_is_a_reject_unread():
+    sizes = {"huge": MAX_FILE_BYTES + 1, "limit": MAX_FILE_BYTES}
+    files = [Member(f"train/CNV/{name}.png", size) for name, size in sizes.items()]
+    assert reasons(list_files(files)) == {"train/CNV/huge.png": "file_too_large"}
+
+
+def test_a_member_with_a_known_problem_is_a_reject_unless_it_is_no_data_anyway():
+    problem = ("encrypted", "the member is encrypted")
+    names = ("train/CNV/secret.png", "train/CNV/.DS_Store")
+    odd = [Member(name, 5, problem=problem) for name in names]
+    listing = list_files([*members_of(TREE), *odd])
+    assert reasons(listing) == {"train/CNV/secret.png": "encrypted"}
+    assert listing.ignored == {"system_file": 1}
+
+
+@pytest.mark.parametrize("files", [{}, {"README": b""}, {"1.png": b"1"}, {"__MACOSX/a/b/c": b""}])
+def test_a_source_without_images_says_what_was_expected(files):
+    with pytest.raises(errors.UserError, match=f"among {len(files)} files; check --input"):
+        list_files(files)
+
+
+# ---- the ledger
+
+FOLDERS = st.sampled_from(
+    ["train", "val", "test", "CNV", "DME", "a", "OCT2017 ", "..", "__MACOSX", ".git", "é", "", "."]
+)
+NAMES = st.sampled_from(
+    ["1.png", "2.jpeg", "._1.png", ".DS_Store", "notes.txt", "CNV-1-2.jpeg", "x\0", "\udcff.png"]
+)
+FILES = st.lists(
+    st.tuples(
+        st.builds(lambda folders, name: "/".join([*folders, name]), st.lists(FOLDERS, max_size=4),
+                  NAMES),
+        st.sampled_from([b"", b"1", b"2", b"22"]),
+    ),
+    max_size=25,
+)  # fmt: skip
+
+
+@given(files=FILES, tree=st.sampled_from([None, "a", "", "OCT2017"]))
+def test_every_file_is_an_image_a_copy_a_reject_or_no_data(files, tree):
+    members = members_of(files)
+    if members:
+        members[0] = Member(members[0].name, 1, problem=("link", "a link"))
+    try:
+        listing = list_files(members, tree=tree)
+    except errors.UserError:
+        return
+    ignored = sum(listing.ignored.values())
+    assert len(files) == (listing.refs.num_rows + len(listing.rejects) + listing.copies + ignored)
+    assert listing.num_files == len(files)
+    paths = listing.refs["path"].to_pylist()
+    assert len(set(paths)) == len(paths)
+    assert all(label for _, label in places(listing).values())
+    names = [name for name, _ in files]
+    assert set(places(listing)) <= set(names)
+
+
+@given(order=st.permutations(range(len(TREE) * 2 + 5)))
+def test_the_listing_does_not_depend_on_the_order_of_the_source(order):
+    files = [*under("a", TREE).items(), *under("b", TREE).items()]
+    files += [("b/train/CNV/new.jpeg", b"n"), ("a/1.png", b"1"), ("b/x.txt", b""), ("c", b"")]
+    files.append(("b/train/CNV/CNV-22-2.jpeg~", b"y"))
+    members = members_of(files)
+
+    def content(listing):
+        return (listing.refs.to_pylist(), listing.rejects, listing.copies, listing.ignored)
+
+    assert content(list_files([members[i] for i in order])) == content(list_files(members))

@@ -1,0 +1,210 @@
+"""The look at a tree: what its folders are, or why nobody can tell."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from listed import list_files, places
+
+from pipelines import errors
+
+OCT = ("CNV", "DME", "NORMAL")
+
+
+def tree(*levels, images=2):
+    """Returns files in all combinations of the names of levels."""
+    folders = ("/".join(names) for names in itertools.product(*levels))
+    names = [f"{folder}/{n}.jpeg" for folder in folders for n in range(images)]
+    return {name: name.encode() for name in names}
+
+
+def patients_in(label_of, layout, num_patients=30):
+    """Returns files of patients, each in the folders of a layout such as `{p}/{c}`."""
+    return tree([layout.format(p=p, c=label_of(p)) for p in range(num_patients)])
+
+
+def oct_of(patient):
+    return OCT[patient % 3]
+
+
+READ = {
+    "a patient's classes": (patients_in(oct_of, "P{p}/{c}"), "patient/class"),
+    "a class's patients": (patients_in(oct_of, "{c}/patient_{p}"), "class/patient"),
+    "patients by number": (patients_in(oct_of, "{c}/{p:05}"), "class/patient"),
+    "hospitals": (patients_in(oct_of, "hosp2/{c}/p{p}") | patients_in(oct_of, "hosp1/{c}/p{p}"),
+                  "*/class/patient"),
+    "sides": (patients_in(oct_of, "case {p}/left/{c}"), "patient/*/class"),
+    "training_set": (tree(("training_set", "test_set"), OCT), "split/class"),
+    "Train_Data, wrapped": (tree(("Train_Data/Train_Data", "Test_Data/Test_Data"), OCT),
+                            "split/class"),
+    "seg_train": (tree(("seg_train", "seg_test"), OCT), "split/class"),
+    "abbreviations": (tree(("tr", "va", "te"), OCT), "split/class"),
+    "train_images": (tree(("train_images", "testImages"), OCT), "split/class"),
+    "kinds of files": (tree(("train", "test"), ("images",), OCT), "split/*/class"),
+    "splits in classes": (tree(OCT, ("train", "test")), "class/split"),
+    "diseases of plants": (tree(("Apple", "Corn"), ("healthy", "rust")), "*/class"),
+    "one class": (patients_in(lambda p: "CNV", "P{p}/{c}"), "patient/class"),
+    "usual": (tree(("train", "test"), OCT), None),
+    "usual, with sides": (tree(OCT, ("left", "right")), None),
+    "grades": (tree("01234"), None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("files", "layout"), READ.values(), ids=READ)
+def test_what_the_folders_are_follows_from_names_and_counts(files, layout):
+    listing = list_files(files)
+    assert (listing.identity.get("layout"), listing.rejects) == (layout, [])
+    roles = (layout or "").split("/")
+    if "patient" in roles:
+        assert listing.refs["patient"].null_count == 0
+    labels = {label for _, label in places(listing).values()}
+    assert labels <= {*OCT, "healthy", "rust", *"01234"}
+    # The same, said by the user, is the same dataset.
+    if layout and "_Data" not in min(files):
+        told = list_files(files, layout=tuple(roles))
+        assert told.refs.equals(listing.refs)
+        assert told.identity == listing.identity
+
+
+UNCLEAR = {
+    "patients alone": (tree([f"P{p}" for p in range(30)]), r"--layout 'class' reads 30 classes"),
+    "one class above": (tree(["CNV"], [f"P{p}" for p in range(9)]), "--layout 'class/patient'"),
+    "102 numbers": (tree([str(n) for n in range(102)], images=9), "--layout 'class' reads 102"),
+    "two sets of words": (tree(("a", "b"), ("x", "y")), r"(?s)--layout 'class'.*'\*/class'"),
+    "numbers in classes": (tree(OCT, "123"), "whether the folders 1, 2, 3 are patients"),
+    "COCO": (tree(("train", "valid", "test")), "no level .* has the names of classes.*labels_from"),
+    "YOLO": (tree(("train", "valid"), ("images",)), "no level .* has the names of classes"),
+    "masks in folders": (tree(OCT, ("images", "masks")), r"--exclude_regex '\(\^\|/\)masks/'"),
+    "masks beside": (
+        {f"{c}/{n}{m}.png": b"" for c in OCT for n in range(3) for m in ("", "_mask")},
+        r"9 files, such as CNV/0_mask.png, are masks.*--exclude_regex '\[ _.-\]mask",
+    ),
+    "many tiny classes": (tree([f"class_{n}" for n in range(30)]), "half of the 30 classes have 2"),
+    "a class is a patient": (
+        {f"c{n}/A-{n}-{k}.png": b"" for n in range(6) for k in range(3)},
+        "each of the 6 classes is one patient",
+    ),
+    "splits in classes with patients": (
+        tree(OCT, ("train", "test"), ("p1", "p2")), "3 folders hold splits.*--layout class/split",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("files", "message"), UNCLEAR.values(), ids=UNCLEAR)
+def test_what_is_not_clear_is_refused_with_the_flag_for_each_reading(files, message):
+    with pytest.raises(errors.UserError, match=message):
+        list_files(files)
+
+
+def test_the_layout_and_the_classes_decide():
+    files = patients_in(oct_of, "{c}/{p}/a")
+    listing = list_files(files, layout=("class", "patient"))
+    assert len(set(listing.refs["patient"].to_pylist())) == 30
+    chosen = list_files(tree(("a", "b"), ("x", "y")), classes=("x", "y"))
+    assert {label for _, label in places(chosen).values()} == {"x", "y"}
+    above = list_files(tree(["in/CNV"], [f"P{p}" for p in range(9)]), layout=("class", "patient"))
+    assert above.refs["path"][0].as_py() == "CNV/P0/0.jpeg"
+    usual = list_files(tree(("train", "test"), OCT), layout=("split", "class"))
+    assert "layout" not in usual.identity
+    with pytest.raises(errors.UserError, match="has 3 levels of folders, but no image is in more"):
+        list_files(tree(OCT, "12"), layout=("split", "class", "patient"))
+
+
+def test_a_pattern_goes_before_the_layout_and_the_usual_reading_keeps_its_identity():
+    files = patients_in(oct_of, "{c}/patient_{p}")
+    listing = list_files(files, group_regex=r"patient_(\d+)/")
+    assert set(listing.refs["patient"].to_pylist()) == {str(p) for p in range(30)}
+    assert "layout" not in listing.identity
+
+
+def test_a_pattern_of_the_class_reads_it_from_names_in_any_folder():
+    files = {f"in/{label}_{n}.png": b"1" for label in ("cat", "dog") for n in range(3)}
+    listing = list_files(files | {"in/x.png": b""}, label_regex=r"^([a-z]+)_")
+    assert sorted({label for _, label in places(listing).values()}) == ["cat", "dog"]
+    assert [reject.reason for reject in listing.rejects] == ["no_label"]
+    with pytest.raises(errors.UserError, match="finds no class in the names or paths of 6"):
+        list_files(files, label_regex="(eye)[0-9]")
+
+
+def test_files_are_included_and_excluded_by_their_paths_and_counted():
+    files = tree(OCT, ("images", "masks"))
+    listing = list_files(files, exclude_regex="(^|/)masks/", include_regex="CNV|DME")
+    assert {label for _, label in places(listing).values()} == {"CNV", "DME"}
+    assert (len(listing.excluded), listing.num_files) == (8, 12)
+    # The listing is in the identity, so the patterns need not be.
+    assert listing.identity == list_files(tree(OCT)).identity
+
+
+def test_copies_with_the_name_of_their_source_belong_together():
+    code = "0123456789abcdef"
+    files = [f"{s}/CNV/a_jpg.rf.{n}{code}.jpg" for n, s in enumerate(("train", "test", "train"))]
+    files += [f"train/DME/{name}.png" for name in ("b", "b_aug_3", "b-flip (2)", "c (1)", "c (2)")]
+    listing = list_files({name: name.encode() for name in files})
+    column = dict(
+        zip(
+            listing.refs["path"].to_pylist(), listing.refs["other:copy_of"].to_pylist(), strict=True
+        )
+    )
+    assert [column[name] for name in files] == ["a_jpg"] * 3 + ["train/DME/b"] * 3 + [None] * 2
+    assert listing.naming_notes[0].startswith("6 images are copies of 2 sources")
+    off = list_files({name: name.encode() for name in files}, copies_by_name=False)
+    assert "other:copy_of" not in off.refs.column_names
+    assert "copies_by_name" not in off.identity
+    many = [f"CNV/s ({n}).png" for n in range(60)] + ["CNV/s.png", "DME/s.png"]
+    assert "copies_by_name" not in list_files(dict.fromkeys(many, b"")).identity
+
+
+# ---- trees drawn at random
+
+SPLITS = st.sampled_from([("train", "test"), ("Train_Data", "Val_Data"), ("training", "valid")])
+CLASSES = st.sampled_from([OCT, ("benign", "malignant"), ("cat", "dog", "cow"), ("A", "B")])
+PATIENTS = st.builds(
+    lambda form, start, num: tuple(form.format(n) for n in range(start, start + num)),
+    st.sampled_from(["P{}", "patient_{:03}", "{}", "{:06}", "AB{}", "case {}", "id-{}"]),
+    st.integers(0, 900),
+    st.integers(1, 60),
+)
+NOTHING = st.sampled_from([("left", "right"), ("images",), ("session_1", "session_2"), ("deep",),
+                           ("a", "b"), ("1", "2"), ("40X", "100X")])  # fmt: skip
+NAMES = {"split": SPLITS, "class": CLASSES, "patient": PATIENTS, "*": NOTHING}
+
+
+@st.composite
+def trees(draw):
+    """Returns files and what is true of each: split, class and patient."""
+    others = draw(st.lists(st.sampled_from(["split", "patient", "*"]), max_size=3, unique=True))
+    roles = draw(st.permutations(["class", *others]))
+    names = [draw(NAMES[role]) for role in roles]
+    folders = list(itertools.product(*names))
+    kept = draw(st.lists(st.sampled_from(folders), min_size=1, max_size=150, unique=True))
+    number = draw(st.integers(1, 30))
+    return {
+        "/".join([*folder, f"{n}.png"]): dict(zip(roles, folder, strict=True))
+        for folder in kept
+        for n in range(number)
+    }
+
+
+@settings(deadline=None)
+@given(trees())
+def test_no_tree_is_read_wrongly_without_a_word(files):
+    try:
+        listing = list_files({name: name.encode() for name in files})
+    except errors.UserError:
+        return
+    if len({facts["class"] for facts in files.values()}) == 1 or listing.rejects:
+        return  # that is said
+    rows = listing.refs.select(["path", "split", "label", "patient"]).to_pylist()
+    for row in rows:
+        # The outermost folders may be missing in a path.
+        true = [facts for name, facts in files.items() if f"/{name}".endswith(f"/{row['path']}")]
+        assert row["label"] in {facts["class"] for facts in true}
+        if row["patient"]:
+            assert row["patient"] in {facts.get("patient") for facts in true}
+        if "split" in true[0]:
+            assert row["split"] in {_usual(facts["split"]) for facts in true} | {"train"}
+
+
+def _usual(split):
+    return next(name for name in ("train", "val", "test") if name in split.lower())

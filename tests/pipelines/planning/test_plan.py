@@ -1,0 +1,223 @@
+import io
+import json
+import zlib
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from listed import list_members
+
+from pipelines import errors
+from pipelines.listing.refs import REF_SCHEMA, Listing, iterate_refs
+from pipelines.planning import plan
+from pipelines.planning.plan import PlanOptions, make_plan
+from pipelines.sources.source import Member
+from pipelines.stores import output_state
+from tfrecord_io.terminal import printing
+
+STRIDE = 50_000
+
+
+def listing_of(counts, root=""):
+    """Returns the listing of `counts[split]` files a split, of two classes, with odd sizes."""
+    members = []
+    for split, count in counts.items():
+        for i in range(count):
+            label = ("CNV", "NORMAL")[i % 2]
+            name = f"{root}{split}/{label}/{label}-{i // 3}-{i}.jpeg"
+            members.append(Member(name, 100 + i, i, 90, zlib.crc32(b"%d" % i)))
+    return list_members(members)
+
+
+class Plan(NamedTuple):
+    refs: pa.Table
+    tasks: tuple[plan.ShardTask, ...]
+
+
+def planned(counts, listing=None, **options):
+    return Plan(*make_plan((listing or listing_of(counts)).refs, STRIDE, PlanOptions(**options)))
+
+
+def paths_by_split(made):
+    paths = {}
+    start = 0
+    for task in made.tasks:
+        rows = made.refs.slice(start, task.num_refs)["path"].to_pylist()
+        paths.setdefault(task.split, []).extend(rows)
+        start += task.num_refs
+    assert start == made.refs.num_rows
+    return paths
+
+
+COUNTS = st.dictionaries(st.sampled_from(["train", "val", "test"]), st.integers(1, 200), min_size=1)
+OPTIONS = st.builds(
+    lambda seed, size, limit: {"seed": seed, "limit": limit, **size},
+    st.integers(0, 2**63 - 1),
+    st.sampled_from([{}, {"num_shards": 1}, {"num_shards": 7}, {"num_shards": 1000},
+                     {"shard_size_mb": 0.1}, {"shard_size_mb": 1e-320}, {"shard_size_mb": 9e9}]),
+    st.sampled_from([None, 1, 5, 300, 10**9]),
+)  # fmt: skip
+
+
+@given(counts=COUNTS, options=OPTIONS)
+def test_every_image_is_planned_once_and_in_its_split(counts, options):
+    made = planned(counts, **options)
+    for split, paths in paths_by_split(made).items():
+        expected = min(counts[split], options["limit"] or counts[split])
+        assert len(paths) == len(set(paths)) == expected
+        assert all(path.startswith(f"{split}/") for path in paths)
+
+
+@given(counts=COUNTS, options=OPTIONS)
+def test_the_shards_of_a_split_differ_by_one_image_at_most_and_none_is_empty(counts, options):
+    made = planned(counts, **options)
+    assert [task.index for task in made.tasks] == list(range(len(made.tasks)))
+    for split in counts:
+        tasks = [task for task in made.tasks if task.split == split]
+        sizes = {task.num_refs for task in tasks}
+        assert max(sizes) - min(sizes) <= 1
+        assert min(sizes) >= 1
+        assert [task.shard_index for task in tasks] == list(range(len(tasks)))
+        assert {task.num_shards for task in tasks} == {len(tasks)}
+        assert tasks[0].shard_name == f"{split}-00000-of-{len(tasks):05d}.tfrecord"
+
+
+@given(counts=COUNTS, num_shards=st.integers(1, 60))
+def test_the_largest_split_has_the_number_of_shards_asked_for_and_the_others_their_share(
+    counts, num_shards
+):
+    made = planned(counts, num_shards=num_shards)
+    largest = max(counts.values())
+    for split, count in counts.items():
+        found = sum(task.split == split for task in made.tasks)
+        assert found == min(count, max(1, round(num_shards * count / largest)))
+
+
+def test_shards_are_as_large_as_asked_for_or_such_that_cores_can_share_them():
+    # 20 records of 50,000 bytes are a megabyte.
+    assert {task.num_refs for task in planned({"train": 400}, shard_size_mb=1).tasks} == {20}
+    assert len(planned({"train": 400}).tasks) == 6
+    assert len(planned({"train": 40}).tasks) == 1
+    # The real data, in shards of the default size.
+    counts, stride = (83_484, 32, 968), 224 * 224 + 100
+    found = [plan._num_shards(count, max(counts), stride, PlanOptions()) for count in counts]
+    assert found == [66, 1, 15]
+
+
+def test_the_plan_does_not_depend_on_the_folder_that_the_tree_lies_in():
+    counts = {"train": 60, "test": 20}
+    moved = planned(counts, listing_of(counts, root="OCT2017 /"))
+    assert moved.refs["path"].to_pylist() == planned(counts).refs["path"].to_pylist()
+
+
+def test_another_seed_is_another_order_of_every_split():
+    counts = {"train": 200, "test": 100}
+    orders = [paths_by_split(planned(counts, seed=seed)) for seed in (0, 1, 2, 2**63 - 1)]
+    for split in counts:
+        assert len({tuple(order[split]) for order in orders}) == len(orders)
+
+
+def test_the_order_of_a_seed_never_changes():
+    # What this pins down is in every dataset: a change makes the same command build other bytes.
+    made = planned({"train": 8}, seed=7)
+    assert [path[-6] for path in made.refs["path"].to_pylist()] == list("50372164")
+
+
+def test_the_shuffle_is_over_the_whole_split_and_mixes_classes():
+    made = planned({"train": 400}, num_shards=10)
+    start = 0
+    for task in made.tasks:
+        labels = made.refs.slice(start, task.num_refs)["label"].to_pylist()
+        assert 5 < labels.count("CNV") < 35
+        start += task.num_refs
+    positions = np.argsort(np.argsort(made.refs["path"].to_pylist()))
+    assert abs(np.corrcoef(positions, np.arange(400))[0, 1]) < 0.15
+
+
+def test_a_limit_takes_the_first_of_each_split_in_its_shuffled_order():
+    counts = {"test": 3, "val": 3, "train": 50}
+    whole, limited = paths_by_split(planned(counts)), planned(counts, limit=10)
+    assert paths_by_split(limited) == {split: paths[:10] for split, paths in whole.items()}
+    assert list(whole) == ["train", "val", "test"]
+
+
+@given(counts=COUNTS, num_shards=st.integers(1, 20))
+def test_a_worker_reads_from_the_file_what_was_planned_for_its_task(counts, num_shards):
+    made = planned(counts, num_shards=num_shards)
+    file = io.BytesIO()
+    plan.write_refs(file, made.refs, made.tasks, "mine")
+    start = 0
+    for task in made.tasks:
+        with pa.BufferReader(file.getvalue()) as reader:
+            refs = list(iterate_refs(plan.read_task_refs(reader, task, "mine")))
+        assert refs == list(iterate_refs(made.refs.slice(start, task.num_refs)))
+        start += task.num_refs
+
+
+def test_a_plan_of_another_build_is_not_read(tmp_path):
+    made = planned({"train": 3})
+    file = io.BytesIO()
+    plan.write_refs(file, made.refs, made.tasks, "theirs")
+    with (
+        pa.BufferReader(file.getvalue()) as reader,
+        pytest.raises(errors.BuildError, match=r"belongs to build theirs, but this build is mine"),
+    ):
+        plan.read_task_refs(reader, made.tasks[0], "mine")
+
+
+# ---- fingerprints
+
+BASE = [
+    {"root": root, "path": f"train/CNV/{i}.png", "split": "train", "label": "CNV", "patient": None,
+     "offset": i, "stored_size": 5, "size": 9, "version": 3}
+    for root in ("a", "") for i in range(3)
+]  # fmt: skip
+
+
+def digest(rows):
+    return Listing(refs=pa.Table.from_pylist(rows, REF_SCHEMA)).digest
+
+
+@given(
+    row=st.integers(0, len(BASE) - 1),
+    change=st.sampled_from(
+        [{"root": "b"}, {"path": "train/CNV/9.png"}, {"size": 10}, {"version": 4}, {"version": -3}]
+    ),
+)
+def test_the_digest_of_a_listing_changes_with_every_image(row, change):
+    assert digest([*BASE[:row], BASE[row] | change, *BASE[row + 1 :]]) != digest(BASE)
+
+
+def test_the_digest_tells_how_many_images_there_are_and_where_a_folder_ends():
+    digests = {digest(BASE[:count]) for count in range(len(BASE) + 1)}
+    assert len(digests) == len(BASE) + 1
+    first, second = (BASE[0] | {"root": "a", "path": "b/c"}, BASE[0] | {"root": "ab", "path": "/c"})
+    assert digest([first]) != digest([second])
+    moved = [row | {"offset": row["offset"] + 1000, "stored_size": 7} for row in BASE]
+    assert digest(moved) == digest(BASE)
+
+
+IDENTITY = {"seed": 0, "classes": ["CNV", "DME"], "limit": None, "decoder": {"pillow": "12"}}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"seed": 1}, {"classes": ["DME", "CNV"]}, {"limit": 0}, {"decoder": {"pillow": "13"}},
+     {"more": None}],
+)  # fmt: skip
+def test_the_fingerprint_changes_with_everything_and_the_difference_is_named(change):
+    changed = {**IDENTITY, **change}
+    assert output_state.fingerprint(changed) != output_state.fingerprint(IDENTITY)
+    lines = printing.differences(IDENTITY, changed)
+    if change != {"more": None}:
+        assert len(lines) == 1
+        assert lines[0].startswith(f"{next(iter(change))}: ")
+
+
+def test_the_fingerprint_does_not_depend_on_the_order_of_its_parts_or_a_trip_through_json():
+    again = json.loads(json.dumps(dict(reversed(IDENTITY.items()))))
+    assert output_state.fingerprint(again) == output_state.fingerprint(IDENTITY)
+    assert printing.differences(again, IDENTITY) == []

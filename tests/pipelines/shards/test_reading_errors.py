@@ -1,0 +1,263 @@
+"""An input that cannot be read ends the build; only a file that is damaged is a reject."""
+
+import errno
+import gzip
+import itertools
+import os
+import tarfile
+import zipfile
+import zlib
+from pathlib import Path
+
+import pytest
+from builds import IN_MEMORY, run_build_here
+from image_files import pack, scan_tree, write_tree, write_zip
+from PIL import Image, UnidentifiedImageError
+from web_server import WebFile, running_web
+
+from pipelines import build_tfrecords, errors
+from pipelines.listing.listing import ListingOptions, list_images
+from pipelines.sources import directory
+from pipelines.sources.archive import ArchiveSource
+from pipelines.sources.directory import DirectorySource
+from tfrecord_io.decoding.rejects import is_of_content
+from tfrecord_io.format.manifest import Manifest
+from tfrecord_io.stores import remote
+
+TREE = scan_tree({"train": 3})
+NAME = "train/CNV/CNV-100-1.jpeg"
+
+
+def system_error(number):
+    return OSError(number, os.strerror(number))
+
+
+CONTENT_ERRORS = [
+    OSError("image file is truncated"),
+    UnidentifiedImageError("cannot identify image file"),
+    gzip.BadGzipFile("Not a gzipped file"),
+    zlib.error("invalid block type"),
+    EOFError("Compressed file ended"),
+    NotImplementedError("compression type 99"),
+    OverflowError("Python int too large"),
+    system_error(errno.EINVAL),
+]
+NUMBERS = [errno.EACCES, errno.ENOENT, errno.ENOTDIR, errno.EIO, errno.ESTALE, errno.EMFILE]
+MACHINE_ERRORS = [*map(system_error, NUMBERS), MemoryError()]
+#: For whole builds; `is_of_content` treats the others as these.
+SOME_ERRORS = [system_error(errno.EIO), MemoryError()]
+
+
+def test_errors_of_the_content_are_told_from_those_of_the_machine():
+    assert all(map(is_of_content, CONTENT_ERRORS))
+    assert not any(map(is_of_content, [*MACHINE_ERRORS, ImportError("no codec")]))
+
+
+# ---- while the input is listed
+
+# For each kind of input, a function that listing it calls.
+LISTINGS = {
+    "zip": (zipfile, "ZipFile"),
+    "tar": (tarfile.TarFile, "next"),
+    "tar.gz": (gzip.GzipFile, "read"),
+    "folder": (os, "scandir"),
+    "file": (os, "stat"),
+}
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("inputs")
+    for name in ("tree", "scans.zip", "scans.tar", "scans.tar.gz"):
+        pack(folder / name, TREE)
+    return folder
+
+
+def list_input(kind, inputs, scratch_dir):
+    if kind in ("folder", "file"):
+        source = DirectorySource(inputs / "tree")
+    else:
+        source = ArchiveSource(inputs / f"scans.{kind}").prepare(scratch_dir)
+    return list_images(source, ListingOptions())
+
+
+# Listing a folder needs no memory to speak of, and a link that leads nowhere is a reject.
+DISK_ERRORS = [system_error(errno.EACCES), system_error(errno.EIO)]
+LISTING_ERRORS = [
+    (kind, error)
+    for kind in LISTINGS
+    for error in (DISK_ERRORS if kind in ("folder", "file") else MACHINE_ERRORS)
+]
+
+
+@pytest.mark.parametrize(("kind", "error"), LISTING_ERRORS, ids=repr)
+def test_an_input_that_cannot_be_listed_ends_the_build(inputs, tmp_path, monkeypatch, kind, error):
+    where, name = LISTINGS[kind]
+    original = getattr(where, name)
+
+    def fail(*arguments, **options):
+        if kind == "file" and not str(arguments[0]).endswith(NAME):
+            return original(*arguments, **options)
+        error.filename = arguments[0] if kind == "folder" else None
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(where, name, fail)
+        with pytest.raises(errors.BuildError, match=r"may not read 1 files|cannot read .*again"):
+            list_input(kind, inputs, tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar"])
+@pytest.mark.parametrize("error", [system_error(errno.EINVAL), EOFError()], ids=repr)
+def test_an_archive_whose_index_is_damaged_is_refused(inputs, tmp_path, monkeypatch, kind, error):
+    def fail(*_, **__):
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*LISTINGS[kind], fail)
+        with pytest.raises(errors.UserError, match="is not a complete"):
+            list_input(kind, inputs, tmp_path)
+
+
+def test_files_that_may_not_be_read_end_the_build_before_an_image_is_decoded(
+    tmp_path, monkeypatch, capsys
+):
+    scans = write_tree(tmp_path / "scans", {**TREE, "train/CNV/.hidden": b""})
+    forbidden = [scans / name for name in (*list(TREE)[:4], "train/CNV/.hidden")]
+    for path in forbidden:
+        path.chmod(0)
+    # Nothing is forbidden to root.
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path) not in forbidden)
+    assert run_build_here(scans, tmp_path / "out") == 1
+    message = capsys.readouterr().err
+    assert f"may not read 4 files or folders of the input, such as {min(TREE)}" in message
+    assert "chmod" in message
+    assert "begin with a dot" in message
+    assert not (tmp_path / "out").exists()
+
+
+# ---- while the images are read
+
+
+@pytest.fixture
+def after_listing(monkeypatch):
+    """Returns a function that calls another one when the input has been listed, once."""
+
+    def call(change):
+        run = build_tfrecords.run
+
+        def changed(*arguments):
+            monkeypatch.setattr(build_tfrecords, "run", run)
+            change()
+            run(*arguments)
+
+        monkeypatch.setattr(build_tfrecords, "run", changed)
+
+    return call
+
+
+def failing(original, error, is_concerned):
+    def fail(*arguments, **options):
+        if is_concerned(*arguments):
+            raise error
+        return original(*arguments, **options)
+
+    return fail
+
+
+@pytest.mark.parametrize("error", SOME_ERRORS, ids=repr)
+def test_a_file_that_cannot_be_read_ends_the_build_and_is_read_by_the_next(
+    inputs, tmp_path, monkeypatch, capsys, error
+):
+    scans = inputs / "tree"
+    fail = failing(Path.open, error, lambda path, *_: path == scans / NAME)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", fail)
+        assert run_build_here(scans, tmp_path / "out") == 1
+    assert f"cannot read {scans / NAME}: " in (message := capsys.readouterr().err)
+    assert "run the same command again" in message
+    assert run_build_here(scans, tmp_path / "out") == 0
+    assert Manifest.load(tmp_path / "out").counts["examples"] == len(TREE)
+
+
+@pytest.mark.parametrize("error", SOME_ERRORS, ids=repr)
+@pytest.mark.parametrize("where", [(os, "pread"), (Image.Image, "resize")], ids=["read", "decode"])
+def test_a_machine_that_fails_at_a_member_of_a_zip_ends_the_build(
+    inputs, tmp_path, monkeypatch, capsys, where, error
+):
+    calls = itertools.count()
+    path = inputs / "scans.zip"
+    with monkeypatch.context() as patch:
+        fail = failing(getattr(*where), error, lambda *_: next(calls) == 4)
+        patch.setattr(*where, fail)
+        assert run_build_here(path, tmp_path / "out") == 1
+    assert "run the same command again" in capsys.readouterr().err
+    assert run_build_here(path, tmp_path / "out") == 0
+    assert Manifest.load(tmp_path / "out").rejects == {}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content[: len(content) // 2],
+        lambda content: content[:500] + bytes(len(content) - 500),
+        lambda content: bytes(200) + content[200:],
+    ],
+    ids=["cut", "overwritten at its end", "overwritten at its beginning"],
+)
+def test_a_zip_that_changes_during_the_build_is_said_to_have_changed(
+    inputs, tmp_path, after_listing, capsys, change
+):
+    path = tmp_path / "scans.zip"
+    content = (inputs / "scans.zip").read_bytes()
+    path.write_bytes(content)
+    after_listing(lambda: path.write_bytes(change(content)))
+    assert run_build_here(path, tmp_path / "out") == 1
+    assert f"{path} changed since the build began" in capsys.readouterr().err
+    path.write_bytes(content)
+    assert run_build_here(path, tmp_path / "out", "--overwrite") == 0
+    assert Manifest.load(tmp_path / "out").rejects == {}
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+@pytest.mark.parametrize("place", ["header", "content"])
+@pytest.mark.parametrize("always", [False, True])
+def test_a_server_that_garbles_answers_costs_no_image(
+    tmp_path, monkeypatch, capsys, after_listing, method, place, always
+):
+    path = write_zip(tmp_path / "scans.zip", TREE, method)
+    read, garbled = remote.read, itertools.count(1)
+
+    def garble(url, start, length, mark=""):
+        content = bytearray(read(url, start, length, mark))
+        if next(garbled) == 5 or always:
+            part = slice(0, 4) if place == "header" else slice(100, 150)
+            content[part] = os.urandom(len(content[part]))
+        return bytes(content)
+
+    with running_web() as server:
+        server.files["scans.zip"] = WebFile(path.read_bytes())
+        flags = ["--source=archive", f"--input={server.url('scans.zip')}"]
+        flags += [f"--output={tmp_path / 'out'}", "--image_size=8", IN_MEMORY]
+        after_listing(lambda: monkeypatch.setattr(remote, "read", garble))
+        assert build_tfrecords.main(flags) == always
+        assert always == ("other bytes each time" in capsys.readouterr().err)
+        if always:
+            monkeypatch.setattr(remote, "read", read)
+            assert build_tfrecords.main(flags) == 0
+    assert next(garbled) > 5
+    assert Manifest.load(tmp_path / "out").counts["examples"] == len(TREE)
+
+
+def test_a_server_that_garbles_a_file_without_a_checksum_is_found_out(
+    inputs, tmp_path, monkeypatch, capsys
+):
+    original = directory._DirectoryReader.read
+
+    def garble(self, member):
+        content = original(self, member)
+        return content if member.name != NAME else os.urandom(len(content))
+
+    monkeypatch.setattr(directory._DirectoryReader, "read", garble)
+    assert run_build_here(inputs / "tree", tmp_path / "out") == 1
+    assert f"{NAME} has other bytes each time" in capsys.readouterr().err

@@ -1,0 +1,156 @@
+"""`--variants K` through the whole build: the ledger, the keys, the checks."""
+
+import zipfile
+
+import numpy as np
+import pytest
+from builds import build_here, build_of, rows_of
+from image_files import jpeg, scan_tree, scans_of, write_tar, write_tree, write_zip
+
+from pipelines import errors
+from pipelines.report import summary
+from tfrecord_io import Manifest, image_key
+from tfrecord_io.__main__ import main
+from tfrecord_io.auditing import audit
+from tfrecord_io.auditing.verify import verify
+from tfrecord_io.decoding import augment
+
+
+def files():
+    some = scan_tree({"train": 5, "val": 1, "test": 2}, classes=("CNV", "NORMAL"))
+    return some | {"train/CNV/CNV-1-1.jpeg": b"no image at all"}
+
+
+scans = scans_of(files, "scans.zip")
+built = build_of("scans", "--variants=3", "--num_shards=4", "--max_reject_fraction=0.1")
+
+
+def pixels_of(output, row):
+    layout = Manifest.load(output).layout
+    shard = np.fromfile(output / row["shard"], np.uint8).reshape(-1, layout.stride)
+    slot = layout.features["image"]
+    return shard[row["row"], slot.offset : slot.offset + slot.length]
+
+
+def test_only_the_train_split_has_variants_and_each_image_all_of_them(built):
+    by_path: dict[tuple[str, str], list[int]] = {}
+    for row in rows_of(built):
+        by_path.setdefault((row["split"], row["path"]), []).append(row["variant"])
+    assert len(by_path) == 16
+    for (split, _), variants in by_path.items():
+        assert sorted(variants) == ([0, 1, 2, 3] if split == "train" else [0])
+    # They lie shuffled among the others.
+    train = [row["variant"] for row in rows_of(built) if row["split"] == "train"]
+    assert train != sorted(train)
+
+
+def test_the_ledger_counts_files_not_variants(built):
+    counts = Manifest.load(built).counts
+    assert counts["examples"] == 10 * 4 + 2 + 4
+    assert counts["variants"] == 30
+    assert counts["rejects"] == 1
+    assert counts["files"] == counts["examples"] - counts["variants"] + counts["rejects"] == 17
+
+
+def test_a_variant_is_made_of_its_original_by_its_own_key(built):
+    rows = rows_of(built)
+    originals = {row["path"]: row for row in rows if row["variant"] == 0}
+    for row in rows:
+        path = augment.variant_path(row["path"], row["variant"])
+        assert row["key"] == image_key(path)
+        original = pixels_of(built, originals[row["path"]])
+        if row["variant"]:
+            expected = augment.vary(original.tobytes(), (8, 8, 1), row["key"], (0, 0, 8, 8))
+            assert pixels_of(built, row).tobytes() == expected
+
+
+def test_a_wrong_variant_is_found(built, scans, tmp_path, monkeypatch):
+    monkeypatch.setattr(augment, "RECIPE", {**augment.RECIPE, "brightness_fraction": 0.9})
+    assert any("differs from what" in str(finding) for finding in verify(built, source_input=scans))
+
+
+def test_the_variants_are_part_of_what_a_dataset_is(built, scans):
+    chosen = Manifest.load(built).options
+    assert (chosen["variants"], chosen["augmentation"]) == (3, augment.RECIPE)
+    with pytest.raises(errors.UserError, match="variants: 3 there, None now"):
+        build_here(scans, built, "--num_shards=4", "--max_reject_fraction=0.1")
+
+
+def test_the_audit_and_the_summary_do_not_take_a_variant_for_an_image(
+    built, scans, tmp_path, capsys
+):
+    plain = build_here(scans, tmp_path / "plain", "--max_reject_fraction=0.1")
+    for output in (built, plain):
+        assert audit.audit(output).measures["examples"] == 16
+    summary.print_built(str(built), 1.0, 0)
+    said = capsys.readouterr().out
+    assert "17 files:\n       46 examples" in said
+    assert "      -30 augmented copies among them" in said
+
+
+def test_a_variant_goes_with_an_original_that_is_dropped(tmp_path):
+    files = scan_tree({"train": 3, "test": 1}, classes=("CNV", "NORMAL"))
+    files["train/CNV/CNV-900-1.jpeg"] = files["train/CNV/CNV-100-0.jpeg"]
+    source = write_tree(tmp_path / "scans", files)
+
+    output = build_here(source, tmp_path / "out", "--variants=2", "--duplicates=drop")
+
+    counts = Manifest.load(output).counts
+    assert sum(counts["dropped"].values()) == 1
+    assert counts["variants"] == 12
+    paths = {row["path"] for row in rows_of(output)}
+    assert len(paths & {"train/CNV/CNV-900-1.jpeg", "train/CNV/CNV-100-0.jpeg"}) == 1
+    assert verify(output) == []
+
+
+def test_a_limit_is_of_images_not_of_variants(scans, tmp_path):
+    flags = ("--variants=2", "--limit=3", "--max_reject_fraction=1")
+    output = build_here(scans, tmp_path / "out", *flags)
+    assert sum(row["split"] == "train" for row in rows_of(output)) in (6, 9)  # one may be a reject
+    assert Manifest.load(output).counts["over_limit"] == 17 - 3 - 2 - 3
+
+
+def test_a_single_picture_may_have_variants_and_a_card(tmp_path):
+    source = write_tree(tmp_path / "scans", {"train/CNV/CNV-1-1.jpeg": jpeg()})
+    output = build_here(source, tmp_path / "out", "--variants=1")
+    assert Manifest.load(output).num_examples == 2
+    assert "2 images of 1 patient in 1 class (2 train)" in (output / "report.html").read_text()
+
+
+def repacked(scans, path, change=lambda content: content):
+    """Returns a tar of the zip's files, changed."""
+    with zipfile.ZipFile(scans) as archive:
+        return write_tar(path, {name: change(archive.read(name)) for name in archive.namelist()})
+
+
+@pytest.mark.parametrize("kind", ["tar", "tar.gz"])
+def test_verify_decodes_every_copy_of_its_sample_anew_from_a_tar(
+    scans, built, tmp_path, kind, capsys
+):
+    same = repacked(scans, tmp_path / f"same.{kind}")
+    assert main(["verify", str(built), "--source_input", str(same)]) == 0
+    assert "46 images decoded again" in capsys.readouterr().out
+    other = repacked(scans, tmp_path / f"other.{kind}", lambda content: jpeg(len(content) + 99))
+    findings = verify(built, source_input=other)
+    assert len(findings) == 46
+    assert all("differs from what" in finding.message for finding in findings)
+
+
+def test_a_source_that_is_damaged_is_named_by_verify(scans, built, tmp_path, capsys):
+    path = tmp_path / "damaged.zip"
+    path.write_bytes(scans.read_bytes().replace(b"\xff\xd8\xff", b"\xff\xd8\xfe"))
+    assert main(["verify", str(built), "--source_input", str(path)]) == 1
+    assert f"cannot read {path}: Bad CRC-32" in capsys.readouterr().err
+
+
+def test_a_file_named_like_a_variant_has_a_key_of_its_own(tmp_path):
+    first = "train/CNV/a.jpeg"
+    names = [first, f"{first}#variant-1", f"{first}#variant-0", f"{first}#variant-1#variant-2"]
+    files = {name: jpeg(seed) for seed, name in enumerate(names)}
+    scans = write_zip(tmp_path / "scans.zip", files)
+    output = build_here(scans, tmp_path / "out", "--variants=2")
+    rows = rows_of(output)
+    assert len({row["key"] for row in rows}) == len(rows) == 3 * len(names)
+    assert verify(output, source_input=scans) == []
+    plain = rows_of(build_here(scans, tmp_path / "plain"))
+    assert {row["key"] for row in plain} == {image_key(name) for name in names}

@@ -1,0 +1,514 @@
+import gzip
+import io
+import os
+import random
+import stat
+import struct
+import tarfile
+import zipfile
+
+import numpy as np
+import pytest
+from campaign import damage, trees
+from hypothesis import given
+from hypothesis import strategies as st
+from image_files import jpeg, kermany_archive, pack, tar_info, write_tar, write_zip
+from source_files import FIRST, TREE, list_archive, read_archive
+
+from pipelines import errors
+from pipelines.listing.refs import iterate_refs
+from pipelines.sources.archive import ArchiveSource
+from tfrecord_io.decoding.rejects import Reject
+from tfrecord_io.stores import archives
+
+
+def write_archive(folder, kind, files=TREE):
+    """Returns an archive of a kind: `zip`, `deflated.zip`, `tar`, or `tar.gz`; or a `folder`."""
+    return pack(folder / f"scans.{kind}", files)
+
+
+def assert_refused(path, message):
+    with pytest.raises(errors.UserError, match=message):
+        list_archive(path, path.parent / "scratch")
+
+
+ARCHIVES = ("zip", "deflated.zip", "tar", "tar.gz")
+KINDS = pytest.mark.parametrize("kind", ARCHIVES)
+ALL_KINDS = pytest.mark.parametrize("kind", [*ARCHIVES, "folder"])
+
+
+@ALL_KINDS
+def test_every_file_is_read_as_it_was_written(tmp_path, kind):
+    path = write_archive(tmp_path, kind)
+    assert read_archive(path, tmp_path / "scratch") == TREE
+
+
+@ALL_KINDS
+def test_a_header_is_read_without_the_rest_of_the_file(tmp_path, kind):
+    content = np.random.default_rng(0).bytes(50_000)
+    path = write_archive(tmp_path, kind, {"CNV/scan": content, "CNV/empty": b"", "CNV/few": b"abc"})
+    source, listing = list_archive(path, tmp_path / "scratch")
+    with source.open() as reader:
+        starts = {
+            ref.path: reader.read_start(ref.member, 1000) for ref in iterate_refs(listing.refs)
+        }
+    assert content.startswith(starts["CNV/scan"])
+    assert 900 < len(starts["CNV/scan"]) <= 1000
+    assert (starts["CNV/empty"], starts["CNV/few"]) == (b"", b"abc")
+
+
+@ALL_KINDS
+def test_a_second_tree_with_other_content_of_the_same_size_is_noticed(tmp_path, kind):
+    files = kermany_archive(TREE)
+    name = f"oct2017/OCT2017 /{FIRST}"
+    files[name] = files[name][::-1]
+    _, listing = list_archive(write_archive(tmp_path, kind, files), tmp_path / "scratch")
+    assert [(r.source_path, r.reason) for r in listing.rejects] == [(name, "path_conflict")]
+
+
+@ALL_KINDS
+def test_a_source_describes_itself_without_telling_where_it_lies(tmp_path, kind):
+    source, _ = list_archive(write_archive(tmp_path, kind), tmp_path / "scratch")
+    described = source.describe()
+    assert ("gzip" in described) == (kind == "tar.gz")
+    described.pop("gzip", None)
+    what = "directory" if kind == "folder" else "archive"
+    assert described == {"kind": what, "name": f"scans.{kind}"}
+
+
+@pytest.mark.parametrize("kind", ["tar", "tar.gz"])
+def test_a_tar_that_changes_during_the_build_ends_it(tmp_path, kind):
+    path = write_archive(tmp_path, kind)
+    source, listing = list_archive(path, tmp_path / "scratch")
+    changed = write_tar(tmp_path / "changed.tar", {**TREE, FIRST: TREE[FIRST][::-1]})
+    read_from = source.path
+    read_from.write_bytes(changed.read_bytes())
+    with (
+        source.open() as reader,
+        pytest.raises(errors.BuildError, match=rf"{path} changed since .*--overwrite"),
+    ):
+        reader.read(next(ref for ref in iterate_refs(listing.refs) if ref.path == FIRST).member)
+
+
+def test_an_archive_that_a_worker_does_not_see_is_named(tmp_path):
+    with (
+        pytest.raises(errors.BuildError, match="every worker must be able to read it"),
+        ArchiveSource(tmp_path / "nowhere.zip").open(),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("name", ["scans.zip", "scans.tar", "scans.tar.gz", "scans"])
+@pytest.mark.parametrize("content", [b"", bytes(20_000), jpeg(), b"\x1f\x8b", b"PK\3\4"])
+def test_a_file_that_is_not_an_archive_is_named(tmp_path, name, content):
+    path = tmp_path / name
+    path.write_bytes(content)
+    assert_refused(path, f"{path}|found no image.*check --input")
+
+
+# ---- zip
+
+
+def zip_of(kind, files, path):
+    """Returns a zip of one of the kinds of the campaign's trees."""
+    entries = [trees.Entry(*pair) for pair in files.items()]
+    return trees.pack(random.Random(0), kind, entries, path)
+
+
+@pytest.mark.parametrize("kind", ["streamed", "zip64"])
+@pytest.mark.parametrize("name", ["a", "ä", "ä" * 200])
+def test_a_zip_of_any_writer_with_names_of_any_script_is_read(tmp_path, kind, name):
+    files = {path.replace("-1.", f"-{name}."): content for path, content in TREE.items()}
+    assert read_archive(zip_of(kind, files, tmp_path / "a"), tmp_path / "scratch") == files
+
+
+NOT_EXPLAINED = r"a\.zip is not .*belong to no member.*unpack them one by one and give the folder"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        pytest.param("zip", b"", NOT_EXPLAINED, id="joined"),
+        pytest.param("deflated.zip", b"", NOT_EXPLAINED, id="joined, compressed"),
+        pytest.param(b"#!/bin/sh\nexec unzip\n" * 50, b"", NOT_EXPLAINED, id="unpacks itself"),
+        pytest.param(b"", b"more", "other data follows its end", id="followed"),
+    ],
+)
+def test_a_zip_with_other_data_before_or_behind_it_is_refused(tmp_path, before, after, message):
+    if isinstance(before, str):
+        before = write_archive(tmp_path, before, {FIRST: TREE[FIRST]}).read_bytes()
+    path = write_zip(tmp_path / "a.zip", TREE)
+    path.write_bytes(before + path.read_bytes() + after)
+    assert_refused(path, message)
+
+
+@pytest.mark.parametrize("kind", ["zip", "streamed"])
+@pytest.mark.parametrize("hidden", [[], [0], [5], [11], range(1, 12, 2), range(3, 12)], ids=str)
+def test_a_member_that_the_index_leaves_out_is_noticed(tmp_path, kind, hidden):
+    def change(entries):
+        # In another order, which is no fault.
+        entries[:] = [entry for i, entry in enumerate(entries) if i not in hidden][::-1]
+
+    path = zip_of(kind, TREE, tmp_path / "a")
+    path.write_bytes(damage.change_index(path.read_bytes(), change))
+    if not hidden:
+        assert read_archive(path, tmp_path / "scratch") == TREE
+        return
+    assert_refused(path, NOT_EXPLAINED)
+
+
+@pytest.mark.parametrize("place", [0, 5, 12])
+def test_zeros_may_lie_before_between_and_after_members(tmp_path, place):
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for index, (name, content) in enumerate(TREE.items()):
+            archive.fp.write(bytes(3_000_000 if index == place else 0))
+            archive.start_dir = archive.fp.tell()
+            archive.writestr(name, content)
+        if place == len(TREE):
+            archive.start_dir += archive.fp.write(bytes(3_000_000))
+    assert path.stat().st_size > 3_000_000
+    assert read_archive(path, tmp_path / "scratch") == TREE
+
+
+@pytest.mark.parametrize("num_bytes", [5, 300, 40_000])
+def test_fields_of_a_local_header_may_have_any_length(tmp_path, num_bytes):
+    # As zipalign pads members: the field is in the local header, and not in the index.
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in TREE.items():
+            info = zipfile.ZipInfo(name)
+            info.extra = struct.pack("<HH", 0xD935, num_bytes - 4) + b"x" * (num_bytes - 4)
+            archive.writestr(info, content)
+            info.extra = b""
+    assert read_archive(path, tmp_path / "scratch") == TREE
+
+
+def central_entry(data, name):
+    """Returns where a member's entry in the zip's central directory begins."""
+    # APPNOTE.TXT 4.3.12: the name follows 46 bytes that begin with this signature.
+    place = data.index(b"PK\1\2")
+    while data[place + 46 : place + 46 + len(name)] != name.encode():
+        place = data.index(b"PK\1\2", place + 1)
+    return place
+
+
+def patched_zip(tmp_path, offset, form, value, name=FIRST, method=zipfile.ZIP_DEFLATED):
+    """Returns a zip in which a field of one member's central entry has another value."""
+    path = write_zip(tmp_path / "a.zip", TREE, method)
+    data = bytearray(path.read_bytes())
+    struct.pack_into(form, data, central_entry(data, name) + offset, value)
+    path.write_bytes(data)
+    return path
+
+
+# Offsets in a central entry, from APPNOTE.TXT 4.3.12.
+FLAGS, CRC, STORED_SIZE, SIZE, COMMENT_LENGTH, MODE, OFFSET = 8, 16, 20, 24, 32, 38, 42
+
+
+@pytest.mark.parametrize(
+    ("offset", "form", "value", "reason"),
+    [
+        pytest.param(FLAGS, "<H", 1, "encrypted", id="encrypted"),
+        pytest.param(MODE, "<I", (stat.S_IFLNK | 0o777) << 16, "link", id="link"),
+        pytest.param(CRC, "<I", 12345, "unreadable_member", id="wrong checksum"),
+        pytest.param(SIZE, "<I", 5, "unreadable_member", id="grows beyond its size"),
+        pytest.param(SIZE, "<I", 10**6, "unreadable_member", id="shorter than its size"),
+        pytest.param(SIZE, "<I", 2**32 - 2, "file_too_large", id="claims 4 GiB"),
+        pytest.param(STORED_SIZE, "<I", 3, "unreadable_member", id="stored size too small"),
+        pytest.param(OFFSET, "<I", 7, "unreadable_member", id="points into another member"),
+    ],
+)
+def test_a_hostile_entry_of_a_zip_is_a_reject_and_the_others_are_read(
+    tmp_path, offset, form, value, reason
+):
+    path = patched_zip(tmp_path, offset, form, value)
+    assert read_archive(path, tmp_path / "scratch") == {**TREE, FIRST: reason}
+
+
+@pytest.mark.parametrize("offset", [2**63 - 1, 2**63, 2**64 - 1, 2**40, 10_000])
+def test_an_offset_outside_the_zip_is_refused(tmp_path, offset):
+    # A zip64 extra field (APPNOTE.TXT 4.5.3) that holds the offset alone.
+    extra = struct.pack("<HHQ", 1, 8, offset)
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in TREE.items():
+            info = zipfile.ZipInfo(name)
+            info.extra = extra if name == FIRST else b""
+            archive.writestr(info, content)
+    data = bytearray(path.read_bytes())
+    struct.pack_into("<I", data, central_entry(data, FIRST) + OFFSET, 2**32 - 1)
+    path.write_bytes(data)
+    assert_refused(path, r"belong to no member|points outside")
+
+
+def test_a_member_that_claims_bytes_beyond_all_members_is_refused(tmp_path):
+    path = patched_zip(tmp_path, STORED_SIZE, "<I", 2**32 - 2)
+    assert_refused(path, "points outside of its members")
+
+
+def test_a_zip_whose_directory_hides_members_is_refused(tmp_path):
+    # The comment of one entry has a length by which it covers all that follow it.
+    path = write_zip(tmp_path / "a.zip", TREE)
+    data = path.read_bytes()
+    name = list(TREE)[5]
+    rest = len(data) - 22 - central_entry(data, name) - 46 - len(name)
+    path = patched_zip(tmp_path, COMMENT_LENGTH, "<H", rest, name=name, method=zipfile.ZIP_STORED)
+    with zipfile.ZipFile(path) as archive:  # which does not notice
+        assert len(archive.infolist()) == 6
+    assert_refused(path, r"a\.zip is not .*\(expected 12 members, found 6")
+
+
+def test_a_zip_whose_end_holds_the_signature_of_an_end_is_listed(tmp_path):
+    path = write_zip(tmp_path / "a.zip", TREE)
+    data = bytearray(path.read_bytes())
+    data[-18:-14] = b"PK\5\6"  # overwrites the disk numbers, which zipfile ignores
+    path.write_bytes(data)
+    assert set(read_archive(path, tmp_path / "scratch")) == set(TREE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("comment", [b"", b"PK of a comment"])
+@pytest.mark.parametrize("num_members", [0, 1, 65_535, 65_536])
+def test_a_zip_of_any_number_of_members_is_whole(tmp_path, num_members, comment):
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.comment = comment
+        for index in range(num_members):
+            archive.writestr(f"{index}", b"")
+    with path.open("rb") as file, archives.open_zip(file) as archive:
+        assert len(archive.infolist()) == num_members
+
+
+@pytest.mark.slow
+def test_a_count_of_16_bits_may_wrap_around(tmp_path):
+    # As some writers leave it, who do without the zip64 record.
+    path = tmp_path / "a.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for index in range(65_537):
+            archive.writestr(f"{index}", b"")
+    data = bytearray(path.read_bytes())
+    size, start = struct.unpack_from("<QQ", data, data.rindex(b"PK\6\6") + 40)
+    end = struct.pack("<4sHHHHIIH", b"PK\5\6", 0, 0, 1, 1, size, start, 0)
+    path.write_bytes(data[: start + size] + end)
+    with path.open("rb") as file, archives.open_zip(file) as archive:
+        assert len(archive.infolist()) == 65_537
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_an_unusual_compression_is_a_reject_that_names_it(tmp_path, method):
+    path = write_zip(tmp_path / "a.zip", TREE, method)
+    source, listing = list_archive(path, tmp_path / "scratch")
+    with source.open() as reader, pytest.raises(Reject, match=f"method {method} is not supported"):
+        reader.read(next(iterate_refs(listing.refs)).member)
+
+
+def test_a_member_with_content_that_is_named_like_a_folder_or_not_at_all_is_a_reject(tmp_path):
+    files = {**TREE, "train/CNV/": b"content", "train/empty/": b"", "?/CNV.jpeg": b"1"}
+    path = write_zip(tmp_path / "a.zip", files)
+    # zipfile ends a name at a zero byte, here at its first.
+    path.write_bytes(path.read_bytes().replace(b"?/CNV", b"\0/CNV"))
+    found = read_archive(path, tmp_path / "scratch")
+    assert found == {**TREE, "train/CNV/": "unsafe_name", "": "unsafe_name"}
+
+
+WHOLE = {}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def whole_archives(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    for kind in ARCHIVES:
+        WHOLE[kind] = write_archive(folder, kind).read_bytes()
+
+
+@KINDS
+@given(data=st.data())
+def test_an_archive_cut_anywhere_is_refused_or_complete(tmp_path, kind, data):
+    whole = WHOLE[kind]
+    path = tmp_path / f"cut.{kind}"
+    path.write_bytes(whole[: data.draw(st.integers(0, len(whole) - 1), label="cut")])
+    try:
+        found = read_archive(path, tmp_path / "scratch")
+    except errors.UserError as error:
+        assert str(path) in str(error)  # noqa: PT017
+        return
+    # A tar ends in blocks of zeros, of which one is enough.
+    assert kind == "tar"
+    assert found == TREE
+
+
+@KINDS
+@given(data=st.data())
+def test_a_damaged_archive_gives_no_wrong_bytes_and_no_other_error(tmp_path, kind, data):
+    damaged = bytearray(WHOLE[kind])
+    for _ in range(data.draw(st.integers(1, 3))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    path = tmp_path / f"damaged.{kind}"
+    path.write_bytes(damaged)
+    try:
+        found = read_archive(path, tmp_path / "scratch")
+    except errors.UserError:
+        return
+    if kind != "tar":  # which has no checksums of contents
+        for name, content in found.items():
+            assert isinstance(content, str) or content in TREE.values(), name
+
+
+def test_a_zip_with_a_name_that_is_not_the_utf8_it_claims_is_refused_with_the_way_out(tmp_path):
+    path = write_zip(tmp_path / "a.zip", {**TREE, "train/CNV/ä.jpeg": b"1"})
+    path.write_bytes(path.read_bytes().replace("ä".encode(), b"\xff\xfe"))
+    assert_refused(path, r"a\.zip .*a name is UTF-8, .*pack the files again")
+
+
+# ---- tar
+
+
+def test_a_tar_cut_at_a_members_border_is_refused(tmp_path):
+    path = write_tar(tmp_path / "a.tar", TREE)
+    with tarfile.open(path) as archive:
+        borders = [*(info.offset for info in archive.getmembers()[1:]), archive.offset]
+    whole = path.read_bytes()
+    for border in borders:
+        path.write_bytes(whole[:border])
+        with pytest.raises(errors.UserError, match=r"cut off|not a complete tar"):
+            list_archive(path, tmp_path / "scratch")
+
+
+@pytest.mark.parametrize("damage", [b"?", bytes(512)], ids=["changed", "zeros"])
+def test_a_damaged_header_inside_a_tar_does_not_hide_what_follows(tmp_path, damage):
+    path = write_tar(tmp_path / "a.tar", TREE)
+    with tarfile.open(path) as archive:
+        place = archive.getmembers()[5].offset
+    data = bytearray(path.read_bytes())
+    data[place : place + len(damage)] = damage
+    path.write_bytes(data)
+    assert_refused(path, "not a complete tar archive")
+
+
+@pytest.mark.parametrize("kind", ["tar", "tar.gz"])
+def test_tars_that_were_joined_are_refused(tmp_path, kind):
+    names = sorted(TREE)
+    path = write_archive(tmp_path, kind, {name: TREE[name] for name in names[:6]})
+    second = write_tar(tmp_path / f"b.{kind}", {name: TREE[name] for name in names[6:]})
+    path.write_bytes(path.read_bytes() + second.read_bytes())
+    assert_refused(path, rf"scans\.{kind} is not .* other data follows; if")
+
+
+@pytest.mark.parametrize("num_bytes", [512, 513, 10_240, 5_000_000])
+def test_a_tar_may_end_in_any_number_of_zeros_from_one_block_on(tmp_path, num_bytes):
+    path = write_tar(tmp_path / "a.tar", TREE)
+    with tarfile.open(path) as archive:
+        end = sum(1 for _ in archive) and archive.offset
+    path.write_bytes(path.read_bytes()[:end] + bytes(num_bytes))
+    assert read_archive(path, tmp_path / "scratch") == TREE
+
+
+@pytest.mark.parametrize("form", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT])
+def test_long_and_foreign_names_are_read_in_every_tar_format(tmp_path, form):
+    folder = "x" * 90
+    files = {f"{folder}/{name}": content for name, content in TREE.items()}
+    if form != tarfile.USTAR_FORMAT:
+        files[f"{folder}/train/CNV/{'ü' * 100}.jpeg"] = b"long"
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w", format=form) as archive:
+        for name, content in files.items():
+            archive.addfile(tar_info(name, len(content)), io.BytesIO(content))
+    assert read_archive(path, tmp_path / "scratch") == files
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (tarfile.SYMTYPE, "link"),
+        (tarfile.LNKTYPE, "link"),
+        (tarfile.CHRTYPE, "not_a_file"),
+        (tarfile.BLKTYPE, "not_a_file"),
+        (tarfile.FIFOTYPE, "not_a_file"),
+        (tarfile.REGTYPE, "not_a_file"),
+    ],
+)
+def test_a_member_of_a_tar_that_is_not_a_file_is_a_reject(tmp_path, kind, reason):
+    info = tar_info("train/CNV/odd.jpeg", kind=kind)
+    info.linkname = "/etc/passwd"
+    if kind == tarfile.REGTYPE:  # sparse, as GNU's pax format 0.1 has it
+        info.pax_headers = {"GNU.sparse.map": "0,0", "GNU.sparse.size": "0"}
+    path = write_tar(tmp_path / "a.tar", TREE, extra=[info])
+    assert read_archive(path, tmp_path / "scratch") == {**TREE, "train/CNV/odd.jpeg": reason}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"mtime": "inf"},
+        {"mtime": "-1e300"},
+        {"mtime": "nan"},
+        {"size": "99999999999999999999999"},
+        {"size": "-5"},
+        {"size": "-1536"},  # leads back to the member's own header
+        {"size": "-2048"},
+        {"path": "train/CNV/\0.png"},
+        {"GNU.sparse.map": "0,1,9"},
+        {"GNU.sparse.size": "x"},
+    ],
+    ids=str,
+)
+def test_hostile_pax_headers_end_in_a_reject_or_a_clear_error(tmp_path, headers):
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
+        for name, body in TREE.items():
+            info = tar_info(name, len(body))
+            info.pax_headers = headers if name == FIRST else {}
+            archive.addfile(info, io.BytesIO(body))
+    try:
+        found = read_archive(path, tmp_path / "scratch")
+    except errors.UserError as error:
+        assert str(path) in str(error)  # noqa: PT017
+        return
+    del found[next(name for name in found if name.startswith("train/CNV/\\x00") or name == FIRST)]
+    assert found == {name: content for name, content in TREE.items() if name != FIRST}
+
+
+def test_a_tar_that_ends_in_a_zip_is_still_a_tar(tmp_path):
+    inner = write_zip(tmp_path / "inner.zip", {"train/EVIL/1.png": b"1"}).read_bytes()
+    path = write_tar(tmp_path / "a.tar", {**TREE, "notes/inner.zip": inner})
+    assert read_archive(path, tmp_path / "scratch") == TREE
+
+
+# ---- gzip
+
+
+# bgzip ends a file with an empty stream, whose checksum covers nothing.
+@pytest.mark.parametrize("end", [b"", gzip.compress(b"", mtime=0)])
+def test_a_gzip_stream_is_unpacked_once_and_told_from_another_of_its_size(tmp_path, end):
+    path = tmp_path / "a.tar.gz"
+    unpacked, inodes = [], []
+    for time, content in enumerate((b"one", b"one", b"two")):
+        path.write_bytes(gzip.compress(content, compresslevel=0, mtime=0) + end)
+        os.utime(path, ns=(0, time // 2 if end else 0))
+        unpacked.append(ArchiveSource(path).prepare(tmp_path / "scratch").path)
+        inodes.append(unpacked[-1].stat().st_ino)
+    assert inodes[0] == inodes[1] != inodes[2]
+    assert [file.read_bytes() for file in unpacked] == [b"one", b"one", b"two"]
+    assert len(list((tmp_path / "scratch").iterdir())) == 2
+
+
+def test_a_gzip_bomb_is_stopped_and_leaves_nothing(tmp_path):
+    path = tmp_path / "bomb.tar.gz"
+    with gzip.open(path, "wb") as file:
+        for _ in range(65):
+            file.write(bytes(1 << 20))
+    scratch = tmp_path / "scratch"
+    assert_refused(path, "unpacks to more than 50 times its size")
+    assert list(scratch.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("end", "more"), [(3, b""), (200, b""), (-9, b""), (-1, b""), (None, b"more")]
+)
+def test_a_gzip_stream_that_is_cut_or_followed_by_other_data_leaves_nothing(tmp_path, end, more):
+    path = write_tar(tmp_path / "a.tar.gz", TREE)
+    path.write_bytes(path.read_bytes()[:end] + more)
+    scratch = tmp_path / "scratch"
+    assert_refused(path, "is not a complete gzip file")
+    assert list(scratch.iterdir()) == []

@@ -1,0 +1,378 @@
+"""Zips and folders on an object store, through the whole build."""
+
+import contextlib
+from pathlib import Path
+
+import azure_server
+import numpy as np
+import pytest
+from builds import build_here, build_of, shards_of
+from dicom_files import dicom_file
+from image_files import (
+    grey_pixels,
+    jpeg,
+    kermany_archive,
+    png,
+    scan_tree,
+    scans_of,
+    under,
+    write_tar,
+    write_tree,
+    write_zip,
+)
+from s3_server import BUCKET, SECRET_KEY, running_gcs, running_s3
+from tiff_files import tiff_file
+from web_server import WebFile, running_web
+
+from pipelines import build_tfrecords, errors, options
+from pipelines.listing.listing import ListingOptions, list_images
+from pipelines.sources import factory
+from pipelines.sources.archive import ArchiveSource
+from pipelines.sources.remote import RemoteDirectorySource, RemoteZipSource
+from tfrecord_io import Manifest
+from tfrecord_io.__main__ import main as tfrecord_io_main
+from tfrecord_io.auditing import verify
+from tfrecord_io.stores import remote
+
+
+@pytest.fixture(scope="module")
+def s3():
+    with running_s3() as server:
+        yield server
+
+
+def files():
+    damaged = {"train/CNV/CNV-1-1.jpeg": b"no image at all"}
+    return kermany_archive(scan_tree({"train": 6, "val": 1, "test": 2}) | damaged)
+
+
+scans_zip = scans_of(files, "scans.zip")
+#: The dataset that every build of these scans is to give.
+local = build_of("scans_zip", "--max_reject_fraction=0.5")
+
+
+def build(s3, source, given, output, *more):
+    flags = (f"--source={source}", "--max_reject_fraction=0.5", *s3.flags)
+    build_here(given, output, *flags, *more)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "running"),
+    [
+        ("s3", contextlib.nullcontext),
+        pytest.param("gs", running_gcs, marks=pytest.mark.slow),
+        pytest.param("az", azure_server.running_azure, marks=pytest.mark.slow),
+    ],
+    ids=["s3", "gs", "az"],
+)
+def test_a_dataset_on_a_store_is_the_one_on_a_disk(scheme, running, s3, scans_zip, local, tmp_path):
+    copy = tmp_path / "remote"
+    copy.mkdir()
+    s3.use()
+    with running():
+        with scans_zip.open("rb") as file:
+            remote.write(f"{scheme}://scans/in/scans.zip", file)
+
+        url = f"{scheme}://scans"
+        build_here(f"{url}/in/scans.zip", f"{url}/out", "--max_reject_fraction=0.5")
+
+        for found in remote.list_files(f"{scheme}://scans/out", recursive=True):
+            name = found.url.removeprefix(f"{scheme}://scans/out/")
+            (copy / name).write_bytes(remote.read_file(found.url))
+    assert {path.name for path in copy.iterdir()} == {path.name for path in local.iterdir()}
+    assert shards_of(copy) == shards_of(local)
+    assert verify.verify(copy, source_input=scans_zip) == []
+    assert all(SECRET_KEY.encode() not in path.read_bytes() for path in copy.iterdir())
+
+
+# "us@er:pa/ss" in base64, as RFC 7617 has it.
+LOGIN = "Basic dXNAZXI6cGEvc3M="
+
+
+def secret_url(server, path="scans.zip", login="us%40er:pa%2Fss"):
+    return server.url(path).replace("://", f"://{login}@")
+
+
+def test_a_zip_on_a_web_server_is_read_in_place_and_its_secrets_shown_to_nobody(
+    scans_zip, local, tmp_path, capsys
+):
+    output = tmp_path / "remote"
+    with running_web() as server:
+        server.files["scans.zip"] = WebFile(
+            scans_zip.read_bytes(), query="sig=very-secret", login=LOGIN
+        )
+        url = f"{secret_url(server)}?sig=very-secret"
+        build_here(url, output, "--max_reject_fraction=0.5")
+        assert server.bytes_sent < 1.1 * scans_zip.stat().st_size
+    assert shards_of(output) == shards_of(local) != {}
+    assert Manifest.load(output).source == Manifest.load(local).source
+    written = [path.read_bytes() for path in output.rglob("*") if path.is_file()]
+    said = "".join(capsys.readouterr()).encode()
+    for secret in ("very-secret", "us%40er", "pa%2Fss", "us@er", "pa/ss", LOGIN):
+        assert not [content for content in [*written, said] if secret.encode() in content]
+
+
+@pytest.mark.parametrize(
+    "content", ["refused", "garbage", "another login", "another port", "s3", "output", "folder"]
+)
+def test_a_login_in_a_url_that_fails_is_shown_to_nobody(content, tmp_path, capsys):
+    with running_web() as server:
+        server.files["scans.zip"] = WebFile(b"garbage", query="no", login=LOGIN)
+        given = secret_url(server)
+        if content != "refused":
+            server.files["scans.zip"].query = ""
+        if content == "another login":
+            given = secret_url(server, login="us%40er:pa%2Fssword")
+        elif content == "another port":  # the slash ends the name of the server, says RFC 3986
+            given = secret_url(server, login="us%40er:pa/ss")
+        elif content == "s3":
+            given = "s3://us%40er:pa%2Fss@bucket/scans.zip"
+        output = tmp_path / "out"
+        if content == "output":
+            given, output = tmp_path, secret_url(server, "out")
+        more = ["--source=directory"] if content == "folder" else []
+        with pytest.raises(errors.ToldError) as caught:
+            build_here(given, output, *more)
+    shown = str(caught.value) + "".join(capsys.readouterr())
+    assert not [secret for secret in ("us%40er", "us@er", "pa%2F", "pa/ss") if secret in shown]
+
+
+def test_a_build_that_another_one_overtakes_on_a_store_ends_with_the_same_dataset(
+    s3, scans_zip, monkeypatch, capsys
+):
+    run = build_tfrecords.run
+
+    def overtaken(*arguments):
+        monkeypatch.setattr(build_tfrecords, "run", run)
+        build(s3, "archive", scans_zip, f"s3://{BUCKET}/out")
+        # Its plan went with the other build's, so it cannot go on.
+        run(*arguments)
+
+    monkeypatch.setattr(build_tfrecords, "run", overtaken)
+    build(s3, "archive", scans_zip, f"s3://{BUCKET}/out")
+    assert capsys.readouterr().out.endswith("nothing to do\n")
+
+
+def test_a_build_on_a_store_goes_on_where_it_stopped(s3, scans_zip, local, tmp_path, capsys):
+    url = f"s3://{BUCKET}/resumed"
+    with pytest.raises(errors.BuildError, match="rejected"):
+        build(s3, "archive", str(scans_zip), url, "--max_reject_fraction=0")
+    times = {key: s3.client.head_object(Bucket=BUCKET, Key=key)["LastModified"]
+             for key in s3.object_names() if key.startswith("resumed/train")}  # fmt: skip
+    capsys.readouterr()
+
+    build(s3, "archive", str(scans_zip), url)
+
+    assert "resuming: 3 of 3 shards are finished" in capsys.readouterr().err
+    for key, time in times.items():
+        assert s3.client.head_object(Bucket=BUCKET, Key=key)["LastModified"] == time
+    assert shards_of(write_tree(tmp_path / "remote", s3.read("resumed/"))) == shards_of(local)
+
+
+def test_another_dataset_on_a_store_is_not_overwritten_unasked(s3, scans_zip):
+    url = f"s3://{BUCKET}/other"
+    build(s3, "archive", str(scans_zip), url)
+
+    with pytest.raises(errors.UserError, match="holds a dataset that differs:\n  seed: 0 there"):
+        build(s3, "archive", str(scans_zip), url, "--seed=1")
+    build(s3, "archive", str(scans_zip), url, "--seed=1", "--overwrite")
+
+
+def test_worker_processes_reach_the_store_with_the_users_flags(s3, scans_zip, local, tmp_path):
+    s3.client.upload_file(str(scans_zip), BUCKET, "in/scans.zip")
+    words = [f"--input=s3://{BUCKET}/in/scans.zip", f"--output=s3://{BUCKET}/processes"]
+
+    build_tfrecords.build(
+        ["--source=archive", *words, "--image_size=8", "--max_reject_fraction=0.5",
+         "--direct_num_workers=2", *s3.flags]
+    )  # fmt: skip
+
+    assert shards_of(write_tree(tmp_path / "remote", s3.read("processes/"))) == shards_of(local)
+
+
+@pytest.mark.parametrize("has_table", [False, True])
+def test_a_folder_on_a_store_gives_the_bytes_of_the_local_one(s3, tmp_path, has_table):
+    files = scan_tree({"train": 3, "test": 1})
+    files["train/CNV/pages.tif"] = tiff_file([grey_pixels(seed) for seed in range(3)])
+    tree = write_tree(tmp_path / "tree", files)
+    for path in (tree / name for name in files):
+        s3.client.upload_file(str(path), BUCKET, f"tree/{path.relative_to(tree).as_posix()}")
+    s3.client.put_object(Bucket=BUCKET, Key="tree/train/", Body=b"")
+    rows = [f"{name},{'ab'[place % 2]}" for place, name in enumerate(files)]
+    table = tmp_path / "labels.csv"
+    table.write_text("\n".join(["path,label", *rows]))
+    flags = [f"--labels={table}"] if has_table else []
+    local = build_here(tree, tmp_path / "local", *flags)
+
+    build(s3, "directory", f"s3://{BUCKET}/tree", tmp_path / "remote", *flags)
+
+    assert shards_of(tmp_path / "remote") == shards_of(local) != {}
+
+
+def test_a_picture_whose_name_on_a_store_ends_like_a_folder_is_a_reject(s3, tmp_path):
+    for name in ("CNV/1.png", "CNV/2.png/", "DME/3.png"):
+        s3.client.put_object(Bucket=BUCKET, Key=f"odd/{name}", Body=png())
+    output = tmp_path / "out"
+    build(s3, "directory", f"s3://{BUCKET}/odd", output, "--max_reject_fraction=0.5")
+    assert Manifest.load(output).rejects == {"unreadable_name": 1}
+
+
+def test_a_second_tree_on_a_store_with_other_content_of_the_same_size_is_noticed(s3):
+    s3.use()
+    tree = {"train/CNV/1.png": b"1", "train/CNV/2.png": b"2"}
+    files = under("a", tree) | under("b", {**tree, "train/CNV/2.png": b"?"})
+    for name, content in files.items():
+        s3.client.put_object(Bucket=BUCKET, Key=f"trees/{name}", Body=content)
+    listing = list_images(RemoteDirectorySource(f"s3://{BUCKET}/trees"), ListingOptions())
+    (reject,) = listing.rejects
+    assert (reject.source_path, reject.reason) == ("b/train/CNV/2.png", "path_conflict")
+    assert listing.copies == 1
+
+
+@pytest.mark.parametrize("kind", ["folder", "zip"])
+def test_only_the_bytes_of_its_frame_are_fetched_of_a_volume_on_a_store(kind, s3, tmp_path):
+    volume = np.stack([grey_pixels(seed, 200, 200) for seed in range(20)])
+    files = {"CNV/volume": dicom_file(volume), "DME/1.jpeg": jpeg()}
+    if kind == "zip":
+        local = write_zip(tmp_path / "volume.zip", files)
+        s3.client.upload_file(str(local), BUCKET, "volume.zip")
+    else:
+        local = write_tree(tmp_path / "volume", files)
+        for name in files:
+            s3.client.upload_file(str(local / name), BUCKET, f"volume/{name}")
+    before = s3.bytes_sent
+
+    url = f"s3://{BUCKET}/{local.name}"
+    build(s3, "archive" if kind == "zip" else "directory", url, tmp_path / "remote")
+
+    # The whole file for each frame would be twenty times its size.
+    assert s3.bytes_sent - before < 10 * volume.nbytes
+    build_here(local, tmp_path / "local", "--max_reject_fraction=0.5")
+    assert shards_of(tmp_path / "remote") == shards_of(tmp_path / "local") != {}
+
+
+def test_a_tar_on_a_store_is_refused_with_the_way_out(s3, tmp_path):
+    for name in ("a.tar", "a.tar.gz"):
+        path = write_tar(tmp_path / name, under("x", scan_tree({"train": 1})))
+        s3.client.upload_file(str(path), BUCKET, name)
+        with pytest.raises(errors.UserError, match="Copy the file to a local disk"):
+            build(s3, "archive", f"s3://{BUCKET}/{name}", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_archive_that_is_not_there_is_named(s3, tmp_path):
+    with pytest.raises(errors.UserError, match=r"--input s3://scans/none\.zip is not a file"):
+        build(s3, "archive", f"s3://{BUCKET}/none.zip", tmp_path / "out")
+    with pytest.raises(errors.UserError, match="--input s3://scans/none holds no files"):
+        build(s3, "directory", f"s3://{BUCKET}/none", tmp_path / "out")
+
+
+@pytest.mark.parametrize("kind", ["zip", "folder"])
+def test_an_input_that_changes_under_the_build_is_not_mixed(kind, s3, scans_zip):
+    s3.use()
+    s3.client.upload_file(str(scans_zip), BUCKET, "changes/CNV/a.zip")
+    url = f"s3://{BUCKET}/changes"
+    source = (
+        RemoteDirectorySource(url)
+        if kind == "folder"
+        else RemoteZipSource(f"{url}/CNV/a.zip").prepare(Path())
+    )
+    member = next(source.members())
+    other = bytes(scans_zip.stat().st_size)
+    s3.client.put_object(Bucket=BUCKET, Key="changes/CNV/a.zip", Body=other)
+
+    for read in (lambda reader: reader.read(member), lambda reader: reader.open(member).read(9)):
+        with source.open() as reader, pytest.raises(errors.StoreError, match="changed since"):
+            read(reader)
+
+
+# ---- Workers elsewhere
+
+DATAFLOW = ["--runner=DataflowRunner"]
+
+
+def parsed(*words):
+    chosen = options.parse_options(words)
+    return chosen.source, chosen.workers
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--source=archive", "--input=a.zip"], "give --staging gs://BUCKET/FOLDER"),
+        ([], "give --staging gs://BUCKET/FOLDER"),
+        (["--source=directory", "--input=scans"], "--source directory reads from a disk of this"),
+        (["--source=synthetic"], "--source synthetic reads from a disk of this machine"),
+    ],
+)
+def test_what_dataflow_cannot_see_is_refused_before_anything_is_fetched(words, message):
+    with pytest.raises(errors.UserError, match=message):
+        factory.require_reachable(*parsed(*words, *DATAFLOW))
+
+
+def test_what_every_worker_sees_is_not_refused():
+    factory.require_reachable(*parsed("--source=archive", "--input=gs://b/a.zip", *DATAFLOW))
+    factory.require_reachable(*parsed("--staging=gs://b/x", *DATAFLOW))
+    factory.require_reachable(*parsed("--source=archive", "--input=a.zip"))
+
+
+def test_a_local_archive_is_uploaded_once_and_read_from_there(s3, scans_zip):
+    s3.use()
+    words = ["--source=archive", f"--input={scans_zip}", f"--staging=s3://{BUCKET}/stage"]
+    chosen, local = parsed(*words, *DATAFLOW), ArchiveSource(scans_zip)
+    assert factory.staged(local, *parsed(*words)) is local  # whose workers are here
+    source = factory.staged(local, *chosen)
+    [key] = [key for key in s3.object_names() if key.startswith("stage/")]
+    time = s3.client.head_object(Bucket=BUCKET, Key=key)["LastModified"]
+
+    again = factory.staged(ArchiveSource(scans_zip), *chosen)
+
+    assert again == source == RemoteZipSource(f"s3://{BUCKET}/{key}")
+    assert source.describe() == ArchiveSource(scans_zip).describe()
+    assert s3.client.head_object(Bucket=BUCKET, Key=key)["LastModified"] == time
+    assert len(list(source.prepare(Path()).members())) > 20
+
+
+def test_an_archive_that_differs_in_its_first_image_alone_is_uploaded_too(s3, tmp_path):
+    s3.use()
+    words = ["--source=archive", "--input=a.zip", f"--staging=s3://{BUCKET}/alike", *DATAFLOW]
+    found = []
+    for content in (b"one", b"two"):
+        path = write_zip(
+            tmp_path / "a.zip", {"A/first": content} | {f"A/{i}": b"" for i in range(1500)}
+        )
+        source = factory.staged(ArchiveSource(path), *parsed(*words))
+        found.append((source.url, path.stat().st_size))
+        assert remote.read_file(source.url) == path.read_bytes()
+    assert found[0][0] != found[1][0]
+    assert found[0][1] == found[1][1]
+
+
+@pytest.mark.parametrize("given", ["https://host/a.zip?sig=secret", "https://me:secret@host/a.zip"])
+def test_a_signature_is_not_sent_along_with_a_job(given):
+    with pytest.raises(errors.UserError, match="would be written into the job's") as caught:
+        factory.require_reachable(*parsed("--source=archive", f"--input={given}", *DATAFLOW))
+    assert "secret" not in str(caught.value)
+    factory.require_reachable(*parsed("--source=archive", f"--input={given}"))
+
+
+def test_a_tar_cannot_be_staged(tmp_path):
+    path = write_tar(tmp_path / "a.tar", scan_tree({"train": 1}))
+    with pytest.raises(errors.UserError, match="only a zip can be read in parts from --staging"):
+        factory.staged(ArchiveSource(path), *parsed("--staging=gs://b/x", *DATAFLOW))
+
+
+# ---- What stays local
+
+
+@pytest.mark.parametrize("command", ["verify", "audit"])
+def test_a_command_that_reads_local_files_says_so(command, capsys):
+    assert tfrecord_io_main([command, "gs://bucket/out"]) == 2
+    assert f"{command}: expected local files, received gs://bucket/out" in capsys.readouterr().err
+
+
+def test_fashion_mnist_on_a_store_is_refused(tmp_path):
+    with pytest.raises(errors.UserError, match="copy the files to a disk of this machine first"):
+        build_tfrecords.build(
+            ["--source=fashion_mnist", "--input=gs://b/f", f"--output={tmp_path}"]
+        )

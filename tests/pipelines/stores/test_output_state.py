@@ -1,0 +1,283 @@
+import contextlib
+import json
+import os
+import shutil
+import stat
+from pathlib import Path
+
+import pytest
+from builds import build_here, build_of, files_of, prepare, shards_of
+from image_files import scan_tree, scans_of, write_tree
+
+from pipelines import errors
+from pipelines.shards import write
+from pipelines.stores import output_state
+from pipelines.stores.output import BUILD_DIR, Storage
+from tfrecord_io import ManifestError
+from tfrecord_io.stores import file_lock
+
+
+@pytest.fixture
+def storage(tmp_path):
+    return Storage(str(tmp_path / "out"))
+
+
+scans = scans_of(lambda: scan_tree({"train": 6, "test": 2}))
+complete = build_of("scans", "--num_shards=4")
+
+
+def identity_of(scans, output, *more):
+    with prepare(scans, output, "--num_shards=4", *more) as job:
+        return job.build.draft.options
+
+
+# ---- one build at a time
+
+
+def test_a_second_build_is_refused_while_the_first_holds_the_folder(storage):
+    with (
+        output_state.locked(storage),
+        pytest.raises(errors.UserError, match=rf"another process \(process id {os.getpid()}\)"),
+        output_state.locked(storage),
+    ):
+        pass
+    with output_state.locked(storage):
+        pass
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_build_that_never_began_leaves_no_folder_and_no_lock(storage, fails):
+    with contextlib.suppress(KeyboardInterrupt), output_state.locked(storage):
+        assert Path(storage.root).is_dir()
+        if fails:
+            raise KeyboardInterrupt
+    assert not Path(storage.root).exists()
+
+
+def test_a_folder_that_was_there_before_stays(storage):
+    write_tree(Path(storage.root), {"notes.txt": b"mine"})
+    with output_state.locked(storage):
+        pass
+    assert files_of(Path(storage.root)) == {"notes.txt": b"mine"}
+    shutil.rmtree(storage.root)
+    Path(storage.root).mkdir()
+    with output_state.locked(storage):
+        pass
+    assert Path(storage.root).is_dir()
+
+
+def test_the_build_folder_is_its_owners_alone(tmp_path):
+    with output_state.locked(Storage(str(tmp_path / "out"))):
+        assert stat.S_IMODE((tmp_path / "out" / ".build").stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize("name", ["file", "file/below"])
+def test_an_output_that_cannot_be_a_folder_is_named(tmp_path, name):
+    (tmp_path / "file").write_bytes(b"")
+    with (
+        pytest.raises(errors.UserError, match=f"cannot write to --output {tmp_path / name}"),
+        output_state.locked(Storage(str(tmp_path / name))),
+    ):
+        pass
+
+
+# ---- any lock
+
+
+def test_a_lock_that_is_held_is_refused_and_names_its_holder(tmp_path):
+    path = tmp_path / "folder" / "lock"
+    with file_lock.held(path, "busy"):
+        with (
+            pytest.raises(errors.UserError, match=rf"process id {os.getpid()}\) is busy; wait"),
+            file_lock.held(path, "busy"),
+        ):
+            pass
+        path.write_text("")  # as it is before its holder has written its id
+        with (
+            pytest.raises(errors.BuildError, match="id unknown"),
+            file_lock.held(path, "busy", errors.BuildError),
+        ):
+            pass
+    assert not path.exists()
+    with file_lock.held(path, "busy"):
+        pass
+
+
+def test_the_lock_of_a_later_holder_stays_where_the_block_deleted_its_folder(tmp_path):
+    path = tmp_path / "folder" / "lock"
+    with file_lock.held(path, "busy"):
+        shutil.rmtree(path.parent)
+        later = file_lock.held(path, "busy")
+        later.__enter__()
+    assert path.read_text() == str(os.getpid())
+    with pytest.raises(errors.UserError), file_lock.held(path, "busy"):
+        pass
+    later.__exit__(None, None, None)
+    assert not path.exists()
+
+
+def test_a_lock_on_a_file_that_its_last_holder_deleted_is_taken_anew(tmp_path, monkeypatch):
+    path = tmp_path / "lock"
+    locked: list[Path] = []
+
+    def lock(file, operation):
+        if not locked:
+            path.unlink()  # As the last holder does, between our open and our lock.
+        locked.append(path)
+
+    monkeypatch.setattr(file_lock.fcntl, "flock", lock)
+    with file_lock.held(path, "busy"):
+        assert len(locked) == 2
+        assert path.read_text() == str(os.getpid())
+
+
+# ---- what is there already
+
+
+def test_a_folder_with_shards_of_nobody_is_refused(storage):
+    write_tree(Path(storage.root), {"notes.txt": b"mine"})
+    assert not output_state.is_complete(storage, {"seed": 0})
+    write_tree(Path(storage.root), {"train-00000-of-00001.tfrecord": b"theirs"})
+    with pytest.raises(errors.UserError, match=r"train-00000-of-00001\.tfrecord but no plan"):
+        output_state.is_complete(storage, {"seed": 0})
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        (["--seed=1"], "seed: 0 there, 1 now"),
+        (["--image_size=9"], r"image_size: \[8, 8\] there, \[9, 9\] now"),
+        (["--num_shards=3"], "num_shards: 4 there, 3 now"),
+        (["--name=other"], "name: 'scans' there, 'other' now"),
+        ([r"--group_regex=^(\w)"], "group_regex: "),
+    ],
+)
+def test_a_changed_option_is_refused_and_named_with_the_way_out(scans, complete, more, named):
+    before = files_of(complete)
+    with pytest.raises(errors.UserError, match=rf"(?s){named}.*--overwrite"):
+        identity_of(scans, complete, *more)
+    assert files_of(complete) == before
+
+
+def test_a_lost_shard_of_a_complete_dataset_is_named(scans, complete, tmp_path):
+    output = Path(shutil.copytree(complete, tmp_path / "out"))
+    shard = next(output.glob("test-*.tfrecord"))
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.raises(ManifestError, match=rf"{shard.name} has .*again with --overwrite"):
+        identity_of(scans, output)
+    shard.unlink()
+    with pytest.raises(ManifestError, match=rf"{shard.name} is missing"):
+        identity_of(scans, output)
+    assert build_here(scans, output, "--num_shards=4", "--overwrite") == output
+    assert shards_of(output) == shards_of(complete)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", f"{BUILD_DIR}/plan.json"])
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff\xfe", b'{"format_version": 99}'])
+def test_a_damaged_manifest_or_plan_is_named_and_replaced_when_told(
+    scans, complete, tmp_path, name, content
+):
+    output = tmp_path / "out"
+    if name == "manifest.json":
+        shutil.copytree(complete, output)
+    write_tree(output, {name: content})
+    with pytest.raises(errors.UserError, match=rf"(?s){name}.* --overwrite"):
+        identity_of(scans, output)
+    build_here(scans, output, "--num_shards=4", "--overwrite")
+    assert shards_of(output) == shards_of(complete)
+
+
+# ---- clearing
+
+
+def test_clearing_removes_a_dataset_and_nothing_else(complete, tmp_path):
+    output = Path(shutil.copytree(complete, tmp_path / "out"))
+    strangers = {"notes.txt": b"mine", "train.json": b"mine", "sub/manifest.json": b"mine"}
+    # The lock of this build, and an archive that it unpacked before.
+    kept = strangers | {f"{BUILD_DIR}/lock": b"1", f"{BUILD_DIR}/scans.tar": b"unpacked"}
+    write_tree(output, {**kept, f"{BUILD_DIR}/plan.json": b"{}"})
+    output_state.clear(Storage(str(output)))
+    assert files_of(output) == kept
+
+
+def test_leftovers_of_killed_attempts_are_removed_and_parts_are_kept(storage):
+    kept = {f"{BUILD_DIR}/plan.json": b"", f"{BUILD_DIR}/a.parquet": b"", "x.tmp": b""}
+    write_tree(Path(storage.root), {**kept, f"{BUILD_DIR}/.train.tfrecord.abc.tmp": b"half"})
+    output_state.remove_build_files(storage, ".tmp")
+    assert files_of(Path(storage.root)) == kept
+
+
+# ---- going on
+
+
+def finished_files(output):
+    """Returns what tells whether a file was written anew: its inode and its time."""
+    return {
+        path.name: (path.stat().st_ino, path.stat().st_mtime_ns)
+        for path in output.glob("*.tfrecord")
+    }
+
+
+def interrupted(complete, scans, folder):
+    """Returns a build that was killed with half of its shards done, and the other half begun."""
+    with prepare(scans, folder, "--num_shards=4") as job, job.build.source.open() as reader:
+        for task in job.todo[::2]:
+            write.write_shard(job.build, task, reader, job.storage.create)
+        for task in job.todo[1::2]:
+            half = (complete / task.shard_name).read_bytes()[:100]
+            (folder / BUILD_DIR / f".{task.shard_name}.0a.tmp").write_bytes(half)
+    return folder
+
+
+def test_a_build_goes_on_where_it_stopped(scans, complete, tmp_path, capsys):
+    output = interrupted(complete, scans, tmp_path / "out")
+    before = finished_files(output)
+    assert 0 < len(before) < len(shards_of(complete))
+    build_here(scans, output, "--num_shards=4")
+    assert "resuming: " in capsys.readouterr().err
+    assert before.items() <= finished_files(output).items()
+    expected, found = files_of(complete), files_of(output)
+    assert found == expected
+
+
+@pytest.mark.parametrize("damage", ["shard", "rows", "sidecar", "fingerprint", "statistics"])
+def test_a_shard_whose_files_do_not_fit_is_written_anew(scans, complete, tmp_path, damage):
+    output = interrupted(complete, scans, tmp_path / "out")
+    shard = next(output.glob("train-*.tfrecord"))
+    sidecar = shard.with_suffix(".json")
+    if damage == "shard":
+        shard.write_bytes(shard.read_bytes()[:-5])
+    elif damage == "rows":
+        (output / BUILD_DIR / f"{shard.stem}.parquet").unlink()
+    elif damage == "sidecar":
+        sidecar.write_bytes(sidecar.read_bytes()[:-9])
+    else:
+        # A release that did not count pixels left no sums.
+        wrong = {"fingerprint": "of another build", "statistics": None}[damage]
+        sidecar.write_text(json.dumps({**json.loads(sidecar.read_text()), damage: wrong}))
+    build_here(scans, output, "--num_shards=4")
+    assert files_of(output) == files_of(complete)
+
+
+def test_an_unfinished_build_of_other_options_is_refused(scans, complete, tmp_path):
+    output = interrupted(complete, scans, tmp_path / "out")
+    with pytest.raises(errors.UserError, match="seed: 0 there, 1 now"):
+        identity_of(scans, output, "--seed=1")
+    build_here(scans, output, "--num_shards=2", "--overwrite")
+    assert len(list(output.glob("train-*"))) == 4
+    assert not list(output.glob("*-of-00004*"))
+    assert not (output / BUILD_DIR).exists()
+
+
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_overwrite_keeps_nothing_of_a_build_of_the_same_options(
+    scans, complete, tmp_path, is_finished
+):
+    if is_finished:
+        output = Path(shutil.copytree(complete, tmp_path / "out"))
+    else:
+        output = interrupted(complete, scans, tmp_path / "out")
+    before = finished_files(output)
+    build_here(scans, output, "--num_shards=4", "--overwrite")
+    assert not before.items() & finished_files(output).items()
+    assert shards_of(output) == shards_of(complete)

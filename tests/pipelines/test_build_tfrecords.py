@@ -1,0 +1,542 @@
+"""The build as a user runs it: whole commands, killed, resumed, and given what it must refuse."""
+
+import json
+import os
+import re
+import signal
+import socket
+import tarfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from builds import (
+    ROOT,
+    arguments,
+    build_here,
+    command,
+    csv_rows,
+    files_of,
+    members_of_group,
+    prepare,
+    rows_of,
+    run_build,
+    run_build_here,
+    run_command,
+    shards_of,
+    started,
+    wait_until,
+    with_file_limit,
+    workers_of,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from image_files import (
+    encoded,
+    grey_pixels,
+    jpeg,
+    kermany_archive,
+    pack,
+    scan_tree,
+    scans_of,
+    tar_info,
+    under,
+    write_tar,
+    write_tree,
+    write_zip,
+)
+from PIL import Image
+
+from pipelines import build_tfrecords, errors
+from pipelines.engine import engine
+from tfrecord_io import __main__ as tools
+from tfrecord_io.format.manifest import Manifest
+
+SAMPLE = ROOT.parent / "shared" / "data" / "kermany2018-sample.zip"
+NUM_SHARDS = "--num_shards=6"
+FEW_REJECTS = "--max_reject_fraction=0.1"
+
+
+def palette_png():
+    """Returns a picture that Pillow warns of when it is converted."""
+    image = Image.fromarray(grey_pixels(5)).convert("P")
+    return encoded(image, transparency=b"\xff" * 256)
+
+
+#: 141 images, of which one is no image: less than a hundredth.
+TREE = {
+    **scan_tree({"train": 26, "val": 2, "test": 7}),
+    "test/CNV/CNV-900-1.jpeg": b"no image",
+    "train/CNV/CNV-901-1.png": palette_png(),
+}
+
+
+archive = scans_of(lambda: kermany_archive(TREE), "scans.zip")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(archive, tmp_path_factory):
+    """A build by two workers that nothing disturbed, and what it wrote to the terminal."""
+    output = tmp_path_factory.mktemp("undisturbed") / "out"
+    done = run_build(archive, output, NUM_SHARDS, "--direct_num_workers=2")
+    assert done.returncode == 0, done.stderr
+    return output, done
+
+
+# ---- a run that succeeds
+
+
+def test_the_terminal_shows_progress_and_a_summary_and_no_noise(undisturbed):
+    output, done = undisturbed
+    assert not re.search(r"WARN|INFO|DEBUG|ERROR|Traceback|DeprecationWarning", done.stderr)
+    assert "found 142 images among 400 files (142 copies in a second tree" in done.stderr
+    assert "142/142" in done.stderr
+    assert not re.search(r"WARN|INFO|Traceback", done.stdout)
+    assert "  141 examples in the dataset\n        1 rejected: not an image" in done.stdout
+    assert "  142 copies in a second folder tree" in done.stdout
+    assert f"python -m tfrecord_io verify {output}" in done.stdout
+
+
+def test_what_goes_in_comes_out_or_is_accounted_for(undisturbed, archive):
+    counts = Manifest.load(undisturbed[0]).counts
+    with zipfile.ZipFile(archive) as file:
+        assert counts["files"] == len(file.namelist())
+    assert (counts["examples"], counts["rejects"], counts["copies"]) == (141, 1, 142)
+    assert sum(counts["ignored"].values()) == counts["files"] - 2 * 142
+    paths = [row["path"] for row in rows_of(undisturbed[0])]
+    kept = TREE.keys() - {"test/CNV/CNV-900-1.jpeg"}
+    assert sorted(paths) == sorted(f"OCT2017 /{name}" for name in kept)
+
+
+# ---- the same bytes, however
+
+
+def test_one_process_writes_the_same_bytes_as_two_workers(undisturbed, archive, tmp_path):
+    output = build_here(archive, tmp_path / "out", NUM_SHARDS)
+    assert files_of(output) == files_of(undisturbed[0])
+
+
+@pytest.mark.parametrize("name", ["scans", "scans.tar", "scans.tar.gz", "deflated.zip"])
+def test_the_same_tree_gives_the_same_shards_however_it_is_packed(undisturbed, tmp_path, name):
+    source = pack(tmp_path / name, dict(reversed(kermany_archive(TREE).items())))
+    output = build_here(source, tmp_path / "out", NUM_SHARDS)
+    assert shards_of(output) == shards_of(undisturbed[0])
+
+
+@pytest.mark.slow
+def test_behind_a_proxy_that_never_answers_the_local_engine_starts_all_the_same(
+    undisturbed, archive, tmp_path
+):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        proxy = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        names = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy")
+        env = {**dict.fromkeys(names, proxy), "no_proxy": ""}
+        output = tmp_path / "out"
+        done = run_build(archive, output, NUM_SHARDS, "--runner=DirectRunner", env=env)
+    assert done.returncode == 0, done.stderr
+    assert shards_of(output) == shards_of(undisturbed[0])
+
+
+# ---- once
+
+
+def marks_of(output):
+    """Returns what tells whether a file was written again."""
+    return {p.name: (p.stat().st_ino, p.stat().st_mtime_ns) for p in output.iterdir()}
+
+
+def test_a_complete_output_is_said_to_be_so_and_not_touched(undisturbed, archive, capsys):
+    output, _ = undisturbed
+    before = marks_of(output)
+    assert build_tfrecords.main(arguments(archive, output, NUM_SHARDS)) == 0
+    assert "is complete: 141 examples" in capsys.readouterr().out
+    assert marks_of(output) == before
+
+
+# ---- wrong usage
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--clases=CNV"], "unknown flag --clases; did you mean --classes?"),
+        (["--classes=CNV,AMD"], "'AMD'"),
+        (["--direct_running_mode=multi_threading"], "loses records"),
+        (["--num_shards=0"], "num_shards must be at least 1"),
+        (["--input=nowhere.zip"], "nowhere.zip does not exist"),
+        (["--runner=NoSuchRunner"], "Unexpected pipeline runner"),
+        (["--output=nostore://bucket/out"], "cannot use --output nostore://bucket/out"),
+    ],
+)
+def test_wrong_usage_ends_with_exit_code_2_one_message_and_no_output(
+    archive, tmp_path, capsys, flags, message
+):
+    assert build_tfrecords.main(arguments(archive, tmp_path / "out", *flags)) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("error: ")
+    assert message in last
+    assert not (tmp_path / "out").exists()
+
+
+# ---- too many rejects
+
+
+def refusal(source, output, *flags):
+    """Returns the message with which a build refuses to make a dataset."""
+    with pytest.raises(errors.BuildError) as raised:
+        build_here(source, output, *flags)
+    assert not (output / "manifest.json").exists()
+    return str(raised.value)
+
+
+def test_too_many_rejects_fail_with_evidence_and_a_larger_limit_goes_on(tmp_path):
+    files = {**scan_tree({"train": 5}), "train/CNV/1.png": b"", "train/DME/2.png": b"?"}
+    scans, output = write_tree(tmp_path / "scans", files), tmp_path / "out"
+    for _ in range(2):
+        message = refusal(scans, output, "--num_shards=3")
+        assert message.startswith("2 of 22 images were rejected (9.09%, allowed 1.00%): 1 empty, 1")
+        assert f"{output}/rejects.csv" in message
+        assert "train/DME/2.png,not_an_image" in (output / "rejects.csv").read_text()
+    shards = {item for item in marks_of(output).items() if item[0].endswith(".tfrecord")}
+    build_here(scans, output, "--num_shards=3", "--max_reject_fraction=0.1")
+    assert len(shards) == 3
+    assert shards <= set(marks_of(output).items())
+    assert Manifest.load(output).counts["rejects"] == 2
+
+
+def test_a_dataset_whose_labels_all_contradict_each_other_is_refused(tmp_path):
+    files = {f"train/{label}/{n}.jpeg": jpeg(n) for label in "ab" for n in range(3)}
+    source = write_tree(tmp_path / "in", files)
+    message = refusal(source, tmp_path / "out", "--duplicates=drop")
+    assert "no image is left: 6 conflicting_label were dropped" in message
+
+
+@pytest.mark.parametrize(("num_bad", "code"), [(29, 0), (30, 1)])
+def test_a_share_of_rejects_that_is_just_allowed_is_allowed(tmp_path, num_bad, code):
+    files = {f"train/CNV/{n}.png": b"" for n in range(num_bad)}
+    files |= {f"train/DME/{n}.png": encoded(grey_pixels(n)) for n in range(100 - num_bad)}
+    files["train/CNV/good.png"] = files.pop("train/DME/0.png")
+    scans = write_zip(tmp_path / "scans.zip", files)
+    assert run_build_here(scans, tmp_path / "out", "--max_reject_fraction=0.29") == code
+
+
+def with_links(path, num_links, num_images):
+    """Returns a tar of images in each of four classes, and of links, which the listing rejects."""
+    links = [tar_info(f"train/CNV/{n}.png", kind=tarfile.SYMTYPE) for n in range(num_links)]
+    return write_tar(path, scan_tree({"train": num_images}), links)
+
+
+def test_a_limit_does_not_inflate_the_share_of_what_the_listing_rejects(tmp_path):
+    flags, output = ("--max_reject_fraction=0.03", "--limit=8"), tmp_path / "out"
+    build_here(with_links(tmp_path / "two.tar", 2, 24), tmp_path / "two", *flags)
+    scans = with_links(tmp_path / "four.tar", 4, 24)
+    said = "4 of 12 images were rejected (4.00% of all 100, by this sample, allowed 3.00%)"
+    assert said in refusal(scans, output, *flags)
+    # What the listing knows is enough: no image was decoded.
+    assert not list(output.glob("*.tfrecord"))
+    assert len(csv_rows(output / "rejects.csv")) == 4
+    build_here(scans, output, *flags, "--max_reject_fraction=0.5")
+
+
+def test_too_many_rejects_of_the_listing_are_told_of_an_anonymous_dataset_too(tmp_path, capsys):
+    scans, secret = with_links(tmp_path / "scans.tar", 9, 4), tmp_path / "secret"
+    secret.write_text("0123456789abcdef" * 4)
+    message = refusal(scans, tmp_path / "out", f"--anonymize={secret}")
+    assert "9 of 25 images were rejected" in message
+    assert "scans.tar" not in message + capsys.readouterr().err
+    assert not [row for row in csv_rows(tmp_path / "out" / "rejects.csv") if "train" in row[0]]
+
+
+def test_a_folder_that_is_no_class_fails_and_the_message_tells_what_to_do(tmp_path):
+    files = {**scan_tree({"train": 50}), "train/labels/labels.npy": b"numbers"}
+    scans, output = write_tree(tmp_path / "scans", files), tmp_path / "out"
+    message = refusal(scans, output, "--num_shards=2")
+    assert message.startswith("class 'labels' has no image left: all its files were rejected, such")
+    assert "such as train/labels/labels.npy" in message
+    advice = message.partition("run again with ")[2].split()
+    build_here(scans, output, "--num_shards=2", *advice)
+    found = Manifest.load(output)
+    assert found.label_names == ("CNV", "DME", "DRUSEN", "NORMAL")
+    assert found.counts["files"] == 201
+
+
+# ---- strangers' archives
+
+
+EVIL = ("../../evil.png", "/tmp/evil.png", "train/CNV/../../../evil.png", "C:\\evil")
+
+
+def hostile_zip(path):
+    with zipfile.ZipFile(path, "w") as file:
+        for name, content in (scan_tree({"train": 4}) | dict.fromkeys(EVIL, b"evil")).items():
+            file.writestr(name, content)
+        link = zipfile.ZipInfo("train/CNV/link.png")
+        link.external_attr = 0o120777 << 16
+        file.writestr(link, "/etc/passwd")
+        file.writestr("train/CNV/bomb.png", bytes(10**7), zipfile.ZIP_DEFLATED)
+    return path
+
+
+def hostile_tar(path):
+    # Two kinds of link, two of device, a folder and a pipe.
+    extra = [tar_info(f"train/CNV/{kind}.png", kind=bytes([kind])) for kind in b"123456"]
+    for info in extra:
+        info.linkname = "../../../../../../etc/passwd"
+    return write_tar(path, scan_tree({"train": 4}) | dict.fromkeys(EVIL[:3], b"evil"), extra)
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "num_rejects"),
+    [("a.zip", hostile_zip, 5), ("a.tar", hostile_tar, 8), ("a.tar.gz", hostile_tar, 8)],
+)
+def test_a_hostile_archive_writes_nothing_outside_the_output(tmp_path, name, make, num_rejects):
+    source, output = make(tmp_path / name), tmp_path / "deep" / "er" / "out"
+    output.parent.mkdir(parents=True)
+    before = files_of(tmp_path)
+    found = Manifest.load(build_here(source, output, "--max_reject_fraction=0.9"))
+    outside = {n: c for n, c in files_of(tmp_path).items() if not n.startswith("deep/er/out/")}
+    assert outside == before
+    assert not Path("/tmp/evil.png").exists()
+    assert found.counts["examples"] == 16
+    assert found.counts["rejects"] >= num_rejects
+
+
+def test_a_link_to_a_name_that_is_no_text_costs_that_link_alone(tmp_path):
+    link = tar_info("train/CNV/link.jpeg", kind=tarfile.SYMTYPE)
+    link.linkname = os.fsdecode(b"\xff\x1b" + b"a" * 5000)
+    scans = write_tar(tmp_path / "scans.tar", scan_tree({"train": 5}), [link])
+    output = build_here(scans, tmp_path / "out", FEW_REJECTS)
+    ((*found, detail),) = csv_rows(output / "rejects.csv")
+    assert found == ["train/CNV/link.jpeg", "link"]
+    assert detail.startswith("a link to \\udcff\\x1baaa")
+    assert len(detail) <= 200
+
+
+def test_no_cell_of_the_tables_begins_like_a_formula(tmp_path):
+    odd = {"-1.jpeg": b"", "b.jpeg": jpeg(0), "c.jpeg": jpeg(0)}
+    files = {**scan_tree({"train": 5}), **under("train/CNV", odd)}
+    scans = write_zip(tmp_path / "scans.zip", under("=cmd|calc", files))
+    output = build_here(scans, tmp_path / "out", FEW_REJECTS, "--duplicates=drop")
+    assert csv_rows(output / "rejects.csv")[0][0] == "'=cmd|calc/train/CNV/-1.jpeg"
+    for name in ("rejects.csv", "dropped.csv"):
+        rows = csv_rows(output / name)
+        assert rows
+        assert not [cell for row in rows for cell in row if cell[:1] in ("=", "+", "-", "@")]
+
+
+def test_no_name_in_an_archive_commands_the_terminal_or_stands_raw_in_a_report(tmp_path, capsys):
+    title = "\x1b]0;pwned\x07"
+    files = scan_tree({"train": 5, "test": 2}, classes=["CNV", title])
+    files |= {f"train/{title}/{title}.jpeg": b"", f"{title}.jpeg": b""}
+    scans, output = write_zip(tmp_path / "scans.zip", files), tmp_path / "out"
+    assert run_build_here(scans, output, f"--classes=CNV,{title},{title}2") == 2
+    assert run_build_here(scans, output, "--max_reject_fraction=0.2") == 0
+    with (output / "train-00000-of-00001.tfrecord").open("r+b") as file:
+        file.write(b"x")
+    for words in ("audit", "verify"):
+        tools.main([words, str(output)])
+    done = capsys.readouterr()
+    page = (output / "report.html").read_text()
+    for text in (done.out, done.err, page, (output / "rejects.csv").read_text()):
+        assert r"\x1b]0;pwned" in text
+        assert "\x07" not in text
+
+
+@pytest.mark.parametrize(("name", "write"), [("scans.tar", write_tar), ("scans", write_tree)])
+def test_a_name_that_is_no_text_costs_that_file_alone(tmp_path, name, write):
+    odd = os.fsdecode(b"train/CNV/\xff\xfe.jpeg")
+    source = write(tmp_path / name, {**scan_tree({"train": 5}), odd: jpeg(50)})
+    output = build_here(source, tmp_path / "out", FEW_REJECTS)
+    assert Manifest.load(output).rejects == {"unreadable_name": 1}
+    rejects = (output / "rejects.csv").read_text()
+    assert "train/CNV/\\udcff\\udcfe.jpeg,unreadable_name" in rejects
+
+
+# ---- any tree at all
+
+ANY_FILES = st.dictionaries(
+    st.tuples(
+        st.sampled_from(["train", "test", "a/train", "a/test", "__MACOSX", "b"]),
+        st.sampled_from(["CNV", "DME"]),
+        st.sampled_from(["CNV-1-1.png", "2.png", "._3.png", ".DS_Store", "x.txt", "deep/4.png"]),
+    ).map("/".join),
+    st.sampled_from([encoded(grey_pixels(1)), encoded(grey_pixels(2)), b"", b"no image"]),
+    min_size=1,
+)
+
+
+@settings(max_examples=10)
+@given(files=ANY_FILES, limit=st.sampled_from([1, 3, 100]))
+def test_whatever_the_tree_holds_every_file_is_accounted_for(tmp_path_factory, files, limit):
+    folder = tmp_path_factory.mktemp("any")
+    source = write_tree(folder / "scans", files)
+    try:
+        output = build_here(source, folder / "out", f"--limit={limit}", "--max_reject_fraction=1")
+    except errors.UserError:
+        return  # no image, or unrelated trees
+    except errors.BuildError as error:
+        # All of the images, or all of a class.
+        assert re.search("images were rejected|has no image left: all its files", str(error))  # noqa: PT017
+        return
+    found = Manifest.load(output)
+    assert found.counts["files"] == len(files) == sum(count for _, count in found.ledger)
+    num_bytes = sum(path.stat().st_size for path in output.glob("*.tfrecord"))
+    assert num_bytes == found.counts["examples"] * found.layout.stride
+
+
+# ---- workers in trouble
+
+
+def test_a_worker_whose_source_is_gone_ends_the_build_with_that_message_alone(tmp_path):
+    scans = write_tree(tmp_path / "scans", scan_tree({"train": 2}))
+    with prepare(scans, tmp_path / "out") as job:
+        next(scans.rglob("*.jpeg")).unlink()
+        pipeline = engine.make_pipeline(["--direct_num_workers=1"])
+        with pytest.raises(errors.BuildError, match=r"^\S+\.jpeg was removed since .*--overwrite$"):
+            build_tfrecords.run(job, pipeline, num_processes=1)
+
+
+@pytest.fixture(scope="module")
+def large_archive(tmp_path_factory):
+    """Few, but large pictures, which keep two workers busy for some seconds."""
+    rows = np.linspace(0, 255, 1400, dtype=np.float32)
+    files = {}
+    for k in range(9):
+        pixels = (np.add.outer(rows, rows * k / 9) % 256).astype(np.uint8)
+        names = [f"train/{c}/{c}-{k}-{n}.jpeg" for c in ("CNV", "NORMAL") for n in range(18)]
+        files |= dict.fromkeys(names, encoded(pixels, "JPEG"))
+    return write_zip(tmp_path_factory.mktemp("large") / "scans.zip", files)
+
+
+LARGE = ("--num_shards=27", "--direct_num_workers=2")
+
+
+@pytest.fixture(scope="module")
+def large_undisturbed(large_archive, tmp_path_factory):
+    output = build_here(large_archive, tmp_path_factory.mktemp("large") / "out", LARGE[0])
+    return files_of(output)
+
+
+def num_finished(output):
+    return len(list(output.glob("train-*.json")))
+
+
+def nothing_left_running(process):
+    return wait_until(lambda: not members_of_group(process.pid))
+
+
+@pytest.mark.slow
+def test_a_killed_build_resumes_without_loss(large_archive, large_undisturbed, tmp_path):
+    output = tmp_path / "out"
+    words = command(large_archive, output, *LARGE)
+    # Once while the workers start, then at places of what is left, the same in every run.
+    for attempt, more in enumerate((0, 5, 2, 7)):
+        goal = num_finished(output) + more
+        with started(words) as process:
+            reached = wait_until(
+                lambda: workers_of(process) and num_finished(output) >= goal,  # noqa: B023
+                process,
+            )
+            assert reached, process.stdout.read()
+            before = shards_of(output)
+            if attempt % 2 == 0:
+                process.kill()  # the launcher alone, as the kernel does for want of memory
+            else:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            assert nothing_left_running(process)
+        assert not (output / "manifest.json").exists()
+        assert before.items() <= shards_of(output).items()
+    finished = num_finished(output)
+    assert finished >= 14
+    done = run_command(words)
+    assert done.returncode == 0, done.stderr
+    assert f"resuming: {finished} of 27 shards are finished" in done.stderr
+    assert files_of(output) == large_undisturbed
+
+
+def listening_ports(processes):
+    """Returns the ports on which any of these processes takes connections."""
+    return {
+        connection.laddr.port
+        for process in processes
+        for connection in process.net_connections(kind="inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
+
+
+@pytest.mark.slow
+def test_a_build_on_this_machine_opens_no_port(large_archive, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert server.getsockname()[1] in listening_ports([psutil.Process()])
+    output = tmp_path / "out"
+    with started(command(large_archive, output, *LARGE)) as process:
+        assert wait_until(lambda: num_finished(output) >= 1, process)
+        everybody = members_of_group(process.pid)
+        assert len(everybody) >= 1 + len(workers_of(process)) >= 3
+        assert listening_ports(everybody) == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whole_group", [True, False], ids=["terminal", "launcher"])
+def test_an_interrupted_build_says_how_to_go_on(large_archive, tmp_path, whole_group):
+    output = tmp_path / "out"
+    with started(command(large_archive, output, *LARGE)) as process:
+        assert wait_until(lambda: num_finished(output) >= 1, process)
+        second = None
+        if whole_group:
+            # On a fast machine it would be done before the second has seen it.
+            paused = workers_of(process)
+            for worker in paused:
+                worker.suspend()
+            second = run_build(large_archive, output, *LARGE)
+            for worker in paused:
+                worker.resume()
+            os.killpg(process.pid, signal.SIGINT)  # what Ctrl-C in a terminal does
+        else:
+            process.send_signal(signal.SIGINT)
+        text, _ = process.communicate(timeout=60)
+        assert process.returncode == 130, text
+        assert text.splitlines()[-1] == "stopped; run the same command again to resume"
+        assert "Traceback" not in text
+        assert nothing_left_running(process)
+    if second is not None:
+        assert second.returncode == 2
+        assert f"another process (process id {process.pid})" in second.stderr
+
+
+def test_a_full_disk_is_a_clear_error(archive, tmp_path):
+    output = tmp_path / "out"
+    words = command(archive, output, "--image_size=300", "--direct_num_workers=1")
+    done = run_command(with_file_limit(words))
+    assert done.returncode == 1
+    assert re.search(r"error: cannot write .*File too large", done.stderr)
+    assert not (output / "manifest.json").exists()
+
+
+# ---- the real thing
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SAMPLE.exists(), reason="the sample of the real data is not here")
+def test_the_sample_of_the_real_archive_is_632_images_once(tmp_path):
+    output = tmp_path / "out"
+    done = run_build(SAMPLE, output, "--image_size=16")
+    assert done.returncode == 0, done.stderr
+    lines = {" ".join(line.split()) for line in done.stdout.splitlines()}
+    assert {
+        "1,783 files:",
+        "632 examples in the dataset",
+        "632 copies in a second folder tree",
+    } <= lines
+    found = Manifest.load(output)
+    assert found.rejects == {}
+    assert found.label_names == ("CNV", "DME", "DRUSEN", "NORMAL")
+    sizes = {name: split.num_examples for name, split in found.splits.items()}
+    assert sizes == {"train": 478, "val": 32, "test": 122}
+    assert json.loads((output / "manifest.json").read_text())["source"]["name"] == SAMPLE.name
+    assert all(row["patient"] for row in rows_of(output))

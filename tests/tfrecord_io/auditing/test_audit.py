@@ -1,0 +1,518 @@
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pages
+import planted_scans as planted
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from builds import ROOT, build_here, build_of, read_csv, rows_of, run_build_here, shards_of
+from dataset_factory import bare_manifest, change_column, cut_shards
+from image_files import (
+    encoded,
+    jpeg,
+    kermany_archive,
+    png,
+    scan_tree,
+    scans_of,
+    write_tree,
+    write_zip,
+)
+from PIL import Image
+
+from pipelines import errors
+from pipelines.shards import drops
+from pipelines.stores.output import Storage
+from tfrecord_io import __main__ as command_line
+from tfrecord_io.auditing import audit, shortcuts, twins
+from tfrecord_io.format.groups import group_images
+from tfrecord_io.format.manifest import Manifest, Split
+
+SIZE = "--image_size=96"
+SAMPLE = ROOT.parent / "shared" / "data" / "kermany2018-sample.zip"
+
+
+clean_tree = scans_of(planted.clean_files)
+clean = build_of("clean_tree", SIZE)
+flawed_tree = scans_of(planted.planted_files)
+flawed = build_of("flawed_tree", SIZE)
+
+
+def finding(directory, code):
+    """Returns the finding of a code that is not `good`, or None."""
+    found = [f for f in audit.audit(directory).findings if f.code == code and f.severity != "good"]
+    return found[0] if found else None
+
+
+def near_pairs(directory):
+    listed = finding(directory, "near_duplicates").listed
+    return {frozenset((pair["first"]["path"], pair["second"]["path"])) for pair in listed}
+
+
+# ---- what is planted is found
+
+
+def test_a_patient_in_two_splits_is_found_with_the_number_of_images(flawed):
+    found = finding(flawed, "patient_leak")
+    assert (found.severity, found.count) == ("problem", 1)
+    assert found.listed == ({"patient": "2", "train": 3, "test": 1},)
+    assert audit.audit(flawed).measures["shared_patients"] == [
+        {"splits": ["train", "test"], "patients": 1, "images": [3, 1], "patients_of_each": [9, 6]}
+    ]
+
+
+def test_pictures_and_patients_under_two_labels_or_in_two_files_are_found(flawed):
+    assert finding(flawed, "patient_labels").listed == ({"patient": "2", "CNV": 3, "NORMAL": 1},)
+    for code, names, facts in (
+        ("label_conflict", planted.CONFLICT, ("CNV, NORMAL", "train", "yes")),
+        ("duplicates", planted.SAME_FILE, ("NORMAL", "train", "yes")),
+        ("picture_leak", planted.SAME_PIXELS, ("CNV", "train, val", "no, same pixels")),
+    ):
+        pairs = {
+            frozenset((row["first"], row["again"])): row for row in finding(flawed, code).listed
+        }
+        row = pairs[frozenset(names)]
+        assert (row["labels"], row["splits"], row["same file"]) == facts
+        assert len(pairs) == 1 + (code == "duplicates")
+
+
+def test_copies_saved_again_or_brightened_are_found_across_splits_and_nothing_else_is(flawed):
+    assert near_pairs(flawed) == {frozenset(planted.SAVED_AGAIN), frozenset(planted.BRIGHTENED)}
+
+
+def test_different_scans_that_look_alike_when_stored_small_raise_no_alarm(tmp_path):
+    files = {
+        f"{split}/{scan[0]}/{'-'.join(map(str, scan))}.png": planted.full_scan(*scan)
+        for pair in planted.LOOK_ALIKES
+        for split, scan in zip(("train", "test"), pair, strict=True)
+    }
+    out = build_here(write_tree(tmp_path / "scans", files), tmp_path / "out", "--image_size=64")
+    assert finding(out, "near_duplicates") is finding(out, "near_label_conflict") is None
+
+
+def test_of_clean_scans_no_leak_and_no_copy_is_reported(clean):
+    result = audit.audit(clean)
+    good = {f.code for f in result.findings if f.severity == "good"}
+    assert good >= {"patient_leak", "duplicates", "near_duplicates"}
+    assert not [f for f in result.findings if f.severity == "problem" and f.code != "shortcuts"]
+    assert result.measures["near_duplicate_pairs"] == 0
+
+
+def test_the_manifest_holds_the_findings_of_the_build(flawed):
+    again = json.loads(json.dumps(audit.audit(flawed).to_dict()))
+    assert Manifest.load(flawed).audit.items() >= again.items()
+
+
+def named(label, *numbers, split="train", sizes=((20, 28),)):
+    """Returns images by name: one of each patient, the last size for all that are left."""
+    return {
+        f"{split}/{label}/{label}-{n}-1.png": jpeg(n, *sizes[min(place, len(sizes) - 1)])
+        for place, n in enumerate(numbers)
+    }
+
+
+SIZES = named("A", *range(8), sizes=[(40, 50)] * 6 + [(40, 120), (6, 7)])
+MIXED = named("A", *range(9)) | named("B", 1, 2) | named("B", 20, 21, 22, split="test")
+
+
+@pytest.mark.parametrize(
+    ("files", "code", "told"),
+    [
+        ({f"{split}/A/{split}.png": jpeg(1) for split in ("train", "test")}, "no_patient",
+         "title='No image names a patient'"),
+        (SIZES, "size_outliers", "listed=({'width': 120, 'height': 40, 'images': 1}, "
+         "{'width': 7, 'height': 6, 'images': 1})"),
+        (SIZES, "enlarged", "count=1"),
+        (SIZES, "one_class", "severity='problem', "),
+        (MIXED, "class_missing", "detail='A: this split"),
+        (MIXED, "class_shift", "title='test has a different mix of classes than train'"),
+        (kermany_archive(scan_tree()), "source_copies", "severity='note', "),
+        (kermany_archive(scan_tree()), "source_copies", "title='36 files are"),
+    ],
+)  # fmt: skip
+def test_what_is_odd_about_the_files_is_reported(files, code, told, tmp_path):
+    source = write_zip(tmp_path / "scans.zip", files)
+    assert told in str(finding(build_here(source, tmp_path / "out"), code))
+
+
+def test_pictures_of_one_colour_are_reported_and_are_no_copies_of_each_other(tmp_path):
+    files = {
+        f"{split}/CNV/CNV-{n}-1.png": encoded(np.full((80, 80), level, np.uint8))
+        for n, (split, level) in enumerate([("train", 0), ("test", 10), ("train", 20), ("test", 0)])
+    }
+    out = build_here(write_tree(tmp_path / "in", files), tmp_path / "out", SIZE)
+    assert finding(out, "blank").count == 4
+    assert finding(out, "near_duplicates") is None
+    assert len({row["group"] for row in rows_of(out)}) == 4
+
+
+@pytest.mark.skipif(not SAMPLE.exists(), reason=f"{SAMPLE.name}, real scans, is not here")
+def test_what_is_wrong_with_the_real_sample_is_found(tmp_path):
+    out = build_here(SAMPLE, tmp_path / "out", SIZE)
+    measures = audit.audit(out).measures
+    shared = {tuple(pair["splits"]): pair["patients"] for pair in measures["shared_patients"]}
+    assert shared == {("train", "val"): 9, ("train", "test"): 27}
+    assert measures["patients_under_several_labels"] == 22
+    assert measures["near_duplicate_pairs"] == measures["duplicate_images"] == 0
+    assert finding(out, "source_copies").count == 632
+    assert {"fact": "original size", "value": "512×512", "images": 43, "all of them": "DME"} in (
+        finding(out, "shortcuts").listed
+    )
+
+
+# ---- what is dropped
+
+
+def dropped_rows(directory):
+    return {row["path"]: row["reason"] for row in read_csv(directory / "dropped.csv")}
+
+
+def test_dropping_duplicates_keeps_one_of_each_in_the_most_protected_split(flawed_tree, tmp_path):
+    out = build_here(flawed_tree, tmp_path / "out", SIZE, "--duplicates=drop", "--num_shards=2")
+    assert dropped_rows(out) == {
+        planted.SAME_FILE[0]: "duplicate",
+        planted.SAME_PIXELS[1]: "duplicate",
+        planted.CONFLICT[0]: "conflicting_label",
+        planted.CONFLICT[1]: "conflicting_label",
+    }
+    assert Manifest.load(out).counts["dropped"] == {"conflicting_label": 2, "duplicate": 2}
+    assert audit.audit(out).measures["duplicate_images"] == 0
+    assert command_line.main(["verify", str(out)]) == 0
+
+
+def test_dropping_leaks_leaves_nothing_shared_between_splits(flawed_tree, tmp_path):
+    out = build_here(flawed_tree, tmp_path / "out", SIZE, "--leaks=drop", "--num_shards=2")
+    limits = ("--max_leaked_patients=0", "--max_leaked_pictures=0")
+    assert command_line.main(["audit", str(out), *limits]) == 0
+    rows = dropped_rows(out)
+    assert rows[planted.SAVED_AGAIN[1]] == rows[planted.BRIGHTENED[1]] == "picture_in_test"
+    # Patient 2 is in test, so all of its images leave train, the one with a copy in val too.
+    assert rows[planted.SAME_PIXELS[1]] == "patient_in_test"
+    assert sum(reason == "patient_in_test" for reason in rows.values()) == 3
+    assert command_line.main(["verify", str(out)]) == 0
+
+
+def test_failing_on_duplicates_keeps_the_evidence_and_writes_no_manifest(flawed_tree, tmp_path):
+    with pytest.raises(errors.BuildError, match="3 images repeat another one") as caught:
+        build_here(flawed_tree, tmp_path / "out", SIZE, "--duplicates=fail")
+    assert "report.html" in str(caught.value)
+    assert (tmp_path / "out" / "report.html").exists()
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    # The same bytes will do once they are accepted: nothing is decoded again.
+    before = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "out").glob("*.tfrecord")}
+    out = build_here(flawed_tree, tmp_path / "out", SIZE)
+    assert {p.name: p.stat().st_mtime_ns for p in out.glob("*.tfrecord")} == before
+
+
+def test_leaks_of_small_pictures_cannot_be_ruled_out(clean_tree, tmp_path, capsys):
+    scans, out = clean_tree, tmp_path / "out"
+    assert run_build_here(scans, out, "--leaks=fail", "--image_size=64x63") == 2
+    assert "--leaks fail cannot be checked with --image_size 64x63" in capsys.readouterr().err
+    assert not out.exists()
+    build_here(scans, out, "--leaks=fail", "--image_size=64")
+    build_here(scans, out, "--image_size=28", "--overwrite")
+    found = finding(out, "near_duplicates")
+    assert found.title == "Near duplicates were not looked for"
+    assert "Below 64 pixels per side" in found.detail
+    for limit in ("max_leaked_pictures", "max_label_conflicts"):
+        assert command_line.main(["audit", str(out), f"--{limit}=9"]) == 1
+        said = f"FAILED   --{limit} 9: near duplicates were not looked for"
+        assert said in capsys.readouterr().out
+
+
+def test_one_split_leaks_nothing_and_is_not_praised_for_it(tmp_path):
+    scans = write_tree(tmp_path / "scans", named("A", 1, 2, 3) | named("B", 4, 5, 6))
+    out = build_here(scans, tmp_path / "out", "--image_size=28")
+    assert command_line.main(["audit", str(out), "--max_leaked_pictures=0"]) == 0
+    titles = [found["title"] for found in Manifest.load(out).audit["findings"]]
+    assert not [title for title in titles if "split" in title and "same split" not in title]
+
+
+def test_json_lists_all_cases_of_which_the_page_shows_the_first(tmp_path, capsys):
+    files = {
+        f"{split}/A/A-{n}-{seed}.png": png(2 * n + seed)
+        for n in range(30)
+        for seed, split in enumerate(("train", "test"))
+    }
+    out = build_here(write_tree(tmp_path / "scans", files), tmp_path / "out", "--image_size=8")
+    assert "--json</code> lists all" in (out / "report.html").read_text()
+    capsys.readouterr()
+    command_line.main(["audit", str(out), "--json"])
+    found = {row["code"]: row for row in json.loads(capsys.readouterr().out)["findings"]}
+    assert len({row["patient"] for row in found["patient_leak"]["listed"]}) == 30
+
+
+@pytest.mark.parametrize("stop_at", ["decided", "shard", "rows", "sidecar"])
+def test_a_build_that_dies_while_it_drops_ends_the_same_when_run_again(
+    flawed_tree, tmp_path, monkeypatch, stop_at
+):
+    flags = [SIZE, "--duplicates=drop", "--leaks=drop", "--num_shards=3"]
+    whole = build_here(flawed_tree, tmp_path / "whole", *flags)
+    written = []
+    create = Storage.create
+    ends = {"decided": drops.DECIDED_FILE, "shard": ".tfrecord", "rows": ".parquet"}
+
+    def create_until(storage, name):
+        if drops.DECIDED_FILE in written and name.endswith(ends.get(stop_at, ".json")):
+            raise OSError("the machine is gone")
+        if stop_at == "decided" and name == drops.DECIDED_FILE:
+            raise OSError("the machine is gone")
+        written.append(name)
+        return create(storage, name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Storage, "create", create_until)
+        with pytest.raises(Exception, match="the machine is gone"):
+            build_here(flawed_tree, tmp_path / "out", *flags)
+    out = build_here(flawed_tree, tmp_path / "out", *flags)
+    assert shards_of(out) == shards_of(whole)
+    assert (out / "dropped.csv").read_bytes() == (whole / "dropped.csv").read_bytes()
+    assert command_line.main(["verify", str(out)]) == 0
+
+
+# ---- shortcuts
+
+
+def measured(table, labels):
+    return shortcuts.measure(table, labels, group_images(table))
+
+
+@pytest.mark.parametrize("fact", ["original size", "padded share"])
+def test_a_side_fact_that_goes_with_the_class_is_measured_and_named(fact):
+    labels = np.arange(400) % 2
+    sizes = np.where(labels == 1, 512, np.where(np.arange(400) % 4 == 0, 768, 640))
+    columns, value = {
+        "original size": ({"width": sizes, "height": np.full(400, 496)}, "512×496"),
+        "padded share": ({"padding": 67 * labels}, "67 %"),
+    }[fact]
+    table = pa.table({"patient": [str(n // 4) for n in range(400)], **columns})
+    found = measured(table, labels)
+    assert found.accuracy == found.low == 1
+    assert found.chance == 0.5
+    assert found.by_signal == {fact: 1.0}
+    assert (fact, value, 1, 200) in found.giveaways
+
+
+def test_side_facts_that_have_nothing_to_do_with_the_class_tell_no_more_than_chance():
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, 4, 2000)
+    brightness, tables = generator.normal(60, 10, 2000), generator.integers(1, 4, 2000)
+    patients = [str(n // 5) for n in range(2000)]
+    table = pa.table({"patient": patients, "brightness": brightness, "quantization": tables})
+    found = measured(table, labels)
+    assert found.low < found.chance < found.high
+    assert found.giveaways == ()
+
+
+def test_what_only_the_large_class_has_by_chance_is_no_giveaway():
+    generator = np.random.default_rng(0)
+    found = [
+        measured(
+            pa.table({"patient": list(map(str, range(400))), "quantization": tables}), labels
+        ).giveaways
+        for labels, tables in (
+            (generator.random(400) < 0.05, generator.integers(0, 20, 400)) for _ in range(20)
+        )
+    ]
+    assert found == [()] * 20
+
+
+def test_volumes_of_unknown_patients_tell_no_more_than_chance():
+    generator = np.random.default_rng(0)
+    studies = np.repeat(np.arange(24), 9)
+    labels = (np.arange(24) % 2)[generator.permutation(24)][studies]
+    brightness = generator.normal(60, 10, 24)[studies] + generator.normal(size=216)
+    table = pa.table({"study": studies.astype(str), "brightness": brightness})
+    found = measured(table, labels)
+    assert found.low < found.chance < found.high
+    # Frame by frame, the brightness of a volume gives its label away.
+    alone = measured(table.drop_columns("study"), labels)
+    assert alone.low > alone.chance
+
+
+def test_what_only_names_the_patient_is_not_counted_as_telling_the_class():
+    labels = np.repeat(np.arange(40) % 2, 25)
+    patients = np.repeat(np.arange(40), 25)
+    table = pa.table({"patient": patients.astype(str), "quantization": patients})
+    found = measured(table, labels)
+    assert found.accuracy < 0.7
+    # One class or no side fact gives no figure.
+    assert measured(table, np.zeros_like(labels)) is None
+    assert measured(table.select(["patient"]), labels) is None
+
+
+# ---- the command
+
+
+def test_the_command_ends_with_1_over_a_limit_and_with_0_under_it(flawed, clean, capsys):
+    assert command_line.main(["audit", str(flawed)]) == 0
+    assert command_line.main(["audit", str(flawed), "--max_leaked_patients=1"]) == 0
+    assert command_line.main(["audit", str(flawed), "--max_leaked_patients=0"]) == 1
+    assert "FAILED   --max_leaked_patients 0: found 1" in capsys.readouterr().out
+    names = "leaked_patients", "leaked_pictures", "duplicates", "label_conflicts", "shortcut_gain"
+    limits = [f"--max_{name}=0" for name in names]
+    assert command_line.main(["audit", str(flawed), *limits]) == 1
+    assert capsys.readouterr().out.count("FAILED") >= 4
+    assert command_line.main(["audit", str(flawed), "--json", "--max_duplicates=2"]) == 1
+    content = json.loads(capsys.readouterr().out)
+    assert content["violations"] == ["--max_duplicates 2: found 3"]
+    assert content["measures"]["duplicate_images"] == 3
+    assert command_line.main(["audit", str(clean), *limits[:-1]]) == 0
+
+
+def test_a_limit_is_not_kept_where_only_some_pairs_were_compared(flawed, monkeypatch, capsys):
+    monkeypatch.setattr(twins, "MAX_CHECKED", 1)
+    assert command_line.main(["audit", str(flawed), "--max_leaked_pictures=9"]) == 1
+    assert "not all pairs were compared" in capsys.readouterr().out
+
+
+def drop_patients(path):
+    pq.write_table(pq.read_table(path).drop_columns("patient"), path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (Path.unlink, "examples.parquet"),
+        (lambda path: path.write_bytes(b"PAR1"), "examples.parquet is damaged"),
+        (drop_patients, "has no column patient"),
+        (
+            lambda path: pq.write_table(pq.read_table(path).slice(0, 0), path),
+            "examples.parquet names 0 images, but the manifest",
+        ),
+        (
+            lambda path: change_column(path, "split", lambda old: ["holdout", *old[1:]]),
+            "the split or label 'holdout'",
+        ),
+        (
+            lambda path: change_column(
+                path, "shard", lambda old: ["../beside.tfrecord"] * len(old)
+            ),
+            "the shard '../beside.tfrecord', which the manifest does not have",
+        ),
+        (cut_shards, ".tfrecord ends before its record"),
+    ],
+)
+def test_a_dataset_that_cannot_be_audited_is_an_error_that_says_why(
+    flawed, tmp_path, capsys, damage, message
+):
+    out = shutil.copytree(flawed, tmp_path / "out")
+    damage(out / "examples.parquet")
+    assert command_line.main(["audit", str(out)]) == 1
+    assert message in capsys.readouterr().err
+
+
+# ---- who is whose twin
+
+
+def test_near_duplicates_of_any_exact_copy_are_across():
+    near = (twins.NearPair(0, 1, 0.99),)
+    found = twins.Twins(groups=np.array([0, 1, 0, 2]), is_blank=np.zeros(4, bool), near=near)
+    assert [group.tolist() for group in found.exact_groups()] == [[0, 2]]
+    pair = found.groups, np.array([0]), np.array([1])
+    for codes, across in (
+        ([0, 0, 0, 1], []),
+        ([0, 1, 0, 0], [(0, 1)]),
+        ([0, 0, 1, 0], [(2, 1)]),
+        ([1, 0, 0, 0], [(0, 1)]),
+    ):
+        assert [pair[:2] for pair in found.near_across(np.array(codes))] == across
+        assert twins.have_different(np.array(codes), *pair).tolist() == [bool(across)]
+
+
+def test_copies_within_a_split_under_other_patients_names_are_found_and_one_group(tmp_path):
+    files = planted.clean_files()
+    for patient in range(1, 7):
+        label = planted.LABELS[patient % 2]
+        data = files[f"train/{label}/{label}-{patient}-1.jpeg"]
+        name = f"train/{label}/{label}-{60 + patient}-1.jpeg"
+        files[name] = data if patient == 1 else planted.saved_again(data, 70)
+    out = build_here(write_tree(tmp_path / "scans", files), tmp_path / "out", SIZE, "--variants=1")
+    assert finding(out, "near_duplicates") is None
+    found = finding(out, "near_duplicates_within")
+    assert (found.severity, found.count) == ("warning", 5)
+    assert audit.audit(out).measures["near_duplicate_pairs_within_splits"] == 5
+    assert command_line.main(["audit", str(out), "--max_leaked_pictures=0"]) == 0
+    rows = rows_of(out)
+    groups = {row["patient"]: row["group"] for row in rows}
+    assert all(groups[str(patient)] == groups[str(60 + patient)] for patient in range(1, 7))
+    assert len(set(groups.values())) == len(groups) - 6
+    assert {row["group"] for row in rows if row["variant"]} < {row["group"] for row in rows}
+    page = pages.words((out / "report.html").read_text())
+    num_copies = sum(row["variant"] > 0 for row in rows)
+    assert f"{len(rows) - num_copies} images of {len(groups)} patients" in page
+    assert f"{num_copies} augmented copies of training images are stored" in page
+    assert f"train: {num_copies} images" in page
+    assert all(row["group"] == groups[row["patient"]] for row in rows)
+
+
+def framed(data):
+    """A scan in the fixed frame of a screen."""
+    noise = np.random.default_rng(0).integers(256, size=(24, 24), dtype=np.uint8)
+    screen = Image.fromarray(noise).resize((192, 192), Image.Resampling.NEAREST)
+    screen.paste(Image.fromarray(planted.pixels(data)).resize((96, 96)), (48, 48))
+    return encoded(screen)
+
+
+def test_a_frame_that_all_pictures_have_makes_no_copies_of_them(tmp_path):
+    files = {}
+    for patient in range(1, 41):
+        label, split = planted.LABELS[patient % 2], "test" if patient % 3 else "train"
+        name = f"{split}/{label}/{label}-{patient}-1.png"
+        files[name] = framed(planted.scan(label, patient, 1))
+    copy = "test/NORMAL/NORMAL-90-1.jpeg"
+    files[copy] = planted.saved_again(files["train/NORMAL/NORMAL-3-1.png"], 80)
+    tree = write_tree(tmp_path / "scans", files)
+    out = build_here(tree, tmp_path / "out", SIZE)
+    assert near_pairs(out) == {frozenset([copy, "train/NORMAL/NORMAL-3-1.png"])}
+    out = build_here(tree, tmp_path / "dropped", SIZE, "--leaks=drop")
+    assert list(dropped_rows(out)) == ["train/NORMAL/NORMAL-3-1.png"]
+    assert Manifest.load(out).options["near_duplicates"] == 2
+
+
+def test_copies_of_another_shape_are_found_between_their_bars(tmp_path):
+    files, copies = {}, set()
+    for patient in range(1, 9):
+        label = planted.LABELS[patient % 2]
+        names = f"train/{label}/{label}-{patient}-1.png", f"test/{label}/{label}-9{patient}-1.png"
+        image = Image.fromarray(planted.pixels(planted.scan(label, patient, 1)))
+        shapes = image, image.resize((256, 200), Image.Resampling.BILINEAR)
+        files |= dict(zip(names, map(encoded, shapes), strict=True))
+        copies.add(frozenset(names))
+    tree = write_tree(tmp_path / "scans", files)
+    out = build_here(tree, tmp_path / "out", "--image_size=160", "--fit=pad")
+    assert near_pairs(out) == copies
+
+
+def test_a_chain_of_too_many_likes_is_reported_and_joins_nobody():
+    size, rows = 101, np.arange(101)
+    near = tuple(twins.NearPair(a, a + 1, 0.99) for a in range(size - 1))
+    found = twins.Twins(groups=rows, is_blank=rows < 0, near=near, min_similarity=0.9)
+    names = [str(row) for row in rows]
+    columns = {"patient": names, "path": names, "width": rows, "height": rows, "row": rows}
+    columns["shape"] = np.ones(size)
+    same = {"split": ["train"] * size, "label": ["a"] * size, "shard": ["0"] * size}
+    split = Split(label_counts=(size,), shards=())
+    dataset = bare_manifest(image_shape=(96, 96, 1), label_names=["a"], splits={"train": split})
+    result = audit.audit_examples(pa.table(columns | same), found.believed(rows), dataset)
+    (chain,) = [one for one in result.findings if one.code == "near_chains"]
+    assert chain.count == 1
+    assert "more than 100 images" in chain.detail
+    assert result.measures["near_duplicate_pairs_within_splits"] == 0
+    assert not result.measures["near_duplicates_complete"]
+
+
+def test_a_near_duplicate_of_a_picture_in_two_splits_is_a_leak(tmp_path, capsys):
+    names = ("train/CNV/CNV-4-2.jpeg", "test/CNV/CNV-50-1.jpeg", "train/CNV/CNV-51-1.jpeg")
+    data = planted.scan("CNV", 4, 2)
+    files = dict(zip(names, (data, data, planted.saved_again(data, 60)), strict=True))
+    tree = write_tree(tmp_path / "scans", planted.clean_files() | files)
+    out = build_here(tree, tmp_path / "out", SIZE)
+    assert near_pairs(out) == {frozenset(names[1:])}
+    assert command_line.main(["audit", str(out), "--max_leaked_pictures=1"]) == 1
+    assert "FAILED   --max_leaked_pictures 1: found 2" in capsys.readouterr().out
+    out = build_here(tree, tmp_path / "dropped", SIZE, "--leaks=drop")
+    assert set(dropped_rows(out)) == {names[0], names[2]}
+    assert command_line.main(["audit", str(out), "--max_leaked_pictures=0"]) == 0

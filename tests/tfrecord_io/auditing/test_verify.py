@@ -1,0 +1,246 @@
+"""Every kind of damage is found and names the file."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from dataset_factory import change_column, change_first_label
+from image_files import pack
+
+from tfrecord_io.__main__ import main
+from tfrecord_io.auditing import verify
+from tfrecord_io.format import manifest
+
+
+@pytest.fixture
+def dataset(built_dataset, tmp_path):
+    """A copy of a small built dataset, to damage."""
+    return Path(shutil.copytree(built_dataset, tmp_path / "dataset"))
+
+
+def a_shard(dataset):
+    return next(path for path in sorted(dataset.glob("train-*.tfrecord")) if path.stat().st_size)
+
+
+def sidecar(dataset):
+    return a_shard(dataset).with_suffix(".json")
+
+
+def file_named(name):
+    return lambda dataset: dataset / name
+
+
+MANIFEST, EXAMPLES, REJECTS = map(file_named, ("manifest.json", "examples.parquet", "rejects.csv"))
+
+
+def change_manifest(dataset, change):
+    path = dataset / manifest.FILE_NAME
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def said_of(dataset, path):
+    """Returns what verify finds to be wrong with a file."""
+    return " ".join(f.message for f in verify.verify(dataset) if f.file_name == path.name)
+
+
+def test_a_dataset_as_built_has_no_finding(dataset, source_tree, capsys):
+    assert verify.verify(dataset, source_input=source_tree) == []
+    assert main(["verify", str(dataset)]) == 0
+    assert "matches its manifest" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("place", ["first byte", "image", "last byte"])
+def test_one_flipped_bit_is_found_wherever_it_is(dataset, place, capsys):
+    layout = manifest.Manifest.load(dataset).layout
+    image = layout.features["image"].offset
+    data = bytearray(a_shard(dataset).read_bytes())
+    data[{"first byte": 0, "image": image, "last byte": layout.stride - 1}[place]] ^= 1
+    a_shard(dataset).write_bytes(data)
+    assert main(["verify", str(dataset)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"{a_shard(dataset).name}: record 0: its length or its bytes")
+    assert "SHA-256" in lines[1]
+    assert all(": " in line for line in lines)
+
+
+def cut_off(path):
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def garble(path):
+    path.write_bytes(b"{}")
+
+
+def lose_a_row(path):
+    table = pq.read_table(path)
+    pq.write_table(table.slice(0, len(table) - 1), path)
+
+
+def lose_a_line(path):
+    lines = path.read_text().splitlines()
+    assert len(lines) > 1, "the built dataset should have a reject"
+    path.write_text("\n".join(lines[:-1]) + "\n")
+
+
+def change_a_number(path):
+    path.write_text(path.read_text().replace('"num_bytes": ', '"num_bytes": 1'))
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "message"),
+    [
+        (a_shard, cut_off, "cut off"),
+        *((file, Path.unlink, "cannot be read") for file in (a_shard, EXAMPLES, REJECTS, sidecar)),
+        *((file, garble, "") for file in (EXAMPLES, REJECTS, sidecar)),
+        (EXAMPLES, lose_a_row, "differ, such as None"),
+        (REJECTS, lose_a_line, "has rejects"),
+        (sidecar, change_a_number, "but the manifest says"),
+        (file_named("train-00007-of-00008.tfrecord"), garble, "is not in the manifest"),
+    ],
+)
+def test_a_file_that_is_damaged_or_unknown_is_found(dataset, file, damage, message):
+    path = file(dataset)
+    damage(path)
+    said = said_of(dataset, path)
+    assert said
+    assert message in said
+
+
+@pytest.mark.parametrize("label", [(0.5, 0.5), (1.0, 1.0), (0.0, 0.0), (float("nan"), 1.0)])
+def test_a_label_that_is_not_one_hot_is_found_though_all_checksums_fit(dataset, label):
+    change_first_label(dataset, label)
+    assert "not one-hot" in said_of(dataset, a_shard(dataset))
+
+
+@pytest.mark.parametrize(
+    ("order", "file", "message"),
+    [((1, 0), EXAMPLES, "2 rows of train-"), ((0, 0), MANIFEST, "occur in several examples")],
+)
+def test_records_that_are_swapped_or_stand_twice_are_found(dataset, order, file, message):
+    stride = manifest.Manifest.load(dataset).layout.stride
+    data = a_shard(dataset).read_bytes()
+    first = b"".join(data[place * stride :][:stride] for place in order)
+    a_shard(dataset).write_bytes(first + data[2 * stride :])
+    assert message in said_of(dataset, file(dataset))
+
+
+def swap_counts(content):
+    counts = content["splits"]["train"]["label_counts"]
+    first, second = counts
+    counts[first], counts[second] = counts[second] + 1, counts[first] - 1
+
+
+def darken(content):
+    content["statistics"]["sums"][0] -= 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (swap_counts, "examples per class"),
+        (darken, "of split 'train', but the shards hold"),
+        (lambda content: content["counts"].update(files=10_000), "counts 10000 files"),
+        (lambda content: content["counts"].update(rejects=7), "counts 7 rejects, but names"),
+        (lambda content: content.update(counts={}), "does not count the files"),
+        # As in a dataset of a release that did not count pixels.
+        (lambda content: content.pop("statistics"), None),
+    ],
+)
+def test_what_is_wrong_in_the_manifest_is_found(dataset, change, message):
+    change_manifest(dataset, change)
+    said = said_of(dataset, MANIFEST(dataset))
+    assert message in said if message else verify.verify(dataset) == []
+
+
+@pytest.mark.parametrize("column", ["label", "split", "row"])
+def test_a_row_of_the_examples_table_that_contradicts_its_record_is_found(dataset, column, capsys):
+    def change(values):
+        other = next(value for value in values if value != values[2])
+        return [*values[:2], other, *values[3:]]
+
+    table = change_column(dataset / manifest.EXAMPLES_FILE_NAME, column, change)
+    values = table[column].to_pylist()
+    other = change(values)[2]
+    (dataset / "croissant.json").unlink()
+    assert main(["verify", str(dataset)]) == 1
+    (line,) = capsys.readouterr().out.splitlines()
+    said, held = line.removeprefix("examples.parquet: ").split(", but the shard has ")
+    assert said.startswith(f"1 rows of {table['shard'][2]} differ, such as ")
+    assert f"{column}={other!r}" in said
+    assert f"{column}={values[2]!r}" in held
+
+
+def test_a_source_that_gives_other_pixels_is_found(dataset, source_tree, tmp_path):
+    other = Path(shutil.copytree(source_tree, tmp_path / "other"))
+    paths = pq.read_table(dataset / manifest.EXAMPLES_FILE_NAME)["path"].to_pylist()
+    shutil.copy(other / paths[0], other / paths[1])
+    (finding,) = verify.verify(dataset, source_input=other)
+    assert paths[1] in finding.message
+    (other / paths[1]).unlink()
+    assert "has no file" in verify.verify(dataset, source_input=other)[0].message
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar", "tar.gz"])
+def test_an_archive_that_was_joined_to_another_does_not_agree(dataset, source_tree, tmp_path, kind):
+    paths = [path for path in source_tree.rglob("*") if path.is_file()]
+    files = {path.relative_to(source_tree).as_posix(): path.read_bytes() for path in paths}
+    whole = pack(tmp_path / f"a.{kind}", files)
+    assert verify.verify(dataset, source_input=whole) == []
+    whole.write_bytes(whole.read_bytes() * 2)
+    message = "(belong to no member that its index names|other data follows)"
+    with pytest.raises(OSError, match=rf"cannot read .*{whole.name}: .*{message}"):
+        verify.verify(dataset, source_input=whole)
+
+
+def test_what_cannot_be_checked_is_an_error(dataset, source_tree, tmp_path, capsys):
+    change_manifest(dataset, lambda content: content["preprocessing"].update(height=None))
+    for words, code, message in (
+        ((dataset, f"--source_input={source_tree}"), 1, "manifest.json is damaged: its prepro"),
+        ((dataset, "--num_samples=-1"), 2, "--num_samples must be at least 0, received -1"),
+        ((tmp_path / "nothing",), 1, "does not exist"),
+        ((tmp_path,), 1, "run the same build command again"),
+    ):
+        assert main(["verify", *map(str, words)]) == code
+        assert message in capsys.readouterr().err
+
+
+def strings_in(value, path=()):
+    """Yields the path of each string in a JSON value."""
+    if isinstance(value, str):
+        yield path
+    elif isinstance(value, dict | list):
+        for name in value if isinstance(value, dict) else range(len(value)):
+            yield from strings_in(value[name], (*path, name))
+
+
+@pytest.mark.parametrize("command", ["verify", "audit", "index"])
+def test_the_manifest_of_a_stranger_cannot_control_the_terminal(command, dataset, capsys):
+    evil = "\x1b]0;a title\x07"
+    text = (dataset / manifest.FILE_NAME).read_text()
+    paths = [*strings_in(json.loads(text)), ("format_version",), ("splits",)]
+    assert len(paths) > 30
+    for path in paths:
+        content = json.loads(text)
+        place = content
+        for name in path[:-1]:
+            place = place[name]
+        place[path[-1]] = {evil: place[path[-1]]} if path == ("splits",) else evil
+        (dataset / manifest.FILE_NAME).write_text(json.dumps(content))
+        main([command, str(dataset)])
+        said = "".join(capsys.readouterr())
+        assert not {"\x1b", "\x07"} & {*said}, path
+
+
+def test_no_file_beside_the_source_is_read(dataset, source_tree, tmp_path):
+    source = Path(shutil.copytree(source_tree, tmp_path / "in"))
+    (tmp_path / "beside.jpeg").write_bytes(next(source.rglob("*.jpeg")).read_bytes())
+    # It has the table's digest, which a stranger would not leave wrong.
+    (dataset / "croissant.json").unlink()
+    for path in ("../beside.jpeg", str(tmp_path / "beside.jpeg")):
+        change_column(dataset / "examples.parquet", "path", lambda old, new=path: [new] * len(old))
+        findings = verify.verify(dataset, source_input=source)
+        assert [str(finding) for finding in findings] == [f"{source}: has no file {path}"]

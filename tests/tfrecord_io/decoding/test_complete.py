@@ -1,0 +1,155 @@
+"""Files with less or more than one whole picture, see `tfrecord_io.decoding.formats`."""
+
+import io
+import struct
+
+import numpy as np
+import pytest
+from image_files import encoded, grey_pixels, jpeg, png_of_rows, rgb_pixels
+from PIL import Image
+
+from tfrecord_io.decoding.options import Preprocessing
+from tfrecord_io.decoding.preprocess import decode_image, find_pictures
+from tfrecord_io.decoding.rejects import Reject
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+GREY, DEEP = grey_pixels(), grey_pixels().astype(np.uint16) * 251
+HEIGHT, WIDTH = GREY.shape
+THUMBNAIL = b"Exif\0\0" + jpeg(1, 8, 8)
+
+
+def reason(data, **options):
+    with pytest.raises(Reject) as raised:
+        decode_image(data, Preprocessing(**options))
+    return raised.value.reason
+
+
+PNG_KINDS = {
+    "grey": ([row.tobytes() for row in GREY], {}),
+    "colour": ([row.tobytes() for row in rgb_pixels()], {"colour_type": 2}),
+    "16 bits": ([row.astype(">u2").tobytes() for row in DEEP], {"bits": 16}),
+    # All samples are zero, so that nothing but the length tells the rows that are missing.
+    "black bits": ([bytes(-(-WIDTH // 8))] * HEIGHT, {"bits": 1}),
+}
+
+
+@pytest.mark.parametrize("kind", PNG_KINDS)
+@pytest.mark.parametrize("missing", [1, HEIGHT // 2])
+def test_a_png_with_right_checksums_and_missing_rows_is_truncated(kind, missing):
+    rows, header = PNG_KINDS[kind]
+    dtype = "uint16" if header.get("bits") == 16 else "uint8"
+    assert reason(png_of_rows(WIDTH, HEIGHT, rows[:-missing], **header), dtype=dtype) == "truncated"
+    decode_image(png_of_rows(WIDTH, HEIGHT, rows, **header), Preprocessing(dtype=dtype))
+
+
+def test_an_interlaced_png_has_all_of_its_seven_passes():
+    """PNG, section 8.2: the steps of each pass."""
+    passes = (GREY[::8, ::8], GREY[::8, 4::8], GREY[4::8, ::4], GREY[::4, 2::4], GREY[2::4, ::2],
+              GREY[::2, 1::2], GREY[1::2])  # fmt: skip
+    rows = [row.tobytes() for pixels in passes for row in pixels]
+    settings = Preprocessing(height=HEIGHT, width=WIDTH)
+    whole = decode_image(png_of_rows(WIDTH, HEIGHT, rows, interlaced=1), settings)
+    assert whole.pixels == GREY.tobytes()
+    for missing in (1, 10):
+        assert reason(png_of_rows(WIDTH, HEIGHT, rows[:-missing], interlaced=1)) == "truncated"
+
+
+def tiff_with(tag, change, image=GREY, **settings):
+    """Returns a little-endian TIFF by Pillow, with another value of a tag that has one."""
+    data = bytearray(encoded(image, "TIFF", **settings))
+    (directory,) = struct.unpack_from("<I", data, 4)
+    (count,) = struct.unpack_from("<H", data, directory)
+    for place in range(directory + 2, directory + 2 + 12 * count, 12):
+        if struct.unpack_from("<H", data, place)[0] == tag:
+            (value,) = struct.unpack_from("<I", data, place + 8)
+            struct.pack_into("<I", data, place + 8, change(value))
+    return bytes(data)
+
+
+@pytest.mark.parametrize("compression", ["raw", "tiff_lzw", "tiff_adobe_deflate", "jpeg"])
+def test_a_tiff_whose_strip_is_too_short_is_a_reject(compression):
+    tags = {"compression": compression}
+    assert reason(tiff_with(279, lambda length: length * 3 // 4, **tags)) in (
+        "truncated",
+        "undecodable",
+    )
+    decode_image(tiff_with(279, lambda length: length, **tags), Preprocessing())
+
+
+def test_a_tiff_that_is_stored_on_its_side_is_whole():
+    """Each stored row has whole bytes: ten rows of two bytes, which upright are 24 bytes."""
+    bits = np.zeros((10, 12), bool)
+    decode_image(encoded(bits, "TIFF", tiffinfo={274: 6}), Preprocessing())
+
+
+def test_a_tiff_without_its_last_strips_is_a_reject():
+    assert reason(tiff_with(257, lambda height: height + 8)) == "truncated"
+
+
+FILES = {
+    "JPEG": jpeg(),
+    "progressive JPEG": encoded(GREY, "JPEG", progressive=True),
+    "JPEG with a thumbnail": encoded(GREY, "JPEG", exif=THUMBNAIL),
+    "JPEG with restarts": encoded(GREY, "JPEG", restart_marker_blocks=2, comment=b"\xff\xd9"),
+    "PNG": encoded(GREY),
+    "BMP": encoded(rgb_pixels()[:, :27], "BMP"),
+    "GIF": encoded(GREY, "GIF", comment=b"a comment"),
+    "WEBP": encoded(GREY, "WEBP"),
+    "PGM": encoded(GREY, "PPM"),
+    "deep PGM": encoded(DEEP, "PPM"),
+    "PBM": encoded(Image.fromarray(GREY).convert("1"), "PPM"),
+    "plain PGM": b"P2 # a comment P2\n2 1 255\n7 9\n",
+    "TIFF": encoded(GREY, "TIFF"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_two_files_that_are_joined_are_not_cut_down_to_the_first(name):
+    """`cat a b`"""
+    data, depth = FILES[name], {"dtype": "uint16"}
+    decode_image(data, Preprocessing(**depth))
+    others = data, encoded(grey_pixels(1)), jpeg(1), encoded(grey_pixels(1), "BMP")
+    paddings = b"", bytes(100), bytes(70_000)
+    joined = [data + between + other for between in paddings for other in others]
+    assert {reason(content, **depth) for content in joined} == {"multiple_frames"}
+
+
+def test_a_file_behind_the_last_page_of_a_tiff_is_not_lost():
+    more = Image.fromarray(grey_pixels(1))
+    data = encoded(GREY, "TIFF", save_all=True, append_images=[more])
+
+    def frames(content):
+        start = content[:100]
+        return find_pictures("scan.tif", len(content), start, lambda: io.BytesIO(content)).frames
+
+    assert list(frames(data)) == list(frames(data + bytes(9))) == [1, 2]
+    assert list(frames(data + bytes(9) + jpeg(2))) == [None]
+    assert reason(data + bytes(9) + jpeg(2)) == "multiple_frames"
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name != "plain PGM"])
+@pytest.mark.parametrize(
+    "rest",
+    [bytes(1000), b"\n", b"few odd bytes", b"CANON OPTIONAL DATA\0" + bytes(range(200)),
+     bytes(range(200)) + b"SEFT"],
+)  # fmt: skip
+def test_zeros_and_known_metadata_behind_a_picture_are_nothing_lost(name, rest):
+    data, settings = FILES[name], Preprocessing(dtype="uint16")
+    assert decode_image(data + rest, settings) == decode_image(data, settings)
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name != "TIFF"])
+@pytest.mark.parametrize("rest", [bytes(range(60, 160)), bytes(70_000)])
+def test_unknown_data_behind_a_picture_is_a_reject_that_says_how_much(name, rest):
+    with pytest.raises(Reject, match=f"trailing_data: {len(rest):,} bytes follow the picture"):
+        decode_image(FILES[name] + rest, Preprocessing(dtype="uint16"))
+
+
+def test_a_thumbnail_within_a_tiff_is_not_another_file():
+    exif = Image.Exif()
+    exif[256], exif[271] = WIDTH, "a maker"
+    nested = io.BytesIO()
+    Image.fromarray(GREY).save(nested, "JPEG", exif=exif)
+    photoshop = {34377: nested.getvalue()}
+    decode_image(encoded(GREY, "TIFF", tiffinfo=photoshop), Preprocessing())

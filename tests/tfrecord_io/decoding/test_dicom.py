@@ -1,0 +1,856 @@
+"""DICOM files: those of pydicom, which other programs wrote, and some written byte by byte."""
+
+import contextlib
+import io
+import re
+import struct
+from pathlib import Path
+
+import imagecodecs
+import numpy as np
+import pydicom
+import pytest
+from builds import ROOT, build_here, build_of, rows_of, run_build_here
+from dicom_files import dicom_file, in_syntax
+from image_files import encoded, grey_pixels, png, scans_of, write_tree
+from PIL import Image
+from pydicom.pixels import apply_color_lut, apply_modality_lut, pixel_array
+
+from pipelines.errors import UserError
+from tfrecord_io import Manifest, image_key
+from tfrecord_io.__main__ import main
+from tfrecord_io.decoding import dicom, preprocess
+from tfrecord_io.decoding.dicom import SHARE, is_dicom
+from tfrecord_io.decoding.options import Physical, Preprocessing
+from tfrecord_io.decoding.preprocess import decode_image
+from tfrecord_io.decoding.rejects import Reject
+from train.results.classifier import Classifier, other_decoder
+
+# What pydicom itself warns of while this file reads its files.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+FILES = Path(pydicom.__file__).parent / "data" / "test_files"
+HEIGHT, WIDTH = 20, 28
+
+WINDOW_CENTER, WINDOW_WIDTH = (0x0028, 0x1050, "DS"), (0x0028, 0x1051, "DS")
+INTERCEPT, SLOPE = (0x0028, 0x1052, "DS"), (0x0028, 0x1053, "DS")
+RESCALE_TYPE = (0x0028, 0x1054, "LO")
+FUNCTION = (0x0028, 0x1056, "CS")
+
+
+def decoded(data, frame=0, channels=1, **options):
+    """Returns the pixels of a frame in its own size, [height, width] or [height, width, 3]."""
+    dataset = pydicom.dcmread(io.BytesIO(data))
+    settings = Preprocessing(
+        height=dataset.Rows, width=dataset.Columns, channels=channels, **options
+    )
+    pixels = np.frombuffer(decode_image(data, settings, frame).pixels, settings.dtype)
+    return pixels.reshape(settings.image_shape).squeeze()
+
+
+def reason(data, frame=0, **options):
+    with pytest.raises(Reject) as raised:
+        decode_image(data, Preprocessing(**options), frame)
+    return raised.value.reason
+
+
+# ---- files that other programs wrote
+
+
+GREY = [
+    "693_J2KI", "CT_small", "J2K_pixelrep_mismatch", "JPEG2000", "JPEGLSNearLossless_08",
+    "JPEGLSNearLossless_16", "MR_small", "MR_small_RLE", "MR_small_bigendian", "MR_small_expb",
+    "MR_small_implicit", "MR_small_padded", "MR_small_jp2klossless", "MR_small_jpeg_ls_lossless",
+    "examples_overlay", "liver_1frame",
+]  # fmt: skip
+COLOUR = [
+    "ExplVR_BigEnd", "GDCMJ2K_TextGBR", "SC_jpeg_no_color_transform", "SC_rgb_dcmtk_+eb+cr",
+    "SC_rgb_dcmtk_+eb+cy+n1", "SC_rgb_dcmtk_+eb+cy+np", "SC_rgb_dcmtk_+eb+cy+s2",
+    "SC_rgb_gdcm_KY", "SC_rgb_jls_lossy_line", "SC_rgb_jpeg_dcmtk", "SC_rgb_jpeg_lossy_gdcm",
+    "SC_rgb_rle", "SC_rgb_small_odd", "SC_ybr_full_422_uncompressed", "examples_jpeg2k",
+    "examples_rgb_color",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GREY)
+def test_uint16_has_the_stored_values_from_the_lowest_possible_one(name):
+    path = FILES / f"{name}.dcm"
+    dataset = pydicom.dcmread(path)
+    lowest = -(1 << dataset.BitsStored - 1) if dataset.PixelRepresentation else 0
+    expected = pixel_array(dataset, raw=True).astype(int) - lowest
+    if dataset.BitsStored == 8:  # spread, as those of PNG are
+        expected *= 257
+    np.testing.assert_array_equal(decoded(path.read_bytes(), dtype="uint16"), expected)
+
+
+@pytest.mark.parametrize("name", COLOUR)
+def test_colour_is_rgb_whatever_the_file_holds(name):
+    path = FILES / f"{name}.dcm"
+    expected = pixel_array(path).astype(int)
+    np.testing.assert_array_equal(decoded(path.read_bytes(), channels=3), expected)
+    np.testing.assert_array_equal(
+        decoded(path.read_bytes(), channels=3, dtype="uint16"), expected * 257
+    )
+
+
+def test_a_palette_becomes_its_colours():
+    path = FILES / "examples_palette.dcm"
+    expected = apply_color_lut(pixel_array(path), pydicom.dcmread(path)) >> 8
+    np.testing.assert_array_equal(decoded(path.read_bytes(), channels=3), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("SC_rgb_rle_16bit", "too_many_bits"),
+        ("rtdose_1frame", "too_many_bits"),
+        ("rtdose", "multiple_frames"),
+        ("test-SR", "no_pixels"),
+        ("rtplan", "no_pixels"),
+        ("MR_truncated", "undecodable"),
+        ("meta_missing_tsyntax", "missing_tag"),
+    ],
+)
+def test_what_cannot_be_shown_faithfully_is_a_reject_with_its_reason(name, expected):
+    assert reason((FILES / f"{name}.dcm").read_bytes()) == expected
+    assert reason(png()) == "undecodable"  # of another kind, where DICOM was listed
+
+
+# ---- files written byte by byte
+
+
+def words(*numbers):
+    return np.array(numbers, "<u2").tobytes()
+
+
+def levels(low, high, dtype=np.uint16):
+    return np.linspace(low, high, HEIGHT * WIDTH).reshape(HEIGHT, WIDTH).astype(dtype)
+
+
+#: All values of 12 bits, in order.
+RAMP = np.arange(4096, dtype=np.uint16).reshape(64, 64)
+EIGHT = np.array([[0, 1, 128, 255]], np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("stored", "settings", "expected"),
+    [
+        (RAMP, {"bits": 12, "photometric": "MONOCHROME1"}, 4095 - RAMP),
+        (RAMP | 0xF000, {"bits": 12}, RAMP),
+        (levels(-2048, 2047, np.int16), {"bits": 12}, levels(-2048, 2047, np.int16) + 2048),
+        (EIGHT // 17, {"bits": 4}, EIGHT // 17),
+        (EIGHT, {}, [[0, 257, 32_896, 65_535]]),
+        (EIGHT, {"photometric": "MONOCHROME1"}, [[65_535, 65_278, 32_639, 0]]),
+    ],
+    ids=["inverted", "unused bits", "signed", "few bits", "eight bits", "eight bits, inverted"],
+)
+def test_uint16_begins_at_the_lowest_value_and_spreads_eight_bits(stored, settings, expected):
+    found = decoded(dicom_file(stored, **settings), dtype="uint16")
+    np.testing.assert_array_equal(np.atleast_2d(found), expected)
+
+
+def test_lossless_jpeg_is_decoded():
+    """The file is by GDCM; that of the same picture in RLE is by another program."""
+    lossless, rle = (
+        decoded((FILES / f"{name}.dcm").read_bytes(), channels=3)
+        for name in ("SC_rgb_jpeg_gdcm", "SC_rgb_rle")
+    )
+    np.testing.assert_array_equal(lossless, rle)
+
+
+@pytest.mark.parametrize("syntax", ["57", "70"])
+@pytest.mark.parametrize("dtype", [np.uint16, np.int16])
+def test_lossless_jpeg_has_every_value_of_12_bits(syntax, dtype):
+    """The frame is encoded by liblj92, and decoded by libjpeg-turbo."""
+    lowest = -2048 if dtype == np.int16 else 0
+    stored = levels(lowest, lowest + 4095, dtype)
+    unsigned = (stored & 0xFFF).astype(np.uint16)
+    frame = imagecodecs.ljpeg_encode(unsigned, bitspersample=12)
+    data = dicom_file(stored, bits=12, syntax=f"1.2.840.10008.1.2.4.{syntax}", compressed=[frame])
+    np.testing.assert_array_equal(decoded(data, dtype="uint16"), stored.astype(int) - lowest)
+
+
+@pytest.mark.parametrize("name", ["JPEG-lossy", "JPGExtended"])
+def test_jpeg_of_12_bits_is_decoded(name):
+    path = FILES / f"{name}.dcm"
+    dataset = pydicom.dcmread(path)
+    frame = pydicom.encaps.get_frame(dataset.PixelData, 0, number_of_frames=1)
+    found = decoded(path.read_bytes(), dtype="uint16")
+    assert 256 < found.max() < 4096
+    np.testing.assert_array_equal(found, imagecodecs.jpeg_decode(frame))
+
+
+@pytest.mark.parametrize("syntax", ["201", "202", "203"])
+def test_htj2k_is_decoded(syntax):
+    """The codestream is that of OpenJPH, through imagecodecs 2026.3.6 (`htj2k_encode`)."""
+    expected = np.add.outer(np.arange(20) * 100, np.arange(28) * 17).astype(np.uint16)
+    codestream = (ROOT / "tests" / "testdata" / "ramp_htj2k.j2c").read_bytes()
+    data = dicom_file(expected, syntax=f"1.2.840.10008.1.2.4.{syntax}", compressed=[codestream])
+    np.testing.assert_array_equal(decoded(data, dtype="uint16"), expected)
+
+
+def test_a_frame_without_a_window_is_shown_from_its_lowest_value_to_its_highest():
+    """As a magnetic resonance image is stored: few values of the 65,536 that are possible."""
+    found = decoded(dicom_file(levels(0, 278, np.int16)))
+    assert np.abs(found - levels(0, 278) / 278 * 255).max() <= 0.51
+    assert np.ptp(found) == 255
+    assert set(decoded(dicom_file(np.full((4, 4), 278, np.int16))).flat) == {0}
+
+
+PADDING, PADDING_END = (0x0028, 0x0120, "SS"), (0x0028, 0x0121, "SS")
+
+
+@pytest.mark.parametrize("tags", [{PADDING: -2000}, {PADDING: -2000, PADDING_END: -1500}])
+def test_padding_is_outside_of_the_range_of_the_values(tags):
+    stored = levels(0, 278, np.int16)
+    stored[0] = tags.get(PADDING_END, -2000)
+    found = decoded(dicom_file(stored, tags))
+    shown = stored[1:].astype(float)
+    expected = (shown - shown.min()) / np.ptp(shown) * 255
+    assert np.abs(found[1:] - expected).max() <= 0.51
+    assert set(found[0]) == {0}
+
+
+def modality_lut(*entries):
+    item = {
+        (0x0028, 0x3002, "US"): words(len(entries), 0, 16),
+        (0x0028, 0x3006, "US"): words(*entries),
+    }
+    return {(0x0028, 0x3000, "SQ"): [item]}
+
+
+MODALITIES = {
+    "slope": {SLOPE: "2", INTERCEPT: "-1024"},
+    "negative slope": {SLOPE: "-1", INTERCEPT: "0"},
+    "table": modality_lut(*(np.arange(256) ** 2 // 99)),
+    "falling table": modality_lut(*range(999, 999 - 256, -1)),
+}
+# A file may name several windows; the first counts, or that of the flag.
+WINDOWS = {
+    "no window": ({}, None),
+    "window": ({WINDOW_CENTER: "90\\7", WINDOW_WIDTH: "150\\8"}, None),
+    "flag": ({WINDOW_CENTER: "7", WINDOW_WIDTH: "8"}, (90.0, 150.0)),
+}
+
+
+@pytest.mark.parametrize("photometric", ["MONOCHROME1", "MONOCHROME2"])
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("modality", MODALITIES)
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_the_modality_comes_first_then_the_window_then_the_photometric_interpretation(
+    dtype, modality, window, photometric
+):
+    """The formulas of PS3.3, C.11.1 and C.11.2.1.2.1, written out; pydicom has only the first."""
+    tags, flag = WINDOWS[window]
+    data = dicom_file(levels(3, 240, dtype), MODALITIES[modality] | tags, photometric=photometric)
+    dataset = pydicom.dcmread(io.BytesIO(data))
+    values = apply_modality_lut(dataset.pixel_array, dataset).astype(float)
+    if window == "no window":
+        values = (values - values.min()) / np.ptp(values)
+    else:
+        values = np.clip((values - 90 + 0.5) / 149 + 0.5, 0, 1)
+    expected = 255 * (1 - values if photometric == "MONOCHROME1" else values)
+    assert np.abs(decoded(data, window=flag) - expected).max() <= 0.51
+
+
+def test_without_a_rule_for_files_without_a_window_they_are_rejects_that_name_the_flag():
+    """So it is for a model whose training files all had one, or came from an older release."""
+    settings = Preprocessing.from_dict({"height": 8, "width": 8, "channels": 1, "resize": "box"})
+    with pytest.raises(Reject, match=r"no_window: .* see --window"):
+        decode_image(dicom_file(levels(0, 255)), settings, 0)
+    for data in (
+        dicom_file(levels(0, 255, np.uint8)),
+        dicom_file(levels(0, 255), {WINDOW_CENTER: "100", WINDOW_WIDTH: "60"}),
+    ):
+        assert decode_image(data, settings, 0).pixels
+
+
+@pytest.mark.parametrize("function", ["LINEAR_EXACT", "SIGMOID"])
+def test_other_functions_of_a_window_are_those_of_pydicom(function):
+    data = dicom_file(
+        levels(0, 255, np.uint8),
+        {WINDOW_CENTER: "100", WINDOW_WIDTH: "60", FUNCTION: function},
+    )
+    dataset = pydicom.dcmread(io.BytesIO(data))
+    expected = pydicom.pixels.apply_windowing(dataset.pixel_array, dataset)
+    assert np.abs(decoded(data).astype(float) - expected).max() <= 1
+
+
+def with_table(stored, descriptor, entries, kind="OW", intercept=0):
+    item = {(0x0028, 0x3002, "US"): descriptor, (0x0028, 0x3006, kind): entries}
+    tags = {(0x0028, 0x3010, "SQ"): [item], SLOPE: "1", INTERCEPT: str(intercept)}
+    return dicom_file(stored, tags, bits=12)
+
+
+@pytest.mark.parametrize("kind", ["OW", "US"])
+@pytest.mark.parametrize("entry_type", ["<u2", "u1"])
+def test_a_table_of_8_bit_entries_reaches_over_all_values(kind, entry_type):
+    entries = (np.arange(4096) // 16).astype(entry_type).tobytes()
+    found = decoded(with_table(RAMP, words(4096, 0, 8), entries, kind))
+    assert found.flat[::273].tolist() == [0, 17, 34, 51, 68, 85, 102, 119, 136, 153, 170, 187, 204,
+                                          221, 238, 255]  # fmt: skip
+
+
+SQUARES = np.arange(255, -1, -1, dtype="<u2") ** 2 // 255
+
+
+@pytest.mark.parametrize(
+    ("descriptor", "entries", "places", "expected"),
+    [
+        ((256, 0, 8), SQUARES, [0, 1, 100, 255, 256], [255, SQUARES[1], SQUARES[100], 0, 0]),
+        # Values beyond a table have its first and last entry.
+        (
+            (256, 1000, 8),
+            np.arange(255, -1, -1),
+            [0, 1000, 1001, 1255, 4095],
+            [255, 255, 254, 0, 0],
+        ),
+        # An entry above the bits of its table is white.
+        ((5, 0, 10), [0, 512, 1023, 1024, 4095], range(6), [0, 128, 255, 255, 255, 255]),
+        # 0 stands for 65,536 entries.
+        ((0, 0, 16), np.arange(65_535, -1, -1), [0, 257, 4095], [255, 254, 239]),
+    ],
+)
+def test_a_table_of_the_file_decides_the_grey_levels(descriptor, entries, places, expected):
+    num_entries, first, bits = descriptor
+    for intercept in (0, 7):  # the table is for rescaled values
+        shifted = words(num_entries, first + intercept, bits)
+        data = with_table(RAMP, shifted, words(*entries), intercept=intercept)
+        assert decoded(data).ravel()[list(places)].tolist() == list(expected)
+    # But not if the user names a window.
+    plain = dicom_file(RAMP, {SLOPE: "1", INTERCEPT: "7"}, bits=12)
+    found, expected = (decoded(file, window=(900, 50)) for file in (data, plain))
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("items", [[], [{}], [{(0x0028, 0x3002, "US"): words(256, 0, 8)}]])
+@pytest.mark.parametrize("sequence", [0x3000, 0x3010])  # of the modality, of the window
+def test_a_sequence_without_a_whole_table_leaves_the_window(sequence, items):
+    tags = {(0x0028, sequence, "SQ"): items, WINDOW_CENTER: "100.5", WINDOW_WIDTH: "101"}
+    tags |= {SLOPE: "", INTERCEPT: "7"}  # no transform either
+    found = decoded(dicom_file(np.array([[0, 50, 100, 150, 200]], np.uint8), tags))
+    assert found.tolist() == [0, 0, 128, 255, 255]
+
+
+def test_a_modality_table_may_have_entries_of_12_bits():
+    table = {(0x0028, 0x3002, "US"): words(3, 0, 12), (0x0028, 0x3006, "OW"): words(7, 907, 1807)}
+    tags = {(0x0028, 0x3000, "SQ"): [table], WINDOW_CENTER: "907", WINDOW_WIDTH: "1801"}
+    found = decoded(dicom_file(np.array([[0, 1, 2, 9]], np.uint8), tags))
+    assert found.ravel().tolist() == [0, 128, 255, 255]
+
+
+PALETTE = tuple(range(0x1101, 0x1104)), tuple(range(0x1201, 0x1204))
+
+
+def with_palette(stored, descriptor, *channels):
+    tags = {(0x0028, number, "US"): descriptor for number in PALETTE[0]}
+    tags |= {
+        (0x0028, number, "OW"): entries
+        for number, entries in zip(PALETTE[1], channels, strict=True)
+    }
+    return dicom_file(stored, tags, photometric="PALETTE COLOR")
+
+
+@pytest.mark.parametrize("entry_type", ["<u2", "u1"])
+def test_a_palette_of_8_bits_may_be_in_words_or_bytes_and_begin_anywhere(entry_type):
+    """The values 9 and 300 lie beyond the palette, which has those from 10 to 13."""
+    stored = np.array([[9, 10, 11, 12, 13, 14, 300]], np.uint16)
+    channels = [
+        np.array(entries, entry_type).tobytes()
+        for entries in ((1, 2, 3, 4), (50, 60, 70, 80), (255, 254, 253, 252))
+    ]
+    found = decoded(with_palette(stored, words(4, 10, 8), *channels), channels=3)
+    assert found.tolist() == [
+        [1, 50, 255], [1, 50, 255], [2, 60, 254], [3, 70, 253], [4, 80, 252], [4, 80, 252],
+        [4, 80, 252],
+    ]  # fmt: skip
+    if entry_type == "<u2":  # of some writers, with 16 bits said of 8
+        said_16 = with_palette(stored, words(4, 10, 16), *channels)
+        np.testing.assert_array_equal(decoded(said_16, channels=3), found)
+    longer = (np.arange(512) // 2).astype(np.uint8).tobytes()
+    stored = np.array([[0, 255, 256, 511]], np.uint16)
+    found = decoded(with_palette(stored, words(512, 0, 8), *[longer] * 3), channels=3)
+    assert found[:, 0].tolist() == [0, 127, 128, 255]
+
+
+@pytest.mark.parametrize("marker", [b"\xff\xdb", b"\xff\xc0"])
+def test_fill_bytes_before_a_marker_of_jpeg_are_legal(marker):
+    file = io.BytesIO()
+    Image.new("L", (28, 20), 77).save(file, "JPEG")
+    frame = file.getvalue().replace(marker, b"\xff\xff\xff" + marker, 1)
+    data = dicom_file(
+        np.zeros((20, 28), np.uint8), syntax="1.2.840.10008.1.2.4.50", compressed=[frame]
+    )
+    assert set(decoded(data).flat) == {77}
+
+
+def test_a_model_of_dicom_files_predicts_pictures_without_the_extra(monkeypatch):
+    monkeypatch.setattr(dicom, "PACKAGES", ("a-missing-codec",))
+    versions = preprocess.decoder_versions() | {"pydicom": "3.0.0"}
+    trained = Classifier(None, None, Preprocessing(), ("CNV", "DME"), versions)
+    assert other_decoder(trained) is None
+
+
+def test_a_window_may_be_that_of_one_frame_or_of_all():
+    frames = np.stack([levels(0, 1000)] * 2)
+    narrow, wide = (
+        {(0x0028, 0x9132, "SQ"): [{WINDOW_CENTER: "500", WINDOW_WIDTH: width}]}
+        for width in ("101", "1001")
+    )
+    data = dicom_file(
+        frames, {(0x5200, 0x9229, "SQ"): [wide], (0x5200, 0x9230, "SQ"): [narrow, {}]}
+    )
+    first, second = decoded(data, 1), decoded(data, 2)
+    assert (first[0, 0], first[-1, -1]) == (0, 255)
+    assert np.abs(second - frames[1] * 0.255).max() <= 1
+    assert np.count_nonzero(first == 0) > np.count_nonzero(second == 0)
+
+
+def in_units(values, slope, intercept, unit="HU", **settings):
+    """Returns a file with these physical values."""
+    stored = np.rint((np.array([values]) - intercept) / slope).astype(np.int16)
+    tags = {SLOPE: str(slope), INTERCEPT: str(intercept), RESCALE_TYPE: unit}
+    return dicom_file(stored, {**tags, **settings.pop("elements", {})}, **settings)
+
+
+def hounsfield(slope=1.0, intercept=-32_768.0):
+    return {"dtype": "uint16", "physical": Physical(unit="HU", slope=slope, intercept=intercept)}
+
+
+def test_one_hounsfield_value_is_one_number_whatever_the_rescale_of_the_file():
+    values = [-1000, 0, 40, 3000]
+    for slope, intercept in ((1, 0), (1, -1024), (2, -1000), (-1, 0)):
+        for photometric in ("MONOCHROME1", "MONOCHROME2"):
+            data = in_units(values, slope, intercept, photometric=photometric)
+            found = decoded(data, **hounsfield())
+            np.testing.assert_array_equal(found, np.add(values, 32_768))
+    found = decoded(in_units(values, 0.5, 0), **hounsfield(0.25, -1024.0))
+    np.testing.assert_array_equal(found, (np.array(values) + 1024) * 4)
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (in_units([0, 1], 1, 0, "OD"), "other_unit"),
+        (dicom_file(np.array([[0, 1]], np.int16)), "other_unit"),
+        (png(), "other_unit"),
+        (dicom_file(np.zeros((2, 2, 3), np.uint8), photometric="RGB"), "other_unit"),
+        (in_units([0, 1], 0.5, 0), "out_of_range"),
+        (in_units([0, 40_000], 2, 0), "out_of_range"),
+        (in_units([0, 40_000], 2, 0, elements={(0x0028, 0x0120, "SS"): 20_000}), None),
+    ],
+)
+def test_a_file_that_the_formula_of_the_dataset_cannot_store_is_a_reject(data, expected):
+    frame = 0 if is_dicom(data) else None
+    if expected:
+        assert reason(data, frame, **hounsfield()) == expected
+    else:
+        decode_image(data, Preprocessing(**hounsfield()), frame)
+
+
+@pytest.mark.parametrize(("bits", "white"), [(8, 255), (10, 1023), (12, 4095), (16, 65_535)])
+def test_without_a_unit_white_is_the_same_whatever_the_bits(bits, white):
+    pixels = np.array([[0, white]], np.uint16)
+    options = {"dtype": "uint16", "physical": Physical.of_unit(SHARE, None)}
+    assert decoded(dicom_file(pixels, bits=bits), **options).tolist() == [0, 65_535]
+    inverted = dicom_file(pixels, bits=bits, photometric="MONOCHROME1")
+    assert decoded(inverted, **options).tolist() == [65_535, 0]
+
+
+def test_the_formula_is_in_the_manifest_and_the_identity_of_the_datasets_that_need_one(tmp_path):
+    plain = np.arange(64, dtype=np.uint16).reshape(8, 8) * 1000
+    share = {"unit": "share of white", "slope": 1 / 65_535, "intercept": 0.0}
+    flags = ("--dtype=uint16", "--image_size=8")
+    for name, first, second, formula in (
+        ("plain", dicom_file(plain), dicom_file(plain + 1), None),
+        ("twelve", dicom_file(plain // 16, bits=12), dicom_file(plain), share),
+        ("ct", in_units(np.arange(9), 1, 0), in_units(np.arange(9), 1, -1024),
+         {"unit": "HU", "slope": 1.0, "intercept": -32_768.0}),
+    ):  # fmt: skip
+        folder = write_tree(tmp_path / name, {"A/one.dcm": first, "B/two.dcm": second})
+        built = build_here(folder, tmp_path / f"{name}-out", *flags)
+        found = Manifest.load(built)
+        assert found.preprocessing.get("physical") == found.options.get("physical") == formula
+        assert main(["verify", str(built), "--source_input", str(folder)]) == 0
+    flags = (*flags, "--rescale=0.5,-2000")
+    built = build_here(tmp_path / "ct", tmp_path / "half", *flags)
+    assert Manifest.load(built).preprocessing["physical"]["slope"] == 0.5
+    with pytest.raises(UserError, match="--rescale needs DICOM files with a rescale slope"):
+        build_here(tmp_path / "plain", tmp_path / "out", *flags)
+
+
+@pytest.mark.parametrize(
+    ("name", "marker", "place", "form"),
+    [
+        ("MR_small_jp2klossless", b"\xff\x51", 6, ">II"),
+        ("MR_small_jpeg_ls_lossless", b"\xff\xf7", 5, ">HH"),
+        ("SC_rgb_jpeg_gdcm", b"\xff\xc3", 5, ">HH"),
+        ("SC_rgb_jpeg_dcmtk", b"\xff\xc0", 5, ">HH"),
+    ],
+)
+def test_a_frame_that_claims_to_be_huge_is_not_decoded(name, marker, place, form):
+    data = bytearray((FILES / f"{name}.dcm").read_bytes())
+    assert struct.unpack_from(form, data, data.index(marker) + place) in ((64, 64), (100, 100))
+    struct.pack_into(form, data, data.index(marker) + place, 60_000, 60_000)
+    with pytest.raises(Reject, match="the compressed frame has other sides than the file says"):
+        decode_image(bytes(data), Preprocessing(), 0)
+
+
+def test_a_jpeg_ls_frame_that_is_cut_off_is_not_decoded(monkeypatch):
+    data = in_syntax(dicom_file(grey_pixels(0, 60, 60)), "1.2.840.10008.1.2.4.80")
+    monkeypatch.setattr("jpeg_ls.decode_pixel_data", None)
+    assert reason(data[::-1].replace(b"\xd9\xff", bytes(2), 1)[::-1]) == "truncated"
+
+
+def test_a_deflated_file_is_not_inflated(monkeypatch):
+    """It could grow without end."""
+    data = (FILES / "image_dfl.dcm").read_bytes()
+    monkeypatch.setattr("zlib.decompress", None)
+    assert dicom.read_header(data) is None
+    assert reason(data) == "unsupported_syntax"
+
+
+@pytest.mark.parametrize(
+    "name", ["MR_small", "MR_small_RLE", "MR_small_jpeg_ls_lossless", "SC_rgb_jpeg_gdcm"]
+)
+def test_damage_anywhere_raises_nothing_but_a_reject(name):
+    whole = (FILES / f"{name}.dcm").read_bytes()
+    generator = np.random.default_rng(0)
+    pixels = whole.index(b"\xe0\x7f\x10\x00")
+    places = *generator.integers(132, len(whole), 40), *generator.integers(pixels, pixels + 300, 60)
+    for place in map(int, places):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << int(generator.integers(8))
+        for data in (bytes(damaged), whole[:place]):
+            dicom.read_header(data)
+            with contextlib.suppress(Reject):
+                decode_image(data, Preprocessing(height=8, width=8), 0)
+
+
+@pytest.mark.parametrize("name", ["SC_rgb_rle_2frame", "examples_ybr_color"])
+def test_a_frame_that_is_read_alone_has_the_pixels_that_it_has_in_its_file(name):
+    path = FILES / f"{name}.dcm"
+    dataset = pydicom.dcmread(path)
+    settings = Preprocessing(height=dataset.Rows, width=dataset.Columns, channels=3)
+    for frame in (1, 2, int(dataset.NumberOfFrames)):
+        with path.open("rb") as file:
+            cut = dicom.cut_frame(file, frame)
+        assert cut.NumberOfFrames == 1
+        found = np.frombuffer(decode_image(cut, settings, frame).pixels, np.uint8)
+        expected = pixel_array(path, index=frame - 1)
+        np.testing.assert_array_equal(found.reshape(expected.shape), expected)
+
+
+@pytest.mark.parametrize(
+    "syntax", ["", ".1", ".2", ".4.80", ".4.90", ".5"],
+    ids=["implicit", "explicit", "big-endian", "JPEG-LS", "JPEG 2000", "RLE"],
+)  # fmt: skip
+def test_the_frames_of_a_volume_are_what_was_written_in_every_syntax(syntax):
+    frames = np.stack([grey_pixels(seed, 64, 64).astype(np.uint16) * 251 for seed in range(3)])
+    data = in_syntax(dicom_file(frames), f"1.2.840.10008.1.2{syntax}")
+    assert reason(data, 4) == "undecodable"
+    for number, expected in enumerate(frames, start=1):
+        np.testing.assert_array_equal(decoded(data, number, dtype="uint16"), expected)
+        cut = dicom.cut_frame(io.BytesIO(data), number)
+        settings = Preprocessing(height=64, width=64, dtype="uint16")
+        assert decode_image(cut, settings, number).pixels == expected.tobytes()
+
+
+@pytest.mark.parametrize("syntax", ["1.2.840.10008.1.2.1", "1.2.840.10008.1.2.5"])
+def test_whole_frames_of_a_volume_that_is_cut_off_stay(syntax):
+    frames = np.stack([grey_pixels(seed).astype(np.uint16) * 251 for seed in range(3)])
+    cut = in_syntax(dicom_file(frames), syntax)[:-100]
+    settings = Preprocessing(height=HEIGHT, width=WIDTH, dtype="uint16")
+    for number, expected in ((1, frames[0]), (2, frames[1])):
+        assert decode_image(cut, settings, number).pixels == expected.tobytes()
+    with pytest.raises(Reject):
+        decode_image(cut, settings, 3)
+    if syntax == "1.2.840.10008.1.2.1":
+        with pytest.raises(Reject, match="truncated: the file ends before its frame 3"):
+            dicom.cut_frame(io.BytesIO(cut), 3)
+
+
+@pytest.mark.parametrize(("num_frames", "frames"), [("3", [0]), ("2", [0, 1, 2]), ("0", [0])])
+def test_frames_beyond_the_number_that_the_file_says_are_not_lost_in_silence(num_frames, frames):
+    data = dicom_file(np.stack([grey_pixels(n) for n in range(3)]), num_frames=num_frames)
+    assert {reason(data, frame) for frame in frames} == {"multiple_frames"}
+
+
+def compressed_frames(syntax):
+    """Returns three frames of 64 pixels a side as a codec of this syntax writes them."""
+    frames = []
+    for picture in (grey_pixels(seed, 64, 64) for seed in range(3)):
+        frame = encoded(picture, "JPEG")
+        if not syntax.endswith(".50"):
+            dataset = pydicom.dcmread(io.BytesIO(in_syntax(dicom_file(picture), syntax)))
+            frame = pydicom.encaps.get_frame(dataset.PixelData, 0, number_of_frames=1)
+        frames.append(frame + bytes(len(frame) % 2))
+    return frames
+
+
+@pytest.mark.parametrize("syntax", [".4.50", ".4.80", ".4.90", ".5"])
+@pytest.mark.parametrize("num_frames", [None, 1, 2])
+@pytest.mark.parametrize("has_table", [False, True])
+def test_compressed_frames_beyond_the_number_that_the_file_says_are_not_lost(
+    syntax, num_frames, has_table
+):
+    syntax = f"1.2.840.10008.1.2{syntax}"
+    frames = compressed_frames(syntax)
+    shape = (num_frames, 64, 64) if num_frames else (64, 64)
+    places = (0, 8 + len(frames[0]), 16 + len(frames[0]) + len(frames[1]))
+    table = np.array(places[: num_frames or 1], "<u4").tobytes() if has_table else b""
+    tags = {(0x7FE0, 0x0010, "OB"): [table, *frames]}
+    data = dicom_file(
+        np.zeros(shape, np.uint8), tags, syntax=syntax, num_frames=num_frames, compressed=frames
+    )
+    for number in (1, 2) if num_frames == 2 else (0,):
+        assert reason(data, number) == "multiple_frames"
+        if number:
+            with pytest.raises(Reject, match="multiple_frames"):
+                dicom.cut_frame(io.BytesIO(data), number)
+
+
+@pytest.mark.parametrize("syntax", [".4.50", ".4.80", ".4.90"])
+def test_a_frame_may_be_in_several_fragments_but_is_one_picture(syntax):
+    syntax = f"1.2.840.10008.1.2{syntax}"
+    first, second, _ = compressed_frames(syntax)
+    blank = np.zeros((64, 64), np.uint8)
+    parts = [first[place : place + 200] for place in range(0, len(first), 200)]
+    whole, split, joined = (
+        dicom_file(blank, syntax=syntax, compressed=fragments)
+        for fragments in ([first], parts, [first + second])
+    )
+    np.testing.assert_array_equal(decoded(split), decoded(whole))
+    assert reason(joined) == "multiple_frames"
+
+
+@pytest.mark.parametrize("syntax", ["1.2.840.10008.1.2.5", "1.2.840.10008.1.2.4.80"])
+@pytest.mark.parametrize("offsets", [(0, 0, 0), (0, 2, 1)])
+def test_no_frame_is_taken_for_another_one_by_a_wrong_table_of_offsets(syntax, offsets):
+    data = bytearray(in_syntax(dicom_file(np.stack([grey_pixels(n) for n in range(3)])), syntax))
+    place = data.index(b"\xfe\xff\x00\xe0") + 8
+    right = struct.unpack_from("<3I", data, place)
+    struct.pack_into("<3I", data, place, *(right[frame] for frame in offsets))
+    assert {reason(bytes(data), frame) for frame in (1, 2, 3)} == {"undecodable"}
+
+
+def test_a_header_is_read_from_the_start_of_a_file_or_not_at_all():
+    patient = {(0x0010, 0x0020, "LO"): "4711", (0x0010, 0x0010, "PN"): "Doe^Jane"}
+    data = dicom_file(np.stack([grey_pixels()] * 5), patient)
+    header = dicom.read_header(data[:600])
+    assert header == dicom.read_header(data)
+    assert header.num_frames == 5
+    assert re.fullmatch("[0-9a-f]{16}", header.patient)
+    assert dicom.read_header(data[:200]) is None
+    assert dicom.read_header(data.replace(b"4711", b"4712")).patient != header.patient
+
+
+def without(element):
+    """Returns a file that lacks an element of two bytes."""
+    data = dicom_file(grey_pixels())
+    place = data.index(np.array(element, "<u2").tobytes() + b"US")
+    return data[:place] + data[place + 10 :]
+
+
+VIDEO = "1.2.840.10008.1.2.4.100"  # MPEG-2
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (without((0x0028, 0x0010)), "missing_tag: a DICOM file without Rows"),
+        (without((0x0028, 0x0101)), "missing_tag: a DICOM file without BitsStored"),
+        (dicom_file(grey_pixels(), syntax=VIDEO, compressed=[b"\0\0"]), "unsupported_syntax"),
+        (
+            dicom_file(RAMP << 4, {(0x0028, 0x0102, "US"): 15}, bits=12),
+            "unsupported_mode: .* with high bit 15, expected 11",
+        ),
+        # A rescaling that shows nothing.
+        *(
+            (dicom_file(levels(0, 255), {SLOPE: slope, INTERCEPT: intercept}), "undecodable")
+            for slope, intercept in (("1", "nan"), ("inf", "0"), ("0", "7"))
+        ),
+    ],
+)
+def test_tags_that_say_too_little_or_what_cannot_be_shown_make_a_reject(data, message):
+    with pytest.raises(Reject, match=message):
+        decode_image(data, Preprocessing(), 0)
+
+
+# ---- through the command
+
+
+IDENTIFIERS = {
+    (0x0008, 0x0018, "UI"): "1.2.826.0.1.7777.1.{patient}",
+    (0x0008, 0x0050, "SH"): "ACCESSION-8812",
+    (0x0008, 0x0080, "LO"): "Hospital Planted",
+    (0x0008, 0x0090, "PN"): "Refer^Planted",
+    (0x0010, 0x0010, "PN"): "Plantedname^Jane",
+    (0x0010, 0x0020, "LO"): "PID-PLANTED-{patient}",
+    (0x0010, 0x0030, "DA"): "19470311",
+    (0x0010, 0x1040, "LO"): "Planted Street 7",
+    (0x0020, 0x000D, "UI"): "1.2.826.0.1.7777.2.{patient}",
+    (0x0020, 0x000E, "UI"): "1.2.826.0.1.7777.3.{patient}",
+    (0x0020, 0x0010, "SH"): "STUDY-PLANTED",
+}
+
+
+def scan(seed, patient, num_frames=1):
+    elements = {tag: value.format(patient=patient) for tag, value in IDENTIFIERS.items()}
+    frames = [
+        grey_pixels(100 * seed + number).astype(np.uint16) * 16 for number in range(num_frames)
+    ]
+    return dicom_file(np.stack(frames) if num_frames > 1 else frames[0], elements, bits=12)
+
+
+def tree():
+    """Files of two classes and six patients: single frames, volumes, a picture, damaged ones."""
+    files = {
+        f"{label}/{name}-{number}{ending}": scan(seed, patient=number // 2, num_frames=frames)
+        for seed, (label, name, number, ending, frames) in enumerate(
+            (label, name, number, ending, frames)
+            for label in ("CNV", "NORMAL")
+            for name, ending, frames in (("IM", "", 1), ("volume", ".dcm", 4))
+            for number in range(6)
+        )
+    }
+    files["CNV/picture.png"] = png()
+    files["CNV/renamed.png"] = scan(99, patient=0)
+    files["NORMAL/cut.dcm"] = scan(98, patient=1)[:900]
+    files["NORMAL/report.dcm"] = dicom_file(grey_pixels(), {(0x0028, 0x0010, "US"): 0})
+    return files
+
+
+folder = scans_of(tree)
+
+
+FLAGS = ("--splits=patient", "--split_seed=auto", "--split_fractions=train=0.5,test=0.5",
+         "--max_reject_fraction=0.5", "--dtype=uint16", "--num_shards=2")  # fmt: skip
+
+
+built = build_of("folder", *FLAGS)
+
+
+def test_every_frame_is_an_image_with_a_name_and_a_key_in_the_ledger(built, folder, capsys):
+    found = Manifest.load(built)
+    assert found.counts["files"] == 12 + 12 * 4 + 4
+    assert found.counts["examples"] == 12 + 12 * 4 + 1
+    assert sum(found.rejects.values()) == 3
+    # It compares the stored pixels with those of the frames.
+    assert main(["verify", str(built), f"--source_input={folder}"]) == 0
+    assert "61 images decoded again" in capsys.readouterr().out
+    rows = rows_of(built)
+    names = {row["path"] for row in rows}
+    assert {"CNV/IM-0", "CNV/volume-0.dcm#frame-1", "CNV/volume-0.dcm#frame-4"} <= names
+    assert all(row["key"] == image_key(row["path"]) for row in rows)
+    assert {row["file_format"] for row in rows} == {"DICOM", "PNG"}
+
+
+@pytest.mark.parametrize("num_frames", ["-3", "0", "999999999", "20000"])
+def test_a_number_of_frames_that_cannot_be_is_one_reject_or_picture(tmp_path, num_frames):
+    odd = dicom_file(grey_pixels(0, 400, 500), num_frames=num_frames)
+    files = {"CNV/odd": odd, "CNV/good.png": png()}
+    output = build_here(write_tree(tmp_path / "in", files), tmp_path / "out",
+                        "--max_reject_fraction=1")  # fmt: skip
+    assert Manifest.load(output).counts["files"] == 2
+    assert main(["verify", str(output)]) == 0
+
+
+def test_tags_about_an_image_are_columns_and_a_table_has_the_last_word(tmp_path):
+    tags = {
+        (0x0008, 0x0060, "CS"): "OPT",
+        (0x0008, 0x1090, "LO"): "Spectral 9",
+        (0x0020, 0x000D, "UI"): "1.2.3",
+        (0x0020, 0x000E, "UI"): "1.2.3.4",
+        (0x0020, 0x0062, "CS"): "L",
+    }
+    files = {"volume": dicom_file(np.stack([grey_pixels()] * 2), tags), "picture.png": png()}
+    source = write_tree(tmp_path / "in", files)
+    table = tmp_path / "labels.csv"
+    table.write_text(
+        "path,label,patient,age,device\nvolume,CNV,p1,61,known\npicture.png,DME,p2,40,\n"
+    )
+    output = build_here(source, tmp_path / "out", f"--labels={table}")
+    rows = {row["path"]: row for row in rows_of(output)}
+    assert sorted(rows) == ["picture.png", "volume#frame-1", "volume#frame-2"]
+    frame, picture = rows["volume#frame-2"], rows["picture.png"]
+    assert (frame["modality"], frame["laterality"], frame["device"]) == ("OPT", "L", "known")
+    # printf 1.2.3 | sha256sum | cut -c-16, and the same of 1.2.3.4
+    assert (frame["study"], frame["series"]) == ("c47f5b18b8a430e6", "6694f83c9f476da3")
+    assert (frame["patient"], frame["label"], frame["age"]) == ("p1", "CNV", 61)
+    assert (picture["modality"], picture["patient"]) == (None, "p2")
+
+
+def test_a_patient_is_known_by_tags_and_in_one_split(built):
+    rows = [row for row in rows_of(built) if row["patient"]]
+    splits = {}
+    for row in rows:
+        splits.setdefault(row["patient"], set()).add(row["split"])
+    assert len(splits) == 3
+    assert all(len(found) == 1 for found in splits.values())
+    assert all(re.fullmatch("[0-9a-f]{16}", patient) for patient in splits)
+
+
+def test_frames_of_a_study_stay_together_where_no_tag_names_a_patient(tmp_path, capsys):
+    files = {
+        f"{label}/{study}-{number}.dcm": dicom_file(
+            np.stack([grey_pixels(100 * study + 10 * number + frame) for frame in range(2)]),
+            {(0x0020, 0x000D, "UI"): f"1.2.3.{study}"},
+        )
+        for study in range(8)
+        for number, label in enumerate(("CNV", "NORMAL"))
+    }
+    source = write_tree(tmp_path / "scans", files)
+    output = build_here(source, tmp_path / "out", *FLAGS[:3])
+    rows = rows_of(output)
+    assert len({(row["study"], row["split"]) for row in rows}) == 8
+    assert {row["group"] for row in rows} == {f"study:{row['study']}" for row in rows}
+    assert "split by studies" in capsys.readouterr().err
+    # The splits of an older release are not these.
+    assert Manifest.load(output).options["grouped_by"] == "study"
+    ungrouped = build_here(source, tmp_path / "ungrouped", *FLAGS[3:])
+    assert "grouped_by" not in Manifest.load(ungrouped).options
+
+
+def test_no_identifier_of_a_tag_is_in_any_output(folder, tmp_path, capfd):
+    assert run_build_here(folder, tmp_path / "out", *FLAGS) == 0
+    said = "".join(capfd.readouterr()).encode()
+    outputs = [path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert len(outputs) > 8
+    for text in (*IDENTIFIERS.values(), "Plantedname", "PLANTED", "Jane"):
+        planted = text.partition("{")[0].encode()
+        assert not [found for found in (*outputs, said) if planted in found]
+
+
+def test_without_the_extra_dicom_files_are_refused_with_what_to_do(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(dicom, "PACKAGES", (*dicom.PACKAGES, "a-missing-codec"))
+    with pytest.raises(UserError, match=r"missing-codec is not installed: run .*\[dicom\]"):
+        build_here(folder, tmp_path / "out", *FLAGS)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_window_or_the_rule_without_one_is_in_the_manifest_and_the_identity(tmp_path):
+    windowed = dicom_file(levels(0, 278), {WINDOW_CENTER: "100", WINDOW_WIDTH: "60"})
+    pictures = {"CNV/1.dcm": dicom_file(grey_pixels()), "DME/3.png": png()}
+    plain = write_tree(tmp_path / "plain", pictures | {"CNV/2.dcm": windowed})
+    bare = write_tree(tmp_path / "bare", pictures | {"CNV/2.dcm": dicom_file(levels(0, 278))})
+    for number, (source, flags, rule, window) in enumerate(
+        [
+            (plain, (), None, None),
+            (bare, (), "frame_range", None),
+            (bare, ("--window=40,400",), None, [40, 400]),
+            (bare, ("--dtype=uint16",), None, None),
+        ]
+    ):
+        output = build_here(source, tmp_path / f"out{number}", *flags)
+        found = Manifest.load(output)
+        assert found.options.get("no_window") == found.preprocessing.get("no_window") == rule
+        assert found.options.get("window") == found.preprocessing.get("window") == window
+        assert found.options["decoder"]["pydicom"] == pydicom.__version__
+        assert main(["verify", str(output), f"--source_input={source}"]) == 0
+    with pytest.raises(UserError, match="window is for uint8"):
+        build_here(bare, tmp_path / "deep", "--dtype=uint16", "--window=40,400")
+    # Other pictures need no DICOM codec, so their identity does not name the codecs.
+    alone = write_tree(tmp_path / "alone", {"DME/3.png": png()})
+    output = build_here(alone, tmp_path / "pictures")
+    assert "pydicom" not in Manifest.load(output).options["decoder"]

@@ -1,0 +1,178 @@
+"""`--fit pad` on its whole way: the build, `predict`, and by hand from what the export says."""
+
+import dataclasses
+import json
+
+import keras
+import numpy as np
+import pytest
+from builds import build_here, rows_of
+from dicom_files import dicom_file
+from image_files import encoded, grey_pixels, jpeg, png, rgb_pixels, write_tree
+from marked_images import KERAS_ARRAY_WARNING
+from PIL import Image, ImageOps
+
+from tfrecord_io import Manifest
+from tfrecord_io.auditing.verify import verify
+from tfrecord_io.decoding.options import Preprocessing
+from tfrecord_io.decoding.preprocess import decode_image
+from tfrecord_io.reading.mapped import MappedDataset
+from train.results.classifier import load_classifier
+from train.training import export
+
+pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
+
+SPACING = (0x0028, 0x0030, "DS")
+OF_ALL_FRAMES = {
+    (0x5200, 0x9229, "SQ"): [{(0x0028, 0x9110, "SQ"): [{SPACING: "0.1\\0.3"}]}],
+}
+
+#: Files by name, and the height of a pixel divided by its width.
+FILES = {
+    "wide.png": (png(0, 20, 60), 1.0),
+    "tall.jpeg": (jpeg(1, 41, 16), 1.0),
+    "colour.png": (encoded(rgb_pixels(2, 20, 29)), 1.0),
+    "ratio.dcm": (dicom_file(grey_pixels(3), {(0x0028, 0x0034, "IS"): "3\\2"}), 1.5),
+    "white.dcm": (
+        dicom_file(grey_pixels(4) // 2, {SPACING: "0.4\\0.2"}, photometric="MONOCHROME1"),
+        2.0,
+    ),
+    "frames.dcm": (dicom_file(np.stack([grey_pixels(5), grey_pixels(6)]), OF_ALL_FRAMES), 1 / 3),
+    "deep.png": (encoded(grey_pixels(7, 30, 50).astype(np.uint16) * 200), 1.0),
+}
+DEEP = "deep.png"
+HEIGHT, WIDTH = 24, 17
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    files = {
+        f"train/{'CNV' if name.endswith('.dcm') else 'DME'}/{name}": data
+        for name, (data, _) in FILES.items()
+    }
+    return write_tree(tmp_path_factory.mktemp("source"), files)
+
+
+@pytest.fixture(scope="module", params=[("uint8", 1), ("uint8", 3), ("uint16", 3)])
+def built(request, source, tmp_path_factory):
+    dtype, channels = request.param
+    return build_here(
+        source,
+        tmp_path_factory.mktemp("built") / "out",
+        "--fit=pad",
+        f"--image_size={HEIGHT}x{WIDTH}",
+        f"--dtype={dtype}",
+        f"--channels={channels}",
+        "--max_reject_fraction=0.2",
+    )
+
+
+@pytest.fixture(scope="module")
+def exported(built, tmp_path_factory):
+    """What a model that was trained on the dataset says of its preprocessing."""
+    manifest, folder = Manifest.load(built), tmp_path_factory.mktemp("run") / "export"
+    images = keras.Input(manifest.image_shape, dtype=manifest.dtype)
+    pixels = keras.layers.Rescaling(0.001)(images)
+    answer = keras.layers.Dense(2, "softmax")(keras.layers.Flatten()(pixels))
+    model = keras.Model(images, answer)
+    export.export_model(model, folder, manifest, splits=["train"])
+    return folder.parent
+
+
+def stored_pictures(built):
+    """Yields (path, number of the frame, stored pixels)."""
+    rows = {row["key"]: row for row in rows_of(built)}
+    for split in Manifest.load(built).splits:
+        dataset = MappedDataset(built, split)
+        images, _ = dataset[range(len(dataset))] if len(dataset) else ((), ())
+        for key, image in zip(dataset.keys(range(len(dataset))), images, strict=True):
+            path, _, frame = rows[key]["path"].partition("#frame-")
+            yield path, int(frame or 0) or None, image
+
+
+def by_hand(picture, aspect, settings):
+    """Pads a picture in its own size, [height, width, channels], with Pillow and NumPy alone."""
+    height, width, _ = picture.shape
+    columns, rows = settings["width"], settings["height"]
+    if width / (height * aspect) > columns / rows:
+        inner = columns, round(height * aspect / width * columns)
+    else:
+        inner = round(width / (height * aspect) * rows), rows
+    left, top = round((columns - inner[0]) / 2), round((rows - inner[1]) / 2)
+    stored = np.zeros((rows, columns, picture.shape[2]), picture.dtype)
+    resized = [
+        np.asarray(Image.fromarray(plane).resize(inner, Image.Resampling.BILINEAR))
+        for plane in np.moveaxis(picture, 2, 0)
+    ]
+    stored[top : top + inner[1], left : left + inner[0]] = np.stack(resized, axis=-1)
+    return stored
+
+
+def test_the_build_and_predict_and_a_few_lines_by_hand_give_the_same_pixels(
+    built, exported, source
+):
+    settings = json.loads((exported / "export" / "preprocessing.json").read_text())["preprocessing"]
+    classifier = load_classifier(exported)
+    seen = set()
+    for path, frame, image in stored_pictures(built):
+        name = path.rpartition("/")[2]
+        data, aspect = FILES[name]
+        frame = 0 if name.endswith(".dcm") and frame is None else frame
+        size = decode_image(data, classifier.preprocessing, frame)
+        assert size.pixels == image.tobytes()
+        own = dataclasses.replace(
+            classifier.preprocessing, height=size.height, width=size.width, fit="stretch"
+        )
+        picture = np.frombuffer(decode_image(data, own, frame).pixels, own.dtype)
+        picture = picture.reshape(own.image_shape)
+        np.testing.assert_array_equal(by_hand(picture, aspect, settings), image)
+        seen.add((name, frame))
+    num_frames = len(FILES) + 1
+    assert len(seen) == (num_frames if settings.get("dtype") == "uint16" else num_frames - 1)
+
+
+def test_padding_is_black_around_a_picture_whose_lowest_value_is_white(built):
+    (image,) = (image for path, _, image in stored_pictures(built) if "white" in path)
+    top = round(20 * 2 / 28 * WIDTH)
+    assert not image[: (HEIGHT - top) // 2].any()
+    assert image[HEIGHT // 2].min() > np.iinfo(image.dtype).max // 3
+
+
+def test_the_shape_of_each_picture_counts_its_pixels_as_they_are(built):
+    for row in rows_of(built):
+        aspect = FILES[row["path"].partition("#")[0].rpartition("/")[2]][1]
+        assert row["shape"] == pytest.approx(row["width"] / row["height"] / aspect)
+
+
+def test_square_pixels_are_padded_as_pillow_pads():
+    settings = Preprocessing(height=33, width=47, fit="pad")
+    for height, width in ((20, 60), (60, 20), (31, 44), (1, 500), (500, 1), (33, 47)):
+        picture = grey_pixels(1, height, width)
+        found = np.frombuffer(decode_image(encoded(picture), settings).pixels, np.uint8)
+        if min(height, width) == 1:  # of which Pillow's function would leave no pixel
+            assert np.count_nonzero(found.reshape(33, 47).any(axis=int(width == 1) ^ 1)) == 1
+            continue
+        expected = ImageOps.pad(Image.fromarray(picture), (47, 33), Image.Resampling.BILINEAR)
+        np.testing.assert_array_equal(found.reshape(33, 47), np.asarray(expected))
+
+
+@pytest.mark.parametrize("sides", ["0\\0", "1", "x\\y", "-1\\1", "1\\100000", ""])
+def test_nonsense_about_the_sides_of_pixels_is_not_believed(sides):
+    data = dicom_file(grey_pixels(), {SPACING: sides, (0x0028, 0x0034, "IS"): "2\\1"})
+    assert decode_image(data, Preprocessing(fit="pad"), 0).shape == 28 / 20 / 2
+    data = dicom_file(grey_pixels(), {SPACING: sides})
+    assert decode_image(data, Preprocessing(), 0).shape == 1.4
+
+
+def test_a_padded_dataset_is_verified_with_its_variants(source, tmp_path, capsys):
+    output = build_here(
+        source, tmp_path / "out", "--fit=pad", "--variants=2", "--max_reject_fraction=0.2"
+    )
+    assert verify(output, source_input=source) == []
+    manifest = Manifest.load(output)
+    assert manifest.options["fit"] == manifest.preprocessing["fit"] == "pad"
+    assert "padded to 1.0:1" in capsys.readouterr().out
+    assert "are padded to 1.0:1." in (output / "report.html").read_text()
+    assert "Padded share" in (output / "report.html").read_text()
+    fields = json.loads((output / "croissant.json").read_text())["recordSet"][0]["field"]
+    assert "shape" in [field["name"] for field in fields]

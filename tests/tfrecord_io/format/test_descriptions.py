@@ -1,0 +1,131 @@
+"""What other programs read: TFDS, and those that know Croissant."""
+
+import hashlib
+import json
+import re
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import tensorflow_datasets as tfds
+from builds import build_here, files_of
+from dataset_factory import stored
+from image_files import jpeg, write_tree
+
+from tfrecord_io.auditing import verify
+from tfrecord_io.format.descriptions import CROISSANT_FILE
+from tfrecord_io.format.manifest import Manifest
+
+# TFDS 4.9.10 asks protobuf 6 for a field's label, in the way of protobuf 5.
+reads_with_tfds = pytest.mark.filterwarnings(r"ignore:label\(\) is deprecated:DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def builder(built_dataset):
+    return tfds.builder_from_directory(built_dataset)
+
+
+@reads_with_tfds
+def test_tfds_finds_the_splits_shards_and_counts(builder, built_dataset):
+    found = Manifest.load(built_dataset)
+    assert builder.info.name == found.name
+    assert sorted(builder.info.splits) == sorted(found.splits)
+    for name, split in found.splits.items():
+        assert builder.info.splits[name].num_examples == split.num_examples
+        lengths = [shard.num_examples for shard in split.shards]
+        assert builder.info.splits[name].shard_lengths == lengths
+        assert builder.info.splits[name].num_bytes == split.num_bytes
+
+
+@reads_with_tfds
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_tfds_reads_the_same_examples_in_the_same_order(builder, built_dataset, split):
+    examples = list(tfds.as_numpy(builder.as_dataset(split=split, shuffle_files=False)))
+    images, labels, keys = stored(built_dataset, split)
+    assert examples[0]["image"].dtype == np.uint8
+    np.testing.assert_array_equal([example["image"] for example in examples], images)
+    np.testing.assert_array_equal([example["label"] for example in examples], labels)
+    assert [example["key"].decode() for example in examples] == keys
+
+
+@pytest.fixture
+def written(built_dataset):
+    return json.loads((built_dataset / CROISSANT_FILE).read_text())
+
+
+def test_every_shard_and_the_table_are_listed_with_size_and_sha256(written, built_dataset):
+    listed = {entry["contentUrl"]: entry for entry in written["distribution"]}
+    files = [*sorted(built_dataset.glob("*.tfrecord")), built_dataset / "examples.parquet"]
+    assert set(listed) == {path.name for path in files}
+    for path in files:
+        entry = listed[path.name]
+        assert entry["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+        assert entry["contentSize"] == f"{path.stat().st_size} B"
+
+
+def test_columns_of_a_label_table_are_fields_by_their_types_except_bytes_and_lists(tmp_path):
+    source = write_tree(tmp_path / "in", {f"{n}.jpeg": jpeg(n) for n in range(3)})
+    labels = tmp_path / "labels.csv"
+    labels.write_text("path,label,age (years)\n0.jpeg,a,63\n1.jpeg,b,\n2.jpeg,b,50\n")
+    built = build_here(source, tmp_path / "out", f"--labels={labels}")
+    content = json.loads((built / CROISSANT_FILE).read_text())
+    fields = {field["name"]: field for field in content["recordSet"][0]["field"]}
+    columns = set(pq.read_schema(built / "examples.parquet").names)
+    assert set(fields) == columns - {"perceptual_hash"}
+    assert fields["age (years)"]["dataType"] == "sc:Integer"
+    assert fields["age (years)"]["@id"] == "examples/age%20%28years%29"
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A dataset, and its source."""
+    source = write_tree(tmp_path / "in", {f"{label}/1.jpeg": jpeg(1) for label in "ab"})
+    return build_here(source, tmp_path / "out"), source
+
+
+def test_the_same_dataset_in_another_folder_has_the_same_file(small, tmp_path):
+    built, source = small
+    text = (built / CROISSANT_FILE).read_text()
+    assert (build_here(source, tmp_path / "2") / CROISSANT_FILE).read_text() == text
+    assert str(tmp_path) not in text
+    assert not re.search(r"20\d\d-\d\d", text)
+
+
+def test_a_dataset_of_before_is_complete_and_right_without_the_file(small, capsys):
+    built, source = small
+    (built / CROISSANT_FILE).unlink()
+    before = files_of(built)
+    build_here(source, built)
+    assert "is complete" in capsys.readouterr().out
+    assert files_of(built) == before
+    assert verify.verify(built) == []
+
+
+@pytest.mark.parametrize("name", ["examples.parquet", CROISSANT_FILE])
+def test_verify_finds_a_file_that_is_not_the_one_that_was_described(name, small):
+    path = small[0] / name
+    if name == CROISSANT_FILE:
+        path.write_text(path.read_text().replace('"sha256": "', '"sha256": "0', 1))
+    else:
+        table = pq.read_table(path)
+        pq.write_table(table.set_column(5, "patient", table["label"]), path)
+    (finding,) = verify.verify(small[0])
+    assert finding.file_name == CROISSANT_FILE
+    assert "says that examples.parquet has SHA-256" in finding.message
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # mlcroissant's calls of rdflib, pandas
+def test_mlcroissant_finds_no_error_and_reads_the_examples_table(built_dataset):
+    mlcroissant = pytest.importorskip("mlcroissant", reason="mlcroissant is not installed")
+    dataset = mlcroissant.Dataset(str(built_dataset / CROISSANT_FILE))
+    assert not dataset.metadata.ctx.issues.errors
+    assert len(dataset.metadata.distribution) == len(list(built_dataset.glob("*.tfrecord"))) + 1
+    rows = pq.read_table(built_dataset / "examples.parquet").to_pylist()
+    records = list(dataset.records("examples"))
+    assert len(records) == len(rows) == Manifest.load(built_dataset).num_examples
+    for record, row in zip(records, rows, strict=True):
+        for column in ("split", "shard", "key", "label", "path"):
+            assert record[f"examples/{column}"].decode() == row[column]
+        assert record["examples/row"] == row["row"]
+        assert record["examples/brightness"] == pytest.approx(row["brightness"])

@@ -1,0 +1,149 @@
+import dataclasses
+import io
+import math
+
+import numpy as np
+import pytest
+from dataset_factory import stored, write_dataset
+from hypothesis import given
+from hypothesis import strategies as st
+from web_server import running_web
+
+from tfrecord_io import ManifestError, PixelStatistics, RecordLayout, image_key, read_statistics
+from tfrecord_io.format.manifest import FILE_NAME
+
+
+def random_images(shape, seed=0, dtype=np.uint8):
+    return np.random.default_rng(seed).integers(np.iinfo(dtype).max + 1, size=shape, dtype=dtype)
+
+
+def sums_in_python(images):
+    """Returns the statistics by the definition, one pixel after another."""
+    channels = images.reshape(-1, images.shape[-1]).T.tolist()
+    return PixelStatistics(
+        num_pixels=len(channels[0]),
+        sums=tuple(map(sum, channels)),
+        sums_of_squares=tuple(sum(value**2 for value in channel) for channel in channels),
+        max_value=np.iinfo(images.dtype).max,
+    )
+
+
+@given(
+    num_images=st.integers(1, 5),
+    height=st.sampled_from([1, 3, 100, 255, 256, 257, 600]),
+    width=st.integers(1, 4),
+    channels=st.sampled_from([1, 3]),
+    dtype=st.sampled_from([np.uint8, np.uint16]),
+)
+def test_sums_are_those_of_the_definition(num_images, height, width, channels, dtype):
+    images = random_images((num_images, height, width, channels), dtype=dtype)
+    assert PixelStatistics.from_images(images) == sums_in_python(images)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_white_images_overflow_nothing(dtype):
+    white, num_pixels = np.iinfo(dtype).max, 3 * 70_000 * 2
+    found = PixelStatistics.from_images(np.full((3, 70_000, 2, 3), white, dtype))
+    assert found.num_pixels == num_pixels
+    assert found.sums == (white * num_pixels,) * 3
+    assert found.sums_of_squares == (white**2 * num_pixels,) * 3
+
+
+def test_mean_and_std_are_those_of_numpy_by_channel():
+    images = random_images((7, 20, 31, 3)) // np.array([1, 2, 5], np.uint8)
+    found = PixelStatistics.from_images(images)
+    assert found.mean == pytest.approx(images.mean(axis=(0, 1, 2)), rel=1e-12)
+    assert found.std == pytest.approx(images.std(axis=(0, 1, 2)), rel=1e-12)
+
+
+def test_the_deviation_of_a_huge_dataset_keeps_its_digits():
+    # 10^15 pixels of 254 and one of 255: in floats the squares would cancel to nothing.
+    many = 10**15
+    found = PixelStatistics(
+        num_pixels=many + 1, sums=(254 * many + 255,), sums_of_squares=(254**2 * many + 255**2,)
+    )
+    assert found.std[0] == pytest.approx(math.sqrt(many) / (many + 1), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (np.zeros((1, 2, 2, 3), np.uint8), "1 and 3 channels"),
+        (np.zeros((1, 2, 2, 1), "<u2"), "to 255 and 65535"),
+        (np.zeros((2, 4, 4), np.uint8), "expected images of type uint8"),
+        (np.zeros((2, 4, 4, 1), np.float32), "expected images of type uint8"),
+    ],
+)
+def test_images_of_another_kind_are_not_added(images, message):
+    grey = PixelStatistics.from_images(np.zeros((1, 2, 2, 1), np.uint8))
+    with pytest.raises(ValueError, match=message):
+        _ = grey + PixelStatistics.from_images(images)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_pixels": 1.0},
+        {"num_pixels": True},
+        {"num_pixels": -1},
+        {"num_pixels": 0},
+        {"sums": ()},
+        {"sums": (4, 4)},
+        {"sums": (4.0,)},
+        {"sums": (9,)},  # a square is not smaller than its number
+        {"sums_of_squares": (255 * 4 + 1,)},  # nor more than 255 times it
+        {"sums": (8,), "sums_of_squares": (8,), "num_pixels": 7},  # mean above 1, no value above 1
+    ],
+)
+def test_sums_that_no_pixels_can_have_are_refused(change):
+    values = {"num_pixels": 4, "sums": (4,), "sums_of_squares": (8,), **change}
+    with pytest.raises(ValueError, match=r"expected integers|cannot have"):
+        PixelStatistics(**values)
+
+
+@pytest.mark.parametrize("num_examples", [0, 1, 5, 3000])
+def test_a_shard_is_counted_over_its_images_alone_and_not_if_it_is_cut_off(num_examples):
+    layout = RecordLayout(image_shape=(17, 23, 3), num_classes=2)
+    images = random_images((num_examples, *layout.image_shape))
+    shard = b"".join(
+        layout.encode_record(image.tobytes(), np.eye(2)[row % 2], image_key(str(row)))
+        for row, image in enumerate(images)
+    )
+    counted = PixelStatistics.from_shard(io.BytesIO(shard), layout)
+    assert counted == PixelStatistics.from_images(images)
+    if num_examples:
+        with pytest.raises(ValueError, match=f"the last one has {layout.stride - 1:,}"):
+            PixelStatistics.from_shard(io.BytesIO(shard[:-1]), layout)
+
+
+# ---- of a dataset
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_a_built_dataset_tells_its_statistics(built_dataset, split):
+    found = read_statistics(built_dataset, split)
+    assert found == PixelStatistics.from_images(stored(built_dataset, split)[0])
+
+
+def test_a_dataset_without_statistics_is_read_from_a_disk_or_a_store(tmp_path):
+    manifest = write_dataset(tmp_path, image_shape=(6, 5, 3), num_shards=4)
+    assert manifest.statistics is None
+    expected = PixelStatistics.from_images(stored(tmp_path)[0])
+    assert read_statistics(tmp_path) == expected
+    with running_web() as server:
+        assert read_statistics(server.serve(tmp_path)) == expected
+
+
+def test_the_manifest_answers_for_train_without_reading_a_shard(tmp_path):
+    manifest = write_dataset(tmp_path, num_examples={"train": 1}, image_shape=(1, 1, 1))
+    known = PixelStatistics(num_pixels=1, sums=(7,), sums_of_squares=(49,))
+    (tmp_path / FILE_NAME).write_text(dataclasses.replace(manifest, statistics=known).to_json())
+    for shard in manifest.split("train").shards:
+        (tmp_path / shard.name).unlink()
+    assert read_statistics(tmp_path) == known
+
+
+def test_an_empty_split_has_no_statistics_to_read(tmp_path):
+    write_dataset(tmp_path, num_examples={"train": 0})
+    with pytest.raises(ManifestError, match=r"'train' of .* has no examples"):
+        read_statistics(tmp_path)

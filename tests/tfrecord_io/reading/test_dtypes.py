@@ -1,0 +1,189 @@
+"""Datasets of other types than uint8, through every way in which a dataset is read."""
+
+import functools
+import io
+import itertools
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tensorflow as tf
+import tensorflow_datasets as tfds
+from builds import build_here, build_of
+from dataset_factory import stored, write_dataset
+from image_files import encoded, write_tree
+
+import tfrecord_io
+from pipelines.errors import BuildError, UserError
+from pipelines.shards.write import EXAMPLE_SCHEMA
+from tfrecord_io import Manifest, PixelStatistics, RecordLayout
+from tfrecord_io.auditing.verify import verify
+from tfrecord_io.format import descriptions, side_facts, visible
+from tfrecord_io.format.manifest import EXAMPLES_FILE_NAME, FILE_NAME
+from tfrecord_io.format.shard_writer import ShardWriter
+from tfrecord_io.reading.mapped import MappedDataset
+from train.results.classifier import load_classifier, predict_files
+from train.training.config import TrainConfig
+from train.training.trainer import train_and_evaluate
+
+KINDS = [
+    ("uint16", (6, 5, 1)),
+    ("uint16", (4, 6, 3)),
+]
+
+
+@pytest.fixture(scope="module", params=KINDS, ids=lambda kind: f"{kind[0]}{kind[1]}")
+def dataset(tmp_path_factory, request):
+    dtype, shape = request.param
+    path = tmp_path_factory.mktemp("typed")
+    manifest = write_dataset(path, num_examples={"train": 23}, image_shape=shape, dtype=dtype)
+    for name, text in descriptions.for_tfds(manifest).items():
+        (path / name).write_text(text)
+    labels = np.array(manifest.label_names)[stored(path)[1].argmax(1)].tolist()
+    rows = [
+        {"shard": shard.name, "row": row, "label": labels.pop(0), "split": "train"}
+        for shard in manifest.shards
+        for row in range(shard.num_examples)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows, EXAMPLE_SCHEMA), path / EXAMPLES_FILE_NAME)
+    return path
+
+
+assert_same = functools.partial(np.testing.assert_array_equal, strict=True)
+
+
+def test_tensorflow_gets_the_stored_values(dataset):
+    batches = tfrecord_io.make_dataset(dataset, split="train", batch_size=10, shuffle=False)
+    assert_same(np.concatenate([image for image, _ in batches]), stored(dataset)[0])
+
+
+def test_numpy_gets_the_stored_values_to_keep(dataset):
+    batches = list(tfrecord_io.make_batches(dataset, split="train", batch_size=10, shuffle=False))
+    assert_same(np.concatenate([image for image, _ in batches]), stored(dataset)[0])
+    batches[0][0][:] = 0  # the caller's own
+
+
+def test_plain_tensorflow_parses_the_records_of_format_version_2(dataset):
+    found = Manifest.load(dataset)
+    assert json.loads((dataset / FILE_NAME).read_text())["format_version"] == 2
+    files = sorted(str(path) for path in dataset.glob("*.tfrecord"))
+    records = tf.data.TFRecordDataset(files).batch(100).get_single_element()
+    parsed = tf.io.parse_example(records, {"image": tf.io.FixedLenFeature([], tf.string)})
+    images = tf.reshape(tf.io.decode_raw(parsed["image"], found.dtype), (-1, *found.image_shape))
+    assert_same(images, stored(dataset)[0])
+
+
+# TFDS 4.9.10 asks protobuf 6 for a field's label, in the way of protobuf 5.
+@pytest.mark.filterwarnings(r"ignore:label\(\) is deprecated:DeprecationWarning")
+def test_tfds_reads_the_stored_values(dataset):
+    builder = tfds.builder_from_directory(dataset)
+    examples = tfds.as_numpy(builder.as_dataset(split="train", shuffle_files=False))
+    assert_same(np.stack([example["image"] for example in examples]), stored(dataset)[0])
+
+
+@pytest.mark.parametrize(
+    ("image", "shown"),
+    [
+        (np.array([[[1000], [1001]], [[1051], [1100]]], np.uint16), [[0, 3], [130, 255]]),
+        (np.full((1, 2, 1), 7, np.uint16), [[0, 0]]),
+    ],
+)
+def test_an_image_is_shown_from_its_darkest_to_its_brightest_value(image, shown):
+    picture = visible.picture(image)
+    assert (picture.mode, np.asarray(picture).tolist()) == ("L", shown)
+
+
+def written(dtype, shape):
+    """Returns a writer that wrote five images, and the images."""
+    layout = RecordLayout(image_shape=shape, num_classes=2, dtype=dtype)
+    images = np.random.default_rng(0).integers(50_000, size=(5, *shape)).astype(dtype)
+    with ShardWriter(io.BytesIO(), layout) as shard:
+        for number, image in enumerate(images):
+            shard.write(image.tobytes(), np.eye(2)[0], tfrecord_io.image_key(str(number)))
+    return shard, images
+
+
+def test_a_shard_of_16_bits_has_the_facts_of_its_pictures():
+    shard, images = written("uint16", (64, 64, 1))
+    assert shard.statistics == PixelStatistics.from_images(images)
+    facts = shard.facts()
+    assert facts["brightness"] == pytest.approx(images.mean(axis=(1, 2, 3)) / 257)
+    in_eight_bits = side_facts.side_facts(visible.eight_bits(images))
+    assert_same(facts["perceptual_hash"], in_eight_bits["perceptual_hash"])
+
+
+# ---- 16 bits from the files to a prediction
+
+
+def deep_scan(label, number):
+    """Returns uint16 [40, 40] of 12 bits, in which one half is brighter."""
+    values = np.random.default_rng(number).integers(1_000, 1_400, (40, 40))
+    values[:20] += 900 * (label == "ABOVE")
+    values[20:] += 900 * (label == "BELOW")
+    return values.astype(np.uint16)
+
+
+@pytest.fixture(scope="module")
+def deep_tree(tmp_path_factory):
+    files = {
+        f"{split}/{label}/{label}-{split}{number // 2}-{number}.{kind.lower()}": encoded(
+            deep_scan(label, number), kind
+        )
+        for split, count in (("train", 24), ("val", 4), ("test", 4))
+        for label in ("ABOVE", "BELOW")
+        for number, kind in zip(range(count), itertools.cycle(["PNG", "TIFF"]), strict=False)
+    }
+    return write_tree(tmp_path_factory.mktemp("deep") / "scans", files)
+
+
+deep_dataset = build_of("deep_tree", "--image_size=40", "--dtype=uint16", "--num_shards=2")
+
+
+def test_a_build_keeps_every_value_of_16_bit_files(deep_tree, deep_dataset):
+    mapped = MappedDataset(deep_dataset, "test")
+    images, _ = mapped[range(len(mapped))]
+    found = dict(zip(mapped.keys(range(len(mapped))), images, strict=True))
+    for path in deep_tree.glob("test/*/*"):
+        key = tfrecord_io.image_key(path.relative_to(deep_tree).as_posix())
+        expected = deep_scan(path.parent.name, int(path.stem.rpartition("-")[2]))
+        np.testing.assert_array_equal(found[key][:, :, 0], expected)
+    assert verify(deep_dataset, source_input=deep_tree) == []
+
+
+def test_16_bits_are_another_dataset_than_8(deep_tree, deep_dataset):
+    identity = Manifest.load(deep_dataset).options
+    assert (identity["dtype"], identity["format_version"]) == ("uint16", 2)
+    with pytest.raises(UserError, match="dtype: 'uint16' there, None now"):
+        build_here(deep_tree, deep_dataset, "--image_size=40", "--num_shards=2")
+
+
+def test_16_bit_files_are_rejected_where_uint8_is_stored(deep_tree, tmp_path):
+    with pytest.raises(
+        BuildError, match=r"all 64 images were rejected: 64 more_than_8_bits; --dtype uint16 keeps"
+    ):
+        build_here(deep_tree, tmp_path / "out")
+    assert (tmp_path / "out" / "rejects.csv").read_text().count("more_than_8_bits") == 64
+
+
+def test_copies_made_once_are_only_of_8_bits(deep_tree, tmp_path):
+    with pytest.raises(UserError, match=r"leave it out: train/run\.py augments images of any type"):
+        build_here(deep_tree, tmp_path / "out", "--dtype=uint16", "--variants=1")
+
+
+@pytest.mark.slow
+def test_a_model_learns_from_12_bits_and_predicts_from_the_files(deep_tree, deep_dataset, tmp_path):
+    workdir = tmp_path / "run"
+    config = TrainConfig.of(
+        data=str(deep_dataset), model="convnet", epochs=12, replica_batch_size=12,
+        learning_rate=3e-3, strategy="single", bootstrap_samples=5,
+    )  # fmt: skip
+    train_and_evaluate(config, workdir)
+    content = json.loads((workdir / "export" / "preprocessing.json").read_text())
+    assert (content["input"]["dtype"], content["preprocessing"]["dtype"]) == ("uint16", "uint16")
+    classifier = load_classifier(workdir / "export")
+    paths = sorted(deep_tree.glob("test/*/*"))
+    found = list(predict_files(classifier, paths))
+    for path, prediction in zip(paths, found, strict=True):
+        assert classifier.label_names[prediction.probabilities.argmax()] == path.parent.name

@@ -1,0 +1,170 @@
+"""Mapped shards as a map-style dataset: for PyTorch, in processes that never see TensorFlow."""
+
+import json
+import pickle
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+from dataset_factory import stored
+from marked_images import run_python
+
+from tfrecord_io.format import schema
+from tfrecord_io.reading.mapped import MappedDataset
+from tfrecord_io.reading.records import Rows, lay_out
+
+NUM_EXAMPLES = 23
+
+
+def test_a_batch_is_gathered_over_shards_and_may_be_written_to(small_dataset):
+    images, labels, keys = stored(small_dataset)
+    dataset = MappedDataset(small_dataset, "train")
+    wanted = [*range(NUM_EXAMPLES), 7, 7, -1]
+    batch, batch_labels = dataset[wanted]
+    assert (batch.dtype, batch_labels.dtype) == (np.uint8, np.float32)
+    assert batch.tolist() == images[wanted].tolist()
+    assert batch_labels.tolist() == dataset.labels(wanted).tolist() == labels[wanted].tolist()
+    assert dataset.keys(range(len(dataset))) == keys
+    batch[:] = 0
+    image, label = dataset[22]
+    assert (image.tolist(), label.tolist()) == (images[22].tolist(), labels[22].tolist())
+
+
+@pytest.mark.parametrize("index", [NUM_EXAMPLES, -NUM_EXAMPLES - 1, [0, NUM_EXAMPLES]])
+def test_a_place_outside_of_the_split_is_an_index_error(small_dataset, index):
+    with pytest.raises(IndexError, match=r"examples are 0\.\.22"):
+        MappedDataset(small_dataset, "train")[index]
+
+
+def test_a_worker_process_gets_a_name_and_not_the_data(small_dataset):
+    dataset = MappedDataset(small_dataset, "train")
+    pickled = pickle.dumps(dataset)
+    assert len(pickled) < 1000
+    assert pickle.loads(pickled)[3][0].tolist() == dataset[3][0].tolist()
+
+
+def test_the_map_is_read_only(small_dataset):
+    with pytest.raises(ValueError, match="read-only"):
+        MappedDataset(small_dataset, "train").records.array[0, 0] = 1
+
+
+def test_images_are_whole_blocks_that_tensorflow_takes_without_a_copy(small_dataset):
+    images, _, _ = stored(small_dataset)
+    mapped = MappedDataset(small_dataset, "train")
+    layout = mapped.manifest.layout
+    blocks = mapped.records.blocks
+    assert blocks.ctypes.data % 64 == 0
+    assert np.shares_memory(blocks, mapped.records.array)
+    by_row = blocks.reshape(-1, layout.stride)[mapped.rows(np.arange(NUM_EXAMPLES))]
+    pixels, rest = np.split(by_row, [layout.image_length], axis=1)
+    assert pixels.tobytes() == images.tobytes()
+    slot = layout.features[schema.KEY]
+    first = slot.offset - layout.features[schema.IMAGE].offset - layout.image_length
+    keys = [bytes(row).decode() for row in rest[:, first : first + slot.length]]
+    assert keys == MappedDataset(small_dataset, "train").keys(range(NUM_EXAMPLES))
+
+
+@pytest.mark.parametrize("stride", [7, 4096, 50_295, 50_688, 6000])
+def test_every_shard_begins_at_a_page_and_at_a_row(stride):
+    sizes = [3, 0, 5000, 1]
+    *firsts, num_rows = lay_out(sizes, stride)
+    assert all(row * stride % 4096 == 0 for row in firsts)
+    index = Rows(sizes, firsts)
+    rows = index(np.arange(sum(sizes)))
+    assert len(set(rows.tolist())) == sum(sizes)
+    assert rows.max() < num_rows
+    places = [(0, 0), (0, 1), (0, 2), *((2, place) for place in range(5000)), (3, 0)]
+    assert [index.find(row) for row in rows.tolist()] == places
+
+
+def _run(program, directory, **variables):
+    """Runs a program in a process of its own; returns the JSON that it prints."""
+    done = run_python(program, directory, **variables)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def _batches_of(way, directory):
+    """Returns what a process reports of the batches that it makes in some way."""
+    return _run(_BATCHES + way + _REPORT, directory, PYTHONWARNINGS="error")
+
+
+_BATCHES = """
+import json, sys
+import numpy as np
+from tfrecord_io.reading.mapped import MappedDataset
+from tfrecord_io.reading.order import BatchOrder
+
+dataset = MappedDataset(sys.argv[1], "train")
+order = BatchOrder(num_examples=len(dataset), batch_size=4, seed=7)
+"""
+_REPORT = """
+sums = [[int(images.sum()), len(labels), labels.sum(0).tolist()] for images, labels in batches]
+print(json.dumps({"sums": sums, "tensorflow": "tensorflow" in sys.modules}))
+"""
+_BY_HAND = "batches = [dataset[batch] for batch in order]"
+# As a DataLoader does it that was not told of whole batches: fetch by numbers, then stack.
+_BY_EXAMPLE = """
+fetched = [dataset.__getitems__(list(batch)) for batch in order]
+batches = [[np.stack(column) for column in zip(*batch)] for batch in fetched]
+"""
+_BY_TORCH = """
+from torch.utils.data import DataLoader
+
+batches = DataLoader(dataset, sampler=order, batch_size=None, num_workers=2)
+"""
+
+
+def test_a_process_without_tensorflow_reads_the_batches_of_the_order(small_dataset):
+    found = _batches_of(_BY_HAND, small_dataset)
+    assert not found["tensorflow"]
+    assert sum(count for _, count, _ in found["sums"]) == NUM_EXAMPLES
+    assert found == _batches_of(_BY_EXAMPLE, small_dataset)
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
+def test_a_pytorch_data_loader_gives_the_same_batches(small_dataset):
+    assert _batches_of(_BY_TORCH, small_dataset) == _batches_of(_BY_HAND, small_dataset)
+
+
+def test_a_process_reads_batches_without_tensorflow_and_ends_in_the_middle(
+    small_dataset,
+):
+    program = """
+import json, sys
+import tfrecord_io
+
+modules = ["tensorflow" in sys.modules]
+batches = iter(tfrecord_io.make_batches(sys.argv[1], split="train", batch_size=4, epochs=None))
+next(batches)
+print(json.dumps([*modules, "tensorflow" in sys.modules]))
+"""
+    assert _run(program, small_dataset) == [False, False]
+
+
+@pytest.mark.skipif(find_spec("grain") is None, reason="Grain is not installed")
+def test_grain_reads_a_mapped_split_as_a_random_access_source(small_dataset):
+    # In a process of its own: Grain's DataLoader wants absl's flags to be its own.
+    program = """
+import json, sys
+import grain.python as grain
+from tfrecord_io.reading.mapped import MappedDataset
+
+source = MappedDataset(sys.argv[1], "train")
+loader = grain.DataLoader(
+    data_source=source,
+    sampler=grain.IndexSampler(len(source), shuffle=True, seed=1, num_epochs=1),
+    operations=[grain.Batch(batch_size=5)],
+    worker_count=0,
+)
+batches = list(loader)
+print(json.dumps([
+    [list(images.shape) for images, _ in batches],
+    sorted(images[row].tolist() for images, _ in batches for row in range(len(images))),
+    "tensorflow" in sys.modules,
+]))
+"""
+    shapes, images, has_tensorflow = _run(program, small_dataset)
+    assert not has_tensorflow
+    assert shapes == [[5, 6, 5, 1]] * 4 + [[3, 6, 5, 1]]
+    assert images == sorted(MappedDataset(small_dataset, "train")[range(23)][0].tolist())

@@ -1,0 +1,188 @@
+"""Batches hold what the shards hold, in the promised order, on each way to read them."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from builds import wait_until
+from dataset_factory import assert_same, parsed_by_tensorflow, write_dataset
+
+import tfrecord_io
+from tfrecord_io import Manifest, ManifestError, read_examples
+from tfrecord_io.format import schema
+from tfrecord_io.reading.order import BatchOrder
+
+BOTH = ("train", "val")
+DEFAULTS = {"split": "train", "batch_size": 5, "seed": 7, "with_keys": True}
+
+
+def _records(directory):
+    """All examples in file order, read with TensorFlow alone."""
+    parsed = parsed_by_tensorflow(directory.glob("train-*.tfrecord"), num_classes=4)
+    return [(example["image"], example["label"].tolist(), example["key"]) for example in parsed]
+
+
+def _batches(directory, **options):
+    found = tfrecord_io.make_dataset(directory, **{**DEFAULTS, **options})
+    return [tuple(tensor.numpy() for tensor in batch) for batch in found]
+
+
+def _keys(directory, **options):
+    return [key for *_, keys in _batches(directory, **options) for key in keys.tolist()]
+
+
+def test_batches_are_what_plain_tensorflow_parses_from_the_same_files(small_dataset):
+    expected = _records(small_dataset)
+    order = BatchOrder(num_examples=23, batch_size=5, seed=7)
+    for (images, labels, keys), examples in zip(_batches(small_dataset), order, strict=True):
+        assert images.dtype == np.uint8
+        assert images.shape == (len(examples), 6, 5, 1)
+        assert labels.dtype == np.float32
+        for row, example in enumerate(examples):
+            assert (images[row].tobytes(), labels[row].tolist(), keys[row]) == expected[example]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"with_keys": False},
+        {"prefetch": 0},
+        {"shuffle": False, "split": BOTH},
+        {"epochs": 3, "start_step": 5},
+        {"epochs": 2, "drop_remainder": True},
+        {"epochs": 2, "pad_remainder": True},
+        {"num_replicas": 5, "replica_index": 1},
+        {"batch_size": 22, "num_replicas": 2},
+        {"examples": [20, 1, 7, 8, 22], "batch_size": 2, "epochs": 2},
+    ],
+    ids=str,
+)
+def test_numpy_has_the_batches_of_tensorflow(small_dataset, options):
+    found = tfrecord_io.make_batches(small_dataset, **{**DEFAULTS, **options})
+    wanted = _batches(small_dataset, **options)
+    assert len(found) == len(wanted)
+    for batch, expected in zip(found, wanted, strict=True):
+        for array, other in zip(batch, expected, strict=True):
+            assert (array.tolist(), array.shape) == (other.tolist(), other.shape)
+        assert [array.dtype for array in batch[:2]] == [np.uint8, np.float32]
+
+
+def test_the_last_batch_is_short_dropped_or_padded_with_weight_zero(small_dataset):
+    short = _batches(small_dataset)
+    assert [len(batch[0]) for batch in short] == [5, 5, 5, 5, 3]
+    dropped = _batches(small_dataset, drop_remainder=True)
+    assert [len(batch[0]) for batch in dropped] == [5, 5, 5, 5]
+    padded = _batches(small_dataset, pad_remainder=True)
+    *full, last = [weights.tolist() for _, _, weights, _ in padded]
+    assert full == [[1.0] * 5] * 4
+    assert last == [1.0, 1.0, 1.0, 0.0, 0.0]
+    keys = padded[-1][3].tolist()
+    assert keys[:3] == short[-1][2].tolist()
+    assert keys[3:] == [keys[2]] * 2
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda path, _: path.unlink(), "is missing"),
+        (lambda path, _: path.write_bytes(path.read_bytes()[:-1]), "cut off"),
+        (lambda path, stride: path.write_bytes(path.read_bytes() + bytes(stride)), "replaced"),
+    ],
+    ids=["missing", "cut off", "longer"],
+)
+def test_a_shard_of_another_length_is_named_before_the_first_step(tmp_path, damage, words):
+    manifest = write_dataset(tmp_path)
+    path = tmp_path / manifest.splits["train"].shards[1].name
+    damage(path, manifest.layout.stride)
+    with pytest.raises(ManifestError, match=rf"{path} .*{words}.*copy .* again, or .*--overwrite"):
+        tfrecord_io.make_dataset(tmp_path, split="train", batch_size=2)
+
+
+@pytest.mark.parametrize("verify", ["crc", "sha256"])
+def test_a_flipped_pixel_is_found_when_asked_for(tmp_path, verify):
+    manifest = write_dataset(tmp_path)
+    path = tmp_path / manifest.splits["train"].shards[0].name
+    data = bytearray(path.read_bytes())
+    data[manifest.layout.features[schema.IMAGE].offset] ^= 1
+    path.write_bytes(data)
+    tfrecord_io.make_dataset(tmp_path, split="train", batch_size=2)  # sizes alone still fit
+    with pytest.raises(ManifestError, match=path.name):
+        tfrecord_io.make_dataset(tmp_path, split="train", batch_size=2, verify=verify)
+
+
+def test_two_splits_are_read_as_one_whose_second_follows_the_first(small_dataset):
+    one_by_one = [*_keys(small_dataset, shuffle=False)]
+    one_by_one += _keys(small_dataset, split="val", shuffle=False)
+    assert _keys(small_dataset, split=BOTH, shuffle=False) == one_by_one
+    backwards = _keys(small_dataset, split=["val", "train"], shuffle=False)
+    assert backwards == one_by_one[23:] + one_by_one[:23]
+    mixed = _keys(small_dataset, split=BOTH, epochs=2)
+    size = len(one_by_one)
+    assert sorted(mixed[:size]) == sorted(mixed[size:]) == sorted(one_by_one)
+    assert mixed[:size] != mixed[size:]
+
+
+CHOSEN = (24, 3, 4, 0, 17, 9, 12)
+
+
+def test_an_epoch_of_chosen_examples_is_a_permutation_of_them(small_dataset):
+    both = {"split": BOTH}
+    stored = _keys(small_dataset, **both, shuffle=False)
+    expected = [stored[place] for place in CHOSEN]
+    # In the order in which they were named, if not shuffled.
+    assert _keys(small_dataset, **both, shuffle=False, examples=CHOSEN) == expected
+    read = _keys(small_dataset, **both, epochs=3, examples=np.array(CHOSEN))
+    epochs = [read[start : start + 7] for start in (0, 7, 14)]
+    assert [sorted(epoch) for epoch in epochs] == [sorted(expected)] * 3
+    assert epochs[0] != epochs[1] != epochs[2]
+
+
+def test_replicas_share_the_batches_and_a_later_start_gives_their_rest(small_dataset):
+    options = {
+        "split": BOTH, "examples": CHOSEN, "batch_size": 4, "epochs": 3, "pad_remainder": True,
+    }  # fmt: skip
+    whole = _batches(small_dataset, **options)
+    shares = [
+        _batches(small_dataset, **options, start_step=2, num_replicas=2, replica_index=index)
+        for index in range(2)
+    ]
+    joined = [map(np.concatenate, zip(*parts, strict=True)) for parts in zip(*shares, strict=True)]
+    assert_same(joined, whole[2:])
+    assert sum(weights.sum() for *_, weights, _ in whole) == 3 * len(CHOSEN)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists the files that are mapped")
+def test_the_files_are_unmapped_when_nobody_reads_any_more(tmp_path):
+    write_dataset(tmp_path, num_examples={"train": 20})
+    found = tfrecord_io.make_dataset(tmp_path, split="train", batch_size=5, epochs=None)
+
+    def is_mapped():
+        return str(tmp_path) in Path("/proc/self/maps").read_text(encoding="utf-8")
+
+    iterator = iter(found)
+    next(iterator)
+    assert is_mapped()
+    del iterator
+    # TensorFlow ends its threads a moment later.
+    wait_until(lambda: not is_mapped())
+
+
+# ---- the table of examples
+
+
+def test_the_examples_are_a_table_in_the_stored_order(built_dataset):
+    table = read_examples(built_dataset)
+    assert table.equals(pq.read_table(built_dataset / "examples.parquet"))
+    val = read_examples(built_dataset, "val")
+    assert val["split"].unique().to_pylist() == ["val"]
+    assert val.num_rows == Manifest.load(built_dataset).split("val").num_examples
+
+
+def test_the_examples_of_an_unknown_split_or_no_dataset_are_an_error(built_dataset, tmp_path):
+    with pytest.raises(ManifestError, match="no split 'dev'"):
+        read_examples(built_dataset, "dev")
+    with pytest.raises(ManifestError, match="is missing"):
+        read_examples(tmp_path)

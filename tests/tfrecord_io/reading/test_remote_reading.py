@@ -1,0 +1,486 @@
+"""Batches of a dataset on a store are those of a local copy, whatever the cache holds."""
+
+import collections
+import contextlib
+import gc
+import itertools
+import math
+import os
+import pickle
+import pwd
+import resource
+import shutil
+import stat
+import traceback
+
+import numpy as np
+import pytest
+from dataset_factory import assert_same, write_dataset
+from s3_server import BUCKET, running_s3
+from web_server import WebFile, running_web
+
+import tfrecord_io
+from tfrecord_io import Manifest, ManifestError
+from tfrecord_io.auditing.audit import audit
+from tfrecord_io.auditing.verify import verify
+from tfrecord_io.reading import cache, fetch, mapped, opening
+from tfrecord_io.reading.cache import DatasetCache
+from tfrecord_io.stores import folder as folder_files
+from tfrecord_io.stores import remote
+from tfrecord_io.stores.folder import DataPath
+from tfrecord_io.terminal.errors import StoreError, ToldError, UserError
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("local")
+    sizes = {"train": 301, "val": 40}
+    write_dataset(directory, num_examples=sizes, image_shape=(190, 180, 1), num_shards=4)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def store(local):
+    """The dataset on a web server, which is quicker than the stand-in of S3."""
+    with running_web() as server:
+        server.serve(local)
+        yield server
+
+
+@pytest.fixture
+def url(store):
+    return store.url("data")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """The user's cache in this test."""
+    cache.warn_once.cache_clear()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "tfrecord_io"
+
+
+DEFAULTS = {"split": "train", "batch_size": 12, "seed": 5, "with_keys": True}
+
+
+def _numpy(directory, **options):
+    return list(tfrecord_io.make_batches(directory, **{**DEFAULTS, **options}))
+
+
+def _tensorflow(directory, **options):
+    dataset = tfrecord_io.make_dataset(directory, **{**DEFAULTS, **options})
+    # Of another type than NumPy's keys.
+    return [
+        tuple(part.astype("S32") if part.dtype == object else part for part in batch)
+        for batch in dataset.as_numpy_iterator()
+    ]
+
+
+def _versions(directory):
+    return opening.open_split(directory, "train")[1].versions
+
+
+OPTIONS = [
+    {"epochs": 2, "pad_remainder": True},
+    {"epochs": 3, "start_step": 31},
+    {"num_replicas": 3, "replica_index": 1, "epochs": 2},
+    {"shuffle": False},
+    {"split": ("val", "train"), "examples": range(0, 330, 3), "epochs": 2},
+]
+
+
+ALL, QUARTER, NONE = None, 0.0027, 0
+CASES = [
+    *((_numpy, options, QUARTER) for options in OPTIONS),
+    (_numpy, OPTIONS[0], ALL),
+    (_numpy, OPTIONS[0], NONE),
+    (_tensorflow, OPTIONS[4], QUARTER),
+    (_tensorflow, OPTIONS[2], NONE),
+]
+
+
+@pytest.mark.parametrize(
+    ("read", "options", "room"), CASES, ids=lambda value: getattr(value, "__name__", str(value))
+)
+def test_batches_are_those_of_a_local_copy_bit_by_bit(local, url, read, options, room):
+    assert_same(read(url, cache_gb=room, **options), read(local, **options))
+
+
+def test_batches_of_a_bucket_are_those_of_a_local_copy(local):
+    with running_s3() as server:
+        server.use()
+        for path in local.iterdir():
+            server.client.put_object(Bucket=BUCKET, Key=f"data/{path.name}", Body=path.read_bytes())
+        assert_same(_numpy(f"s3://{BUCKET}/data", cache_gb=QUARTER), _numpy(local))
+
+
+def test_what_is_kept_is_never_fetched_again(local, store, url):
+    store.bytes_sent = 0
+    wanted = _numpy(local, epochs=2)
+    assert_same(_numpy(url, epochs=2), wanted)
+    num_bytes = Manifest.load(local).split("train").num_bytes
+    assert num_bytes <= store.bytes_sent <= 1.1 * num_bytes
+    store.bytes_sent = 0
+    assert_same(_tensorflow(url, epochs=2), wanted)
+    assert store.bytes_sent < 20_000  # the manifest
+
+
+def _steps_until_mapped(url, **options):
+    """Returns at which step batches come many at once, as they do out of a memory map."""
+    batches = tfrecord_io.make_batches(url, split="train", batch_size=12, epochs=None, **options)
+    for step, (records, rows, _) in enumerate(itertools.islice(batches.parts(), 10_000)):
+        if len(rows) > 1:
+            assert records is batches.dataset.records
+            return step
+    raise AssertionError("the split was never mapped")
+
+
+@pytest.mark.parametrize("start_step", [0, 7])
+def test_a_split_is_read_like_a_folder_from_the_batch_on_at_which_the_cache_holds_it(
+    local, url, tmp_path, start_step
+):
+    options = {"epochs": 3, "start_step": start_step, "pad_remainder": True}
+    assert_same(_tensorflow(url, **options), _tensorflow(local, **options))
+    assert _steps_until_mapped(url, start_step=start_step) == 0
+    other = tmp_path / "other"
+    assert 0 < _steps_until_mapped(url, cache_dir=other, start_step=start_step) < 10_000
+
+
+def test_an_iterator_reads_like_a_folder_once_another_has_filled_the_cache(local, url):
+    dataset = tfrecord_io.make_dataset(url, split="train", batch_size=12, seed=5, epochs=3)
+    first, second = iter(dataset), iter(dataset)
+    found = [next(first)]
+    collections.deque(second, maxlen=0)
+    assert_same([*found, *first], _numpy(local, epochs=3, with_keys=False))
+
+
+def num_kept(folder):
+    """Returns the bytes that the records in a cache take on the disk."""
+    return sum(512 * path.stat().st_blocks for path in folder.glob("*/records"))
+
+
+def test_a_cache_that_is_full_keeps_what_it_has_and_stays_within_its_limit(
+    local, store, url, folder
+):
+    _numpy(url, cache_gb=QUARTER)
+    held = DatasetCache(Manifest.load(local), _versions(url), folder, QUARTER)
+    before = held.states.copy()
+    assert 60 < before.sum() < 90
+    assert num_kept(folder) <= 2.7e6
+    store.bytes_sent = 0
+    _numpy(url, cache_gb=QUARTER)
+    assert (held.states >= before).all()
+    assert num_kept(folder) <= 2.7e6
+    stride = Manifest.load(local).layout.stride
+    assert store.bytes_sent < (301 - before[:301].sum()) * stride + 20_000
+
+
+@pytest.mark.parametrize("read", [_numpy, _tensorflow])
+def test_a_reader_and_its_copies_may_have_a_cache_of_their_own(local, url, folder, tmp_path, read):
+    own = tmp_path / "own"
+    assert_same(read(url, cache_dir=own, cache_gb=0.0027), read(local))
+    assert 2e6 < num_kept(own) <= 2.7e6
+    dataset = mapped.MappedDataset(DataPath(url, own), "train")
+    assert_same([pickle.loads(pickle.dumps(dataset))[7]], [dataset[7]])
+    assert not folder.exists()
+    with pytest.raises(ValueError, match="cache_gb must be at least 0, received -1"):
+        read(url, cache_gb=-1)
+
+
+def test_an_unused_dataset_makes_room_and_one_in_use_does_not(local, store, folder, tmp_path):
+    manifests = [
+        write_dataset(
+            tmp_path / name, seed=seed, num_examples={"train": 90}, image_shape=(99, 99, 1)
+        )
+        for seed, name in enumerate(("old", "used", "new"))
+    ]
+    room = 1.5e-9 * sum(shard.num_bytes for shard in manifests[0].shards)
+
+    def fill(manifest, name):
+        opened, first = DatasetCache(manifest, "", folder, room), 0
+        for shard in manifest.shards:
+            records = np.fromfile(tmp_path / name / shard.name, np.uint8)
+            opened.keep(first, records.reshape(-1, manifest.layout.stride))
+            first += shard.num_examples
+        return opened
+
+    used = fill(manifests[1], "used")
+    assert (used.states == 1).all()
+    old = fill(manifests[0], "old")
+    part, old_folder = int(old.states.sum()), old.folder
+    assert old.is_full
+    assert 0 < part < 90
+    del old
+    assert used.states.sum() == 90
+    new = fill(manifests[2], "new")
+    assert not old_folder.exists()
+    assert used.folder.exists()
+    assert int(new.states.sum()) == pytest.approx(part, abs=5)
+
+
+def test_a_folder_that_holds_anything_else_is_refused_and_left_as_it_is(local, tmp_path):
+    (tmp_path / "precious.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"holds precious\.txt"):
+        DatasetCache(Manifest.load(local), "", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["precious.txt"]
+
+
+def test_a_cache_is_its_owners_alone_and_one_of_another_user_is_refused(url, folder, monkeypatch):
+    folder.mkdir(mode=0o755)
+    before = os.umask(0o022)
+    try:
+        _numpy(url)
+    finally:
+        os.umask(before)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.rglob("*")}
+    (identity,) = (name for name in modes if len(name) == 64)
+    assert modes.pop(identity) == 0o700
+    assert modes == dict.fromkeys(("CACHEDIR.TAG", "lock", "records", "states"), 0o600)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o755  # shared on purpose
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    with pytest.raises(UserError, match=r"belongs to another user .* cache of their own"):
+        _numpy(url)
+
+
+def test_links_are_neither_followed_nor_deleted_through_to_make_room(local, url, folder, tmp_path):
+    _numpy(url)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for name in ("records", "states", "lock"):
+        (elsewhere / name).write_text("precious")
+    (folder / ("0" * 64)).symlink_to(elsewhere)
+    _numpy(url, cache_gb=1e-6)
+    assert {path.read_text() for path in elsewhere.iterdir()} == {"precious"}
+
+
+@pytest.mark.parametrize("verify", ["crc", "sha256"])
+def test_what_is_checked_is_what_is_read_also_out_of_the_cache(local, url, folder, verify):
+    wanted = _numpy(url)
+    (path,) = folder.glob("*/records")
+    with path.open("r+b") as file:
+        file.seek(1000)
+        (byte,) = file.read(1)
+        file.seek(1000)
+        file.write(bytes([byte ^ 1]))
+    assert_same(_numpy(url, verify=verify), wanted)
+    assert_same(_numpy(url), wanted)  # the record was fetched again, and kept
+
+
+def _is_of_no_home(folder, monkeypatch, _):
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
+
+
+def _is_short_of_room(folder, _, stack):
+    shutil.rmtree(folder)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    stack.callback(resource.setrlimit, resource.RLIMIT_FSIZE, (soft, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+
+
+def _replaced(*names):
+    def damage(folder, *_):
+        (identity,) = folder.glob("?" * 64)
+        for name in names:
+            path = folder / name.replace("ID", identity.name)
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            path.symlink_to(folder / "missing")
+
+    return damage
+
+
+DAMAGES = {
+    "no home": _is_of_no_home,
+    "a limit on files": _is_short_of_room,
+    "a link as dataset": _replaced("ID"),
+    "a link as lock": _replaced("lock"),
+    "a link as records": _replaced("ID/records"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_what_cannot_be_cached_is_read_without_a_cache_with_one_warning(
+    local, url, folder, monkeypatch, caplog, damage
+):
+    _numpy(url)
+    with contextlib.ExitStack() as stack:
+        damage(folder, monkeypatch, stack)
+        caplog.clear()
+        assert_same(_numpy(url), _numpy(local))
+        dataset = tfrecord_io.make_dataset(url, split="train", batch_size=301)
+        assert [len(list(dataset)) for _ in range(2)] == [1, 1]
+    (warning,) = caplog.messages
+    assert "reading each record anew" in warning
+    assert not (folder / "missing").exists()
+
+
+def test_a_cache_may_grow_without_a_limit(local, url):
+    assert_same(_numpy(url, cache_gb=math.inf), _numpy(local))
+
+
+def test_answers_that_fail_or_are_cut_are_asked_for_again(local, store, url):
+    wanted = _numpy(local)
+    with store.failing("404 Not Found", after=20, times=2):
+        assert_same(_numpy(url, cache_gb=0), wanted)
+    with store.failing("503 Slow Down", after=20, times=5):
+        assert_same(_numpy(url), wanted)
+    with store.failing("cut", times=4):
+        batches = tfrecord_io.make_batches(url, **DEFAULTS, cache_gb=0)  # the manifest
+    with store.failing("cut", times=4):
+        assert_same(batches, wanted)
+
+
+@pytest.fixture
+def web(local):
+    """The dataset on a web server."""
+    with running_web() as server:
+        server.serve(local)
+        yield server
+
+
+@pytest.mark.parametrize("reader", ["make_batches", "make_dataset"])
+def test_another_version_of_a_shard_is_an_error_that_names_it(web, monkeypatch, reader):
+    monkeypatch.setattr(fetch, "_MOST_BYTES_AHEAD", 1 << 20)
+    read = getattr(tfrecord_io, reader)
+    batches = iter(read(web.url("data"), split="train", batch_size=64, epochs=None, cache_gb=0))
+    next(batches)
+    name = "data/train-00002-of-00004.tfrecord"
+    web.files[name] = WebFile(bytes(len(web.files[name].content)), '"2"')
+    with pytest.raises(Exception, match=rf"ChangedError.*{name} changed|^http.*{name} changed"):
+        collections.deque(itertools.islice(batches, 1000), maxlen=0)
+
+
+@pytest.mark.parametrize(
+    "e_tags", [('"1"', '"2"'), ("", ""), ('"1"a"', '"1"b"')], ids=["by ETag", "by time", "quoted"]
+)
+def test_records_of_two_versions_of_a_shard_never_mix(local, web, tmp_path, e_tags):
+    sizes = {"train": 301, "val": 40}
+    replaced, other = tmp_path / "replaced", tmp_path / "other"
+    write_dataset(other, seed=1, num_examples=sizes, image_shape=(190, 180, 1), num_shards=4)
+    name = "train-00002-of-00004.tfrecord"
+    shutil.copytree(local, replaced)
+    shutil.copy(other / name, replaced / name)
+    right = WebFile((local / name).read_bytes(), e_tags[0])
+    valid = WebFile((other / name).read_bytes(), e_tags[1], "Tue, 02 Jan 2018 00:00:00 GMT")
+    url, wanted, half = web.url("data"), _numpy(local), range(0, 301, 2)
+
+    web.files[f"data/{name}"] = right
+    in_use = tfrecord_io.make_dataset(url, split="train", batch_size=12)
+    assert_same(_numpy(url, examples=half), _numpy(local, examples=half))
+    web.files[f"data/{name}"] = valid  # for the old manifest, with checksums that fit
+    assert_same(_numpy(url), _numpy(replaced))
+    with pytest.raises(Exception, match="or a shard of it replaced, since it was opened"):
+        next(iter(in_use))
+    web.files[f"data/{name}"] = right
+    assert_same(_numpy(url), wanted)
+    sent = web.bytes_sent
+    assert_same(_tensorflow(url), wanted)
+    assert web.bytes_sent - sent < 20_000  # the manifest
+
+
+def test_a_record_that_is_garbled_or_short_on_its_way_is_asked_for_again(local, web):
+    dataset = mapped.MappedDataset(web.url("data"), "train")
+    web.faults += ["garbled", "garbled", "short"]
+    assert_same([dataset[7]], [mapped.MappedDataset(local, "train")[7]])
+    assert not web.faults
+
+
+def test_a_damaged_record_is_an_error_that_names_it(local, web, monkeypatch):
+    monkeypatch.setattr(folder_files, "NUM_ATTEMPTS", 2)
+    name = "train-00001-of-00004.tfrecord"
+    content = bytearray(web.files[f"data/{name}"].content)
+    content[Manifest.load(local).layout.stride * 7 + 1000] ^= 1
+    web.files[f"data/{name}"].content = bytes(content)
+    with pytest.raises(StoreError, match=rf"{name}: record 7 does not match its checksum"):
+        _numpy(web.url("data"))
+
+
+def test_a_dataset_is_read_from_the_web_only_with_encryption_but_on_loopback():
+    with pytest.raises(UserError, match="use https://"):
+        _numpy("http://example.org/data")
+    with pytest.raises(UserError, match=r"without \? and #"):
+        _numpy("http://127.0.0.1/data?signature=1")
+
+
+LOGIN, SECRETS = "us%40er:pa%2Fss", ("us%40er", "us@er", "pa%2Fss", "pa/ss", "signature0")
+
+CALLS = {
+    "no manifest": lambda url: Manifest.load(f"{url}/nowhere"),
+    "no split": lambda url: _numpy(url, split="nope"),
+    "no split, for TensorFlow": lambda url: _tensorflow(url, split="nope"),
+    "no shard": lambda url: _numpy(url, split="val"),
+    "a large batch": lambda url: _numpy(url, batch_size=1000, epochs=None),
+    "a signature": lambda url: _numpy(f"{url}?{SECRETS[-1]}"),
+    "another login": lambda url: _numpy(url.replace(LOGIN, f"{LOGIN}word")),
+    "a password that is cut off": lambda url: _numpy(url.replace("%2F", "/")),
+    "statistics": lambda url: tfrecord_io.read_statistics(url, "nope"),
+    "a table": lambda url: tfrecord_io.read_examples(url, "train"),
+    "verify": verify,
+    "verify against a source": lambda url: verify(url, source_input=f"{url}.zip"),
+    "audit": audit,
+    "an opened file": lambda url: folder_files.open_file(url, "nowhere"),
+}
+
+
+@pytest.fixture
+def secret(web):
+    """The dataset's URL on a server that asks for a login."""
+    for file in web.files.values():
+        file.login = "Basic dXNAZXI6cGEvc3M="
+    return web.url("data").replace("://", f"://{LOGIN}@")
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_no_error_shows_the_secrets_of_an_address(call, web, secret, monkeypatch):
+    monkeypatch.setattr(folder_files, "NUM_ATTEMPTS", 1)
+    del web.files["data/val-00000-of-00004.tfrecord"]
+    with pytest.raises((OSError, ToldError, ManifestError, ValueError)) as caught:
+        CALLS[call](secret)
+    shown = "".join(traceback.format_exception(caught.value)) + repr(caught.value)
+    assert not [secret for secret in SECRETS if secret in shown]
+
+
+def test_no_object_shows_the_secrets_of_an_address(secret):
+    dataset = mapped.MappedDataset(secret, "train")
+    path = folder_files.path_in(secret, "manifest.json")
+    found = dataset, dataset.name, path, DataPath.of(secret), remote.describe(path)
+    shown = "".join(map(repr, found))
+    assert not [secret for secret in SECRETS if secret in shown]
+    again = pickle.loads(pickle.dumps(dataset))
+    np.testing.assert_array_equal(again[[0, 300]][0], dataset[[0, 300]][0])
+
+
+def test_after_a_crash_of_the_system_each_record_is_checked_before_it_is_used(
+    local, store, url, folder
+):
+    wanted = _numpy(local)
+    assert_same(_numpy(url), wanted)
+    gc.collect()
+    (states,) = folder.glob("*/states")
+    with states.open("r+b") as file:
+        file.write(b"another start of the system")
+    with states.with_name("records").open("r+b") as file:
+        file.write(bytes(100_000))  # marks that reached the disk, and their records that did not
+    store.bytes_sent = 0
+    assert_same(_numpy(url), wanted)
+    stride = Manifest.load(local).layout.stride
+    assert 3 * stride <= store.bytes_sent < 3 * stride + 20_000
+    store.bytes_sent = 0
+    assert_same(_numpy(url), wanted)
+    assert store.bytes_sent < 20_000
+
+
+@pytest.mark.parametrize("read", [_numpy, _tensorflow])
+def test_files_that_cannot_be_mapped_are_read_in_the_same_order(local, monkeypatch, caplog, read):
+    options = {"epochs": 2, "num_replicas": 2, "replica_index": 1}
+    wanted = read(local, **options)
+
+    def refuse(*_):
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(mapped, "_map_files", refuse)
+    assert_same(read(local, **options), wanted)
+    assert "cannot be mapped into memory" in caplog.text
+    with pytest.raises(OSError, match="Cannot allocate"):
+        tfrecord_io.make_dataset(local, split="train", batch_size=2, engine="mmap")

@@ -1,0 +1,344 @@
+"""Ranges, listings and uploads on S3, Google Cloud Storage and Azure, and files on web servers."""
+
+import datetime
+import io
+import ipaddress
+import ssl
+
+import azure_server
+import pytest
+from marked_images import run_python
+from s3_server import BUCKET, running_gcs, running_s3
+from web_server import WebFile, running_web
+
+from tfrecord_io.stores import remote
+from tfrecord_io.terminal.errors import StoreError, UserError
+
+CONTENT = bytes(range(256)) * 40
+# Every character that a shell, a glob or a URL takes for something else.
+ODD_NAME = "a [1] *?+%20&=#é~.jpeg"
+
+
+@pytest.fixture(scope="module")
+def s3():
+    with running_s3() as server:
+        server.use()
+        yield server
+
+
+@pytest.fixture
+def web():
+    with running_web() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def gs():
+    with running_gcs() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def az():
+    with azure_server.running_azure():
+        yield
+
+
+@pytest.fixture(params=["s3", "gs", "az"])
+def folder(request, tmp_path):
+    """A URL below which files can be written."""
+    request.getfixturevalue(request.param)
+    return f"{request.param}://{BUCKET}/{tmp_path.name}"
+
+
+def write(url, content):
+    with remote.create(url) as file:
+        file.write(content)
+
+
+# ---- stores
+
+
+@pytest.mark.parametrize("content", [b"", b"1", CONTENT * 1000], ids=["empty", "byte", "ten MB"])
+def test_a_file_is_uploaded_whole_and_a_range_is_exactly_what_was_asked_for(folder, content):
+    write(f"{folder}/file", content)
+    size = len(content)
+    assert remote.describe(f"{folder}/file").size == size
+    assert remote.read_file(f"{folder}/file") == content
+    for start, length in ((100, 50), (size - 3, 3), (size - 3, 30)):
+        if 0 <= start < size:
+            part = remote.read(f"{folder}/file", start, length)
+            assert part == content[start : start + length]
+
+
+def test_a_write_that_fails_or_is_cut_off_leaves_what_was_there(folder):
+    class Dying(io.BytesIO):
+        def read(self, size=-1):
+            if self.tell() > len(self.getvalue()) // 2:
+                raise OSError(5, "Input/output error")
+            return super().read(size)
+
+    def fail():
+        with remote.create(f"{folder}/file") as file:
+            file.write(CONTENT)
+            raise OSError("no room")
+
+    write(f"{folder}/file", b"old")
+    with pytest.raises(OSError, match="no room"):
+        fail()
+    with pytest.raises(OSError, match="Input/output error"):
+        remote.write(f"{folder}/file", Dying(CONTENT * 4000))
+    assert remote.read_file(f"{folder}/file") == b"old"
+
+
+def test_files_are_listed_with_or_without_the_folders_in_the_folder(folder):
+    for name in ("b", "a/x", "a/y z"):
+        write(f"{folder}/{name}", name.encode())
+
+    found = remote.list_files(folder, recursive=True)
+    assert sorted((file.url, file.size) for file in found) == [
+        (f"{folder}/a/x", 3), (f"{folder}/a/y z", 5), (f"{folder}/b", 1),
+    ]  # fmt: skip
+    assert [file.url for file in remote.list_files(folder, recursive=False)] == [f"{folder}/b"]
+    assert remote.list_files(f"{folder}/none", recursive=True) == []
+    # `a` is a folder, not the beginning of a name.
+    write(f"{folder}/ab/x", b"1")
+    assert len(remote.list_files(f"{folder}/a", recursive=True)) == 2
+
+
+def test_characters_of_a_pattern_stand_for_themselves(folder):
+    inside = f"{folder}/scans [1]*"
+    write(f"{inside}/{ODD_NAME}", b"odd")
+    write(f"{folder}/scans 1/other", b"not matched")
+
+    assert [file.url for file in remote.list_files(inside, recursive=True)] == [
+        f"{inside}/{ODD_NAME}"
+    ]
+    assert remote.read_file(f"{inside}/{ODD_NAME}") == b"odd"
+    remote.delete([f"{inside}/{ODD_NAME}"])
+    assert remote.list_files(inside, recursive=True) == []
+
+
+def test_an_object_that_stands_for_a_folder_is_not_a_file_and_an_odd_name_is_named(s3):
+    for key in ("marked/", "marked/train/", "marked/train/CNV/"):
+        s3.client.put_object(Bucket=BUCKET, Key=key, Body=b"")
+    write(f"s3://{BUCKET}/marked/train/CNV/a", b"1")
+    write(f"s3://{BUCKET}/marked/train/empty", b"")
+    found = remote.list_files(f"s3://{BUCKET}/marked", recursive=True)
+    names = {file.url.rpartition("marked/")[2] for file in found}
+    assert names == {"train/CNV/a", "train/empty"}
+    s3.client.put_object(Bucket=BUCKET, Key="strange/a//b", Body=b"1")
+    with pytest.raises(StoreError, match=r"cannot list s3://scans/strange: .*a//b.*Rename it"):
+        remote.list_files(f"s3://{BUCKET}/strange", recursive=True)
+
+
+def test_files_are_deleted_and_one_that_is_not_there_is_not_found(folder):
+    for name in ("a", "b", "c"):
+        write(f"{folder}/{name}", b"1")
+    remote.delete([f"{folder}/a", f"{folder}/never", f"{folder}/b"])
+    assert [file.url for file in remote.list_files(folder, recursive=True)] == [f"{folder}/c"]
+    for read, *more in ((remote.describe,), (remote.read, 0, 1), (remote.read_file,)):
+        with pytest.raises(FileNotFoundError, match=f"{folder}/a"):
+            read(f"{folder}/a", *more)
+
+
+def test_a_file_that_changed_is_not_read_for_the_one_that_was_looked_up_or_listed(folder):
+    url = f"{folder}/changing"
+    write(url, b"one")
+    (found,) = remote.list_files(folder, recursive=True)
+    assert found == remote.describe(url)
+    assert remote.read(url, 0, 3, found.mark) == b"one"
+    assert remote.read_file(url, found.size, found.version) == b"one"
+    # Within the same second, and of the same length.
+    write(url, b"two")
+    for read, *more in (
+        (remote.read, 0, 3, found.mark),
+        (remote.read_file, found.size, found.version),
+    ):
+        with pytest.raises(StoreError, match="changing changed since it was first read"):
+            read(url, *more)
+    remote.delete([url])
+    with pytest.raises(StoreError, match="changing is missing, though it was there before"):
+        remote.read(url, 0, 3, found.mark)
+
+
+def test_an_answer_that_is_cut_off_is_asked_for_again(s3):
+    url = f"s3://{BUCKET}/cut"
+    write(url, CONTENT)
+    with s3.failing("cut", times=3):
+        assert remote.read(url, 5, 100) == CONTENT[5:105]
+    with s3.failing("cut", times=3):
+        assert remote.read_file(url) == CONTENT
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Gives a server that fails little time."""
+    monkeypatch.setattr(remote, "SILENT_SECONDS", 2)
+    monkeypatch.setattr(remote, "RETRY_SECONDS", 1)
+    remote.forget_stores()
+    yield
+    remote.forget_stores()
+
+
+def test_a_bucket_that_is_not_there_is_a_clear_error(s3):
+    for use in (
+        lambda: write("s3://nowhere/file", b"1"),
+        lambda: remote.read("s3://nowhere/file", 0, 1),
+        lambda: remote.list_files("s3://nowhere/file", recursive=True),
+    ):
+        with pytest.raises(StoreError, match=r"cannot use s3://nowhere/file: .*NoSuchBucket"):
+            use()
+    with s3.failing("denied"), pytest.raises(StoreError, match=r"key kept: Access Denied"):
+        remote.delete([f"s3://{BUCKET}/kept"])
+
+
+def test_settings_and_stores_that_cannot_be_used_are_clear_errors(s3, impatient, monkeypatch):
+    with pytest.raises(UserError, match=r"expected s3://.* received ftp://"):
+        remote.describe("ftp://server/file")
+    for address, error, message in (
+        ("http://127.0.0.1:9", StoreError, r"cannot use s3://b/file: .*127\.0\.0\.1:9"),
+        ("no-url", UserError, "must start with http.*received 'no-url'"),
+    ):
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", address)
+        remote.forget_stores()
+        with pytest.raises(error, match=message):
+            remote.read("s3://b/file", 0, 1)
+
+
+def test_a_process_that_was_forked_after_a_store_was_opened_is_told_so_instead_of_waiting(s3):
+    code = f"""
+import os
+from tfrecord_io.stores import remote
+try:
+    remote.read("s3://{BUCKET}/none", 0, 1)
+except FileNotFoundError:
+    pass
+child = os.fork()
+if child == 0:
+    try:
+        remote.read("s3://{BUCKET}/none", 0, 1)
+    except RuntimeError as error:
+        print(error, flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+    done = run_python(code)
+    assert "open stores after the fork" in done.stdout, done.stderr
+
+
+# ---- web servers
+
+
+def test_a_file_on_a_web_server_is_read_by_ranges(web):
+    web.files["my scans.zip"] = WebFile(CONTENT)
+    url = web.url("my%20scans.zip")
+
+    found = remote.describe(url)
+    assert (found.size, found.mark) == (len(CONTENT), "1")
+    web.bytes_sent = 0
+    assert remote.read(url, 100, 50, found.mark) == CONTENT[100:150]
+    assert web.bytes_sent == 50
+
+
+def test_a_signed_address_is_asked_for_word_for_word_and_never_shown(web):
+    web.files["a.zip"] = WebFile(CONTENT, query="X-Sig=a%2Fb&y=1")
+    url = web.url("a.zip") + "?X-Sig=a%2Fb&y=1"
+    assert remote.read(url, 0, 2) == CONTENT[:2]
+
+    web.files["a.zip"].query = "expired"
+    with pytest.raises(StoreError, match="403 Forbidden") as caught:
+        remote.read(url, 0, 2)
+
+    assert "a%2Fb" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "fault"),
+    [('"1"', '"2"', ""), ('"1"', '"2"', "unconditional"), ("", "", ""), ('W/"1"', 'W/"2"', "")],
+)
+def test_a_file_that_changed_on_a_web_server_is_not_read(web, before, after, fault):
+    web.files["a.zip"] = WebFile(CONTENT, before)
+    mark = remote.describe(web.url("a.zip")).mark
+    assert remote.read(web.url("a.zip"), 0, 5, mark) == CONTENT[:5]
+    web.fault = fault
+    web.files["a.zip"] = WebFile(CONTENT, after, "Tue, 02 Jan 2018 00:00:00 GMT")
+
+    with pytest.raises(StoreError, match=r"a\.zip changed since it was first read"):
+        remote.read(web.url("a.zip"), 0, 5, mark)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("whole", "sent the whole file"),
+        ("cut", "body error"),
+        ("silent", "error sending request"),
+        ("short", "the server sent 99 bytes instead of 100"),
+    ],
+)
+def test_a_web_server_that_fails_is_a_clear_error_in_time(web, impatient, fault, message):
+    web.files["a.zip"] = WebFile(CONTENT)
+    web.fault = fault
+
+    with pytest.raises(StoreError, match=f"cannot (use|read) {web.url('a.zip')}: .*{message}"):
+        remote.read(web.url("a.zip"), 5, 100)
+
+
+def test_a_web_server_is_not_a_folder(web):
+    for use in (
+        lambda: remote.list_files(web.url("scans/"), recursive=True),
+        lambda: write(web.url("file"), b"1"),
+        lambda: remote.delete([web.url("file")]),
+    ):
+        with pytest.raises(UserError, match="a web server serves single files"):
+            use()
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    """Files with a certificate for 127.0.0.1 that vouches for itself, and with its key."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    folder = tmp_path_factory.mktemp("certificate")
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "a store")])
+    now = datetime.datetime.now(datetime.UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False
+        )
+        .sign(key, hashes.SHA256())
+    )
+    (folder / "cert.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    (folder / "key.pem").write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    return folder / "cert.pem", folder / "key.pem"
+
+
+def test_only_a_server_whom_an_authority_vouches_for_is_read(certificate, impatient, monkeypatch):
+    for variable in ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
+        monkeypatch.delenv(variable, raising=False)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+    with running_web(context) as server:
+        server.files["a.zip"] = WebFile(CONTENT)
+        with pytest.raises(StoreError, match="cannot use https://127"):
+            remote.read(server.url("a.zip"), 0, 9)
+        monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate[0]))
+        remote.forget_stores()
+        assert remote.read(server.url("a.zip"), 0, 9) == CONTENT[:9]

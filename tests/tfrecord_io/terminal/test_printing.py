@@ -1,0 +1,50 @@
+import csv
+import io
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tfrecord_io.terminal.printing import csv_cell, no_formula, printable
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("train/CNV/données ß 漢.png", "train/CNV/données ß 漢.png"),
+        ("\x1b]0;title\x07", "\\x1b]0;title\\x07"),
+        ("two\nlines\r", "two\\nlines\\r"),
+        ("a\0b\udcff", "a\\x00b\\udcff"),
+        ("left\u202eto right", "left\\u202eto right"),
+    ],
+)
+def test_what_is_not_printable_is_escaped_and_letters_stay(text, expected):
+    assert printable(text) == expected
+
+
+@given(st.text())
+def test_any_text_becomes_printable_once_and_for_all(text):
+    shown = printable(text)
+    assert shown.isprintable()
+    assert printable(shown) == shown
+    shown.encode("utf-8")
+
+
+def test_a_long_text_is_cut():
+    assert printable("abcdef", 6) == "abcdef"
+    assert printable("abcdefg", 6) == "abcde…"
+
+
+@pytest.mark.parametrize("text", ["=cmd|' /C calc'!A0", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1"])
+def test_no_cell_begins_like_a_formula(text):
+    file = io.StringIO()
+    csv.writer(file).writerow([csv_cell(text)])
+    (row,) = csv.reader(io.StringIO(file.getvalue()))
+    assert row[0][0] in "'\\"
+    assert printable(text) in row[0]
+
+
+@pytest.mark.parametrize("text", ["train/CNV/CNV-1-1.jpeg", "a=b", "", "1", "'quoted'"])
+def test_other_cells_are_left_as_they_are(text):
+    assert csv_cell(text) == no_formula(text) == text
+    assert no_formula(f"{text}\x1b") == f"{text}\x1b"

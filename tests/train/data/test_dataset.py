@@ -1,0 +1,235 @@
+"""Folds hold whole patients, for ever the same ones; the test split is left alone."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from answers import dataset_of
+from dataset_factory import change_column
+from marked_images import groups_in, marked_data, regroup, values_in, write_marked_dataset
+
+import tfrecord_io
+from pipelines.planning import splits
+from tfrecord_io import PixelStatistics
+from tfrecord_io.format.groups import Groups
+from tfrecord_io.format.hashing import hash_names
+from train.data.dataset import choose_parts, open_dataset, patient_folds
+from train.machine.errors import ConfigError
+from train.training.config import TrainConfig
+
+NUM_EXAMPLES = {"train": 40, "val": 10, "test": 12}
+
+
+data = marked_data(NUM_EXAMPLES)
+
+
+def choose(data, **fields):
+    config = TrainConfig.of(data=data, **fields)
+    return choose_parts(open_dataset(data), config.folds)
+
+
+def test_without_folds_the_parts_are_the_splits(data):
+    chosen = choose(data)
+    for part, split in zip((chosen.train, chosen.val, chosen.test), NUM_EXAMPLES, strict=True):
+        assert (part.name, part.splits) == (split, (split,))
+        assert part.examples.tolist() == list(range(NUM_EXAMPLES[split]))
+    assert chosen.evaluated is chosen.test
+
+
+@pytest.mark.parametrize(
+    ("splits", "evaluated"),
+    [(("train",), None), (("train", "val"), "val"), (("train", "test"), "test")],
+)
+def test_a_split_that_is_missing_or_empty_is_no_part(tmp_path, splits, evaluated):
+    sizes = {name: NUM_EXAMPLES[name] if name in splits else 0 for name in NUM_EXAMPLES}
+    present = {name: size for name, size in sizes.items() if size}
+    for number, num_examples in enumerate((sizes, present)):
+        folder = tmp_path / str(number)
+        write_marked_dataset(folder, num_examples=num_examples)
+        chosen = choose(str(folder))
+        assert [name for name in ("val", "test") if getattr(chosen, name)] == [*splits[1:]]
+        assert (chosen.evaluated and chosen.evaluated.name) == evaluated
+
+
+def test_without_training_images_there_is_nothing_to_do(tmp_path):
+    write_marked_dataset(tmp_path, num_examples={"train": 0, "test": 4})
+    with pytest.raises(ConfigError, match=r"the training split of .* is empty"):
+        choose(str(tmp_path))
+    with pytest.raises(ConfigError, match=r"the splits train, val of .* have no images"):
+        choose(str(tmp_path), folds=3, fold=0)
+
+
+def test_each_example_is_held_out_once_and_learnt_from_in_the_other_folds(data):
+    held_out = []
+    for fold in range(3):
+        chosen = choose(data, folds=3, fold=fold)
+        assert chosen.val is None
+        assert chosen.evaluated is chosen.test
+        ours, others = chosen.test.rows, chosen.train.rows
+        for column in ("key", "patient"):
+            values = open_dataset(data).values
+            assert set(values(column, ours)).isdisjoint(values(column, others))
+        assert len(ours) + len(others) == 50
+        held_out += ours.tolist()
+    assert len(set(held_out)) == len(held_out) == 50
+
+
+def test_the_counts_of_a_part_are_those_of_its_images(data):
+    for part in (choose(data, folds=3, fold=1).train, choose(data, folds=3, fold=1).test):
+        batches = tfrecord_io.make_dataset(
+            data, split=part.splits, batch_size=50, shuffle=False, examples=part.examples
+        )
+        labels = np.concatenate([labels for _, labels in batches.as_numpy_iterator()])
+        assert labels.sum(0).tolist() == list(part.label_counts)
+        assert len(labels) == part.num_examples == len(part.examples)
+
+
+def test_the_test_split_stays_out_unless_it_is_named(data):
+    def splits_in(**fields):
+        chosen = choose(data, folds=3, fold=0, **fields)
+        rows = np.concatenate([chosen.train.rows, chosen.test.rows])
+        patients = open_dataset(data).values("patient", rows)
+        return {patient.partition("-")[0] for patient in patients}
+
+    assert splits_in() == {"train", "val"}
+    assert splits_in(fold_splits="train") == {"train"}
+    assert splits_in(fold_splits="train,val,test") == {"train", "val", "test"}
+
+
+def test_a_split_that_was_named_and_is_not_there_is_refused(data):
+    with pytest.raises(tfrecord_io.ManifestError, match="no split 'extra' in this dataset; it has"):
+        choose(data, folds=3, fold=0, fold_splits="train,extra")
+
+
+def test_a_patient_stays_in_its_fold_when_images_are_added():
+    def folds(*patients):
+        dataset = dataset_of(len(patients), list(patients))
+        return dict(zip(patients, patient_folds(dataset.groups, 5).tolist(), strict=True))
+
+    many = folds(*(f"patient-{number}" for number in range(200)))
+    assert folds("patient-7", "patient-3") == {
+        name: many[name] for name in ("patient-7", "patient-3")
+    }
+    # A hash that never changes, and about as many patients in each.
+    assert [many[f"patient-{number}"] for number in range(8)] == [0, 3, 2, 1, 2, 1, 2, 2]
+    assert (np.bincount(list(many.values())) > 25).all()
+
+
+def test_where_no_patients_are_known_images_are_dealt_out():
+    assert (np.bincount(patient_folds(dataset_of(100).groups, 4)) > 10).all()
+
+
+def test_the_statistics_of_a_part_are_those_of_its_images(tmp_path):
+    data = str(tmp_path)
+    write_marked_dataset(tmp_path, num_examples={"train": 600, "val": 9}, image_shape=(4, 3, 3))
+    for part in (choose(data).train, choose(data).val, choose(data, folds=4, fold=1).train):
+        batches = tfrecord_io.make_dataset(
+            data, split=part.splits, batch_size=1000, shuffle=False, examples=part.examples
+        )
+        images = np.concatenate([images for images, _ in batches.as_numpy_iterator()])
+        assert len(images) == part.num_examples
+        assert open_dataset(data).statistics(part) == PixelStatistics.from_images(images)
+
+
+def with_columns(directory, **columns):
+    """Replaces columns of the examples table, or adds them."""
+    path = directory / "examples.parquet"
+    table = pq.read_table(path)
+    for name, values in columns.items():
+        if name in table.column_names:
+            table = table.drop_columns(name)
+        table = table.append_column(name, pa.array(values))
+    pq.write_table(table, path)
+
+
+def folds_of(directory, num_folds=5):
+    return patient_folds(groups_in(directory, "train"), num_folds)
+
+
+def test_one_unknown_patient_does_not_move_the_others(tmp_path):
+    write_marked_dataset(tmp_path, num_examples={"train": 60})
+    before = folds_of(tmp_path)
+    change_column(tmp_path / "examples.parquet", "patient", lambda names: [*names[:-1], None])
+    regroup(tmp_path)
+    assert folds_of(tmp_path)[:-1].tolist() == before[:-1].tolist()
+
+
+def test_augmented_copies_stay_with_their_original_and_are_not_scored(tmp_path):
+    write_marked_dataset(tmp_path, num_examples={"train": 60})
+    paths = [f"{row // 3}.png" for row in range(60)]
+    with_columns(tmp_path, patient=pa.nulls(60, pa.string()), path=paths, variant=np.arange(60) % 3)
+    regroup(tmp_path)
+    held_out = []
+    for fold in range(4):
+        chosen = choose(str(tmp_path), folds=4, fold=fold)
+        dataset = open_dataset(str(tmp_path))
+        learnt, scored = (dataset.values("path", part.rows) for part in (chosen.train, chosen.test))
+        assert not set(learnt) & set(scored)
+        assert not dataset.is_copy(chosen.test).any()
+        assert dataset.is_copy(chosen.train).mean() == pytest.approx(2 / 3)
+        held_out += scored
+    assert sorted(held_out) == sorted(set(paths))
+
+
+def test_the_groups_of_a_dataset_decide_its_folds(tmp_path):
+    write_marked_dataset(tmp_path, num_examples={"train": 60})
+    names = [f"patient:{row // 20}" for row in range(60)]
+    with_columns(tmp_path, group=names)
+    assert (folds_of(tmp_path).reshape(3, 20).std(1) == 0).all()
+
+
+@pytest.mark.parametrize("names", [None, ["treated"] * 4])
+def test_a_table_of_an_old_release_whose_groups_are_not_ours_is_refused(tmp_path, names):
+    write_marked_dataset(tmp_path, num_examples={"train": 4})
+    with_columns(tmp_path, group=names or pa.nulls(4))
+    with pytest.raises(ConfigError, match=r"release before 1\.0\.0 .* build the dataset again"):
+        open_dataset(str(tmp_path))
+
+
+def test_folds_are_even_within_a_split_though_one_hash_decides_both():
+    names = [f"patient:{number}" for number in range(5000)]
+    places = splits.positions(hash_names(names), np.zeros(1, np.uint64))[0]
+    of_split = Groups(names=pa.array(names, pa.large_string()).filter(pa.array(places < 0.1)))
+    counts = np.bincount(patient_folds(of_split, 5))
+    assert counts == pytest.approx(np.full(5, 100), abs=30)
+
+
+# ---- the table of examples
+
+
+def test_rows_in_another_order_are_found_by_their_places_in_the_shards(tmp_path):
+    write_marked_dataset(tmp_path, num_examples={"train": 4, "val": 0, "test": 5})
+
+    def known():
+        columns = (values_in(tmp_path, name, "test", "train") for name in ("patient", "key"))
+        return *columns, groups_in(tmp_path, "test", "train").names
+
+    before = known()
+    path = tmp_path / "examples.parquet"
+    table = pq.read_table(path)
+    pq.write_table(table.take(pc.sort_indices(table, [("key", "ascending")])), path)
+    assert known() == before
+    assert before[0][:5] == ["test-0", "test-0", "test-1", "test-1", "test-2"]
+
+
+def _add_weights(path):
+    pq.write_table(pq.read_table(path).append_column("weight", pa.array([1.0] * 5)), path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: pq.write_table(pq.read_table(path).slice(1), path), "does not have one row"),
+        (lambda path: path.write_bytes(b"PAR1"), "cannot be read"),
+        (Path.unlink, "cannot be read"),
+        (_add_weights, ": the column weight no longer says how much an example counts"),
+    ],
+)
+def test_a_table_that_lacks_examples_or_weighs_them_is_refused(tmp_path, damage, message):
+    write_marked_dataset(tmp_path, num_examples={"test": 5})
+    damage(tmp_path / "examples.parquet")
+    with pytest.raises(ConfigError, match=rf"examples\.parquet ?{message}"):
+        open_dataset(str(tmp_path))

@@ -1,0 +1,323 @@
+"""What a run has seen: its table, and no claim on a page that the table does not prove."""
+
+import dataclasses
+import stat
+from pathlib import Path
+
+import numpy as np
+import pages
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from builds import build_here
+from dataset_factory import bare_manifest, change_column
+from image_files import scan_tree, scans_of, write_tree
+from marked_images import (
+    KERAS_ARRAY_WARNING,
+    metrics_of,
+    train,
+    trained_run,
+    write_marked_dataset,
+)
+
+from tfrecord_io.format.groups import Groups
+from train import evaluate
+from train.data.dataset import Dataset
+from train.data.seen import Seen, collect, expose, find_seen, read_seen
+
+pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
+
+SHARES = "--split_fractions=train=0.5,val=0.2,test=0.3"
+
+#: What no page may say unless the table proves it.
+CLAIMS = ("no image with", "no patient of", "held out", "other patients")
+
+
+def words(folder):
+    return pages.words((folder / "report.html").read_text())
+
+
+def rows_in(data, split):
+    rows = pq.read_table(data / "examples.parquet").to_pylist()
+    return [row for row in rows if row["split"] == split]
+
+
+def learned(data):
+    """The rows of what a run on a dataset is trained and validated on."""
+    return rows_in(data, "train") + rows_in(data, "val")
+
+
+def build(scans, output, *more):
+    return build_here(scans, output, "--splits=patient", SHARES, "--image_size=12", *more)
+
+
+def measure(run, data, output, *more):
+    words = [f"--model={run}", f"--data={data}", f"--output={output}", "--bootstrap_samples=0"]
+    return evaluate.main([*words, *more])
+
+
+scans = scans_of(lambda: scan_tree({"train": 40}, classes=("CNV", "NORMAL")))
+
+
+@pytest.fixture(scope="module")
+def data(scans, tmp_path_factory):
+    return build(scans, tmp_path_factory.mktemp("data") / "out")
+
+
+@pytest.fixture(scope="module")
+def other(scans, tmp_path_factory):
+    """The same scans in other splits."""
+    return build(scans, tmp_path_factory.mktemp("other") / "out", "--split_seed=1")
+
+
+trained = trained_run(epochs=1)
+
+
+# ---- the table
+
+
+def test_a_run_lists_what_it_was_trained_and_validated_on(data, trained):
+    table = pq.read_table(trained / "seen.parquet")
+    assert table.column_names == ["key", "pixels_xxh3", "group", "patient", "part"]
+    names = ("split", "key", "patient", "pixels_xxh3")
+    expected = [{name: row[name] for name in names} for row in learned(data)]
+    found = [
+        {name: row["part" if name == "split" else name] for name in names}
+        for row in table.to_pylist()
+    ]
+    assert found == expected
+    assert not list((trained / "export").rglob("seen*"))
+
+
+def dataset_of(*rows, fingerprint="theirs", side=64, **options):
+    """A dataset of which nothing is known but these rows of its table and its options."""
+    names = ("key", "pixels_xxh3", "group", "patient", "site")
+    columns = {name: pa.array([row.get(name) for row in rows], pa.string()) for name in names}
+    hashes = pa.array([row.get("perceptual_hash") for row in rows], pa.binary(32))
+    facts = {"image_shape": (side, side, 1), "options": options, "fingerprint": fingerprint}
+    return Dataset(
+        path="data",
+        manifest=bare_manifest(["CNV"], splits={}, **facts),
+        table=pa.table(columns | {"perceptual_hash": hashes}),
+        groups=Groups(names=columns["group"]),
+        measured=(),
+    )
+
+
+def seen_in(dataset):
+    """What a network has seen that was trained on all images of a dataset."""
+    return collect(dataset, {"train": np.arange(len(dataset.table))})
+
+
+def sees(seen_row, *rows):
+    return find_seen(seen_in(dataset_of(seen_row, fingerprint="ours")), dataset_of(*rows)).is_seen
+
+
+def exposed(theirs, ours):
+    """What is known of all images of a dataset, for a network that was trained on ours."""
+    seen = seen_in(ours)
+    found = find_seen(seen, theirs)
+    return expose(seen, theirs, np.arange(len(theirs.table)), found, is_measured=False)
+
+
+IN_LONDON = {"patient": "london/17", "site": "london"}
+
+
+@pytest.mark.parametrize(
+    ("seen_row", "row", "is_seen"),
+    [
+        ({"pixels_xxh3": "a"}, {"pixels_xxh3": "a"}, True),
+        ({"pixels_xxh3": "a"}, {"pixels_xxh3": "b"}, False),
+        ({"group": "study:1"}, {"group": "study:1"}, True),
+        ({"patient": "17"}, {"patient": "17"}, True),
+        ({"patient": None}, {"patient": None}, False),
+        (IN_LONDON, {"patient": "17"}, True),
+        ({"patient": "17"}, IN_LONDON, True),
+        (IN_LONDON, IN_LONDON, True),
+        (IN_LONDON, {"patient": "zurich/17", "site": "zurich"}, False),
+        ({"patient": "17", "site": "london"}, {"patient": "17", "site": "zurich"}, False),
+    ],
+)
+def test_a_patient_is_the_same_unless_both_sites_are_known_and_differ(seen_row, row, is_seen):
+    assert sees({"key": "1"} | seen_row, {"key": "2"} | row).tolist() == [is_seen]
+
+
+def test_the_others_of_a_group_of_which_one_image_was_seen_are_seen():
+    rows = [
+        {"key": "1", "pixels_xxh3": "a", "group": "patient:5"},
+        {"key": "2", "pixels_xxh3": "b", "group": "patient:5"},
+        {"key": "3", "pixels_xxh3": "c", "group": "patient:6"},
+    ]
+    assert sees({"key": "9", "pixels_xxh3": "a"}, *rows).tolist() == [True, True, False]
+
+
+def test_the_table_of_an_anonymous_dataset_is_its_owners_alone(tmp_path):
+    Seen().write(tmp_path / "seen.parquet", is_private=True)
+    assert stat.S_IMODE((tmp_path / "seen.parquet").stat().st_mode) == 0o600
+
+
+SCAN = {
+    "key": "1", "pixels_xxh3": "a", "group": "patient:5", "patient": "5",
+    "perceptual_hash": bytes(range(32)),
+}  # fmt: skip
+OTHER = SCAN | {"key": "2", "pixels_xxh3": "b", "group": "patient:6", "patient": "6"}
+#: Another picture than the scan.
+UNLIKE = OTHER | {"perceptual_hash": bytes(range(100, 132)), "group": "patient:7"}
+PIXELS, NEARLY, NAMES = (
+    "no image with the same pixels",
+    "no image with the same or nearly the same pixels",
+    "no patient of the same name",
+)
+
+
+@pytest.mark.parametrize(
+    ("row", "facts", "claims", "doubt"),
+    [
+        (UNLIKE, {}, (NEARLY, NAMES), None),
+        (UNLIKE | {"patient": None}, {}, (NEARLY,), "have no patient"),
+        (UNLIKE, {"side": 63}, (PIXELS, NAMES), "have no perceptual hash"),
+        (UNLIKE, {"anonymize": "code"}, (NEARLY,), "name patients in another way"),
+        (UNLIKE, {"group_regex": "x(.)"}, (NEARLY,), "name patients in another way"),
+        (UNLIKE | {"pixels_xxh3": None}, {}, (NAMES,), "have no hash of the pixels"),
+    ],
+)
+def test_a_page_claims_what_could_be_compared_and_doubts_the_rest(row, facts, claims, doubt):
+    found = exposed(dataset_of(row, **facts), dataset_of(SCAN, fingerprint="ours"))
+    assert (found.num_images, found.claims) == (0, claims)
+    assert (doubt or "None") in str(found.note)
+
+
+def test_of_unknown_weights_nothing_is_claimed():
+    seen = dataclasses.replace(seen_in(dataset_of(SCAN)), unknown="who knows")
+    theirs = dataset_of(UNLIKE)
+    found = expose(seen, theirs, np.array([0]), find_seen(seen, theirs), is_measured=False)
+    assert (found.claims, found.doubts[0]) == ((), "who knows")
+
+
+def test_a_copy_under_another_patient_number_is_seen_but_not_a_crowd_of_like_pictures():
+    copy = OTHER | {"perceptual_hash": bytes([7, *range(1, 32)])}
+    assert sees(SCAN, copy, UNLIKE).tolist() == [True, False]
+    crowd = [
+        SCAN | {"key": str(i), "perceptual_hash": bytes([i, *range(1, 32)])} for i in range(20)
+    ]
+    found = exposed(dataset_of(copy), dataset_of(*crowd, fingerprint="ours"))
+    assert (found.num_images, found.claims) == (0, (PIXELS, NAMES))
+    assert "1 of the images look like too many" in found.note
+
+
+def test_patients_of_whom_only_the_number_was_seen_may_be_of_another_hospital():
+    found = exposed(dataset_of(UNLIKE | {"patient": "5"}), dataset_of(SCAN, fingerprint="ours"))
+    assert (found.num_images, found.num_named) == (1, 1)
+    assert "if these are patients of another hospital" in found.advice
+
+
+# ---- evaluation
+
+
+def test_of_the_split_that_was_trained_on_nothing_is_left(trained, data, tmp_path, capsys):
+    assert measure(trained, data, tmp_path / "out", "--split=train") == 2
+    assert "nothing is left of split 'train'" in capsys.readouterr().err
+    assert measure(trained, data, tmp_path / "out", "--split=train", "--include_seen") == 0
+    found, num = metrics_of(tmp_path / "out"), len(rows_in(data, "train"))
+    assert (found["num_examples"], found["seen_images"]) == (num, num)
+    page = words(tmp_path / "out")
+    assert f"including {num} that it had seen before" in page.partition(". ")[0]
+    assert "watched during training" in page
+    assert not any(claim in page for claim in CLAIMS)
+
+
+def test_of_the_same_scans_in_other_splits_only_unseen_patients_are_measured(
+    trained, data, other, tmp_path, capsys
+):
+    pixels = {row["pixels_xxh3"] for row in learned(data)}
+    patients = {row["patient"] for row in learned(data)}
+    rows = rows_in(other, "test")
+    known = [row for row in rows if row["pixels_xxh3"] in pixels or row["patient"] in patients]
+    rest = len(rows) - len(known)
+    assert len(known) > 0 < rest
+    assert measure(trained, other, tmp_path) == 0
+    found, page = metrics_of(tmp_path), words(tmp_path)
+    assert found["num_examples"] == rest
+    assert found["seen_images"] == len(known)
+    assert found["seen_patients"] == len({row["patient"] for row in known})
+    said = capsys.readouterr().out
+    assert f"has seen {len(known)} of the {len(rows)} images" in said
+    assert "95 %" not in said
+    assert f"{len(known)} further images of {found['seen_patients']} patients were left out" in page
+    assert f"{PIXELS}, {NAMES}." in page
+
+
+def without_list(run, folder):
+    """Returns the folder with nothing but the export of a run."""
+    folder.mkdir()
+    (folder / "export").symlink_to(run / "export")
+    return folder
+
+
+def test_of_an_older_run_it_cannot_be_known(trained, other, tmp_path, capsys):
+    folder = without_list(trained, tmp_path / "older")
+    assert read_seen(folder).unknown
+    assert measure(folder, other, tmp_path / "out") == 0
+    assert "cannot be known" in capsys.readouterr().out
+    found, page = metrics_of(tmp_path / "out"), words(tmp_path / "out")
+    assert found["num_examples"] == len(rows_in(other, "test"))
+    assert any("cannot be known" in note for note in found["notes"])
+    assert "It cannot be known whether the network has seen" in page
+    assert not any(claim in page for claim in CLAIMS)
+
+
+def test_the_export_in_the_folder_of_a_run_has_seen_what_the_run_has(
+    trained, other, tmp_path, monkeypatch
+):
+    assert measure(trained, other, tmp_path / "run") == 0
+    assert measure(trained / "export", other, tmp_path / "export") == 0
+    of_run, of_export = (metrics_of(tmp_path / name) for name in ("run", "export"))
+    assert of_run["seen_images"] == of_export["seen_images"] > 0
+    assert of_run["notes"] == of_export["notes"]
+    monkeypatch.chdir(trained / "export")
+    assert len(read_seen(Path()).images) == len(read_seen(trained).images)
+
+
+def test_a_damaged_table_is_named(trained, other, tmp_path, capsys):
+    folder = without_list(trained, tmp_path / "run")
+    (folder / "seen.parquet").write_bytes(b"PAR1")
+    assert measure(folder, other, tmp_path / "out") == 2
+    assert "seen.parquet is damaged" in capsys.readouterr().err
+
+
+# ---- the page of a run
+
+
+def test_a_run_claims_what_its_table_proves(trained):
+    claim = f"with these {metrics_of(trained)['num_examples']} images"
+    assert claim in words(trained)
+    assert f"it had seen {PIXELS}, {NAMES}." in words(trained)
+    assert metrics_of(trained)["seen_images"] == 0
+
+
+def test_a_run_on_splits_that_share_patients_claims_nothing_and_says_how_many(tmp_path):
+    data = tmp_path / "data"
+    write_marked_dataset(data, num_examples={"train": 30, "test": 10})
+    # The first four test images are of two patients of the training split.
+    shared = {"test-0": "train-0", "test-1": "train-1"}
+    path = data / "examples.parquet"
+    change_column(path, "patient", lambda names: [shared.get(name, name) for name in names])
+    assert train(data, tmp_path / "run", epochs=1) == 0
+    found, page = metrics_of(tmp_path / "run"), words(tmp_path / "run")
+    assert (found["num_examples"], found["seen_images"], found["seen_patients"]) == (10, 4, 2)
+    assert "4 of these images, of 2 patients, show a picture or a patient" in page
+    assert not any(claim in page for claim in CLAIMS)
+
+
+@pytest.mark.slow
+def test_a_training_on_data_with_leaks_says_so_at_its_start_in_its_notes_and_on_its_page(
+    tmp_path, capsys
+):
+    files = scan_tree({"train": 12, "test": 4}, classes=("CNV", "NORMAL"))
+    data = build_here(write_tree(tmp_path / "scans", files), tmp_path / "data", "--image_size=12")
+    assert train(data, tmp_path / "run", epochs=1) == 0
+    alarm = "the dataset's audit says: 2 patients are in more than one split"
+    said = capsys.readouterr().out
+    assert said.index(f"warning: {alarm}") < said.index("epoch 1/1")
+    assert alarm in metrics_of(tmp_path / "run")["notes"]
+    assert alarm[1:] in words(tmp_path / "run")

@@ -1,0 +1,329 @@
+"""Training on several labels an image: the losses, and each command on a dataset that has them."""
+
+import csv
+
+import keras
+import numpy as np
+import pytest
+from answers import dataset_of, predictions_of, scores_of
+from marked_images import (
+    KERAS_ARRAY_WARNING,
+    evaluated,
+    history_of,
+    marked_data,
+    metrics_of,
+    picture_files,
+    predicted,
+    rows_of,
+    train,
+    train_on_jax,
+    trained_run,
+    write_marked_dataset,
+)
+from sklearn import metrics as sk_metrics
+
+from tfrecord_io.format.kinds import MULTI_LABEL as SEVERAL_LABELS
+from tfrecord_io.reading.mapped import MappedDataset
+from train.data.dataset import open_dataset
+from train.kinds.classes import CLASSES
+from train.kinds.measures import expected_calibration_error
+from train.kinds.multi_label import MULTI_LABEL
+from train.kinds.registry import task_of
+from train.results.bootstrap import examples_behind
+from train.results.predictions import read_predictions, write_predictions
+from train.results.saliency import find_mistakes
+
+pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
+
+NAMES = ("fluid", "mass", "scar")
+
+
+def some_predictions(num_examples=60, seed=0):
+    generator = np.random.default_rng(seed)
+    truths = generator.random((num_examples, 3)) < (0.5, 0.3, 0.1)
+    logits = 2.0 * truths - 1 + generator.normal(size=truths.shape)
+    return (1 / (1 + np.exp(-logits))).astype(np.float32), truths
+
+
+# ---- the task
+
+
+@pytest.mark.parametrize("task", [CLASSES, MULTI_LABEL])
+def test_a_task_is_that_of_its_kind_and_its_activation_undoes_the_logits_of_probabilities(task):
+    assert task_of(task.kind) is task
+    logits = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+    probabilities = task.activation()(logits)
+    again = task.activation()(task.logits_of(probabilities))
+    np.testing.assert_allclose(np.asarray(again), np.asarray(probabilities), atol=1e-6)
+    cooled = task.activation()(task.logits_of(probabilities) / 1.7)
+    expected = task.cool(np.asarray(probabilities), 1.7)
+    np.testing.assert_allclose(np.asarray(cooled), expected, atol=1e-6)
+
+
+def test_the_loss_of_several_labels_is_the_mean_binary_cross_entropy():
+    _, truths = some_predictions()
+    labels = truths.astype(np.float32)
+    logits = np.random.default_rng(1).normal(size=labels.shape).astype(np.float32) * 3
+    weights = ((1.0, 1.0),) * 3
+    learnt, reported, right = map(np.asarray, MULTI_LABEL.losses(labels, logits, weights, 0.2))
+
+    def expected(labels):
+        entropies = keras.ops.binary_crossentropy(labels, logits, from_logits=True)
+        return np.asarray(entropies).mean(-1)
+
+    np.testing.assert_allclose(reported, expected(labels), rtol=1e-4)
+    np.testing.assert_allclose(learnt, expected(labels * 0.8 + 0.1), rtol=1e-4)
+    np.testing.assert_allclose(right, ((logits >= 0) == truths).mean(-1))
+
+
+def test_a_sure_answer_has_a_finite_loss_and_positives_and_negatives_have_their_weights():
+    labels, logits = np.array([[1, 0, 0]], np.float32), np.array([[-200, 200, 0]], np.float32)
+    learnt, reported, _ = MULTI_LABEL.losses(labels, logits, ((1, 5), (3, 1), (2, 1)), 0.0)
+    assert float(reported[0]) == pytest.approx((200 + 200 + np.log(2)) / 3)
+    assert float(learnt[0]) == pytest.approx((5 * 200 + 3 * 200 + 2 * np.log(2)) / 3)
+
+
+def test_the_rarer_side_of_a_label_weighs_more_and_all_weigh_one_on_average():
+    for (without, with_label), count in zip(
+        MULTI_LABEL.class_weights((50, 10, 0), 100, 1.0), (50, 10, 0), strict=True
+    ):
+        assert (without * (100 - count) + with_label * count) / 100 == pytest.approx(1)
+        assert with_label == pytest.approx(without * (100 - count) / count if count else 0)
+    assert MULTI_LABEL.class_weights((50, 10), 100, 0.0) == ((1, 1), (1, 1))
+
+
+def test_the_temperature_of_several_labels_is_that_of_their_logits():
+    generator = np.random.default_rng(0)
+    logits = np.clip(generator.normal(size=(3000, 2)) * 2, -6, 6)
+    truths = generator.random(logits.shape) < 1 / (1 + np.exp(-logits))
+    too_sure = 1 / (1 + np.exp(-2.5 * logits))
+    assert MULTI_LABEL.fit_temperature(too_sure, truths) == pytest.approx(2.5, rel=0.1)
+    np.testing.assert_allclose(MULTI_LABEL.cool(too_sure, 2.5), 1 / (1 + np.exp(-logits)))
+
+
+def test_a_probability_that_is_rounded_to_one_is_cooled_as_the_export_does_it():
+    probabilities = np.array([[1.0, 1e-30, 0.5]], np.float32)
+    exported = MULTI_LABEL.activation()(MULTI_LABEL.logits_of(probabilities) / 4.0)
+    cooled = MULTI_LABEL.cool(probabilities, 4.0)
+    np.testing.assert_allclose(cooled, np.asarray(exported), atol=1e-5)
+    # A sure answer that is wrong weighs as one with the least probability, not more.
+    truths = np.arange(400)[:, None] % 20 > 0
+    sure = np.full((400, 1), 0.95, np.float32)
+    sure[0], nearly = 1.0, sure.copy()
+    nearly[0] = 1 - 1e-7
+    fitted = [MULTI_LABEL.fit_temperature(rows, truths) for rows in (sure, nearly)]
+    assert fitted[0] == pytest.approx(fitted[1], rel=0.01)
+
+
+# ---- the measures
+
+
+def test_the_measures_of_labels_are_those_of_scikit_learn():
+    probabilities, truths = some_predictions()
+    found = scores_of(probabilities, truths, NAMES, task=MULTI_LABEL)
+    called = probabilities >= 0.5
+    areas, precisions = [], []
+    for index, name in enumerate(NAMES):
+        truth, ranking = truths[:, index], probabilities[:, index]
+        areas.append(sk_metrics.roc_auc_score(truth, ranking))
+        precisions.append(sk_metrics.average_precision_score(truth, ranking))
+        assert found[f"auc/{name}"] == pytest.approx(areas[-1])
+        assert found[f"average_precision/{name}"] == pytest.approx(precisions[-1])
+        recall = sk_metrics.recall_score(truth, called[:, index])
+        assert found[f"sensitivity/{name}"] == pytest.approx(recall)
+    assert found["macro_auc"] == pytest.approx(np.mean(areas))
+    assert found["macro_average_precision"] == pytest.approx(np.mean(precisions))
+    assert found["accuracy"] == pytest.approx((called == truths).mean())
+    assert found["brier"] == pytest.approx(np.square(probabilities - truths).mean())
+    choices, right = MULTI_LABEL.choices(probabilities, truths)
+    is_right, ones = choices.argmax(-1) == right, np.ones(len(right))
+    error = expected_calibration_error(choices.max(-1)[:, None], is_right[:, None], ones)
+    assert found["ece"] == pytest.approx(error)
+
+
+def test_names_that_a_spreadsheet_would_take_for_formulas_are_read_again(tmp_path):
+    probabilities, truths = some_predictions()
+    names = ("mass", "+fluid", "=scar")
+    found = predictions_of(probabilities, truths, names, MULTI_LABEL)
+    write_predictions(tmp_path, found)
+    with (tmp_path / "predictions.csv").open(newline="") as file:
+        header, *rows = csv.reader(file)
+    labels = SEVERAL_LABELS.vectors([row[3] for row in rows], header[-3:])
+    np.testing.assert_array_equal(MULTI_LABEL.truths(labels), truths)
+
+
+def test_predictions_are_written_a_row_an_example_without_formulas_and_read_in_full_precision(
+    tmp_path,
+):
+    probabilities = np.array([[1e-9, 1 - 1e-7], [2 / 3, 1 / 3]], np.float32)
+    dataset = dataset_of(2, ["p", None], path=["=x.png", "y.png"])
+    written = predictions_of(probabilities, [1, 1], ("=A", "B"), dataset=dataset)
+    write_predictions(tmp_path, written)
+    assert (tmp_path / "predictions.csv").read_text().splitlines() == [
+        "key,path,patient,label,predicted,'=A,B",
+        "k0,'=x.png,p,B,B,0.000000,1.000000",
+        "k1,y.png,,B,'=A,0.666667,0.333333",
+    ]
+    keys, read, truths = read_predictions(tmp_path)
+    assert keys.tolist() == ["k0", "k1"]
+    assert (read == probabilities).all()
+    assert truths.tolist() == [1, 1]
+
+
+def test_a_label_that_no_image_has_is_left_out_of_the_means_and_rests_on_no_patient():
+    probabilities, truths = some_predictions()
+    truths[:, 2] = False
+    found = scores_of(probabilities, truths, NAMES, task=MULTI_LABEL)
+    assert np.isnan(found["auc/scar"])
+    assert found["macro_auc"] == pytest.approx((found["auc/fluid"] + found["auc/mass"]) / 2)
+    groups = np.arange(len(truths)) // 2
+    behind = examples_behind(MULTI_LABEL.views(NAMES), truths, groups)
+    assert not behind["sensitivity/scar"].any()
+    assert not behind["auc/scar"].any()
+    assert behind["specificity/scar"].tolist() == [2] * 30
+
+
+def test_the_worst_mistakes_about_labels_come_first():
+    probabilities = np.array([[0.9, 0.1], [0.4, 0.02], [0.2, 0.8]])
+    truths = np.array([[False, False], [True, True], [False, True]])
+    found = MULTI_LABEL.mistakes(predictions_of(probabilities, truths, ("mass", "scar")), most=2)
+    assert [(one.place, one.output, one.true, one.predicted) for one in found] == [
+        (1, 1, "scar", "no scar"),
+        (0, 0, "no mass", "mass"),
+    ]
+    assert [one.probability for one in found] == pytest.approx([0.98, 0.9])
+
+
+def test_the_map_of_a_label_that_was_missed_shows_what_speaks_against_it(data):
+    """The likeliest label of the image, and the place that speaks for it, are others."""
+    dataset = open_dataset(str(data))
+    rows = dataset.part("test").rows
+    images, labels = dataset.stored[rows]
+    truths = MULTI_LABEL.truths(labels)
+    probabilities = np.where(truths, 0.9, 0.1)
+    probabilities[5] = np.where(truths[5], 0.2, 0.7)
+
+    def predict(images):
+        bright = images[:, 2, 3, 0] / 255
+        return np.stack([1 - bright, bright / 4, bright / 5], axis=-1)
+
+    found = find_mistakes(
+        predict,
+        predictions_of(probabilities, truths, NAMES, MULTI_LABEL, dataset=dataset, rows=rows),
+    )
+    image = images[5]
+    rises = image.mean() > image[2, 3, 0]  # of the brightness, where the patch covers it
+    for mistake in found:
+        goes_with_brightness = mistake.answer.output > 0
+        lowers = (rises != goes_with_brightness) != mistake.answer.predicted.startswith("no ")
+        assert (mistake.drops[2, 3] > 0) == lowers
+    assert {mistake.answer.predicted[:3] == "no " for mistake in found} == {True, False}
+
+
+# ---- the commands
+
+
+data = marked_data(
+    {"train": 120, "val": 24, "test": 40}, label_names=NAMES, label_kind=SEVERAL_LABELS
+)
+
+
+finished = trained_run(epochs=12)
+
+
+def test_a_network_learns_several_labels_and_each_is_measured(finished):
+    measured = metrics_of(finished)
+    assert measured["label_kind"] == "multi_label"
+    assert measured["scores"]["macro_auc"]["value"] > 0.95
+    assert measured["scores"]["macro_average_precision"]["value"] > 0.95
+    assert set(measured["scores"]) == {
+        "accuracy", "ece", "brier", "macro_auc", "macro_average_precision",
+        *(f"{measure}/{name}" for name in NAMES
+          for measure in ("sensitivity", "specificity", "auc", "average_precision",
+                          "calibration_slope", "calibration_intercept")),
+    }  # fmt: skip
+    assert set(measured["label_counts"]) == set(measured["confusion_matrices"]) == set(NAMES)
+    assert all(sum(map(sum, m)) == 40 for m in measured["confusion_matrices"].values())
+    assert [entry["view"] for entry in measured["thresholds"]] == list(NAMES)
+    assert measured["calibration"]["fitted_on"] == "val"
+    assert measured["bootstrap_by"] == "patient"
+    history = history_of(finished)
+    assert history[-1]["val_loss"] < 0.5 * history[0]["val_loss"]
+    assert 0.9 < history[-1]["accuracy"] <= 1
+    page = (finished / "report.html").read_text()
+    for phrase in ("answers, one for each label of each image.", "Answers for each label",
+                   "average precision", "in 3 labels"):  # fmt: skip
+        assert phrase in page
+    plots = {path.name for path in (finished / "plots").iterdir()}
+    assert plots == {"curves.svg", "reliability.svg", "roc.svg"}
+
+
+def test_the_table_of_predictions_has_a_probability_for_each_label_and_names_joined(finished, data):
+    rows = rows_of(finished)
+    assert list(rows[0]) == ["key", "path", "patient", "label", "predicted", *NAMES]
+    dataset = MappedDataset(data, "test")
+    labels = MULTI_LABEL.truths(dataset.labels(range(len(dataset))))
+    assert [row["label"] for row in rows] == MULTI_LABEL.texts(labels, NAMES)
+    for row in rows:
+        called = [name for name in NAMES if float(row[name]) >= 0.5]
+        assert row["predicted"] == ("|".join(called) or "none")
+    assert len({row["predicted"] for row in rows}) > 3
+
+
+def test_predict_says_what_was_reported_a_probability_for_each_label(
+    finished, data, tmp_path, capsys
+):
+    found = predicted(capsys, finished, *picture_files(data, tmp_path))
+    assert list(found[0]) == ["path", "predicted", *NAMES, "reject", "above_threshold"]
+    for row, reported in zip(found, rows_of(finished), strict=False):
+        assert row["predicted"] == reported["predicted"]
+        assert [float(row[name]) for name in NAMES] == [float(reported[name]) for name in NAMES]
+
+
+def test_another_dataset_may_have_some_of_the_labels_in_another_order(finished, tmp_path, capsys):
+    other = tmp_path / "other"
+    names, num_examples = ("scar", "fluid"), {"train": 4, "test": 30}
+    write_marked_dataset(other, num_examples, label_names=names, label_kind=SEVERAL_LABELS)
+    output = tmp_path / "measured"
+    assert evaluated(finished, other, f"--output={output}") == 0
+    assert list(rows_of(output)[0])[5:] == list(names)
+    measured = metrics_of(output)
+    truths = [row["label"].split("|") for row in rows_of(output)]
+    assert measured["label_counts"] == {
+        name: sum(name in labels for labels in truths) for name in names
+    }
+    page = (output / "report.html").read_text()
+    assert "Beside the training run" in page
+
+
+def test_labels_that_the_model_does_not_know_and_classes_are_refused(finished, tmp_path, capsys):
+    for names, kind, message in (
+        (("fluid", "tumour"), SEVERAL_LABELS, "--label_columns of these names"),
+        (NAMES, CLASSES.kind, "learned the kind multi_label"),
+    ):
+        folder = tmp_path / kind.name
+        write_marked_dataset(folder, num_examples={"test": 8}, label_names=names, label_kind=kind)
+        assert evaluated(finished, folder) == 2
+        assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_cross_validation_measures_every_label(data, tmp_path):
+    workdir = tmp_path / "folds"
+    assert train(data, workdir, epochs=2, folds=2, seeds=2) == 0
+    # A fold holds the same patients for every seed, and another seed learns something else.
+    first, second = (rows_of(workdir / f"seed-{seed}" / "fold-0") for seed in (1, 2))
+    assert [row["key"] for row in first] == [row["key"] for row in second]
+    assert [row["mass"] for row in first] != [row["mass"] for row in second]
+    measured = metrics_of(workdir)
+    assert (measured["num_images"], measured["num_examples"]) == (144, 144)
+    assert measured["spread"]["macro_auc"]["std_over_seeds"] is not None
+    assert "auc/mass" in measured["folds"][0]["scores"]
+    assert measured["calibration"]["temperature"] > 0
+    assert "cross-validation" in (workdir / "report.html").read_text()
+
+
+@pytest.mark.slow
+def test_jax_learns_several_labels(data, tmp_path):
+    measured = train_on_jax(data, tmp_path / "run", epochs=30)
+    assert measured["scores"]["auc/mass"]["value"] > 0.9

@@ -1,0 +1,81 @@
+import json
+
+import pytest
+
+from train.machine import devices
+from train.machine.devices import DeviceOptions, Devices
+from train.machine.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("kind", "gpus", "expected"),
+    [
+        ("auto", None, ("A", "B", "C")),
+        ("mirrored", None, ("A", "B", "C")),
+        ("single", None, ("A",)),
+        ("auto", 2, ("A", "B")),
+        ("auto", 1, ("A",)),
+        ("auto", 4, "--gpus 4: there are 3 devices"),
+        ("single", 2, "--gpus says 2"),
+    ],
+)
+def test_devices_are_chosen_as_asked(kind, gpus, expected):
+    options = DeviceOptions(strategy=kind, gpus=gpus)
+    if isinstance(expected, tuple):
+        assert devices._chosen(("A", "B", "C"), options) == expected
+    else:
+        with pytest.raises(ConfigError, match=expected):
+            devices._chosen(("A", "B", "C"), options)
+
+
+def test_replicas_are_counted_over_workers():
+    devices = Devices(backend="tensorflow", names=("GPU:0", "GPU:1"), num_workers=3, worker_index=1)
+    assert (devices.num_local_replicas, devices.num_replicas) == (2, 6)
+    assert not devices.is_chief
+
+
+def test_tf_config_means_several_workers(monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", "{}")
+    assert DeviceOptions().kind == "multi_worker"
+    assert DeviceOptions(strategy="single").kind == "single"
+    monkeypatch.delenv("TF_CONFIG")
+    assert DeviceOptions().kind == "auto"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, r"TF_CONFIG does not describe a cluster \(KeyError\('cluster'"),
+        ('{"cluster": {"worker": ["a:1"]}}', "'task'.*such as TF_CONFIG="),
+        ("no json", "does not describe a cluster"),
+        (
+            json.dumps({"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}),
+            "not one of 1 workers",
+        ),
+    ],
+)
+def test_a_wrong_tf_config_is_explained(monkeypatch, text, message):
+    if text is None:
+        monkeypatch.delenv("TF_CONFIG", raising=False)
+    else:
+        monkeypatch.setenv("TF_CONFIG", text)
+    with pytest.raises(ConfigError, match=message):
+        devices.configure_devices(DeviceOptions(strategy="multi_worker"))
+
+
+def test_the_cpu_alone_is_one_replica_in_float32():
+    found = devices.configure_devices(DeviceOptions(strategy="single"))
+    assert found.num_replicas == 1
+    assert found.is_chief
+    assert not found.on_gpu
+    assert found.best_precision == "float32"
+    assert not found.best_jit_compile
+
+
+def test_devices_cannot_be_set_up_too_late():
+    import tensorflow as tf
+
+    tf.config.list_logical_devices()  # opens them
+    num_devices = len(tf.config.list_logical_devices("CPU"))
+    with pytest.raises(ConfigError, match="too late"):
+        devices.configure_devices(DeviceOptions(cpu_devices=num_devices + 1))

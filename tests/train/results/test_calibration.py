@@ -1,0 +1,229 @@
+import dataclasses
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from answers import dataset_of, predictions_of
+from hypothesis import given
+from hypothesis import strategies as st
+from marked_images import OCT_NAMES
+
+from tfrecord_io.format.groups import Groups
+from train.kinds.classes import CLASSES
+from train.kinds.measures import called_rates, expected_calibration_error
+from train.kinds.multi_label import MULTI_LABEL
+from train.machine.errors import ConfigError
+from train.results import thresholds
+
+
+def softmax(logits):
+    powers = np.exp(logits - logits.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)
+
+
+def fit_temperature(logits, labels):
+    return CLASSES.fit_temperature(softmax(logits), labels)
+
+
+def drawn_from(logits, seed):
+    """Labels that follow the probabilities of logits, so that their temperature is 1."""
+    generator = np.random.default_rng(seed)
+    return np.array([generator.choice(len(row), p=row) for row in softmax(logits)])
+
+
+@pytest.mark.parametrize("num_examples", [3, 40, 9000])  # and more than are in memory at once
+def test_no_temperature_of_a_fine_grid_is_better(num_examples):
+    logits = np.random.default_rng(2).normal(size=(num_examples, 3)) * 4
+    labels = drawn_from(logits / 2, 3)
+    found = fit_temperature(logits, labels)
+
+    def loss(temperature):
+        of_truth = softmax(logits / temperature)[np.arange(num_examples), labels]
+        return -np.log(of_truth).sum() + 2 * (1 / temperature - 1 + np.log(temperature))
+
+    grid = np.geomspace(0.25, 4, 401)
+    assert loss(found) <= min(map(loss, grid)) + 1e-9
+
+
+def test_few_right_answers_are_no_proof_and_a_temperature_stays_in_range():
+    logits, labels = np.eye(4) * 3, np.arange(4)
+    assert 0.5 < fit_temperature(logits, labels) < 1
+    assert 0.25 <= fit_temperature(np.tile(logits, (1000, 1)), np.tile(labels, 1000)) < 0.5
+    # Always sure and wrong.
+    found = fit_temperature(np.tile([[9.0, 0.0]], (500, 1)), np.ones(500, int))
+    assert 4 * (1 - 1e-4) < found <= 4
+    # Without anything to fit, the probabilities stay as they are.
+    assert fit_temperature(np.zeros((0, 4)), np.zeros(0, int)) == pytest.approx(1)
+    assert fit_temperature(np.zeros((9, 1)), np.zeros(9, int)) == pytest.approx(1)
+
+
+@given(seed=st.integers(0, 99), temperature=st.floats(0.25, 4))
+def test_applying_a_temperature_is_dividing_the_logits_by_it(seed, temperature):
+    logits = np.random.default_rng(seed).normal(size=(5, 4)) * 3
+    applied = CLASSES.cool(softmax(logits), temperature)
+    np.testing.assert_allclose(applied, softmax(logits / temperature), atol=1e-12)
+    sure = CLASSES.cool(np.array([[1, 0, 0]], np.float32), temperature)
+    assert sure.dtype == np.float32
+    assert sure[0].tolist() == [1, pytest.approx(0, abs=1e-8), pytest.approx(0, abs=1e-8)]
+
+
+def test_calibration_says_what_the_temperature_changed_on_the_evaluated_split():
+    logits = np.random.default_rng(0).normal(size=(800, 4)) * 2
+    labels = drawn_from(logits, 1)
+    sure = softmax(logits * 3)
+    cooled = predictions_of(CLASSES.cool(sure, 3.0), labels, uncalibrated=sure)
+    part = thresholds.describe_calibration(cooled, 3.0)
+    assert part["temperature"] == 3.0
+    is_correct = sure.argmax(-1) == labels
+    confidences = sure.max(-1, keepdims=True)
+    before = expected_calibration_error(confidences, is_correct[:, None], np.ones(800))
+    assert part["ece_before"] == pytest.approx(before, abs=1e-6)
+    assert part["ece_after"] < 0.05 < part["ece_before"]
+
+
+@given(
+    seed=st.integers(0, 999), wanted=st.sampled_from([0.05, 0.29, 0.8, 0.95, 1.0]),
+    num_values=st.integers(1, 30),
+)  # fmt: skip
+def test_no_larger_threshold_would_do(seed, wanted, num_values):
+    generator = np.random.default_rng(seed)
+    ranking = generator.integers(1, num_values + 1, size=40) / num_values
+    is_positive = generator.random(40) < 0.5
+    is_positive[0] = True
+    threshold = thresholds.threshold_for_sensitivity(ranking, is_positive, wanted)
+    ones = np.ones(40)
+
+    def sensitivity(at):
+        return float(called_rates(ranking >= at, is_positive, ones)["sensitivity"])
+
+    assert sensitivity(threshold) >= wanted - 1e-9
+    # Halfway: rounding moves nobody across it.
+    assert sensitivity(threshold + 0.01) == sensitivity(threshold - 0.01)
+    above = np.unique(ranking[ranking > threshold])[1:]
+    assert not len(above) or sensitivity(above.min()) < wanted
+    assert thresholds.threshold_for_sensitivity(ranking, ~is_positive & is_positive, 0.9) is None
+
+
+@pytest.mark.parametrize(("wanted", "num_called"), [(0.29, 29), (0.07, 7)])
+def test_rounding_does_not_cost_a_positive(wanted, num_called):
+    # 0.29 * 100 is 28.999999999999996, and 0.07 * 100 is 7.000000000000001.
+    ranking = np.arange(100) / 100
+    threshold = thresholds.threshold_for_sensitivity(ranking, ranking >= 0, wanted)
+    assert (ranking >= threshold).sum() == num_called
+
+
+def three_classes(num_examples, seed=0):
+    """Answers that are mostly right, on images of which none is NORMAL."""
+    generator = np.random.default_rng(seed)
+    labels = generator.integers(3, size=num_examples)
+    logits = np.eye(4)[labels] * 2 + generator.normal(size=(num_examples, 4))
+    return predictions_of(softmax(logits).astype(np.float32), labels)
+
+
+def measured_thresholds(val, test, patients=None, groups=None, **options):
+    chosen = thresholds.choose_thresholds(val, 0.9)
+    options = {"prevalences": {}, "num_samples": 20, "seed": 0} | options
+    dataset = dataset_of(len(test.truths), patients)
+    dataset = dataclasses.replace(dataset, groups=groups or dataset.groups)
+    test = dataclasses.replace(test, dataset=dataset)
+    return thresholds.measure_thresholds(chosen, test, **options)
+
+
+def counts(reached):
+    return reached["num_positives"], reached["num_negatives"]
+
+
+def test_thresholds_are_chosen_on_validation_and_measured_on_test():
+    val, test = three_classes(80), three_classes(120, seed=1)
+    patients = [str(index // 3) for index in range(120)]
+    found = measured_thresholds(val, test, patients=patients, num_samples=50)
+    assert json.loads(json.dumps(found)) == found
+    assert [entry["view"] for entry in found] == ["urgent", "CNV", "DME", "DRUSEN"]
+    for entry in found:
+        assert entry["val"]["sensitivity"] >= 0.9
+        reached = entry["test"]["sensitivity"]
+        assert reached["low"] <= reached["value"] <= reached["high"]
+    # A doctor who applies the written threshold to the written probabilities gets these figures.
+    urgent, is_urgent = found[0], test.truths < 2
+    called = test.probabilities[:, :2].astype(np.float64).sum(-1) >= urgent["threshold"]
+    assert urgent["test"]["sensitivity"]["value"] == pytest.approx(
+        (called & is_urgent).sum() / is_urgent.sum(), abs=1e-6
+    )
+    assert urgent["test"]["num_positives"] == is_urgent.sum()
+    # A patient has three images, any of which decides.
+    of_patient, called_patient = (x.reshape(40, 3).any(1) for x in (is_urgent, called))
+    by_patient = urgent["test_by_patient"]
+    assert by_patient["num_positives"] == of_patient.sum()
+    assert by_patient["specificity"]["value"] == pytest.approx(
+        (~called_patient & ~of_patient).sum() / (~of_patient).sum(), abs=1e-6
+    )
+
+
+def test_images_of_unknown_patients_count_as_images_alone():
+    found = measured_thresholds(three_classes(80), three_classes(9), [*"aaabbbb", None, None])
+    assert {sum(counts(entry["test"])) for entry in found} == {9}
+    assert {sum(counts(entry["test_by_patient"])) for entry in found} == {2}
+    found = measured_thresholds(three_classes(80), three_classes(9))
+    assert "test_by_patient" not in found[0]
+
+
+def test_patients_of_one_group_count_alone_and_vary_together():
+    val, test, patients = three_classes(80), three_classes(60), [str(n // 3) for n in range(60)]
+    one = Groups(names=pa.array(["patient:0"] * 60, pa.large_string()))
+    apart, together = (
+        measured_thresholds(val, test, patients, groups)[0] for groups in (None, one)
+    )
+    alone = apart["test_by_patient"]["sensitivity"]
+    joined = together["test_by_patient"]["sensitivity"]
+    assert joined == {"value": alone["value"], "low": None, "high": None}
+    assert alone["low"] is not None
+
+
+def test_predictive_values_follow_from_the_prevalence_and_not_from_the_share_of_these_images():
+    (urgent, cnv, *_) = measured_thresholds(
+        three_classes(80), three_classes(90), prevalences={"CNV": 0.02}
+    )
+    assert "ppv" not in urgent["test"]
+    rates = {name: cnv["test"][name]["value"] for name in ("sensitivity", "specificity")}
+    # Of 10,000 people 200 have it.
+    found, alarms = 200 * rates["sensitivity"], 9800 * (1 - rates["specificity"])
+    assert cnv["test"]["ppv"]["value"] == pytest.approx(found / (found + alarms), abs=1e-5)
+    left, missed = 9800 * rates["specificity"], 200 * (1 - rates["sensitivity"])
+    assert cnv["test"]["npv"]["value"] == pytest.approx(left / (left + missed), abs=1e-5)
+    assert cnv["test"]["ppv"]["low"] <= cnv["test"]["ppv"]["value"] <= cnv["test"]["ppv"]["high"]
+
+
+def test_exported_thresholds_are_read_as_they_were_chosen(tmp_path):
+    chosen = thresholds.choose_thresholds(three_classes(80), 0.9)
+    (tmp_path / thresholds.FILE_NAME).write_text(json.dumps(chosen))
+    assert thresholds.read_thresholds(tmp_path, OCT_NAMES) == chosen
+    above = thresholds.views_above(chosen, np.eye(4)[[0, 3]], OCT_NAMES)
+    assert above == [["urgent", "CNV"], []]
+    assert thresholds.read_thresholds(tmp_path / "none", OCT_NAMES) == []
+    assert thresholds.views_above([], np.eye(4)[:2], OCT_NAMES) == [None, None]
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["{", "[1]", '{"a": 1}', '[{"view": "CNV", "labels": ["X"], "threshold": 0.5}]',
+     '[{"view": "CNV", "labels": ["CNV"], "threshold": NaN}]'],
+)  # fmt: skip
+def test_a_damaged_file_of_thresholds_is_refused_by_name(tmp_path, content):
+    (tmp_path / "thresholds.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"thresholds\.json does not hold thresholds"):
+        thresholds.read_thresholds(tmp_path, OCT_NAMES)
+
+
+@pytest.mark.parametrize(
+    ("task", "num_labels", "num_views"),
+    [(CLASSES, 1, 0), (CLASSES, 2, 2), (CLASSES, 40, 40), (CLASSES, 41, 0), (MULTI_LABEL, 1, 1)],
+)
+def test_each_label_has_a_view_unless_they_are_very_many(task, num_labels, num_views):
+    names = tuple(f"label {index}" for index in range(num_labels))
+    truths = np.arange(num_labels) if task is CLASSES else np.eye(num_labels) > 0
+    answers = predictions_of(np.full((num_labels, num_labels), 0.5), truths, names, task)
+    found = thresholds.choose_thresholds(answers, 0.9)
+    assert [entry["labels"] for entry in found] == [[name] for name in names[:num_views]]
+    # Only the classes of the OCT dataset have a view that is a sum of others.
+    assert len(task.views(OCT_NAMES)) == 4 + (task is CLASSES)

@@ -1,0 +1,334 @@
+import numpy as np
+import pytest
+import scipy.stats
+from answers import certain, dataset_of, measured, measured_as, predictions_of
+from hypothesis import given
+from hypothesis import strategies as st
+from marked_images import OCT_NAMES
+from sklearn import metrics as sk_metrics
+
+from train.kinds import words
+from train.kinds.classes import CLASSES
+from train.kinds.task import require_numbers
+from train.kinds.words import known
+from train.machine.errors import TrainingError
+from train.results import metrics as measures
+
+
+def measured_labels(labels, predicted=None, names=OCT_NAMES, **arguments):
+    """Returns the measures of sure answers; without `predicted`, of right ones."""
+    labels = np.asarray(labels)
+    given = labels if predicted is None else predicted
+    return measured(certain(given, len(names)), labels, names, **arguments)
+
+
+def describe(result, **entries):
+    """Returns what the terminal says of measures."""
+    found = {"split": "test", "best_epoch": 1} | result | entries
+    return words.describe(CLASSES, found)
+
+
+def test_what_is_not_defined_is_none_not_a_number():
+    result = measured_labels([0, 0, 1, 1])
+    assert result["scores"]["sensitivity/DRUSEN"] == {"value": None, "low": None, "high": None}
+    assert result["scores"]["auc/NORMAL"]["value"] is None
+    assert result["bootstrap_by"] == "image"
+
+
+FOUR, SOME = np.arange(80) % 4, np.repeat([0, 1, 2], [24, 4, 30])
+PAIRS = [str(index // 2) for index in range(80)]
+
+
+@pytest.mark.parametrize(
+    ("labels", "patients", "by", "beginning"),
+    [
+        (FOUR, PAIRS, "patient", None),
+        ([0, 1, 2, 3], ["p"] * 4, "patient", "all images are of one patient, so there are no"),
+        (FOUR, [str(index // 16) for index in range(80)], "patient", "the intervals rest on 5 p"),
+        (SOME, PAIRS[:58], "patient", "fewer than 10 patients are behind the figures of DME (2)"),
+        (SOME, None, "image", "fewer than 10 images are behind the figures of DME (4)"),
+        ([0, 1, 2] * 10, None, "image", "there is no image of NORMAL;"),
+        (FOUR, [None, *PAIRS[1:]], "group", "the patient of 1 of 80 images is unknown, so they"),
+    ],
+)
+def test_what_limits_the_figures_is_noted(labels, patients, by, beginning):
+    result = measured_labels(labels, patients=patients)
+    assert result["bootstrap_by"] == by
+    # An unknown patient is that of one image, and leaves the others their groups.
+    of_images = [None] * len(labels) if patients is None else patients
+    num_patients, num_unknown = len({*of_images} - {None}), of_images.count(None)
+    assert (result["num_patients"] or 0) == num_patients
+    assert result["num_groups"] == num_patients + num_unknown
+    assert (result["scores"]["accuracy"]["low"] is None) == (result["num_groups"] == 1)
+    if beginning is None:
+        assert result["notes"] == []
+    else:
+        assert any(note.startswith(beginning) for note in result["notes"])
+
+
+def test_a_class_of_one_patient_has_no_interval():
+    labels = np.array([3] * 8 + [0] * 30)
+    groups = ["single"] * 8 + [str(index) for index in range(30)]
+    predicted = np.where(np.arange(38) % 5 == 0, 1, labels)
+    result = measured_labels(labels, predicted, patients=groups)
+    assert result["scores"]["sensitivity/NORMAL"]["value"] == pytest.approx(6 / 8)
+    assert result["scores"]["sensitivity/NORMAL"]["low"] is None
+    assert result["scores"]["sensitivity/CNV"]["low"] is not None
+    assert "fewer than 10 patients are behind the figures of NORMAL (1)" in result["notes"]
+
+
+@pytest.mark.parametrize(("num_wrong", "reach"), [(0, 1e-6), (1, 0.05), (30, 1e-6)])
+def test_a_share_of_few_images_has_about_the_exact_binomial_interval(num_wrong, reach):
+    # Percentiles would end at 100 %, because a third of the draws has no mistake.
+    labels = np.repeat([0, 3], 30)
+    predicted = np.where(np.arange(60) < num_wrong, 3, labels)
+    scores = measured_labels(labels, predicted, num_samples=400)["scores"]
+    exact = scipy.stats.binomtest(30 - num_wrong, 30).proportion_ci(0.95, method="exact")
+    found = scores["sensitivity/CNV"]
+    assert (found["low"], found["high"]) == pytest.approx((exact.low, exact.high), abs=reach)
+    if not num_wrong:
+        assert scores["auc/CNV"] == {"value": 1.0, "low": None, "high": None}
+    if num_wrong in (0, 30):  # Fifteen patients, all right or all wrong, tell less than 30 images.
+        patients = PAIRS[:60]
+        scores = measured_labels(labels, predicted, patients=patients, num_samples=400)["scores"]
+        exact = scipy.stats.binomtest((30 - num_wrong) // 2, 15).proportion_ci(0.95, "exact")
+        found = scores["sensitivity/CNV"]
+        assert (found["low"], found["high"]) == pytest.approx((exact.low, exact.high), abs=1e-6)
+
+
+def test_three_patients_tell_little_of_a_class():
+    labels = np.repeat([0, 1, 3], [9, 30, 60])
+    groups = [f"patient {index // 3}" for index in range(99)]
+    predicted = np.where(np.isin(np.arange(99), [0, 3, 4, 20, 50, 80, 90]), 2, labels)
+    scores = measured_labels(labels, predicted, patients=groups, num_samples=400)["scores"]
+    rare, common = (scores[f"sensitivity/{name}"] for name in ("CNV", "NORMAL"))
+    assert rare["low"] < 0.15 < 0.95 < rare["high"]
+    assert 0.85 < common["low"] < common["high"] < 1
+
+
+@given(
+    seed=st.integers(0, 9999),
+    num_groups=st.integers(2, 12),
+    num_images=st.integers(2, 60),
+    error=st.sampled_from([0.02, 0.3, 0.9]),
+)
+def test_an_interval_holds_its_value_and_ends_within_the_range_of_its_measure(
+    seed, num_groups, num_images, error
+):
+    generator = np.random.default_rng(seed)
+    labels = generator.integers(2, size=num_images)
+    predicted = np.where(generator.random(num_images) < error, 1 - labels, labels)
+    groups = [str(group) for group in generator.integers(num_groups, size=num_images)]
+    names = ("no", "yes")
+    scores = measured_labels(labels, predicted, names, patients=groups, num_samples=20)["scores"]
+    for name, score in scores.items():
+        if score["low"] is not None:
+            ends = known(name).least, score["low"], score["value"], score["high"], known(name).most
+            assert sorted(ends) == list(ends)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_probabilities_that_are_not_numbers_are_refused_by_name(bad):
+    probabilities = certain(np.arange(4))
+    probabilities[2, 1] = bad
+    with pytest.raises(TrainingError, match="probabilities that are not numbers on test"):
+        require_numbers(probabilities, "test")
+
+
+def test_without_resamples_there_are_no_intervals_and_no_notes_on_them():
+    result = measured_labels([0, 1, 2, 3], patients=list("abcd"), num_samples=0)
+    assert result["scores"]["accuracy"] == {"value": 1.0, "low": None, "high": None}
+    assert not any("interval" in note for note in result["notes"])
+
+
+def test_many_classes_are_measured_with_fewer_resamples_of_areas(monkeypatch):
+    generator = np.random.default_rng(0)
+    names = tuple(f"class {index}" for index in range(300))
+    labels = np.repeat(np.arange(300), 4)
+    predicted = np.where(generator.random(1200) < 0.8, labels, 0)
+    cost = 300 * 1200
+    monkeypatch.setattr(measures, "MAX_AREA_COST", 120 * cost)
+    result = measured_labels(labels, predicted, names, num_samples=200)
+    assert result["auc_bootstrap_samples"] == 120
+    assert any("use 120 resamples instead of 200" in note for note in result["notes"])
+    assert result["scores"]["auc/class 0"]["low"] is not None
+    monkeypatch.setattr(measures, "MAX_AREA_COST", 99 * cost)
+    result = measured_labels(labels, predicted, names, num_samples=200)
+    assert result["auc_bootstrap_samples"] == 0
+    assert result["scores"]["auc/class 0"]["value"] is not None
+    assert result["scores"]["auc/class 0"]["low"] is None
+    assert result["scores"]["accuracy"]["low"] is not None
+
+
+def test_the_spread_of_a_cross_validation_is_told_over_folds_and_over_seeds():
+    # Folds differ by 0.2, seeds by 0.02; one run does not define the area.
+    results = [
+        (fold, seed, {"accuracy": 0.7 + 0.2 * fold + 0.02 * seed, "auc/CNV": auc})
+        for (fold, seed), auc in zip(
+            [(1, 0), (0, 0), (0, 1), (1, 1)], [0.9, 0.8, np.nan, 0.9], strict=True
+        )
+    ]
+    part = measures.describe_folds(results)
+    assert [(row["fold"], row["seed"]) for row in part["folds"]] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert part["folds"][1]["scores"] == {"accuracy": 0.72, "auc/CNV": None}
+    assert part["spread"]["accuracy"] == {
+        "mean": pytest.approx(0.81),
+        "std_over_folds": pytest.approx(0.2 / 2**0.5, abs=1e-6),
+        "std_over_seeds": pytest.approx(0.02 / 2**0.5, abs=1e-6),
+    }
+    assert part["spread"]["auc/CNV"]["mean"] == pytest.approx(2.6 / 3, abs=1e-6)
+    spread = measures.describe_folds([(0, 7, {"accuracy": 0.5, "ece": np.nan})])["spread"]
+    assert spread["accuracy"] == {"mean": 0.5, "std_over_folds": None, "std_over_seeds": None}
+    assert spread["ece"]["mean"] is None
+
+
+def test_the_terminal_names_the_split_and_the_epoch_and_escapes_what_would_steer_it():
+    result = measured_labels([0, 1], names=("a\x1b]0;title\x07", "b"))
+    text = describe(result, split="train+val", best_epoch=None)
+    assert text.startswith("train+val: 2 images\n  It named the right class for 100.0 % (2 of 2; ")
+    assert "a\\x1b]0;title\\x07" in text
+    assert all(line.isprintable() for line in text.splitlines())
+    assert "2 images, weights of epoch 7\n" in describe(result, best_epoch=7)
+
+
+def answers_of_runs(num_images=60, num_folds=3, seeds=1, shift=0.0):
+    """Returns answers of a cross-validation whose networks differ by a shift of their logits."""
+    generator = np.random.default_rng(0)
+    truths = generator.integers(2, size=num_images)
+    fold_of = np.arange(num_images) % num_folds
+    logits = truths + generator.normal(size=num_images) + shift * fold_of
+    logits = np.concatenate([logits] * seeds)
+    likely = 1 / (1 + np.exp(-logits))
+    return predictions_of(
+        np.stack([1 - likely, likely], 1), np.concatenate([truths] * seeds), ("no", "yes"),
+        dataset=dataset_of(num_images), rows=np.tile(np.arange(num_images), seeds),
+        runs=np.concatenate([fold_of + num_folds * seed for seed in range(seeds)]),
+    )  # fmt: skip
+
+
+def measured_runs(**arguments):
+    return measured_as(answers_of_runs(**arguments), num_samples=300)
+
+
+def test_the_area_of_a_cross_validation_does_not_rank_networks_against_each_other():
+    plain, shifted = (measured_runs(shift=shift)["scores"]["auc/yes"] for shift in (0, 3))
+    assert shifted == plain
+    answers = answers_of_runs()
+    by_fold = [
+        sk_metrics.roc_auc_score(answers.truths[rows], answers.probabilities[rows, 1])
+        for rows in answers.by_run()
+    ]
+    assert plain["value"] == pytest.approx(np.mean(by_fold), abs=1e-6)
+    assert plain["low"] < plain["value"] < plain["high"]
+
+
+def test_repeated_answers_to_an_image_do_not_narrow_its_interval():
+    one, four = (measured_runs(seeds=seeds) for seeds in (1, 4))
+    assert four["num_examples"] == one["num_examples"] == 60
+    for name in ("accuracy", "auc/yes", "sensitivity/no"):
+        assert four["scores"][name] == pytest.approx(one["scores"][name], abs=1e-9)
+    assert four["confusion_matrix"] == one["confusion_matrix"]
+
+
+def test_a_fold_without_a_class_is_left_out_of_the_area_and_counted():
+    answers = answers_of_runs()
+    answers.truths[answers.runs == 2] = 0
+    result = measured_as(answers, num_samples=0)
+    assert result["areas_left_out"] == {"auc/no": 1, "auc/yes": 1}
+    assert any("auc/yes of 1" in note for note in result["notes"])
+    assert result["scores"]["auc/yes"]["value"] is not None
+
+
+# ---- subgroups
+
+
+def sizes(values):
+    return {name: len(places) for name, places in measures.subgroups(values).items()}
+
+
+def test_each_text_is_a_subgroup_and_so_is_what_is_not_known():
+    found = measures.subgroups(["b", None, "a", "b"])
+    assert list(found) == ["a", "b", "unknown"]
+    assert [places.tolist() for places in found.values()] == [[2], [0, 3], [1]]
+    assert sizes(["unknown", None]) == {"unknown": 2}
+    # Few numbers stand in their order.
+    assert list(measures.subgroups([10, 9, 10, 2])) == ["2", "9", "10"]
+    assert sizes([True, False, True]) == {"False": 1, "True": 2}
+
+
+def test_many_numbers_become_ranges_between_their_quartiles():
+    ages = [*range(21, 101), None]
+    found = measures.subgroups(ages)
+    assert list(found) == ["21 to 40.75", "above 40.75 to 60.5", "above 60.5 to 80.25",
+                           "above 80.25 to 100", "unknown"]  # fmt: skip
+    assert [len(places) for places in found.values()] == [20, 20, 20, 20, 1]
+    assert [ages[place] for place in found["above 40.75 to 60.5"]] == list(range(41, 61))
+
+
+def test_ranges_of_numbers_that_differ_little_have_names_of_their_own():
+    for start in (2001.0, 123_456.0):
+        found = measures.subgroups([start + number / 100 for number in range(100)])
+        assert [len(places) for places in found.values()] == [25] * 4
+
+
+def test_every_image_is_in_one_range_even_if_half_of_them_have_the_same_number():
+    found = measures.subgroups([0.0] * 50 + list(np.arange(1.0, 51.0)))
+    assert sorted(np.concatenate(list(found.values()))) == list(range(100))
+    assert all(len(places) for places in found.values())
+
+
+@pytest.mark.parametrize("num_values", [measures.MAX_VALUES, measures.MAX_VALUES + 5])
+def test_of_very_many_values_the_largest_are_kept(num_values):
+    values = [f"site {number:02}" for number in range(num_values)] * 2 + ["site 54"]
+    assert len(measures.subgroups(values)) == measures.MAX_VALUES
+    assert ("site 54" in measures.subgroups(values)) == (num_values > 54)
+
+
+# ---- cautions
+
+
+def probabilities_say(**changes):
+    found = {"scores": {}, "label_counts": {}} | changes
+    return words.cautions_of_probabilities(found)
+
+
+def reached(sensitivity, specificity):
+    rates = {"sensitivity": sensitivity, "specificity": specificity}
+    return {"view": "CNV", "test": {name: {"value": value} for name, value in rates.items()}}
+
+
+def test_a_label_that_is_always_or_never_the_answer_is_named():
+    said = words.cautions_of_answers(measured(certain([1, 1, 1, 1]), [0, 1, 2, 1]))
+    assert said[0].startswith("Every image is called DME:")
+    assert said[1].startswith("No image is called CNV, DRUSEN:")
+    assert words.cautions_of_answers(measured(certain([0, 1, 2, 3]), [0, 1, 2, 3])) == []
+
+
+def test_a_threshold_that_separates_nothing_is_named():
+    (said,) = probabilities_say(thresholds=[reached(1.0, 0.0)])
+    assert "reached by 100.0 % of the positive images, and by 100.0 % of the others" in said
+    assert probabilities_say(thresholds=[reached(0.9, 0.2), reached(None, 0.0)]) == []
+
+
+def test_a_temperature_that_made_it_worse_is_named():
+    (said,) = probabilities_say(calibration={"ece_before": 0.02, "ece_after": 0.05})
+    assert "is 2.0 % without it and 5.0 % with it" in said
+    assert probabilities_say(calibration={"ece_before": 0.05, "ece_after": 0.02}) == []
+
+
+def test_probabilities_are_called_extreme_or_cautious_only_where_the_interval_says_so():
+    slopes = {
+        "calibration_slope/CNV": {"value": 0.5, "low": 0.3, "high": 0.8},
+        "urgent/calibration_slope": {"value": 1.4, "low": 1.1, "high": 1.9},
+        "calibration_slope/DME": {"value": 0.5, "low": 0.3, "high": 1.2},
+        "calibration_slope/NORMAL": {"value": 0.5, "low": None, "high": None},
+        "calibration_slope/DRUSEN": {"value": None, "low": 1.1, "high": 1.9},
+    }
+    extreme, cautious = probabilities_say(scores=slopes)
+    assert extreme.startswith("The probabilities of CNV are too extreme")
+    assert cautious.startswith("The probabilities of urgent are too cautious")
+
+
+def test_the_terminal_says_them_too():
+    told = describe(measured(certain([1, 1, 1, 1]), [0, 1, 2, 1]))
+    assert "note: Every image is called DME" in told

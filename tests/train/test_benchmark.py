@@ -1,0 +1,76 @@
+import csv
+import json
+
+import pytest
+from marked_images import run_script, write_marked_dataset
+
+from train import benchmark
+from train.machine.errors import ConfigError
+
+
+def row_of(replicas, speed):
+    return {
+        "replicas": replicas,
+        "images_per_second": speed,
+        "images_per_second_on_device": 2 * speed,
+        "input_ratio": 0.5,
+        "input_wait_share": 0.5,
+    }
+
+
+def test_speed_up_and_efficiency_are_against_the_first_row():
+    row = benchmark.compared(row_of(4, 300.0), row_of(1, 100.0))
+    assert (row["speedup"], row["efficiency"], row["input_ratio"]) == (3, 0.75, 0.5)
+
+
+@pytest.mark.parametrize("replicas", ["0", "1,x", "", "1,,2"])
+def test_wrong_numbers_of_replicas_end_with_code_2(replicas, capsys):
+    assert benchmark.main([f"--replicas={replicas}", "--data=x"]) == 2
+    assert "--replicas: must be numbers such as 1,2,4" in capsys.readouterr().err
+
+
+def measure(folder, *words):
+    """Runs the command on a small dataset on two devices, into `scaling` in a folder."""
+    write_marked_dataset(folder / "data", num_examples={"train": 40})
+    return run_script(
+        "benchmark", "--data", folder / "data", "--output", folder / "scaling", "--cpu_devices=2",
+        "--replica_batch_size=8", *words,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_number_of_replicas_without_devices_is_refused_before_any_is_measured(tmp_path):
+    result = measure(tmp_path, "--replicas=1,3", "--steps=1", "--rounds=1")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert not (tmp_path / "scaling").exists()
+    assert "2 devices" in result.stderr or "are 2" in result.stderr
+
+
+def test_what_was_measured_before_a_failure_is_kept(tmp_path, monkeypatch, capsys):
+    def measure_one(config, replicas, options):
+        if replicas == 1 and (tmp_path / "scaling.csv").exists():
+            raise ConfigError("the device went away")
+        return row_of(replicas, 100.0)
+
+    monkeypatch.setattr(benchmark, "measure", measure_one)
+    data = tmp_path / "data"
+    write_marked_dataset(data, num_examples={"train": 4})
+    arguments = [f"--data={data}", "--replicas=1,1", f"--output={tmp_path}"]
+    assert benchmark.main(arguments) == 2
+    assert "the device went away" in capsys.readouterr().err
+    (row,) = json.loads((tmp_path / "scaling.json").read_text())
+    assert (row["replicas"], row["images_per_second"]) == (1, 100.0)
+
+
+@pytest.mark.slow
+def test_the_command_writes_table_and_plot_for_each_number_of_replicas(tmp_path):
+    result = measure(tmp_path, "--replicas=1,2", "--steps=3", "--rounds=2")
+    output = tmp_path / "scaling"
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[0].split() == list(benchmark.COLUMNS)
+    rows = json.loads((output / "scaling.json").read_text())
+    assert [row["replicas"] for row in rows] == [1, 2]
+    assert all(row["images_per_second"] > 0 for row in rows)
+    with (output / "scaling.csv").open() as file:
+        assert [{k: float(v) for k, v in row.items()} for row in csv.DictReader(file)] == rows
+    assert "batch already on the devices" in (output / "scaling.svg").read_text()

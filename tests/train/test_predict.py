@@ -1,0 +1,402 @@
+import json
+import os
+import shutil
+import subprocess
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import PIL
+import pytest
+from builds import build_here, read_csv, rows_of
+from dicom_files import dicom_file
+from image_files import encoded, grey_pixels, write_tree
+from marked_images import (
+    KERAS_ARRAY_WARNING,
+    OCT_NAMES,
+    REPOSITORY,
+    command,
+    edited_run,
+    environment,
+    export_untrained,
+    predicted,
+)
+from PIL import Image
+from tiff_files import NEW_SUBFILE_TYPE, tiff_file
+
+from tfrecord_io.decoding import dicom
+from tfrecord_io.reading.mapped import MappedDataset
+from train import predict
+from train.machine.errors import ConfigError
+from train.results.classifier import load_classifier, predict_files, predict_images
+
+pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
+
+SHAPE = (24, 20, 1)
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    export_untrained(folder, SHAPE, model="convnet")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Scans of another size than the network's, grey and colour; one file that is no image."""
+    folder = tmp_path_factory.mktemp("files")
+    generator = np.random.default_rng(0)
+    for name, shape in (("a.jpeg", (50, 64)), ("b.png", (31, 17, 3)), ("c.png", (24, 20))):
+        Image.fromarray(generator.integers(256, size=shape, dtype=np.uint8)).save(folder / name)
+    (folder / "d.jpeg").write_bytes(b"no image")
+    (folder / ".DS_Store").write_bytes(b"a folder's icon")
+    return folder
+
+
+def answer(capsys, run, *inputs, code=0, **flags):
+    """Runs the command on files; returns what it wrote, `out` and `err`."""
+    words = [f"--{name}={value}" for name, value in ({"model": run} | flags).items()]
+    assert predict.main([*words, "--input", *map(str, inputs)]) == code
+    return capsys.readouterr()
+
+
+def test_each_file_gets_probabilities_or_its_reason_in_order(run_folder, files):
+    classifier = load_classifier(run_folder)
+    paths = [files / name for name in ("d.jpeg", "a.jpeg", "b.png", "a.jpeg")]
+    for batch_size in (1, 2, 32):
+        bad, *good = predict_files(classifier, paths, batch_size=batch_size)
+        assert bad.probabilities is None
+        assert bad.reject.startswith("not_an_image")
+        assert [prediction.path for prediction in good] == paths[1:]
+        assert [prediction.probabilities.sum() for prediction in good] == pytest.approx([1, 1, 1])
+        first, other, again = (prediction.probabilities for prediction in good)
+        np.testing.assert_allclose(again, first, atol=1e-6)
+        assert np.abs(other - first).max() > 1e-5
+
+
+def test_shapes_that_the_training_images_lack_are_warned_of(run_folder, files, tmp_path, capsys):
+    paths = [files / name for name in ("a.jpeg", "b.png", "c.png")]
+    run = edited_run(run_folder, tmp_path / "some", shapes=[0.5484, 0.8333])
+    assert (
+        "warning: some images have a shape (1.3:1) that no training image has (those have 0.55:1 "
+        "to 0.83:1): stretched to 0.83:1, they"
+    ) in answer(capsys, run, *paths).err
+    others = [
+        edited_run(run_folder, tmp_path / str(len(shapes)), shapes=shapes)
+        for shapes in ([0.55, 0.8, 1.3], [])
+    ]
+    for run in (*others, run_folder):  # the last one as an older release wrote it
+        assert "shape" not in answer(capsys, run, *paths).err
+
+
+def test_the_command_prints_csv_json_and_a_table(run_folder, files, capsys):
+    rows = predicted(capsys, run_folder, files, code=1)
+    assert [Path(row["path"]).name for row in rows] == ["a.jpeg", "b.png", "c.png", "d.jpeg"]
+    assert sum(float(rows[0][name]) for name in OCT_NAMES) == pytest.approx(1, abs=1e-5)
+    assert rows[3]["reject"].startswith("not_an_image")
+    captured = answer(capsys, run_folder / "export", files, code=1, format="json")
+    assert "d.jpeg was not predicted" in captured.err
+    row, *_ = json.loads(captured.out)
+    assert row["predicted"] == max(row["probabilities"], key=row["probabilities"].get)
+    header, first, *_, last = answer(capsys, run_folder, files, code=1).out.splitlines()
+    assert header.split() == list(rows[0])
+    assert row["predicted"] in first
+    assert "not_an_image" in last
+
+
+def test_exported_thresholds_are_one_column_more(run_folder, files, tmp_path, capsys):
+    run = shutil.copytree(run_folder, tmp_path / "run")
+    shared = {"wanted_sensitivity": 0.95, "val": {"num_positives": 20}}
+    entries = [
+        {"view": "urgent", "labels": ["CNV", "DME"], "threshold": 0.0} | shared,
+        {"view": "NORMAL", "labels": ["NORMAL"], "threshold": 0.0} | shared,
+        {"view": "DRUSEN", "labels": ["DRUSEN"], "threshold": 1.0} | shared,
+    ]
+    path = run / "export" / "thresholds.json"
+    path.write_text(json.dumps(entries))
+    rows = predicted(capsys, run, files, code=1)
+    columns = ["path", "predicted", *OCT_NAMES, "reject", "above_threshold"]
+    assert list(rows[0]) == columns
+    # The likeliest class stays the answer.
+    assert rows[0]["predicted"] == max(OCT_NAMES, key=lambda name: float(rows[0][name]))
+    assert [row["above_threshold"] for row in rows] == ["urgent|NORMAL"] * 3 + [""]
+    (row, *_) = json.loads(answer(capsys, run, files, code=1, format="json").out)
+    assert row["above_threshold"] == ["urgent", "NORMAL"]
+    path.write_text(json.dumps(entries[2:]))
+    header, *lines = answer(capsys, run, files, code=1).out.splitlines()
+    assert header.endswith("above_threshold")
+    assert lines[0].endswith("none")
+    said = answer(capsys, run, files / "d.jpeg", code=1).err
+    assert "d.jpeg was not predicted: not_an_image" in said
+    path.write_text("[{}]")
+    assert "does not hold thresholds" in answer(capsys, run, files, code=2).err
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "message"),
+    [
+        ("a.jpeg", {"model": "nowhere"}, "expected the folder of a finished run"),
+        ("a.jpeg", {"model": "data"}, "this is a dataset; run"),
+        ("nowhere", {}, "there is no such file or folder"),
+        ("pipe", {}, "received a pipe or a device"),
+        ("a.jpeg", {"patch": 0}, "must be at least 1"),
+    ],
+)
+def test_wrong_usage_ends_with_code_2(
+    run_folder, files, name, flags, message, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(run_folder)
+    if name == "pipe":
+        files = tmp_path
+        os.mkfifo(files / name)
+    assert message in answer(capsys, run_folder, files / name, code=2, **flags).err
+
+
+def test_a_file_with_the_name_of_a_frame_is_rejected_as_in_a_build(
+    run_folder, files, tmp_path, capsys
+):
+    shutil.copy(files / "c.png", tmp_path / "c.png#frame-1")
+    assert "that of frame 1 of c.png" in answer(capsys, run_folder, tmp_path, code=1).err
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("preprocessing.json", b"{", "does not say how files became"),
+        ("preprocessing.json", b"[]", "does not say how files became"),
+        ("model.keras", b"PK", "model.keras cannot be loaded"),
+    ],
+)
+def test_a_damaged_export_is_an_error_that_names_the_file(
+    name, content, message, run_folder, files, tmp_path, capsys
+):
+    shutil.copytree(run_folder / "export", tmp_path / "export")
+    (tmp_path / "export" / name).write_bytes(content)
+    assert message in answer(capsys, tmp_path, files / "a.jpeg", code=2).err
+
+
+def layer(module, name, config):
+    return json.dumps({"module": module, "class_name": name, "config": config})
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        layer("os", "system", {"command": "touch executed"}),
+        layer("subprocess", "Popen", {"args": ["touch", "executed"]}),
+        layer("keras.layers", "NoSuchLayer", {}),
+        layer("keras.layers", "Dense", [1, 2]),
+        layer("keras.layers", "Dense", {"units": 4}),
+        layer("keras.layers", "StringLookup", {"vocabulary": "executed"}),
+        layer("keras", "Sequential", {"layers": [{"module": "keras.layers", "config": {}}]}),
+        "[" * 100_000,
+        "{}",
+        "null",
+    ],
+)
+def test_a_hostile_model_is_refused_without_running_anything(
+    config, run_folder, tmp_path, monkeypatch
+):
+    shutil.copytree(run_folder / "export", tmp_path / "export")
+    model = tmp_path / "export" / "model.keras"
+    with zipfile.ZipFile(model) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(model, "w") as archive:
+        for name, content in (members | {"config.json": config.encode()}).items():
+            archive.writestr(name, content)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"model\.keras cannot be loaded"):
+        load_classifier(tmp_path)
+    assert not Path("executed").exists()
+
+
+PREPROCESSING = {"height": 24, "width": 20, "channels": 1, "resize": "bilinear"}
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        (
+            {"preprocessing": {**PREPROCESSING, "width": 21}},
+            r"takes images of \(24, 20, 1, 'uint8'",
+        ),
+        ({"preprocessing": {**PREPROCESSING, "dtype": "uint16"}}, "they are of different runs"),
+        ({"preprocessing": {**PREPROCESSING, "channels": 3}}, "they are of different runs"),
+        ({"preprocessing": {**PREPROCESSING, "window": 5}}, "does not say how files became"),
+        ({"preprocessing": {**PREPROCESSING, "window": ["a", "b"]}}, "does not say how files"),
+        ({"preprocessing": {**PREPROCESSING, "physical": {"unit": "HU"}}}, "does not say how"),
+        ({"preprocessing": {**PREPROCESSING, "resize": []}}, "does not say how files became"),
+        ({"preprocessing": [1]}, "expected a mapping for preprocessing"),
+        ({"label_names": [1, 2, 3, 4]}, r"expected a text for label_names\[0\]"),
+        ({"label_kind": ["classes"]}, "does not say how files became"),
+        ({"decoder": {"pillow": 12}}, "expected a text"),
+        ({"dataset": "oct"}, "expected a mapping"),
+        ({"shapes": ["wide"]}, "does not say how files became"),
+        ({"preprocessing": {}, "label_names": []}, "does not say how files became"),
+        ({"label_names": ["CNV"]}, "names 1 labels: they are of different runs"),
+    ],
+)
+def test_facts_that_are_not_those_of_the_model_are_refused(facts, message, run_folder, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        load_classifier(edited_run(run_folder, tmp_path / "run", **facts))
+
+
+def test_links_that_lead_to_no_file_are_named_and_not_passed_over(
+    run_folder, files, tmp_path, capsys
+):
+    shutil.copy(files / "a.jpeg", tmp_path / "scan.jpeg")
+    (tmp_path / "broken.jpeg").symlink_to("nowhere.jpeg")
+    (tmp_path / "more").symlink_to(files)
+    os.mkfifo(tmp_path / "pipe")
+    rows = predicted(capsys, run_folder, tmp_path, code=1)
+    reasons = {Path(row["path"]).name: row["reject"].partition(":")[0] for row in rows}
+    assert reasons == {"broken.jpeg": "unreadable", "more": "unreadable", "scan.jpeg": ""}
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
+def test_a_folder_that_may_not_be_listed_is_an_error(run_folder, files, tmp_path, capsys):
+    folder = shutil.copytree(files, tmp_path / "files") / "secret"
+    folder.mkdir(mode=0)
+    told = answer(capsys, run_folder, tmp_path, code=2).err
+    assert f"{folder} cannot be listed: Permission denied" in told
+
+
+def test_a_file_in_the_place_of_the_folder_of_maps_is_refused(run_folder, files, capsys):
+    scan = files / "a.jpeg"
+    captured = answer(capsys, run_folder, scan, code=2, occlusion=scan)
+    assert "cannot be a folder: File exists" in captured.err
+    assert captured.out == ""
+
+
+def test_each_image_has_a_map_whatever_its_name(run_folder, files, tmp_path, capsys):
+    long, maps = tmp_path / f"{'é' * 120}.png", tmp_path / "maps"
+    shutil.copy(files / "b.png", long)
+    answer(capsys, run_folder, files / "a.jpeg", long, occlusion=maps, patch=20)
+    first, second = sorted(maps.iterdir())
+    assert first.name == "0000-a.png"
+    assert second.name.startswith("0001-é")
+    with Image.open(first) as picture:
+        assert picture.width > 500
+
+
+def test_a_folder_above_may_be_hidden_or_relative(run_folder, files, tmp_path, monkeypatch, capsys):
+    scans = tmp_path / ".cache" / "scans"
+    shutil.copytree(files, scans)
+    (scans / ".hidden").mkdir()
+    shutil.copy(files / "a.jpeg", scans / ".hidden" / "e.jpeg")
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    for folder in (scans, Path("../.cache/scans")):
+        rows = predicted(capsys, run_folder, folder, code=1)
+        assert [Path(row["path"]).name for row in rows] == ["a.jpeg", "b.png", "c.png", "d.jpeg"]
+
+
+def test_a_file_named_twice_is_predicted_once_and_as_itself(run_folder, files, capsys):
+    alone = [predicted(capsys, run_folder, files / name)[0] for name in ("b.png", "a.jpeg")]
+    rows = predicted(
+        capsys, run_folder, files / "b.png", files / "a.jpeg", files / "b.png",
+        files / ".." / files.name / "a.jpeg",
+    )  # fmt: skip
+    assert rows == alone
+    everything = predicted(capsys, run_folder, files / "c.png", files, code=1)
+    assert [Path(row["path"]).name for row in everything] == ["c.png", "a.jpeg", "b.png", "d.jpeg"]
+
+
+def test_another_version_of_the_decoder_is_told(run_folder, files, tmp_path, capsys):
+    for version, warns in ((PIL.__version__, False), ("9.0.1", True)):
+        run = edited_run(run_folder, tmp_path / version, decoder={"pillow": version})
+        said = answer(capsys, run, files / "a.jpeg").err
+        assert ("were decoded by pillow 9.0.1, here it is pillow" in said) == warns
+
+
+def test_a_name_that_would_steer_the_terminal_is_printed_escaped(
+    run_folder, files, tmp_path, capsys
+):
+    odd = tmp_path / "a\x1b]0;title\x07\nb.png"
+    shutil.copy(files / "c.png", odd)
+    (tmp_path / "\x1b[2Jbad.png").write_bytes(b"no image")
+    captured = answer(capsys, run_folder, tmp_path, code=1)
+    lines = captured.out.splitlines() + captured.err.splitlines()
+    assert all(line.isprintable() for line in lines)
+    assert any("a\\x1b]0;title\\x07\\nb.png" in line for line in lines)
+    # For a program, a name is what it is.
+    assert {row["path"] for row in predicted(capsys, run_folder, odd)} == {str(odd)}
+
+
+@pytest.mark.slow
+def test_a_name_that_is_no_utf_8_reaches_a_program_byte_by_byte(run_folder, files, tmp_path):
+    name = os.fsdecode(b"scan-\xff.png")
+    shutil.copy(files / "c.png", tmp_path / name)
+    done = subprocess.run(
+        command("predict", "--model", run_folder, "--input", tmp_path, "--format", "csv"),
+        cwd=REPOSITORY,
+        env=environment(),
+        capture_output=True,
+        check=True,
+        timeout=240,
+    )
+    assert b"/scan-\xff.png," in done.stdout
+
+
+def test_a_dicom_file_is_predicted_as_the_build_stores_it(run_folder, tmp_path, capsys):
+    pixels = np.random.default_rng(0).integers(4096, size=(24, 20), dtype=np.uint16)
+    pixels[0, :2] = 0, 4095
+    (tmp_path / "scan").write_bytes(dicom_file(pixels, bits=12))
+    (scan,) = predicted(capsys, run_folder, tmp_path)
+    assert (Path(scan["path"]).name, scan["reject"]) == ("scan", "")
+    classifier = load_classifier(run_folder)
+    stored = np.rint(pixels / 4095 * 255).astype(np.uint8)[None, ..., None]
+    (expected,) = predict_images(classifier, stored)
+    found = [float(scan[name]) for name in OCT_NAMES]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_every_frame_and_page_that_the_build_accepts_is_predicted(run_folder, tmp_path, capsys):
+    """The same names, pixels and rejects as in a build of the same folder."""
+    pages = [grey_pixels(seed) for seed in range(3)]
+    volume = dicom_file(np.stack(pages))
+    files = {
+        "CNV/volume": volume,
+        "CNV/volume.png": volume,  # a name that promises one picture
+        "CNV/cut": volume[:-10],
+        "CNV/scan.dcm": dicom_file(pages[0]),
+        "DME/one.tif": tiff_file(pages[:1]),
+        "DME/three.tif": tiff_file(pages, {2: {NEW_SUBFILE_TYPE: 1}}),
+        "DME/picture.png": encoded(pages[0]),
+    }
+    folder = write_tree(tmp_path / "in", files)
+    built = build_here(folder, tmp_path / "out", "--image_size=24x20", "--max_reject_fraction=0.5")
+    rows = rows_of(built)
+    rejects = {row["path"]: row["reason"] for row in read_csv(built / "rejects.csv")}
+    assert rejects == {"CNV/volume.png": "not_an_image", "CNV/cut#frame-3": "truncated"}
+
+    capsys.readouterr()
+    flags = {"occlusion": tmp_path / "maps", "patch": 20, "format": "json"}
+    written = answer(capsys, run_folder, folder, code=1, **flags).out
+    found = {row["path"].removeprefix(f"{folder}/"): row for row in json.loads(written)}
+    assert found.keys() == rejects.keys() | {row["path"] for row in rows}
+    for name, reason in rejects.items():
+        assert found[name]["reject"].startswith(reason)
+    assert len(list((tmp_path / "maps").iterdir())) == len(rows)
+
+    classifier = load_classifier(run_folder)
+    for row in rows:
+        mapped = MappedDataset(built, row["split"])
+        place = mapped.keys(range(len(mapped))).index(row["key"])
+        (expected,) = predict_images(classifier, mapped[[place]][0])
+        probabilities = list(found[row["path"]]["probabilities"].values())
+        np.testing.assert_allclose(probabilities, expected, atol=1e-5)
+    assert len(rows) == 10
+
+
+def test_a_model_of_dicom_files_says_what_it_needs_to_read_them(
+    run_folder, tmp_path, monkeypatch, capsys
+):
+    folder = edited_run(run_folder, tmp_path / "run", decoder=dicom.codec_versions())
+    (tmp_path / "scan.dcm").write_bytes(dicom_file(np.zeros((24, 20), np.uint8)))
+    answer(capsys, folder, tmp_path / "scan.dcm")
+    monkeypatch.setattr(dicom, "PACKAGES", (*dicom.PACKAGES, "a-missing-codec"))
+    dicom.import_pydicom.cache_clear()  # A process looks for the codecs once.
+    answer(capsys, folder, tmp_path / "scan.dcm", code=2)

@@ -1,0 +1,222 @@
+import dataclasses
+import importlib.util
+import json
+import math
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from builds import run_command
+from marked_images import ALL_ON, QUICK, environment, marked_data
+
+from train.data import augmentation
+from train.data.augmentation import NUM_DRAWS
+from train.kinds.classes import CLASSES
+from train.networks.models import build_network
+from train.training import steps
+from train.training.config import TrainConfig
+from train.training.run_setup import make_run
+
+NUM_EXAMPLES = {"train": 30, "test": 11}
+SHAPE = (10, 8, 1)
+
+
+data = marked_data(NUM_EXAMPLES, image_shape=SHAPE)
+
+
+def run_variants(data, variants, **variables):
+    words = [sys.executable, "tests/helpers/replica_runs.py", str(data), json.dumps(variants)]
+    result = run_command(words, environment(**variables), timeout=600)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+# Dropout draws on each device.
+EVERYTHING = {**ALL_ON, "dropout": 0.0, "normalize": "data"}
+VARIANTS = [
+    {**QUICK, "gpus": 1},
+    {**QUICK, "gpus": 2},
+    {**QUICK, "gpus": 2, "steps_per_execution": 5},
+    {**QUICK, "gpus": 1, "jit_compile": True},
+    {**QUICK, "gpus": 2, "dropout": 0.3},
+    {**EVERYTHING, "gpus": 1},
+    {**EVERYTHING, "gpus": 2},
+]
+
+
+@pytest.fixture(scope="module")
+def runs(data):
+    return run_variants(data, VARIANTS)
+
+
+def check_agreement(one, two):
+    assert (one["replicas"], two["replicas"]) == (1, 2)
+    # Three epochs of 30 in batches of 8: the last batch is ragged, with 2 examples.
+    assert one["counts"] == two["counts"] == [8.0] * 11 + [2.0]
+    assert np.isfinite(one["losses"]).all()
+    assert one["losses"][0] != pytest.approx(one["losses"][-1], rel=1e-2)
+    np.testing.assert_allclose(two["losses"], one["losses"], rtol=1e-4)
+    assert len(one["probabilities"]) == NUM_EXAMPLES["test"]
+    np.testing.assert_allclose(two["probabilities"], one["probabilities"], atol=1e-4)
+
+
+@pytest.mark.slow
+def test_one_and_two_replicas_agree_also_with_all_that_the_recipe_has(runs):
+    """Augmentation, MixUp, smooth labels, class weights, AdamW, cosine and moving average."""
+    check_agreement(runs[0], runs[1])
+    check_agreement(runs[5], runs[6])
+    assert runs[5]["losses"] != pytest.approx(runs[0]["losses"], rel=1e-2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("one", "other", "tolerance"),
+    [(2, 1, 1e-5), (3, 1, 1e-4)],
+    ids=["several steps in one go", "compiled"],
+)
+def test_the_same_steps_give_the_same_losses(runs, one, other, tolerance):
+    assert runs[one]["counts"] == runs[other]["counts"]
+    np.testing.assert_allclose(runs[one]["losses"], runs[other]["losses"], rtol=tolerance)
+
+
+@pytest.mark.slow
+def test_random_layers_work_on_several_replicas(runs):
+    assert np.isfinite(runs[4]["losses"]).all()
+    assert runs[4]["losses"] != pytest.approx(runs[1]["losses"], rel=1e-3)
+
+
+@pytest.mark.slow
+def test_each_run_builds_its_graph_once_whatever_the_number_of_steps(runs):
+    assert [run["num_traces"] for run in runs] == [1] * len(VARIANTS)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="JAX is not installed")
+def test_one_and_two_replicas_agree_on_jax(data):
+    ones, twos = [VARIANTS[0], VARIANTS[5]], [VARIANTS[1], VARIANTS[6]]
+    runs = run_variants(data, ones + twos, KERAS_BACKEND="jax")
+    check_agreement(runs[0], runs[2])
+    check_agreement(runs[1], runs[3])
+    assert [run["num_traces"] for run in runs] == [1] * 4
+
+
+@pytest.mark.slow
+def test_the_first_steps_are_those_of_keras_fit(runs, data):
+    """An independent computation of the same thing: Keras' own loop on the same batches."""
+    import tensorflow as tf
+
+    import tfrecord_io
+
+    manifest = tfrecord_io.Manifest.load(data)
+    keras.utils.set_random_seed(1)
+    config = TrainConfig.of(data=str(data), seed=1, head_units=64, **QUICK)
+    network = build_network(config.network, image_shape=SHAPE, num_classes=4, seed=1)
+    network.logits.compile(
+        keras.optimizers.Adam(config.optimizer.learning_rate),
+        keras.losses.CategoricalCrossentropy(from_logits=True),
+    )
+    split = manifest.split("train")
+    weights = tf.constant(CLASSES.class_weights(split.label_counts, split.num_examples, 1.0))
+    dataset = tfrecord_io.make_dataset(data, split="train", batch_size=8, seed=1, epochs=3)
+    for step, (images, labels) in enumerate(dataset):
+        # Before the update, like the loss of a training step.
+        expected = network.logits.evaluate(images, labels, verbose=0)
+        assert runs[0]["losses"][step] == pytest.approx(expected, rel=1e-3)
+        network.logits.fit(
+            images, labels, sample_weight=tf.linalg.matvec(labels, weights), verbose=0,
+            batch_size=8,
+        )  # fmt: skip
+    assert step == 11
+
+
+def run_of(data, **fields):
+    fields = {"label_smoothing": 0.0, "augment": False, "mixup": 0.0} | fields
+    return make_run(TrainConfig.of(data=str(data), strategy="single", **fields), Path())
+
+
+def loss_and_totals(data, labels, logits, weights, **fields):
+    fields = {"class_weights": "none"} | fields
+    loss, totals = steps.loss_and_totals(run_of(data, **fields), labels, logits, weights)
+    return float(loss), np.asarray(totals).tolist()
+
+
+def test_the_loss_is_weighted_by_class_and_filling_copies_count_nothing(data):
+    run = run_of(data)
+    counts = run.parts.train.label_counts
+    of_class = CLASSES.class_weights(counts, NUM_EXAMPLES["train"], 0.5)
+    labels = np.eye(4, dtype=np.float32)[[0, 1, 1]]
+    logits = np.array([[0.0] * 4, [0.0] * 4, [-np.inf, np.inf, 0.0, 0.0]], np.float32)
+    weights = np.array([0.5, 0.5, 0.0], np.float32)
+    loss, totals = loss_and_totals(
+        data, labels[:2], logits[:2], weights[:2], class_weights="balanced"
+    )
+    assert loss == pytest.approx(math.log(4) * (0.5 * of_class[0] + 0.5 * of_class[1]))
+    assert totals[0] == pytest.approx(2 * math.log(4))  # the plain cross-entropy
+    _, totals = loss_and_totals(data, labels, logits, weights)
+    assert totals == pytest.approx([2 * math.log(4), 1, 2])
+    # A mixture of classes has the mixture of their weights.
+    mixed = np.array([[0.75, 0.25, 0.0, 0.0]], np.float32)
+    one = np.ones(1, np.float32)
+    loss, _ = loss_and_totals(data, mixed, logits[:1], one, class_weights="balanced")
+    assert loss == pytest.approx(math.log(4) * (0.75 * of_class[0] + 0.25 * of_class[1]))
+
+
+def test_smooth_labels_change_what_is_learnt_and_not_what_is_reported(data):
+    labels = np.eye(4, dtype=np.float32)[[0, 2]]
+    logits = np.array([[3.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 2.0]], np.float32)
+    weights = np.full(2, 0.5, np.float32)
+    logarithms = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    smooth = 0.9 * labels + 0.1 / 4
+    loss, totals = loss_and_totals(data, labels, logits, weights, label_smoothing=0.1)
+    assert loss == pytest.approx(-(smooth * logarithms).sum(-1).mean())
+    assert totals == pytest.approx([-(labels * logarithms).sum(), 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("fields", "changes_images", "changes_labels"),
+    [
+        ({}, False, False),
+        ({"augment": True}, True, False),
+        ({"augment": True, "augment_strength": 0.0}, True, False),
+        ({"mixup": 0.3}, True, True),
+    ],
+)
+def test_augmentation_changes_images_alone_and_mixup_labels_too(
+    data, fields, changes_images, changes_labels
+):
+    images = np.random.default_rng(0).integers(256, size=(4, *SHAPE), dtype=np.uint8)
+    labels = np.eye(4, dtype=np.float32)
+    draws = np.random.default_rng(1).random((4, NUM_DRAWS), np.float32)
+    run = run_of(data, **fields)
+    prepared, prepared_labels = map(np.asarray, steps.prepare(run, images, labels, draws))
+    assert prepared.dtype == np.float32
+    assert (np.abs(prepared - images).mean() > 1) == changes_images
+    assert ((prepared_labels > 0).sum(-1) == 1 + changes_labels).all()
+    np.testing.assert_allclose(prepared_labels.sum(-1), 1, rtol=1e-6)
+    if not changes_labels:
+        np.testing.assert_array_equal(prepared_labels, labels)
+    if not changes_images:
+        np.testing.assert_array_equal(prepared, images)
+    if "augment_strength" in fields:  # Without strength, images are at most mirrored.
+        np.testing.assert_allclose(np.sort(prepared, axis=2), np.sort(images, axis=2), atol=1e-2)
+
+
+def test_the_augmentation_knows_that_the_images_are_padded(data, monkeypatch):
+    told = []
+    monkeypatch.setattr(augmentation, "augment", lambda *given, is_padded: told.append(is_padded))
+    run = run_of(data, augment=True)
+    padded = dataclasses.replace(run.data.manifest, preprocessing={"fit": "pad"})
+    run = dataclasses.replace(run, data=dataclasses.replace(run.data, manifest=padded))
+    steps.prepare(run, np.zeros((1, *SHAPE)), None, None)
+    assert told == [True]
+
+
+def test_class_weights_are_frequencies_to_a_negative_power_with_mean_1():
+    counts = np.array([90, 9, 1])
+    for power in (0.0, 0.5, 1.0):
+        weights = np.array(CLASSES.class_weights(counts.tolist(), 100, power))
+        assert weights @ counts / counts.sum() == pytest.approx(1)
+        np.testing.assert_allclose(weights[0] / weights, (counts / counts[0]) ** power)
+    assert CLASSES.class_weights([4, 0, 4], 8, 1.0) == (1.0, 0.0, 1.0)

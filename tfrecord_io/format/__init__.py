@@ -1,0 +1,1 @@
+"""The format of a dataset: records, manifest, table of examples, and what both say."""

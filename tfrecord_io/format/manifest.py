@@ -1,0 +1,414 @@
+"""The manifest, which describes a finished dataset. If it exists, the dataset is complete."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfrecord_io.decoding.rejects import in_words
+from tfrecord_io.format import schema
+from tfrecord_io.format.kinds import CLASSES, LabelKind, kind_in
+from tfrecord_io.format.statistics import PixelStatistics
+from tfrecord_io.stores.folder import path_in, read_file
+from tfrecord_io.terminal.address import is_remote
+from tfrecord_io.terminal.errors import ToldError
+from tfrecord_io.terminal.printing import listed
+
+#: The newest version of the format. A dataset has the oldest version that can describe it.
+FORMAT_VERSION = 2
+
+#: Names of the files of a dataset. The tables list examples, rejects, and what a policy left out;
+#: the report is the dataset's card.
+FILE_NAME = "manifest.json"
+EXAMPLES_FILE_NAME = "examples.parquet"
+REJECTS_FILE_NAME = "rejects.csv"
+DROPPED_FILE_NAME = "dropped.csv"
+REPORT_FILE_NAME = "report.html"
+
+#: What is said of a column `weight` in a table of labels or of examples, which is refused.
+NO_WEIGHT = (
+    "the column weight no longer says how much an example counts. To keep the column, call it "
+    "otherwise (--columns body_weight=weight) and build again; --class_weights of train/run.py "
+    "weights the classes"
+)
+
+#: The split whose pixels the manifest's statistics describe, because inputs are normalized by the
+#: statistics of the training data.
+STATISTICS_SPLIT = "train"
+
+# Names of a dataset, its splits and its shards. None can lead out of a folder, because they become
+# parts of paths, and a manifest may be a stranger's.
+_SAFE_NAME = re.compile(r"\w[\w.-]{0,199}")
+
+# The type of each value of a manifest: of all elements of a list, and of the entries of a mapping,
+# where "*" stands for any name; a list of one type has any length.
+_PARTS: Mapping[str, Any] = {
+    "name": str,
+    "image": {"shape": [int] * 3, "dtype": str},
+    "label_names": [str],
+    "splits": {
+        "*": {
+            "num_examples": int,
+            "label_counts": {"*": int},
+            "shards": [{"name": str, "num_examples": int, "num_bytes": int, "sha256": str}],
+        }
+    },
+    "preprocessing": {},
+    "source": {},
+    "counts": {"*": int, "dropped": {"*": int}, "ignored": {"*": int}},
+    "rejects": {"*": int},
+    "options": {},
+    "fingerprint": str,
+    "versions": {"*": str},
+}
+_AS_THEY_ARE = (
+    "preprocessing", "source", "counts", "rejects", "audit", "options", "fingerprint", "versions",
+)  # fmt: skip
+
+
+class ManifestError(ToldError, ValueError):
+    """A dataset that cannot be used: unfinished, damaged, inconsistent or of another version."""
+
+
+def shard_name(split: str, shard_index: int, num_shards: int) -> str:
+    """Returns a shard's file name, such as `train-00000-of-00064.tfrecord`."""
+    return f"{split}-{shard_index:05d}-of-{num_shards:05d}.tfrecord"
+
+
+def sidecar_name(shard: str) -> str:
+    """Returns the name of the JSON file beside a shard that describes it."""
+    return shard.removesuffix(".tfrecord") + ".json"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shard:
+    """One shard file: its name in the dataset's folder, records, exact size and SHA-256 in hex."""
+
+    name: str
+    num_examples: int
+    num_bytes: int
+    sha256: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Split:
+    """One split of a dataset: how many examples have each label, and its shards, in order."""
+
+    label_counts: tuple[int, ...]
+    shards: tuple[Shard, ...]
+
+    @property
+    def num_examples(self) -> int:
+        """Number of examples in all shards."""
+        return sum(shard.num_examples for shard in self.shards)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all shards in bytes."""
+        return sum(shard.num_bytes for shard in self.shards)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """The facts of a dataset that a reader, a trainer or a reviewer needs.
+
+    Attributes:
+        image_shape: (height, width, channels) of every image.
+        label_names: class names in the order of their indices; of a number, its name.
+        preprocessing: how a file became pixels; `predict` repeats it.
+        source: where the images came from.
+        counts: number of files in the source, and their number by what became of them.
+        rejects: number of rejected images, by reason.
+        options: everything that decides the bytes of the dataset.
+        fingerprint: hexadecimal digest of the options and the format.
+        versions: those of the software that wrote the dataset.
+        audit: findings about the data; empty without an audit.
+        statistics: sums over the pixels of the train split. None if that split is empty, or if
+            whoever wrote the dataset did not count them, see `opening.read_statistics`.
+        dtype: type of the values of images, one of `options.DTYPES`.
+    """
+
+    name: str
+    image_shape: tuple[int, int, int]
+    label_names: tuple[str, ...]
+    splits: Mapping[str, Split]
+    preprocessing: Mapping[str, Any]
+    source: Mapping[str, Any]
+    counts: Mapping[str, Any]
+    rejects: Mapping[str, int]
+    options: Mapping[str, Any]
+    fingerprint: str
+    versions: Mapping[str, str]
+    audit: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    statistics: PixelStatistics | None = None
+    dtype: str = "uint8"
+    label_kind: LabelKind = CLASSES
+
+    def __repr__(self) -> str:
+        shape = "x".join(map(str, self.image_shape))
+        sizes = ", ".join(f"{name} {split.num_examples:,}" for name, split in self.splits.items())
+        labels = listed(self.label_names)
+        return f"<Manifest of {self.name}: {shape} {self.dtype}; {labels}; examples: {sizes}>"
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The `label_names`, under the name that Keras and TFDS users look for."""
+        return self.label_names
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes, which is the length of a label."""
+        return len(self.label_names)
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether pictures keep their shapes, with black padding around them."""
+        return self.preprocessing.get("fit") == "pad"
+
+    @functools.cached_property
+    def layout(self) -> schema.RecordLayout:
+        """The layout of every record of the dataset."""
+        return schema.RecordLayout(
+            image_shape=self.image_shape,
+            num_classes=self.num_classes,
+            dtype=self.dtype,
+            label_kind=self.label_kind,
+        )
+
+    @property
+    def format_version(self) -> int:
+        """The oldest version of the format that can describe this dataset."""
+        return max(1 if self.dtype == "uint8" else 2, self.label_kind.format_version)
+
+    @property
+    def shards(self) -> tuple[Shard, ...]:
+        """The shards of all splits, split after split."""
+        return tuple(shard for split in self.splits.values() for shard in split.shards)
+
+    @property
+    def num_examples(self) -> int:
+        """Number of examples in all splits."""
+        return sum(shard.num_examples for shard in self.shards)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all shards in bytes."""
+        return sum(shard.num_bytes for shard in self.shards)
+
+    @property
+    def ledger(self) -> list[tuple[str, int]]:
+        """What became of the files of the source, and their numbers, which add up to all files."""
+        counts = self.counts
+        rows = [
+            ("examples in the dataset", counts.get("examples", 0)),
+            ("augmented copies among them, which are not files", -counts.get("variants", 0)),
+            *_by_reason("rejected", self.rejects),
+            *_by_reason("left out", counts.get("dropped", {})),
+            ("copies in a second folder tree", counts.get("copies", 0)),
+            ("left out by --limit", counts.get("over_limit", 0)),
+            ("excluded by --include_regex or --exclude_regex", counts.get("excluded", 0)),
+            *_by_reason("ignored", counts.get("ignored", {})),
+        ]
+        return [(name, count) for name, count in rows if count]
+
+    def split(self, name: str | Sequence[str]) -> Split:
+        """Returns a split by name, or several such as `("train", "val")`, one after the other.
+
+        Raises:
+            ManifestError: if the dataset has no such split, or one is named twice.
+        """
+        names = (name,) if isinstance(name, str) else tuple(name)
+        if len(set(names)) < max(1, len(names)):
+            raise ManifestError(f"expected one split, or several different ones, received {name!r}")
+        if missing := [wanted for wanted in names if wanted not in self.splits]:
+            known = ", ".join(sorted(self.splits)) or "none"
+            raise ManifestError(f"no split {missing[0]!r} in this dataset; it has {known}")
+        parts = [self.splits[wanted] for wanted in names]
+        return Split(
+            label_counts=tuple(map(sum, zip(*(part.label_counts for part in parts), strict=True))),
+            shards=tuple(shard for part in parts for shard in part.shards),
+        )
+
+    @property
+    def _record(self) -> dict[str, Any]:
+        """What the file says of the layout, for readers that do not compute it."""
+        slots = sorted(self.layout.features.items())
+        return {
+            "stride": self.layout.stride,
+            "length": self.layout.length,
+            "features": {name: dataclasses.asdict(slot) for name, slot in slots},
+        }
+
+    def to_json(self) -> str:
+        """Returns the manifest as JSON text; equal manifests give equal bytes."""
+        found = self.statistics and {"split": STATISTICS_SPLIT, **self.statistics.to_dict()}
+        content = {
+            "format_version": self.format_version,
+            "name": self.name,
+            "image": {"shape": list(self.image_shape), "dtype": self.dtype},
+            **self.label_kind.entry,
+            "label_names": list(self.label_names),
+            "record": self._record,
+            "splits": {
+                name: {
+                    "num_examples": split.num_examples,
+                    "label_counts": dict(zip(self.label_names, split.label_counts, strict=True)),
+                    "shards": [dataclasses.asdict(shard) for shard in split.shards],
+                }
+                for name, split in self.splits.items()
+            },
+            **({"statistics": found} if found else {}),
+            **{name: getattr(self, name) for name in _AS_THEY_ARE},
+        }
+        return json.dumps(content, indent=1, ensure_ascii=True) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str | bytes, file_name: str = FILE_NAME) -> Manifest:
+        """Parses and checks the text that `to_json` returned, or its UTF-8 bytes.
+
+        Raises:
+            ManifestError: which names the file, if the text is not a manifest, has another format
+                version, or contradicts itself.
+        """
+        try:
+            content = json.loads(text)
+            version = content["format_version"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ManifestError(f"{file_name} is not a dataset manifest: {error}") from error
+        if version not in range(1, FORMAT_VERSION + 1):
+            raise ManifestError(
+                f"{file_name} has format version {version}, but this program reads versions up to "
+                f"{FORMAT_VERSION}; install the release that wrote it, or build the dataset again"
+            )
+        try:
+            check_types(content, _PARTS, "")
+            if content["source"].get("kind") == "features":
+                raise ManifestError(
+                    "datasets of features are no longer supported; train on the dataset of images "
+                    "from which they were computed, and choose by --trainable_layers how many of "
+                    "the last layers learn"
+                )
+            manifest = cls._from_content(content)
+            manifest._check_consistency(content)
+        except ManifestError as error:
+            raise ManifestError(f"{file_name}: {error}") from None
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise ManifestError(f"{file_name} is damaged: {error!r}") from error
+        return manifest
+
+    @classmethod
+    def _from_content(cls, content: Mapping[str, Any]) -> Manifest:
+        label_names = tuple(content["label_names"])
+        height, width, channels = content["image"]["shape"]
+        facts = {name: content[name] for name in ("name", *_AS_THEY_ARE) if name in content}
+        if "statistics" in content:
+            facts["statistics"] = PixelStatistics.from_dict(content["statistics"])
+        return cls(
+            image_shape=(height, width, channels),
+            label_names=label_names,
+            splits={
+                name: Split(
+                    label_counts=tuple(split["label_counts"][label] for label in label_names),
+                    shards=tuple(Shard(**shard) for shard in split["shards"]),
+                )
+                for name, split in content["splits"].items()
+            },
+            dtype=content["image"]["dtype"],
+            label_kind=kind_in(content),
+            **facts,
+        )
+
+    def _check_consistency(self, content: Mapping[str, Any]) -> None:
+        """Refuses a manifest that contradicts itself, with which a reader would read garbage."""
+        if content["record"] != self._record:
+            raise ManifestError(
+                f"the record layout does not match image shape {self.image_shape} of {self.dtype} "
+                f"and {self.num_classes} classes; build the dataset again"
+            )
+        audit: dict[str, Any] = {"measures": {}, "findings": [], **self.audit}
+        check_types(audit, {"measures": {}, "findings": [{}]}, "audit")
+        names = [("dataset", self.name), *(("split", name) for name in self.splits)]
+        for kind, name in [*names, *(("shard", shard.name) for shard in self.shards)]:
+            if not _SAFE_NAME.fullmatch(name):
+                raise ManifestError(
+                    f"expected the name of a {kind}, of up to 200 letters, digits, '_', '-' and "
+                    f"'.', received {name[:250]!r}; a name that could be a path is refused"
+                )
+        for name, split in self.splits.items():
+            if split.num_examples != content["splits"][name]["num_examples"] or (
+                not self.label_kind.fits_counts(split.label_counts, split.num_examples)
+            ):
+                raise ManifestError(f"the counts of split {name!r} do not add up")
+            for shard in split.shards:
+                if shard.num_bytes != (expected := shard.num_examples * self.layout.stride):
+                    raise ManifestError(
+                        f"{shard.name} should have {expected} bytes, for {shard.num_examples} "
+                        f"records, but the manifest says {shard.num_bytes}"
+                    )
+        if found := self.statistics:
+            height, width, channels = self.image_shape
+            num_pixels = self.split(STATISTICS_SPLIT).num_examples * height * width
+            expected = STATISTICS_SPLIT, num_pixels, channels, int(np.iinfo(self.dtype).max)
+            split = content["statistics"]["split"]
+            received = split, found.num_pixels, len(found.sums), found.max_value
+            if received != expected:
+                raise ManifestError(
+                    "expected statistics of (split, pixels, channels, highest value) "
+                    f"{expected}, received {received}"
+                )
+
+    @classmethod
+    def load(cls, directory: str | os.PathLike[str]) -> Manifest:
+        """Reads the manifest of a finished dataset, in a local folder or, by URL, on a store.
+
+        Raises:
+            ManifestError: if it is missing (the build did not finish) or cannot be used.
+            UserError, StoreError: if the URL cannot be used, or the store does not answer.
+        """
+        path = path_in(directory, FILE_NAME)
+        try:
+            content = read_file(directory, FILE_NAME)
+        except FileNotFoundError:
+            hint = "the build did not finish; run the same build command again to resume it"
+            if not is_remote(directory) and not Path(directory).is_dir():
+                hint = "the folder does not exist"
+            raise ManifestError(f"{path} is missing: {hint}") from None
+        except OSError as error:
+            raise ManifestError(f"cannot read {path}: {error}") from error
+        return cls.from_json(content, file_name=path)
+
+
+def _by_reason(what: str, reasons: Mapping[str, int]) -> list[tuple[str, int]]:
+    return [(f"{what}: {in_words(reason)}", count) for reason, count in reasons.items()]
+
+
+def check_types(value: Any, expected: Any, place: str) -> None:
+    """Checks that parsed JSON has the expected types, see `_PARTS`, and numbers are at least 0.
+
+    Entries of mappings that are not expected are not checked. `place` is where the value is, such
+    as `splits.train`.
+
+    Raises:
+        KeyError, TypeError: if a value is missing or has another type.
+    """
+    wanted = expected if isinstance(expected, type) else type(expected)
+    # The exact type, because a bool is an int too.
+    if type(value) is not wanted or (wanted is int and value < 0):
+        kind = {int: "a number of at least 0", str: "a text", list: "a list", dict: "a mapping"}
+        raise TypeError(f"expected {kind[wanted]} for {place}, received {value!r:.80}")
+    if wanted is list:
+        kinds = expected if len(expected) > 1 else expected * len(value)
+        for number, (element, kind) in enumerate(zip(value, kinds, strict=True)):
+            check_types(element, kind, f"{place}[{number}]")
+    elif wanted is dict:
+        for name in value if "*" in expected else expected:
+            kind = expected.get(name, expected.get("*"))
+            check_types(value[name], kind, f"{place}.{name}".lstrip("."))

@@ -1,0 +1,325 @@
+"""The example: encodes an image, its label and its key as a record, and parses records.
+
+>>> layout = RecordLayout(image_shape=(224, 224, 1), num_classes=4)
+>>> layout.stride, layout.features["image"].offset
+(50688, 64)
+
+Encoding does not need TensorFlow: all images of a dataset have the same size, so its serialized
+examples differ only in three fixed ranges of bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import itertools
+import math
+import struct
+from collections.abc import Iterator, Mapping
+from typing import IO, TYPE_CHECKING, Any
+
+import google_crc32c
+import numpy as np
+
+from tfrecord_io.decoding.options import DTYPES
+from tfrecord_io.format.kinds import CLASSES, LabelKind
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+IMAGE, KEY, LABEL = "image", "key", "label"
+
+# Features of zeros that align the image and the stride. Their names sort first and last.
+_HEAD_PADDING, _TAIL_PADDING = "head_padding", "tail_padding"
+
+# Images are aligned to so many bytes, as TensorFlow requires to use memory without a copy
+# (EIGEN_MAX_ALIGN_BYTES with AVX-512, as `tsl::Allocator` guarantees).
+_IMAGE_ALIGNMENT = 64
+
+# Blocks of this length are copied as fast as whole images (benchmarks/README.md), and smaller
+# blocks need less padding. Small images get smaller blocks, so that padding stays a small share.
+_BLOCK_LENGTH, _BLOCKS_PER_IMAGE = 512, 32
+
+
+#: Length in bytes of a key: 128 bits in hexadecimal digits.
+KEY_LENGTH = 32
+
+# A TFRecord frames each record as length (uint64), masked CRC of the length (uint32), data, masked
+# CRC of the data (uint32), little-endian. Source: tensorflow/core/lib/io/record_writer.h.
+HEADER_LENGTH, FOOTER_LENGTH = 12, 4
+
+# Protocol Buffers cannot read a message of 2 GiB or more; everything but the pixels takes much less
+# than a MiB.
+_MAX_IMAGE_LENGTH = 2**31 - 2**20
+
+
+def masked_crc32c(data: bytes | bytearray | memoryview | np.ndarray) -> int:
+    """Returns the checksum that a TFRecord stores for `data`: CRC-32C, rotated and offset."""
+    # Without a copy, where google_crc32c takes the type.
+    return _mask(google_crc32c.value(data if isinstance(data, np.ndarray) else bytes(data)))
+
+
+def _mask(crc: int) -> int:
+    """Source of the formula: tensorflow/core/lib/hash/crc32c.h (`Mask`)."""
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def image_key(source_path: str) -> str:
+    """Returns the stable identity of an image: 32 hexadecimal digits of its path's SHA-256."""
+    return hashlib.sha256(source_path.encode("utf-8")).hexdigest()[:KEY_LENGTH]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FeatureSlot:
+    """The position of one feature's payload in every record, in bytes from its frame's start."""
+
+    offset: int
+    length: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RecordLayout:
+    """The layout of a record, which follows from the image's shape and the number of classes.
+
+    Record r of a shard starts at byte `r * stride`, and its features have constant offsets in it.
+    So a shard is both a TFRecord file of `tf.train.Example` and a strided array that can be mapped.
+
+    Two features of zeros, before and after the others, align the image to a multiple of 64 bytes
+    and make the stride a multiple of `block_length`, which also divides the image's length. So a
+    batch of images is one gather of blocks, which copies each pixel once and nothing else.
+
+    Attributes:
+        image_shape: (height, width, channels) in pixels, with 1 or 3 channels.
+        num_classes: length of the label.
+        dtype: type of the image's values, one of `DTYPES`; they are stored little-endian.
+
+    Raises:
+        ValueError: if these cannot be, or an image takes 2 GiB or more.
+    """
+
+    image_shape: tuple[int, int, int]
+    num_classes: int
+    dtype: str = "uint8"
+    label_kind: LabelKind = CLASSES
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, received {self.dtype!r}")
+        shape = self.image_shape
+        if len(shape) != 3 or min(shape) < 1 or shape[2] not in (1, 3):
+            raise ValueError(
+                "image_shape must be positive (height, width, channels) with 1 or 3 channels, "
+                f"received {shape}"
+            )
+        if self.image_length > _MAX_IMAGE_LENGTH:
+            raise ValueError(f"an image must be smaller than 2 GiB, received shape {shape}")
+        if self.num_classes < 1:
+            raise ValueError(f"num_classes must be at least 1, received {self.num_classes}")
+
+    @property
+    def image_length(self) -> int:
+        """Size of the pixels in bytes: height * width * channels values."""
+        return math.prod(self.image_shape) * self.numpy_dtype.itemsize
+
+    @property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        """Type of the image's values as they are stored, which is little-endian."""
+        return np.dtype(self.dtype).newbyteorder("<")
+
+    @property
+    def label_length(self) -> int:
+        """Size of the label in bytes: four (float32) per class."""
+        return 4 * self.num_classes
+
+    @functools.cached_property
+    def block_length(self) -> int:
+        """Size of a block in bytes: the smallest divisor of `image_length` that is large enough."""
+        length = self.image_length
+        least = min(_BLOCK_LENGTH, length // _BLOCKS_PER_IMAGE)
+        small = [divisor for divisor in range(1, math.isqrt(length) + 1) if not length % divisor]
+        return min(d for s in small for d in (s, length // s) if d >= least)
+
+    @functools.cached_property
+    def _parts(self) -> tuple[bytes, bytes, bytes, bytes]:
+        """The bytes that all records share: before image, key and label, and behind the label.
+
+        The frame's header is in the first, but its footer in none.
+        """
+        head_padding, tail_padding = self._find_padding()
+        before_image = _entry(_HEAD_PADDING, bytes(head_padding))
+        before_image += _entry(IMAGE, b"", self.image_length)
+        # Sorted by name, as SerializeToString(deterministic=True) does.
+        before_key = _entry(KEY, b"", KEY_LENGTH)
+        before_label = _entry(LABEL, b"", self.label_length)
+        end = _entry(_TAIL_PADDING, bytes(tail_padding))
+        rest = len(before_key) + KEY_LENGTH + len(before_label) + self.label_length + len(end)
+        example = _field(1, before_image, self.image_length + rest)
+        frame = struct.pack("<Q", len(example) + self.image_length + rest)
+        header = frame + struct.pack("<I", masked_crc32c(frame))
+        return header + example, before_key, before_label, end
+
+    @functools.cached_property
+    def features(self) -> Mapping[str, FeatureSlot]:
+        """Position of each feature's payload, by feature name."""
+        lengths = {IMAGE: self.image_length, KEY: KEY_LENGTH, LABEL: self.label_length}
+        slots: dict[str, FeatureSlot] = {}
+        offset = 0
+        for (name, length), before in zip(lengths.items(), self._parts, strict=False):
+            slots[name] = FeatureSlot(offset=offset + len(before), length=length)
+            offset += len(before) + length
+        return slots
+
+    @property
+    def stride(self) -> int:
+        """Bytes from the start of one record to the start of the next."""
+        label = self.features[LABEL]
+        return label.offset + label.length + len(self._parts[-1]) + FOOTER_LENGTH
+
+    @property
+    def length(self) -> int:
+        """Size of a serialized example in bytes, without the TFRecord frame."""
+        return self.stride - HEADER_LENGTH - FOOTER_LENGTH
+
+    def _find_padding(self) -> tuple[int, int]:
+        """Returns the smallest lengths of the two features of zeros that align image and stride."""
+
+        def length(name: str, payload_length: int) -> int:
+            return len(_entry(name, b"", payload_length)) + payload_length
+
+        before_image = len(_entry(IMAGE, b"", self.image_length))
+        others = length(KEY, KEY_LENGTH) + length(LABEL, self.label_length)
+        # The start of the entries depends on their length, which is encoded in one byte or more,
+        # and their length depends on their start. So each start is tried.
+        for start in itertools.count(HEADER_LENGTH + 2):
+            # So short a feature grows by one byte with each zero.
+            head = -(start + length(_HEAD_PADDING, 0) + before_image) % _IMAGE_ALIGNMENT
+            fixed = length(_HEAD_PADDING, head) + before_image + self.image_length + others
+            for tail in itertools.count():
+                entries = fixed + length(_TAIL_PADDING, tail)
+                needed = HEADER_LENGTH + 1 + len(_varint(entries))
+                if needed > start:
+                    break
+                if needed == start and (start + entries + FOOTER_LENGTH) % self.block_length == 0:
+                    return head, tail
+        raise AssertionError  # not reached: some start always fits
+
+    def read_records(self, file: IO[bytes], num_at_once: int) -> Iterator[np.ndarray]:
+        """Yields the records of a shard, uint8 [up to num_at_once, stride], but not one cut off."""
+        while block := file.read(num_at_once * self.stride):
+            whole = len(block) // self.stride
+            yield np.frombuffer(block, np.uint8, whole * self.stride).reshape(whole, self.stride)
+
+    def bytes_in(self, records: np.ndarray, name: str) -> np.ndarray:
+        """Returns the bytes of a feature of framed records, uint8 [num_records, length], a view."""
+        slot = self.features[name]
+        return records[:, slot.offset : slot.offset + slot.length]
+
+    def labels_in(self, records: np.ndarray) -> np.ndarray:
+        """Returns the labels of framed records, float32 [num_records, num_classes], a copy."""
+        return self.bytes_in(records, LABEL).copy().view("<f4")
+
+    def images_in(self, records: np.ndarray) -> np.ndarray:
+        """Returns the images of framed records, a view where NumPy can make one.
+
+        They are of type `numpy_dtype`, [num_records, height, width, channels].
+        """
+        pixels = self.bytes_in(records, IMAGE)
+        return pixels.view(self.numpy_dtype).reshape(len(records), *self.image_shape)
+
+    def find_damaged(self, records: np.ndarray) -> int | None:
+        """Returns the place of the first record that does not match its frame's checksums, or None.
+
+        The records are uint8 [num_records, stride], C-contiguous.
+        """
+        header = self._parts[0][:HEADER_LENGTH]
+        for place, record in enumerate(records):
+            (stored,) = struct.unpack("<I", record[-FOOTER_LENGTH:])
+            crc = masked_crc32c(record[HEADER_LENGTH:-FOOTER_LENGTH])
+            if record[:HEADER_LENGTH].tobytes() != header or stored != crc:
+                return place
+        return None
+
+    def encode_record(self, image: bytes, label: np.ndarray, key: str) -> bytes:
+        """Returns one framed record of `stride` bytes, ready to be appended to a shard.
+
+        `tf.io.TFRecordWriter` writes the same for `Example.SerializeToString(deterministic=True)`.
+
+        Args:
+            image: pixels of type `dtype`, little-endian, row-major [height, width, channels].
+            label: float32 [num_classes], such as one-hot; see `LabelKind.vectors`.
+            key: the example's key, see `image_key`.
+
+        Raises:
+            ValueError: if the image, the label or the key does not fit the layout.
+        """
+        record = bytearray(self.stride)
+        self.encode_into(record, image, label, key)
+        return bytes(record)
+
+    def encode_into(
+        self, record: bytearray | memoryview, image: bytes, label: np.ndarray, key: str
+    ) -> None:
+        """Writes one framed record into memory of `stride` bytes; otherwise as `encode_record`."""
+        if len(image) != self.image_length:
+            raise ValueError(
+                f"expected {self.image_length} bytes of pixels for shape {self.image_shape} of "
+                f"{self.dtype}, received {len(image)}"
+            )
+        # Adding zero turns -0 into 0, so that equal labels have equal bytes.
+        values = (label + np.float32(0)).astype("<f4")
+        if values.shape != (self.num_classes,) or not self.label_kind.is_label(values):
+            raise ValueError(
+                f"expected a label of {self.num_classes} values, {self.label_kind.values}, "
+                f"received {label.tolist()}"
+            )
+        key_bytes = key.encode("ascii")
+        if len(key_bytes) != KEY_LENGTH:
+            raise ValueError(f"a key must have {KEY_LENGTH} characters, received {key!r}")
+        head, before_key, before_label, end = self._parts
+        tail = b"".join((before_key, key_bytes, before_label, values.tobytes(), end))
+        # In parts, so that the image is copied only once.
+        crc = google_crc32c.value(head[HEADER_LENGTH:])
+        for part in (image, tail):
+            crc = google_crc32c.extend(crc, part)
+        image_end = len(head) + len(image)
+        record[: len(head)] = head
+        record[len(head) : image_end] = image
+        record[image_end:] = tail + struct.pack("<I", _mask(crc))
+
+    def images_of(self, pixels: tf.Tensor) -> tf.Tensor:
+        """Gives the bytes of images, uint8 [batch, ...], their type and shape, without a copy."""
+        import tensorflow as tf
+
+        size = self.numpy_dtype.itemsize
+        if size > 1:
+            values = tf.reshape(pixels, (-1, self.image_length // size, size))
+            pixels = tf.bitcast(values, self.dtype)
+        return tf.reshape(pixels, (-1, *self.image_shape))
+
+
+def _varint(value: int) -> bytes:
+    """Returns a Protocol Buffers varint: seven bits per byte, the least significant first."""
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+def _field(number: int, payload: bytes, more: int = 0) -> bytes:
+    """Returns a length-delimited Protocol Buffers field without the last `more` bytes of it."""
+    return bytes([number << 3 | 2]) + _varint(len(payload) + more) + payload
+
+
+def _entry(name: str, payload: bytes, more: int = 0) -> bytes:
+    """Returns the bytes of a feature, floats for the label, else bytes, without the last `more`.
+
+    Source: tensorflow/core/example/feature.proto. Features.feature = 1 (map: key = 1, value = 2),
+    Feature.bytes_list = 1, Feature.float_list = 2, *List.value = 1 (floats packed).
+    """
+    value = _field(1, payload, more)
+    value = _field(2 if name == LABEL else 1, value, more)
+    value = _field(2, value, more)
+    return _field(1, _field(1, name.encode()) + value, more)

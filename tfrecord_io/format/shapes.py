@@ -1,0 +1,87 @@
+"""Shapes of pictures: which a dataset has, and which a network was not trained on.
+
+A shape is the width of a picture divided by its height, see `DecodedImage.shape`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from tfrecord_io.decoding.options import FITS, Preprocessing
+from tfrecord_io.format.manifest import Manifest
+
+# Shapes that differ by less than this factor count as one.
+_SAME = 1.01
+
+# Shapes are unseen that differ from each of the training images by this factor.
+_UNSEEN = 1.1
+
+
+def distinct(shapes: Iterable[float]) -> list[float]:
+    """Returns the shapes in ascending order, one of those that differ by less than a percent."""
+    found: list[float] = []
+    for shape in sorted(set(shapes)):
+        if not found or shape >= found[-1] * _SAME:
+            found.append(round(shape, 4))
+    return found
+
+
+def of_dataset(dataset: Manifest, splits: Iterable[str] | None = None) -> list[float]:
+    """Returns the `distinct` shapes of some splits, or of all; none if its audit does not say."""
+    known = dataset.audit.get("measures", {}).get("shapes", {})
+    names = known if splits is None else splits
+    return distinct(itertools.chain.from_iterable(known.get(name, ()) for name in names))
+
+
+def with_padding(dataset: Manifest, examples: pa.Table) -> pa.Table:
+    """Adds a column `padding`, the percentage of each stored image, to that of a padded dataset."""
+    if not dataset.is_padded:
+        return examples
+    height, width, _ = dataset.image_shape
+    factors = examples["shape"].to_numpy() * (height / width)
+    percentages = np.rint(100 - 100 * np.minimum(factors, 1 / factors)).astype(np.int64)
+    return examples.append_column("padding", pa.array(percentages))
+
+
+def describe(dataset: Manifest) -> str | None:
+    """Says what was done to the shapes of a dataset; None if all images have the stored one."""
+    preprocessing, shapes = Preprocessing.from_dict(dataset.preprocessing), of_dataset(dataset)
+    stored = preprocessing.width / preprocessing.height
+    if all(1 / _SAME < shape / stored < _SAME for shape in shapes):
+        return None
+    several = f"{len(shapes)} shapes, from" if len(shapes) > 1 else "the shape"
+    advice = " (--fit pad keeps them)" if preprocessing.fit == "stretch" else ""
+    return f"the images have {several} {_range(shapes)}; they are {_fitted(preprocessing)}{advice}"
+
+
+def warn_of_unseen(
+    shapes: Iterable[float], trained: Sequence[float], preprocessing: Preprocessing
+) -> str | None:
+    """Returns a warning if a network was not trained on the shapes of some images, or None.
+
+    `trained` are the `distinct` shapes of the training images; none if they are unknown.
+    """
+    unseen = [
+        shape
+        for shape in distinct(shapes)
+        if not any(known / _UNSEEN < shape < known * _UNSEEN for known in trained)
+    ]
+    if not trained or not unseen:
+        return None
+    return (
+        f"some images have a shape ({_range(unseen)}) that no training image has (those have "
+        f"{_range(trained)}): {_fitted(preprocessing)}, they are not what the network has learned"
+    )
+
+
+def _fitted(preprocessing: Preprocessing) -> str:
+    return f"{FITS[preprocessing.fit]} to {_range([preprocessing.width / preprocessing.height])}"
+
+
+def _range(shapes: Sequence[float]) -> str:
+    texts = (f"{shape:#.2g}".rstrip(".") + ":1" for shape in (shapes[0], shapes[-1]))
+    return " to ".join(dict.fromkeys(texts))

@@ -1,0 +1,147 @@
+"""Side facts of stored pictures, computed while a shard is written: brightness, border and hash.
+
+A perceptual hash takes 32 bytes per picture, so `twins` searches a million of them in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from PIL import Image
+
+from tfrecord_io.format import visible
+
+#: Length of a perceptual hash in bytes.
+HASH_LENGTH = 32
+
+# Rows and columns of the thumbnail from which the hash is computed.
+_SIDE = 32
+
+# JPEG compression leaves a white area slightly below 255.
+_WHITE = 250
+
+# With so few pictures a linear algebra library starts no threads, which would disturb the other
+# workers of the machine.
+_HASHED_AT_ONCE = 16
+
+# Rows of the DCT-II, rounded to integers. Sums of products of such small integers are exact in
+# float64, so the hash does not depend on the order in which a linear algebra library adds.
+_FREQUENCIES = 16
+_TURNS = np.outer(np.arange(_FREQUENCIES), 2 * np.arange(_SIDE) + 1) / (2 * _SIDE)
+_DCT = np.round(1024 * np.cos(np.pi * _TURNS))
+_DCT_OF_ONES = np.outer(_DCT.sum(axis=1), _DCT.sum(axis=1))
+# The hash leaves out the first coefficient, the mean. The order of the others gives every byte low
+# and high frequencies, because the search sorts by a few neighbouring bytes at a time.
+_NUM_BITS = _FREQUENCIES * _FREQUENCIES - 1
+_BIT_ORDER = np.append(1 + (np.arange(_NUM_BITS) * 97) % _NUM_BITS, 0)
+
+
+def side_facts(
+    pictures: np.ndarray, boxes: Sequence[tuple[int, int, int, int] | None] = ()
+) -> dict[str, np.ndarray]:
+    """Returns the side facts of some pictures.
+
+    Args:
+        pictures: uint8 or uint16 [num_pictures, height, width, channels].
+        boxes: left, top, right and bottom of the part of each that is hashed; None for all of it.
+
+    Returns:
+        `brightness`: float64 [num_pictures], mean of the picture in grey, 0..255, where 255 is
+            the largest value of the pictures' type;
+        `white_border`: float64 [num_pictures], 0..1, the white share of the border of one pixel,
+            as scans are padded white;
+        `perceptual_hash`: uint8 [num_pictures, 32].
+    """
+    num_pictures, height, width, channels = pictures.shape
+    scale = int(np.iinfo(pictures.dtype).max) // 255
+    visibles = visible.eight_bits(pictures)
+    small = thumbnails(visibles)
+    # The thumbnails of deeper pictures are stretched, so they do not tell the brightness.
+    counted = small[..., np.newaxis] if pictures.dtype == np.uint8 else pictures
+    is_border = np.ones((height, width), bool)
+    is_border[1:-1, 1:-1] = False
+    # By places in one row, which takes half as long as by a mask of rows and columns.
+    pixels = pictures.reshape(num_pictures, height * width, channels)
+    ring = pixels[:, np.flatnonzero(is_border)]
+    brightness = counted.mean(axis=(1, 2, 3)) / scale
+    for place, box in enumerate(boxes):
+        if box and box != (0, 0, width, height):
+            left, top, right, bottom = box
+            small[place] = thumbnails(visibles[place : place + 1, top:bottom, left:right])[0]
+    return {
+        "brightness": brightness,
+        "white_border": (ring >= _WHITE * scale).mean(axis=(1, 2)),
+        "perceptual_hash": perceptual_hash(small),
+    }
+
+
+def thumbnails(pictures: np.ndarray) -> np.ndarray:
+    """Returns small grey versions of pictures, in which each pixel is the mean of its area.
+
+    Args:
+        pictures: uint8 [num_pictures, height, width, channels].
+
+    Returns:
+        uint8 [num_pictures, 32, 32].
+    """
+    num_pictures, height, width, channels = pictures.shape
+    if channels == 1:
+        grey = pictures[..., 0]
+    else:  # converts all pictures at once, stacked into one
+        colour = Image.fromarray(pictures.reshape(-1, width, channels))
+        grey = np.asarray(colour.convert("L")).reshape(num_pictures, height, width)
+    if height % _SIDE == 0 and width % _SIDE == 0:
+        return _area_means(grey, height // _SIDE, width // _SIDE)
+    small = np.empty((num_pictures, _SIDE, _SIDE), np.uint8)
+    for number, picture in enumerate(grey):
+        small[number] = Image.fromarray(picture).resize((_SIDE, _SIDE), Image.Resampling.BOX)
+    return small
+
+
+def _area_means(pictures: np.ndarray, rows: int, columns: int) -> np.ndarray:
+    """Returns the means of areas of whole pixels, uint8 like `pictures`, with halves rounded up.
+
+    Pillow's `reduce` takes twice as long, and rounds in fixed point.
+    """
+    num_pixels = rows * columns
+    half = num_pixels // 2
+    dtype = np.uint16 if 255 * num_pixels + half <= np.iinfo(np.uint16).max else np.uint32
+    in_columns = pictures[:, ::rows].astype(dtype)
+    for row in range(1, rows):
+        in_columns += pictures[:, row::rows]
+    sums = in_columns[..., ::columns] + dtype(half)
+    for column in range(1, columns):
+        sums += in_columns[..., column::columns]
+    return (sums // num_pixels).astype(np.uint8)
+
+
+def perceptual_hash(thumbnails: np.ndarray) -> np.ndarray:
+    """Returns the perceptual hash of each picture: 255 bits that copies nearly share, and a one.
+
+    Each bit is the sign of one of the lowest 16x16 coefficients of the discrete cosine transform
+    without the mean, so brightness and contrast do not matter. Source: Zauner 2010,
+    "Implementation and Benchmarking of Perceptual Image Hash Functions", ch. 3, which uses 64 bits
+    and compares with the median instead of zero.
+
+    Args:
+        thumbnails: uint8 [num_pictures, 32, 32], see `thumbnails`.
+
+    Returns:
+        uint8 [num_pictures, HASH_LENGTH]; all zero for a picture of one colour.
+    """
+    hashes = np.empty((len(thumbnails), HASH_LENGTH), np.uint8)
+    for first in range(0, len(thumbnails), _HASHED_AT_ONCE):
+        some = thumbnails[first : first + _HASHED_AT_ONCE]
+        # The sums along the rows stay below 2**24, so they are exact in float32 too.
+        rows = some.reshape(-1, _SIDE).astype(np.float32) @ _DCT.T.astype(np.float32)
+        rows = rows.reshape(len(some), _SIDE, _FREQUENCIES).astype(np.float64)
+        # Less the mean, and times the number of pixels, so that all of them are integers and those
+        # of a picture of one colour are zeros.
+        sums = some.sum(axis=(1, 2), dtype=np.int64)
+        coefficients = _SIDE**2 * (_DCT @ rows) - np.multiply.outer(sums, _DCT_OF_ONES)
+        coefficients = coefficients.reshape(len(some), -1)
+        bits = coefficients[:, _BIT_ORDER] > 0
+        bits[:, -1] = coefficients.any(axis=1)
+        hashes[first : first + len(some)] = np.packbits(bits, axis=1)
+    return hashes

@@ -1,0 +1,165 @@
+"""Mean and standard deviation of stored pixels, kept as exact sums of integers.
+
+Integers give the same sum in any order, so each worker adds up its own shard, and the total does
+not depend on how the work was divided.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import operator
+from collections.abc import Mapping
+from typing import IO, Any
+
+import numpy as np
+
+from tfrecord_io.format import schema
+
+# Rows of pixels added up at once: the sum of this many squares, at most 255² each, fits into 32
+# bits, and the rows of a scan fit into the processor's cache.
+_ROWS_AT_ONCE = 256
+
+# By the type of pixels: the smallest types that hold a square, and the sum of that many squares.
+_SUM_TYPES = {
+    np.dtype("<u1"): (np.uint16, np.uint32),
+    np.dtype("<u2"): (np.uint32, np.uint64),
+}
+
+# Bytes of a shard read at once.
+_BLOCK_BYTES = 1024 * 1024
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PixelStatistics:
+    """Sums over the pixels of images, by channel.
+
+    Attributes:
+        num_pixels: number of pixels of each channel.
+        sums: sum of the values of each channel.
+        sums_of_squares: sum of the squared values of each channel.
+        max_value: largest value that a pixel can have: 255, or 65535 for uint16.
+
+    Raises:
+        ValueError: if no pixels can have these sums.
+    """
+
+    num_pixels: int
+    sums: tuple[int, ...]
+    sums_of_squares: tuple[int, ...]
+    max_value: int = 255
+
+    def __post_init__(self) -> None:
+        numbers = (self.num_pixels, self.max_value, *self.sums, *self.sums_of_squares)
+        # The exact type, because a float may have lost digits, and a bool is an int too.
+        possible = all(type(number) is int and number >= 0 for number in numbers)
+        possible &= len(self.sums) == len(self.sums_of_squares) > 0
+        # v <= v² <= 255 v for each value v, and a variance is not negative.
+        if not possible or not all(
+            total <= squares <= self.max_value * total and total**2 <= self.num_pixels * squares
+            for total, squares in zip(self.sums, self.sums_of_squares, strict=True)
+        ):
+            raise ValueError(
+                "expected integers: the number of pixels, and a sum and a sum of squares of each "
+                f"channel; {self.num_pixels} pixels of 0..{self.max_value} cannot have "
+                f"{self.sums} and {self.sums_of_squares}"
+            )
+
+    @property
+    def mean(self) -> tuple[float, ...]:
+        """Mean of each channel, 0..max_value; a ZeroDivisionError if there are no pixels."""
+        return tuple(total / self.num_pixels for total in self.sums)
+
+    @property
+    def std(self) -> tuple[float, ...]:
+        """Standard deviation of each channel over all pixels, 0..max_value / 2; as for `mean`."""
+        # In integers, because the difference of the two large products may be small.
+        return tuple(
+            math.sqrt(self.num_pixels * squares - total**2) / self.num_pixels
+            for total, squares in zip(self.sums, self.sums_of_squares, strict=True)
+        )
+
+    def __add__(self, other: PixelStatistics) -> PixelStatistics:
+        """Returns the statistics of the pixels of both.
+
+        Raises:
+            ValueError: if the numbers of channels or the types of the pixels differ.
+        """
+        if (len(self.sums), self.max_value) != (len(other.sums), other.max_value):
+            raise ValueError(
+                f"cannot add statistics of {len(self.sums)} and {len(other.sums)} channels of "
+                f"values to {self.max_value} and {other.max_value}"
+            )
+        return PixelStatistics(
+            num_pixels=self.num_pixels + other.num_pixels,
+            sums=tuple(map(operator.add, self.sums, other.sums)),
+            sums_of_squares=tuple(map(operator.add, self.sums_of_squares, other.sums_of_squares)),
+            max_value=self.max_value,
+        )
+
+    @classmethod
+    def from_images(cls, images: np.ndarray) -> PixelStatistics:
+        """Adds up the pixels of images.
+
+        Args:
+            images: uint8 or uint16 [num_images, height, width, channels]; num_images may be 0.
+
+        Raises:
+            ValueError: if the images have another shape or type.
+        """
+        if images.ndim != 4 or images.dtype not in _SUM_TYPES:
+            raise ValueError(
+                "expected images of type uint8 or uint16 and shape [num_images, height, width, "
+                f"channels], received {images.dtype} {images.shape}"
+            )
+        square_type, sum_type = _SUM_TYPES[images.dtype]
+        num_images, height, width, channels = images.shape
+        sums = np.zeros((2, width * channels), np.uint64)
+        all_rows = images.reshape(-1, width * channels)
+        for row in range(0, len(all_rows), _ROWS_AT_ONCE):
+            rows = all_rows[row : row + _ROWS_AT_ONCE]
+            sums[0] += rows.sum(axis=0, dtype=np.uint32)
+            # Twice as fast as a histogram with `np.bincount`.
+            squares = np.multiply(rows, rows, dtype=square_type)
+            sums[1] += squares.sum(axis=0, dtype=sum_type)
+        of_channels, of_squares = sums.reshape(2, width, channels).sum(axis=1).tolist()
+        return cls(
+            num_pixels=num_images * height * width,
+            sums=tuple(of_channels),
+            sums_of_squares=tuple(of_squares),
+            max_value=int(np.iinfo(images.dtype).max),
+        )
+
+    @classmethod
+    def from_shard(cls, file: IO[bytes], layout: schema.RecordLayout) -> PixelStatistics:
+        """Adds up the pixels of a shard, read from its beginning.
+
+        Raises:
+            ValueError: if the file does not hold whole records.
+        """
+        total = cls.from_images(np.empty((0, *layout.image_shape), layout.numpy_dtype))
+        for records in layout.read_records(file, max(_BLOCK_BYTES // layout.stride, 1)):
+            total += cls.from_images(layout.images_in(records))
+        if rest := file.tell() % layout.stride:
+            raise ValueError(
+                f"expected records of {layout.stride:,} bytes, but the last one has {rest:,}"
+            )
+        return total
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns JSON values, as the manifest and the sidecars keep them."""
+        values = dataclasses.asdict(self)
+        if self.max_value == 255:
+            del values["max_value"]
+        return values
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> PixelStatistics:
+        """Makes statistics from the values that `to_dict` returned; ignores other keys.
+
+        Raises:
+            KeyError, TypeError, ValueError: if a value is missing, of another type or impossible.
+        """
+        sums = {name: tuple(values[name]) for name in ("sums", "sums_of_squares")}
+        max_value = values.get("max_value", 255)
+        return cls(num_pixels=values["num_pixels"], max_value=max_value, **sums)

@@ -1,0 +1,39 @@
+"""The errors whose messages are shown to the user without a traceback."""
+
+from __future__ import annotations
+
+from tfrecord_io.terminal.printing import printable
+
+
+class ToldError(Exception):
+    """An error whose message is printed without a traceback.
+
+    The message may contain file names from an untrusted archive, so control characters are escaped.
+    """
+
+    def __str__(self) -> str:
+        # Line by line, because `printable` would escape the message's own line breaks.
+        return "\n".join(printable(line) for line in super().__str__().split("\n"))
+
+
+class UserError(ToldError):
+    """An error that the user can correct: wrong usage, or unsuitable input.
+
+    The entry point prints only the message and exits with code 2.
+    """
+
+
+class StoreError(ToldError):
+    """An object store or web server that refuses, fails, or has another version of a file.
+
+    The entry point prints only the message and exits with code 1. It is not an OSError, because
+    Pillow and zipfile take those for a damaged file.
+    """
+
+
+class RangeError(StoreError):
+    """A server sent a whole file instead of the part that was asked for."""
+
+
+class ChangedError(StoreError):
+    """A file on a store is another version than the one that was first seen."""

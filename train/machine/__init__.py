@@ -1,0 +1,1 @@
+"""The machine of a run: its devices, console and versions."""

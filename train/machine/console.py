@@ -1,0 +1,128 @@
+"""What the commands of the trainer share: a quiet console, errors as messages, and Ctrl-C."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import functools
+import importlib.util
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+
+from tfrecord_io.format.manifest import ManifestError
+from tfrecord_io.terminal import printing, redaction
+from tfrecord_io.terminal.errors import ToldError, UserError
+from train.machine.errors import ConfigError, StoppedError
+
+_Main = Callable[[Sequence[str] | None], int]
+
+
+def command(main: _Main) -> _Main:
+    """Makes a function of the arguments the entry of a command, which returns its exit code.
+
+    An error that is meant for users becomes a message: exit code 2 for wrong usage, 1 for a
+    failure, 130 or 143 if a run was asked to stop.
+    """
+
+    @functools.wraps(main)
+    @redaction.redacted_output()
+    def run(argv: Sequence[str] | None = None) -> int:
+        set_defaults()
+        try:
+            with ended_by_interrupts():
+                return main(argv)
+        except StoppedError as error:
+            print(error, file=sys.stderr)
+            return 128 + error.signal_number
+        except (ToldError, ManifestError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2 if isinstance(error, UserError | ManifestError) else 1
+
+    return run
+
+
+def set_defaults() -> None:
+    """Sets the environment variables that Keras and TensorFlow read when they are imported.
+
+    The backend is TensorFlow, or JAX where only that is installed. A crash of native code then
+    prints where it was: if a mapped shard is cut off while it is read, the kernel ends the process
+    with SIGBUS, and the shell would say `Bus error` at most.
+    """
+    if sys.__stderr__ is not None:
+        faulthandler.enable(sys.__stderr__)
+    # Settings of the user take precedence. Level 2 hides TensorFlow's infos and warnings, and shows
+    # its errors.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    only_jax = _is_installed("jax") and not _is_installed("tensorflow")
+    os.environ.setdefault("KERAS_BACKEND", "jax" if only_jax else "tensorflow")
+
+
+@contextlib.contextmanager
+def ended_by_interrupts() -> Iterator[None]:
+    """Makes Ctrl-C in the block end this process at once, as a kill does, with exit code 130.
+
+    Python's own KeyboardInterrupt can get lost: Python only prints it if it is raised while an
+    object is destroyed, and TensorFlow turns it into another error while it builds a graph.
+    """
+    default = signal.getsignal(signal.SIGINT)
+    is_main = threading.current_thread() is threading.main_thread()
+    if default is not signal.default_int_handler or not is_main:
+        yield
+        return
+    terminal = os.dup(2)  # standard error may be hidden when the signal comes
+
+    def end(number: int, frame: FrameType | None) -> None:
+        os.write(terminal, b"stopped; run the same command again to continue\n")
+        os._exit(128 + number)
+
+    signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, default)
+        os.close(terminal)
+
+
+def check_backend(backend: str) -> None:
+    """Refuses a backend of Keras that cannot train here.
+
+    Raises:
+        ConfigError: if it is neither TensorFlow nor JAX, or is not installed.
+    """
+    if backend not in ("tensorflow", "jax"):
+        raise ConfigError(
+            f"KERAS_BACKEND={backend} is not supported; use tensorflow or jax. PyTorch reads the "
+            "data with tfrecord_io.make_batches (docs/reader.md)"
+        )
+    if not _is_installed(backend):
+        extra = "train" if backend == "tensorflow" else "jax"
+        raise ConfigError(
+            f"{backend}, on which Keras is to run, is not installed; run pip install '.[{extra}]' "
+            "in the clone of this project, or name another backend with KERAS_BACKEND"
+        )
+
+
+def _is_installed(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
+
+
+#: Hides what a block writes to standard error, and shows it only if the block fails otherwise than
+#: by an error whose message is meant for users.
+hide_native_noise = functools.partial(printing.hide_native_noise, ConfigError)
+
+
+def make_folder(flag: str, folder: Path) -> None:
+    """Makes the folder that a flag names.
+
+    Raises:
+        ConfigError: if it cannot be made, because a file has its name, for example.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{flag} {folder} cannot be a folder: {error.strerror}") from None

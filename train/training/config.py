@@ -1,0 +1,377 @@
+"""The configuration of a training run: the options of each room, their flags and their file.
+
+`resolve` decides what depends on the dataset and the devices. The result is written to
+RUN/config.json, from which the run can be repeated; the login of a URL must be given again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import os
+import typing
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from tfrecord_io.format.manifest import Manifest
+from tfrecord_io.terminal import flags, printing
+from tfrecord_io.terminal.address import Address, local_path
+from tfrecord_io.terminal.flags import flag
+from train.data.options import AugmentOptions, FoldOptions, InputOptions
+from train.machine import console
+from train.machine.devices import DeviceOptions, Devices
+from train.machine.errors import ConfigError
+from train.networks.options import OWN_MODELS, TUTORIAL_MODELS, NetworkOptions, OptimizerOptions
+from train.results.options import MeasureOptions, ThresholdOptions
+
+FILE_NAME = "config.json"
+
+# Settings of earlier versions: the values that need nothing now, and what to do for another one.
+_REMOVED = {
+    "cache": (("none", "device"), "images are read through the memory map"),
+    "step_timeout": ((0.0,), "use `py-spy dump --pid` to see where a process hangs"),
+    "visible_gpus": ((None,), "set CUDA_VISIBLE_DEVICES"),
+    "gpu_allocator": (("bfc",), "set TF_GPU_ALLOCATOR"),
+    "on_retrace": (("warn", "fail"), "a graph that is traced again always ends the run"),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LossOptions:
+    """What a step minimizes."""
+
+    label_smoothing: float = flag(
+        0.1,
+        "share of each label that is spread evenly over all classes, in training",
+        least=0,
+        below=1,
+    )
+    class_weights: str = flag(
+        "balanced",
+        "weight of a class in the loss; none: equal, balanced: inverse to frequency",
+        choices=("none", "balanced"),
+    )
+    class_weight_power: float = flag(
+        0.5,
+        "exponent of the balanced class weights; 1: unchanged, 0.5: their square roots",
+        least=0,
+    )
+
+    __post_init__ = flags.check
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoopOptions:
+    """Which epoch is kept, when the state is saved, and what is watched."""
+
+    best_by: str = flag(
+        "last",
+        "the epoch whose weights are kept: the last, or the best on the validation split. With few "
+        "validation images, the best of many epochs is best by chance; with a cosine schedule the "
+        "last epoch is usually as good",
+        choices=("last", "val_loss", "val_accuracy"),
+    )
+    steps_per_execution: int = flag(
+        1, "steps that the graph runs per call from Python", least=1, is_operational=True
+    )
+    checkpoint_seconds: float = flag(
+        120.0, "seconds between checkpoints within an epoch", least=0, is_operational=True
+    )
+    profile: str | None = flag(
+        None,
+        "first and last step to trace, such as 10,20; the trace is written to RUN/profile, for "
+        "TensorBoard",
+        metavar="FIRST,LAST",
+        is_operational=True,
+    )
+
+    def __post_init__(self) -> None:
+        flags.check(self)
+        _ = self.profile_steps
+
+    @property
+    def profile_steps(self) -> tuple[int, int] | None:
+        """First and last step to trace, counted from 1."""
+        if self.profile is None:
+            return None
+        first, _, last = self.profile.partition(",")
+        if not (first.isdigit() and last.isdigit() and 1 <= int(first) <= int(last)):
+            raise ValueError(
+                "--profile must be the first and the last step, such as 10,20; received "
+                f"{self.profile!r}"
+            )
+        return int(first), int(last)
+
+
+class Phase(NamedTuple):
+    """Some epochs in which the same layers are trained by the same optimizer.
+
+    Attributes:
+        name: `head` or `all`, see `models.set_trainable`.
+        first_epoch: counted from 0.
+        last_epoch: of the phase, included.
+        learning_rate: peak.
+    """
+
+    name: str
+    first_epoch: int
+    last_epoch: int
+    learning_rate: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """All settings of a run: the options of each room, whose fields are flags of the same name.
+
+    None means "decide from the data and the devices": `resolve` replaces it, and the decision is
+    written to RUN/config.json.
+    """
+
+    input: InputOptions
+    network: NetworkOptions
+    augmentation: AugmentOptions
+    loss: LossOptions
+    optimizer: OptimizerOptions
+    folds: FoldOptions
+    devices: DeviceOptions
+    loop: LoopOptions
+    thresholds: ThresholdOptions
+    measures: MeasureOptions
+
+    def __post_init__(self) -> None:
+        head_epochs, epochs = self.network.head_epochs, self.input.epochs
+        if head_epochs is not None and epochs is not None and head_epochs > epochs:
+            raise ConfigError(
+                f"--head_epochs {head_epochs} is more than --epochs {epochs}; --epochs includes "
+                "the epochs of the head"
+            )
+
+    @classmethod
+    def of(cls, **fields: Any) -> TrainConfig:
+        """Returns the configuration with these fields of its groups, and defaults for the others.
+
+        Raises:
+            ConfigError: if a value is out of range or two values contradict each other.
+        """
+        groups = {}
+        for name, group in _groups():
+            own = [field.name for field in dataclasses.fields(group) if field.name in fields]
+            try:
+                groups[name] = group(**{field: fields.pop(field) for field in own})
+            except ValueError as error:
+                raise ConfigError(str(error)) from None
+        return cls(**groups, **fields)
+
+    def replace(self, **fields: Any) -> TrainConfig:
+        """Returns a copy with other fields of the groups, see `of`."""
+        return TrainConfig.of(**self.to_dict() | fields)
+
+    @property
+    def phases(self) -> list[Phase]:
+        """The phases of a resolved configuration, in order."""
+        network, optimizer, epochs = self.network, self.optimizer, self.input.epochs or 0
+        head_epochs = (network.head_epochs or 0) if network.has_backbone else 0
+        if network.fine_tunes and network.trainable_layers == 0:
+            head_epochs = epochs
+        rate = optimizer.learning_rate
+        rest_rate = optimizer.fine_tune_learning_rate if network.fine_tunes else rate
+        phases = [
+            Phase("head", 0, head_epochs - 1, rate),
+            Phase("all", head_epochs, epochs - 1, rest_rate),
+        ]
+        return [phase for phase in phases if phase.first_epoch <= phase.last_epoch]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the fields of all groups as JSON values."""
+        return {
+            name: value
+            for fields in dataclasses.asdict(self).values()
+            for name, value in fields.items()
+        }
+
+    def resolve(self, num_examples: int, devices: Devices) -> TrainConfig:
+        """Returns the configuration with every open decision made, for a training split.
+
+        The learning rates of the result are already scaled by the number of replicas, and
+        `scale_learning_rate` is False, so that a repeated run is the same on any number of
+        replicas. Source of the scaling: Goyal et al. 2017, "Accurate, large minibatch SGD".
+
+        Raises:
+            ConfigError: if the global batch size cannot be split evenly over the replicas, or is
+                larger than the training split.
+        """
+        num_replicas = devices.num_replicas
+        network, optimizer = self.network, self.optimizer
+        replica_batch_size = self.input.replica_batch_size or min(
+            64 if num_examples >= 10_000 else 32, max(1, num_examples // num_replicas)
+        )
+        global_batch_size = self.input.global_batch_size or replica_batch_size * num_replicas
+        if global_batch_size % num_replicas:
+            raise ConfigError(
+                f"--global_batch_size {global_batch_size} cannot be split evenly over "
+                f"{num_replicas} replicas; choose a multiple of {num_replicas}"
+            )
+        if global_batch_size > num_examples:
+            raise ConfigError(
+                f"a step takes {global_batch_size} images, but the training split has only "
+                f"{num_examples}; use a smaller --replica_batch_size or fewer replicas"
+            )
+        epochs = self.input.epochs or _choose_epochs(num_examples, network.fine_tunes)
+        num_steps = math.ceil(epochs * num_examples / global_batch_size)
+        warmup_steps = math.ceil(num_steps / 20)
+        if optimizer.scale_learning_rate:
+            five_epochs = math.ceil(5 * num_examples / global_batch_size)
+            warmup_steps = min(five_epochs, num_steps // 2)
+        is_tutorial = network.model in TUTORIAL_MODELS
+        decisions: dict[str, Any] = {
+            "weights": network.initial_weights,
+            "epochs": epochs,
+            "jit_compile": devices.best_jit_compile,
+            "head_units": 64 if is_tutorial else 0,
+            "dropout": 0.0 if is_tutorial else 0.3,
+            "weight_decay": 0.05 if optimizer.optimizer == "adamw" else 0.0,
+            "warmup_steps": warmup_steps,
+            # An average with this decay covers about 1 / (1 - decay) steps.
+            "ema_decay": max(0.0, round(1 - 25 / num_steps, 6)),
+            "head_epochs": min(1, epochs) if network.fine_tunes else 0,
+        }
+        if network.model in OWN_MODELS:
+            decisions["normalize"] = "unit" if is_tutorial else "data"
+        if network.fine_tunes:
+            decisions["trainable_layers"] = 4
+        given = self.to_dict()
+        chosen = {name: value for name, value in decisions.items() if given[name] is None}
+        chosen["global_batch_size"] = global_batch_size
+        chosen["replica_batch_size"] = global_batch_size // num_replicas
+        if self.devices.precision == "auto":
+            chosen["precision"] = devices.best_precision
+        if optimizer.scale_learning_rate:
+            chosen["scale_learning_rate"] = False
+            for name in ("learning_rate", "fine_tune_learning_rate"):
+                chosen[name] = given[name] * num_replicas
+        return self.replace(**chosen)
+
+
+def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+    """Returns a line for each fact of two contents of a config.json that changes what is learnt.
+
+    `ours` is of the requested run, resolved, and `theirs` of the run in the folder. A run may
+    continue with other values of the options that are declared `is_operational`.
+    """
+    free = {field.name for field, _ in _fields() if field.metadata.get("is_operational")}
+    facts = [
+        {name: value for name, value in each["config"].items() if name not in free}
+        | {"dataset": each.get("dataset", {}).get("fingerprint"), "backend": each.get("backend")}
+        for each in (theirs, ours)
+    ]
+    return printing.differences(*facts, "in the folder", "requested")
+
+
+def load(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Returns the content of a run's config.json; the path is that of the file or of its folder.
+
+    `config` has the fields of `TrainConfig` as JSON values; `run_setup.claim` adds the others.
+
+    Raises:
+        ConfigError: if the file does not exist, is not a configuration, or has unknown or removed
+            settings or a value of the wrong type.
+    """
+    path = local_path(path)
+    if path.is_dir():
+        path = path / FILE_NAME
+    types_of = {field.name: kind for field, kind in _fields()}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["config"].get("weights") == "trunk":
+            raise ConfigError(
+                f"{path} is of a run on features, which are no longer supported; train on the "
+                "dataset of images, and choose by --trainable_layers how many of the last layers "
+                "learn"
+            )
+        for name, (unneeded, instead) in _REMOVED.items():
+            if (value := content["config"].pop(name, unneeded[0])) not in unneeded:
+                raise ConfigError(
+                    f"{path}: {name} is {value!r}, but that setting was removed; {instead}, and "
+                    "remove it from the file"
+                )
+        for name, value in content["config"].items():
+            kind = types_of[name]  # KeyError: a setting that this version does not know
+            stored = {float: (int, float), Address: str}.get(kind, kind)
+            if value is not None and not isinstance(value, stored):
+                raise TypeError(f"{name} must be of type {kind.__name__}; received {value!r}")
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist; give the config.json of a run") from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{path} is not the configuration of a run of this version: {error!r}"
+        ) from error
+    return content
+
+
+def add_arguments(parser: argparse.ArgumentParser, *, is_hidden: bool = False) -> Any:
+    """Adds a flag for each field, under a heading for each group; returns the first heading.
+
+    Args:
+        parser: of the command.
+        is_hidden: whether --help leaves out all but the first.
+    """
+    matter = ("data", "model", "weights", "epochs")
+    heading = "the flags that matter first"
+    first = flags.add_flags(parser, heading, *(group for _, group in _groups()), only=matter)
+    for name, group in _groups():
+        flags.add_flags(parser, name, group, without=matter, is_hidden=is_hidden)
+    return first
+
+
+def from_arguments(arguments: argparse.Namespace, **defaults: Any) -> TrainConfig:
+    """Returns the configuration of the flags, over that of the file that `--config` names.
+
+    Refuses before the long imports what need not wait for them.
+
+    Args:
+        arguments: of a parser with the flags of `add_arguments`.
+        **defaults: values of fields that neither the flags nor the file have.
+
+    Raises:
+        ConfigError: if the file cannot be used, a value is out of range, `data` is missing, or the
+            backend cannot train here.
+        tfrecord_io.ManifestError: if the dataset is local, and has no manifest that can be used.
+    """
+    file = getattr(arguments, "config", None)
+    fields = defaults | (load(file)["config"] if file else {})
+    for _, group in _groups():
+        fields |= flags.given(group, arguments)
+    config = TrainConfig.of(**fields)
+    if not config.input.data:
+        raise ConfigError(
+            "--data is missing; give the folder of a finished dataset, such as the --output of "
+            f"{flags.command('build')}"
+        )
+    console.check_backend(os.environ.get("KERAS_BACKEND", "tensorflow"))
+    if "://" not in config.input.data:
+        Manifest.load(config.input.data)
+    return config
+
+
+def _groups() -> list[tuple[str, type]]:
+    """Returns the name and the class of each group of options."""
+    hints = typing.get_type_hints(TrainConfig)
+    return [(field.name, hints[field.name]) for field in dataclasses.fields(TrainConfig)]
+
+
+def _fields() -> list[tuple[dataclasses.Field[Any], Any]]:
+    """Returns the fields of all groups, each with the type of its values besides None."""
+    return [field for _, group in _groups() for field in flags.fields_of(group)]
+
+
+def _choose_epochs(num_examples: int, fine_tunes: bool) -> int:
+    """Returns how many epochs suit a training split, 3 to 300.
+
+    The number of images shown grows with the square root of the split: 147 epochs of 537 images, 76
+    of 2,000, 12 of 84,000. Only the length for the smallest split was tried on real scans
+    (benchmarks/README.md); no other length was compared with it.
+    """
+    num_shown = 3400 * math.sqrt(num_examples) / (4 if fine_tunes else 1)
+    return min(max(round(num_shown / num_examples), 3), 300)

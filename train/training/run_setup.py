@@ -1,0 +1,207 @@
+"""All that a training is about, in one object that is made once and passed whole; its folder."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import keras
+
+import tfrecord_io
+from tfrecord_io.stores import file_lock
+from tfrecord_io.stores.files import sync_folder, write_json
+from tfrecord_io.terminal.address import is_remote
+from train.data.dataset import Dataset, Parts, choose_parts, open_dataset
+from train.data.seen import Exposure, Seen, expose_folds, look_at
+from train.kinds.registry import task_of
+from train.kinds.task import Task
+from train.machine.devices import Devices, configure_devices
+from train.machine.errors import ConfigError
+from train.machine.versions import versions
+from train.training import config as train_config
+from train.training.config import TrainConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Run:
+    """All that a training is about; what follows from the data is read when it is asked for.
+
+    `given` is the configuration with its open decisions, `folder` that of the run's files.
+    """
+
+    given: TrainConfig
+    folder: Path
+    data: Dataset
+    devices: Devices
+
+    @functools.cached_property
+    def parts(self) -> Parts:
+        """What the run trains on, validates on and tests on; raises `ConfigError`."""
+        return choose_parts(self.data, self.given.folds)
+
+    @property
+    def seen(self) -> Seen:
+        """The images that the run sees."""
+        return self._view[0]
+
+    @functools.cached_property
+    def exposure(self) -> Exposure | None:
+        """How much it sees of the part that it evaluates; None if there is none.
+
+        Of a cross-validation: how much the runs of one seed see of the folds that they hold out.
+        """
+        if self.given.folds.is_cross_validation:
+            folds = self.singles[: self.given.folds.folds]
+            return expose_folds(self.data, [(single.seen, single.parts.test) for single in folds])
+        return self._view[1]
+
+    @functools.cached_property
+    def singles(self) -> list[Run]:
+        """The runs of a cross-validation, all folds of the first seed first."""
+        seed, folds = self.given.input.seed, self.given.folds
+        return [
+            dataclasses.replace(
+                self,
+                given=self.given.replace(fold=fold, seed=seed, seeds=1),
+                folder=self.folder / f"seed-{seed}" / f"fold-{fold}",
+            )
+            for seed in range(seed, seed + folds.seeds)
+            for fold in range(folds.folds or 0)
+        ]
+
+    @functools.cached_property
+    def _view(self) -> tuple[Seen, Exposure | None]:
+        weights, unknown = self.given.network.initial_weights, ""
+        if weights not in ("imagenet", "none"):
+            unknown = f"its first weights are from elsewhere ({Path(weights).name})"
+        return look_at(self.data, self.parts, unknown)
+
+    @functools.cached_property
+    def task(self) -> Task:
+        """What the run learns; raises `ConfigError`."""
+        return task_of(self.data.manifest.label_kind).fitted(self.data, self.parts.train)
+
+    @functools.cached_property
+    def config(self) -> TrainConfig:
+        """The configuration with every decision made; of a cross-validation, as it is given.
+
+        Raises:
+            ConfigError: if the configuration does not suit the data or the devices.
+        """
+        manifest, given = self.data.manifest, self.given
+        # They are used at the end of the run; a wrong one is told now.
+        views = task_of(manifest.label_kind).views(manifest.label_names)
+        given.measures.prevalences([view.name for view in views])
+        if given.folds.is_cross_validation:
+            # A fold that cannot be trained does not waste the time of those before it.
+            for single in self.singles[: given.folds.folds]:
+                single.config  # noqa: B018 - raises ConfigError
+            return given
+        # Labels from which nothing can be learnt are refused here, before a folder is made.
+        quantity = self.task.quantity
+        if given.loop.best_by == "val_accuracy" and quantity != "accuracy":
+            raise ConfigError("--best_by val_accuracy needs classes or labels; use val_loss")
+        return given.resolve(self.parts.train.num_examples, self.devices)
+
+    @functools.cached_property
+    def statistics(self) -> tfrecord_io.PixelStatistics | None:
+        """Of the training pixels; None if the network is not normalized by them."""
+        if self.config.network.normalize != "data":
+            return None
+        return self.data.statistics(self.parts.train)
+
+    @functools.cached_property
+    def grey_factor(self) -> float:
+        """What turns stored values into grey levels of about 0..255.
+
+        Augmentation and published weights count in such levels. Few 16-bit images use their whole
+        range, so the mean plus four standard deviations of the training pixels becomes 255.
+        """
+        manifest = self.data.manifest
+        if manifest.dtype != "uint16" or manifest.statistics is None:
+            return 1.0
+        # Of a fold, those of its own training images.
+        pixels = self.data.statistics(self.parts.train)
+        top = max(mean + 4 * std for mean, std in zip(pixels.mean, pixels.std, strict=True))
+        return 255 / min(max(top, 1.0), 65_535.0)
+
+    @functools.cached_property
+    def steps_after(self) -> list[int]:
+        """The number of steps done after 0, 1, 2, ... and all epochs.
+
+        An epoch ends with the step of its last example. That step may also hold the first examples
+        of the next epoch, because epochs are not rounded up to whole batches.
+        """
+        options = self.config.input
+        return [
+            math.ceil(epoch * self.parts.train.num_examples / (options.global_batch_size or 1))
+            for epoch in range((options.epochs or 0) + 1)
+        ]
+
+
+def make_run(config: TrainConfig, folder: Path) -> Run:
+    """Sets up the devices and opens the dataset; nothing is written to the folder yet.
+
+    Raises:
+        ConfigError: if the configuration does not suit the devices or the kind of dataset.
+        tfrecord_io.ManifestError: if the dataset cannot be used.
+    """
+    devices = configure_devices(config.devices)
+    data = open_dataset(config.input.data_path, config.measures.columns)
+    if cache := is_remote(data.path) and data.stored.cache:
+        devices.say(cache.describe())
+    return Run(given=config, folder=folder, data=data, devices=devices)
+
+
+@contextlib.contextmanager
+def claim(run: Run) -> Iterator[None]:
+    """Locks the folder of a run, made if it is missing, and writes its config.json.
+
+    Only the chief does so.
+
+    Raises:
+        ConfigError: if the folder cannot be written, belongs to a run of another configuration, is
+            not a run folder, or another process trains in it.
+    """
+    workdir, manifest = run.folder, run.data.manifest
+    # First of all: a configuration that does not suit the data is refused before a folder is made.
+    content = {
+        "config": run.config.to_dict(),
+        "dataset": {"name": manifest.name, "fingerprint": manifest.fingerprint},
+        "backend": keras.backend.backend(),
+        "num_replicas": run.devices.num_replicas,
+        "versions": versions(),
+    }
+    if not run.devices.is_chief:
+        yield
+        return
+    lock = file_lock.held(workdir / ".lock", f"training in {workdir}", ConfigError)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(lock)
+        except OSError as error:
+            raise ConfigError(f"--workdir {workdir} cannot be written to: {error}") from error
+        # A killed process leaves temporary files; the lock ensures that no other process writes.
+        for leftover in workdir.glob(".*.tmp"):
+            leftover.unlink(missing_ok=True)
+        path = workdir / train_config.FILE_NAME
+        if path.exists():
+            if changed := train_config.differences(content, train_config.load(path)):
+                raise ConfigError(
+                    f"{workdir} contains a run with another configuration:\n  "
+                    + "\n  ".join(changed)
+                    + "\nUse another --workdir, or remove that folder"
+                )
+        elif any(entry.name != ".lock" for entry in workdir.iterdir()):
+            raise ConfigError(
+                f"{workdir} is not empty and has no {train_config.FILE_NAME}: it is not a run "
+                "folder. Use another --workdir"
+            )
+        write_json(path, content)
+        # A folder with a checkpoint, but without this file, would be refused after a power cut.
+        sync_folder(workdir)
+        yield
