@@ -53,7 +53,7 @@ print(len(moments))
 
 def test_a_power_cut_never_leaves_a_part_of_a_download_that_counts_as_whole(tmp_path):
     with StandIn(ARCHIVE) as stand_in:
-        variables = {"KAGGLE_API_TOKEN": TOKEN, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+        variables = {"KAGGLE_API_TOKEN": TOKEN, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests/helpers'}"}
         done = subprocess.run(
             [sys.executable, "-c", DOWNLOAD, str(tmp_path)],
             env=stand_in.environment(tmp_path, **variables),

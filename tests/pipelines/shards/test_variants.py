@@ -114,7 +114,7 @@ def test_a_single_picture_may_have_variants_and_a_card(tmp_path):
     source = write_tree(tmp_path / "scans", {"train/CNV/CNV-1-1.jpeg": jpeg()})
     output = build_here(source, tmp_path / "out", "--variants=1")
     assert Manifest.load(output).num_examples == 2
-    assert "2 images of 1 patient in 1 class (2 train)" in (output / "report.html").read_text()
+    assert "1 image of 1 patient in 1 class (1 train)" in (output / "report.html").read_text()
 
 
 def repacked(scans, path, change=lambda content: content):
