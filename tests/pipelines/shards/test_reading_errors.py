@@ -200,10 +200,9 @@ def test_a_machine_that_fails_at_a_member_of_a_zip_ends_the_build(
     "change",
     [
         lambda content: content[: len(content) // 2],
-        lambda content: content[:500] + bytes(len(content) - 500),
         lambda content: bytes(200) + content[200:],
     ],
-    ids=["cut", "overwritten at its end", "overwritten at its beginning"],
+    ids=["cut", "overwritten"],
 )
 def test_a_zip_that_changes_during_the_build_is_said_to_have_changed(
     inputs, tmp_path, after_listing, capsys, change
@@ -214,14 +213,16 @@ def test_a_zip_that_changes_during_the_build_is_said_to_have_changed(
     after_listing(lambda: path.write_bytes(change(content)))
     assert run_build_here(path, tmp_path / "out") == 1
     assert f"{path} changed since the build began" in capsys.readouterr().err
-    path.write_bytes(content)
-    assert run_build_here(path, tmp_path / "out", "--overwrite") == 0
-    assert Manifest.load(tmp_path / "out").rejects == {}
 
 
-@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-@pytest.mark.parametrize("place", ["header", "content"])
-@pytest.mark.parametrize("always", [False, True])
+@pytest.mark.parametrize(
+    ("method", "place", "always"),
+    [
+        (zipfile.ZIP_STORED, "content", False),
+        (zipfile.ZIP_DEFLATED, "header", False),
+        (zipfile.ZIP_DEFLATED, "content", True),
+    ],
+)
 def test_a_server_that_garbles_answers_costs_no_image(
     tmp_path, monkeypatch, capsys, after_listing, method, place, always
 ):
@@ -242,11 +243,9 @@ def test_a_server_that_garbles_answers_costs_no_image(
         after_listing(lambda: monkeypatch.setattr(remote, "read", garble))
         assert build_tfrecords.main(flags) == always
         assert always == ("other bytes each time" in capsys.readouterr().err)
-        if always:
-            monkeypatch.setattr(remote, "read", read)
-            assert build_tfrecords.main(flags) == 0
-    assert next(garbled) > 5
-    assert Manifest.load(tmp_path / "out").counts["examples"] == len(TREE)
+        assert next(garbled) > 5
+    if not always:
+        assert Manifest.load(tmp_path / "out").counts["examples"] == len(TREE)
 
 
 def test_a_server_that_garbles_a_file_without_a_checksum_is_found_out(

@@ -9,10 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import tensorflow as tf
 import tensorflow_datasets as tfds
 from builds import build_here, build_of
-from dataset_factory import stored, write_dataset
+from dataset_factory import parsed_by_tensorflow, stored, write_dataset
 from image_files import encoded, write_tree
 
 import tfrecord_io
@@ -28,10 +27,7 @@ from train.results.classifier import load_classifier, predict_files
 from train.training.config import TrainConfig
 from train.training.trainer import train_and_evaluate
 
-KINDS = [
-    ("uint16", (6, 5, 1)),
-    ("uint16", (4, 6, 3)),
-]
+KINDS = [("uint16", (6, 5, 1)), ("uint16", (4, 6, 3))]
 
 
 @pytest.fixture(scope="module", params=KINDS, ids=lambda kind: f"{kind[0]}{kind[1]}")
@@ -54,25 +50,17 @@ def dataset(tmp_path_factory, request):
 assert_same = functools.partial(np.testing.assert_array_equal, strict=True)
 
 
-def test_tensorflow_gets_the_stored_values(dataset):
-    batches = tfrecord_io.make_dataset(dataset, split="train", batch_size=10, shuffle=False)
-    assert_same(np.concatenate([image for image, _ in batches]), stored(dataset)[0])
-
-
-def test_numpy_gets_the_stored_values_to_keep(dataset):
-    batches = list(tfrecord_io.make_batches(dataset, split="train", batch_size=10, shuffle=False))
-    assert_same(np.concatenate([image for image, _ in batches]), stored(dataset)[0])
+def test_every_reader_gets_the_stored_values_and_numpy_to_keep(dataset):
+    options = {"split": "train", "batch_size": 10, "shuffle": False}
+    for read in (tfrecord_io.make_dataset, tfrecord_io.make_batches):
+        batches = list(read(dataset, **options))
+        assert_same(np.concatenate([image for image, _ in batches]), stored(dataset)[0])
     batches[0][0][:] = 0  # the caller's own
-
-
-def test_plain_tensorflow_parses_the_records_of_format_version_2(dataset):
     found = Manifest.load(dataset)
     assert json.loads((dataset / FILE_NAME).read_text())["format_version"] == 2
-    files = sorted(str(path) for path in dataset.glob("*.tfrecord"))
-    records = tf.data.TFRecordDataset(files).batch(100).get_single_element()
-    parsed = tf.io.parse_example(records, {"image": tf.io.FixedLenFeature([], tf.string)})
-    images = tf.reshape(tf.io.decode_raw(parsed["image"], found.dtype), (-1, *found.image_shape))
-    assert_same(images, stored(dataset)[0])
+    parsed = parsed_by_tensorflow(dataset.glob("*.tfrecord"), len(found.label_names))
+    images = np.stack([np.frombuffer(example["image"], found.dtype) for example in parsed])
+    assert_same(images.reshape(-1, *found.image_shape), stored(dataset)[0])
 
 
 # TFDS 4.9.10 asks protobuf 6 for a field's label, in the way of protobuf 5.
@@ -95,18 +83,12 @@ def test_an_image_is_shown_from_its_darkest_to_its_brightest_value(image, shown)
     assert (picture.mode, np.asarray(picture).tolist()) == ("L", shown)
 
 
-def written(dtype, shape):
-    """Returns a writer that wrote five images, and the images."""
-    layout = RecordLayout(image_shape=shape, num_classes=2, dtype=dtype)
-    images = np.random.default_rng(0).integers(50_000, size=(5, *shape)).astype(dtype)
+def test_a_shard_of_16_bits_has_the_facts_of_its_pictures():
+    layout = RecordLayout(image_shape=(64, 64, 1), num_classes=2, dtype="uint16")
+    images = np.random.default_rng(0).integers(50_000, size=(5, 64, 64, 1), dtype=np.uint16)
     with ShardWriter(io.BytesIO(), layout) as shard:
         for number, image in enumerate(images):
             shard.write(image.tobytes(), np.eye(2)[0], tfrecord_io.image_key(str(number)))
-    return shard, images
-
-
-def test_a_shard_of_16_bits_has_the_facts_of_its_pictures():
-    shard, images = written("uint16", (64, 64, 1))
     assert shard.statistics == PixelStatistics.from_images(images)
     facts = shard.facts()
     assert facts["brightness"] == pytest.approx(images.mean(axis=(1, 2, 3)) / 257)
@@ -152,11 +134,13 @@ def test_a_build_keeps_every_value_of_16_bit_files(deep_tree, deep_dataset):
     assert verify(deep_dataset, source_input=deep_tree) == []
 
 
-def test_16_bits_are_another_dataset_than_8(deep_tree, deep_dataset):
+def test_16_bits_are_another_dataset_than_8_without_copies(deep_tree, deep_dataset, tmp_path):
     identity = Manifest.load(deep_dataset).options
     assert (identity["dtype"], identity["format_version"]) == ("uint16", 2)
     with pytest.raises(UserError, match="dtype: 'uint16' there, None now"):
         build_here(deep_tree, deep_dataset, "--image_size=40", "--num_shards=2")
+    with pytest.raises(UserError, match=r"leave it out: train/run\.py augments images of any type"):
+        build_here(deep_tree, tmp_path / "out", "--dtype=uint16", "--variants=1")
 
 
 def test_16_bit_files_are_rejected_where_uint8_is_stored(deep_tree, tmp_path):
@@ -165,11 +149,6 @@ def test_16_bit_files_are_rejected_where_uint8_is_stored(deep_tree, tmp_path):
     ):
         build_here(deep_tree, tmp_path / "out")
     assert (tmp_path / "out" / "rejects.csv").read_text().count("more_than_8_bits") == 64
-
-
-def test_copies_made_once_are_only_of_8_bits(deep_tree, tmp_path):
-    with pytest.raises(UserError, match=r"leave it out: train/run\.py augments images of any type"):
-        build_here(deep_tree, tmp_path / "out", "--dtype=uint16", "--variants=1")
 
 
 @pytest.mark.slow

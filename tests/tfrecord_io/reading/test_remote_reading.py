@@ -30,7 +30,6 @@ from tfrecord_io.stores import remote
 from tfrecord_io.stores.folder import DataPath
 from tfrecord_io.terminal.errors import StoreError, ToldError, UserError
 
-
 SIZES = {"num_examples": {"train": 121, "val": 16}, "image_shape": (190, 180, 1), "num_shards": 4}
 
 
@@ -156,9 +155,7 @@ def num_kept(folder):
     return sum(512 * path.stat().st_blocks for path in folder.glob("*/records"))
 
 
-def test_a_cache_that_is_full_keeps_what_it_has_and_stays_within_its_limit(
-    local, web, url, folder
-):
+def test_a_cache_that_is_full_keeps_what_it_has_and_stays_within_its_limit(local, web, url, folder):
     _numpy(url, cache_gb=QUARTER)
     versions = opening.open_split(url, "train")[1].versions
     held = DatasetCache(Manifest.load(local), versions, folder, QUARTER)
