@@ -1,6 +1,5 @@
 """The build as a user runs it: whole commands, killed, resumed, and given what it must refuse."""
 
-import json
 import os
 import re
 import resource
@@ -169,8 +168,6 @@ def test_a_complete_output_is_said_to_be_so_and_not_touched(undisturbed, archive
         (["--clases=CNV"], "unknown flag --clases; did you mean --classes?"),
         (["--classes=CNV,AMD"], "'AMD'"),
         (["--direct_running_mode=multi_threading"], "loses records"),
-        (["--num_shards=0"], "num_shards must be at least 1"),
-        (["--input=nowhere.zip"], "nowhere.zip does not exist"),
         (["--runner=NoSuchRunner"], "Unexpected pipeline runner"),
         (["--output=nostore://bucket/out"], "cannot use --output nostore://bucket/out"),
     ],
@@ -360,7 +357,9 @@ ANY_FILES = st.dictionaries(
     st.tuples(
         st.sampled_from(["train", "test", "a/train", "a/test", "__MACOSX", "b"]),
         st.sampled_from(["CNV", "DME"]),
-        st.sampled_from(["CNV-1-1.png", "2.png", "._3.png", ".DS_Store", "x.txt", "deep/4.png"]),
+        st.sampled_from(
+            ["CNV-1-1.png", "2.png", "._3.png", ".DS_Store", "x.txt", "deep/4.png", " -_ß漢. .png"]
+        ),
     ).map("/".join),
     st.sampled_from([encoded(grey_pixels(1)), encoded(grey_pixels(2)), b"", b"no image"]),
     min_size=1,
@@ -413,48 +412,8 @@ def large_archive(tmp_path_factory):
 LARGE = ("--num_shards=27", "--direct_num_workers=2")
 
 
-@pytest.fixture(scope="module")
-def large_undisturbed(large_archive, tmp_path_factory):
-    output = build_here(large_archive, tmp_path_factory.mktemp("large") / "out", LARGE[0])
-    return files_of(output)
-
-
 def num_finished(output):
     return len(list(output.glob("train-*.json")))
-
-
-def nothing_left_running(process):
-    return wait_until(lambda: not members_of_group(process.pid))
-
-
-@pytest.mark.slow
-def test_a_killed_build_resumes_without_loss(large_archive, large_undisturbed, tmp_path):
-    output = tmp_path / "out"
-    words = command(large_archive, output, *LARGE)
-    # Once while the workers start, then at places of what is left, the same in every run.
-    for attempt, more in enumerate((0, 5, 2, 7)):
-        goal = num_finished(output) + more
-        with started(words) as process:
-            reached = wait_until(
-                lambda: workers_of(process) and num_finished(output) >= goal,  # noqa: B023
-                process,
-            )
-            assert reached, process.stdout.read()
-            before = shards_of(output)
-            if attempt % 2 == 0:
-                process.kill()  # the launcher alone, as the kernel does for want of memory
-            else:
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            assert nothing_left_running(process)
-        assert not (output / "manifest.json").exists()
-        assert before.items() <= shards_of(output).items()
-    finished = num_finished(output)
-    assert finished >= 14
-    done = run_command(words)
-    assert done.returncode == 0, done.stderr
-    assert f"resuming: {finished} of 27 shards are finished" in done.stderr
-    assert files_of(output) == large_undisturbed
 
 
 def listening_ports(processes):
@@ -468,38 +427,46 @@ def listening_ports(processes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("whole_group", [True, False], ids=["terminal", "launcher"])
-def test_a_build_opens_no_port_and_when_interrupted_says_how_to_go_on(
-    large_archive, tmp_path, whole_group
+@pytest.mark.parametrize("way", ["terminal", "launcher", "killed launcher", "killed group"])
+def test_a_build_opens_no_port_and_when_it_is_stopped_goes_on_without_loss(
+    large_archive, tmp_path, way
 ):
     output = tmp_path / "out"
     with socket.create_server(("127.0.0.1", 0)) as server:
         assert server.getsockname()[1] in listening_ports([psutil.Process()])
-    with started(command(large_archive, output, *LARGE)) as process:
+    words = command(large_archive, output, *LARGE)
+    with started(words) as process:
         assert wait_until(lambda: num_finished(output) >= 1, process)
-        everybody = members_of_group(process.pid)
-        assert len(everybody) >= 1 + len(workers_of(process)) >= 3
+        everybody, workers = members_of_group(process.pid), workers_of(process)
+        assert len(everybody) >= 1 + len(workers) >= 3
         assert listening_ports(everybody) == set()
-        second = None
-        if whole_group:
-            # On a fast machine it would be done before the second has seen it.
-            paused = workers_of(process)
-            for worker in paused:
-                worker.suspend()
-            second = run_build(large_archive, output, *LARGE)
-            for worker in paused:
-                worker.resume()
-            os.killpg(process.pid, signal.SIGINT)  # what Ctrl-C in a terminal does
-        else:
-            process.send_signal(signal.SIGINT)
-        text, _ = process.communicate(timeout=60)
-        assert process.returncode == 130, text
-        assert text.splitlines()[-1] == "stopped; run the same command again to resume"
-        assert "Traceback" not in text
-        assert nothing_left_running(process)
-    if second is not None:
+        # On a fast machine it would be done before the second has seen it.
+        for worker in workers:
+            worker.suspend()
+        second = run_command(words)
         assert second.returncode == 2
         assert f"another process (process id {process.pid})" in second.stderr
+        before = shards_of(output)
+        for worker in workers:
+            worker.resume()
+        stop = signal.SIGKILL if "killed" in way else signal.SIGINT
+        if way in ("terminal", "killed group"):
+            os.killpg(process.pid, stop)  # what Ctrl-C in a terminal does
+        else:
+            process.send_signal(stop)  # the launcher alone, as the kernel does for want of memory
+        text, _ = process.communicate(timeout=60)
+        assert wait_until(lambda: not members_of_group(process.pid))
+        if stop == signal.SIGINT:
+            assert process.returncode == 130, text
+            assert text.splitlines()[-1] == "stopped; run the same command again to resume"
+            assert "Traceback" not in text
+    assert not (output / "manifest.json").exists()
+    assert before.items() <= shards_of(output).items()
+    finished = num_finished(output)
+    done = run_command(words)
+    assert f"resuming: {finished} of 27 shards are finished" in done.stderr
+    undisturbed = build_here(large_archive, tmp_path / "undisturbed", LARGE[0])
+    assert files_of(output) == files_of(undisturbed)
 
 
 def test_a_full_disk_is_a_clear_error(archive, tmp_path, capsys):
@@ -522,16 +489,10 @@ def test_the_sample_of_the_real_archive_is_632_images_once(tmp_path):
     output = tmp_path / "out"
     done = run_build(SAMPLE, output, "--image_size=16")
     assert done.returncode == 0, done.stderr
-    lines = {" ".join(line.split()) for line in done.stdout.splitlines()}
-    assert {
-        "1,783 files:",
-        "632 examples in the dataset",
-        "632 copies in a second folder tree",
-    } <= lines
+    assert " 632 examples in the dataset" in done.stdout
     found = Manifest.load(output)
-    assert found.rejects == {}
-    assert found.label_names == ("CNV", "DME", "DRUSEN", "NORMAL")
+    assert (found.counts["files"], found.counts["copies"], found.rejects) == (1783, 632, {})
     sizes = {name: split.num_examples for name, split in found.splits.items()}
     assert sizes == {"train": 478, "val": 32, "test": 122}
-    assert json.loads((output / "manifest.json").read_text())["source"]["name"] == SAMPLE.name
+    assert found.source["name"] == SAMPLE.name
     assert all(row["patient"] for row in rows_of(output))

@@ -118,14 +118,14 @@ def test_a_worker_with_another_pillow_refuses_to_mix_pixels(job):
 # ---- all of them, by Beam
 
 
-def run(job, tasks, num_processes=None):
+def run(job, tasks):
     with beam.Pipeline(runner=FnApiRunner()) as pipeline:
-        written = pipeline | beam.Create(tasks) | engine.WriteShards(job.build, num_processes)
-        _ = written | engine.FinishDataset(job.build, num_processes)
+        written = pipeline | beam.Create(tasks) | engine.WriteShards(job.build, None)
+        _ = written | engine.FinishDataset(job.build, None)
 
 
 def test_tasks_become_a_dataset_whose_tables_name_every_image(job):
-    run(job, job.todo)
+    run(job, [*job.todo, *job.todo])  # a task may come twice
     found = Manifest.load(job.storage.root)
     assert found.counts["examples"] == found.num_examples == 28
     assert found.counts["rejects"] == sum(found.rejects.values()) == 3
@@ -148,12 +148,6 @@ def test_tasks_become_a_dataset_whose_tables_name_every_image(job):
     assert all(row[2] for row in rows)
     assert found.statistics == count_again(job.storage.root)
     assert found.statistics.num_pixels == 20 * 8 * 8
-
-
-@pytest.mark.parametrize("num_processes", [None, 2])
-def test_a_task_that_comes_twice_does_no_harm(job, num_processes):
-    run(job, [*job.todo, *job.todo], num_processes)
-    assert Manifest.load(job.storage.root).num_examples == 28
 
 
 def count_again(output):

@@ -44,8 +44,6 @@ CONTENT_ERRORS = [
 ]
 NUMBERS = [errno.EACCES, errno.ENOENT, errno.ENOTDIR, errno.EIO, errno.ESTALE, errno.EMFILE]
 MACHINE_ERRORS = [*map(system_error, NUMBERS), MemoryError()]
-#: For whole builds; `is_of_content` treats the others as these.
-SOME_ERRORS = [system_error(errno.EIO), MemoryError()]
 
 
 def test_errors_of_the_content_are_told_from_those_of_the_machine():
@@ -156,44 +154,33 @@ def after_listing(monkeypatch):
     return call
 
 
-def failing(original, error, is_concerned):
+@pytest.mark.parametrize(
+    ("name", "where", "function", "error"),
+    [
+        ("tree", Path, "open", system_error(errno.EIO)),
+        ("scans.zip", os, "pread", system_error(errno.EIO)),
+        ("scans.zip", Image.Image, "resize", MemoryError()),
+    ],
+    ids=["file", "member", "decoding"],
+)
+def test_a_machine_that_fails_at_an_image_ends_the_build_and_the_next_one_reads_it(
+    inputs, tmp_path, monkeypatch, capsys, name, where, function, error
+):
+    path, original, calls = inputs / name, getattr(where, function), itertools.count()
+
     def fail(*arguments, **options):
-        if is_concerned(*arguments):
+        if arguments[0] == path / NAME if name == "tree" else next(calls) == 4:
             raise error
         return original(*arguments, **options)
 
-    return fail
-
-
-@pytest.mark.parametrize("error", SOME_ERRORS, ids=repr)
-def test_a_file_that_cannot_be_read_ends_the_build_and_is_read_by_the_next(
-    inputs, tmp_path, monkeypatch, capsys, error
-):
-    scans = inputs / "tree"
-    fail = failing(Path.open, error, lambda path, *_: path == scans / NAME)
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "open", fail)
-        assert run_build_here(scans, tmp_path / "out") == 1
-    assert f"cannot read {scans / NAME}: " in (message := capsys.readouterr().err)
-    assert "run the same command again" in message
-    assert run_build_here(scans, tmp_path / "out") == 0
-    assert Manifest.load(tmp_path / "out").counts["examples"] == len(TREE)
-
-
-@pytest.mark.parametrize("error", SOME_ERRORS, ids=repr)
-@pytest.mark.parametrize("where", [(os, "pread"), (ImageFile.ImageFile, "load")], ids=["read", "decode"])
-def test_a_machine_that_fails_at_a_member_of_a_zip_ends_the_build(
-    inputs, tmp_path, monkeypatch, capsys, where, error
-):
-    calls = itertools.count()
-    path = inputs / "scans.zip"
-    with monkeypatch.context() as patch:
-        fail = failing(getattr(*where), error, lambda *_: next(calls) == 4)
-        patch.setattr(*where, fail)
+        patch.setattr(where, function, fail)
         assert run_build_here(path, tmp_path / "out") == 1
-    assert "run the same command again" in capsys.readouterr().err
+    assert "run the same command again" in (message := capsys.readouterr().err)
+    assert name != "tree" or f"cannot read {path / NAME}: " in message
     assert run_build_here(path, tmp_path / "out") == 0
-    assert Manifest.load(tmp_path / "out").rejects == {}
+    found = Manifest.load(tmp_path / "out")
+    assert (found.counts["examples"], found.rejects) == (len(TREE), {})
 
 
 @pytest.mark.parametrize(

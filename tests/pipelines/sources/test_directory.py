@@ -4,8 +4,6 @@ import socket
 
 import pytest
 from builds import IN_MEMORY
-from hypothesis import given
-from hypothesis import strategies as st
 from image_files import write_tree, write_zip
 from source_files import TREE, list_archive, read_archive
 
@@ -90,30 +88,3 @@ def test_a_file_that_changes_or_a_folder_that_a_worker_does_not_see_ends_the_bui
     change(tree / ref.source_path, tree)
     with pytest.raises(errors.BuildError, match=message), DirectorySource(tree).open() as reader:
         reader.read(ref.member)
-
-
-@given(
-    st.dictionaries(
-        st.builds(
-            "/".join,
-            st.tuples(
-                st.sampled_from(["train", "test"]),
-                st.sampled_from(["CNV", "DME"]),
-                st.text("abÄ. -_ß漢", min_size=1, max_size=5).filter(lambda n: n.strip(".")),
-            ),
-        ),
-        st.binary(max_size=5),
-        min_size=1,
-    )
-)
-def test_no_file_on_the_disk_is_overlooked(tmp_path_factory, files):
-    tree = write_tree(tmp_path_factory.mktemp("tree"), files)
-    try:
-        _, listing = list_archive(tree, tree.parent)
-    except errors.UserError:
-        assert all(name.split("/")[2].startswith(".") for name in files)
-        return
-    assert listing.num_files == len(files)
-    assert set(listing.refs["path"].to_pylist()) == {
-        name for name in files if not name.split("/")[2].startswith(".")
-    }

@@ -86,12 +86,6 @@ def test_a_shard_has_its_name_on_the_disk_before_the_sidecar_that_proves_it(tmp_
 # ---- finishing files while the caller goes on
 
 
-@pytest.fixture
-def behind(storage):
-    with contextlib.closing(WriteBehind(storage)) as behind:
-        yield behind
-
-
 class SlowStorage:
     """Finishes its files when it is let, and remembers in which order."""
 
@@ -146,19 +140,3 @@ def test_after_a_file_that_could_not_be_finished_no_other_is(slow_behind):
     with pytest.raises(OSError, match="No space left"):
         write_empty(slow_behind, ["sidecar", "bad", *"0123456789"])
     assert slow.finished == ["good", "sidecar"]
-
-
-@pytest.mark.parametrize("create", [Storage.create, WriteBehind.create])
-def test_a_block_that_fails_leaves_the_old_file_and_no_other(storage, behind, create):
-    write(storage, "file", b"old")
-
-    def stop_half_way():
-        with create(storage if create == Storage.create else behind, "file") as file:
-            file.write(b"half")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        stop_half_way()
-    behind.wait()
-    assert storage.read("file") == b"old"
-    assert storage.names(BUILD_DIR) == []

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import tensorflow_datasets as tfds
-from builds import build_here, files_of
+from builds import build_here
 from dataset_factory import stored
 from image_files import jpeg, write_tree
 
@@ -89,16 +89,6 @@ def test_the_same_dataset_in_another_folder_has_the_same_file(small, tmp_path):
     assert (build_here(source, tmp_path / "2") / CROISSANT_FILE).read_text() == text
     assert str(tmp_path) not in text
     assert not re.search(r"20\d\d-\d\d", text)
-
-
-def test_a_dataset_of_before_is_complete_and_right_without_the_file(small, capsys):
-    built, source = small
-    (built / CROISSANT_FILE).unlink()
-    before = files_of(built)
-    build_here(source, built)
-    assert "is complete" in capsys.readouterr().out
-    assert files_of(built) == before
-    assert verify.verify(built) == []
 
 
 @pytest.mark.parametrize("name", ["examples.parquet", CROISSANT_FILE])

@@ -142,14 +142,6 @@ def test_a_split_is_read_like_a_folder_from_the_batch_on_at_which_the_cache_hold
     assert 0 < _steps_until_mapped(url, cache_dir=other, start_step=start_step) < 10_000
 
 
-def test_an_iterator_reads_like_a_folder_once_another_has_filled_the_cache(local, url):
-    dataset = tfrecord_io.make_dataset(url, split="train", batch_size=6, seed=5, epochs=3)
-    first, second = iter(dataset), iter(dataset)
-    found = [next(first)]
-    collections.deque(second, maxlen=0)
-    assert_same([*found, *first], _numpy(local, epochs=3, with_keys=False))
-
-
 def num_kept(folder):
     """Returns the bytes that the records in a cache take on the disk."""
     return sum(512 * path.stat().st_blocks for path in folder.glob("*/records"))
@@ -289,7 +281,6 @@ DAMAGES = {
     "no home": _is_of_no_home,
     "a limit on files": _is_short_of_room,
     "a link as dataset": _replaced("ID"),
-    "a link as lock": _replaced("lock"),
     "a link as records": _replaced("ID/records"),
 }
 
