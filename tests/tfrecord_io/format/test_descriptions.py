@@ -7,21 +7,31 @@ import re
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import tensorflow_datasets as tfds
 from builds import build_here
-from dataset_factory import stored
+from dataset_factory import assert_same, stored, write_dataset
 from image_files import jpeg, write_tree
 
-from tfrecord_io.auditing import verify
-from tfrecord_io.format.descriptions import CROISSANT_FILE
-from tfrecord_io.format.manifest import Manifest
+from tfrecord_io import descriptions, verify
+from tfrecord_io.descriptions import CROISSANT_FILE
+from tfrecord_io.manifest import Manifest
 
 # TFDS 4.9.10 asks protobuf 6 for a field's label, in the way of protobuf 5.
 reads_with_tfds = pytest.mark.filterwarnings(r"ignore:label\(\) is deprecated:DeprecationWarning")
 
 
+def read_by_tfds(builder, split):
+    """Returns what TFDS reads of a split, as `stored` does."""
+    import tensorflow_datasets as tfds
+
+    examples = list(tfds.as_numpy(builder.as_dataset(split=split, shuffle_files=False)))
+    images, labels = (np.stack([one[name] for one in examples]) for name in ("image", "label"))
+    return images, labels, [one["key"].decode() for one in examples]
+
+
 @pytest.fixture(scope="module")
 def builder(built_dataset):
+    import tensorflow_datasets as tfds  # takes seconds to import
+
     return tfds.builder_from_directory(built_dataset)
 
 
@@ -40,12 +50,17 @@ def test_tfds_finds_the_splits_shards_and_counts(builder, built_dataset):
 @reads_with_tfds
 @pytest.mark.parametrize("split", ["train", "val", "test"])
 def test_tfds_reads_the_same_examples_in_the_same_order(builder, built_dataset, split):
-    examples = list(tfds.as_numpy(builder.as_dataset(split=split, shuffle_files=False)))
-    images, labels, keys = stored(built_dataset, split)
-    assert examples[0]["image"].dtype == np.uint8
-    np.testing.assert_array_equal([example["image"] for example in examples], images)
-    np.testing.assert_array_equal([example["label"] for example in examples], labels)
-    assert [example["key"].decode() for example in examples] == keys
+    assert_same([read_by_tfds(builder, split)], [stored(built_dataset, split)])
+
+
+@reads_with_tfds
+def test_tfds_reads_16_bits(tmp_path):
+    import tensorflow_datasets as tfds
+
+    manifest = write_dataset(tmp_path, image_shape=(4, 6, 3), dtype="uint16")
+    write_tree(tmp_path, {k: v.encode() for k, v in descriptions.for_tfds(manifest).items()})
+    builder = tfds.builder_from_directory(tmp_path)
+    assert_same([read_by_tfds(builder, "train")], [stored(tmp_path)])
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import io
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,11 +22,15 @@ def pixels_of(shape, seed=0):
 
 
 def bytes_feature(value):
+    import tensorflow as tf
+
     return tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))
 
 
 def record_of(shape, num_classes, label_index, folder):
     """Returns a record, which must have the bytes that TensorFlow writes, and its layout."""
+    import tensorflow as tf
+
     pixels = pixels_of(shape)
     layout = RecordLayout(image_shape=shape, num_classes=num_classes)
     label = np.eye(num_classes)[label_index]
