@@ -107,9 +107,7 @@ def test_a_failure_that_a_remote_worker_finds_reaches_the_user_as_one_line(
     source_tree, tmp_path, job_service
 ):
     flags = portable_flags(job_service, "--environment_type=LOOPBACK")
-
     done = builds.run_build(source_tree, tmp_path / "out", "--max_reject_fraction=0", *flags)
-
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("error: 1 of 27 images were rejected")
@@ -117,11 +115,9 @@ def test_a_failure_that_a_remote_worker_finds_reaches_the_user_as_one_line(
 
 def test_a_job_server_that_cannot_be_had_is_an_error_without_a_traceback(source_tree, tmp_path):
     jar = f"--flink_job_server_jar={tmp_path / 'none.jar'}"
-
     done = builds.run_build(
         source_tree, tmp_path / "out", "--runner=FlinkRunner", "--flink_master=localhost:9", jar
     )
-
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("error: FlinkRunner did not finish the job: Unable to parse jar URL")

@@ -64,10 +64,8 @@ def test_a_dataset_on_a_store_is_the_one_on_a_disk(scheme, running, s3, scans_zi
     with running():
         with scans_zip.open("rb") as file:
             remote.write(f"{scheme}://scans/in/scans.zip", file)
-
         url = f"{scheme}://scans"
         build_here(f"{url}/in/scans.zip", f"{url}/out", "--max_reject_fraction=0.5")
-
         for found in remote.list_files(f"{scheme}://scans/out", recursive=True):
             name = found.url.removeprefix(f"{scheme}://scans/out/")
             copy[name] = remote.read_file(found.url)
@@ -160,7 +158,6 @@ def test_a_build_on_a_store_goes_on_where_it_stopped_and_is_not_overwritten_unas
     for key, time in times.items():
         assert s3.client.head_object(Bucket=BUCKET, Key=key)["LastModified"] == time
     assert shards_of(write_tree(tmp_path / "remote", s3.read("resumed/"))) == shards_of(local)
-
     with pytest.raises(errors.UserError, match="holds a dataset that differs:\n  seed: 0 there"):
         build(s3, "archive", scans_zip, url, "--seed=1")
     build(s3, "archive", scans_zip, url, "--seed=1", "--overwrite")
@@ -171,12 +168,10 @@ def test_a_build_on_a_store_goes_on_where_it_stopped_and_is_not_overwritten_unas
 def test_worker_processes_reach_the_store_with_the_users_flags(s3, scans_zip, local, tmp_path):
     s3.client.upload_file(str(scans_zip), BUCKET, "in/scans.zip")
     words = [f"--input=s3://{BUCKET}/in/scans.zip", f"--output=s3://{BUCKET}/processes"]
-
     build_tfrecords.build(
         ["--source=archive", *words, "--image_size=8", "--max_reject_fraction=0.5",
          "--direct_num_workers=2", *s3.flags]
     )  # fmt: skip
-
     assert shards_of(write_tree(tmp_path / "remote", s3.read("processes/"))) == shards_of(local)
 
 
@@ -193,9 +188,7 @@ def test_a_folder_on_a_store_gives_the_bytes_of_the_local_one(s3, tmp_path, has_
     table.write_text("\n".join(["path,label", *rows]))
     flags = [f"--labels={table}"] if has_table else []
     local = build_here(tree, tmp_path / "local", *flags)
-
     build(s3, "directory", f"s3://{BUCKET}/tree", tmp_path / "remote", *flags)
-
     assert shards_of(tmp_path / "remote") == shards_of(local) != {}
 
 
@@ -230,10 +223,8 @@ def test_only_the_bytes_of_its_frame_are_fetched_of_a_volume_on_a_store(kind, s3
         for name in files:
             s3.client.upload_file(str(local / name), BUCKET, f"volume/{name}")
     before = s3.bytes_sent
-
     url = f"s3://{BUCKET}/{local.name}"
     build(s3, "archive" if kind == "zip" else "directory", url, tmp_path / "remote")
-
     # The whole file for each frame would be twenty times its size.
     assert s3.bytes_sent - before < 10 * volume.nbytes
     build_here(local, tmp_path / "local", "--max_reject_fraction=0.5")
@@ -272,7 +263,6 @@ def test_an_input_that_changes_under_the_build_is_not_mixed(kind, s3, scans_zip)
     member = next(source.members())
     other = bytes(scans_zip.stat().st_size)
     s3.client.put_object(Bucket=BUCKET, Key="changes/CNV/a.zip", Body=other)
-
     for read in (lambda reader: reader.read(member), lambda reader: reader.open(member).read(9)):
         with source.open() as reader, pytest.raises(errors.StoreError, match="changed since"):
             read(reader)
@@ -323,9 +313,7 @@ def test_a_local_archive_is_uploaded_once_and_read_from_there(s3, scans_zip):
     source = factory.staged(local, *chosen)
     [key] = [key for key in s3.object_names() if key.startswith("stage/")]
     time = s3.client.head_object(Bucket=BUCKET, Key=key)["LastModified"]
-
     again = factory.staged(ArchiveSource(scans_zip), *chosen)
-
     assert again == source == RemoteZipSource(f"s3://{BUCKET}/{key}")
     assert source.describe() == ArchiveSource(scans_zip).describe()
     assert s3.client.head_object(Bucket=BUCKET, Key=key)["LastModified"] == time

@@ -41,9 +41,7 @@ def test_a_file_is_read_as_it_was_written_and_listed_with_those_of_its_folder(st
 
 def test_an_error_in_one_of_many_reads_is_raised_in_its_place(storage):
     write(storage, "there", b"x")
-
     contents = storage.map(storage.read, ["there", "not there"])
-
     assert next(contents) == b"x"
     with pytest.raises(FileNotFoundError):
         next(contents)
@@ -75,7 +73,6 @@ def test_a_shard_has_its_name_on_the_disk_before_the_sidecar_that_proves_it(tmp_
         for name in ("a.tfrecord", "a.json", "b.tfrecord", "b.json", "manifest.json"):
             write(files, name, b"")
         files.wait()
-
     assert on_disk == [
         {"a.tfrecord"},
         {"a.tfrecord", "a.json", "b.tfrecord"},

@@ -101,7 +101,7 @@ CASES = [
 )
 def test_batches_are_those_of_a_local_copy_bit_by_bit(local, url, read, name, room):
     options = OPTIONS[name]
-    assert_same(read(url, cache_gb=room, **options), read(local, **options))
+    assert_same(read(url, cache_gb=room, **options), _numpy(local, **options))
 
 
 def test_batches_of_a_bucket_are_those_of_a_local_copy(local, s3):
@@ -136,7 +136,7 @@ def test_a_split_is_read_like_a_folder_from_the_batch_on_at_which_the_cache_hold
     local, url, tmp_path, start_step
 ):
     options = {"epochs": 3, "start_step": start_step, "pad_remainder": True}
-    assert_same(_tensorflow(url, **options), _tensorflow(local, **options))
+    assert_same(_tensorflow(url, **options), _numpy(local, **options))
     assert _steps_until_mapped(url, start_step=start_step) == 0
     other = tmp_path / "other"
     assert 0 < _steps_until_mapped(url, cache_dir=other, start_step=start_step) < 10_000
@@ -165,7 +165,7 @@ def test_a_cache_that_is_full_keeps_what_it_has_and_stays_within_its_limit(local
 @pytest.mark.parametrize("read", [_numpy, _tensorflow])
 def test_a_reader_and_its_copies_may_have_a_cache_of_their_own(local, url, folder, tmp_path, read):
     own = tmp_path / "own"
-    assert_same(read(url, cache_dir=own, cache_gb=QUARTER), read(local))
+    assert_same(read(url, cache_dir=own, cache_gb=QUARTER), _numpy(local))
     assert 8e5 < num_kept(own) <= 1.1e6
     dataset = mapped.MappedDataset(DataPath(url, own), "train")
     assert_same([pickle.loads(pickle.dumps(dataset))[7]], [dataset[7]])
@@ -293,9 +293,8 @@ def test_what_cannot_be_cached_is_read_without_a_cache_with_one_warning(
     with contextlib.ExitStack() as stack:
         damage(folder, monkeypatch, stack)
         caplog.clear()
-        assert_same(_numpy(url), _numpy(local))
-        dataset = tfrecord_io.make_dataset(url, split="train", batch_size=121)
-        assert [len(list(dataset)) for _ in range(2)] == [1, 1]
+        for _ in range(2):
+            assert_same(_numpy(url), _numpy(local))
     (warning,) = caplog.messages
     assert "reading each record anew" in warning
     assert not (folder / "missing").exists()
@@ -334,7 +333,6 @@ def test_records_of_two_versions_of_a_shard_never_mix(local, web, url, tmp_path)
     right = WebFile((local / name).read_bytes(), "")
     valid = WebFile((other / name).read_bytes(), "", "Tue, 02 Jan 2018 00:00:00 GMT")
     wanted, half = _numpy(local), range(0, 121, 2)
-
     web.files[f"data/{name}"] = right
     in_use = tfrecord_io.make_dataset(url, split="train", batch_size=6)
     assert_same(_numpy(url, examples=half), _numpy(local, examples=half))
@@ -444,7 +442,7 @@ def test_after_a_crash_of_the_system_each_record_is_checked_before_it_is_used(
 @pytest.mark.parametrize("read", [_numpy, _tensorflow])
 def test_files_that_cannot_be_mapped_are_read_in_the_same_order(local, monkeypatch, caplog, read):
     options = {"epochs": 2, "num_replicas": 2, "replica_index": 1}
-    wanted = read(local, **options)
+    wanted = _numpy(local, **options)
 
     def refuse(*_):
         raise OSError(12, "Cannot allocate memory")

@@ -29,9 +29,7 @@ FLAGS = ["--s3_secret_access_key=hidden", "--s3_access_key_id", "key", "--runner
 
 def test_flags_reach_this_process_and_the_secret_ones_no_job(monkeypatch):
     monkeypatch.setenv("AWS_SESSION_TOKEN", "of another key")
-
     rest = beam_flags.use(FLAGS)
-
     assert set(rest) == {
         "--runner=FlinkRunner",
         "--s3_region_name=eu-central-1",

@@ -216,7 +216,6 @@ os.waitpid(child, 0)
 def test_a_file_on_a_web_server_is_read_by_ranges(web):
     web.files["my scans.zip"] = WebFile(CONTENT)
     url = web.url("my%20scans.zip")
-
     found = remote.describe(url)
     assert (found.size, found.mark) == (len(CONTENT), "1")
     web.bytes_sent = 0
@@ -228,11 +227,9 @@ def test_a_signed_address_is_asked_for_word_for_word_and_never_shown(web):
     web.files["a.zip"] = WebFile(CONTENT, query="X-Sig=a%2Fb&y=1")
     url = web.url("a.zip") + "?X-Sig=a%2Fb&y=1"
     assert remote.read(url, 0, 2) == CONTENT[:2]
-
     web.files["a.zip"].query = "expired"
     with pytest.raises(StoreError, match="403 Forbidden") as caught:
         remote.read(url, 0, 2)
-
     assert "a%2Fb" not in str(caught.value)
 
 
@@ -252,7 +249,6 @@ def test_a_file_that_changed_on_a_web_server_is_not_read(web, before, after, fau
     assert remote.read(web.url("a.zip"), 0, 5, mark) == CONTENT[:5]
     web.fault = fault
     web.files["a.zip"] = WebFile(CONTENT, after, "Tue, 02 Jan 2018 00:00:00 GMT")
-
     with pytest.raises(StoreError, match=r"a\.zip changed since it was first read"):
         remote.read(web.url("a.zip"), 0, 5, mark)
 
@@ -269,7 +265,6 @@ def test_a_file_that_changed_on_a_web_server_is_not_read(web, before, after, fau
 def test_a_web_server_that_fails_is_a_clear_error_in_time(web, impatient, fault, message):
     web.files["a.zip"] = WebFile(CONTENT)
     web.fault = fault
-
     with pytest.raises(StoreError, match=f"cannot (use|read) {web.url('a.zip')}: .*{message}"):
         remote.read(web.url("a.zip"), 5, 100)
 
