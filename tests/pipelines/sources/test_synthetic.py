@@ -149,7 +149,9 @@ def test_the_tree_has_the_real_archives_shape_and_one_constant_time(tmp_path):
 def test_the_number_of_cores_changes_no_byte_and_a_whole_tree_is_kept(tmp_path, monkeypatch):
     found = []
     for num_cores in (1, 3):
-        monkeypatch.setattr(write_once.os, "sched_getaffinity", lambda _, n=num_cores: set(range(n)))
+        monkeypatch.setattr(
+            write_once.os, "sched_getaffinity", lambda _, n=num_cores: set(range(n))
+        )
         reported: list[int] = []
         for _ in range(2):  # the second time, all is there
             write_tree(tmp_path / str(num_cores), FEW, seed=3, progress=reported.append)
