@@ -10,8 +10,8 @@ from builds import build_here, build_of, shards_of
 from dicom_files import dicom_file
 from image_files import (
     grey_pixels,
-    jpeg,
     kermany_archive,
+    pack,
     png,
     scan_tree,
     scans_of,
@@ -175,21 +175,30 @@ def test_worker_processes_reach_the_store_with_the_users_flags(s3, scans_zip, lo
     assert shards_of(write_tree(tmp_path / "remote", s3.read("processes/"))) == shards_of(local)
 
 
-@pytest.mark.parametrize("has_table", [False, True])
-def test_a_folder_on_a_store_gives_the_bytes_of_the_local_one(s3, tmp_path, has_table):
+@pytest.mark.parametrize("kind", ["folder", "folder with a table", "zip"])
+def test_an_input_on_a_store_is_read_in_parts_and_gives_the_bytes_of_the_local_one(
+    kind, s3, tmp_path
+):
+    volume = np.stack([grey_pixels(seed, 200, 200) for seed in range(20)])
     files = scan_tree({"train": 1, "test": 1}, classes=("CNV", "NORMAL"))
     files["train/CNV/pages.tif"] = tiff_file([grey_pixels(seed) for seed in range(3)])
-    tree = write_tree(tmp_path / "tree", files)
-    for path in (tree / name for name in files):
-        s3.client.upload_file(str(path), BUCKET, f"tree/{path.relative_to(tree).as_posix()}")
-    s3.client.put_object(Bucket=BUCKET, Key="tree/train/", Body=b"")
-    rows = [f"{name},{'ab'[place % 2]}" for place, name in enumerate(files)]
-    table = tmp_path / "labels.csv"
-    table.write_text("\n".join(["path,label", *rows]))
-    flags = [f"--labels={table}"] if has_table else []
-    local = build_here(tree, tmp_path / "local", *flags)
-    build(s3, "directory", f"s3://{BUCKET}/tree", tmp_path / "remote", *flags)
-    assert shards_of(tmp_path / "remote") == shards_of(local) != {}
+    files["train/CNV/volume"] = dicom_file(volume)
+    local = pack(tmp_path / ("a.zip" if kind == "zip" else "tree"), files)
+    url = f"s3://{BUCKET}/{kind.replace(' ', '-')}/{local.name}"
+    for path in [local] if kind == "zip" else [local / name for name in files]:
+        with path.open("rb") as file:
+            remote.write(f"{url}{str(path).removeprefix(str(local))}", file)
+    s3.client.put_object(Bucket=BUCKET, Key="folder/tree/train/", Body=b"")
+    flags, before = [], s3.bytes_sent
+    if kind.endswith("table"):
+        rows = [f"{name},{'ab'[place % 2]}" for place, name in enumerate(files)]
+        (tmp_path / "labels.csv").write_text("\n".join(["path,label", *rows]))
+        flags = [f"--labels={tmp_path / 'labels.csv'}"]
+    build(s3, "archive" if kind == "zip" else "directory", url, tmp_path / "remote", *flags)
+    # The whole file for each frame would be twenty times its size.
+    assert s3.bytes_sent - before < 10 * volume.nbytes
+    build_here(local, tmp_path / "local", *flags)
+    assert shards_of(tmp_path / "remote") == shards_of(tmp_path / "local") != {}
 
 
 def test_a_picture_whose_name_on_a_store_ends_like_a_folder_is_a_reject(s3, tmp_path):
@@ -209,26 +218,6 @@ def test_a_second_tree_on_a_store_with_other_content_of_the_same_size_is_noticed
     (reject,) = listing.rejects
     assert (reject.source_path, reject.reason) == ("b/train/CNV/2.png", "path_conflict")
     assert listing.copies == 1
-
-
-@pytest.mark.parametrize("kind", ["folder", "zip"])
-def test_only_the_bytes_of_its_frame_are_fetched_of_a_volume_on_a_store(kind, s3, tmp_path):
-    volume = np.stack([grey_pixels(seed, 200, 200) for seed in range(20)])
-    files = {"CNV/volume": dicom_file(volume), "DME/1.jpeg": jpeg()}
-    if kind == "zip":
-        local = write_zip(tmp_path / "volume.zip", files)
-        s3.client.upload_file(str(local), BUCKET, "volume.zip")
-    else:
-        local = write_tree(tmp_path / "volume", files)
-        for name in files:
-            s3.client.upload_file(str(local / name), BUCKET, f"volume/{name}")
-    before = s3.bytes_sent
-    url = f"s3://{BUCKET}/{local.name}"
-    build(s3, "archive" if kind == "zip" else "directory", url, tmp_path / "remote")
-    # The whole file for each frame would be twenty times its size.
-    assert s3.bytes_sent - before < 10 * volume.nbytes
-    build_here(local, tmp_path / "local", "--max_reject_fraction=0.5")
-    assert shards_of(tmp_path / "remote") == shards_of(tmp_path / "local") != {}
 
 
 @pytest.mark.parametrize(
