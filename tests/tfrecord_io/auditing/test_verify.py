@@ -1,6 +1,5 @@
 """Every kind of damage is found and names the file."""
 
-import contextlib
 import json
 import shutil
 from pathlib import Path
@@ -230,9 +229,6 @@ def test_the_manifest_of_a_stranger_cannot_control_the_terminal(dataset, capsys)
             place = place[name]
         place[path[-1]] = {evil: place[path[-1]]} if path == ("splits",) else evil
         (dataset / manifest.FILE_NAME).write_text(json.dumps(content))
-        with contextlib.suppress(manifest.ManifestError):
-            manifest.Manifest.load(dataset)
-            main(["audit", str(dataset)])  # what cannot be loaded, both refuse in the same words
         main(["verify", str(dataset)])
         said = "".join(capsys.readouterr())
         assert not {"\x1b", "\x07"} & {*said}, path
