@@ -159,7 +159,7 @@ def after_listing(monkeypatch):
     [
         ("tree", Path, "open", system_error(errno.EIO)),
         ("scans.zip", os, "pread", system_error(errno.EIO)),
-        ("scans.zip", Image.Image, "resize", MemoryError()),
+        ("scans.zip", ImageFile.ImageFile, "load", MemoryError()),
     ],
     ids=["file", "member", "decoding"],
 )

@@ -11,9 +11,10 @@ from builds import build_here
 from dataset_factory import assert_same, stored, write_dataset
 from image_files import jpeg, write_tree
 
-from tfrecord_io import descriptions, verify
-from tfrecord_io.descriptions import CROISSANT_FILE
-from tfrecord_io.manifest import Manifest
+from tfrecord_io.auditing import verify
+from tfrecord_io.format import descriptions
+from tfrecord_io.format.descriptions import CROISSANT_FILE
+from tfrecord_io.format.manifest import Manifest
 
 # TFDS 4.9.10 asks protobuf 6 for a field's label, in the way of protobuf 5.
 reads_with_tfds = pytest.mark.filterwarnings(r"ignore:label\(\) is deprecated:DeprecationWarning")

@@ -13,17 +13,12 @@ from image_files import encoded, write_tree
 
 import tfrecord_io
 from pipelines.errors import BuildError, UserError
-from tfrecord_io import (
-    Manifest,
-    PixelStatistics,
-    RecordLayout,
-    visible,
-)
-from tfrecord_io.auditing import side_facts
-from tfrecord_io.manifest import FILE_NAME
+from tfrecord_io import Manifest, PixelStatistics, RecordLayout
+from tfrecord_io.auditing.verify import verify
+from tfrecord_io.format import side_facts, visible
+from tfrecord_io.format.manifest import FILE_NAME
+from tfrecord_io.format.shard_writer import ShardWriter
 from tfrecord_io.reading.mapped import MappedDataset
-from tfrecord_io.shard_writer import ShardWriter
-from tfrecord_io.verify import verify
 
 
 @pytest.fixture(scope="module")
@@ -131,8 +126,9 @@ def test_16_bit_files_are_rejected_where_uint8_is_stored(deep_tree, tmp_path):
 
 @pytest.mark.slow
 def test_a_model_learns_from_12_bits_and_predicts_from_the_files(deep_tree, deep_dataset, tmp_path):
-    from train.config import TrainConfig
+
     from train.results.classifier import load_classifier, predict_files
+    from train.training.config import TrainConfig
     from train.training.trainer import train_and_evaluate
 
     workdir = tmp_path / "run"

@@ -10,7 +10,8 @@ from builds import wait_until
 from dataset_factory import assert_same, parsed_by_tensorflow, write_dataset
 
 import tfrecord_io
-from tfrecord_io import Manifest, ManifestError, read_examples, schema
+from tfrecord_io import Manifest, ManifestError, read_examples
+from tfrecord_io.format import schema
 from tfrecord_io.reading.opening import open_split
 from tfrecord_io.reading.order import BatchOrder
 
