@@ -131,15 +131,14 @@ def _steps_until_mapped(url, **options):
     raise AssertionError("the split was never mapped")
 
 
-@pytest.mark.parametrize("start_step", [0, 7])
 def test_a_split_is_read_like_a_folder_from_the_batch_on_at_which_the_cache_holds_it(
-    local, url, tmp_path, start_step
+    local, url, tmp_path
 ):
-    options = {"epochs": 3, "start_step": start_step, "pad_remainder": True}
+    options = {"epochs": 3, "start_step": 7, "pad_remainder": True}
     assert_same(_tensorflow(url, **options), _numpy(local, **options))
-    assert _steps_until_mapped(url, start_step=start_step) == 0
+    assert _steps_until_mapped(url, start_step=7) == 0
     other = tmp_path / "other"
-    assert 0 < _steps_until_mapped(url, cache_dir=other, start_step=start_step) < 10_000
+    assert 0 < _steps_until_mapped(url, cache_dir=other, start_step=7) < 10_000
 
 
 def num_kept(folder):
