@@ -3,7 +3,10 @@
 import gc
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 from builds import build_here
@@ -70,6 +73,26 @@ def small_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("small")
     write_dataset(path, num_examples={"train": 25, "val": 10}, num_shards=4, num_left_out=2)
     return path
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[Any]:
+    """One server for all tests: it takes a second to start."""
+    from s3_server import running_s3
+
+    with running_s3() as server:
+        yield server
+
+
+@pytest.fixture
+def s3(s3_server: Any) -> Iterator[Any]:
+    """An S3 server that this process reaches; its bucket holds what other tests have written."""
+    from tfrecord_io.stores import remote
+
+    with mock.patch.dict(os.environ):
+        s3_server.use()
+        yield s3_server
+    remote.forget_stores()
 
 
 @pytest.fixture(scope="session")

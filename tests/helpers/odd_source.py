@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,14 @@ from pipelines.sources.source import Member, Reader
 
 @dataclasses.dataclass(frozen=True)
 class OddSource(DirectorySource):
-    """Does, whenever it reads an image, what one of the functions below says.
+    """Calls a function with itself and the image before it reads one.
 
     Attributes:
-        oddity: name of that function.
+        oddity: the function, such as those below.
         notes: a folder for what it has to tell.
     """
 
-    oddity: str = ""
+    oddity: Callable[[OddSource, Member], object] = print
     notes: Path = Path()
 
     @contextlib.contextmanager
@@ -40,7 +40,7 @@ class OddReader(Reader):
         self._source, self._reader = source, reader
 
     def read(self, member: Member) -> bytes:
-        ODDITIES[self._source.oddity](self._source, member)
+        self._source.oddity(self._source, member)
         return self._reader.read(member)
 
 
@@ -78,9 +78,3 @@ def list_paths(source: OddSource, member: Member) -> None:
     """Notes the images in the order in which they are read."""
     with (source.notes / "paths").open("a") as file:
         file.write(f"{member.name}\n")
-
-
-ODDITIES = {
-    function.__name__: function
-    for function in (fail, die, wait_for_the_others, list_modules, list_paths)
-}

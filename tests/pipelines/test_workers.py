@@ -2,10 +2,10 @@
 
 import dataclasses
 
+import odd_source
 import pytest
 from builds import prepare
 from image_files import scan_tree, write_tree
-from odd_source import OddSource
 
 from pipelines import errors
 from pipelines.shards import write
@@ -23,7 +23,7 @@ def write_shards(folder, oddity, *, tree=TEN_IMAGES, num_shards=10, num_workers=
     notes = folder / "notes"
     notes.mkdir()
     with prepare(scans, folder / "out", f"--num_shards={num_shards}") as job:
-        source = OddSource(scans, oddity=oddity, notes=notes)
+        source = odd_source.OddSource(scans, oddity=oddity, notes=notes)
         build = dataclasses.replace(job.build, source=source)
         write.write_in_processes(build, job.todo, num_workers)
     return notes
@@ -34,31 +34,31 @@ def num_shards(folder):
 
 
 def test_a_worker_that_is_done_early_gets_what_is_left(tmp_path):
-    write_shards(tmp_path, "wait_for_the_others")
+    write_shards(tmp_path, odd_source.wait_for_the_others)
     assert num_shards(tmp_path) == 10
 
 
 def test_the_largest_shards_are_written_first(tmp_path):
     tree = scan_tree({"train": 2, "val": 1, "test": 3}, classes=("CNV", "NORMAL"))
-    notes = write_shards(tmp_path, "list_paths", tree=tree, num_shards=1, num_workers=1)
+    notes = write_shards(tmp_path, odd_source.list_paths, tree=tree, num_shards=1, num_workers=1)
     splits = [path.split("/")[0] for path in (notes / "paths").read_text().splitlines()]
     assert splits == ["test"] * 6 + ["train"] * 4 + ["val"] * 2
 
 
 def test_the_first_error_ends_the_job_and_the_rest_is_not_begun(tmp_path):
     with pytest.raises(errors.BuildError, match=r"\.jpeg is gone$"):
-        write_shards(tmp_path, "fail")
+        write_shards(tmp_path, odd_source.fail)
     assert 1 <= len(list((tmp_path / "notes").iterdir())) <= 2
     assert num_shards(tmp_path) == 0
 
 
 def test_a_worker_that_dies_is_an_error_that_says_how_to_go_on(tmp_path):
     with pytest.raises(errors.BuildError, match=r"worker process died \(exit code -9\)") as raised:
-        write_shards(tmp_path, "die")
+        write_shards(tmp_path, odd_source.die)
     assert "--direct_num_workers=1" in str(raised.value)
 
 
 def test_a_worker_has_imported_neither_an_engine_nor_what_trains(tmp_path):
-    modules = (write_shards(tmp_path, "list_modules") / "modules").read_text().split()
+    modules = (write_shards(tmp_path, odd_source.list_modules) / "modules").read_text().split()
     assert "pyarrow" in modules
     assert not set(modules) & {"apache_beam", "grpc", "tensorflow", "keras", "train"}

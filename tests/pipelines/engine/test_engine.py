@@ -129,7 +129,7 @@ def test_a_job_server_that_does_not_answer_is_named_before_anything_is_read(
 
 def test_a_bundle_ends_when_its_files_are_on_the_disk(source_tree, tmp_path, monkeypatch):
     with prepare(source_tree, tmp_path / "out", "--num_shards=2") as job:
-        monkeypatch.setattr(os, "fsync", lambda _: time.sleep(0.1))
+        monkeypatch.setattr(os, "fsync", lambda _: time.sleep(0.02))
         writer = engine._WriteHere(job.build)
         writer.setup()
         for task in job.todo:

@@ -1,5 +1,6 @@
 import gzip
 import io
+import itertools
 import os
 import random
 import stat
@@ -38,9 +39,14 @@ ALL_KINDS = pytest.mark.parametrize("kind", [*ARCHIVES, "folder"])
 
 
 @ALL_KINDS
-def test_every_file_is_read_as_it_was_written(tmp_path, kind):
+def test_every_file_is_read_as_it_was_written_and_no_place_is_told(tmp_path, kind):
     path = write_archive(tmp_path, kind)
     assert read_archive(path, tmp_path / "scratch") == TREE
+    source, _ = list_archive(path, tmp_path / "scratch")
+    described = source.describe()
+    assert (described.pop("gzip", None) is not None) == (kind == "tar.gz")
+    what = "directory" if kind == "folder" else "archive"
+    assert described == {"kind": what, "name": f"scans.{kind}"}
 
 
 @ALL_KINDS
@@ -64,16 +70,6 @@ def test_a_second_tree_with_other_content_of_the_same_size_is_noticed(tmp_path, 
     files[name] = files[name][::-1]
     _, listing = list_archive(write_archive(tmp_path, kind, files), tmp_path / "scratch")
     assert [(r.source_path, r.reason) for r in listing.rejects] == [(name, "path_conflict")]
-
-
-@ALL_KINDS
-def test_a_source_describes_itself_without_telling_where_it_lies(tmp_path, kind):
-    source, _ = list_archive(write_archive(tmp_path, kind), tmp_path / "scratch")
-    described = source.describe()
-    assert ("gzip" in described) == (kind == "tar.gz")
-    described.pop("gzip", None)
-    what = "directory" if kind == "folder" else "archive"
-    assert described == {"kind": what, "name": f"scans.{kind}"}
 
 
 @pytest.mark.parametrize("kind", ["tar", "tar.gz"])
@@ -116,9 +112,9 @@ def zip_of(kind, files, path):
 
 
 @pytest.mark.parametrize("kind", ["streamed", "zip64"])
-@pytest.mark.parametrize("name", ["a", "ä", "ä" * 200])
-def test_a_zip_of_any_writer_with_names_of_any_script_is_read(tmp_path, kind, name):
-    files = {path.replace("-1.", f"-{name}."): content for path, content in TREE.items()}
+def test_a_zip_of_any_writer_with_names_of_any_script_is_read(tmp_path, kind):
+    names = itertools.cycle(["a", "ä", "ä" * 200])
+    files = {path.replace("-1.", f"-{next(names)}."): content for path, content in TREE.items()}
     assert read_archive(zip_of(kind, files, tmp_path / "a"), tmp_path / "scratch") == files
 
 
@@ -143,7 +139,7 @@ def test_a_zip_with_other_data_before_or_behind_it_is_refused(tmp_path, before, 
 
 
 @pytest.mark.parametrize("kind", ["zip", "streamed"])
-@pytest.mark.parametrize("hidden", [[], [0], [5], [11], range(1, 12, 2), range(3, 12)], ids=str)
+@pytest.mark.parametrize("hidden", [[], [0], [11], range(1, 12, 2)], ids=str)
 def test_a_member_that_the_index_leaves_out_is_noticed(tmp_path, kind, hidden):
     def change(entries):
         # In another order, which is no fault.
@@ -157,28 +153,25 @@ def test_a_member_that_the_index_leaves_out_is_noticed(tmp_path, kind, hidden):
     assert_refused(path, NOT_EXPLAINED)
 
 
-@pytest.mark.parametrize("place", [0, 5, 12])
-def test_zeros_may_lie_before_between_and_after_members(tmp_path, place):
+def test_zeros_may_lie_before_between_and_after_members(tmp_path):
     path = tmp_path / "a.zip"
     with zipfile.ZipFile(path, "w") as archive:
         for index, (name, content) in enumerate(TREE.items()):
-            archive.fp.write(bytes(3_000_000 if index == place else 0))
+            archive.fp.write(bytes(1_500_000 if index in (0, 5) else 0))
             archive.start_dir = archive.fp.tell()
             archive.writestr(name, content)
-        if place == len(TREE):
-            archive.start_dir += archive.fp.write(bytes(3_000_000))
-    assert path.stat().st_size > 3_000_000
+        archive.start_dir += archive.fp.write(bytes(1_500_000))
+    assert path.stat().st_size > 4_500_000
     assert read_archive(path, tmp_path / "scratch") == TREE
 
 
-@pytest.mark.parametrize("num_bytes", [5, 300, 40_000])
-def test_fields_of_a_local_header_may_have_any_length(tmp_path, num_bytes):
+def test_fields_of_a_local_header_may_have_any_length(tmp_path):
     # As zipalign pads members: the field is in the local header, and not in the index.
-    path = tmp_path / "a.zip"
+    path, lengths = tmp_path / "a.zip", itertools.cycle([5, 300, 40_000])
     with zipfile.ZipFile(path, "w") as archive:
         for name, content in TREE.items():
-            info = zipfile.ZipInfo(name)
-            info.extra = struct.pack("<HH", 0xD935, num_bytes - 4) + b"x" * (num_bytes - 4)
+            info, rest = zipfile.ZipInfo(name), next(lengths) - 4
+            info.extra = struct.pack("<HH", 0xD935, rest) + b"x" * rest
             archive.writestr(info, content)
             info.extra = b""
     assert read_archive(path, tmp_path / "scratch") == TREE
@@ -226,7 +219,7 @@ def test_a_hostile_entry_of_a_zip_is_a_reject_and_the_others_are_read(
     assert read_archive(path, tmp_path / "scratch") == {**TREE, FIRST: reason}
 
 
-@pytest.mark.parametrize("offset", [2**63 - 1, 2**63, 2**64 - 1, 2**40, 10_000])
+@pytest.mark.parametrize("offset", [2**63 - 1, 2**64 - 1, 10_000])
 def test_an_offset_outside_the_zip_is_refused(tmp_path, offset):
     # A zip64 extra field (APPNOTE.TXT 4.5.3) that holds the offset alone.
     extra = struct.pack("<HHQ", 1, 8, offset)
@@ -269,30 +262,22 @@ def test_a_zip_whose_end_holds_the_signature_of_an_end_is_listed(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("comment", [b"", b"PK of a comment"])
-@pytest.mark.parametrize("num_members", [0, 1, 65_535, 65_536])
+@pytest.mark.parametrize("num_members", [0, 1, 65_535, 65_536, "wrapped"])
 def test_a_zip_of_any_number_of_members_is_whole(tmp_path, num_members, comment):
-    path = tmp_path / "a.zip"
+    path, is_wrapped = tmp_path / "a.zip", num_members == "wrapped"
+    count = 65_537 if is_wrapped else num_members
     with zipfile.ZipFile(path, "w") as archive:
         archive.comment = comment
-        for index in range(num_members):
+        for index in range(count):
             archive.writestr(f"{index}", b"")
+    if is_wrapped:
+        # A count of 16 bits, as some writers leave it, who do without the zip64 record.
+        data = path.read_bytes()
+        size, start = struct.unpack_from("<QQ", data, data.rindex(b"PK\6\6") + 40)
+        end = struct.pack("<4sHHHHIIH", b"PK\5\6", 0, 0, 1, 1, size, start, 0)
+        path.write_bytes(data[: start + size] + end)
     with path.open("rb") as file, archives.open_zip(file) as archive:
-        assert len(archive.infolist()) == num_members
-
-
-@pytest.mark.slow
-def test_a_count_of_16_bits_may_wrap_around(tmp_path):
-    # As some writers leave it, who do without the zip64 record.
-    path = tmp_path / "a.zip"
-    with zipfile.ZipFile(path, "w") as archive:
-        for index in range(65_537):
-            archive.writestr(f"{index}", b"")
-    data = bytearray(path.read_bytes())
-    size, start = struct.unpack_from("<QQ", data, data.rindex(b"PK\6\6") + 40)
-    end = struct.pack("<4sHHHHIIH", b"PK\5\6", 0, 0, 1, 1, size, start, 0)
-    path.write_bytes(data[: start + size] + end)
-    with path.open("rb") as file, archives.open_zip(file) as archive:
-        assert len(archive.infolist()) == 65_537
+        assert len(archive.infolist()) == count
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
@@ -312,22 +297,18 @@ def test_a_member_with_content_that_is_named_like_a_folder_or_not_at_all_is_a_re
     assert found == {**TREE, "train/CNV/": "unsafe_name", "": "unsafe_name"}
 
 
-WHOLE = {}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def whole_archives(tmp_path_factory):
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The bytes of an archive of each kind."""
     folder = tmp_path_factory.mktemp("whole")
-    for kind in ARCHIVES:
-        WHOLE[kind] = write_archive(folder, kind).read_bytes()
+    return {kind: write_archive(folder, kind).read_bytes() for kind in ARCHIVES}
 
 
 @KINDS
 @given(data=st.data())
-def test_an_archive_cut_anywhere_is_refused_or_complete(tmp_path, kind, data):
-    whole = WHOLE[kind]
+def test_an_archive_cut_anywhere_is_refused_or_complete(tmp_path, whole, kind, data):
     path = tmp_path / f"cut.{kind}"
-    path.write_bytes(whole[: data.draw(st.integers(0, len(whole) - 1), label="cut")])
+    path.write_bytes(whole[kind][: data.draw(st.integers(0, len(whole[kind]) - 1))])
     try:
         found = read_archive(path, tmp_path / "scratch")
     except errors.UserError as error:
@@ -340,8 +321,8 @@ def test_an_archive_cut_anywhere_is_refused_or_complete(tmp_path, kind, data):
 
 @KINDS
 @given(data=st.data())
-def test_a_damaged_archive_gives_no_wrong_bytes_and_no_other_error(tmp_path, kind, data):
-    damaged = bytearray(WHOLE[kind])
+def test_a_damaged_archive_gives_no_wrong_bytes_and_no_other_error(tmp_path, whole, kind, data):
+    damaged = bytearray(whole[kind])
     for _ in range(data.draw(st.integers(1, 3))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
     path = tmp_path / f"damaged.{kind}"
@@ -495,7 +476,7 @@ def test_a_gzip_stream_is_unpacked_once_and_told_from_another_of_its_size(tmp_pa
 
 def test_a_gzip_bomb_is_stopped_and_leaves_nothing(tmp_path):
     path = tmp_path / "bomb.tar.gz"
-    with gzip.open(path, "wb") as file:
+    with gzip.open(path, "wb", compresslevel=1) as file:
         for _ in range(65):
             file.write(bytes(1 << 20))
     scratch = tmp_path / "scratch"

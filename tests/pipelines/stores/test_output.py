@@ -3,16 +3,9 @@ import os
 import threading
 
 import pytest
-from s3_server import BUCKET, running_s3
+from s3_server import BUCKET
 
 from pipelines.stores.output import BUILD_DIR, Storage, WriteBehind
-
-
-@pytest.fixture(scope="module")
-def s3():
-    with running_s3() as server:
-        server.use()
-        yield server
 
 
 @pytest.fixture(params=["local", "remote"])
@@ -31,21 +24,15 @@ def write(storage, name, content):
         file.write(content)
 
 
-def test_a_file_is_read_as_it_was_written(storage):
-    write(storage, "file", b"content")
-    assert storage.read("file") == b"content"
-    assert storage.size("file") == 7
-    assert storage.exists("file")
-    assert storage.size("other") is None
-    assert not storage.exists("other")
-    with pytest.raises(FileNotFoundError):
-        storage.read("other")
-
-
-def test_names_are_those_of_one_folder_sorted(storage):
+def test_a_file_is_read_as_it_was_written_and_listed_with_those_of_its_folder(storage):
     assert storage.names(BUILD_DIR) == []
     for name in ("b", "a", f"{BUILD_DIR}/c"):
-        write(storage, name, b"")
+        write(storage, name, name.encode())
+    assert storage.read("a") == b"a"
+    assert (storage.size("a"), storage.exists("a")) == (1, True)
+    assert (storage.size("other"), storage.exists("other")) == (None, False)
+    with pytest.raises(FileNotFoundError):
+        storage.read("other")
     assert [name for name in storage.names() if name != BUILD_DIR] == ["a", "b"]
     assert storage.names(BUILD_DIR) == ["c"]
     assert Storage(storage.path("nowhere")).names() == []
@@ -54,9 +41,7 @@ def test_names_are_those_of_one_folder_sorted(storage):
 
 def test_an_error_in_one_of_many_reads_is_raised_in_its_place(storage):
     write(storage, "there", b"x")
-
     contents = storage.map(storage.read, ["there", "not there"])
-
     assert next(contents) == b"x"
     with pytest.raises(FileNotFoundError):
         next(contents)
@@ -88,7 +73,6 @@ def test_a_shard_has_its_name_on_the_disk_before_the_sidecar_that_proves_it(tmp_
         for name in ("a.tfrecord", "a.json", "b.tfrecord", "b.json", "manifest.json"):
             write(files, name, b"")
         files.wait()
-
     assert on_disk == [
         {"a.tfrecord"},
         {"a.tfrecord", "a.json", "b.tfrecord"},
@@ -97,12 +81,6 @@ def test_a_shard_has_its_name_on_the_disk_before_the_sidecar_that_proves_it(tmp_
 
 
 # ---- finishing files while the caller goes on
-
-
-@pytest.fixture
-def behind(storage):
-    with contextlib.closing(WriteBehind(storage)) as behind:
-        yield behind
 
 
 class SlowStorage:
@@ -159,19 +137,3 @@ def test_after_a_file_that_could_not_be_finished_no_other_is(slow_behind):
     with pytest.raises(OSError, match="No space left"):
         write_empty(slow_behind, ["sidecar", "bad", *"0123456789"])
     assert slow.finished == ["good", "sidecar"]
-
-
-@pytest.mark.parametrize("create", [Storage.create, WriteBehind.create])
-def test_a_block_that_fails_leaves_the_old_file_and_no_other(storage, behind, create):
-    write(storage, "file", b"old")
-
-    def stop_half_way():
-        with create(storage if create == Storage.create else behind, "file") as file:
-            file.write(b"half")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        stop_half_way()
-    behind.wait()
-    assert storage.read("file") == b"old"
-    assert storage.names(BUILD_DIR) == []

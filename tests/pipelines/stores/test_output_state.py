@@ -34,41 +34,23 @@ def identity_of(scans, output, *more):
 # ---- one build at a time
 
 
-def test_a_second_build_is_refused_while_the_first_holds_the_folder(storage):
-    with (
-        output_state.locked(storage),
-        pytest.raises(errors.UserError, match=rf"another process \(process id {os.getpid()}\)"),
-        output_state.locked(storage),
-    ):
-        pass
-    with output_state.locked(storage):
-        pass
-
-
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_build_that_never_began_leaves_no_folder_and_no_lock(storage, fails):
+def test_the_build_folder_is_private_and_one_that_never_began_leaves_nothing(storage, fails):
     with contextlib.suppress(KeyboardInterrupt), output_state.locked(storage):
-        assert Path(storage.root).is_dir()
+        assert stat.S_IMODE((Path(storage.root) / BUILD_DIR).stat().st_mode) == 0o700
         if fails:
             raise KeyboardInterrupt
     assert not Path(storage.root).exists()
 
 
-def test_a_folder_that_was_there_before_stays(storage):
-    write_tree(Path(storage.root), {"notes.txt": b"mine"})
-    with output_state.locked(storage):
-        pass
-    assert files_of(Path(storage.root)) == {"notes.txt": b"mine"}
-    shutil.rmtree(storage.root)
-    Path(storage.root).mkdir()
-    with output_state.locked(storage):
-        pass
-    assert Path(storage.root).is_dir()
-
-
-def test_the_build_folder_is_its_owners_alone(tmp_path):
+@pytest.mark.parametrize("files", [{}, {"notes.txt": b"mine"}])
+def test_a_folder_that_was_there_before_stays(tmp_path, files):
+    (tmp_path / "out").mkdir()
+    write_tree(tmp_path / "out", files)
     with output_state.locked(Storage(str(tmp_path / "out"))):
-        assert stat.S_IMODE((tmp_path / "out" / ".build").stat().st_mode) == 0o700
+        pass
+    assert (tmp_path / "out").is_dir()
+    assert files_of(tmp_path / "out") == files
 
 
 @pytest.mark.parametrize("name", ["file", "file/below"])
@@ -173,18 +155,14 @@ def test_a_lost_shard_of_a_complete_dataset_is_named(scans, complete, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["manifest.json", f"{BUILD_DIR}/plan.json"])
-@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff\xfe", b'{"format_version": 99}'])
-def test_a_damaged_manifest_or_plan_is_named_and_replaced_when_told(
-    scans, complete, tmp_path, name, content
-):
+def test_a_damaged_manifest_or_plan_is_named_and_replaced_when_told(scans, tmp_path, name):
     output = tmp_path / "out"
-    if name == "manifest.json":
-        shutil.copytree(complete, output)
-    write_tree(output, {name: content})
-    with pytest.raises(errors.UserError, match=rf"(?s){name}.* --overwrite"):
-        identity_of(scans, output)
-    build_here(scans, output, "--num_shards=4", "--overwrite")
-    assert shards_of(output) == shards_of(complete)
+    for content in (b"", b"{}", b"[]", b"\xff\xfe", b'{"format_version": 99}'):
+        write_tree(output, {name: content})
+        with pytest.raises(errors.UserError, match=rf"(?s){name}.* --overwrite"):
+            identity_of(scans, output)
+    with prepare(scans, output, "--num_shards=4", "--overwrite") as job:
+        assert job.todo
 
 
 # ---- clearing
@@ -236,25 +214,35 @@ def test_a_build_goes_on_where_it_stopped(scans, complete, tmp_path, capsys):
     build_here(scans, output, "--num_shards=4")
     assert "resuming: " in capsys.readouterr().err
     assert before.items() <= finished_files(output).items()
-    expected, found = files_of(complete), files_of(output)
-    assert found == expected
+    assert files_of(output) == files_of(complete)
 
 
-@pytest.mark.parametrize("damage", ["shard", "rows", "sidecar", "fingerprint", "statistics"])
-def test_a_shard_whose_files_do_not_fit_is_written_anew(scans, complete, tmp_path, damage):
+def test_a_shard_whose_files_do_not_fit_is_written_anew(scans, complete, tmp_path):
     output = interrupted(complete, scans, tmp_path / "out")
     shard = next(output.glob("train-*.tfrecord"))
-    sidecar = shard.with_suffix(".json")
-    if damage == "shard":
-        shard.write_bytes(shard.read_bytes()[:-5])
-    elif damage == "rows":
-        (output / BUILD_DIR / f"{shard.stem}.parquet").unlink()
-    elif damage == "sidecar":
-        sidecar.write_bytes(sidecar.read_bytes()[:-9])
-    else:
+    files = shard, shard.with_suffix(".json"), output / BUILD_DIR / f"{shard.stem}.parquet"
+    whole = {path: path.read_bytes() for path in files}
+    sidecar = json.loads(whole[files[1]])
+
+    def unfinished():
+        with prepare(scans, output, "--num_shards=4") as job:
+            return {task.shard_name for task in job.todo}
+
+    before = unfinished()
+    for path, content in (
+        (files[0], whole[files[0]][:-5]),
+        (files[1], whole[files[1]][:-9]),
+        (files[2], None),
         # A release that did not count pixels left no sums.
-        wrong = {"fingerprint": "of another build", "statistics": None}[damage]
-        sidecar.write_text(json.dumps({**json.loads(sidecar.read_text()), damage: wrong}))
+        *(
+            (files[1], json.dumps(sidecar | {name: wrong}).encode())
+            for name, wrong in (("fingerprint", "of another build"), ("statistics", None))
+        ),
+    ):
+        path.unlink() if content is None else path.write_bytes(content)
+        assert unfinished() == before | {shard.name}
+        path.write_bytes(whole[path])
+    files[1].unlink()
     build_here(scans, output, "--num_shards=4")
     assert files_of(output) == files_of(complete)
 
@@ -265,19 +253,13 @@ def test_an_unfinished_build_of_other_options_is_refused(scans, complete, tmp_pa
         identity_of(scans, output, "--seed=1")
     build_here(scans, output, "--num_shards=2", "--overwrite")
     assert len(list(output.glob("train-*"))) == 4
-    assert not list(output.glob("*-of-00004*"))
-    assert not (output / BUILD_DIR).exists()
+    assert not [*output.glob("*-of-00004*"), *output.glob(BUILD_DIR)]
 
 
-@pytest.mark.parametrize("is_finished", [True, False])
-def test_overwrite_keeps_nothing_of_a_build_of_the_same_options(
-    scans, complete, tmp_path, is_finished
-):
-    if is_finished:
-        output = Path(shutil.copytree(complete, tmp_path / "out"))
-    else:
-        output = interrupted(complete, scans, tmp_path / "out")
-    before = finished_files(output)
-    build_here(scans, output, "--num_shards=4", "--overwrite")
-    assert not before.items() & finished_files(output).items()
+def test_overwrite_keeps_nothing_of_a_build_of_the_same_options(scans, complete, tmp_path):
+    output = interrupted(complete, scans, tmp_path / "out")
+    for _ in ("interrupted", "finished"):
+        before = finished_files(output)
+        build_here(scans, output, "--num_shards=4", "--overwrite")
+        assert not before.items() & finished_files(output).items()
     assert shards_of(output) == shards_of(complete)

@@ -81,14 +81,12 @@ def test_several_splits_are_one_whose_parts_follow_each_other():
             A_MANIFEST.split(names)
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b"null", b"{}", b"\xff\xfe", b'"text"', b"1"]
-)
-def test_a_file_that_is_no_manifest_is_refused_by_name(tmp_path, content):
+def test_a_file_that_is_no_manifest_is_refused_by_name(tmp_path):
     path = tmp_path / manifest.FILE_NAME
-    path.write_bytes(content)
-    with pytest.raises(ManifestError, match=str(path)):
-        Manifest.load(tmp_path)
+    for content in (b"", b"{", b"[]", b"null", b"{}", b"\xff\xfe", b'"text"', b"1"):
+        path.write_bytes(content)
+        with pytest.raises(ManifestError, match=str(path)):
+            Manifest.load(tmp_path)
 
 
 def test_a_later_format_is_refused_with_what_to_do():
@@ -121,10 +119,7 @@ def first_shard(content):
         *(
             (lambda c, change=change: c["statistics"].update(change), message)
             for change, message in (
-                (
-                    {"split": "test"},
-                    r"'train', 480, 1, 255\), rec.*\('test', 480",
-                ),
+                ({"split": "test"}, r"'train', 480, 1, 255\), rec.*\('test', 480"),
                 ({"num_pixels": 481}, r"received \('train', 481, 1, 255\)"),
                 ({"sums": [1, 1], "sums_of_squares": [1, 1]}, r"received \('train', 480, 2, 255"),
                 ({"max_value": 65_535}, r"received \('train', 480, 1, 65535\)"),
@@ -164,12 +159,9 @@ def test_a_name_that_could_be_a_path_is_refused(kind, rename, name):
     ("change", "message"),
     [
         ({"name": 7}, "expected a text for name, received 7"),
-        ({"source": []}, "expected a mapping for source"),
-        ({"counts": {"files": True}}, "expected a number of at least 0 for counts.files"),
         ({"counts": {"dropped": 3}}, "expected a mapping for counts.dropped, received 3"),
         ({"rejects": {"truncated": -1}}, "for rejects.truncated, received -1"),
         ({"label_names": ["CNV", 7]}, r"expected a text for label_names\[1\]"),
-        ({"audit": {"measures": []}}, "expected a mapping for audit.measures"),
         ({"image": {"shape": [4, 6], "dtype": "uint8"}}, "argument 2 is longer than argument 1"),
         ({"splits": {"train": {"shards": [3]}}}, "'num_examples'"),
         *(({"statistics": value}, "") for value in (None, [], {}, "train", 7)),
@@ -215,13 +207,8 @@ def test_a_dataset_of_features_is_refused_with_what_to_do_instead():
         Manifest.from_json(json.dumps(content))
 
 
-#: Later versions may leave these out, or never wrote them.
-OPTIONAL = {"audit", "statistics"}
-
-
-@pytest.mark.parametrize("name", sorted(set(json.loads(A_MANIFEST.to_json())) - OPTIONAL))
-def test_a_manifest_that_lacks_a_part_is_refused(name):
-    content = json.loads(A_MANIFEST.to_json())
-    del content[name]
-    with pytest.raises(ManifestError):
-        Manifest.from_json(json.dumps(content))
+def test_a_manifest_that_lacks_a_part_is_refused():
+    whole = json.loads(A_MANIFEST.to_json())
+    for name in whole.keys() - {"audit", "statistics"}:  # which may be absent
+        with pytest.raises(ManifestError):
+            Manifest.from_json(json.dumps({k: v for k, v in whole.items() if k != name}))

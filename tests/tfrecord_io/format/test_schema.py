@@ -5,7 +5,6 @@ import io
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,11 +22,15 @@ def pixels_of(shape, seed=0):
 
 
 def bytes_feature(value):
+    import tensorflow as tf
+
     return tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))
 
 
 def record_of(shape, num_classes, label_index, folder):
     """Returns a record, which must have the bytes that TensorFlow writes, and its layout."""
+    import tensorflow as tf
+
     pixels = pixels_of(shape)
     layout = RecordLayout(image_shape=shape, num_classes=num_classes)
     label = np.eye(num_classes)[label_index]
@@ -63,8 +66,7 @@ def test_a_record_has_the_bytes_that_tensorflow_writes(tmp_path, shape, num_clas
 
 def test_lengths_at_a_varint_border_have_the_bytes_that_tensorflow_writes(tmp_path):
     """A varint takes another byte at 2^7, 2^14 and 2^21."""
-    for height, width in ((1, 120), (1, 127), (1, 128), (127, 129), (128, 128), (1448, 1448),
-                          (1449, 1449)):  # fmt: skip
+    for height, width in ((1, 127), (1, 128), (127, 129), (128, 128), (1448, 1448), (1449, 1449)):
         record_of((height, width, 1), 4, 3, tmp_path)
 
 
@@ -142,11 +144,10 @@ def make_examples(layout, num_examples):
     ], pictures
 
 
-@pytest.mark.parametrize("shape", [(224, 224, 1), (20, 31, 3), (1, 1, 1), (1200, 1000, 1)])
-@pytest.mark.parametrize("num_examples", [0, 1, 45])
+@pytest.mark.parametrize("shape", [(224, 224, 1), (20, 31, 3), (1, 1, 1)])
+@pytest.mark.parametrize("num_examples", [0, 45])
 def test_a_shard_is_its_records_one_after_another(shape, num_examples):
     layout = RecordLayout(image_shape=shape, num_classes=4)
-    num_examples = min(num_examples, 3) if shape[0] > 1000 else num_examples
     examples, pictures = make_examples(layout, num_examples)
     file = io.BytesIO()
     with ShardWriter(file, layout) as shard:
@@ -160,28 +161,22 @@ def test_a_shard_is_its_records_one_after_another(shape, num_examples):
     assert shard.statistics == PixelStatistics.from_images(pictures)
 
 
-def test_nothing_is_written_after_an_error():
-    layout = RecordLayout(image_shape=(8, 8, 1), num_classes=2)
-    (example,), _ = make_examples(layout, 1)
-    file = io.BytesIO()
-
-    def stop_half_way():
-        with ShardWriter(file, layout) as shard:
-            shard.write(*example)
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        stop_half_way()
-    assert file.getvalue() == b""
-
-
-def test_an_image_that_does_not_fit_is_refused_and_leaves_the_others():
+def test_an_image_that_does_not_fit_leaves_the_others_and_another_error_leaves_nothing():
     layout = RecordLayout(image_shape=(8, 8, 1), num_classes=2)
     examples, _ = make_examples(layout, 2)
-    file = io.BytesIO()
+    file, stopped = io.BytesIO(), io.BytesIO()
     with ShardWriter(file, layout) as shard:
         shard.write(*examples[0])
         with pytest.raises(ValueError, match="expected 64 bytes of pixels"):
             shard.write(b"short", np.eye(2)[0], image_key("a"))
         shard.write(*examples[1])
     assert file.getvalue() == b"".join(layout.encode_record(*example) for example in examples)
+
+    def stop_half_way():
+        with ShardWriter(stopped, layout) as shard:
+            shard.write(*examples[0])
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stop_half_way()
+    assert stopped.getvalue() == b""

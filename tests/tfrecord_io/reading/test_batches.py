@@ -43,14 +43,6 @@ def test_batches_can_be_gone_through_again_and_belong_to_the_caller(small_datase
     assert [images.tolist() for images, _ in batches] == first
 
 
-def test_endless_batches_go_on_and_have_no_length(small_dataset):
-    endless = _batches(small_dataset, epochs=None)
-    with pytest.raises(TypeError, match="endless"):
-        len(endless)
-    iterator = iter(endless)
-    assert sum(len(next(iterator)[0]) for _ in range(50)) == 300
-
-
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
@@ -90,7 +82,12 @@ def test_a_mask_chooses_the_examples_where_it_is_true(small_dataset):
     assert_same([images for images, *_ in _batches(small_dataset, examples=mask)], chosen)
 
 
-def test_a_batch_larger_than_the_split_holds_the_whole_split(small_dataset):
+def test_batches_may_be_endless_or_one_that_holds_the_whole_split(small_dataset):
+    endless = _batches(small_dataset, epochs=None)
+    with pytest.raises(TypeError, match="endless"):
+        len(endless)
+    iterator = iter(endless)
+    assert sum(len(next(iterator)[0]) for _ in range(50)) == 300
     assert [len(images) for images, *_ in _batches(small_dataset, batch_size=10**9)] == [23]
 
 
@@ -120,9 +117,7 @@ def test_several_threads_compute_at_the_same_time_and_the_order_stays():
     assert list(map_ahead(wait_for_the_other, range(40), 2, num_threads=2)) == list(range(40))
 
 
-def test_an_error_of_the_thread_reaches_the_reader_in_its_turn(
-    started,
-):
+def test_an_error_of_the_thread_reaches_the_reader_in_its_turn(started):
     def invert(item):
         return 1 / item
 

@@ -6,81 +6,42 @@ import itertools
 import json
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-import tensorflow as tf
-import tensorflow_datasets as tfds
 from builds import build_here, build_of
-from dataset_factory import stored, write_dataset
+from dataset_factory import parsed_by_tensorflow, stored, write_dataset
 from image_files import encoded, write_tree
 
 import tfrecord_io
 from pipelines.errors import BuildError, UserError
-from pipelines.shards.write import EXAMPLE_SCHEMA
 from tfrecord_io import Manifest, PixelStatistics, RecordLayout
 from tfrecord_io.auditing.verify import verify
-from tfrecord_io.format import descriptions, side_facts, visible
-from tfrecord_io.format.manifest import EXAMPLES_FILE_NAME, FILE_NAME
+from tfrecord_io.format import side_facts, visible
+from tfrecord_io.format.manifest import FILE_NAME
 from tfrecord_io.format.shard_writer import ShardWriter
 from tfrecord_io.reading.mapped import MappedDataset
-from train.results.classifier import load_classifier, predict_files
-from train.training.config import TrainConfig
-from train.training.trainer import train_and_evaluate
-
-KINDS = [
-    ("uint16", (6, 5, 1)),
-    ("uint16", (4, 6, 3)),
-]
 
 
-@pytest.fixture(scope="module", params=KINDS, ids=lambda kind: f"{kind[0]}{kind[1]}")
-def dataset(tmp_path_factory, request):
-    dtype, shape = request.param
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
     path = tmp_path_factory.mktemp("typed")
-    manifest = write_dataset(path, num_examples={"train": 23}, image_shape=shape, dtype=dtype)
-    for name, text in descriptions.for_tfds(manifest).items():
-        (path / name).write_text(text)
-    labels = np.array(manifest.label_names)[stored(path)[1].argmax(1)].tolist()
-    rows = [
-        {"shard": shard.name, "row": row, "label": labels.pop(0), "split": "train"}
-        for shard in manifest.shards
-        for row in range(shard.num_examples)
-    ]
-    pq.write_table(pa.Table.from_pylist(rows, EXAMPLE_SCHEMA), path / EXAMPLES_FILE_NAME)
+    write_dataset(path, num_examples={"train": 23}, image_shape=(4, 6, 3), dtype="uint16")
     return path
 
 
 assert_same = functools.partial(np.testing.assert_array_equal, strict=True)
 
 
-def test_tensorflow_gets_the_stored_values(dataset):
-    batches = tfrecord_io.make_dataset(dataset, split="train", batch_size=10, shuffle=False)
-    assert_same(np.concatenate([image for image, _ in batches]), stored(dataset)[0])
-
-
-def test_numpy_gets_the_stored_values_to_keep(dataset):
-    batches = list(tfrecord_io.make_batches(dataset, split="train", batch_size=10, shuffle=False))
-    assert_same(np.concatenate([image for image, _ in batches]), stored(dataset)[0])
+def test_every_reader_gets_the_stored_values_and_numpy_to_keep(dataset):
+    options = {"split": "train", "batch_size": 10, "shuffle": False}
+    for read in (tfrecord_io.make_dataset, tfrecord_io.make_batches):
+        batches = list(read(dataset, **options))
+        assert_same(np.concatenate([image for image, _ in batches]), stored(dataset)[0])
     batches[0][0][:] = 0  # the caller's own
-
-
-def test_plain_tensorflow_parses_the_records_of_format_version_2(dataset):
     found = Manifest.load(dataset)
     assert json.loads((dataset / FILE_NAME).read_text())["format_version"] == 2
-    files = sorted(str(path) for path in dataset.glob("*.tfrecord"))
-    records = tf.data.TFRecordDataset(files).batch(100).get_single_element()
-    parsed = tf.io.parse_example(records, {"image": tf.io.FixedLenFeature([], tf.string)})
-    images = tf.reshape(tf.io.decode_raw(parsed["image"], found.dtype), (-1, *found.image_shape))
-    assert_same(images, stored(dataset)[0])
-
-
-# TFDS 4.9.10 asks protobuf 6 for a field's label, in the way of protobuf 5.
-@pytest.mark.filterwarnings(r"ignore:label\(\) is deprecated:DeprecationWarning")
-def test_tfds_reads_the_stored_values(dataset):
-    builder = tfds.builder_from_directory(dataset)
-    examples = tfds.as_numpy(builder.as_dataset(split="train", shuffle_files=False))
-    assert_same(np.stack([example["image"] for example in examples]), stored(dataset)[0])
+    parsed = parsed_by_tensorflow(dataset.glob("*.tfrecord"), len(found.label_names))
+    images = np.stack([np.frombuffer(example["image"], found.dtype) for example in parsed])
+    assert_same(images.reshape(-1, *found.image_shape), stored(dataset)[0])
 
 
 @pytest.mark.parametrize(
@@ -95,18 +56,12 @@ def test_an_image_is_shown_from_its_darkest_to_its_brightest_value(image, shown)
     assert (picture.mode, np.asarray(picture).tolist()) == ("L", shown)
 
 
-def written(dtype, shape):
-    """Returns a writer that wrote five images, and the images."""
-    layout = RecordLayout(image_shape=shape, num_classes=2, dtype=dtype)
-    images = np.random.default_rng(0).integers(50_000, size=(5, *shape)).astype(dtype)
+def test_a_shard_of_16_bits_has_the_facts_of_its_pictures():
+    layout = RecordLayout(image_shape=(64, 64, 1), num_classes=2, dtype="uint16")
+    images = np.random.default_rng(0).integers(50_000, size=(5, 64, 64, 1), dtype=np.uint16)
     with ShardWriter(io.BytesIO(), layout) as shard:
         for number, image in enumerate(images):
             shard.write(image.tobytes(), np.eye(2)[0], tfrecord_io.image_key(str(number)))
-    return shard, images
-
-
-def test_a_shard_of_16_bits_has_the_facts_of_its_pictures():
-    shard, images = written("uint16", (64, 64, 1))
     assert shard.statistics == PixelStatistics.from_images(images)
     facts = shard.facts()
     assert facts["brightness"] == pytest.approx(images.mean(axis=(1, 2, 3)) / 257)
@@ -152,11 +107,13 @@ def test_a_build_keeps_every_value_of_16_bit_files(deep_tree, deep_dataset):
     assert verify(deep_dataset, source_input=deep_tree) == []
 
 
-def test_16_bits_are_another_dataset_than_8(deep_tree, deep_dataset):
+def test_16_bits_are_another_dataset_than_8_without_copies(deep_tree, deep_dataset, tmp_path):
     identity = Manifest.load(deep_dataset).options
     assert (identity["dtype"], identity["format_version"]) == ("uint16", 2)
     with pytest.raises(UserError, match="dtype: 'uint16' there, None now"):
         build_here(deep_tree, deep_dataset, "--image_size=40", "--num_shards=2")
+    with pytest.raises(UserError, match=r"leave it out: train/run\.py augments images of any type"):
+        build_here(deep_tree, tmp_path / "out", "--dtype=uint16", "--variants=1")
 
 
 def test_16_bit_files_are_rejected_where_uint8_is_stored(deep_tree, tmp_path):
@@ -167,13 +124,13 @@ def test_16_bit_files_are_rejected_where_uint8_is_stored(deep_tree, tmp_path):
     assert (tmp_path / "out" / "rejects.csv").read_text().count("more_than_8_bits") == 64
 
 
-def test_copies_made_once_are_only_of_8_bits(deep_tree, tmp_path):
-    with pytest.raises(UserError, match=r"leave it out: train/run\.py augments images of any type"):
-        build_here(deep_tree, tmp_path / "out", "--dtype=uint16", "--variants=1")
-
-
 @pytest.mark.slow
 def test_a_model_learns_from_12_bits_and_predicts_from_the_files(deep_tree, deep_dataset, tmp_path):
+
+    from train.results.classifier import load_classifier, predict_files
+    from train.training.config import TrainConfig
+    from train.training.trainer import train_and_evaluate
+
     workdir = tmp_path / "run"
     config = TrainConfig.of(
         data=str(deep_dataset), model="convnet", epochs=12, replica_batch_size=12,

@@ -38,9 +38,8 @@ def test_the_order_of_a_seed_never_changes():
     seed=seeds,
 )
 def test_replicas_together_read_the_global_batches(num_examples, shares, replicas, epochs, seed):
-    batch_size = shares * replicas
-
-    order = BatchOrder(num_examples=num_examples, batch_size=batch_size, seed=seed, epochs=epochs)
+    size = shares * replicas
+    order = BatchOrder(num_examples=num_examples, batch_size=size, seed=seed, epochs=epochs)
     whole = [batch.tolist() for batch in order]
     parts = [
         list(dataclasses.replace(order, num_replicas=replicas, replica_index=index))

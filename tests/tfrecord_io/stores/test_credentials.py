@@ -6,7 +6,7 @@ from unittest import mock
 
 import pytest
 from apache_beam.options.value_provider import RuntimeValueProvider
-from s3_server import BUCKET, KEY_ID, SECRET_KEY, running_s3
+from s3_server import BUCKET, KEY_ID, SECRET_KEY
 
 from pipelines import errors
 from pipelines.stores import beam_flags
@@ -20,6 +20,7 @@ def clean_environment(tmp_path):
     kept = {name: value for name, value in os.environ.items() if not name.startswith(theirs)}
     with mock.patch.dict(os.environ, {**kept, "HOME": str(tmp_path)}, clear=True):
         yield
+    remote.forget_stores()
 
 
 FLAGS = ["--s3_secret_access_key=hidden", "--s3_access_key_id", "key", "--runner=FlinkRunner",
@@ -28,9 +29,7 @@ FLAGS = ["--s3_secret_access_key=hidden", "--s3_access_key_id", "key", "--runner
 
 def test_flags_reach_this_process_and_the_secret_ones_no_job(monkeypatch):
     monkeypatch.setenv("AWS_SESSION_TOKEN", "of another key")
-
     rest = beam_flags.use(FLAGS)
-
     assert set(rest) == {
         "--runner=FlinkRunner",
         "--s3_region_name=eu-central-1",
@@ -54,19 +53,18 @@ def test_a_worker_of_a_remote_engine_takes_region_and_server_from_the_jobs_flags
 
 
 @pytest.mark.parametrize("profile", ["default", "clinic"])
-def test_keys_in_the_files_of_the_aws_tools_are_found(tmp_path, monkeypatch, profile):
+def test_keys_in_the_files_of_the_aws_tools_are_found(s3_server, tmp_path, monkeypatch, profile):
     (tmp_path / ".aws").mkdir()
     (tmp_path / ".aws" / "credentials").write_text(
         f"[{profile}]\naws_access_key_id = {KEY_ID}\naws_secret_access_key = {SECRET_KEY}\n"
     )
-    with running_s3() as server:
-        if profile != "default":
-            monkeypatch.setenv("AWS_PROFILE", profile)
-        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server.endpoint)
-        remote.forget_stores()
-        with remote.create(f"s3://{BUCKET}/file") as file:
-            file.write(b"signed")
-        assert remote.read_file(f"s3://{BUCKET}/file") == b"signed"
+    if profile != "default":
+        monkeypatch.setenv("AWS_PROFILE", profile)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", s3_server.endpoint)
+    remote.forget_stores()
+    with remote.create(f"s3://{BUCKET}/file") as file:
+        file.write(b"signed")
+    assert remote.read_file(f"s3://{BUCKET}/file") == b"signed"
 
 
 def test_a_profile_that_does_not_exist_is_named(monkeypatch):
