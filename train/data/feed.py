@@ -82,7 +82,7 @@ def training_batches(
 
     dataset = tfrecord_io.make_dataset(options.data_path, **reading)
     dataset = dataset.enumerate(start_step).map(finish)
-    return _cut_for_replicas(dataset, devices.num_local_replicas)
+    return _cut_for_replicas(dataset, len(devices.names))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -104,7 +104,7 @@ def evaluation_batches(
     Its batches are those of `training_batches` without draws, but each example's weight is 1 and
     that of a copy 0.
     """
-    num_local = (options.replica_batch_size or 0) * devices.num_local_replicas
+    num_local = (options.replica_batch_size or 0) * len(devices.names)
     reading = {**_reading(options, part), "shuffle": False, "pad_remainder": True}
     if devices.backend == "jax":
         # On JAX all workers together put a batch on the devices, each its share.
@@ -119,7 +119,7 @@ def evaluation_batches(
 
         return PlacedBatches(batches, put)
     dataset = tfrecord_io.make_dataset(options.data_path, batch_size=num_local, **reading)
-    return _cut_for_replicas(dataset, devices.num_local_replicas)
+    return _cut_for_replicas(dataset, len(devices.names))
 
 
 def _reading(options: InputOptions, part: Part) -> dict[str, Any]:
@@ -128,15 +128,9 @@ def _reading(options: InputOptions, part: Part) -> dict[str, Any]:
 
 def _cut_for_replicas(dataset: tf.data.Dataset, num_local_replicas: int) -> tf.data.Dataset:
     """Cuts each batch into one a replica, in order."""
-    import tensorflow as tf
-
-    def cut(*tensors: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        return tuple(
-            tf.reshape(tensor, (num_local_replicas, -1, *tensor.shape[1:])) for tensor in tensors
-        )
-
     if num_local_replicas > 1:
-        dataset = dataset.map(cut).unbatch()
+        size = dataset.element_spec[0].shape[0] // num_local_replicas
+        dataset = dataset.rebatch(size, drop_remainder=True)
     # The next batch of each replica waits in memory while the devices work.
     return dataset.prefetch(2 * num_local_replicas)
 
@@ -145,7 +139,7 @@ def _put(devices: Devices, arrays: Any) -> Any:
     """JAX: brings this worker's share of a batch, arrays in any structure, to the devices."""
     import jax
 
-    sharding = devices.batch_sharding
+    sharding = devices.sharding("batch")
     if devices.num_workers == 1:
         return jax.device_put(arrays, sharding)
     return jax.tree.map(

@@ -18,7 +18,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfrecord_io.stores.files import read_json
+from tfrecord_io.stores.files import read_json, write_json
 from train.data import seen
 from train.data.dataset import Part, divided
 from train.data.feed import evaluation_batches
@@ -30,8 +30,7 @@ from train.results import metrics, thresholds
 from train.results.predictions import Predictions, read_predictions
 from train.results.write import METRICS_NAME, PAGE_NAME, write_results
 from train.training.config import TrainConfig
-from train.training.export import answer, export_run
-from train.training.network import network_of
+from train.training.export import FOLDER_NAME, answer, export_model
 from train.training.run_setup import Run, claim, make_run
 from train.training.steps import make_steps
 from train.training.training_loop import Progress, train
@@ -69,7 +68,7 @@ def _complete(run: Run) -> dict[str, Any]:
             return results
         if run.devices.is_chief:
             is_private = "anonymize" in run.data.manifest.options
-            run.seen.write(run.folder / seen.FILE_NAME, is_private=is_private)
+            run.view[0].write(run.folder / seen.FILE_NAME, is_private=is_private)
         set_seed(run.config.input.seed)
         progress, best = train(run)
         return _finish(run, progress, best)
@@ -86,7 +85,7 @@ def _finish(run: Run, progress: Progress, best: Sequence[np.ndarray]) -> dict[st
     devices = run.devices.alone()
 
     def build(**how: Any) -> Network:
-        network = network_of(run, "float32", **how)
+        network = run.build_network("float32", **how)
         restore(network.model.variables, best)
         return network
 
@@ -115,7 +114,10 @@ def _finish(run: Run, progress: Progress, best: Sequence[np.ndarray]) -> dict[st
         chosen = thresholds.choose_thresholds(predict(parts.val), config.thresholds.sensitivity)
     # Before the evaluation: whatever may fail in it, the model is not lost.
     if run.devices.is_chief:
-        export_run(run, network, chosen)
+        folder = run.folder / FOLDER_NAME
+        export_model(network.model, folder, run.data.manifest, splits=parts.train.splits)
+        if chosen:
+            write_json(folder / thresholds.FILE_NAME, chosen)
     results: dict[str, Any] = {
         "split": parts.evaluated.name if parts.evaluated else None,
         "best_epoch": progress.best_epoch,
