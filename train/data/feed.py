@@ -8,6 +8,7 @@ here is to make the weights of a step add up to one, and to add the random numbe
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -104,21 +105,19 @@ def evaluation_batches(
     Its batches are those of `training_batches` without draws, but each example's weight is 1 and
     that of a copy 0.
     """
-    num_local = (options.replica_batch_size or 0) * len(devices.names)
+    size = (options.replica_batch_size or 0) * len(devices.names)
     reading = {**_reading(options, part), "shuffle": False, "pad_remainder": True}
     if devices.backend == "jax":
         # On JAX all workers together put a batch on the devices, each its share.
-        num_workers, worker = devices.num_workers, devices.worker_index
-        batches = tfrecord_io.make_batches(
-            options.data_path, batch_size=num_local * num_workers, **reading
-        )
+        whole, first = size * devices.num_workers, size * devices.worker_index
+        batches = tfrecord_io.make_batches(options.data_path, batch_size=whole, **reading)
 
         def put(batch: tuple[np.ndarray, ...]) -> tuple[Any, ...]:
             images, *others = batch
-            return _put(devices, images[worker * num_local :][:num_local]), *others
+            return _put(devices, images[first : first + size]), *others
 
         return PlacedBatches(batches, put)
-    dataset = tfrecord_io.make_dataset(options.data_path, batch_size=num_local, **reading)
+    dataset = tfrecord_io.make_dataset(options.data_path, batch_size=size, **reading)
     return _cut_for_replicas(dataset, len(devices.names))
 
 
@@ -140,8 +139,5 @@ def _put(devices: Devices, arrays: Any) -> Any:
     import jax
 
     sharding = devices.sharding("batch")
-    if devices.num_workers == 1:
-        return jax.device_put(arrays, sharding)
-    return jax.tree.map(
-        lambda array: jax.make_array_from_process_local_data(sharding, array), arrays
-    )
+    put = functools.partial(jax.make_array_from_process_local_data, sharding)
+    return jax.tree.map(put, arrays)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import importlib.metadata
 import json
 import os
 import random
@@ -310,6 +311,15 @@ def set_seed(seed: int) -> None:
         # Keras' own function imports TensorFlow wherever it is installed.
         random.seed(seed)
         np.random.seed(seed)
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of Python, Keras, the backend and NumPy, by name."""
+    import keras
+
+    names = ("keras", keras.backend.backend(), "numpy")
+    found = {name: importlib.metadata.version(name) for name in names}
+    return {"python": sys.version.split()[0], **found}
 
 
 def _cpu_computes_in_bfloat16() -> bool:

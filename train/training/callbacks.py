@@ -11,7 +11,7 @@ import math
 import resource
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -136,12 +136,12 @@ def tensorboard(
 
 @contextlib.contextmanager
 def tracer(
-    steps: tuple[int, int] | None, directory: Path, backend: str
+    steps: Sequence[int], directory: Path, backend: str
 ) -> Iterator[Callable[[int, int], None]]:
     """Traces a range of steps.
 
     Args:
-        steps: first and last step to trace, counted from 1; None for no trace.
+        steps: first and last step to trace, counted from 1; empty for no trace.
         directory: folder of the trace, created if it is missing.
         backend: `tensorflow` or `jax`.
 

@@ -21,9 +21,8 @@ from train.data.feed import training_batches
 from train.data.seen import Exposure, Seen, expose_folds, look_at
 from train.kinds.registry import task_of
 from train.kinds.task import Task
-from train.machine.devices import Devices, configure_devices
+from train.machine.devices import Devices, configure_devices, versions
 from train.machine.errors import ConfigError
-from train.machine.versions import versions
 from train.networks.models import Network, build_network
 from train.training import config as train_config
 from train.training.config import TrainConfig
