@@ -232,8 +232,8 @@ class _Training:
         value = row["val_loss"] if best_by == "val_loss" else -row["val_accuracy"]
         # NaN must not become the best value, because no later value compares below it. The first
         # epoch is kept in any case.
-        better = progress.best_value is None or value < progress.best_value
-        if math.isfinite(value) and better:
+        best = math.inf if progress.best_value is None else progress.best_value
+        if math.isfinite(value) and value < best:
             progress.best_value = value
             return True
         return not progress.best_epoch
@@ -246,8 +246,8 @@ class _Training:
             if self._devices.is_chief:
                 model, optimizer = self._network.model.variables, self._optimizer.variables
                 groups = {"model": model, "optimizer": optimizer, "best": self.best}
-                facts = dataclasses.asdict(self.progress)
-                save_checkpoint(self._checkpoint, groups, facts, self.progress.history)
+                facts, history = dataclasses.asdict(self.progress), self.progress.history
+                save_checkpoint(self._checkpoint, groups, facts, history)
             self._saved_at = time.monotonic()
         if stops:
             raise StoppedError(stops[0], self.progress.step)
@@ -285,11 +285,20 @@ def describe_run(run: Run, progress: Progress, num_parameters: int) -> Iterator[
         yield f"going on after step {progress.step:,}, in epoch {progress.epoch + 1}"
 
 
-# Format of each quantity of history.json in the line that is printed for an epoch.
-_EPOCH_FORMATS = {
-    "loss": ".4f", "accuracy": ".1%", "mae": ".4g",
-    "val_loss": ".4f", "val_accuracy": ".1%", "val_mae": ".4g",
-}  # fmt: skip
+# How each quantity of history.json is told in the line that is printed for an epoch.
+_TOLD = {
+    "loss": "loss {:.4f}",
+    "accuracy": "accuracy {:.1%}",
+    "mae": "mae {:.4g}",
+    "val_loss": "val_loss {:.4f}",
+    "val_accuracy": "val_accuracy {:.1%}",
+    "val_mae": "val_mae {:.4g}",
+    "images_per_second": "{:,.0f} images/s",
+    "step_ms": "{:.1f} ms a step",
+    "input_wait_share": "waiting for data {:.1%}",
+    "peak_rss_mb": "{:,.0f} MB",
+    "peak_gpu_mb": "GPU {:,.0f} MB",
+}
 
 
 def describe_epoch(row: Mapping[str, Any], epochs: int) -> str | None:
@@ -299,15 +308,6 @@ def describe_epoch(row: Mapping[str, Any], epochs: int) -> str | None:
     """
     if row["epoch"] % max(1, epochs // 20) and row["epoch"] != epochs:
         return None
-    parts = [
-        f"epoch {row['epoch']}/{epochs}",
-        *(f"{name} {row[name]:{digits}}" for name, digits in _EPOCH_FORMATS.items() if name in row),
-    ]
-    if row["images_per_second"] is not None:
-        parts += [f"{row['images_per_second']:,.0f} images/s", f"{row['step_ms']:.1f} ms a step"]
-    if row["input_wait_share"] is not None:
-        parts.append(f"waiting for data {row['input_wait_share']:.1%}")
-    parts.append(f"{row['peak_rss_mb']:,.0f} MB")
-    if "peak_gpu_mb" in row:
-        parts.append(f"GPU {row['peak_gpu_mb']:,.0f} MB")
-    return " · ".join(parts)
+    known = {name: text for name, text in _TOLD.items() if row.get(name) is not None}
+    told = [text.format(row[name]) for name, text in known.items()]
+    return " · ".join([f"epoch {row['epoch']}/{epochs}", *told])
