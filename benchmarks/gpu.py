@@ -201,12 +201,11 @@ def measure_input(arguments: argparse.Namespace) -> dict[str, Any]:
     run, steps = benchmark.prepare(
         config_of(arguments, "convnet"), replicas=1, num_steps=num_batches + 2
     )
-    batches = steps.iterate(benchmark.batches_of(run))
-    take = getattr(batches, "get_next", None) or batches.__next__
-    wait_for(take())
+    batches = steps.iterate(run.training_batches(0))
+    wait_for(next(batches))
     started, worked = time.perf_counter(), time.process_time()
     for _ in range(num_batches):
-        wait_for(take())
+        wait_for(next(batches))
     seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - worked
     program = (
         "import time; started = time.perf_counter(); import sys, tfrecord_io; "
@@ -246,8 +245,8 @@ def measure_model(arguments: argparse.Namespace, model: str, replicas: str) -> d
         num_steps=(num_rounds + 2) * num_steps + 1,
     )
     sources = {
-        "reader": steps.iterate(benchmark.batches_of(run)),
-        "device": steps.repeat_first(benchmark.batches_of(run)),
+        "reader": steps.iterate(run.training_batches(0)),
+        "device": itertools.repeat(next(steps.iterate(run.training_batches(0)))),
     }
     steps.train(sources["reader"], 1)
     first_step = time.time() - psutil.Process().create_time()
@@ -294,7 +293,7 @@ def decoded(arguments: argparse.Namespace, run: Run, steps: Steps) -> Any:
     if run.devices.backend == "jax":
         import jax
 
-        sharding = run.devices.batch_sharding
+        sharding = run.devices.sharding("batch")
         put = functools.partial(jax.device_put, device=sharding)
         return map_ahead(put, batches(), 2, num_threads=1)
     import tensorflow as tf

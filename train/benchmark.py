@@ -41,6 +41,26 @@ COLUMNS = {
 }
 
 
+def _parse_counts(text: str) -> tuple[int, ...]:
+    if not all(part.isdigit() and int(part) > 0 for part in text.split(",")):
+        raise ValueError(f"must be numbers such as 1,2,4; received {text!r}")
+    return tuple(map(int, text.split(",")))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BenchmarkOptions:
+    """What is measured, and where it is written."""
+
+    replicas: tuple[int, ...] = flag(
+        (1,), "such as 1,2,4 (default: 1)", parse=_parse_counts, metavar="N,N"
+    )
+    steps: int = flag(30, "steps of a round", least=1)
+    rounds: int = flag(5, "the median counts", least=1)
+    output: Path | None = flag(None, "folder for table (CSV, JSON) and plot", metavar="DIR")
+
+    __post_init__ = flags.check
+
+
 def prepare(config: TrainConfig, *, replicas: int, num_steps: int) -> tuple[Run, Steps]:
     """Builds a network to measure, ready to train on so many devices for so many steps.
 
@@ -49,7 +69,6 @@ def prepare(config: TrainConfig, *, replicas: int, num_steps: int) -> tuple[Run,
     """
     from train.machine.devices import set_seed
     from train.networks.models import set_trainable
-    from train.training.network import network_of
     from train.training.run_setup import make_run
     from train.training.steps import training_steps
 
@@ -59,18 +78,9 @@ def prepare(config: TrainConfig, *, replicas: int, num_steps: int) -> tuple[Run,
     epochs = wanted // run.parts.train.num_examples + 1
     run = dataclasses.replace(run, given=run.given.replace(epochs=epochs))
     options = run.config.network
-    network = network_of(run, run.config.devices.precision, weights=options.weights)
+    network = run.build_network(run.config.devices.precision, weights=options.weights)
     set_trainable(network, phase="all", trainable_layers=options.trainable_layers)
     return run, training_steps(run, network, learning_rate=1e-4, num_steps=num_steps)
-
-
-def batches_of(run: Run, **fields: Any) -> Any:
-    """Returns the training batches from the first step on, with fields of the config changed."""
-    from train.data import feed
-
-    config = run.config.replace(**fields)
-    mixup = config.augmentation.mixup
-    return feed.training_batches(config.input, mixup, run.devices, run.parts.train, start_step=0)
 
 
 def time_rounds(
@@ -103,18 +113,16 @@ def measure(config: TrainConfig, replicas: int, options: BenchmarkOptions) -> di
     """
     num_steps, num_rounds = options.steps, options.rounds
     run, steps = prepare(config, replicas=replicas, num_steps=(num_rounds + 1) * num_steps)
-    sources = {
-        "fed": steps.iterate(batches_of(run)),
-        "repeated": steps.repeat_first(batches_of(run)),
-    }
+    fed, others = (steps.iterate(run.training_batches(0)) for _ in range(2))
+    sources = {"fed": fed, "repeated": itertools.repeat(next(others))}
     times = time_rounds(steps, sources, num_steps=num_steps, num_rounds=num_rounds)
     images = num_steps * (run.config.input.global_batch_size or 0)
-    (fed, waited), (repeated, _) = times["fed"], times["repeated"]
+    (seconds, waited), (repeated, _) = times["fed"], times["repeated"]
     return {
         "replicas": replicas,
-        "images_per_second": round(images / fed, 1),
+        "images_per_second": round(images / seconds, 1),
         "images_per_second_on_device": round(images / repeated, 1),
-        "input_ratio": round(repeated / fed, 4),
+        "input_ratio": round(repeated / seconds, 4),
         "input_wait_share": round(waited, 4),
     }
 
@@ -128,45 +136,24 @@ def compared(row: Mapping[str, float], first: Mapping[str, float]) -> dict[str, 
 
 def _chart(rows: Sequence[Mapping[str, float]], title: str) -> Chart:
     """Returns images a second by replicas, beside the line of perfect scaling."""
-    counts = [row["replicas"] for row in rows]
-    one = rows[0]["images_per_second_on_device"] / counts[0]
-    lines = {
-        "fed by the reader": [row["images_per_second"] for row in rows],
-        "batch already on the devices": [row["images_per_second_on_device"] for row in rows],
-    }
-    series = [
-        Series(name, list(zip(counts, heights, strict=True)), "marked", place)
-        for place, (name, heights) in enumerate(lines.items())
-    ]
-    perfect = [(count, one * count) for count in (0, max(counts))]
-    top = 1.05 * max(one * max(counts), *itertools.chain(*lines.values()))
+    most = max(row["replicas"] for row in rows)
+    perfect = most * rows[0]["images_per_second_on_device"] / rows[0]["replicas"]
+    fed, on_device = (
+        [(row["replicas"], row[name]) for row in rows]
+        for name in ("images_per_second", "images_per_second_on_device")
+    )
+    top = 1.05 * max([perfect, *(speed for _, speed in [*fed, *on_device])])
     return Chart(
         title=title,
         description="Images a second by number of replicas.",
-        x=Axis.of("replicas", 0, max(counts), whole=True),
+        x=Axis.of("replicas", 0, most, whole=True),
         y=Axis.of("images a second", 0, top),
-        series=[*series, Series("perfect scaling", perfect, "dotted", None)],
+        series=[
+            Series("fed by the reader", fed, "marked", 0),
+            Series("batch already on the devices", on_device, "marked", 1),
+            Series("perfect scaling", [(0, 0.0), (most, perfect)], "dotted", None),
+        ],
     )
-
-
-def _parse_counts(text: str) -> tuple[int, ...]:
-    if not all(part.isdigit() and int(part) > 0 for part in text.split(",")):
-        raise ValueError(f"must be numbers such as 1,2,4; received {text!r}")
-    return tuple(map(int, text.split(",")))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class BenchmarkOptions:
-    """What is measured, and where it is written."""
-
-    replicas: tuple[int, ...] = flag(
-        (1,), "such as 1,2,4 (default: 1)", parse=_parse_counts, metavar="N,N"
-    )
-    steps: int = flag(30, "steps of a round", least=1)
-    rounds: int = flag(5, "the median counts", least=1)
-    output: Path | None = flag(None, "folder for table (CSV, JSON) and plot", metavar="DIR")
-
-    __post_init__ = flags.check
 
 
 @console.command
@@ -185,8 +172,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = flags.from_flags(BenchmarkOptions, arguments)
     # Speed does not depend on the values of the weights. The batch of a replica must not depend on
     # how many there are.
-    common = {"weights": "none", "replica_batch_size": 64}
-    config = train_config.from_arguments(arguments, **common)
+    config = train_config.from_arguments(arguments, weights="none", replica_batch_size=64)
     with console.hide_native_noise():
         from train.machine.devices import configure_devices
         from train.training import trainer  # noqa: F401 - imports all that writes notes at import

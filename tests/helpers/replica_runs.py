@@ -15,7 +15,6 @@ from train.data import feed  # noqa: E402
 from train.machine.devices import set_seed  # noqa: E402
 from train.networks.optimizers import averaged_weights  # noqa: E402
 from train.training.config import TrainConfig  # noqa: E402 - after the settings that Keras reads
-from train.training.network import network_of  # noqa: E402
 from train.training.run_setup import make_run  # noqa: E402
 from train.training.steps import training_steps  # noqa: E402
 
@@ -26,7 +25,7 @@ def losses(config: TrainConfig) -> dict[str, object]:
     set_seed(config.input.seed)
     config = run.config
     num_steps = run.steps_after[-1]
-    network = network_of(run, "float32")
+    network = run.build_network("float32")
     steps = training_steps(
         run, network, learning_rate=config.optimizer.learning_rate, num_steps=num_steps
     )

@@ -89,23 +89,22 @@ class Dataset:
         if not names:
             return None
         sizes = [split.num_examples for split in self.manifest.splits.values()]
-        starts = dict(zip(self.manifest.splits, np.cumsum([0, *sizes]), strict=False))
-        rows = [starts[name] + np.arange(self.manifest.splits[name].num_examples) for name in names]
+        ranges = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+        rows = dict(zip(self.manifest.splits, ranges, strict=True))
         whole = self.manifest.split(names)
         return Part(
             name=", ".join(names),
             splits=tuple(names),
             examples=np.arange(whole.num_examples),
-            rows=np.concatenate(rows),
+            rows=np.concatenate([rows[name] for name in names]),
             label_counts=whole.label_counts,
         )
 
     def narrow(self, part: Part, is_kept: np.ndarray) -> Part:
         """Returns the examples of a part where `is_kept`, bool [num_examples]."""
         examples, rows = part.examples[is_kept], part.rows[is_kept]
-        kept = dataclasses.replace(part, examples=examples, rows=rows)
-        counts = self.manifest.label_kind.count(self.stored.labels(kept.rows))
-        return dataclasses.replace(kept, label_counts=counts)
+        counts = self.manifest.label_kind.count(self.stored.labels(rows))
+        return dataclasses.replace(part, examples=examples, rows=rows, label_counts=counts)
 
     def column(self, name: str) -> pa.ChunkedArray:
         """Returns a column of `table`; nulls if it has none of that name."""
@@ -162,6 +161,7 @@ def open_dataset(path: str | DataPath, columns: Sequence[str] = ()) -> Dataset:
             has a column `weight`, or does not have one row for each example.
     """
     path = DataPath.of(path)
+    name = path_in(path, EXAMPLES_FILE_NAME)
     manifest = Manifest.load(path)
     measured = tuple(dict.fromkeys((SITE, *columns)))
     try:
@@ -169,34 +169,31 @@ def open_dataset(path: str | DataPath, columns: Sequence[str] = ()) -> Dataset:
             parquet = pq.ParquetFile(file)
             known = parquet.schema_arrow.names
             if "weight" in known:
-                raise ConfigError(f"{path_in(path, EXAMPLES_FILE_NAME)}: {NO_WEIGHT}")
+                raise ConfigError(f"{name}: {NO_WEIGHT}")
             wanted = dict.fromkeys((*_COLUMNS, *measured))
-            table = parquet.read([name for name in wanted if name in known])
-    except (FileNotFoundError, pa.ArrowInvalid) as error:
-        raise _no_table(path, f"cannot be read ({error})") from None
-    if unknown := [name for name in columns if name not in known]:
-        raise ConfigError(
-            f"--by {unknown[0]}: expected a column of {path_in(path, EXAMPLES_FILE_NAME)}, "
-            f"which has {', '.join(known)}"
-        )
+            table = parquet.read([each for each in wanted if each in known])
+        rows = _stored_order(manifest, table)
+    except (FileNotFoundError, ValueError) as error:
+        why = f"cannot be read ({error}), so the patients are not known"
+        raise ConfigError(f"{name} {why}; copy the dataset again") from None
+    if unknown := [each for each in columns if each not in known]:
+        has = f"which has {', '.join(known)}"
+        raise ConfigError(f"--by {unknown[0]}: expected a column of {name}, {has}")
     try:
         grouped = groups_in(table)
     except ValueError as error:
-        file = path_in(path, EXAMPLES_FILE_NAME)
-        raise ConfigError(
-            f"{file} {error}; a release before 1.0.0 wrote it: build the dataset again"
-        ) from None
-    rows = _stored_order(path, manifest, table)
+        old = "a release before 1.0.0 wrote it: build the dataset again"
+        raise ConfigError(f"{name} {error}; {old}") from None
     return Dataset(
         path=path,
         manifest=manifest,
         table=table.take(rows),
         groups=grouped.take(rows),
-        measured=tuple(name for name in measured if name in known),
+        measured=tuple(each for each in measured if each in known),
     )
 
 
-def _stored_order(path: DataPath, manifest: Manifest, table: pa.Table) -> np.ndarray:
+def _stored_order(manifest: Manifest, table: pa.Table) -> np.ndarray:
     """Returns the rows of a table of examples in the order of the records."""
     num_examples = manifest.num_examples
     names = pa.array([shard.name for shard in manifest.shards], _TEXT)
@@ -204,13 +201,8 @@ def _stored_order(path: DataPath, manifest: Manifest, table: pa.Table) -> np.nda
     shards = pc.index_in(table["shard"], names).fill_null(len(names))
     places = ends[shards] + table["row"].to_numpy()
     if not np.array_equal(np.sort(places), np.arange(num_examples)):
-        raise _no_table(path, f"does not have one row for each of the {num_examples:,} examples")
+        raise ValueError(f"it does not have one row for each of the {num_examples:,} examples")
     return np.argsort(places)
-
-
-def _no_table(path: DataPath, why: str) -> ConfigError:
-    file = path_in(path, EXAMPLES_FILE_NAME)
-    return ConfigError(f"{file} {why}, so the patients are not known; copy the dataset again")
 
 
 def _splits(manifest: Manifest) -> list[str]:
@@ -255,11 +247,10 @@ def choose_parts(dataset: Dataset, folds: FoldOptions) -> Parts:
         return Parts(train=train, val=val, test=test)
     everyone = divided(dataset, folds)
     groups = dataset.groups.take(everyone.rows)
-    fold_of = patient_folds(groups, folds.folds or 0)
-    in_fold = fold_of == folds.fold
+    in_fold = patient_folds(groups, folds.folds or 0) == folds.fold
     if in_fold.all() or not in_fold.any():
         raise ConfigError(
-            f"fold {folds.fold} of {folds.folds} has {in_fold.sum()} of the {len(fold_of)} "
+            f"fold {folds.fold} of {folds.folds} has {in_fold.sum()} of the {len(in_fold)} "
             f"images: there are too few {groups.units}; use fewer --folds"
         )
     # Augmented copies are for training only.

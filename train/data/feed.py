@@ -8,6 +8,7 @@ here is to make the weights of a step add up to one, and to add the random numbe
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -82,7 +83,7 @@ def training_batches(
 
     dataset = tfrecord_io.make_dataset(options.data_path, **reading)
     dataset = dataset.enumerate(start_step).map(finish)
-    return _cut_for_replicas(dataset, devices.num_local_replicas)
+    return _cut_for_replicas(dataset, len(devices.names))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -104,22 +105,20 @@ def evaluation_batches(
     Its batches are those of `training_batches` without draws, but each example's weight is 1 and
     that of a copy 0.
     """
-    num_local = (options.replica_batch_size or 0) * devices.num_local_replicas
+    size = (options.replica_batch_size or 0) * len(devices.names)
     reading = {**_reading(options, part), "shuffle": False, "pad_remainder": True}
     if devices.backend == "jax":
         # On JAX all workers together put a batch on the devices, each its share.
-        num_workers, worker = devices.num_workers, devices.worker_index
-        batches = tfrecord_io.make_batches(
-            options.data_path, batch_size=num_local * num_workers, **reading
-        )
+        whole, first = size * devices.num_workers, size * devices.worker_index
+        batches = tfrecord_io.make_batches(options.data_path, batch_size=whole, **reading)
 
         def put(batch: tuple[np.ndarray, ...]) -> tuple[Any, ...]:
             images, *others = batch
-            return _put(devices, images[worker * num_local :][:num_local]), *others
+            return _put(devices, images[first : first + size]), *others
 
         return PlacedBatches(batches, put)
-    dataset = tfrecord_io.make_dataset(options.data_path, batch_size=num_local, **reading)
-    return _cut_for_replicas(dataset, devices.num_local_replicas)
+    dataset = tfrecord_io.make_dataset(options.data_path, batch_size=size, **reading)
+    return _cut_for_replicas(dataset, len(devices.names))
 
 
 def _reading(options: InputOptions, part: Part) -> dict[str, Any]:
@@ -128,15 +127,9 @@ def _reading(options: InputOptions, part: Part) -> dict[str, Any]:
 
 def _cut_for_replicas(dataset: tf.data.Dataset, num_local_replicas: int) -> tf.data.Dataset:
     """Cuts each batch into one a replica, in order."""
-    import tensorflow as tf
-
-    def cut(*tensors: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        return tuple(
-            tf.reshape(tensor, (num_local_replicas, -1, *tensor.shape[1:])) for tensor in tensors
-        )
-
     if num_local_replicas > 1:
-        dataset = dataset.map(cut).unbatch()
+        size = dataset.element_spec[0].shape[0] // num_local_replicas
+        dataset = dataset.rebatch(size, drop_remainder=True)
     # The next batch of each replica waits in memory while the devices work.
     return dataset.prefetch(2 * num_local_replicas)
 
@@ -145,9 +138,6 @@ def _put(devices: Devices, arrays: Any) -> Any:
     """JAX: brings this worker's share of a batch, arrays in any structure, to the devices."""
     import jax
 
-    sharding = devices.batch_sharding
-    if devices.num_workers == 1:
-        return jax.device_put(arrays, sharding)
-    return jax.tree.map(
-        lambda array: jax.make_array_from_process_local_data(sharding, array), arrays
-    )
+    sharding = devices.sharding("batch")
+    put = functools.partial(jax.make_array_from_process_local_data, sharding)
+    return jax.tree.map(put, arrays)

@@ -58,8 +58,10 @@ def set_defaults() -> None:
     # Settings of the user take precedence. Level 2 hides TensorFlow's infos and warnings, and shows
     # its errors.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    only_jax = _is_installed("jax") and not _is_installed("tensorflow")
-    os.environ.setdefault("KERAS_BACKEND", "jax" if only_jax else "tensorflow")
+    has_jax, has_tensorflow = map(importlib.util.find_spec, ("jax", "tensorflow"))
+    os.environ.setdefault(
+        "KERAS_BACKEND", "jax" if has_jax and not has_tensorflow else "tensorflow"
+    )
 
 
 @contextlib.contextmanager
@@ -99,16 +101,12 @@ def check_backend(backend: str) -> None:
             f"KERAS_BACKEND={backend} is not supported; use tensorflow or jax. PyTorch reads the "
             "data with tfrecord_io.make_batches (docs/reader.md)"
         )
-    if not _is_installed(backend):
+    if importlib.util.find_spec(backend) is None:
         extra = "train" if backend == "tensorflow" else "jax"
         raise ConfigError(
             f"{backend}, on which Keras is to run, is not installed; run pip install '.[{extra}]' "
             "in the clone of this project, or name another backend with KERAS_BACKEND"
         )
-
-
-def _is_installed(name: str) -> bool:
-    return importlib.util.find_spec(name) is not None
 
 
 #: Hides what a block writes to standard error, and shows it only if the block fails otherwise than

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import importlib.metadata
 import json
 import os
 import random
@@ -96,7 +97,6 @@ class Devices:
         mesh: JAX's devices in their order, or None on TensorFlow.
         on_gpu: whether the replicas are GPUs.
         best_precision: arithmetic that suits them.
-        deterministic: whether TensorFlow allows only such operations.
     """
 
     backend: str
@@ -107,23 +107,10 @@ class Devices:
     mesh: Any = None
     on_gpu: bool = False
     best_precision: str = "float32"
-    deterministic: bool = False
-
-    @property
-    def num_local_replicas(self) -> int:
-        return len(self.names)
 
     @property
     def num_replicas(self) -> int:
-        return self.num_local_replicas * self.num_workers
-
-    @property
-    def must_synchronize(self) -> bool:
-        """Whether layers must ask for the statistics of the other replicas.
-
-        TensorFlow's replicas see their own share of a batch; JAX's see all of it.
-        """
-        return self.backend == "tensorflow" and self.num_replicas > 1
+        return len(self.names) * self.num_workers
 
     @property
     def is_chief(self) -> bool:
@@ -135,19 +122,11 @@ class Devices:
         """XLA pays on a GPU; on a CPU compiling takes longer than it saves in a short run."""
         return self.backend == "jax" or (self.on_gpu and self.num_replicas == 1)
 
-    @property
-    def batch_sharding(self) -> Any:
-        """JAX: the placement of a batch, which is cut along its first axis."""
+    def sharding(self, *axes: str) -> Any:
+        """JAX: a copy of an array on every device; of `batch`, each its part of the first axis."""
         import jax
 
-        return jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec("batch"))
-
-    @property
-    def copied(self) -> Any:
-        """JAX: the placement of values of which every device has a whole copy."""
-        import jax
-
-        return jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec())
+        return jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec(*axes))
 
     def alone(self) -> Devices:
         """Returns the devices of this process alone, for work that the workers do not share.
@@ -159,9 +138,8 @@ class Devices:
         import jax
         import keras
 
-        local = self.mesh.local_devices
         keras.distribution.set_distribution(None)
-        mesh = jax.sharding.Mesh(np.array(local[:1]), ("batch",))
+        mesh = jax.sharding.Mesh(np.array(self.mesh.local_devices[:1]), ("batch",))
         alone = {"num_workers": 1, "worker_index": 0}
         return dataclasses.replace(self, names=self.names[:1], mesh=mesh, **alone)
 
@@ -184,12 +162,12 @@ def configure_devices(options: DeviceOptions) -> Devices:
     """
     import keras
 
-    backend = keras.backend.backend()
     # Looking for GPUs where there are none makes the CUDA driver complain.
     with console.hide_native_noise():
-        console.check_backend(backend)
+        console.check_backend(keras.backend.backend())
+        on_jax = keras.backend.backend() == "jax"
         try:
-            return _configure_jax(options) if backend == "jax" else _configure_tensorflow(options)
+            return _configure_jax(options) if on_jax else _configure_tensorflow(options)
         except RuntimeError as error:
             raise ConfigError(
                 "the devices of this process are in use already, too late to set them up, or "
@@ -205,7 +183,7 @@ def _configure_tensorflow(options: DeviceOptions) -> Devices:
     for gpu in gpus:
         if options.gpu_memory == "growth":
             tf.config.experimental.set_memory_growth(gpu, True)
-        elif options.gpu_memory.isdigit():
+        elif options.gpu_memory != "all":
             limit = part(memory_limit=int(options.gpu_memory))
             tf.config.set_logical_device_configuration(gpu, [limit])
     if options.cpu_devices:
@@ -213,39 +191,40 @@ def _configure_tensorflow(options: DeviceOptions) -> Devices:
         tf.config.set_logical_device_configuration(cpu, [part()] * options.cpu_devices)
     if options.deterministic:
         tf.config.experimental.enable_op_determinism()
-    addresses, worker_index = _workers(options)
-    if addresses:
+    workers, worker_index = _workers(options)
+    kind = "GPU" if gpus else "CPU"
+    if workers:
         # Collectives must be set up before any other operation runs.
         strategy = tf.distribute.MultiWorkerMirroredStrategy()
         # All workers have the same number of batches, so they need not ask each other before each
         # step whether there is one. The question would also count as waiting for input.
         strategy.extended.experimental_enable_get_next_as_optional = False
-        num_local = strategy.num_replicas_in_sync // len(addresses)
-        names = tuple(f"{'GPU' if gpus else 'CPU'}:{index}" for index in range(num_local))
+        num_local = strategy.num_replicas_in_sync // len(workers)
+        names = [f"{kind}:{index}" for index in range(num_local)]
     else:
         if not gpus:
             # This pass of the graph optimizer fails on residual branches in bfloat16 and says so on
             # the console; without it a CPU trains as fast.
             tf.config.optimizer.set_experimental_options({"remapping": False})
-        available = tf.config.list_logical_devices("GPU" if gpus else "CPU")
-        names = tuple(device.name.removeprefix("/device:") for device in available)
-        names = _chosen(names, options)
-        if len(names) > 1:
-            strategy = tf.distribute.MirroredStrategy(list(names))
-        else:
-            strategy = tf.distribute.OneDeviceStrategy(names[0])
+        available = tf.config.list_logical_devices(kind)
+        names = _chosen([each.name.removeprefix("/device:") for each in available], options)
+        is_one = len(names) == 1
+        strategy = (
+            tf.distribute.OneDeviceStrategy(names[0])
+            if is_one
+            else tf.distribute.MirroredStrategy(names)
+        )
     details = map(tf.config.experimental.get_device_details, gpus)
     capabilities = [each.get("compute_capability", (0, 0)) for each in details]
     is_fast = min(capabilities) >= _BFLOAT16_CAPABILITY if gpus else _cpu_computes_in_bfloat16()
     return Devices(
         backend="tensorflow",
-        names=names,
-        num_workers=len(addresses) or 1,
+        names=tuple(names),
+        num_workers=len(workers) or 1,
         worker_index=worker_index,
         strategy=strategy,
         on_gpu=bool(gpus),
         best_precision="bfloat16" if is_fast else "float32",
-        deterministic=options.deterministic,
     )
 
 
@@ -264,12 +243,10 @@ def _configure_jax(options: DeviceOptions) -> Devices:
         raise ConfigError("with JAX --gpu_memory is growth or all")
     if options.cpu_devices:
         jax.config.update("jax_num_cpu_devices", options.cpu_devices)
-    addresses, worker_index = _workers(options)
-    if addresses:
-        jax.distributed.initialize(addresses[0], len(addresses), worker_index)
-        devices = jax.devices()
-    else:
-        devices = list(_chosen(tuple(jax.devices()), options))
+    workers, worker_index = _workers(options)
+    if workers:
+        jax.distributed.initialize(workers[0], len(workers), worker_index)
+    devices = jax.devices() if workers else _chosen(jax.devices(), options)
     local = [device for device in devices if device.process_index == worker_index]
     jax.config.update("jax_default_device", local[0])
     # Every variable on every device.
@@ -279,7 +256,7 @@ def _configure_jax(options: DeviceOptions) -> Devices:
     return Devices(
         backend="jax",
         names=tuple(map(str, local)),
-        num_workers=len(addresses) or 1,
+        num_workers=len(workers) or 1,
         worker_index=worker_index,
         mesh=jax.sharding.Mesh(np.array(devices), ("batch",)),
         on_gpu=on_gpu,
@@ -309,7 +286,7 @@ def _workers(options: DeviceOptions) -> tuple[list[str], int]:
     return addresses, worker_index
 
 
-def _chosen(available: tuple[Any, ...], options: DeviceOptions) -> tuple[Any, ...]:
+def _chosen(available: list[Any], options: DeviceOptions) -> list[Any]:
     """Returns the devices that train, one a replica."""
     is_single = options.kind == "single"
     wanted = options.gpus or (1 if is_single else len(available))
@@ -334,6 +311,15 @@ def set_seed(seed: int) -> None:
         # Keras' own function imports TensorFlow wherever it is installed.
         random.seed(seed)
         np.random.seed(seed)
+
+
+def versions() -> dict[str, str]:
+    """Returns the versions of Python, Keras, the backend and NumPy, by name."""
+    import keras
+
+    names = ("keras", keras.backend.backend(), "numpy")
+    found = {name: importlib.metadata.version(name) for name in names}
+    return {"python": sys.version.split()[0], **found}
 
 
 def _cpu_computes_in_bfloat16() -> bool:

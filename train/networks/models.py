@@ -74,61 +74,43 @@ def build_network(
     Raises:
         ConfigError: if the images do not suit the network or the weights cannot be loaded.
     """
-    images = keras.Input(image_shape, dtype="float32", name="pixels")
+    pixels = keras.Input(image_shape, dtype="float32", name="pixels")
     backbone = None
     if options.model in APPLICATIONS:
-        features, backbone = _backbone(images, options, image_shape)
+        features, backbone = _backbone(pixels, options)
     else:
         kind = options.normalize or "unit"
-        scaled = _normalize(images, kind, statistics, grey_factor, is_padded)
+        scaled = _normalize(pixels, kind, statistics, grey_factor, is_padded)
         is_plain = options.model == "convnet"
         features = _convnet(scaled) if is_plain else _small_resnet(scaled, synchronized)
-    logits = keras.Model(images, add_head(features, options, num_classes, seed), name=options.model)
-    if backbone is None:
-        _load_weights(logits, options)
-    model = classifier(
-        logits, options, task, dtype=image_dtype, factor=grey_factor, temperature=temperature
-    )
-    return Network(logits=logits, model=model, backbone=backbone)
-
-
-def add_head(features, options: NetworkOptions, num_classes: int, seed: int):
-    """Returns logits [batch, num_classes] of flat symbolic features [batch, channels]."""
     if options.head_units:
         features = keras.layers.Dense(options.head_units, activation="relu", name="head")(features)
     if options.dropout:
         features = keras.layers.Dropout(options.dropout, seed=seed + 1, name="dropout")(features)
     # With small weights, the untrained network finds all classes about equally likely.
-    return keras.layers.Dense(
-        num_classes,
-        kernel_initializer=keras.initializers.RandomNormal(stddev=0.01, seed=seed),
-        name="logits",
-    )(features)
+    kernel = keras.initializers.RandomNormal(stddev=0.01, seed=seed)
+    outputs = keras.layers.Dense(num_classes, kernel_initializer=kernel, name="logits")(features)
+    logits = keras.Model(pixels, outputs, name=options.model)
+    if backbone is None:
+        _load_weights(logits, options)
+    images = keras.Input(image_shape, dtype=image_dtype, name="image")
+    pixels = keras.layers.Rescaling(grey_factor, dtype="float32", name="to_float")(images)
+    probabilities = _answer(pixels, logits, task, options.test_time_flip, temperature)
+    model = keras.Model(images, probabilities, name=f"{options.model}_classifier")
+    return Network(logits=logits, model=model, backbone=backbone)
 
 
-def classifier(
-    logits: keras.Model,
-    options: NetworkOptions,
-    task: Task,
-    *,
-    dtype: str,
-    factor: float,
-    temperature: float,
-) -> keras.Model:
-    """Returns the model stored images → probabilities, see `Network.model` and `build_network`."""
-    images = keras.Input(logits.input_shape[1:], dtype=dtype, name="image")
-    pixels = keras.layers.Rescaling(factor, dtype="float32", name="to_float")(images)
+def _answer(pixels, logits: keras.Model, task: Task, test_time_flip: bool, temperature: float):
+    """Returns the probabilities of pixels in 0..255, symbolic [batch, num_classes]."""
     activation = task.activation()
     probabilities = activation(logits(pixels))
-    if options.test_time_flip:
+    if test_time_flip:
         mirrored = activation(logits(keras.ops.flip(pixels, axis=2)))
-        probabilities = keras.layers.Average(dtype="float32", name="flip_mean")(
-            [probabilities, mirrored]
-        )
-    if temperature != 1.0:
-        cooled = task.logits_of(probabilities) / temperature
-        probabilities = task.activation(name="temperature")(cooled)
-    return keras.Model(images, probabilities, name=f"{options.model}_classifier")
+        mean = keras.layers.Average(dtype="float32", name="flip_mean")
+        probabilities = mean([probabilities, mirrored])
+    if temperature == 1.0:
+        return probabilities
+    return task.activation(name="temperature")(task.logits_of(probabilities) / temperature)
 
 
 def set_trainable(network: Network, *, phase: str, trainable_layers: int | None) -> None:
@@ -150,10 +132,10 @@ def set_trainable(network: Network, *, phase: str, trainable_layers: int | None)
     network.backbone.trainable = True
     layers = network.backbone.layers
     is_pretrained = trainable_layers is not None
-    num_frozen = max(0, len(layers) - trainable_layers) if is_pretrained else 0
-    for index, layer in enumerate(layers):
+    trained = layers[max(0, len(layers) - trainable_layers) :] if is_pretrained else layers
+    for layer in layers:
         keeps_statistics = is_pretrained and isinstance(layer, keras.layers.BatchNormalization)
-        layer.trainable = phase != "head" and index >= num_frozen and not keeps_statistics
+        layer.trainable = phase != "head" and layer in trained and not keeps_statistics
 
 
 def restore(variables: Sequence[keras.Variable], values: Sequence[np.ndarray]) -> None:
@@ -210,7 +192,8 @@ def _small_resnet(features, synchronized: bool):
     """
     layers = keras.layers
     side = max(features.shape[1:3])
-    if shrink := side // _LARGEST_SIDE:
+    # Images with a side of at least 289 are averaged down.
+    if shrink := side // 289:
         features = layers.AveragePooling2D(shrink + 1, name="shrink")(features)
         side //= shrink + 1
     stride = 1 if side < 56 else 2 if side < 112 else 4
@@ -220,19 +203,13 @@ def _small_resnet(features, synchronized: bool):
             halving = 2 if stage and not block else 1
             features = _residual_block(features, filters, halving, synchronized)
     features = layers.Activation("relu")(features)
-    return layers.Concatenate(name="pool")(
-        [
-            layers.GlobalAveragePooling2D(name="pool_mean")(features),
-            layers.GlobalMaxPooling2D(name="pool_maximum")(features),
-        ]
-    )
+    mean = layers.GlobalAveragePooling2D(name="pool_mean")(features)
+    maximum = layers.GlobalMaxPooling2D(name="pool_maximum")(features)
+    return layers.Concatenate(name="pool")([mean, maximum])
 
 
 # (filters, blocks) of each stage of small_resnet; stages after the first halve the grid.
 _STAGES = ((32, 1), (64, 1), (128, 2), (256, 1))
-
-# Images with a side of at least this are averaged down first.
-_LARGEST_SIDE = 289
 
 
 def _residual_block(features, filters: int, stride: int, synchronized: bool):
@@ -240,10 +217,8 @@ def _residual_block(features, filters: int, stride: int, synchronized: bool):
     normalized = normalize(features)
     activated = keras.layers.Activation("relu")(normalized)
     shortcut = features
-    if stride > 1 or features.shape[-1] != filters:
-        shortcut = activated
-        if stride > 1:
-            shortcut = keras.layers.AveragePooling2D(stride, padding="same")(shortcut)
+    if stride > 1:
+        shortcut = keras.layers.AveragePooling2D(stride, padding="same")(activated)
         shortcut = _conv(filters, 1, use_bias=False)(shortcut)
     branch = _conv(filters, 3, stride)(activated)
     branch = keras.layers.Activation("relu")(branch)
@@ -277,20 +252,19 @@ def _convnet(features):
     return keras.layers.Flatten()(features)
 
 
-def _backbone(images, options: NetworkOptions, image_shape: tuple[int, int, int]):
+def _backbone(features, options: NetworkOptions):
+    """Returns flat features [batch, channels] of pixels in 0..255, and the network inside."""
     constructor, mode = APPLICATIONS[options.model]
-    height, width, channels = image_shape
-    features = images
+    _, height, width, channels = features.shape
     if channels == 1:
         features = keras.layers.Concatenate(name="grey_to_rgb")([features] * 3)
     elif channels != 3:
         raise ConfigError(f"--model {options.model} needs 1 or 3 channels, received {channels}")
     features = scale(features, mode)
     published = "imagenet" if options.initial_weights == "imagenet" else None
+    build = getattr(keras.applications, constructor)
     try:
-        backbone = getattr(keras.applications, constructor)(
-            include_top=False, weights=published, input_shape=(height, width, 3)
-        )
+        backbone = build(include_top=False, weights=published, input_shape=(height, width, 3))
     except ValueError as error:
         raise ConfigError(
             f"--model {options.model} does not take images of {height}x{width} pixels: {error}; "
@@ -306,10 +280,9 @@ def _backbone(images, options: NetworkOptions, image_shape: tuple[int, int, int]
             f"{options.model}_..._notop.h5), or --weights none for random weights"
         ) from error
     _load_weights(backbone, options)
-    features = backbone(features)
-    pooled = keras.layers.GlobalAveragePooling2D(name="pool")
-    flat = keras.layers.Flatten(name="flatten") if options.model == "vgg16" else pooled
-    return flat(features), backbone
+    if options.model == "vgg16":
+        return keras.layers.Flatten(name="flatten")(backbone(features)), backbone
+    return keras.layers.GlobalAveragePooling2D(name="pool")(backbone(features)), backbone
 
 
 def scale(images, mode: str):

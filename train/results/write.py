@@ -20,7 +20,7 @@ from train.data.dataset import Dataset
 from train.data.seen import Exposure
 from train.kinds.registry import task_of
 from train.kinds.words import describe
-from train.machine.versions import versions
+from train.machine.devices import versions
 from train.results.charts import write_charts
 from train.results.predictions import Predictions, write_predictions
 from train.results.report import flow_of, page_of_data, render

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import resource
 import signal
-import socket
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -51,11 +48,8 @@ def stop_signals(*, enabled: bool = True) -> Iterator[list[int]]:
 class EpochMeter:
     """Measures an epoch: loss, accuracy, speed and the time spent waiting for input.
 
-    To continue an epoch from a checkpoint, pass what `totals` returned. Time and speed are measured
-    from there on.
-
-    Attributes:
-        seconds: duration of all steps, including the wait for input.
+    To continue an epoch from a checkpoint, pass what `totals` returned. `seconds` and the speed are
+    measured from there on, with the wait for input.
     """
 
     def __init__(self, **totals: float) -> None:
@@ -127,37 +121,27 @@ def tensorboard(
     if not enabled:
         yield lambda row, step: None
         return
-    # Not TensorBoard's EventFileWriter, which imports TensorFlow wherever it is installed.
-    from tensorboard.compat.proto.event_pb2 import Event
-    from tensorboard.plugins.scalar.summary_v2 import scalar_pb
-    from tensorboard.summary.writer.record_writer import RecordWriter
+    from tensorboard.summary import Writer
 
-    directory.mkdir(parents=True, exist_ok=True)
-    name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
-    with (directory / name).open("ab") as file:
-        writer = RecordWriter(file)
-
-        def append(**fields: Any) -> None:
-            writer.write(Event(wall_time=time.time(), **fields).SerializeToString())
+    with contextlib.closing(Writer(str(directory))) as writer:
 
         def write(row: Mapping[str, Any], step: int) -> None:
             for tag, value in row.items():
                 if isinstance(value, int | float) and tag not in ("epoch", "step"):
-                    append(step=step, summary=scalar_pb(tag, value))
-            file.flush()
+                    writer.add_scalar(tag, value, step)
+            writer.flush()
 
-        append(file_version="brain.Event:2")
         yield write
 
 
 @contextlib.contextmanager
 def tracer(
-    steps: tuple[int, int] | None, directory: Path, backend: str
+    steps: Sequence[int], directory: Path, backend: str
 ) -> Iterator[Callable[[int, int], None]]:
     """Traces a range of steps.
 
     Args:
-        steps: first and last step to trace, counted from 1; None for no trace.
+        steps: first and last step to trace, counted from 1; empty for no trace.
         directory: folder of the trace, created if it is missing.
         backend: `tensorflow` or `jax`.
 

@@ -11,6 +11,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import typing
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -89,30 +90,24 @@ class LoopOptions:
 
     def __post_init__(self) -> None:
         flags.check(self)
-        _ = self.profile_steps
-
-    @property
-    def profile_steps(self) -> tuple[int, int] | None:
-        """First and last step to trace, counted from 1."""
-        if self.profile is None:
-            return None
-        first, _, last = self.profile.partition(",")
-        if not (first.isdigit() and last.isdigit() and 1 <= int(first) <= int(last)):
+        found = re.fullmatch(r"([1-9]\d*),(\d+)", self.profile or "1,1", re.ASCII)
+        if not found or int(found[1]) > int(found[2]):
             raise ValueError(
                 "--profile must be the first and the last step, such as 10,20; received "
                 f"{self.profile!r}"
             )
-        return int(first), int(last)
+
+    @property
+    def profile_steps(self) -> list[int]:
+        """First and last step to trace, counted from 1; empty for no trace."""
+        return [int(step) for step in self.profile.split(",")] if self.profile else []
 
 
 class Phase(NamedTuple):
     """Some epochs in which the same layers are trained by the same optimizer.
 
-    Attributes:
-        name: `head` or `all`, see `models.set_trainable`.
-        first_epoch: counted from 0.
-        last_epoch: of the phase, included.
-        learning_rate: peak.
+    The name is `head` or `all`, see `models.set_trainable`. Epochs are counted from 0, and the last
+    is included. The learning rate is that of the peak.
     """
 
     name: str
@@ -173,15 +168,13 @@ class TrainConfig:
         """The phases of a resolved configuration, in order."""
         network, optimizer, epochs = self.network, self.optimizer, self.input.epochs or 0
         head_epochs = (network.head_epochs or 0) if network.has_backbone else 0
-        if network.fine_tunes and network.trainable_layers == 0:
-            head_epochs = epochs
-        rate = optimizer.learning_rate
-        rest_rate = optimizer.fine_tune_learning_rate if network.fine_tunes else rate
-        phases = [
-            Phase("head", 0, head_epochs - 1, rate),
-            Phase("all", head_epochs, epochs - 1, rest_rate),
-        ]
-        return [phase for phase in phases if phase.first_epoch <= phase.last_epoch]
+        rate = rest_rate = optimizer.learning_rate
+        if network.fine_tunes:
+            rest_rate = optimizer.fine_tune_learning_rate
+            head_epochs = epochs if network.trainable_layers == 0 else head_epochs
+        head = Phase("head", 0, head_epochs - 1, rate)
+        rest = Phase("all", head_epochs, epochs - 1, rest_rate)
+        return [phase for phase in (head, rest) if phase.first_epoch <= phase.last_epoch]
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields of all groups as JSON values."""
@@ -204,9 +197,8 @@ class TrainConfig:
         """
         num_replicas = devices.num_replicas
         network, optimizer = self.network, self.optimizer
-        replica_batch_size = self.input.replica_batch_size or min(
-            64 if num_examples >= 10_000 else 32, max(1, num_examples // num_replicas)
-        )
+        usual = min(64 if num_examples >= 10_000 else 32, max(1, num_examples // num_replicas))
+        replica_batch_size = self.input.replica_batch_size or usual
         global_batch_size = self.input.global_batch_size or replica_batch_size * num_replicas
         if global_batch_size % num_replicas:
             raise ConfigError(
@@ -220,10 +212,8 @@ class TrainConfig:
             )
         epochs = self.input.epochs or _choose_epochs(num_examples, network.fine_tunes)
         num_steps = math.ceil(epochs * num_examples / global_batch_size)
-        warmup_steps = math.ceil(num_steps / 20)
-        if optimizer.scale_learning_rate:
-            five_epochs = math.ceil(5 * num_examples / global_batch_size)
-            warmup_steps = min(five_epochs, num_steps // 2)
+        five_epochs = math.ceil(5 * num_examples / global_batch_size)
+        is_scaled = optimizer.scale_learning_rate
         is_tutorial = network.model in TUTORIAL_MODELS
         decisions: dict[str, Any] = {
             "weights": network.initial_weights,
@@ -232,7 +222,9 @@ class TrainConfig:
             "head_units": 64 if is_tutorial else 0,
             "dropout": 0.0 if is_tutorial else 0.3,
             "weight_decay": 0.05 if optimizer.optimizer == "adamw" else 0.0,
-            "warmup_steps": warmup_steps,
+            "warmup_steps": (
+                min(five_epochs, num_steps // 2) if is_scaled else math.ceil(num_steps / 20)
+            ),
             # An average with this decay covers about 1 / (1 - decay) steps.
             "ema_decay": max(0.0, round(1 - 25 / num_steps, 6)),
             "head_epochs": min(1, epochs) if network.fine_tunes else 0,
@@ -247,11 +239,10 @@ class TrainConfig:
         chosen["replica_batch_size"] = global_batch_size // num_replicas
         if self.devices.precision == "auto":
             chosen["precision"] = devices.best_precision
-        if optimizer.scale_learning_rate:
-            chosen["scale_learning_rate"] = False
-            for name in ("learning_rate", "fine_tune_learning_rate"):
-                chosen[name] = given[name] * num_replicas
-        return self.replace(**chosen)
+        if is_scaled:
+            rates = ("learning_rate", "fine_tune_learning_rate")
+            chosen |= {name: given[name] * num_replicas for name in rates}
+        return self.replace(**chosen, scale_learning_rate=False)
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
@@ -261,12 +252,13 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]
     continue with other values of the options that are declared `is_operational`.
     """
     free = {field.name for field, _ in _fields() if field.metadata.get("is_operational")}
-    facts = [
-        {name: value for name, value in each["config"].items() if name not in free}
-        | {"dataset": each.get("dataset", {}).get("fingerprint"), "backend": each.get("backend")}
-        for each in (theirs, ours)
-    ]
-    return printing.differences(*facts, "in the folder", "requested")
+
+    def learnt(content: Mapping[str, Any]) -> dict[str, Any]:
+        facts = {name: value for name, value in content["config"].items() if name not in free}
+        facts["dataset"] = content.get("dataset", {}).get("fingerprint")
+        return facts | {"backend": content.get("backend")}
+
+    return printing.differences(learnt(theirs), learnt(ours), "in the folder", "requested")
 
 
 def load(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -279,24 +271,24 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
             settings or a value of the wrong type.
     """
     path = local_path(path)
-    if path.is_dir():
-        path = path / FILE_NAME
+    path = path / FILE_NAME if path.is_dir() else path
     types_of = {field.name: kind for field, kind in _fields()}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        if content["config"].get("weights") == "trunk":
+        settings = content["config"]
+        if settings.get("weights") == "trunk":
             raise ConfigError(
                 f"{path} is of a run on features, which are no longer supported; train on the "
                 "dataset of images, and choose by --trainable_layers how many of the last layers "
                 "learn"
             )
         for name, (unneeded, instead) in _REMOVED.items():
-            if (value := content["config"].pop(name, unneeded[0])) not in unneeded:
+            if (value := settings.pop(name, unneeded[0])) not in unneeded:
                 raise ConfigError(
                     f"{path}: {name} is {value!r}, but that setting was removed; {instead}, and "
                     "remove it from the file"
                 )
-        for name, value in content["config"].items():
+        for name, value in settings.items():
             kind = types_of[name]  # KeyError: a setting that this version does not know
             stored = {float: (int, float), Address: str}.get(kind, kind)
             if value is not None and not isinstance(value, stored):
@@ -317,10 +309,10 @@ def add_arguments(parser: argparse.ArgumentParser, *, is_hidden: bool = False) -
         parser: of the command.
         is_hidden: whether --help leaves out all but the first.
     """
-    matter = ("data", "model", "weights", "epochs")
+    matter, groups = ("data", "model", "weights", "epochs"), _groups()
     heading = "the flags that matter first"
-    first = flags.add_flags(parser, heading, *(group for _, group in _groups()), only=matter)
-    for name, group in _groups():
+    first = flags.add_flags(parser, heading, *(group for _, group in groups), only=matter)
+    for name, group in groups:
         flags.add_flags(parser, name, group, without=matter, is_hidden=is_hidden)
     return first
 

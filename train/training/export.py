@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -29,9 +28,6 @@ from tfrecord_io.format import shapes
 from tfrecord_io.stores.files import write_json
 from train.kinds.task import require_numbers
 from train.machine.errors import TrainingError
-from train.networks.models import Network
-from train.results import thresholds
-from train.training.run_setup import Run
 
 FOLDER_NAME = "export"
 SAVED_MODEL_NAME = "saved_model"
@@ -68,37 +64,29 @@ def export_model(
     # A run that was killed while it exported leaves temporary files here.
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir()
-
-    def compare(name: str, found: np.ndarray) -> None:
-        # Probabilities are at most 1; numbers can be large, and their last digits differ.
-        allowed = _TOLERANCE * max(1.0, float(np.abs(expected).max()))
-        is_alike = found.shape == expected.shape
-        difference = float(np.abs(found - expected).max()) if is_alike else np.inf
+    model.save(directory / "model.keras")
+    copy = keras.saving.load_model(directory / "model.keras", compile=False)
+    found = {"model.keras": answer(copy, images)}
+    model.save_weights(directory / "model.weights.h5")
+    (directory / "architecture.json").write_text(model.to_json(), encoding="utf-8")
+    rebuilt = keras.models.model_from_json(model.to_json())
+    rebuilt.load_weights(directory / "model.weights.h5")
+    found["model.weights.h5"] = answer(rebuilt, images)
+    if importlib.util.find_spec("tensorflow") is not None:
+        # The reloaded copy lies on one device; the trained model may be spread over replicas.
+        found[SAVED_MODEL_NAME] = _serve(copy, directory / SAVED_MODEL_NAME, images)
+    else:
+        print(f"note: the export has no {SAVED_MODEL_NAME}, which TensorFlow writes")
+    # Probabilities are at most 1; numbers can be large, and their last digits differ.
+    allowed = _TOLERANCE * max(1.0, float(np.abs(expected).max()))
+    for name, answers in found.items():
+        difference = float(np.abs(answers - expected).max())
         if not difference <= allowed:
             raise TrainingError(
                 f"{name}, loaded again, predicts something else than the trained model: its "
                 f"answers differ by up to {difference:.2g}, allowed is {allowed:g}; do not use "
                 "this export"
             )
-
-    path = directory / "model.keras"
-    model.save(path)
-    copy = keras.saving.load_model(path, compile=False)
-    compare(path.name, answer(copy, images))
-
-    path, architecture = directory / "model.weights.h5", model.to_json()
-    model.save_weights(path)
-    (directory / "architecture.json").write_text(architecture, encoding="utf-8")
-    rebuilt = keras.models.model_from_json(architecture)
-    rebuilt.load_weights(path)
-    compare(path.name, answer(rebuilt, images))
-
-    if importlib.util.find_spec("tensorflow") is not None:
-        # The reloaded copy lies on one device; the trained model may be spread over replicas.
-        compare(SAVED_MODEL_NAME, _serve(copy, directory / SAVED_MODEL_NAME, images))
-    else:
-        print(f"note: the export has no {SAVED_MODEL_NAME}, which TensorFlow writes")
-
     content = {
         "input": {"shape": list(manifest.image_shape), "dtype": manifest.dtype, "name": "image"},
         "preprocessing": dict(manifest.preprocessing),
@@ -114,14 +102,6 @@ def export_model(
         "dataset": {"name": manifest.name, "fingerprint": manifest.fingerprint},
     }
     write_json(directory / "preprocessing.json", content)
-
-
-def export_run(run: Run, network: Network, chosen: Sequence[Mapping[str, Any]]) -> None:
-    """Exports the network of a run, and its thresholds."""
-    folder, splits = run.folder / FOLDER_NAME, run.parts.train.splits
-    export_model(network.model, folder, run.data.manifest, splits=splits)
-    if chosen:
-        write_json(folder / thresholds.FILE_NAME, chosen)
 
 
 def answer(model: keras.Model, images: np.ndarray) -> np.ndarray:

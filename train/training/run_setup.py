@@ -8,6 +8,7 @@ import functools
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import keras
 
@@ -16,12 +17,13 @@ from tfrecord_io.stores import file_lock
 from tfrecord_io.stores.files import sync_folder, write_json
 from tfrecord_io.terminal.address import is_remote
 from train.data.dataset import Dataset, Parts, choose_parts, open_dataset
+from train.data.feed import training_batches
 from train.data.seen import Exposure, Seen, expose_folds, look_at
 from train.kinds.registry import task_of
 from train.kinds.task import Task
-from train.machine.devices import Devices, configure_devices
+from train.machine.devices import Devices, configure_devices, versions
 from train.machine.errors import ConfigError
-from train.machine.versions import versions
+from train.networks.models import Network, build_network
 from train.training import config as train_config
 from train.training.config import TrainConfig
 
@@ -43,11 +45,6 @@ class Run:
         """What the run trains on, validates on and tests on; raises `ConfigError`."""
         return choose_parts(self.data, self.given.folds)
 
-    @property
-    def seen(self) -> Seen:
-        """The images that the run sees."""
-        return self._view[0]
-
     @functools.cached_property
     def exposure(self) -> Exposure | None:
         """How much it sees of the part that it evaluates; None if there is none.
@@ -56,8 +53,8 @@ class Run:
         """
         if self.given.folds.is_cross_validation:
             folds = self.singles[: self.given.folds.folds]
-            return expose_folds(self.data, [(single.seen, single.parts.test) for single in folds])
-        return self._view[1]
+            return expose_folds(self.data, [(each.view[0], each.parts.test) for each in folds])
+        return self.view[1]
 
     @functools.cached_property
     def singles(self) -> list[Run]:
@@ -74,7 +71,8 @@ class Run:
         ]
 
     @functools.cached_property
-    def _view(self) -> tuple[Seen, Exposure | None]:
+    def view(self) -> tuple[Seen, Exposure | None]:
+        """The images that a single run sees, and `exposure`."""
         weights, unknown = self.given.network.initial_weights, ""
         if weights not in ("imagenet", "none"):
             unknown = f"its first weights are from elsewhere ({Path(weights).name})"
@@ -87,7 +85,11 @@ class Run:
 
     @functools.cached_property
     def config(self) -> TrainConfig:
-        """The configuration with every decision made; of a cross-validation, as it is given.
+        """The configuration with every decision made; raises `ConfigError`, see `resolve`."""
+        return self.resolve()
+
+    def resolve(self) -> TrainConfig:
+        """Returns the configuration with every decision made; of a cross-validation, as given.
 
         Raises:
             ConfigError: if the configuration does not suit the data or the devices.
@@ -99,13 +101,56 @@ class Run:
         if given.folds.is_cross_validation:
             # A fold that cannot be trained does not waste the time of those before it.
             for single in self.singles[: given.folds.folds]:
-                single.config  # noqa: B018 - raises ConfigError
+                single.resolve()
             return given
         # Labels from which nothing can be learnt are refused here, before a folder is made.
         quantity = self.task.quantity
         if given.loop.best_by == "val_accuracy" and quantity != "accuracy":
             raise ConfigError("--best_by val_accuracy needs classes or labels; use val_loss")
         return given.resolve(self.parts.train.num_examples, self.devices)
+
+    def training_batches(self, start_step: int) -> Any:
+        """Returns the training batches from a step on, see `feed.training_batches`."""
+        options, mixup = self.config.input, self.config.augmentation.mixup
+        return training_batches(
+            options, mixup, self.devices, self.parts.train, start_step=start_step
+        )
+
+    def build_network(
+        self,
+        precision: str,
+        *,
+        weights: str | None = "none",
+        temperature: float = 1.0,
+        is_final: bool = False,
+    ) -> Network:
+        """Builds the network on the devices.
+
+        Args:
+            precision: arithmetic of the layers, such as `float32` or `bfloat16`.
+            weights: see `NetworkOptions`; "none" where a checkpoint overrides them all.
+            temperature: see `models.build_network`, also for what is raised.
+            is_final: whether it is the one to export.
+        """
+        keras.config.set_dtype_policy(precision if precision == "float32" else f"mixed_{precision}")
+        manifest, devices = self.data.manifest, self.devices
+        # TensorFlow's replicas see their own share of a batch, JAX's all of it. Other backends
+        # refuse to load a network whose layers ask the other replicas.
+        exchanges = devices.backend == "tensorflow" and devices.num_replicas > 1
+        with devices.scope():
+            return build_network(
+                dataclasses.replace(self.config.network, weights=weights),
+                image_shape=manifest.image_shape,
+                num_classes=manifest.num_classes,
+                seed=self.config.input.seed,
+                task=self.task,
+                image_dtype=manifest.dtype,
+                grey_factor=self.grey_factor,
+                statistics=self.statistics,
+                is_padded=manifest.is_padded,
+                temperature=temperature,
+                synchronized=exchanges and not is_final,
+            )
 
     @functools.cached_property
     def statistics(self) -> tfrecord_io.PixelStatistics | None:

@@ -11,11 +11,10 @@ the examples among replicas gives the same result.
 from __future__ import annotations
 
 import abc
-import dataclasses
 import functools
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import keras
@@ -86,25 +85,14 @@ class Steps(abc.ABC):
         num_traces: how often the training graph was built; more than once wastes time and memory.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        network: Network,
-        devices: Devices,
-        optimizer: keras.optimizers.Optimizer | None,
-    ) -> None:
+    def __init__(self, run: Run, network: Network, devices: Devices, optimizer: Any) -> None:
         self.optimizer = optimizer
         self.num_traces = 0
         self._run, self._network, self._devices = run, network, devices
-        self._compile()
 
-    @abc.abstractmethod
-    def _compile(self) -> None:
-        """Prepares the graphs of the backend."""
-
-    @abc.abstractmethod
-    def iterate(self, batches: Any) -> Any:
+    def iterate(self, batches: Any) -> Iterator[Any]:
         """Returns an iterator that brings the batches of `feed` to the devices."""
+        return iter(batches)
 
     @abc.abstractmethod
     def train(self, batches: Any, num_steps: int) -> StepResults:
@@ -112,11 +100,6 @@ class Steps(abc.ABC):
 
     def sync(self) -> None:  # noqa: B027 - TensorFlow's steps change the variables themselves
         """Makes the variables of the model and the optimizer current, after steps."""
-
-    def repeat_first(self, batches: Any) -> RepeatedBatch:
-        """Returns an endless iterator of one batch that stays on the devices, to measure by."""
-        found = self.iterate(batches)
-        return RepeatedBatch(found.get_next() if hasattr(found, "get_next") else next(found))
 
     def predict(self, batches: Any) -> tuple[np.ndarray, np.ndarray]:
         """Returns (probabilities float32 [num_examples, num_labels], truths) of batches of `feed`.
@@ -182,44 +165,30 @@ def loss_and_totals(run: Run, labels, logits, weights):
     return ops.sum(losses * weights), totals
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class RepeatedBatch:
-    """Looks like an endless iterator to the training graph of TensorFlow and to a loop of JAX."""
-
-    batch: Any
-
-    def get_next(self) -> Any:
-        return self.batch
-
-    __next__ = get_next
-
-
 class TensorFlowSteps(Steps):
     """Steps under a `tf.distribute` strategy."""
 
-    def _compile(self) -> None:
+    def __init__(self, run: Run, network: Network, devices: Devices, optimizer: Any) -> None:
         import tensorflow as tf
 
+        super().__init__(run, network, devices, optimizer)
         self._tf = tf
-        self._variables = self._network.logits.trainable_variables
         # Without AutoGraph, which writes Python files into the folder for temporary files.
         self._predict_function = tf.function(self._compute_predictions, autograph=False)
         self._train_function = tf.function(self._train, autograph=False)
         # Gradients alone are compiled: the exchange between replicas cannot be. Without XLA they
         # are part of the step's graph, because replicas exchange statistics inside of them.
         self._gradients = self._compute_gradients
-        if self.optimizer and self._run.config.devices.jit_compile:
-            layers = self._network.logits.layers
-            exchanges = any(getattr(layer, "synchronized", False) for layer in layers)
-            if exchanges and self._devices.num_replicas > 1:
+        if optimizer and run.config.devices.jit_compile:
+            exchanges = any(getattr(each, "synchronized", False) for each in network.logits.layers)
+            if exchanges and devices.num_replicas > 1:
                 raise ConfigError(
                     "--jit_compile: the replicas of this network exchange statistics within a "
                     "step, which XLA cannot compile; leave it out, or train on one device"
                 )
-            compute = self._compute_gradients
-            self._gradients = tf.function(compute, autograph=False, jit_compile=True)
+            self._gradients = tf.function(self._gradients, autograph=False, jit_compile=True)
 
-    def iterate(self, batches: tf.data.Dataset) -> Any:
+    def iterate(self, batches: tf.data.Dataset) -> Iterator[Any]:
         distribute = self._devices.strategy.distribute_datasets_from_function
         return iter(distribute(lambda context: batches))
 
@@ -242,7 +211,7 @@ class TensorFlowSteps(Steps):
         def train_one(step, results, wait_seconds):
             asked_at = self._now()
             with tf.control_dependencies([asked_at]):
-                batch = batches.get_next()
+                batch = next(batches)
             with tf.control_dependencies(tf.nest.flatten(batch, expand_composites=True)):
                 wait_seconds += self._now() - asked_at
             totals = strategy.run(self._replica_step, args=batch)
@@ -258,7 +227,7 @@ class TensorFlowSteps(Steps):
 
     def _now(self) -> tf.Tensor:
         # TensorFlow refuses to read a clock when only deterministic operations are allowed.
-        if self._devices.deterministic:
+        if self._run.config.devices.deterministic:
             return self._tf.constant(math.nan, self._tf.float64)
         return self._tf.timestamp()
 
@@ -267,7 +236,7 @@ class TensorFlowSteps(Steps):
         images, labels = prepare(self._run, images, labels, draws)
         gradients, totals = self._gradients(images, labels, weights)
         # Keras sums the gradients of the replicas in here.
-        self.optimizer.apply(gradients, self._variables)
+        self.optimizer.apply(gradients, self._network.logits.trainable_variables)
         return totals
 
     def _compute_gradients(self, images, labels, weights):
@@ -275,7 +244,8 @@ class TensorFlowSteps(Steps):
             logits = self._network.logits(images, training=True)
             loss, totals = loss_and_totals(self._run, labels, logits, weights)
             loss = self.optimizer.scale_loss(loss)
-        return tape.gradient(loss, [variable.value for variable in self._variables]), totals
+        variables = self._network.logits.trainable_variables
+        return tape.gradient(loss, [variable.value for variable in variables]), totals
 
     def _compute_predictions(self, images: tf.Tensor) -> tf.Tensor:
         model = self._network.model
@@ -285,19 +255,17 @@ class TensorFlowSteps(Steps):
 class JaxSteps(Steps):
     """Steps as pure functions, batches split over the devices of a mesh; XLA compiles them all."""
 
-    def _compile(self) -> None:
+    def __init__(self, run: Run, network: Network, devices: Devices, optimizer: Any) -> None:
         import jax
 
-        self._jax, copied = jax, self._devices.copied
+        super().__init__(run, network, devices, optimizer)
+        self._jax, copied = jax, devices.sharding()
         copy = functools.partial(jax.tree.map, jax.numpy.copy)
         self._copy = jax.jit(copy, out_shardings=copied)
         # On every device, so that each worker has all results.
         self._train_function = jax.jit(self._train, donate_argnums=0, out_shardings=copied)
         self._predict_function = jax.jit(self._compute_predictions, out_shardings=copied)
         self._state: tuple[list[Any], list[Any], list[Any]] | None = None
-
-    def iterate(self, batches: Iterable[Any]) -> Iterator[Any]:
-        return iter(batches)  # `feed` has brought them to the devices
 
     def train(self, batches: Iterator[Any], num_steps: int) -> StepResults:
         if self._state is None:

@@ -18,7 +18,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfrecord_io.stores.files import read_json
+from tfrecord_io.stores.files import read_json, write_json
 from train.data import seen
 from train.data.dataset import Part, divided
 from train.data.feed import evaluation_batches
@@ -30,8 +30,7 @@ from train.results import metrics, thresholds
 from train.results.predictions import Predictions, read_predictions
 from train.results.write import METRICS_NAME, PAGE_NAME, write_results
 from train.training.config import TrainConfig
-from train.training.export import answer, export_run
-from train.training.network import network_of
+from train.training.export import FOLDER_NAME, answer, export_model
 from train.training.run_setup import Run, claim, make_run
 from train.training.steps import make_steps
 from train.training.training_loop import Progress, train
@@ -55,8 +54,7 @@ def train_and_evaluate(config: TrainConfig, workdir: str | os.PathLike[str]) -> 
             checkpoint is damaged, or an exported form does not give the network's answers.
         StoppedError: after SIGTERM or SIGINT, with the state saved.
     """
-    run = make_run(config, Path(workdir))
-    return _complete(run)
+    return _complete(make_run(config, Path(workdir)))
 
 
 def _complete(run: Run) -> dict[str, Any]:
@@ -69,7 +67,7 @@ def _complete(run: Run) -> dict[str, Any]:
             return results
         if run.devices.is_chief:
             is_private = "anonymize" in run.data.manifest.options
-            run.seen.write(run.folder / seen.FILE_NAME, is_private=is_private)
+            run.view[0].write(run.folder / seen.FILE_NAME, is_private=is_private)
         set_seed(run.config.input.seed)
         progress, best = train(run)
         return _finish(run, progress, best)
@@ -86,7 +84,7 @@ def _finish(run: Run, progress: Progress, best: Sequence[np.ndarray]) -> dict[st
     devices = run.devices.alone()
 
     def build(**how: Any) -> Network:
-        network = network_of(run, "float32", **how)
+        network = run.build_network("float32", **how)
         restore(network.model.variables, best)
         return network
 
@@ -103,35 +101,37 @@ def _finish(run: Run, progress: Progress, best: Sequence[np.ndarray]) -> dict[st
             label_names=run.data.manifest.label_names,
         )
 
-    temperature = predictions = None
-    chosen: list[dict[str, Any]] = []
+    temperature, chosen = 1.0, []
     # What is reported of a part must not be fitted to it.
-    if parts.val and parts.test and task.gives_probabilities:
+    fitted = parts.val if parts.test and task.gives_probabilities else None
+    if fitted:
         network = build()
-        val = predict(parts.val)
+        val = predict(fitted)
         temperature = task.fit_temperature(val.probabilities, val.truths)
-    network = build(temperature=temperature or 1.0, is_final=True)
-    if temperature and parts.val:
-        chosen = thresholds.choose_thresholds(predict(parts.val), config.thresholds.sensitivity)
+    network = build(temperature=temperature, is_final=True)
+    if fitted:
+        chosen = thresholds.choose_thresholds(predict(fitted), config.thresholds.sensitivity)
     # Before the evaluation: whatever may fail in it, the model is not lost.
     if run.devices.is_chief:
-        export_run(run, network, chosen)
+        folder = run.folder / FOLDER_NAME
+        export_model(network.model, folder, run.data.manifest, splits=parts.train.splits)
+        if chosen:
+            write_json(folder / thresholds.FILE_NAME, chosen)
     results: dict[str, Any] = {
         "split": parts.evaluated.name if parts.evaluated else None,
         "best_epoch": progress.best_epoch,
         "steps": progress.step,
     }
-    if parts.evaluated:
-        predictions = predict(parts.evaluated)
-        if temperature:
-            raw = task.cool(predictions.probabilities, 1 / temperature)
-            predictions = dataclasses.replace(predictions, uncalibrated=raw)
+    predictions = predict(parts.evaluated) if parts.evaluated else None
     if not run.devices.is_chief:
         return results
     if predictions is not None:
+        if fitted:
+            raw = task.cool(predictions.probabilities, 1 / temperature)
+            predictions = dataclasses.replace(predictions, uncalibrated=raw)
         results |= metrics.measure(predictions, config.measures, config.input.seed, chosen)
-        if temperature and parts.val:
-            facts = {"fitted_on": "val", "num_examples": parts.val.num_examples}
+        if fitted:
+            facts = {"fitted_on": "val", "num_examples": fitted.num_examples}
             calibration = thresholds.describe_calibration(predictions, temperature)
             results["calibration"] = facts | calibration
     results = write_results(
@@ -150,12 +150,7 @@ def _finish(run: Run, progress: Progress, best: Sequence[np.ndarray]) -> dict[st
 
 
 def _cross_validate(run: Run) -> dict[str, Any]:
-    """Trains every fold with every seed and measures all held-out predictions together.
-
-    Returns:
-        the content of RUN/metrics.json: the measures of all held-out predictions, and `folds` and
-        `spread`, see `metrics.describe_folds`.
-    """
+    """Trains every fold with every seed and measures all held-out predictions together."""
     folds, devices, singles = run.config.folds, run.devices, run.singles
     everyone = divided(run.data, folds)
     groups = run.data.groups.take(everyone.rows)
@@ -168,7 +163,7 @@ def _cross_validate(run: Run) -> dict[str, Any]:
         )
     devices.say(
         f"cross-validation of the splits {everyone.name}: {folds.folds} folds of "
-        f"{groups.units} x {folds.seeds} seeds = {len(singles)} runs",
+        f"{groups.units} x {folds.seeds} seeds = {len(singles)} runs"
     )
     for number, single in enumerate(singles, 1):
         fold, seed = single.given.folds.fold, single.given.input.seed
@@ -180,15 +175,19 @@ def _cross_validate(run: Run) -> dict[str, Any]:
 
 
 def _pool(run: Run, everyone: Part) -> dict[str, Any]:
-    """Measures the held-out predictions of all runs together and writes the files of RUN."""
+    """Measures the held-out predictions of all runs together and writes the files of RUN.
+
+    Returns:
+        the content of RUN/metrics.json: the measures, and `folds` and `spread`, see
+        `metrics.describe_folds`.
+    """
     config, manifest, singles = run.config, run.data.manifest, run.singles
     task = task_of(manifest.label_kind)
     keys, probabilities, truths = zip(
         *(read_predictions(single.folder) for single in singles), strict=True
     )
     run_of = np.repeat(np.arange(len(singles)), [len(of_run) for of_run in keys])
-    of_everyone = run.data.values("key", everyone.rows)
-    row_of = dict(zip(of_everyone, everyone.rows.tolist(), strict=True))
+    row_of = dict(zip(run.data.values("key", everyone.rows), everyone.rows.tolist(), strict=True))
     predictions = Predictions(
         task=task,
         probabilities=np.concatenate(probabilities),
@@ -207,13 +206,14 @@ def _pool(run: Run, everyone: Part) -> dict[str, Any]:
         "num_images": num_images,
         **measured,
     }
-    names = [(each.given.folds.fold or 0, each.given.input.seed) for each in singles]
+    folds = [each.given.folds.fold or 0 for each in singles]
     if task.gives_probabilities:
-        fold_of = np.array([fold for fold, _ in names])[run_of]
         facts = {"fitted_on": f"the other folds of {everyone.name}", "num_examples": num_images}
-        results["calibration"] = facts | thresholds.calibrate_folds(predictions, fold_of)
+        of_folds = thresholds.calibrate_folds(predictions, np.array(folds)[run_of])
+        results["calibration"] = facts | of_folds
+    seeds = [each.given.input.seed for each in singles]
     scores = [metrics.scores(predictions.some(rows)) for rows in predictions.by_run()]
-    of_runs = [(*name, of_run) for name, of_run in zip(names, scores, strict=True)]
+    of_runs = list(zip(folds, seeds, scores, strict=True))
     results = write_results(
         run.folder,
         dataset=run.data,

@@ -24,7 +24,6 @@ from train.networks.optimizers import averaged_weights
 from train.training import callbacks
 from train.training.checkpoint import load_checkpoint, save_checkpoint
 from train.training.config import Phase
-from train.training.network import network_of
 from train.training.run_setup import Run
 from train.training.steps import training_steps
 
@@ -71,7 +70,8 @@ def train(run: Run) -> tuple[Progress, list[np.ndarray]]:
         StoppedError: after SIGTERM or SIGINT, with the state saved.
     """
     training = _Training(run)
-    training.run_phases()
+    if training.progress.epoch < run.config.input.epochs:
+        training.run_phases()
     if run.devices.is_chief:
         epoch, history = {"epoch": training.progress.best_epoch}, training.progress.history
         # The history again: a run that goes on from its last checkpoint does not repeat the epoch,
@@ -89,7 +89,7 @@ class _Training:
         facts, self._saved = load_checkpoint(self._checkpoint)
         self.progress = Progress(**facts)
         weights = "none" if self.progress.step else run.config.network.weights
-        self._network = network_of(run, run.config.devices.precision, weights=weights)
+        self._network = run.build_network(run.config.devices.precision, weights=weights)
         if facts:
             restore(self._network.model.variables, self._saved["model"])
         # The weights of the epoch to keep, on the host: each checkpoint holds them, so that a
@@ -103,8 +103,6 @@ class _Training:
     def run_phases(self) -> None:
         """Trains from where the progress stands to the last epoch."""
         run, config, devices, progress = self._run, self._config, self._devices, self.progress
-        if progress.epoch == config.input.epochs:
-            return
         part, val, folder = run.parts.train, run.parts.val, run.folder
         self._val = val and feed.evaluation_batches(config.input, devices, val)
         batches: Any = None
@@ -126,10 +124,7 @@ class _Training:
                     continue
                 self._start_phase(phase)
                 if batches is None:
-                    mixup, first = config.augmentation.mixup, progress.step
-                    batches = self._steps.iterate(
-                        feed.training_batches(config.input, mixup, devices, part, start_step=first)
-                    )
+                    batches = self._steps.iterate(run.training_batches(progress.step))
                 while progress.epoch <= phase.last_epoch:
                     self._train_epoch(batches)
                     write_scalars(progress.history[-1], progress.step)
@@ -150,12 +145,12 @@ class _Training:
         if len(config.phases) > 1:
             trained = sum(math.prod(each.shape) for each in network.model.trainable_variables)
             self._devices.say(f"training {phase.name}: {trained:,} parameters")
-        progress.phase = phase.name
         # The first call of the graph also builds it, and is not timed.
         self._num_traces = 0
 
     def _train_epoch(self, batches: Any) -> None:
         progress, last_step = self.progress, self._run.steps_after[self.progress.epoch + 1]
+        progress.phase = self._phase.name
         meter = callbacks.EpochMeter(**progress.totals)
         while progress.step < last_step:
             left = last_step - progress.step
@@ -225,7 +220,7 @@ class _Training:
             self._has_warned = True
             self._devices.say(
                 f"warning: {share:.0%} of the time was spent waiting for input. Put the data on "
-                "a local disk (engine mmap), or try a larger batch",
+                "a local disk (engine mmap), or try a larger batch"
             )
         self._save_if_due(is_last=row["epoch"] == epochs)
 
@@ -237,8 +232,8 @@ class _Training:
         value = row["val_loss"] if best_by == "val_loss" else -row["val_accuracy"]
         # NaN must not become the best value, because no later value compares below it. The first
         # epoch is kept in any case.
-        better = progress.best_value is None or value < progress.best_value
-        if math.isfinite(value) and better:
+        best = math.inf if progress.best_value is None else progress.best_value
+        if math.isfinite(value) and value < best:
             progress.best_value = value
             return True
         return not progress.best_epoch
@@ -251,8 +246,8 @@ class _Training:
             if self._devices.is_chief:
                 model, optimizer = self._network.model.variables, self._optimizer.variables
                 groups = {"model": model, "optimizer": optimizer, "best": self.best}
-                facts = dataclasses.asdict(self.progress)
-                save_checkpoint(self._checkpoint, groups, facts, self.progress.history)
+                facts, history = dataclasses.asdict(self.progress), self.progress.history
+                save_checkpoint(self._checkpoint, groups, facts, history)
             self._saved_at = time.monotonic()
         if stops:
             raise StoppedError(stops[0], self.progress.step)
@@ -261,13 +256,11 @@ class _Training:
 def describe_run(run: Run, progress: Progress, num_parameters: int) -> Iterator[str]:
     """Yields the lines that are printed before a training starts or goes on."""
     config, devices, parts, manifest = run.config, run.devices, run.parts, run.data.manifest
-    options = config.input
-    shape = "x".join(str(side) for side in manifest.image_shape)
-    kind = manifest.label_kind
+    options, kind = config.input, manifest.label_kind
     labels = kind.noun if manifest.num_classes == 1 else kind.plural
     yield (
         f"{config.network.model}, {num_parameters:,} parameters, {parts.train.num_examples:,} "
-        f"training images of {shape}, "
+        f"training images of {'x'.join(map(str, manifest.image_shape))}, "
         f"{manifest.num_classes} {labels}"
     )
     yield (
@@ -292,11 +285,20 @@ def describe_run(run: Run, progress: Progress, num_parameters: int) -> Iterator[
         yield f"going on after step {progress.step:,}, in epoch {progress.epoch + 1}"
 
 
-# Format of each quantity of history.json in the line that is printed for an epoch.
-_EPOCH_FORMATS = {
-    "loss": ".4f", "accuracy": ".1%", "mae": ".4g",
-    "val_loss": ".4f", "val_accuracy": ".1%", "val_mae": ".4g",
-}  # fmt: skip
+# How each quantity of history.json is told in the line that is printed for an epoch.
+_TOLD = {
+    "loss": "loss {:.4f}",
+    "accuracy": "accuracy {:.1%}",
+    "mae": "mae {:.4g}",
+    "val_loss": "val_loss {:.4f}",
+    "val_accuracy": "val_accuracy {:.1%}",
+    "val_mae": "val_mae {:.4g}",
+    "images_per_second": "{:,.0f} images/s",
+    "step_ms": "{:.1f} ms a step",
+    "input_wait_share": "waiting for data {:.1%}",
+    "peak_rss_mb": "{:,.0f} MB",
+    "peak_gpu_mb": "GPU {:,.0f} MB",
+}
 
 
 def describe_epoch(row: Mapping[str, Any], epochs: int) -> str | None:
@@ -306,15 +308,6 @@ def describe_epoch(row: Mapping[str, Any], epochs: int) -> str | None:
     """
     if row["epoch"] % max(1, epochs // 20) and row["epoch"] != epochs:
         return None
-    parts = [
-        f"epoch {row['epoch']}/{epochs}",
-        *(f"{name} {row[name]:{digits}}" for name, digits in _EPOCH_FORMATS.items() if name in row),
-    ]
-    if row["images_per_second"] is not None:
-        parts += [f"{row['images_per_second']:,.0f} images/s", f"{row['step_ms']:.1f} ms a step"]
-    if row["input_wait_share"] is not None:
-        parts.append(f"waiting for data {row['input_wait_share']:.1%}")
-    parts.append(f"{row['peak_rss_mb']:,.0f} MB")
-    if "peak_gpu_mb" in row:
-        parts.append(f"GPU {row['peak_gpu_mb']:,.0f} MB")
-    return " · ".join(parts)
+    known = {name: text for name, text in _TOLD.items() if row.get(name) is not None}
+    told = [text.format(row[name]) for name, text in known.items()]
+    return " · ".join([f"epoch {row['epoch']}/{epochs}", *told])
