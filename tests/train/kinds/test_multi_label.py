@@ -312,7 +312,9 @@ def test_predict_says_what_was_reported(kind, finished, data, tmp_path, capsys):
         assert ours == pytest.approx(theirs, rel=1e-5)
 
 
-def test_another_dataset_may_have_some_of_the_labels_in_another_order(kind, finished, tmp_path):
+def test_another_dataset_may_have_some_of_the_labels_in_another_order(
+    kind, finished, tmp_path, capsys
+):
     names = ("ef",) if kind == "number" else ("scar", "fluid")
     other = write(tmp_path / "other", kind, {"train": 4, "test": 30}, names)
     assert evaluated(finished, other, f"--output={tmp_path / 'out'}") == 0
@@ -325,6 +327,10 @@ def test_another_dataset_may_have_some_of_the_labels_in_another_order(kind, fini
         truths = [row["label"].split("|") for row in rows]
         counts = {name: sum(name in labels for labels in truths) for name in names}
         assert measured["label_counts"] == counts
+        answers = predicted(capsys, finished, *picture_files(other, tmp_path))
+        for name in names:
+            ours, theirs = ([float(row[name]) for row in table] for table in (answers, rows[:6]))
+            assert ours == pytest.approx(theirs, rel=1e-5)
 
 
 def test_labels_that_the_model_does_not_know_and_classes_are_refused(
