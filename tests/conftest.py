@@ -96,13 +96,23 @@ def s3(s3_server: Any) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def mobilenet_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file with random weights of MobileNet's layers before the head."""
-    import keras
+def class_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images of four classes in three splits, which a network can learn; not to be written to."""
+    from marked_images import write_marked_dataset
 
-    path = tmp_path_factory.mktemp("weights") / "mobilenet.weights.h5"
-    keras.utils.set_random_seed(1)
-    keras.applications.MobileNet(
-        include_top=False, weights=None, input_shape=(32, 32, 3)
-    ).save_weights(path)
+    path = tmp_path_factory.mktemp("classes") / "data"
+    write_marked_dataset(path, {"train": 90, "val": 20, "test": 30})
     return path
+
+
+@pytest.fixture(scope="session")
+def class_run(class_data: Path) -> Path:
+    """A finished run on `class_data`; not to be written to."""
+    from marked_images import CLASS_RUN
+
+    from train.training.config import TrainConfig
+    from train.training.trainer import train_and_evaluate
+
+    run = class_data.parent / "run"
+    train_and_evaluate(TrainConfig.of(data=str(class_data), **CLASS_RUN), run)
+    return run

@@ -1,14 +1,14 @@
 """Small finished datasets that a network can learn, and the trainer's command on them."""
 
+import contextlib
 import csv
 import io
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,9 @@ SMALL_RUN = {
     "learning_rate": 0.01,
     "bootstrap_samples": 20,
 }
+
+#: The run on classes that many tests share, see conftest.py; its export has every form.
+CLASS_RUN = SMALL_RUN | {"epochs": 3, "best_by": "val_loss"}
 
 #: All that is random or has a state of its own, on the smallest network. The ranges of the
 #: augmentation are small, because the place of the bar is what tells the class.
@@ -264,16 +267,30 @@ def outputs_of(workers: Sequence[subprocess.Popen[str]]) -> list[str]:
 
 
 def train(data: Path, workdir: Path, **fields: object) -> int:
-    """Runs the trainer's command in this process; returns its exit code.
+    """Runs the trainer's command in this process without the slow form of the export.
 
     Args:
         data: folder of the dataset.
         workdir: folder of the run.
         **fields: of the configuration, where they differ from `SMALL_RUN`.
+
+    Returns:
+        its exit code.
     """
     from train import run
 
-    return run.main([f"--data={data}", f"--workdir={workdir}", *flags(**SMALL_RUN | fields)])
+    with without_saved_model():
+        return run.main([f"--data={data}", f"--workdir={workdir}", *flags(**SMALL_RUN | fields)])
+
+
+@contextlib.contextmanager
+def without_saved_model() -> Iterator[None]:
+    """Lets runs leave out TensorFlow's form of the export, which takes a second."""
+    from train.training import export
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(export, "_serve", lambda model, path, images: export.answer(model, images))
+        yield
 
 
 def export_untrained(folder: Path, shape: tuple[int, int, int], **fields: object) -> tuple:
@@ -353,32 +370,3 @@ def check_equal(ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray]
 def history_of(workdir: Path) -> list[dict[str, float]]:
     """Returns the rows of a run's history."""
     return json.loads((workdir / "history.json").read_text())
-
-
-def stop_at(monkeypatch, workdir, step):
-    """Lets this process get SIGTERM while a run is in that step, counted from 1."""
-    from train.training import callbacks
-    from train.training.checkpoint import load_checkpoint
-
-    facts, _ = load_checkpoint(workdir / "checkpoint.npz")
-    steps_left = [step - facts.get("step", 0)]
-    real_add = callbacks.EpochMeter.add
-
-    def add(meter, results, seconds, *, timed):
-        steps_left[0] -= len(results.totals)
-        if steps_left[0] == 0:
-            os.kill(os.getpid(), signal.SIGTERM)
-        real_add(meter, results, seconds, timed=timed)
-
-    monkeypatch.setattr(callbacks.EpochMeter, "add", add)
-
-
-def train_until(step, config, workdir, monkeypatch):
-    """Runs until a step, in which the run is asked to stop."""
-    from train.machine.errors import StoppedError
-    from train.training.trainer import train_and_evaluate
-
-    with monkeypatch.context() as patch:
-        stop_at(patch, workdir, step)
-        with pytest.raises(StoppedError, match=f"after step {step};"):
-            train_and_evaluate(config, workdir)

@@ -13,10 +13,8 @@ from marked_images import (
     OCT_NAMES,
     edited_run,
     evaluated,
-    marked_data,
     metrics_of,
     rows_of,
-    trained_run,
     write_marked_dataset,
 )
 from web_server import running_web
@@ -34,12 +32,6 @@ OTHER_NAMES = ("NORMAL", "CNV", "DME")
 SITES = ("london", "zurich", "zurich")
 
 
-data = marked_data({"train": 60, "test": 20})
-
-
-trained = trained_run()
-
-
 @pytest.fixture(scope="module")
 def other(tmp_path_factory):
     path = tmp_path_factory.mktemp("other")
@@ -51,7 +43,7 @@ def other(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def measured(trained, other, tmp_path_factory):
+def measured(class_run, other, tmp_path_factory):
     """What an evaluation from a web server with a login writes."""
     output = tmp_path_factory.mktemp("measured")
     with running_web() as server, pytest.MonkeyPatch.context() as patch:
@@ -60,7 +52,7 @@ def measured(trained, other, tmp_path_factory):
         for file in server.files.values():
             file.login = "Basic dXNAZXI6cGEvc3M="
         patch.setattr("sys.argv", ["evaluate.py", f"--data={url}"])
-        assert evaluated(trained, url, f"--output={output}") == 0
+        assert evaluated(class_run, url, f"--output={output}") == 0
     return output
 
 
@@ -71,10 +63,10 @@ def test_no_file_shows_the_login_of_a_url(measured):
         assert not [content for content in written if secret.encode() in content]
 
 
-def test_each_image_gets_the_probabilities_that_the_export_gives_it(trained, other, measured):
+def test_each_image_gets_the_probabilities_that_the_export_gives_it(class_run, other, measured):
     import tfrecord_io
 
-    classifier = load_classifier(trained)
+    classifier = load_classifier(class_run)
     dataset = tfrecord_io.make_dataset(other, split="test", batch_size=30, shuffle=False)
     ((images, _),) = dataset.as_numpy_iterator()
     expected = predict_images(classifier, images)
@@ -83,14 +75,14 @@ def test_each_image_gets_the_probabilities_that_the_export_gives_it(trained, oth
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
-def test_augmented_copies_of_a_training_split_are_not_measured(trained, other, tmp_path):
+def test_augmented_copies_of_a_training_split_are_not_measured(class_run, other, tmp_path):
     shutil.copytree(other, tmp_path / "other")
     path = tmp_path / "other" / "examples.parquet"
     table = pq.read_table(path)
     variants = pa.array(np.arange(len(table)) % 3, pa.int32())
     pq.write_table(table.append_column("variant", variants), path)
     output = tmp_path / "out"
-    assert evaluated(trained, tmp_path / "other", f"--output={output}") == 0
+    assert evaluated(class_run, tmp_path / "other", f"--output={output}") == 0
     assert metrics_of(output)["num_examples"] == 10
 
 
@@ -105,7 +97,7 @@ def test_classes_are_matched_by_name_and_not_by_place(measured):
     assert sum(metrics["label_counts"].values()) == 30
 
 
-def test_each_site_is_measured_by_itself_too(trained, other, measured):
+def test_each_site_is_measured_by_itself_too(class_run, other, measured):
     table = pq.read_table(other / "examples.parquet").to_pylist()
     site_of = {row["key"]: row["site"] for row in table}
     rows = rows_of(measured)
@@ -121,12 +113,12 @@ def test_each_site_is_measured_by_itself_too(trained, other, measured):
         row = section.partition(f">{name}<")[2].partition("</tr>")[0]
         assert f">{len(of_site)}<" in row
         assert f"{100 * right:.1f} %" in row
-    assert "sites" not in metrics_of(trained)
-    assert 'id="by"' not in (trained / "report.html").read_text()
+    assert "sites" not in metrics_of(class_run)
+    assert 'id="by"' not in (class_run / "report.html").read_text()
 
 
-def test_exported_thresholds_are_applied_to_the_other_dataset(trained, other, tmp_path):
-    run = shutil.copytree(trained, tmp_path / "run")
+def test_exported_thresholds_are_applied_to_the_other_dataset(class_run, other, tmp_path):
+    run = shutil.copytree(class_run, tmp_path / "run")
     entry = {
         "view": "DME", "labels": ["DME"], "wanted_sensitivity": 0.9, "threshold": 0.25,
         "val": {"num_positives": 31, "sensitivity": 0.9, "specificity": 0.5},
@@ -158,28 +150,23 @@ def test_exported_thresholds_are_applied_to_the_other_dataset(trained, other, tm
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_predicted(
-    trained, other, capsys, flag, message
+    class_run, other, capsys, flag, message
 ):
-    assert evaluated(trained, other, flag) == 2
+    assert evaluated(class_run, other, flag) == 2
     assert message in capsys.readouterr().err
 
 
-def test_the_page_shows_the_training_run_beside_this_dataset(trained, measured):
+def test_the_page_shows_the_training_run_beside_this_dataset(class_run, measured):
     page = (measured / "report.html").read_text()
     assert "Beside the training run" in page
-    own = metrics_of(trained)["scores"]["accuracy"]["value"]
+    own = metrics_of(class_run)["scores"]["accuracy"]["value"]
     here = metrics_of(measured)["scores"]["accuracy"]["value"]
     section = page.partition('id="comparison"')[2].partition("</section>")[0]
     row = section.partition("accuracy")[2].partition("</tr>")[0]
     assert f"{100 * own:.1f} %" in row
     assert f"{100 * here:.1f} %" in row
     # The page of the run itself compares with nothing.
-    assert "Beside the training run" not in (trained / "report.html").read_text()
-
-
-def test_the_dataset_of_the_training_is_named_as_such(trained, data, tmp_path, capsys):
-    assert evaluated(trained, data, f"--output={tmp_path / 'out'}") == 0
-    assert "not an external one" in capsys.readouterr().out
+    assert "Beside the training run" not in (class_run / "report.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -187,40 +174,36 @@ def test_the_dataset_of_the_training_is_named_as_such(trained, data, tmp_path, c
     [
         ({"image_shape": (16, 12, 1)}, "height: 12 in training, 16 here"),
         ({"label_names": ("CNV", "GLAUCOMA")}, "has the classes CNV, GLAUCOMA"),
-        ({"label_names": ("CNV", "GLAUCOMA")}, "--classes"),
         ({"fit": "pad"}, "fit: 'stretch' in training, 'pad' here"),
     ],
 )
-def test_a_dataset_that_does_not_fit_is_refused(trained, tmp_path, capsys, facts, message):
-    options = {name: facts[name] for name in facts if name == "fit"}
-    facts = {name: facts[name] for name in facts if name != "fit"}
-    write_marked_dataset(tmp_path, num_examples={"test": 8}, **facts)
-    content = json.loads((tmp_path / "manifest.json").read_text())
-    content["preprocessing"] |= options
-    (tmp_path / "manifest.json").write_text(json.dumps(content))
-    assert evaluated(trained, tmp_path) == 2
+def test_a_dataset_that_does_not_fit_is_refused(class_run, tmp_path, capsys, facts, message):
+    is_fit = "fit" in facts
+    manifest = write_marked_dataset(tmp_path, {"test": 8}, **({} if is_fit else facts))
+    preprocessing = {**manifest.preprocessing, **(facts if is_fit else {})}
+    change_json(tmp_path / "manifest.json", preprocessing=preprocessing)
+    assert evaluated(class_run, tmp_path) == 2
     assert message in capsys.readouterr().err
 
 
-def test_shapes_that_the_training_images_lack_are_warned_of(trained, other, tmp_path, capsys):
-    run = edited_run(trained, tmp_path / "run", shapes=[1.0323])
+def test_shapes_that_the_training_images_lack_are_warned_of(class_run, other, tmp_path, capsys):
+    run = edited_run(class_run, tmp_path / "run", shapes=[1.0323])
     data = shutil.copytree(other, tmp_path / "in")
-    measures = {"shapes": {"train": [1.0], "test": [1.0323, 1.8107]}}
+    measures = {"shapes": {"train": [2.5], "test": [1.0323, 1.8107]}}
     change_json(data / "manifest.json", audit={"measures": measures})
     assert evaluated(run, data) == 0
-    assert "a shape (1.8:1) that no training image has (those have 1.0:1)" in (
-        capsys.readouterr().err
-    )
-    assert evaluated(run, data, "--split=train", "--include_seen") == 0
-    assert "a shape" not in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "a shape (1.8:1) that no training image has (those have 1.0:1)" in said
+    assert "2.5:1" not in said  # only those of the split
 
 
-def test_names_of_labels_cannot_control_the_terminal(trained, tmp_path, capsys):
+def test_names_of_labels_cannot_control_the_terminal(class_run, tmp_path, capsys):
     names = (*OCT_NAMES[:3], "\x1b]0;title\x07")
     write_marked_dataset(tmp_path, num_examples={"test": 8}, label_names=names)
-    assert evaluated(trained, tmp_path) == 2
+    assert evaluated(class_run, tmp_path) == 2
     assert r"\x1b]0;title\x07" in capsys.readouterr().err
-    run = edited_run(trained, tmp_path / "run", label_names=names)
+    run = edited_run(class_run, tmp_path / "run", label_names=names)
+    (run / "export" / "thresholds.json").unlink()
     assert evaluated(run, tmp_path) == 0
     told = capsys.readouterr().out
     assert "\x1b" not in told
@@ -229,15 +212,11 @@ def test_names_of_labels_cannot_control_the_terminal(trained, tmp_path, capsys):
     assert told.index("named the right class") < told.index("balanced accuracy")
 
 
-def test_a_folder_that_cannot_be_made_is_refused(trained, other, capsys):
-    assert evaluated(trained, other, f"--output={trained / 'metrics.json'}") == 2
-    assert "metrics.json cannot be a folder: File exists" in capsys.readouterr().err
-
-
-def test_a_split_that_is_missing_and_a_run_that_is_not_finished_are_refused(
-    trained, other, tmp_path, capsys
-):
-    assert evaluated(trained, other, "--split=val") == 2
-    assert "val" in capsys.readouterr().err
-    assert evaluated(tmp_path, other) == 2
-    assert str(tmp_path) in capsys.readouterr().err
+def test_what_is_missing_or_cannot_be_made_is_refused(class_run, other, tmp_path, capsys):
+    for run, flag, message in (
+        (class_run, f"--output={class_run / 'metrics.json'}", "cannot be a folder: File exists"),
+        (class_run, "--split=val", "val"),
+        (tmp_path, "--split=test", str(tmp_path)),
+    ):
+        assert evaluated(run, other, flag) == 2
+        assert message in capsys.readouterr().err

@@ -69,8 +69,8 @@ def test_each_file_gets_probabilities_or_its_reason_in_order(run_folder, files):
         assert bad.probabilities is None
         assert bad.reject.startswith("not_an_image")
         assert [prediction.path for prediction in good] == paths[1:]
-        assert [prediction.probabilities.sum() for prediction in good] == pytest.approx([1, 1, 1])
         first, other, again = (prediction.probabilities for prediction in good)
+        assert first.sum() == pytest.approx(1)
         np.testing.assert_allclose(again, first, atol=1e-6)
         assert np.abs(other - first).max() > 1e-5
 
@@ -141,6 +141,7 @@ def test_exported_thresholds_are_one_column_more(run_folder, files, tmp_path, ca
         ("nowhere", {}, "there is no such file or folder"),
         ("pipe", {}, "received a pipe or a device"),
         ("a.jpeg", {"patch": 0}, "must be at least 1"),
+        ("a.jpeg", {"occlusion": "export/model.keras"}, "cannot be a folder: File exists"),
     ],
 )
 def test_wrong_usage_ends_with_code_2(
@@ -153,18 +154,10 @@ def test_wrong_usage_ends_with_code_2(
     assert message in answer(capsys, run_folder, files / name, code=2, **flags).err
 
 
-def test_a_file_with_the_name_of_a_frame_is_rejected_as_in_a_build(
-    run_folder, files, tmp_path, capsys
-):
-    shutil.copy(files / "c.png", tmp_path / "c.png#frame-1")
-    assert "that of frame 1 of c.png" in answer(capsys, run_folder, tmp_path, code=1).err
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("preprocessing.json", b"{", "does not say how files became"),
-        ("preprocessing.json", b"[]", "does not say how files became"),
         ("model.keras", b"PK", "model.keras cannot be loaded"),
     ],
 )
@@ -184,10 +177,8 @@ def layer(module, name, config):
     "config",
     [
         layer("os", "system", {"command": "touch executed"}),
-        layer("subprocess", "Popen", {"args": ["touch", "executed"]}),
         layer("keras.layers", "NoSuchLayer", {}),
         layer("keras.layers", "Dense", [1, 2]),
-        layer("keras.layers", "Dense", {"units": 4}),
         layer("keras.layers", "StringLookup", {"vocabulary": "executed"}),
         layer("keras", "Sequential", {"layers": [{"module": "keras.layers", "config": {}}]}),
         "[" * 100_000,
@@ -222,9 +213,7 @@ PREPROCESSING = {"height": 24, "width": 20, "channels": 1, "resize": "bilinear"}
             r"takes images of \(24, 20, 1, 'uint8'",
         ),
         ({"preprocessing": {**PREPROCESSING, "dtype": "uint16"}}, "they are of different runs"),
-        ({"preprocessing": {**PREPROCESSING, "channels": 3}}, "they are of different runs"),
         ({"preprocessing": {**PREPROCESSING, "window": 5}}, "does not say how files became"),
-        ({"preprocessing": {**PREPROCESSING, "window": ["a", "b"]}}, "does not say how files"),
         ({"preprocessing": {**PREPROCESSING, "physical": {"unit": "HU"}}}, "does not say how"),
         ({"preprocessing": {**PREPROCESSING, "resize": []}}, "does not say how files became"),
         ({"preprocessing": [1]}, "expected a mapping for preprocessing"),
@@ -242,15 +231,18 @@ def test_facts_that_are_not_those_of_the_model_are_refused(facts, message, run_f
         load_classifier(edited_run(run_folder, tmp_path / "run", **facts))
 
 
-def test_links_that_lead_to_no_file_are_named_and_not_passed_over(
+def test_links_that_lead_to_no_file_and_names_of_frames_are_named_and_not_passed_over(
     run_folder, files, tmp_path, capsys
 ):
     shutil.copy(files / "a.jpeg", tmp_path / "scan.jpeg")
+    shutil.copy(files / "c.png", tmp_path / "c.png#frame-1")
     (tmp_path / "broken.jpeg").symlink_to("nowhere.jpeg")
     (tmp_path / "more").symlink_to(files)
     os.mkfifo(tmp_path / "pipe")
     rows = predicted(capsys, run_folder, tmp_path, code=1)
-    reasons = {Path(row["path"]).name: row["reject"].partition(":")[0] for row in rows}
+    reasons = {Path(row["path"]).name: row["reject"] for row in rows}
+    assert "that of frame 1 of c.png" in reasons.pop("c.png#frame-1")
+    reasons = {name: reason.partition(":")[0] for name, reason in reasons.items()}
     assert reasons == {"broken.jpeg": "unreadable", "more": "unreadable", "scan.jpeg": ""}
 
 
@@ -260,13 +252,6 @@ def test_a_folder_that_may_not_be_listed_is_an_error(run_folder, files, tmp_path
     folder.mkdir(mode=0)
     told = answer(capsys, run_folder, tmp_path, code=2).err
     assert f"{folder} cannot be listed: Permission denied" in told
-
-
-def test_a_file_in_the_place_of_the_folder_of_maps_is_refused(run_folder, files, capsys):
-    scan = files / "a.jpeg"
-    captured = answer(capsys, run_folder, scan, code=2, occlusion=scan)
-    assert "cannot be a folder: File exists" in captured.err
-    assert captured.out == ""
 
 
 def test_each_image_has_a_map_whatever_its_name(run_folder, files, tmp_path, capsys):
@@ -353,6 +338,7 @@ def test_a_dicom_file_is_predicted_as_the_build_stores_it(run_folder, tmp_path, 
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_every_frame_and_page_that_the_build_accepts_is_predicted(run_folder, tmp_path, capsys):
     """The same names, pixels and rejects as in a build of the same folder."""
     pages = [grey_pixels(seed) for seed in range(3)]

@@ -31,27 +31,28 @@ def choose(data, **fields):
     return choose_parts(open_dataset(data), config.folds)
 
 
-def test_without_folds_the_parts_are_the_splits(data):
-    chosen = choose(data)
-    for part, split in zip((chosen.train, chosen.val, chosen.test), NUM_EXAMPLES, strict=True):
-        assert (part.name, part.splits) == (split, (split,))
-        assert part.examples.tolist() == list(range(NUM_EXAMPLES[split]))
-    assert chosen.evaluated is chosen.test
-
-
 @pytest.mark.parametrize(
-    ("splits", "evaluated"),
-    [(("train",), None), (("train", "val"), "val"), (("train", "test"), "test")],
+    ("sizes", "evaluated"),
+    [
+        ({"train": 40}, None),
+        ({"train": 40, "val": 0, "test": 0}, None),
+        ({"train": 40, "val": 10}, "val"),
+        ({"train": 40, "test": 12}, "test"),
+        ({"train": 40, "val": 10, "test": 12}, "test"),
+    ],
+    ids=str,
 )
-def test_a_split_that_is_missing_or_empty_is_no_part(tmp_path, splits, evaluated):
-    sizes = {name: NUM_EXAMPLES[name] if name in splits else 0 for name in NUM_EXAMPLES}
-    present = {name: size for name, size in sizes.items() if size}
-    for number, num_examples in enumerate((sizes, present)):
-        folder = tmp_path / str(number)
-        write_marked_dataset(folder, num_examples=num_examples)
-        chosen = choose(str(folder))
-        assert [name for name in ("val", "test") if getattr(chosen, name)] == [*splits[1:]]
-        assert (chosen.evaluated and chosen.evaluated.name) == evaluated
+def test_without_folds_the_parts_are_the_splits_that_have_images(tmp_path, sizes, evaluated):
+    write_marked_dataset(tmp_path, num_examples=sizes)
+    chosen = choose(str(tmp_path))
+    assert (chosen.evaluated and chosen.evaluated.name) == evaluated
+    for name in NUM_EXAMPLES:
+        part = getattr(chosen, name)
+        if sizes.get(name):
+            assert (part.name, part.splits) == (name, (name,))
+            assert part.examples.tolist() == list(range(sizes[name]))
+        else:
+            assert part is None
 
 
 def test_without_training_images_there_is_nothing_to_do(tmp_path):
@@ -77,14 +78,18 @@ def test_each_example_is_held_out_once_and_learnt_from_in_the_other_folds(data):
     assert len(set(held_out)) == len(held_out) == 50
 
 
-def test_the_counts_of_a_part_are_those_of_its_images(data):
-    for part in (choose(data, folds=3, fold=1).train, choose(data, folds=3, fold=1).test):
-        batches = tfrecord_io.make_dataset(
-            data, split=part.splits, batch_size=50, shuffle=False, examples=part.examples
+def test_counts_and_statistics_of_a_part_are_those_of_its_images(tmp_path):
+    data = str(tmp_path)
+    write_marked_dataset(tmp_path, num_examples={"train": 600, "val": 9}, image_shape=(4, 3, 3))
+    fold = choose(data, folds=4, fold=1)
+    for part in (choose(data).train, choose(data).val, fold.train, fold.test):
+        batches = tfrecord_io.make_batches(
+            data, split=part.splits, batch_size=1000, shuffle=False, examples=part.examples
         )
-        labels = np.concatenate([labels for _, labels in batches.as_numpy_iterator()])
+        ((images, labels),) = batches
+        assert len(images) == part.num_examples == len(part.examples)
         assert labels.sum(0).tolist() == list(part.label_counts)
-        assert len(labels) == part.num_examples == len(part.examples)
+        assert open_dataset(data).statistics(part) == PixelStatistics.from_images(images)
 
 
 def test_the_test_split_stays_out_unless_it_is_named(data):
@@ -97,11 +102,8 @@ def test_the_test_split_stays_out_unless_it_is_named(data):
     assert splits_in() == {"train", "val"}
     assert splits_in(fold_splits="train") == {"train"}
     assert splits_in(fold_splits="train,val,test") == {"train", "val", "test"}
-
-
-def test_a_split_that_was_named_and_is_not_there_is_refused(data):
     with pytest.raises(tfrecord_io.ManifestError, match="no split 'extra' in this dataset; it has"):
-        choose(data, folds=3, fold=0, fold_splits="train,extra")
+        splits_in(fold_splits="train,extra")
 
 
 def test_a_patient_stays_in_its_fold_when_images_are_added():
@@ -116,22 +118,8 @@ def test_a_patient_stays_in_its_fold_when_images_are_added():
     # A hash that never changes, and about as many patients in each.
     assert [many[f"patient-{number}"] for number in range(8)] == [0, 3, 2, 1, 2, 1, 2, 2]
     assert (np.bincount(list(many.values())) > 25).all()
-
-
-def test_where_no_patients_are_known_images_are_dealt_out():
+    # Where no patients are known, images are dealt out.
     assert (np.bincount(patient_folds(dataset_of(100).groups, 4)) > 10).all()
-
-
-def test_the_statistics_of_a_part_are_those_of_its_images(tmp_path):
-    data = str(tmp_path)
-    write_marked_dataset(tmp_path, num_examples={"train": 600, "val": 9}, image_shape=(4, 3, 3))
-    for part in (choose(data).train, choose(data).val, choose(data, folds=4, fold=1).train):
-        batches = tfrecord_io.make_dataset(
-            data, split=part.splits, batch_size=1000, shuffle=False, examples=part.examples
-        )
-        images = np.concatenate([images for images, _ in batches.as_numpy_iterator()])
-        assert len(images) == part.num_examples
-        assert open_dataset(data).statistics(part) == PixelStatistics.from_images(images)
 
 
 def with_columns(directory, **columns):
@@ -149,12 +137,14 @@ def folds_of(directory, num_folds=5):
     return patient_folds(groups_in(directory, "train"), num_folds)
 
 
-def test_one_unknown_patient_does_not_move_the_others(tmp_path):
+def test_groups_decide_the_folds_and_one_unknown_patient_does_not_move_the_others(tmp_path):
     write_marked_dataset(tmp_path, num_examples={"train": 60})
     before = folds_of(tmp_path)
     change_column(tmp_path / "examples.parquet", "patient", lambda names: [*names[:-1], None])
     regroup(tmp_path)
     assert folds_of(tmp_path)[:-1].tolist() == before[:-1].tolist()
+    with_columns(tmp_path, group=[f"patient:{row // 20}" for row in range(60)])
+    assert (folds_of(tmp_path).reshape(3, 20).std(1) == 0).all()
 
 
 def test_augmented_copies_stay_with_their_original_and_are_not_scored(tmp_path):
@@ -172,13 +162,6 @@ def test_augmented_copies_stay_with_their_original_and_are_not_scored(tmp_path):
         assert dataset.is_copy(chosen.train).mean() == pytest.approx(2 / 3)
         held_out += scored
     assert sorted(held_out) == sorted(set(paths))
-
-
-def test_the_groups_of_a_dataset_decide_its_folds(tmp_path):
-    write_marked_dataset(tmp_path, num_examples={"train": 60})
-    names = [f"patient:{row // 20}" for row in range(60)]
-    with_columns(tmp_path, group=names)
-    assert (folds_of(tmp_path).reshape(3, 20).std(1) == 0).all()
 
 
 @pytest.mark.parametrize("names", [None, ["treated"] * 4])

@@ -1,11 +1,10 @@
 import collections
-import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 from dataset_factory import assert_same
-from marked_images import write_marked_dataset
+from marked_images import marked_data
 
 import tfrecord_io
 from train.data import augmentation, feed
@@ -17,11 +16,7 @@ from train.training.run_setup import make_run
 NUM_EXAMPLES = 23
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    path = tmp_path_factory.mktemp("feed")
-    write_marked_dataset(path, num_examples={"train": NUM_EXAMPLES, "test": 10})
-    return str(path)
+data = marked_data({"train": NUM_EXAMPLES, "test": 10})
 
 
 def devices_of(num_replicas=1, num_workers=1, worker_index=0):
@@ -40,70 +35,59 @@ def training_batches(config, devices, start_step):
     return feed.training_batches(config.input, mixup, devices, part, start_step=start_step)
 
 
-def batches_of(data, devices, *, batch_size=8, epochs=2, start_step=0, **fields):
+def batches_of(data, devices, *, start_step=0, seed=0):
+    """Returns two epochs in batches of 8; the numbers of mixup are not drawn."""
     config = TrainConfig.of(
-        data=data,
-        epochs=epochs,
-        global_batch_size=batch_size,
-        replica_batch_size=batch_size // devices.num_replicas,
-        **fields,
-    )
+        data=str(data), epochs=2, global_batch_size=8, replica_batch_size=8 // devices.num_replicas,
+        seed=seed, mixup=0.0,
+    )  # fmt: skip
     return list(training_batches(config, devices, start_step).as_numpy_iterator())
 
 
-@pytest.mark.parametrize(("epoch", "step"), [(0, 3), (1, 6), (2, 9), (7, 23)])
-def test_an_epoch_ends_with_the_step_of_its_last_example(data, epoch, step):
-    run = make_run(
-        TrainConfig.of(data=data, global_batch_size=8, epochs=8, strategy="single"), Path()
-    )
-    assert run.steps_after[epoch + 1] == step
+def test_an_epoch_ends_with_the_step_of_its_last_example(data):
+    config = TrainConfig.of(data=str(data), global_batch_size=8, epochs=8, strategy="single")
+    assert make_run(config, Path()).steps_after == [0, 3, 6, 9, 12, 15, 18, 21, 23]
 
 
-def test_all_batches_have_one_shape_and_their_weights_add_up_to_one(data):
-    batches = batches_of(data, devices_of())
-    assert len(batches) == math.ceil(2 * NUM_EXAMPLES / 8)
-    for images, labels, weights, draws in batches:
-        assert images.shape == (8, 12, 12, 1)
-        assert images.dtype == np.uint8
-        assert labels.shape == (8, 4)
+@pytest.fixture(scope="module")
+def whole(data):
+    return batches_of(data, devices_of())
+
+
+def test_all_batches_have_one_shape_and_their_weights_add_up_to_one(whole):
+    for images, labels, weights, draws in whole:
+        assert (images.shape, images.dtype, labels.shape) == ((8, 12, 12, 1), np.uint8, (8, 4))
         assert weights.sum() == pytest.approx(1)
         assert draws.shape == (8, augmentation.NUM_DRAWS)
-    assert [np.count_nonzero(weights) for *_, weights, _ in batches] == [8, 8, 8, 8, 8, 6]
+    assert [np.count_nonzero(weights) for *_, weights, _ in whole] == [8, 8, 8, 8, 8, 6]
 
 
-def test_every_example_counts_once_an_epoch(data):
-    batches = batches_of(data, devices_of(), epochs=3)
+def test_every_example_counts_once_an_epoch(whole):
     seen = collections.Counter(
-        image.tobytes() for images, _, weights, _ in batches for image in images[weights > 0]
+        image.tobytes() for images, _, weights, _ in whole for image in images[weights > 0]
     )
-    assert list(seen.values()) == [3] * NUM_EXAMPLES
+    assert list(seen.values()) == [2] * NUM_EXAMPLES
 
 
-def test_replicas_get_the_pieces_of_the_global_batch_in_order(data):
-    whole, cut = batches_of(data, devices_of(1)), batches_of(data, devices_of(2))
-    halves = zip(cut[::2], cut[1::2], strict=True)
-    assert_same([map(np.concatenate, zip(*pair, strict=True)) for pair in halves], whole)
+def joined(parts):
+    """Puts the batches of replicas or workers together, step by step."""
+    return [map(np.concatenate, zip(*step, strict=True)) for step in zip(*parts, strict=True)]
 
 
-def test_workers_share_each_step_and_their_weights_add_up(data):
-    by_worker = [batches_of(data, devices_of(1, 2, index)) for index in range(2)]
+def test_replicas_get_the_pieces_of_the_global_batch_in_order_also_from_a_later_step(data, whole):
+    cut = batches_of(data, devices_of(2), start_step=4)
+    assert_same(joined([cut[::2], cut[1::2]]), whole[4:])
+
+
+def test_workers_share_each_step_and_their_weights_add_up(data, whole):
     # In order, so that an image meets the same random numbers and the same neighbour.
-    pairs = zip(*by_worker, strict=True)
-    joined = [map(np.concatenate, zip(*pair, strict=True)) for pair in pairs]
-    assert_same(joined, batches_of(data, devices_of()))
-
-
-@pytest.mark.parametrize(("num_replicas", "start_step"), [(1, 3), (2, 5)])
-def test_starting_later_gives_the_same_batches(data, num_replicas, start_step):
-    devices = devices_of(num_replicas)
-    whole = batches_of(data, devices)
-    later = batches_of(data, devices, start_step=start_step)
-    assert_same(later, whole[start_step * num_replicas :])
+    by_worker = [batches_of(data, devices_of(1, 2, index)) for index in range(2)]
+    assert_same(joined(by_worker), whole)
 
 
 @pytest.mark.parametrize("num_replicas", [1, 2])
 def test_evaluation_gives_each_example_once_in_the_stored_order(data, num_replicas):
-    config = TrainConfig.of(data=data, replica_batch_size=4)
+    config = TrainConfig.of(data=str(data), replica_batch_size=4)
     part = parts_of(config).test
     batches = feed.evaluation_batches(config.input, devices_of(num_replicas), part)
     images = np.concatenate([images[weights > 0] for images, _, weights in batches])
@@ -126,20 +110,22 @@ def jax_devices_of():
     [({}, 0), ({"mixup": 0.0}, 4), ({"folds": 3, "fold": 1}, 2)],
     ids=str,
 )
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:jax")
 def test_jax_gets_the_batches_of_tensorflow(data, fields, start_step):
     devices = jax_devices_of()
     config = TrainConfig.of(
-        data=data, epochs=2, global_batch_size=8, replica_batch_size=8, seed=5, **fields
+        data=str(data), epochs=2, global_batch_size=8, replica_batch_size=8, seed=5, **fields
     )
     found = list(training_batches(config, devices, start_step))
     wanted = training_batches(config, devices_of(), start_step)
     assert_same(found, wanted.as_numpy_iterator())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:jax")
 def test_jax_evaluates_the_batches_of_tensorflow_as_often_as_it_is_asked(data):
-    config = TrainConfig.of(data=data, replica_batch_size=4)
+    config = TrainConfig.of(data=str(data), replica_batch_size=4)
     part = parts_of(config).test
     wanted = feed.evaluation_batches(config.input, devices_of(), part)
     found = feed.evaluation_batches(config.input, jax_devices_of(), part)
@@ -147,21 +133,25 @@ def test_jax_evaluates_the_batches_of_tensorflow_as_often_as_it_is_asked(data):
         assert_same(found, wanted.as_numpy_iterator())
 
 
-def draws_of(data, **fields):
-    return np.concatenate([draws for *_, draws in batches_of(data, devices_of(), **fields)])
+def draws_of(batches):
+    return np.concatenate([draws for *_, draws in batches])
 
 
-def test_each_example_of_each_step_has_random_numbers_of_its_own_from_0_to_1(data):
-    draws = draws_of(data, mixup=0.0)
+def test_each_example_of_each_step_has_random_numbers_of_its_own_from_0_to_1(data, whole):
+    draws = draws_of(whole)
     assert 0 <= draws.min() < 0.01 < 0.99 < draws.max() < 1
     assert len(np.unique(draws, axis=0)) == len(draws)
-    # Another seed gives other numbers, the same seed the same.
-    np.testing.assert_array_equal(draws_of(data, mixup=0.0, seed=0), draws)
-    assert (draws_of(data, mixup=0.0, seed=1) != draws).all(axis=-1).any()
+    # Another seed gives other numbers.
+    assert (draws_of(batches_of(data, devices_of(), seed=1)) != draws).any()
 
 
-def test_the_last_number_is_the_share_of_itself_that_an_example_keeps_in_mixup(data):
-    plain, mixed = (draws_of(data, epochs=30, mixup=mixup) for mixup in (0.0, 0.4))
+def test_the_last_number_is_the_share_of_itself_that_an_example_keeps_in_mixup():
+    plain, mixed = (
+        np.concatenate(
+            [augmentation.draw(0, step, batch_size=100, mixup=mixup) for step in range(9)]
+        )
+        for mixup in (0.0, 0.4)
+    )
     np.testing.assert_array_equal(mixed[:, :-1], plain[:, :-1])
     kept = mixed[:, -1]
     assert 0.5 <= kept.min() < 0.6

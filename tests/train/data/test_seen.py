@@ -10,13 +10,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from builds import build_here
-from dataset_factory import bare_manifest, change_column
-from image_files import scan_tree, scans_of, write_tree
+from dataset_factory import bare_manifest, change_column, change_json
+from image_files import scan_tree, write_tree
 from marked_images import (
     KERAS_ARRAY_WARNING,
     metrics_of,
+    regroup,
     train,
-    trained_run,
     write_marked_dataset,
 )
 
@@ -24,10 +24,10 @@ from tfrecord_io.format.groups import Groups
 from train import evaluate
 from train.data.dataset import Dataset
 from train.data.seen import Seen, collect, expose, find_seen, read_seen
+from train.training.config import TrainConfig
+from train.training.run_setup import make_run
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
-
-SHARES = "--split_fractions=train=0.5,val=0.2,test=0.3"
 
 #: What no page may say unless the table proves it.
 CLAIMS = ("no image with", "no patient of", "held out", "other patients")
@@ -47,46 +47,39 @@ def learned(data):
     return rows_in(data, "train") + rows_in(data, "val")
 
 
-def build(scans, output, *more):
-    return build_here(scans, output, "--splits=patient", SHARES, "--image_size=12", *more)
-
-
 def measure(run, data, output, *more):
     words = [f"--model={run}", f"--data={data}", f"--output={output}", "--bootstrap_samples=0"]
     return evaluate.main([*words, *more])
 
 
-scans = scans_of(lambda: scan_tree({"train": 40}, classes=("CNV", "NORMAL")))
-
-
 @pytest.fixture(scope="module")
-def data(scans, tmp_path_factory):
-    return build(scans, tmp_path_factory.mktemp("data") / "out")
-
-
-@pytest.fixture(scope="module")
-def other(scans, tmp_path_factory):
-    """The same scans in other splits."""
-    return build(scans, tmp_path_factory.mktemp("other") / "out", "--split_seed=1")
-
-
-trained = trained_run(epochs=1)
+def other(tmp_path_factory):
+    """Other images; the first four of its 20 test images are of two patients of `class_data`."""
+    path = tmp_path_factory.mktemp("other") / "data"
+    write_marked_dataset(path, num_examples={"val": 4, "test": 20})
+    known = {"test-0": "train-0", "test-1": "val-1"}
+    table = path / "examples.parquet"
+    change_column(table, "patient", lambda names: [known.get(name, name) for name in names])
+    change_column(table, "pixels_xxh3", lambda hashes: [each[::-1] for each in hashes])
+    change_json(path / "manifest.json", fingerprint="1" * 64)
+    regroup(path)
+    return path
 
 
 # ---- the table
 
 
-def test_a_run_lists_what_it_was_trained_and_validated_on(data, trained):
-    table = pq.read_table(trained / "seen.parquet")
+def test_a_run_lists_what_it_was_trained_and_validated_on(class_data, class_run):
+    table = pq.read_table(class_run / "seen.parquet")
     assert table.column_names == ["key", "pixels_xxh3", "group", "patient", "part"]
     names = ("split", "key", "patient", "pixels_xxh3")
-    expected = [{name: row[name] for name in names} for row in learned(data)]
+    expected = [{name: row[name] for name in names} for row in learned(class_data)]
     found = [
         {name: row["part" if name == "split" else name] for name in names}
         for row in table.to_pylist()
     ]
     assert found == expected
-    assert not list((trained / "export").rglob("seen*"))
+    assert not list((class_run / "export").rglob("seen*"))
 
 
 def dataset_of(*rows, fingerprint="theirs", side=64, **options):
@@ -214,36 +207,27 @@ def test_patients_of_whom_only_the_number_was_seen_may_be_of_another_hospital():
 # ---- evaluation
 
 
-def test_of_the_split_that_was_trained_on_nothing_is_left(trained, data, tmp_path, capsys):
-    assert measure(trained, data, tmp_path / "out", "--split=train") == 2
+def test_of_the_split_that_was_trained_on_nothing_is_left(class_run, class_data, tmp_path, capsys):
+    assert measure(class_run, class_data, tmp_path / "out", "--split=train") == 2
     assert "nothing is left of split 'train'" in capsys.readouterr().err
-    assert measure(trained, data, tmp_path / "out", "--split=train", "--include_seen") == 0
-    found, num = metrics_of(tmp_path / "out"), len(rows_in(data, "train"))
-    assert (found["num_examples"], found["seen_images"]) == (num, num)
+    assert measure(class_run, class_data, tmp_path / "out", "--split=train", "--include_seen") == 0
+    assert "not an external one" in capsys.readouterr().out
+    found = metrics_of(tmp_path / "out")
+    assert (found["num_examples"], found["seen_images"]) == (90, 90)
     page = words(tmp_path / "out")
-    assert f"including {num} that it had seen before" in page.partition(". ")[0]
+    assert "including 90 that it had seen before" in page.partition(". ")[0]
     assert "watched during training" in page
     assert not any(claim in page for claim in CLAIMS)
 
 
-def test_of_the_same_scans_in_other_splits_only_unseen_patients_are_measured(
-    trained, data, other, tmp_path, capsys
-):
-    pixels = {row["pixels_xxh3"] for row in learned(data)}
-    patients = {row["patient"] for row in learned(data)}
-    rows = rows_in(other, "test")
-    known = [row for row in rows if row["pixels_xxh3"] in pixels or row["patient"] in patients]
-    rest = len(rows) - len(known)
-    assert len(known) > 0 < rest
-    assert measure(trained, other, tmp_path) == 0
+def test_of_another_dataset_only_unseen_patients_are_measured(class_run, other, tmp_path, capsys):
+    assert measure(class_run, other, tmp_path) == 0
     found, page = metrics_of(tmp_path), words(tmp_path)
-    assert found["num_examples"] == rest
-    assert found["seen_images"] == len(known)
-    assert found["seen_patients"] == len({row["patient"] for row in known})
+    assert (found["num_examples"], found["seen_images"], found["seen_patients"]) == (16, 4, 2)
     said = capsys.readouterr().out
-    assert f"has seen {len(known)} of the {len(rows)} images" in said
+    assert "has seen 4 of the 20 images" in said
     assert "95 %" not in said
-    assert f"{len(known)} further images of {found['seen_patients']} patients were left out" in page
+    assert "4 further images of 2 patients were left out" in page
     assert f"{PIXELS}, {NAMES}." in page
 
 
@@ -254,32 +238,26 @@ def without_list(run, folder):
     return folder
 
 
-def test_of_an_older_run_it_cannot_be_known(trained, other, tmp_path, capsys):
-    folder = without_list(trained, tmp_path / "older")
+def test_of_an_older_run_it_cannot_be_known(class_run, other, tmp_path, capsys):
+    folder = without_list(class_run, tmp_path / "older")
     assert read_seen(folder).unknown
     assert measure(folder, other, tmp_path / "out") == 0
     assert "cannot be known" in capsys.readouterr().out
     found, page = metrics_of(tmp_path / "out"), words(tmp_path / "out")
-    assert found["num_examples"] == len(rows_in(other, "test"))
+    assert found["num_examples"] == 20
     assert any("cannot be known" in note for note in found["notes"])
     assert "It cannot be known whether the network has seen" in page
     assert not any(claim in page for claim in CLAIMS)
 
 
-def test_the_export_in_the_folder_of_a_run_has_seen_what_the_run_has(
-    trained, other, tmp_path, monkeypatch
-):
-    assert measure(trained, other, tmp_path / "run") == 0
-    assert measure(trained / "export", other, tmp_path / "export") == 0
-    of_run, of_export = (metrics_of(tmp_path / name) for name in ("run", "export"))
-    assert of_run["seen_images"] == of_export["seen_images"] > 0
-    assert of_run["notes"] == of_export["notes"]
-    monkeypatch.chdir(trained / "export")
-    assert len(read_seen(Path()).images) == len(read_seen(trained).images)
+def test_the_export_in_the_folder_of_a_run_has_seen_what_the_run_has(class_run, monkeypatch):
+    monkeypatch.chdir(class_run / "export")
+    for folder in (class_run, class_run / "export", Path()):
+        assert len(read_seen(folder).images) == 110
 
 
-def test_a_damaged_table_is_named(trained, other, tmp_path, capsys):
-    folder = without_list(trained, tmp_path / "run")
+def test_a_damaged_table_is_named(class_run, other, tmp_path, capsys):
+    folder = without_list(class_run, tmp_path / "run")
     (folder / "seen.parquet").write_bytes(b"PAR1")
     assert measure(folder, other, tmp_path / "out") == 2
     assert "seen.parquet is damaged" in capsys.readouterr().err
@@ -288,25 +266,22 @@ def test_a_damaged_table_is_named(trained, other, tmp_path, capsys):
 # ---- the page of a run
 
 
-def test_a_run_claims_what_its_table_proves(trained):
-    claim = f"with these {metrics_of(trained)['num_examples']} images"
-    assert claim in words(trained)
-    assert f"it had seen {PIXELS}, {NAMES}." in words(trained)
-    assert metrics_of(trained)["seen_images"] == 0
+def test_a_run_claims_what_its_table_proves(class_run):
+    claim = f"with these {metrics_of(class_run)['num_examples']} images"
+    assert claim in words(class_run)
+    assert f"it had seen {PIXELS}, {NAMES}." in words(class_run)
+    assert metrics_of(class_run)["seen_images"] == 0
 
 
-def test_a_run_on_splits_that_share_patients_claims_nothing_and_says_how_many(tmp_path):
+def test_a_run_on_splits_that_share_patients_counts_them_and_claims_nothing(tmp_path):
     data = tmp_path / "data"
     write_marked_dataset(data, num_examples={"train": 30, "test": 10})
     # The first four test images are of two patients of the training split.
     shared = {"test-0": "train-0", "test-1": "train-1"}
     path = data / "examples.parquet"
     change_column(path, "patient", lambda names: [shared.get(name, name) for name in names])
-    assert train(data, tmp_path / "run", epochs=1) == 0
-    found, page = metrics_of(tmp_path / "run"), words(tmp_path / "run")
-    assert (found["num_examples"], found["seen_images"], found["seen_patients"]) == (10, 4, 2)
-    assert "4 of these images, of 2 patients, show a picture or a patient" in page
-    assert not any(claim in page for claim in CLAIMS)
+    found = make_run(TrainConfig.of(data=str(data), strategy="single"), tmp_path).exposure
+    assert (found.num_images, found.num_patients, found.is_measured) == (4, 2, True)
 
 
 @pytest.mark.slow

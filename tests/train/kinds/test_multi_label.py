@@ -10,7 +10,6 @@ from marked_images import (
     KERAS_ARRAY_WARNING,
     evaluated,
     history_of,
-    marked_data,
     metrics_of,
     picture_files,
     predicted,
@@ -20,11 +19,15 @@ from marked_images import (
     trained_run,
     write_marked_dataset,
 )
+from pages import Page
 from sklearn import metrics as sk_metrics
 
 from tfrecord_io.format.kinds import MULTI_LABEL as SEVERAL_LABELS
+from tfrecord_io.format.kinds import NUMBER
 from tfrecord_io.reading.mapped import MappedDataset
+from train import predict
 from train.data.dataset import open_dataset
+from train.kinds import numbers
 from train.kinds.classes import CLASSES
 from train.kinds.measures import expected_calibration_error
 from train.kinds.multi_label import MULTI_LABEL
@@ -141,17 +144,6 @@ def test_the_measures_of_labels_are_those_of_scikit_learn():
     assert found["ece"] == pytest.approx(error)
 
 
-def test_names_that_a_spreadsheet_would_take_for_formulas_are_read_again(tmp_path):
-    probabilities, truths = some_predictions()
-    names = ("mass", "+fluid", "=scar")
-    found = predictions_of(probabilities, truths, names, MULTI_LABEL)
-    write_predictions(tmp_path, found)
-    with (tmp_path / "predictions.csv").open(newline="") as file:
-        header, *rows = csv.reader(file)
-    labels = SEVERAL_LABELS.vectors([row[3] for row in rows], header[-3:])
-    np.testing.assert_array_equal(MULTI_LABEL.truths(labels), truths)
-
-
 def test_predictions_are_written_a_row_an_example_without_formulas_and_read_in_full_precision(
     tmp_path,
 ):
@@ -168,6 +160,14 @@ def test_predictions_are_written_a_row_an_example_without_formulas_and_read_in_f
     assert keys.tolist() == ["k0", "k1"]
     assert (read == probabilities).all()
     assert truths.tolist() == [1, 1]
+    # Names that are joined are those of the header.
+    probabilities, truths = some_predictions()
+    names = ("mass", "+fluid", "=scar")
+    write_predictions(tmp_path, predictions_of(probabilities, truths, names, MULTI_LABEL))
+    with (tmp_path / "predictions.csv").open(newline="") as file:
+        header, *rows = csv.reader(file)
+    labels = SEVERAL_LABELS.vectors([row[3] for row in rows], header[-3:])
+    np.testing.assert_array_equal(MULTI_LABEL.truths(labels), truths)
 
 
 def test_a_label_that_no_image_has_is_left_out_of_the_means_and_rests_on_no_patient():
@@ -194,9 +194,10 @@ def test_the_worst_mistakes_about_labels_come_first():
     assert [one.probability for one in found] == pytest.approx([0.98, 0.9])
 
 
-def test_the_map_of_a_label_that_was_missed_shows_what_speaks_against_it(data):
+def test_the_map_of_a_label_that_was_missed_shows_what_speaks_against_it(tmp_path):
     """The likeliest label of the image, and the place that speaks for it, are others."""
-    dataset = open_dataset(str(data))
+    write_marked_dataset(tmp_path, {"test": 40}, label_names=NAMES, label_kind=SEVERAL_LABELS)
+    dataset = open_dataset(str(tmp_path))
     rows = dataset.part("test").rows
     images, labels = dataset.stored[rows]
     truths = MULTI_LABEL.truths(labels)
@@ -220,110 +221,149 @@ def test_the_map_of_a_label_that_was_missed_shows_what_speaks_against_it(data):
     assert {mistake.answer.predicted[:3] == "no " for mistake in found} == {True, False}
 
 
-# ---- the commands
+# ---- the commands on each kind
 
-
-data = marked_data(
-    {"train": 120, "val": 24, "test": 40}, label_names=NAMES, label_kind=SEVERAL_LABELS
-)
-
-
-finished = trained_run(epochs=12)
-
-
-def test_a_network_learns_several_labels_and_each_is_measured(finished):
-    measured = metrics_of(finished)
-    assert measured["label_kind"] == "multi_label"
-    assert measured["scores"]["macro_auc"]["value"] > 0.95
-    assert measured["scores"]["macro_average_precision"]["value"] > 0.95
-    assert set(measured["scores"]) == {
+KINDS = {"multi_label": SEVERAL_LABELS, "number": NUMBER}
+LABELS = {"multi_label": NAMES, "number": ("ef",)}
+MEASURES = {
+    "number": numbers.NUMBER.label_measures,
+    "multi_label": (
         "accuracy", "ece", "brier", "macro_auc", "macro_average_precision",
         *(f"{measure}/{name}" for name in NAMES
           for measure in ("sensitivity", "specificity", "auc", "average_precision",
                           "calibration_slope", "calibration_intercept")),
-    }  # fmt: skip
-    assert set(measured["label_counts"]) == set(measured["confusion_matrices"]) == set(NAMES)
-    assert all(sum(map(sum, m)) == 40 for m in measured["confusion_matrices"].values())
-    assert [entry["view"] for entry in measured["thresholds"]] == list(NAMES)
-    assert measured["calibration"]["fitted_on"] == "val"
+    ),
+}  # fmt: skip
+OF_PROBABILITIES = {"calibration", "thresholds", "confusion_matrices"}
+PLOTS = {"number": {"agreement"}, "multi_label": {"reliability", "roc"}}
+PHRASES = {
+    "number": ("was off by", "with the number ef", "answers that are furthest off"),
+    "multi_label": ("answers, one for each label of each image.", "Answers for each label",
+                    "average precision", "in 3 labels"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request):
+    return request.param
+
+
+def write(folder, kind, num_examples, names=None):
+    write_marked_dataset(
+        folder, num_examples, label_names=names or LABELS[kind], label_kind=KINDS[kind]
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(kind, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    return write(folder, kind, {"train": 120, "val": 24, "test": 40})
+
+
+finished = trained_run(epochs=12, mixup=0.1, test_time_flip=True, best_by="val_loss")
+
+
+def test_a_network_learns_each_kind_and_is_measured_as_that(kind, finished):
+    measured, history = metrics_of(finished), history_of(finished)
+    assert measured["label_kind"] == kind
     assert measured["bootstrap_by"] == "patient"
-    history = history_of(finished)
+    assert set(measured["scores"]) == set(MEASURES[kind])
+    main = measured["scores"]["r2" if kind == "number" else "macro_auc"]
+    assert 0.9 < main["value"] <= 1
     assert history[-1]["val_loss"] < 0.5 * history[0]["val_loss"]
-    assert 0.9 < history[-1]["accuracy"] <= 1
-    page = (finished / "report.html").read_text()
-    for phrase in ("answers, one for each label of each image.", "Answers for each label",
-                   "average precision", "in 3 labels"):  # fmt: skip
-        assert phrase in page
-    plots = {path.name for path in (finished / "plots").iterdir()}
-    assert plots == {"curves.svg", "reliability.svg", "roc.svg"}
+    assert ("accuracy" in history[0]) == (kind != "number")
+    assert OF_PROBABILITIES & set(measured) == (set() if kind == "number" else OF_PROBABILITIES)
+    text = (finished / "report.html").read_text()
+    assert Page(text).open == []
+    assert all(phrase in text for phrase in PHRASES[kind])
+    assert {path.stem for path in (finished / "plots").iterdir()} == PLOTS[kind] | {"curves"}
 
 
-def test_the_table_of_predictions_has_a_probability_for_each_label_and_names_joined(finished, data):
-    rows = rows_of(finished)
-    assert list(rows[0]) == ["key", "path", "patient", "label", "predicted", *NAMES]
-    dataset = MappedDataset(data, "test")
-    labels = MULTI_LABEL.truths(dataset.labels(range(len(dataset))))
-    assert [row["label"] for row in rows] == MULTI_LABEL.texts(labels, NAMES)
-    for row in rows:
-        called = [name for name in NAMES if float(row[name]) >= 0.5]
-        assert row["predicted"] == ("|".join(called) or "none")
-    assert len({row["predicted"] for row in rows}) > 3
+def test_the_table_of_predictions_is_what_was_measured(kind, finished, data):
+    rows, measured = rows_of(finished), metrics_of(finished)
+    shown = ("ef",) if kind == "number" else NAMES
+    assert list(rows[0]) == ["key", "path", "patient", "label", "predicted", *shown]
+    task = task_of(KINDS[kind])
+    stored = task.truths(MappedDataset(data, "test").labels(range(40)))
+    if kind == "number":
+        assert [float(row["label"]) for row in rows] == stored.tolist()
+        errors = [float(row["predicted"]) - float(row["label"]) for row in rows]
+        assert measured["scores"]["mae"]["value"] == pytest.approx(np.abs(errors).mean())
+        assert measured["loss"] == pytest.approx(np.square(errors).mean())
+    else:
+        assert [row["label"] for row in rows] == task.texts(stored, NAMES)
+        assert [view["view"] for view in measured["thresholds"]] == list(NAMES)
+        assert all(sum(map(sum, m)) == 40 for m in measured["confusion_matrices"].values())
+        called = [[name for name in NAMES if float(row[name]) >= 0.5] for row in rows]
+        assert [row["predicted"] for row in rows] == ["|".join(c) or "none" for c in called]
 
 
-def test_predict_says_what_was_reported_a_probability_for_each_label(
-    finished, data, tmp_path, capsys
+def test_predict_says_what_was_reported(kind, finished, data, tmp_path, capsys):
+    files = picture_files(data, tmp_path)
+    rows, reported = predicted(capsys, finished, *files), rows_of(finished)[: len(files)]
+    columns = ["reject"] if kind == "number" else [*NAMES, "reject", "above_threshold"]
+    assert list(rows[0]) == ["path", "predicted", *columns]
+    for form in ("json", "table"):
+        assert predict.main([f"--model={finished}", f"--format={form}", "--input", *files]) == 0
+        assert rows[0]["predicted"] in capsys.readouterr().out
+    for name in ("predicted",) if kind == "number" else NAMES:
+        ours, theirs = ([float(row[name]) for row in table] for table in (rows, reported))
+        assert ours == pytest.approx(theirs, rel=1e-5)
+
+
+def test_another_dataset_may_have_some_of_the_labels_in_another_order(
+    kind, finished, tmp_path, capsys
 ):
-    found = predicted(capsys, finished, *picture_files(data, tmp_path))
-    assert list(found[0]) == ["path", "predicted", *NAMES, "reject", "above_threshold"]
-    for row, reported in zip(found, rows_of(finished), strict=False):
-        assert row["predicted"] == reported["predicted"]
-        assert [float(row[name]) for name in NAMES] == [float(reported[name]) for name in NAMES]
+    names = ("ef",) if kind == "number" else ("scar", "fluid")
+    other = write(tmp_path / "other", kind, {"train": 4, "test": 30}, names)
+    assert evaluated(finished, other, f"--output={tmp_path / 'out'}") == 0
+    measured, rows = metrics_of(tmp_path / "out"), rows_of(tmp_path / "out")
+    assert list(rows[0])[5:] == list(names)
+    page = (tmp_path / "out" / "report.html").read_text()
+    section = page.partition('id="comparison"')[2].partition("</section>")[0]
+    assert (" %" in section) == (kind != "number")
+    if kind == "multi_label":
+        truths = [row["label"].split("|") for row in rows]
+        counts = {name: sum(name in labels for labels in truths) for name in names}
+        assert measured["label_counts"] == counts
+        answers = predicted(capsys, finished, *picture_files(other, tmp_path))
+        for name in names:
+            ours, theirs = ([float(row[name]) for row in table] for table in (answers, rows[:6]))
+            assert ours == pytest.approx(theirs, rel=1e-5)
 
 
-def test_another_dataset_may_have_some_of_the_labels_in_another_order(finished, tmp_path, capsys):
-    other = tmp_path / "other"
-    names, num_examples = ("scar", "fluid"), {"train": 4, "test": 30}
-    write_marked_dataset(other, num_examples, label_names=names, label_kind=SEVERAL_LABELS)
-    output = tmp_path / "measured"
-    assert evaluated(finished, other, f"--output={output}") == 0
-    assert list(rows_of(output)[0])[5:] == list(names)
-    measured = metrics_of(output)
-    truths = [row["label"].split("|") for row in rows_of(output)]
-    assert measured["label_counts"] == {
-        name: sum(name in labels for labels in truths) for name in names
-    }
-    page = (output / "report.html").read_text()
-    assert "Beside the training run" in page
-
-
-def test_labels_that_the_model_does_not_know_and_classes_are_refused(finished, tmp_path, capsys):
-    for names, kind, message in (
-        (("fluid", "tumour"), SEVERAL_LABELS, "--label_columns of these names"),
-        (NAMES, CLASSES.kind, "learned the kind multi_label"),
-    ):
-        folder = tmp_path / kind.name
-        write_marked_dataset(folder, num_examples={"test": 8}, label_names=names, label_kind=kind)
-        assert evaluated(finished, folder) == 2
-        assert message in capsys.readouterr().err
+def test_labels_that_the_model_does_not_know_and_classes_are_refused(
+    kind, finished, tmp_path, capsys
+):
+    write(tmp_path / "unknown", kind, {"test": 8}, ("tumour",))
+    assert evaluated(finished, tmp_path / "unknown") == 2
+    assert " of these names" in capsys.readouterr().err
+    write_marked_dataset(tmp_path / "classes", {"test": 8}, label_names=("tumour", "scar"))
+    assert evaluated(finished, tmp_path / "classes") == 2
+    assert f"learned the kind {kind}" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_a_cross_validation_measures_every_label(data, tmp_path):
+def test_a_cross_validation_measures_every_label(kind, data, tmp_path):
     workdir = tmp_path / "folds"
     assert train(data, workdir, epochs=2, folds=2, seeds=2) == 0
     # A fold holds the same patients for every seed, and another seed learns something else.
     first, second = (rows_of(workdir / f"seed-{seed}" / "fold-0") for seed in (1, 2))
     assert [row["key"] for row in first] == [row["key"] for row in second]
-    assert [row["mass"] for row in first] != [row["mass"] for row in second]
+    assert [row[LABELS[kind][0]] for row in first] != [row[LABELS[kind][0]] for row in second]
     measured = metrics_of(workdir)
     assert (measured["num_images"], measured["num_examples"]) == (144, 144)
-    assert measured["spread"]["macro_auc"]["std_over_seeds"] is not None
-    assert "auc/mass" in measured["folds"][0]["scores"]
-    assert measured["calibration"]["temperature"] > 0
+    measure = "mae" if kind == "number" else "macro_auc"
+    assert measured["spread"][measure]["std_over_seeds"] is not None
+    assert measure in measured["folds"][0]["scores"]
+    assert ("calibration" in measured) == (kind != "number")
     assert "cross-validation" in (workdir / "report.html").read_text()
 
 
 @pytest.mark.slow
-def test_jax_learns_several_labels(data, tmp_path):
-    measured = train_on_jax(data, tmp_path / "run", epochs=30)
-    assert measured["scores"]["auc/mass"]["value"] > 0.9
+def test_jax_learns_each_kind(kind, data, tmp_path):
+    scores = train_on_jax(data, tmp_path / "run", epochs=30)["scores"]
+    assert scores["r2" if kind == "number" else "auc/mass"]["value"] > 0.5 + 0.4 * (
+        kind != "number"
+    )

@@ -79,9 +79,7 @@ def test_the_roc_has_a_curve_for_each_class_with_its_interval_and_the_urgent_vie
     assert f"DME: {area['value']:.3f} ({area['low']:.3f} to {area['high']:.3f})" in lines_of(chart)
     without_normal, _ = charts_of(np.full((4, 4), 0.25), np.array([0, 1, 2, 0]))
     assert "NORMAL" not in without_normal["roc"][0].description
-
-
-def test_of_many_classes_the_roc_shows_those_of_smallest_area():
+    # Of many classes, those of smallest area.
     names = tuple(f"class {index}" for index in range(30))
     found, metrics = random_charts(names, 120)
     (chart,) = found["roc"]
@@ -91,9 +89,7 @@ def test_of_many_classes_the_roc_shows_those_of_smallest_area():
     assert "the 8 smallest of 30" in chart.title
 
 
-@pytest.mark.parametrize(
-    ("num_examples", "num_points"), [(1, 1), (39, 1), (40, 2), (240, 12), (5000, 12)]
-)
+@pytest.mark.parametrize(("num_examples", "num_points"), [(1, 1), (39, 1), (40, 2), (240, 12)])
 def test_a_point_of_the_reliability_stands_for_enough_answers(num_examples, num_points):
     (chart,) = random_charts(("a", "b", "c"), num_examples)[0]["reliability"]
     assert len(lines_of(chart)["as exported"]) == num_points

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import scipy.stats
 from answers import certain, dataset_of, measured, measured_as, predictions_of
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from marked_images import OCT_NAMES
 from sklearn import metrics as sk_metrics
@@ -29,10 +29,12 @@ def describe(result, **entries):
 
 
 def test_what_is_not_defined_is_none_not_a_number():
+    result = measured_labels([0, 1, 2, 3], patients=list("abcd"), num_samples=0)
+    assert result["scores"]["accuracy"] == {"value": 1.0, "low": None, "high": None}
+    assert not any("interval" in note for note in result["notes"])
     result = measured_labels([0, 0, 1, 1])
     assert result["scores"]["sensitivity/DRUSEN"] == {"value": None, "low": None, "high": None}
     assert result["scores"]["auc/NORMAL"]["value"] is None
-    assert result["bootstrap_by"] == "image"
 
 
 FOUR, SOME = np.arange(80) % 4, np.repeat([0, 1, 2], [24, 4, 30])
@@ -66,17 +68,6 @@ def test_what_limits_the_figures_is_noted(labels, patients, by, beginning):
         assert any(note.startswith(beginning) for note in result["notes"])
 
 
-def test_a_class_of_one_patient_has_no_interval():
-    labels = np.array([3] * 8 + [0] * 30)
-    groups = ["single"] * 8 + [str(index) for index in range(30)]
-    predicted = np.where(np.arange(38) % 5 == 0, 1, labels)
-    result = measured_labels(labels, predicted, patients=groups)
-    assert result["scores"]["sensitivity/NORMAL"]["value"] == pytest.approx(6 / 8)
-    assert result["scores"]["sensitivity/NORMAL"]["low"] is None
-    assert result["scores"]["sensitivity/CNV"]["low"] is not None
-    assert "fewer than 10 patients are behind the figures of NORMAL (1)" in result["notes"]
-
-
 @pytest.mark.parametrize(("num_wrong", "reach"), [(0, 1e-6), (1, 0.05), (30, 1e-6)])
 def test_a_share_of_few_images_has_about_the_exact_binomial_interval(num_wrong, reach):
     # Percentiles would end at 100 %, because a third of the draws has no mistake.
@@ -96,16 +87,19 @@ def test_a_share_of_few_images_has_about_the_exact_binomial_interval(num_wrong, 
         assert (found["low"], found["high"]) == pytest.approx((exact.low, exact.high), abs=1e-6)
 
 
-def test_three_patients_tell_little_of_a_class():
-    labels = np.repeat([0, 1, 3], [9, 30, 60])
-    groups = [f"patient {index // 3}" for index in range(99)]
-    predicted = np.where(np.isin(np.arange(99), [0, 3, 4, 20, 50, 80, 90]), 2, labels)
+def test_few_patients_tell_little_of_a_class_and_one_alone_nothing():
+    labels = np.repeat([0, 1, 2, 3], [9, 30, 8, 60])
+    groups = [f"patient {index // 3}" for index in range(39)] + ["single"] * 8
+    groups += [f"other {index // 3}" for index in range(60)]
+    predicted = np.where(np.isin(np.arange(107), [0, 3, 4, 20, 41, 42, 50, 90]), 1, labels)
     scores = measured_labels(labels, predicted, patients=groups, num_samples=400)["scores"]
-    rare, common = (scores[f"sensitivity/{name}"] for name in ("CNV", "NORMAL"))
+    rare, one, common = (scores[f"sensitivity/{name}"] for name in ("CNV", "DRUSEN", "NORMAL"))
     assert rare["low"] < 0.15 < 0.95 < rare["high"]
+    assert one == {"value": pytest.approx(6 / 8), "low": None, "high": None}
     assert 0.85 < common["low"] < common["high"] < 1
 
 
+@settings(max_examples=10)
 @given(
     seed=st.integers(0, 9999),
     num_groups=st.integers(2, 12),
@@ -135,28 +129,17 @@ def test_probabilities_that_are_not_numbers_are_refused_by_name(bad):
         require_numbers(probabilities, "test")
 
 
-def test_without_resamples_there_are_no_intervals_and_no_notes_on_them():
-    result = measured_labels([0, 1, 2, 3], patients=list("abcd"), num_samples=0)
-    assert result["scores"]["accuracy"] == {"value": 1.0, "low": None, "high": None}
-    assert not any("interval" in note for note in result["notes"])
-
-
-def test_many_classes_are_measured_with_fewer_resamples_of_areas(monkeypatch):
-    generator = np.random.default_rng(0)
-    names = tuple(f"class {index}" for index in range(300))
-    labels = np.repeat(np.arange(300), 4)
-    predicted = np.where(generator.random(1200) < 0.8, labels, 0)
-    cost = 300 * 1200
-    monkeypatch.setattr(measures, "MAX_AREA_COST", 120 * cost)
+@pytest.mark.parametrize(("most", "num_samples"), [(120, 120), (99, 0)])
+def test_many_classes_are_measured_with_fewer_resamples_of_areas(monkeypatch, most, num_samples):
+    names = tuple(f"class {index}" for index in range(30))
+    labels = np.repeat(np.arange(30), 4)
+    predicted = np.where(np.random.default_rng(0).random(120) < 0.8, labels, 0)
+    monkeypatch.setattr(measures, "MAX_AREA_COST", most * 30 * 120)
     result = measured_labels(labels, predicted, names, num_samples=200)
-    assert result["auc_bootstrap_samples"] == 120
-    assert any("use 120 resamples instead of 200" in note for note in result["notes"])
-    assert result["scores"]["auc/class 0"]["low"] is not None
-    monkeypatch.setattr(measures, "MAX_AREA_COST", 99 * cost)
-    result = measured_labels(labels, predicted, names, num_samples=200)
-    assert result["auc_bootstrap_samples"] == 0
+    assert result["auc_bootstrap_samples"] == num_samples
+    assert f"use {num_samples} resamples instead of 200" in " ".join(result["notes"])
     assert result["scores"]["auc/class 0"]["value"] is not None
-    assert result["scores"]["auc/class 0"]["low"] is None
+    assert (result["scores"]["auc/class 0"]["low"] is not None) == (num_samples > 0)
     assert result["scores"]["accuracy"]["low"] is not None
 
 
@@ -242,18 +225,17 @@ def test_a_fold_without_a_class_is_left_out_of_the_area_and_counted():
 # ---- subgroups
 
 
-def sizes(values):
-    return {name: len(places) for name, places in measures.subgroups(values).items()}
+def subgroups(values):
+    return {name: places.tolist() for name, places in measures.subgroups(values).items()}
 
 
 def test_each_text_is_a_subgroup_and_so_is_what_is_not_known():
-    found = measures.subgroups(["b", None, "a", "b"])
-    assert list(found) == ["a", "b", "unknown"]
-    assert [places.tolist() for places in found.values()] == [[2], [0, 3], [1]]
-    assert sizes(["unknown", None]) == {"unknown": 2}
+    found = subgroups(["b", None, "a", "b"])
+    assert [*found.items()] == [("a", [2]), ("b", [0, 3]), ("unknown", [1])]
+    assert subgroups(["unknown", None]) == {"unknown": [0, 1]}
     # Few numbers stand in their order.
-    assert list(measures.subgroups([10, 9, 10, 2])) == ["2", "9", "10"]
-    assert sizes([True, False, True]) == {"False": 1, "True": 2}
+    assert list(subgroups([10, 9, 10, 2])) == ["2", "9", "10"]
+    assert subgroups([True, False, True]) == {"False": [1], "True": [0, 2]}
 
 
 def test_many_numbers_become_ranges_between_their_quartiles():
@@ -265,16 +247,13 @@ def test_many_numbers_become_ranges_between_their_quartiles():
     assert [ages[place] for place in found["above 40.75 to 60.5"]] == list(range(41, 61))
 
 
-def test_ranges_of_numbers_that_differ_little_have_names_of_their_own():
-    for start in (2001.0, 123_456.0):
-        found = measures.subgroups([start + number / 100 for number in range(100)])
-        assert [len(places) for places in found.values()] == [25] * 4
-
-
-def test_every_image_is_in_one_range_even_if_half_of_them_have_the_same_number():
-    found = measures.subgroups([0.0] * 50 + list(np.arange(1.0, 51.0)))
-    assert sorted(np.concatenate(list(found.values()))) == list(range(100))
-    assert all(len(places) for places in found.values())
+def test_every_image_is_in_one_range_whatever_the_numbers():
+    near = [[start + number / 100 for number in range(100)] for start in (2001.0, 123_456.0)]
+    for values in ([0.0] * 50 + list(np.arange(1.0, 51.0)), *near):
+        found = subgroups(values)
+        assert sorted(place for places in found.values() for place in places) == list(range(100))
+        assert all(found.values())
+    assert [len(places) for places in found.values()] == [25] * 4  # names of their own
 
 
 @pytest.mark.parametrize("num_values", [measures.MAX_VALUES, measures.MAX_VALUES + 5])
@@ -287,48 +266,39 @@ def test_of_very_many_values_the_largest_are_kept(num_values):
 # ---- cautions
 
 
-def probabilities_say(**changes):
-    found = {"scores": {}, "label_counts": {}} | changes
-    return words.cautions_of_probabilities(found)
+def slope(value, low, high):
+    return {"value": value, "low": low, "high": high}
 
 
-def reached(sensitivity, specificity):
+def view(sensitivity, specificity):
     rates = {"sensitivity": sensitivity, "specificity": specificity}
     return {"view": "CNV", "test": {name: {"value": value} for name, value in rates.items()}}
 
 
-def test_a_label_that_is_always_or_never_the_answer_is_named():
-    said = words.cautions_of_answers(measured(certain([1, 1, 1, 1]), [0, 1, 2, 1]))
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"thresholds": [view(1.0, 0.0)]}, "reached by 100.0 % of the positive images, and by 100"),
+        ({"thresholds": [view(0.9, 0.2), view(None, 0.0)]}, None),
+        ({"calibration": {"ece_before": 0.02, "ece_after": 0.05}}, "is 2.0 % without it and 5.0 %"),
+        ({"calibration": {"ece_before": 0.05, "ece_after": 0.02}}, None),
+        ({"scores": {"calibration_slope/A": slope(0.5, 0.3, 0.8)}}, "of A are too extreme"),
+        ({"scores": {"urgent/calibration_slope": slope(1.4, 1.1, 1.9)}}, "urgent are too cautious"),
+        ({"scores": {"calibration_slope/A": slope(0.5, 0.3, 1.2)}}, None),
+        ({"scores": {"calibration_slope/A": slope(0.5, None, None)}}, None),
+        ({"scores": {"calibration_slope/A": slope(None, 1.1, 1.9)}}, None),
+    ],
+)
+def test_probabilities_that_mislead_are_named_where_the_interval_says_so(facts, said):
+    found = words.cautions_of_probabilities({"scores": {}, "label_counts": {}} | facts)
+    assert len(found) == (said is not None)
+    assert said is None or said in found[0]
+
+
+def test_a_label_that_is_always_or_never_the_answer_is_named_in_the_terminal_too():
+    found = measured(certain([1, 1, 1, 1]), [0, 1, 2, 1])
+    said = words.cautions_of_answers(found)
     assert said[0].startswith("Every image is called DME:")
     assert said[1].startswith("No image is called CNV, DRUSEN:")
     assert words.cautions_of_answers(measured(certain([0, 1, 2, 3]), [0, 1, 2, 3])) == []
-
-
-def test_a_threshold_that_separates_nothing_is_named():
-    (said,) = probabilities_say(thresholds=[reached(1.0, 0.0)])
-    assert "reached by 100.0 % of the positive images, and by 100.0 % of the others" in said
-    assert probabilities_say(thresholds=[reached(0.9, 0.2), reached(None, 0.0)]) == []
-
-
-def test_a_temperature_that_made_it_worse_is_named():
-    (said,) = probabilities_say(calibration={"ece_before": 0.02, "ece_after": 0.05})
-    assert "is 2.0 % without it and 5.0 % with it" in said
-    assert probabilities_say(calibration={"ece_before": 0.05, "ece_after": 0.02}) == []
-
-
-def test_probabilities_are_called_extreme_or_cautious_only_where_the_interval_says_so():
-    slopes = {
-        "calibration_slope/CNV": {"value": 0.5, "low": 0.3, "high": 0.8},
-        "urgent/calibration_slope": {"value": 1.4, "low": 1.1, "high": 1.9},
-        "calibration_slope/DME": {"value": 0.5, "low": 0.3, "high": 1.2},
-        "calibration_slope/NORMAL": {"value": 0.5, "low": None, "high": None},
-        "calibration_slope/DRUSEN": {"value": None, "low": 1.1, "high": 1.9},
-    }
-    extreme, cautious = probabilities_say(scores=slopes)
-    assert extreme.startswith("The probabilities of CNV are too extreme")
-    assert cautious.startswith("The probabilities of urgent are too cautious")
-
-
-def test_the_terminal_says_them_too():
-    told = describe(measured(certain([1, 1, 1, 1]), [0, 1, 2, 1]))
-    assert "note: Every image is called DME" in told
+    assert "note: Every image is called DME" in describe(found)

@@ -16,8 +16,8 @@ def image_with_a_spot(height=24, width=20):
     return image
 
 
-@pytest.mark.parametrize("patch", [1, 4, 5, 20])
-def test_the_map_is_high_where_the_decision_is_made(patch):
+@pytest.mark.parametrize("patch", [1, 5, 20])
+def test_the_map_is_high_where_the_decision_is_made_and_low_where_something_speaks_against(patch):
     image = image_with_a_spot()
     drops = saliency.occlusion_map(spot_classifier, image, patch, output=1)
     np.testing.assert_array_equal(image, image_with_a_spot())  # it covers copies
@@ -25,15 +25,12 @@ def test_the_map_is_high_where_the_decision_is_made(patch):
     assert drops[5, 9] == drops.max() > 0.9
     if patch < 20:
         assert drops[15, 15] == 0
-
-
-def test_what_speaks_against_the_answer_is_negative():
     # The other output of the classifier is sure where the spot is not bright.
-    drops = saliency.occlusion_map(spot_classifier, image_with_a_spot(), 4, output=0)
+    drops = saliency.occlusion_map(spot_classifier, image, patch, output=0)
     assert drops[5, 9] == drops.min() < -0.3
 
 
-@pytest.mark.parametrize("shape", [(224, 224), (28, 28), (1, 1), (64, 512), (512, 3), (1024, 768)])
+@pytest.mark.parametrize("shape", [(28, 28), (1, 1), (512, 3), (1024, 768)])
 def test_the_number_of_places_is_bounded_whatever_the_image_shape(shape):
     patch = saliency.patch_of(shape)
     calls = []

@@ -31,17 +31,11 @@ def resolve(num_examples=1000, num_replicas=1, **fields):
     [
         ({"model": "alexnet"}, "--model must be small_resnet, convnet"),
         ({"epochs": 0}, "--epochs must be at least 1; received 0"),
-        ({"replica_batch_size": 0}, "--replica_batch_size must be at least 1"),
         ({"learning_rate": 0.0}, "--learning_rate must be above 0"),
-        ({"learning_rate": float("nan")}, "--learning_rate must be above 0"),
         ({"dropout": 1.0}, "--dropout must be below 1; received 1.0"),
-        ({"label_smoothing": 1.0}, "--label_smoothing must be below 1"),
         ({"ema_decay": -0.1}, "--ema_decay must be at least 0"),
-        ({"augment_strength": -1.0}, "--augment_strength must be at least 0"),
-        ({"weight_decay": -0.1}, "--weight_decay must be at least 0"),
         ({"mixup": float("nan")}, "--mixup must be at least 0"),
         ({"sensitivity": 1.01}, "--sensitivity must be in 0..1"),
-        ({"sensitivity": float("nan")}, "--sensitivity must be in 0..1"),
         (
             {"normalize": "data", "model": "vgg16"},
             "--normalize is only for small_resnet and convnet",
@@ -50,14 +44,12 @@ def resolve(num_examples=1000, num_replicas=1, **fields):
         ({"folds": 1}, "--folds must be at least 2"),
         ({"folds": 5, "fold": -1}, "--fold must be at least 0; received -1"),
         ({"fold_splits": "train"}, "--fold, --fold_splits and --seeds need --folds"),
-        ({"fold": 0}, "--fold, --fold_splits and --seeds need --folds"),
         ({"seeds": 2}, "--fold, --fold_splits and --seeds need --folds"),
         ({"folds": 5, "fold": 5}, r"--fold must be in 0\.\.4, received 5"),
         ({"epochs": 2, "head_epochs": 3}, "--head_epochs 3 is more than --epochs 2"),
         ({"gpu_memory": "some"}, "--gpu_memory must be growth, all or a number"),
         ({"weights": "imagenet"}, "small_resnet has no ImageNet weights"),
         ({"profile": "20,10"}, "--profile must be the first and the last step"),
-        ({"profile": "0,10"}, "--profile must be"),
     ],
 )
 def test_a_wrong_value_is_refused_with_the_flag_and_what_was_received(fields, message):
@@ -108,10 +100,8 @@ GIVEN = {
         # 3,400 x sqrt(1,000) / 4 images are shown; the warm-up takes 5 % of them.
         ({"model": "vgg16"}, 1000, 2, {"epochs": 27, "warmup_steps": 22, **batches(32, 64)}),
         ({"model": "vgg16"}, 1000, 2, {"ema_decay": pytest.approx(1 - 25 / 422, abs=1e-6)}),
-        ({"model": "vgg16"}, 1000, 1, {"weights": "imagenet", "weight_decay": 0.05}),
-        ({"model": "vgg16"}, 1000, 1, {"precision": "float32", "jit_compile": False}),
+        ({"model": "vgg16"}, 1000, 1, {"weights": "imagenet", "precision": "float32"}),
         ({}, 537, 1, {"epochs": 147}),
-        ({}, 2000, 1, {"epochs": 76}),
         ({}, 84_000, 1, {"epochs": 12}),
         ({}, 10_000_000, 1, {"epochs": 3}),
         ({}, 5, 1, {"epochs": 300}),
@@ -119,12 +109,9 @@ GIVEN = {
         ({"model": "resnet50", "weights": "none"}, 537, 1, {"epochs": 147}),
         ({"epochs": 4}, 537, 1, {"epochs": 4}),
         # A batch has at most as many images as the data.
-        ({}, 1, 1, batches(1, 1)),
         ({}, 5, 1, batches(5, 5)),
         ({}, 5, 2, batches(2, 4)),
-        ({}, 31, 1, batches(31, 31)),
         ({}, 9_999, 1, batches(32, 32)),
-        ({}, 10_000, 1, batches(64, 64)),
         ({}, 10_000, 4, batches(64, 256)),
         ({"model": "small_resnet"}, 1000, 1, network("data", 0, 0.3, 0, None)),
         ({"model": "convnet"}, 1000, 1, network("unit", 64, 0.0, 0, None)),
@@ -150,27 +137,18 @@ GIVEN = {
 def test_what_is_not_given_follows_from_data_devices_and_network(
     fields, num_examples, num_replicas, expected
 ):
-    resolved = resolve(num_examples, num_replicas, **fields).to_dict()
+    config = resolve(num_examples, num_replicas, **fields)
+    resolved = config.to_dict()
     assert {name: resolved[name] for name in expected} == expected
+    assert resolve(num_examples, num_replicas, **resolved) == config
 
 
-def test_resolving_twice_changes_nothing():
-    once = resolve(num_replicas=4, scale_learning_rate=True)
-    assert resolve(num_replicas=4, **once.to_dict()) == once
-
-
-@pytest.mark.parametrize(
-    ("fields", "num_examples", "num_replicas", "message"),
-    [
-        ({"global_batch_size": 10}, 1000, 4, "10 cannot be split evenly over 4 replicas"),
-        ({"replica_batch_size": 64}, 10, 1, "takes 64 images, but the training split has only 10"),
-    ],
-)
-def test_a_batch_that_does_not_suit_the_data_or_the_devices_is_refused(
-    fields, num_examples, num_replicas, message
-):
+def test_a_batch_that_does_not_suit_the_data_or_the_devices_is_refused():
+    with pytest.raises(ConfigError, match="10 cannot be split evenly over 4 replicas"):
+        resolve(num_replicas=4, global_batch_size=10)
+    message = "takes 64 images, but the training split has only 10"
     with pytest.raises(ConfigError, match=message):
-        resolve(num_examples, num_replicas, **fields)
+        resolve(10, replica_batch_size=64)
 
 
 def test_a_run_can_be_repeated_from_its_file_with_flags_laid_over_it(tmp_path):
@@ -205,19 +183,20 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path, text):
         train_config.load(path)
 
 
-def test_the_file_of_a_run_on_features_is_refused_with_what_to_do_instead(tmp_path):
-    (tmp_path / "config.json").write_text('{"config": {"weights": "trunk"}}')
-    with pytest.raises(ConfigError, match=r"images.* --trainable_layers"):
-        train_config.load(tmp_path)
-
-
-def test_a_removed_setting_is_ignored_unless_it_asks_for_what_is_gone(tmp_path):
+@pytest.mark.parametrize(
+    ("setting", "advice"),
+    [
+        ('"weights": "trunk"', r"images.* --trainable_layers"),
+        ('"visible_gpus": "0,2"', r"visible_gpus is '0,2', .* set CUDA_VIS"),
+    ],
+)
+def test_a_removed_setting_is_ignored_unless_it_asks_for_what_is_gone(tmp_path, setting, advice):
     path = tmp_path / "config.json"
     path.write_text('{"config": {"epochs": 3, "step_timeout": 0.0, "visible_gpus": null}}')
     assert train_config.load(path)["config"] == {"epochs": 3}
-    path.write_text('{"config": {"visible_gpus": "0,2"}}')
-    with pytest.raises(ConfigError, match=r"visible_gpus is '0,2', .* set CUDA_VIS"):
-        train_config.load(path)
+    path.write_text(f'{{"config": {{{setting}}}}}')
+    with pytest.raises(ConfigError, match=advice):
+        train_config.load(tmp_path)
 
 
 def test_differences_name_what_changes_learning_and_leave_out_what_does_not():

@@ -30,8 +30,7 @@ def _train(data, workdir, *flags, backend="tensorflow"):
     return run_script("run", "--replica_batch_size=4", *words, KERAS_BACKEND=backend)
 
 
-@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
-@pytest.mark.parametrize("room", ["1", "0"])
+@pytest.mark.parametrize(("backend", "room"), [("tensorflow", "1"), ("jax", "0")])
 def test_losses_and_metrics_are_those_of_a_local_copy(built_dataset, url, tmp_path, backend, room):
     flags = [f"--cache_dir={tmp_path / 'cache'}", f"--cache_gb={room}"]
     remote = _train(url, tmp_path / "remote", *flags, backend=backend)

@@ -22,7 +22,7 @@ def numbers(variables):
     return [variable.numpy().tolist() for variable in variables]
 
 
-def test_variables_and_facts_come_back_as_they_were(tmp_path):
+def test_variables_and_facts_come_back_as_they_were_in_the_same_network_alone(tmp_path):
     path = tmp_path / "checkpoint.npz"
     assert checkpoint.load_checkpoint(path) == ({}, {})
     # More than nine, because names must not sort 10 before 2.
@@ -35,15 +35,12 @@ def test_variables_and_facts_come_back_as_they_were(tmp_path):
         fresh = variables_of(*(np.zeros(variable.shape) for variable in saved))
         restore(fresh, groups[name])
         assert numbers(fresh) == numbers(saved)
+    for other in (variables_of([1.5], [2.5]), variables_of([1.5, 2.5])):
+        with pytest.raises(TrainingError, match="it belongs to another configuration"):
+            restore(other, groups["optimizer"])
 
 
-@pytest.mark.parametrize("values", [([1.0], [2.0]), ([1.0, 2.0],)])
-def test_another_network_is_refused(values):
-    with pytest.raises(TrainingError, match="it belongs to another configuration"):
-        restore(variables_of(*values), [np.ones(1, np.float32)])
-
-
-@pytest.mark.parametrize("keep", [0.0, 0.5, 0.9, None])
+@pytest.mark.parametrize("keep", [0.0, 0.9, None])
 def test_a_damaged_file_is_reported_not_used(tmp_path, keep):
     path = tmp_path / "checkpoint.npz"
     checkpoint.save_checkpoint(path, {"model": variables_of([1.0] * 1000)}, {"step": 1}, [])

@@ -1,35 +1,45 @@
+import contextlib
+import io
 import json
 import math
+import os
+import re
 import shutil
+import signal
+from collections import Counter
 
 import keras
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from dataset_factory import change_json
 from marked_images import (
+    CLASS_RUN,
     KERAS_ARRAY_WARNING,
     OCT_NAMES,
     QUICK,
-    SMALL_RUN,
     arrays_of,
     check_equal,
     flags,
+    groups_in,
     history_of,
-    marked_data,
     metrics_of,
     predicted,
     rows_of,
-    train_until,
+    train,
+    without_saved_model,
     write_marked_dataset,
 )
 
 from tfrecord_io.decoding.preprocess import decoder_versions
 from tfrecord_io.stores.files import atomic_write
 from train import run
+from train.data.dataset import patient_folds
 from train.kinds import measures
 from train.machine.devices import Devices
-from train.machine.errors import ConfigError, TrainingError
+from train.machine.errors import ConfigError, StoppedError, TrainingError
 from train.results.classifier import load_classifier, other_decoder, predict_images
+from train.training import callbacks
 from train.training.checkpoint import load_checkpoint
 from train.training.config import TrainConfig
 from train.training.run_setup import claim, make_run
@@ -38,22 +48,35 @@ from train.training.trainer import train_and_evaluate
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 
 
-data = marked_data({"train": 90, "val": 20, "test": 30})
-
-
 def config_of(data, **fields):
-    return TrainConfig.of(data=str(data), **(SMALL_RUN | {"epochs": 3} | fields))
+    return TrainConfig.of(data=str(data), **(CLASS_RUN | fields))
 
 
-@pytest.fixture(scope="module")
-def finished(data, tmp_path_factory):
-    workdir = tmp_path_factory.mktemp("run") / "run"
-    return workdir, train_and_evaluate(config_of(data, best_by="val_loss"), workdir)
+def stop_at(monkeypatch, workdir, step):
+    """Lets this process get SIGTERM while a run is in that step, counted from 1."""
+    facts, _ = load_checkpoint(workdir / "checkpoint.npz")
+    steps_left = [step - facts.get("step", 0)]
+    real_add = callbacks.EpochMeter.add
+
+    def add(meter, results, seconds, *, timed):
+        steps_left[0] -= len(results.totals)
+        if steps_left[0] == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+        real_add(meter, results, seconds, timed=timed)
+
+    monkeypatch.setattr(callbacks.EpochMeter, "add", add)
 
 
-def test_a_run_leaves_everything_that_was_promised(finished):
-    workdir, _ = finished
-    names = {str(path.relative_to(workdir)) for path in workdir.rglob("*")}
+def train_until(step, config, workdir, monkeypatch):
+    """Runs until a step, in which the run is asked to stop."""
+    with monkeypatch.context() as patch:
+        stop_at(patch, workdir, step)
+        with pytest.raises(StoppedError, match=f"after step {step};"):
+            train_and_evaluate(config, workdir)
+
+
+def test_a_run_leaves_everything_that_was_promised(class_run):
+    names = {str(path.relative_to(class_run)) for path in class_run.rglob("*")}
     assert names >= {
         "config.json", "history.json", "metrics.json", "predictions.csv", "checkpoint.npz",
         "best.npz", "export/model.keras", "export/saved_model/saved_model.pb",
@@ -61,71 +84,67 @@ def test_a_run_leaves_everything_that_was_promised(finished):
         "plots/curves.svg", "plots/confusion.svg", "plots/roc.svg", "plots/reliability.svg",
         "report.html",
     }  # fmt: skip
-    written = json.loads((workdir / "config.json").read_text())["config"]
+    written = json.loads((class_run / "config.json").read_text())["config"]
     assert set(written) == set(TrainConfig.of().to_dict())
     assert (written["global_batch_size"], written["weights"]) == (16, "none")
 
 
-def test_it_learns_and_reports_each_epoch(finished):
-    workdir, metrics = finished
-    history = history_of(workdir)
+def test_it_learns_and_is_measured_in_its_best_epoch_on_the_test_split_by_patient(class_run):
+    history, metrics = history_of(class_run), metrics_of(class_run)
     assert [row["step"] for row in history] == [6, 12, 17]  # 90 images in batches of 16
     assert history[-1]["loss"] < 0.8 * history[0]["loss"]
-    assert metrics["scores"]["accuracy"]["value"] > 0.4  # chance is 0.25
     for row in history[1:]:
         assert row["images_per_second"] > 0
         assert 0 <= row["input_wait_share"] <= 1
-
-
-def test_the_metrics_are_of_the_best_epoch_on_the_test_split_by_patient(finished):
-    workdir, metrics = finished
-    assert metrics == metrics_of(workdir)
-    losses = [row["val_loss"] for row in history_of(workdir)]
-    assert metrics["best_epoch"] == 1 + int(np.argmin(losses))
+    assert metrics["best_epoch"] == 1 + int(np.argmin([row["val_loss"] for row in history]))
     assert (metrics["split"], metrics["num_examples"], metrics["num_patients"]) == ("test", 30, 15)
     assert metrics["bootstrap_by"] == "patient"
-    assert sum(map(sum, metrics["confusion_matrix"])) == 30
+    assert metrics["scores"]["accuracy"]["value"] > 0.4  # chance is 0.25
 
 
-def test_a_complete_run_is_not_repeated(finished, data, capsys):
-    workdir, metrics = finished
-    before = {path: path.stat().st_mtime_ns for path in workdir.rglob("*.npz")}
-    assert train_and_evaluate(config_of(data, best_by="val_loss"), workdir) == metrics
+def test_a_complete_run_is_not_repeated(class_run, class_data, capsys):
+    before = {path: path.stat().st_mtime_ns for path in class_run.rglob("*.npz")}
+    assert train_and_evaluate(config_of(class_data), class_run) == metrics_of(class_run)
     assert "complete" in capsys.readouterr().out
-    assert {path: path.stat().st_mtime_ns for path in workdir.rglob("*.npz")} == before
+    assert {path: path.stat().st_mtime_ns for path in class_run.rglob("*.npz")} == before
 
 
-def test_a_folder_of_another_configuration_is_refused_with_what_differs(finished, data):
-    workdir, _ = finished
-    with pytest.raises(ConfigError) as raised:
-        train_and_evaluate(config_of(data, seed=2, learning_rate=0.5), workdir)
-    assert "seed: 1 in the folder, 2 requested" in str(raised.value)
-    assert "learning_rate: 0.01 in the folder, 0.5 requested" in str(raised.value)
-
-
-def test_a_folder_of_other_data_is_refused(finished, data, tmp_path):
-    workdir, _ = finished
-    other = shutil.copytree(data, tmp_path / "data")
-    change_json(other / "manifest.json", fingerprint="1" * 64)
-    with pytest.raises(ConfigError, match="dataset: '0000"):
-        train_and_evaluate(config_of(other), workdir)
-
-
-def test_a_run_without_all_its_settings_is_refused_and_damaged_metrics_are_measured_again(
-    finished, data, tmp_path
-):
-    workdir, metrics = shutil.copytree(finished[0], tmp_path / "run"), finished[1]
+@pytest.mark.slow
+def test_damaged_metrics_are_measured_again(class_run, class_data, tmp_path):
+    workdir = shutil.copytree(class_run, tmp_path / "run")
     (workdir / "metrics.json").write_text('{"split')
-    assert train_and_evaluate(config_of(data, best_by="val_loss"), workdir) == metrics
-    (workdir / "config.json").write_text('{"config": {}}')
+    with without_saved_model():
+        again = train_and_evaluate(config_of(class_data), workdir)
+    assert again == metrics_of(class_run)
+
+
+def claimed(config, folder):
+    with claim(make_run(config, folder)):
+        return folder
+
+
+def test_a_folder_of_another_run_is_refused_with_what_differs(class_data, tmp_path):
+    folder = claimed(config_of(class_data), tmp_path / "run")
+    other = shutil.copytree(class_data, tmp_path / "data")
+    change_json(other / "manifest.json", fingerprint="1" * 64)
+    for data, fields, message in (
+        (class_data, {"seed": 2}, "seed: 1 in the folder, 2 requested"),
+        (class_data, {"learning_rate": 0.5}, "learning_rate: 0.01 in the folder, 0.5 requested"),
+        (other, {}, "dataset: '0000"),
+    ):
+        config = config_of(data, **fields)
+        with pytest.raises(ConfigError) as raised:
+            claimed(config, folder)
+        assert message in str(raised.value)
+    (folder / "config.json").write_text('{"config": {}}')
     with pytest.raises(ConfigError, match="contains a run with another configuration"):
-        train_and_evaluate(config_of(data, best_by="val_loss"), workdir)
+        claimed(config_of(class_data), folder)
 
 
-def test_a_folder_that_is_none_of_a_run_is_not_written_to(data, tmp_path):
+def test_a_folder_that_is_none_of_a_run_is_not_written_to(class_data, tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(ConfigError, match="it is not a run folder"):
-        train_and_evaluate(config_of(data), tmp_path)
+        claimed(config_of(class_data), tmp_path)
     assert not (tmp_path / "config.json").exists()
 
 
@@ -136,24 +155,12 @@ def test_a_dataset_of_one_class_is_refused(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_weights_that_went_out_of_range_in_the_last_step_are_a_failed_run(data, tmp_path):
+def test_weights_that_went_out_of_range_in_the_last_step_are_a_failed_run(class_data, tmp_path):
     """Nobody sees the loss of the step that would come next."""
-    config = config_of(data, epochs=1, replica_batch_size=90, learning_rate=1e30, optimizer="sgd")
+    fields = {"epochs": 1, "replica_batch_size": 90, "learning_rate": 1e30, "optimizer": "sgd"}
     with pytest.raises(TrainingError, match="probabilities that are not numbers on val"):
-        train_and_evaluate(config, tmp_path / "run")
+        train_and_evaluate(config_of(class_data, **fields), tmp_path / "run")
     assert not (tmp_path / "run" / "export").exists()
-
-
-@pytest.mark.slow
-def test_without_validation_the_last_epoch_is_kept_and_without_patients_images_are_drawn(
-    tmp_path, capsys
-):
-    data = tmp_path / "data"
-    write_marked_dataset(data, num_examples={"train": 40, "test": 12}, with_patients=False)
-    metrics = train_and_evaluate(config_of(data, epochs=2), tmp_path / "run")
-    assert (metrics["best_epoch"], metrics["bootstrap_by"]) == (2, "image")
-    output = capsys.readouterr().out
-    assert "images is unknown, so they" in output
 
 
 @pytest.mark.slow
@@ -188,67 +195,75 @@ def test_without_validation_and_test_images_a_run_says_so_and_ends_with_the_expo
 
 
 @pytest.mark.slow
-def test_without_a_test_split_the_metrics_are_of_validation_without_a_temperature(tmp_path):
+@pytest.mark.parametrize(
+    ("measured", "best_epoch", "note"), [("val", 1, "there is no test split"), ("test", 2, "")]
+)
+def test_without_one_split_the_other_is_measured_without_a_temperature(
+    tmp_path, capsys, measured, best_epoch, note
+):
     """What is fitted to the validation split must not be reported of it."""
     data = tmp_path / "data"
-    write_marked_dataset(data, num_examples={"train": 40, "val": 12})
-    found = train_and_evaluate(config_of(data, epochs=1), tmp_path / "run")
-    assert (found["split"], found["num_examples"]) == ("val", 12)
-    assert "calibration" not in found
-    assert "thresholds" not in found
+    write_marked_dataset(data, num_examples={"train": 40, measured: 12}, with_patients=False)
+    found = train_and_evaluate(config_of(data, epochs=best_epoch), tmp_path / "run")
+    assert (found["split"], found["num_examples"]) == (measured, 12)
+    assert (found["best_epoch"], found["bootstrap_by"]) == (best_epoch, "image")
+    assert not {"calibration", "thresholds"} & set(found)
+    output = capsys.readouterr().out
+    assert "images is unknown, so they" in output
+    assert note in output
 
 
-def test_what_a_killed_process_left_half_written_does_not_block_its_folder(data, tmp_path):
+def test_what_a_killed_process_left_half_written_does_not_block_its_folder(class_data, tmp_path):
     with atomic_write(tmp_path / "config.json"):
         (leftover,) = tmp_path.glob(".config.json.*")
     (tmp_path / "config.json").unlink()
     leftover.write_bytes(b'{"half": ')
-    with claim(make_run(config_of(data), tmp_path)):
-        assert not leftover.exists()
-        assert (tmp_path / "config.json").exists()
+    claimed(config_of(class_data), tmp_path)
+    assert not leftover.exists()
+    assert (tmp_path / "config.json").exists()
 
 
 @pytest.mark.slow
 def test_a_stop_at_a_step_saves_and_the_next_call_ends_with_the_same_weights(
-    data, finished, tmp_path, monkeypatch
+    class_data, class_run, tmp_path, monkeypatch
 ):
     """The exact example, optimizer and metrics; test_train_run does it with real signals."""
-    undisturbed, _ = finished
     workdir = tmp_path / "run"
-    config = config_of(data, best_by="val_loss")
+    config = config_of(class_data)
     for step in (9, 12):  # in the middle of the second epoch and at its end
         train_until(step, config, workdir, monkeypatch)
     train_and_evaluate(config, workdir)
     ours = arrays_of(workdir / "checkpoint.npz")
     assert len(ours) > 20
-    check_equal(ours, arrays_of(undisturbed / "checkpoint.npz"))
-    for row, other in zip(history_of(workdir), history_of(undisturbed), strict=True):
+    check_equal(ours, arrays_of(class_run / "checkpoint.npz"))
+    for row, other in zip(history_of(workdir), history_of(class_run), strict=True):
         assert (row["loss"], row["val_loss"]) == (other["loss"], other["val_loss"])
+
+
+def same_values(ours, theirs):
+    pairs = zip(ours.values(), theirs.values(), strict=True)
+    return all(np.array_equal(one, other) for one, other in pairs)
 
 
 @pytest.mark.slow
 def test_the_kept_weights_are_those_of_the_best_epoch_whenever_the_run_is_stopped(
-    data, tmp_path, monkeypatch
+    class_data, tmp_path, monkeypatch
 ):
     """They lie in the checkpoint with the name of their epoch. A loss that is NaN never wins."""
     workdir = tmp_path / "run"
     losses = iter([math.nan, 1.0, 2.0, math.nan])
     real = measures.cross_entropy
     monkeypatch.setattr(measures, "cross_entropy", lambda *given: next(losses, real(*given)))
-    config = config_of(data, epochs=4, best_by="val_loss")
+    config = config_of(class_data, epochs=4)
     train_until(12, config, workdir, monkeypatch)  # the end of the second epoch
     kept = arrays_of(workdir / "checkpoint.npz", "best")
-    weights = list(arrays_of(workdir / "checkpoint.npz", "model").values())
-    assert [value.tolist() for value in kept.values()] == [value.tolist() for value in weights]
+    assert same_values(kept, arrays_of(workdir / "checkpoint.npz", "model"))
     train_until(20, config, workdir, monkeypatch)  # in the fourth
     facts, _ = load_checkpoint(workdir / "checkpoint.npz")
     assert (facts["best_epoch"], len(facts["history"])) == (2, 3)
     check_equal(arrays_of(workdir / "checkpoint.npz", "best"), kept)
     assert train_and_evaluate(config, workdir)["best_epoch"] == 2
-    exported = arrays_of(workdir / "best.npz", "model")
-    assert [value.tolist() for value in exported.values()] == [
-        value.tolist() for value in kept.values()
-    ]
+    assert same_values(kept, arrays_of(workdir / "best.npz", "model"))
 
 
 @pytest.mark.slow
@@ -321,3 +336,107 @@ def test_fine_tuning_trains_the_head_first_and_then_the_last_layers_alone(tmp_pa
         )
     }
     assert changed == {"block5_conv1", "block5_conv2", "block5_conv3"}
+
+
+# ---- cross-validation
+
+
+NUM_IMAGES = 60  # of train and val together
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Images of which each class is a site."""
+    path = tmp_path_factory.mktemp("data")
+    write_marked_dataset(path, num_examples={"train": 44, "val": 16, "test": 8})
+    table = pq.read_table(path / "examples.parquet")
+    pq.write_table(table.append_column("site", table["label"]), path / "examples.parquet")
+    return path
+
+
+def cross_validate(data, workdir, **fields):
+    return train(data, workdir, **{"folds": 2} | fields)
+
+
+@pytest.fixture(scope="module")
+def finished(data, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("runs") / "folds"
+    with contextlib.redirect_stderr(io.StringIO()) as errors:
+        assert cross_validate(data, workdir) == 0
+    assert "was not written" not in errors.getvalue()
+    return workdir
+
+
+@pytest.mark.slow
+def test_every_image_is_predicted_once_by_the_fold_that_has_not_seen_it(finished):
+    counts = Counter(row["path"] for row in rows_of(finished))
+    assert set(counts.values()) == {1}
+    assert len(counts) == NUM_IMAGES
+    assert not [path for path in counts if path.startswith("test/")]
+    everyone = {row["key"] for row in rows_of(finished)}
+    for fold in range(2):
+        folder = finished / "seed-1" / f"fold-{fold}"
+        seen = set(pq.read_table(folder / "seen.parquet")["key"].to_pylist())
+        assert seen == everyone - {row["key"] for row in rows_of(folder)}
+    claim = r"those that it judged of these 60 images of \d+ patients: it had seen no image with"
+    assert re.search(claim, (finished / "report.html").read_text())
+
+
+@pytest.mark.slow
+def test_the_metrics_pool_all_runs_and_tell_their_spread(finished):
+    metrics, rows = metrics_of(finished), rows_of(finished)
+    sites = {name: site["num_examples"] for name, site in metrics["sites"].items()}
+    assert sites == Counter(row["label"] for row in rows)
+    right = np.mean([row["label"] == row["predicted"] for row in rows])
+    accuracy = metrics["scores"]["accuracy"]
+    assert accuracy["value"] == pytest.approx(right, abs=1e-6)
+    assert accuracy["low"] <= right <= accuracy["high"]
+    assert [(one["fold"], one["seed"]) for one in metrics["folds"]] == [(0, 1), (1, 1)]
+    assert metrics["spread"]["accuracy"]["std_over_folds"] is not None
+    plots = {path.name for path in (finished / "plots").iterdir()}
+    assert plots == {"confusion.svg", "roc.svg", "reliability.svg"}
+
+
+@pytest.mark.slow
+def test_a_stopped_cross_validation_goes_on_at_its_fold_and_step(
+    data, finished, tmp_path, monkeypatch
+):
+    steps = metrics_of(finished / "seed-1" / "fold-0")["steps"]
+    workdir = tmp_path / "folds"
+    with monkeypatch.context() as patch:
+        stop_at(patch, workdir, steps + 2)
+        assert cross_validate(data, workdir) == 143
+    assert (workdir / "seed-1" / "fold-0" / "metrics.json").exists()
+    assert not (workdir / "seed-1" / "fold-1" / "metrics.json").exists()
+    before = (workdir / "seed-1" / "fold-0" / "checkpoint.npz").stat().st_mtime_ns
+    assert cross_validate(data, workdir) == 0
+    assert (workdir / "seed-1" / "fold-0" / "checkpoint.npz").stat().st_mtime_ns == before
+    for found, expected in zip(rows_of(workdir), rows_of(finished), strict=True):
+        assert found["key"] == expected["key"]
+        assert float(found["CNV"]) == pytest.approx(float(expected["CNV"]), abs=1e-5)
+
+
+def test_folds_without_patients_are_refused_before_the_first_is_trained(data, tmp_path, capsys):
+    assert cross_validate(data, tmp_path / "run", folds=60, fold=0) == 2
+    assert "too few patients" in capsys.readouterr().err
+    write_marked_dataset(tmp_path, num_examples={"train": 20})
+    folds = patient_folds(groups_in(tmp_path, "train"), 6)
+    (empty,) = set(range(6)) - set(folds.tolist())
+    assert empty > 0
+    assert cross_validate(tmp_path, tmp_path / "run", folds=6, replica_batch_size=4) == 2
+    assert f"fold {empty} of 6 has 0 of the 20 images" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "seed-1").exists()
+
+
+@pytest.mark.slow
+def test_several_seeds_count_each_image_once_without_patients(tmp_path):
+    write_marked_dataset(tmp_path / "data", num_examples={"train": 60}, with_patients=False)
+    assert cross_validate(tmp_path / "data", tmp_path / "run", seeds=2) == 0
+    metrics = metrics_of(tmp_path / "run")
+    assert (metrics["num_examples"], metrics["num_groups"]) == (60, 60)
+    assert metrics["bootstrap_by"] == "image"
+    assert sum(metrics["label_counts"].values()) == 60
+    assert np.sum(metrics["confusion_matrix"]) == pytest.approx(60)
+    assert len(rows_of(tmp_path / "run")) == 120
+    areas = [run["scores"]["auc/CNV"] for run in metrics["folds"]]
+    assert metrics["scores"]["auc/CNV"]["value"] == pytest.approx(np.mean(areas), abs=2e-6)
