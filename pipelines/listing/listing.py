@@ -84,8 +84,7 @@ def _choose_classes(refs: pa.Table, options: ListingOptions, listing: Listing) -
     """Keeps the images of the chosen classes, or all if there are none.
 
     Raises:
-        errors.UserError: if a chosen class has no images, or subfolders of a class are named like
-            other classes: it may be a second tree.
+        errors.UserError: if a chosen class has no images.
     """
     if classes := options.grades or options.classes:
         labels = refs["label"].cast(pa.string())
@@ -98,21 +97,7 @@ def _choose_classes(refs: pa.Table, options: ListingOptions, listing: Listing) -
         chosen = refs.filter(pc.is_in(labels, pa.array(classes)))
         listing.ignored["class_not_chosen"] += refs.num_rows - chosen.num_rows
         refs = chosen
-    if "inner" not in refs.column_names:
-        return refs
-    pairs = refs.group_by(["label", "inner"]).aggregate([]).to_pylist()
-    classes = {pair["label"] for pair in pairs}
-    nested = [pair for pair in pairs if pair["inner"] in classes - {pair["label"]}]
-    if nested:
-        outer = {pair["label"] for pair in nested}
-        shown = sorted(f"{pair['label']}/{pair['inner']}" for pair in nested)
-        raise errors.UserError(
-            f"the class folder {' and '.join(map(ascii, sorted(outer)))} holds folders named like "
-            f"other classes: {', '.join(map(ascii, shown[:4]))}; if it is not a class, name the "
-            f"classes with --classes {','.join(sorted(classes - outer))}, or give that folder as "
-            "--input"
-        )
-    return refs.drop_columns("inner")
+    return refs
 
 
 def _drop_copies(

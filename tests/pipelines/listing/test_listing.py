@@ -297,7 +297,7 @@ def test_a_member_with_a_known_problem_is_a_reject_unless_it_is_no_data_anyway()
 
 @pytest.mark.parametrize("files", [{}, {"README": b""}, {"1.png": b"1"}, {"__MACOSX/a/b/c": b""}])
 def test_a_source_without_images_says_what_was_expected(files):
-    with pytest.raises(errors.UserError, match=f"among {len(files)} files; check --input"):
+    with pytest.raises(errors.UserError, match=f"among {len(files)} files?; check --input"):
         list_files(files)
 
 

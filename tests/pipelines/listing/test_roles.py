@@ -65,11 +65,16 @@ def test_what_the_folders_are_follows_from_names_and_counts(files, layout):
         told = list_files(files, layout=tuple(roles))
         assert told.refs.equals(listing.refs)
         assert told.identity == listing.identity
+    # Files of DICOM need no ending.
+    bare = list_files({name.removesuffix(".jpeg"): content for name, content in files.items()})
+    assert list(places(bare).values()) == list(places(listing).values())
+    assert bare.identity == listing.identity
 
 
 UNCLEAR = {
     "patients alone": (tree([f"P{p}" for p in range(30)]), r"--layout 'class' reads 30 classes"),
     "one class above": (tree(["CNV"], [f"P{p}" for p in range(9)]), "--layout 'class/patient'"),
+    "people above one class": (tree(("smith", "jones"), ["NORMAL"]), "--layout 'patient/class'"),
     "102 numbers": (tree([str(n) for n in range(102)], images=9), "--layout 'class' reads 102"),
     "two sets of words": (tree(("a", "b"), ("x", "y")), r"(?s)--layout 'class'.*'\*/class'"),
     "numbers in classes": (tree(OCT, "123"), "whether the folders 1, 2, 3 are patients"),
@@ -105,8 +110,9 @@ def test_the_layout_and_the_classes_decide():
     assert {label for _, label in places(chosen).values()} == {"x", "y"}
     above = list_files(tree(["in/CNV"], [f"P{p}" for p in range(9)]), layout=("class", "patient"))
     assert above.refs["path"][0].as_py() == "CNV/P0/0.jpeg"
-    usual = list_files(tree(("train", "test"), OCT), layout=("split", "class"))
-    assert "layout" not in usual.identity
+    files = tree(("train", "test"), OCT)
+    assert list_files(files, layout=("split", "class")).refs.equals(list_files(files).refs)
+    assert "layout" not in list_files(files, layout=("split", "class")).identity
     with pytest.raises(errors.UserError, match="has 3 levels of folders, but no image is in more"):
         list_files(tree(OCT, "12"), layout=("split", "class", "patient"))
 
