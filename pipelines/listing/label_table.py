@@ -23,6 +23,7 @@ from pipelines.listing.label_cells import read_labels, split_labels
 from pipelines.listing.table_files import Columns, is_text, read_columns
 from tfrecord_io.format.kinds import CLASSES, LabelKind
 from tfrecord_io.format.manifest import NO_WEIGHT
+from tfrecord_io.format.schema import SPLIT_NAME
 
 #: Columns that a table may have besides `path` and the labels, each with a meaning of its own.
 OPTIONAL = ("patient", "split", "site")
@@ -39,11 +40,6 @@ _NUMBERS = (
     (r"^(0|-?[1-9][0-9]{0,17})$", pa.int64()),
     (r"^(0|-?[1-9][0-9]{0,8}|-?(0|[1-9][0-9]{0,8})\.[0-9]{1,6})$", pa.float64()),
 )
-
-
-# The split in the name of a file, in lower case, as in `train_labels`; and in that of a folder.
-_SPLIT = r"(?<![a-z])(train(?:ing)?|val(?:id(?:ation)?)?|dev|test(?:ing)?)(?![a-z])"
-_SPLIT_FOLDER = _SPLIT + "([ _-]?(set|data|images|imgs))?"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -151,10 +147,10 @@ def read_label_table(
             )
     label_names: tuple[str, ...] = ()
     of_label = {name: texts[name] for name in columns}
+    not_numbers: dict[int, str] = {}
     try:
         if separator:
             label, label_names = split_labels(of_label, separator)
-            not_numbers = {}
         else:
             label, not_numbers = read_labels(of_label, kind, uncertain)
     except ValueError as error:
@@ -181,8 +177,10 @@ def _joined(files: Sequence[Path], tables: Sequence[Columns]) -> Columns:
     for file, cells in zip(files, tables, strict=True):
         num_rows = len(next(iter(cells.values()), ()))
         folder = file.absolute().parent.name
-        in_file = re.search(_SPLIT, file.stem.lower())
-        found = in_file or re.fullmatch(_SPLIT_FOLDER, folder.lower())
+        in_file = re.search(SPLIT_NAME, file.stem.lower())
+        found = in_file or re.fullmatch(
+            f"{SPLIT_NAME}([ _-]?(set|data|images|imgs))?", folder.lower()
+        )
         if "split" not in cells and not found:
             raise errors.UserError(
                 f"--labels {file}: of several tables each needs a column split, or a split in its "
