@@ -147,11 +147,7 @@ def test_copies_with_the_name_of_their_source_belong_together():
     files = [f"{s}/CNV/a_jpg.rf.{n}{code}.jpg" for n, s in enumerate(("train", "test", "train"))]
     files += [f"train/DME/{name}.png" for name in ("b", "b_aug_3", "b-flip (2)", "c (1)", "c (2)")]
     listing = list_files({name: name.encode() for name in files})
-    column = dict(
-        zip(
-            listing.refs["path"].to_pylist(), listing.refs["other:copy_of"].to_pylist(), strict=True
-        )
-    )
+    column = {row["path"]: row["other:copy_of"] for row in listing.refs.to_pylist()}
     assert [column[name] for name in files] == ["a_jpg"] * 3 + ["train/DME/b"] * 3 + [None] * 2
     assert listing.naming_notes[0].startswith("6 images are copies of 2 sources")
     off = list_files({name: name.encode() for name in files}, copies_by_name=False)
