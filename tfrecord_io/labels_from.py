@@ -17,9 +17,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from tfrecord_io.format.kinds import NONE, SEPARATOR
+from tfrecord_io.format.schema import SPLIT_NAME
 from tfrecord_io.terminal.printing import printable, refuse
-
-_SPLIT = re.compile(r"(?<![a-z])(train(?:ing)?|val(?:id(?:ation)?)?|dev|test(?:ing)?)(?![a-z])")
 
 #: The path of an image, the file that describes it, and the names of the classes in it.
 _Row = tuple[str, Path, set[str]]
@@ -44,14 +43,14 @@ def run(args: argparse.Namespace) -> int:
         return refuse(f"the class {wrong[0]!a} has a {SEPARATOR} in its name; rename it")
     labels: dict[tuple[str, str], set[str]] = {}
     for path, file, names in found:
-        splits = _SPLIT.findall(file.relative_to(folder).as_posix().lower())
+        splits = re.findall(SPLIT_NAME, file.relative_to(folder).as_posix().lower())
         labels.setdefault((path, splits[-1] if splits else ""), set()).update(names)
     has_splits = all(split for _, split in labels)
+    rows = [(path, SEPARATOR.join(sorted(names)) or NONE, split)
+            for (path, split), names in sorted(labels.items())]  # fmt: skip
     with args.output.open("x", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["path", "label", "split"][: 2 + has_splits])
-        for (path, split), names in sorted(labels.items()):
-            writer.writerow([path, SEPARATOR.join(sorted(names)) or NONE, split][: 2 + has_splits])
+        columns = slice(2 + has_splits)
+        csv.writer(file).writerows(row[columns] for row in [("path", "label", "split"), *rows])
     print(
         f"{args.output} has {len(labels):,} images{'' if has_splits else ', without their splits'}."
         f" Build with --labels {args.output} --label_separator '{SEPARATOR}'"
@@ -100,21 +99,18 @@ def _yolo(folder: Path) -> Iterator[_Row]:
     """
     names: list[str] = []
     for file in sorted([*folder.rglob("*.yaml"), *folder.rglob("*.yml")]):
-        listed = re.search(
-            r"^names:\s*\[(.*?)\]", file.read_text("utf-8"), re.MULTILINE | re.DOTALL
-        )
-        block = re.search(
-            r"^names:[ ]*\n((?:[ ]*(?:-|\d+:).*\n?)+)", file.read_text("utf-8"), re.MULTILINE
-        )
-        texts = listed[1].split(",") if listed else block[1].splitlines() if block else []
-        names = [re.sub(r"^\s*(-|\d+:)", "", text).strip(" '\"\n") for text in texts] or names
+        text = file.read_text("utf-8")
+        if listed := re.search(r"(?ms)^names:\s*\[(.*?)\]", text):
+            names = listed[1].split(",")
+        elif block := re.search(r"(?m)^names:[ ]*\n((?:[ ]*(?:-|\d+:).*\n?)+)", text):
+            names = re.sub(r"(?m)^\s*(-|\d+:)", "", block[1]).splitlines()
     for file in folder.rglob("classes.txt"):
         names = file.read_text("utf-8").splitlines()
+    names = [name.strip(" '\"\n") for name in names]
     texts_of_images = set(folder.rglob("labels/**/*.txt")) - set(folder.rglob("classes.txt"))
     for file in sorted(texts_of_images) if names else []:
-        codes = {
-            int(line.split()[0]) for line in file.read_text("utf-8").splitlines() if line.strip()
-        }
+        lines = file.read_text("utf-8").splitlines()
+        codes = {int(line.split()[0]) for line in lines if line.strip()}
         # The picture lies in `images`, under the same name with an ending of its own.
         path = file.relative_to(folder).with_suffix("").as_posix()
         head, _, tail = f"/{path}".rpartition("/labels/")

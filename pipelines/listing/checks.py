@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import statistics
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from pipelines import errors
 from pipelines.listing import roles
 from pipelines.listing.options import ListingOptions
@@ -46,10 +43,9 @@ def require_classes(listing: Listing, options: ListingOptions) -> None:
         if len(counts) > roles.MANY_CLASSES:
             raise errors.UserError(f"{text}; {_ADVICE}")
         listing.naming_notes.append(text)
-    pairs = pa.table({"label": refs["label"], "patient": refs["patient"]}).drop_null()
-    pairs = pairs.group_by(["label", "patient"]).aggregate([])
-    num_patients = pc.count_distinct(pairs["patient"]).as_py()
-    if len(pairs) == num_patients == len(counts) >= _FEW_CLASSES:
+    known = refs.select(["label", "patient"]).drop_null()
+    pairs = known.group_by(["label", "patient"]).aggregate([])
+    if len(pairs) == len(pairs["patient"].unique()) == len(counts) >= _FEW_CLASSES:
         raise errors.UserError(
-            f"each of the {num_patients:,} classes is one patient: {shown}; {_ADVICE}"
+            f"each of the {len(pairs):,} classes is one patient: {shown}; {_ADVICE}"
         )

@@ -23,6 +23,7 @@ from pipelines.listing.label_cells import read_labels, split_labels
 from pipelines.listing.table_files import Columns, is_text, read_columns
 from tfrecord_io.format.kinds import CLASSES, LabelKind
 from tfrecord_io.format.manifest import NO_WEIGHT
+from tfrecord_io.format.schema import SPLIT_NAME
 
 #: Columns that a table may have besides `path` and the labels, each with a meaning of its own.
 OPTIONAL = ("patient", "split", "site")
@@ -39,11 +40,6 @@ _NUMBERS = (
     (r"^(0|-?[1-9][0-9]{0,17})$", pa.int64()),
     (r"^(0|-?[1-9][0-9]{0,8}|-?(0|[1-9][0-9]{0,8})\.[0-9]{1,6})$", pa.float64()),
 )
-
-
-# The split in the name of a file, in lower case, as in `train_labels`; and in that of a folder.
-_SPLIT = r"(?<![a-z])(train(?:ing)?|val(?:id(?:ation)?)?|dev|test(?:ing)?)(?![a-z])"
-_SPLIT_FOLDER = _SPLIT + "([ _-]?(set|data|images|imgs))?"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -139,8 +135,9 @@ def read_label_table(
     used = {"path", *columns, *OPTIONAL}
     if "weight" in cells.keys() - used:
         raise errors.UserError(f"--labels {file}: {NO_WEIGHT}")
-    cells, missing_note = _read_cells(file, is_text(files[0]), cells, used, missing)
-    notes += [missing_note] if missing_note else []
+    has_texts = is_text(files[0])
+    missing = (MISSING if has_texts else ()) if missing is None else missing
+    cells = _read_cells(file, has_texts, cells, used, missing, notes)
     texts = {name: cells[name].to_pylist() for name in used & cells.keys()}
     for row, site in enumerate(texts.get("site", ()), 1):
         if site is None:
@@ -151,10 +148,10 @@ def read_label_table(
             )
     label_names: tuple[str, ...] = ()
     of_label = {name: texts[name] for name in columns}
+    not_numbers: dict[int, str] = {}
     try:
         if separator:
             label, label_names = split_labels(of_label, separator)
-            not_numbers = {}
         else:
             label, not_numbers = read_labels(of_label, kind, uncertain)
     except ValueError as error:
@@ -181,8 +178,10 @@ def _joined(files: Sequence[Path], tables: Sequence[Columns]) -> Columns:
     for file, cells in zip(files, tables, strict=True):
         num_rows = len(next(iter(cells.values()), ()))
         folder = file.absolute().parent.name
-        in_file = re.search(_SPLIT, file.stem.lower())
-        found = in_file or re.fullmatch(_SPLIT_FOLDER, folder.lower())
+        in_file = re.search(SPLIT_NAME, file.stem.lower())
+        found = in_file or re.fullmatch(
+            f"{SPLIT_NAME}([ _-]?(set|data|images|imgs))?", folder.lower()
+        )
         if "split" not in cells and not found:
             raise errors.UserError(
                 f"--labels {file}: of several tables each needs a column split, or a split in its "
@@ -239,16 +238,18 @@ def _renamed(file: Path, cells: Columns, renamed: Mapping[str, str], notes: list
 
 
 def _read_cells(
-    file: str, has_texts: bool, cells: Columns, used: Collection[str], missing: Sequence[str] | None
-) -> tuple[Columns, str | None]:
-    """Reads each cell: null for no value, numbers as numbers; `read_columns` has stripped the text.
+    file: str,
+    has_texts: bool,
+    cells: Columns,
+    used: Collection[str],
+    missing: Sequence[str],
+    notes: list[str],
+) -> Columns:
+    """Reads each cell: null for no value, which `notes` counts; `read_columns` stripped the text.
 
     Columns in `used` are text afterwards, where a whole number is written without `.0`; paths are
     never missing. The others become numbers if all their cells are.
-
-    Returns the columns, and a note that counts the cells without a value.
     """
-    missing = (MISSING if has_texts else ()) if missing is None else missing
     read: Columns = {}
     written, counts = set[str](), []
     for name, column in cells.items():
@@ -265,11 +266,12 @@ def _read_cells(
         read[name] = _without_nan(column)
         if name != "path" and (num_missing := read[name].null_count):
             counts.append(f"{num_missing:,} in {name}")
-    if not counts:
-        return read, None
-    shown = " or ".join(map(ascii, sorted(written)))
-    how = f" (written {shown}; --missing says which texts count as none)" if shown else ""
-    return read, f"cells without a value in the table of --labels: {', '.join(counts)}{how}"
+    if counts:
+        shown = " or ".join(map(ascii, sorted(written)))
+        how = f" (written {shown}; --missing says which texts count as none)" if shown else ""
+        told = f"cells without a value in the table of --labels: {', '.join(counts)}{how}"
+        notes.append(told)
+    return read
 
 
 def _without_nan(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -285,10 +287,9 @@ def _without_point(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
     Only if all cells are whole numbers: `1.0` may be a version, and 250.00 a code.
     """
-    if not pc.all(pc.match_substring_regex(column, r"^-?(0|[1-9][0-9]{0,17})(\.0)?$")).as_py():
-        return column
-    whole = pc.replace_substring_regex(column, r"\.0$", "")
-    return pc.replace_substring_regex(whole, "^-0$", "0")
+    is_whole = pc.match_substring_regex(column, r"^-?(0|[1-9][0-9]{0,17})(\.0)?$")
+    plain = pc.replace_substring_regex(column, r"^-?(0)(\.0)?$|\.0$", r"\1")
+    return plain if pc.all(is_whole).as_py() else column
 
 
 def _with_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -307,22 +308,18 @@ def _readable(file: str, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
         errors.UserError: if Python cannot read a value, and it has no text.
     """
     kind = column.type
-    try:
+    with contextlib.suppress(ValueError, OverflowError, LookupError):
         if pa.types.is_timestamp(kind) and kind.unit == "ns":
             column = column.cast(pa.timestamp("us", kind.tz))
         if "[ns" not in str(column.type):
             column.to_pylist()
             return column
-    except (ValueError, OverflowError, LookupError):
-        pass
-    try:
+    with contextlib.suppress(pa.ArrowException):
         texts = column.cast(pa.string())
         if pa.types.is_duration(kind):
             texts = pc.binary_join_element_wise(texts, kind.unit, " ")
         if not pc.any(pc.starts_with(texts, "<")).as_py():  # Arrow's mark of a year out of range
             return texts
-    except pa.ArrowException:
-        pass
     raise errors.UserError(
         f"--labels {file}: the column {name} ({kind}) has values that Python cannot read, such as "
         "an unknown time zone; store it as text, or leave it out"

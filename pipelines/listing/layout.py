@@ -1,9 +1,9 @@
 """Finds the split and the class of each file of a source: from its folders, or from a table.
 
 >>> place_folders({"oct/train/CNV/left/": 7, "oct/": 0}, {})
-{'oct/train/CNV/left/': Place(tree='oct', root='oct', split='train', label='CNV', inner='left')}
+{'oct/train/CNV/left/': Place(tree='oct', root='oct', split='train', label='CNV')}
 >>> place_folders({"scans/CNV/": 3, "scans/DME/": 5}, {})["scans/DME/"]
-Place(tree='scans', root='scans', split='train', label='DME', inner='')
+Place(tree='scans', root='scans', split='train', label='DME')
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import collections
 import posixpath
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -24,7 +24,7 @@ from pipelines.listing.label_table import LabelTable
 from pipelines.listing.matching import match_files
 from pipelines.listing.options import ListingOptions
 from pipelines.listing.refs import OTHER, REF_SCHEMA, Listing, RejectedFile
-from tfrecord_io.terminal.printing import printable
+from tfrecord_io.terminal.printing import counted, printable
 
 # The class folders of the Kermany OCT data, by which its tree is recognised among others.
 _OCT_LABELS = frozenset({"CNV", "DME", "DRUSEN", "NORMAL"})
@@ -64,7 +64,7 @@ FOLDER, PATIENT = "folder", "folder_patient"
 
 
 class Place(NamedTuple):
-    """What a folder says of its files.
+    """What a folder says of its files, if the class is the first folder of a tree or split.
 
     Attributes:
         tree: the folder of all its splits: `root`, or what is above it if an archive wraps each
@@ -72,22 +72,22 @@ class Place(NamedTuple):
         root: the folders above the split.
         split: the split.
         label: the class.
-        inner: the folder in that of the class.
     """
 
     tree: str
     root: str
     split: str
     label: str
-    inner: str
+
+
+_NOWHERE = Place("", "", "train", "")
 
 
 def place_by_folders(files: pa.Table, options: ListingOptions, listing: Listing) -> pa.Table:
-    """Returns the files in the folders of a tree, of `REF_SCHEMA`, with `inner` and `FOLDER`.
+    """Returns the files in the folders of a tree, of `REF_SCHEMA`, with `PATIENT`.
 
     The look at the tree says which level of folders is what, see `roles.read`; `--layout` says it
-    instead. For the tree and the order see `_choose_tree`, for `inner` see `Place`, which is absent
-    if the class is not the first folder of a tree or split. `FOLDER` is the patient's folder.
+    instead. For the tree and the order see `_choose_tree`.
 
     Raises:
         errors.UserError: if there is no image, it is not clear what the folders are, the tree does
@@ -100,50 +100,53 @@ def place_by_folders(files: pa.Table, options: ListingOptions, listing: Listing)
     encoded = pc.replace_substring_regex(names, "[^/]*$", "").dictionary_encode()
     folders, codes = encoded.dictionary.to_pylist(), encoded.indices
     images = dict.fromkeys(folders, 0)
-    for pair in codes.filter(has_suffix(names, IMAGE_SUFFIXES)).value_counts().to_pylist():
+    is_image = has_suffix(names, IMAGE_SUFFIXES)
+    if 2 * (pc.sum(is_image).as_py() or 0) < len(names):  # files of DICOM may have any ending
+        is_image = names.is_valid()
+    for pair in codes.filter(is_image).value_counts().to_pylist():
         images[folders[pair["values"]]] = pair["counts"]
     splits = roles.split_names([folder for folder in folders if images[folder]])
+    places = place_folders(images, splits)
     if is_one_tree:
         places = _below_one_root(images, options.layout, splits)
-    else:
-        places = place_folders(images, splits)
-    number = {folder: number for number, folder in enumerate(places)}
-    codes = pa.array([number.get(folder) for folder in folders], pa.int32()).take(codes)
     layout = "SPLIT/CLASS" if any(_split_folders(name, splits) for name in folders) else "CLASS"
-    for name in names.filter(codes.is_null()).to_pylist():
+    is_placed = pa.array([folder in places for folder in folders], pa.bool_()).take(codes)
+    for name in names.filter(pc.invert(is_placed)).to_pylist():
         _set_aside(listing, name, f"lies outside the {layout} folders")
     if not places:
         raise errors.UserError(
-            f"found no image in SPLIT/CLASS or CLASS folders among {listing.num_files:,} files; "
-            "check --input: it should hold folders like train/CNV/, or CNV/. If the class is not "
-            "the folder of a file, name it in a table: --labels labels.csv, with the columns path "
-            "and label; or find it in names with --label_regex"
-            + "".join(f". {told}" for told in listing.told_of_others)
+            f"found no image in SPLIT/CLASS or CLASS folders among "
+            f"{counted(listing.num_files, 'file')}; check --input: it should hold folders like "
+            "train/CNV/, or CNV/. If the class is not the folder of a file, name it in a table: "
+            "--labels labels.csv, with the columns path and label; or find it in names with "
+            "--label_regex" + "".join(f". {told}" for told in listing.told_of_others)
         )
-    files, names, codes = (some.filter(codes.is_valid()) for some in (files, names, codes))
-    values = zip(*places.values(), strict=True)
-    columns = {
+    files, names, codes = (some.filter(is_placed) for some in (files, names, codes))
+    known = [places.get(folder, _NOWHERE) for folder in folders]
+    below = [
+        folder.removeprefix(f"{place.root}/") for folder, place in zip(folders, known, strict=True)
+    ]
+    columns: dict[str, Any] = {
         name: pa.array(texts, pa.string()).dictionary_encode().take(codes)
-        for name, texts in zip(Place._fields, values, strict=True)
+        for name, texts in (
+            ("tree", [place.tree for place in known]),
+            ("root", [place.root for place in known]),
+            (FOLDER, below),
+        )
     }
-    below = [folder.removeprefix(f"{place.root}/") for folder, place in places.items()]
-    columns[FOLDER] = pa.array(below, pa.large_string()).dictionary_encode().take(codes)
     columns["path"] = pc.binary_join_element_wise(
         pa.array(below, pa.large_string()).take(codes),
         pc.replace_substring_regex(names, "(?s)^.*/", ""),
         pa.scalar("", pa.large_string()),
     )
     refs = _make_refs(files, columns)
-    if is_one_tree:
-        refs = refs.drop_columns("tree").sort_by([("path", "ascending"), ("offset", "ascending")])
-    else:
-        refs = _choose_tree(refs, options.tree, listing)
-    trees = sorted({place.tree for place in places.values()})
+    refs = _choose_tree(refs, places, None if is_one_tree else options.tree, listing)
     roots = set(refs["root"].unique().to_pylist())
     chosen = {folder: place for folder, place in places.items() if place.root in roots}
     try:
         return _with_roles(refs, chosen, images, splits, options, listing)
     except errors.UserError as error:
+        trees = sorted({place.tree for place in places.values()})
         if len(trees) == 1 or options.tree is not None:
             raise
         raise errors.UserError(
@@ -164,19 +167,20 @@ def _below_one_root(
     """
     with_images = [folder for folder, count in images.items() if count]
     common = _common_folders(folder.rstrip("/") for folder in with_images)
-    depth, deepest = len(common), max((folder.count("/") for folder in with_images), default=0)
+    deepest = max((folder.count("/") for folder in with_images), default=0)
     if len(layout) > deepest:
         raise errors.UserError(
             f"--layout {'/'.join(layout)} has {len(layout)} levels of folders, but no image is in "
             f"more than {deepest}, such as {printable(max(with_images, default=''))!r}"
         )
-    depth = min(depth, deepest - len(layout))
+    depth = min(len(common), deepest - len(layout))
     while not layout and depth and common[depth - 1] in splits:
         depth -= 1
     root = "/".join(common[:depth])
     inside = f"{root}/" if root else ""
-    place = Place(root, root, "train", "", "")
-    return {folder: place for folder in images if folder.startswith(inside)}
+    return {
+        folder: Place(root, root, "train", "") for folder in images if folder.startswith(inside)
+    }
 
 
 def _with_roles(
@@ -192,47 +196,67 @@ def _with_roles(
     counts = collections.Counter[str]()
     for folder, name in below.items():
         counts[name] = max(counts[name], images[folder])
-    if not counts.total():  # files without the ending of an image, as of DICOM
-        counts.update(refs[FOLDER].cast(pa.large_string()).to_pylist())
     root = next(iter(places.values())).root
+    classes = () if options.label_regex else options.grades or options.classes
     found = options.layout or roles.read(
         counts,
         splits,
-        options.grades or options.classes,
+        classes,
         need_class=not options.label_regex,
         above=posixpath.basename(root),
     )
     listing.layout = roles.table(counts, found, splits)
-    # What an older release would have read.
+    used = refs[FOLDER].unique().to_pylist()
+    facts = {folder: roles.facts(found, folder, splits) for folder in used}
+    # The layout is in the identity where an older release would have read something else.
     usual = place_folders(images, {})
     is_usual = not options.label_regex and all(
-        folder in usual
-        and usual[folder][1:4] == (place.root, *roles.facts(found, name, splits)[:2])
+        folder in usual and usual[folder][1:] == (place.root, *facts[below[folder]][:2])
         for folder, place in places.items()
-        if images[folder] and (name := below[folder])
+        if images[folder] and below[folder]
     )
-    if is_usual and "patient" not in found:
-        return refs.drop_columns(FOLDER)
-    if not is_usual:
-        listing.identity |= {"layout": "/".join(found)} if found else {}
-        refs = refs.drop_columns([name for name in ("inner",) if name in refs.column_names])
+    if found and not is_usual:
+        listing.identity["layout"] = "/".join(found)
+    if "class" in found and (is_usual or not options.layout):
+        _require_no_other_classes(facts, found.index("class"), classes)
     encoded = refs[FOLDER].combine_chunks()
-    facts = [roles.facts(found, name, splits) for name in encoded.dictionary.to_pylist()]
-    told = dict(zip(("split", "label", PATIENT), zip(*facts, strict=True), strict=True))
+    refs = refs.drop_columns(FOLDER)
+    told = [facts.get(folder, (None,) * 3) for folder in encoded.dictionary.to_pylist()]
+    for name, texts in zip(("split", "label", PATIENT), zip(*told, strict=True), strict=True):
+        column = pa.array(texts, pa.string()).dictionary_encode().take(encoded.indices)
+        if name == PATIENT:
+            refs = refs.append_column(name, column)
+        elif name == "split" or not options.label_regex:
+            refs = refs.set_column(refs.schema.get_field_index(name), name, column)
     if options.label_regex:
-        del told["label"]
-    for name, texts in told.items():
-        values = pa.array(texts, pa.string()).dictionary_encode().take(encoded.indices)
-        refs = refs.drop_columns(name) if name in refs.column_names else refs
-        refs = refs.append_column(name, values)
+        return refs
     has_label = pc.is_valid(refs["label"])
     for path in refs["path"].filter(pc.invert(has_label)).to_pylist():
         _set_aside(listing, f"{root}/{path}" if root else path, "is in no folder of a class")
-    order = [
-        *REF_SCHEMA.names,
-        *(name for name in refs.column_names if name not in REF_SCHEMA.names),
-    ]
-    return refs.filter(has_label).drop_columns(FOLDER).select([n for n in order if n != FOLDER])
+    return refs.filter(has_label)
+
+
+def _require_no_other_classes(
+    facts: Mapping[str, tuple[str, str | None, str | None]], place: int, chosen: Collection[str]
+) -> None:
+    """Raises an error if folders in a class are named like other classes: it may be a second tree.
+
+    Args:
+        facts: what `roles.facts` returns, by folder.
+        place: the level of the class.
+        chosen: the classes to use; none for all.
+    """
+    classes = {label for _, label, _ in facts.values() if label and label in (chosen or [label])}
+    pairs = {tuple(folder.split("/")[place : place + 2]) for folder in facts}
+    nested = sorted(pair for pair in pairs if classes.issuperset(pair) and len({*pair}) > 1)
+    if nested:
+        outer = sorted({name for name, _ in nested})
+        shown = ", ".join(ascii("/".join(pair)) for pair in nested[:4])
+        raise errors.UserError(
+            f"the class folder {' and '.join(map(ascii, outer))} holds folders named like other "
+            f"classes: {shown}; if it is not a class, name the classes with --classes "
+            f"{','.join(sorted(classes.difference(outer)))}, or give that folder as --input"
+        )
 
 
 def require_no_masks(paths: pa.ChunkedArray) -> None:
@@ -246,27 +270,29 @@ def require_no_masks(paths: pa.ChunkedArray) -> None:
     if not masks:
         return
     stems = pc.replace_substring_regex(paths.filter(pc.invert(is_mask)), r"^.*/|\.[^./]*$", "")
-    others, words, num_pairs = set(stems.to_pylist()), set[str](), 0
+    others, patterns = set(stems.to_pylist()), list[str]()
     for path in masks:
         match = re.search(roles.MASK_FILE, path)
-        stem = match[1] if match else posixpath.splitext(posixpath.basename(path))[0]
-        if stem in others:
-            num_pairs += 1
-            words.add(
-                f"[ _.-]{match[2]}[ _-]*[0-9]*[.]" if match else f"(^|/){path.split('/')[-2]}/"
-            )
-    if 2 * num_pairs >= len(masks):
-        raise roles.masks_error(f"{num_pairs:,} files, such as {printable(masks[0])}, are", words)
+        if match and match[1] in others:
+            patterns.append(f"[ _.-]{match[2]}[ _-]*[0-9]*[.]")
+        elif not match and posixpath.splitext(posixpath.basename(path))[0] in others:
+            patterns.append(f"(^|/){path.split('/')[-2]}/")
+    if 2 * len(patterns) >= len(masks):
+        found = f"{counted(len(patterns), 'file')}, such as {printable(masks[0])}, are"
+        raise roles.masks_error(found, set(patterns))
 
 
-def _choose_tree(refs: pa.Table, tree: str | None, listing: Listing) -> pa.Table:
+def _choose_tree(
+    refs: pa.Table, places: Mapping[str, Place], tree: str | None, listing: Listing
+) -> pa.Table:
     """Keeps one tree and its copies; sorts the files of the chosen tree before their copies.
 
     Trees are copies if they share half of their paths: Kaggle's archive of the Kermany data holds
     its whole tree twice, and a copy may be incomplete.
 
     Args:
-        refs: the images of all trees, with their `Place`.
+        refs: the images of all trees, with the columns `tree` and `root`.
+        places: by folder.
         tree: the tree that the user chose; None for the largest one, or that of the OCT data.
         listing: counts the others.
 
@@ -274,11 +300,11 @@ def _choose_tree(refs: pa.Table, tree: str | None, listing: Listing) -> pa.Table
         errors.UserError: if the chosen tree does not exist, or there are several unrelated trees
             and none was chosen.
     """
-    labels: dict[str, set[str]] = collections.defaultdict(set)
-    sizes: collections.Counter[str] = collections.Counter()
-    for group in refs.group_by(["tree", "label"]).aggregate([([], "count_all")]).to_pylist():
-        labels[group["tree"]].add(group["label"])
-        sizes[group["tree"]] += group["count_all"]
+    labels = collections.defaultdict[str, set[str]](set)
+    for place in places.values():
+        labels[place.tree].add(place.label)
+    names = refs["tree"].cast(pa.string())
+    sizes = {pair["values"]: pair["counts"] for pair in names.value_counts().to_pylist()}
     ranked = sorted(sizes, key=lambda name: (-sizes[name], len(name), name))
     if tree is not None:
         leader = next((name for name in ranked if name.strip(" /") == tree.strip(" /")), None)
@@ -286,7 +312,6 @@ def _choose_tree(refs: pa.Table, tree: str | None, listing: Listing) -> pa.Table
             raise errors.UserError(f"no tree {tree!r} in the source; it has {quoted(ranked)}")
     else:
         leader = next((name for name in ranked if labels[name] == _OCT_LABELS), ranked[0])
-    names = refs["tree"].cast(pa.string())
     is_known = pc.is_in(refs["path"], refs["path"].filter(pc.equal(names, leader)).combine_chunks())
     pairs = names.filter(is_known).value_counts().to_pylist()
     shared = {pair["values"]: pair["counts"] for pair in pairs}
@@ -331,7 +356,7 @@ def place_folders(folders: Mapping[str, int], names: Mapping[str, str]) -> dict[
             parts = folder.split("/")
             if len(parts) > depth + 1:
                 root = "/".join(parts[:depth])
-                places[folder] = Place(root, root, "train", *parts[depth : depth + 2])
+                places[folder] = Place(root, root, "train", parts[depth])
         return places
     innermost = {found[-1] for folder, found in splits.items() if folders[folder]}
     # A file that is not an image, such as train/labels/labels.npy, must not choose a folder above
@@ -346,9 +371,9 @@ def place_folders(folders: Mapping[str, int], names: Mapping[str, str]) -> dict[
     for folder, found in splits.items():
         if level := next((level for level in found if level in chosen), None):
             root, _, name = level.rpartition("/")
-            label, inner = folder[len(level) + 1 :].split("/")[:2]
+            label = folder[len(level) + 1 :].partition("/")[0]
             split = roles.split_named(name, names) or name
-            places[folder] = Place(root, root, split, label, inner)
+            places[folder] = Place(root, root, split, label)
             splits_of[root].add(split)
     for folder, place in places.items():
         above, _, name = place.root.rpartition("/")

@@ -18,9 +18,10 @@ from pipelines.listing.label_table import escape_sites
 from pipelines.listing.options import DEFAULT_GROUP_REGEX, ListingOptions
 from pipelines.listing.refs import OTHER, REF_SCHEMA, Listing, RejectedFile, iterate_refs
 from pipelines.sources.source import Member, Source
+from tfrecord_io.format.schema import SPLITS
 from tfrecord_io.terminal.printing import counted
 
-_PATIENT = REF_SCHEMA.get_field_index("patient")
+_LABEL, _PATIENT = map(REF_SCHEMA.get_field_index, ("label", "patient"))
 
 
 def list_images(source: Source, options: ListingOptions) -> Listing:
@@ -84,8 +85,7 @@ def _choose_classes(refs: pa.Table, options: ListingOptions, listing: Listing) -
     """Keeps the images of the chosen classes, or all if there are none.
 
     Raises:
-        errors.UserError: if a chosen class has no images, or subfolders of a class are named like
-            other classes: it may be a second tree.
+        errors.UserError: if a chosen class has no images.
     """
     if classes := options.grades or options.classes:
         labels = refs["label"].cast(pa.string())
@@ -98,21 +98,7 @@ def _choose_classes(refs: pa.Table, options: ListingOptions, listing: Listing) -
         chosen = refs.filter(pc.is_in(labels, pa.array(classes)))
         listing.ignored["class_not_chosen"] += refs.num_rows - chosen.num_rows
         refs = chosen
-    if "inner" not in refs.column_names:
-        return refs
-    pairs = refs.group_by(["label", "inner"]).aggregate([]).to_pylist()
-    classes = {pair["label"] for pair in pairs}
-    nested = [pair for pair in pairs if pair["inner"] in classes - {pair["label"]}]
-    if nested:
-        outer = {pair["label"] for pair in nested}
-        shown = sorted(f"{pair['label']}/{pair['inner']}" for pair in nested)
-        raise errors.UserError(
-            f"the class folder {' and '.join(map(ascii, sorted(outer)))} holds folders named like "
-            f"other classes: {', '.join(map(ascii, shown[:4]))}; if it is not a class, name the "
-            f"classes with --classes {','.join(sorted(classes - outer))}, or give that folder as "
-            "--input"
-        )
-    return refs.drop_columns("inner")
+    return refs
 
 
 def _drop_copies(
@@ -139,18 +125,15 @@ def _drop_copies(
 
 def _label_notes(refs: pa.Table, options: ListingOptions) -> Iterator[str]:
     """Yields what the user should know about the classes, without the name of a table."""
-    labels = options.table
-    names = sorted(refs["label"].cast(pa.string()).unique().to_pylist())
-    if labels is None:
-        for name in names:
-            if name.lower() in roles.SPLITS:
-                yield (
-                    f"the class {name!a} has the name of a split; if it is not a class, give "
-                    "--input or --tree the folder that holds the SPLIT or CLASS folders"
-                )
-    alike: dict[str, list[str]] = collections.defaultdict(list)
-    for name in sorted(options.label_names if options.table else ()) or names:
+    alike = collections.defaultdict[str, list[str]](list)
+    found = refs["label"].unique().to_pylist()
+    for name in sorted((options.label_names if options.table else ()) or found):
         alike[unicodedata.normalize("NFKC", name).casefold().strip()].append(ascii(name))
+        if options.table is None and name.lower() in SPLITS:
+            yield (
+                f"the class {name!a} has the name of a split; if it is not a class, give --input "
+                "or --tree the folder that holds the SPLIT or CLASS folders"
+            )
     for same in alike.values():
         if len(same) > 1:
             yield (
@@ -161,21 +144,15 @@ def _label_notes(refs: pa.Table, options: ListingOptions) -> Iterator[str]:
 
 def _chosen(
     members: Iterable[Member], options: ListingOptions, listing: Listing
-) -> Iterable[Member]:
-    """Returns the files that --include_regex and --exclude_regex choose; the others are counted."""
-    if not (options.include_regex or options.exclude_regex):
-        return members
-    wanted, unwanted = re.compile(options.include_regex or ""), options.exclude_regex
-    left_out = re.compile(unwanted) if unwanted else None
-
-    def is_chosen(member: Member) -> bool:
-        if wanted.search(member.name) and not (left_out and left_out.search(member.name)):
-            return True
-        listing.num_files += 1
-        listing.excluded.append(member.name)
-        return False
-
-    return filter(is_chosen, members)
+) -> Iterator[Member]:
+    """Yields the files that --include_regex and --exclude_regex choose; the others are counted."""
+    wanted, unwanted = options.include_regex or "", options.exclude_regex
+    for member in members:
+        if re.search(wanted, member.name) and not (unwanted and re.search(unwanted, member.name)):
+            yield member
+        else:
+            listing.num_files += 1
+            listing.excluded.append(member.name)
 
 
 def _leave_out_rows(listing: Listing) -> None:
@@ -226,9 +203,8 @@ def _find_labels(refs: pa.Table, label_regex: str, listing: Listing) -> pa.Table
         )
     counts = collections.Counter(labels.filter(has_label).to_pylist())
     listing.layout.append(("class in names", roles.told(counts)))
-    place = REF_SCHEMA.get_field_index("label")
     column = labels.cast(pa.string()).dictionary_encode()
-    return refs.set_column(place, REF_SCHEMA.field(place), column).filter(has_label)
+    return refs.set_column(_LABEL, "label", column).filter(has_label)
 
 
 def _some(paths: pa.ChunkedArray) -> str:

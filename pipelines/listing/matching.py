@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import bisect
 import collections
+import itertools
 import posixpath
 import unicodedata
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from pipelines import errors
 from pipelines.listing.files import IMAGE_SUFFIXES
@@ -34,13 +35,18 @@ def match_files(names: Sequence[str], table: LabelTable, listing: Listing) -> li
     Raises:
         errors.UserError: if two rows say different things of one file or folder.
     """
-    found = _match_paths(names, table.cells["path"])
+    paths = table.cells["path"]
+    places = {name: place for place, name in enumerate(names)}
+    files = _Ends(names if set(paths) - places.keys() else ())
+    found = {
+        row: _pictures(names, [places[path]] if path in places else files.with_end(path))
+        for row, path in enumerate(paths)
+    }
     row_of_file: list[int | None] = [None] * len(names)
-    num_repeated = _assign(row_of_file, names, dict(enumerate(found)), table)
-    unsure = {row: places for row, places in enumerate(found) if len(places) != 1}
-    near = {row: [names[place] for place in places] for row, places in unsure.items()}
+    num_repeated = _assign(row_of_file, names, found, table)
+    near = {row: [names[k] for k in some] for row, some in found.items() if len(some) != 1}
     if not all(near.values()):
-        num_repeated += _match_ends(names, row_of_file, near, table, listing)
+        num_repeated += _match_ends(files, row_of_file, near, table, listing)
     for row, others in near.items():
         shown = ", ".join(map(ascii, others[:2]))
         why = f"the source has no such file; it has files such as {names[0]!a}" if names else ""
@@ -50,7 +56,7 @@ def match_files(names: Sequence[str], table: LabelTable, listing: Listing) -> li
             why = f"the source has no such file; that of {shown} has another row"
         listing.num_files += 1
         detail = f"row {row + 1} of {table.name}: {why}"
-        listing.rejects.append(RejectedFile(table.cells["path"][row], "missing_file", detail))
+        listing.rejects.append(RejectedFile(paths[row], "missing_file", detail))
     if num_repeated:
         listing.notes.append(
             f"{num_repeated:,} rows of the table of --labels repeat the label of a file; what its "
@@ -81,35 +87,14 @@ def _assign(
     return num_repeated
 
 
-def _match_paths(names: Sequence[str], paths: Sequence[str]) -> list[list[int]]:
-    """Returns the places of the files that have or end with each path."""
-    by_name = {name: place for place, name in enumerate(names)}
-    indexes = [_Ends(names), _Ends(names, _stem)] if {*paths} - by_name.keys() else []
-    matches = []
-    for path in paths:
-        found = [by_name[path]] if path in by_name else []
-        for index in indexes:
-            found = found or index.with_end(path)
-        matches.append(_pictures(names, found))
-    return matches
-
-
 def _pictures(names: Sequence[str], places: list[int]) -> list[int]:
     """Keeps the pictures of several files: beside one there may be a text of the same name."""
     pictures = [k for k in places if names[k].lower().endswith(IMAGE_SUFFIXES)]
     return (pictures or places) if len(places) > 1 else places
 
 
-def _of_ending(names: Sequence[str], places: list[int], path: str) -> list[int]:
-    ending = posixpath.splitext(path)[1].lower()
-    return [k for k in places if ending and names[k].lower().endswith(ending)] or places
-
-
-# ---- by the ends of paths
-
-
 def _match_ends(
-    names: Sequence[str],
+    files: _Ends,
     row_of_file: list[int | None],
     near: dict[int, list[str]],
     table: LabelTable,
@@ -120,16 +105,12 @@ def _match_ends(
     Takes matched rows out of `near`, and puts there what others could mean. Returns how many rows
     repeat another one.
     """
-    paths = {row: table.cells["path"][row] for row, others in near.items() if not others}
+    names, paths = files.names, table.cells["path"]
+    rows = [row for row, others in near.items() if not others]
     inner = {posixpath.dirname(name) for name in names}
     folders = sorted({folder for name in inner for folder in (name, *_folders_of(name))} - {""})
-    parts = {part.lower() for folder in folders for part in _composed(folder).split("/")}
-    files = _Ends(names, lambda name: _stem(name).lower())
-    found = {
-        row: _pictures(names, _of_ending(names, files.nearest(path, parts), path))
-        for row, path in paths.items()
-        if path[-1:] != "/"
-    }
+    parts = {part for folder in folders for part in _plain(folder).split("/")}
+    found = {row: _pictures(names, files.nearest(paths[row], parts)) for row in rows}
     # Rows of different folders may mean different files of one name, so none of them is sure.
     claims = collections.Counter(place for places in found.values() for place in places)
     meant: dict[int, str] = {}
@@ -137,19 +118,19 @@ def _match_ends(
         near[row] = [names[place] for place in places]
         if len(places) == 1 == claims[places[0]] and row_of_file[places[0]] is None:
             row_of_file[places[0]], meant[row] = row, near[row][0]
-    ends = _Ends(folders, lambda name: _composed(name).strip("/").lower())
-    of_folder = {row: ends.nearest(path, parts) for row, path in paths.items() if not near[row]}
+    ends = _Ends(folders, has_endings=False)
+    of_folder = {row: ends.nearest(paths[row].strip("/"), parts) for row in rows if not near[row]}
     row_of_folder: list[int | None] = [None] * len(folders)
     num_repeated = _assign(row_of_folder, folders, of_folder, table)
     for row, places in of_folder.items():
         near[row] = [f"{folders[place]}/" for place in places]
         if len(places) == 1:
             meant[row] = near[row][0]
-    rows = dict(zip(folders, row_of_folder, strict=True))
+    told = dict(zip(folders, row_of_folder, strict=True))
     for place, name in enumerate(names):
         if row_of_file[place] is None:
-            told = (rows[folder] for folder in _folders_of(name))
-            row_of_file[place] = next((row for row in told if row is not None), None)
+            above = (told[folder] for folder in _folders_of(name))
+            row_of_file[place] = next((row for row in above if row is not None), None)
     for row in meant:
         del near[row]
     if meant:
@@ -164,17 +145,13 @@ def _match_ends(
 
 def _folders_of(name: str) -> Iterator[str]:
     """Yields the folders above a file, innermost first."""
-    while folder := posixpath.dirname(name):
-        yield folder
-        name = folder
+    while name := posixpath.dirname(name):
+        yield name
 
 
-def _composed(name: str) -> str:
-    return unicodedata.normalize("NFC", name)
-
-
-def _stem(name: str) -> str:
-    return posixpath.splitext(_composed(name))[0]
+def _plain(name: str) -> str:
+    """Returns a name in the form that is compared: composed and in lower case."""
+    return unicodedata.normalize("NFC", name).lower()
 
 
 def _key_of(name: str) -> str:
@@ -183,15 +160,30 @@ def _key_of(name: str) -> str:
 
 
 class _Ends:
-    """Names by their parts in reverse order, so that those with the same end are adjacent."""
+    """Names by their parts in reverse order, so that those with the same end are adjacent.
 
-    def __init__(self, names: Sequence[str], form: Callable[[str], str] = _composed) -> None:
-        self._form = form
-        self._keys = sorted((_key_of(form(name)), place) for place, name in enumerate(names))
+    They are compared without case and, if they have some, without endings.
+    """
+
+    def __init__(self, names: Sequence[str], *, has_endings: bool = True) -> None:
+        self.names = names
+        self._has_endings = has_endings
+        self._keys = sorted((self._key(name), place) for place, name in enumerate(names))
+
+    def _key(self, name: str) -> str:
+        name = _plain(name)
+        return _key_of(posixpath.splitext(name)[0] if self._has_endings else name)
 
     def with_end(self, path: str) -> list[int]:
-        """Returns the places of the names that end with a path."""
-        return [place for _, place in self._beginning_with(_key_of(_composed(path)))]
+        """Returns the places of the names that end with a path, with or else without its ending."""
+        keys = {self._key(path), _key_of(_plain(path))}
+        alike = sorted({place for key in keys for _, place in self._beginning_with(key)})
+        if len(alike) >= _MOST_ALIKE:
+            return alike
+        end = "/" + unicodedata.normalize("NFC", path)
+        whole = {k: "/" + unicodedata.normalize("NFC", self.names[k]) for k in alike}
+        stems = [k for k, name in whole.items() if posixpath.splitext(name)[0].endswith(end)]
+        return [k for k, name in whole.items() if name.endswith(end)] or stems
 
     def nearest(self, path: str, folders: Collection[str]) -> list[int]:
         """Returns the places of the names that share the longest end with a path.
@@ -199,20 +191,18 @@ class _Ends:
         There are none where the path's next folder is one of `folders`: then the source has that
         folder, without such a file.
         """
-        key = _key_of(self._form(path))
+        key = self._key(path)
         at = bisect.bisect_left(self._keys, (key, 0))
         beside = (posixpath.commonprefix([key, k]) for k, _ in self._keys[max(at - 1, 0) : at + 1])
         shared = max((key[: text.rfind("/") + 1] for text in beside), key=len, default="")
         if not shared or key[len(shared) :].partition("/")[0] in folders:
             return []
         found = self._beginning_with(shared)
-        return [k for other, k in found if other == key] or [k for _, k in found]
+        found = [place for other, place in found if other == key] or [place for _, place in found]
+        ending = posixpath.splitext(path)[1].lower()
+        return [k for k in found if ending and self.names[k].lower().endswith(ending)] or found
 
     def _beginning_with(self, key: str) -> list[tuple[str, int]]:
-        found = []
         start = bisect.bisect_left(self._keys, (key, 0))
-        for at in range(start, min(start + _MOST_ALIKE, len(self._keys))):
-            if not self._keys[at][0].startswith(key):
-                break
-            found.append(self._keys[at])
-        return found
+        some = self._keys[start : start + _MOST_ALIKE]
+        return list(itertools.takewhile(lambda pair: pair[0].startswith(key), some))

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,8 @@ from pipelines import errors
 from pipelines.listing import roles
 from pipelines.listing.label_cells import combined_in
 from pipelines.listing.label_table import OPTIONAL, LabelTable, read_label_table
-from tfrecord_io.format.kinds import (
-    CLASSES,
-    GRADES,
-    MULTI_LABEL,
-    NONE,
-    NUMBER,
-    SEPARATOR,
-    LabelKind,
-)
+from tfrecord_io.format import kinds
+from tfrecord_io.format.kinds import NONE, SEPARATOR, LabelKind
 from tfrecord_io.terminal.flags import check, flag, names
 
 #: Kermany's file names are CLASS-PATIENT-INDEX.jpeg. The group excludes the class on purpose,
@@ -67,48 +61,44 @@ class ListingOptions:
 
     classes: tuple[str, ...] = flag(
         (),
-        "class folders to use, in the order of their label indices; one with a comma in quotes, as "
-        "in CSV (default: all, sorted)",
+        "classes to use, in the order of their indices; one with a comma in quotes, as in CSV "
+        "(default: all, sorted)",
         parse=names,
         metavar="A,B,...",
     )
     grades: tuple[str, ...] = flag(
         (),
-        "the classes to use, instead of --classes, if they are grades: from the lowest to the "
-        "highest",
+        "classes to use that are grades, from the lowest to the highest",
         parse=names,
         metavar="A,B,...",
     )
     tree: str | None = flag(
-        None,
-        "the folder in the input that holds train/, val/ and test/, if several folders do",
-        metavar="FOLDER",
+        None, "folder that holds train/, val/ and test/, if several do", metavar="FOLDER"
     )
     layout: tuple[str, ...] = flag(
         (),
-        "what the levels of folders are, outermost first, from where the folders of images part: "
-        "split, class, patient, or * for a level that means nothing (default: what their names and "
-        "counts say)",
+        "what each level of folders is, from where those of images part: split, class, patient or "
+        "* for nothing (default: what names and counts say)",
         parse=_layout,
         expected="split, class, patient and * with / between them, such as split/class/patient",
         metavar="A/B/...",
     )
     include_regex: str | None = flag(
-        None, "use only files with a match of this pattern in their path", metavar="REGEX"
+        None, "use only files with a match in their path", metavar="REGEX"
     )
     exclude_regex: str | None = flag(
-        None, "leave out files with a match of this pattern in their path", metavar="REGEX"
+        None, "leave out files with a match in their path", metavar="REGEX"
     )
     label_regex: str | None = flag(
         None,
-        "pattern whose first group is the class in a file's name or, if the name does not match, "
-        "in its path, such as ^(benign|malignant)_",
+        "pattern whose first group is the class, in a file's name or else its path, such as "
+        "^(benign|malignant)_",
         metavar="REGEX",
     )
     group_regex: str = flag(
         DEFAULT_GROUP_REGEX,
-        "pattern whose first group is the patient in a file's name or, if the name does not match, "
-        "in its path, such as (patient[0-9]+)/",
+        "pattern whose first group is the patient, in a file's name or else its path, such as "
+        "(patient[0-9]+)/",
         metavar="REGEX",
         alias="patient_regex",
     )
@@ -120,30 +110,27 @@ class ListingOptions:
     )
     labels: Path | tuple[Path, ...] | None = flag(
         None,
-        "table with the columns path and label, and patient, split and site if known, a row for "
-        "each image or folder: a .csv, .parquet, .xlsx, .json or .jsonl file, or one for each "
-        "split, such as train.csv,test.csv. Folders then say nothing about the class",
+        "table with a row for each image or folder, and the columns path, label, and if known "
+        "patient, split and site: .csv, .parquet, .xlsx, .json or .jsonl, or a file for each "
+        "split, such as train.csv,test.csv",
         parse=_files,
         metavar="FILE",
     )
     columns: dict[str, str] | None = flag(
         None,
-        "what the table of --labels calls its columns, such as path=filename,label=finding; "
-        "path=folder/name joins two",
+        "what the table calls its columns, such as path=filename,label=finding; path=folder/name "
+        "joins two",
         parse=_columns,
         expected="path=COLUMN,label=COLUMN and the like",
         metavar="NAME=COLUMN,...",
     )
     label_columns: tuple[str, ...] = flag(
         (),
-        "columns of the table of --labels that hold a 0 or a 1 for each of several labels, instead "
-        "of the column label",
+        "columns of the table with a 0 or a 1 for each of several labels",
         parse=names,
         metavar="A,B,...",
     )
-    one_class: bool = flag(
-        False, "each image has a 1 in only one of the --label_columns, which are the classes"
-    )
+    one_class: bool = flag(False, "the --label_columns are classes, of which each image has one")
     uncertain: str | None = flag(
         None,
         "what a -1 in the --label_columns means; an image with a missing label is left out",
@@ -151,21 +138,18 @@ class ListingOptions:
     )
     label_separator: str = flag(
         "",
-        "what is between the labels in the column label, if it may hold several, as in "
-        "Effusion|Mass",
+        "what is between several labels in the column label, as in Effusion|Mass",
         metavar="TEXT",
     )
     target: str | None = flag(
         None,
-        "column of the table of --labels that holds a number for each image, or with --grades its "
-        "grade, instead of the column label",
+        "column of the table with a number for each image or, with --grades, its grade",
         metavar="COLUMN",
     )
     missing: tuple[str, ...] | None = flag(
         None,
-        "texts of cells without a value in the table of --labels, written exactly so (default: "
-        "those of pandas in a CSV file, such as NA, None and nan). An empty cell is always one: "
-        "--missing '' leaves only that",
+        "texts of cells without a value, besides empty ones (default: in CSV those of pandas, such "
+        "as NA, None and nan; --missing '' for none)",
         parse=lambda text: tuple(text.split(",")),
         metavar="A,B,...",
     )
@@ -175,58 +159,57 @@ class ListingOptions:
         for name, wanted in _PATTERNS.items():
             pattern = getattr(self, name)
             try:
-                if pattern is not None and wanted and not re.compile(pattern).groups:
+                if pattern is not None and not re.compile(pattern).groups and wanted:
                     raise re.error(f"it needs a group in parentheses for the {wanted}")
-                re.compile(pattern or "")
             except re.error as error:
                 flag_name = "patient_regex" if name == "group_regex" else name
                 raise ValueError(
                     f"--{flag_name} {pattern!r} is not a valid pattern: {error}"
                 ) from None
+        if wrong := next(self._problems(), None):
+            raise ValueError(wrong)
+
+    def _problems(self) -> Iterator[str]:
+        """Yields what two options together, or the names in one, have wrong."""
         if self.labels and (self.layout or self.label_regex):
-            raise ValueError(
-                "--labels names the class of each image; leave --layout and --label_regex out"
-            )
+            yield "--labels names the class of each image; leave --layout and --label_regex out"
         if self.layout and ("class" in self.layout) == bool(self.label_regex):
-            raise ValueError("the class is told by --layout or by --label_regex; give one of them")
+            yield "the class is told by --layout or by --label_regex; give one of them"
         chosen, target = self.label_columns, self.target
         if any(len(set(names)) < len(names) for names in (self.classes, self.grades, chosen)):
-            raise ValueError("--classes, --grades and --label_columns take each name once")
+            yield "--classes, --grades and --label_columns take each name once"
         if len(self.grades) == 1:
-            raise ValueError(f"--grades takes two or more names; received {self.grades[0]}")
-        ways = (self.classes, self.grades or target, chosen, self.label_separator)
-        if sum(map(bool, ways)) > 1:
-            raise ValueError(
+            yield f"--grades takes two or more names; received {self.grades[0]}"
+        if sum(map(bool, (self.classes, self.grades or target, chosen, self.label_separator))) > 1:
+            yield (
                 "give one of --classes, --grades (or --target), --label_columns and "
                 "--label_separator"
             )
         for_tables = (chosen, self.columns, target is not None, self.missing is not None)
         if any((*for_tables, self.label_separator)) and not self.labels:
-            raise ValueError(
+            yield (
                 "--label_columns, --label_separator, --target, --missing and --columns need "
                 "--labels"
             )
         if (self.one_class and len(chosen) < 2) or (self.uncertain and not chosen):
-            raise ValueError("--one_class and --uncertain say what --label_columns A,B,... hold")
+            yield "--one_class and --uncertain say what --label_columns A,B,... hold"
         taken = ("path", *OPTIONAL)
         if {NONE, *taken} & set(chosen) or SEPARATOR in "".join(chosen):
-            raise ValueError(
+            yield (
                 f"--label_columns takes no name with {SEPARATOR}, and not {NONE}, "
                 f"{', '.join(taken)}; received {','.join(chosen)}"
             )
         if target in ("", *taken):
-            raise ValueError(
-                f"--target must name a column with numbers or grades, received {target!r}"
-            )
+            yield f"--target must name a column with numbers or grades, received {target!r}"
 
     @property
     def label_kind(self) -> LabelKind:
         """What an example's label can be."""
         if self.label_separator or (self.label_columns and not self.one_class):
-            return MULTI_LABEL
+            return kinds.MULTI_LABEL
         if self.grades:
-            return GRADES
-        return NUMBER if self.target else CLASSES
+            return kinds.GRADES
+        return kinds.NUMBER if self.target else kinds.CLASSES
 
     @property
     def label_names(self) -> tuple[str, ...]:
@@ -254,7 +237,7 @@ class ListingOptions:
             separator=self.label_separator,
             uncertain=self.uncertain,
         )
-        is_free = self.label_kind == CLASSES and not self.classes and not self.one_class
+        is_free = self.label_kind == kinds.CLASSES and not self.classes and not self.one_class
         if is_free and (combined := combined_in(dict.fromkeys(table.cells["label"]))):
             separator, name, has_others = combined
             text = (

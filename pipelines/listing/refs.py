@@ -160,7 +160,7 @@ class Listing:
     def told_of_others(self) -> list[str]:
         """What the files are that are not images, one sentence each."""
         return [
-            f"{counted(len(names), 'file')} such as {printable(min(names))} were not read: {told}"
+            f"not read: {counted(len(names), 'file')} such as {printable(min(names))}: {told}"
             for told, names in sorted(self.others.items())
         ]
 
@@ -173,8 +173,8 @@ class Listing:
             for file in self.rejects
         )
         self.ignored = collections.Counter(dict(sorted((+self.ignored).items())))
-        parts = self.refs.num_rows + len(self.rejects) + self.copies + self.ignored.total()
-        parts += len(self.excluded)
+        listed = self.refs.num_rows + len(self.rejects) + len(self.excluded)
+        parts = listed + self.copies + self.ignored.total()
         if parts != self.num_files:
             raise RuntimeError(
                 f"the listing saw {self.num_files} files, but {parts} are accounted for; this is "

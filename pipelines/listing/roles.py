@@ -13,17 +13,12 @@ from __future__ import annotations
 import collections
 import re
 import statistics
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NoReturn
 
 from pipelines import errors
+from tfrecord_io.format.schema import SPLITS
 from tfrecord_io.terminal.printing import counted, listed, printable
-
-#: The splits, by the names that folders and tables use for them, in lower case.
-SPLITS = {
-    "train": "train", "training": "train",
-    "val": "val", "valid": "val", "validation": "val", "dev": "val",
-    "test": "test", "testing": "test",
-}  # fmt: skip
 
 #: What a level of folders can be; `*` means nothing.
 ROLES = ("split", "class", "patient", "*")
@@ -153,7 +148,8 @@ def read(
         errors.UserError: if no level is the class, several could be, or folders hold masks; with
             the readings that are possible, and the flag for each.
     """
-    levels = names_of_levels(folders)
+    levels = _names_of_levels(folders)
+    # Every image is in so many folders; deeper levels are not the class.
     depth = min((folder.count("/") for folder, count in folders.items() if count), default=0)
     roles = ["*"] * len(levels)
     for place, names in enumerate(levels[:depth]):
@@ -163,23 +159,39 @@ def read(
             break
     meanings = {place: _meaning(levels[place]) for place in range(depth) if roles[place] == "*"}
     could_be = _classes_among(levels, meanings, set(classes))
+    _require_no_masks(levels, could_be)
+    example = min((folder for folder, count in folders.items() if count), default="")
     if need_class and len(could_be) != 1:
-        _refuse(folders, roles, meanings, could_be, above=above)
+        readings = [(levels, some) for some in _readings(levels, roles, meanings, could_be)]
+        is_known = all(meaning in ("file", "nothing") for meaning in meanings.values())
+        if above and not could_be and (roles == ["split"] or (roles == ["*"] and not is_known)):
+            inner = "split" if roles == ["split"] else "patient"
+            readings.append(([{above: sum(folders.values())}, *levels], ["class", inner]))
+        why = "no level of the folders has the names of classes"
+        if could_be:
+            why = "it is not clear which folders are the classes"
+        _refuse(why, example, readings)
     if need_class:
         roles[could_be[0]] = "class"
-    _require_no_masks(levels, could_be)
     for place, names in enumerate(levels):
         meaning = meanings.get(place) if place < depth else _meaning(names)
         is_sure = meaning == "patient"
-        if roles[place] == "*" and (is_sure or (place < depth and meaning in _MAYBE_PATIENT)):
-            is_odd = need_class and _is_grid(folders, could_be[0], place)
-            if not is_sure and (is_odd or meaning == "numbers"):
-                _refuse(folders, roles, meanings, could_be, place)
-            roles[place] = "patient"
+        if roles[place] != "*" or not (is_sure or (place < depth and meaning in _MAYBE_PATIENT)):
+            continue
+        with_patient = [*roles[:place], "patient", *roles[place + 1 :]]
+        is_odd = meaning == "numbers" or (need_class and _is_grid(folders, could_be[0], place))
+        if need_class and is_odd and not is_sure:
+            why = f"it is not clear whether the folders {_few(names)} are patients"
+            _refuse(why, example, [(levels, with_patient), (levels, roles)])
+        if is_sure or not is_odd:
+            roles = with_patient
             break
-    while roles and roles[-1] == "*":
-        roles.pop()
-    return tuple(roles)
+    return _trimmed(roles)
+
+
+def _trimmed(roles: Sequence[str]) -> tuple[str, ...]:
+    """Returns roles without the innermost levels that mean nothing."""
+    return tuple("/".join(roles).rstrip("/*").split("/")) if {*roles} - {"*"} else ()
 
 
 # Meanings of levels that can be patients, if another level is the class.
@@ -199,9 +211,7 @@ def _meaning(names: Mapping[str, int]) -> str:
         return "nothing"
     shapes = [re.sub(r"\d+", "#", name) for name in names]
     kinds = len(set(shapes))
-    numbers = sum("#" in shape for shape in shapes)
-    codes = sum(_is_code(name) for name in names)
-    if len(names) - numbers <= allowed and kinds <= max(1, allowed):
+    if sum("#" not in shape for shape in shapes) <= allowed and kinds <= max(1, allowed):
         for meaning, pattern in (("patient", _PATIENT), ("class", _CLASS)):
             if sum(not pattern.match(shape) for shape in shapes) <= allowed:
                 return meaning
@@ -210,7 +220,7 @@ def _meaning(names: Mapping[str, int]) -> str:
             return "numbers"
         if len(names) > 1:
             return "numbered"
-    if len(names) > 1 and len(names) - codes <= allowed:
+    if len(names) > 1 and sum(not _is_code(name) for name in names) <= allowed:
         return "numbered"
     few = len(names) <= MANY_CLASSES or statistics.median(names.values()) >= MANY_CLASSES
     return "class" if few else "many"
@@ -233,16 +243,14 @@ def _classes_among(
     could_be = [place for place in meanings if meanings[place] in ("class", "numbers")]
     if len(meanings) == 1 and "many" in meanings.values():
         could_be = list(meanings)
-    told = [place for place in could_be if any(map(_TELLING.search, map(_words, levels[place])))]
+    told = [
+        place for place in could_be if _TELLING.search(" ".join(levels[place]).replace("_", " "))
+    ]
     several = [place for place in could_be if len(levels[place]) > 1] or could_be
     if told and not set(told) & set(several):  # as in smith/NORMAL and jones/NORMAL
         return sorted({*told, *several})
     told = [place for place in told if place in several]
     return told if len(told) == 1 else several
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")
 
 
 def _is_grid(folders: Mapping[str, int], outer: int, inner: int) -> bool:
@@ -253,32 +261,30 @@ def _is_grid(folders: Mapping[str, int], outer: int, inner: int) -> bool:
     return len(counts) <= MANY_CLASSES and 2 * counts.total() >= 3 * len(counts)
 
 
-def names_of_levels(folders: Mapping[str, int]) -> list[collections.Counter[str]]:
+def _names_of_levels(folders: Mapping[str, int]) -> list[collections.Counter[str]]:
     """Returns the names of each level of folders, with the number of images below each."""
-    levels: list[collections.Counter[str]] = []
+    levels = collections.defaultdict[int, collections.Counter[str]](collections.Counter)
     for folder, count in folders.items():
         for place, name in enumerate(folder.split("/")[:-1] if count else ()):
-            if place == len(levels):
-                levels.append(collections.Counter())
             levels[place][name] += count
-    return levels
-
-
-def _require_no_masks(levels: Sequence[Mapping[str, int]], could_be: Sequence[int]) -> None:
-    """Raises an error if some images, but not all, are in folders of masks."""
-    total = sum(levels[0].values()) if levels else 0
-    for place, names in enumerate(levels):
-        masks = {name: names[name] for name in names if _MASK_FOLDER.fullmatch(name)}
-        # Whether a face wears a mask is a class.
-        is_class = place in could_be and masks.keys() == {"mask"}
-        if masks and sum(masks.values()) < total and not is_class:
-            patterns = [f"(^|/){re.escape(name)}/" for name in masks]
-            raise masks_error(f"the folder {printable(min(masks))} holds", patterns)
+    return list(levels.values())
 
 
 def is_no_class(name: str) -> bool:
     """Returns whether a name is that of a split or a kind of file."""
     return name.lower() in SPLITS or _KIND_OF_FILE.fullmatch(name) is not None
+
+
+def _require_no_masks(levels: Sequence[Mapping[str, int]], could_be: Sequence[int]) -> None:
+    """Raises an error if some images, but not all, are in folders of masks."""
+    for place, names in enumerate(levels):
+        masks = sorted(name for name in names if _MASK_FOLDER.fullmatch(name))
+        num_masks = sum(names[name] for name in masks)
+        # Whether a face wears a mask is a class.
+        is_class = place in could_be and masks == ["mask"]
+        if masks and num_masks < sum(levels[0].values()) and not is_class:
+            patterns = [f"(^|/){re.escape(name)}/" for name in masks]
+            raise masks_error(f"the folder {printable(masks[0])} holds", patterns)
 
 
 def masks_error(found: str, patterns: Iterable[str]) -> errors.UserError:
@@ -289,53 +295,49 @@ def masks_error(found: str, patterns: Iterable[str]) -> errors.UserError:
     )
 
 
-def _refuse(
-    folders: Mapping[str, int],
+def _readings(
+    levels: Sequence[Mapping[str, int]],
     roles: Sequence[str],
     meanings: Mapping[int, str],
     could_be: Sequence[int],
-    patient: int | None = None,
-    *,
-    above: str = "",
-) -> None:
-    """Raises an error with the readings that are possible, and the flag for each."""
-    levels = names_of_levels(folders)
-    _require_no_masks(levels, could_be)
-    example = min(folder for folder, count in folders.items() if count)
+) -> Iterator[list[str]]:
+    """Yields the roles that the levels could have, if the class is not clear."""
     only = [place for place in meanings if meanings[place] not in ("file", "nothing")]
-    choices = []
     for place in could_be or only or [p for p in meanings if meanings[p] == "nothing"]:
-        chosen = list(roles)
-        chosen[place] = "class"
-        others = [p for p in meanings if p != place and meanings[p] in ("patient", *_MAYBE_PATIENT)]
-        for other in others[:1] if patient is None else [patient]:
-            chosen[other] = "patient"
-        choices.append((levels, chosen))
-    if patient is not None:
-        choices.append((levels, list(roles)))
-    elif above and not could_be and (roles == ["split"] or (roles == ["*"] and only)):
-        inner = "split" if roles == ["split"] else "patient"
-        choices.append(([{above: sum(folders.values())}, *levels], ["class", inner]))
+        others = [other for other in meanings if other != place]
+        patients = [p for p in others if meanings[p] in ("patient", *_MAYBE_PATIENT)]
+        # As in smith/NORMAL, jones/NORMAL: one class below the names of people.
+        people = [p for p in others if p < place and len(levels[p]) > len(levels[place]) == 1]
+        for patient in patients[:1] or [None, *people[:1]]:
+            named = {place: "class", patient: "patient"}
+            yield [named.get(k, role) for k, role in enumerate(roles)]
+
+
+def _refuse(
+    why: str, example: str, readings: Iterable[tuple[Sequence[Mapping[str, int]], Sequence[str]]]
+) -> NoReturn:
+    """Raises an error with the names of levels and their roles, and the flag for each reading."""
     lines = []
-    for names, chosen in choices:
-        while chosen[-1] == "*":
-            chosen.pop()
-        told = [_counted(*pair) for pair in zip(chosen, names, strict=False) if pair[0] != "*"]
-        lines.append(f"\n  --layout '{'/'.join(chosen)}' reads {'; '.join(told)}")
-    why = "it is not clear which folders are the classes"
-    if not could_be:
-        why = "no level of the folders has the names of classes"
-    if patient is not None:
-        why = f"it is not clear whether the folders {_few(levels[patient])} are patients"
+    for levels, roles in readings:
+        told = "; ".join(
+            f"{counted(len(names), role, {'class': 'classes'}.get(role))}: {_few(names)}"
+            for role, names in zip(roles, levels, strict=False)
+            if role != "*"
+        )
+        lines.append(f"\n  --layout '{'/'.join(_trimmed(roles))}' reads {told}")
     table = (
         "give a table of labels (--labels; of annotations in COCO, VOC or YOLO, python -m "
         "tfrecord_io labels_from makes one) or a pattern of the class (--label_regex)"
     )
+    choices = f"Choose how to read them, or {table}:{''.join(lines)}"
     raise errors.UserError(
         f"{why}, in paths such as {printable(example)}. "
-        + (f"Choose how to read them, or {table}:{''.join(lines)}" if lines
-           else table[:1].upper() + table[1:])
-    )  # fmt: skip
+        + (choices if lines else table[:1].upper() + table[1:])
+    )
+
+
+def _few(names: Iterable[str]) -> str:
+    return listed([printable(name) for name in sorted(names)], 4)
 
 
 def facts(
@@ -349,7 +351,8 @@ def facts(
     Raises:
         errors.UserError: if its name cannot be that of a split.
     """
-    parts = dict(zip(layout, folder.split("/")[:-1], strict=False))
+    names = folder.split("/")[:-1]
+    parts = dict(zip(layout, names, strict=False))
     name = parts.get("split", "train")
     split = split_named(name, splits) or re.sub(r"\W+", "_", name.lower())
     if not re.fullmatch("[a-z][a-z0-9_]*", split):
@@ -357,40 +360,26 @@ def facts(
             f"--layout {'/'.join(layout)}: the split {printable(name)!r} should be train, val, "
             "test or another name of letters, digits and underscores"
         )
+    if "patient" not in parts:
+        return split, parts.get("class"), None
     # Patient 17 of one hospital and patient 17 of another are two patients.
-    above = folder.split("/")[: layout.index("patient") + 1] if "patient" in parts else []
-    patient = "/".join(name for name in above[:-1] if _SITE.fullmatch(name))
-    patient = "/".join(filter(None, [patient, parts.get("patient")]))
-    return split, parts.get("class"), patient or None
+    sites = [name for name in names[: layout.index("patient")] if _SITE.fullmatch(name)]
+    return split, parts.get("class"), "/".join([*sites, parts["patient"]])
 
 
 def table(
     folders: Mapping[str, int], layout: Sequence[str], splits: Mapping[str, str]
 ) -> list[tuple[str, str]]:
     """Returns a row for each level of a layout: its role; its names and their images."""
-    rows = []
-    for role, names in zip(layout, names_of_levels(folders), strict=False):
-        if role == "patient":
-            names = collections.Counter[str]()
-            for folder, count in folders.items():
-                names[facts(layout, folder, splits)[2] or ""] += count
-        rows.append((role, told(names)))
-    return rows
+    patients = collections.Counter[str]()
+    for folder, count in folders.items() if "patient" in layout else ():
+        patients[facts(layout, folder, splits)[2] or ""] += count
+    levels = zip(layout, _names_of_levels(folders), strict=False)
+    return [(role, told(patients if role == "patient" else names)) for role, names in levels]
 
 
 def told(names: collections.Counter[str]) -> str:
     """Returns the number of names, and the most frequent ones with their numbers of images."""
     ranked = sorted((-count, name) for name, count in names.items() if count)
-    few = [f"{printable(name)} {-count:,}" for count, name in ranked[:_SHOWN]]
-    rest = len(ranked) - len(few)
-    return f"{len(ranked):,}: {', '.join(few)}" + (f" and {rest:,} more" if rest else "")
-
-
-def _counted(role: str, names: Mapping[str, int]) -> str:
-    """Returns the number of names of a role, and some of them."""
-    plural = {"class": "classes"}.get(role)
-    return f"{counted(len(names), role, plural)}: {_few(names)}"
-
-
-def _few(names: Mapping[str, int]) -> str:
-    return listed([printable(name) for name in sorted(names)], 4)
+    few = [f"{printable(name)} {-count:,}" for count, name in ranked]
+    return f"{len(ranked):,}: {listed(few, _SHOWN)}"

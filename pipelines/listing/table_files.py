@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import importlib.util
+import itertools
 import json
 import zipfile
 from collections.abc import Iterable, Sequence
@@ -42,11 +43,7 @@ def read_columns(file: Path, notes: list[str]) -> Columns:
         table = _read_table(file, notes)
         columns = list(map(_plain, table.columns))
     except (OSError, ValueError, KeyError, zipfile.BadZipFile, pa.ArrowException) as error:
-        expected = (
-            ""
-            if isinstance(error, OSError)
-            else "; expected .csv, .parquet, .xlsx, .json or .jsonl"
-        )
+        expected = "" if isinstance(error, OSError) else f"; expected {_EXPECTED}"
         raise errors.UserError(f"--labels {file} could not be read: {error}{expected}") from None
     names = [name.strip() for name in table.column_names]
     counts = collections.Counter(names)
@@ -103,15 +100,10 @@ def _read_json(text: str) -> pa.Table:
 
 
 def _table_of(header: Sequence[Any], rows: Iterable[Sequence[Any]]) -> pa.Table:
-    texts = [[_text(cell) for cell in row] for row in rows]
-    columns = [
-        pa.array([row[place] if place < len(row) else "" for row in texts], pa.string())
-        for place in range(len(header))
-    ]
-    named = [(_text(name), column) for name, column in zip(header, columns, strict=True)]
-    return pa.table(
-        [column for name, column in named if name], names=[name for name, _ in named if name]
-    )
+    columns = itertools.islice(itertools.zip_longest(header, *rows), len(header))
+    texts = [[_text(cell) for cell in column] for column in columns]
+    named = [(name, pa.array(cells, pa.string())) for name, *cells in texts if name]
+    return pa.table([column for _, column in named], names=[name for name, _ in named])
 
 
 def _text(cell: Any) -> str:

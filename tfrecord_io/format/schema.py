@@ -30,6 +30,15 @@ if TYPE_CHECKING:
 
 IMAGE, KEY, LABEL = "image", "key", "label"
 
+#: The splits, by the names that folders and tables use for them, in lower case; and a pattern of
+#: such a name in that of a file or folder.
+SPLITS = {
+    "train": "train", "training": "train",
+    "val": "val", "valid": "val", "validation": "val", "dev": "val",
+    "test": "test", "testing": "test",
+}  # fmt: skip
+SPLIT_NAME = f"(?<![a-z])({'|'.join(SPLITS)})(?![a-z])"
+
 # Features of zeros that align the image and the stride. Their names sort first and last.
 _HEAD_PADDING, _TAIL_PADDING = "head_padding", "tail_padding"
 

@@ -40,14 +40,10 @@ def test_split_and_class_folders_are_found_below_any_folder_and_sorted(folder):
 
 @pytest.mark.parametrize(
     ("split", "folders"),
-    [
-        ("train", ["train", "Training", "TRAIN"]),
-        ("val", ["val", "valid", "validation", "dev"]),
-        ("test", ["test", "Testing"]),
-    ],
+    [("train", "train Training TRAIN"), ("val", "val valid validation dev"), ("test", "Testing")],
 )
 def test_split_folders_go_by_their_usual_names(split, folders):
-    for folder in folders:
+    for folder in folders.split():
         listing = list_files({f"{folder}/CNV/1.png": b"1", f"{folder}/DME/2.png": b"2"})
         assert set(places(listing).values()) == {(split, "CNV"), (split, "DME")}
 
@@ -110,21 +106,23 @@ def test_two_classes_that_look_alike_are_said(pair):
     assert all(ascii(label) in note for label in pair)
 
 
-def test_images_outside_the_class_folders_are_rejects_and_other_files_are_no_data():
-    listing = list_files({**TREE, "README.txt": b"", "cover.png": b"c", "train/loose.jpeg": b"l"})
-    assert places(listing) == expected_places(TREE)
-    assert reasons(listing) == {"cover.png": "no_label", "train/loose.jpeg": "no_label"}
-    assert listing.ignored == {"no_image_name": 1}
-    by_class = list_files({"CNV/1.png": b"1", "DME/2.png": b"2", "3.png": b"3", "notes": b""})
-    assert reasons(by_class) == {"3.png": "no_label"}
-    assert by_class.ignored == {"no_image_name": 1}
-
-
-def test_a_text_beside_an_image_is_no_image_in_any_folder():
-    files = {"A/1.png": b"1", "A/1.xml": b"x", "B/2": b"2", "B/notes.TXT": b"", "B/3.npy": b"n"}
+@pytest.mark.parametrize(
+    ("files", "rejected", "num_ignored"),
+    [
+        ({**TREE, "README.txt": b"", "cover.png": b"c", "train/x.jpeg": b"l"},
+         ["cover.png", "train/x.jpeg"], 1),
+        ({"CNV/1.png": b"1", "DME/2.png": b"2", "3.png": b"3", "notes": b""}, ["3.png"], 1),
+        ({"A/1.png": b"1", "A/1.xml": b"x", "B/2": b"2", "B/n.TXT": b"", "B/3.npy": b"n"}, [], 2),
+    ],
+    ids=["beside splits", "beside classes", "texts in classes"],
+)  # fmt: skip
+def test_images_outside_the_class_folders_are_rejects_and_texts_are_no_data(
+    files, rejected, num_ignored
+):
     listing = list_files(files)
-    assert set(places(listing)) == {"A/1.png", "B/2", "B/3.npy"}
-    assert listing.ignored == {"no_image_name": 2}
+    assert reasons(listing) == dict.fromkeys(rejected, "no_label")
+    assert listing.ignored == {"no_image_name": num_ignored}
+    assert len(listing.refs) == len(files) - len(rejected) - num_ignored
 
 
 def test_the_real_archive_is_its_tree_once():
@@ -138,36 +136,20 @@ def test_the_real_archive_is_its_tree_once():
     assert once.drop_columns("offset").to_pylist() == twice.drop_columns("offset").to_pylist()
 
 
-def test_of_two_incomplete_trees_the_union_is_taken():
-    names = sorted(TREE)
-    first = {name: TREE[name] for name in names[:-3]}
-    second = {name: TREE[name] for name in names[2:]}
-    listing = list_files({**under("first", first), **under("second tree", second)})
-    assert sorted(listing.refs["path"].to_pylist()) == names
-    assert listing.copies == len(names) - 5
-    assert listing.rejects == []
-
-
-def test_another_content_in_the_second_tree_is_a_reject():
-    second = dict(TREE)
-    second["train/CNV/CNV-11-1.jpeg"] = b"x" * len(second["train/CNV/CNV-11-1.jpeg"])
-    second["train/DME/DME-11-1.jpeg"] += b"longer"
-    listing = list_files({**under("OCT2017 ", TREE), **under("oct2017/OCT2017 ", second)})
-    assert places(listing) == expected_places(TREE, "OCT2017 /")
-    assert reasons(listing) == {
-        "oct2017/OCT2017 /train/CNV/CNV-11-1.jpeg": "path_conflict",
-        "oct2017/OCT2017 /train/DME/DME-11-1.jpeg": "path_conflict",
-    }
-    assert "OCT2017 /train/CNV/CNV-11-1.jpeg" in listing.rejects[0].detail
-    assert listing.copies == len(TREE) - 2
-
-
-def test_a_name_that_an_archive_holds_twice_is_taken_once():
-    files = [*TREE.items(), *list(TREE.items())[:1], ("train/DME/DME-11-1.jpeg", b"other")]
-    listing = list_files(files)
-    assert places(listing) == expected_places(TREE)
-    assert listing.copies == 1
-    assert reasons(listing) == {"train/DME/DME-11-1.jpeg": "path_conflict"}
+def test_of_two_incomplete_trees_the_union_is_taken_and_other_contents_are_rejects():
+    first = dict(list(TREE.items())[2:])
+    second = dict(list(TREE.items())[:-3])
+    same_size, longer = "train/DME/DME-11-1.jpeg", "train/DME/DME-22-2.jpeg"
+    second |= {same_size: b"x" * len(TREE[same_size]), longer: b"longer"}
+    listing = list_files([*under("a", first).items(), *under("b", second).items()])
+    assert sorted(listing.refs["path"].to_pylist()) == sorted(TREE)
+    assert reasons(listing) == {f"b/{name}": "path_conflict" for name in (same_size, longer)}
+    assert f"a/{same_size}" in listing.rejects[0].detail
+    assert listing.copies == len(TREE) - 7
+    # As of a name that an archive holds twice.
+    twice = list_files([*TREE.items(), *list(TREE.items())[:1], (longer, b"other")])
+    assert places(twice) == expected_places(TREE)
+    assert (twice.copies, reasons(twice)) == (1, {longer: "path_conflict"})
 
 
 def test_of_mendeleys_third_version_the_scans_are_taken_and_the_x_rays_left():
@@ -269,35 +251,31 @@ def test_a_name_that_leads_elsewhere_is_a_reject():
     assert list(reasons(listing).values()) == ["unsafe_name"] * len(names)
 
 
-def test_a_name_that_is_no_text_is_a_reject_that_can_be_printed():
-    listing = list_files({**TREE, "train/CNV/\udcff.png": b"?"})
-    assert reasons(listing) == {"train/CNV/\\udcff.png": "unreadable_name"}
-
-
 @pytest.mark.parametrize("name", ["train/CNV/a\nb.png", "train/CNV/a\tb'\".png", "train/C\nNV/1"])
 def test_odd_names_are_still_names(name):
     listing = list_files({name: b"1"})
     assert places(listing) == {name: ("train", name.split("/")[1])}
 
 
-def test_a_file_too_large_for_a_workers_memory_is_a_reject_unread():
-    sizes = {"huge": MAX_FILE_BYTES + 1, "limit": MAX_FILE_BYTES}
-    files = [Member(f"train/CNV/{name}.png", size) for name, size in sizes.items()]
-    assert reasons(list_files(files)) == {"train/CNV/huge.png": "file_too_large"}
-
-
-def test_a_member_with_a_known_problem_is_a_reject_unless_it_is_no_data_anyway():
+def test_a_file_that_must_not_be_read_is_a_reject_that_can_be_printed():
     problem = ("encrypted", "the member is encrypted")
-    names = ("train/CNV/secret.png", "train/CNV/.DS_Store")
-    odd = [Member(name, 5, problem=problem) for name in names]
-    listing = list_files([*members_of(TREE), *odd])
-    assert reasons(listing) == {"train/CNV/secret.png": "encrypted"}
+    secret, system = (
+        Member(f"train/CNV/{name}", 5, problem=problem) for name in ("s", ".DS_Store")
+    )
+    sizes = {"huge": MAX_FILE_BYTES + 1, "limit": MAX_FILE_BYTES, "\udcff": 1}
+    files = [Member(f"train/CNV/{name}.png", size) for name, size in sizes.items()]
+    listing = list_files([*files, secret, system])
+    assert reasons(listing) == {
+        "train/CNV/s": "encrypted",
+        "train/CNV/huge.png": "file_too_large",
+        "train/CNV/\\udcff.png": "unreadable_name",
+    }
     assert listing.ignored == {"system_file": 1}
 
 
 @pytest.mark.parametrize("files", [{}, {"README": b""}, {"1.png": b"1"}, {"__MACOSX/a/b/c": b""}])
 def test_a_source_without_images_says_what_was_expected(files):
-    with pytest.raises(errors.UserError, match=f"among {len(files)} files; check --input"):
+    with pytest.raises(errors.UserError, match=f"among {len(files)} files?; check --input"):
         list_files(files)
 
 

@@ -65,11 +65,16 @@ def test_what_the_folders_are_follows_from_names_and_counts(files, layout):
         told = list_files(files, layout=tuple(roles))
         assert told.refs.equals(listing.refs)
         assert told.identity == listing.identity
+    # Files of DICOM need no ending.
+    bare = list_files({name.removesuffix(".jpeg"): content for name, content in files.items()})
+    assert list(places(bare).values()) == list(places(listing).values())
+    assert bare.identity == listing.identity
 
 
 UNCLEAR = {
     "patients alone": (tree([f"P{p}" for p in range(30)]), r"--layout 'class' reads 30 classes"),
     "one class above": (tree(["CNV"], [f"P{p}" for p in range(9)]), "--layout 'class/patient'"),
+    "people above one class": (tree(("smith", "jones"), ["NORMAL"]), "--layout 'patient/class'"),
     "102 numbers": (tree([str(n) for n in range(102)], images=9), "--layout 'class' reads 102"),
     "two sets of words": (tree(("a", "b"), ("x", "y")), r"(?s)--layout 'class'.*'\*/class'"),
     "numbers in classes": (tree(OCT, "123"), "whether the folders 1, 2, 3 are patients"),
@@ -105,8 +110,9 @@ def test_the_layout_and_the_classes_decide():
     assert {label for _, label in places(chosen).values()} == {"x", "y"}
     above = list_files(tree(["in/CNV"], [f"P{p}" for p in range(9)]), layout=("class", "patient"))
     assert above.refs["path"][0].as_py() == "CNV/P0/0.jpeg"
-    usual = list_files(tree(("train", "test"), OCT), layout=("split", "class"))
-    assert "layout" not in usual.identity
+    files = tree(("train", "test"), OCT)
+    assert list_files(files, layout=("split", "class")).refs.equals(list_files(files).refs)
+    assert "layout" not in list_files(files, layout=("split", "class")).identity
     with pytest.raises(errors.UserError, match="has 3 levels of folders, but no image is in more"):
         list_files(tree(OCT, "12"), layout=("split", "class", "patient"))
 
@@ -141,11 +147,7 @@ def test_copies_with_the_name_of_their_source_belong_together():
     files = [f"{s}/CNV/a_jpg.rf.{n}{code}.jpg" for n, s in enumerate(("train", "test", "train"))]
     files += [f"train/DME/{name}.png" for name in ("b", "b_aug_3", "b-flip (2)", "c (1)", "c (2)")]
     listing = list_files({name: name.encode() for name in files})
-    column = dict(
-        zip(
-            listing.refs["path"].to_pylist(), listing.refs["other:copy_of"].to_pylist(), strict=True
-        )
-    )
+    column = {row["path"]: row["other:copy_of"] for row in listing.refs.to_pylist()}
     assert [column[name] for name in files] == ["a_jpg"] * 3 + ["train/DME/b"] * 3 + [None] * 2
     assert listing.naming_notes[0].startswith("6 images are copies of 2 sources")
     off = list_files({name: name.encode() for name in files}, copies_by_name=False)
