@@ -304,8 +304,10 @@ def test_a_file_that_is_not_of_its_kind_is_an_error_that_names_it(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "places", [("train_labels.csv", "valid.csv"), ("train/labels.csv", "valid/labels.csv")]
-)
+    "places",
+    [("train_labels.csv", "valid.csv"), ("train/labels.csv", "valid/labels.csv"),
+     ("train/train.csv", "valid/valid.csv")],
+)  # fmt: skip
 def test_several_tables_are_one_with_the_splits_in_their_names(tmp_path, places):
     rows = {"train": [{"path": "1.png", "label": "a"}], "valid": [{"path": "1.png", "label": "b"}]}
     for place, some in zip(places, rows.values(), strict=True):
@@ -497,7 +499,7 @@ def test_columns_of_a_clinical_table_get_the_names_that_are_expected(tmp_path, c
     columns = "path=folder/filename,label=finding,patient=patientid,split=fold,kilograms=weight"
     assert build(source, table, tmp_path / "one", f"--columns={columns}") == 0
     shown = capsys.readouterr().err
-    assert "left out the column without a name of the table" in shown
+    assert "left out what the table of --labels has in columns without a name" in shown
     assert "left out the column label of the table of --labels, whose place another one" in shown
     assert build(source, write_csv(tmp_path / "plain.csv", plain), tmp_path / "two") == 0
     assert examples_of(tmp_path / "one") == examples_of(tmp_path / "two")
@@ -560,6 +562,11 @@ def test_a_row_is_matched_by_the_longest_end_of_its_path_which_is_said(tmp_path)
     assert listing.identity == {"matched_by_end": True}
     # The source has the folder b, and this file is not in it.
     assert [reject.source_path for reject in listing.rejects] == ["x/4.png", "b/2.png"]
+
+
+def test_a_file_may_lie_deeper_in_the_folder_that_its_row_names(tmp_path):
+    found, details, _ = match(tmp_path, ["b/3.png", "a/3.png", "c/b/3.png"])
+    assert (found, len(details)) == ([None, None, None, 0, None], 2)
 
 
 def test_rows_that_share_the_end_of_one_file_are_not_matched(tmp_path):

@@ -181,7 +181,9 @@ def test_a_file_that_cannot_be_read_ends_the_build_and_is_read_by_the_next(
 
 
 @pytest.mark.parametrize("error", SOME_ERRORS, ids=repr)
-@pytest.mark.parametrize("where", [(os, "pread"), (ImageFile.ImageFile, "load")], ids=["read", "decode"])
+@pytest.mark.parametrize(
+    "where", [(os, "pread"), (ImageFile.ImageFile, "load")], ids=["read", "decode"]
+)
 def test_a_machine_that_fails_at_a_member_of_a_zip_ends_the_build(
     inputs, tmp_path, monkeypatch, capsys, where, error
 ):
