@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import json
 import shlex
 import subprocess
 import sys
@@ -105,7 +106,7 @@ CASES = (
          flags="--labels {dir}/train.csv --columns path=Path --label_columns Edema,Pneumonia "
                "--uncertain negative --patient_regex 'patient([0-9]+)'"),
     Case(name="MURA: studies of patients", classes="negative positive", images=24, patients=6,
-         splits="train", tree="MURA-v1.1/train/XR_ELBOW/patient0000{1..3}/study{1,2}_negative/image{1..2}.png\n"
+         tree="MURA-v1.1/train/XR_ELBOW/patient0000{1..3}/study{1,2}_{negative,positive}/i1.png\n"
          "MURA-v1.1/train/XR_HAND/patient0000{4..6}/study1_positive/image{1..4}.png",
          then="--label_regex 'study[0-9]+_([a-z]+)/' --patient_regex '(patient[0-9]+)/'"),
     Case(name="ISIC 2019: exclusive one-hot columns", classes="MEL NV", images=6,
@@ -121,10 +122,9 @@ CASES = (
          flags="--labels {dir}/HAM10000_metadata.csv "
                "--columns path=image_id,label=dx,patient=lesion_id"),
     Case(name="BreakHis: benign/SOB/type/slide/magnification", classes="benign malignant",
-         images=24, tree="BreaKHis_v1/histology_slides/breast/benign/SOB/adenosis/SOB_B_A_14-2254{1..3}/"
+         images=24, tree="BreaKHis_v1/breast/benign/SOB/adenosis/SOB_B_A_14-2254{1..3}/"
          "{40,100}X/SOB_B_A-14-{1..2}.png\n"
-         "BreaKHis_v1/histology_slides/breast/malignant/SOB/ductal/SOB_M_DC_14-252{1..3}/"
-         "{40,100}X/SOB_M_DC-14-{1..2}.png"),
+         "BreaKHis_v1/breast/malignant/SOB/ductal/SOB_M_DC_14-252{1..3}/{40,100}X/SOB_M_DC-14-{1..2}.png"),
     Case(name="IDC: patients of numbers, classes 0 and 1", classes="0 1", images=48, patients=6,
          tree="1025{1..6}/{0,1}/1025_idx5_x{1..4}.png", then="--layout patient/class"),
     Case(name="Kather: a folder a class", classes="ADI BACK TUM", images=18,
@@ -167,12 +167,11 @@ CASES = (
                  f"{('cat', 'dog')[i % 2]}</name></object></annotation>" for i in N6},
          then="LABELS_FROM"),
     Case(name="COCO beside images", classes="cat dog", images=6, splits="train",
-         tree="train/{1..6}.jpg", tables={"train/_annotations.coco.json": (
-             '{"images": [%s], "categories": [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}], '
-             '"annotations": [%s]}' % (
-                 ", ".join(f'{{"id": {i}, "file_name": "{i}.jpg"}}' for i in N6),
-                 ", ".join(f'{{"id": {i}, "image_id": {i}, "category_id": {i % 2 + 1}}}'
-                           for i in N6)))}, then="LABELS_FROM"),
+         tree="train/{1..6}.jpg", tables={"train/_annotations.coco.json": json.dumps({
+             "images": [{"id": i, "file_name": f"{i}.jpg"} for i in N6],
+             "categories": [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}],
+             "annotations": [{"id": i, "image_id": i, "category_id": i % 2 + 1} for i in N6]})},
+         then="LABELS_FROM"),
     Case(name="DRIVE: vessels and masks", classes="images", images=6,
          tree="training/{images,mask,1st_manual}/{1..6}_training.png",
          then="--exclude_regex '(^|/)(mask|1st_manual)/' --classes images"),
@@ -198,7 +197,8 @@ CASES = (
     Case(name="names of patients above classes", classes="benign malignant", images=24,
          tree="{Abel,Bode,Carl}/benign/{1..4}.png\n{Dorn,Emil,Falk}/malignant/{1..4}.png"),
     Case(name="hospitals above classes above patients", classes="CNV NORMAL", images=48,
-         patients=12, tree="hosp{1,2}/CNV/pat_{1..3}/{1..4}.png\nhosp{1,2}/NORMAL/pat_{4..6}/{1..4}.png"),
+         patients=12, tree="hosp{1,2}/CNV/pat_{1..3}/{1..4}.png\n"
+         "hosp{1,2}/NORMAL/pat_{4..6}/{1..4}.png"),
     Case(name="folds", classes="benign malignant", images=60,
          tree="fold{1..5}/{benign,malignant}/{1..6}.png"),
     Case(name="Train_Data and Validation_Data", classes="a b", splits="train val", images=24,
@@ -212,7 +212,8 @@ CASES = (
              "\\\\", "\\") for c in ("CNV", "DME") for i in N6])}, flags="--labels {dir}/t.csv"),
     Case(name="JSON lines beside images", classes="cat dog", images=6, tree="images/{1..6}.png",
          tables={"metadata.jsonl": "".join(
-             f'{{"file_name": "images/{i}.png", "label": "{("cat", "dog")[i % 2]}"}}\n' for i in N6)},
+             json.dumps({"file_name": f"images/{i}.png", "label": ("cat", "dog")[i % 2]}) + "\n"
+             for i in N6)},
          flags="--labels {dir}/metadata.jsonl --columns path=file_name"),
     Case(name="no class anywhere", classes="a b", images=6, tree="scans/{1..6}.png",
          tables={"l.csv": table("path,label", [f"{i}.png,{'ab'[i % 2]}" for i in N6])},

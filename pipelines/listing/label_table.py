@@ -178,17 +178,15 @@ def _joined(files: Sequence[Path], tables: Sequence[Columns]) -> Columns:
     for file, cells in zip(files, tables, strict=True):
         num_rows = len(next(iter(cells.values()), ()))
         folder = file.absolute().parent.name
-        in_file = re.search(SPLIT_NAME, file.stem.lower())
-        found = in_file or re.fullmatch(
-            f"{SPLIT_NAME}([ _-]?(set|data|images|imgs))?", folder.lower()
-        )
+        in_folder = re.fullmatch(f"{SPLIT_NAME}([ _-]?(set|data|images|imgs))?", folder.lower())
+        found = re.search(SPLIT_NAME, file.stem.lower()) or in_folder
         if "split" not in cells and not found:
             raise errors.UserError(
                 f"--labels {file}: of several tables each needs a column split, or a split in its "
                 "name or its folder's, such as train.csv or valid/labels.csv"
             )
         told = {} if not found or "split" in cells else {"split": pa.array([found[1]] * num_rows)}
-        if found and not in_file and "path" in cells:
+        if in_folder and "path" in cells:
             # A table beside its pictures need not name their folder.
             path = cells["path"].cast(pa.string())
             whole = pc.binary_join_element_wise(folder, path, "/")
@@ -212,8 +210,6 @@ def _shown(names: Collection[str]) -> str:
 
 def _renamed(file: Path, cells: Columns, renamed: Mapping[str, str], notes: list[str]) -> Columns:
     """Returns the columns with the names of `--columns`; notes those that are left out."""
-    if cells.pop("", None) is not None:  # the row numbers that pandas and R write
-        notes.append("left out the column without a name of the table of --labels")
     found: Columns = {}
     used = set[str]()
     for name, wanted in renamed.items():

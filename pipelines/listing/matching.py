@@ -154,6 +154,12 @@ def _plain(name: str) -> str:
     return unicodedata.normalize("NFC", name).lower()
 
 
+def _are_in_order(some: Sequence[str], parts: Sequence[str]) -> bool:
+    """Returns whether the parts hold some others, in their order."""
+    rest = iter(parts)
+    return all(part in rest for part in some)
+
+
 def _key_of(name: str) -> str:
     """Returns the parts of a name in reverse order, each with a `/` behind it."""
     return "/".join([*reversed(name.split("/")), ""])
@@ -188,16 +194,18 @@ class _Ends:
     def nearest(self, path: str, folders: Collection[str]) -> list[int]:
         """Returns the places of the names that share the longest end with a path.
 
-        There are none where the path's next folder is one of `folders`: then the source has that
-        folder, without such a file.
+        Where the path's next folder is one of `folders`, they are below it and below all others of
+        the path that are in `folders`: a table in Test/ with `1.png` may mean Test/images/1.png.
         """
         key = self._key(path)
         at = bisect.bisect_left(self._keys, (key, 0))
         beside = (posixpath.commonprefix([key, k]) for k, _ in self._keys[max(at - 1, 0) : at + 1])
         shared = max((key[: text.rfind("/") + 1] for text in beside), key=len, default="")
-        if not shared or key[len(shared) :].partition("/")[0] in folders:
-            return []
-        found = self._beginning_with(shared)
+        above = key[len(shared) :].split("/")
+        found = self._beginning_with(shared) if shared else []
+        if above[0] in folders:
+            wanted = [folder for folder in above if folder in folders]
+            found = [pair for pair in found if _are_in_order(wanted, pair[0].split("/"))]
         found = [place for other, place in found if other == key] or [place for _, place in found]
         ending = posixpath.splitext(path)[1].lower()
         return [k for k in found if ending and self.names[k].lower().endswith(ending)] or found

@@ -202,7 +202,8 @@ def _meaning(names: Mapping[str, int]) -> str:
     """Returns what the names of a level are, by the number of images below each.
 
     One of `file` (kinds of files), `nothing`, `class`, `patient`, `numbers` (from 0 or 1 on),
-    `numbered` (alike but for their numbers) and `many` (different names with few images each).
+    `numbered` (alike but for their numbers), `mixed` (several words, each with several numbers) and
+    `many` (different names with few images each).
     """
     allowed = _ODD * len(names)
     if all(_KIND_OF_FILE.fullmatch(name) for name in names):
@@ -222,6 +223,9 @@ def _meaning(names: Mapping[str, int]) -> str:
             return "numbered"
     if len(names) > 1 and sum(not _is_code(name) for name in names) <= allowed:
         return "numbered"
+    # As AMD1, AMD2, DME1 and DME2: the patients of each class.
+    if sum(count > 1 for shape, count in collections.Counter(shapes).items() if "#" in shape) > 1:
+        return "mixed"
     few = len(names) <= MANY_CLASSES or statistics.median(names.values()) >= MANY_CLASSES
     return "class" if few else "many"
 
@@ -243,13 +247,17 @@ def _classes_among(
     could_be = [place for place in meanings if meanings[place] in ("class", "numbers")]
     if len(meanings) == 1 and "many" in meanings.values():
         could_be = list(meanings)
-    told = [
-        place for place in could_be if _TELLING.search(" ".join(levels[place]).replace("_", " "))
-    ]
+    words = {place: " ".join(levels[place]).replace("_", " ") for place in meanings}
+    told = [place for place in meanings if _TELLING.search(words[place])]
+    if any(meanings[place] == "mixed" for place in told):  # as study1_positive
+        return []
+    told = [place for place in told if place in could_be]
     several = [place for place in could_be if len(levels[place]) > 1] or could_be
     if told and not set(told) & set(several):  # as in smith/NORMAL and jones/NORMAL
         return sorted({*told, *several})
     told = [place for place in told if place in several]
+    if not told and len(several) == 1 == len(levels[several[0]]):
+        return []  # a lone folder of whatever name
     return told if len(told) == 1 else several
 
 

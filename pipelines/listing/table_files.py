@@ -47,12 +47,14 @@ def read_columns(file: Path, notes: list[str]) -> Columns:
         raise errors.UserError(f"--labels {file} could not be read: {error}{expected}") from None
     names = [name.strip() for name in table.column_names]
     counts = collections.Counter(names)
+    if counts.pop("", 0):  # the row numbers of pandas and R, and what spreadsheets leave behind
+        notes.append("left out what the table of --labels has in columns without a name")
     if repeated := sorted(name for name, count in counts.items() if count > 1):
         raise errors.UserError(
             f"--labels {file} has the column {', '.join(repeated)} more than once; rename it, or "
             "leave it out"
         )
-    return dict(zip(names, columns, strict=True))
+    return {name: column for name, column in zip(names, columns, strict=True) if name}
 
 
 def is_text(file: Path) -> bool:

@@ -243,7 +243,7 @@ def test_of_the_other_columns_of_a_table_only_codes_of_studies_stay(secret, tmp_
 
 
 def test_the_images_are_not_in_the_order_of_their_names(secret, tmp_path):
-    names = [f"a/a-{number:02d}-1.png" for number in range(40)]
+    names = [f"CNV/a-{number:02d}-1.png" for number in range(40)]
     source = write_tree(tmp_path / "in", {name: jpeg(n) for n, name in enumerate(names)})
     built = build_here(source, tmp_path / "out", "--num_shards=1", f"--anonymize={secret}")
     plain = build_here(source, tmp_path / "plain", "--num_shards=1")
@@ -288,7 +288,7 @@ def test_verify_decodes_an_anonymous_dataset_again(secret, source_tree, tmp_path
 
 @pytest.mark.parametrize("runner", ["DirectRunner", "FlinkRunner"])
 def test_ctrl_c_keeps_the_plan_for_the_workers_of_a_job_that_goes_on(runner, secret, tmp_path):
-    source = write_tree(tmp_path / "in", {f"a/{n}.jpeg": jpeg(n) for n in range(4)})
+    source = write_tree(tmp_path / "in", {f"CNV/{n}.jpeg": jpeg(n) for n in range(4)})
     flags = (f"--anonymize={secret}", f"--runner={runner}")
     with pytest.raises(KeyboardInterrupt), prepare(source, tmp_path / "out", *flags) as job:
         raise KeyboardInterrupt

@@ -274,8 +274,10 @@ def test_excel_and_json_are_read_as_the_csv_that_they_would_be(tmp_path, ending,
 
 
 @pytest.mark.parametrize(
-    "places", [("train_labels.csv", "valid.csv"), ("train/labels.csv", "valid/labels.csv")]
-)
+    "places",
+    [("train_labels.csv", "valid.csv"), ("train/labels.csv", "valid/labels.csv"),
+     ("train/train.csv", "valid/valid.csv")],
+)  # fmt: skip
 def test_several_tables_are_one_with_the_splits_in_their_names(tmp_path, places):
     rows = {"train": [{"path": "1.png", "label": "a"}], "valid": [{"path": "1.png", "label": "b"}]}
     for place, some in zip(places, rows.values(), strict=True):
@@ -450,7 +452,7 @@ def test_columns_of_a_clinical_table_get_the_names_that_are_expected(tmp_path):
         assert table.cells[name] == [row[name] for row in ROWS]
     assert table.cells["path"][0] == "left/scan0.png"
     assert list(table.others) == ["kilograms"]
-    assert "left out the column without a name of the table" in table.notes[0]
+    assert "left out what the table of --labels has in columns without a name" in table.notes[0]
     assert "left out the column label of the table of --labels, whose place" in table.notes[1]
     with pytest.raises(errors.UserError, match="--columns path=file: --labels"):
         table_of(tmp_path, rows, renamed={"path": "file"})
@@ -484,6 +486,11 @@ def test_every_row_is_matched_once_or_named(tmp_path_factory, files, rows):
     matched = {paths[row] for row in row_of_file if row is not None}
     for path in set(paths) - matched - rejects:
         assert any(f"/{path.rpartition('/')[2]}/" in f"/{name}" for name in names)
+
+
+def test_a_file_may_lie_deeper_in_the_folder_that_its_row_names(tmp_path):
+    found, details, _ = match(tmp_path, ["b/3.png", "a/3.png", "c/b/3.png"])
+    assert (found, len(details)) == ([None, None, None, 0, None], 2)
 
 
 def test_a_row_is_matched_by_the_longest_end_of_its_path_which_is_said(tmp_path):

@@ -85,6 +85,15 @@ UNCLEAR = {
         {f"{c}/{n}{m}.png": b"" for c in OCT for n in range(3) for m in ("", "_mask")},
         r"9 files, such as CNV/0_mask.png, are masks.*--exclude_regex '\[ _.-\]mask",
     ),
+    "a lone folder": (tree(["scans of 2024"]), "--layout 'class' reads 1 class: scans of 2024"),
+    "a patient's number behind the class": (
+        tree([f"{c}{p}/TIFFs" for c in OCT for p in range(9)]), "reads 27 classes: CNV0, CNV1",
+    ),
+    "the class behind a study's number": (
+        tree(("ELBOW", "HAND"), ("p1", "p2"), ("study1_negative", "study2_negative",
+                                               "study1_positive", "study2_positive")),
+        "no level of the folders has the names of classes",
+    ),
     "many tiny classes": (tree([f"class_{n}" for n in range(30)]), "half of the 30 classes have 2"),
     "a class is a patient": (
         {f"c{n}/A-{n}-{k}.png": b"" for n in range(6) for k in range(3)},
