@@ -23,11 +23,11 @@ import pyarrow.compute as pc
 
 from pipelines import errors
 from pipelines.planning.splits import LARGEST_SEED
-from pipelines.stores.output import Storage
 from pipelines.stores.output_state import PLAN_FILE, PLAN_JSON
 from tfrecord_io.decoding import augment
 from tfrecord_io.format import manifest
 from tfrecord_io.format.hashing import splitmix64
+from tfrecord_io.stores.folder import Folder
 from tfrecord_io.terminal.flags import check, flag
 
 #: Default size of a shard in megabytes: large enough that a network store streams it at full speed
@@ -161,7 +161,7 @@ def _require_own(found: str, fingerprint: str) -> None:
 
 
 def write_plan(
-    storage: Storage,
+    storage: Folder,
     draft: manifest.Manifest,
     tasks: Sequence[ShardTask],
     refs: pa.Table | None = None,
@@ -183,7 +183,7 @@ def write_plan(
     storage.sync_names()
 
 
-def read_tasks(storage: Storage, fingerprint: str) -> list[ShardTask]:
+def read_tasks(storage: Folder, fingerprint: str) -> list[ShardTask]:
     """Returns all tasks of the plan that `write_plan` left in an output folder.
 
     Raises:

@@ -21,8 +21,8 @@ from pipelines.sources.archive import ArchiveSource, zip_members
 from pipelines.sources.directory import DirectorySource
 from pipelines.sources.remote import RemoteDirectorySource, RemoteZipSource
 from pipelines.sources.source import Source
-from pipelines.stores.output import Storage
 from tfrecord_io.stores import remote
+from tfrecord_io.stores.folder import Folder
 from tfrecord_io.terminal.address import Address, is_remote
 from tfrecord_io.terminal.flags import check, flag
 from tfrecord_io.terminal.printing import bar
@@ -234,7 +234,7 @@ def staged(source: ArchiveSource, options: SourceOptions, workers: Workers) -> S
         # Name, sizes, offset and CRC of each member identify the zip.
         for member in zip_members(file, str(path)):
             digest.update(repr(member[:5]).encode())
-        folder = Storage(options.staging / f"{size}-{digest.hexdigest()}")
+        folder = Folder(options.staging / f"{size}-{digest.hexdigest()}")
         if folder.size(path.name) != size:
             file.seek(0)
             with bar(desc="uploading to --staging", total=size, unit="B", unit_scale=True) as sent:

@@ -24,7 +24,7 @@ from tfrecord_io.format.hashing import draw, hash_names
 from tfrecord_io.format.manifest import EXAMPLES_FILE_NAME, NO_WEIGHT, STATISTICS_SPLIT, Manifest
 from tfrecord_io.format.side_facts import HASH_LENGTH
 from tfrecord_io.reading.mapped import MappedDataset
-from tfrecord_io.stores.folder import DataPath, open_file, path_in
+from tfrecord_io.stores.folder import DataPath, Folder
 from train.data.options import FoldOptions
 from train.machine.errors import ConfigError
 
@@ -165,24 +165,24 @@ def open_dataset(path: str | DataPath, columns: Sequence[str] = ()) -> Dataset:
     manifest = Manifest.load(path)
     measured = tuple(dict.fromkeys((SITE, *columns)))
     try:
-        with open_file(path, EXAMPLES_FILE_NAME) as file:
+        with Folder(path).open(EXAMPLES_FILE_NAME) as file:
             parquet = pq.ParquetFile(file)
             known = parquet.schema_arrow.names
             if "weight" in known:
-                raise ConfigError(f"{path_in(path, EXAMPLES_FILE_NAME)}: {NO_WEIGHT}")
+                raise ConfigError(f"{Folder(path).path(EXAMPLES_FILE_NAME)}: {NO_WEIGHT}")
             wanted = dict.fromkeys((*_COLUMNS, *measured))
             table = parquet.read([name for name in wanted if name in known])
     except (FileNotFoundError, pa.ArrowInvalid) as error:
         raise _no_table(path, f"cannot be read ({error})") from None
     if unknown := [name for name in columns if name not in known]:
         raise ConfigError(
-            f"--by {unknown[0]}: expected a column of {path_in(path, EXAMPLES_FILE_NAME)}, "
+            f"--by {unknown[0]}: expected a column of {Folder(path).path(EXAMPLES_FILE_NAME)}, "
             f"which has {', '.join(known)}"
         )
     try:
         grouped = groups_in(table)
     except ValueError as error:
-        file = path_in(path, EXAMPLES_FILE_NAME)
+        file = Folder(path).path(EXAMPLES_FILE_NAME)
         raise ConfigError(
             f"{file} {error}; a release before 1.0.0 wrote it: build the dataset again"
         ) from None
@@ -209,7 +209,7 @@ def _stored_order(path: DataPath, manifest: Manifest, table: pa.Table) -> np.nda
 
 
 def _no_table(path: DataPath, why: str) -> ConfigError:
-    file = path_in(path, EXAMPLES_FILE_NAME)
+    file = Folder(path).path(EXAMPLES_FILE_NAME)
     return ConfigError(f"{file} {why}, so the patients are not known; copy the dataset again")
 
 
