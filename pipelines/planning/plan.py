@@ -161,18 +161,14 @@ def _require_own(found: str, fingerprint: str) -> None:
 
 
 def write_plan(
-    storage: Folder,
-    draft: manifest.Manifest,
-    tasks: Sequence[ShardTask],
-    refs: pa.Table | None = None,
+    storage: Folder, draft: manifest.Manifest, tasks: Sequence[ShardTask], refs: pa.Table
 ) -> None:
     """Writes a plan to the output folder, for `read_tasks`, `read_task_refs` and a later run.
 
     `tasks` and `refs` are those of `make_plan`; `draft` has the identity and the fingerprint.
     """
-    if refs is not None:
-        with storage.create(PLAN_FILE) as file:
-            write_refs(file, refs, tasks, draft.fingerprint)
+    with storage.create(PLAN_FILE) as file:
+        write_refs(file, refs, tasks, draft.fingerprint)
     content = {
         "fingerprint": draft.fingerprint,
         "identity": draft.options,

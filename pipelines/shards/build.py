@@ -131,30 +131,6 @@ class Build:
                 )
         return [finished[task.index] for task in tasks]
 
-    def with_shards(
-        self, tasks: Sequence[ShardTask], sidecars: Sequence[Sidecar]
-    ) -> manifest.Manifest:
-        """Returns the draft with the splits and shards that are written."""
-        by_split: dict[str, list[Sidecar]] = {}
-        for task, sidecar in zip(tasks, sidecars, strict=True):
-            by_split.setdefault(task.split, []).append(sidecar)
-        splits = {
-            name: manifest.Split(
-                label_counts=tuple(map(sum, zip(*(s.label_counts for s in members), strict=True))),
-                shards=tuple(
-                    manifest.Shard(
-                        name=s.shard,
-                        num_examples=s.num_examples,
-                        num_bytes=s.num_bytes,
-                        sha256=s.sha256,
-                    )
-                    for s in members
-                ),
-            )
-            for name, members in by_split.items()
-        }
-        return dataclasses.replace(self.draft, splits=splits)
-
     @contextlib.contextmanager
     def clear_errors(self) -> Iterator[None]:
         """Turns errors of the block into `errors.BuildError`s for the user.

@@ -257,13 +257,14 @@ def _make_manifest(
         "ignored": planned["ignored"],
         **({"excluded": planned["excluded"]} if "excluded" in planned else {}),
     }
-    sums = [
-        sidecar.statistics
-        for task, sidecar in zip(tasks, sidecars, strict=True)
-        if task.split == manifest.STATISTICS_SPLIT and sidecar.num_examples
-    ]
+    of_splits: dict[str, list[Sidecar]] = {}
+    for task, sidecar in zip(tasks, sidecars, strict=True):
+        of_splits.setdefault(task.split, []).append(sidecar)
+    counted = [s for s in of_splits.get(manifest.STATISTICS_SPLIT, ()) if s.num_examples]
+    sums = [sidecar.statistics for sidecar in counted]
     made = dataclasses.replace(
-        build.with_shards(tasks, sidecars),
+        build.draft,
+        splits={name: _split(members) for name, members in of_splits.items()},
         counts=counts,
         rejects=dict(sorted(collections.Counter(r.reason for r in rejects).items())),
         versions={
@@ -288,3 +289,16 @@ def _make_manifest(
             "choose --duplicates keep with --overwrite"
         )
     return made
+
+
+def _split(sidecars: Sequence[Sidecar]) -> manifest.Split:
+    """Returns a split as the manifest describes it, from the sidecars of its shards."""
+    return manifest.Split(
+        label_counts=tuple(map(sum, zip(*(s.label_counts for s in sidecars), strict=True))),
+        shards=tuple(
+            manifest.Shard(
+                name=s.shard, num_examples=s.num_examples, num_bytes=s.num_bytes, sha256=s.sha256
+            )
+            for s in sidecars
+        ),
+    )

@@ -28,7 +28,7 @@ _LOCK = f"{BUILD_DIR}/lock"
 _OWN_FILES = re.compile(
     r"[a-z][a-z0-9_]*-\d{5,}-of-\d{5,}\.(tfrecord|json)"
     r"|manifest\.json|examples\.parquet|rejects\.csv|dropped\.csv|report\.html"
-    r"|features\.json|dataset_info\.json|croissant\.json|trunk\.keras|trunk\.seen\.parquet"
+    r"|features\.json|dataset_info\.json|croissant\.json"
 )
 
 

@@ -90,9 +90,13 @@ class RemoteFile:
         """The mark as an integer in 0..2**63-1."""
         return int.from_bytes(hashlib.blake2b(self.mark.encode(), digest_size=8).digest()) >> 1
 
+    def read(self, start: int, length: int) -> memoryview:
+        """Returns bytes of this version of the file, see `read`."""
+        return read(self.url, start, length, self.mark)
+
     def open(self) -> RangeFile:
         """Opens the file; a read of it raises what `read` raises."""
-        return RangeFile(lambda start, length: read(self.url, start, length, self.mark), self.size)
+        return RangeFile(self.read, self.size)
 
 
 def forget_stores() -> None:
