@@ -8,16 +8,14 @@ with Beam's own flags, and writes the same bytes either way.
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pipelines import options
 from pipelines.engine import launch
-from pipelines.engine.job import Job, prepared
+from pipelines.engine.job import Job
 from pipelines.shards.finish import finish_dataset
-from pipelines.sources.factory import make_source
 
 # Beam is imported inside functions: each local worker imports this module and does not need Beam.
 if TYPE_CHECKING:
@@ -31,10 +29,7 @@ def build(argv: Sequence[str]) -> None:
         errors.UserError: if the usage or the input is wrong.
         errors.BuildError: if the build could not be finished.
     """
-    chosen = options.parse_options(argv)
-    source = functools.partial(make_source, chosen.source, chosen.workers, chosen.plan.seed)
-    prepare = functools.partial(prepared, chosen, source)
-    launch.launch(chosen.output.output, chosen.beam_args, options.flag_names(), prepare, run)
+    launch.launch(options.parse_options(argv), run)
 
 
 def run(job: Job, pipeline: beam.Pipeline, num_processes: int | None = None) -> None:

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -26,17 +26,18 @@ from pipelines.shards import drops
 from pipelines.shards.build import Build
 from pipelines.shards.finish import FAILURE_FILE, list_rejects
 from pipelines.shards.write import EXAMPLE_SCHEMA
+from pipelines.sources.factory import make_source
 from pipelines.sources.source import Member, Source, read_in_order
 from pipelines.stores import output_state
-from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io.auditing.twins import MIN_SIDE
 from tfrecord_io.decoding import preprocess
 from tfrecord_io.decoding.options import SHARE, Physical
 from tfrecord_io.decoding.rejects import Reject, in_words
 from tfrecord_io.format import groups
 from tfrecord_io.format.manifest import FILE_NAME, Manifest
+from tfrecord_io.stores.folder import BUILD_DIR, Folder
 from tfrecord_io.terminal.address import is_remote
-from tfrecord_io.terminal.printing import printable
+from tfrecord_io.terminal.printing import counted, printable
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,19 +56,10 @@ class Job:
     num_finished: int
     started: float
 
-    @property
-    def storage(self) -> Storage:
-        """The output folder."""
-        return self.build.storage
-
 
 @contextlib.contextmanager
-def prepared(options: BuildOptions, make_source: Callable[[], Source]) -> Iterator[Job | None]:
+def prepared(options: BuildOptions) -> Iterator[Job | None]:
     """Lists the images and plans the shards, and locks the output folder until the block ends.
-
-    Args:
-        options: what the user chose.
-        make_source: returns the source; called with the output locked, because it may download.
 
     Yields:
         the job, or None if the output is already complete.
@@ -77,7 +69,9 @@ def prepared(options: BuildOptions, make_source: Callable[[], Source]) -> Iterat
             dataset.
         errors.BuildError: if a download fails, or a policy is to fail and the data violates it.
     """
-    storage = Storage(full_path(options.output.output))
+    output = options.output.output
+    # The full path, because a worker may have another working directory.
+    storage = Folder(output if is_remote(output) else str(Path(output).resolve()))
     privacy = Privacy.read(
         options.output.anonymize, output=storage.root, source=options.source.input
     )
@@ -85,42 +79,17 @@ def prepared(options: BuildOptions, make_source: Callable[[], Source]) -> Iterat
     with output_state.locked(storage), privacy.build_folder(storage, job_goes_on=job_goes_on):
         # The message of a refused dataset has numbers and codes, and no name of the input.
         with privacy.private_errors(errors.RefusedError):
-            job = _prepare(options, make_source, storage, privacy)
+            job = _prepare(options, storage, privacy)
         yield job
-
-
-def full_path(folder: str) -> str:
-    """Returns the full path or URL: a worker may have another working directory."""
-    return folder if is_remote(folder) else str(Path(folder).resolve())
-
-
-def clean(storage: Storage) -> None:
-    """Makes the output folder ready for a job: without the leftovers of a run that was killed."""
-    output_state.remove_build_files(storage, ".tmp")
-    storage.make_folders()
-    storage.delete([FAILURE_FILE])
-
-
-def start_or_resume(build: Build, tasks: Sequence[plan.ShardTask], started: float) -> Job:
-    """Returns the job with the tasks that no earlier run has finished."""
-    finished = build.find_finished(tasks)
-    if finished:
-        _say(f"resuming: {len(finished)} of {len(tasks)} shards are finished")
-    return Job(
-        build=build,
-        todo=tuple(task for task in tasks if task.index not in finished),
-        num_finished=sum(sidecar.num_refs for sidecar in finished.values()),
-        started=started,
-    )
 
 
 def require_finished(job: Job) -> None:
     """Raises errors.BuildError if the dataset was refused, or the manifest is missing."""
-    if job.storage.exists(FAILURE_FILE):
-        raise errors.BuildError(job.storage.read(FAILURE_FILE).decode())
-    if not job.storage.exists(FILE_NAME):
+    if job.build.output.exists(FAILURE_FILE):
+        raise errors.BuildError(job.build.output.read(FAILURE_FILE).decode())
+    if not job.build.output.exists(FILE_NAME):
         raise errors.BuildError(
-            f"the engine reports that the job is done, but {job.storage.path(FILE_NAME)} is "
+            f"the engine reports that the job is done, but {job.build.output.path(FILE_NAME)} is "
             "missing; run the same command again to resume"
         )
 
@@ -131,21 +100,21 @@ def was_finished_elsewhere(job: Job) -> bool:
     That can be on an object store, which has no lock. The other build has then removed the plan
     and the parts of tables, so that this one cannot go on.
     """
+    output, identity = job.build.output, job.build.draft.options
     try:
-        return job.storage.remote and output_state.is_complete(job.storage, job.build.draft.options)
+        return output.remote and output_state.is_complete(output, identity)
     except errors.ToldError:
         return False
 
 
-def _prepare(
-    options: BuildOptions, make_source: Callable[[], Source], storage: Storage, privacy: Privacy
-) -> Job | None:
+def _prepare(options: BuildOptions, storage: Folder, privacy: Privacy) -> Job | None:
     """Lists the images and plans the shards; returns None if the output is complete."""
     # Reads the table of --labels, if there is one: first, because a download can take hours.
     _ = options.listing.table
     # A local folder, into which a source may unpack its archive.
     folder = options.source.download_dir if storage.remote else storage.path(BUILD_DIR)
-    source = make_source().prepare(Path(folder).absolute())
+    source = make_source(options.source, options.workers, options.plan.seed)
+    source = source.prepare(Path(folder).absolute())
     started = time.monotonic()
     shown = "the input" if privacy.key else options.source.input or options.source.source
     _say(f"listing the images of {shown}")
@@ -168,14 +137,15 @@ def _prepare(
         counts["variants"] = num_variants
     audit = {"notes": [*notes, *more], "layout": [list(level) for level in listing.layout]}
     build = Build(
-        output=storage.root,
+        output=storage,
         draft=dataclasses.replace(draft, counts=counts, audit=audit),
         source=source,
         policies=options.splits,
         max_reject_fraction=options.output.max_reject_fraction,
         rejected_files=tuple(listing.rejects),
     )
-    clean(storage)
+    storage.clean_build_dir(".tmp")
+    storage.delete([FAILURE_FILE])
     plan.write_plan(storage, draft, tasks, planned)
     drops.write_table(storage, drops.PLANNED_FILE, dropped)
     if listing.names is not None:
@@ -183,7 +153,15 @@ def _prepare(
         _say(f"the names behind the codes are in {path}: keep it as private as the secret")
     # The listing alone may reject too many; then no image needs to be decoded to know it.
     list_rejects(build, tasks)
-    return start_or_resume(build, tasks, started)
+    finished = build.find_finished(tasks)
+    if finished:
+        _say(f"resuming: {len(finished)} of {len(tasks)} shards are finished")
+    return Job(
+        build=build,
+        todo=tuple(task for task in tasks if task.index not in finished),
+        num_finished=sum(sidecar.num_refs for sidecar in finished.values()),
+        started=started,
+    )
 
 
 def _make_draft(options: BuildOptions, listing: Listing) -> Manifest:
@@ -278,7 +256,7 @@ def _say_what_there_is(listing: Listing) -> list[str]:
     """Prints what the listing found, and returns what the user should know about it."""
     num_empty = pc.sum(pc.equal(listing.refs["size"], 0)).as_py() or 0
     num_images = listing.refs.num_rows - num_empty
-    text = f"found {num_images:,} images among {listing.num_files:,} files"
+    text = f"found {counted(num_images, 'image')} among {counted(listing.num_files, 'file')}"
     counts = [
         (num_empty, "empty"),
         (listing.copies, "copies in a second tree"),

@@ -10,18 +10,18 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines import errors, workers
-from pipelines.engine.job import Job, require_finished, was_finished_elsewhere
+from pipelines.engine.job import Job, prepared, require_finished, was_finished_elsewhere
+from pipelines.options import BuildOptions, flag_names
 from pipelines.planning.plan import ShardTask
 from pipelines.report import summary
 from pipelines.stores import beam_flags
-from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io.format import manifest
+from tfrecord_io.stores.folder import BUILD_DIR, Folder
 from tfrecord_io.terminal import printing, redaction
 
 # Beam is imported inside functions: each local worker imports this module and does not need Beam.
@@ -39,20 +39,10 @@ _REMOTE_SECONDS = 15.0
 Run = Callable[[Job, "beam.Pipeline", int | None], None]
 
 
-def launch(
-    output: str,
-    beam_args: Sequence[str],
-    flag_names: Iterable[str],
-    prepared: Callable[[], AbstractContextManager[Job | None]],
-    run: Run,
-) -> None:
-    """Prepares a job, runs it and prints what became of it.
-
-    `prepared` locks the output and yields the job, or None if the dataset is complete; `run` runs
-    it. A misspelled flag of Beam may be one of the command's own, `flag_names`.
-    """
+def launch(options: BuildOptions, run: Run) -> None:
+    """Prepares a job, has `run` run it, and prints what became of it."""
     # Before any worker starts: workers inherit the store settings through the environment.
-    beam_args = beam_flags.use(beam_args)
+    beam_args = beam_flags.use(options.beam_args)
     # The workers' server process imports while this one imports Beam. A worker renders the card.
     workers.set_modules(["pipelines.build_tfrecords", "pipelines.report.card"])
     if not any(arg.split("=")[0] in _NEEDS_NO_WORKER for arg in beam_args):
@@ -60,15 +50,15 @@ def launch(
     _import_beam()
     from pipelines.engine import engine
 
-    engine.check_flags(beam_args, flag_names)
-    pipeline = engine.make_pipeline(beam_args)
-    with prepared() as job:
+    engine.check_flags(beam_args, flag_names())
+    pipeline, output = engine.make_pipeline(beam_args), options.output.output
+    with prepared(options) as job:
         if job is None:
             summary.print_complete(output)
             return
         try:
             stride = job.build.draft.layout.stride
-            with progress_bar(job.storage, job.todo, job.num_finished, stride):
+            with progress_bar(job.build.output, job.todo, job.num_finished, stride):
                 run(job, pipeline, engine.num_processes(beam_args))
         except (errors.BuildError, errors.StoreError):
             if not was_finished_elsewhere(job):
@@ -84,7 +74,7 @@ def launch(
 
 @contextlib.contextmanager
 def progress_bar(
-    storage: Storage, tasks: Sequence[ShardTask], num_finished: int, record_stride: int
+    storage: Folder, tasks: Sequence[ShardTask], num_finished: int, record_stride: int
 ) -> Iterator[None]:
     """Shows the number of images done, the rate and the time left until the block ends.
 
@@ -114,7 +104,7 @@ def progress_bar(
             thread.join()
 
 
-def _count_images(storage: Storage, tasks: Sequence[ShardTask], record_stride: int) -> int:
+def _count_images(storage: Folder, tasks: Sequence[ShardTask], record_stride: int) -> int:
     names = set(storage.names())
     finished = [task for task in tasks if manifest.sidecar_name(task.shard_name) in names]
     done = sum(task.num_refs for task in finished)

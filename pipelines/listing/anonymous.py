@@ -23,12 +23,11 @@ import pyarrow.parquet as pq
 
 from pipelines import errors
 from pipelines.listing.refs import OTHER, REF_SCHEMA, Listing, RejectedFile, iterate_refs
-from pipelines.stores import output_state
-from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io.format import schema
 from tfrecord_io.format.groups import COPY_OF
 from tfrecord_io.format.manifest import ManifestError
 from tfrecord_io.stores.files import atomic_write, sync_folder
+from tfrecord_io.stores.folder import BUILD_DIR, Folder
 from tfrecord_io.terminal.address import is_remote
 
 #: The digest of the secret is in the manifest, so a short secret could be found by trying.
@@ -177,7 +176,7 @@ class Privacy:
             raise kind(message) from None
 
     @contextlib.contextmanager
-    def build_folder(self, storage: Storage, *, job_goes_on: bool = False) -> Iterator[None]:
+    def build_folder(self, storage: Folder, *, job_goes_on: bool = False) -> Iterator[None]:
         """Keeps from others what the build folder and messages say of the input.
 
         An error removes what the folder holds of it. So does Ctrl-C, unless the job goes on without
@@ -196,7 +195,7 @@ class Privacy:
         except BaseException as error:
             if not (job_goes_on and isinstance(error, KeyboardInterrupt)):
                 # The rows of the plan and an unpacked archive, which the next run makes again.
-                output_state.remove_build_files(storage, "plan.arrow", ".tar", ".tmp")
+                storage.clean_build_dir("plan.arrow", ".tar", ".tmp")
             raise
 
     @contextlib.contextmanager

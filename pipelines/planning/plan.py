@@ -23,11 +23,11 @@ import pyarrow.compute as pc
 
 from pipelines import errors
 from pipelines.planning.splits import LARGEST_SEED
-from pipelines.stores.output import Storage
 from pipelines.stores.output_state import PLAN_FILE, PLAN_JSON
 from tfrecord_io.decoding import augment
 from tfrecord_io.format import manifest
 from tfrecord_io.format.hashing import splitmix64
+from tfrecord_io.stores.folder import Folder
 from tfrecord_io.terminal.flags import check, flag
 
 #: Default size of a shard in megabytes: large enough that a network store streams it at full speed
@@ -161,18 +161,14 @@ def _require_own(found: str, fingerprint: str) -> None:
 
 
 def write_plan(
-    storage: Storage,
-    draft: manifest.Manifest,
-    tasks: Sequence[ShardTask],
-    refs: pa.Table | None = None,
+    storage: Folder, draft: manifest.Manifest, tasks: Sequence[ShardTask], refs: pa.Table
 ) -> None:
     """Writes a plan to the output folder, for `read_tasks`, `read_task_refs` and a later run.
 
     `tasks` and `refs` are those of `make_plan`; `draft` has the identity and the fingerprint.
     """
-    if refs is not None:
-        with storage.create(PLAN_FILE) as file:
-            write_refs(file, refs, tasks, draft.fingerprint)
+    with storage.create(PLAN_FILE) as file:
+        write_refs(file, refs, tasks, draft.fingerprint)
     content = {
         "fingerprint": draft.fingerprint,
         "identity": draft.options,
@@ -183,7 +179,7 @@ def write_plan(
     storage.sync_names()
 
 
-def read_tasks(storage: Storage, fingerprint: str) -> list[ShardTask]:
+def read_tasks(storage: Folder, fingerprint: str) -> list[ShardTask]:
     """Returns all tasks of the plan that `write_plan` left in an output folder.
 
     Raises:

@@ -22,7 +22,7 @@ def print_built(output: str, seconds: float, num_finished_before: int) -> None:
     """
     dataset = Manifest.load(output)
     print(_table(dataset))
-    print(f"{dataset.counts['files']:,} files:")
+    print(f"{counted(dataset.counts['files'], 'file')}:")
     for what, count in dataset.ledger:
         print(f"{count:>9,} {what}")
     if dataset.rejects:
@@ -45,7 +45,7 @@ def print_complete(output: str) -> None:
     """Prints that the output, a folder or URL, was already complete."""
     dataset = Manifest.load(output)
     print(
-        f"{output} is complete: {dataset.num_examples:,} examples in "
+        f"{output} is complete: {counted(dataset.num_examples, 'example')} in "
         f"{counted(len(dataset.shards), 'shard')}; nothing to do"
     )
 

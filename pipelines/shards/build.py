@@ -21,10 +21,10 @@ from pipelines.listing.refs import RejectedFile
 from pipelines.planning.plan import ShardTask
 from pipelines.planning.splits import SplitOptions
 from pipelines.sources.source import Source
-from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io.auditing import twins
 from tfrecord_io.format import manifest
 from tfrecord_io.format.statistics import PixelStatistics
+from tfrecord_io.stores.folder import BUILD_DIR, Folder
 
 #: Opens a file of the output for writing by its name.
 Create = Callable[[str], contextlib.AbstractContextManager[IO[bytes]]]
@@ -79,7 +79,7 @@ class Build:
     """A dataset that workers write.
 
     Attributes:
-        output: folder or URL of the dataset.
+        output: folder of the dataset.
         draft: the manifest, as far as it is known before the shards are written.
         source: where the images come from.
         policies: what happens to pictures that occur more than once.
@@ -87,17 +87,12 @@ class Build:
         rejected_files: images already rejected by the listing.
     """
 
-    output: str
+    output: Folder
     draft: manifest.Manifest
     source: Source
     policies: SplitOptions = dataclasses.field(default_factory=SplitOptions)
     max_reject_fraction: float
     rejected_files: tuple[RejectedFile, ...] = ()
-
-    @property
-    def storage(self) -> Storage:
-        """The output folder."""
-        return Storage(self.output)
 
     @property
     def anonymous(self) -> bool:
@@ -106,22 +101,22 @@ class Build:
 
     def find_finished(self, tasks: Sequence[ShardTask]) -> dict[int, Sidecar]:
         """Returns the sidecars of the tasks whose shard is written, by task index."""
-        names = set(self.storage.names())
+        names = set(self.output.names())
         there = [task for task in tasks if manifest.sidecar_name(task.shard_name) in names]
-        pairs = zip(there, self.storage.map(self.read_sidecar, there), strict=True)
+        pairs = zip(there, self.output.map(self.read_sidecar, there), strict=True)
         return {task.index: sidecar for task, sidecar in pairs if sidecar is not None}
 
     def read_sidecar(self, task: ShardTask) -> Sidecar | None:
         """Returns a task's sidecar, or None if it does not fit or a file is missing."""
         try:
-            sidecar = Sidecar.from_json(self.storage.read(manifest.sidecar_name(task.shard_name)))
+            sidecar = Sidecar.from_json(self.output.read(manifest.sidecar_name(task.shard_name)))
         except (FileNotFoundError, ValueError):
             return None
         fits = (
             sidecar.fingerprint == self.draft.fingerprint
             and sidecar.num_refs == task.num_refs
-            and self.storage.size(task.shard_name) == sidecar.num_bytes
-            and self.storage.exists(rows_name(task))
+            and self.output.size(task.shard_name) == sidecar.num_bytes
+            and self.output.exists(rows_name(task))
         )
         return sidecar if fits else None
 
@@ -131,34 +126,10 @@ class Build:
         for task in tasks:
             if task.index not in finished:
                 raise errors.BuildError(
-                    f"{self.storage.path(task.shard_name)} was written, but is missing or does not "
+                    f"{self.output.path(task.shard_name)} was written, but is missing or does not "
                     "match its sidecar; run the same command to write it again"
                 )
         return [finished[task.index] for task in tasks]
-
-    def with_shards(
-        self, tasks: Sequence[ShardTask], sidecars: Sequence[Sidecar]
-    ) -> manifest.Manifest:
-        """Returns the draft with the splits and shards that are written."""
-        by_split: dict[str, list[Sidecar]] = {}
-        for task, sidecar in zip(tasks, sidecars, strict=True):
-            by_split.setdefault(task.split, []).append(sidecar)
-        splits = {
-            name: manifest.Split(
-                label_counts=tuple(map(sum, zip(*(s.label_counts for s in members), strict=True))),
-                shards=tuple(
-                    manifest.Shard(
-                        name=s.shard,
-                        num_examples=s.num_examples,
-                        num_bytes=s.num_bytes,
-                        sha256=s.sha256,
-                    )
-                    for s in members
-                ),
-            )
-            for name, members in by_split.items()
-        }
-        return dataclasses.replace(self.draft, splits=splits)
 
     @contextlib.contextmanager
     def clear_errors(self) -> Iterator[None]:
@@ -168,7 +139,7 @@ class Build:
         whose messages may name files of the input: they reach the log of a worker.
         """
         try:
-            with errors.clear_write_errors(self.output):
+            with errors.clear_write_errors(self.output.root):
                 yield
         except errors.ToldError:
             raise
@@ -184,11 +155,11 @@ class Build:
 
     def open_images(self) -> twins.ImageReader:
         """Returns a reader of the pictures in the shards."""
-        return twins.ImageReader(self.draft.layout, self.storage.open_arrow)
+        return twins.ImageReader(self.draft.layout, self.output)
 
     def read_rows(self, task: ShardTask) -> pa.Table:
         """Returns the rows of the examples table that a finished task has made."""
-        with self.storage.open_arrow(rows_name(task)) as part:
+        with self.output.open(rows_name(task)) as part:
             # `read_table` would set up a dataset of many files, which takes longer than reading.
             return pq.ParquetFile(part).read()
 

@@ -21,11 +21,11 @@ from pipelines import errors
 from pipelines.planning import plan, splits
 from pipelines.planning.splits import SplitOptions
 from pipelines.shards.build import Build, Sidecar, rows_name
-from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io.auditing import twins
 from tfrecord_io.auditing.leak_checks import near_search_gap
 from tfrecord_io.format import columns, manifest, schema
 from tfrecord_io.format.statistics import PixelStatistics
+from tfrecord_io.stores.folder import BUILD_DIR, Folder
 
 #: Tables of `DROPPED_SCHEMA`: the images that the plan dropped, and those that the finishing step
 #: decided to drop.
@@ -59,16 +59,16 @@ def leave_out(
     Raises:
         errors.BuildError: if a shard changes while it is copied.
     """
-    planned = read_table(build.storage, PLANNED_FILE)
+    planned = read_table(build.output, PLANNED_FILE)
     if "drop" not in (build.policies.duplicates, build.policies.leaks):
         return planned
-    if build.storage.exists(DECIDED_FILE):
-        decided = read_table(build.storage, DECIDED_FILE)
+    if build.output.exists(DECIDED_FILE):
+        decided = read_table(build.output, DECIDED_FILE)
     else:
         examples = columns.audited(pa.concat_tables(all_rows))
         same = twins.find_twins(examples, build.open_images(), build.draft)
         decided = decide(examples, same, build.policies)
-        write_table(build.storage, DECIDED_FILE, decided)
+        write_table(build.output, DECIDED_FILE, decided)
     for task, sidecar, rows in zip(tasks, sidecars, all_rows, strict=True):
         keep = pc.invert(pc.is_in(rows["path"], decided["path"].combine_chunks()))
         if not pc.all(keep).as_py():
@@ -134,10 +134,10 @@ def _copy_without(
 
     `keep` says of each row whether its record stays.
     """
-    storage, layout, shard_name = build.storage, build.draft.layout, task.shard_name
+    storage, layout, shard_name = build.output, build.draft.layout, task.shard_name
     keys, digest = rows["key"].to_pylist(), hashlib.sha256()
     slot = layout.features[schema.KEY]
-    with storage.open_arrow(shard_name) as old, storage.create(shard_name) as new:
+    with storage.open(shard_name) as old, storage.create(shard_name) as new:
         for row in np.flatnonzero(keep.to_numpy()).tolist():
             old.seek(row * layout.stride)
             record = old.read(layout.stride)
@@ -157,7 +157,7 @@ def _copy_without(
     rows = rows.set_column(place, rows.schema.field("row"), numbers)
     with storage.create(rows_name(task)) as file:
         pq.write_table(rows, file)
-    with storage.open_arrow(shard_name) as file:
+    with storage.open(shard_name) as file:
         statistics = PixelStatistics.from_shard(file, layout)
     smaller = dataclasses.replace(
         sidecar,
@@ -171,7 +171,7 @@ def _copy_without(
     smaller.write(storage.create)
 
 
-def require_policies(storage: Storage, made: manifest.Manifest, options: SplitOptions) -> None:
+def require_policies(storage: Folder, made: manifest.Manifest, options: SplitOptions) -> None:
     """Refuses a dataset that violates a policy that is `fail`.
 
     A complete one is checked, too, because it may have been built with `keep`.
@@ -193,12 +193,12 @@ def require_policies(storage: Storage, made: manifest.Manifest, options: SplitOp
         raise errors.RefusedError(f"{'; '.join(parts)}. See {page}")
 
 
-def write_table(storage: Storage, name: str, table: pa.Table) -> None:
+def write_table(storage: Folder, name: str, table: pa.Table) -> None:
     """Writes a table as an Arrow file."""
     with storage.create(name) as file, pa.ipc.new_file(file, table.schema) as writer:
         writer.write_table(table)
 
 
-def read_table(storage: Storage, name: str) -> pa.Table:
+def read_table(storage: Folder, name: str) -> pa.Table:
     """Returns the table that `write_table` wrote."""
     return pa.ipc.open_file(pa.py_buffer(storage.read(name))).read_all()

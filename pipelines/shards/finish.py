@@ -29,10 +29,10 @@ from pipelines.planning.plan import ShardTask, read_task_refs, read_tasks
 from pipelines.shards import drops
 from pipelines.shards.build import Build, Sidecar
 from pipelines.shards.write import EXAMPLE_SCHEMA
-from pipelines.stores.output import BUILD_DIR, Storage
 from pipelines.stores.output_state import PLAN_FILE
 from tfrecord_io.auditing import audit, twins
 from tfrecord_io.format import columns, descriptions, groups, manifest
+from tfrecord_io.stores.folder import BUILD_DIR, Folder
 from tfrecord_io.terminal.printing import csv_cell
 
 #: Holds the reason why the dataset was refused.
@@ -57,7 +57,7 @@ def finish_dataset(build: Build) -> None:
         errors.BuildError: if a shard is missing, a file is unaccounted for, or the output cannot
             be written.
     """
-    storage = build.storage
+    storage = build.output
     with build.clear_errors():
         tasks = read_tasks(storage, build.draft.fingerprint)
         try:
@@ -67,7 +67,7 @@ def finish_dataset(build: Build) -> None:
             return
         for name, text in descriptions.for_tfds(made).items():
             storage.write(name, text.encode())
-        with storage.open_arrow(manifest.EXAMPLES_FILE_NAME) as examples:
+        with storage.open(manifest.EXAMPLES_FILE_NAME) as examples:
             text = descriptions.croissant(made, examples)
         storage.write(descriptions.CROISSANT_FILE, text.encode())
         storage.write(manifest.FILE_NAME, made.to_json().encode())
@@ -87,7 +87,7 @@ def describe_images(
     # Imported here because a launcher that starts the job on a cluster does not render the card.
     from pipelines.report import card
 
-    storage = build.storage
+    storage = build.output
     rejects = list_rejects(build, tasks, sidecars)
     _require_classes(build, tasks, sidecars)
     parts = _read_rows(build, tasks)
@@ -124,8 +124,8 @@ def list_rejects(
     rejects = [*build.rejected_files, *(r for sidecar in sidecars for r in sidecar.rejects)]
     rejects.sort(key=lambda reject: (reject.source_path, reject.reason))
     rows = map(dataclasses.astuple, rejects)
-    _write_reasons(build.storage, manifest.REJECTS_FILE_NAME, rows)
-    table = build.storage.path(manifest.REJECTS_FILE_NAME)
+    _write_reasons(build.output, manifest.REJECTS_FILE_NAME, rows)
+    table = build.output.path(manifest.REJECTS_FILE_NAME)
     counts, num_listed = build.draft.counts, len(build.rejected_files)
     num_planned = sum(task.num_refs for task in tasks) - counts.get("variants", 0)
     num_images, over_limit = num_planned + num_listed, counts["over_limit"]
@@ -154,7 +154,7 @@ def list_rejects(
     return rejects
 
 
-def _write_reasons(storage: Storage, name: str, rows: Iterable[Sequence[str]]) -> None:
+def _write_reasons(storage: Folder, name: str, rows: Iterable[Sequence[str]]) -> None:
     """Writes a table of the images that are not in the dataset: path, reason, detail."""
     text = io.StringIO(newline="")
     csv.writer(text).writerows([["path", "reason", "detail"], *(map(csv_cell, r) for r in rows)])
@@ -172,7 +172,7 @@ def _require_classes(build: Build, tasks: Sequence[ShardTask], sidecars: Sequenc
     if not without:
         return
     paths: dict[str, set[str]] = {}
-    with build.storage.open_arrow(PLAN_FILE) as file:
+    with build.output.open(PLAN_FILE) as file:
         for task in tasks:
             for ref in iterate_refs(read_task_refs(file, task, build.draft.fingerprint)):
                 for name in without.intersection(kind.names_in(ref.label)):
@@ -186,7 +186,7 @@ def _require_classes(build: Build, tasks: Sequence[ShardTask], sidecars: Sequenc
     rest = ",".join(label for label in labels if label not in lost)
     raise errors.RefusedError(
         f"{kind.noun} {name!r} has no image left: all its files were rejected, such as {path} "
-        f"({build.storage.path(manifest.REJECTS_FILE_NAME)} lists them). Repair the files; or "
+        f"({build.output.path(manifest.REJECTS_FILE_NAME)} lists them). Repair the files; or "
         f"leave it out: run again with {kind.flag}={rest} --overwrite"
     )
 
@@ -198,25 +198,26 @@ def _read_rows(build: Build, tasks: Sequence[ShardTask]) -> list[pa.Table]:
         errors.BuildError: if they do not fit each other, or an image is there twice, which the
             shards' counts cannot show.
     """
-    parts = list(build.storage.map(build.read_rows, tasks))
+    output = build.output.root
+    parts = list(build.output.map(build.read_rows, tasks))
     # A table of labels adds columns to `EXAMPLE_SCHEMA`.
     schema = parts[0].schema
     is_own = set(EXAMPLE_SCHEMA.names) <= set(schema.names)
     if not is_own or any(part.schema != schema for part in parts):
         raise errors.BuildError(
-            f"another version of this program began {build.output}; start again with --overwrite"
+            f"another version of this program began {output}; start again with --overwrite"
         )
     keys = pa.concat_tables(parts)["key"]
     repeated = len(keys) - pc.count_distinct(keys).as_py()
     if repeated:
         raise errors.BuildError(
-            f"{repeated:,} of {len(keys):,} examples in {build.output} repeat the key of another "
+            f"{repeated:,} of {len(keys):,} examples in {output} repeat the key of another "
             "example: the shards come from different plans. Delete the folder and build again"
         )
     return parts
 
 
-def _write_examples(storage: Storage, parts: Sequence[pa.Table], grouped: groups.Groups) -> None:
+def _write_examples(storage: Folder, parts: Sequence[pa.Table], grouped: groups.Groups) -> None:
     """Writes the examples table, one row group per shard; `grouped` are the groups of all rows."""
     schema = parts[0].schema.append(pa.field(groups.COLUMN, pa.string()))
     start = 0
@@ -244,7 +245,7 @@ def _make_manifest(
         errors.BuildError: if the numbers of files do not add up to those that the listing saw.
         errors.RefusedError: if no example is left.
     """
-    planned, storage = build.draft.counts, build.storage
+    planned, storage = build.draft.counts, build.output
     counts = {
         "files": planned["files"],
         "examples": sum(sidecar.num_examples for sidecar in sidecars),
@@ -256,13 +257,14 @@ def _make_manifest(
         "ignored": planned["ignored"],
         **({"excluded": planned["excluded"]} if "excluded" in planned else {}),
     }
-    sums = [
-        sidecar.statistics
-        for task, sidecar in zip(tasks, sidecars, strict=True)
-        if task.split == manifest.STATISTICS_SPLIT and sidecar.num_examples
-    ]
+    of_splits: dict[str, list[Sidecar]] = {}
+    for task, sidecar in zip(tasks, sidecars, strict=True):
+        of_splits.setdefault(task.split, []).append(sidecar)
+    counted = [s for s in of_splits.get(manifest.STATISTICS_SPLIT, ()) if s.num_examples]
+    sums = [sidecar.statistics for sidecar in counted]
     made = dataclasses.replace(
-        build.with_shards(tasks, sidecars),
+        build.draft,
+        splits={name: _split(members) for name, members in of_splits.items()},
         counts=counts,
         rejects=dict(sorted(collections.Counter(r.reason for r in rejects).items())),
         versions={
@@ -287,3 +289,16 @@ def _make_manifest(
             "choose --duplicates keep with --overwrite"
         )
     return made
+
+
+def _split(sidecars: Sequence[Sidecar]) -> manifest.Split:
+    """Returns a split as the manifest describes it, from the sidecars of its shards."""
+    return manifest.Split(
+        label_counts=tuple(map(sum, zip(*(s.label_counts for s in sidecars), strict=True))),
+        shards=tuple(
+            manifest.Shard(
+                name=s.shard, num_examples=s.num_examples, num_bytes=s.num_bytes, sha256=s.sha256
+            )
+            for s in sidecars
+        ),
+    )

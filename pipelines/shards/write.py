@@ -86,7 +86,7 @@ def write_shard(build: Build, task: plan.ShardTask, reader: Reader, create: Crea
     """
     draft, layout = build.draft, build.draft.layout
     _check_decoder(draft.versions)
-    with build.storage.open_arrow(output_state.PLAN_FILE) as file:
+    with build.output.open(output_state.PLAN_FILE) as file:
         planned = plan.read_task_refs(file, task, draft.fingerprint)
     with (
         create(task.shard_name) as file,
@@ -132,7 +132,7 @@ class TaskWriter(contextlib.ExitStack):
                     "a worker cannot open the input; every worker must be able to read it"
                 ) from None
             raise
-        self._files = self.enter_context(contextlib.closing(WriteBehind(build.storage)))
+        self._files = self.enter_context(contextlib.closing(WriteBehind(build.output)))
 
     def write(self, task: plan.ShardTask) -> Counts:
         """Writes a shard unless it is already written, as when an engine retries its task.

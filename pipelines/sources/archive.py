@@ -18,7 +18,7 @@ import tarfile
 import threading
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
@@ -94,16 +94,24 @@ class ArchiveSource(Source):
 
 
 class ArchiveReader(Reader):
-    """Reads the members of a zip or tar; a subclass reads the bytes of the archive itself."""
+    """Reads the members of a zip or tar of `size` bytes.
 
-    def __init__(self, *, is_zip: bool) -> None:
+    `read_at` returns bytes of the archive itself, by a place and a length that exist.
+    """
+
+    def __init__(
+        self, read_at: Callable[[int, int], bytes | memoryview], size: int, *, is_zip: bool
+    ) -> None:
+        self._read_existing = read_at
+        self._size = size
         self._is_zip = is_zip
         self._checked: set[int] = set()
         self._locks: dict[int, threading.Lock] = {}
 
-    def read_at(self, start: int, length: int) -> bytes:
-        """Returns bytes of the archive; fewer than `length` at its end."""
-        raise NotImplementedError
+    def _read_at(self, start: int, length: int) -> memoryview:
+        # Some stores refuse a range that ends beyond the file.
+        length = min(length, self._size - start)
+        return memoryview(self._read_existing(start, length) if length > 0 else b"")
 
     def require_unchanged(self) -> None:
         """Raises `errors.BuildError` if the archive is not what was listed."""
@@ -147,7 +155,7 @@ class ArchiveReader(Reader):
             if member.offset not in self._checked:
                 self.read(member)
                 self._checked.add(member.offset)
-        return io.BufferedReader(RangeFile(self.read_at, member.size, member.offset + start))
+        return io.BufferedReader(RangeFile(self._read_at, member.size, member.offset + start))
 
     def _read_stored(self, member: Member, length: int) -> tuple[int, int, memoryview]:
         """Returns a member's compression method, and the start and first bytes of its content.
@@ -155,19 +163,19 @@ class ArchiveReader(Reader):
         The start counts from the member's offset, where a zip has a header and a tar the content.
         """
         if not self._is_zip:
-            return zipfile.ZIP_STORED, 0, memoryview(self.read_at(member.offset, length))
+            return zipfile.ZIP_STORED, 0, self._read_at(member.offset, length)
         # A guess at the length of the local header's variable part, so that one read is enough.
         guess = len(member.name.encode()) + 64
         header = archives.HEADER
-        block = self.read_at(member.offset, header.size + guess + length)
-        if len(block) < header.size or not block.startswith(archives.HEADER_SIGNATURE):
+        block = self._read_at(member.offset, header.size + guess + length)
+        if len(block) < header.size or block[:4] != archives.HEADER_SIGNATURE:
             found = f"bytes with the CRC-32 {deflate.crc32(block):08x}"
             raise self._damaged(f"{found} are where its index says that it begins")
         method = int.from_bytes(block[8:10], "little")
         start = header.size + sum(header.unpack_from(block))
-        stored = memoryview(block)[start : start + length]
+        stored = block[start : start + length]
         if len(stored) < length:
-            stored = memoryview(self.read_at(member.offset + start, length))
+            stored = self._read_at(member.offset + start, length)
         return method, start, stored
 
     def _damaged(self, how: str) -> Reject:
@@ -182,15 +190,12 @@ class _LocalReader(ArchiveReader):
     def __init__(
         self, descriptor: int, version: tuple[int, int], shown: str, *, is_zip: bool
     ) -> None:
-        super().__init__(is_zip=is_zip)
+        super().__init__(self._pread, version[0], is_zip=is_zip)
         self._descriptor = descriptor
         self._version = version
         self._shown = shown
 
-    def read_at(self, start: int, length: int) -> bytes:
-        length = min(length, self._version[0] - start)
-        if length <= 0:
-            return b""
+    def _pread(self, start: int, length: int) -> bytes:
         with errors.clear_read_errors(self._shown):
             data = os.pread(self._descriptor, length, start)
         if len(data) != length:

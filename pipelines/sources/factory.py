@@ -21,9 +21,9 @@ from pipelines.sources.archive import ArchiveSource, zip_members
 from pipelines.sources.directory import DirectorySource
 from pipelines.sources.remote import RemoteDirectorySource, RemoteZipSource
 from pipelines.sources.source import Source
-from pipelines.stores.output import Storage
 from tfrecord_io.stores import remote
-from tfrecord_io.terminal.address import Address, is_remote
+from tfrecord_io.stores.folder import Folder
+from tfrecord_io.terminal.address import Address, is_remote, local_path
 from tfrecord_io.terminal.flags import check, flag
 from tfrecord_io.terminal.printing import bar
 
@@ -137,54 +137,39 @@ def make_source(options: SourceOptions, workers: Workers, seed: int) -> Source:
     """
     require_reachable(options, workers)
     given, downloads = options.input or Address(""), options.download_dir.absolute()
-    match options.source:
-        case "kaggle":
-            path = kaggle.download_archive(options.kaggle_dataset, downloads)
-            facts = {"kind": "kaggle", "dataset": options.kaggle_dataset}
-            return staged(ArchiveSource(path, facts), options, workers)
-        case "synthetic":
-            num = options.num_examples
-            folder = downloads / f"synthetic-{num}-seed-{seed}"
-            with bar(desc="drawing", total=num, unit=" images", delay=1.0) as drawn:
-                synthetic.write_tree(folder, num, seed, progress=drawn.update)
-            return DirectorySource(folder, kind="synthetic")
-        case "fashion_mnist" if not given:
-            fashion_mnist.download(downloads / "fashion-mnist", options.fashion_mnist_url)
-            return _unpacked(downloads / "fashion-mnist", downloads)
-        case "archive" if is_remote(given):
-            return RemoteZipSource(given)
-        case "directory" if is_remote(given):
-            return RemoteDirectorySource(given)
+    if options.source == "kaggle":
+        path = kaggle.download_archive(options.kaggle_dataset, downloads)
+        facts = {"kind": "kaggle", "dataset": options.kaggle_dataset}
+        return staged(ArchiveSource(path, facts), options, workers)
+    if options.source == "synthetic":
+        num = options.num_examples
+        folder = downloads / f"synthetic-{num}-seed-{seed}"
+        with bar(desc="drawing", total=num, unit=" images", delay=1.0) as drawn:
+            synthetic.write_tree(folder, num, seed, progress=drawn.update)
+        return DirectorySource(folder, kind="synthetic")
+    if options.source == "fashion_mnist":
+        files = local_path(given).absolute() if given else downloads / "fashion-mnist"
+        if not given:
+            fashion_mnist.download(files, options.fashion_mnist_url)
+        folder = downloads / "fashion-mnist-images"
+        with bar(desc="unpacking", total=70_000, unit=" images", delay=1.0) as unpacked:
+            fashion_mnist.write_tree(files, folder, progress=unpacked.update)
+        return DirectorySource(folder, kind="fashion_mnist")
+    is_archive = options.source == "archive"
     if is_remote(given):
-        raise errors.UserError(
-            f"--source {options.source} reads a local folder, received {given}; copy the files to "
-            "a disk of this machine first"
-        )
+        return RemoteZipSource(given) if is_archive else RemoteDirectorySource(given)
     path = Path(given).absolute()
     if not path.exists():
         raise errors.UserError(f"--input {given} does not exist")
-    if options.source == "fashion_mnist":
-        return _unpacked(path, downloads)
-    if path.is_dir() and options.source == "archive":
-        raise errors.UserError("--input is a folder; use --source directory")
-    if options.source == "archive":
-        if path.suffix.lower() in _TABLES:
-            raise errors.UserError(
-                f"--input {given} is a table; give it as --labels, and the folder or archive of "
-                "its images as --input"
-            )
-        return staged(ArchiveSource(path), options, workers)
-    if not path.is_dir():
-        raise errors.UserError("--input is a file, not a folder; use --source archive")
-    return DirectorySource(path)
-
-
-def _unpacked(files: Path, downloads: Path) -> Source:
-    """Writes the images of Fashion-MNIST once, from the folder of its files."""
-    folder = downloads / "fashion-mnist-images"
-    with bar(desc="unpacking", total=70_000, unit=" images", delay=1.0) as unpacked:
-        fashion_mnist.write_tree(files, folder, progress=unpacked.update)
-    return DirectorySource(folder, kind="fashion_mnist")
+    if path.is_dir() == is_archive:
+        kind, other = ("folder", "directory") if is_archive else ("file, not a folder", "archive")
+        raise errors.UserError(f"--input is a {kind}; use --source {other}")
+    if is_archive and path.suffix.lower() in _TABLES:
+        raise errors.UserError(
+            f"--input {given} is a table; give it as --labels, and the folder or archive of "
+            "its images as --input"
+        )
+    return staged(ArchiveSource(path), options, workers) if is_archive else DirectorySource(path)
 
 
 def require_reachable(options: SourceOptions, workers: Workers) -> None:
@@ -234,7 +219,7 @@ def staged(source: ArchiveSource, options: SourceOptions, workers: Workers) -> S
         # Name, sizes, offset and CRC of each member identify the zip.
         for member in zip_members(file, str(path)):
             digest.update(repr(member[:5]).encode())
-        folder = Storage(options.staging / f"{size}-{digest.hexdigest()}")
+        folder = Folder(options.staging / f"{size}-{digest.hexdigest()}")
         if folder.size(path.name) != size:
             file.seek(0)
             with bar(desc="uploading to --staging", total=size, unit="B", unit_scale=True) as sent:

@@ -61,13 +61,16 @@ def write_tree(
             f"{source}: expected a folder with the four files of Fashion-MNIST under their "
             f"published names, missing: {', '.join(missing)}.\n{_BY_HAND}"
         )
-    splits = {split: read_split(source, prefix) for split, prefix in _PREFIXES.items()}
-    pictures = np.concatenate([images for images, _ in splits.values()])
-    names = [
-        f"{split}/{LABEL_NAMES[label]}/{number:05d}.pgm"
-        for split, (_, labels) in splits.items()
-        for number, label in enumerate(labels.tolist())
-    ]
+    pictures, names = [], []
+    for split, prefix in _PREFIXES.items():
+        # The values follow a header of four bytes, and four for each dimension, in row-major order.
+        files = [_read(source / name) for name in MD5_SUMS if name.startswith(prefix)]
+        images, labels = (np.frombuffer(gzip.decompress(content), np.uint8) for content in files)
+        pictures += list(images[16:].reshape(-1, *IMAGE_SIZE))
+        names += [
+            f"{split}/{LABEL_NAMES[label]}/{number:05d}.pgm"
+            for number, label in enumerate(labels[8:].tolist())
+        ]
     write_once(directory, MD5_SUMS, names, lambda place: _pgm(pictures[place]), progress)
 
 
@@ -75,23 +78,6 @@ def _pgm(image: NDArray[np.uint8]) -> bytes:
     """Returns an image uint8 [height, width] as a binary PGM file (netpbm's P5)."""
     height, width = image.shape
     return b"P5 %d %d 255\n" % (width, height) + image.tobytes()
-
-
-def read_split(directory: Path, prefix: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Reads the images and labels of a split, `train` or `t10k`.
-
-    Returns:
-        images uint8 [num_images, 28, 28], and labels uint8 [num_images], each an index of
-        `LABEL_NAMES`.
-
-    Raises:
-        errors.UserError: if a file is not the published one.
-        errors.BuildError: if it cannot be read.
-    """
-    # The values follow a header of four bytes, and four for each dimension, in row-major order.
-    files = [_read(directory / name) for name in MD5_SUMS if name.startswith(prefix)]
-    images, labels = (np.frombuffer(gzip.decompress(content), np.uint8) for content in files)
-    return images[16:].reshape(-1, *IMAGE_SIZE), labels[8:]
 
 
 def _read(path: Path) -> bytes:

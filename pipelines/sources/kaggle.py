@@ -20,10 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import requests
-from requests.adapters import HTTPAdapter
 from tqdm import tqdm
 from tqdm.utils import CallbackIOWrapper
-from urllib3 import Retry
 
 from pipelines import errors
 from tfrecord_io.decoding.rejects import is_of_content
@@ -39,8 +37,6 @@ _LOG = logging.getLogger(__name__)
 # A killed download loses the parts that were on their way.
 _PART_BYTES = 1 << 20
 _NUM_PARTS_AT_ONCE = 8
-# Attempts in a row that bring no new byte; in each of them, single requests are made again.
-_MOST_ATTEMPTS = 3
 
 _HOW_TO_AUTHENTICATE = """\
 Kaggle needs credentials, and they are free: sign in at https://www.kaggle.com, open
@@ -54,14 +50,8 @@ or, with a legacy API key (a user name and a key):
 To try the build without an account, run with --source synthetic, which needs no credentials."""
 
 _TIMEOUT_S = 60.0
-# Waits for 2, 4, 8 and 16 s, or as long as the server asks.
-_RETRY = Retry(
-    5,
-    backoff_factor=1,
-    allowed_methods=None,
-    status_forcelist=(408, 429, 500, 502, 503, 504),
-    raise_on_status=False,
-)
+# Answers of a busy server, which is asked again.
+_BUSY = (408, 429, 500, 502, 503, 504)
 
 
 #: Where credentials were found, and a function that returns them for `requests`.
@@ -117,7 +107,8 @@ def archive_address(dataset: str, login: Login) -> Address:
 
     Raises:
         errors.UserError: if Kaggle refused the credentials.
-        errors.BuildError: if Kaggle refused the dataset, or did not answer.
+        errors.BuildError: if Kaggle refused the dataset.
+        errors.StoreError: if Kaggle did not answer, or is busy.
     """
     from kagglesdk import KaggleEnv
     from kagglesdk.kaggle_env import get_endpoint, get_env
@@ -126,27 +117,25 @@ def archive_address(dataset: str, login: Login) -> Address:
     prefix = "" if environment == KaggleEnv.PROD else "/api"
     owner, name = dataset.split("/")
     try:
-        with requests.Session() as session:
-            for scheme in ("https://", "http://"):
-                session.mount(scheme, HTTPAdapter(max_retries=_RETRY))
-            response = session.post(
-                f"{get_endpoint(environment)}{prefix}/v1/datasets.DatasetApiService/DownloadDataset",
-                json={"ownerSlug": owner, "datasetSlug": name},
-                auth=auth(),
-                allow_redirects=False,
-                timeout=_TIMEOUT_S,
-            )
+        response = requests.post(
+            f"{get_endpoint(environment)}{prefix}/v1/datasets.DatasetApiService/DownloadDataset",
+            json={"ownerSlug": owner, "datasetSlug": name},
+            auth=auth(),
+            allow_redirects=False,
+            timeout=_TIMEOUT_S,
+        )
     except requests.HTTPError as error:  # the login with the browser was refused
         response = error.response
     except requests.RequestException as error:
-        raise errors.BuildError(
+        raise errors.StoreError(
             f"Kaggle could not be asked for {dataset}: {redaction.without_secrets(str(error))}.\n"
             "Check the network connection and the proxy variables. If a company's proxy has its "
-            "own certificates, set REQUESTS_CA_BUNDLE to their file."
+            "own certificates, set REQUESTS_CA_BUNDLE to their file"
         ) from None
     if response.is_redirect:
         return Address(response.headers["Location"])
-    raise _refusal(response, dataset, place)
+    refusal = _refusal(response, dataset, place)
+    raise errors.StoreError(str(refusal)) if response.status_code in _BUSY else refusal
 
 
 def _refusal(response: requests.Response, dataset: str, place: str) -> errors.ToldError:
@@ -194,7 +183,7 @@ def download_archive(dataset: str, download_dir: Path) -> Path:
         lock, doing = archive.with_name(f".{archive.name}.lock"), f"downloading {archive}"
         with (
             errors.clear_write_errors(f"{archive} (--download_dir chooses another folder)"),
-            file_lock.held(lock, doing, errors.BuildError, is_private=True),
+            file_lock.held(lock, doing, errors.BuildError, folder_mode=0o700),
         ):
             if not archive.exists():  # another process may have finished it meanwhile
                 part = fetch(dataset, archive)
@@ -216,28 +205,30 @@ def fetch(dataset: str, archive: Path) -> Path:
 
     Nobody else may write the file meanwhile. If it raises, the bytes that arrived are kept.
     """
-    login, attempts, in_parts = find_login(), 0, True
+    login, in_parts = find_login(), True
     with printing.bar(desc=f"downloading {archive.name}", unit="B", unit_scale=True) as bar:
-        while True:
-            before = _num_arrived(archive)
+
+        def attempt() -> Path:
+            nonlocal in_parts
             try:
                 return _attempt(dataset, archive, login, bar, in_parts=in_parts)
-            except (errors.StoreError, FileNotFoundError) as error:
-                if in_parts and isinstance(error, errors.RangeError):
-                    _LOG.warning("The server sends no parts of %s; reading it all.", archive.name)
-                    in_parts = False
-                    continue
-                # An address that has expired is refused, too.
-                arrived = _num_arrived(archive)
-                attempts = 1 if arrived > before else attempts + 1
-                missing = " does not exist" if isinstance(error, FileNotFoundError) else ""
-                message = f"The download was interrupted: {error}{missing}."
-                if attempts == _MOST_ATTEMPTS:
-                    raise errors.BuildError(
-                        f"{message}\nRun the same command again to resume with the "
-                        f"{tqdm.format_sizeof(arrived, 'B')} that arrived."
-                    ) from None
-                _LOG.warning("%s Asking Kaggle for a new address.", message)
+            except errors.RangeError:
+                in_parts = False
+                raise errors.StoreError("The server sends no parts; reading it all") from None
+            except FileNotFoundError as error:
+                raise errors.StoreError(f"{error} does not exist") from None
+            except errors.StoreError as error:
+                # The next attempt may find another version, and has a new address.
+                raise errors.StoreError(str(error)) from None
+
+        try:
+            return remote.patiently(attempt, progress=lambda: _num_arrived(archive))
+        except errors.StoreError as error:
+            arrived = tqdm.format_sizeof(_num_arrived(archive), "B")
+            raise errors.BuildError(
+                f"The download was interrupted: {error}\n"
+                f"Run the same command again to resume with the {arrived} that arrived."
+            ) from None
 
 
 def _attempt(dataset: str, archive: Path, login: Login, bar: tqdm, *, in_parts: bool) -> Path:
@@ -247,8 +238,8 @@ def _attempt(dataset: str, archive: Path, login: Login, bar: tqdm, *, in_parts: 
 
     Raises:
         errors.BuildError: if Kaggle refuses, or the disk has too little space.
-        errors.StoreError, FileNotFoundError: if the storage refuses, stops sending or has another
-            version now.
+        errors.StoreError, FileNotFoundError: if Kaggle does not answer, or the storage refuses,
+            stops sending or has another version now.
     """
     url = archive_address(dataset, login)
     file, whole = (remote.describe(url), iter(())) if in_parts else remote.stream(url)
@@ -267,7 +258,7 @@ def _attempt(dataset: str, archive: Path, login: Login, bar: tqdm, *, in_parts: 
     bar.update(start - bar.n)
 
     def read(place: int) -> memoryview:
-        return remote.read(url, place, min(_PART_BYTES, file.size - place), file.mark)
+        return remote.read_once(url, place, min(_PART_BYTES, file.size - place), file.mark)
 
     places = range(start, file.size, _PART_BYTES)
     blocks: Iterator[Any] = _behind(start, whole)

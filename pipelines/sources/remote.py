@@ -66,15 +66,7 @@ class _ZipReader(ArchiveReader):
     num_parallel_reads = remote.NUM_CONNECTIONS
 
     def __init__(self, file: remote.RemoteFile) -> None:
-        super().__init__(is_zip=True)
-        self._file = file
-
-    def read_at(self, start: int, length: int) -> bytes:
-        # Some stores refuse a range that ends beyond the file.
-        length = min(length, self._file.size - start)
-        if length <= 0:
-            return b""
-        return bytes(remote.read(self._file.url, start, length, self._file.mark))
+        super().__init__(file.read, file.size, is_zip=True)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from pipelines import errors
-from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io.format import manifest
 from tfrecord_io.reading.opening import open_split
 from tfrecord_io.stores import file_lock
+from tfrecord_io.stores.folder import BUILD_DIR, Folder
 from tfrecord_io.terminal.printing import differences
 
 #: The references, one record batch per task; and a JSON file with the tasks and the identity.
@@ -28,12 +28,12 @@ _LOCK = f"{BUILD_DIR}/lock"
 _OWN_FILES = re.compile(
     r"[a-z][a-z0-9_]*-\d{5,}-of-\d{5,}\.(tfrecord|json)"
     r"|manifest\.json|examples\.parquet|rejects\.csv|dropped\.csv|report\.html"
-    r"|features\.json|dataset_info\.json|croissant\.json|trunk\.keras|trunk\.seen\.parquet"
+    r"|features\.json|dataset_info\.json|croissant\.json"
 )
 
 
 @contextlib.contextmanager
-def locked(storage: Storage) -> Iterator[None]:
+def locked(storage: Folder) -> Iterator[None]:
     """Locks the output folder until the block ends, or the process.
 
     A remote output has no lock; two builds of the same plan write the same bytes there.
@@ -53,9 +53,10 @@ def locked(storage: Storage) -> Iterator[None]:
         return
     made = not Path(storage.root).exists()
     doing = f"writing to {storage.root}"
-    lock = file_lock.held(Path(storage.path(_LOCK)), doing, is_private=True)
+    lock = file_lock.held(Path(storage.path(_LOCK)), doing, folder_mode=0o700)
     with contextlib.ExitStack() as stack:
         try:
+            storage.make_build_dir()
             stack.enter_context(lock)
         except OSError as error:
             raise errors.UserError(
@@ -65,7 +66,7 @@ def locked(storage: Storage) -> Iterator[None]:
         yield
 
 
-def is_complete(storage: Storage, identity: Mapping[str, Any], *, overwrite: bool = False) -> bool:
+def is_complete(storage: Folder, identity: Mapping[str, Any], *, overwrite: bool = False) -> bool:
     """Returns whether the output folder holds the dataset with this identity, finished.
 
     With `overwrite`, any dataset in the folder is deleted first.
@@ -110,23 +111,16 @@ def is_complete(storage: Storage, identity: Mapping[str, Any], *, overwrite: boo
     return dataset is not None
 
 
-def clear(storage: Storage) -> None:
+def clear(storage: Folder) -> None:
     """Removes a dataset, its manifest first, so that a partly removed one never looks complete."""
     storage.delete([manifest.FILE_NAME])
     storage.delete([name for name in storage.names() if _OWN_FILES.fullmatch(name)])
     # The lock file stays: this build holds it, and another build may be about to open it. An
     # unpacked archive stays, too, because it is made from the input alone.
-    names = storage.names(BUILD_DIR)
-    storage.delete([f"{BUILD_DIR}/{name}" for name in names if not name.endswith(("lock", ".tar"))])
+    storage.clean_build_dir(but=("lock", ".tar"))
 
 
-def remove_build_files(storage: Storage, *endings: str) -> None:
-    """Removes the files of the build folder whose names have one of these ends."""
-    names = storage.names(BUILD_DIR)
-    storage.delete([f"{BUILD_DIR}/{name}" for name in names if name.endswith(endings)])
-
-
-def _tidy(storage: Storage, made: bool) -> None:
+def _tidy(storage: Folder, made: bool) -> None:
     """Removes the build folder of a finished build, and the folders of one that wrote nothing."""
     if storage.exists(manifest.FILE_NAME) or storage.names(BUILD_DIR) == ["lock"]:
         storage.delete_build_dir()

@@ -84,10 +84,8 @@ def prepare_flags(argv: Sequence[str]):
     """Returns the block of `prepare` for all flags of a build."""
     from pipelines.engine.job import prepared
     from pipelines.options import parse_options
-    from pipelines.sources.factory import make_source
 
-    chosen = parse_options(argv)
-    return prepared(chosen, lambda: make_source(chosen.source, chosen.workers, chosen.plan.seed))
+    return prepared(parse_options(argv))
 
 
 def run_build_here(source: Path, output: Path | str, *more: str) -> int:

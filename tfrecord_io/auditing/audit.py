@@ -19,8 +19,9 @@ from tfrecord_io.auditing import content_checks, leak_checks, shortcuts
 from tfrecord_io.auditing.examined import Examined
 from tfrecord_io.auditing.findings import MAX_LISTED, Audit
 from tfrecord_io.auditing.twins import ImageReader, Twins, find_twins
-from tfrecord_io.format.columns import read_examples
+from tfrecord_io.format.columns import other_dataset, read_examples
 from tfrecord_io.format.manifest import EXAMPLES_FILE_NAME, Manifest, ManifestError
+from tfrecord_io.stores.folder import Folder
 from tfrecord_io.terminal.address import local_path
 from tfrecord_io.terminal.printing import printable
 
@@ -87,7 +88,11 @@ def audit(directory: str | os.PathLike[str], *, most_listed: int | None = MAX_LI
             f"{EXAMPLES_FILE_NAME} names {examples.num_rows:,} images, but the manifest "
             f"{num_images:,}; copy the dataset again"
         )
-    images = ImageReader.of_folder(directory, dataset)
+    names = {shard.name for shard in dataset.shards}
+    for name in examples["shard"].unique().to_pylist():
+        if name not in names:
+            raise other_dataset(f"the shard {name!r}")
+    images = ImageReader(dataset.layout, Folder(directory))
     twins = find_twins(examples, images, dataset)
     return audit_examples(examples, twins, dataset, most_listed)
 

@@ -11,8 +11,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import compress, islice
-from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,11 +19,12 @@ from PIL import Image, ImageFilter
 
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.format import schema, visible
-from tfrecord_io.format.columns import encode, encode_labels, other_dataset
+from tfrecord_io.format.columns import encode, encode_labels
 from tfrecord_io.format.groups import believe, group_images
 from tfrecord_io.format.manifest import Manifest
 from tfrecord_io.format.side_facts import HASH_LENGTH
 from tfrecord_io.pages.pictures import data_url
+from tfrecord_io.stores.folder import Folder
 
 #: Largest number of different bits in the hashes of a proposed pair. In the real sample, copies
 #: differ in at most 29 bits and different scans in at least 54, except one scan taken twice.
@@ -46,8 +46,6 @@ _SIDES, _MIN_SIMILARITIES = (MIN_SIDE, 224), (0.93, 0.80)
 _DETAIL_SIDE = 128
 _DETAIL_RADIUS = 2
 
-_MAX_OPEN_SHARDS = 64
-
 _PAIR_SIDE = 224
 
 # What many pictures share, such as the frame of a screen, is the mean detail of so many of them. Of
@@ -60,25 +58,11 @@ _CROWDED_ORDERS, _FEW_HASHES, _MOST_HASHES = 8, 5_000, 20_000
 
 
 class ImageReader:
-    """Reads single images out of shards, which `open_shard` opens by name."""
+    """Reads single images out of the shards of a folder."""
 
-    def __init__(
-        self, layout: schema.RecordLayout, open_shard: Callable[[str], IO[bytes] | pa.NativeFile]
-    ) -> None:
+    def __init__(self, layout: schema.RecordLayout, folder: Folder) -> None:
         self.layout = layout
-        self._open_shard = functools.lru_cache(_MAX_OPEN_SHARDS)(open_shard)
-
-    @classmethod
-    def of_folder(cls, directory: Path, dataset: Manifest) -> ImageReader:
-        """Reads the shards of a dataset on a local disk; another name is a ManifestError."""
-        paths = {shard.name: directory / shard.name for shard in dataset.shards}
-
-        def open_shard(name: str) -> pa.NativeFile:
-            if name in paths:
-                return pa.OSFile(str(paths[name]))
-            raise other_dataset(f"the shard {name!r}")
-
-        return cls(dataset.layout, open_shard)
+        self._folder = folder
 
     def values(self, shard: str, row: int) -> np.ndarray:
         """Returns the image of a record as it is stored, [height, width, channels].
@@ -86,9 +70,9 @@ class ImageReader:
         Raises:
             OSError: if the shard is missing or has no such record.
         """
-        slot, file = self.layout.features[schema.IMAGE], self._open_shard(shard)
-        file.seek(row * self.layout.stride + slot.offset)
-        pixels = file.read(slot.length)
+        slot = self.layout.features[schema.IMAGE]
+        place = row * self.layout.stride + slot.offset
+        pixels = self._folder.read_part(shard, place, slot.length)
         if len(pixels) != slot.length:
             raise OSError(f"{shard} ends before its record {row}")
         values = np.frombuffer(pixels, self.layout.numpy_dtype)

@@ -17,8 +17,7 @@ from tfrecord_io.decoding.rejects import in_words
 from tfrecord_io.format import schema
 from tfrecord_io.format.kinds import CLASSES, LabelKind, kind_in
 from tfrecord_io.format.statistics import PixelStatistics
-from tfrecord_io.stores.folder import path_in, read_file
-from tfrecord_io.terminal.address import is_remote
+from tfrecord_io.stores.folder import Folder
 from tfrecord_io.terminal.errors import ToldError
 from tfrecord_io.terminal.printing import listed
 
@@ -373,12 +372,13 @@ class Manifest:
             ManifestError: if it is missing (the build did not finish) or cannot be used.
             UserError, StoreError: if the URL cannot be used, or the store does not answer.
         """
-        path = path_in(directory, FILE_NAME)
+        folder = Folder(directory)
+        path = folder.path(FILE_NAME)
         try:
-            content = read_file(directory, FILE_NAME)
+            content = folder.read(FILE_NAME)
         except FileNotFoundError:
             hint = "the build did not finish; run the same build command again to resume it"
-            if not is_remote(directory) and not Path(directory).is_dir():
+            if not folder.remote and not Path(directory).is_dir():
                 hint = "the folder does not exist"
             raise ManifestError(f"{path} is missing: {hint}") from None
         except OSError as error:

@@ -27,7 +27,8 @@ import numpy as np
 from tfrecord_io.format.manifest import Shard
 from tfrecord_io.reading.cache import ABSENT, PRESENT, UNCHECKED, DatasetCache
 from tfrecord_io.reading.records import BufferPool, Records, Rows
-from tfrecord_io.stores.folder import StoredFiles, patiently
+from tfrecord_io.stores.folder import StoredFiles
+from tfrecord_io.stores.remote import patiently
 from tfrecord_io.terminal.errors import StoreError
 
 #: A batch: what holds its records, and their rows there, int64 [batch].

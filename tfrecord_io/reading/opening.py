@@ -22,15 +22,7 @@ from tfrecord_io.format.manifest import (
     Shard,
 )
 from tfrecord_io.format.statistics import PixelStatistics
-from tfrecord_io.stores.folder import (
-    NUM_THREADS,
-    StoredFiles,
-    describe_shards,
-    open_file,
-    path_in,
-    read_file,
-)
-from tfrecord_io.terminal.address import Address
+from tfrecord_io.stores.folder import NUM_THREADS, Folder, StoredFiles
 
 #: How much of each shard is checked: its size; also each record's checksum; or the file's digest.
 Verify = Literal["size", "crc", "sha256"]
@@ -57,15 +49,14 @@ def open_split(
     """
     if verify not in (levels := get_args(Verify)):
         raise ValueError(f"verify must be one of {', '.join(levels)}, received {verify!r}")
-    directory = Address(directory)
-    manifest = Manifest.load(directory)
+    folder, manifest = Folder(directory), Manifest.load(directory)
     try:
         wanted = manifest.split(split)
     except ManifestError as error:
-        raise ManifestError(f"{directory}: {error}") from None
+        raise ManifestError(f"{folder.root}: {error}") from None
     if not wanted.num_examples:
-        raise ManifestError(f"split {split!r} of {directory} has no examples")
-    files = describe_shards(directory, [shard.name for shard in manifest.shards])
+        raise ManifestError(f"split {split!r} of {folder.root} has no examples")
+    files = folder.describe([shard.name for shard in manifest.shards])
 
     layout = manifest.layout
 
@@ -77,7 +68,7 @@ def open_split(
             return f"has {size} bytes, not {shard.num_bytes}: it was cut off or replaced"
         if verify == "size":
             return None
-        with open_file(directory, shard.name) as file:
+        with folder.open(shard.name) as file:
             if verify == "crc":
                 for number, record in enumerate(layout.read_records(file, 1)):
                     if layout.find_damaged(record) is not None:
@@ -92,7 +83,7 @@ def open_split(
         ):
             if problem:
                 raise ManifestError(
-                    f"{path_in(directory, shard.name)} {problem}; copy the dataset again, or build "
+                    f"{folder.path(shard.name)} {problem}; copy the dataset again, or build "
                     "it again with --overwrite"
                 )
     return manifest, files
@@ -108,7 +99,7 @@ def read_examples(directory: str | os.PathLike[str], split: str | None = None) -
         UserError, StoreError: as `open_split` does.
     """
     manifest = Manifest.load(directory)
-    table = pq.read_table(pa.BufferReader(read_file(directory, EXAMPLES_FILE_NAME)))
+    table = pq.read_table(pa.BufferReader(Folder(directory).read(EXAMPLES_FILE_NAME)))
     if split is None:
         return table
     manifest.split(split)
@@ -131,7 +122,7 @@ def read_statistics(
     open_split(directory, split)
 
     def count(shard: Shard) -> PixelStatistics:
-        with open_file(directory, shard.name) as file:
+        with Folder(directory).open(shard.name) as file:
             return PixelStatistics.from_shard(file, manifest.layout)
 
     with ThreadPoolExecutor(NUM_THREADS) as executor:

@@ -9,25 +9,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from tfrecord_io.stores.files import make_private_folder
 from tfrecord_io.terminal.errors import ToldError, UserError
 
 
 @contextlib.contextmanager
 def held(
-    path: Path, doing: str, kind: type[ToldError] = UserError, *, is_private: bool = False
+    path: Path, doing: str, kind: type[ToldError] = UserError, *, folder_mode: int = 0o777
 ) -> Iterator[None]:
     """Holds a lock until the block ends, and then deletes its file.
 
-    Its folder is made if it is missing, `is_private` for its owner only.
+    Its folder is made with `folder_mode` if it is missing.
 
     Raises:
         ToldError: of this kind, if another process holds the lock; `doing` says what for.
     """
     while True:
-        if is_private:
-            make_private_folder(path.parent)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(folder_mode, parents=True, exist_ok=True)
         with path.open("a+") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

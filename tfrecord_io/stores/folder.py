@@ -1,7 +1,7 @@
-"""Files of a dataset's folder, on a local disk or, by URL, on a store, whose reads are repeated.
+"""One folder, on a local disk or, by URL, on a store; and a dataset's folder with its cache.
 
-Stores have retries of their own. Those here are for what they do not notice, such as an answer that
-was cut off or garbled.
+A local file is written under a temporary name and then renamed. On a store a rename is a copy, but
+an object appears only when its upload is complete, so it has its final name at once.
 """
 
 from __future__ import annotations
@@ -10,32 +10,34 @@ import contextlib
 import dataclasses
 import hashlib
 import io
-import logging
 import os
 import re
-import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+import shutil
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import IO, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
+from tfrecord_io.stores import remote
+from tfrecord_io.stores.ahead import map_ahead
+from tfrecord_io.stores.files import atomic_write, sync_folder
 from tfrecord_io.terminal.address import Address, is_remote
-from tfrecord_io.terminal.errors import ChangedError, StoreError, UserError
+from tfrecord_io.terminal.errors import UserError
 
-_log = logging.getLogger(__name__)
-
-Result = TypeVar("Result")
+#: Folder for files that are not part of a dataset: plan, lock, temporary files and tables.
+BUILD_DIR = ".build"
 
 #: Files that are read at once: a store's answers are mostly waited for.
 NUM_THREADS = 16
 
-NUM_ATTEMPTS = 5
-_RETRY_SECONDS = 120.0
-
 _BUFFER_LENGTH = 1 << 20
+_WEB = ("http://", "https://")
 _LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1")
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,55 +72,13 @@ class DataPath:
     __str__ = __fspath__
 
 
-def path_in(directory: str | os.PathLike[str], name: str) -> Address:
-    """Returns the path or URL of a file in a folder.
-
-    Raises:
-        UserError: if the URL has a signature, which would be that of a single file, or is http://
-            and not of this machine: anybody on the way could change what it gives.
-    """
-    folder = Address(directory)
-    if folder.startswith(("http://", "https://")):
-        parts = urlsplit(folder.opened)
-        if parts.query or parts.fragment:
-            raise UserError(
-                f"expected the URL of a folder, without ? and # (not shown here), received {folder}"
-            )
-        if parts.scheme == "http" and not _LOOPBACK.fullmatch(parts.hostname or ""):
-            raise UserError(f"cannot read a dataset from {folder}: use https://")
-    return folder / name
-
-
-def open_file(directory: str | os.PathLike[str], name: str) -> io.BufferedReader:
-    """Opens a file of a folder for reading; on a store, parts are fetched when they are read.
-
-    Raises what `open` and `remote.describe` raise.
-    """
-    path = path_in(directory, name)
-    if not is_remote(path):
-        return open(path, "rb")  # noqa: PTH123 - the path is a string here
-    from tfrecord_io.stores import remote  # takes a while to import
-
-    return io.BufferedReader(remote.describe(path).open(), _BUFFER_LENGTH)
-
-
-def read_file(directory: str | os.PathLike[str], name: str) -> bytes:
-    """Returns the content of a file of a folder; raises what `open_file` and `patiently` raise."""
-    path = path_in(directory, name)
-    if not is_remote(path):
-        return Path(path).read_bytes()
-    from tfrecord_io.stores import remote  # takes a while to import
-
-    return patiently(lambda: remote.read_file(path))
-
-
 class StoredFiles(NamedTuple):
     """Files of a folder as they were when they were described.
 
     Attributes:
         sizes: bytes of each file that exists, by its name.
-        read: returns bytes of a file, by name, start and length; on a store, those of the described
-            version, or ChangedError is raised.
+        read: returns bytes of a file, by name, start and length, in one attempt; on a store, those
+            of the described version, or ChangedError is raised.
         versions: a digest of the URLs and versions of files on a store; "" for a local folder.
     """
 
@@ -127,64 +87,175 @@ class StoredFiles(NamedTuple):
     versions: str = ""
 
 
-def describe_shards(directory: str | os.PathLike[str], names: Sequence[str]) -> StoredFiles:
-    """Describes shards of a folder; raises what `remote.describe` and `remote.list_files` raise."""
-    if is_remote(directory):
-        return _describe_remote(Address(directory), names)
-    folder = Path(directory)
-    sizes = {path.name: path.stat().st_size for path in folder.glob("*.tfrecord")}
+class Folder:
+    """A folder, given by its path or URL. Reads from a store raise what those of `remote` raise."""
 
-    def read(name: str, start: int, length: int) -> bytes:
-        with (folder / name).open("rb") as file:
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self.root = Address(directory)
+
+    @property
+    def remote(self) -> bool:
+        """Whether the folder is on a store."""
+        return is_remote(self.root)
+
+    def path(self, name: str) -> Address:
+        """Returns the full path or URL of a file given by its name in this folder."""
+        return self.root / name
+
+    def size(self, name: str) -> int | None:
+        """Returns a file's size in bytes, or None if it does not exist."""
+        path = self.path(name)
+        try:
+            return remote.describe(path).size if self.remote else Path(path).stat().st_size
+        except FileNotFoundError:
+            return None
+
+    def exists(self, name: str) -> bool:
+        """Returns whether there is such a file."""
+        return self.size(name) is not None
+
+    def open(self, name: str) -> io.BufferedReader:
+        """Opens a file for reading; on a store, parts are fetched when they are read."""
+        path = self.path(name)
+        if not self.remote:
+            return open(path, "rb")  # noqa: PTH123 - the path is a string here
+        return io.BufferedReader(remote.describe(path).open(), _BUFFER_LENGTH)
+
+    def read(self, name: str) -> bytes:
+        """Returns a file's content.
+
+        Raises:
+            FileNotFoundError: if there is no such file.
+            UserError: if the URL has a signature, which would be that of a single file, or is
+                http:// and not of this machine: anybody on the way could change what it gives.
+        """
+        if self.root.startswith(_WEB):
+            _require_safe(self.root)
+        path = self.path(name)
+        return remote.read_file(path) if self.remote else Path(path).read_bytes()
+
+    def read_part(self, name: str, start: int, length: int) -> bytes | memoryview:
+        """Returns bytes of a file; fewer than `length` at its end."""
+        path = self.path(name)
+        if self.remote:
+            return remote.read(path, start, length)
+        with open(path, "rb") as file:  # noqa: PTH123 - the path is a string here
             file.seek(start)
             return file.read(length)
 
-    return StoredFiles(sizes, read)
+    def describe(self, names: Sequence[str]) -> StoredFiles:
+        """Describes files; of a local folder all shards, whatever the names."""
+        if self.remote:
+            return self._describe_remote(names)
+        shards = Path(self.root).glob("*.tfrecord")
+        return StoredFiles({path.name: path.stat().st_size for path in shards}, self.read_part)
+
+    def _describe_remote(self, names: Sequence[str]) -> StoredFiles:
+        def describe(name: str) -> remote.RemoteFile | None:
+            with contextlib.suppress(FileNotFoundError):
+                return remote.describe(self.path(name))
+            return None
+
+        if self.root.startswith(_WEB):  # which has no listing
+            with ThreadPoolExecutor(NUM_THREADS) as executor:
+                found = [file for file in executor.map(describe, names) if file is not None]
+        else:
+            found = remote.list_files(self.root, recursive=False)
+        files = {file.url.rpartition("/")[2]: file for file in found}
+
+        def read(name: str, start: int, length: int) -> memoryview:
+            file = files[name]
+            return remote.read_once(file.url, start, length, file.mark)
+
+        # A mark tells the versions of one file apart, and says nothing of a copy elsewhere.
+        marks = repr([(files[n].url, files[n].mark) for n in names if n in files])
+        sizes = {name: file.size for name, file in files.items()}
+        return StoredFiles(sizes, read, hashlib.sha256(marks.encode()).hexdigest())
+
+    def map(self, read: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
+        """Returns the results of `read` in order; on a store, threads read ahead."""
+        num_threads = NUM_THREADS if self.remote else 0
+        return map_ahead(read, items, 2 * num_threads, num_threads=num_threads)
+
+    def names(self, folder: str = "") -> list[str]:
+        """Returns the names of the files of a folder below this one (this one by default)."""
+        prefix = self.path(folder)
+        if not self.remote:
+            directory = Path(prefix)
+            return sorted(p.name for p in directory.iterdir()) if directory.is_dir() else []
+        files = remote.list_files(prefix, recursive=False)
+        return sorted(file.url.rsplit("/", 1)[-1] for file in files)
+
+    @contextlib.contextmanager
+    def create(self, name: str) -> Iterator[IO[bytes]]:
+        """Opens a file for writing, which appears only when the block ends without an error.
+
+        A .json file promises that other files exist: a sidecar its shard, the manifest the dataset.
+        So the names of all files created before it are on the disk before its own.
+        """
+        path = self.path(name)
+        opened = remote.create(path) if self.remote else atomic_write(path, self.path(BUILD_DIR))
+        with opened as file:
+            yield file
+            if name.endswith(".json"):
+                self.sync_names()
+
+    def write(self, name: str, content: bytes) -> None:
+        """Writes a whole file; see `create`."""
+        with self.create(name) as file:
+            file.write(content)
+
+    def sync_names(self) -> None:
+        """Waits until the names of all files are on the disk, so that no power cut undoes one."""
+        if not self.remote:
+            sync_folder(self.path(BUILD_DIR))
+            sync_folder(self.root)
+
+    def make_build_dir(self) -> None:
+        """Makes the folder and its build folder, on a disk.
+
+        The build folder is its owner's alone, unless others may write to the folder itself, as
+        workers of a cluster that run as another user must: then it has the mode of the folder.
+        """
+        if self.remote:
+            return
+        folder, build_dir = Path(self.root), Path(self.path(BUILD_DIR))
+        mode = stat.S_IMODE(folder.stat().st_mode) if folder.is_dir() else 0
+        if not build_dir.is_dir():
+            build_dir.mkdir(0o700, parents=True, exist_ok=True)
+            if mode & (stat.S_IWGRP | stat.S_IWOTH):
+                build_dir.chmod(mode)
+        sync_folder(folder.absolute().parent)
+        self.sync_names()
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Deletes files by name; ignores those that do not exist."""
+        if self.remote:
+            remote.delete(map(self.path, names))
+        else:
+            for name in names:
+                Path(self.path(name)).unlink(missing_ok=True)
+
+    def clean_build_dir(self, *endings: str, but: tuple[str, ...] = ()) -> None:
+        """Deletes the files of the build folder with these ends of names (default: all)."""
+        names = self.names(BUILD_DIR)
+        chosen = [name for name in names if name.endswith(endings or "") and not name.endswith(but)]
+        self.delete([f"{BUILD_DIR}/{name}" for name in chosen])
+
+    def delete_build_dir(self) -> None:
+        """Removes the build folder, which a finished build no longer needs."""
+        if self.remote:
+            self.clean_build_dir()
+            return
+        self.sync_names()  # the plan must not go before the manifest has its name on the disk
+        shutil.rmtree(self.path(BUILD_DIR), ignore_errors=True)
 
 
-def _describe_remote(folder: Address, names: Sequence[str]) -> StoredFiles:
-    from tfrecord_io.stores import remote
-
-    def describe(name: str) -> remote.RemoteFile | None:
-        with contextlib.suppress(FileNotFoundError):
-            return patiently(lambda: remote.describe(path_in(folder, name)))
-        return None
-
-    if folder.startswith(("http://", "https://")):  # which has no listing
-        with ThreadPoolExecutor(NUM_THREADS) as executor:
-            found = [file for file in executor.map(describe, names) if file is not None]
-    else:
-        found = patiently(lambda: remote.list_files(folder, recursive=False))
-    files = {file.url.rpartition("/")[2]: file for file in found}
-
-    def read(name: str, start: int, length: int) -> memoryview:
-        file = files[name]
-        return remote.read(file.url, start, length, file.mark)
-
-    # A mark tells the versions of one file apart, and says nothing of a copy elsewhere.
-    marks = repr([(files[n].url, files[n].mark) for n in names if n in files])
-    sizes = {name: file.size for name, file in files.items()}
-    return StoredFiles(sizes, read, hashlib.sha256(marks.encode()).hexdigest())
-
-
-def patiently(read: Callable[[], Result], closed: threading.Event | None = None) -> Result:
-    """Returns the result of a function, which is called again after a `StoreError`.
-
-    `closed` ends the attempts when it is set.
-
-    Raises:
-        StoreError: if it fails five times, or after two minutes, or at once if a file has changed.
-    """
-    closed = closed or threading.Event()
-    deadline = time.monotonic() + _RETRY_SECONDS
-    for attempt in range(1, NUM_ATTEMPTS):
-        try:
-            return read()
-        except ChangedError:
-            raise
-        except StoreError as error:
-            if time.monotonic() > deadline or closed.is_set():
-                raise
-            _log.warning("%s; trying again (%d of %d)", error, attempt, NUM_ATTEMPTS - 1)
-            closed.wait(0.1 * 4 ** (attempt - 1))
-    return read()
+def _require_safe(folder: Address) -> None:
+    parts = urlsplit(folder.opened)
+    if parts.query or parts.fragment:
+        raise UserError(
+            f"expected the URL of a folder, without ? and # (not shown here), received {folder}"
+        )
+    if parts.scheme == "http" and not _LOOPBACK.fullmatch(parts.hostname or ""):
+        raise UserError(f"cannot read a dataset from {folder}: use https://")

@@ -13,13 +13,16 @@ import dataclasses
 import datetime
 import functools
 import hashlib
+import logging
 import os
 import re
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ParamSpec, TypeVar
 from urllib.parse import unquote_to_bytes, urlsplit
 
 import obstore
@@ -30,14 +33,32 @@ from tfrecord_io.stores import credentials
 from tfrecord_io.stores.range_file import RangeFile
 from tfrecord_io.terminal import redaction
 from tfrecord_io.terminal.address import Address
-from tfrecord_io.terminal.errors import ChangedError, RangeError, StoreError, UserError
+from tfrecord_io.terminal.errors import (
+    ChangedError,
+    DeniedError,
+    RangeError,
+    StoreError,
+    UserError,
+)
+
+_log = logging.getLogger(__name__)
+
+Asked = ParamSpec("Asked")
+Result = TypeVar("Result")
 
 #: Number of reads that one process makes at the same time.
 NUM_CONNECTIONS = 10
 
-#: Seconds that a server may be silent, and seconds after which a failed request is not retried.
+#: Seconds that a server may be silent.
 SILENT_SECONDS = 60
+
+#: A read is tried again until so many attempts have failed, or for so many seconds.
+NUM_ATTEMPTS = 8
 RETRY_SECONDS = 120
+
+# Errors that stay the same however often a store is asked.
+_FINAL = (ChangedError, DeniedError, RangeError)
+_REFUSALS = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
 
 # Seconds for a whole answer, such as an archive of 11 GB through a proxy that ignores ranges.
 _ANSWER_SECONDS = 24 * 3600
@@ -69,9 +90,13 @@ class RemoteFile:
         """The mark as an integer in 0..2**63-1."""
         return int.from_bytes(hashlib.blake2b(self.mark.encode(), digest_size=8).digest()) >> 1
 
+    def read(self, start: int, length: int) -> memoryview:
+        """Returns bytes of this version of the file, see `read`."""
+        return read(self.url, start, length, self.mark)
+
     def open(self) -> RangeFile:
         """Opens the file; a read of it raises what `read` raises."""
-        return RangeFile(lambda start, length: read(self.url, start, length, self.mark), self.size)
+        return RangeFile(self.read, self.size)
 
 
 def forget_stores() -> None:
@@ -79,6 +104,46 @@ def forget_stores() -> None:
     _store.cache_clear()
 
 
+def patiently(
+    read: Callable[[], Result],
+    closed: threading.Event | None = None,
+    progress: Callable[[], int] = int,
+) -> Result:
+    """Returns the result of a function, which is called again after a `StoreError`.
+
+    The attempts end when `closed` is set, and are counted anew when `progress` has grown.
+
+    Raises:
+        StoreError: if all attempts fail, or at once if another one would not help.
+    """
+    closed = closed or threading.Event()
+    attempt, reached, deadline = 0, progress(), time.monotonic() + RETRY_SECONDS
+    while True:
+        try:
+            return read()
+        except _FINAL:
+            raise
+        except StoreError as error:
+            attempt += 1
+            if (now := progress()) > reached:
+                attempt, reached, deadline = 1, now, time.monotonic() + RETRY_SECONDS
+            if attempt >= NUM_ATTEMPTS or time.monotonic() > deadline or closed.is_set():
+                raise
+            _log.warning("%s; trying again (%d of %d)", error, attempt, NUM_ATTEMPTS - 1)
+            closed.wait(0.05 * 2**attempt)
+
+
+def _patient(read: Callable[Asked, Result]) -> Callable[Asked, Result]:
+    """Makes a function that reads do so `patiently`."""
+
+    @functools.wraps(read)
+    def read_patiently(*asked: Asked.args, **more: Asked.kwargs) -> Result:
+        return patiently(lambda: read(*asked, **more))
+
+    return read_patiently
+
+
+@_patient
 def describe(url: str) -> RemoteFile:
     """Returns the size and version of a file.
 
@@ -100,10 +165,11 @@ def describe(url: str) -> RemoteFile:
     return _described(url, meta)
 
 
-def read(url: str, start: int, length: int, mark: str = "") -> memoryview:
+def read_once(url: str, start: int, length: int, mark: str = "") -> memoryview:
     """Returns bytes of a file, at least one; fewer than `length` at the end of the file.
 
-    The first byte must exist. `mark` is that of the wanted version; empty for any version.
+    There is one attempt. The first byte must exist. `mark` is that of the wanted version; empty
+    for any version.
 
     Raises:
         FileNotFoundError: if the file does not exist, and no version of it was asked for.
@@ -122,6 +188,11 @@ def read(url: str, start: int, length: int, mark: str = "") -> memoryview:
         return _whole(url, answer.bytes(), min(length, answer.meta["size"] - start))
 
 
+#: Returns bytes of a file as `read_once` does, in several attempts.
+read = _patient(read_once)
+
+
+@_patient
 def read_file(url: str, size: int | None = None, version: int | None = None) -> bytes:
     """Returns a whole file as `read` does; with this size and `version`, None for any."""
     store, path, url = _open(url)
@@ -136,7 +207,7 @@ def read_file(url: str, size: int | None = None, version: int | None = None) -> 
 def stream(url: str) -> tuple[RemoteFile, Iterator[Any]]:
     """Returns a file, and its bytes from first to last in blocks, for servers that ignore ranges.
 
-    Raises what `read_file` raises, also while blocks are read.
+    There is one attempt. Raises what `read_file` raises, also while blocks are read.
     """
     store, path, url = _open(url)
     with _clear_errors(url):
@@ -237,7 +308,8 @@ def _split(url: str) -> tuple[str, str]:
 def _open(url: str, *, web: bool = True) -> tuple[Any, str, Address]:
     """Returns a URL's store, the path within it, and the URL as it may be shown.
 
-    The store may be a web server if `web`.
+    The store may be a web server if `web`. Otherwise the use of it, such as an upload, can take
+    many requests, so obstore itself makes again those that fail.
     """
     url = Address(url)
     root, path = _split(url.opened)
@@ -252,11 +324,11 @@ def _open(url: str, *, web: bool = True) -> tuple[Any, str, Address]:
             "list them. Give --input a .zip with --source archive, and write to a local folder or "
             "a bucket"
         )
-    return _store(root), path, url
+    return _store(root, 0 if web else NUM_ATTEMPTS - 1), path, url
 
 
 @functools.cache
-def _store(root: str) -> Any:
+def _store(root: str, max_retries: int) -> Any:
     global _opened_by
     _opened_by = os.getpid()
     address, scheme = Address(root), root.partition("://")[0]
@@ -282,7 +354,8 @@ def _store(root: str) -> Any:
     if login := urlsplit(root).netloc.rpartition("@")[0]:
         root = root.replace(f"{login}@", "", 1)
         client_options["default_headers"] = {"authorization": f"Basic {_basic(login)}"}
-    retries = {"max_retries": 6, "retry_timeout": datetime.timedelta(seconds=RETRY_SECONDS)}
+    limit = datetime.timedelta(seconds=RETRY_SECONDS)
+    retries = {"max_retries": max_retries, "retry_timeout": limit}
     # Its overloads do not allow for settings that are found at run time.
     from_url: Callable[..., Any] = obstores.from_url
     options = {"client_options": client_options, "retry_config": retries}
@@ -339,7 +412,9 @@ def _clear_errors(url: str, mark: str = "") -> Iterator[None]:
                 f"cannot use {url}: the server sent the whole file instead of the requested part; "
                 "copy the file to a local disk"
             ) from None
-        raise StoreError(f"cannot use {url}: {_reason(error)}") from None
+        is_final = isinstance(error, _REFUSALS) or "no credentials were found" in _reason(error)
+        kind = DeniedError if is_final else StoreError
+        raise kind(f"cannot use {url}: {_reason(error)}") from None
 
 
 def _whole(url: str, data: Any, size: int) -> memoryview:

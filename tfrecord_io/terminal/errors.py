@@ -35,5 +35,9 @@ class RangeError(StoreError):
     """A server sent a whole file instead of the part that was asked for."""
 
 
+class DeniedError(StoreError):
+    """A store refuses the credentials, or none were found."""
+
+
 class ChangedError(StoreError):
     """A file on a store is another version than the one that was first seen."""

@@ -24,7 +24,7 @@ from tfrecord_io.format.hashing import draw, hash_names
 from tfrecord_io.format.manifest import EXAMPLES_FILE_NAME, NO_WEIGHT, STATISTICS_SPLIT, Manifest
 from tfrecord_io.format.side_facts import HASH_LENGTH
 from tfrecord_io.reading.mapped import MappedDataset
-from tfrecord_io.stores.folder import DataPath, open_file, path_in
+from tfrecord_io.stores.folder import DataPath, Folder
 from train.data.options import FoldOptions
 from train.machine.errors import ConfigError
 
@@ -161,11 +161,11 @@ def open_dataset(path: str | DataPath, columns: Sequence[str] = ()) -> Dataset:
             has a column `weight`, or does not have one row for each example.
     """
     path = DataPath.of(path)
-    name = path_in(path, EXAMPLES_FILE_NAME)
+    name = Folder(path).path(EXAMPLES_FILE_NAME)
     manifest = Manifest.load(path)
     measured = tuple(dict.fromkeys((SITE, *columns)))
     try:
-        with open_file(path, EXAMPLES_FILE_NAME) as file:
+        with Folder(path).open(EXAMPLES_FILE_NAME) as file:
             parquet = pq.ParquetFile(file)
             known = parquet.schema_arrow.names
             if "weight" in known:

@@ -18,8 +18,8 @@ from image_files import (
 
 from pipelines import errors
 from pipelines.options import flag_names
-from pipelines.stores.output import BUILD_DIR
 from pipelines.stores.output_state import PLAN_JSON
+from tfrecord_io.stores.folder import BUILD_DIR
 
 TREE = scan_tree({"train": 4, "test": 2})
 
@@ -36,7 +36,7 @@ def test_a_job_is_listed_and_planned_before_any_engine_starts(archive, tmp_path,
         ]
         assert sum(task.num_refs for task in job.todo) == len(TREE)
         assert job.num_finished == 0
-        planned = json.loads(job.storage.read(PLAN_JSON))
+        planned = json.loads(job.build.output.read(PLAN_JSON))
         assert planned["fingerprint"] == job.build.draft.fingerprint
         assert (tmp_path / "out" / BUILD_DIR / "plan.arrow").exists()
     said = capsys.readouterr().err

@@ -5,7 +5,7 @@ from builds import wait_until
 
 from pipelines.engine import launch
 from pipelines.planning.plan import ShardTask
-from pipelines.stores.output import BUILD_DIR, Storage
+from tfrecord_io.stores.folder import BUILD_DIR, Folder
 
 STRIDE = 100
 TASKS = (ShardTask(0, "train", 0, 2, 30), ShardTask(1, "train", 1, 2, 20))
@@ -13,8 +13,8 @@ TASKS = (ShardTask(0, "train", 0, 2, 30), ShardTask(1, "train", 1, 2, 20))
 
 @pytest.fixture
 def storage(tmp_path):
-    storage = Storage(str(tmp_path))
-    storage.make_folders()
+    storage = Folder(str(tmp_path))
+    storage.make_build_dir()
     return storage
 
 

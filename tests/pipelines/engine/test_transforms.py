@@ -47,11 +47,13 @@ def job(scans, tmp_path):
 
 def write_all(job):
     with job.build.source.open() as reader:
-        return [write.write_shard(job.build, task, reader, job.storage.create) for task in job.todo]
+        return [
+            write.write_shard(job.build, task, reader, job.build.output.create) for task in job.todo
+        ]
 
 
 def planned_refs(job, task):
-    with job.storage.open_arrow(output_state.PLAN_FILE) as file:
+    with job.build.output.open(output_state.PLAN_FILE) as file:
         return list(iterate_refs(plan.read_task_refs(file, task, job.build.draft.fingerprint)))
 
 
@@ -73,7 +75,7 @@ def test_a_shard_and_its_rows_hold_the_planned_images_in_order_without_the_rejec
                 (label,) = draft.label_kind.vectors([ref.label], draft.label_names)
                 expected += layout.encode_record(image.pixels, label, image_key(ref.path))
                 kept.append(ref)
-        assert job.storage.read(task.shard_name) == expected
+        assert job.build.output.read(task.shard_name) == expected
         assert sidecar.num_bytes == len(expected)
         assert sidecar.sha256 == hashlib.sha256(expected).hexdigest()
         assert sidecar.num_examples == sum(sidecar.label_counts) == len(expected) / layout.stride
@@ -97,10 +99,10 @@ def test_something_else_is_no_sidecar(text):
 
 def test_a_shard_written_by_two_workers_at_once_is_whole(job):
     expected = write_all(job)
-    before = files_of(Path(job.storage.root))
+    before = files_of(Path(job.build.output.root))
     with futures.ThreadPoolExecutor(2) as threads:
         list(threads.map(write_all, [job, job]))
-    assert files_of(Path(job.storage.root)) == before
+    assert files_of(Path(job.build.output.root)) == before
     assert job.build.find_finished(job.todo) == dict(enumerate(expected))
 
 
@@ -111,7 +113,7 @@ def test_a_worker_with_another_pillow_refuses_to_mix_pixels(job):
         job.build.source.open() as reader,
         pytest.raises(errors.BuildError, match=r"the launcher planned with .*'1\.0'"),
     ):
-        write.write_shard(other, job.todo[0], reader, job.storage.create)
+        write.write_shard(other, job.todo[0], reader, job.build.output.create)
 
 
 # ---- all of them, by Beam
@@ -125,7 +127,7 @@ def run(job, tasks):
 
 def test_tasks_become_a_dataset_whose_tables_name_every_image(job):
     run(job, [*job.todo, *job.todo])  # a task may come twice
-    found = Manifest.load(job.storage.root)
+    found = Manifest.load(job.build.output.root)
     assert found.counts["examples"] == found.num_examples == 28
     assert found.counts["rejects"] == sum(found.rejects.values()) == 3
     assert found.rejects == {"empty": 1, "no_label": 1, "not_an_image": 1}
@@ -133,19 +135,19 @@ def test_tasks_become_a_dataset_whose_tables_name_every_image(job):
     assert found.label_names == ("CNV", "DME", "DRUSEN", "NORMAL")
     assert found.split("train").label_counts == (5, 5, 5, 5)
     assert found.split("test").label_counts == (2, 2, 2, 2)
-    table = pq.read_table(job.storage.path("examples.parquet"))
+    table = pq.read_table(job.build.output.path("examples.parquet"))
     assert table.schema.names == [*write.EXAMPLE_SCHEMA.names, "group"]
     in_order = [shard.name for shard in found.shards for _ in range(shard.num_examples)]
     assert table["shard"].to_pylist() == in_order
     assert len(set(table["key"].to_pylist())) == 28
-    rows = csv_rows(Path(job.storage.path("rejects.csv")))
+    rows = csv_rows(Path(job.build.output.path("rejects.csv")))
     assert [row[:2] for row in rows] == [
         ["test/DME/DME-9-1.jpeg", "not_an_image"],
         ["train/CNV/CNV-9-1.jpeg", "empty"],
         ["train/loose.png", "no_label"],
     ]
     assert all(row[2] for row in rows)
-    assert found.statistics == PixelStatistics.from_images(stored(job.storage.root)[0])
+    assert found.statistics == PixelStatistics.from_images(stored(job.build.output.root)[0])
     assert found.statistics.num_pixels == 20 * 8 * 8
 
 
@@ -171,16 +173,16 @@ def test_a_dataset_without_an_example_is_none_whatever_is_allowed(tmp_path):
 
 
 def lose_a_shard(job):
-    job.storage.delete([job.todo[1].shard_name])
+    job.build.output.delete([job.todo[1].shard_name])
 
 
 def repeat_rows(job):
     first, second = map(rows_name, job.todo[:2])
-    job.storage.write(second, job.storage.read(first))
+    job.build.output.write(second, job.build.output.read(first))
 
 
 def lose_a_column(job):
-    with job.storage.create(rows_name(job.todo[1])) as file:
+    with job.build.output.create(rows_name(job.todo[1])) as file:
         pq.write_table(job.build.read_rows(job.todo[1]).drop_columns("shape"), file)
 
 
@@ -202,7 +204,7 @@ def test_shards_tables_and_counts_that_do_not_fit_are_no_finished_dataset(job, d
     damage(job)
     with pytest.raises(errors.BuildError, match=message):
         finish.finish_dataset(job.build)
-    assert not job.storage.exists("manifest.json")
+    assert not job.build.output.exists("manifest.json")
 
 
 @pytest.mark.parametrize("num_processes", [None, 2])
@@ -211,7 +213,7 @@ def test_the_engine_can_show_what_the_job_has_done(job, num_processes):
     build_tfrecords.run(job, pipeline, num_processes)
     found = pipeline.result.metrics().query()["counters"]
     counts = {counter.key.metric.name: counter.committed for counter in found}
-    made = Manifest.load(job.storage.root)
+    made = Manifest.load(job.build.output.root)
     assert counts.pop("decoding_ms") > 0
     assert counts == {
         "images": made.num_examples, "bytes": made.num_bytes, "rejects": made.rejects["empty"] + 1,
@@ -225,13 +227,13 @@ def test_an_engine_that_only_says_it_is_done_is_not_believed(job):
 
 def test_the_manifest_comes_last(job, monkeypatch):
     write_all(job)
-    created, create = [], type(job.storage).create
+    created, create = [], type(job.build.output).create
 
     def note(storage, name):
         created.append(name)
         return create(storage, name)
 
-    monkeypatch.setattr(type(job.storage), "create", note)
+    monkeypatch.setattr(type(job.build.output), "create", note)
     finish.finish_dataset(job.build)
     assert created[-1] == "manifest.json"
 
@@ -240,8 +242,8 @@ def test_another_launchers_plan_is_neither_written_nor_finished(scans, job, tmp_
     write_all(job)
     with prepared_job(scans, tmp_path / "other", "--seed=7") as other:
         for name in (output_state.PLAN_FILE, output_state.PLAN_JSON):
-            job.storage.write(name, other.storage.read(name))
+            job.build.output.write(name, other.build.output.read(name))
     for go_on in (write_all, lambda job: finish.finish_dataset(job.build)):
         with pytest.raises(errors.BuildError, match="another command writes to the same --output"):
             go_on(job)
-    assert not job.storage.exists("manifest.json")
+    assert not job.build.output.exists("manifest.json")

@@ -292,7 +292,7 @@ def test_ctrl_c_keeps_the_plan_for_the_workers_of_a_job_that_goes_on(runner, sec
     flags = (f"--anonymize={secret}", f"--runner={runner}")
     with pytest.raises(KeyboardInterrupt), prepare(source, tmp_path / "out", *flags) as job:
         raise KeyboardInterrupt
-    assert job.storage.exists(output_state.PLAN_FILE) == (runner == "FlinkRunner")
+    assert job.build.output.exists(output_state.PLAN_FILE) == (runner == "FlinkRunner")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ import signal
 import stat
 import subprocess
 import sys
-import time
 import zipfile
 from unittest.mock import Mock
 from urllib.parse import urlsplit
@@ -122,9 +121,9 @@ class Desk:
 def desk(tmp_path, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(kaggle, "_PART_BYTES", PART)
-    monkeypatch.setattr(kaggle, "_RETRY", kaggle._RETRY.new(total=2, backoff_factor=0.01))
+    monkeypatch.setattr(remote, "NUM_ATTEMPTS", 3)
     monkeypatch.setattr(remote, "SILENT_SECONDS", 1)
-    monkeypatch.setattr(remote, "RETRY_SECONDS", 0.5)
+    monkeypatch.setattr(remote, "RETRY_SECONDS", 5)
     with StandIn(ARCHIVE) as server:
         yield Desk(server, tmp_path, monkeypatch, caplog)
 
@@ -262,12 +261,9 @@ def test_a_refusal_of_the_api_is_explained_at_once(desk, is_in_json):
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_a_busy_server_is_asked_again_after_the_time_that_it_names(desk, status):
-    desk.server.api_faults += [Refuse(status, headers={"Retry-After": "1"}), Refuse(status)]
-
-    started = time.monotonic()
+def test_a_busy_server_is_asked_again(desk, status):
+    desk.server.api_faults += [Refuse(status)] * 2
     desk.run()
-    assert time.monotonic() - started > 1
 
     desk.server.api_faults += [Refuse(status)] * 10
     desk.archive.unlink()
@@ -294,7 +290,7 @@ def test_no_answer_of_the_storage_but_the_archive_touches_the_partial_file(desk,
 def test_an_address_that_has_expired_is_asked_for_anew(desk):
     desk.server.faults += ["expired"] * 2
 
-    assert "Asking Kaggle for a new address" in desk.run()
+    assert "trying again (2 of 2)" in desk.run()
 
     assert len(desk.server.calls("DownloadDataset")) == 3
 
@@ -344,8 +340,7 @@ def test_a_server_that_ignores_ranges_is_read_on_from_where_an_earlier_download_
         desk.server.faults += ["whole", "half"]
         said = desk.run()
 
-    assert "The server sends no parts of" in said
-    assert "The download was interrupted" in said
+    assert "The server sends no parts" in said
 
 
 @pytest.mark.parametrize("e_tag", ['"second-version"', ""])

@@ -5,17 +5,18 @@ import threading
 import pytest
 from s3_server import BUCKET
 
-from pipelines.stores.output import BUILD_DIR, Storage, WriteBehind
+from pipelines.stores.output import WriteBehind
+from tfrecord_io.stores.folder import BUILD_DIR, Folder
 
 
 @pytest.fixture(params=["local", "remote"])
 def storage(request, tmp_path):
     if request.param == "local":
-        storage = Storage(str(tmp_path / "out"))
+        storage = Folder(str(tmp_path / "out"))
     else:
         request.getfixturevalue("s3")
-        storage = Storage(f"s3://{BUCKET}/{tmp_path.name}")
-    storage.make_folders()
+        storage = Folder(f"s3://{BUCKET}/{tmp_path.name}")
+    storage.make_build_dir()
     return storage
 
 
@@ -35,8 +36,8 @@ def test_a_file_is_read_as_it_was_written_and_listed_with_those_of_its_folder(st
         storage.read("other")
     assert [name for name in storage.names() if name != BUILD_DIR] == ["a", "b"]
     assert storage.names(BUILD_DIR) == ["c"]
-    assert Storage(storage.path("nowhere")).names() == []
-    assert Storage(f"{storage.root}/").path("a") == storage.path("a")
+    assert Folder(storage.path("nowhere")).names() == []
+    assert Folder(f"{storage.root}/").path("a") == storage.path("a")
 
 
 def test_an_error_in_one_of_many_reads_is_raised_in_its_place(storage):
@@ -54,7 +55,7 @@ def test_small_files_of_a_store_are_waited_for_together(tmp_path):
         together.wait()
         return name
 
-    assert list(Storage("s3://bucket/out").map(read, "abcdefgh")) == list("abcdefgh")
+    assert list(Folder("s3://bucket/out").map(read, "abcdefgh")) == list("abcdefgh")
 
 
 def test_a_shard_has_its_name_on_the_disk_before_the_sidecar_that_proves_it(tmp_path, monkeypatch):
@@ -66,8 +67,8 @@ def test_a_shard_has_its_name_on_the_disk_before_the_sidecar_that_proves_it(tmp_
         if os.path.samestat(os.fstat(descriptor), (tmp_path / "out").stat()):
             on_disk.append(set(os.listdir(descriptor)) - {BUILD_DIR})
 
-    storage = Storage(str(tmp_path / "out"))
-    storage.make_folders()
+    storage = Folder(str(tmp_path / "out"))
+    storage.make_build_dir()
     monkeypatch.setattr(os, "fsync", record)
     with contextlib.closing(WriteBehind(storage)) as files:
         for name in ("a.tfrecord", "a.json", "b.tfrecord", "b.json", "manifest.json"):
@@ -117,7 +118,7 @@ def write_empty(behind, names):
 
 
 def test_a_file_is_not_waited_for_until_others_wait_too(slow_behind):
-    slow = slow_behind._storage
+    slow = slow_behind._folder
     write_empty(slow_behind, "abc")
     assert slow.finished == []
     slow.may_finish.set()
@@ -127,7 +128,7 @@ def test_a_file_is_not_waited_for_until_others_wait_too(slow_behind):
 
 
 def test_after_a_file_that_could_not_be_finished_no_other_is(slow_behind):
-    slow = slow_behind._storage
+    slow = slow_behind._folder
     write_empty(slow_behind, ("good", "bad", "sidecar"))
     slow.may_finish.set()
     with pytest.raises(OSError, match="No space left"):

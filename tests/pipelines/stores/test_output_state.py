@@ -12,14 +12,14 @@ from image_files import scan_tree, scans_of, write_tree
 from pipelines import errors
 from pipelines.shards import write
 from pipelines.stores import output_state
-from pipelines.stores.output import BUILD_DIR, Storage
 from tfrecord_io import ManifestError
 from tfrecord_io.stores import file_lock
+from tfrecord_io.stores.folder import BUILD_DIR, Folder
 
 
 @pytest.fixture
 def storage(tmp_path):
-    return Storage(str(tmp_path / "out"))
+    return Folder(str(tmp_path / "out"))
 
 
 scans = scans_of(lambda: scan_tree({"train": 6, "test": 2}))
@@ -32,6 +32,16 @@ def identity_of(scans, output, *more):
 
 
 # ---- one build at a time
+
+
+@pytest.mark.parametrize(("given", "expected"), [(0o755, 0o700), (0o2770, 0o2770)])
+def test_the_build_folder_is_shared_with_those_who_may_write_to_the_output(
+    storage, given, expected
+):
+    Path(storage.root).mkdir()
+    Path(storage.root).chmod(given)
+    with output_state.locked(storage):
+        assert stat.S_IMODE((Path(storage.root) / BUILD_DIR).stat().st_mode) == expected
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -47,7 +57,7 @@ def test_the_build_folder_is_private_and_one_that_never_began_leaves_nothing(sto
 def test_a_folder_that_was_there_before_stays(tmp_path, files):
     (tmp_path / "out").mkdir()
     write_tree(tmp_path / "out", files)
-    with output_state.locked(Storage(str(tmp_path / "out"))):
+    with output_state.locked(Folder(str(tmp_path / "out"))):
         pass
     assert (tmp_path / "out").is_dir()
     assert files_of(tmp_path / "out") == files
@@ -58,7 +68,7 @@ def test_an_output_that_cannot_be_a_folder_is_named(tmp_path, name):
     (tmp_path / "file").write_bytes(b"")
     with (
         pytest.raises(errors.UserError, match=f"cannot write to --output {tmp_path / name}"),
-        output_state.locked(Storage(str(tmp_path / name))),
+        output_state.locked(Folder(str(tmp_path / name))),
     ):
         pass
 
@@ -174,14 +184,14 @@ def test_clearing_removes_a_dataset_and_nothing_else(complete, tmp_path):
     # The lock of this build, and an archive that it unpacked before.
     kept = strangers | {f"{BUILD_DIR}/lock": b"1", f"{BUILD_DIR}/scans.tar": b"unpacked"}
     write_tree(output, {**kept, f"{BUILD_DIR}/plan.json": b"{}"})
-    output_state.clear(Storage(str(output)))
+    output_state.clear(Folder(str(output)))
     assert files_of(output) == kept
 
 
 def test_leftovers_of_killed_attempts_are_removed_and_parts_are_kept(storage):
     kept = {f"{BUILD_DIR}/plan.json": b"", f"{BUILD_DIR}/a.parquet": b"", "x.tmp": b""}
     write_tree(Path(storage.root), {**kept, f"{BUILD_DIR}/.train.tfrecord.abc.tmp": b"half"})
-    output_state.remove_build_files(storage, ".tmp")
+    storage.clean_build_dir(".tmp")
     assert files_of(Path(storage.root)) == kept
 
 
@@ -200,7 +210,7 @@ def interrupted(complete, scans, folder):
     """Returns a build that was killed with half of its shards done, and the other half begun."""
     with prepare(scans, folder, "--num_shards=4") as job, job.build.source.open() as reader:
         for task in job.todo[::2]:
-            write.write_shard(job.build, task, reader, job.storage.create)
+            write.write_shard(job.build, task, reader, job.build.output.create)
         for task in job.todo[1::2]:
             half = (complete / task.shard_name).read_bytes()[:100]
             (folder / BUILD_DIR / f".{task.shard_name}.0a.tmp").write_bytes(half)

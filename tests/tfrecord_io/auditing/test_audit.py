@@ -24,11 +24,11 @@ from PIL import Image
 
 from pipelines import errors
 from pipelines.shards import drops
-from pipelines.stores.output import Storage
 from tfrecord_io import __main__ as command_line
 from tfrecord_io.auditing import audit, shortcuts, twins
 from tfrecord_io.format.groups import group_images
 from tfrecord_io.format.manifest import Manifest, Split
+from tfrecord_io.stores.folder import Folder
 
 SIZE = "--image_size=96"
 SAMPLE = ROOT.parent / "shared" / "data" / "kermany2018-sample.zip"
@@ -251,7 +251,7 @@ def test_a_build_that_dies_while_it_drops_ends_the_same_when_run_again(
     flags = [SIZE, "--duplicates=drop", "--leaks=drop", "--num_shards=3"]
     whole = build_here(flawed_tree, tmp_path / "whole", *flags)
     written = []
-    create = Storage.create
+    create = Folder.create
     ends = {"decided": drops.DECIDED_FILE, "shard": ".tfrecord", "rows": ".parquet"}
 
     def create_until(storage, name):
@@ -263,7 +263,7 @@ def test_a_build_that_dies_while_it_drops_ends_the_same_when_run_again(
         return create(storage, name)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Storage, "create", create_until)
+        patch.setattr(Folder, "create", create_until)
         with pytest.raises(Exception, match="the machine is gone"):
             build_here(flawed_tree, tmp_path / "out", *flags)
     out = build_here(flawed_tree, tmp_path / "out", *flags)

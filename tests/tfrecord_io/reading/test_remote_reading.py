@@ -25,9 +25,8 @@ from tfrecord_io.auditing.audit import audit
 from tfrecord_io.auditing.verify import verify
 from tfrecord_io.reading import cache, fetch, mapped, opening
 from tfrecord_io.reading.cache import DatasetCache
-from tfrecord_io.stores import folder as folder_files
 from tfrecord_io.stores import remote
-from tfrecord_io.stores.folder import DataPath
+from tfrecord_io.stores.folder import DataPath, Folder
 from tfrecord_io.terminal.errors import StoreError, ToldError, UserError
 
 SIZES = {"num_examples": {"train": 121, "val": 16}, "image_shape": (190, 180, 1), "num_shards": 4}
@@ -353,7 +352,7 @@ def test_a_record_that_is_garbled_or_short_on_its_way_is_asked_for_again(local, 
 
 
 def test_a_damaged_record_is_an_error_that_names_it(local, web, url, monkeypatch):
-    monkeypatch.setattr(folder_files, "NUM_ATTEMPTS", 2)
+    monkeypatch.setattr(remote, "NUM_ATTEMPTS", 2)
     name = "train-00001-of-00004.tfrecord"
     content = bytearray(web.files[f"data/{name}"].content)
     content[Manifest.load(local).layout.stride * 7 + 1000] ^= 1
@@ -385,7 +384,7 @@ CALLS = {
     "verify": verify,
     "verify against a source": lambda url: verify(url, source_input=f"{url}.zip"),
     "audit": audit,
-    "an opened file": lambda url: folder_files.open_file(url, "nowhere"),
+    "an opened file": lambda url: Folder(url).open("nowhere"),
 }
 
 
@@ -399,7 +398,7 @@ def secret(web):
 
 @pytest.mark.parametrize("call", CALLS)
 def test_no_error_shows_the_secrets_of_an_address(call, web, secret, monkeypatch):
-    monkeypatch.setattr(folder_files, "NUM_ATTEMPTS", 1)
+    monkeypatch.setattr(remote, "NUM_ATTEMPTS", 1)
     del web.files["data/val-00000-of-00004.tfrecord"]
     with pytest.raises((OSError, ToldError, ManifestError, ValueError)) as caught:
         CALLS[call](secret)
@@ -409,7 +408,7 @@ def test_no_error_shows_the_secrets_of_an_address(call, web, secret, monkeypatch
 
 def test_no_object_shows_the_secrets_of_an_address(secret):
     dataset = mapped.MappedDataset(secret, "train")
-    path = folder_files.path_in(secret, "manifest.json")
+    path = Folder(secret).path("manifest.json")
     found = dataset, dataset.name, path, DataPath.of(secret), remote.describe(path)
     shown = "".join(map(repr, found))
     assert not [secret for secret in SECRETS if secret in shown]
