@@ -17,16 +17,13 @@ import itertools
 import math
 import struct
 from collections.abc import Iterator, Mapping
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import google_crc32c
 import numpy as np
 
 from tfrecord_io.decoding.options import DTYPES
 from tfrecord_io.format.kinds import CLASSES, LabelKind
-
-if TYPE_CHECKING:
-    import tensorflow as tf
 
 IMAGE, KEY, LABEL = "image", "key", "label"
 
@@ -262,14 +259,6 @@ class RecordLayout:
         Raises:
             ValueError: if the image, the label or the key does not fit the layout.
         """
-        record = bytearray(self.stride)
-        self.encode_into(record, image, label, key)
-        return bytes(record)
-
-    def encode_into(
-        self, record: bytearray | memoryview, image: bytes, label: np.ndarray, key: str
-    ) -> None:
-        """Writes one framed record into memory of `stride` bytes; otherwise as `encode_record`."""
         if len(image) != self.image_length:
             raise ValueError(
                 f"expected {self.image_length} bytes of pixels for shape {self.image_shape} of "
@@ -291,20 +280,7 @@ class RecordLayout:
         crc = google_crc32c.value(head[HEADER_LENGTH:])
         for part in (image, tail):
             crc = google_crc32c.extend(crc, part)
-        image_end = len(head) + len(image)
-        record[: len(head)] = head
-        record[len(head) : image_end] = image
-        record[image_end:] = tail + struct.pack("<I", _mask(crc))
-
-    def images_of(self, pixels: tf.Tensor) -> tf.Tensor:
-        """Gives the bytes of images, uint8 [batch, ...], their type and shape, without a copy."""
-        import tensorflow as tf
-
-        size = self.numpy_dtype.itemsize
-        if size > 1:
-            values = tf.reshape(pixels, (-1, self.image_length // size, size))
-            pixels = tf.bitcast(values, self.dtype)
-        return tf.reshape(pixels, (-1, *self.image_shape))
+        return b"".join((head, image, tail, struct.pack("<I", _mask(crc))))
 
 
 def _varint(value: int) -> bytes:

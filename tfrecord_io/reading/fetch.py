@@ -56,8 +56,8 @@ _EXIT_SECONDS = 1.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Source:
-    """Where records are read from, and kept.
+class Unmapped:
+    """Records that are not mapped into memory: where they are read from, and kept.
 
     Attributes:
         shards: those that are read; their records, without gaps, are the rows.
@@ -124,7 +124,7 @@ class _Work:
     ending.
     """
 
-    def __init__(self, source: Source, wanted: np.ndarray) -> None:
+    def __init__(self, source: Unmapped, wanted: np.ndarray) -> None:
         self._source, self._wanted = source, wanted
         self._cache, self._layout = source.cache, source.records.layout
         sizes = [shard.num_examples for shard in source.shards]

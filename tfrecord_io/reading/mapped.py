@@ -25,7 +25,7 @@ import numpy as np
 from tfrecord_io.format import schema
 from tfrecord_io.format.manifest import ManifestError
 from tfrecord_io.reading.cache import DatasetCache, warn_once
-from tfrecord_io.reading.fetch import Fetched, Source
+from tfrecord_io.reading.fetch import Fetched, Unmapped
 from tfrecord_io.reading.opening import Verify, open_split
 from tfrecord_io.reading.records import Records, Rows, lay_out
 from tfrecord_io.stores.files import announce
@@ -57,7 +57,7 @@ class MappedDataset:
         records: read-only. Only the rows that `rows` returns are records; between and behind the
             shards lie rows of zeros that exist as addresses only. Its blocks begin at a multiple of
             64 bytes of memory.
-        source: of the records that are not mapped; None if all are.
+        unmapped: the records that are not mapped; None if all are.
         cache: of a remote dataset; None of a local one, or if nothing can be kept.
     """
 
@@ -82,7 +82,7 @@ class MappedDataset:
         self.layout = layout = self.manifest.layout
         shards = self.manifest.split(split).shards
         sizes = [shard.num_examples for shard in shards]
-        self.source: Source | None = None
+        self.unmapped: Unmapped | None = None
         self.cache: DatasetCache | None = None
         try:
             if is_remote(directory):
@@ -105,7 +105,7 @@ class MappedDataset:
             )
             self.records = Records(layout, np.zeros(layout.stride, np.uint8))
             self.rows = Rows(sizes)
-            self.source = Source(shards, files, self.records)
+            self.unmapped = Unmapped(shards, files, self.records)
 
     def _map_cache(self, directory: DataPath, files: StoredFiles, *, recheck: bool) -> None:
         """Maps the records of a remote dataset that this machine keeps."""
@@ -114,7 +114,7 @@ class MappedDataset:
             self.manifest, files.versions, directory.cache_dir, directory.cache_gb, recheck=recheck
         )
         self.records = Records(layout, cache.memory)
-        self.source = Source(every, files, self.records, cache)
+        self.unmapped = Unmapped(every, files, self.records, cache)
         firsts = Rows([shard.num_examples for shard in every]).firsts.tolist()
         by_name = dict(zip([shard.name for shard in every], firsts, strict=True))
         shards = self.manifest.split(self._arguments[1]).shards
@@ -139,10 +139,10 @@ class MappedDataset:
         Raises:
             StoreError: if a record cannot be read, or is damaged; it names the shard.
         """
-        if self.source is None:
+        if self.unmapped is None:
             return iter(())
         rows = np.sort(self.rows(np.array(wanted, np.int64)))
-        return self.source.ahead(map(self.rows, batches), rows)
+        return self.unmapped.ahead(map(self.rows, batches), rows)
 
     def __len__(self) -> int:
         return self.manifest.split(self._arguments[1]).num_examples
@@ -192,7 +192,7 @@ class MappedDataset:
             raise IndexError(f"examples are 0..{size - 1}, received {examples}")
         examples = np.where(examples < 0, examples + size, examples)
         chunks = np.array_split(examples, len(examples) // _CHUNK_EXAMPLES + 1)
-        if self.source is not None:
+        if self.unmapped is not None:
             return self.until_mapped(iter(chunks), ())
         self.cold.announce(self.rows(examples))
         return ((self.records, self.rows(chunk)) for chunk in chunks)
