@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tfrecord_io.format.groups import SOURCES, Groups
-from tfrecord_io.format.kinds import Classes, LabelKind
+from tfrecord_io.format.kinds import LabelKind, OneClass
 from tfrecord_io.format.manifest import Manifest, ManifestError
 from tfrecord_io.format.side_facts import HASH_LENGTH
 from tfrecord_io.stores.folder import read_file
@@ -71,7 +71,7 @@ HASH = "perceptual_hash"
 IDENTITY = ("key", "pixels_xxh3", GROUP.name, "patient", SITE)
 
 
-class _Ranges(Classes):
+class _Ranges(OneClass):
     """The classes are ranges of a number; no dataset is stored with them."""
 
     noun, plural = "range", "ranges"

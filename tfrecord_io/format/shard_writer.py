@@ -1,7 +1,7 @@
 """Writes the records of a shard, and computes the side facts of their pictures.
 
-Hashing, writing and the side facts are done once for a block of records. For each record they would
-take several times longer: decoding an image in between evicts them from the processor's caches.
+Blocks of records are hashed, written and counted together. Record by record that takes several
+times longer: decoding an image in between evicts the code from the processor's caches.
 """
 
 from __future__ import annotations
