@@ -28,7 +28,8 @@ from sample_archive import WORK_DIR, make_archive
 from pipelines.report import card
 from tfrecord_io.auditing import audit, twins
 from tfrecord_io.decoding import preprocess
-from tfrecord_io.format import columns, shard_writer, side_facts
+from tfrecord_io.format import shard_writer, side_facts
+from tfrecord_io.format.examples import audited, read
 from tfrecord_io.format.manifest import Manifest
 
 
@@ -57,7 +58,7 @@ def seconds_at_the_end(directory: Path, files: list[bytes], num_images: int) -> 
         num_images: rows of the table, at most.
     """
     found = Manifest.load(directory)
-    examples = columns.read_examples(directory / "examples.parquet")
+    examples = audited(read(directory))
     examples = examples.slice(0, num_images)
     hashes = crowd(files, examples.num_rows)
     unique = {

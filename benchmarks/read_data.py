@@ -19,7 +19,8 @@ from PIL import Image
 
 from tfrecord_io import Manifest, RecordLayout, Shard, Split, image_key
 from tfrecord_io.format import descriptions
-from tfrecord_io.format.manifest import EXAMPLES_FILE_NAME, FILE_NAME, shard_name
+from tfrecord_io.format.examples import FILE_NAME as EXAMPLES_FILE_NAME
+from tfrecord_io.format.manifest import FILE_NAME, shard_name
 from tfrecord_io.reading.mapped import MappedDataset
 
 LABEL_NAMES = ("CNV", "DME", "DRUSEN", "NORMAL")

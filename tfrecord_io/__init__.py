@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tfrecord_io.format.examples import read_examples
 from tfrecord_io.format.manifest import Manifest, ManifestError, Shard, Split
 from tfrecord_io.format.schema import FeatureSlot, RecordLayout, image_key
 from tfrecord_io.format.statistics import PixelStatistics
 from tfrecord_io.reading.batches import make_batches
-from tfrecord_io.reading.opening import read_examples, read_statistics
+from tfrecord_io.reading.opening import read_statistics
 from tfrecord_io.version import VERSION
 
 if TYPE_CHECKING:

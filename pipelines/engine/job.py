@@ -25,7 +25,6 @@ from pipelines.planning import plan, splits
 from pipelines.shards import drops
 from pipelines.shards.build import Build
 from pipelines.shards.finish import FAILURE_FILE, list_rejects
-from pipelines.shards.write import EXAMPLE_SCHEMA
 from pipelines.sources.factory import make_source
 from pipelines.sources.source import Member, Source, read_in_order
 from pipelines.stores import output_state
@@ -33,7 +32,7 @@ from tfrecord_io.auditing.twins import MIN_SIDE
 from tfrecord_io.decoding import preprocess
 from tfrecord_io.decoding.options import SHARE, Physical
 from tfrecord_io.decoding.rejects import Reject, in_words
-from tfrecord_io.format import groups
+from tfrecord_io.format.examples import OWN
 from tfrecord_io.format.manifest import FILE_NAME, Manifest
 from tfrecord_io.stores.folder import BUILD_DIR, Folder
 from tfrecord_io.terminal.address import is_remote
@@ -269,8 +268,8 @@ def _say_what_there_is(listing: Listing) -> list[str]:
     for line in layout_lines(listing):
         _say(line)
     notes = [*listing.notes, *listing.naming_notes]
-    own, present = {*EXAMPLE_SCHEMA.names, groups.COLUMN}, listing.refs.column_names
-    if taken := [name for name in own if f"{OTHER}{name}" in present]:
+    present = listing.refs.column_names
+    if taken := [name for name in OWN if f"{OTHER}{name}" in present]:
         notes.append(
             f"left out the column {', '.join(sorted(taken))} of the table of --labels, which "
             "examples.parquet has for itself; rename it to keep it"

@@ -20,7 +20,7 @@ from tfrecord_io.auditing.audit import LIMITS
 from tfrecord_io.auditing.findings import MAX_LISTED, SEVERITIES, Audit
 from tfrecord_io.auditing.twins import ImageReader
 from tfrecord_io.format import shapes
-from tfrecord_io.format.columns import as_classes, numbers_of
+from tfrecord_io.format.examples import as_classes, numbers_of
 from tfrecord_io.format.manifest import Manifest
 from tfrecord_io.pages.charts import NUM_COLOURS, Axis, Bar, Bars, Chart, Series, steps
 from tfrecord_io.pages.page import environment
@@ -56,7 +56,7 @@ def render(
 ) -> str:
     """Returns the card as HTML, from the manifest as it will be written and its audit.
 
-    `examples` is what `columns.read_examples` returns, and `dropped` are the images that a policy
+    `examples` is what `examples.audited` returns, and `dropped` are the images that a policy
     left out, a table of `splits.DROPPED_SCHEMA`.
     """
     severities = collections.Counter(finding.severity for finding in audit.findings)

@@ -23,7 +23,8 @@ from pipelines.planning.splits import SplitOptions
 from pipelines.shards.build import Build, Sidecar, rows_name
 from tfrecord_io.auditing import twins
 from tfrecord_io.auditing.leak_checks import near_search_gap
-from tfrecord_io.format import columns, manifest, schema
+from tfrecord_io.format import manifest, schema
+from tfrecord_io.format.examples import audited
 from tfrecord_io.format.statistics import PixelStatistics
 from tfrecord_io.stores.folder import BUILD_DIR, Folder
 
@@ -65,7 +66,7 @@ def leave_out(
     if build.output.exists(DECIDED_FILE):
         decided = read_table(build.output, DECIDED_FILE)
     else:
-        examples = columns.audited(pa.concat_tables(all_rows))
+        examples = audited(pa.concat_tables(all_rows))
         same = twins.find_twins(examples, build.open_images(), build.draft)
         decided = decide(examples, same, build.policies)
         write_table(build.output, DECIDED_FILE, decided)

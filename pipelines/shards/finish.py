@@ -28,10 +28,10 @@ from pipelines.listing.refs import RejectedFile, iterate_refs
 from pipelines.planning.plan import ShardTask, read_task_refs, read_tasks
 from pipelines.shards import drops
 from pipelines.shards.build import Build, Sidecar
-from pipelines.shards.write import EXAMPLE_SCHEMA
 from pipelines.stores.output_state import PLAN_FILE
 from tfrecord_io.auditing import audit, twins
-from tfrecord_io.format import columns, descriptions, groups, manifest
+from tfrecord_io.format import descriptions, groups, manifest
+from tfrecord_io.format.examples import FILE_NAME, GROUP, SCHEMA, audited
 from tfrecord_io.stores.folder import BUILD_DIR, Folder
 from tfrecord_io.terminal.printing import csv_cell
 
@@ -67,7 +67,7 @@ def finish_dataset(build: Build) -> None:
             return
         for name, text in descriptions.for_tfds(made).items():
             storage.write(name, text.encode())
-        with storage.open(manifest.EXAMPLES_FILE_NAME) as examples:
+        with storage.open(FILE_NAME) as examples:
             text = descriptions.croissant(made, examples)
         storage.write(descriptions.CROISSANT_FILE, text.encode())
         storage.write(manifest.FILE_NAME, made.to_json().encode())
@@ -100,7 +100,7 @@ def describe_images(
     originals = np.flatnonzero(rows["variant"].to_numpy() == 0)
     num_variants = rows.num_rows - len(originals)
     made = _make_manifest(build, tasks, sidecars, rejects, dropped, num_variants)
-    examples, images = columns.audited(rows), build.open_images()
+    examples, images = audited(rows), build.open_images()
     same = twins.find_twins(examples, images, build.draft)
     result = audit.audit_examples(examples, same, made)
     made = dataclasses.replace(made, audit={**made.audit, **result.to_dict()})
@@ -200,9 +200,9 @@ def _read_rows(build: Build, tasks: Sequence[ShardTask]) -> list[pa.Table]:
     """
     output = build.output.root
     parts = list(build.output.map(build.read_rows, tasks))
-    # A table of labels adds columns to `EXAMPLE_SCHEMA`.
+    # A table of labels adds columns to `SCHEMA`.
     schema = parts[0].schema
-    is_own = set(EXAMPLE_SCHEMA.names) <= set(schema.names)
+    is_own = set(SCHEMA.names) <= set(schema.names)
     if not is_own or any(part.schema != schema for part in parts):
         raise errors.BuildError(
             f"another version of this program began {output}; start again with --overwrite"
@@ -219,14 +219,14 @@ def _read_rows(build: Build, tasks: Sequence[ShardTask]) -> list[pa.Table]:
 
 def _write_examples(storage: Folder, parts: Sequence[pa.Table], grouped: groups.Groups) -> None:
     """Writes the examples table, one row group per shard; `grouped` are the groups of all rows."""
-    schema = parts[0].schema.append(pa.field(groups.COLUMN, pa.string()))
+    schema = parts[0].schema.append(GROUP)
     start = 0
     with (
-        storage.create(manifest.EXAMPLES_FILE_NAME) as file,
+        storage.create(FILE_NAME) as file,
         pq.ParquetWriter(file, schema) as writer,
     ):
         for part in parts:
-            names = grouped.names.slice(start, len(part)).cast(pa.string())
+            names = grouped.names.slice(start, len(part)).cast(GROUP.type)
             writer.write_table(pa.table([*part.columns, names], schema))
             start += len(part)
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.sharedctypes import Synchronized
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
@@ -27,8 +26,8 @@ from pipelines.stores.output import WriteBehind
 from tfrecord_io.decoding import augment, preprocess
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.decoding.rejects import Reject
-from tfrecord_io.format import groups, schema, shard_writer
-from tfrecord_io.format.side_facts import HASH_LENGTH
+from tfrecord_io.format import schema, shard_writer
+from tfrecord_io.format.examples import table_of
 
 #: What was done, by name, see `TaskWriter.write`.
 Counts = collections.Counter[str]
@@ -37,38 +36,6 @@ if TYPE_CHECKING:
     from pydicom import Dataset
 
     _Data = bytes | io.BytesIO | Dataset
-
-#: Columns of examples.parquet, which has one row per example. The hashes are XXH3-128: they show
-#: whether two files or two pictures are the same, but do not protect against an adversary. A frame
-#: of a file with several has no hash of the file, because the file need not be read as a whole.
-#: The site and the other columns of a table of labels follow these, and last the image's group,
-#: which is known when all images are.
-EXAMPLE_SCHEMA = pa.schema(
-    [
-        ("split", pa.string()),
-        ("shard", pa.string()),
-        ("row", pa.int32()),
-        ("key", pa.string()),
-        ("label", pa.string()),
-        ("patient", pa.string()),
-        ("path", pa.string()),
-        ("width", pa.int32()),
-        ("height", pa.int32()),
-        ("mode", pa.string()),
-        ("file_format", pa.string()),
-        ("file_bytes", pa.int64()),
-        ("quantization", pa.int32()),
-        ("file_xxh3", pa.string()),
-        ("pixels_xxh3", pa.string()),
-        ("brightness", pa.float32()),
-        ("white_border", pa.float32()),
-        ("perceptual_hash", pa.binary(HASH_LENGTH)),
-        # Width to height, see `preprocess.DecodedImage`.
-        ("shape", pa.float32()),
-        # 0 is the image itself. An augmented copy has the file facts of its original.
-        ("variant", pa.int32()),
-    ]
-)
 
 
 def write_shard(build: Build, task: plan.ShardTask, reader: Reader, create: Create) -> Sidecar:
@@ -93,7 +60,13 @@ def write_shard(build: Build, task: plan.ShardTask, reader: Reader, create: Crea
         shard_writer.ShardWriter(file, layout) as shard,
     ):
         rows, rejects = _write_images(build, task, planned, reader, shard)
-    table = _examples_table(planned, rows, shard.facts())
+    places = pa.array([row["place"] for row in rows], pa.int64())
+    others = {
+        field.name.removeprefix(OTHER): planned[field.name].take(places)
+        for field in planned.schema
+        if field.name.startswith(OTHER)
+    }
+    table = table_of(rows, shard.facts(), others)
     with create(rows_name(task)) as file:
         pq.write_table(table, file)
     sidecar = Sidecar(
@@ -211,7 +184,7 @@ def _write_images(
     """Decodes the planned images into a shard.
 
     Returns:
-        the examples, by the names of `EXAMPLE_SCHEMA` and with their `place` in the plan, and the
+        the examples, by the names of `examples.SCHEMA` and with their `place` in the plan, and the
         rejected images.
     """
     draft, preprocessing = build.draft, Preprocessing.from_dict(build.draft.preprocessing)
@@ -315,27 +288,6 @@ def _decode(
         f"{ref.source_path} has other bytes each time that it is read; check the disk, the "
         "network and the server, then run the same command again to resume"
     )
-
-
-def _examples_table(
-    planned: pa.RecordBatch,
-    examples: Sequence[Mapping[str, Any]],
-    facts: Mapping[str, np.ndarray],
-) -> pa.Table:
-    """Returns the shard's rows of the examples table; `facts` are the columns of `side_facts`."""
-    columns: dict[str, Any] = {
-        name: [example.get(name) for example in examples] for name in EXAMPLE_SCHEMA.names
-    }
-    columns |= {**facts, "perceptual_hash": [bits.tobytes() for bits in facts["perceptual_hash"]]}
-    fields = list(EXAMPLE_SCHEMA)
-    places = pa.array([example["place"] for example in examples], pa.int64())
-    for field in planned.schema:
-        name = field.name.removeprefix(OTHER)
-        # The launcher has said which are left out.
-        if field.name.startswith(OTHER) and name not in columns and name != groups.COLUMN:
-            columns[name] = planned[field.name].take(places)
-            fields.append(pa.field(name, field.type))
-    return pa.Table.from_pydict(columns, pa.schema(fields))
 
 
 def _check_decoder(planned: Mapping[str, str]) -> None:

@@ -24,9 +24,11 @@ from PIL import Image
 from scripts.flink_cluster import free_ports
 from tfrecord_io import Manifest, RecordLayout, image_key
 from tfrecord_io.decoding.options import Preprocessing
-from tfrecord_io.format.groups import COLUMN, Groups, group_images
+from tfrecord_io.format.examples import FILE_NAME as EXAMPLES_FILE_NAME
+from tfrecord_io.format.examples import GROUP
+from tfrecord_io.format.groups import Groups, group_images
 from tfrecord_io.format.kinds import CLASSES, LabelKind, number_text
-from tfrecord_io.format.manifest import EXAMPLES_FILE_NAME, shard_name
+from tfrecord_io.format.manifest import shard_name
 from tfrecord_io.reading.mapped import MappedDataset
 from train.data.dataset import open_dataset
 
@@ -152,9 +154,9 @@ def regroup(directory: Path) -> None:
     """Writes the groups of the images, as a build finds them, into the table of examples."""
     path = directory / EXAMPLES_FILE_NAME
     table = pq.read_table(path)
-    others = table.drop_columns([COLUMN] if COLUMN in table.column_names else [])
+    others = table.drop_columns([GROUP.name] if GROUP.name in table.column_names else [])
     names = group_images(others).names.cast(pa.string())
-    pq.write_table(others.append_column(COLUMN, names), path)
+    pq.write_table(others.append_column(GROUP, names), path)
 
 
 def marked_data(num_examples: Mapping[str, int], **options: Any) -> Any:

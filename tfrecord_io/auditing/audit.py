@@ -19,8 +19,8 @@ from tfrecord_io.auditing import content_checks, leak_checks, shortcuts
 from tfrecord_io.auditing.examined import Examined
 from tfrecord_io.auditing.findings import MAX_LISTED, Audit
 from tfrecord_io.auditing.twins import ImageReader, Twins, find_twins
-from tfrecord_io.format.columns import other_dataset, read_examples
-from tfrecord_io.format.manifest import EXAMPLES_FILE_NAME, Manifest, ManifestError
+from tfrecord_io.format.examples import FILE_NAME, audited, other_dataset, read
+from tfrecord_io.format.manifest import Manifest, ManifestError
 from tfrecord_io.stores.folder import Folder
 from tfrecord_io.terminal.address import local_path
 from tfrecord_io.terminal.printing import printable
@@ -81,11 +81,11 @@ def audit(directory: str | os.PathLike[str], *, most_listed: int | None = MAX_LI
     """
     directory = local_path(directory)
     dataset = Manifest.load(directory)
-    examples = read_examples(directory / EXAMPLES_FILE_NAME)
+    examples = audited(read(directory))
     num_images = dataset.num_examples - dataset.counts.get("variants", 0)
     if examples.num_rows != num_images:
         raise ManifestError(
-            f"{EXAMPLES_FILE_NAME} names {examples.num_rows:,} images, but the manifest "
+            f"{FILE_NAME} names {examples.num_rows:,} images, but the manifest "
             f"{num_images:,}; copy the dataset again"
         )
     names = {shard.name for shard in dataset.shards}

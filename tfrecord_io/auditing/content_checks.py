@@ -11,7 +11,7 @@ import numpy as np
 from tfrecord_io.auditing.examined import Examined
 from tfrecord_io.auditing.findings import MAX_LISTED, Finding, note, problem, warning
 from tfrecord_io.format import shapes
-from tfrecord_io.format.columns import numbers_of
+from tfrecord_io.format.examples import numbers_of
 from tfrecord_io.format.manifest import DROPPED_FILE_NAME, REJECTS_FILE_NAME
 from tfrecord_io.terminal.printing import listed, many
 

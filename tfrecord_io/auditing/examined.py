@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tfrecord_io.auditing.twins import Twins
-from tfrecord_io.format.columns import as_classes, other_dataset
+from tfrecord_io.format.examples import as_classes, other_dataset
 from tfrecord_io.format.groups import group_images
 from tfrecord_io.format.manifest import Manifest
 
@@ -20,7 +20,7 @@ class Examined:
 
     Attributes:
         dataset: the manifest; its audit is not used.
-        examples: the table that `columns.read_examples` returns.
+        examples: the table that `examples.audited` returns.
         twins: the duplicates among these examples.
         most_listed: largest number of cases that a finding lists; None for all.
         measures: the numbers behind the findings; each check adds its own.

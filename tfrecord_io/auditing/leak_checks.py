@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from tfrecord_io.auditing.examined import Examined
 from tfrecord_io.auditing.findings import Finding, good, note, problem, warning
 from tfrecord_io.auditing.twins import MAX_DISTANCE, MIN_SIDE, NearPair
-from tfrecord_io.format.columns import encode
+from tfrecord_io.format.examples import encode
 from tfrecord_io.format.groups import MAX_CHAIN, plural_unit
 from tfrecord_io.terminal.printing import counted, many
 

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from tfrecord_io.auditing.examined import Examined
 from tfrecord_io.auditing.findings import MAX_LISTED, Finding, good, note, problem, warning
 from tfrecord_io.format import shapes
-from tfrecord_io.format.columns import encode
+from tfrecord_io.format.examples import encode
 from tfrecord_io.format.groups import Groups
 
 _NUM_FOLDS = 5

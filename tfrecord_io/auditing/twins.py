@@ -19,7 +19,7 @@ from PIL import Image, ImageFilter
 
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.format import schema, visible
-from tfrecord_io.format.columns import encode, encode_labels
+from tfrecord_io.format.examples import encode, encode_labels
 from tfrecord_io.format.groups import believe, group_images
 from tfrecord_io.format.manifest import Manifest
 from tfrecord_io.format.side_facts import HASH_LENGTH

@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from tfrecord_io.decoding import augment, preprocess
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.decoding.rejects import Reject
-from tfrecord_io.format import descriptions, manifest, schema
+from tfrecord_io.format import descriptions, examples, manifest, schema
 from tfrecord_io.format.statistics import PixelStatistics
 from tfrecord_io.stores import archives
 from tfrecord_io.terminal.address import local_path
@@ -100,13 +100,13 @@ def verify(
     findings += [Finding(name, "is not in the manifest") for name in sorted(strangers)]
     for name, messages in (
         (manifest.FILE_NAME, _check_manifest(dataset, records, sums)),
-        (manifest.EXAMPLES_FILE_NAME, _check_examples(directory, records)),
+        (examples.FILE_NAME, _check_examples(directory, records)),
         (descriptions.CROISSANT_FILE, _check_croissant(directory, dataset)),
         (manifest.REJECTS_FILE_NAME, _check_rejects(directory, dataset)),
     ):
         findings += _read(name, messages)
     if source_input is not None and not findings:
-        table = pq.read_table(directory / manifest.EXAMPLES_FILE_NAME)
+        table = examples.read(directory)
         drawn = random.Random(seed).sample(range(len(table)), min(num_samples, len(table)))
         rows = table.take(sorted(drawn)).to_pylist()
         findings += _check_sample(directory, dataset, local_path(source_input), names, rows)
@@ -210,7 +210,8 @@ def _check_manifest(
 def _check_examples(directory: Path, records: Mapping[str, Sequence[_Record]]) -> Iterator[str]:
     """Compares the table of examples with all records, by shard."""
     names = ["shard", *_Record._fields]
-    table = pq.read_table(directory / manifest.EXAMPLES_FILE_NAME, columns=names)
+    table = examples.read(directory)
+    examples.require(table, names)
     rows: dict[str, list[_Record]] = defaultdict(list)
     for shard, *values in zip(*(table[name].to_pylist() for name in names), strict=True):
         rows[shard].append(_Record(*values))
@@ -227,8 +228,8 @@ def _check_croissant(directory: Path, dataset: manifest.Manifest) -> Iterator[st
     if not path.exists():
         return
     expected = {shard.name: shard.sha256 for shard in dataset.shards}
-    with (directory / manifest.EXAMPLES_FILE_NAME).open("rb") as file:
-        expected[manifest.EXAMPLES_FILE_NAME] = hashlib.file_digest(file, "sha256").hexdigest()
+    with (directory / examples.FILE_NAME).open("rb") as file:
+        expected[examples.FILE_NAME] = hashlib.file_digest(file, "sha256").hexdigest()
     content = json.loads(path.read_text(encoding="utf-8"))
     listed = {entry["contentUrl"]: entry["sha256"] for entry in content["distribution"]}
     for name in sorted(listed.keys() | expected.keys()):

@@ -12,8 +12,8 @@ from urllib.parse import quote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tfrecord_io.format import schema
-from tfrecord_io.format.manifest import EXAMPLES_FILE_NAME, Manifest
+from tfrecord_io.format import examples, schema
+from tfrecord_io.format.manifest import Manifest
 
 CROISSANT_FILE = "croissant.json"
 
@@ -87,17 +87,17 @@ def for_tfds(dataset: Manifest) -> dict[str, str]:
     return {name: json.dumps(value, indent=1) + "\n" for name, value in content.items()}
 
 
-def croissant(dataset: Manifest, examples: pa.NativeFile) -> str:
+def croissant(dataset: Manifest, table: pa.NativeFile) -> str:
     """Returns the content of `croissant.json`; equal datasets give equal bytes.
 
     It lists the shards and the examples table as files with their SHA-256, and the columns of the
     table as fields of a set of records. The terms are those of version 1.0 of the specification,
     https://docs.mlcommons.org/croissant/docs/croissant-spec-1.0.html.
     """
-    columns = pq.read_schema(examples)
-    examples.seek(0)
-    sha256 = hashlib.file_digest(examples, "sha256").hexdigest()
-    files = [(EXAMPLES_FILE_NAME, "application/x-parquet", examples.tell(), sha256)]
+    columns = pq.read_schema(table)
+    table.seek(0)
+    sha256 = hashlib.file_digest(table, "sha256").hexdigest()
+    files = [(examples.FILE_NAME, "application/x-parquet", table.tell(), sha256)]
     for shard in dataset.shards:
         files.append((shard.name, "application/x-tfrecord", shard.num_bytes, shard.sha256))
     shape = " x ".join(map(str, dataset.image_shape))
@@ -109,7 +109,7 @@ def croissant(dataset: Manifest, examples: pa.NativeFile) -> str:
         "description": (
             f"{dataset.num_examples} examples as TFRecord shards of tf.train.Example: `image` "
             f"({dataset.dtype}, {shape}), `label` ({', '.join(dataset.label_names)}) and `key`. "
-            f"{EXAMPLES_FILE_NAME} has a row for each example."
+            f"{examples.FILE_NAME} has a row for each example."
         ),
         "version": "1.0.0",
         "distribution": [
@@ -155,7 +155,7 @@ def _fields(columns: pa.Schema) -> Iterator[dict[str, Any]]:
                 "name": column.name,
                 "dataType": name,
                 "source": {
-                    "fileObject": {"@id": EXAMPLES_FILE_NAME},
+                    "fileObject": {"@id": examples.FILE_NAME},
                     "extract": {"column": column.name},
                 },
             }

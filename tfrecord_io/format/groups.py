@@ -32,9 +32,6 @@ import pyarrow.compute as pc
 #: What an image's group can be known from, the best first.
 SOURCES = ("patient", "study", "series", "source", "file", "image")
 
-#: Name of the column of examples.parquet with the name of each image's group.
-COLUMN = "group"
-
 #: Column of examples.parquet with the source of copies that carry its name.
 COPY_OF = "copy_of"
 
@@ -93,20 +90,6 @@ class Groups:
 def plural_unit(unit: str) -> str:
     """Returns the plural of a `Groups.unit`."""
     return _PLURALS.get(unit, f"{unit}s")
-
-
-def groups_in(examples: pa.Table) -> Groups:
-    """Returns the groups of the images in examples.parquet.
-
-    Raises:
-        ValueError: if it has none, as the tables of releases before 1.0.0.
-    """
-    if COLUMN in examples.column_names and pa.types.is_string(examples[COLUMN].type):
-        names = _texts(examples[COLUMN])
-        are_ours = pc.match_substring_regex(names, f"^({'|'.join(SOURCES)}):")
-        if pc.all(are_ours, skip_nulls=False).as_py():
-            return Groups(names=names)
-    raise ValueError(f"has no groups of images in its column {COLUMN}")
 
 
 def group_images(images: pa.Table, near_duplicates: np.ndarray | None = None) -> Groups:

@@ -144,7 +144,7 @@ class LabelKind(abc.ABC):
         return f"in {counted(len(label_names), self.noun, self.plural)}"
 
 
-class Classes(LabelKind):
+class OneClass(LabelKind):
     """Each example has one class, whose name is the text of its label."""
 
     name, format_version, noun, plural = "class", 1, "class", "classes"
@@ -164,13 +164,13 @@ class Classes(LabelKind):
         return sum(counts) == num_examples
 
 
-class Grades(Classes):
+class OneGrade(OneClass):
     """Each example has one grade; their names are in ascending order."""
 
     name, format_version, noun, plural, flag = "grade", 2, "grade", "grades", "--grades"
 
 
-class MultiLabel(LabelKind):
+class ManyLabels(LabelKind):
     """Each example has any number of labels; their names are in the dataset's order."""
 
     name, format_version, noun, plural = "multi_label", 2, "label", "labels"
@@ -207,7 +207,7 @@ class MultiLabel(LabelKind):
         return counts @ np.hstack([with_label, 1 - with_label])
 
 
-class Numbers(LabelKind):
+class OneNumber(LabelKind):
     """Each example has a number, whose text is the shortest one that stands for its float32."""
 
     name, format_version, noun, plural = "number", 2, "number", "numbers"
@@ -285,7 +285,7 @@ def ranges_of(values: np.ndarray) -> tuple[tuple[str, ...], np.ndarray]:
     return tuple(names), codes.astype(np.int64)
 
 
-CLASSES, GRADES, MULTI_LABEL, NUMBER = KINDS = Classes(), Grades(), MultiLabel(), Numbers()
+CLASSES, GRADES, MULTI_LABEL, NUMBER = KINDS = OneClass(), OneGrade(), ManyLabels(), OneNumber()
 
 
 def kind_in(content: Mapping[str, Any]) -> LabelKind:

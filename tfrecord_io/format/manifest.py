@@ -24,10 +24,9 @@ from tfrecord_io.terminal.printing import listed
 #: The newest version of the format. A dataset has the oldest version that can describe it.
 FORMAT_VERSION = 2
 
-#: Names of the files of a dataset. The tables list examples, rejects, and what a policy left out;
-#: the report is the dataset's card.
+#: Names of files of a dataset. The tables list rejects, and what a policy left out; the report is
+#: the dataset's card.
 FILE_NAME = "manifest.json"
-EXAMPLES_FILE_NAME = "examples.parquet"
 REJECTS_FILE_NAME = "rejects.csv"
 DROPPED_FILE_NAME = "dropped.csv"
 REPORT_FILE_NAME = "report.html"

@@ -4,8 +4,8 @@
 >>> layout.stride, layout.features["image"].offset
 (50688, 64)
 
-Encoding does not need TensorFlow: all images of a dataset have the same size, so its serialized
-examples differ only in three fixed ranges of bytes.
+Encoding does not need TensorFlow: the serialized examples of a dataset differ only in three fixed
+ranges of bytes.
 """
 
 from __future__ import annotations
@@ -17,16 +17,13 @@ import itertools
 import math
 import struct
 from collections.abc import Iterator, Mapping
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import google_crc32c
 import numpy as np
 
 from tfrecord_io.decoding.options import DTYPES
 from tfrecord_io.format.kinds import CLASSES, LabelKind
-
-if TYPE_CHECKING:
-    import tensorflow as tf
 
 IMAGE, KEY, LABEL = "image", "key", "label"
 
@@ -94,9 +91,8 @@ class RecordLayout:
     Record r of a shard starts at byte `r * stride`, and its features have constant offsets in it.
     So a shard is both a TFRecord file of `tf.train.Example` and a strided array that can be mapped.
 
-    Two features of zeros, before and after the others, align the image to a multiple of 64 bytes
-    and make the stride a multiple of `block_length`, which also divides the image's length. So a
-    batch of images is one gather of blocks, which copies each pixel once and nothing else.
+    Two features of zeros align the image to 64 bytes, and the stride to `block_length`, which also
+    divides the image's length. So a batch of images is one gather of blocks.
 
     Attributes:
         image_shape: (height, width, channels) in pixels, with 1 or 3 channels.
@@ -136,11 +132,6 @@ class RecordLayout:
         """Type of the image's values as they are stored, which is little-endian."""
         return np.dtype(self.dtype).newbyteorder("<")
 
-    @property
-    def label_length(self) -> int:
-        """Size of the label in bytes: four (float32) per class."""
-        return 4 * self.num_classes
-
     @functools.cached_property
     def block_length(self) -> int:
         """Size of a block in bytes: the smallest divisor of `image_length` that is large enough."""
@@ -160,9 +151,10 @@ class RecordLayout:
         before_image += _entry(IMAGE, b"", self.image_length)
         # Sorted by name, as SerializeToString(deterministic=True) does.
         before_key = _entry(KEY, b"", KEY_LENGTH)
-        before_label = _entry(LABEL, b"", self.label_length)
+        label_length = 4 * self.num_classes
+        before_label = _entry(LABEL, b"", label_length)
         end = _entry(_TAIL_PADDING, bytes(tail_padding))
-        rest = len(before_key) + KEY_LENGTH + len(before_label) + self.label_length + len(end)
+        rest = len(before_key) + KEY_LENGTH + len(before_label) + label_length + len(end)
         example = _field(1, before_image, self.image_length + rest)
         frame = struct.pack("<Q", len(example) + self.image_length + rest)
         header = frame + struct.pack("<I", masked_crc32c(frame))
@@ -171,7 +163,7 @@ class RecordLayout:
     @functools.cached_property
     def features(self) -> Mapping[str, FeatureSlot]:
         """Position of each feature's payload, by feature name."""
-        lengths = {IMAGE: self.image_length, KEY: KEY_LENGTH, LABEL: self.label_length}
+        lengths = {IMAGE: self.image_length, KEY: KEY_LENGTH, LABEL: 4 * self.num_classes}
         slots: dict[str, FeatureSlot] = {}
         offset = 0
         for (name, length), before in zip(lengths.items(), self._parts, strict=False):
@@ -197,7 +189,7 @@ class RecordLayout:
             return len(_entry(name, b"", payload_length)) + payload_length
 
         before_image = len(_entry(IMAGE, b"", self.image_length))
-        others = length(KEY, KEY_LENGTH) + length(LABEL, self.label_length)
+        others = length(KEY, KEY_LENGTH) + length(LABEL, 4 * self.num_classes)
         # The start of the entries depends on their length, which is encoded in one byte or more,
         # and their length depends on their start. So each start is tried.
         for start in itertools.count(HEADER_LENGTH + 2):
@@ -262,14 +254,6 @@ class RecordLayout:
         Raises:
             ValueError: if the image, the label or the key does not fit the layout.
         """
-        record = bytearray(self.stride)
-        self.encode_into(record, image, label, key)
-        return bytes(record)
-
-    def encode_into(
-        self, record: bytearray | memoryview, image: bytes, label: np.ndarray, key: str
-    ) -> None:
-        """Writes one framed record into memory of `stride` bytes; otherwise as `encode_record`."""
         if len(image) != self.image_length:
             raise ValueError(
                 f"expected {self.image_length} bytes of pixels for shape {self.image_shape} of "
@@ -291,20 +275,7 @@ class RecordLayout:
         crc = google_crc32c.value(head[HEADER_LENGTH:])
         for part in (image, tail):
             crc = google_crc32c.extend(crc, part)
-        image_end = len(head) + len(image)
-        record[: len(head)] = head
-        record[len(head) : image_end] = image
-        record[image_end:] = tail + struct.pack("<I", _mask(crc))
-
-    def images_of(self, pixels: tf.Tensor) -> tf.Tensor:
-        """Gives the bytes of images, uint8 [batch, ...], their type and shape, without a copy."""
-        import tensorflow as tf
-
-        size = self.numpy_dtype.itemsize
-        if size > 1:
-            values = tf.reshape(pixels, (-1, self.image_length // size, size))
-            pixels = tf.bitcast(values, self.dtype)
-        return tf.reshape(pixels, (-1, *self.image_shape))
+        return b"".join((head, image, tail, struct.pack("<I", _mask(crc))))
 
 
 def _varint(value: int) -> bytes:

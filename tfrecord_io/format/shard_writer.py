@@ -1,7 +1,7 @@
 """Writes the records of a shard, and computes the side facts of their pictures.
 
-Hashing, writing and the side facts are done once for a block of records. For each record they would
-take several times longer: decoding an image in between evicts them from the processor's caches.
+Blocks of records are hashed, written and counted together. Record by record that takes several
+times longer: decoding an image in between evicts the code from the processor's caches.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ class ShardWriter:
         self._layout = layout
         num_records = max(BLOCK_BYTES // layout.stride, 1)
         self._block = np.empty((num_records, layout.stride), np.uint8)
-        self._records = [record.data for record in self._block]
         self._pictures = layout.images_in(self._block)
         self._num_waiting = 0
         self._boxes: list[tuple[int, int, int, int] | None] = []
@@ -52,10 +51,11 @@ class ShardWriter:
 
         The box is where the picture is in a padded image.
         """
-        self._layout.encode_into(self._records[self._num_waiting], image, label, key)
+        record = self._layout.encode_record(image, label, key)
+        self._block[self._num_waiting] = np.frombuffer(record, np.uint8)
         self._boxes.append(box)
         self._num_waiting += 1
-        if self._num_waiting == len(self._records):
+        if self._num_waiting == len(self._block):
             self._write_block()
 
     @property

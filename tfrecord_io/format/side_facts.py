@@ -136,8 +136,7 @@ def perceptual_hash(thumbnails: np.ndarray) -> np.ndarray:
         # The sums along the rows stay below 2**24, so they are exact in float32 too.
         rows = some.reshape(-1, _SIDE).astype(np.float32) @ _DCT.T.astype(np.float32)
         rows = rows.reshape(len(some), _SIDE, _FREQUENCIES).astype(np.float64)
-        # Less the mean, and times the number of pixels, so that all of them are integers and those
-        # of a picture of one colour are zeros.
+        # Less the mean, times the number of pixels: integers, and zeros for a single colour.
         sums = some.sum(axis=(1, 2), dtype=np.int64)
         coefficients = _SIDE**2 * (_DCT @ rows) - np.multiply.outer(sums, _DCT_OF_ONES)
         coefficients = coefficients.reshape(len(some), -1)

@@ -1,7 +1,6 @@
 """Mean and standard deviation of stored pixels, kept as exact sums of integers.
 
-Integers give the same sum in any order, so each worker adds up its own shard, and the total does
-not depend on how the work was divided.
+Integers give the same sum in any order, however the work is divided.
 """
 
 from __future__ import annotations

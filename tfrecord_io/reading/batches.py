@@ -187,7 +187,7 @@ class Batches:
         Their records; their rows there, int64 [steps, batch]; and float32 weights, as many.
         """
         dataset, order, examples, step = self.dataset, self.order, self.examples, self.start_step
-        batches = (examples[places] for places in order.batches(step))
+        batches = (examples[places] for part, _ in order.parts(step) for places in part)
         for records, rows in dataset.until_mapped(batches, examples):
             yield records, rows[np.newaxis], order.batch(step)[1][np.newaxis]
             step += 1

@@ -13,12 +13,11 @@ A record is written first and marked second, so a process can be killed at any m
 of the system, marks may have reached the disk and their records not, so each record is checked
 before it is used again.
 
-Folders and files are their owner's alone, and no link among them is followed: records are images of
-patients. A cache of another user is refused.
+Records are images of patients, so folders and files are their owner's alone, and no link among them
+is followed.
 
-No record of a dataset in use is ever removed. Each epoch is a random order without repetition, in
-which a cache that keeps what it has serves as large a share as it holds; one that makes room for
-newer records serves no more than that, and with least-recently-used almost nothing.
+No record of a dataset in use is ever removed: in random orders without repetition, a cache that
+makes room for newer records serves no more than one that keeps what it has.
 """
 
 from __future__ import annotations
@@ -78,8 +77,8 @@ class DatasetCache:
     Attributes:
         folder: of its files.
         path: of the file of records.
-        memory: uint8 [(records + 1) * stride], read-only: the records of all shards in the
-            manifest's order, mapped into memory; zeros where they are absent, and for one more.
+        memory: uint8 [(records + 1) * stride], read-only: that file, mapped into memory; zeros
+            where a record is absent, and for one more.
         states: uint8 [records], read-only: the state of each record of the dataset. Other
             processes and threads change it at any time, but never to `ABSENT` from `PRESENT`.
         fits: whether there was room for the whole dataset when it was opened.
@@ -124,9 +123,8 @@ class DatasetCache:
         self.folder = self._root / identity
         self.path = self.folder / _RECORDS
         self.is_full = False
-        self._num_bytes = sum(shard.num_bytes for shard in manifest.shards)
         self._stride = manifest.layout.stride
-        self._num_records = sum(shard.num_examples for shard in manifest.shards)
+        self._num_bytes, self._num_records = manifest.num_bytes, manifest.num_examples
         self._mutex = threading.Lock()
         self._reserved = 0
         self._files: dict[str, int] = {}
@@ -135,8 +133,9 @@ class DatasetCache:
             make_private_folder(self.folder)
             os.close(open_private(self.folder, os.O_RDONLY | os.O_DIRECTORY))
             self._open()
-            if recheck:
-                self._doubt()
+            if recheck:  # one by one: another process may mark others meanwhile
+                for place in np.flatnonzero(self.states == PRESENT).tolist():
+                    self.mark(place, 1, UNCHECKED)
             used = self._make_room(cache_gb)
             os.pwrite(total, used.to_bytes(8, "little"), 0)
 
@@ -229,13 +228,6 @@ class DatasetCache:
             # The header last: after a kill in between, the next process begins again.
             _write(states, _HEADER_LENGTH, known)
             _write(states, 0, np.frombuffer(_boot_id(), np.uint8))
-
-    def _doubt(self) -> None:
-        """Marks the records that were kept earlier as unchecked."""
-        kept = np.flatnonzero(self.states == PRESENT)
-        for run in np.split(kept, np.flatnonzero(np.diff(kept) != 1) + 1):
-            if run.size:
-                self.mark(int(run[0]), len(run), UNCHECKED)
 
     def _make_room(self, cache_gb: float | None) -> int:
         """Sets the limit, and removes unused datasets; returns the bytes of those that are left."""

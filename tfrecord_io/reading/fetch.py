@@ -1,9 +1,8 @@
 """Records that are not mapped into memory, read ahead of the batches that take them.
 
-The order says which records come next, as far ahead as one likes, and a record lies at a known
-place of its shard. So many reads are under way at a time: of single records where the order is
-random, of more where records are neighbours. While the cache has room, a few threads also read in
-runs what no batch waits for yet, because a store gives runs at less cost.
+The order says which records come next, and where they lie in their shards. So many reads are under
+way at a time. While the cache has room, a few threads also read in runs what no batch waits for
+yet, because a store gives runs at less cost.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ _NUM_FILLERS = 12
 
 # Longer reads cost more: their memory is taken from the system, and given back, each time.
 _MOST_BYTES_A_READ = 512 << 10
-# Batches are planned ahead up to so many bytes, but at least two. What is planned is mostly read
-# record by record, at a higher cost than in the runs that fill the cache: more would be slower.
+# Batches are planned ahead up to so many bytes, but at least two. They are mostly read record by
+# record, which costs more than the runs that fill the cache: more would be slower.
 _MOST_BYTES_AHEAD = 16 << 20
 _LEAST_BATCHES_AHEAD, _MOST_BATCHES_AHEAD = 2, 256
 
@@ -57,8 +56,8 @@ _EXIT_SECONDS = 1.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Source:
-    """Where records are read from, and kept.
+class Unmapped:
+    """Records that are not mapped into memory: where they are read from, and kept.
 
     Attributes:
         shards: those that are read; their records, without gaps, are the rows.
@@ -125,7 +124,7 @@ class _Work:
     ending.
     """
 
-    def __init__(self, source: Source, wanted: np.ndarray) -> None:
+    def __init__(self, source: Unmapped, wanted: np.ndarray) -> None:
         self._source, self._wanted = source, wanted
         self._cache, self._layout = source.cache, source.records.layout
         sizes = [shard.num_examples for shard in source.shards]

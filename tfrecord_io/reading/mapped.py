@@ -1,12 +1,11 @@
 """A split's shards as one array in memory, without reading them: no TensorFlow, no parsing.
 
-Every record of a dataset has the same length, so a shard is an array of records. The shards of
-a split are mapped behind each other into one range of addresses, each at a multiple of the
-record's stride, and so the whole split is one array: a batch from a thousand shards is a single
-gather. The gaps between shards are addresses only and take no memory.
+Every record of a dataset has the same length, so a shard is an array of records. The shards of a
+split are mapped behind each other, each at a multiple of the record's stride, so the split is one
+array, and a batch from a thousand shards is a single gather. Gaps between them take no memory.
 
-Of a remote dataset, the cache is mapped, which has holes. What is absent there is fetched, and so
-is everything where the files cannot be mapped.
+Of a remote dataset, the cache is mapped. What is absent there is fetched, and so is everything
+where the files cannot be mapped.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ import numpy as np
 from tfrecord_io.format import schema
 from tfrecord_io.format.manifest import ManifestError
 from tfrecord_io.reading.cache import DatasetCache, warn_once
-from tfrecord_io.reading.fetch import Fetched, Source
+from tfrecord_io.reading.fetch import Fetched, Unmapped
 from tfrecord_io.reading.opening import Verify, open_split
 from tfrecord_io.reading.records import Records, Rows, lay_out
 from tfrecord_io.stores.files import announce
@@ -48,16 +47,15 @@ _NUM_PROBES = 8
 class MappedDataset:
     """A split as a map-style dataset for PyTorch, or for plain numpy: one gather a batch.
 
-    It opens its files again in each worker process, and holds nothing else. With
-    `DataLoader(dataset, sampler=BatchOrder(...), batch_size=None)` each index is a whole batch.
+    Each worker process opens it again. With `DataLoader(dataset, sampler=BatchOrder(...),
+    batch_size=None)` each index is a whole batch.
 
     Attributes:
         name: of the split and its folder, for messages.
         rows: finds the row of an example.
-        records: read-only. Only the rows that `rows` returns are records; between and behind the
-            shards lie rows of zeros that exist as addresses only. Its blocks begin at a multiple of
-            64 bytes of memory.
-        source: of the records that are not mapped; None if all are.
+        records: read-only. Between and behind the shards lie rows of zeros that take no memory.
+            The blocks begin at a multiple of 64 bytes of memory.
+        unmapped: the records that are not mapped; None if all are.
         cache: of a remote dataset; None of a local one, or if nothing can be kept.
     """
 
@@ -82,7 +80,7 @@ class MappedDataset:
         self.layout = layout = self.manifest.layout
         shards = self.manifest.split(split).shards
         sizes = [shard.num_examples for shard in shards]
-        self.source: Source | None = None
+        self.unmapped: Unmapped | None = None
         self.cache: DatasetCache | None = None
         try:
             if is_remote(directory):
@@ -105,7 +103,7 @@ class MappedDataset:
             )
             self.records = Records(layout, np.zeros(layout.stride, np.uint8))
             self.rows = Rows(sizes)
-            self.source = Source(shards, files, self.records)
+            self.unmapped = Unmapped(shards, files, self.records)
 
     def _map_cache(self, directory: DataPath, files: StoredFiles, *, recheck: bool) -> None:
         """Maps the records of a remote dataset that this machine keeps."""
@@ -114,7 +112,7 @@ class MappedDataset:
             self.manifest, files.versions, directory.cache_dir, directory.cache_gb, recheck=recheck
         )
         self.records = Records(layout, cache.memory)
-        self.source = Source(every, files, self.records, cache)
+        self.unmapped = Unmapped(every, files, self.records, cache)
         firsts = Rows([shard.num_examples for shard in every]).firsts.tolist()
         by_name = dict(zip([shard.name for shard in every], firsts, strict=True))
         shards = self.manifest.split(self._arguments[1]).shards
@@ -139,10 +137,10 @@ class MappedDataset:
         Raises:
             StoreError: if a record cannot be read, or is damaged; it names the shard.
         """
-        if self.source is None:
+        if self.unmapped is None:
             return iter(())
         rows = np.sort(self.rows(np.array(wanted, np.int64)))
-        return self.source.ahead(map(self.rows, batches), rows)
+        return self.unmapped.ahead(map(self.rows, batches), rows)
 
     def __len__(self) -> int:
         return self.manifest.split(self._arguments[1]).num_examples
@@ -192,7 +190,7 @@ class MappedDataset:
             raise IndexError(f"examples are 0..{size - 1}, received {examples}")
         examples = np.where(examples < 0, examples + size, examples)
         chunks = np.array_split(examples, len(examples) // _CHUNK_EXAMPLES + 1)
-        if self.source is not None:
+        if self.unmapped is not None:
             return self.until_mapped(iter(chunks), ())
         self.cold.announce(self.rows(examples))
         return ((self.records, self.rows(chunk)) for chunk in chunks)
@@ -220,8 +218,7 @@ def as_places(examples: int | Sequence[int] | np.ndarray, num_examples: int) -> 
 class ColdShards:
     """Tells the system which records of files come next, if they are not in memory.
 
-    Without that, a batch waits for one record after the other. A disk that knows of many reads, in
-    the order of their places, gives several times as many a second.
+    A disk that knows of many reads gives several times as many a second.
     """
 
     def __init__(self, paths: Sequence[Path], rows: Rows, stride: int) -> None:
@@ -238,9 +235,10 @@ class ColdShards:
             ).start()
 
     def _is_in_memory(self, row: int) -> bool:
-        with contextlib.suppress(OSError), self._opened(row) as (file, place):
+        shard, place = self._rows.find(row)
+        with contextlib.suppress(OSError), self._paths[shard].open("rb", 0) as file:
             start = place * self._stride
-            return os.preadv(file, [bytearray(1)], start, os.RWF_NOWAIT) == 1
+            return os.preadv(file.fileno(), [bytearray(1)], start, os.RWF_NOWAIT) == 1
         return False  # or the file system cannot tell
 
     def _announce(self, rows: np.ndarray) -> None:
@@ -248,20 +246,11 @@ class ColdShards:
             group = np.sort(rows[first : first + _GROUP])
             breaks = np.flatnonzero(np.diff(self._rows.shards(group))) + 1
             for run in np.split(group, breaks):
+                shard, place = self._rows.find(int(run[0]))
                 # Whoever reads a file that cannot be opened will say so.
-                with contextlib.suppress(OSError), self._opened(int(run[0])) as (file, place):
+                with contextlib.suppress(OSError), self._paths[shard].open("rb", 0) as file:
                     for start in ((run - run[0] + place) * self._stride).tolist():
-                        announce(file, start, self._stride)
-
-    @contextlib.contextmanager
-    def _opened(self, row: int) -> Iterator[tuple[int, int]]:
-        """Opens the shard of a row; yields the file and the row's place there."""
-        shard, place = self._rows.find(row)
-        file = os.open(self._paths[shard], os.O_RDONLY)
-        try:
-            yield file, place
-        finally:
-            os.close(file)
+                        announce(file.fileno(), start, self._stride)
 
 
 def _open_again(

@@ -10,17 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, get_args
 
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
-
-from tfrecord_io.format.manifest import (
-    EXAMPLES_FILE_NAME,
-    STATISTICS_SPLIT,
-    Manifest,
-    ManifestError,
-    Shard,
-)
+from tfrecord_io.format.manifest import STATISTICS_SPLIT, Manifest, ManifestError, Shard
 from tfrecord_io.format.statistics import PixelStatistics
 from tfrecord_io.stores.folder import NUM_THREADS, Folder, StoredFiles
 
@@ -87,23 +77,6 @@ def open_split(
                     "it again with --overwrite"
                 )
     return manifest, files
-
-
-def read_examples(directory: str | os.PathLike[str], split: str | None = None) -> pa.Table:
-    """Returns the table of a split's examples, or of all, a row each, in the stored order.
-
-    `read_examples(OUT).to_pandas()` is a DataFrame. The columns are in docs/format.md.
-
-    Raises:
-        ManifestError: if the dataset is unfinished, or has no such split.
-        UserError, StoreError: as `open_split` does.
-    """
-    manifest = Manifest.load(directory)
-    table = pq.read_table(pa.BufferReader(Folder(directory).read(EXAMPLES_FILE_NAME)))
-    if split is None:
-        return table
-    manifest.split(split)
-    return table.filter(pc.equal(table["split"], split))
 
 
 def read_statistics(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import numbers
 from collections.abc import Iterator
 
 import numpy as np
@@ -35,9 +36,9 @@ _U64 = 0xFFFFFFFFFFFFFFFF
 EXAMPLES_AT_ONCE = 8192
 
 _TYPES: dict[type, tuple[tuple[type, ...], str]] = {
-    bool: ((np.bool_,), "True or False"),
-    int: ((np.integer,), "a whole number"),
-    float: ((int, np.integer, np.floating), "a number"),
+    bool: ((bool, np.bool_), "True or False"),
+    int: ((numbers.Integral,), "a whole number"),
+    float: ((numbers.Real,), "a number"),
 }
 
 # Positions of an endless order, a number that a batch may still be added to.
@@ -91,9 +92,9 @@ def check_type(name: str, value: object, kind: type[bool | int | float]) -> None
 
     An `int` is a `float`, too, but a `bool` is neither.
     """
-    others, expected = _TYPES[kind]
+    types, expected = _TYPES[kind]
     is_bool = isinstance(value, (bool, np.bool_))
-    if is_bool != (kind is bool) or not isinstance(value, (kind, *others)):
+    if is_bool != (kind is bool) or not isinstance(value, types):
         raise TypeError(f"{name} must be {expected}, received {value!r}")
 
 
@@ -234,13 +235,9 @@ class BatchOrder:
             yield self._part(step, last)
             step = last
 
-    def batches(self, start_step: int = 0) -> Iterator[np.ndarray]:
-        """Yields the examples of `parts`, int64 [examples of the share], batch after batch."""
-        for examples, _ in self.parts(start_step):
-            yield from examples
-
     def __iter__(self) -> Iterator[np.ndarray]:
-        return self.batches()
+        for examples, _ in self.parts():
+            yield from examples
 
     def __len__(self) -> int:
         if self.num_steps is None:

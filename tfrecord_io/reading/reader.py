@@ -17,8 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfrecord_io.format import schema
-from tfrecord_io.reading.batches import Batches, make_batches
-from tfrecord_io.reading.order import BatchOrder
+from tfrecord_io.reading.batches import make_batches
 from tfrecord_io.reading.records import BufferPool
 
 Arguments = ParamSpec("Arguments")
@@ -55,18 +54,15 @@ def make_dataset(*args: Any, **arguments: Any) -> tf.data.Dataset:
         ManifestError, TypeError, ValueError, OSError, UserError, StoreError: as `make_batches`.
     """
     batches = make_batches(*args, **arguments)
-    return _finish(_gathered(batches), batches)
-
-
-def _gathered(batches: Batches) -> tf.data.Dataset:
-    """Batches that are gathered out of records in memory, all mapped or some read for a batch."""
     order, layout, with_keys = batches.order, batches.dataset.layout, batches.with_keys
-
     # tf.data copies a tensor that a dataset or its functions hold into the graph of each iterator.
     # A tensor that is made while the iterator runs is passed by reference. So the files are mapped
     # when an iterator starts, and unmapped when it ends. TensorFlow never frees a function that it
     # was given, so these hold no open dataset.
     pickled = pickle.dumps(batches)
+
+    def read() -> Iterator[tuple[np.ndarray, ...]]:
+        return ((records.blocks, *part) for records, *part in pickle.loads(pickled).parts())
 
     def split(blocks: tf.Tensor, *many: tf.Tensor) -> tf.data.Dataset:
         every = tf.data.Dataset.from_tensors(blocks).repeat()
@@ -77,18 +73,29 @@ def _gathered(batches: Batches) -> tf.data.Dataset:
         others = (weights,) if order.pad_remainder else ()
         return image, label, *others, *((key,) if with_keys else ())
 
-    blocks = tf.TensorSpec((None, layout.block_length), tf.uint8)
-
-    def read() -> Iterator[tuple[np.ndarray, ...]]:
-        return ((records.blocks, *part) for records, *part in pickle.loads(pickled).parts())
-
-    parts = _from_iterator(read, (blocks, *_signature(order)))
+    has_one_size = order.num_steps in (None, order.num_full_steps)
+    shape = None, order.replica_batch_size if has_one_size else None
+    parts = _from_iterator(
+        read,
+        (
+            tf.TensorSpec((None, layout.block_length), tf.uint8),
+            tf.TensorSpec(shape, tf.int64),
+            tf.TensorSpec(shape, tf.float32),
+        ),
+    )
     num_gathers = min(_MAX_GATHERS, os.cpu_count() or 1)
     rows = parts.prefetch(1).flat_map(split)
     # In a function, where TensorFlow's deterministic mode leaves the threads as they are.
-    return tf.data.Dataset.range(1).flat_map(
+    dataset = tf.data.Dataset.range(1).flat_map(
         lambda _: rows.map(gather, num_gathers, deterministic=True)
     )
+    options = tf.data.Options()
+    options.deterministic = True
+    # Workers share batches by num_replicas; tf.data must not cut the data a second time.
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    num_batches = tf.data.INFINITE_CARDINALITY if order.num_steps is None else len(batches)
+    dataset = dataset.apply(tf.data.experimental.assert_cardinality(num_batches))
+    return dataset.prefetch(batches.prefetch).with_options(options)
 
 
 def _gather(
@@ -109,11 +116,12 @@ def _gather(
     lengths = (key.offset - first, key.length, between, label.length, -1)
     _, keys, _, labels, _ = tf.split(rest, lengths, axis=1)
     labels = tf.reshape(labels, (-1, layout.num_classes, 4))
-    characters = tf.cast(keys, tf.int32)
+    if (size := layout.numpy_dtype.itemsize) > 1:
+        image = tf.bitcast(tf.reshape(image, (-1, layout.image_length // size, size)), layout.dtype)
     return (
-        layout.images_of(image),
+        tf.reshape(image, (-1, *layout.image_shape)),
         tf.bitcast(labels, tf.float32),
-        tf.strings.unicode_encode(characters, "UTF-8"),
+        tf.strings.unicode_encode(tf.cast(keys, tf.int32), "UTF-8"),
     )
 
 
@@ -146,22 +154,3 @@ def _from_iterator(
     tickets = tf.data.Dataset.range(1).map(lambda _: tf.numpy_function(begin, [], tf.int64))
     tickets = tickets.flat_map(lambda ticket: tf.data.Dataset.from_tensors(ticket).repeat())
     return tickets.map(proceed).take_while(lambda *part: tf.shape(part[-1])[0] > 0)
-
-
-def _signature(order: BatchOrder) -> tuple[tf.TensorSpec, tf.TensorSpec]:
-    """Types of the places, or rows, and the weights of many batches at once."""
-    has_one_size = order.num_steps in (None, order.num_full_steps)
-    shape = None, order.replica_batch_size if has_one_size else None
-    return tf.TensorSpec(shape, tf.int64), tf.TensorSpec(shape, tf.float32)
-
-
-def _finish(dataset: tf.data.Dataset, batches: Batches) -> tf.data.Dataset:
-    """Adds what every dataset of this module has: a known length, order, and a batch ahead."""
-    is_endless = batches.order.num_steps is None
-    num_batches = tf.data.INFINITE_CARDINALITY if is_endless else len(batches)
-    options = tf.data.Options()
-    options.deterministic = True
-    # Workers share batches by num_replicas; tf.data must not cut the data a second time.
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
-    dataset = dataset.apply(tf.data.experimental.assert_cardinality(num_batches))
-    return dataset.prefetch(batches.prefetch).with_options(options)

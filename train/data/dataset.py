@@ -14,30 +14,21 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 import tfrecord_io
 from tfrecord_io.auditing.twins import MIN_SIDE
-from tfrecord_io.format import groups
-from tfrecord_io.format.groups import Groups, groups_in
+from tfrecord_io.format import examples
+from tfrecord_io.format.examples import HASH, IDENTITY, SITE
+from tfrecord_io.format.groups import Groups
 from tfrecord_io.format.hashing import draw, hash_names
-from tfrecord_io.format.manifest import EXAMPLES_FILE_NAME, NO_WEIGHT, STATISTICS_SPLIT, Manifest
+from tfrecord_io.format.manifest import NO_WEIGHT, STATISTICS_SPLIT, Manifest, ManifestError
 from tfrecord_io.format.side_facts import HASH_LENGTH
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.stores.folder import DataPath, Folder
 from train.data.options import FoldOptions
 from train.machine.errors import ConfigError
 
-#: Column of the table of examples that is measured without being asked for.
-SITE = "site"
-
-#: What tells an image from others, and the images that belong together.
-IDENTITY = ("key", "pixels_xxh3", groups.COLUMN, "patient", SITE)
-
-#: What nearly the same pictures nearly share, see `twins`.
-HASH = "perceptual_hash"
-
-# Columns that are read; not every table has a site.
+# Columns that are read, besides those that are measured.
 _COLUMNS = (*IDENTITY, HASH, "path", "split", "shard", "row", "variant")
 
 _TEXT = pa.string()
@@ -161,48 +152,29 @@ def open_dataset(path: str | DataPath, columns: Sequence[str] = ()) -> Dataset:
             has a column `weight`, or does not have one row for each example.
     """
     path = DataPath.of(path)
-    name = Folder(path).path(EXAMPLES_FILE_NAME)
     manifest = Manifest.load(path)
     measured = tuple(dict.fromkeys((SITE, *columns)))
+    file = Folder(path).path(examples.FILE_NAME)
     try:
-        with Folder(path).open(EXAMPLES_FILE_NAME) as file:
-            parquet = pq.ParquetFile(file)
-            known = parquet.schema_arrow.names
-            if "weight" in known:
-                raise ConfigError(f"{name}: {NO_WEIGHT}")
-            wanted = dict.fromkeys((*_COLUMNS, *measured))
-            table = parquet.read([each for each in wanted if each in known])
-        rows = _stored_order(manifest, table)
-    except (FileNotFoundError, ValueError) as error:
-        why = f"cannot be read ({error}), so the patients are not known"
-        raise ConfigError(f"{name} {why}; copy the dataset again") from None
-    if unknown := [each for each in columns if each not in known]:
-        has = f"which has {', '.join(known)}"
-        raise ConfigError(f"--by {unknown[0]}: expected a column of {name}, {has}")
-    try:
-        grouped = groups_in(table)
-    except ValueError as error:
-        old = "a release before 1.0.0 wrote it: build the dataset again"
-        raise ConfigError(f"{name} {error}; {old}") from None
+        table = examples.in_stored_order(examples.read(path), manifest)
+        groups = examples.groups_in(table)
+    except ManifestError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    known = table.column_names
+    if "weight" in known:
+        raise ConfigError(f"{file}: {NO_WEIGHT}")
+    if unknown := [name for name in columns if name not in known]:
+        raise ConfigError(
+            f"--by {unknown[0]}: expected a column of {file}, which has {', '.join(known)}"
+        )
+    wanted = dict.fromkeys((*_COLUMNS, *measured))
     return Dataset(
         path=path,
         manifest=manifest,
-        table=table.take(rows),
-        groups=grouped.take(rows),
-        measured=tuple(each for each in measured if each in known),
+        table=table.select([name for name in wanted if name in known]),
+        groups=groups,
+        measured=tuple(name for name in measured if name in known),
     )
-
-
-def _stored_order(manifest: Manifest, table: pa.Table) -> np.ndarray:
-    """Returns the rows of a table of examples in the order of the records."""
-    num_examples = manifest.num_examples
-    names = pa.array([shard.name for shard in manifest.shards], _TEXT)
-    ends = np.cumsum([0, *(shard.num_examples for shard in manifest.shards)])
-    shards = pc.index_in(table["shard"], names).fill_null(len(names))
-    places = ends[shards] + table["row"].to_numpy()
-    if not np.array_equal(np.sort(places), np.arange(num_examples)):
-        raise ValueError(f"it does not have one row for each of the {num_examples:,} examples")
-    return np.argsort(places)
 
 
 def _splits(manifest: Manifest) -> list[str]:

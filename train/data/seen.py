@@ -17,11 +17,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tfrecord_io.auditing import twins
-from tfrecord_io.format.groups import COLUMN
+from tfrecord_io.format.examples import GROUP, HASH, IDENTITY, SITE
 from tfrecord_io.format.manifest import Manifest
 from tfrecord_io.format.side_facts import HASH_LENGTH
 from tfrecord_io.stores.files import atomic_write
-from train.data.dataset import HASH, IDENTITY, SITE, Dataset, Part, Parts
+from train.data.dataset import Dataset, Part, Parts
 from train.machine.errors import ConfigError
 
 FILE_NAME = "seen.parquet"
@@ -196,9 +196,9 @@ def find_seen(seen: Seen, dataset: Dataset) -> Found:
         num_near = twins.count_near(twins.hashes_in(images.take(rows)), known)
         is_crowded[rows] = num_near > _CROWD
         is_alike[rows] = (num_near > 0) & (num_near <= _CROWD)
-    is_named = _is_same(images, seen.images, COLUMN) | _is_same(images, seen.images, "patient")
+    is_named = _is_same(images, seen.images, GROUP.name) | _is_same(images, seen.images, "patient")
     is_alike, is_seen = (
-        found | pc.is_in(images[COLUMN], images[COLUMN].filter(pa.array(found))).to_numpy()
+        found | pc.is_in(images[GROUP.name], images[GROUP.name].filter(pa.array(found))).to_numpy()
         for found in (is_alike, is_alike | is_named)
     )
     return Found(is_seen, is_seen & ~is_alike, is_crowded & ~is_seen)
@@ -230,7 +230,7 @@ def _by_site(table: pa.Table, column: str) -> list[tuple[str | None, str | None]
     patient of another site.
     """
     sites = set(pc.unique(table["site"]).to_pylist()) - {None}
-    prefix = "patient:" if column == COLUMN else ""
+    prefix = "patient:" if column == GROUP.name else ""
     found = []
     rows = (table[name].to_pylist() for name in (column, "patient", "site"))
     for name, patient, own in zip(*rows, strict=True):

@@ -5,6 +5,7 @@ from concurrent import futures
 from pathlib import Path
 
 import apache_beam as beam
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
@@ -23,6 +24,7 @@ from pipelines.stores import output_state
 from tfrecord_io.decoding import preprocess
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.decoding.rejects import Reject
+from tfrecord_io.format import examples
 from tfrecord_io.format.manifest import Manifest
 from tfrecord_io.format.schema import image_key
 from tfrecord_io.format.statistics import PixelStatistics
@@ -136,7 +138,7 @@ def test_tasks_become_a_dataset_whose_tables_name_every_image(job):
     assert found.split("train").label_counts == (5, 5, 5, 5)
     assert found.split("test").label_counts == (2, 2, 2, 2)
     table = pq.read_table(job.build.output.path("examples.parquet"))
-    assert table.schema.names == [*write.EXAMPLE_SCHEMA.names, "group"]
+    assert table.schema.names == list(examples.OWN)
     in_order = [shard.name for shard in found.shards for _ in range(shard.num_examples)]
     assert table["shard"].to_pylist() == in_order
     assert len(set(table["key"].to_pylist())) == 28
@@ -149,6 +151,15 @@ def test_tasks_become_a_dataset_whose_tables_name_every_image(job):
     assert all(row[2] for row in rows)
     assert found.statistics == PixelStatistics.from_images(stored(job.build.output.root)[0])
     assert found.statistics.num_pixels == 20 * 8 * 8
+
+
+def test_a_new_column_of_the_table_is_added_in_one_place(job, monkeypatch):
+    box = pa.field("box", pa.list_(pa.int32()))  # a fact of `DecodedImage` that no table has
+    monkeypatch.setattr(examples, "SCHEMA", examples.SCHEMA.append(box))
+    run(job, job.todo)
+    table = examples.read_examples(job.storage.root)
+    assert table["box"].to_pylist() == [[0, 0, 8, 8]] * 28
+    assert "box" in examples.audited(table).column_names
 
 
 # ---- finishing

@@ -162,7 +162,7 @@ def test_a_row_of_the_examples_table_that_contradicts_its_record_is_found(datase
         other = next(value for value in values if value != values[2])
         return [*values[:2], other, *values[3:]]
 
-    table = change_column(dataset / manifest.EXAMPLES_FILE_NAME, column, change)
+    table = change_column(dataset / "examples.parquet", column, change)
     values = table[column].to_pylist()
     other = change(values)[2]
     (dataset / "croissant.json").unlink()
@@ -176,7 +176,7 @@ def test_a_row_of_the_examples_table_that_contradicts_its_record_is_found(datase
 
 def test_a_source_that_gives_other_pixels_is_found(dataset, source_tree, tmp_path):
     other = Path(shutil.copytree(source_tree, tmp_path / "other"))
-    paths = pq.read_table(dataset / manifest.EXAMPLES_FILE_NAME)["path"].to_pylist()
+    paths = pq.read_table(dataset / "examples.parquet")["path"].to_pylist()
     shutil.copy(other / paths[0], other / paths[1])
     (finding,) = verify.verify(dataset, source_input=other)
     assert paths[1] in finding.message

@@ -1,0 +1,236 @@
+"""The examples table, which has a row for each example: its columns, how it is read and joined.
+
+A column is added to `SCHEMA`, and nowhere else: an example's facts of that name are written, read
+and described in croissant.json.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from tfrecord_io.format.groups import SOURCES, Groups
+from tfrecord_io.format.kinds import LabelKind, OneClass
+from tfrecord_io.format.manifest import Manifest, ManifestError
+from tfrecord_io.format.side_facts import HASH_LENGTH
+from tfrecord_io.stores.folder import Folder
+
+FILE_NAME = "examples.parquet"
+
+#: Columns of every table. The hashes are XXH3-128: they show whether two files or two pictures are
+#: the same, but do not protect against an adversary. A frame of a file with several has no hash of
+#: the file, because the file need not be read as a whole.
+SCHEMA = pa.schema(
+    [
+        ("split", pa.string()),
+        ("shard", pa.string()),
+        ("row", pa.int32()),
+        ("key", pa.string()),
+        ("label", pa.string()),
+        ("patient", pa.string()),
+        ("path", pa.string()),
+        ("width", pa.int32()),
+        ("height", pa.int32()),
+        ("mode", pa.string()),
+        ("file_format", pa.string()),
+        ("file_bytes", pa.int64()),
+        ("quantization", pa.int32()),
+        ("file_xxh3", pa.string()),
+        ("pixels_xxh3", pa.string()),
+        ("brightness", pa.float32()),
+        ("white_border", pa.float32()),
+        ("perceptual_hash", pa.binary(HASH_LENGTH)),
+        # Width to height, see `preprocess.DecodedImage`.
+        ("shape", pa.float32()),
+        # 0 is the image itself. An augmented copy has the file facts of its original.
+        ("variant", pa.int32()),
+    ]
+)
+
+#: Columns that a table of labels may add, and whose meaning is known. Its other columns follow.
+SITE = "site"
+KNOWN = (SITE, "study", "series")
+
+#: The last column: the name of the image's group, which is known when all images are.
+GROUP = pa.field("group", pa.string())
+
+#: Names that a table of labels cannot give to its columns.
+OWN = (*SCHEMA.names, GROUP.name)
+
+#: What nearly the same pictures nearly share, see `twins`.
+HASH = "perceptual_hash"
+
+#: What tells an image from others, and the images that belong together; texts, or null if unknown.
+IDENTITY = ("key", "pixels_xxh3", GROUP.name, "patient", SITE)
+
+
+class _Ranges(OneClass):
+    """The classes are ranges of a number; no dataset is stored with them."""
+
+    noun, plural = "range", "ranges"
+
+
+def table_of(
+    examples: Sequence[Mapping[str, Any]],
+    facts: Mapping[str, np.ndarray],
+    others: Mapping[str, pa.Array],
+) -> pa.Table:
+    """Returns the rows of the table for the examples of a shard, without their groups.
+
+    Args:
+        examples: what is known of each, by the names of `SCHEMA`; other names are left out.
+        facts: the columns that `side_facts` returns.
+        others: further columns, such as those of a table of labels; one of `OWN` is left out.
+    """
+    columns: dict[str, Any] = {
+        name: [example.get(name) for example in examples] for name in SCHEMA.names
+    }
+    columns |= {**facts, HASH: [bits.tobytes() for bits in facts[HASH]]}
+    others = {name: column for name, column in others.items() if name not in OWN}
+    fields = [*SCHEMA, *(pa.field(name, column.type) for name, column in others.items())]
+    return pa.Table.from_pydict(columns | others, pa.schema(fields))
+
+
+def read(directory: str | os.PathLike[str]) -> pa.Table:
+    """Returns the whole table of a dataset, of a folder or a URL.
+
+    Raises:
+        ManifestError: if the table is missing or damaged.
+        UserError, StoreError: as `Manifest.load` does.
+    """
+    try:
+        return pq.read_table(pa.BufferReader(Folder(directory).read(FILE_NAME)))
+    except FileNotFoundError:
+        raise ManifestError(f"{FILE_NAME} is missing; copy the dataset again") from None
+    except (pa.ArrowException, OSError) as error:
+        raise ManifestError(f"{FILE_NAME} is damaged ({error}); copy the dataset again") from None
+
+
+def read_examples(directory: str | os.PathLike[str], split: str | None = None) -> pa.Table:
+    """Returns the table of a split's examples, or of all, a row each, in the stored order.
+
+    `read_examples(OUT).to_pandas()` is a DataFrame. The columns are in docs/format.md.
+
+    Raises:
+        ManifestError: if the dataset is unfinished, its table is missing or damaged, or it has no
+            such split.
+        UserError, StoreError: as `Manifest.load` does.
+    """
+    manifest = Manifest.load(directory)
+    table = read(directory)
+    if split is None:
+        return table
+    manifest.split(split)
+    return table.filter(pc.equal(table["split"], split))
+
+
+def require(table: pa.Table, columns: Collection[str] = SCHEMA.names) -> None:
+    """Raises ManifestError if the table lacks one of some columns."""
+    if missing := {*columns} - {*table.column_names}:
+        raise ManifestError(
+            f"{FILE_NAME} has no column {', '.join(sorted(missing))}; build the dataset again"
+        )
+
+
+def audited(table: pa.Table) -> pa.Table:
+    """Returns the columns of `SCHEMA` and `KNOWN` that a table has, without augmented copies.
+
+    Raises:
+        ManifestError: if a column of `SCHEMA` is missing.
+    """
+    require(table)
+    table = table.select([name for name in (*SCHEMA.names, *KNOWN) if name in table.column_names])
+    # An augmented copy resembles its original on purpose, so it is not audited.
+    return table.filter(pc.equal(table["variant"], 0))
+
+
+def in_stored_order(table: pa.Table, dataset: Manifest) -> pa.Table:
+    """Returns the table with its rows in the order of the records, split after split.
+
+    Raises:
+        ManifestError: if it does not have one row for each record of the shards.
+    """
+    require(table, ("shard", "row"))
+    names = pa.array([shard.name for shard in dataset.shards], pa.string())
+    starts = np.cumsum([0, *(shard.num_examples for shard in dataset.shards)])
+    shards = pc.index_in(table["shard"], names).fill_null(len(names))
+    places = starts[shards] + table["row"].to_numpy()
+    if not np.array_equal(np.sort(places), np.arange(dataset.num_examples)):
+        raise ManifestError(
+            f"{FILE_NAME} does not have one row for each of the {dataset.num_examples:,} examples; "
+            "copy the dataset again"
+        )
+    return table.take(np.argsort(places))
+
+
+def groups_in(table: pa.Table) -> Groups:
+    """Returns the groups of a table's images.
+
+    Raises:
+        ManifestError: if it has none, as the tables of releases before 1.0.0.
+    """
+    if GROUP.name in table.column_names and pa.types.is_string(table[GROUP.name].type):
+        names = table[GROUP.name].combine_chunks().cast(pa.large_string())
+        are_ours = pc.match_substring_regex(names, f"^({'|'.join(SOURCES)}):")
+        if pc.all(are_ours, skip_nulls=False).as_py():
+            return Groups(names=names)
+    raise ManifestError(
+        f"{FILE_NAME} has no groups of images in its column {GROUP.name}; a release before 1.0.0 "
+        "wrote it: build the dataset again"
+    )
+
+
+def other_dataset(what: str) -> ManifestError:
+    """Returns the error of a table that names something that the manifest does not have."""
+    return ManifestError(
+        f"{FILE_NAME} has {what}, which the manifest does not have: they are of different datasets"
+    )
+
+
+def encode(column: pa.ChunkedArray) -> tuple[np.ndarray, pa.Array]:
+    """Numbers the different values of a column, in the order of their first rows.
+
+    Returns:
+        int64 [num_rows], the number of each row's value, or -1 where there is none; and the values.
+    """
+    encoded = column.combine_chunks().dictionary_encode()
+    return encoded.indices.fill_null(-1).to_numpy().astype(np.int64), encoded.dictionary
+
+
+def encode_labels(examples: pa.Table, kind: LabelKind) -> tuple[Sequence[str], np.ndarray]:
+    """Returns the different labels, or ranges of numbers, and the place of each example in them."""
+    codes, texts = encode(examples["label"])
+    return kind.classes_of(texts.to_pylist(), codes)
+
+
+def numbers_of(examples: pa.Table) -> np.ndarray:
+    """Returns the numbers of a dataset of numbers, float64 [num_examples]."""
+    return pc.cast(examples["label"], pa.float64()).to_numpy()
+
+
+def as_classes(dataset: Manifest, examples: pa.Table) -> tuple[Manifest, pa.Table]:
+    """Returns a dataset of numbers as one of classes, its ranges in ascending order.
+
+    Any other keeps its labels. The counts of the labels are those of `examples`, which `audited`
+    returned.
+    """
+    kind, names = dataset.label_kind, dataset.label_names
+    if kind.is_number:
+        ranges, codes = encode_labels(examples, kind)
+        labels = pa.array(ranges, pa.string()).take(pa.array(codes))
+        examples = examples.set_column(examples.schema.get_field_index("label"), "label", labels)
+        kind, names = _Ranges(), tuple(ranges)
+    texts, of_split = examples["label"], examples["split"]
+    splits = {}
+    for name, split in dataset.splits.items():
+        counts = kind.counts(texts.filter(pc.equal(of_split, name)).to_pylist(), names)
+        splits[name] = dataclasses.replace(split, label_counts=counts)
+    facts = {"label_kind": kind, "label_names": names, "splits": splits}
+    return dataclasses.replace(dataset, **facts), examples
