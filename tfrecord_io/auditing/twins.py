@@ -83,8 +83,8 @@ class ImageReader:
 
         return cls(dataset.layout, open_shard)
 
-    def values(self, shard: str, row: int) -> np.ndarray:
-        """Returns the image of a record as it is stored, [height, width, channels].
+    def read(self, shard: str, row: int) -> Image.Image:
+        """Returns the image of a record, grey or RGB, see `visible.picture`.
 
         Raises:
             OSError: if the shard is missing or has no such record.
@@ -95,11 +95,7 @@ class ImageReader:
         if len(pixels) != slot.length:
             raise OSError(f"{shard} ends before its record {row}")
         values = np.frombuffer(pixels, self.layout.numpy_dtype)
-        return values.reshape(self.layout.image_shape)
-
-    def read(self, shard: str, row: int) -> Image.Image:
-        """Returns the image of a record, grey or RGB, see `visible.picture`."""
-        return visible.picture(self.values(shard, row))
+        return visible.picture(values.reshape(self.layout.image_shape))
 
 
 def pairs(
@@ -211,7 +207,8 @@ def find_twins(examples: pa.Table, images: ImageReader, dataset: Manifest) -> Tw
     label are left out, because many images of one patient look alike, and nothing follows from it.
     Of the manifest, only what decides the pixels and labels is used.
     """
-    groups, first_rows = number_pictures(examples)
+    groups, _ = encode(examples["pixels_xxh3"])
+    first_rows = np.unique(groups, return_index=True)[1]  # of each picture
     hashes = hashes_in(examples.take(pa.array(first_rows)))
     blank = ~np.any(hashes, axis=1)
     side = min(images.layout.image_shape[:2])
@@ -285,12 +282,6 @@ def _comparer(
         return float(rest(a, size) @ rest(b, size)), min(size)
 
     return compare
-
-
-def number_pictures(examples: pa.Table) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the number of each example's picture, and the first row of each picture."""
-    pictures, _ = encode(examples["pixels_xxh3"])
-    return pictures, np.unique(pictures, return_index=True)[1]
 
 
 def hashes_in(examples: pa.Table) -> np.ndarray:
