@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from tfrecord_io.auditing import content_checks, leak_checks, shortcuts
 from tfrecord_io.auditing.examined import Examined
-from tfrecord_io.auditing.findings import MAX_LISTED, Audit
+from tfrecord_io.auditing.findings import MAX_LISTED, SEVERITIES, Audit
 from tfrecord_io.auditing.twins import ImageReader, Twins, find_twins
 from tfrecord_io.format.examples import FILE_NAME, audited, other_dataset, read
 from tfrecord_io.format.manifest import Manifest, ManifestError
@@ -103,7 +103,8 @@ def audit_examples(
     """Audits the examples of a dataset, see `Examined` for the arguments."""
     examined = Examined(examples, twins, dataset, most_listed)
     findings = itertools.chain.from_iterable(check(examined) for check in _CHECKS)
-    return Audit.of(findings, examined.measures)
+    ranked = sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
+    return Audit(tuple(ranked), examined.measures)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 Severity = Literal["problem", "warning", "note", "good"]
@@ -54,12 +54,6 @@ class Audit:
 
     findings: tuple[Finding, ...]
     measures: Mapping[str, Any]
-
-    @classmethod
-    def of(cls, findings: Iterable[Finding], measures: Mapping[str, Any]) -> Audit:
-        """Puts the worst first; of the same severity, the order stays."""
-        ranked = sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
-        return cls(tuple(ranked), measures)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns JSON values, as the manifest keeps them."""

@@ -232,7 +232,7 @@ def check_near(examined: Examined) -> Iterator[Finding]:
     )  # fmt: skip
     for severity, code, pairs, title, detail in found:
         if pairs:
-            listed = list_pairs(examined.examples, pairs[: examined.most_listed])
+            listed = _list_pairs(examined.examples, pairs[: examined.most_listed])
             title = f"{counted(len(pairs), 'pair')} of {title}"
             yield severity(code, title, detail, len(pairs), listed)
     if not across and len(examined.splits) > 1 and examined.measures["near_duplicates_complete"]:
@@ -275,7 +275,7 @@ def _near_not_looked_for(examined: Examined) -> Finding:
     return note("near_duplicates", "Near duplicates were not looked for", detail)
 
 
-def list_pairs(examples: pa.Table, pairs: Sequence[NearPair]) -> _Listed:
+def _list_pairs(examples: pa.Table, pairs: Sequence[NearPair]) -> _Listed:
     """Lists pairs of rows with the facts needed to show them side by side."""
     columns = examples.select(["split", "label", "path", "shard", "row"])
     listed = []

@@ -52,6 +52,9 @@ _PAIR_SIDE = 224
 # fewer than the least, copies of a picture would count as what is shared.
 _LEAST_SHARED, _MOST_SHARED = 32, 256
 
+# Neighbours with which a hash is compared in each order.
+_WINDOW = 8
+
 # Hashes of which this many orders have no more neighbours than are compared are of a crowd, and so
 # are all of a small dataset: they are compared with each other, up to the largest number.
 _CROWDED_ORDERS, _FEW_HASHES, _MOST_HASHES = 8, 5_000, 20_000
@@ -64,8 +67,8 @@ class ImageReader:
         self.layout = layout
         self._folder = folder
 
-    def values(self, shard: str, row: int) -> np.ndarray:
-        """Returns the image of a record as it is stored, [height, width, channels].
+    def read(self, shard: str, row: int) -> Image.Image:
+        """Returns the image of a record, grey or RGB, see `visible.picture`.
 
         Raises:
             OSError: if the shard is missing or has no such record.
@@ -76,11 +79,7 @@ class ImageReader:
         if len(pixels) != slot.length:
             raise OSError(f"{shard} ends before its record {row}")
         values = np.frombuffer(pixels, self.layout.numpy_dtype)
-        return values.reshape(self.layout.image_shape)
-
-    def read(self, shard: str, row: int) -> Image.Image:
-        """Returns the image of a record, grey or RGB, see `visible.picture`."""
-        return visible.picture(self.values(shard, row))
+        return visible.picture(values.reshape(self.layout.image_shape))
 
 
 def pairs(
@@ -192,7 +191,8 @@ def find_twins(examples: pa.Table, images: ImageReader, dataset: Manifest) -> Tw
     label are left out, because many images of one patient look alike, and nothing follows from it.
     Of the manifest, only what decides the pixels and labels is used.
     """
-    groups, first_rows = number_pictures(examples)
+    groups, _ = encode(examples["pixels_xxh3"])
+    first_rows = np.unique(groups, return_index=True)[1]  # of each picture
     hashes = hashes_in(examples.take(pa.array(first_rows)))
     blank = ~np.any(hashes, axis=1)
     side = min(images.layout.image_shape[:2])
@@ -268,12 +268,6 @@ def _comparer(
     return compare
 
 
-def number_pictures(examples: pa.Table) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the number of each example's picture, and the first row of each picture."""
-    pictures, _ = encode(examples["pixels_xxh3"])
-    return pictures, np.unique(pictures, return_index=True)[1]
-
-
 def hashes_in(examples: pa.Table) -> np.ndarray:
     """Returns the column `perceptual_hash`, uint8 [num_examples, HASH_LENGTH]."""
     joined = b"".join(examples["perceptual_hash"].to_pylist())
@@ -295,20 +289,19 @@ def have_different(
 
 
 def find_pairs(
-    hashes: np.ndarray, window: int = 8, max_pairs: int = 2_000_000
+    hashes: np.ndarray, max_pairs: int = 2_000_000
 ) -> tuple[np.ndarray, np.ndarray, bool]:
     """Finds pairs of hashes that differ in at most `MAX_DISTANCE` bits, without comparing all.
 
     The hashes are sorted 32 times, each time by the bytes from another position on, and each hash
-    is compared with the next `window` hashes in that order. Close hashes share most bits, so they
-    are neighbours in at least one order, but for crowds of like hashes: these are compared with
-    each other. Time grows as n log n; memory is about 200 bytes per hash. Source of the idea:
-    Charikar 2002, "Similarity estimation techniques from rounding algorithms", section 3 (sorted
-    random permutations).
+    is compared with its next neighbours in that order. Close hashes share most bits, so they are
+    neighbours in at least one order, but for crowds of like hashes: these are compared with each
+    other. Time grows as n log n; memory is about 200 bytes per hash. Source of the idea: Charikar
+    2002, "Similarity estimation techniques from rounding algorithms", section 3 (sorted random
+    permutations).
 
     Args:
         hashes: uint8 [num_hashes, HASH_LENGTH].
-        window: number of neighbours compared in each order.
         max_pairs: number of pairs after which the search stops.
 
     Returns:
@@ -316,46 +309,41 @@ def find_pairs(
         [num_pairs], in how many bits they differ; and whether the search is complete: it did not
         stop early, and no crowd was too large.
     """
-    num_hashes = len(hashes)
-    pair_codes, distances = np.empty(0, np.int64), np.empty(0, np.int16)
-    num_crowded = np.zeros(num_hashes, np.int64)
+    words, num_hashes = _words(hashes), len(hashes)
+    codes, num_crowded = np.empty(0, np.int64), np.zeros(num_hashes, np.int64)
     for start in range(HASH_LENGTH):
         # The eight bytes from this position on, as one number.
         columns = (start + np.arange(8)) % HASH_LENGTH
         keys = np.ascontiguousarray(hashes[:, columns]).view(">u8").ravel().astype(np.uint64)
         order = np.argsort(keys)
-        words, keys = _words(hashes[order]), keys[order]
-        found = [(pair_codes, distances)]
-        for shift in range(1, min(window, num_hashes - 1) + 1):
-            distance = _distances(words[:, shift:], words[:, :-shift])
-            rows = np.flatnonzero(distance <= MAX_DISTANCE)
-            found.append((_codes(order[rows], order[rows + shift], num_hashes), distance[rows]))
-        pair_codes, distances = _distinct(found)
+        ordered, keys, found = words[:, order], keys[order], [codes]
+        for shift in range(1, min(_WINDOW, num_hashes - 1) + 1):
+            near = _are_near(ordered[:, shift:], ordered[:, :-shift])
+            found.append(_codes(order[near], order[near + shift], num_hashes))
+        codes = _distinct(found)
         # More hashes than the window share three bytes, which chance does not do.
-        crowd = np.flatnonzero((keys[window:] ^ keys[:-window]) >> np.uint64(40) == 0)
-        num_crowded[order[np.unique([crowd, crowd + window])]] += 1
-        if len(pair_codes) > max_pairs:
+        crowd = np.flatnonzero((keys[_WINDOW:] ^ keys[:-_WINDOW]) >> np.uint64(40) == 0)
+        num_crowded[order[np.unique([crowd, crowd + _WINDOW])]] += 1
+        if len(codes) > max_pairs:
             break
-    is_few = num_hashes <= _FEW_HASHES
-    rows = np.flatnonzero(is_few | (num_crowded >= _CROWDED_ORDERS))
-    found, num_pairs = [(pair_codes, distances)], len(pair_codes)
-    words = _words(hashes[rows])
+    rows = np.flatnonzero((num_hashes <= _FEW_HASHES) | (num_crowded >= _CROWDED_ORDERS))
+    crowded, found, num_pairs = words[:, rows], [codes], len(codes)
     for place, row in enumerate(rows[:-1] if len(rows) <= _MOST_HASHES else ()):
         if num_pairs > max_pairs:
             break
-        distance = _distances(words[:, place + 1 :], words[:, place : place + 1])
-        near = np.flatnonzero(distance <= MAX_DISTANCE)
-        found.append((_codes(rows[place + 1 + near], row, num_hashes), distance[near]))
+        near = rows[place + 1 + _are_near(crowded[:, place + 1 :], crowded[:, place : place + 1])]
+        found.append(_codes(near, row, num_hashes))
         num_pairs += len(near)
-    pair_codes, distances = _distinct(found)
-    pairs = np.stack(np.divmod(pair_codes, max(num_hashes, 1)), axis=1)
+    codes = _distinct(found)
+    first, second = np.divmod(codes, max(num_hashes, 1))
+    distances = _distances(words[:, first], words[:, second])
     complete = num_pairs <= max_pairs and len(rows) <= _MOST_HASHES
-    return pairs, distances, complete
+    return np.stack([first, second], axis=1), distances, complete
 
 
 def _words(hashes: np.ndarray) -> np.ndarray:
     """Returns hashes as uint64 [HASH_LENGTH / 8, num_hashes]."""
-    return np.ascontiguousarray(hashes).view(np.uint64).T
+    return np.ascontiguousarray(np.ascontiguousarray(hashes).view(np.uint64).T)
 
 
 def _distances(words: np.ndarray, others: np.ndarray) -> np.ndarray:
@@ -366,16 +354,21 @@ def _distances(words: np.ndarray, others: np.ndarray) -> np.ndarray:
     return distance
 
 
+def _are_near(words: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Returns the places where hashes are within `MAX_DISTANCE`, see `_distances`."""
+    return np.flatnonzero(_distances(words, others) <= MAX_DISTANCE)
+
+
 def _codes(rows: np.ndarray, others: np.ndarray, num_hashes: int) -> np.ndarray:
     """Returns pairs of rows as numbers, in the order of the smaller row."""
     return np.minimum(rows, others) * num_hashes + np.maximum(rows, others)
 
 
-def _distinct(found: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns each code of a pair once, in ascending order, and its distance."""
-    codes, distances = map(np.concatenate, zip(*found, strict=True))
-    codes, unique = np.unique(codes, return_index=True)
-    return codes, distances[unique]
+def _distinct(found: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns each number of some arrays once, in ascending order."""
+    # NumPy 2.3 hashes in `np.unique`, which takes a minute for some millions of these numbers.
+    codes = np.sort(np.concatenate(found))
+    return codes[np.diff(codes, prepend=-1) > 0]
 
 
 def count_near(hashes: np.ndarray, others: np.ndarray) -> np.ndarray:
@@ -390,8 +383,7 @@ def count_near(hashes: np.ndarray, others: np.ndarray) -> np.ndarray:
     words = _words(others[others.any(axis=1)])
     counts = np.zeros(len(hashes), np.int64)
     for row in np.flatnonzero(hashes.any(axis=1)):
-        distances = _distances(words, _words(hashes[row : row + 1]))
-        counts[row] = np.count_nonzero(distances <= MAX_DISTANCE)
+        counts[row] = len(_are_near(words, _words(hashes[row : row + 1])))
     return counts
 
 

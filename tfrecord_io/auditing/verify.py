@@ -64,17 +64,16 @@ def verify(
 ) -> list[Finding]:
     """Checks every byte of a dataset against its manifest, sidecars and tables.
 
-    It checks sizes, SHA-256 and record CRCs of all shards, lengths and framing of all records,
-    labels, label counts, keys (unique), key, label and split of each record in the examples table,
-    the sums over the train split's pixels, the digests in `croissant.json`, and the ledger of the
-    source's files. With `source_input` it also decodes a random sample of the source again and
-    compares it pixel by pixel.
+    It checks sizes, SHA-256, framing and CRCs of all shards and records, labels and their counts,
+    keys (unique), each row of the examples table, the sums over the train split's pixels, the
+    digests in `croissant.json`, and the ledger of the source's files.
 
     Args:
         directory: folder of the dataset.
-        source_input: the archive or folder from which the dataset was built.
+        source_input: the archive or folder from which the dataset was built: a random sample of it
+            is decoded again and compared pixel by pixel.
         names: the private table of an anonymous dataset, which `source_input` needs.
-        num_samples: number of images in the random sample.
+        num_samples: number of images in the random sample, drawn with `seed`.
         seed: seed of the sample.
 
     Returns:

@@ -13,8 +13,6 @@
 #include <immintrin.h>
 #endif
 
-#define INLINE static inline __attribute__((always_inline))
-
 enum { LANES = 64, WEIGHT_BITS = 22, HALF = 1 << (WEIGHT_BITS - 1), BLOCK = 16 };
 
 /* The weights of one side: for each new pixel a row with the first old one, the number of old ones,
@@ -84,135 +82,79 @@ static Pass *best_pass(void) {
 
 typedef uint8_t Row __attribute__((vector_size(BLOCK)));
 
-/* Two halves of rows in turn, byte by byte or by four bytes; they begin at byte n. */
-#define BYTES(n) n, n + 16, n + 1, n + 17, n + 2, n + 18, n + 3, n + 19, \
-                 n + 4, n + 20, n + 5, n + 21, n + 6, n + 22, n + 7, n + 23
-#define FOURS(n) n, n + 1, n + 2, n + 3, n + 16, n + 17, n + 18, n + 19, \
-                 n + 4, n + 5, n + 6, n + 7, n + 20, n + 21, n + 22, n + 23
+/* Two halves of rows in turn, byte by byte; they begin at byte n. */
+#define IN_TURN(n) n, n + 16, n + 1, n + 17, n + 2, n + 18, n + 3, n + 19, \
+                   n + 4, n + 20, n + 5, n + 21, n + 6, n + 22, n + 7, n + 23
 #ifdef __clang__
 #define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
 #define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (Row){__VA_ARGS__})
 #endif
 
-/* Transposes 16 x 16 pixels of one byte, or 4 x 4 of four: rows i and i + side / 2 become rows 2 i
-   and 2 i + 1, until each pixel has moved around once. */
-INLINE void transpose_block(const uint8_t *in, size_t in_step, uint8_t *out, size_t out_step,
-                            const int unit) {
-    const int side = BLOCK / unit;
+/* Transposes 16 x 16 bytes: rows i and i + 8 become rows 2 i and 2 i + 1, until each byte has moved
+   around once. */
+static void transpose_block(const uint8_t *in, size_t in_step, uint8_t *out, size_t out_step) {
     Row rows[BLOCK], next[BLOCK];
-    for (int i = 0; i < side; i++) memcpy(&rows[i], in + i * in_step, BLOCK);
-    for (int round = 0; round < (unit == 1 ? 4 : 2); round++) {
-        for (int i = 0; i < side / 2; i++) {
-            Row a = rows[i], b = rows[i + side / 2];
-            next[2 * i] = unit == 1 ? SHUFFLE(a, b, BYTES(0)) : SHUFFLE(a, b, FOURS(0));
-            next[2 * i + 1] = unit == 1 ? SHUFFLE(a, b, BYTES(8)) : SHUFFLE(a, b, FOURS(8));
+    for (int i = 0; i < BLOCK; i++) memcpy(&rows[i], in + i * in_step, BLOCK);
+    for (int round = 0; round < 4; round++) {
+        for (int i = 0; i < BLOCK / 2; i++) {
+            Row a = rows[i], b = rows[i + BLOCK / 2];
+            next[2 * i] = SHUFFLE(a, b, IN_TURN(0));
+            next[2 * i + 1] = SHUFFLE(a, b, IN_TURN(8));
         }
         memcpy(rows, next, sizeof rows);
     }
-    for (int i = 0; i < side; i++) memcpy(out + i * out_step, &rows[i], BLOCK);
-}
-
-INLINE void transpose_units(const uint8_t *in, size_t in_step, Py_ssize_t width, Py_ssize_t height,
-                            uint8_t *out, size_t out_step, const int unit) {
-    const int side = BLOCK / unit;
-    Py_ssize_t x_end = width / side * side, y_end = height / side * side;
-    for (Py_ssize_t y = 0; y < y_end; y += side)
-        for (Py_ssize_t x = 0; x < x_end; x += side)
-            transpose_block(in + y * in_step + x * unit, in_step, out + x * out_step + y * unit,
-                            out_step, unit);
-    for (Py_ssize_t y = 0; y < height; y++)
-        for (Py_ssize_t x = y < y_end ? x_end : 0; x < width; x++)
-            memcpy(out + x * out_step + y * unit, in + y * in_step + x * unit, unit);
+    for (int i = 0; i < BLOCK; i++) memcpy(out + i * out_step, &rows[i], BLOCK);
 }
 
 static void transpose(const uint8_t *in, size_t in_step, Py_ssize_t width, Py_ssize_t height,
-                      uint8_t *out, size_t out_step, Py_ssize_t unit) {
-    if (unit == 1) transpose_units(in, in_step, width, height, out, out_step, 1);
-    else transpose_units(in, in_step, width, height, out, out_step, 4);
+                      uint8_t *out, size_t out_step) {
+    Py_ssize_t x_end = width / BLOCK * BLOCK, y_end = height / BLOCK * BLOCK;
+    for (Py_ssize_t y = 0; y < y_end; y += BLOCK)
+        for (Py_ssize_t x = 0; x < x_end; x += BLOCK)
+            transpose_block(in + y * in_step + x, in_step, out + x * out_step + y, out_step);
+    for (Py_ssize_t y = 0; y < height; y++)
+        for (Py_ssize_t x = y < y_end ? x_end : 0; x < width; x++)
+            out[x * out_step + y] = in[y * in_step + x];
 }
 
-/* A picture of `unit` bytes a pixel: one of grey, or red, green, blue and one that is not used. */
-typedef struct {
-    const uint8_t *pixels;
-    Py_ssize_t width, height, unit;
-    Weights columns, rows;
-    uint8_t *scratch; /* of `scratch_size` bytes: see `resize_picture` */
-} Task;
-
-static size_t padded(size_t size) { return (size + LANES - 1) / LANES * LANES; }
-
-static size_t scratch_size(const Task *task) {
-    size_t row_size = padded(task->columns.num_rows * task->unit);
-    return LANES * (task->width + task->columns.num_rows) +
-           row_size * (padded(task->height) + task->rows.num_rows);
+static Weights weights_of(const Py_buffer *table, Py_ssize_t num_rows) {
+    return (Weights){table->buf, table->len / num_rows / (Py_ssize_t)sizeof(int32_t), num_rows};
 }
 
-static void resize_picture(const Task *task, uint8_t *out, size_t out_step) {
+/* Takes the pixels and the old width, with `unit` bytes a pixel: one of grey, or red, green, blue
+   and one that is not used; the tables of weights of columns and rows, and how many new ones there
+   are; memory, see `_by_kernel`; and where the new picture begins in what memory, with how many
+   bytes from one row to the next. */
+static PyObject *resize(PyObject *module, PyObject *args) {
+    Py_buffer pixels, of_columns, of_rows, scratch, canvas;
+    Py_ssize_t width, unit, new_width, new_height, start, out_step;
+    if (!PyArg_ParseTuple(args, "y*nny*y*nnw*w*nn", &pixels, &width, &unit, &of_columns, &of_rows,
+                          &new_width, &new_height, &scratch, &canvas, &start, &out_step))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
     Pass *pass = best_pass();
-    Py_ssize_t unit = task->unit, new_width = task->columns.num_rows, strip_height = LANES / unit;
-    size_t in_step = task->width * unit, row_size = padded(new_width * unit);
-    uint8_t *strip = task->scratch, *narrow = strip + LANES * task->width;
-    uint8_t *wide = narrow + LANES * new_width, *done = wide + row_size * padded(task->height);
-    for (Py_ssize_t y = 0; y < task->height; y += strip_height) {
-        Py_ssize_t height = task->height - y < strip_height ? task->height - y : strip_height;
-        transpose(task->pixels + y * in_step, in_step, task->width, height, strip, LANES, unit);
-        pass(strip, LANES, task->columns, narrow, LANES);
-        transpose(narrow, LANES, strip_height, new_width, wide + y * row_size, row_size, unit);
+    Weights columns = weights_of(&of_columns, new_width), rows = weights_of(&of_rows, new_height);
+    Py_ssize_t in_step = width * unit, new_step = new_width * unit, samples = unit == 1 ? 1 : 3;
+    Py_ssize_t height = pixels.len / in_step, step = (new_step + LANES - 1) / LANES * LANES;
+    uint8_t *strip = scratch.buf, *narrow = strip + LANES * in_step;
+    uint8_t *wide = narrow + LANES * new_step, *done = wide + step * (height + LANES - 1);
+    for (Py_ssize_t y = 0; y < height; y += LANES) {
+        Py_ssize_t num_rows = height - y < LANES ? height - y : LANES;
+        transpose((uint8_t *)pixels.buf + y * in_step, in_step, in_step, num_rows, strip, LANES);
+        for (Py_ssize_t i = 0; i < samples; i++)
+            pass(strip + i * LANES, unit * LANES, columns, narrow + i * LANES, unit * LANES);
+        transpose(narrow, LANES, LANES, new_step, wide + y * step, step);
     }
-    for (size_t x = 0; x < row_size; x += LANES)
-        pass(wide + x, row_size, task->rows, done + x, row_size);
-    for (Py_ssize_t y = 0; y < task->rows.num_rows; y++, done += row_size, out += out_step)
+    for (Py_ssize_t x = 0; x < new_step; x += LANES) pass(wide + x, step, rows, done + x, step);
+    uint8_t *out = (uint8_t *)canvas.buf + start;
+    for (Py_ssize_t y = 0; y < new_height; y++, done += step, out += out_step)
         if (unit == 1) memcpy(out, done, new_width);
         else for (Py_ssize_t x = 0; x < new_width; x++) memcpy(out + 3 * x, done + 4 * x, 3);
-}
-
-/* Reads a table of weights; returns 0 if one of its rows leaves the old pixels. */
-static int read_weights(Weights *weights, const Py_buffer *table, Py_ssize_t num_rows,
-                        Py_ssize_t old_size) {
-    Py_ssize_t numbers = table->len / (Py_ssize_t)sizeof(int32_t);
-    if (num_rows < 1 || numbers % num_rows || numbers / num_rows < 3) return 0;
-    *weights = (Weights){table->buf, numbers / num_rows, num_rows};
-    for (const int32_t *row = weights->row; num_rows--; row += weights->step)
-        if (row[0] < 0 || row[1] < 1 || row[1] > weights->step - 2 || row[0] > old_size - row[1])
-            return 0;
-    return 1;
-}
-
-static PyObject *resize(PyObject *module, PyObject *args) {
-    Py_buffer pixels, columns, rows, scratch;
-    Py_ssize_t new_width, new_height, left, top, canvas_width, canvas_height;
-    const Py_ssize_t most = 1 << 24; /* so that no product of two sides overflows */
-    PyObject *result = NULL;
-    Task task;
-    if (!PyArg_ParseTuple(args, "y*nnny*y*(nn)(nn)(nn)w*", &pixels, &task.width, &task.height,
-                          &task.unit, &columns, &rows, &new_width, &new_height, &left, &top,
-                          &canvas_width, &canvas_height, &scratch))
-        return NULL;
-    task.pixels = pixels.buf, task.scratch = scratch.buf;
-    if (task.width < 1 || task.width > most || task.height < 1 || task.height > most ||
-        (task.unit != 1 && task.unit != 4) ||
-        pixels.len != task.width * task.height * task.unit ||
-        !read_weights(&task.columns, &columns, new_width, task.width) ||
-        !read_weights(&task.rows, &rows, new_height, task.height) ||
-        canvas_width > most || canvas_height > most || left < 0 || top < 0 ||
-        left > canvas_width - new_width || top > canvas_height - new_height)
-        PyErr_SetString(PyExc_ValueError, "the sizes, the pixels and the weights do not fit");
-    else if ((size_t)scratch.len < scratch_size(&task))
-        PyErr_SetString(PyExc_ValueError, "the scratch memory is too small");
-    else {
-        Py_ssize_t samples = task.unit == 1 ? 1 : 3, out_step = canvas_width * samples;
-        result = PyBytes_FromStringAndSize(NULL, canvas_height * out_step);
-        uint8_t *out = result ? (uint8_t *)PyBytes_AsString(result) : NULL;
-        Py_BEGIN_ALLOW_THREADS
-        if (out && (new_width < canvas_width || new_height < canvas_height))
-            memset(out, 0, canvas_height * out_step);
-        if (out) resize_picture(&task, out + top * out_step + left * samples, out_step);
-        Py_END_ALLOW_THREADS
-    }
-    PyBuffer_Release(&pixels), PyBuffer_Release(&columns);
-    PyBuffer_Release(&rows), PyBuffer_Release(&scratch);
-    return result;
+    Py_END_ALLOW_THREADS
+    PyBuffer_Release(&pixels), PyBuffer_Release(&of_columns), PyBuffer_Release(&of_rows);
+    PyBuffer_Release(&scratch), PyBuffer_Release(&canvas);
+    Py_RETURN_NONE;
 }
 
 static PyMethodDef methods[] = {{"resize", resize, METH_VARARGS, NULL}, {NULL, NULL, 0, NULL}};

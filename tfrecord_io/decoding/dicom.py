@@ -30,7 +30,7 @@ from tfrecord_io.decoding.rejects import Reject, check_size
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pydicom import DataElement, Dataset
+    from pydicom import Dataset
 
 #: The packages of the extra.
 PACKAGES = (
@@ -273,51 +273,47 @@ def cut_frame(file: BinaryIO, frame: int) -> Dataset | None:
     """
     try:
         dataset = import_pydicom().dcmread(file, stop_before_pixels=True)
-        pixels = _pixels_of_frame(file, dataset, frame - 1)
+        return _with_frame(dataset, file, frame - 1)
     except Reject:
         raise
     except Exception:
         return None  # reading the whole file gives the reason
-    if pixels is None:
-        return None
-    dataset.NumberOfFrames = 1
-    dataset.add(pixels)
-    # These tables locate the frames of the original file.
-    for name in ("ExtendedOffsetTable", "ExtendedOffsetTableLengths"):
-        dataset.pop(name, None)
-    return dataset
 
 
-def _pixels_of_frame(file: BinaryIO, dataset: Dataset, index: int) -> DataElement | None:
-    """Reads the pixels of one frame of a file that is behind the tags before the pixels."""
+def _with_frame(dataset: Dataset, file: BinaryIO, index: int) -> Dataset | None:
+    """Adds the pixels of one frame to the tags of a file, which is read up to its pixels."""
     from pydicom import DataElement
     from pydicom.encaps import encapsulate, get_frame
 
     syntax, num_frames = dataset.file_meta.TransferSyntaxUID, int(dataset.NumberOfFrames)
-    # In big-endian words, two frames of eight bits may share a word.
-    least_bits = 8 if syntax.is_little_endian else 16
-    if syntax not in _PLUGINS or dataset.BitsAllocated % least_bits:
-        return None
-    order = "<" if syntax.is_little_endian else ">"
+    order, least_bits = ("<", 8) if syntax.is_little_endian else (">", 16)
     tag = struct.unpack(f"{order}HH", file.read(4))
+    # In big-endian words, two frames of eight bits may share a word.
+    if syntax not in _PLUGINS or dataset.BitsAllocated % least_bits or tag != (0x7FE0, 0x0010):
+        return None
     kind = "OW" if syntax.is_implicit_VR else file.read(4)[:2].decode()
     (length,) = struct.unpack(f"{order}I", file.read(4))
-    if tag != (0x7FE0, 0x0010):
-        return None
     if syntax.is_encapsulated:
         _check_frames(file, num_frames)
         content = get_frame(file, index, number_of_frames=num_frames)
-        return DataElement(tag, kind, encapsulate([content], has_bot=False))
-    num_bytes = _frame_bytes(dataset, num_frames)
-    expected = num_bytes * num_frames
-    start = file.tell() + index * num_bytes
-    # pydicom looks into files of another length: the tags may be wrong.
-    if length not in (expected, expected + expected % 2) or index >= num_frames:
-        return None
-    if start + num_bytes > file.seek(0, io.SEEK_END):
-        raise Reject("truncated", f"the file ends before its frame {index + 1:,}")
-    file.seek(start)
-    return DataElement(tag, kind, file.read(num_bytes))
+        pixels = encapsulate([content], has_bot=False)
+    else:
+        num_bytes = _frame_bytes(dataset, num_frames)
+        expected = num_bytes * num_frames
+        start = file.tell() + index * num_bytes
+        # pydicom looks into files of another length: the tags may be wrong.
+        if length not in (expected, expected + expected % 2) or index >= num_frames:
+            return None
+        if start + num_bytes > file.seek(0, io.SEEK_END):
+            raise Reject("truncated", f"the file ends before its frame {index + 1:,}")
+        file.seek(start)
+        pixels = file.read(num_bytes)
+    dataset.NumberOfFrames = 1
+    dataset.add(DataElement(tag, kind, pixels))
+    # These tables locate the frames of the original file.
+    for name in ("ExtendedOffsetTable", "ExtendedOffsetTableLengths"):
+        dataset.pop(name, None)
+    return dataset
 
 
 def read_frame(data: bytes | Dataset, frame: int, preprocessing: Preprocessing) -> Picture:
@@ -332,12 +328,10 @@ def read_frame(data: bytes | Dataset, frame: int, preprocessing: Preprocessing) 
             window. A damaged frame may raise any other exception.
         ModuleNotFoundError: if pydicom or a codec is not installed.
     """
-    if isinstance(data, bytes):
-        pydicom = import_pydicom()
-        if DEFLATED in data:
-            raise Reject("unsupported_syntax", "DICOM that is deflated as a whole")
-        data = pydicom.dcmread(io.BytesIO(data))
-    dataset = data
+    pydicom = import_pydicom()
+    if isinstance(data, bytes) and DEFLATED in data:
+        raise Reject("unsupported_syntax", "DICOM that is deflated as a whole")
+    dataset = pydicom.dcmread(io.BytesIO(data)) if isinstance(data, bytes) else data
     if "PixelData" not in dataset:
         raise Reject("no_pixels", "a DICOM file without integer pixels")
     missing = [name for name in _NEEDED if name not in dataset]

@@ -38,11 +38,7 @@ _WEIGHT_BITS, _LANES = 22, 64
 _MAX_SCRATCH_BYTES = 32 * 2**20
 
 
-class _Scratch(threading.local):
-    memory = bytearray()
-
-
-_scratch = _Scratch()
+_kept = threading.local()
 
 
 def resizer(resize: str = "bilinear", dtype: str = "uint8") -> str:
@@ -96,8 +92,10 @@ def _by_kernel(
     left, top, right, bottom = box
     width, height = right - left, bottom - top
     unit = 1 if image.mode == "L" else 4  # Pillow has a fourth byte in a pixel of RGB
-    row_bytes = _padded(width * unit)
-    num_bytes = _LANES * (image.width + width) + row_bytes * (_padded(image.height) + height)
+    row_bytes = -(-width * unit // _LANES) * _LANES
+    # A strip of 64 rows, old and new, transposed; all rows in the new width; the new picture.
+    num_bytes = _LANES * (image.width + width) * unit
+    num_bytes += row_bytes * (image.height + _LANES - 1 + height)
     if num_bytes > _MAX_SCRATCH_BYTES:
         return None
     # Pillow 12.3 ends the process if the pixels are those of an array (Pillow#9896).
@@ -106,18 +104,16 @@ def _by_kernel(
         pixels = pa.array(owned).buffers()[-1]  # not a copy
     except ValueError:  # they are in several blocks of memory
         return None
-    if len(_scratch.memory) < num_bytes:
-        _scratch.memory = bytearray(num_bytes)
+    if len(memory := getattr(_kept, "memory", b"")) < num_bytes:
+        memory = _kept.memory = bytearray(num_bytes)
     columns, rows = _weights(image.width, width, name), _weights(image.height, height, name)
-    canvas = preprocessing.width, preprocessing.height
-    return _kernel.resize(
-        pixels, *image.size, unit, columns, rows, (width, height), (left, top), canvas,
-        _scratch.memory,
+    stored = np.zeros(preprocessing.image_shape[:2] + ((3,) if unit == 4 else ()), np.uint8)
+    step = stored.strides[0]
+    _kernel.resize(
+        pixels, image.width, unit, columns, rows, width, height, memory, stored,
+        top * step + left * stored.strides[1], step,
     )  # fmt: skip
-
-
-def _padded(size: int) -> int:
-    return -(-size // _LANES) * _LANES
+    return stored.tobytes()
 
 
 @functools.lru_cache(maxsize=32)

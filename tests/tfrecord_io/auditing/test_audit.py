@@ -82,16 +82,6 @@ def test_copies_saved_again_or_brightened_are_found_across_splits_and_nothing_el
     assert near_pairs(flawed) == {frozenset(planted.SAVED_AGAIN), frozenset(planted.BRIGHTENED)}
 
 
-def test_different_scans_that_look_alike_when_stored_small_raise_no_alarm(tmp_path):
-    files = {
-        f"{split}/{scan[0]}/{'-'.join(map(str, scan))}.png": planted.full_scan(*scan)
-        for pair in planted.LOOK_ALIKES
-        for split, scan in zip(("train", "test"), pair, strict=True)
-    }
-    out = build_here(write_tree(tmp_path / "scans", files), tmp_path / "out", "--image_size=64")
-    assert finding(out, "near_duplicates") is finding(out, "near_label_conflict") is None
-
-
 def test_of_clean_scans_no_leak_and_no_copy_is_reported(clean):
     result = audit.audit(clean)
     good = {f.code for f in result.findings if f.severity == "good"}

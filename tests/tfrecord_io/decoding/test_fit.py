@@ -1,15 +1,13 @@
-"""`--fit pad` on its whole way: the build, `predict`, and by hand from what the export says."""
+"""`--fit pad`: the build, and the same by hand from what the manifest says."""
 
 import dataclasses
 import json
 
-import keras
 import numpy as np
 import pytest
 from builds import build_here, rows_of
 from dicom_files import dicom_file
 from image_files import encoded, grey_pixels, jpeg, png, rgb_pixels, write_tree
-from marked_images import KERAS_ARRAY_WARNING
 from PIL import Image, ImageOps
 
 from tfrecord_io import Manifest
@@ -17,10 +15,6 @@ from tfrecord_io.auditing.verify import verify
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.decoding.preprocess import decode_image
 from tfrecord_io.reading.mapped import MappedDataset
-from train.results.classifier import load_classifier
-from train.training import export
-
-pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 
 SPACING = (0x0028, 0x0030, "DS")
 OF_ALL_FRAMES = {
@@ -40,7 +34,6 @@ FILES = {
     "frames.dcm": (dicom_file(np.stack([grey_pixels(5), grey_pixels(6)]), OF_ALL_FRAMES), 1 / 3),
     "deep.png": (encoded(grey_pixels(7, 30, 50).astype(np.uint16) * 200), 1.0),
 }
-DEEP = "deep.png"
 HEIGHT, WIDTH = 24, 17
 
 
@@ -65,18 +58,6 @@ def built(request, source, tmp_path_factory):
         f"--channels={channels}",
         "--max_reject_fraction=0.2",
     )
-
-
-@pytest.fixture(scope="module")
-def exported(built, tmp_path_factory):
-    """What a model that was trained on the dataset says of its preprocessing."""
-    manifest, folder = Manifest.load(built), tmp_path_factory.mktemp("run") / "export"
-    images = keras.Input(manifest.image_shape, dtype=manifest.dtype)
-    pixels = keras.layers.Rescaling(0.001)(images)
-    answer = keras.layers.Dense(2, "softmax")(keras.layers.Flatten()(pixels))
-    model = keras.Model(images, answer)
-    export.export_model(model, folder, manifest, splits=["train"])
-    return folder.parent
 
 
 def stored_pictures(built):
@@ -108,27 +89,23 @@ def by_hand(picture, aspect, settings):
     return stored
 
 
-def test_the_build_and_predict_and_a_few_lines_by_hand_give_the_same_pixels(
-    built, exported, source
-):
-    settings = json.loads((exported / "export" / "preprocessing.json").read_text())["preprocessing"]
-    classifier = load_classifier(exported)
-    seen = set()
+def test_the_build_and_a_few_lines_by_hand_give_the_same_pixels(built):
+    settings = Manifest.load(built).preprocessing
+    preprocessing, seen = Preprocessing.from_dict(settings), set()
     for path, frame, image in stored_pictures(built):
         name = path.rpartition("/")[2]
         data, aspect = FILES[name]
         frame = 0 if name.endswith(".dcm") and frame is None else frame
-        size = decode_image(data, classifier.preprocessing, frame)
+        size = decode_image(data, preprocessing, frame)
         assert size.pixels == image.tobytes()
         own = dataclasses.replace(
-            classifier.preprocessing, height=size.height, width=size.width, fit="stretch"
+            preprocessing, height=size.height, width=size.width, fit="stretch"
         )
         picture = np.frombuffer(decode_image(data, own, frame).pixels, own.dtype)
         picture = picture.reshape(own.image_shape)
         np.testing.assert_array_equal(by_hand(picture, aspect, settings), image)
         seen.add((name, frame))
-    num_frames = len(FILES) + 1
-    assert len(seen) == (num_frames if settings.get("dtype") == "uint16" else num_frames - 1)
+    assert len(seen) == len(FILES) + (settings.get("dtype") == "uint16")
 
 
 def test_padding_is_black_around_a_picture_whose_lowest_value_is_white(built):
