@@ -86,7 +86,10 @@ def _evaluate(arguments: argparse.Namespace, options: MeasureOptions) -> None:
     from train.results.predictions import Predictions
     from train.results.write import METRICS_NAME, PAGE_NAME, write_results
 
-    outputs, columns = task.match(places, len(ours))
+    # Of a class that the dataset does not name it has no images. Whether its images have a label
+    # that it does not name is not known, so that label is not measured.
+    outputs = np.arange(len(ours)) if task.kind.one_hot else places
+    columns = places if task.kind.one_hot else np.arange(len(places))
     label_names = tuple(ours[output] for output in outputs)
     # They are used at the end; a wrong one is told now.
     options.prevalences([view.name for view in task.views(label_names)])
@@ -102,7 +105,6 @@ def _evaluate(arguments: argparse.Namespace, options: MeasureOptions) -> None:
     require_numbers(probabilities, f"split {split} of {data}")
     matched = np.zeros((len(labels), len(outputs)), labels.dtype)
     matched[:, columns] = labels
-    dataset = dataclasses.replace(dataset, manifest=_with_labels(manifest, label_names, columns))
     predictions = Predictions(
         task=task,
         probabilities=probabilities[:, outputs],
@@ -163,18 +165,6 @@ def _require_fit(
             + "\n  ".join(changed)
             + "\nBuild it with the options of the training dataset"
         )
-
-
-def _with_labels(
-    manifest: tfrecord_io.Manifest, label_names: tuple[str, ...], columns: np.ndarray
-) -> tfrecord_io.Manifest:
-    """Returns the manifest with the measured labels; it counts 0 for those that it lacked."""
-    splits = {}
-    for name, split in manifest.splits.items():
-        counts = np.zeros(len(label_names), int)
-        counts[columns] = split.label_counts
-        splits[name] = dataclasses.replace(split, label_counts=tuple(counts.tolist()))
-    return dataclasses.replace(manifest, label_names=label_names, splits=splits)
 
 
 def _unseen(run: Path, dataset: Dataset, split: str, include_seen: bool) -> tuple[Part, Exposure]:
