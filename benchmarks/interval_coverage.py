@@ -20,7 +20,7 @@ from scipy import special
 from tfrecord_io.auditing import shortcuts
 from tfrecord_io.format.groups import group_images
 from train.kinds.classes import GRADES
-from train.kinds.measures import AREAS, calibration_line, predictive_values
+from train.kinds.measures import MEASURES, calibration_line, predictive_values
 from train.kinds.task import Answers
 from train.results.bootstrap import examples_behind, with_intervals
 
@@ -67,7 +67,8 @@ def measure(answers: Answers, prevalence: float, weights: np.ndarray) -> dict[st
     is_yes, ranking = answers.truths == 1, answers.probabilities[:, 1]
     scores = GRADES.score(answers, weights)
     rates = scores["sensitivity/yes"], scores["specificity/yes"]
-    of_yes = {name: area_of(is_yes, ranking, weights) for name, area_of in AREAS.items()}
+    areas = ("auc", "average_precision")
+    of_yes = {name: MEASURES[name].area(is_yes, ranking, weights) for name in areas}
     of_yes |= predictive_values(*rates, prevalence) | calibration_line(is_yes, ranking, weights)
     found = scores | {f"{name}/yes": values for name, values in of_yes.items()}
     return {name: values for name, values in found.items() if not name.endswith("/no")}

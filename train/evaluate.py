@@ -24,7 +24,7 @@ from tfrecord_io.terminal import flags
 from tfrecord_io.terminal.address import Address, local_path
 from tfrecord_io.terminal.printing import counted, differences
 from train.data.dataset import Dataset, Part, open_dataset
-from train.data.seen import Exposure, read_seen, unseen_part
+from train.data.seen import Exposure, expose, read_seen
 from train.machine import console
 from train.machine.errors import ConfigError
 from train.results.classifier import Classifier, load_classifier, predict_images
@@ -86,7 +86,10 @@ def _evaluate(arguments: argparse.Namespace, options: MeasureOptions) -> None:
     from train.results.predictions import Predictions
     from train.results.write import METRICS_NAME, PAGE_NAME, write_results
 
-    outputs, columns = task.match(places, len(ours))
+    # Of a class that the dataset does not name it has no images. Whether its images have a label
+    # that it does not name is not known, so that label is not measured.
+    outputs = np.arange(len(ours)) if task.kind.one_hot else places
+    columns = places if task.kind.one_hot else np.arange(len(places))
     label_names = tuple(ours[output] for output in outputs)
     # They are used at the end; a wrong one is told now.
     options.prevalences([view.name for view in task.views(label_names)])
@@ -102,7 +105,6 @@ def _evaluate(arguments: argparse.Namespace, options: MeasureOptions) -> None:
     require_numbers(probabilities, f"split {split} of {data}")
     matched = np.zeros((len(labels), len(outputs)), labels.dtype)
     matched[:, columns] = labels
-    dataset = dataclasses.replace(dataset, manifest=_with_labels(manifest, label_names, columns))
     predictions = Predictions(
         task=task,
         probabilities=probabilities[:, outputs],
@@ -165,18 +167,6 @@ def _require_fit(
         )
 
 
-def _with_labels(
-    manifest: tfrecord_io.Manifest, label_names: tuple[str, ...], columns: np.ndarray
-) -> tfrecord_io.Manifest:
-    """Returns the manifest with the measured labels; it counts 0 for those that it lacked."""
-    splits = {}
-    for name, split in manifest.splits.items():
-        counts = np.zeros(len(label_names), int)
-        counts[columns] = split.label_counts
-        splits[name] = dataclasses.replace(split, label_counts=tuple(counts.tolist()))
-    return dataclasses.replace(manifest, label_names=label_names, splits=splits)
-
-
 def _unseen(run: Path, dataset: Dataset, split: str, include_seen: bool) -> tuple[Part, Exposure]:
     """Returns the images to measure, and how much of the split the model has seen.
 
@@ -187,25 +177,26 @@ def _unseen(run: Path, dataset: Dataset, split: str, include_seen: bool) -> tupl
     assert part is not None  # checked before the model was loaded
     if (is_copy := dataset.is_copy(part)).any():
         part = dataset.narrow(part, ~is_copy)
-    measured, exposure = unseen_part(
-        dataset,
-        part,
-        read_seen(run),
-        is_measured=include_seen,
-        remedy="Name another --split or --data, or add --include_seen",
-    )
-    if exposure.num_images:
+    exposure = expose(dataset, [(read_seen(run), part.rows)], is_measured=include_seen)
+    num_seen, num_patients = exposure.num_images, exposure.num_patients
+    if num_seen == part.num_examples and not include_seen:
+        advice = f" {exposure.advice}." if exposure.advice else ""
+        raise ConfigError(
+            f"nothing is left of split {part.name!r} of {dataset.path}: the network has seen all "
+            f"its {num_seen:,} images, or others of their patients.{advice} Name another --split "
+            "or --data, or add --include_seen"
+        )
+    if num_seen:
         print(
-            f"the model has seen {exposure.num_images:,} of the {part.num_examples:,} images of "
-            f"{split}, or others of their patients "
-            f"({counted(exposure.num_patients, 'patient')}); they are "
+            f"the model has seen {num_seen:,} of the {part.num_examples:,} images of {split}, or "
+            f"others of their patients ({counted(num_patients, 'patient')}); they are "
             + ("measured, too" if include_seen else "left out")
         )
-    if exposure.advice:
-        print(f"note: {exposure.advice}")
-    if exposure.note:
-        print(f"note: {exposure.note}")
-    return measured, exposure
+    for note in filter(None, (exposure.advice, exposure.note)):
+        print(f"note: {note}")
+    if num_seen and not include_seen:
+        part = dataset.narrow(part, ~exposure.is_seen)
+    return part, exposure
 
 
 if __name__ == "__main__":

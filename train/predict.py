@@ -50,7 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--format", choices=forms, default="table", help="output format (default: table)")
     maps = "write a map of what mattered for each image into this folder"
     add("--occlusion", type=local_path, metavar="DIR", help=maps)
-    side = "side in pixels of the patch that --occlusion hides (default: an eighth of the image)"
+    side = (
+        "side in pixels of the patch that --occlusion hides (default: about a sixth of the image)"
+    )
     add("--patch", type=int, metavar="N", help=side)
     arguments = parser.parse_args(argv)
     paths = _list_files(arguments.input)
@@ -128,22 +130,20 @@ def _write_maps(
     from train.results.saliency import draw_map, occlusion_map
 
     settings, names = classifier.preprocessing, classifier.label_names
+    predict = functools.partial(predict_images, classifier)
     for index, prediction in enumerate(predictions):
         if prediction.probabilities is None:
             continue
         read = decode_image(prediction.path.read_bytes(), settings, prediction.frame)
         image = pixels_of(read, settings)
-        side = min(patch or max(1, min(image.shape[:2]) // 8), *image.shape[:2])
-        predict = functools.partial(predict_images, classifier)
         answer = int(prediction.probabilities.argmax())
-        drops = occlusion_map(predict, image, side, answer)
-        title = f"{names[answer]} {prediction.probabilities[answer]:.1%}"
-        if not classifier.task.gives_probabilities:
-            title = f"{names[answer]} {prediction.predicted}"
+        drops = occlusion_map(predict, image, patch, answer)
+        is_likely = classifier.task.gives_probabilities
+        told = f"{prediction.probabilities[answer]:.1%}" if is_likely else prediction.predicted
         # Files of several folders may share a name. A name of a file has at most 255 bytes.
         stem = os.fsencode(prediction.path.stem)[:200].decode(errors="ignore")
         path = folder / f"{index:04d}-{stem}.png"
-        draw_map(image, drops, title).save(path)
+        draw_map(image, drops, f"{names[answer]} {told}").save(path)
         print(printable(str(path)), file=sys.stderr)
 
 
@@ -152,26 +152,15 @@ def _show(predictions: Sequence[Prediction], classifier: Classifier, form: str) 
     # A number has no probability.
     is_likely = classifier.task.gives_probabilities
     names = classifier.label_names if is_likely else ()
-    above = [ABOVE] if any(each.above is not None for each in predictions) else []
+    rows = [_row(each, names) for each in predictions]
+    above = [ABOVE] if any(ABOVE in row for row in rows) else []
     table: list[list[Any]] = [["path", "predicted", *names, "reject", *above]]
-    rows: list[dict[str, Any]] = []
-    for each in predictions:
-        row: dict[str, Any] = {"path": each.name}
-        values: list[Any] = [""] * len(names)
-        if each.probabilities is None:
-            row["reject"] = each.reject
-        else:
-            row["predicted"] = each.predicted if is_likely else float(each.predicted or 0)
-        if each.probabilities is not None and is_likely:
-            values = [round(float(value), 6) for value in each.probabilities]
-            row["probabilities"] = dict(zip(names, values, strict=True))
-        reached = ""
-        if each.above is not None:
-            row[ABOVE] = list(each.above)
-            reached = "|".join(each.above) or "none"
-        rows.append(row)
-        ends = [row.get("reject", ""), reached][: 1 + len(above)]
-        table.append([each.name, row.get("predicted", ""), *values, *ends])
+    for row in rows:
+        values = [row.get("probabilities", {}).get(name, "") for name in names]
+        reached = ["|".join(row[ABOVE]) or "none" if ABOVE in row else ""][: len(above)]
+        table.append(
+            [row["path"], row.get("predicted", ""), *values, row.get("reject", ""), *reached]
+        )
     if form == "json":
         print(json.dumps(rows, indent=1))
     elif form == "csv":
@@ -187,6 +176,18 @@ def _show(predictions: Sequence[Prediction], classifier: Classifier, form: str) 
         widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
         for line in shown:
             print("  ".join(map(str.ljust, line, widths)).rstrip())
+
+
+def _row(prediction: Prediction, names: Sequence[str]) -> dict[str, Any]:
+    """Returns a prediction as JSON has it; a number has no names, because it has no probability."""
+    row: dict[str, Any] = {"path": prediction.name}
+    if prediction.probabilities is None:
+        return row | {"reject": prediction.reject}
+    row["predicted"] = prediction.predicted if names else float(prediction.predicted or 0)
+    if names:
+        values = (round(float(value), 6) for value in prediction.probabilities)
+        row["probabilities"] = dict(zip(names, values, strict=True))
+    return row if prediction.above is None else row | {ABOVE: list(prediction.above)}
 
 
 def _print_csv(table: Sequence[Sequence[Any]]) -> None:

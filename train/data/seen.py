@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +20,7 @@ from tfrecord_io.format.examples import GROUP, HASH, IDENTITY, SITE
 from tfrecord_io.format.manifest import Manifest
 from tfrecord_io.format.side_facts import HASH_LENGTH
 from tfrecord_io.stores.files import atomic_write
-from train.data.dataset import Dataset, Part, Parts
+from train.data.dataset import Dataset
 from train.machine.errors import ConfigError
 
 FILE_NAME = "seen.parquet"
@@ -49,7 +48,7 @@ class Seen:
     """The images that a network has seen, a row each of the columns of `_SCHEMA`.
 
     `unknown` says why these may not be all, such as `its first weights are from elsewhere (a.h5)`;
-    it is empty if they are. `origin` is what `origin_of` says of their dataset; empty if unknown.
+    it is empty if they are. `origin` is what `_origin_of` says of their dataset; empty if unknown.
     """
 
     images: pa.Table = dataclasses.field(default_factory=_SCHEMA.empty_table)
@@ -72,48 +71,6 @@ class Seen:
         return dataclasses.replace(self, images=images)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Exposure:
-    """How much of what was to be measured a network had seen before: images, known patients.
-
-    Attributes:
-        num_named: those of the images of which only the patient's name was seen.
-        is_measured: whether the measures include these images.
-        claims: what it has not seen of the others, such as `no patient of the same name`: only
-            what could be compared.
-        doubts: why it may have seen more of the others, or of their patients; empty if all could
-            be compared.
-    """
-
-    num_images: int
-    num_patients: int
-    is_measured: bool
-    num_named: int = 0
-    claims: tuple[str, ...] = ()
-    doubts: tuple[str, ...] = ()
-
-    @property
-    def advice(self) -> str:
-        """What to do if patients have the same names by chance; empty if none was named only."""
-        if not self.num_named:
-            return ""
-        return (
-            f"Of {self.num_named:,} of these it has seen no such pixels, only the name of the "
-            "patient; if these are patients of another hospital, build both datasets with a column "
-            "site in the table of --labels"
-        )
-
-    @property
-    def note(self) -> str | None:
-        """What cannot be known, as a sentence without capital and full stop; None if all is."""
-        if not self.doubts:
-            return None
-        return (
-            "it cannot be known whether the network has seen more of these images, or other images "
-            f"of their patients: {'; '.join(self.doubts)}"
-        )
-
-
 def read_seen(run: Path) -> Seen:
     """Returns what the network of a run has seen; unknown if the run is older.
 
@@ -123,11 +80,6 @@ def read_seen(run: Path) -> Seen:
     folder = run.absolute()
     is_export = folder.name == "export" and not (folder / FILE_NAME).exists()
     path = (folder.parent if is_export else folder) / FILE_NAME
-    return _read(path) or Seen(unknown=f"its run has no {FILE_NAME}")
-
-
-def _read(path: Path) -> Seen | None:
-    """Returns the content of a file, or None if it is missing."""
     try:
         table = pq.read_table(path)
         facts = table.schema.metadata or {}
@@ -136,7 +88,7 @@ def _read(path: Path) -> Seen | None:
         images = table.select(_SCHEMA.names).cast(_SCHEMA)
         origin = json.loads(facts.get(_ORIGIN, b"{}"))
     except FileNotFoundError:
-        return None
+        return Seen(unknown=f"its run has no {FILE_NAME}")
     except (OSError, KeyError, ValueError) as error:
         raise ConfigError(f"{path} is damaged ({error}); copy it again") from None
     return Seen(images=images, unknown=facts.get(_UNKNOWN, b"").decode(), origin=origin)
@@ -151,10 +103,10 @@ def collect(dataset: Dataset, parts: Mapping[str, np.ndarray], unknown: str = ""
         for name, rows in parts.items()
     ]
     images = pa.concat_tables(tables).combine_chunks()
-    return Seen(images=images, unknown=unknown, origin=origin_of(dataset.manifest))
+    return Seen(images=images, unknown=unknown, origin=_origin_of(dataset.manifest))
 
 
-def origin_of(manifest: Manifest) -> dict[str, str]:
+def _origin_of(manifest: Manifest) -> dict[str, str]:
     """Returns what tells which names and pictures of two datasets can be compared.
 
     `patients` is how the patients got their names. Within one `dataset` the build has compared the
@@ -165,32 +117,123 @@ def origin_of(manifest: Manifest) -> dict[str, str]:
     return {"dataset": manifest.fingerprint, "patients": json.dumps(naming)}
 
 
-class Found(NamedTuple):
-    """What a network has seen of some images, each bool [num_images].
+# ---- comparing
 
-    Of `is_named` it has seen the name of the patient or group, but no such pixels. Whether it has
-    seen those of `is_crowded` cannot be told, because they look like too many that it has seen.
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Exposure:
+    """How much of some images, which were to be measured, a network had seen before.
+
+    Attributes:
+        is_seen: which of the images, bool [num_images].
+        num_patients: known patients of those.
+        is_measured: whether the measures include the images that it has seen.
+        num_named: those of which it has seen the name of the patient or group, but no such pixels.
+        claims: what it has not seen of the others, such as `no patient of the same name`: only
+            what could be compared.
+        doubts: why it may have seen more of the others, or of their patients; empty if all could
+            be compared.
     """
 
     is_seen: np.ndarray
-    is_named: np.ndarray
-    is_crowded: np.ndarray
+    num_patients: int
+    is_measured: bool
+    num_named: int = 0
+    claims: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
 
-    def take(self, rows: np.ndarray) -> Found:
-        """Returns the same of some of the images."""
-        return Found(*(values[rows] for values in self))
+    @property
+    def num_images(self) -> int:
+        """The number of images that it has seen."""
+        return int(self.is_seen.sum())
+
+    @property
+    def advice(self) -> str:
+        """What to do if patients have the same names by chance; empty if none was named only."""
+        if not self.num_named:
+            return ""
+        return (
+            f"Of {self.num_named:,} of these it has seen no such pixels, only the name of the "
+            "patient; if these are patients of another hospital, build both datasets with a column "
+            "site in the table of --labels"
+        )
+
+    @property
+    def note(self) -> str:
+        """What cannot be known, as a sentence without capital and full stop; empty if all is."""
+        if not self.doubts:
+            return ""
+        return (
+            "it cannot be known whether the network has seen more of these images, or other images "
+            f"of their patients: {'; '.join(self.doubts)}"
+        )
 
 
-def find_seen(seen: Seen, dataset: Dataset) -> Found:
-    """Tells of each image of a dataset whether a network has seen it.
+def expose(
+    dataset: Dataset, looks: Sequence[tuple[Seen, np.ndarray]], *, is_measured: bool
+) -> Exposure:
+    """Counts what networks have seen of the images of a dataset that each is to be measured on.
 
-    It has if it has seen the same or nearly the same pixels, the group or the patient, or in one
-    of these ways another image of the group.
+    A look is what a network has seen, and the rows of these images. There are several looks for the
+    networks of a cross-validation, which start from the same weights and whose datasets are one.
+    `is_measured` tells whether the images that they have seen are measured with the others.
+    """
+    seen, rows = looks[0][0], np.concatenate([rows for _, rows in looks])
+    compared = [_compare(each, dataset)[:, rows] for each, rows in looks]
+    is_seen, is_named, is_crowded = np.concatenate(compared, axis=1)
+    images, origin = dataset.images.take(rows), _origin_of(dataset.manifest)
+    tables = {"that are measured": images if is_measured else images.filter(pa.array(~is_seen))}
+    if len(looks) == 1:  # Those of a cross-validation have seen what the others are measured on.
+        tables["that it has seen"] = seen.images
+
+    def lacking(column: str, name: str) -> list[str]:
+        return [
+            f"{count:,} of the {len(table):,} images {which} have no {name}"
+            for which, table in tables.items()
+            if (count := table[column].null_count)
+        ]
+
+    pixels, patients = lacking("pixels_xxh3", "hash of the pixels"), lacking("patient", "patient")
+    if seen.origin.get("dataset") != origin["dataset"]:
+        near = lacking(HASH, "perceptual hash, by which saved copies are found from 64 pixels on")
+    elif dataset.manifest.audit.get("measures", {}).get("near_duplicates_complete"):
+        near = []
+    else:
+        near = ["nearly equal images were not all looked for, see the audit"]
+    if count := int(is_crowded.sum()):
+        near.append(f"{count:,} of the images look like too many that it has seen")
+    if seen.origin.get("patients") != origin["patients"]:
+        patients.append(
+            "its training images name patients in another way (--group_regex, --labels, "
+            "--anonymize), or it is not known how"
+        )
+    unknown = [seen.unknown] if seen.unknown else []
+    kinds = {
+        f"no image with the same {'' if near else 'or nearly the same '}pixels": pixels,
+        "no patient of the same name": patients,
+    }
+    return Exposure(
+        is_seen=is_seen,
+        num_patients=pc.count_distinct(images["patient"].filter(pa.array(is_seen))).as_py(),
+        is_measured=is_measured,
+        num_named=int(is_named.sum()),
+        claims=tuple(claim for claim, doubts in kinds.items() if not (doubts or unknown)),
+        doubts=(*unknown, *pixels, *near, *patients),
+    )
+
+
+def _compare(seen: Seen, dataset: Dataset) -> np.ndarray:
+    """Tells of each image of a dataset what a network has seen of it, bool [3, num_images].
+
+    The first row tells whether it has seen the same or nearly the same pixels, the group or the
+    patient, or in one of these ways another image of the group. Of those in the second it has seen
+    no such pixels, only the name of the patient or group. Those in the third look like too many
+    that it has seen, so it cannot be told whether it has seen them.
     """
     images = dataset.images
     is_alike = pc.is_in(images["pixels_xxh3"], seen.images["pixels_xxh3"].drop_null()).to_numpy()
     is_crowded = np.zeros(len(is_alike), bool)
-    if not _is_own(seen, dataset):
+    if seen.origin.get("dataset") != dataset.manifest.fingerprint:
         rows = np.flatnonzero(pc.is_valid(images[HASH]).to_numpy() & ~is_alike)
         known = twins.hashes_in(pa.table({HASH: seen.images[HASH].drop_null().unique()}))
         num_near = twins.count_near(twins.hashes_in(images.take(rows)), known)
@@ -201,12 +244,7 @@ def find_seen(seen: Seen, dataset: Dataset) -> Found:
         found | pc.is_in(images[GROUP.name], images[GROUP.name].filter(pa.array(found))).to_numpy()
         for found in (is_alike, is_alike | is_named)
     )
-    return Found(is_seen, is_seen & ~is_alike, is_crowded & ~is_seen)
-
-
-def _is_own(seen: Seen, dataset: Dataset) -> bool:
-    """Tells whether a network was trained on this dataset."""
-    return seen.origin.get("dataset") == dataset.manifest.fingerprint
+    return np.stack([is_seen, is_seen & ~is_alike, is_crowded & ~is_seen])
 
 
 def _is_same(images: pa.Table, seen: pa.Table, column: str) -> np.ndarray:
@@ -214,127 +252,26 @@ def _is_same(images: pa.Table, seen: pa.Table, column: str) -> np.ndarray:
 
     Equal names are the same unless both sites are known and differ.
     """
-    known = {(name, site) for name, site in _by_site(seen, column) if name is not None}
-    anywhere = {name for name, _ in known}
+    known = set(_by_site(seen, column))
+    names = {name for name, _ in known if name is not None}
     is_same = (
-        {(name, site), (name, None)} & known or (site is None and name in anywhere)
+        name in names and (site is None or bool({(name, site), (name, None)} & known))
         for name, site in _by_site(images, column)
     )
-    return np.fromiter(map(bool, is_same), bool)
+    return np.fromiter(is_same, bool)
 
 
-def _by_site(table: pa.Table, column: str) -> list[tuple[str | None, str | None]]:
-    """Returns the name of each patient or group without its site, and the site.
+def _by_site(table: pa.Table, column: str) -> Iterator[tuple[str | None, str | None]]:
+    """Yields the name of each patient or group without its site, and the site if it is known.
 
     A build begins the name of a patient with the site. The group of an image can be named after a
     patient of another site.
     """
-    sites = set(pc.unique(table["site"]).to_pylist()) - {None}
+    sites = set(table[SITE].unique().drop_null().to_pylist())
     prefix = "patient:" if column == GROUP.name else ""
-    found = []
-    rows = (table[name].to_pylist() for name in (column, "patient", "site"))
-    for name, patient, own in zip(*rows, strict=True):
-        site = None
-        if name is not None and name.startswith(prefix):
-            person = name.removeprefix(prefix)
-            site = own if person == patient else person.partition("/")[0]
-            site = site if site in sites else None
-            name = prefix + (person.removeprefix(f"{site}/") if site else person)
-        found.append((name, site))
-    return found
-
-
-def expose(
-    seen: Seen, dataset: Dataset, rows: np.ndarray, found: Found, *, is_measured: bool
-) -> Exposure:
-    """Counts what a network has seen of some rows of a dataset.
-
-    What it has seen of them is in `found`; `is_measured` tells whether these are measured with the
-    others.
-    """
-    images = dataset.images
-    measured = images.take(rows if is_measured else rows[~found.is_seen])
-    tables = ((measured, "that are measured"), (seen.images, "that it has seen"))
-
-    def lacking(column: str, name: str) -> list[str]:
-        return [
-            f"{count:,} of the {len(table):,} images {which} have no {name}"
-            for table, which in tables
-            if (count := table[column].null_count)
-        ]
-
-    pixels = lacking("pixels_xxh3", "hash of the pixels")
-    if _is_own(seen, dataset):
-        measures = dataset.manifest.audit.get("measures", {})
-        is_known = measures.get("near_duplicates_complete")
-        near = [] if is_known else ["nearly equal images were not all looked for, see the audit"]
-    else:
-        near = lacking(HASH, "perceptual hash, by which saved copies are found from 64 pixels on")
-    if count := int(found.is_crowded.sum()):
-        near.append(f"{count:,} of the images look like too many that it has seen")
-    patients = lacking("patient", "patient")
-    if seen.origin.get("patients") != origin_of(dataset.manifest)["patients"]:
-        patients.append(
-            "its training images name patients in another way (--group_regex, --labels, "
-            "--anonymize), or it is not known how"
-        )
-    claims = []
-    if not (pixels or seen.unknown):
-        claims = [f"no image with the same {'' if near else 'or nearly the same '}pixels"]
-    if not (patients or seen.unknown):
-        claims.append("no patient of the same name")
-    return Exposure(
-        num_images=int(found.is_seen.sum()),
-        num_patients=pc.count_distinct(images["patient"].take(rows[found.is_seen])).as_py(),
-        num_named=int(found.is_named.sum()),
-        is_measured=is_measured,
-        claims=tuple(claims),
-        doubts=tuple([seen.unknown] * bool(seen.unknown) + pixels + near + patients),
-    )
-
-
-def expose_folds(dataset: Dataset, folds: Sequence[tuple[Seen, Part]]) -> Exposure:
-    """Counts what each run of a cross-validation has seen of the fold that it held out."""
-    rows = np.concatenate([fold.rows for _, fold in folds])
-    parts = [find_seen(seen, dataset).take(fold.rows) for seen, fold in folds]
-    found = Found(*map(np.concatenate, zip(*parts, strict=True)))
-    # All start from the same weights.
-    start = dataclasses.replace(folds[0][0], images=_SCHEMA.empty_table())
-    return expose(start, dataset, rows, found, is_measured=True)
-
-
-def unseen_part(
-    dataset: Dataset, part: Part, seen: Seen, *, is_measured: bool, remedy: str
-) -> tuple[Part, Exposure]:
-    """Returns the examples to measure, and how much a network has seen of a part.
-
-    What it has seen is left out unless `is_measured`. Raises ConfigError, with the sentence
-    `remedy`, if nothing is left.
-    """
-    found = find_seen(seen, dataset).take(part.rows)
-    exposure = expose(seen, dataset, part.rows, found, is_measured=is_measured)
-    if is_measured or not found.is_seen.any():
-        return part, exposure
-    if found.is_seen.all():
-        advice = f" {exposure.advice}." if exposure.advice else ""
-        raise ConfigError(
-            f"nothing is left of split {part.name!r} of {dataset.path}: the network has seen all "
-            f"its {part.num_examples:,} images, or others of their patients.{advice} {remedy}"
-        )
-    return dataset.narrow(part, ~found.is_seen), exposure
-
-
-def look_at(dataset: Dataset, parts: Parts, unknown: str) -> tuple[Seen, Exposure | None]:
-    """Returns what a run sees, and how much of that is in the part that it evaluates, if any.
-
-    `unknown` says what is not known of the weights with which it starts, see `Seen`.
-    """
-    rows = {name: part.rows for name, part in vars(parts).items() if part is not None}
-    rows.pop("test", None)
-    seen = collect(dataset, rows, unknown)
-    if parts.evaluated is None:
-        return seen, None
-    # That validation images were watched is said elsewhere.
-    learnt = seen if parts.test else seen.without("val")
-    found = find_seen(learnt, dataset).take(parts.evaluated.rows)
-    return seen, expose(learnt, dataset, parts.evaluated.rows, found, is_measured=True)
+    for name, own in zip(table[column].to_pylist(), table[SITE].to_pylist(), strict=True):
+        site, _, rest = (name or "").removeprefix(prefix).partition("/")
+        if site in sites:
+            yield prefix + rest, site
+        else:
+            yield name, None if prefix else own

@@ -9,7 +9,8 @@ take 2 to 6 ns per example and class. scikit-learn has the same areas, precision
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 from scipy import special
@@ -222,5 +223,76 @@ def defined_mean(values: np.ndarray) -> np.ndarray:
     return ratios(np.where(is_defined, values, 0).sum(0), is_defined.sum(0))
 
 
-#: What the areas under the curves of a view are computed by.
-AREAS = {"auc": area_under_curve, "average_precision": average_precision}
+# ---- the table of measures
+
+
+class Measure(NamedTuple):
+    """All that is known of a measure of metrics.json; a new one is an entry of `MEASURES`.
+
+    Attributes:
+        title: its name on pages and in the terminal.
+        least: lower limit of its values.
+        most: upper limit.
+        unit: how to show it: a `share` in percent, an area as `decimal`, or a `number`.
+        behind: the examples of a view that it rests on: `positives`, `negatives`, or those of the
+            `fewer` groups; empty for all examples.
+        counts: whether it is a share of these examples.
+        area: what computes it from a view, see `area_under_curve`; None if `Task.score` and others
+            compute several measures at once, which is faster.
+    """
+
+    title: str
+    least: float = 0.0
+    most: float = 1.0
+    unit: str = "share"
+    behind: str = ""
+    counts: bool = False
+    area: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray] | None = None
+
+
+_UNLIMITED = (-math.inf, math.inf, "number")
+
+#: The measures by their names in metrics.json.
+MEASURES: Mapping[str, Measure] = {
+    "accuracy": Measure("accuracy", counts=True),
+    "balanced_accuracy": Measure("balanced accuracy"),
+    "sensitivity": Measure("sensitivity", behind="positives", counts=True),
+    "specificity": Measure("specificity", behind="negatives", counts=True),
+    "ppv": Measure("PPV", behind="fewer"),
+    "npv": Measure("NPV", behind="fewer"),
+    "auc": Measure("area under the ROC", unit="decimal", behind="fewer", area=area_under_curve),
+    "macro_auc": Measure("mean area under the ROC"),
+    "average_precision": Measure(
+        "average precision", unit="decimal", behind="fewer", area=average_precision
+    ),
+    "macro_average_precision": Measure("mean average precision"),
+    "calibration_slope": Measure("calibration slope", *_UNLIMITED, "fewer"),
+    "calibration_intercept": Measure("calibration intercept", *_UNLIMITED, "fewer"),
+    "ece": Measure("calibration error"),
+    "brier": Measure("Brier score", most=2.0, unit="number"),
+    "quadratic_kappa": Measure("quadratic weighted kappa", least=-1.0),
+    # The mean of the penalties.
+    "weighted_error": Measure("mean penalty", most=4.0, unit="number"),
+    "mae": Measure("mean error", most=math.inf, unit="number"),
+    "rmse": Measure("root mean square error", most=math.inf, unit="number"),
+    "r2": Measure("R²", least=-math.inf, unit="number"),
+    "bias": Measure("bias", *_UNLIMITED),
+    "limit_low": Measure("lower limit", *_UNLIMITED),
+    "limit_high": Measure("upper limit", *_UNLIMITED),
+}
+
+
+def parts_of(name: str) -> tuple[str, str]:
+    """Returns the measure in a name of metrics.json, and its label or group of labels.
+
+    >>> parts_of("auc/CNV"), parts_of("urgent/auc"), parts_of("accuracy")
+    (('auc', 'CNV'), ('auc', 'urgent'), ('accuracy', ''))
+    """
+    first, _, second = name.partition("/")
+    return (second, first) if first == "urgent" else (first, second)
+
+
+def known(name: str) -> Measure:
+    """Returns the measure of a name in metrics.json; one without an entry has no limits."""
+    measure, _ = parts_of(name)
+    return MEASURES.get(measure) or Measure(measure, *_UNLIMITED)

@@ -97,10 +97,6 @@ class MultiLabel(Task):
         without, with_label = np.moveaxis(np.log(pairs), -1, 0)
         return special.expit((with_label - without) / degree).astype(probabilities.dtype)
 
-    def match(self, places: np.ndarray, num_labels: int) -> tuple[np.ndarray, np.ndarray]:
-        # Whether an image has a label that its dataset does not name is not known.
-        return places, np.arange(len(places))
-
     def score(self, answers: Answers, weights: np.ndarray) -> dict[str, np.ndarray]:
         labels, called = answers.truths, self.chosen(answers.probabilities)
         is_right = labels == called
@@ -119,9 +115,9 @@ class MultiLabel(Task):
 
     def areas(self, answers: Answers, weights: np.ndarray) -> dict[str, np.ndarray]:
         areas = super().areas(answers, weights)
-        for measure in measures.AREAS:
-            of_labels = np.stack([areas[f"{measure}/{name}"] for name in answers.label_names])
-            areas[f"macro_{measure}"] = measures.defined_mean(of_labels)
+        for name in ("auc", "average_precision"):
+            of_labels = np.stack([areas[f"{name}/{label}"] for label in answers.label_names])
+            areas[f"macro_{name}"] = measures.defined_mean(of_labels)
         return areas
 
     def tables(self, answers: Answers) -> dict[str, Any]:

@@ -251,16 +251,6 @@ class Task(abc.ABC):
         """Returns the `quantity` of predictions."""
         return float(np.mean(self.chosen(probabilities) == truths))
 
-    def match(self, places: np.ndarray, num_labels: int) -> Arrays:
-        """Returns how to measure a model of so many labels on a dataset that has other labels.
-
-        The places, int [labels of the dataset], are those of its labels among the model's. Returns
-        (outputs of the model that can be measured, place of each label of the dataset among these),
-        int [...] each.
-        """
-        # A class that the dataset does not have is one of which it has no images.
-        return np.arange(num_labels), places
-
     def texts(self, truths: np.ndarray, label_names: Sequence[str]) -> list[str]:
         """Returns the text of each label, as in examples.parquet."""
         rows = self.has(truths, len(label_names))
@@ -284,9 +274,9 @@ class Task(abc.ABC):
         has, areas = self.has(answers.truths, len(answers.label_names)), {}
         for view in self.views(answers.label_names):
             arguments = view.is_positive(has), view.ranking(answers.probabilities), weights
-            for measure, area_of in measures.AREAS.items():
-                if measure in self.label_measures:
-                    areas[view.of(measure)] = area_of(*arguments)
+            for name in self.label_measures:
+                if area_of := measures.MEASURES[name].area:
+                    areas[view.of(name)] = area_of(*arguments)
             if len(answers.label_names) <= MAX_VIEWS:
                 lines = measures.calibration_line(*arguments)
                 areas |= {view.of(name): values for name, values in lines.items()}

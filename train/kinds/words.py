@@ -2,76 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from tfrecord_io.format.groups import plural_unit
 from tfrecord_io.terminal.printing import counted, listed, printable
-from train.kinds.measures import URGENT_CLASSES
+from train.kinds.measures import URGENT_CLASSES, known, parts_of
 from train.kinds.task import Task
 
 #: Most classes in a table; with more classes, it has the worst.
 MAX_CLASSES = 20
-
-# ---- measures
-
-
-class Measure(NamedTuple):
-    """What all that shows a measure must know of it.
-
-    `unit` tells how to show it: a `share` in percent, an area as `decimal`, or a `number`.
-    """
-
-    title: str
-    least: float = 0.0
-    most: float = 1.0
-    unit: str = "share"
-
-
-_UNBOUNDED = (-math.inf, math.inf, "number")
-
-#: The measures by their names in metrics.json, without those that have no limits and whose title
-#: is their name.
-MEASURES: Mapping[str, Measure] = {
-    "accuracy": Measure("accuracy"),
-    "balanced_accuracy": Measure("balanced accuracy"),
-    "sensitivity": Measure("sensitivity"),
-    "specificity": Measure("specificity"),
-    "ppv": Measure("PPV"),
-    "npv": Measure("NPV"),
-    "auc": Measure("area under the ROC", unit="decimal"),
-    "macro_auc": Measure("mean area under the ROC"),
-    "average_precision": Measure("average precision", unit="decimal"),
-    "macro_average_precision": Measure("mean average precision"),
-    "ece": Measure("calibration error"),
-    "brier": Measure("Brier score", most=2.0, unit="number"),
-    "quadratic_kappa": Measure("quadratic weighted kappa", least=-1.0),
-    # The mean of the penalties.
-    "weighted_error": Measure("mean penalty", most=4.0, unit="number"),
-    "mae": Measure("mean error", most=math.inf, unit="number"),
-    "rmse": Measure("root mean square error", most=math.inf, unit="number"),
-    "r2": Measure("R²", least=-math.inf, unit="number"),
-    "limit_low": Measure("lower limit", *_UNBOUNDED),
-    "limit_high": Measure("upper limit", *_UNBOUNDED),
-}
-
-
-def parts_of(name: str) -> tuple[str, str]:
-    """Returns the measure in a name of metrics.json, and its label or group of labels.
-
-    >>> parts_of("auc/CNV"), parts_of("urgent/auc"), parts_of("accuracy")
-    (('auc', 'CNV'), ('auc', 'urgent'), ('accuracy', ''))
-    """
-    first, _, second = name.partition("/")
-    return (second, first) if first == "urgent" else (first, second)
-
-
-def known(name: str) -> Measure:
-    """Returns the measure of a name in metrics.json; one that is not listed has no limits."""
-    measure, _ = parts_of(name)
-    return MEASURES.get(measure) or Measure(measure.replace("_", " "), *_UNBOUNDED)
-
 
 # ---- figures
 
@@ -162,11 +102,14 @@ def share(metrics: Mapping[str, Any], name: str, told: str = "") -> str:
 
 def measured_images(metrics: Mapping[str, Any]) -> str:
     """Returns what was measured, such as `80 images of 17 patients`, if these are known."""
-    noun, num_patients = "patient", metrics["num_patients"]
-    if metrics.get("images_without_patient"):
-        noun = "known patient"
+    noun = "known patient" if metrics.get("images_without_patient") else "patient"
+    return images_of(metrics["num_examples"], metrics["num_patients"], noun)
+
+
+def images_of(num_images: int, num_patients: int | None, noun: str = "patient") -> str:
+    """Returns numbers of images and patients; None or 0 of patients who are not known."""
     people = f" of {counted(num_patients, noun)}" if num_patients else ""
-    return f"{counted(metrics['num_examples'], 'image')}{people}"
+    return f"{counted(num_images, 'image')}{people}"
 
 
 def row_of_counts(

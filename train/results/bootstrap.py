@@ -16,8 +16,8 @@ import numpy as np
 from scipy import stats
 
 from train.kinds import measures
+from train.kinds.measures import MEASURES, known
 from train.kinds.task import Task, View
-from train.kinds.words import known, parts_of
 
 CONFIDENCE_LEVEL = 0.95
 
@@ -29,9 +29,6 @@ _MAX_PARTS = 100
 
 # What lies beyond each end of an interval.
 _TAIL = (1 - CONFIDENCE_LEVEL) / 2
-
-# Measures that are shares of examples.
-_SHARES = frozenset({"accuracy", "sensitivity", "specificity"})
 
 _NO_INTERVAL = (np.nan, np.nan)
 
@@ -136,7 +133,8 @@ def _interval(
     num_groups = int(np.count_nonzero(sizes))
     if num_groups < 2 or not len(drawn):
         return _NO_INTERVAL
-    is_share = parts_of(name)[0] in _SHARES
+    measure = known(name)
+    least, most, is_share = measure.least, measure.most, measure.counts
     if is_share and value in (0, 1):
         return _binomial(value, num_groups)
     if np.ptp(drawn) <= _SAME * abs(value):
@@ -146,7 +144,6 @@ def _interval(
     effective = sizes.sum() ** 2 / np.square(sizes).sum()
     quantile = stats.t.isf(_TAIL, max(1.0, min(freedom, effective - 1)))
     deviation = np.sqrt(max(drawn.var(), variance))
-    least, most = known(name).least, known(name).most
     if not (np.isfinite(most - least) and least < value < most):
         return max(least, value - quantile * deviation), min(most, value + quantile * deviation)
     share, width = (value - least) / (most - least), most - least
@@ -212,20 +209,14 @@ def examples_behind(
 
 
 def behind_rates(is_positive: np.ndarray, groups: np.ndarray) -> dict[str, np.ndarray]:
-    """Returns on how many examples of each group the measures of a question rest, by name.
-
-    A sensitivity rests on the positive examples, a specificity on the negative ones, and any other
-    measure on those that are in fewer groups.
-    """
+    """Returns on how many examples of each group the measures of a question rest, by name."""
     num_groups = int(groups.max(initial=-1)) + 1
     with_it, without = (
         np.bincount(groups[side], minlength=num_groups) for side in (is_positive, ~is_positive)
     )
-    others = (
-        "auc", "average_precision", "ppv", "npv", "calibration_slope", "calibration_intercept",
-    )  # fmt: skip
     fewer = min(with_it, without, key=np.count_nonzero)
-    return {"sensitivity": with_it, "specificity": without, **dict.fromkeys(others, fewer)}
+    sides = {"positives": with_it, "negatives": without, "fewer": fewer}
+    return {name: sides[entry.behind] for name, entry in MEASURES.items() if entry.behind}
 
 
 def rounded(number: float, digits: str) -> float | None:

@@ -30,6 +30,7 @@ from tfrecord_io.format.kinds import kind_in
 from tfrecord_io.format.manifest import FILE_NAME as MANIFEST_NAME
 from tfrecord_io.format.manifest import check_types
 from tfrecord_io.terminal import flags
+from tfrecord_io.terminal.printing import differences
 from train.machine import console
 from train.machine.errors import ConfigError
 
@@ -173,18 +174,13 @@ def other_decoder(classifier: Classifier) -> str | None:
         here = decoder_versions(with_dicom="pydicom" in classifier.decoder)
     except ModuleNotFoundError:  # pictures can be predicted all the same
         here = decoder_versions()
-    changed = [
-        name for name, version in classifier.decoder.items() if here.get(name, version) != version
-    ]
+    here = {name: here.get(name, version) for name, version in classifier.decoder.items()}
+    changed = differences(classifier.decoder, here, "in the build", "here")
     if not changed:
         return None
-    theirs, ours = (
-        ", ".join(f"{name} {versions[name]}" for name in changed)
-        for versions in (classifier.decoder, here)
-    )
     return (
-        f"the training images were decoded by {theirs}, here it is {ours}: pixels, and so "
-        "probabilities, may differ a little. Install those versions for the same pixels"
+        f"other versions decoded the training images ({'; '.join(changed)}): pixels, and so "
+        "probabilities, may differ a little. Install those of the build for the same pixels"
     )
 
 

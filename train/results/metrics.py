@@ -102,11 +102,12 @@ def subgroups(values: Sequence[Any]) -> dict[str, np.ndarray]:
     The values are of a column, one for each example; None where unknown. Many different numbers
     become four ranges between their quartiles.
     """
-    known_values = [value for value in values if value is not None]
-    names = {value: str(value) for value in sorted(set(known_values))}
+    known_values = sorted(value for value in values if value is not None)
+    names = {value: str(value) for value in known_values}
     if len(names) > _MAX_NUMBERS and all(isinstance(value, int | float) for value in names):
-        quartiles = np.unique(np.quantile(known_values, (0.25, 0.5, 0.75)))
-        ends = _as_texts([min(names), *quartiles.tolist(), max(names)])
+        # Quartiles that are among the numbers, so that the name of a range has no more digits.
+        quartiles = np.unique(np.quantile(known_values, (0.25, 0.5, 0.75), method="lower"))
+        ends = [known_values[0], *quartiles.tolist(), known_values[-1]]
         ranges = [
             f"{'above ' if place else ''}{low} to {high}"
             for place, (low, high) in enumerate(itertools.pairwise(ends))
@@ -118,19 +119,6 @@ def subgroups(values: Sequence[Any]) -> dict[str, np.ndarray]:
     largest = sorted(names.values(), key=lambda name: -len(rows[name]))
     kept = {*list(dict.fromkeys(largest))[:MAX_VALUES], _UNKNOWN}
     return {name: np.array(places) for name, places in rows.items() if places and name in kept}
-
-
-def _as_texts(values: Sequence[float]) -> list[str]:
-    """Returns numbers with four digits, or with as many as tell different ones apart."""
-    texts: list[str] = []
-    for digits in range(4, 18):
-        texts = [
-            f"{value:.{digits}g}" if abs(value) < 10_000 else f"{value:,.{digits - 4}f}"
-            for value in values
-        ]
-        if len(set(texts)) == len(set(values)):
-            break
-    return texts
 
 
 def evaluate_predictions(
@@ -183,7 +171,7 @@ def evaluate_predictions(
         "auc_bootstrap_samples": num_area_samples,
         "confidence_level": CONFIDENCE_LEVEL,
         "loss": task.mean_loss(probabilities, truths),
-        **_an_image(task.tables(predictions), len(images) / len(truths)),
+        **_of_images(task.tables(predictions), len(images) / len(truths)),
     }
     if predictions.runs is not None:
         by_run = _areas_by_run(predictions, np.ones((1, len(truths))))
@@ -238,12 +226,12 @@ def _areas_by_run(predictions: Predictions, weights: np.ndarray) -> dict[str, np
     return {name: np.stack([areas[name] for areas in by_run]) for name in by_run[0]}
 
 
-def _an_image(table: Any, share: float) -> Any:
+def _of_images(table: Any, share: float) -> Any:
     """Returns counts of answers in a JSON value as counts of images; the share is 1 / seeds."""
     if isinstance(table, dict):
-        return {name: _an_image(value, share) for name, value in table.items()}
+        return {name: _of_images(value, share) for name, value in table.items()}
     if isinstance(table, list):
-        return [_an_image(value, share) for value in table]
+        return [_of_images(value, share) for value in table]
     count = round(table * share, 2)
     return int(count) if count == int(count) else count
 

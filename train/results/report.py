@@ -204,7 +204,8 @@ def flow_of(
     def box(title: str, num_examples: int, rows: pa.Table, *lines: str) -> Box:
         copies = pc.sum(pc.greater(rows["variant"], 0)).as_py() or 0
         more = [f"and {counted(copies, 'augmented copy', 'augmented copies')}"] if copies else []
-        people = _people(num_examples - copies, pc.count_distinct(rows["patient"]).as_py())
+        num_patients = pc.count_distinct(rows["patient"]).as_py()
+        people = words.images_of(num_examples - copies, num_patients)
         left_out = []
         if title == split and metrics.get("seen_images") and not metrics.get("include_seen"):
             why = "seen by the network before, or of the same patients"
@@ -229,15 +230,10 @@ def flow_of(
 
 def _figures(metrics: Mapping[str, Any]) -> Box:
     """Returns the images behind the figures, and those of each label unless there are many."""
-    lines = [_people(metrics["num_examples"], metrics["num_patients"] or 0)]
+    lines = [words.images_of(metrics["num_examples"], metrics["num_patients"])]
     groups, unit = metrics["label_groups"], metrics["bootstrap_by"]
     if groups and len(groups) <= words.MAX_CLASSES:
         for name, count in metrics["label_counts"].items():
             behind = f" of {counted(groups[name], unit, plural_unit(unit))}"
             lines.append(f"{name}: {counted(count, 'image')}{behind if unit != 'image' else ''}")
     return Box(f"measured: {metrics['split']}", lines, is_measured=True)
-
-
-def _people(num_images: int, num_patients: int) -> str:
-    people = f" of {counted(num_patients, 'patient')}" if num_patients else ""
-    return f"{counted(num_images, 'image')}{people}"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from tfrecord_io.format import visible
 from tfrecord_io.pages.pictures import data_url
@@ -39,7 +39,9 @@ _MAP_SIDE = 480
 _NUM_PLACES = 144
 
 
-def occlusion_map(predict: Predict, image: np.ndarray, patch: int, output: int) -> np.ndarray:
+def occlusion_map(
+    predict: Predict, image: np.ndarray, patch: int | None, output: int
+) -> np.ndarray:
     """Returns how much a probability drops if a part is covered.
 
     A patch with the mean colour of the image covers one place after another, half its side apart.
@@ -49,13 +51,15 @@ def occlusion_map(predict: Predict, image: np.ndarray, patch: int, output: int) 
     Args:
         predict: gives probabilities. It always gets 64 images, so that one graph is enough.
         image: [height, width, channels], as stored.
-        patch: side of the patch in pixels; at most the shorter side of the image.
+        patch: side of the patch in pixels, which the shorter side of the image limits; None for
+            that of `patch_of`.
         output: the probability to look at.
 
     Returns:
         float64 [height, width] drop in probability; negative where covering raises it.
     """
     height, width, _ = image.shape
+    patch = min(patch or patch_of(image.shape), height, width)
     fill = image.mean(axis=(0, 1)).astype(image.dtype)
     places = [
         (slice(top, top + patch), slice(left, left + patch))
@@ -84,6 +88,11 @@ def patch_of(image_shape: tuple[int, ...]) -> int:
     return min(2 * math.ceil(math.sqrt(height * width / _NUM_PLACES)), height, width)
 
 
+def _starts(length: int, patch: int) -> list[int]:
+    """Returns the places of a patch along a side; the last patch ends at the edge."""
+    return [*range(0, length - patch, (patch + 1) // 2), length - patch]
+
+
 def overlay(image: np.ndarray, drops: np.ndarray) -> np.ndarray:
     """Returns an image in grey, coloured red where it speaks for the answer and blue where against.
 
@@ -96,18 +105,26 @@ def overlay(image: np.ndarray, drops: np.ndarray) -> np.ndarray:
     return ((1 - opacity) * grey + opacity * colour).round().astype(np.uint8)
 
 
+def pictures_of(image: np.ndarray, drops: np.ndarray) -> dict[str, Image.Image]:
+    """Returns pictures of a stored image without and under its `occlusion_map`, by their titles."""
+    return {
+        "what the network sees": visible.picture(image),
+        "what mattered": visible.picture(overlay(image, drops)),
+    }
+
+
 def draw_map(image: np.ndarray, drops: np.ndarray, answer: str) -> Image.Image:
-    """Returns a picture of a stored image and, to its right, the image under its `occlusion_map`.
+    """Returns the `pictures_of` an image beside each other.
 
     A caption names the answer that the map is about, and the largest drop.
     """
-    sides = visible.picture(image), Image.fromarray(overlay(image, drops))
-    scale = _MAP_SIDE / max(sides[0].size)
-    width, height = (max(round(side * scale), 1) for side in sides[0].size)
+    size, how = (_MAP_SIDE, _MAP_SIDE), Image.Resampling.LANCZOS
+    pictures = pictures_of(image, drops).values()
+    sides = [ImageOps.contain(side.convert("RGB"), size, how) for side in pictures]
+    width, height = sides[0].size
     sheet = Image.new("RGB", (max(2 * width + 10, _MAP_SIDE), height + 52), "white")
     for place, side in enumerate(sides):
-        shown = side.convert("RGB").resize((width, height), Image.Resampling.LANCZOS)
-        sheet.paste(shown, (place * (width + 10), 0))
+        sheet.paste(side, (place * (width + 10), 0))
     caption = (
         f"{printable(answer)}: covering a red part lowers the answer, a blue part raises it,\n"
         f"by up to {np.abs(drops).max():.3g}"
@@ -115,11 +132,6 @@ def draw_map(image: np.ndarray, drops: np.ndarray, answer: str) -> Image.Image:
     font = ImageFont.load_default(16)
     ImageDraw.Draw(sheet).multiline_text((4, height + 4), caption, "black", font)
     return sheet
-
-
-def _starts(length: int, patch: int) -> list[int]:
-    """Returns the places of a patch along a side; the last patch ends at the edge."""
-    return [*range(0, length - patch, (patch + 1) // 2), length - patch]
 
 
 # ---- the mistakes of a network
@@ -138,11 +150,8 @@ class MistakenImage(NamedTuple):
 
     def pictures(self) -> dict[str, str]:
         """Returns the data URLs of its pictures by what they show."""
-        shown = {
-            "what the network sees": visible.picture(self.image),
-            "what mattered": visible.picture(overlay(self.image, self.drops)),
-        }
-        return {name: data_url(shown[name], _PICTURE_SIDE, "PNG") for name in shown}
+        shown = pictures_of(self.image, self.drops)
+        return {title: data_url(shown[title], _PICTURE_SIDE, "PNG") for title in shown}
 
 
 def find_mistakes(predict: Predict, predictions: Predictions) -> list[MistakenImage]:
@@ -156,10 +165,9 @@ def find_mistakes(predict: Predict, predictions: Predictions) -> list[MistakenIm
     shown = predictions.some(np.array([answer.place for answer in answers]))
     images = shown.dataset.stored[shown.rows][0]
     found = answers, images, shown.values("path"), shown.values("key")
-    patch = patch_of(images.shape[1:])
     mistakes = []
     for answer, image, path, key in zip(*found, strict=True):
-        drops = occlusion_map(predict, image, patch, answer.output)
+        drops = occlusion_map(predict, image, None, answer.output)
         # The probability of a negative answer rises where that of its label drops.
         drops = -drops if answer.is_negative else drops
         mistakes.append(MistakenImage(answer, image, drops, path or key))

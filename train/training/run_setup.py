@@ -18,7 +18,7 @@ from tfrecord_io.stores.files import sync_folder, write_json
 from tfrecord_io.terminal.address import is_remote
 from train.data.dataset import Dataset, Parts, choose_parts, open_dataset
 from train.data.feed import training_batches
-from train.data.seen import Exposure, Seen, expose_folds, look_at
+from train.data.seen import Exposure, Seen, collect, expose
 from train.kinds.registry import task_of
 from train.kinds.task import Task
 from train.machine.devices import Devices, configure_devices, versions
@@ -46,15 +46,28 @@ class Run:
         return choose_parts(self.data, self.given.folds)
 
     @functools.cached_property
+    def seen(self) -> Seen:
+        """The images that the run sees."""
+        weights, unknown = self.given.network.initial_weights, ""
+        if weights not in ("imagenet", "none"):
+            unknown = f"its first weights are from elsewhere ({Path(weights).name})"
+        used = {"train": self.parts.train, "val": self.parts.val}
+        return collect(self.data, {name: part.rows for name, part in used.items() if part}, unknown)
+
+    @functools.cached_property
     def exposure(self) -> Exposure | None:
         """How much it sees of the part that it evaluates; None if there is none.
 
         Of a cross-validation: how much the runs of one seed see of the folds that they hold out.
         """
-        if self.given.folds.is_cross_validation:
-            folds = self.singles[: self.given.folds.folds]
-            return expose_folds(self.data, [(each.view[0], each.parts.test) for each in folds])
-        return self.view[1]
+        is_one = not self.given.folds.is_cross_validation
+        # That validation images were watched is said elsewhere.
+        looks = [
+            (run.seen if run.parts.test else run.seen.without("val"), run.parts.evaluated.rows)
+            for run in ([self] if is_one else self.singles[: self.given.folds.folds])
+            if run.parts.evaluated
+        ]
+        return expose(self.data, looks, is_measured=True) if looks else None
 
     @functools.cached_property
     def singles(self) -> list[Run]:
@@ -69,14 +82,6 @@ class Run:
             for seed in range(seed, seed + folds.seeds)
             for fold in range(folds.folds or 0)
         ]
-
-    @functools.cached_property
-    def view(self) -> tuple[Seen, Exposure | None]:
-        """The images that a single run sees, and `exposure`."""
-        weights, unknown = self.given.network.initial_weights, ""
-        if weights not in ("imagenet", "none"):
-            unknown = f"its first weights are from elsewhere ({Path(weights).name})"
-        return look_at(self.data, self.parts, unknown)
 
     @functools.cached_property
     def task(self) -> Task:

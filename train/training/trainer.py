@@ -67,7 +67,7 @@ def _complete(run: Run) -> dict[str, Any]:
             return results
         if run.devices.is_chief:
             is_private = "anonymize" in run.data.manifest.options
-            run.view[0].write(run.folder / seen.FILE_NAME, is_private=is_private)
+            run.seen.write(run.folder / seen.FILE_NAME, is_private=is_private)
         set_seed(run.config.input.seed)
         progress, best = train(run)
         return _finish(run, progress, best)

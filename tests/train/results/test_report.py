@@ -248,8 +248,8 @@ def test_mistakes_are_found_with_their_images_paths_and_maps(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "said", "is_claimed"),
     [
-        ({"num_images": 27}, "27 of these images, of 9 patients, show a picture or a", False),
-        ({"num_images": 27, "is_measured": False}, "27 further images of 9 patients were", True),
+        ({"is_seen": np.ones(27)}, "27 of these images, of 9 patients, show a picture or a", False),
+        ({"is_seen": np.ones(27), "is_measured": False}, "27 further images of 9 patients", True),
         ({}, "compared with these 80 images of 40 patients: it had seen no patient of", True),
         ({"claims": (), "doubts": ("there is no list",)}, "It cannot be known whether", False),
         ({"num_named": 3}, "if these are patients of another hospital", True),
@@ -257,8 +257,8 @@ def test_mistakes_are_found_with_their_images_paths_and_maps(tmp_path):
 )
 def test_what_was_seen_is_said_and_only_what_is_proven_is_claimed(fields, said, is_claimed):
     claims = ("no patient of the same name",)
-    fields = {"num_images": 0, "num_patients": 9, "is_measured": True, "claims": claims} | fields
-    found = words(report.render(**report_of(exposure=Exposure(**fields))))
+    facts = {"is_seen": np.zeros(1), "num_patients": 9, "is_measured": True, "claims": claims}
+    found = words(report.render(**report_of(exposure=Exposure(**facts | fields))))
     assert said in found
     assert (claims[0] in found) == is_claimed
 
