@@ -48,7 +48,7 @@ sides = st.one_of(st.integers(1, 40), st.integers(1, 300))
     content=st.sampled_from(["random", "white", "edges"]),
 )
 def test_the_kernel_gives_the_bytes_of_pillow(channels, old, new, name, fit, content):
-    image = picture(channels, *old, content)
+    image = picture(channels, old[0], old[1], content)
     found, expected = both(image, width=new[0], height=new[1], resize=name, fit=fit)
     assert found == expected
 
