@@ -182,14 +182,16 @@ class _Ends:
 
     def with_end(self, path: str) -> list[int]:
         """Returns the places of the names that end with a path, with or else without its ending."""
-        keys = {self._key(path), _key_of(_plain(path))}
-        alike = sorted({place for key in keys for _, place in self._beginning_with(key)})
-        if len(alike) >= _MOST_ALIKE:
-            return alike
         end = "/" + unicodedata.normalize("NFC", path)
-        whole = {k: "/" + unicodedata.normalize("NFC", self.names[k]) for k in alike}
-        stems = [k for k, name in whole.items() if posixpath.splitext(name)[0].endswith(end)]
-        return [k for k, name in whole.items() if name.endswith(end)] or stems
+        for key, parts in ((self._key(path), 2), (_key_of(_plain(path)), 1)):
+            alike = [place for _, place in self._beginning_with(key)]
+            if len(alike) == _MOST_ALIKE:
+                return alike
+            names = ("/" + unicodedata.normalize("NFC", self.names[k]) for k in alike)
+            ends = ("".join(posixpath.splitext(name)[:parts]).endswith(end) for name in names)
+            if found := sorted(itertools.compress(alike, ends)):
+                return found
+        return []
 
     def nearest(self, path: str, folders: Collection[str]) -> list[int]:
         """Returns the places of the names that share the longest end with a path.
@@ -212,5 +214,5 @@ class _Ends:
 
     def _beginning_with(self, key: str) -> list[tuple[str, int]]:
         start = bisect.bisect_left(self._keys, (key, 0))
-        some = self._keys[start : start + _MOST_ALIKE]
-        return list(itertools.takewhile(lambda pair: pair[0].startswith(key), some))
+        end = bisect.bisect_left(self._keys, (f"{key}\U0010ffff", 0), start)
+        return self._keys[start : min(end, start + _MOST_ALIKE)]
