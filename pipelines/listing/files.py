@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
 from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ from pipelines import errors
 from pipelines.listing.refs import BATCH_ROWS, REF_SCHEMA, Listing, RejectedFile
 from pipelines.sources.source import MAX_FILE_BYTES, NOT_PERMITTED, Member
 from tfrecord_io.decoding.preprocess import SINGLE_SUFFIXES, TIFF_SUFFIXES, split_frame_path
-from tfrecord_io.terminal.printing import printable
+from tfrecord_io.terminal.printing import counted, printable
 
 #: Endings of the names of images.
 IMAGE_SUFFIXES = (*SINGLE_SUFFIXES, *TIFF_SUFFIXES, ".dcm", ".dicom")
@@ -43,6 +44,7 @@ def read_members(members: Iterable[Member], listing: Listing, *, has_folders: bo
 
     Raises:
         errors.BuildError: if this user may not read some files.
+        errors.UserError: if no file can be used.
     """
     kept = (member[:5] for member in members if _may_be_image(member, listing, has_folders))
     batches = []
@@ -55,6 +57,12 @@ def read_members(members: Iterable[Member], listing: Listing, *, has_folders: bo
             f"this user may not read {len(forbidden):,} files or folders of the input, such as "
             f"{printable(min(forbidden))}. Permit it (chmod), and run the same command again; or, "
             "to leave them out, move them out of the input or give them names that begin with a dot"
+        )
+    if not batches and listing.rejects:
+        first = listing.rejects[0]
+        raise errors.UserError(
+            f"none of {counted(listing.num_files, 'file')} can be used; "
+            f"{printable(first.source_path)}: {first.detail}"
         )
     return pa.Table.from_batches(batches, _FILE_SCHEMA).combine_chunks()
 
@@ -93,10 +101,14 @@ def _problem_of(member: Member) -> tuple[str, str] | None:
     is_absolute = re.match(r"[/\\]|[A-Za-z]:", name)
     if is_absolute or "\0" in name or {"..", ""} & {*parts} or "." in parts[1:]:
         return "unsafe_name", "the path is absolute, leads out of the archive, or is not plain"
+    if "\\" in name and len(parts) == 1:
+        return "unsafe_name", "folders are divided by \\; unpack the archive, and give the folder"
     try:
         name.encode("utf-8")
     except UnicodeEncodeError:
-        return "unreadable_name", "the name is not UTF-8"
+        code = sys.getfilesystemencoding()
+        why = "" if code == "utf-8" else f"; Python reads names as {code} here, set PYTHONUTF8=1"
+        return "unreadable_name", f"the name is not UTF-8{why}"
     path, frame = split_frame_path(name)
     if frame:
         return "path_conflict", f"this name would be that of frame {frame} of {path}; rename it"

@@ -27,6 +27,7 @@ import deflate
 from pipelines import errors
 from pipelines.sources.source import MAX_FILE_BYTES, Member, Reader, Source
 from tfrecord_io.decoding.rejects import Reject
+from tfrecord_io.decoding.unread import START_BYTES, what_is
 from tfrecord_io.stores import archives
 from tfrecord_io.stores.files import announce, atomic_write, make_private_folder
 from tfrecord_io.stores.range_file import RangeFile
@@ -254,6 +255,11 @@ def _tar_members(data_path: Path, path: Path) -> Iterator[Member]:
                 archive.members.clear()
             archives.check_tar_end(file, archive.offset)
     except (tarfile.TarError, EOFError, OSError, ValueError, OverflowError) as error:
+        with path.open("rb") as file:
+            start = file.read(START_BYTES)
+        is_tar = b"ustar" in start or start.startswith(b"\x1f\x8b")
+        if (found := what_is("", start)) and not is_tar:  # such as a .tar.xz
+            raise errors.UserError(f"cannot read {path} as a tar archive; it is {found}") from None
         raise _incomplete(f"{path} is not a complete tar archive", error) from None
 
 

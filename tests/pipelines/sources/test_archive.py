@@ -1,6 +1,8 @@
+import bz2
 import gzip
 import io
 import itertools
+import lzma
 import os
 import random
 import stat
@@ -343,6 +345,12 @@ def test_a_zip_with_a_name_that_is_not_the_utf8_it_claims_is_refused_with_the_wa
 
 
 # ---- tar
+
+
+def test_a_tar_of_another_compression_is_refused_with_what_to_do(tmp_path):
+    for name, content in (("a.tar.xz", lzma.compress(b"a")), ("a.tar.bz2", bz2.compress(b"a"))):
+        (tmp_path / name).write_bytes(content)
+        assert_refused(tmp_path / name, f"{name} as a tar archive; it is an archive: unpack it")
 
 
 def test_a_tar_cut_at_a_members_border_is_refused(tmp_path):

@@ -339,7 +339,7 @@ def test_a_command_that_reads_local_files_says_so(command, capsys):
 
 
 def test_fashion_mnist_on_a_store_is_refused(tmp_path):
-    with pytest.raises(errors.UserError, match="copy the files to a disk of this machine first"):
+    with pytest.raises(errors.UserError, match="copy them to a disk of this machine"):
         build_tfrecords.build(
             ["--source=fashion_mnist", "--input=gs://b/f", f"--output={tmp_path}"]
         )
