@@ -391,7 +391,7 @@ def _clear_errors(url: str, mark: str = "") -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         if re.search("NoSuchBucket|ContainerNotFound", str(error)):
-            raise StoreError(f"cannot use {url}: {_reason(error)}") from None
+            raise DeniedError(f"cannot use {url}: {_reason(error)}") from None
         if mark:
             raise StoreError(
                 f"{url} is missing, though it was there before; put it back, and start again"

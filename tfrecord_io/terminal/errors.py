@@ -36,7 +36,7 @@ class RangeError(StoreError):
 
 
 class DeniedError(StoreError):
-    """A store refuses the credentials, or none were found."""
+    """A store that will not answer: no rights, no credentials, no such bucket."""
 
 
 class ChangedError(StoreError):

@@ -157,7 +157,7 @@ def test_a_new_column_of_the_table_is_added_in_one_place(job, monkeypatch):
     box = pa.field("box", pa.list_(pa.int32()))  # a fact of `DecodedImage` that no table has
     monkeypatch.setattr(examples, "SCHEMA", examples.SCHEMA.append(box))
     run(job, job.todo)
-    table = examples.read_examples(job.storage.root)
+    table = examples.read_examples(job.build.output.root)
     assert table["box"].to_pylist() == [[0, 0, 8, 8]] * 28
     assert "box" in examples.audited(table).column_names
 

@@ -85,7 +85,10 @@ def test_a_card_of_small_pictures_says_that_near_duplicates_were_not_looked_for(
 def test_a_short_list_of_cases_is_not_called_the_first_of_more(tmp_path):
     # Three images are concerned and share one size, so the list has one row and lacks none.
     sizes = [(40, 50)] * 6 + [(40, 120)] * 3
-    files = {f"train/A/A-{n}-1.png": jpeg(n, *size) for n, size in enumerate(sizes)}
+    files = {
+        f"train/{c}/{c}-{n}-1.png": jpeg(n, *s)
+        for n, (c, s) in enumerate(zip("ABABABABA", sizes, strict=True))
+    }
     out = build_here(write_tree(tmp_path / "in", files), tmp_path / "out")
     page = (out / "report.html").read_text()
     assert "3 images are far larger or smaller than usual" in page

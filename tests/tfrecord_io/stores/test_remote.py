@@ -126,7 +126,10 @@ def test_an_object_that_stands_for_a_folder_is_not_a_file_and_an_odd_name_is_nam
         remote.list_files(f"s3://{BUCKET}/strange", recursive=True)
 
 
-def test_a_file_that_changed_is_not_read_for_the_one_that_was_looked_up_or_listed(folder):
+def test_a_file_that_changed_is_not_read_for_the_one_that_was_looked_up_or_listed(
+    folder, monkeypatch
+):
+    monkeypatch.setattr(remote, "NUM_ATTEMPTS", 2)
     url = f"{folder}/changing"
     write(url, b"one")
     (found,) = remote.list_files(folder, recursive=True)
@@ -231,6 +234,7 @@ def test_a_signed_address_is_asked_for_word_for_word_and_never_shown(web):
     web.files["a.zip"].query = "expired"
     with pytest.raises(StoreError, match="403 Forbidden") as caught:
         remote.read(url, 0, 2)
+    assert len(web.requests) == 2  # a refusal stays one, so it is not asked for again
     assert "a%2Fb" not in str(caught.value)
 
 
