@@ -25,7 +25,7 @@ from pipelines.listing.refs import Listing, iterate_refs
 from pipelines.sources.directory import DirectorySource
 from pipelines.sources.source import Member
 from tfrecord_io.auditing import verify
-from tfrecord_io.format.kinds import CLASSES, MULTI_LABEL
+from tfrecord_io.format.kinds import CLASSES, MULTI_LABEL, NUMBER
 from train.data.dataset import open_dataset
 
 #: Images without class folders, by file name.
@@ -168,6 +168,13 @@ def test_a_column_that_python_cannot_read_is_kept_as_text_or_is_an_error_that_na
             read_label_table(path)
     else:
         assert read_label_table(path).others["odd"].to_pylist() == [text] * 8
+
+
+def test_a_column_of_lists_is_an_error_that_names_it(tmp_path):
+    table = pa.table({"path": ["a.png"], "label": [["sick", "old"]]})
+    pq.write_table(table, tmp_path / "labels.parquet")
+    with pytest.raises(errors.UserError, match=r"labels\.parquet.* column label.*list"):
+        read_label_table(tmp_path / "labels.parquet")
 
 
 def test_columns_of_any_other_type_are_kept(scans, tmp_path):
@@ -355,6 +362,9 @@ def test_missing_names_the_texts_that_are_missing_instead(tmp_path):
     rows = [row | {"label": text} for row, text in zip(ROWS, ("NA", "None", "?", ""), strict=False)]
     assert table_of(tmp_path, rows, missing=("?", "NA")).cells["label"] == ["", "None", "", ""]
     assert table_of(tmp_path, rows, missing=("",)).cells["label"] == ["NA", "None", "?", ""]
+    rows = [{"path": f"{cell}.png", "a": cell} for cell in ("1", "NA", "0")]
+    for kind, labels in ((MULTI_LABEL, ["a", "", "none"]), (NUMBER, ["1", "", "0"])):
+        assert table_of(tmp_path, rows, kind=kind, columns=("a",)).cells["label"] == labels
 
 
 def test_in_parquet_null_and_nan_are_missing_and_texts_only_if_they_are_named(tmp_path):
@@ -447,7 +457,8 @@ def test_columns_of_a_clinical_table_get_the_names_that_are_expected(tmp_path):
         for row, old in enumerate(ROWS)
     ]  # fmt: skip
     renamed = {"path": "folder/filename", "label": "finding", "patient": "patientid"}
-    table = table_of(tmp_path, rows, renamed=renamed | {"kilograms": "weight"})
+    path = write_csv(tmp_path / "clinical.csv", rows)
+    table = ListingOptions(labels=path, columns=renamed | {"kilograms": "weight"}).table
     for name in ("label", "patient"):
         assert table.cells[name] == [row[name] for row in ROWS]
     assert table.cells["path"][0] == "left/scan0.png"
