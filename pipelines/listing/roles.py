@@ -257,7 +257,10 @@ def _classes_among(
         return sorted({*told, *several})
     told = [place for place in told if place in several]
     if not told and len(several) == 1 == len(levels[several[0]]):
-        return []  # a lone folder of whatever name
+        # A lone folder is no class if a word of its name is a kind of file, as in CXR_png.
+        words = re.findall("[A-Z]?[a-z]+|[A-Z]+s?(?![a-z])", *levels[several[0]])
+        if any(map(_KIND_OF_FILE.fullmatch, words)):
+            return []
     return told if len(told) == 1 else several
 
 

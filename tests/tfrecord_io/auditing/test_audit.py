@@ -103,14 +103,14 @@ def named(label, *numbers, split="train", sizes=((20, 28),)):
     }
 
 
-SIZES = named("CNV", *range(8), sizes=[(40, 50)] * 6 + [(40, 120), (6, 7)])
+SIZES = named("A", *range(8), sizes=[(40, 50)] * 6 + [(40, 120), (6, 7)])
 MIXED = named("A", *range(9)) | named("B", 1, 2) | named("B", 20, 21, 22, split="test")
 
 
 @pytest.mark.parametrize(
     ("files", "code", "told"),
     [
-        ({f"{split}/CNV/{split}.png": jpeg(1) for split in ("train", "test")}, "no_patient",
+        ({f"{split}/A/{split}.png": jpeg(1) for split in ("train", "test")}, "no_patient",
          "title='No image names a patient'"),
         (SIZES, "size_outliers", "listed=({'width': 120, 'height': 40, 'images': 1}, "
          "{'width': 7, 'height': 6, 'images': 1})"),
@@ -222,7 +222,7 @@ def test_one_split_leaks_nothing_and_is_not_praised_for_it(tmp_path):
 
 def test_json_lists_all_cases_of_which_the_page_shows_the_first(tmp_path, capsys):
     files = {
-        f"{split}/CNV/A-{n}-{seed}.png": png(2 * n + seed)
+        f"{split}/A/A-{n}-{seed}.png": png(2 * n + seed)
         for n in range(30)
         for seed, split in enumerate(("train", "test"))
     }
