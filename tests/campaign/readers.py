@@ -2,7 +2,8 @@
 
 A batch must be right, or an error must name the file. Where the format cannot show the change, the
 outcome says so; docs/reliability.md lists these. After a reader of a store was disturbed, the next
-one, with the same cache and a store that works, must give the batches of a local copy.
+one, with the same cache and a store that works, must give the batches of a local copy. So must one
+whose cache was damaged, or leads elsewhere, where nothing may change.
 """
 
 import contextlib
@@ -12,6 +13,7 @@ import json
 import os
 import random
 import shutil
+import stat
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +22,7 @@ from pathlib import Path
 import builds
 import numpy as np
 from dataset_factory import write_dataset
+from image_files import write_tree
 from web_server import WebFile, WebServer, running_web
 
 from campaign import damage, faults
@@ -252,3 +255,103 @@ def _judge(case: Case, kind: str, code: int, text: str, right: list[str]) -> Non
     elif code == 1:
         is_due = kind == "files" or (kind in ("changed", "dead") and "/data/" in text)
         case.require(is_due, f"{kind}: an error that is not due, or names no file: {text[:500]}")
+
+
+# ---- of a damaged cache
+
+_ID = "0123456789abcdef" * 4
+
+
+def _fill(path: Path, outside: Path, number: int) -> None:
+    """Has the cache count all records as present, and none is."""
+    for name, start in (("states", 64), ("records", 0)):
+        content = (path.parent / name).read_bytes()
+        (path.parent / name).write_bytes(content[:start] + b"\1" * len(content[start:]))
+
+
+def _damaged(path: Path, outside: Path, number: int) -> None:
+    change = ("cut", "empty", "grow", "replace", "overwrite", "delete")[number % 6]
+    _CHANGES[change if path.stat().st_size else "grow"](path, number)
+
+
+def _link(path: Path, outside: Path, number: int) -> None:
+    path.unlink()
+    path.symlink_to(outside / ("nowhere" if number % 4 == 0 else path.name))
+
+
+def _move(path: Path, outside: Path, number: int) -> None:
+    shutil.move(path.parent, outside / "moved")
+    path.parent.symlink_to(outside / "moved")
+
+
+def _plant(path: Path, outside: Path, number: int) -> None:
+    """Puts something else where datasets are kept, which an old reader may have left."""
+    place = path.parents[1] / _ID
+    if number % 3 == 0:
+        place.symlink_to(outside)
+    elif number % 3 == 1:
+        place.write_bytes(b"stray")
+    else:
+        write_tree(place, {"records": bytes(99), "notes.txt": b"stray"})
+
+
+#: What becomes of a file of the cache; in a folder outside is a file of each name.
+_ON_CACHE: dict[str, Callable[[Path, Path, int], object]] = {
+    "damaged": _damaged,
+    "filled": _fill,
+    "linked": _link,
+    "moved": _move,
+    "planted": _plant,
+    "folder": lambda path, outside, number: (path.unlink(), path.mkdir()),
+    "pipe": lambda path, outside, number: (path.unlink(), os.mkfifo(path)),
+    "given away": lambda path, outside, number: os.chown(
+        (path, path.parent)[number % 2], 12345, 12345
+    ),
+    "opened": lambda path, outside, number: [
+        each.chmod(0o777) for each in (path.parent, *path.parent.iterdir())
+    ],
+}
+
+
+def try_cache(case: Case) -> str:
+    """Damages the cache of a dataset between two readers."""
+    files, right = _dataset(0)
+    where, outside = case.folder / "cache", case.folder / "outside"
+    names = ("records", "states", "lock", "CACHEDIR.TAG")
+    write_tree(outside, {name: case.rng.randbytes(5000) for name in names})
+    ways = [way for way in _ON_CACHE if way != "given away" or os.geteuid() == 0]
+    way, number = case.pick(*ways), case.rng.getrandbits(32)
+    verify, room = case.pick("size", "crc", "sha256"), case.pick(None, None, 1e-4, 0)
+    with running_web(kind=_Store) as server:
+        server.hold(files)
+        start = functools.partial(_start, data=server.url("data"), cache_dir=str(where))
+        _judge(case, "the first one", *start().wait(), [right])
+        (folder,) = (path for path in where.iterdir() if path.is_dir())
+        places = [folder / name for name in names[:3]]
+        if way in ("damaged", "linked", "folder", "pipe", "given away"):
+            places += [where / "lock", where / "CACHEDIR.TAG"]
+        path = case.pick(*places)
+        _ON_CACHE[way](path, outside, number)
+        case.what = f"{path.relative_to(where)} {way} {number}, verify={verify}, room {room}"
+        before = _states_of(outside)
+        code, text = start(verify=verify, cache_gb=room).wait()
+    case.compare("outside of the cache", _states_of(outside), before)
+    case.require_message(text, code)
+    is_unseen = verify == "size" and way in ("damaged", "filled")
+    is_right = _is_of(text, [right]) or (code == 1 and path.parent == where and str(where) in text)
+    is_right |= code == 1 and way == "given away" and "another user" in text
+    case.require(is_right or is_unseen, f"it ends with {code}: {text[:900]}")
+    kept = [path for path in folder.iterdir() if path.is_file() and not folder.is_symlink()]
+    is_open = any(path.lstat().st_mode & 0o077 for path in kept)
+    case.require(not (is_open and way == "opened" and not code), "others can read what is kept")
+    seen = "right" if _is_of(text, [right]) else "refused" if code else "wrong"
+    return f"{way}, {seen}"
+
+
+def _states_of(folder: Path) -> dict[str, tuple[bytes, int]]:
+    """Returns content and mode of each file below a folder."""
+    return {
+        str(path.relative_to(folder)): (path.read_bytes(), stat.S_IMODE(path.stat().st_mode))
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
