@@ -18,13 +18,15 @@ _FLAGS = (
     "--bootstrap_samples=5",
 )  # fmt: skip
 # Smaller graphs, because each of the two folds builds its own; a training has them whole.
-FOLDS = ("--folds=2", "--epochs=1", "--no-augment", "--mixup=0")
+_FOLDS = ("--folds=2", "--epochs=1", "--no-augment", "--mixup=0")
 
 
-def try_training(case: Case, more: tuple[str, ...] = ()) -> str:
-    """Disturbs a training and lets it end."""
+def try_training(case: Case) -> str:
+    """Disturbs a training or a cross-validation and lets it end."""
+    more = _FOLDS if case.happens(0.3) else ()
     job = training_job(case.folder, *more).like(undisturbed(training_job, *more))
-    return disturbed(case, job, [*[kill] * 4, *FAULTS])
+    outcome = disturbed(case, job, [*[kill] * 4, *FAULTS])
+    return f"folds, {outcome}" if more else outcome
 
 
 @functools.cache
