@@ -352,8 +352,11 @@ def find_pairs(
         num_crowded[order[np.unique([crowd, crowd + window])]] += 1
         if len(pair_codes) > max_pairs:
             break
-    is_few = num_hashes <= _FEW_HASHES
-    rows = np.flatnonzero(is_few | (num_crowded >= _CROWDED_ORDERS))
+    is_crowded = num_crowded >= _CROWDED_ORDERS
+    ends = np.stack(np.divmod(pair_codes, max(num_hashes, 1)))
+    # What is close to one of a crowd may share too few orders with it to count as crowded itself.
+    is_crowded[ends[::-1][is_crowded[ends]]] = True
+    rows = np.flatnonzero(is_crowded | (num_hashes <= _FEW_HASHES))
     found, num_pairs = [(pair_codes, distances)], len(pair_codes)
     words = _words(hashes[rows])
     for place, row in enumerate(rows[:-1] if len(rows) <= _MOST_HASHES else ()):
