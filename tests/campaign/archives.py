@@ -1,11 +1,7 @@
-"""Archives and folders, whole, damaged or joined: nothing may be lost without a word."""
+"""Archives and folders, whole or damaged: nothing may be lost without a word."""
 
 import collections
-import gzip
 import json
-import random
-import tarfile
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,56 +37,6 @@ def try_archive(case: Case, read: Callable[[Path, Path], Ledger]) -> str:
         fates = collections.Counter(entry.fate for entry in entries if entry.fate)
         case.compare("what became of the files", +ledger.fates(), fates)
     return "read, with rejects" if ledger.rejects and done else "read"
-
-
-def try_joined(case: Case) -> str:
-    """Joins two archives in one file, or takes members out of the index of one."""
-    rng, kind = case.rng, case.pick(*(kind for kind in trees.KINDS if kind != "folder"))
-    path, num_first = _pack(rng, kind, case.folder / "first")
-    data = path.read_bytes()
-    if kind in ("zip", "deflated") and case.happens(0.5):
-        way, (data, num_more) = "hidden", _hide(rng, data)
-    else:
-        other, num_more = _pack(rng, kind, case.folder / "second")
-        way, data = "joined", _join(rng, path.suffix, data, other.read_bytes())
-    path.write_bytes(data)
-    case.what = f"{kind}, {way}, {num_more} files besides {num_first}"
-    try:
-        ledger = list_all(path, case.folder)
-    except (errors.UserError, errors.BuildError) as refusal:
-        case.require_message(f"error: {refusal}")
-        return f"{way}, refused"
-    case.require(not num_more, f"read as if whole: {ledger.num_files} files")
-    return f"{way}, read"
-
-
-def _pack(rng: random.Random, kind: str, path: Path) -> tuple[Path, int]:
-    entries = trees.make_tree(rng, kind)
-    return trees.pack(rng, kind, entries, path), sum(entry.kind == "file" for entry in entries)
-
-
-def _join(rng: random.Random, suffix: str, first: bytes, second: bytes) -> bytes:
-    """Returns two archives in one file, in one of the ways in which that happens."""
-    if suffix == ".zip":
-        between = rng.choice((b"", bytes(rng.randrange(1, 5000)), rng.randbytes(rng.randrange(9))))
-        return first + between + second
-    if suffix == ".tar":
-        return first + bytes(tarfile.BLOCKSIZE * rng.choice((0, 0, 1, 20, 3000))) + second
-    if rng.random() < 0.5:
-        return first + second
-    return gzip.compress(gzip.decompress(first) + gzip.decompress(second), 1, mtime=0)
-
-
-def _hide(rng: random.Random, data: bytes) -> tuple[bytes, int]:
-    """Takes files out of a zip's index, and has its end record count the rest; says how many."""
-    gone: list[zipfile.ZipInfo] = []
-
-    def change(entries: list[zipfile.ZipInfo]) -> None:
-        files = [entry for entry in entries if entry.compress_size]
-        gone.extend(rng.sample(files, min(len(files), rng.choice((1, 1, 2, len(files) // 2)))))
-        entries[:] = [entry for entry in entries if entry not in gone]
-
-    return damage.change_index(data, change), len(gone)
 
 
 def list_all(path: Path, folder: Path) -> Ledger:

@@ -109,7 +109,7 @@ def damage_file(rng: random.Random, path: Path) -> str:
     return done
 
 
-def alter_json(rng: random.Random, path: Path, values: Sequence[Any] = VALUES) -> str:
+def alter_json(rng: random.Random, path: Path) -> str:
     """Damages a JSON file, or changes, renames or removes values in it; says what was done."""
     if rng.random() < 0.15:
         return damage_file(rng, path)
@@ -121,7 +121,7 @@ def alter_json(rng: random.Random, path: Path, values: Sequence[Any] = VALUES) -
             holders += [each for each in inner if isinstance(each, dict | list) and each]
         holder = rng.choice(holders)
         key = rng.choice(list(holder)) if isinstance(holder, dict) else rng.randrange(len(holder))
-        what, value = rng.choice(("change", "change", "remove", "rename")), rng.choice(values)
+        what, value = rng.choice(("change", "change", "remove", "rename")), rng.choice(VALUES)
         if what == "change":
             holder[key] = value
         elif what == "remove" or not isinstance(holder, dict):

@@ -1,4 +1,4 @@
-"""Datasets and models of strangers, altered: a message, no traceback, and nothing but the output.
+"""Datasets of strangers, altered: a message, no traceback, and nothing but the output.
 
 Every file that a command opens for writing, and every program that it starts, is seen by an audit
 hook of Python (PEP 578).
@@ -11,31 +11,14 @@ import os
 import shutil
 import sys
 import tempfile
-import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import image_files
-
-from campaign import damage, kills, trainings
+from campaign import damage, kills
 from campaign.case import Case
-from campaign.processes import Run, undisturbed
+from campaign.processes import undisturbed
 
-#: What a hostile model says that its layers are.
-_CLASSES = (
-    {"module": "os", "class_name": "system", "config": "touch /tmp/campaign-outside"},
-    {"module": "subprocess", "class_name": "Popen", "config": {"args": ["touch", "/tmp/x"]}},
-    {"module": "builtins", "class_name": "eval", "config": {"source": "1/0"}},
-    {"class_name": "Lambda", "module": "keras.layers", "config": {"function": "gANjb3MKc3lzdGVt"}},
-    {"class_name": "__lambda__", "config": {"value": "4wEAAAA="}},
-    {"class_name": "TorchModuleWrapper", "module": "keras.layers", "config": {"module": "gAN9"}},
-    {"class_name": "function", "module": "builtins", "config": "print", "registered_name": "print"},
-    "os.system", ["keras"], {"class_name": "Dense", "module": "keras.layers", "config": [1]},
-    {"class_name": "StringLookup", "module": "keras.layers",
-     "config": {"vocabulary": "/etc/passwd"}},
-    {"class_name": "Dense", "module": "keras.layers", "config": {"units": 10**13}},
-)  # fmt: skip
 _PROGRAMS = ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "os.fork")
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _CHANGES = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod", "os.link")
@@ -85,7 +68,8 @@ def try_dataset(case: Case) -> str:
     path = data / "manifest.json"
     if case.happens(0.3):
         path = case.pick(*sorted(path for path in data.iterdir() if path.is_file()))
-    done = _alter(case, path)
+    alter = damage.alter_json if path.suffix == ".json" else damage.damage_file
+    done = alter(case.rng, path)
     command = case.pick("verify", "audit", "read", "build")
     case.what = f"{path.name}: {done}; {command}"
     said = io.StringIO()
@@ -101,12 +85,6 @@ def try_dataset(case: Case) -> str:
     has_message = command in ("build", "read")
     case.require_message(said.getvalue(), code if has_message else 0)
     return f"{command}: {code}"
-
-
-def _alter(case: Case, path: Path, values: Sequence[Any] = damage.VALUES) -> str:
-    if path.suffix == ".json":
-        return damage.alter_json(case.rng, path, values)
-    return damage.damage_file(case.rng, path)
 
 
 def _use(command: str, data: Path) -> int:
@@ -126,48 +104,3 @@ def _use(command: str, data: Path) -> int:
             return 1
         return 0
     return __main__.main([command, str(data)])
-
-
-def try_model(case: Case) -> str:
-    """Alters a file of a model and predicts with it."""
-    run, log = case.folder / "run", case.folder / "seen.txt"
-    shutil.copytree(undisturbed(trainings.training_job).folder / "run", run)
-    name = "model.keras" if case.happens(0.6) else "preprocessing.json"
-    alter = _alter_model if name == "model.keras" else _alter
-    case.what = f"{name}: {alter(case, run / 'export' / name)}"
-    picture = image_files.write_tree(case.folder, {"picture.png": image_files.png()})
-    words = [f"--model={run}", f"--input={picture / 'picture.png'}", "--format=json"]
-    fault = functools.partial(_watched_into, str(log), str(case.folder / "output"))
-    code, text = Run(words, fault, command="train.predict").wait()
-    case.require_message(text, code)
-    case.require(code in (0, 1, 2), f"exit code {code}: {text[-1500:]}")
-    case.problems += sorted(set(log.read_text().splitlines())) if log.exists() else []
-    return f"exit code {code}"
-
-
-def _alter_model(case: Case, path: Path) -> str:
-    """Alters the archive of a Keras model, or one of its members; returns what was done."""
-    if case.happens(0.2):
-        return damage.damage_file(case.rng, path)
-    with zipfile.ZipFile(path) as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
-    name = case.pick("config.json", "config.json", "config.json", *members)
-    inner = image_files.write_tree(case.folder, {name: members[name]}) / name
-    done = _alter(case, inner, case.pick(damage.VALUES, _CLASSES))
-    members[name] = inner.read_bytes()
-    if case.happens(0.1):
-        members["../../outside.txt"] = b"outside"
-    image_files.write_zip(path, members)
-    return f"{name}: {done}"
-
-
-@contextlib.contextmanager
-def _watched_into(log: str, allowed: str) -> Iterator[None]:
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    # Keras unpacks weights into a temporary folder; a process asks its processor with `lscpu`.
-    with watched(
-        lambda event: os.write(descriptor, f"{event}\n".encode()) and None, allowed, "/tmp/tmp"
-    ):
-        yield
-    if not os.fstat(descriptor).st_size:
-        Path(log).unlink()

@@ -1,4 +1,4 @@
-"""Builds that are killed, run out of disk, lose power, meet a failing store, or run twice."""
+"""Builds that are killed, run out of disk, lose power, or meet a failing store."""
 
 import contextlib
 import dataclasses
@@ -17,7 +17,7 @@ import s3_server
 
 from campaign.case import Case
 from campaign.faults import FAULTS, can_mount, cut, failing_read, kill, run_on, small_disk
-from campaign.processes import Ending, Job, at_once, disturbed, home, undisturbed
+from campaign.processes import Ending, Job, disturbed, home, undisturbed
 
 _STATUSES = (
     "500 Internal Server Error",
@@ -61,7 +61,7 @@ def try_build(case: Case) -> str:
 def try_store(case: Case) -> str:
     """Builds onto a store and is killed, or the store fails for a while."""
     kind = case.pick("s3", "gs", "az")
-    job = _on_store(case, kind)
+    job = store_job(case, kind)
     fault = case.pick(*_STATUSES, "half", "half", "kill", "kill")
     num_failing = case.pick(1, 1, 2, 3, None)
 
@@ -80,7 +80,7 @@ def try_store(case: Case) -> str:
 
 def try_download(case: Case) -> str:
     """Disturbs a download and the build after it."""
-    server, whole = _kaggle(), _archive()
+    server, whole = kaggle(), _archive()
 
     def bad_answers(rng: random.Random, job: Job) -> Ending:
         # The first request is that for the size.
@@ -102,35 +102,13 @@ def try_download(case: Case) -> str:
         server.file.content, server.file.e_tag = whole, '"1"'
         return run.wait()
 
-    job = _download_job(case.folder).like(undisturbed(_download_job))
+    job = download_job(case.folder).like(undisturbed(download_job))
     ways = [kill, kill, *FAULTS, bad_answers, bad_answers, other_version]
     return disturbed(case, job, ways, server.faults.clear)
 
 
-def try_two(case: Case) -> str:
-    """Runs two builds at once, in one folder or store, or of one drawing or download."""
-    where = case.pick("folder", "folder", "store", "drawing", "download")
-    if where in ("drawing", "download"):
-        make = _drawing_job if where == "drawing" else _download_job
-        first, second = (make(case.folder, n).like(undisturbed(make)) for n in ("a", "b"))
-        if where == "download":
-            # A cut costs the first download some time, in which the other begins.
-            _kaggle().faults += ["", "cut"]
-        refusal = "another process" if where == "download" else ""
-        outcome = at_once(case, first, second, refusal)
-        _kaggle().faults.clear()
-    elif where == "folder":
-        number = case.pick(*_ALL)
-        job = build_job(case.folder, number)
-        outcome = at_once(case, job.like(undisturbed(build_job, number)))
-    else:
-        outcome = at_once(case, _on_store(case, "s3"))
-        case.require("[0, 0]" in outcome, f"on a store none is refused, but here: {outcome}")
-    return f"{where}, {outcome}"
-
-
 @functools.cache
-def _source(kind: str) -> Path:
+def source(kind: str) -> Path:
     """Returns scans with two duplicates and a damaged file, as a folder or an archive."""
     names = [
         f"{split}/{label}/{label}-{patient}{len(label)}-{number}.jpeg"
@@ -153,7 +131,7 @@ def words_of(number: int, output: Path | str, *more: str) -> list[str]:
     """Returns the arguments of a build."""
     kind, flags = _JOBS[number]
     shared = ("--num_shards=5", "--max_reject_fraction=0.5")
-    return builds.arguments(_source(kind), output, *shared, *flags, *more)
+    return builds.arguments(source(kind), output, *shared, *flags, *more)
 
 
 def build_job(folder: Path, number: int, how: str = IN_MEMORY) -> Job:
@@ -163,7 +141,7 @@ def build_job(folder: Path, number: int, how: str = IN_MEMORY) -> Job:
     return Job(words=words_of(number, output, how), folder=folder, found=found)
 
 
-def _on_store(case: Case, kind: str) -> Job:
+def store_job(case: Case, kind: str) -> Job:
     """Returns one of the builds, onto a store."""
     number, store = case.pick(*_ALL), _store(kind)
     job = undisturbed(build_job, number)
@@ -180,36 +158,28 @@ def _on_store(case: Case, kind: str) -> Job:
     )
 
 
-def _drawing_job(folder: Path, name: str = "output") -> Job:
-    """Returns a build that draws its source, and what it leaves."""
-    words = ["--source=synthetic", "--num_examples=12", "--image_size=8", IN_MEMORY]
-    words += [f"--download_dir={folder / 'drawn'}", f"--output={folder / name}"]
-    found = functools.partial(builds.shards_of, folder / name)
-    return Job(words=words, folder=folder, found=found)
-
-
-def _download_job(folder: Path, name: str = "output") -> Job:
+def download_job(folder: Path) -> Job:
     """Returns a build that downloads its source, and what it leaves with the archive."""
     downloads = folder / "downloads"
     variables = {"KAGGLE_API_TOKEN": kaggle_stand_in.TOKEN, "PATH": os.environ["PATH"]}
 
     def found() -> dict[str, bytes]:
         archives = {path.name: path.read_bytes() for path in downloads.glob("*.zip")}
-        return archives | builds.files_of(folder / name)
+        return archives | builds.files_of(folder / "output")
 
     return Job(
         words=[
             "--source=kaggle",
             f"--kaggle_dataset={kaggle_stand_in.DATASET}",
             f"--download_dir={downloads}",
-            f"--output={folder / name}",
+            f"--output={folder / 'output'}",
             "--image_size=8",
             "--num_shards=3",
             IN_MEMORY,
         ],
         folder=folder,
         found=found,
-        variables=_kaggle().environment(folder, **variables),
+        variables=kaggle().environment(folder, **variables),
         # A part whose bytes the disk has lost is found by the check, and moved aside.
         advice="Run the same command again to download a new one",
     )
@@ -224,7 +194,7 @@ def _archive(seed: int = 0) -> bytes:
 
 
 @functools.cache
-def _kaggle() -> kaggle_stand_in.StandIn:
+def kaggle() -> kaggle_stand_in.StandIn:
     return servers.enter_context(kaggle_stand_in.StandIn(_archive()))
 
 

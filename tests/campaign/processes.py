@@ -1,4 +1,4 @@
-"""Commands in processes of their own: disturbed and run again, or two at once.
+"""Commands in processes of their own, disturbed and run again.
 
 In the end there must be, byte for byte, what an undisturbed run leaves.
 """
@@ -193,34 +193,6 @@ def disturbed(
     case.what = f"{' '.join(job.words)}, {name} {codes}"
     num_ended = sum(code != 0 for code in codes)
     return f"{name}: ended {num_ended} times"
-
-
-def at_once(case: Case, job: Job, other: Job | None = None, refusal: str = "") -> str:
-    """Starts two jobs, the second while the first is under way.
-
-    Args:
-        case: the case.
-        job: the first.
-        other: the second, which writes its results to another folder. If None, the first job is
-            started twice; one of the two may be refused with exit code 2 if the other succeeds.
-        refusal: the message with which one of two different jobs may be refused. It must then
-            succeed when it is started alone.
-    """
-    delay, jobs = case.rng.random() * job.seconds, (job, other or job)
-    first = job.start()
-    time.sleep(delay)
-    endings = [run.wait() for run in (first, jobs[1].start())]
-    codes = sorted(code for code, _ in endings)
-    is_right = max(codes) <= 2 if other else codes in ([0, 0], [0, 2])
-    case.require(is_right, f"they end with {codes}: {' '.join(text for _, text in endings)}")
-    for each, (code, text) in zip(jobs, endings, strict=True):
-        case.require_message(text, code)
-        if code and other:
-            case.require(refusal in text, f"it ends with {code}: {text}")
-            code, text = each.run()
-        _require_done(case, each, code if other else 0, text)
-    case.what = f"{' '.join(job.words)}, {delay:.2f} s apart"
-    return f"two at once: {codes}"
 
 
 def _require_done(case: Case, job: Job, code: int, text: str) -> None:

@@ -1,8 +1,8 @@
-"""Readers of datasets that change or are damaged, and of stores that fail.
+"""Readers of stores that fail, and of caches that were damaged, linked or given away.
 
-A batch must be right, or an error must name the file. Where the format cannot show the change, the
-outcome says so; docs/reliability.md lists these. After a reader of a store was disturbed, the next
-one, with the same cache and a store that works, must give the batches of a local copy.
+A batch must be right, or an error must name the file. After a reader was disturbed, the next one,
+with the same cache and a store that works, must give the batches of a local copy. So must one whose
+cache was damaged, unless nothing is checked; where a link in it leads, nothing may change.
 """
 
 import contextlib
@@ -12,14 +12,15 @@ import json
 import os
 import random
 import shutil
+import stat
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import builds
-import numpy as np
 from dataset_factory import write_dataset
+from image_files import write_tree
 from web_server import WebFile, WebServer, running_web
 
 from campaign import damage, faults
@@ -29,23 +30,14 @@ from tfrecord_io import ManifestError, make_batches
 from tfrecord_io.stores import remote
 from tfrecord_io.terminal.errors import ToldError
 
-_SHARD = "train-00001-of-00003.tfrecord"
-
 
 def main(words: Sequence[str]) -> int:
-    """Reads two epochs and prints their digest; the word is JSON, the arguments of `_start`."""
+    """Reads two epochs and prints their digest; the word is JSON, the arguments of `_batches`."""
     options = json.loads(words[0])
-    way, number = options.pop("change", ("nothing", 0))
     remote.SILENT_SECONDS, remote.RETRY_SECONDS = 2, 20
     try:
-        batches = _batches(**options)
-        # Its shards are mapped now.
-        _CHANGES[way](Path(options["data"], _SHARD), number)
-        print(f"digest: {_digest(batches)}")
-    # Only a store and its cache may meet errors of the system.
+        print(f"digest: {_digest(_batches(**options))}")
     except (ToldError, ManifestError, OSError) as error:
-        if isinstance(error, OSError) and "cache_dir" not in options:
-            raise
         print(f"error: {error}")
         return 1
     except KeyboardInterrupt:
@@ -73,75 +65,6 @@ def _start(fault: Fault | None = None, **options: object) -> Run:
 
 def _is_of(text: str, digests: Sequence[str]) -> bool:
     return any(f"digest: {digest}" in text for digest in digests)
-
-
-# ---- of a folder
-
-
-def _overwrite(path: Path, number: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[number % len(content)] ^= 0xFF
-    with path.open("r+b") as file:
-        file.write(content)
-
-
-def _replace(path: Path, number: int) -> None:
-    other = path.with_suffix(".other")
-    other.write_bytes(np.random.default_rng(number).bytes(path.stat().st_size))
-    other.replace(path)
-
-
-def _grow(path: Path, number: int) -> None:
-    with path.open("ab") as file:
-        file.write(bytes(1 + number % 9000))
-
-
-#: What happens to a shard, by a number that decides the rest.
-_CHANGES: dict[str, Callable[[Path, int], object]] = {
-    "nothing": lambda path, number: None,
-    "cut": lambda path, number: os.truncate(path, number % path.stat().st_size),
-    "empty": lambda path, number: os.truncate(path, 0),
-    "grow": _grow,
-    "replace": _replace,
-    "overwrite": _overwrite,
-    "delete": lambda path, number: path.unlink(),
-}
-
-
-def try_local(case: Case) -> str:
-    """Damages a dataset, before or after it is opened, and reads all of it."""
-    data, change = case.folder / "data", {}
-    write_dataset(data, num_examples={"train": 60}, image_shape=(24, 24, 1))
-    right = _digest(_batches(data))
-    verify, is_mapped = case.pick("size", "size", "crc", "sha256"), case.happens(0.3)
-    way, number = (
-        case.pick(*[way for way in _CHANGES if way != "nothing"]),
-        case.rng.getrandbits(32),
-    )
-    if is_mapped:
-        change = {"change": (way, number)}
-    elif case.happens(0.55):
-        way = "manifest: " + damage.alter_json(case.rng, data / "manifest.json")[:80]
-    else:
-        _CHANGES[way](data / _SHARD, number)
-    when = "mapped" if is_mapped else "before"
-    case.what = f"{way}, {when}, verify={verify}"
-    code, text = _start(data=str(data), verify=verify, **change).wait()
-    name = f"{way.partition(':')[0]} {when}"
-    # The kernel ends a process that reads a mapped page which its file no longer has.
-    if code == -7 and is_mapped:
-        return f"{name}: signal 7"
-    if code:
-        case.require(code == 1, f"exit code {code}")
-        case.require_message(text, code)
-        case.require(str(case.folder) in text, f"the error names no file: {text}")
-        return f"{name}: error"
-    # Only a checksum tells other bytes of the same number, and only before the shards are mapped.
-    is_unseen = is_mapped or "manifest" in way
-    is_unseen |= verify == "size" and way in ("overwrite", "replace")
-    is_right = _is_of(text, [right])
-    case.require(is_right or is_unseen, "a batch is wrong, and nothing was said")
-    return f"{name}: {'right' if is_right else 'wrong'}"
 
 
 # ---- of a store
@@ -252,3 +175,103 @@ def _judge(case: Case, kind: str, code: int, text: str, right: list[str]) -> Non
     elif code == 1:
         is_due = kind == "files" or (kind in ("changed", "dead") and "/data/" in text)
         case.require(is_due, f"{kind}: an error that is not due, or names no file: {text[:500]}")
+
+
+# ---- of a damaged cache
+
+_ID = "0123456789abcdef" * 4
+
+
+def _damaged(rng: random.Random, path: Path, outside: Path) -> None:
+    path.unlink() if rng.random() < 0.2 else damage.damage_file(rng, path)
+
+
+def _filled(rng: random.Random, path: Path, outside: Path) -> None:
+    """Has the cache count all records as present, and none is."""
+    for name, start in (("states", 64), ("records", 0)):
+        content = (path.parent / name).read_bytes()
+        (path.parent / name).write_bytes(content[:start] + b"\1" * len(content[start:]))
+
+
+def _linked(rng: random.Random, path: Path, outside: Path) -> None:
+    path.unlink()
+    path.symlink_to(outside / rng.choice(("nowhere", path.name, path.name)))
+
+
+def _moved(rng: random.Random, path: Path, outside: Path) -> None:
+    shutil.move(path.parent, outside / "moved")
+    path.parent.symlink_to(outside / "moved")
+
+
+def _planted(rng: random.Random, path: Path, outside: Path) -> None:
+    """Puts something else where datasets are kept."""
+    place = path.parents[1] / _ID
+    rng.choice(
+        (
+            lambda: place.symlink_to(outside),
+            lambda: place.write_bytes(b"stray"),
+            lambda: write_tree(place, {"records": bytes(99), "notes.txt": b"stray"}),
+        )
+    )()
+
+
+def _other_kind(rng: random.Random, path: Path, outside: Path) -> None:
+    path.unlink()
+    rng.choice((Path.mkdir, os.mkfifo))(path)
+
+
+def _given_away(rng: random.Random, path: Path, outside: Path) -> None:
+    os.chown(rng.choice((path, path.parent)), 12345, 12345)
+
+
+def _opened(rng: random.Random, path: Path, outside: Path) -> None:
+    for each in (path.parent, *path.parent.iterdir()):
+        each.chmod(0o777)
+
+
+#: What becomes of a file of the cache, or of its folder; to all of it, or to one of a dataset only.
+_TO_ANY = (_damaged, _linked, _other_kind, *[_given_away] * (os.geteuid() == 0))
+_TO_DATASETS = (_filled, _moved, _planted, _opened)
+
+
+def try_cache(case: Case) -> str:
+    """Damages the cache of a dataset between two readers."""
+    files, right = _dataset(0)
+    where, outside = case.folder / "cache", case.folder / "outside"
+    names = ("records", "states", "lock", "CACHEDIR.TAG")
+    write_tree(outside, {name: case.rng.randbytes(5000) for name in names})
+    way = case.pick(*_TO_ANY, *_TO_DATASETS)
+    verify, room = case.pick("size", "crc", "sha256"), case.pick(None, None, 1e-4, 0)
+    with running_web(kind=_Store) as server:
+        server.hold(files)
+        start = functools.partial(_start, data=server.url("data"), cache_dir=str(where))
+        _judge(case, "the first one", *start().wait(), [right])
+        (folder,) = (path for path in where.iterdir() if path.is_dir())
+        places = [folder / name for name in names[:3]]
+        places += [where / "lock", where / "CACHEDIR.TAG"] if way in _TO_ANY else []
+        path = case.pick(*places)
+        way(case.rng, path, outside)
+        name = way.__name__.strip("_").replace("_", " ")
+        case.what = f"{path.relative_to(where)} {name}, verify={verify}, room {room}"
+        before = _states_of(outside)
+        code, text = start(verify=verify, cache_gb=room).wait()
+    case.compare("outside of the cache", _states_of(outside), before)
+    case.require_message(text, code)
+    is_unseen = verify == "size" and way in (_damaged, _filled)
+    is_right = _is_of(text, [right]) or (code == 1 and path.parent == where and str(where) in text)
+    is_right |= code == 1 and way is _given_away and "another user" in text
+    case.require(is_right or is_unseen, f"it ends with {code}: {text[:900]}")
+    kept = [path for path in folder.iterdir() if path.is_file() and not folder.is_symlink()]
+    is_open = any(path.lstat().st_mode & 0o077 for path in kept)
+    case.require(not (is_open and way is _opened and not code), "others can read what is kept")
+    seen = "right" if _is_of(text, [right]) else "refused" if code else "wrong"
+    return f"{name}, {seen}"
+
+
+def _states_of(folder: Path) -> dict[str, tuple[bytes, int]]:
+    """Returns content and mode of each file below a folder."""
+    return {
+        str(path.relative_to(folder)): (path.read_bytes(), stat.S_IMODE(path.stat().st_mode))
+        for path in folder.rglob("*")
+        if path.is_file()
+    }

@@ -28,9 +28,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from campaign import (
     archives,
     claims,
+    crowds,
     hostile,
     kills,
-    pictures,
+    privacy,
     processes,
     readers,
     tables,
@@ -42,27 +43,23 @@ _MOST_KIB = 1 << 20
 #: TensorFlow runs in this process, not in one of its own.
 _IN_PROCESS = ("claims",)
 #: Areas whose commands import TensorFlow.
-_WITH_TENSORFLOW = {"trainings", "folds", "models"}
+_WITH_TENSORFLOW = {"trainings", "privacy"}
 
 #: What tries a case of each area and says what came of it, and the seconds that it may take.
 AREAS: dict[str, tuple[Callable[[Case], str], int]] = {
     "archives": (functools.partial(archives.try_archive, read=archives.list_all), 30),
     "builds": (functools.partial(archives.try_archive, read=archives.build), 30),
-    "images": (pictures.try_image, 120),  # the first one imports TensorFlow
-    "frames": (pictures.try_frames, 30),
-    "joined": (archives.try_joined, 30),
     "tables": (tables.try_table, 30),
     "datasets": (hostile.try_dataset, 60),
-    "models": (hostile.try_model, 300),
     "kills": (kills.try_build, 600),
     "stores": (kills.try_store, 600),
     "downloads": (kills.try_download, 600),
-    "two": (kills.try_two, 600),
-    "reader": (readers.try_local, 120),
     "remote": (readers.try_remote, 300),
-    "trainings": (trainings.try_training, 1200),
-    "folds": (functools.partial(trainings.try_training, more=trainings.FOLDS), 2400),
+    "caches": (readers.try_cache, 60),
+    "trainings": (trainings.try_training, 2400),
     "claims": (claims.try_case, 600),
+    "crowds": (crowds.try_case, 60),
+    "privacy": (privacy.try_command, 120),
 }
 
 

@@ -1,4 +1,6 @@
+import base64
 import json
+import marshal
 import os
 import shutil
 import subprocess
@@ -173,6 +175,19 @@ def layer(module, name, config):
     return json.dumps({"module": module, "class_name": name, "config": config})
 
 
+def program_in_a_layer():
+    """A model whose layer is a Python function, which would run when the model is built."""
+    code = (lambda values: [values, __import__("os").mkdir("executed")][0]).__code__
+    function = {"code": base64.b64encode(marshal.dumps(code)).decode()}
+    function |= {"defaults": None, "closure": None}
+    config = {"name": "own", "function": {"class_name": "__lambda__", "config": function}}
+    layers = [
+        {"module": "keras.layers", "class_name": name, "config": each}
+        for name, each in (("InputLayer", {"batch_shape": [None, 4]}), ("Lambda", config))
+    ]
+    return layer("keras", "Sequential", {"name": "all", "layers": layers})
+
+
 @pytest.mark.parametrize(
     "config",
     [
@@ -181,6 +196,7 @@ def layer(module, name, config):
         layer("keras.layers", "Dense", [1, 2]),
         layer("keras.layers", "StringLookup", {"vocabulary": "executed"}),
         layer("keras", "Sequential", {"layers": [{"module": "keras.layers", "config": {}}]}),
+        program_in_a_layer(),
         "[" * 100_000,
         "{}",
         "null",

@@ -326,7 +326,11 @@ def find_pairs(
         num_crowded[order[np.unique([crowd, crowd + _WINDOW])]] += 1
         if len(codes) > max_pairs:
             break
-    rows = np.flatnonzero((num_hashes <= _FEW_HASHES) | (num_crowded >= _CROWDED_ORDERS))
+    is_crowded = num_crowded >= _CROWDED_ORDERS
+    ends = np.stack(np.divmod(codes, max(num_hashes, 1)))
+    # What is close to one of a crowd may share too few orders with it to count as crowded itself.
+    is_crowded[ends[::-1][is_crowded[ends]]] = True
+    rows = np.flatnonzero(is_crowded | (num_hashes <= _FEW_HASHES))
     crowded, found, num_pairs = words[:, rows], [codes], len(codes)
     for place, row in enumerate(rows[:-1] if len(rows) <= _MOST_HASHES else ()):
         if num_pairs > max_pairs:

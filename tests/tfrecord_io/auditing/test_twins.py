@@ -167,6 +167,12 @@ def test_copies_in_a_crowd_of_one_coarse_structure_are_found(num_hashes):
     assert complete
 
 
+def test_what_is_at_the_border_of_a_crowd_is_compared_with_all_of_it():
+    crowd = flipped(np.repeat(random_hashes(1), 200, axis=0), 10)
+    pairs, _, complete = find_pairs(np.concatenate([crowd, random_hashes(5_000, seed=2)]))
+    assert (len(pairs), complete) == (200 * 199 // 2, True)
+
+
 def test_a_search_among_too_many_like_hashes_says_that_it_is_not_complete(monkeypatch):
     monkeypatch.setattr(twins, "_MOST_HASHES", 5_000)
     _, _, complete = find_pairs(of_one_coarse_structure(6_000))
