@@ -6,13 +6,11 @@ import functools
 import os
 import random
 import subprocess
-import time
 from pathlib import Path
 
 import azure_server
 import builds
 import image_files
-import kaggle_stand_in
 import s3_server
 
 from campaign.case import Case
@@ -78,35 +76,6 @@ def try_store(case: Case) -> str:
     return f"{kind} {fault[:4]}: {outcome.partition(': ')[2]}"
 
 
-def try_download(case: Case) -> str:
-    """Disturbs a download and the build after it."""
-    server, whole = kaggle(), _archive()
-
-    def bad_answers(rng: random.Random, job: Job) -> Ending:
-        # The first request is that for the size.
-        server.faults += [""] * rng.randrange(3)
-        faults = ("cut", "short", "whole", "refused", "expired")
-        server.faults += rng.choices(faults, k=rng.choice((1, 2)))
-        return job.run()
-
-    def other_version(rng: random.Random, job: Job) -> Ending:
-        """A download of another version, killed before its end."""
-        server.file.content, server.file.e_tag = _archive(seed=1), '"other-version"'
-        server.faults += ["", "silent"]
-        run = job.start()
-        # If the archive is complete already, nothing is asked for.
-        builds.wait_until(lambda: not server.faults or run.process.exitcode is not None)
-        time.sleep(rng.random())
-        run.process.kill()
-        server.faults.clear()
-        server.file.content, server.file.e_tag = whole, '"1"'
-        return run.wait()
-
-    job = download_job(case.folder).like(undisturbed(download_job))
-    ways = [kill, kill, *FAULTS, bad_answers, bad_answers, other_version]
-    return disturbed(case, job, ways, server.faults.clear)
-
-
 @functools.cache
 def source(kind: str) -> Path:
     """Returns scans with two duplicates and a damaged file, as a folder or an archive."""
@@ -156,46 +125,6 @@ def store_job(case: Case, kind: str) -> Job:
         seconds=2 * job.seconds,
         variables=dict(os.environ),
     )
-
-
-def download_job(folder: Path) -> Job:
-    """Returns a build that downloads its source, and what it leaves with the archive."""
-    downloads = folder / "downloads"
-    variables = {"KAGGLE_API_TOKEN": kaggle_stand_in.TOKEN, "PATH": os.environ["PATH"]}
-
-    def found() -> dict[str, bytes]:
-        archives = {path.name: path.read_bytes() for path in downloads.glob("*.zip")}
-        return archives | builds.files_of(folder / "output")
-
-    return Job(
-        words=[
-            "--source=kaggle",
-            f"--kaggle_dataset={kaggle_stand_in.DATASET}",
-            f"--download_dir={downloads}",
-            f"--output={folder / 'output'}",
-            "--image_size=8",
-            "--num_shards=3",
-            IN_MEMORY,
-        ],
-        folder=folder,
-        found=found,
-        variables=kaggle().environment(folder, **variables),
-        # A part whose bytes the disk has lost is found by the check, and moved aside.
-        advice="Run the same command again to download a new one",
-    )
-
-
-@functools.cache
-def _archive(seed: int = 0) -> bytes:
-    files = image_files.scan_tree({"train": 8, "test": 4}, classes=("CNV", "DME"))
-    # So that the download is of many parts, and each version another one.
-    files["notes.bin"] = random.Random(seed).randbytes(3 << 20)
-    return image_files.write_zip(home() / f"archive-{seed}.zip", files).read_bytes()
-
-
-@functools.cache
-def kaggle() -> kaggle_stand_in.StandIn:
-    return servers.enter_context(kaggle_stand_in.StandIn(_archive()))
 
 
 @functools.cache

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import json
 import os
+import random
 import string
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ from web_server import WebFile, WebServer, running_web
 
 from campaign import damage, kills, trainings
 from campaign.case import Case
-from campaign.processes import Run, undisturbed
+from campaign.processes import Run, home, undisturbed
 from tfrecord_io.stores import remote
 
 #: What a server answers to some requests.
@@ -108,10 +109,22 @@ def _measure(case: Case, web: _Web) -> _Call:
 
 
 def _download(case: Case, web: _Web) -> _Call:
-    job = kills.download_job(case.folder)
     web.secrets += [*kaggle_stand_in.SECRETS, "signature0"]
-    web.server = kills.kaggle()
-    return _BUILD, job.words, job.variables
+    web.server = server = _kaggle()
+    words = ["--source=kaggle", f"--kaggle_dataset={kaggle_stand_in.DATASET}", kills.IN_MEMORY]
+    words += [f"--download_dir={case.folder / 'downloads'}", f"--output={case.folder / 'output'}"]
+    variables = {"KAGGLE_API_TOKEN": kaggle_stand_in.TOKEN, "PATH": os.environ["PATH"]}
+    variables = server.environment(case.folder, **variables)
+    return _BUILD, [*words, "--image_size=8", "--num_shards=3"], variables
+
+
+@functools.cache
+def _kaggle() -> kaggle_stand_in.StandIn:
+    files = scan_tree({"train": 8, "test": 4})
+    # So that the download is of many parts.
+    files["notes.bin"] = random.Random(0).randbytes(3 << 20)
+    archive = write_zip(home() / "archive.zip", files).read_bytes()
+    return kills.servers.enter_context(kaggle_stand_in.StandIn(archive))
 
 
 def _store(case: Case, web: _Web) -> _Call:

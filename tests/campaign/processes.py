@@ -129,7 +129,6 @@ class Job:
         folder: all that it writes on the disk is below.
         found: returns what is there now, by name.
         variables: of its environment.
-        advice: what the last run may say if running it once more is the remedy.
         command: see `Run`.
         scale: how much more it writes than a tiny build, so that faults hit all of it.
         wanted: what an undisturbed run leaves.
@@ -140,7 +139,6 @@ class Job:
     folder: Path
     found: Callable[[], Mapping[str, bytes]]
     variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    advice: str | None = None
     command: str = "pipelines.build_tfrecords"
     scale: int = 1
     wanted: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
@@ -186,8 +184,6 @@ def disturbed(
         case.require_message(text, code)
     before_last()
     code, text = job.run()
-    if code and job.advice and job.advice in text:
-        code, text = job.run()
     _require_done(case, job, code, text)
     name = way.__name__.strip("_")
     case.what = f"{' '.join(job.words)}, {name} {codes}"

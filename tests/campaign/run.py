@@ -53,7 +53,6 @@ AREAS: dict[str, tuple[Callable[[Case], str], int]] = {
     "datasets": (hostile.try_dataset, 60),
     "kills": (kills.try_build, 600),
     "stores": (kills.try_store, 600),
-    "downloads": (kills.try_download, 600),
     "remote": (readers.try_remote, 300),
     "caches": (readers.try_cache, 60),
     "trainings": (trainings.try_training, 2400),
