@@ -10,7 +10,6 @@ import dataclasses
 import gc
 import json
 import re
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -356,10 +355,6 @@ def _lie(case: Case, folder: Path) -> str:
 # ---- ways
 
 
-def _train(data: _Data, workdir: Path, **fields: object) -> int:
-    return marked_images.train(data.path, workdir, **_SETTINGS, **fields)
-
-
 def _require_listed(case: Case, run: Path, wanted: set[str], *parts: str) -> None:
     """Requires that the table of a run lists these images in these parts, and no others."""
     table = pq.read_table(run / "seen.parquet").to_pylist()
@@ -376,7 +371,8 @@ def _try_evaluations(case: Case, scans: Mapping[str, _Scan], data: _Data) -> str
     test, val = data.of("test"), data.of("val")
     if len(data.of("train")) < 2:
         return "no training images"
-    case.require(not _train(data, run), "the training failed")
+    code = marked_images.train(data.path, run, **_SETTINGS)
+    case.require(not code, "the training failed")
     _require_listed(case, run, _names(seen), *_SPLITS)
     is_open = (run / "seen.parquet").stat().st_mode & 0o077
     case.require(not (data.naming[1] and is_open), "others can read what the network has seen")
@@ -418,7 +414,8 @@ def _evaluate(case: Case, run: Path, data: _Data, network: _Network, output: Pat
 
 
 def _try_folds(case: Case, scans: Mapping[str, _Scan], data: _Data) -> str:
-    code = _train(data, Path("folds"), folds=case.pick(2, 3))
+    folds = case.pick(2, 3)
+    code = marked_images.train(data.path, Path("folds"), folds=folds, **_SETTINGS)
     if code:
         # There are too few groups for so many folds.
         case.require(code == 2, f"the cross-validation ended with {code}")
@@ -435,5 +432,4 @@ def _try_folds(case: Case, scans: Mapping[str, _Scan], data: _Data) -> str:
     run = case.pick(*folds)
     listed = set(pq.read_table(run / "seen.parquet")["key"].to_pylist())
     seen = [image for image in data.images if image.key in listed]
-    shutil.copytree(run, "fold")
-    return f"fold, {_evaluate_some(case, Path('fold'), scans, _Network(data, seen))}"
+    return f"fold, {_evaluate_some(case, run, scans, _Network(data, seen))}"

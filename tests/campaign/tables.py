@@ -179,7 +179,9 @@ def _read(path: Path, missing: Sequence[str], named: Collection[str]) -> list[di
         cells = dict(zip(map(str.strip, header), zip(*lines, strict=True), strict=True))
     else:
         table = pq.read_table(path)
-        cells = {name: _in_microseconds(table[name]).to_pylist() for name in table.column_names}
+        coarser = {pa.timestamp("ns"): pa.timestamp("us")}  # which Python has
+        fields = [(field.name, coarser.get(field.type, field.type)) for field in table.schema]
+        cells = table.cast(pa.schema(fields)).to_pydict()
     columns = []
     for name, values in cells.items():
         values = [value.strip() if isinstance(value, str) else value for value in values]
@@ -207,8 +209,3 @@ def _decoded(content: bytes) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:
         return content.decode("cp1252")
-
-
-def _in_microseconds(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    is_finer = column.type == pa.timestamp("ns")
-    return column.cast(pa.timestamp("us")) if is_finer else column
