@@ -58,7 +58,7 @@ AREAS: dict[str, tuple[Callable[[Case], str], int]] = {
     "trainings": (trainings.try_training, 2400),
     "claims": (claims.try_case, 600),
     "crowds": (crowds.try_case, 60),
-    "privacy": (privacy.try_command, 120),
+    "privacy": (privacy.try_command, 300),
 }
 
 
