@@ -31,6 +31,7 @@ from tfrecord_io.decoding import preprocess
 from tfrecord_io.format import shard_writer, side_facts
 from tfrecord_io.format.examples import audited, read
 from tfrecord_io.format.manifest import Manifest
+from tfrecord_io.stores.folder import Folder
 
 
 def microseconds_an_image(files: list[bytes]) -> tuple[float, float]:
@@ -68,7 +69,7 @@ def seconds_at_the_end(directory: Path, files: list[bytes], num_images: int) -> 
     for name, column in unique.items():
         examples = examples.set_column(examples.schema.get_field_index(name), name, column)
     seconds = {}
-    images = twins.ImageReader.of_folder(directory, found)
+    images = twins.ImageReader(found.layout, Folder(directory))
     start = time.perf_counter()
     same = twins.find_twins(examples, images, found)
     seconds["near duplicates"] = time.perf_counter() - start
@@ -76,7 +77,7 @@ def seconds_at_the_end(directory: Path, files: list[bytes], num_images: int) -> 
     result = audit.audit_examples(examples, same, found)
     seconds["other findings"] = time.perf_counter() - start
     start = time.perf_counter()
-    found = dataclasses.replace(found, audit={"notes": [], **result.to_dict()})
+    found = dataclasses.replace(found, audit={**found.audit, **result.to_dict()})
     none = pa.table({name: np.array([], str) for name in ("path", "reason", "detail")})
     card.render(found, result, examples, images, [], none)
     seconds["card"] = time.perf_counter() - start
