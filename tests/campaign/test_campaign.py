@@ -9,8 +9,7 @@ from builds import ROOT, run_command
 #: Areas that one process runs, and how many cases of each.
 CASES = {
     "archives tables": 400,
-    "builds datasets crowds caches privacy kills stores remote": 8,
-    "claims trainings": 2,
+    "builds datasets crowds caches": 8,
 }
 
 
