@@ -114,7 +114,7 @@ _BY_TORCH = _BY_HAND.replace(
 @pytest.mark.parametrize("program", [_BY_HAND, _BY_TORCH], ids=["by hand", "by torch"])
 def test_a_process_without_tensorflow_reads_the_batches_of_the_order(small_dataset, program):
     if program == _BY_TORCH:
-        pytest.importorskip("torch")
+        pytest.importorskip("torch", reason="PyTorch is not installed")
     batches, stacked, has_tensorflow = _run(program, small_dataset, PYTHONWARNINGS="error")
     assert not has_tensorflow
     assert sum(count for _, count, _ in batches) == NUM_EXAMPLES
