@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tfrecord_io.format.groups import SOURCES, Groups
+from tfrecord_io.format.groups import COPY_OF, SOURCES, Groups
 from tfrecord_io.format.kinds import LabelKind, OneClass
 from tfrecord_io.format.manifest import Manifest, ManifestError
 from tfrecord_io.format.side_facts import HASH_LENGTH
@@ -56,7 +56,7 @@ SCHEMA = pa.schema(
 
 #: Columns that a table of labels may add, and whose meaning is known. Its other columns follow.
 SITE = "site"
-KNOWN = (SITE, "study", "series")
+KNOWN = (SITE, "study", "series", COPY_OF)
 
 #: The last column: the name of the image's group, which is known when all images are.
 GROUP = pa.field("group", pa.string())
