@@ -103,6 +103,9 @@ def named(label, *numbers, split="train", sizes=((20, 28),)):
     }
 
 
+COPIES = {
+    f"{split}/CNV/eye_jpg.rf.{split:0>8}.jpg": jpeg(len(split)) for split in ("train", "test")
+}
 SIZES = named("A", *range(8), sizes=[(40, 50)] * 6 + [(40, 120), (6, 7)])
 MIXED = named("A", *range(9)) | named("B", 1, 2) | named("B", 20, 21, 22, split="test")
 
@@ -112,6 +115,7 @@ MIXED = named("A", *range(9)) | named("B", 1, 2) | named("B", 20, 21, 22, split=
     [
         ({f"{split}/A/{split}.png": jpeg(1) for split in ("train", "test")}, "no_patient",
          "title='No image names a patient'"),
+        (COPIES, "patient_leak", "title='1 source in more than one split'"),
         (SIZES, "size_outliers", "listed=({'width': 120, 'height': 40, 'images': 1}, "
          "{'width': 7, 'height': 6, 'images': 1})"),
         (SIZES, "enlarged", "count=1"),
