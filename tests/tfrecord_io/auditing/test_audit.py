@@ -115,7 +115,7 @@ MIXED = named("A", *range(9)) | named("B", 1, 2) | named("B", 20, 21, 22, split=
     [
         ({f"{split}/A/{split}.png": jpeg(1) for split in ("train", "test")}, "no_patient",
          "title='No image names a patient'"),
-        (COPIES, "patient_leak", "title='1 source in more than one split'"),
+        (COPIES, "patient_leak", "title='1 source is in more than one split'"),
         (SIZES, "size_outliers", "listed=({'width': 120, 'height': 40, 'images': 1}, "
          "{'width': 7, 'height': 6, 'images': 1})"),
         (SIZES, "enlarged", "count=1"),
