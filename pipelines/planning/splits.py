@@ -238,9 +238,9 @@ def _assign(
         )
     names = protected_first(fractions)
     shares = np.array([fractions[name] for name in names]) / sum(fractions.values())
-    unit = known_groups(candidates).unit
-    unit = "file" if unit == "image" else unit
-    groups = _groups(candidates, read_content, notes).dictionary_encode()
+    known = known_groups(candidates)
+    unit = "file" if known.unit == "image" else known.unit
+    groups = _with_content(known, candidates, read_content, notes).dictionary_encode()
     hashes = hash_names(groups.dictionary.to_pylist())
     members = groups.indices.to_numpy().astype(np.int64)
     counts = _counts_by_class(candidates, members, len(hashes), label_kind)
@@ -257,11 +257,13 @@ def _assign(
     return refs.set_column(place, "split", column).combine_chunks()
 
 
-def _groups(
-    refs: pa.Table, read_content: Callable[[pa.Table], Sequence[str]], notes: list[str]
+def _with_content(
+    groups: Groups,
+    refs: pa.Table,
+    read_content: Callable[[pa.Table], Sequence[str]],
+    notes: list[str],
 ) -> pa.Array:
-    """Returns the name of each image's group; of files, that of their content."""
-    groups = known_groups(refs)
+    """Returns the names of the images' groups, where those of files are of their content."""
     if groups.sources.keys() <= {"patient"}:
         return groups.names
     by = [plural_unit(name) for name in SOURCES[1:4] if name in groups.sources]
