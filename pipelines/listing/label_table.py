@@ -112,7 +112,7 @@ def read_label_table(
     Args:
         files: see `read_columns`. The split of each of several is in its name or its folder's.
         kind: what an image's label can be.
-        columns: those of the label. A class may have several, of which one holds a 1.
+        columns: those of the label. A class can be one-hot: several columns, exactly one with a 1.
         missing: texts of cells that have no value; by default `MISSING` in CSV, none in Parquet.
         renamed: columns of the file by the names that they get, see `--columns`.
         separator: what is between several labels in a cell; then they name the labels.

@@ -90,8 +90,8 @@ def place_by_folders(files: pa.Table, options: ListingOptions, listing: Listing)
     instead. For the tree and the order see `_choose_tree`.
 
     Raises:
-        errors.UserError: if there is no image, it is not clear what the folders are, the tree does
-            not exist, or none was chosen of several.
+        errors.UserError: if there is no image, if the meaning of the folders is unclear, if the
+            tree does not exist, or if there are several and `--tree` chooses none.
     """
     is_one_tree = bool(options.layout or options.label_regex)
     if is_one_tree:

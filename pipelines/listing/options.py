@@ -38,7 +38,8 @@ def _columns(text: str) -> dict[str, str]:
 
 
 def _files(text: str) -> tuple[Path, ...]:
-    # The name of one file may have a comma. A long list of them is no error of the system here.
+    # `text` may be one file with a comma in its name. `os.path.exists` answers False, where
+    # `Path.exists` may raise, for a list that is longer than a file name can be.
     is_one = os.path.exists(text)  # noqa: PTH110
     return (Path(text),) if is_one else tuple(map(Path, names(text)))
 
@@ -130,7 +131,7 @@ class ListingOptions:
         parse=names,
         metavar="A,B,...",
     )
-    one_class: bool = flag(False, "the --label_columns are classes, of which each image has one")
+    one_class: bool = flag(False, "each of the --label_columns is a class; an image has one")
     uncertain: str | None = flag(
         None,
         "what a -1 in the --label_columns means; an image with a missing label is left out",

@@ -42,8 +42,8 @@ _MASKS = (
 _MASK_FOLDER = re.compile(_MASKS, re.IGNORECASE)
 _KIND_OF_FILE = re.compile(f"{_IMAGES}|raw|originals?|{_MASKS}", re.IGNORECASE)
 
-#: Patterns, for RE2 too, of the path of a mask: by its name, of which the first group is that of
-#: the image, as in X_mask.png; and by its name or folder.
+#: `MASK_FILE` finds a mask by its file name, as in X_mask.png, where group 1 is the name of its
+#: image; `MASK_PATH` finds it by its file name or its folder. Arrow (RE2) reads both as well.
 MASK_FILE = rf"(?i)(?:^|/)([^/]+?)[ _.-]+({_MASKS})[ _-]*\d*\.[^./]*$"
 MASK_PATH = rf"{MASK_FILE}|(?i)(?:^|/)(?:{_MASKS})/"
 
@@ -257,7 +257,7 @@ def _classes_among(
         return sorted({*told, *several})
     told = [place for place in told if place in several]
     if not told and len(several) == 1 == len(levels[several[0]]):
-        # A lone folder is no class if a word of its name is a kind of file, as in CXR_png.
+        # A single folder is not a class if its name says what kind of files it has: CXR_png.
         words = re.findall("[A-Z]?[a-z]+|[A-Z]+s?(?![a-z])", *levels[several[0]])
         if any(map(_KIND_OF_FILE.fullmatch, words)):
             return []

@@ -212,7 +212,7 @@ def protected_first(names: Iterable[str]) -> list[str]:
 def positions(hashes: np.ndarray, seeds: np.ndarray) -> np.ndarray:
     """Returns a position in [0, 1) for each group and seed, float64 [num_seeds, num_groups].
 
-    It is the upper 53 bits of what `hashing.draw` gives for the group's hash and the seed.
+    A position is the upper 53 bits of `hashing.draw(hashes, seeds)`, divided by 2^53.
     """
     return (draw(hashes, seeds) >> np.uint64(11)).astype(np.float64) / 2.0**53
 
