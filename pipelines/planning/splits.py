@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from pipelines import errors
 from pipelines.listing.refs import OTHER, REF_SCHEMA, iterate_refs
-from tfrecord_io.format.groups import INPUTS, SOURCES, Groups, group_images, plural_unit
+from tfrecord_io.format.groups import INPUTS, Groups, group_images, plural_unit
 from tfrecord_io.format.hashing import draw, hash_names
 from tfrecord_io.format.kinds import CLASSES, LabelKind
 from tfrecord_io.terminal.flags import check, flag
@@ -266,7 +266,7 @@ def _with_content(
     """Returns the names of the images' groups, where those of files are of their content."""
     if groups.sources.keys() <= {"patient"}:
         return groups.names
-    by = [plural_unit(name) for name in SOURCES[1:4] if name in groups.sources]
+    by = [plural_unit(name) for name in ("study", "series", "source") if name in groups.sources]
     lone = pc.match_substring_regex(groups.names, "^(file|image):")
     rows = refs.filter(lone)
     notes.append(
@@ -282,7 +282,7 @@ def _with_content(
 
 def _is_patient_known(refs: pa.Table) -> bool:
     """Returns whether a patient, a study or series, or the source of a copy is known of any."""
-    return bool(known_groups(refs).sources.keys() & set(SOURCES[:4]))
+    return bool(known_groups(refs).sources.keys() - {"file", "image"})
 
 
 def _no_patient(paths: pa.ChunkedArray) -> str:
