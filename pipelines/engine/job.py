@@ -76,8 +76,8 @@ def prepared(options: BuildOptions) -> Iterator[Job | None]:
     )
     job_goes_on = options.workers != "here"
     with output_state.locked(storage), privacy.build_folder(storage, job_goes_on=job_goes_on):
-        # The message of a refused dataset has numbers and codes, and no name of the input.
-        with privacy.private_errors(errors.RefusedError):
+        # These messages have numbers and codes, and no name of the input.
+        with privacy.private_errors(errors.RefusedError, errors.EmptySplitError):
             job = _prepare(options, storage, privacy)
         yield job
 

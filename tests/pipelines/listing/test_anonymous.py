@@ -333,6 +333,14 @@ def test_an_error_that_names_the_input_is_written_beside_the_secret(secret, tmp_
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
+def test_too_few_patients_for_the_splits_are_no_private_matter(secret, tmp_path, capfd):
+    files = {f"{label}/patient_1/1.png": jpeg(1) for label in "ab"}
+    source = write_tree(tmp_path / "in", files)
+    words = arguments(source, tmp_path / "out", f"--anonymize={secret}", "--splits=patient")
+    assert build_tfrecords.main(words) == 2
+    assert "would get no image: 1 patient is too few" in "".join(capfd.readouterr())
+
+
 @pytest.mark.parametrize("change", ["a file grows", "the input is gone"])
 def test_a_worker_that_cannot_read_an_image_does_not_name_it(change, secret, tmp_path):
     names = Names()
