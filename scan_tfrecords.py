@@ -21,6 +21,7 @@ COMMANDS = {
     "verify": ("tfrecord_io.__main__", "recount and re-hash a dataset"),
     "labels_from": ("tfrecord_io.__main__", "write a table of labels from COCO, VOC or YOLO"),
     "audit": ("tfrecord_io.__main__", "look for leaks, copies, contradictions and shortcuts"),
+    "diff": ("tfrecord_io.__main__", "compare the images and options of two datasets"),
     "train": ("train.run", "train a network on a dataset"),
     "evaluate": ("train.evaluate", "measure a trained network on another dataset"),
     "predict": ("train.predict", "predict image files"),

@@ -47,6 +47,7 @@ FLOORS = (
     "train.machine",
     "tfrecord_io.__main__",
     "tfrecord_io.labels_from",
+    "tfrecord_io.diff",
     "tfrecord_io.reading",
     "tfrecord_io.auditing",
     "tfrecord_io.pages",

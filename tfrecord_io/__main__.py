@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import sys
 
-from tfrecord_io import labels_from
+from tfrecord_io import diff, labels_from
 from tfrecord_io.auditing import audit, verify
-from tfrecord_io.format import manifest
 from tfrecord_io.terminal import flags, redaction
 from tfrecord_io.terminal.address import local_path
-from tfrecord_io.terminal.errors import UserError
+from tfrecord_io.terminal.errors import ToldError, UserError
 from tfrecord_io.terminal.printing import refuse, until_closed
 
 _COMMANDS = {
     "verify": (verify, "recount and re-hash everything"),
     "labels_from": (labels_from, "write a table of labels from COCO, VOC or YOLO"),
     "audit": (audit, "look for leaks, copies, contradictions and shortcuts"),
+    "diff": (diff, "compare the images and options of two datasets"),
 }
+
+# Commands that also read stores, and whose exit codes are those of diff and grep: 1 is an answer,
+# so every error is 2.
+_ASKING = ("diff",)
 
 
 @redaction.redacted_output()
@@ -27,25 +31,30 @@ def main(argv: list[str] | None = None) -> int:
         argv: the command line without the program's name; by default that of this process.
 
     Returns:
-        0 if nothing is wrong, 1 for findings or an unusable dataset, 2 for wrong usage.
+        0 if nothing is wrong, 1 for findings or an unusable dataset, 2 for wrong usage. `diff`
+        returns 0 for equal datasets, 1 for different ones, and 2 for any error.
     """
     program = flags.command("").strip()
     parser = flags.Parser(prog=program, description="Inspects and checks a finished dataset.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module, purpose) in _COMMANDS.items():
         module.add_arguments(commands.add_parser(name, help=purpose, description=purpose))
-    args = parser.parse_args(argv)
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        commands.choices[args.command].refuse_unknown(unknown)
+    failed = 2 if args.command in _ASKING else 1
     try:
         for given in filter(None, vars(args).values()):
-            local_path(str(given))
+            if args.command not in _ASKING:
+                local_path(str(given))
         with until_closed():
             return _COMMANDS[args.command][0].run(args)
-        return 1  # the reader of the output, such as `head`, closed it early
+        return failed  # the reader of the output, such as `head`, closed it early
     except UserError as error:
         return refuse(f"{args.command}: {error}")
-    except (manifest.ManifestError, OSError) as error:
+    except (ToldError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        return failed
 
 
 if __name__ == "__main__":

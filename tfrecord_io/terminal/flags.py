@@ -25,7 +25,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -80,10 +80,14 @@ class Parser(argparse.ArgumentParser):
         """Parses a command line, in which every flag must be known."""
         found, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            name = unknown[0].partition("=")[0]
-            known = re.findall(r"--\w+", self.format_help())
-            self.error(f"unknown argument {name}{meant(name, known)}")
+            self.refuse_unknown(unknown)
         return found
+
+    def refuse_unknown(self, unknown: Sequence[str]) -> NoReturn:
+        """Exits with the first of some unknown arguments, and the flag that was probably meant."""
+        name = unknown[0].partition("=")[0]
+        known = re.findall(r"--\w+", self.format_help())
+        self.error(f"unknown argument {name}{meant(name, known)}")
 
 
 def meant(name: str, known: Iterable[str]) -> str:

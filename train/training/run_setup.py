@@ -16,6 +16,7 @@ import tfrecord_io
 from tfrecord_io.stores import file_lock
 from tfrecord_io.stores.files import sync_folder, write_json
 from tfrecord_io.terminal.address import is_remote
+from tfrecord_io.terminal.flags import command
 from train.data.dataset import Dataset, Parts, choose_parts, open_dataset
 from train.data.feed import training_batches
 from train.data.seen import Exposure, Seen, collect, expose
@@ -241,10 +242,13 @@ def claim(run: Run) -> Iterator[None]:
         path = workdir / train_config.FILE_NAME
         if path.exists():
             if changed := train_config.differences(content, train_config.load(path)):
+                is_other_data = any(line.startswith("dataset:") for line in changed)
+                asked = f". {command('diff')} OLD NEW tells how two datasets differ"
                 raise ConfigError(
                     f"{workdir} contains a run with another configuration:\n  "
                     + "\n  ".join(changed)
                     + "\nUse another --workdir, or remove that folder"
+                    + (asked if is_other_data else "")
                 )
         elif any(entry.name != ".lock" for entry in workdir.iterdir()):
             raise ConfigError(

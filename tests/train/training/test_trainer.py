@@ -136,6 +136,7 @@ def test_a_folder_of_another_run_is_refused_with_what_differs(class_data, tmp_pa
         with pytest.raises(ConfigError) as raised:
             claimed(config, folder)
         assert message in str(raised.value)
+    assert "python -m tfrecord_io diff OLD NEW tells how two datasets differ" in str(raised.value)
     (folder / "config.json").write_text('{"config": {}}')
     with pytest.raises(ConfigError, match="contains a run with another configuration"):
         claimed(config_of(class_data), folder)

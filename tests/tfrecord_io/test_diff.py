@@ -1,0 +1,174 @@
+"""What differs between two versions of a dataset: images, their facts, and options."""
+
+import json
+import os
+import shutil
+
+import pyarrow.parquet as pq
+import pytest
+from builds import build_here, write_csv
+from image_files import jpeg, write_tree
+from s3_server import BUCKET
+from web_server import running_web
+
+from tfrecord_io.__main__ import main
+
+SECRET = "8f1d3c5a7b9e2046" * 4
+
+
+def row(number, patient, split="train", label="CNV"):
+    return {"path": f"{number}.jpeg", "label": label, "split": split, "patient": patient}
+
+
+OLD = [
+    *(row(number, f"p{number // 2}") for number in range(6)),
+    row(6, "p3", "test"),
+    row(7, "p4", label="NORMAL"),
+    row(8, "p5", "test", label="NORMAL"),
+]
+
+
+def build(folder, rows, *flags, seeds=None):
+    """Builds a dataset of some rows; `seeds` has the pictures that are not those of the number."""
+    names = [row["path"] for row in rows]
+    scans = write_tree(
+        folder / "scans",
+        {name: jpeg((seeds or {}).get(name, int(name.split(".")[0]))) for name in names},
+    )
+    table = write_csv(folder / "labels.csv", rows)
+    return build_here(scans, folder / "data", f"--labels={table}", *flags)
+
+
+@pytest.fixture(scope="module")
+def old(tmp_path_factory):
+    return build(tmp_path_factory.mktemp("old"), OLD)
+
+
+@pytest.fixture(scope="module")
+def new(tmp_path_factory):
+    """Image 0 is gone, 9 is new, 1 has another label, 2 another patient, 4 another picture, and
+    patient p3 and image 7 are in another split."""
+    rows = [dict(row) for row in OLD[1:]] + [row(9, "p5", "test", label="NORMAL")]
+    rows[0]["label"], rows[1]["patient"] = "NORMAL", "p9"
+    rows[5]["split"], rows[6]["split"] = "train", "test"
+    return build(tmp_path_factory.mktemp("new"), rows, "--seed=3", seeds={"4.jpeg": 99})
+
+
+def diff(capsys, *words):
+    """Returns the exit code of the command, and what it prints."""
+    capsys.readouterr()  # what a build has printed
+    code = main(["diff", *map(str, words)])
+    printed = capsys.readouterr()
+    assert "Traceback" not in printed.err
+    return code, printed.out, printed.err
+
+
+def test_a_dataset_equals_one_of_the_same_images_from_another_folder(old, tmp_path, capsys):
+    scans = shutil.copytree(old.parent / "scans", tmp_path / "scans")
+    os.utime(scans / "1.jpeg", (1, 1))
+    again = build_here(scans, tmp_path / "data", f"--labels={old.parent / 'labels.csv'}")
+    assert diff(capsys, old, again) == (0, f"{old} and {again} are equal\n", "")
+
+
+def test_it_says_of_each_kind_of_difference_how_many_images_have_it(old, new, capsys):
+    code, out, _ = diff(capsys, old, new)
+    assert code == 1
+    lines = out.splitlines()
+    assert lines[:-2] == [
+        "added: 1 image (9.jpeg)",
+        "  test: NORMAL 1",
+        "removed: 1 image (0.jpeg)",
+        "  train: CNV 1",
+        "other label: 1 image (1.jpeg)",
+        "  train: CNV → NORMAL 1",
+        lines[6],
+        "  test → train: CNV 1",
+        "  train → test: NORMAL 1",
+        "other patient: 1 image (2.jpeg)",
+        "  train: CNV 1",
+        "other pixels: 1 image (4.jpeg)",
+        "  train: CNV 1",
+        "moved to another split: 2 patients (p3, p4)",
+    ]
+    assert lines[6] in {f"other split: 2 images ({a}.jpeg, {b}.jpeg)" for a, b in ("67", "76")}
+    assert lines[-2].startswith("option labels: ")
+    assert lines[-1] == "option seed: 0 in OLD, 3 in NEW"
+
+
+def test_as_json_it_has_every_image_with_both_sides(old, new, capsys):
+    code, out, _ = diff(capsys, "--json", old, new)
+    found = json.loads(out)
+    assert (code, found["equal"], found["moved_patients"]) == (1, False, ["p3", "p4"])
+    assert found["options"]["seed"] == [0, 3]
+    assert found["counts"]["split"] == {"test → train": {"CNV": 1}, "train → test": {"NORMAL": 1}}
+    (image,) = found["images"]["label"]
+    assert image["path"] == "1.jpeg"
+    assert (image["old"]["label"], image["new"]["label"]) == ("CNV", "NORMAL")
+    assert image["old"]["pixels_xxh3"] == image["new"]["pixels_xxh3"]
+    assert [image["path"] for image in found["images"]["removed"]] == ["0.jpeg"]
+
+
+def test_augmented_copies_are_no_images(old, tmp_path, capsys):
+    flags = f"--labels={old.parent / 'labels.csv'}", "--variants=1"
+    more = build_here(old.parent / "scans", tmp_path / "data", *flags)
+    code, out, _ = diff(capsys, old, more)
+    assert code == 1
+    assert [line.split(":")[0] for line in out.splitlines()] == [
+        "option augmentation",
+        "option variants",
+    ]
+
+
+def test_of_datasets_with_different_secrets_it_says_why_no_image_is_in_both(old, tmp_path, capsys):
+    secret = tmp_path / "secret.txt"
+    secret.write_text(SECRET)
+    flags = f"--labels={old.parent / 'labels.csv'}", f"--anonymize={secret}"
+    hidden = build_here(old.parent / "scans", tmp_path / "data", *flags)
+    code, out, _ = diff(capsys, old, hidden)
+    assert code == 1
+    assert "added: 9 images" in out
+    assert "note: no image is in both, because --anonymize" in out
+
+
+def test_a_dataset_is_compared_by_its_url_too(old, new, s3, capsys):
+    for name in ("manifest.json", "examples.parquet"):
+        s3.client.put_object(Bucket=BUCKET, Key=f"new/{name}", Body=(new / name).read_bytes())
+    code, out, _ = diff(capsys, old, f"s3://{BUCKET}/new")
+    assert (code, out) == diff(capsys, old, new)[:2]
+
+
+def test_the_password_of_a_url_is_not_shown(old, capsys):
+    with running_web() as web:
+        web.serve(old)
+        for file in web.files.values():
+            file.login = "Basic bWU6cGFzc3dvcmQ="
+        url = web.url("data").replace("http://", "http://me:password@")
+        code, out, err = diff(capsys, "--json", old, url)
+        assert (code, err) == (0, "")
+        assert json.loads(out)["new"] == web.url("data")
+
+
+@pytest.mark.parametrize("damage", ["no manifest", "no table", "an old table", "no dataset"])
+def test_a_dataset_that_cannot_be_used_is_an_error_and_not_a_difference(
+    old, tmp_path, capsys, damage
+):
+    other = shutil.copytree(old, tmp_path / "other")
+    table = other / "examples.parquet"
+    if damage == "no manifest":
+        (other / "manifest.json").unlink()
+    elif damage == "no table":
+        table.unlink()
+    elif damage == "an old table":
+        pq.write_table(pq.read_table(table).drop_columns("pixels_xxh3"), table)
+    else:
+        shutil.rmtree(other)
+    code, out, err = diff(capsys, old, other)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+
+
+def test_a_misspelled_flag_is_guessed(old, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["diff", str(old), str(old), "--jsno"])
+    assert end.value.code == 2
+    assert "unknown argument --jsno; did you mean --json?" in capsys.readouterr().err

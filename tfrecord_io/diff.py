@@ -1,0 +1,140 @@
+"""`python -m tfrecord_io diff OLD NEW`: which images and options differ between two datasets.
+
+An image is the same in both if it has the same key, which is made from its path. Augmented copies
+are not compared: they follow from their images and the options.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections import Counter
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tfrecord_io.format import examples
+from tfrecord_io.format.manifest import Manifest
+from tfrecord_io.terminal.address import Address
+from tfrecord_io.terminal.printing import counted, listed, printable
+
+#: What is compared of an image that is in both datasets, by its column.
+_COMPARED = {"label": "label", "split": "split", "patient": "patient", "pixels_xxh3": "pixels"}
+
+_SHOWN = ("path", *_COMPARED)
+
+
+def diff(old: str | os.PathLike[str], new: str | os.PathLike[str]) -> dict[str, Any]:
+    """Compares the images and options of two finished datasets, in folders or on stores.
+
+    Returns:
+        JSON values. `images` lists under `added` and `removed` the images of one dataset alone,
+        and under `label`, `split`, `patient` and `pixels` both sides of each image that differs.
+        `counts` has their numbers by split and label, `old → new` where these differ; `options`
+        has (old, new) of each option that differs. `moved_patients` are the patients of both with
+        images in a split of `new` where they had none in `old`. `equal` tells that nothing
+        differs.
+
+    Raises:
+        ManifestError: if a dataset is unfinished or unusable.
+        UserError, StoreError: as `Manifest.load` does.
+    """
+    options = [dict(Manifest.load(directory).options) for directory in (old, new)]
+    for each in options:
+        each.pop("source_listing", None)  # a digest of the files, which are compared one by one
+    tables = [_images(directory) for directory in (old, new)]
+    places = pc.index_in(tables[1]["key"], tables[0]["key"].combine_chunks())
+    is_new = pc.is_null(places)
+    is_left_out = pc.invert(pc.is_in(tables[0]["key"], tables[1]["key"].combine_chunks()))
+    images = {
+        "added": tables[1].filter(is_new).select(_SHOWN).to_pylist(),
+        "removed": tables[0].filter(is_left_out).select(_SHOWN).to_pylist(),
+    }
+    before, after = tables[0].take(places.drop_null()), tables[1].filter(pc.invert(is_new))
+    for column, name in _COMPARED.items():
+        is_same = pc.equal(*(pc.fill_null(table[column], "") for table in (before, after)))
+        sides = (table.filter(pc.invert(is_same)).to_pylist() for table in (before, after))
+        images[name] = [
+            {"path": b["path"], "old": _compared(a), "new": _compared(b)}
+            for a, b in zip(*sides, strict=True)
+        ]
+    changed = {
+        name: [each.get(name) for each in options]
+        for name in sorted(options[0].keys() | options[1].keys())
+        if options[0].get(name) != options[1].get(name)
+    }
+    splits = [
+        set(zip(*(table[name].to_pylist() for name in ("patient", "split")), strict=True))
+        for table in tables
+    ]
+    known = {patient for patient, _ in splits[0]} - {None}
+    return {
+        "old": Address(old),
+        "new": Address(new),
+        "equal": not changed and not any(images.values()),
+        "options": changed,
+        "counts": {name: _counts(rows) for name, rows in images.items()},
+        "moved_patients": sorted({p for p, _ in splits[1] - splits[0] if p in known}),
+        "images": images,
+    }
+
+
+def _images(directory: str | os.PathLike[str]) -> pa.Table:
+    table = examples.read(directory)
+    examples.require(table, ("key", *_SHOWN))
+    if "variant" in table.column_names:
+        table = table.filter(pc.equal(table["variant"], 0))
+    names = ["key", *_SHOWN]
+    return table.select(names).cast(pa.schema([(name, pa.string()) for name in names]))
+
+
+def _compared(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: row[name] for name in _COMPARED}
+
+
+def _counts(images: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """Returns the number of images by split and label."""
+    counts: dict[str, Counter[str]] = {}
+    for image in images:
+        old, new = image.get("old", image), image.get("new", image)
+        split, label = (
+            old[name] if old[name] == new[name] else f"{old[name]} → {new[name]}"
+            for name in ("split", "label")
+        )
+        counts.setdefault(split, Counter())[label] += 1
+    return {split: dict(sorted(counts[split].items())) for split in sorted(counts)}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of the command."""
+    parser.add_argument("old", type=Address, metavar="OLD", help="a dataset: a folder or a URL")
+    parser.add_argument("new", type=Address, metavar="NEW", help="the dataset to compare with it")
+    parser.add_argument("--json", action="store_true", help="print every image that differs")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints what differs; returns 0 if nothing does, else 1."""
+    found = diff(args.old, args.new)
+    if args.json:
+        print(json.dumps(found, indent=1))
+        return 0 if found["equal"] else 1
+    for name, images in found["images"].items():
+        if images:
+            what = name if name in ("added", "removed") else f"other {name}"
+            paths = listed([image["path"] for image in images], 3)
+            print(f"{what}: {counted(len(images), 'image')} ({printable(paths)})")
+            for split, labels in found["counts"][name].items():
+                told = ", ".join(f"{label} {count:,}" for label, count in labels.items())
+                print(f"  {printable(f'{split}: {told}')}")
+    if moved := found["moved_patients"]:
+        told = f"{counted(len(moved), 'patient')} ({listed(moved, 3)})"
+        print(printable(f"moved to another split: {told}"))
+    for name, (old, new) in found["options"].items():
+        print(printable(f"option {name}: {old!r} in OLD, {new!r} in NEW"))
+    if "anonymize" in found["options"]:
+        print("note: no image is in both, because --anonymize had another secret, or one had none")
+    if found["equal"]:
+        print(f"{args.old} and {args.new} are equal")
+    return 0 if found["equal"] else 1
