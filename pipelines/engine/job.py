@@ -17,6 +17,7 @@ import xxhash
 
 from pipelines import errors
 from pipelines.listing.anonymous import Privacy
+from pipelines.listing.exclude import read_exclusion
 from pipelines.listing.listing import list_images
 from pipelines.listing.refs import OTHER, Listing, iterate_refs
 from pipelines.listing.roles import ROLES
@@ -108,8 +109,10 @@ def was_finished_elsewhere(job: Job) -> bool:
 
 def _prepare(options: BuildOptions, storage: Folder, privacy: Privacy) -> Job | None:
     """Lists the images and plans the shards; returns None if the output is complete."""
-    # Reads the table of --labels, if there is one: first, because a download can take hours.
+    # The tables first, because a download can take hours.
     _ = options.listing.table
+    if options.listing.exclude:
+        read_exclusion(options.listing.exclude, options.listing.missing)
     # A local folder, into which a source may unpack its archive.
     folder = options.source.download_dir if storage.remote else storage.path(BUILD_DIR)
     source = make_source(options.source, options.workers, options.plan.seed)
@@ -194,7 +197,7 @@ def _make_draft(options: BuildOptions, listing: Listing) -> Manifest:
     except ModuleNotFoundError as error:
         raise errors.UserError(str(error)) from None
     found = sorted(listing.refs["label"].unique().to_pylist())
-    labels = options.listing.label_names or tuple(found)
+    labels = listing.label_names or tuple(found)
     # Older releases rejected a TIFF of several pages.
     pages = {"tiff_pages": listing.frames["TIFF"]} if "TIFF" in listing.frames else {}
     # The search for near duplicates, which decides what is dropped, sees more than in old releases.
@@ -224,7 +227,7 @@ def _make_draft(options: BuildOptions, listing: Listing) -> Manifest:
             "files": listing.num_files,
             "copies": listing.copies,
             "ignored": listing.ignored,
-            **({"excluded": len(listing.excluded)} if listing.excluded else {}),
+            **({"excluded": listing.num_excluded} if listing.num_excluded else {}),
         },
         rejects={},
         options=identity,
@@ -259,7 +262,7 @@ def _say_what_there_is(listing: Listing) -> list[str]:
     counts = [
         (num_empty, "empty"),
         (listing.copies, "copies in a second tree"),
-        (len(listing.excluded), "excluded"),
+        (listing.num_excluded, "excluded"),
         *((count, in_words(reason)) for reason, count in listing.ignored.items()),
         (len(listing.rejects), "rejected"),
     ]
@@ -274,7 +277,7 @@ def _say_what_there_is(listing: Listing) -> list[str]:
             f"left out the column {', '.join(sorted(taken))} of the table of --labels, which "
             "examples.parquet has for itself; rename it to keep it"
         )
-    for note in notes:
+    for note in [*listing.warnings, *notes]:
         _say(f"warning: {note}")
     return notes
 

@@ -125,7 +125,9 @@ def exit_code(command: Callable[[Sequence[str]], None], argv: Sequence[str]) -> 
     Returns:
         0 if the dataset is there, 1 if the job failed, 2 for wrong usage, 130 after Ctrl-C.
     """
-    private = _values(argv, "--input", "--labels") if _values(argv, "--anonymize") else ()
+    private = (
+        _values(argv, "--input", "--labels", "--exclude") if _values(argv, "--anonymize") else ()
+    )
     with redaction.redacted_output(private):
         try:
             command(argv)

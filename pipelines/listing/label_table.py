@@ -98,6 +98,27 @@ class LabelTable:
         return digest.hexdigest()
 
 
+def read_texts(
+    file: Path, names: Collection[str], missing: Sequence[str] | None
+) -> dict[str, list[str | None]]:
+    """Returns those of some columns that a table has, read as the same ones of `--labels`."""
+    cells = {name: cells for name, cells in read_columns(file, []).items() if name in names}
+    missing = _missing_in(file, missing)
+    cells = _read_cells(str(file), is_text(file), cells, names, missing, [])
+    texts = {name: column.to_pylist() for name, column in cells.items()}
+    return texts | ({"path": _plain_paths(texts["path"])} if "path" in texts else {})
+
+
+def _missing_in(file: Path, missing: Sequence[str] | None) -> Sequence[str]:
+    return (MISSING if is_text(file) else ()) if missing is None else missing
+
+
+def _plain_paths(paths: Sequence[str | None]) -> list[str]:
+    """Returns paths as sources write them: `/` between folders, and no `./` in front."""
+    plain = ((path or "").replace("\\", "/") for path in paths)
+    return [re.sub("^(\\./)*/*", "", path) for path in plain]
+
+
 def read_label_table(
     *files: Path,
     kind: LabelKind = CLASSES,
@@ -106,6 +127,7 @@ def read_label_table(
     renamed: Mapping[str, str] | None = None,
     separator: str = "",
     uncertain: str | None = None,
+    left_out: Collection[int] = (),
 ) -> LabelTable:
     """Reads a label table from one file, or from several that have a split each.
 
@@ -117,6 +139,7 @@ def read_label_table(
         renamed: columns of the file by the names that they get, see `--columns`.
         separator: what is between several labels in a cell; then they name the labels.
         uncertain: what -1 means in a column of a label: `positive`, `negative` or `missing`.
+        left_out: rows, from 0, without which the table is read, as if they were not in the file.
 
     Raises:
         errors.UserError: if the file or one of its columns cannot be read, `path` or a label column
@@ -135,9 +158,12 @@ def read_label_table(
     used = {"path", *columns, *OPTIONAL}
     if "weight" in cells.keys() - used:
         raise errors.UserError(f"--labels {file}: {NO_WEIGHT}")
-    has_texts = is_text(files[0])
-    missing = (MISSING if has_texts else ()) if missing is None else missing
-    cells = _read_cells(file, has_texts, cells, used, missing, notes)
+    if left_out:
+        num_rows = len(cells["path"])
+        kept = pa.array([row for row in range(num_rows) if row not in left_out], pa.int64())
+        cells = {name: column.take(kept) for name, column in cells.items()}
+    missing = _missing_in(files[0], missing)
+    cells = _read_cells(file, is_text(files[0]), cells, used, missing, notes)
     texts = {name: cells[name].to_pylist() for name in used & cells.keys()}
     for row, site in enumerate(texts.get("site", ()), 1):
         if site is None:
@@ -156,13 +182,10 @@ def read_label_table(
             label, not_numbers = read_labels(of_label, kind, uncertain)
     except ValueError as error:
         raise errors.UserError(f"--labels {file}: {error}") from None
-    # As sources write it: `/` between folders, and no `./` in front.
-    plain = ((path or "").replace("\\", "/") for path in texts["path"])
-    path = [re.sub("^(\\./)*/*", "", path) for path in plain]
     optional = {name: texts[name] for name in OPTIONAL if name in texts}
     return LabelTable(
         name=", ".join(each.name for each in files),
-        cells={"path": path, "label": label, **optional},
+        cells={"path": _plain_paths(texts["path"]), "label": label, **optional},
         others={name: column for name, column in cells.items() if name not in used},
         not_numbers=not_numbers,
         label_names=label_names,

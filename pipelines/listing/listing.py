@@ -6,14 +6,14 @@ import collections
 import posixpath
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines import errors
-from pipelines.listing import checks, copies, files, frames, layout, roles
+from pipelines.listing import checks, copies, exclude, files, frames, layout, roles
 from pipelines.listing.label_table import escape_sites
 from pipelines.listing.options import DEFAULT_GROUP_REGEX, ListingOptions
 from pipelines.listing.refs import OTHER, REF_SCHEMA, Listing, RejectedFile, iterate_refs
@@ -25,6 +25,39 @@ _LABEL, _PATIENT = map(REF_SCHEMA.get_field_index, ("label", "patient"))
 
 
 def list_images(source: Source, options: ListingOptions) -> Listing:
+    """Lists a source without what `--exclude` names; see `_list_images`.
+
+    What is excluded is known only when all is listed. Then all else is listed again, so that
+    nothing knows of it: neither layout and classes nor the table of labels. This repeats where a
+    second copy of an excluded file took its place.
+
+    Raises:
+        errors.UserError, errors.BuildError: as `_list_images` does, or if the table of `--exclude`
+            cannot be read.
+    """
+    listing = _list_images(source, options)
+    if options.exclude is None:
+        return listing
+    wanted = exclude.read_exclusion(options.exclude, options.missing)
+    num_files, gone = listing.num_files, set[str]()
+    while True:
+        members = (member for member in source.members() if member.name not in gone)
+        names = [member.name for member in _chosen(members, options, Listing())]
+        files, rows = wanted.find(names, listing, options)
+        if not files | rows:
+            break
+        gone |= files
+        options = exclude.without_rows(options, rows)
+        listing = _list_images(source, options, gone)
+    listing.num_withdrawn = num_files - listing.num_files
+    listing.num_files = num_files
+    listing.warnings += wanted.warnings()
+    return listing
+
+
+def _list_images(
+    source: Source, options: ListingOptions, gone: Collection[str] = frozenset()
+) -> Listing:
     """Sorts the files of a source into images, copies of images, rejects and ignored files.
 
     Two layouts are recognised, below any folder: SPLIT/CLASS/files and, if there is no split
@@ -34,6 +67,11 @@ def list_images(source: Source, options: ListingOptions) -> Listing:
     takes the place of the folders.
 
     Each frame of a DICOM file, and each page of a TIFF, is an image, see `frames.find_frames`.
+
+    Args:
+        source: has the files.
+        options: what the user says about them.
+        gone: names of files that are passed over.
 
     Raises:
         errors.UserError: if the input or an option is wrong, no image is found, or there is a DICOM
@@ -46,7 +84,9 @@ def list_images(source: Source, options: ListingOptions) -> Listing:
         # the datasets of older releases, which compared those of a tar.gz without listing it.
         listing.identity["tree"] = options.tree.strip(" /")
     listing.identity |= options.identity()
-    members = _chosen(source.members(), options, listing)
+    listing.label_names = options.label_names
+    present = (member for member in source.members() if member.name not in gone)
+    members = _chosen(present, options, listing)
     possible = files.read_members(members, listing, has_folders=labels is None)
     if labels is None:
         refs = layout.place_by_folders(possible, options, listing)

@@ -36,12 +36,8 @@ def match_files(names: Sequence[str], table: LabelTable, listing: Listing) -> li
         errors.UserError: if two rows say different things of one file or folder.
     """
     paths = table.cells["path"]
-    places = {name: place for place, name in enumerate(names)}
-    files = _Ends(names if set(paths) - places.keys() else ())
-    found = {
-        row: _pictures(names, [places[path]] if path in places else files.with_end(path))
-        for row, path in enumerate(paths)
-    }
+    files, means = _find(names, paths)
+    found = {row: _pictures(names, some) for row, some in means.items()}
     row_of_file: list[int | None] = [None] * len(names)
     num_repeated = _assign(row_of_file, names, found, table)
     near = {row: [names[k] for k in some] for row, some in found.items() if len(some) != 1}
@@ -63,6 +59,49 @@ def match_files(names: Sequence[str], table: LabelTable, listing: Listing) -> li
             "first row says in other columns is kept"
         )
     return row_of_file
+
+
+def find_files(names: Sequence[str], paths: Sequence[str]) -> list[list[int]]:
+    """Returns the places of the files that each path means, which may be none.
+
+    That is the file of this name, or all files whose names end with the path, with or without the
+    ending of the name; or all files below the folder of this name.
+    """
+    found = []
+    for path, places in zip(paths, _find(names, paths)[1].values(), strict=True):
+        folder = f"/{path.rstrip('/')}/"
+        below = (place for place, name in enumerate(names) if folder in f"/{name}")
+        found.append((places or [*below]) if path else [])
+    return found
+
+
+def rows_of_files(
+    names: Sequence[str],
+    table: LabelTable,
+    row_of_file: Sequence[int | None],
+    chosen: Collection[str],
+) -> set[int]:
+    """Returns the rows of a table that mean chosen files, and no other file.
+
+    `row_of_file` is what `match_files` returns; a row that repeats another one is not in it.
+    """
+    _, found = _find(names, table.cells["path"])
+    means = {row: _pictures(names, some) for row, some in found.items()}
+    for place, row in enumerate(row_of_file):
+        if row is not None:
+            means[row] = [*means[row], place]
+    is_chosen = [name in chosen for name in names]
+    return {row for row, some in means.items() if some and all(is_chosen[k] for k in some)}
+
+
+def _find(names: Sequence[str], paths: Sequence[str]) -> tuple[_Ends, dict[int, list[int]]]:
+    """Returns the names by their ends, and by row the places of a path's file or of such an end."""
+    places = {name: place for place, name in enumerate(names)}
+    files = _Ends(names if set(paths) - places.keys() else ())
+    return files, {
+        row: [places[path]] if path in places else files.with_end(path)
+        for row, path in enumerate(paths)
+    }
 
 
 def _assign(

@@ -90,6 +90,12 @@ class ListingOptions:
     exclude_regex: str | None = flag(
         None, "leave out files with a match in their path", metavar="REGEX"
     )
+    exclude: Path | None = flag(
+        None,
+        "leave out the patients and files that a table names in the columns patient (with site, if "
+        "there are sites) and path, as if the input never had them; read as for --labels",
+        metavar="FILE",
+    )
     label_regex: str | None = flag(
         None,
         "pattern whose first group is the class, in a file's name or else its path, such as "
@@ -154,6 +160,8 @@ class ListingOptions:
         parse=lambda text: tuple(text.split(",")),
         metavar="A,B,...",
     )
+    #: Rows of the table without which it is read, because `exclude` leaves out what they name.
+    rows_left_out: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         check(self)
@@ -237,6 +245,7 @@ class ListingOptions:
             renamed=self.columns,
             separator=self.label_separator,
             uncertain=self.uncertain,
+            left_out=self.rows_left_out,
         )
         is_free = self.label_kind == kinds.CLASSES and not self.classes and not self.one_class
         if is_free and (combined := combined_in(dict.fromkeys(table.cells["label"]))):

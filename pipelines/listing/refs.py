@@ -108,6 +108,9 @@ class Listing:
         others: the names of those of a known kind, by what they are and what to do with them.
         layout: the role of each level of folders, and its names, see `roles.table`.
         excluded: the names of files that --include_regex and --exclude_regex leave out.
+        num_withdrawn: number of images and other files that --exclude leaves out.
+        label_names: those that the user gave, or the table of labels, in order; else empty.
+        warnings: what to say of this build; it is no fact of the dataset.
         copies: number of files in a second tree that repeat a listed one.
         num_files: number of files seen; each frame of a file with several counts as a file.
         frames: number of images that are frames of DICOM or TIFF files, by format.
@@ -127,6 +130,9 @@ class Listing:
     others: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     layout: list[tuple[str, str]] = dataclasses.field(default_factory=list)
     excluded: list[str] = dataclasses.field(default_factory=list)
+    num_withdrawn: int = 0
+    label_names: tuple[str, ...] = ()
+    warnings: list[str] = dataclasses.field(default_factory=list)
     copies: int = 0
     num_files: int = 0
     frames: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -137,6 +143,11 @@ class Listing:
     source: dict[str, Any] = dataclasses.field(default_factory=dict)
     identity: dict[str, Any] = dataclasses.field(default_factory=dict)
     names: pa.Table | None = None
+
+    @property
+    def num_excluded(self) -> int:
+        """Number of files that the user left out."""
+        return len(self.excluded) + self.num_withdrawn
 
     @property
     def digest(self) -> str:

@@ -172,22 +172,28 @@ def read_header(start: bytes) -> Header | None:
         return None
 
 
+def patient_code(patient: str, issuer: str = "") -> str:
+    """Returns what stands for a PatientID, of an issuer if the file names one, in a dataset."""
+    return _hashed(f"{issuer}\0{patient}")
+
+
+def _hashed(identifier: str) -> str:
+    return hashlib.sha256(identifier.encode()).hexdigest()[:16]
+
+
 def _header(tags: Dataset) -> Header:
     def text(name: str) -> str:
         return str(tags.get(name) or "").strip()
 
-    def hashed(identifier: str) -> str | None:
-        return hashlib.sha256(identifier.encode()).hexdigest()[:16] if identifier else None
-
-    patient = text("PatientID")
+    patient, study, series = map(text, ("PatientID", "StudyInstanceUID", "SeriesInstanceUID"))
     is_grey = tags.get("PhotometricInterpretation") in MONOCHROME
     unit = _UNITS_OF_FRAMES.get(str(tags.get("SOPClassUID")), unit_of(tags, tags))
     has_levels = table_of(tags, "VOILUTSequence") or window_of(tags) or is_plain(tags, tags)
     return Header(
         num_frames=int(tags.get("NumberOfFrames") or 1),
-        patient=hashed(f"{text('IssuerOfPatientID')}\0{patient}") if patient else None,
-        study=hashed(text("StudyInstanceUID")),
-        series=hashed(text("SeriesInstanceUID")),
+        patient=patient_code(patient, text("IssuerOfPatientID")) if patient else None,
+        study=_hashed(study) if study else None,
+        series=_hashed(series) if series else None,
         modality=text("Modality") or None,
         laterality=text("ImageLaterality") or text("Laterality") or None,
         device=text("ManufacturerModelName") or None,

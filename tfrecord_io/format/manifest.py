@@ -212,7 +212,10 @@ class Manifest:
             *_by_reason("left out", counts.get("dropped", {})),
             ("copies in a second folder tree", counts.get("copies", 0)),
             ("left out by --limit", counts.get("over_limit", 0)),
-            ("excluded by --include_regex or --exclude_regex", counts.get("excluded", 0)),
+            (
+                "excluded by --exclude, --include_regex or --exclude_regex",
+                counts.get("excluded", 0),
+            ),
             *_by_reason("ignored", counts.get("ignored", {})),
         ]
         return [(name, count) for name, count in rows if count]

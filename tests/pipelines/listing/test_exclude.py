@@ -1,0 +1,248 @@
+"""`--exclude`: a build without some patients and files is that of an input that never had them."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from builds import (
+    build_here,
+    csv_rows,
+    files_of,
+    prepare,
+    rows_of,
+    run_build_here,
+    write_csv,
+)
+from dicom_files import dicom_file
+from image_files import grey_pixels, jpeg, kermany_archive, write_zip
+
+from tfrecord_io.format.manifest import Manifest
+
+BY_PATIENT = ("--splits=patient", "--split_fractions=train=0.6,test=0.4")
+FLAGS = ("--num_shards=2", "--max_reject_fraction=0.9")
+
+
+def excluding(folder, rows):
+    """Returns the flag for a table of these rows."""
+    return f"--exclude={write_csv(folder / 'withdrawn.csv', rows)}"
+
+
+def content(output):
+    """Returns all files of a dataset but the page, without the counts of files."""
+    files = files_of(output)
+    del files["report.html"]
+    manifest = json.loads(files["manifest.json"])
+    for name in ("files", "excluded"):
+        manifest["counts"].pop(name, None)
+    return files | {"manifest.json": manifest}
+
+
+def assert_as_if_never_there(folder, files, is_gone, entries, *flags, labels=(), without=None):
+    """Compares a build with `--exclude` to one of the other files and rows; returns the first."""
+    outputs = []
+    for name in ("all", "rest"):
+        is_rest = name == "rest"
+        (folder / name).mkdir()
+        kept = {path: data for path, data in files.items() if not (is_rest and is_gone(path))}
+        source = write_zip(folder / name / "scans.zip", kept)
+        more = [excluding(folder / name, entries)] if not is_rest else []
+        if labels:
+            table = without if is_rest else labels
+            more.append(f"--labels={write_csv(folder / name / 'labels.csv', table)}")
+        outputs.append(build_here(source, folder / f"{name}.out", *FLAGS, *flags, *more))
+    output, rest = outputs
+    assert content(output) == content(rest)
+    found, wanted = Manifest.load(output).counts, Manifest.load(rest).counts
+    assert found["files"] - found["excluded"] == wanted["files"]
+    return output
+
+
+def of_patients(*patients):
+    return lambda path: re.search(rf"-({'|'.join(patients)})-\d", path) is not None
+
+
+SCANS = {
+    f"{split}/{label}/{label}-{patient}-{number}.jpeg": jpeg(4 * patient + 2 * number + place)
+    for patient in range(100, 110)
+    for split, numbers in (("train", (0, 1)), ("test", (2,)))
+    for place, label in enumerate(("CNV", "NORMAL"))
+    for number in numbers
+}
+#: Patient 100 has scans in each class, and what is no scan.
+ODD = {
+    "train/CNV/CNV-100-7.jpeg": b"no image",
+    "train/CNV/CNV-100-8.txt": b"a letter",
+    "CNV-100-9.jpeg": b"outside the folders of classes",
+    "train/ONLY/ONLY-100-1.jpeg": jpeg(77),
+}
+
+
+def test_a_patient_leaves_no_trace(tmp_path, capsys):
+    files = {**SCANS, **ODD}
+    rows = [{"patient": "100"}, {"patient": "101"}]
+    gone = of_patients("100", "101")
+    output = assert_as_if_never_there(tmp_path, files, gone, rows, *BY_PATIENT)
+    counts = Manifest.load(output).counts
+    assert counts["excluded"] == sum(map(gone, files)) > 8
+    assert "ONLY" not in Manifest.load(output).label_names
+    assert not [name for name, data in files_of(output).items() if b"-100-" in data]
+    said = capsys.readouterr().err
+    assert f"({counts['excluded']} excluded)" in said
+    assert "--exclude" not in said
+    assert f"{counts['excluded']}</td>" in (output / "report.html").read_text()
+
+
+def test_the_copies_of_an_excluded_file_in_a_second_tree_do_not_take_its_place(tmp_path):
+    files, path = kermany_archive(SCANS), "train/CNV/CNV-100-0.jpeg"
+    output = assert_as_if_never_there(
+        tmp_path, files, lambda name: name.endswith(path), [{"path": f"OCT2017 /{path}"}]
+    )
+    assert Manifest.load(output).counts["excluded"] == 2
+    assert f"OCT2017 /{path}" not in {row["path"] for row in rows_of(output)}
+
+
+TABLE = [
+    {
+        "path": f"{number}.png",
+        "label": "ab"[number % 2],
+        "patient": "17" if number < 6 else f"{number}",
+        "site": ("london", "zurich")[number % 3 == 0],
+        "age": "unknown" if number == 1 else f"{number}",
+    }
+    for number in range(16)
+]
+
+
+def test_rows_of_a_table_go_with_their_files_so_that_a_column_may_become_numbers(tmp_path):
+    files = {f"scans/{row['path']}": jpeg(number) for number, row in enumerate(TABLE)}
+    # A row without a file, one without a label, and one that repeats another.
+    labels = [*TABLE, {**TABLE[2], "path": "lost.png"}, {**TABLE[2], "path": "scans/2.png"}]
+    labels += [{**TABLE[4], "path": "empty.png", "label": ""}]
+    files["scans/empty.png"] = jpeg(99)
+
+    def is_gone(row):
+        return row["patient"] == "17" and row["site"] == "london"
+
+    names = {row["path"] for row in labels if is_gone(row)}
+    output = assert_as_if_never_there(
+        tmp_path,
+        files,
+        lambda path: path.rpartition("/")[2] in names,
+        [{"patient": "17", "site": "london"}],
+        labels=labels,
+        without=[row for row in labels if not is_gone(row)],
+    )
+    assert isinstance(rows_of(output)[0]["age"], int)
+    assert {row["patient"] for row in rows_of(output)} >= {"zurich/17"}
+    assert csv_rows(output / "rejects.csv") == []
+
+
+@pytest.mark.parametrize("path", ["scans/2.png", "2.png", "/home/me/scans/2.png", "2"])
+def test_a_path_is_that_of_the_input_or_its_end_or_that_of_a_row(tmp_path, path):
+    rows = [{k: row[k] for k in ("path", "label", "patient")} for row in TABLE]
+    files = {f"scans/{row['path']}": jpeg(number) for number, row in enumerate(rows)}
+    is_listed = path.startswith("/")
+    labels = [
+        row | ({"path": f"/home/me/scans/{row['path']}"} if is_listed else {}) for row in rows
+    ]
+    # Only patient 17 has other scans.
+    output = assert_as_if_never_there(
+        tmp_path,
+        files,
+        lambda name: name == "scans/2.png",
+        [{"path": path}],
+        labels=labels,
+        without=labels[:2] + labels[3:],
+    )
+    assert Manifest.load(output).counts["excluded"] == 1
+
+
+def test_a_folder_may_be_named_and_a_patient_who_is_one(tmp_path):
+    files = {
+        f"{label}/P{number}/{scan}.png": jpeg(10 * number + scan)
+        for label, numbers in (("CNV", range(1, 7)), ("NORMAL", range(7, 13)))
+        for number in numbers
+        for scan in range(2)
+    }
+    files["CNV/P1/broken.png"] = b"?"
+    files["CNV/P1/notes.txt"] = b"?"
+    entries = [{"patient": "P1", "path": ""}, {"patient": "", "path": "NORMAL/P7"}]
+    output = assert_as_if_never_there(
+        tmp_path, files, lambda path: "/P1/" in path or "/P7/" in path, entries
+    )
+    assert Manifest.load(output).counts["excluded"] == 6
+
+
+@pytest.mark.parametrize("form", ["the PatientID", "the code in examples.parquet"])
+def test_a_patient_of_dicom_files_is_found_and_each_frame_counts(tmp_path, form):
+    files = {}
+    for number in range(12):
+        pixels = grey_pixels(number)
+        many = np.stack([pixels, grey_pixels(number + 50)]) if number == 0 else pixels
+        patient = {(0x0010, 0x0020, "LO"): f"p{number // 2}"}
+        files[f"{('CNV', 'DME')[number % 2]}/{number}.dcm"] = dicom_file(many, patient)
+    name = "p0"
+    if form != "the PatientID":
+        (tmp_path / "first").mkdir()
+        source = write_zip(tmp_path / "first" / "scans.zip", files)
+        rows = rows_of(build_here(source, tmp_path / "first.out", *FLAGS))
+        name = next(row["patient"] for row in rows if row["path"].endswith("/1.dcm"))
+    output = assert_as_if_never_there(
+        tmp_path, files, lambda path: path in ("CNV/0.dcm", "DME/1.dcm"), [{"patient": name}]
+    )
+    assert Manifest.load(output).counts["excluded"] == 3
+
+
+def test_no_name_of_an_excluded_patient_is_kept_of_an_anonymous_dataset(tmp_path, capsys):
+    secret = tmp_path / "private" / "secret"
+    secret.parent.mkdir()
+    secret.write_text("0123456789abcdef" * 4)
+    files = {**SCANS, **ODD}
+    flags = (f"--anonymize={secret}", *BY_PATIENT)
+    rows = [{"patient": "100"}, {"patient": "555"}]
+    output = assert_as_if_never_there(tmp_path, files, of_patients("100"), rows, *flags)
+    kept = files_of(output) | files_of(secret.parent)
+    assert len([name for name in kept if name.endswith(".parquet")]) == 2
+    assert not [name for name, data in kept.items() if b"-100-" in data]
+    said = capsys.readouterr().err
+    assert "1 of 2 rows of --exclude fit no patient and no file of the input (row 2)" in said
+    assert "555" not in said
+
+
+def test_the_plan_of_a_running_build_does_not_name_who_is_excluded(tmp_path):
+    source, output = write_zip(tmp_path / "scans.zip", SCANS), tmp_path / "out"
+    flags = (excluding(tmp_path, [{"patient": "100"}]), "--max_reject_fraction=0")
+    with prepare(source, output, *flags):
+        plans = files_of(output)
+        assert b"-101-" in plans[".build/plan.arrow"]
+        assert not [name for name, data in plans.items() if b"-100-" in data]
+
+
+def test_the_same_command_without_the_excluded_files_finds_the_dataset_complete(tmp_path, capsys):
+    source, output = write_zip(tmp_path / "scans.zip", SCANS), tmp_path / "out"
+    build_here(source, output, *FLAGS, excluding(tmp_path, [{"patient": "100"}]))
+    gone = of_patients("100")
+    write_zip(source, {path: data for path, data in SCANS.items() if not gone(path)})
+    build_here(source, output, *FLAGS)
+    assert "is complete" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ("name\nA\n", "needs a column patient"),
+        (None, "could not be read: [Errno 2]"),
+        ("patient\n" + "\n".join(map(str, range(100, 200))), "found no image"),
+    ],
+    ids=["no column", "no file", "everybody"],
+)
+def test_a_table_that_cannot_be_used_is_wrong_usage(tmp_path, capsys, table, message):
+    source, file = write_zip(tmp_path / "scans.zip", SCANS), tmp_path / "withdrawn.csv"
+    if table:
+        file.write_text(table)
+    assert run_build_here(source, tmp_path / "out", f"--exclude={file}") == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert ("listing the images" in said) == (message == "found no image")
+    assert not (tmp_path / "out").exists()
