@@ -1,18 +1,41 @@
-"""`scan-tfrecords COMMAND ...`: every command of the project under one name.
+"""Every command of the project under one name, and from Python, in scripts and notebooks.
+
+    scan-tfrecords COMMAND ...
+
+    from scan_tfrecords import build, train
+    dataset = build("scans", "data/oct", splits="patient")
+    run = train(dataset, "runs/oct", epochs=3)
+    run.predict("new_scans")
 
 A command's module is imported only when the command is called, so that the build does not import
 TensorFlow and the trainer does not import Beam. The scripts in pipelines/ and train/ are the same
-commands.
+commands. From Python each command runs in a process of its own: a script needs no `__main__` guard,
+and the memory of a GPU is free again when a training ends.
 """
 
 from __future__ import annotations
 
+import codecs
+import csv
+import dataclasses
+import html
 import importlib
 import importlib.util
+import io
+import json
 import os
+import signal
+import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    import tfrecord_io
+
+__all__ = ["CommandError", "Dataset", "Run", "build", "evaluate", "predict", "train"]
 
 #: By command: the module whose `main` it calls, and its purpose. `tfrecord_io` has several
 #: commands, so it also gets the command's name.
@@ -27,6 +50,15 @@ COMMANDS = {
     "predict": ("train.predict", "predict image files"),
     "benchmark": ("train.benchmark", "measure images per second by number of replicas"),
 }
+
+
+# Runs a command as `scan-tfrecords` does; its own folder comes first, as that of a script would.
+_PROGRAM = """\
+import sys
+sys.path[0], sys.argv[:2] = sys.argv[1], ["scan-tfrecords"]
+import scan_tfrecords
+sys.exit(scan_tfrecords.main())
+"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,6 +95,206 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return main_of_module(arguments)
+
+
+class CommandError(Exception):
+    """A command that failed, with its message.
+
+    Attributes:
+        exit_code: 2 for wrong usage or unsuitable input, 1 for a failure, as of the command.
+    """
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+@dataclasses.dataclass(frozen=True)
+class _Result:
+    """A folder that a command has written, whose page a notebook shows."""
+
+    path: str
+
+    def _repr_html_(self) -> str | None:
+        page = Path(self.path) / "report.html"
+        if not page.is_file():
+            return None
+        content = html.escape(page.read_text(encoding="utf-8"))
+        return f'<iframe srcdoc="{content}" style="width: 100%; height: 40em; border: 0"></iframe>'
+
+
+class Dataset(_Result):
+    """A finished dataset, by its folder or URL."""
+
+    @property
+    def manifest(self) -> tfrecord_io.Manifest:
+        """Its facts, such as `splits` and `label_names`; raises `tfrecord_io.ManifestError`."""
+        import tfrecord_io
+
+        return tfrecord_io.Manifest.load(self.path)
+
+    def batches(self, split: str = "train", batch_size: int = 32, **options: Any) -> Iterator[Any]:
+        """Returns (images, labels) by batch, see `tfrecord_io.make_batches`."""
+        import tfrecord_io
+
+        return tfrecord_io.make_batches(self.path, split=split, batch_size=batch_size, **options)
+
+    def audit(self) -> dict[str, Any]:
+        """Returns what `scan-tfrecords audit --json` prints: leaks, copies and shortcuts."""
+        return _answer("audit", ["--json", self.path])
+
+
+class Run(_Result):
+    """A finished training run, by its folder; or an evaluation, which cannot predict."""
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """The content of its metrics.json."""
+        return json.loads((Path(self.path) / "metrics.json").read_text(encoding="utf-8"))
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """What was measured after each epoch."""
+        return json.loads((Path(self.path) / "history.json").read_text(encoding="utf-8"))
+
+    def predict(self, inputs: str | os.PathLike[str] | Iterable[Any]) -> list[dict[str, Any]]:
+        """See `predict`."""
+        return predict(self, inputs)
+
+
+def build(
+    input: str | os.PathLike[str] | None, output: str | os.PathLike[str], **options: Any
+) -> Dataset:
+    """Builds a dataset, or goes on with it: `scan-tfrecords build`.
+
+    Args:
+        input: a folder, an archive or a URL; None for a source that needs none.
+        output: the folder or URL of the dataset.
+        **options: the other flags of the command by their names, such as `splits="patient"`. A
+            list or a mapping is what the flag takes as `A,B` or `A=B`.
+
+    Raises:
+        CommandError: with the message of the command.
+    """
+    _show("build", ["--input", input] if input else [], output=output, **options)
+    return Dataset(os.fspath(output))
+
+
+def train(
+    dataset: Dataset | str | os.PathLike[str], workdir: str | os.PathLike[str], **options: Any
+) -> Run:
+    """Trains a network, or goes on with it: `scan-tfrecords train`.
+
+    Args:
+        dataset: what to train on.
+        workdir: the folder of the run.
+        **options: see `build`, such as `epochs=3`.
+
+    Raises:
+        CommandError: with the message of the command.
+    """
+    _show("train", ["--data", dataset], workdir=workdir, **options)
+    return Run(os.fspath(workdir))
+
+
+def evaluate(
+    run: Run | str | os.PathLike[str],
+    dataset: Dataset | str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    **options: Any,
+) -> Run:
+    """Measures a network on another dataset: `scan-tfrecords evaluate`.
+
+    Args:
+        run: a finished run.
+        dataset: what to measure on.
+        output: the folder of the results.
+        **options: see `build`, such as `split="test"`.
+
+    Raises:
+        CommandError: with the message of the command.
+    """
+    _show("evaluate", ["--model", run, "--data", dataset], output=output, **options)
+    return Run(os.fspath(output))
+
+
+def predict(
+    run: Run | str | os.PathLike[str], inputs: str | os.PathLike[str] | Iterable[Any]
+) -> list[dict[str, Any]]:
+    """Predicts image files, or those in folders: `scan-tfrecords predict --format json`.
+
+    Returns:
+        for each image `path`, `predicted` and `probabilities` by class, or `reject`, the reason
+        why it was not predicted.
+
+    Raises:
+        CommandError: with the message of the command.
+    """
+    paths = [inputs] if isinstance(inputs, str | os.PathLike) else list(inputs)
+    return _answer("predict", ["--format=json", "--model", run, "--input", *paths])
+
+
+def _words(options: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the flags of options; None leaves an option at its default."""
+    for name, value in options.items():
+        if isinstance(value, bool):
+            yield f"--{name}" if value else f"--no-{name}"
+        elif value is not None:
+            if isinstance(value, Mapping):
+                value = [f"{key}={each}" for key, each in value.items()]
+            if isinstance(value, list | tuple):
+                csv.writer(line := io.StringIO(), lineterminator="").writerow(value)
+                value = line.getvalue()
+            yield f"--{name}={value}"
+
+
+def _start(command: str, words: Iterable[Any], stdout: Any, stderr: Any) -> subprocess.Popen[bytes]:
+    paths = (word.path if isinstance(word, _Result) else os.fspath(word) for word in words)
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    program = [sys.executable, "-c", _PROGRAM, str(Path(__file__).parent), command, *paths]
+    return subprocess.Popen(program, stdout=stdout, stderr=stderr, env=environment)
+
+
+def _show(command: str, words: Iterable[Any], **options: Any) -> None:
+    """Runs a command and shows what it says; raises `CommandError` if it fails."""
+    words = [*words, *_words(options)]
+    with _start(command, words, subprocess.PIPE, subprocess.STDOUT) as process:
+        told = _copied(process, process.stdout, sys.stdout)
+    _check(process, told)
+
+
+def _answer(command: str, words: Iterable[Any]) -> Any:
+    """Runs a command that prints JSON and returns that; raises `CommandError` if it fails."""
+    with tempfile.TemporaryFile() as printed:
+        with _start(command, words, printed, subprocess.PIPE) as process:
+            told = _copied(process, process.stderr, sys.stderr)
+        printed.seek(0)
+        # `predict` ends with 1 if a file could not be read, and has answered for the others.
+        if not (content := printed.read()):
+            _check(process, told)
+        return json.loads(content)
+
+
+def _copied(process: subprocess.Popen[bytes], pipe: Any, stream: TextIO) -> str:
+    """Shows what a process writes as it comes, and returns the end of it."""
+    decoder, told = codecs.getincrementaldecoder("utf-8")("replace"), ""
+    try:
+        while chunk := os.read(pipe.fileno(), 1 << 16):
+            text = decoder.decode(chunk)
+            told = (told + text)[-10_000:]
+            stream.write(text)
+            stream.flush()
+    except KeyboardInterrupt:
+        # A training saves its state then. A terminal has told the process already.
+        process.send_signal(signal.SIGINT)
+        raise
+    return told
+
+
+def _check(process: subprocess.Popen[bytes], told: str) -> None:
+    if code := process.returncode:
+        message = f"\n{told}".rpartition("\nerror: ")[2].strip()
+        raise CommandError(message or f"the command ended with exit code {code}", code)
 
 
 def _find_own_packages_first() -> None:

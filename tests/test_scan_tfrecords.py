@@ -101,3 +101,38 @@ def test_it_builds_a_folder_and_verifies_what_it_built(source_tree, tmp_path):
     shard.write_bytes(shard.read_bytes()[:-1])
     assert run_here("verify", output) == 1
     assert run_here("build", *flags, "--image_size=9") == 2
+
+
+def test_from_python_a_dataset_is_built_read_and_audited(source_tree, tmp_path, capfd):
+    output, options = tmp_path / "out", {"image_size": "8x8", "max_reject_fraction": 0.5}
+    dataset = scan_tfrecords.build(source_tree, output, overwrite=False, **options)
+    manifest = dataset.manifest
+    assert manifest.image_shape == (8, 8, 1)
+    images, _ = next(iter(dataset.batches("train", batch_size=2)))
+    assert images.shape == (2, 8, 8, 1)
+    assert set(dataset.audit()) >= {"measures", "findings"}
+    assert "report.html" in capfd.readouterr().out
+    assert "&lt;h1" in dataset._repr_html_()
+
+
+def test_from_python_lists_and_mappings_are_what_their_flags_take():
+    options = {"classes": ["a, b", "c"], "columns": {"path": "file"}, "limit": None, "fit": "pad"}
+    words = list(scan_tfrecords._words(options))
+    assert words == ['--classes="a, b",c', "--columns=path=file", "--fit=pad"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"splts": "patient"}, "unknown flag --splts; did you mean --splits?"),
+        ({"splits": "patient"}, "--input nowhere does not exist"),
+    ],
+)
+def test_from_python_an_error_has_the_message_of_the_command(options, message, tmp_path):
+    with pytest.raises(scan_tfrecords.CommandError) as caught:
+        scan_tfrecords.build("nowhere", tmp_path / "out", **options)
+    assert (str(caught.value), caught.value.exit_code) == (message, 2)
+
+
+def test_the_module_shows_what_is_public_and_nothing_else():
+    assert dir(tfrecord_io) == sorted(tfrecord_io.__all__)

@@ -45,3 +45,7 @@ def __getattr__(name: str) -> Any:
 
         return make_dataset
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -287,6 +287,15 @@ def clone(tmp_path_factory):
     return clone
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_notebook_runs(clone):
+    notebook = json.loads((clone / "docs" / "notebook.ipynb").read_text(encoding="utf-8"))
+    cells = ["".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "code"]
+    (clone / "notebook.py").write_text("\n".join(cells), encoding="utf-8")
+    _run(clone, sys.executable, "notebook.py")
+
+
 NEWCOMER = [ROOT / "README.md", ROOT / "docs" / "tutorial.md"]
 
 

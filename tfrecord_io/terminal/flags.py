@@ -134,6 +134,9 @@ def add_flags(
             settings["metavar"] = field.metadata.get("metavar") or _metavar(field, kind)
         names = [f"--{name}" for name in (field.metadata.get("alias"), field.name) if name]
         section.add_argument(*names, dest=field.name, **settings)
+        if settings.get("action") == "store_true":  # from Python, `overwrite=False` is given so
+            settings |= {"action": "store_false", "help": argparse.SUPPRESS}
+            section.add_argument(f"--no-{field.name}", dest=field.name, **settings)
     return section
 
 
