@@ -18,6 +18,7 @@ from xml.etree import ElementTree
 
 from tfrecord_io.format.kinds import NONE, SEPARATOR
 from tfrecord_io.format.schema import SPLIT_NAME
+from tfrecord_io.terminal.address import local_path
 from tfrecord_io.terminal.printing import printable, refuse
 
 #: The path of an image, the file that describes it, and the names of the classes in it.
@@ -26,8 +27,9 @@ _Row = tuple[str, Path, set[str]]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
-    parser.add_argument("directory", type=Path, metavar="FOLDER", help="COCO, VOC or YOLO files")
-    parser.add_argument("--output", type=Path, required=True, help="the table to write, a .csv")
+    add, folder = parser.add_argument, "COCO, VOC or YOLO files"
+    add("directory", type=local_path, metavar="FOLDER", help=folder)
+    add("--output", type=local_path, required=True, help="the table to write, a .csv")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -32,13 +32,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     first = config.add_arguments(parser)
     run = "folder of this run"
     first.add_argument("--workdir", required=True, type=local_path, metavar="RUN", help=run)
+    again = "replace the run in --workdir"
+    parser.add_argument("--overwrite", action="store_true", help=again)
     parser.add_argument("--config", metavar="FILE", help="repeat the run of a RUN/config.json")
     arguments = parser.parse_args(argv)
     workdir, chosen = arguments.workdir, config.from_arguments(arguments)
     with console.hide_native_noise():
         from train.training import trainer
     try:
-        trainer.train_and_evaluate(chosen, workdir)
+        trainer.train_and_evaluate(chosen, workdir, overwrite=arguments.overwrite)
     except (ToldError, ManifestError):
         raise
     except OSError as error:

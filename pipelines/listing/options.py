@@ -16,6 +16,7 @@ from pipelines.listing.label_cells import combined_in
 from pipelines.listing.label_table import OPTIONAL, LabelTable, read_label_table
 from tfrecord_io.format import kinds
 from tfrecord_io.format.kinds import NONE, SEPARATOR, LabelKind
+from tfrecord_io.terminal.address import local_path
 from tfrecord_io.terminal.flags import check, flag, names
 
 #: Kermany's file names are CLASS-PATIENT-INDEX.jpeg. The group excludes the class on purpose,
@@ -41,7 +42,7 @@ def _files(text: str) -> tuple[Path, ...]:
     # `text` may be one file with a comma in its name. `os.path.exists` answers False, where
     # `Path.exists` may raise, for a list that is longer than a file name can be.
     is_one = os.path.exists(text)  # noqa: PTH110
-    return (Path(text),) if is_one else tuple(map(Path, names(text)))
+    return (Path(text),) if is_one else tuple(map(local_path, names(text)))
 
 
 def _layout(text: str) -> tuple[str, ...]:

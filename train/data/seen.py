@@ -27,7 +27,7 @@ FILE_NAME = "seen.parquet"
 
 _TEXT = pa.string()
 
-# Null is unknown. `part` is where an image was used: in train or val.
+# Null is unknown. `part` is where an image was used: in train or val, or in the run of --init.
 _SCHEMA = pa.schema(
     [*((name, _TEXT) for name in (*IDENTITY, "part")), (HASH, pa.binary(HASH_LENGTH))]
 )
@@ -69,6 +69,16 @@ class Seen:
         """Returns the images of all parts but one."""
         images = self.images.filter(pc.not_equal(self.images["part"], part))
         return dataclasses.replace(self, images=images)
+
+    def after(self, first: Seen) -> Seen:
+        """Returns this with what the network had seen before, as the part `init`."""
+        place = self.images.schema.get_field_index("part")
+        part = pa.array(["init"] * len(first.images), _TEXT)
+        images = [self.images, first.images.set_column(place, "part", part)]
+        # What tells how names and pictures compare holds only if it is the same for both.
+        same = {name: fact for name, fact in self.origin.items() if first.origin.get(name) == fact}
+        unknown = "; ".join(filter(None, dict.fromkeys((first.unknown, self.unknown))))
+        return Seen(images=pa.concat_tables(images), unknown=unknown, origin=same)
 
 
 def read_seen(run: Path) -> Seen:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from tfrecord_io.terminal import flags
+from tfrecord_io.terminal.address import local_path
 from tfrecord_io.terminal.flags import flag
 
 # Classifiers of keras.applications by what their weights expect, see `models.scale`. They are named
@@ -51,6 +52,13 @@ class NetworkOptions:
         "initial weights: imagenet, none, or a weights file (default: imagenet for the networks of "
         "keras.applications, else none)",
         metavar="imagenet|none|FILE",
+    )
+    init: str | None = flag(
+        None,
+        "finished run to start from: its weights, and its network unless other flags say so; what "
+        "it has seen counts as seen",
+        parse=lambda text: str(local_path(text)),
+        metavar="RUN",
     )
     trainable_layers: int | None = flag(
         None,

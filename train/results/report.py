@@ -29,7 +29,7 @@ _FEW_IMAGES = 50
 
 #: Settings that the page always shows; a click shows the others.
 _MAIN_SETTINGS = (
-    "model", "weights", "epochs", "global_batch_size", "optimizer", "learning_rate",
+    "model", "weights", "init", "epochs", "global_batch_size", "optimizer", "learning_rate",
     "schedule", "class_weights", "augment", "precision", "seed",
 )  # fmt: skip
 

@@ -21,6 +21,8 @@ import numpy as np
 from tfrecord_io.stores.files import atomic_write, write_json
 from train.machine.errors import TrainingError
 
+#: The state of a run, from which it goes on, and the weights that it keeps.
+CHECKPOINT_NAME, BEST_NAME = "checkpoint.npz", "best.npz"
 HISTORY_NAME = "history.json"
 
 _FACTS = "facts"

@@ -309,7 +309,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, is_hidden: bool = False) -
         parser: of the command.
         is_hidden: whether --help leaves out all but the first.
     """
-    matter, groups = ("data", "model", "weights", "epochs"), _groups()
+    matter, groups = ("data", "model", "weights", "init", "epochs"), _groups()
     heading = "the flags that matter first"
     first = flags.add_flags(parser, heading, *(group for _, group in groups), only=matter)
     for name, group in groups:
@@ -331,7 +331,11 @@ def from_arguments(arguments: argparse.Namespace, **defaults: Any) -> TrainConfi
             backend cannot train here.
         tfrecord_io.ManifestError: if the dataset is local, and has no manifest that can be used.
     """
-    file = getattr(arguments, "config", None)
+    file, init = (getattr(arguments, name, None) for name in ("config", "init"))
+    if init:
+        of_init = load(init)["config"]
+        names = (field.name for field in dataclasses.fields(NetworkOptions))
+        defaults |= {name: of_init[name] for name in names if name in of_init}
     fields = defaults | (load(file)["config"] if file else {})
     for _, group in _groups():
         fields |= flags.given(group, arguments)

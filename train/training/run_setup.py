@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,14 @@ from tfrecord_io.terminal.address import is_remote
 from tfrecord_io.terminal.flags import command
 from train.data.dataset import Dataset, Parts, choose_parts, open_dataset
 from train.data.feed import training_batches
-from train.data.seen import Exposure, Seen, collect, expose
+from train.data.seen import Exposure, Seen, collect, expose, read_seen
 from train.kinds.registry import task_of
 from train.kinds.task import Task
 from train.machine.devices import Devices, configure_devices, versions
 from train.machine.errors import ConfigError
 from train.networks.models import Network, build_network
 from train.training import config as train_config
+from train.training.checkpoint import BEST_NAME, CHECKPOINT_NAME
 from train.training.config import TrainConfig
 
 
@@ -53,7 +55,9 @@ class Run:
         if weights not in ("imagenet", "none"):
             unknown = f"its first weights are from elsewhere ({Path(weights).name})"
         used = {"train": self.parts.train, "val": self.parts.val}
-        return collect(self.data, {name: part.rows for name, part in used.items() if part}, unknown)
+        seen = collect(self.data, {name: part.rows for name, part in used.items() if part}, unknown)
+        init = self.given.network.init
+        return seen.after(read_seen(Path(init))) if init else seen
 
     @functools.cached_property
     def exposure(self) -> Exposure | None:
@@ -109,6 +113,9 @@ class Run:
             for single in self.singles[: given.folds.folds]:
                 single.resolve()
             return given
+        init = given.network.init
+        if init and not (Path(init) / BEST_NAME).is_file():
+            raise ConfigError(f"--init {init} is not a finished run: it has no {BEST_NAME}")
         # Labels from which nothing can be learnt are refused here, before a folder is made.
         quantity = self.task.quantity
         if given.loop.best_by == "val_accuracy" and quantity != "accuracy":
@@ -208,11 +215,21 @@ def make_run(config: TrainConfig, folder: Path) -> Run:
     return Run(given=config, folder=folder, data=data, devices=devices)
 
 
+def _empty(workdir: Path) -> None:
+    """Removes all of a run but its lock."""
+    for entry in workdir.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        elif entry.name != ".lock":
+            entry.unlink()
+
+
 @contextlib.contextmanager
-def claim(run: Run) -> Iterator[None]:
+def claim(run: Run, *, overwrite: bool = False) -> Iterator[None]:
     """Locks the folder of a run, made if it is missing, and writes its config.json.
 
-    Only the chief does so.
+    Only the chief does so. What another configuration left is replaced if it never came to a
+    checkpoint, or with `overwrite`.
 
     Raises:
         ConfigError: if the folder cannot be written, belongs to a run of another configuration, is
@@ -241,13 +258,17 @@ def claim(run: Run) -> Iterator[None]:
             leftover.unlink(missing_ok=True)
         path = workdir / train_config.FILE_NAME
         if path.exists():
-            if changed := train_config.differences(content, train_config.load(path)):
+            there = train_config.load(path)
+            if overwrite:
+                _empty(workdir)
+            has_begun = any(workdir.rglob(CHECKPOINT_NAME))
+            if has_begun and (changed := train_config.differences(content, there)):
                 is_other_data = any(line.startswith("dataset:") for line in changed)
                 asked = f". {command('diff')} OLD NEW tells how two datasets differ"
                 raise ConfigError(
                     f"{workdir} contains a run with another configuration:\n  "
                     + "\n  ".join(changed)
-                    + "\nUse another --workdir, or remove that folder"
+                    + "\nUse another --workdir, or replace that run with --overwrite"
                     + (asked if is_other_data else "")
                 )
         elif any(entry.name != ".lock" for entry in workdir.iterdir()):

@@ -36,12 +36,15 @@ from train.training.steps import make_steps
 from train.training.training_loop import Progress, train
 
 
-def train_and_evaluate(config: TrainConfig, workdir: str | os.PathLike[str]) -> dict[str, Any]:
+def train_and_evaluate(
+    config: TrainConfig, workdir: str | os.PathLike[str], *, overwrite: bool = False
+) -> dict[str, Any]:
     """Trains, evaluates and exports; goes on where an earlier call with this folder stopped.
 
     Args:
         config: what to do.
         workdir: the folder of the run, made if it is missing.
+        overwrite: whether to replace the run that is there.
 
     Returns:
         the content of metrics.json, see `metrics.evaluate_predictions`; of a cross-validation it is
@@ -54,12 +57,12 @@ def train_and_evaluate(config: TrainConfig, workdir: str | os.PathLike[str]) -> 
             checkpoint is damaged, or an exported form does not give the network's answers.
         StoppedError: after SIGTERM or SIGINT, with the state saved.
     """
-    return _complete(make_run(config, Path(workdir)))
+    return _complete(make_run(config, Path(workdir)), overwrite=overwrite)
 
 
-def _complete(run: Run) -> dict[str, Any]:
+def _complete(run: Run, *, overwrite: bool = False) -> dict[str, Any]:
     """Does what is left to do of a run, or of all runs of a cross-validation."""
-    with claim(run):
+    with claim(run, overwrite=overwrite):
         if run.given.folds.is_cross_validation:
             return _cross_validate(run)
         if results := read_json(run.folder / METRICS_NAME):

@@ -8,21 +8,28 @@ import math
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
+import pyarrow.compute as pc
 from tqdm import tqdm
 
 from tfrecord_io.auditing.findings import alarms
 from tfrecord_io.terminal import flags
-from tfrecord_io.terminal.printing import printable
+from tfrecord_io.terminal.printing import counted, printable
 from train.data import feed
-from train.machine.errors import StoppedError, TrainingError
+from train.machine.errors import ConfigError, StoppedError, TrainingError
 from train.networks.models import restore, set_trainable
 from train.networks.optimizers import averaged_weights
 from train.training import callbacks
-from train.training.checkpoint import load_checkpoint, save_checkpoint
+from train.training.checkpoint import (
+    BEST_NAME,
+    CHECKPOINT_NAME,
+    load_checkpoint,
+    save_checkpoint,
+)
 from train.training.config import Phase
 from train.training.run_setup import Run
 from train.training.steps import training_steps
@@ -76,7 +83,7 @@ def train(run: Run) -> tuple[Progress, list[np.ndarray]]:
         epoch, history = {"epoch": training.progress.best_epoch}, training.progress.history
         # The history again: a run that goes on from its last checkpoint does not repeat the epoch,
         # and a kill or a power cut may have taken the file.
-        save_checkpoint(run.folder / "best.npz", {"model": training.best}, epoch, history)
+        save_checkpoint(run.folder / BEST_NAME, {"model": training.best}, epoch, history)
     return training.progress, training.best
 
 
@@ -85,13 +92,23 @@ class _Training:
 
     def __init__(self, run: Run) -> None:
         self._run, self._config, self._devices = run, run.config, run.devices
-        self._checkpoint = run.folder / "checkpoint.npz"
+        self._checkpoint = run.folder / CHECKPOINT_NAME
         facts, self._saved = load_checkpoint(self._checkpoint)
         self.progress = Progress(**facts)
-        weights = "none" if self.progress.step else run.config.network.weights
+        init = run.config.network.init
+        weights = "none" if self.progress.step or init else run.config.network.weights
         self._network = run.build_network(run.config.devices.precision, weights=weights)
         if facts:
             restore(self._network.model.variables, self._saved["model"])
+        elif init:
+            _, first = load_checkpoint(Path(init) / BEST_NAME)
+            try:
+                restore(self._network.model.variables, first["model"])
+            except TrainingError:
+                raise ConfigError(
+                    f"the weights of --init {init} do not fit: the network, the image size and the "
+                    "number of classes must be those of that run"
+                ) from None
         # The weights of the epoch to keep, on the host: each checkpoint holds them, so that a
         # kill can never leave the weights of one epoch beside the name of another.
         self.best = list(self._saved["best"])
@@ -269,6 +286,9 @@ def describe_run(run: Run, progress: Progress, num_parameters: int) -> Iterator[
         f"{options.replica_batch_size} on each device; "
         f"{run.steps_after[-1]:,} steps in {options.epochs} epochs"
     )
+    if init := config.network.init:
+        num_seen = pc.sum(pc.equal(run.seen.images["part"], "init")).as_py() or 0
+        yield f"starts from the weights of {init}, which have seen {counted(num_seen, 'image')}"
     for alarm in alarms(manifest.audit):
         yield f"warning: {printable(alarm)}"
     if parts.evaluated is None:

@@ -73,7 +73,7 @@ def test_every_field_is_a_flag_and_arrives_with_its_type():
 def test_a_resolved_configuration_has_decided_everything_that_can_be_decided():
     left_open = [name for name, value in resolve(model="vgg16").to_dict().items() if value is None]
     assert set(left_open) == {
-        "cache_dir", "cache_gb", "normalize", "folds", "fold_splits", "fold", "gpus",
+        "cache_dir", "cache_gb", "init", "normalize", "folds", "fold_splits", "fold", "gpus",
         "cpu_devices", "profile",
     }  # fmt: skip
 

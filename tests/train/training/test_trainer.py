@@ -35,6 +35,7 @@ from tfrecord_io.decoding.preprocess import decoder_versions
 from tfrecord_io.stores.files import atomic_write
 from train import run
 from train.data.dataset import patient_folds
+from train.data.seen import read_seen
 from train.kinds import measures
 from train.machine.devices import Devices
 from train.machine.errors import ConfigError, StoppedError, TrainingError
@@ -118,13 +119,14 @@ def test_damaged_metrics_are_measured_again(class_run, class_data, tmp_path):
     assert again == metrics_of(class_run)
 
 
-def claimed(config, folder):
-    with claim(make_run(config, folder)):
+def claimed(config, folder, **how):
+    with claim(make_run(config, folder), **how):
         return folder
 
 
 def test_a_folder_of_another_run_is_refused_with_what_differs(class_data, tmp_path):
     folder = claimed(config_of(class_data), tmp_path / "run")
+    (folder / "checkpoint.npz").touch()
     other = shutil.copytree(class_data, tmp_path / "data")
     change_json(other / "manifest.json", fingerprint="1" * 64)
     for data, fields, message in (
@@ -140,6 +142,42 @@ def test_a_folder_of_another_run_is_refused_with_what_differs(class_data, tmp_pa
     (folder / "config.json").write_text('{"config": {}}')
     with pytest.raises(ConfigError, match="contains a run with another configuration"):
         claimed(config_of(class_data), folder)
+
+
+def test_a_start_that_failed_before_its_first_checkpoint_does_not_lock_its_folder(
+    class_data, tmp_path
+):
+    folder = claimed(config_of(class_data), tmp_path / "run")
+    claimed(config_of(class_data, seed=2), folder)
+    assert json.loads((folder / "config.json").read_text())["config"]["seed"] == 2
+
+
+def test_overwrite_replaces_a_run_and_nothing_else(class_run, class_data, tmp_path):
+    folder = shutil.copytree(class_run, tmp_path / "run")
+    claimed(config_of(class_data, seed=2), folder, overwrite=True)
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json"]
+    (tmp_path / "thesis.txt").write_text("mine")
+    (tmp_path / "config.json").write_text('{"model": "of another program"}')
+    with pytest.raises(ConfigError, match="not the configuration of a run"):
+        claimed(config_of(class_data), tmp_path, overwrite=True)
+    assert (tmp_path / "thesis.txt").exists()
+
+
+def test_a_run_starts_from_another_one_and_has_seen_what_that_has_seen(
+    class_run, class_data, tmp_path, capsys
+):
+    write_marked_dataset(tmp_path / "data", num_examples={"train": 8, "test": 4})
+    words = [f"--data={tmp_path / 'data'}", f"--workdir={tmp_path / 'run'}", f"--init={class_run}"]
+    words += flags(epochs=1, learning_rate=1e-9, replica_batch_size=8, ema_decay=0.0)
+    with without_saved_model():
+        assert run.main(words) == 0
+    num_seen = len(read_seen(class_run).images)
+    assert f"which have seen {num_seen} images" in capsys.readouterr().out
+    parts = read_seen(tmp_path / "run").images["part"].to_pylist()
+    assert Counter(parts) == {"train": 8, "init": num_seen}
+    # Its learning rate is too small to change them.
+    ours, theirs = (np.load(folder / "best.npz") for folder in (tmp_path / "run", class_run))
+    assert np.allclose(ours["model/00000"], theirs["model/00000"], atol=1e-4)
 
 
 def test_a_folder_that_is_none_of_a_run_is_not_written_to(class_data, tmp_path):
