@@ -204,7 +204,11 @@ def _leave_out_rows(listing: Listing) -> None:
         if file.reason == "missing_file"
         and posixpath.basename(file.source_path).partition(".")[0] in names
     }
-    listing.excluded += [file.source_path for file in left_out]
+    # The row and the file of one path are counted once.
+    excluded = {*listing.excluded}
+    others = [file.source_path for file in left_out if file.source_path not in excluded]
+    listing.num_files -= len(left_out) - len(others)
+    listing.excluded += others
     listing.rejects = [file for file in listing.rejects if file not in left_out]
 
 

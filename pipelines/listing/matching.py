@@ -193,6 +193,12 @@ def _plain(name: str) -> str:
     return unicodedata.normalize("NFC", name).lower()
 
 
+def _split_ending(name: str) -> tuple[str, str]:
+    """Returns a name and its ending, which the row of a file, as in `a.parquet#3`, is not."""
+    stem, ending = posixpath.splitext(name)
+    return (name, "") if "#" in ending else (stem, ending)
+
+
 def _are_in_order(some: Sequence[str], parts: Sequence[str]) -> bool:
     """Returns whether the parts hold some others, in their order."""
     rest = iter(parts)
@@ -217,7 +223,7 @@ class _Ends:
 
     def _key(self, name: str) -> str:
         name = _plain(name)
-        return _key_of(posixpath.splitext(name)[0] if self._has_endings else name)
+        return _key_of(_split_ending(name)[0] if self._has_endings else name)
 
     def with_end(self, path: str) -> list[int]:
         """Returns the places of the names that end with a path, with or else without its ending."""
@@ -227,7 +233,7 @@ class _Ends:
             if len(alike) == _MOST_ALIKE:
                 return alike
             names = ("/" + unicodedata.normalize("NFC", self.names[k]) for k in alike)
-            ends = ("".join(posixpath.splitext(name)[:parts]).endswith(end) for name in names)
+            ends = ("".join(_split_ending(name)[:parts]).endswith(end) for name in names)
             if found := sorted(itertools.compress(alike, ends)):
                 return found
         return []
@@ -248,7 +254,7 @@ class _Ends:
             wanted = [folder for folder in above if folder in folders]
             found = [pair for pair in found if _are_in_order(wanted, pair[0].split("/"))]
         found = [place for other, place in found if other == key] or [place for _, place in found]
-        ending = posixpath.splitext(path)[1].lower()
+        ending = _split_ending(path)[1].lower()
         return [k for k in found if ending and self.names[k].lower().endswith(ending)] or found
 
     def _beginning_with(self, key: str) -> list[tuple[str, int]]:
