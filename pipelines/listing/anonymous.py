@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hmac
 import json
 import re
 import traceback
@@ -24,6 +23,7 @@ import pyarrow.parquet as pq
 from pipelines import errors
 from pipelines.listing.refs import OTHER, REF_SCHEMA, Listing, RejectedFile, iterate_refs
 from tfrecord_io.format import schema
+from tfrecord_io.format.codes import code_of
 from tfrecord_io.format.groups import COPY_OF
 from tfrecord_io.format.manifest import ManifestError
 from tfrecord_io.stores.files import atomic_write, sync_folder
@@ -131,9 +131,7 @@ class Privacy:
         listing.refs = hidden.sort_by([("path", "ascending"), ("frame", "ascending")])
 
     def _code(self, kind: str, text: str) -> str:
-        """Returns the code of a name of some kind, whose text has another code in other kinds."""
-        message = f"{kind}\0{text}".encode("utf-8", "surrogatepass")
-        return hmac.digest(self.key, message, "sha256").hex()[:32]
+        return code_of(self.key, kind, text)
 
     def _codes(self, kind: str, names: pa.Array | pa.ChunkedArray) -> pa.Array:
         codes = (

@@ -70,6 +70,11 @@ HASH = "perceptual_hash"
 #: What tells an image from others, and the images that belong together; texts, or null if unknown.
 IDENTITY = ("key", "pixels_xxh3", GROUP.name, "patient", SITE)
 
+#: A run's table with the `IDENTITY` of the images that its network has seen, and the entry of its
+#: metadata with facts of their dataset: JSON, as is `patients` in it, how these got their names:
+#: the pattern, the code of the secret of an anonymous dataset, and whether a table named them.
+SEEN_FILE_NAME, SEEN_ORIGIN = "seen.parquet", b"origin"
+
 
 class _Ranges(OneClass):
     """The classes are ranges of a number; no dataset is stored with them."""

@@ -16,14 +16,21 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tfrecord_io.auditing import twins
-from tfrecord_io.format.examples import GROUP, HASH, IDENTITY, SITE
+from tfrecord_io.format.examples import (
+    GROUP,
+    HASH,
+    IDENTITY,
+    SEEN_FILE_NAME,
+    SEEN_ORIGIN,
+    SITE,
+)
 from tfrecord_io.format.manifest import Manifest
 from tfrecord_io.format.side_facts import HASH_LENGTH
 from tfrecord_io.stores.files import atomic_write
 from train.data.dataset import Dataset
 from train.machine.errors import ConfigError
 
-FILE_NAME = "seen.parquet"
+FILE_NAME = SEEN_FILE_NAME
 
 _TEXT = pa.string()
 
@@ -36,7 +43,7 @@ _SCHEMA = pa.schema(
 _OPTIONAL = (SITE, HASH)
 
 # Entries of the file's metadata.
-_UNKNOWN, _ORIGIN = b"unknown", b"origin"
+_UNKNOWN, _ORIGIN = b"unknown", SEEN_ORIGIN
 
 # A picture that looks like more others than this is of a crowd, such as one of a fixed frame; of
 # such pictures the hashes do not tell which are copies.
