@@ -48,6 +48,7 @@ FLOORS = (
     "tfrecord_io.__main__",
     "tfrecord_io.labels_from",
     "tfrecord_io.diff",
+    "tfrecord_io.find",
     "tfrecord_io.reading",
     "tfrecord_io.auditing",
     "tfrecord_io.pages",

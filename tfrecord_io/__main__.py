@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from tfrecord_io import diff, labels_from
+from tfrecord_io import diff, find, labels_from
 from tfrecord_io.auditing import audit, verify
 from tfrecord_io.terminal import flags, redaction
 from tfrecord_io.terminal.address import local_path
@@ -16,11 +16,12 @@ _COMMANDS = {
     "labels_from": (labels_from, "write a table of labels from COCO, VOC or YOLO"),
     "audit": (audit, "look for leaks, copies, contradictions and shortcuts"),
     "diff": (diff, "compare the images and options of two datasets"),
+    "find": (find, "find where a patient or a file still is"),
 }
 
 # Commands that also read stores, and whose exit codes are those of diff and grep: 1 is an answer,
 # so every error is 2.
-_ASKING = ("diff",)
+_ASKING = ("diff", "find")
 
 
 @redaction.redacted_output()
@@ -32,7 +33,8 @@ def main(argv: list[str] | None = None) -> int:
 
     Returns:
         0 if nothing is wrong, 1 for findings or an unusable dataset, 2 for wrong usage. `diff`
-        returns 0 for equal datasets, 1 for different ones, and 2 for any error.
+        returns 0 for equal datasets and 1 for different ones, `find` 0 for places and 1 for none,
+        and both 2 for any error.
     """
     program = flags.command("").strip()
     parser = flags.Parser(prog=program, description="Inspects and checks a finished dataset.")

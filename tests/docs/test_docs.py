@@ -276,6 +276,8 @@ def clone(tmp_path_factory):
     shutil.make_archive(str(clone / "kermany2018"), "zip", tree)
     shutil.rmtree(clone / "data" / "drawn")
     _write_table(clone)
+    patient = next(clone.glob("scans/*/train/*/*")).name.split("-")[1]
+    write_csv(clone / "withdrawn.csv", [{"patient": patient}])
     _write_trees(clone)
     _write_annotations(clone)
     archive = ("--source", "archive", "--input", "kermany2018.zip", "--splits", "patient")
