@@ -13,15 +13,19 @@ from pathlib import Path
 WORK_DIR = Path("data/benchmarks")
 
 
-def make_archive(sample: Path, num_images: int, *, stored: bool = False) -> Path:
+def make_archive(
+    sample: Path, num_images: int, *, stored: bool = False, unique: bool = False
+) -> Path:
     """Returns a zip in the real archive's shape (one tree) with that many images; made once.
 
     Args:
         sample: the sample zip of real scans.
         num_images: images wanted; the sample's are repeated under new patient numbers.
         stored: without compression, as the members of many archives of JPEGs are.
+        unique: each file has other bytes, by a comment, and the pixels of the sample's.
     """
-    path = WORK_DIR / f"oct-{num_images}{'-stored' if stored else ''}.zip"
+    kind = f"{'-unique' if unique else ''}{'-stored' if stored else ''}"
+    path = WORK_DIR / f"oct-{num_images}{kind}.zip"
     if path.exists():
         return path
     WORK_DIR.mkdir(parents=True, exist_ok=True)
@@ -31,6 +35,8 @@ def make_archive(sample: Path, num_images: int, *, stored: bool = False) -> Path
     with zipfile.ZipFile(temporary, "w", method, compresslevel=1) as archive:
         for number in range(num_images):
             name, data = images[number % len(images)]
+            if unique:  # a comment (ISO/IEC 10918-1, B.2.4.5) of eight digits
+                data = data[:2] + b"\xff\xfe\0\x0a" + b"%08d" % number + data[2:]
             archive.writestr(_rename(name, number // len(images)), data)
     temporary.rename(path)
     return path
@@ -44,6 +50,13 @@ def build_seconds(path: Path, *options: str) -> float:
         *options: further words of the command.
     """
     output = WORK_DIR / "build_seconds"
+    seconds = build(path, output, *options)
+    shutil.rmtree(output)
+    return seconds
+
+
+def build(path: Path, output: Path, *options: str) -> float:
+    """Builds a dataset anew in a folder; for the rest see `build_seconds`."""
     shutil.rmtree(output, ignore_errors=True)
     source = "directory" if path.is_dir() else "archive"
     words = ("--source", source, "--input", str(path), "--output", str(output), *options)
@@ -54,9 +67,7 @@ def build_seconds(path: Path, *options: str) -> float:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    seconds = time.perf_counter() - start
-    shutil.rmtree(output)
-    return seconds
+    return time.perf_counter() - start
 
 
 def _read_images(sample: Path) -> list[tuple[str, bytes]]:

@@ -140,12 +140,17 @@ class BuildOptions:
                 f"with {flags.command('audit')} --max_leaked_patients 0 --max_duplicates 0"
             )
         folder, output = self.source.input or "", self.output.output
-        is_local = folder and not is_remote(folder) and not is_remote(output)
-        is_inside = is_local and Path(output).resolve().is_relative_to(Path(folder).resolve())
-        if self.source.source == "directory" and is_inside:
+        is_local = folder and not is_remote(folder)
+        if self.source.source == "directory" and is_local and _inside(output, folder):
             raise ValueError(
                 f"--output {output} is inside --input {folder}: the next build would list the "
                 "dataset as a class; choose an --output outside --input"
+            )
+
+        if self.output.reuse and _inside(self.output.reuse, output):
+            raise ValueError(
+                f"--reuse {self.output.reuse} is --output {output} or inside it, where this build "
+                "writes; choose another --output"
             )
 
     def _fill_in(self, group: str, **values: object) -> None:
@@ -204,6 +209,15 @@ def flag_names() -> list[str]:
     fields = [field for group in _GROUPS.values() for field, _ in flags.fields_of(group)]
     aliases = [field.metadata["alias"] for field in fields if "alias" in field.metadata]
     return [f"--{name}" for name in (*(field.name for field in fields), *aliases)]
+
+
+def _inside(folder: str, other: str) -> bool:
+    """Returns whether a folder is another one, or inside it; both are paths or URLs."""
+    inner, outer = (
+        f"{some if is_remote(some) else Path(some).resolve()}".rstrip("/")
+        for some in (folder, other)
+    )
+    return f"{inner}/".startswith(f"{outer}/")
 
 
 def _default_name(source: SourceOptions, output: OutputOptions) -> str:

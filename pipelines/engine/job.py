@@ -23,7 +23,7 @@ from pipelines.listing.refs import OTHER, Listing, iterate_refs
 from pipelines.listing.roles import ROLES
 from pipelines.options import BuildOptions
 from pipelines.planning import plan, splits
-from pipelines.shards import drops
+from pipelines.shards import drops, reuse
 from pipelines.shards.build import Build
 from pipelines.shards.finish import FAILURE_FILE, list_rejects
 from pipelines.sources.factory import make_source
@@ -94,6 +94,16 @@ def require_finished(job: Job) -> None:
         )
 
 
+def copied_from(build: Build) -> str:
+    """Returns how many images were copied with `--reuse`; empty without it."""
+    if build.reuse is None:
+        return ""
+    with contextlib.suppress(FileNotFoundError):  # another build has finished on the same store
+        tasks = plan.read_tasks(build.output, build.draft.fingerprint)
+        return reuse.told(build.output.map(build.read_schema, tasks), build.reuse.folder.root)
+    return ""
+
+
 def was_finished_elsewhere(job: Job) -> bool:
     """Tells whether another build has finished this dataset meanwhile.
 
@@ -113,6 +123,13 @@ def _prepare(options: BuildOptions, storage: Folder, privacy: Privacy) -> Job | 
     _ = options.listing.table
     if options.listing.exclude:
         read_exclusion(options.listing.exclude, options.listing.missing)
+    old = options.output.reuse and reuse.Reuse.load(options.output.reuse, options.workers)
+    if old and old.split_seed is not None and options.splits.split_seed is None:
+        _say(
+            "warning: --split_seed auto chooses by the images of this build, so patients may "
+            f"change their split; --split_seed {old.split_seed} keeps them where they are in "
+            f"{options.output.reuse}"
+        )
     # A local folder, into which a source may unpack its archive.
     folder = options.source.download_dir if storage.remote else storage.path(BUILD_DIR)
     source = make_source(options.source, options.workers, options.plan.seed)
@@ -146,6 +163,13 @@ def _prepare(options: BuildOptions, storage: Folder, privacy: Privacy) -> Job | 
         max_reject_fraction=options.output.max_reject_fraction,
         rejected_files=tuple(listing.rejects),
     )
+    if old and (why := old.write_index(draft, storage)):
+        _say(
+            "warning: all images are decoded, because nothing can be copied from --reuse "
+            f"{options.output.reuse}: {'; '.join(why)}"
+        )
+    elif old:
+        build = dataclasses.replace(build, reuse=old)
     storage.clean_build_dir(".tmp")
     storage.delete([FAILURE_FILE])
     plan.write_plan(storage, draft, tasks, planned)

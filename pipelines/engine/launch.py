@@ -15,7 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipelines import errors, workers
-from pipelines.engine.job import Job, prepared, require_finished, was_finished_elsewhere
+from pipelines.engine.job import (
+    Job,
+    copied_from,
+    prepared,
+    require_finished,
+    was_finished_elsewhere,
+)
 from pipelines.options import BuildOptions, flag_names
 from pipelines.planning.plan import ShardTask
 from pipelines.report import summary
@@ -69,7 +75,8 @@ def launch(options: BuildOptions, run: Run) -> None:
             print(f"not waiting for the job; when it is done, {output} has a manifest.json")
             return
         require_finished(job)
-    summary.print_built(output, time.monotonic() - job.started, job.num_finished)
+        copied = copied_from(job.build)
+    summary.print_built(output, time.monotonic() - job.started, job.num_finished, copied)
 
 
 @contextlib.contextmanager

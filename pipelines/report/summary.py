@@ -14,11 +14,11 @@ from tfrecord_io.terminal.flags import command
 from tfrecord_io.terminal.printing import counted, printable
 
 
-def print_built(output: str, seconds: float, num_finished_before: int) -> None:
+def print_built(output: str, seconds: float, num_finished_before: int, copied: str = "") -> None:
     """Prints what a finished build made in the folder or URL `output`.
 
     The whole command took `seconds`; an earlier, interrupted run had finished
-    `num_finished_before` of the images.
+    `num_finished_before` of the images. `copied` says how many were copied, if some could be.
     """
     dataset = Manifest.load(output)
     print(_table(dataset))
@@ -27,6 +27,8 @@ def print_built(output: str, seconds: float, num_finished_before: int) -> None:
         print(f"{count:>9,} {what}")
     if dataset.rejects:
         print(f"the rejected files are in {output}/{REJECTS_FILE_NAME}")
+    if copied:
+        print(copied)
     if told := shapes.describe(dataset):
         print(told)
     pixels = Preprocessing.from_dict(dataset.preprocessing)

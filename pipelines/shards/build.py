@@ -20,6 +20,7 @@ from pipelines import errors
 from pipelines.listing.refs import RejectedFile
 from pipelines.planning.plan import ShardTask
 from pipelines.planning.splits import SplitOptions
+from pipelines.shards.reuse import Reuse
 from pipelines.sources.source import Source
 from tfrecord_io.auditing import twins
 from tfrecord_io.format import manifest
@@ -85,6 +86,7 @@ class Build:
         policies: what happens to pictures that occur more than once.
         max_reject_fraction: the build fails if more than this share of the images is rejected.
         rejected_files: images already rejected by the listing.
+        reuse: an old dataset whose pixels are copied.
     """
 
     output: Folder
@@ -93,6 +95,7 @@ class Build:
     policies: SplitOptions = dataclasses.field(default_factory=SplitOptions)
     max_reject_fraction: float
     rejected_files: tuple[RejectedFile, ...] = ()
+    reuse: Reuse | None = None
 
     @property
     def anonymous(self) -> bool:
@@ -162,6 +165,11 @@ class Build:
         with self.output.open(rows_name(task)) as part:
             # `read_table` would set up a dataset of many files, which takes longer than reading.
             return pq.ParquetFile(part).read()
+
+    def read_schema(self, task: ShardTask) -> pa.Schema:
+        """Returns the schema of these rows, with its metadata."""
+        with self.output.open(rows_name(task)) as part:
+            return pq.read_schema(part)
 
 
 def rows_name(task: ShardTask) -> str:

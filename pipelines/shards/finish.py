@@ -219,7 +219,7 @@ def _read_rows(build: Build, tasks: Sequence[ShardTask]) -> list[pa.Table]:
 
 def _write_examples(storage: Folder, parts: Sequence[pa.Table], grouped: groups.Groups) -> None:
     """Writes the examples table, one row group per shard; `grouped` are the groups of all rows."""
-    schema = parts[0].schema.append(GROUP)
+    schema = parts[0].schema.remove_metadata().append(GROUP)
     start = 0
     with (
         storage.create(FILE_NAME) as file,

@@ -19,6 +19,7 @@ import xxhash
 from pipelines import errors, workers
 from pipelines.listing.refs import OTHER, ImageRef, RejectedFile, iterate_refs
 from pipelines.planning import plan
+from pipelines.shards import reuse
 from pipelines.shards.build import Build, Create, Sidecar, rows_name
 from pipelines.sources.source import Reader, read_in_order
 from pipelines.stores import output_state
@@ -38,11 +39,18 @@ if TYPE_CHECKING:
     _Data = bytes | io.BytesIO | Dataset
 
 
-def write_shard(build: Build, task: plan.ShardTask, reader: Reader, create: Create) -> Sidecar:
+def write_shard(
+    build: Build,
+    task: plan.ShardTask,
+    reader: Reader,
+    create: Create,
+    old: reuse.OldImages | None = None,
+) -> Sidecar:
     """Decodes the images of one task into one shard, one image at a time.
 
     The files appear in this order, each only when it is complete: shard, rows of the examples
     table, sidecar. So a sidecar that fits the build proves that the other two files exist.
+    Images that are in `old` are copied from there.
 
     Returns:
         the sidecar that was written.
@@ -59,7 +67,7 @@ def write_shard(build: Build, task: plan.ShardTask, reader: Reader, create: Crea
         create(task.shard_name) as file,
         shard_writer.ShardWriter(file, layout) as shard,
     ):
-        rows, rejects = _write_images(build, task, planned, reader, shard)
+        rows, rejects = _write_images(build, task, planned, reader, old, shard)
     places = pa.array([row["place"] for row in rows], pa.int64())
     others = {
         field.name.removeprefix(OTHER): planned[field.name].take(places)
@@ -67,6 +75,9 @@ def write_shard(build: Build, task: plan.ShardTask, reader: Reader, create: Crea
         if field.name.startswith(OTHER)
     }
     table = table_of(rows, shard.facts(), others)
+    if old:
+        num_copied = sum(row["is_copied"] and not row["variant"] for row in rows)
+        table = reuse.with_counts(table, old, num_copied)
     with create(rows_name(task)) as file:
         pq.write_table(table, file)
     sidecar = Sidecar(
@@ -105,6 +116,8 @@ class TaskWriter(contextlib.ExitStack):
                     "a worker cannot open the input; every worker must be able to read it"
                 ) from None
             raise
+        pixels = Preprocessing.from_dict(build.draft.preprocessing)
+        self._old = build.reuse and reuse.OldImages(build.reuse, build.output, pixels)
         self._files = self.enter_context(contextlib.closing(WriteBehind(build.output)))
 
     def write(self, task: plan.ShardTask) -> Counts:
@@ -121,7 +134,8 @@ class TaskWriter(contextlib.ExitStack):
             return Counts()
         started = time.monotonic()
         with self._build.clear_errors():
-            sidecar = write_shard(self._build, task, self._reader, self._files.create)
+            create = self._files.create
+            sidecar = write_shard(self._build, task, self._reader, create, self._old)
         return Counts(
             images=sidecar.num_examples,
             rejects=len(sidecar.rejects),
@@ -179,13 +193,14 @@ def _write_images(
     task: plan.ShardTask,
     planned: pa.RecordBatch,
     reader: Reader,
+    old: reuse.OldImages | None,
     shard: shard_writer.ShardWriter,
 ) -> tuple[list[dict[str, Any]], list[RejectedFile]]:
     """Decodes the planned images into a shard.
 
     Returns:
-        the examples, by the names of `examples.SCHEMA` and with their `place` in the plan, and the
-        rejected images.
+        the examples, by the names of `examples.SCHEMA` and with their `place` in the plan and
+        whether they are copied; and the rejected images.
     """
     draft, preprocessing = build.draft, Preprocessing.from_dict(build.draft.preprocessing)
     refs, variants = list(iterate_refs(planned)), planned["variant"].to_pylist()
@@ -194,10 +209,11 @@ def _write_images(
         paths = [augment.variant_path(path, n) for path, n in zip(paths, variants, strict=True)]
     texts = list({ref.label for ref in refs})
     labels = dict(zip(texts, draft.label_kind.vectors(texts, draft.label_names), strict=True))
-    parts = ((ref.member, functools.partial(_read_part, reader, ref)) for ref in refs)
-    planned_rows = zip(
-        refs, read_in_order(reader, parts), variants, map(schema.image_key, paths), strict=True
-    )
+    parts = ((ref.member, functools.partial(_read_part, reader, old, ref)) for ref in refs)
+    # Records of a store are fetched ahead, as files are.
+    num_threads = max(reader.num_parallel_reads, old.num_parallel_reads if old else 1)
+    reads = read_in_order(reader, parts, num_threads)
+    planned_rows = zip(refs, reads, variants, map(schema.image_key, paths), strict=True)
     examples: list[dict[str, Any]] = []
     rejects: list[RejectedFile] = []
     with warnings.catch_warnings():
@@ -205,7 +221,7 @@ def _write_images(
         warnings.simplefilter("ignore")
         for place, (ref, read, variant, key) in enumerate(planned_rows):
             try:
-                data, image = _decode(preprocessing, reader, ref, read)
+                data, image, known = _decode(preprocessing, reader, old, ref, read)
             except Reject as reject:
                 # A file is rejected only once, not again for each of its variants.
                 if not variant:
@@ -216,11 +232,12 @@ def _write_images(
             pixels = facts.pop("pixels")
             if variant:
                 pixels = augment.vary(pixels, draft.image_shape, key, image.box)
-            shard.write(pixels, labels[ref.label], key, image.box)
+            shard.write(pixels, labels[ref.label], key, image.box, None if variant else known)
             examples.append(
                 facts
                 | {
                     "place": place,
+                    "is_copied": known is not None,
                     "split": task.split,
                     "shard": task.shard_name,
                     "row": len(examples),
@@ -238,22 +255,29 @@ def _write_images(
     return examples, rejects
 
 
-def _read_part(reader: Reader, ref: ImageRef) -> _Data:
-    """Reads a file, or only the wanted frame of it, where that is possible."""
+def _read_part(
+    reader: Reader, old: reuse.OldImages | None, ref: ImageRef
+) -> tuple[_Data, reuse.OldImage | None]:
+    """Reads a file and finds its image, or only the wanted frame, where that is possible."""
     if not ref.frame:
-        return reader.read(ref.member)
+        data = reader.read(ref.member)
+        return data, old.find(data, ref.frame) if old else None
     with reader.open(ref.member) as file:
         # Over a network, going from page to page of a TIFF takes longer than reading it.
         if part := preprocess.cut_picture(file, ref.frame, pages=reader.num_parallel_reads == 1):
-            return part
+            return part, None
         file.seek(0)
-        return file.read()
+        return file.read(), None
 
 
 def _decode(
-    preprocessing: Preprocessing, reader: Reader, ref: ImageRef, read: Callable[[], _Data]
-) -> tuple[_Data, preprocess.DecodedImage]:
-    """Returns what was read of an image, and the image.
+    preprocessing: Preprocessing,
+    reader: Reader,
+    old: reuse.OldImages | None,
+    ref: ImageRef,
+    read: Callable[[], tuple[_Data, reuse.OldImage | None]],
+) -> tuple[_Data, preprocess.DecodedImage, Mapping[str, Any] | None]:
+    """Returns what was read of an image, the image, and its side facts if it is copied.
 
     Raises:
         Reject: if it cannot be decoded, and reads the same a second time.
@@ -261,12 +285,14 @@ def _decode(
     """
     attempts: list[tuple[_Data, Reject]] = []
     # A server, a cable or a disk may have garbled the file the first time.
-    for read_again in (read, functools.partial(_read_part, reader, ref)):
+    for read_again in (read, functools.partial(_read_part, reader, old, ref)):
         data: _Data = b""
         try:
             with errors.clear_read_errors(ref.source_path):
-                data = read_again()
-                return data, preprocess.decode_image(data, preprocessing, ref.frame)
+                data, copied = read_again()
+                if copied:
+                    return data, *copied
+                return data, preprocess.decode_image(data, preprocessing, ref.frame), None
         except Reject as reject:
             attempts.append((data, reject))
         except (OSError, EOFError, IndexError):

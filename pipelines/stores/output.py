@@ -39,6 +39,12 @@ class OutputOptions:
         "with the secret in FILE, which stays outside --output (docs/privacy.md)",
         metavar="FILE",
     )
+    reuse: Address | None = flag(
+        None,
+        "folder or URL of a finished dataset from which images are copied, as far as their files "
+        "have the same content and pixels are made in the same way; the bytes are the same",
+        metavar="OLD",
+    )
     overwrite: bool = flag(
         False, "delete the dataset in the output folder, finished or not, and build it anew"
     )

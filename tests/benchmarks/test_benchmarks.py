@@ -37,6 +37,7 @@ def write_sample(path, num_images):
     ("command", "shown"),
     [
         ("build_speed.py --sample sample.zip --num_images 40 --repeats 1", "median ratio"),
+        ("reuse_speed.py --sample sample.zip --num_images 40 --repeats 1", "the same bytes"),
         ("resize_speed.py --sample sample.zip --rounds 1 --num_shapes 9", "0 of 9 random pictures"),
         ("build_memory.py --sample sample.zip --num_images 20 40", "ratios, 40 to 20 images"),
         ("fit.py --sample sample.zip --num_images 40 --repeats 1 --seeds 0", "CPU time"),

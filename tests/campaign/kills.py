@@ -15,7 +15,7 @@ import s3_server
 
 from campaign.case import Case
 from campaign.faults import FAULTS, can_mount, cut, failing_read, kill, run_on, small_disk
-from campaign.processes import Ending, Job, disturbed, home, undisturbed
+from campaign.processes import Ending, Job, Run, disturbed, home, undisturbed
 
 _STATUSES = (
     "500 Internal Server Error",
@@ -23,7 +23,7 @@ _STATUSES = (
     "403 Forbidden",
     "412 Precondition Failed",
 )
-#: What a build does besides: nothing, taking duplicates out again, or drawing variants.
+#: What a build does besides: nothing, taking duplicates out again, drawing variants, or copying.
 _JOBS = (
     ("folder", ()),
     ("zip", ()),
@@ -31,6 +31,7 @@ _JOBS = (
     ("zip", ("--duplicates=drop",)),
     ("folder", ("--image_size=64", "--leaks=drop", "--duplicates=drop")),
     ("zip", ("--variants=1", "--splits=patient", "--split_fractions=train=0.6,test=0.4")),
+    ("zip", ("--reuse",)),
 )
 _ALL = tuple(range(len(_JOBS)))
 
@@ -94,13 +95,25 @@ def source(kind: str) -> Path:
 
 
 IN_MEMORY = builds.IN_MEMORY
+_SHARED = ("--num_shards=5", "--max_reject_fraction=0.5")
 
 
 def words_of(number: int, output: Path | str, *more: str) -> list[str]:
     """Returns the arguments of a build."""
     kind, flags = _JOBS[number]
-    shared = ("--num_shards=5", "--max_reject_fraction=0.5")
-    return builds.arguments(source(kind), output, *shared, *flags, *more)
+    flags = [f"{flag}={old()}" if flag == "--reuse" else flag for flag in flags]
+    return builds.arguments(source(kind), output, *_SHARED, *flags, *more)
+
+
+@functools.cache
+def old() -> Path:
+    """Returns a dataset of most of the scans."""
+    output = home() / "old"
+    flags = (*_SHARED, "--exclude_regex=-2\\d-", IN_MEMORY)
+    code, text = Run(builds.arguments(source("zip"), output, *flags)).wait()
+    if code:
+        raise RuntimeError(text)
+    return output
 
 
 def build_job(folder: Path, number: int, how: str = IN_MEMORY) -> Job:

@@ -104,11 +104,15 @@ def test_auto_finds_a_seed_that_balances_every_class_of_few_patients_within_a_po
     assert by_patient(refs, split_seed=seed).refs.equals(chosen.refs)
 
 
-def test_a_patient_moves_only_into_a_split_that_grows():
+def test_a_patient_keeps_its_split_in_every_version_and_moves_only_into_one_that_grows():
     rows = population(600)
     before = split_of_patients(by_patient(rows[: len(rows) // 2]).refs)
     after = split_of_patients(by_patient(rows).refs)
     assert {patient: after[patient] for patient in before} == before
+    without = [row for row in rows if not row[2].endswith("7")]
+    fewer = split_of_patients(by_patient(without).refs)
+    assert 0 < len(fewer) < len(after)
+    assert {patient: after[patient] for patient in fewer} == fewer
     other = [("test", "NORMAL", patient, index) for _, _, patient, index in reversed(rows)]
     assert split_of_patients(by_patient(other).refs) == after
     fractions = (("test", 0.2), ("val", 0.1), ("train", 0.7))

@@ -1,0 +1,225 @@
+"""Copies the pixels of files that an earlier dataset has, instead of decoding them again.
+
+A file is known by its content, whatever its name: by its length and XXH3-128, which the table of
+examples has. So all files are read and hashed as in any build, and its bytes are the same.
+
+The launcher writes an index of the old images into the build folder, sorted by those hashes. The
+workers map it into memory, which they share.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import xxhash
+
+from pipelines import errors
+from pipelines.sources.factory import Workers
+from tfrecord_io.decoding.options import Preprocessing
+from tfrecord_io.decoding.preprocess import DecodedImage
+from tfrecord_io.format import examples
+from tfrecord_io.format.manifest import Manifest, ManifestError
+from tfrecord_io.format.schema import IMAGE
+from tfrecord_io.stores.folder import BUILD_DIR, NUM_THREADS, Folder
+from tfrecord_io.terminal.address import Address, is_remote
+from tfrecord_io.terminal.printing import counted, differences
+
+INDEX_FILE = f"{BUILD_DIR}/reuse.arrow"
+
+#: Key of the numbers of copied images, all images, and damaged records in the metadata of the rows
+#: of a shard: they are no facts of the dataset, so they are not in its sidecar.
+COUNTS = b"reused"
+
+# Facts of an image that do not depend on its name, and side facts of its pixels.
+_FACTS = ("width", "height", "mode", "file_format", "quantization", "shape")
+_SIDE_FACTS = ("brightness", "white_border", examples.HASH)
+_FOUND_BY = ("file_xxh3", "file_bytes", "pixels_xxh3", "shard", "row")
+_COLUMNS = (*_FOUND_BY, *_FACTS, *_SIDE_FACTS)
+
+
+class OldImage(NamedTuple):
+    """An image as if it had been decoded, and the side facts of its pixels, by their names."""
+
+    image: DecodedImage
+    side_facts: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reuse:
+    """The dataset of `--reuse`: its folder and its manifest."""
+
+    folder: Folder
+    dataset: Manifest
+
+    @classmethod
+    def load(cls, address: Address, workers: Workers) -> Reuse:
+        """Loads the manifest of a dataset that some workers will read.
+
+        Raises:
+            errors.UserError: if it cannot be used, or the workers will not reach the dataset.
+        """
+        if workers != "here" and address.hides_something:
+            raise errors.UserError(
+                f"--reuse {address} was given with a signature or a password, which would be "
+                "written into the job's description; give a URL without one, or copy the dataset"
+            )
+        if workers == "dataflow" and not is_remote(address):
+            raise errors.UserError(
+                f"--reuse {address} is on a disk of this machine, which Dataflow's workers cannot "
+                "read; copy the dataset to gs:// and give that URL"
+            )
+        # The full path, because a worker may have another working directory.
+        folder = Folder(address if is_remote(address) else str(Path(address).resolve()))
+        try:
+            return cls(folder=folder, dataset=Manifest.load(folder.root))
+        except (ManifestError, errors.UserError) as error:
+            raise errors.UserError(f"--reuse: {error}") from None
+
+    @property
+    def split_seed(self) -> int | None:
+        """The seed that made the splits of the dataset, if one did."""
+        options, notes = self.dataset.options, self.dataset.audit.get("notes", [])
+        if options.get("splits", "source") == "source":
+            return None
+        found = re.search(r"^split by .* with seed (\d+):", "\n".join(notes), re.MULTILINE)
+        return int(found[1]) if found else None
+
+    def write_index(self, draft: Manifest, output: Folder) -> list[str]:
+        """Writes the index, unless nothing can be copied; then it returns why.
+
+        Args:
+            draft: the manifest of the new dataset, as far as the listing tells it.
+            output: folder of the new dataset.
+
+        Raises:
+            errors.UserError: if the table of examples is missing, damaged or of an early release.
+        """
+        decoder, versions = self.dataset.options.get("decoder", {}), draft.options["decoder"]
+        # Those for DICOM are there only if some files are DICOM.
+        shared = decoder.keys() & versions.keys() or versions.keys()
+        there, here = ({name: some.get(name) for name in shared} for some in (decoder, versions))
+        told = self.dataset.preprocessing
+        if changed := differences({**told, **there}, {**draft.preprocessing, **here}):
+            return changed
+        table = self._read_rows().sort_by("file_xxh3")
+        columns = dict(zip(table.column_names, table.columns, strict=True))
+        columns["file_xxh3"] = columns["file_xxh3"].cast(pa.binary()).cast(pa.binary(32))
+        for name in ("shard", "mode", "file_format"):
+            columns[name] = columns[name].combine_chunks().dictionary_encode()
+        table = pa.table(columns).combine_chunks()
+        with output.create(INDEX_FILE) as file, pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table)  # as one batch
+        return [] if table.num_rows else ["it has no image that is a whole file"]
+
+    def _read_rows(self) -> pa.Table:
+        """Returns the columns of the index, for the images that are whole files."""
+        wanted = [*_COLUMNS, "variant"]
+        try:
+            with self.folder.open(examples.FILE_NAME) as file:
+                parquet = pq.ParquetFile(file)
+                examples.require(parquet.schema_arrow.empty_table(), wanted)
+                table = parquet.read(wanted)
+        except (OSError, pa.ArrowException, ManifestError) as error:
+            raise errors.UserError(
+                f"--reuse {self.folder.root}: {error}; or leave --reuse out"
+            ) from None
+        names = pa.array([shard.name for shard in self.dataset.shards], pa.string())
+        # A frame of a file with several has no hash of its file.
+        is_whole = pc.and_(pc.equal(table["variant"], 0), pc.is_valid(table["file_xxh3"]))
+        is_there = pc.and_(pc.is_in(table["shard"], names), pc.greater_equal(table["row"], 0))
+        return table.filter(pc.and_(is_whole, is_there)).select(_COLUMNS)
+
+
+class OldImages:
+    """Finds images of an old dataset by the content of their files; for one worker.
+
+    Attributes:
+        damaged: places in the index of the records that were found damaged.
+
+    Raises:
+        errors.BuildError: if this worker cannot read the old dataset.
+    """
+
+    def __init__(self, reuse: Reuse, output: Folder, preprocessing: Preprocessing) -> None:
+        self._folder, self._layout = reuse.folder, reuse.dataset.layout
+        self._preprocessing = preprocessing
+        if not reuse.folder.exists(examples.FILE_NAME):
+            raise errors.BuildError(
+                f"a worker cannot read --reuse {reuse.folder.root}; every worker must reach it"
+            )
+        path = output.path(INDEX_FILE)
+        index = pa.py_buffer(output.read(INDEX_FILE)) if output.remote else pa.memory_map(path)
+        (batch,) = pa.ipc.open_file(index).read_all().to_batches()
+        self._columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        self._hashes = np.frombuffer(self._columns["file_xxh3"].buffers()[1], "S32")
+        self.damaged = set[int]()
+
+    @property
+    def num_parallel_reads(self) -> int:
+        """Number of threads that should call `find`, more than one for a store."""
+        return NUM_THREADS if self._folder.remote else 1
+
+    def find(self, data: bytes, frame: int | None) -> OldImage | None:
+        """Returns the image of a file's bytes, or None if it must be decoded."""
+        wanted = xxhash.xxh3_128_hexdigest(data).encode()
+        place = int(np.searchsorted(self._hashes, wanted))
+        if place == len(self._hashes) or self._hashes[place] != wanted:
+            return None
+        row = {name: column[place].as_py() for name, column in self._columns.items()}
+        is_dicom = row["file_format"] == "DICOM"
+        # A file can be a DICOM file and a picture, and its name decides as what it is decoded. The
+        # table does not tell exactly where a picture whose pixels are not square lies in padding.
+        is_other = is_dicom != (frame is not None)
+        is_inexact = is_dicom and self._preprocessing.fit == "pad"
+        if is_other or is_inexact or row["file_bytes"] != len(data):
+            return None
+        pixels = self._read_pixels(row)
+        if pixels is None:
+            self.damaged.add(place)
+            return None
+        box = self._preprocessing.box(row["width"], row["height"])
+        image = DecodedImage(pixels=pixels, box=box, **{name: row[name] for name in _FACTS})
+        bits = np.frombuffer(row[examples.HASH], np.uint8)
+        return OldImage(image, {name: row[name] for name in _SIDE_FACTS} | {examples.HASH: bits})
+
+    def _read_pixels(self, row: Mapping[str, Any]) -> bytes | None:
+        """Returns the pixels of a record, or None if it is missing, damaged or another one."""
+        stride = self._layout.stride
+        try:
+            record = self._folder.read_part(row["shard"], row["row"] * stride, stride)
+        except OSError:
+            return None
+        if len(record) < stride:
+            return None
+        records = np.frombuffer(record, np.uint8).reshape(1, stride)
+        if self._layout.find_damaged(records) is not None:
+            return None
+        pixels = self._layout.bytes_in(records, IMAGE).tobytes()
+        return pixels if xxhash.xxh3_128_hexdigest(pixels) == row["pixels_xxh3"] else None
+
+
+def with_counts(rows: pa.Table, old: OldImages, num_copied: int) -> pa.Table:
+    """Returns the rows of a shard with what was copied; `told` reads it. Forgets the damaged."""
+    num_images = pc.sum(pc.equal(rows["variant"], 0)).as_py() or 0
+    counts = json.dumps([num_copied, num_images, len(old.damaged)])
+    old.damaged.clear()
+    return rows.replace_schema_metadata({COUNTS: counts})
+
+
+def told(schemas: Iterable[pa.Schema], address: Address) -> str:
+    """Returns how many images were copied, from the schemas of the rows of the shards."""
+    found = [json.loads((schema.metadata or {}).get(COUNTS, "[0, 0, 0]")) for schema in schemas]
+    copied, images, damaged = map(sum, zip(*found, strict=True))
+    text = f"{copied:,} of {counted(images, 'image')} copied from {address}"
+    if damaged:
+        text += f"; {counted(damaged, 'record')} of it damaged, and decoded again"
+    return text
