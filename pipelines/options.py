@@ -42,7 +42,7 @@ class ImageOptions:
 
     image_size: tuple[int, int] | None = flag(
         None,
-        "height and width in pixels (default: 224; 28 for fashion_mnist)",
+        "height and width in pixels (default: 224; for fashion_mnist and npz those of the images)",
         parse=_image_size,
         expected="224 or HEIGHTxWIDTH",
         metavar="N|HxW",
@@ -119,6 +119,9 @@ class BuildOptions:
                 self._fill_in("listing", classes=fashion_mnist.LABEL_NAMES)
             if not self.images.image_size:
                 self._fill_in("images", image_size=fashion_mnist.IMAGE_SIZE)
+        rows = self.source.rows
+        if rows and not self.images.image_size:
+            self._fill_in("images", image_size=rows.image_size)
         if self.images.image_size:
             height, width = self.images.image_size
             self._fill_in("pixels", height=height, width=width)
@@ -141,7 +144,7 @@ class BuildOptions:
             )
         folder, output = self.source.input or "", self.output.output
         is_local = folder and not is_remote(folder)
-        if self.source.source == "directory" and is_local and _inside(output, folder):
+        if self.source.source in ("directory", "parquet") and is_local and _inside(output, folder):
             raise ValueError(
                 f"--output {output} is inside --input {folder}: the next build would list the "
                 "dataset as a class; choose an --output outside --input"
@@ -194,12 +197,16 @@ def parse_options(argv: Sequence[str]) -> BuildOptions:
         flags.add_flags(parser, heading, *groups.values())
     found, beam_args = parser.parse_known_args(argv)
     try:
-        chosen = {name: flags.from_flags(group, found) for name, group in _GROUPS.items()}
-        return BuildOptions(**chosen, beam_args=tuple(beam_args))
+        given = {name: flags.given(group, found) for name, group in _GROUPS.items()}
+        source = SourceOptions(**given.pop("source"))
+        if "labels" not in given["listing"]:
+            given["listing"]["rows"] = source.rows
+        chosen = {name: _GROUPS[name](**values) for name, values in given.items()}
+        return BuildOptions(source=source, **chosen, beam_args=tuple(beam_args))
     except (ValueError, errors.UserError) as error:
         # A misspelled flag is among those of Beam, and its absence may be the error.
-        given = [arg.partition("=")[0] for arg in beam_args if arg.startswith("--")]
-        hints = [(name, flags.meant(name, flag_names())) for name in given]
+        named = [arg.partition("=")[0] for arg in beam_args if arg.startswith("--")]
+        hints = [(name, flags.meant(name, flag_names())) for name in named]
         told = next((f"; {name} is unknown{hint}" for name, hint in hints if hint), "")
         raise errors.UserError(f"{error}{told}") from None
 

@@ -220,7 +220,9 @@ def _make_draft(options: BuildOptions, listing: Listing) -> Manifest:
         decoder = preprocess.decoder_versions(with_dicom="DICOM" in listing.frames)
     except ModuleNotFoundError as error:
         raise errors.UserError(str(error)) from None
-    found = sorted(listing.refs["label"].unique().to_pylist())
+    table = options.listing.table
+    places = {name: place for place, name in enumerate(table.order if table else ())}
+    found = sorted(listing.refs["label"].unique().to_pylist(), key=lambda n: (places.get(n, 0), n))
     labels = listing.label_names or tuple(found)
     # Older releases rejected a TIFF of several pages.
     pages = {"tiff_pages": listing.frames["TIFF"]} if "TIFF" in listing.frames else {}

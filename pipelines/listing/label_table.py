@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from pipelines import errors
 from pipelines.listing.label_cells import read_labels, split_labels
 from pipelines.listing.table_files import Columns, is_text, read_columns
+from pipelines.sources.rows import RowSource
 from tfrecord_io.format.kinds import CLASSES, LabelKind
 from tfrecord_io.format.manifest import NO_WEIGHT
 from tfrecord_io.format.schema import SPLIT_NAME
@@ -55,6 +56,7 @@ class LabelTable:
         others: the other columns of the file, by name.
         not_numbers: what the table has instead of a finite number, by row.
         label_names: of labels that a separator divides, sorted.
+        order: all names of classes, if the file has an order of them; else empty.
         notes: what the user should know, one sentence each; they name columns of the table.
     """
 
@@ -63,6 +65,7 @@ class LabelTable:
     others: Mapping[str, pa.ChunkedArray] = dataclasses.field(default_factory=dict)
     not_numbers: Mapping[int, str] = dataclasses.field(default_factory=dict)
     label_names: tuple[str, ...] = ()
+    order: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     def facts(self, row: int) -> tuple[object, ...]:
@@ -127,6 +130,7 @@ def read_label_table(
     renamed: Mapping[str, str] | None = None,
     separator: str = "",
     uncertain: str | None = None,
+    rows: RowSource | None = None,
     left_out: Collection[int] = (),
 ) -> LabelTable:
     """Reads a label table from one file, or from several that have a split each.
@@ -139,6 +143,7 @@ def read_label_table(
         renamed: columns of the file by the names that they get, see `--columns`.
         separator: what is between several labels in a cell; then they name the labels.
         uncertain: what -1 means in a column of a label: `positive`, `negative` or `missing`.
+        rows: the source that has the table, if it is not in a file of its own.
         left_out: rows, from 0, without which the table is read, as if they were not in the file.
 
     Raises:
@@ -148,13 +153,15 @@ def read_label_table(
     """
     notes: list[str] = []
     file = ",".join(map(str, files))
-    tables = [_renamed(each, read_columns(each, notes), renamed or {}, notes) for each in files]
+    found = [rows.columns(notes)] if rows else [read_columns(each, notes) for each in files]
+    tables = [_renamed(*pair, renamed or {}, notes) for pair in zip(files, found, strict=True)]
     cells = tables[0] if len(files) == 1 else _joined(files, tables)
     if absent := [name for name in ("path", *columns) if name not in cells]:
         raise errors.UserError(
             f"--labels {file} has {_shown(cells)}, and needs {' and '.join(absent)}; name yours "
             f"with --columns {','.join(f'{name}=COLUMN' for name in absent)}"
         )
+    order = _order(cells[columns[0]]) if rows else ()
     used = {"path", *columns, *OPTIONAL}
     if "weight" in cells.keys() - used:
         raise errors.UserError(f"--labels {file}: {NO_WEIGHT}")
@@ -189,8 +196,17 @@ def read_label_table(
         others={name: column for name, column in cells.items() if name not in used},
         not_numbers=not_numbers,
         label_names=label_names,
+        order=order,
         notes=tuple(notes),
     )
+
+
+def _order(column: pa.ChunkedArray) -> tuple[str, ...]:
+    """Returns the names of classes in their order: that of a dictionary, or of whole numbers."""
+    if pa.types.is_dictionary(column.type):
+        return tuple(column.unify_dictionaries().chunk(0).dictionary.to_pylist())
+    is_number = pa.types.is_integer(column.type)
+    return tuple(map(str, sorted(column.drop_null().unique().to_pylist()))) if is_number else ()
 
 
 def _joined(files: Sequence[Path], tables: Sequence[Columns]) -> Columns:
@@ -272,6 +288,8 @@ def _read_cells(
     read: Columns = {}
     written, counts = set[str](), []
     for name, column in cells.items():
+        if pa.types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
         texts = ("",) if name == "path" else ("", *missing)
         column = _as_text(file, name, column) if name in used else column
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):

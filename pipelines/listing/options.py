@@ -14,6 +14,7 @@ from pipelines import errors
 from pipelines.listing import roles
 from pipelines.listing.label_cells import combined_in
 from pipelines.listing.label_table import OPTIONAL, LabelTable, read_label_table
+from pipelines.sources.rows import RowSource
 from tfrecord_io.format import kinds
 from tfrecord_io.format.kinds import NONE, SEPARATOR, LabelKind
 from tfrecord_io.terminal.address import local_path
@@ -164,8 +165,15 @@ class ListingOptions:
     #: Rows of the table without which it is read, because `exclude` leaves out what they name.
     rows_left_out: frozenset[int] = frozenset()
 
+    #: The source, if the table of labels is in its files; `labels` goes before it.
+    rows: RowSource | None = None
+
     def __post_init__(self) -> None:
         check(self)
+        chosen = (self.classes, self.grades, self.label_columns, self.label_separator, self.target)
+        if self.rows and not any(chosen):
+            # The dataclass is frozen.
+            object.__setattr__(self, "label_columns", self.rows.label_columns)
         for name, wanted in _PATTERNS.items():
             pattern = getattr(self, name)
             try:
@@ -181,8 +189,9 @@ class ListingOptions:
 
     def _problems(self) -> Iterator[str]:
         """Yields what two options together, or the names in one, have wrong."""
-        if self.labels and (self.layout or self.label_regex):
-            yield "--labels names the class of each image; leave --layout and --label_regex out"
+        has_table = self.labels or self.rows
+        if has_table and (self.layout or self.label_regex):
+            yield "a table names the class of each image; leave --layout and --label_regex out"
         if self.layout and ("class" in self.layout) == bool(self.label_regex):
             yield "the class is told by --layout or by --label_regex; give one of them"
         chosen, target = self.label_columns, self.target
@@ -196,7 +205,7 @@ class ListingOptions:
                 "--label_separator"
             )
         for_tables = (chosen, self.columns, target is not None, self.missing is not None)
-        if any((*for_tables, self.label_separator)) and not self.labels:
+        if any((*for_tables, self.label_separator)) and not has_table:
             yield (
                 "--label_columns, --label_separator, --target, --missing and --columns need "
                 "--labels"
@@ -231,15 +240,17 @@ class ListingOptions:
 
     @functools.cached_property
     def table(self) -> LabelTable | None:
-        """The table of `--labels`, read once.
+        """The table of `--labels`, or of the source's own files, read once.
 
         Raises:
             errors.UserError: if it cannot be used, see `read_label_table`.
         """
-        if self.labels is None:
+        files = self.labels or (self.rows.path if self.rows else None)
+        if files is None:
             return None
         table = read_label_table(
-            *(self.labels if isinstance(self.labels, tuple) else (self.labels,)),
+            *(files if isinstance(files, tuple) else (files,)),
+            rows=None if self.labels else self.rows,
             kind=self.label_kind,
             columns=self.label_columns or (self.target or "label",),
             missing=self.missing,
@@ -255,7 +266,7 @@ class ListingOptions:
                 f"the label {name!a} may be several; --label_separator '{separator}' divides it, "
                 "and --classes names the classes if it is one"
             )
-            if has_others:
+            if has_others or self.rows:
                 raise errors.UserError(f"--labels {table.name}: {text}")
             return dataclasses.replace(table, notes=(*table.notes, text))
         return table

@@ -59,7 +59,7 @@ def read_columns(file: Path, notes: list[str]) -> Columns:
 
 def is_text(file: Path) -> bool:
     """Tells whether all cells of a file are text, so that a text may stand for no value."""
-    return file.suffix.lower() != ".parquet"
+    return not (file.suffix.lower() in (".parquet", ".npz") or file.is_dir())
 
 
 def _read_table(file: Path, notes: list[str]) -> pa.Table:

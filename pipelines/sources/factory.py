@@ -7,6 +7,7 @@ may have another working directory.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import re
 import urllib.parse
@@ -19,7 +20,10 @@ from pipelines import errors
 from pipelines.sources import fashion_mnist, kaggle, synthetic
 from pipelines.sources.archive import ArchiveSource, zip_members
 from pipelines.sources.directory import DirectorySource
+from pipelines.sources.npz import NpzSource
+from pipelines.sources.parquet import ParquetSource
 from pipelines.sources.remote import RemoteDirectorySource, RemoteZipSource
+from pipelines.sources.rows import RowSource
 from pipelines.sources.source import Source
 from tfrecord_io.stores import remote
 from tfrecord_io.stores.folder import Folder
@@ -27,7 +31,7 @@ from tfrecord_io.terminal.address import Address, is_remote, local_path
 from tfrecord_io.terminal.flags import check, flag
 from tfrecord_io.terminal.printing import bar
 
-SOURCES = ("kaggle", "archive", "directory", "fashion_mnist", "synthetic")
+SOURCES = ("kaggle", "archive", "directory", "npz", "parquet", "fashion_mnist", "synthetic")
 
 #: Where the images are decoded: on this machine; on machines that may share its disk; on machines
 #: that do not.
@@ -35,12 +39,14 @@ Workers = Literal["here", "cluster", "dataflow"]
 
 # Endings of archives that are read, and of tables, which are no archives.
 _ARCHIVES = (".zip", ".tar", ".gz", ".tgz")
-_TABLES = (".csv", ".tsv", ".parquet", ".xlsx", ".json", ".jsonl", ".npz")
+_TABLES = (".csv", ".tsv", ".parquet", ".xlsx", ".json", ".jsonl")
 
 # What --input must be for a source that requires it; None for a source that accepts no --input.
 _INPUTS = {
     "archive": "a .zip, .tar or .tar.gz file",
     "directory": "a folder",
+    "npz": "a .npz file",
+    "parquet": "a .parquet file, or a folder of them",
     "kaggle": None,
     "synthetic": None,
 }
@@ -56,15 +62,16 @@ class SourceOptions:
 
     source: str = flag(
         "",
-        "where the images come from (default: archive or directory, as --input is a file or a "
-        "folder; without --input kaggle, which downloads them and needs a free account; synthetic "
-        "draws them and needs no account)",
+        "where the images come from (default: archive, directory, npz or parquet, as --input is; "
+        "without --input kaggle, which downloads them and needs a free account; synthetic draws "
+        "them and needs no account)",
         choices=SOURCES,
     )
     input: Address | None = flag(
         None,
-        "a folder, or a .zip, .tar or .tar.gz file; fashion_mnist: the folder with its four files "
-        "(default: download them). A zip or folder may be a URL such as s3://bucket/scans.zip",
+        "a folder, or a .zip, .tar or .tar.gz file; a .npz file, or a .parquet file or folder of "
+        "them, with images and labels; fashion_mnist: the folder with its four files (default: "
+        "download them). A zip or folder may be a URL such as s3://bucket/scans.zip",
         metavar="PATH",
     )
     kaggle_dataset: str = flag(
@@ -88,6 +95,27 @@ class SourceOptions:
         "gs://bucket/folder to which a local or downloaded zip is uploaded once",
         metavar="URL",
     )
+
+    @functools.cached_property
+    def rows(self) -> RowSource | None:
+        """The source, if its images are rows of files that hold their labels, too.
+
+        Raises:
+            errors.UserError: if the files are not on a disk of this machine.
+        """
+        kinds = {"npz": NpzSource, "parquet": ParquetSource}
+        if self.source not in kinds:
+            return None
+        given = self.input or Address("")
+        if is_remote(given):
+            raise errors.UserError(
+                f"--source {self.source} reads local files; copy {given} to a disk of this machine"
+            )
+        if not Path(given).exists():
+            raise errors.UserError(f"--input {given} does not exist")
+        if self.source == "npz" and Path(given).is_dir():
+            raise errors.UserError(f"--input {given} is a folder; --source npz needs a .npz file")
+        return kinds[self.source](Path(given).absolute())
 
     def __post_init__(self) -> None:
         if not self.source:
@@ -118,10 +146,14 @@ def _source_of(given: str | None) -> str:
     """Returns the source that reads an input."""
     if not given:
         return "kaggle"
+    if given.lower().endswith(".npz"):
+        return "npz"
     if is_remote(given):
         is_zip = urllib.parse.urlsplit(given).path.lower().endswith(".zip")
         return "archive" if is_zip else "directory"
     path = Path(given)
+    if (path.is_dir() or path.suffix.lower() == ".parquet") and ParquetSource(path).has_images():
+        return "parquet"
     is_file = path.is_file() or (not path.exists() and path.suffix.lower() in _ARCHIVES)
     return "archive" if is_file else "directory"
 
@@ -136,6 +168,8 @@ def make_source(options: SourceOptions, workers: Workers, seed: int) -> Source:
         errors.BuildError: if the data could not be downloaded, drawn or uploaded.
     """
     require_reachable(options, workers)
+    if options.rows:
+        return options.rows
     given, downloads = options.input or Address(""), options.download_dir.absolute()
     if options.source == "kaggle":
         path = kaggle.download_archive(options.kaggle_dataset, downloads)

@@ -258,6 +258,8 @@ def _check_sample(
         raise manifest.ManifestError(
             f"{directory / manifest.FILE_NAME} is damaged: its preprocessing: {error!r}"
         ) from error
+    if (kind := dataset.source.get("kind")) in ("npz", "parquet"):
+        raise OSError(f"--source_input takes folders and archives, and no source of kind {kind}")
     source_paths = _read_names(names) if "anonymize" in dataset.options else {}
     # Several examples may be frames or augmented copies of one file.
     wanted: dict[str, list[tuple[Mapping[str, Any], int | None]]] = defaultdict(list)

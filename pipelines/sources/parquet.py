@@ -1,0 +1,127 @@
+"""Images in a column of Parquet files, as Hugging Face stores data sets.
+
+The column has structs of `bytes` and `path`, or binary values.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipelines import errors
+from pipelines.sources.parquet_cells import BINARY, read_cells
+from pipelines.sources.rows import RowSource, split_in
+from tfrecord_io.decoding.preprocess import SINGLE_SUFFIXES, TIFF_SUFFIXES
+from tfrecord_io.terminal.printing import counted, printable
+
+# Binary columns of these names hold images.
+_BINARY_NAMES = ("image", "img", "image_bytes")
+
+_BATCH_ROWS = 32
+
+# By default, Arrow reads the images of a whole row group at once.
+_STREAMING = {"pre_buffer": False, "buffer_size": 1 << 20}
+
+
+class ParquetSource(RowSource):
+    """Images in a Parquet file, or in those of a folder.
+
+    The name of one is `train-00000.parquet#17`, and `train-00000.parquet#17/CNV-9-1.jpeg` if the
+    row has the name of a file, which may tell the patient.
+    """
+
+    kind = "parquet"
+
+    def files(self) -> Mapping[str, Path]:
+        if not self.path.is_dir():
+            return super().files()
+        return {name: self.path / name for name in self._names((".parquet",))}
+
+    def _names(self, endings: tuple[str, ...]) -> list[str]:
+        """Returns the names of the files below the folder that end so."""
+        return sorted(
+            Path(folder, name).relative_to(self.path).as_posix()
+            for folder, _, names in os.walk(self.path)
+            for name in names
+            if name.lower().endswith(endings) and not name.startswith(".")
+        )
+
+    def has_images(self) -> bool:
+        """Tells whether the first file has a column of images; a damaged file may have one."""
+        try:
+            path = next(iter(self.files().values()))
+            return bool(_image_columns(pq.read_schema(path)))
+        except (StopIteration, OSError):
+            return False
+        except pa.ArrowException:
+            return self.path.is_file()
+
+    def rows(self) -> Iterator[tuple[str, bytes]]:
+        for name, path in self.files().items():
+            with pq.ParquetFile(path, **_STREAMING) as file:
+                batches = file.iter_batches(_BATCH_ROWS, columns=[_image_column(path, file)])
+                images = (image for batch in batches for image in batch.column(0).to_pylist())
+                for row, image in enumerate(images):
+                    content = image["bytes"] if isinstance(image, dict) else image
+                    shown = image.get("path") if isinstance(image, dict) else None
+                    if content is None and shown:
+                        raise errors.UserError(
+                            f"--input {path}: row {row:,} has the path of an image, {shown!a}, but "
+                            "not its bytes; give the folder of the images as --input, or store "
+                            "them in the file, as push_to_hub of Hugging Face's datasets does"
+                        )
+                    yield _row_name(name, row, shown), content or b""
+
+    def columns(self, notes: list[str]) -> dict[str, pa.ChunkedArray]:
+        parts, unread = [], set[str]()
+        splits = {name: split_in(*reversed(name.split("/"))) for name in self.files()}
+        if any(splits.values()) and (without := [n for n, split in splits.items() if not split]):
+            raise errors.UserError(
+                f"--input {self.path}: the names of some files tell a split, and {without[0]} does "
+                "not; rename it, such as train-0.parquet, or move it away"
+            )
+        with self.clear_errors():
+            for name, path in self.files().items():
+                with pq.ParquetFile(path) as file:
+                    cells, paths, others = read_cells(file, _image_column(path, file))
+                cells["path"] = [_row_name(name, *pair) for pair in enumerate(paths)]
+                if (split := splits[name]) and "split" not in cells:
+                    cells["split"] = [split] * len(paths)
+                parts.append(pa.table(cells))
+                unread |= others
+            table = pa.concat_tables(parts, promote_options="permissive")
+        if unread:
+            notes.append(f"not read: the columns {', '.join(sorted(unread))} of {self.path.name}")
+        if pictures := self._names((*SINGLE_SUFFIXES, *TIFF_SUFFIXES)):
+            found = f"{counted(len(pictures), 'picture')} beside the Parquet files"
+            notes.append(f"not read: {found}, such as {printable(pictures[0])}")
+        return dict(zip(table.column_names, table.columns, strict=True))
+
+
+def _image_columns(schema: pa.Schema) -> list[str]:
+    return [
+        field.name
+        for field in schema
+        if (pa.types.is_struct(field.type) and field.type.get_field_index("bytes") >= 0)
+        or (field.name in _BINARY_NAMES and field.type in BINARY)
+    ]
+
+
+def _image_column(path: Path, file: pq.ParquetFile) -> str:
+    found = _image_columns(file.schema_arrow)
+    if len(found) != 1 and "image" not in found:
+        raise errors.UserError(
+            f"--input {path} has the columns {', '.join(file.schema_arrow.names)}; expected one of "
+            "images, which are structs with bytes, or binary values in a column image"
+        )
+    return "image" if "image" in found else found[0]
+
+
+def _row_name(file: str, row: int, path: str | None) -> str:
+    base = re.split(r"[/\\]", path or "")[-1]
+    return f"{file}#{row}/{base}" if base else f"{file}#{row}"

@@ -1,0 +1,115 @@
+"""Images in the rows of a table or array: a tar is made of them, which can be read in any order.
+
+Such a file holds the labels, too. The listing reads them as it reads a table of `--labels`.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import dataclasses
+import hashlib
+import io
+import re
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import ClassVar
+
+import pyarrow as pa
+
+from pipelines import errors
+from pipelines.sources.archive import ArchiveSource
+from tfrecord_io.format.schema import SPLIT_NAME
+from tfrecord_io.stores.files import atomic_write, make_private_folder
+from tfrecord_io.terminal.printing import bar
+
+
+@dataclasses.dataclass(frozen=True)
+class RowSource(ArchiveSource, abc.ABC):
+    """Images in the rows of a file, or of the files in a folder; it must be prepared.
+
+    Attributes:
+        path: the file or folder.
+        kind: the source's name in flags and in the manifest.
+    """
+
+    kind: ClassVar[str]
+
+    @abc.abstractmethod
+    def rows(self) -> Iterator[tuple[str, bytes]]:
+        """Yields the name of each row's image, and the bytes of an image file; none for null."""
+
+    @abc.abstractmethod
+    def columns(self, notes: list[str]) -> dict[str, pa.ChunkedArray]:
+        """Returns `path`, the name of each row's image, and all that is known of it, by name.
+
+        A column of classes whose names have an order is a dictionary. `notes` takes what the user
+        should know. Raises `errors.UserError` if the file cannot be read.
+        """
+
+    @property
+    def label_columns(self) -> tuple[str, ...]:
+        """The columns of 0 and 1 that hold the labels, if there are several."""
+        return ()
+
+    @property
+    def image_size(self) -> tuple[int, int] | None:
+        """Height and width of all images in pixels, if it is known that they have one size."""
+        return None
+
+    def files(self) -> Mapping[str, Path]:
+        """Returns the files by their names in the source."""
+        return {self.path.name: self.path}
+
+    def prepare(self, scratch_dir: Path) -> ArchiveSource:
+        """Packs the images into a tar, unless it is already there."""
+        versions = [(name, *_version(path)) for name, path in self.files().items()]
+        mark = hashlib.blake2b(repr(versions).encode(), digest_size=8).hexdigest()
+        packed = scratch_dir / f"{self.path.name}.{mark}.tar"
+        if not packed.exists():
+            make_private_folder(scratch_dir)
+            with (
+                errors.clear_write_errors(str(packed)),
+                bar(desc="unpacking", unit=" images", delay=1.0) as unpacked,
+                atomic_write(packed) as file,
+                tarfile.open(fileobj=file, mode="w") as archive,
+            ):
+                for name, content in self._rows():
+                    info = tarfile.TarInfo(name)
+                    info.size = len(content)
+                    archive.addfile(info, io.BytesIO(content))
+                    # tarfile keeps every member in memory, and none is needed again.
+                    archive.members.clear()
+                    unpacked.update()
+        source = ArchiveSource(packed, {"kind": self.kind}, self.path)
+        return source.prepare(scratch_dir)
+
+    def _rows(self) -> Iterator[tuple[str, bytes]]:
+        with self.clear_errors():
+            yield from self.rows()
+
+    @contextlib.contextmanager
+    def clear_errors(self) -> Iterator[None]:
+        """Turns the errors of a damaged or missing file into those of a build."""
+        try:
+            with errors.clear_read_errors(str(self.path)):
+                yield
+        except (pa.ArrowException, zipfile.BadZipFile, zlib.error, EOFError, LookupError,
+                ValueError, OSError) as error:  # fmt: skip
+            raise errors.UserError(
+                f"--input {self.path} could not be read as --source {self.kind}: {error}"
+            ) from None
+
+
+def split_in(*names: str) -> str | None:
+    """Returns the split in the first of some names that has one, such as in `val_images`."""
+    found = (re.search(SPLIT_NAME, name.lower()) for name in names)
+    return next((match[1] for match in found if match), None)
+
+
+def _version(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns

@@ -1,0 +1,141 @@
+"""Images in the arrays of a .npz file."""
+
+import numpy as np
+import pytest
+from builds import rows_of, shards_of
+from row_files import build_rows, write_npz
+
+from tfrecord_io import Manifest
+from tfrecord_io.auditing.verify import verify
+
+
+def pixels_of(output, row):
+    """Returns the stored pixels of a row of the table of examples."""
+    manifest = Manifest.load(output)
+    feature, dtype = manifest.layout.features["image"], np.dtype(manifest.dtype)
+    content = (output / row["shard"]).read_bytes()[row["row"] * manifest.layout.stride :]
+    pixels = content[feature.offset : feature.offset + feature.length]
+    return np.frombuffer(pixels, dtype).reshape(manifest.image_shape)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "flags"),
+    [
+        ((9, 12), np.uint8, []),
+        ((9, 12, 3), np.uint8, ["--channels=3"]),
+        ((9, 12, 1), np.uint16, ["--dtype=uint16"]),
+    ],
+    ids=["grey", "RGB", "16 bits"],
+)
+def test_pixels_classes_and_splits_are_those_of_the_arrays(tmp_path, shape, dtype, flags):
+    labels = np.arange(36).reshape(-1, 1) % 12
+    arrays = write_npz(tmp_path / "dots.npz", labels, shape, dtype)
+    assert build_rows(tmp_path / "dots.npz", tmp_path / "out", *flags) == 0
+
+    manifest = Manifest.load(tmp_path / "out")
+    assert verify(tmp_path / "out") == []
+    # In the order of numbers: as text, 10 would come before 2.
+    assert manifest.label_names == tuple(map(str, range(12)))
+    assert manifest.source == {"kind": "npz", "name": "dots.npz"}
+    rows = rows_of(tmp_path / "out")
+    assert len(rows) == 36
+    for row in rows:
+        name, _, place = row["path"].partition("#")
+        stored = pixels_of(tmp_path / "out", row).reshape(shape)
+        np.testing.assert_array_equal(stored, arrays[name][int(place)])
+        assert row["label"] == str(arrays[f"{row['split']}_labels"][int(place), 0])
+        assert name == f"{row['split']}_images"
+
+
+def test_several_columns_of_labels_are_several_labels(tmp_path):
+    labels = np.random.default_rng(1).integers(0, 2, (30, 14))
+    arrays = write_npz(tmp_path / "chest.npz", labels)
+    assert build_rows(tmp_path / "chest.npz", tmp_path / "out") == 0
+
+    manifest = Manifest.load(tmp_path / "out")
+    assert (manifest.label_kind.name, len(manifest.label_names)) == ("multi_label", 14)
+    for row in rows_of(tmp_path / "out"):
+        chosen = np.flatnonzero(arrays[f"{row['split']}_labels"][int(row["path"].split("#")[1])])
+        assert row["label"] == ("|".join(map(str, chosen)) or "none")
+
+
+def test_other_arrays_are_columns_or_named_as_not_read(tmp_path, capsys):
+    images = np.arange(20 * 64, dtype=np.uint8).reshape(20, 8, 8)
+    ages = np.arange(20) + 30
+    arrays = {"images": images, "labels": ages % 2, "age": ages, "patient": ages // 2}
+    np.savez(tmp_path / "a.npz", masks=images > 0, **arrays)
+    assert build_rows(tmp_path / "a.npz", tmp_path / "out") == 0
+    for row in rows_of(tmp_path / "out"):
+        place = int(row["path"].partition("#")[2])
+        assert (row["age"], row["patient"]) == (place + 30, str((place + 30) // 2))
+    assert "not read: the arrays masks of a.npz" in capsys.readouterr().err
+
+
+def test_the_labels_can_be_grades_or_numbers(tmp_path):
+    write_npz(tmp_path / "retina.npz", np.arange(30).reshape(-1, 1) % 5)
+    assert build_rows(tmp_path / "retina.npz", tmp_path / "a", "--grades=4,3,2,1,0") == 0
+    assert Manifest.load(tmp_path / "a").label_names == ("4", "3", "2", "1", "0")
+    assert build_rows(tmp_path / "retina.npz", tmp_path / "b", "--target=label") == 0
+    assert Manifest.load(tmp_path / "b").label_kind.is_number
+
+
+IMAGES = np.zeros((4, 8, 8), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x_train": IMAGES}, "the arrays x_train; expected names that end with images and labels"),
+        ({"images": IMAGES}, "needs label"),
+        (
+            {"images": IMAGES / 255, "labels": [0] * 4},
+            "images is float64 [4, 8, 8]; expected uint8",
+        ),
+        ({"images": IMAGES.reshape(1, 4, 8, 8)}, "images is uint8 [1, 4, 8, 8]; expected"),
+        ({"images": IMAGES, "labels": [0] * 3}, "expected length 4 but got length 3"),
+        ({"images": IMAGES, "labels": np.array([None] * 4)}, "Object arrays cannot be loaded"),
+        ({"images": IMAGES.T, "labels": [0] * 8}, "Fortran"),
+    ],
+)
+def test_arrays_that_are_no_labelled_images_are_refused(tmp_path, capsys, arrays, message):
+    np.savez(tmp_path / "a.npz", **arrays)
+    assert build_rows(tmp_path / "a.npz", tmp_path / "out") == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_damaged_missing_or_remote_file_is_refused(tmp_path, capsys):
+    path = tmp_path / "a.npz"
+    write_npz(path, np.arange(90) % 2, (28, 28))
+    content = bytearray(path.read_bytes())
+    content[9000:9100] = bytes(100)
+    path.write_bytes(content)
+    for given, message in (
+        (path, "a.npz could not be read as --source npz"),
+        (tmp_path / "b.npz", "b.npz does not exist"),
+        ("s3://bucket/a.npz", "copy s3://bucket/a.npz to a disk of this machine"),
+    ):
+        assert build_rows(given, tmp_path / "out") == 2
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_changed_file_is_unpacked_again_and_the_same_one_gives_the_same_bytes(tmp_path, capsys):
+    write_npz(tmp_path / "a.npz", np.arange(30) % 2)
+    assert build_rows(tmp_path / "a.npz", tmp_path / "one") == 0
+    (tmp_path / "a.npz").touch()
+    assert build_rows(tmp_path / "a.npz", tmp_path / "one") == 0
+    assert "nothing to do" in capsys.readouterr().out
+    assert build_rows(tmp_path / "a.npz", tmp_path / "two") == 0
+    assert shards_of(tmp_path / "one") == shards_of(tmp_path / "two") != {}
+
+    write_npz(tmp_path / "a.npz", np.arange(30) % 3)
+    assert build_rows(tmp_path / "a.npz", tmp_path / "one") == 2
+    assert "holds a dataset that differs" in capsys.readouterr().err
+
+
+def test_a_sample_of_its_images_cannot_be_verified(tmp_path):
+    write_npz(tmp_path / "a.npz", np.arange(30) % 2)
+    assert build_rows(tmp_path / "a.npz", tmp_path / "out") == 0
+    with pytest.raises(OSError, match="takes folders and archives, and no source of kind npz"):
+        verify(tmp_path / "out", source_input=tmp_path / "a.npz")
