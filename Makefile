@@ -13,7 +13,7 @@ LIMIT ?= 3200
 IMAGES_SHOWN ?= 25600
 EPOCHS ?= $$($(BIN)/python scripts/epochs.py "$(OUTPUT)" $(IMAGES_SHOWN))
 BUILD = --input "$(INPUT)" --splits auto --limit $(LIMIT) $(BUILD_FLAGS)
-NEXT = $(BIN)/python train/predict.py --model '$(WORKDIR)' --input SCAN
+NEXT = $(BIN)/python train/predict.py --run '$(WORKDIR)' --input SCAN
 else
 NAME := synthetic
 NUM_EXAMPLES ?= 3200

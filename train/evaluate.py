@@ -1,4 +1,4 @@
-"""Measures a trained model on a dataset: python train/evaluate.py --model RUN --data OTHER.
+"""Measures a trained model on a dataset: python train/evaluate.py --run RUN --data OTHER.
 
 For external validation: the same measures as those of the training run, on scans of another
 hospital, built by the same command with the same preprocessing. Exit codes: 0 measured, 1 an
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     add = parser.add_argument
     model = "folder of a finished run"
-    add("--model", dest="run", required=True, type=local_path, metavar="RUN", help=model)
+    add("--run", "--model", required=True, type=local_path, metavar="RUN", help=model)
     add("--data", required=True, type=Address, metavar="OUT", help="folder of a finished dataset")
     add("--split", default="test", help="split to measure on (default: test)")
     output = "folder for the results (default: RUN/evaluation/NAME-SPLIT)"

@@ -1,4 +1,4 @@
-"""Predicts image files: python train/predict.py --model RUN --input FILE|DIR.
+"""Predicts image files: python train/predict.py --run RUN --input FILE|DIR.
 
 Files become pixels by the code of the build (`tfrecord_io.decoding.preprocess`), with the settings
 that were exported beside the model, so the network sees what it saw in training. Exit codes: 0
@@ -27,7 +27,7 @@ from train.machine.errors import ConfigError
 from train.results.classifier import (
     Classifier,
     Prediction,
-    load_classifier,
+    load_classifiers,
     other_decoder,
     pixels_of,
     predict_files,
@@ -43,7 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     parser = flags.Parser(prog=flags.command("predict"), description="Predicts image files.")
     add = parser.add_argument
-    add("--model", required=True, type=local_path, metavar="RUN", help="folder of a finished run")
+    run = "folder of a finished run; of several, or of a cross-validation, the mean is the answer"
+    add("--run", "--model", required=True, nargs="+", type=local_path, metavar="RUN", help=run)
     files = "image files, or folders of them"
     add("--input", required=True, nargs="+", type=local_path, metavar="PATH", help=files)
     forms = ("table", "csv", "json")
@@ -60,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise ConfigError(f"--patch must be at least 1 pixel, received {arguments.patch}")
     if arguments.occlusion:
         console.make_folder("--occlusion", arguments.occlusion)
-    classifier = load_classifier(arguments.model)
+    classifier = load_classifiers(arguments.run)
     _warn(other_decoder(classifier))
     try:
         predictions = list(predict_files(classifier, paths))

@@ -7,10 +7,12 @@ import subprocess
 import zipfile
 from pathlib import Path
 
+import keras
 import numpy as np
 import PIL
 import pytest
 from builds import build_here, read_csv, rows_of
+from dataset_factory import change_json
 from dicom_files import dicom_file
 from image_files import encoded, grey_pixels, write_tree
 from marked_images import (
@@ -30,7 +32,12 @@ from tfrecord_io.decoding import dicom
 from tfrecord_io.reading.mapped import MappedDataset
 from train import predict
 from train.machine.errors import ConfigError
-from train.results.classifier import load_classifier, predict_files, predict_images
+from train.results.classifier import (
+    load_classifier,
+    load_classifiers,
+    predict_files,
+    predict_images,
+)
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 
@@ -133,6 +140,33 @@ def test_exported_thresholds_are_one_column_more(run_folder, files, tmp_path, ca
     assert "d.jpeg was not predicted: not_an_image" in said
     path.write_text("[{}]")
     assert "does not hold thresholds" in answer(capsys, run, files, code=2).err
+
+
+def test_several_runs_and_the_folds_of_one_answer_by_their_mean(run_folder, files, tmp_path):
+    folds = tmp_path / "folds"
+    for fold in range(2):
+        shutil.copytree(run_folder, folds / "seed-0" / f"fold-{fold}")
+    other = keras.saving.load_model(run_folder / "export" / "model.keras")
+    for variable in other.trainable_variables:
+        variable.assign(variable + 0.1)
+    other.save(folds / "seed-0" / "fold-1" / "export" / "model.keras")
+    path = [files / "a.jpeg"]
+    one, two, both, mixed = (
+        next(predict_files(load_classifiers(runs), path)).probabilities
+        for runs in (
+            [run_folder], [folds / "seed-0" / "fold-1"], [folds], [run_folder, run_folder, folds]
+        )
+    )  # fmt: skip
+    assert not np.allclose(one, two)
+    assert np.allclose(both, (one + two) / 2)
+    assert np.allclose(mixed, (3 * one + two) / 4)
+
+
+def test_runs_that_know_other_classes_are_not_averaged(run_folder, tmp_path):
+    other = shutil.copytree(run_folder, tmp_path / "run")
+    change_json(other / "export" / "preprocessing.json", label_names=["1", "2", "3", "4"])
+    with pytest.raises(ConfigError, match="cannot be averaged: their labels"):
+        load_classifiers([run_folder, other])
 
 
 @pytest.mark.parametrize(

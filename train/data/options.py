@@ -38,7 +38,10 @@ class InputOptions:
         is_operational=True,
     )
     global_batch_size: int | None = flag(
-        None, "images per step over all replicas; overrides --replica_batch_size", least=1
+        None,
+        "images per step over all replicas; overrides --replica_batch_size",
+        alias="batch_size",
+        least=1,
     )
     engine: str = flag(
         "auto",

@@ -135,6 +135,7 @@ class OptimizerOptions:
     learning_rate: float = flag(
         2e-3,
         "peak learning rate of the head, and of all layers without pretrained weights",
+        alias="lr",
         above=0,
     )
     fine_tune_learning_rate: float = flag(

@@ -53,6 +53,7 @@ class Classifier:
         fingerprint: of the dataset it was trained on.
         thresholds: see `thresholds.choose_thresholds`; empty if none were exported.
         shapes: of the training images, see `shapes.distinct`; empty if they are not known.
+        others: models of other runs; an answer is the mean of all.
     """
 
     model: keras.Model
@@ -63,6 +64,7 @@ class Classifier:
     fingerprint: str = ""
     thresholds: Sequence[Mapping[str, Any]] = ()
     shapes: Sequence[float] = ()
+    others: Sequence[keras.Model] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,7 +114,7 @@ def load_classifier(path: Path) -> Classifier:
                 "and give RUN here"
             )
         raise ConfigError(
-            f"--model {path}: expected the folder of a finished run, with export/{saved.name} and "
+            f"--run {path}: expected the folder of a finished run, with export/{saved.name} and "
             f"export/{described.name}; {advice}"
         )
     try:
@@ -166,6 +168,29 @@ def load_classifier(path: Path) -> Classifier:
         read_thresholds(folder, label_names),
         trained,
     )
+
+
+def load_classifiers(runs: Sequence[Path]) -> Classifier:
+    """Loads what several runs exported as one classifier, whose answers are the mean of theirs.
+
+    A cross-validation stands for its runs. Thresholds are of one network, so several have none.
+
+    Raises:
+        ConfigError: if a run has no exported model, or does not fit the first one.
+    """
+    folders = [each for run in runs for each in sorted(run.glob("seed-*/fold-*")) or [run]]
+    first, *others = map(load_classifier, folders)
+    if not others:
+        return first
+    for folder, other in zip(folders[1:], others, strict=True):
+        facts = [(each.task.kind, each.label_names, each.preprocessing) for each in (first, other)]
+        if facts[0] != facts[1]:
+            raise ConfigError(
+                f"the runs {folders[0]} and {folder} cannot be averaged: their labels or their "
+                "preprocessing differ"
+            )
+    models = [other.model for other in others]
+    return dataclasses.replace(first, thresholds=(), others=models)
 
 
 def other_decoder(classifier: Classifier) -> str | None:
@@ -254,4 +279,6 @@ def predict_images(classifier: Classifier, images: np.ndarray) -> np.ndarray:
     """Returns float32 [batch, num_classes] probabilities of stored images."""
     import keras
 
-    return keras.ops.convert_to_numpy(classifier.model(images, training=False))
+    models = (classifier.model, *classifier.others)
+    answers = [keras.ops.convert_to_numpy(model(images, training=False)) for model in models]
+    return answers[0] if len(answers) == 1 else np.mean(answers, axis=0, dtype=np.float32)
