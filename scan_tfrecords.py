@@ -215,7 +215,7 @@ def evaluate(
     Raises:
         CommandError: with the message of the command.
     """
-    _show("evaluate", ["--model", run, "--data", dataset], output=output, **options)
+    _show("evaluate", ["--run", run, "--data", dataset], output=output, **options)
     return Run(os.fspath(output))
 
 
@@ -232,7 +232,7 @@ def predict(
         CommandError: with the message of the command.
     """
     paths = [inputs] if isinstance(inputs, str | os.PathLike) else list(inputs)
-    return _answer("predict", ["--format=json", "--model", run, "--input", *paths])
+    return _answer("predict", ["--format=json", "--run", run, "--input", *paths])
 
 
 def _words(options: Mapping[str, Any]) -> Iterator[str]:
