@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tfrecord_io.format import examples
-from tfrecord_io.format.manifest import Manifest
+from tfrecord_io.format.manifest import Manifest, ManifestError
 from tfrecord_io.terminal.address import Address
 from tfrecord_io.terminal.printing import counted, listed, printable
 
@@ -87,7 +87,10 @@ def _images(directory: str | os.PathLike[str]) -> pa.Table:
     if "variant" in table.column_names:
         table = table.filter(pc.equal(table["variant"], 0))
     names = ["key", *_SHOWN]
-    return table.select(names).cast(pa.schema([(name, pa.string()) for name in names]))
+    try:
+        return table.select(names).cast(pa.schema([(name, pa.string()) for name in names]))
+    except pa.ArrowException as error:
+        raise ManifestError(f"{examples.FILE_NAME} of {Address(directory)}: {error}") from None
 
 
 def _compared(row: dict[str, Any]) -> dict[str, Any]:

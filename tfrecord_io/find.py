@@ -35,7 +35,7 @@ from tfrecord_io.reading.cache import default_folder, keys_in
 from tfrecord_io.stores import remote
 from tfrecord_io.stores.folder import BUILD_DIR, Folder
 from tfrecord_io.terminal.address import Address, is_remote, local_path
-from tfrecord_io.terminal.errors import ToldError, UserError
+from tfrecord_io.terminal.errors import UserError
 from tfrecord_io.terminal.printing import counted, csv_cell, listed, printable
 
 #: A row of a table, or what is like one in another file.
@@ -66,11 +66,6 @@ _TOLD = {
 _TEACHING = (".csv", ".parquet", ".arrow", ".json")
 _READ = (*_TEACHING, ".html", ".npz", ".tar", ".zip")
 _IMAGES = (*SINGLE_SUFFIXES, *TIFF_SUFFIXES, ".dcm")
-
-_DAMAGED = (
-    OSError, ValueError, KeyError, TypeError, RecursionError, EOFError, ToldError, csv.Error,
-    re.error, pa.ArrowException, tarfile.TarError, zipfile.BadZipFile,
-)  # fmt: skip
 
 
 class _Sought:
@@ -272,10 +267,10 @@ def _places(
     shards: dict[str, list[tuple[str, _Row]]] = {}
     for who, row in found:
         if name.endswith(".parquet") and row.get("shard"):
-            shards.setdefault(row["shard"], []).append((who, row))
+            shards.setdefault(str(row["shard"]), []).append((who, row))
     dataset = Folder(folder.root.removesuffix(f"/{BUILD_DIR}"))
     for shard, some in sorted(shards.items()):
-        rows = listed([str(row["row"]) for _, row in some], 10)
+        rows = listed([str(row.get("row")) for _, row in some], 10)
         yield f"{dataset.path(shard)}: {told('image', some)}, in rows {rows}"
     form = _TOLD.get(name) or _TOLD.get(Path(name).suffix, "")
     told_of_all = form.format(told("image", found)) or told("row", found)
@@ -290,7 +285,7 @@ def _read_list(file: Path, column: str) -> list[_Row]:
             rows = [dict(row) for row in _rows_in(Folder(file.parent), file.name)]
         else:
             rows = [{column: line} for line in file.read_text("utf-8-sig").splitlines()]
-    except _DAMAGED as error:
+    except (OSError, ValueError, csv.Error) as error:  # those of Arrow are ValueErrors
         raise UserError(f"{file} cannot be read: {error}") from None
     texts = ({name: str(row.get(name) or "").strip() for name in (column, "site")} for row in rows)
     if named := [row for row in texts if row[column]]:
@@ -331,7 +326,7 @@ def run(args: argparse.Namespace) -> int:
     sought, num_found, failed = _Sought(noun, wanted, secrets), 0, False
     for endings, take in ((".json", sought.learn_pattern), (_TEACHING, sought.learn)):
         for folder, name in (file for file in files if file[1].endswith(endings)):
-            with contextlib.suppress(*_DAMAGED):  # which is told below
+            with contextlib.suppress(Exception):  # which is told below
                 for row in _rows_in(folder, name):
                     take(row)
     for folder, name in files:
@@ -341,9 +336,10 @@ def run(args: argparse.Namespace) -> int:
                 sought.require_secret(row)
                 if who := sought.who(row):
                     found.append((who, row))
-        except _DAMAGED as error:
+        except Exception as error:  # a file of whatever kind may hold whatever
             failed = True
-            print(f"error: {folder.path(name)} was not searched: {error}", file=sys.stderr)
+            told = f"error: {folder.path(name)} was not searched: {error!s:.200}"
+            print(printable(told), file=sys.stderr)
         for line in _places(folder, name, found, noun) if found else ():
             num_found += 1
             print(printable(line))

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from builds import build_here, write_csv
@@ -148,7 +149,9 @@ def test_the_password_of_a_url_is_not_shown(old, capsys):
         assert json.loads(out)["new"] == web.url("data")
 
 
-@pytest.mark.parametrize("damage", ["no manifest", "no table", "an old table", "no dataset"])
+@pytest.mark.parametrize(
+    "damage", ["no manifest", "no table", "an old table", "a strange table", "no dataset"]
+)
 def test_a_dataset_that_cannot_be_used_is_an_error_and_not_a_difference(
     old, tmp_path, capsys, damage
 ):
@@ -160,6 +163,9 @@ def test_a_dataset_that_cannot_be_used_is_an_error_and_not_a_difference(
         table.unlink()
     elif damage == "an old table":
         pq.write_table(pq.read_table(table).drop_columns("pixels_xxh3"), table)
+    elif damage == "a strange table":
+        rows = [row | {"label": [row["label"]]} for row in pq.read_table(table).to_pylist()]
+        pq.write_table(pa.Table.from_pylist(rows), table)
     else:
         shutil.rmtree(other)
     code, out, err = diff(capsys, old, other)

@@ -300,12 +300,15 @@ def test_where_nothing_is_left_it_says_what_was_searched(places, find):
     assert line.endswith(f" files below {places / 'finished'}")
 
 
-def test_a_file_that_cannot_be_read_is_an_error_whatever_else_is_found(places, tmp_path, find):
-    output = shutil.copytree(places / "finished", tmp_path / "data")
-    (output / "dropped.csv.parquet").write_bytes(b"not a table")
-    code, lines, err = find(output)
-    assert (code, len(lines) > 3) == (2, True)
-    assert err.startswith(f"error: {output}/dropped.csv.parquet was not searched: ")
+@pytest.mark.parametrize("name", ["a.parquet", "b.arrow", "c.json", "d.npz", "e.tar", "f.zip"])
+def test_a_file_that_cannot_be_read_is_an_error_whatever_else_is_found(tmp_path, find, name):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / name).write_bytes(b"[" * 100_000)
+    write_csv(tmp_path / "data" / "table.csv", [{"patient": PATIENT}])
+    code, lines, err = find(tmp_path / "data")
+    assert (code, lines) == (2, [f"{tmp_path}/data/table.csv: 1 row of 1 patient"])
+    assert err.startswith(f"error: {tmp_path}/data/{name} was not searched: ")
+    assert err.count("\n") == 1
 
 
 def test_links_are_followed_once_and_the_list_itself_is_not_a_place(places, tmp_path, find):
