@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import posixpath
 import re
 from collections.abc import Collection, Iterator, Sequence
@@ -13,7 +12,7 @@ import pyarrow as pa
 
 from pipelines import errors
 from pipelines.listing.label_table import escape_sites, read_texts
-from pipelines.listing.matching import find_files, match_files, rows_of_files
+from pipelines.listing.matching import find_files, folders_in, match_files, rows_of_files
 from pipelines.listing.options import ListingOptions
 from pipelines.listing.refs import Listing, iterate_refs
 from tfrecord_io.decoding.dicom import patient_code
@@ -53,7 +52,7 @@ class Exclusion:
         # A dataset names the patients of DICOM files by a hash.
         wanted |= {patient_code(patient): patient for patient in wanted}
         files = set[str]()
-        for path, places in zip(self.paths, find_files(names, self.paths), strict=True):
+        for path, places in find_files(names, [*filter(None, self.paths)]).items():
             self.met.update([path] if places else [])
             files.update(names[place] for place in places)
         there = set[str]()
@@ -163,6 +162,4 @@ def _told(name: str, listing: Listing, options: ListingOptions) -> Iterator[str]
         match = pattern.search(posixpath.basename(name)) or pattern.search(name)
         yield (match and match.group(1)) or ""
     if any(role == "patient" for role, _ in listing.layout):
-        parts = name.split("/")[:-1]
-        for start in range(len(parts)):
-            yield from itertools.accumulate(parts[start:], "{}/{}".format)
+        yield from folders_in(name)

@@ -61,18 +61,25 @@ def match_files(names: Sequence[str], table: LabelTable, listing: Listing) -> li
     return row_of_file
 
 
-def find_files(names: Sequence[str], paths: Sequence[str]) -> list[list[int]]:
+def find_files(names: Sequence[str], paths: Sequence[str]) -> dict[str, list[int]]:
     """Returns the places of the files that each path means, which may be none.
 
     That is the file of this name, or all files whose names end with the path, with or without the
-    ending of the name; or all files below the folder of this name.
+    ending of the name; or all files below the folders of this name.
     """
-    found = []
-    for path, places in zip(paths, _find(names, paths)[1].values(), strict=True):
-        folder = f"/{path.rstrip('/')}/"
-        below = (place for place, name in enumerate(names) if folder in f"/{name}")
-        found.append((places or [*below]) if path else [])
+    found = dict(zip(paths, _find(names, paths)[1].values(), strict=True))
+    folders = {path.rstrip("/"): places for path, places in found.items() if not places}
+    for place, name in enumerate(names if folders else ()):
+        for folder in folders.keys() & {*folders_in(name)}:
+            folders[folder].append(place)
     return found
+
+
+def folders_in(name: str) -> Iterator[str]:
+    """Yields the folders on a file's path: `a`, `a/b` and `b` of `a/b/1.png`."""
+    parts = name.split("/")[:-1]
+    for start in range(len(parts)):
+        yield from itertools.accumulate(parts[start:], "{}/{}".format)
 
 
 def rows_of_files(
