@@ -24,6 +24,7 @@ OUTSIDE = {
     "CHANGELOG.md": "changelog.md",
     "SECURITY.md": "security.md",
     "benchmarks/README.md": "lab/benchmarks.md",
+    "benchmarks/near_duplicates.md": "lab/near_duplicates.md",
 }
 
 
