@@ -181,14 +181,17 @@ def _rows_of(file: IO[bytes], ending: str) -> Iterator[_Row]:
         delimiter = max(",;\t", key=text.readline().count)
         text.seek(0)
         yield from csv.DictReader(text, delimiter=delimiter)
-    elif ending in (".parquet", ".arrow"):
-        table = pq.read_table(file) if ending == ".parquet" else pa.ipc.open_file(file).read_all()
-        if origin := (table.schema.metadata or {}).get(SEEN_ORIGIN):
+    elif ending == ".parquet":
+        parquet = pq.ParquetFile(file)
+        if origin := (parquet.schema_arrow.metadata or {}).get(SEEN_ORIGIN):
             pattern, code, _ = json.loads(json.loads(origin).get("patients", "[null, null, null]"))
             yield {"group_regex": pattern, "anonymize": code}
-        table = table.select([name for name in table.column_names if name in _COLUMNS])
-        for batch in table.to_batches():
+        # Others may hold pictures.
+        columns = [name for name in parquet.schema_arrow.names if name in _COLUMNS]
+        for batch in parquet.iter_batches(columns=columns) if columns else ():
             yield from batch.to_pylist()
+    elif ending == ".arrow":
+        yield from pa.ipc.open_file(file).read_all().to_pylist()
     elif ending == ".json":
         values = [json.load(file)]
         for value in values:  # which grows
@@ -207,7 +210,7 @@ def _rows_of(file: IO[bytes], ending: str) -> Iterator[_Row]:
         first_cells = re.findall("<tr><td>([^<]+)", page)  # where the audit lists patients
         yield from ({"patient": html.unescape(name)} for name in first_cells)
     elif ending == ".npz":
-        with np.load(io.BytesIO(file.read())) as arrays:
+        with np.load(file) as arrays:
             yield from ({"key": key} for key in arrays.get("keys", np.array([])).tolist())
     elif ending == ".tar":
         with tarfile.open(fileobj=file, mode="r:") as archive:
