@@ -347,6 +347,7 @@ def run(args: argparse.Namespace) -> int:
             num_found += 1
             print(printable(line))
     if not num_found and not failed:
-        searched = f"{counted(len(files), 'file')} below {', '.join(places)}"
+        num_files = sum(bool(name) for _, name in files)
+        searched = f"{counted(num_files, 'file')} below {', '.join(places)}"
         print(f"nothing of {counted(len(wanted), noun)} was found in {searched}")
     return 2 if failed else 0 if num_found else 1
