@@ -9,8 +9,8 @@ workers map it into memory, which they share.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import functools
 import io
 import json
 import os
@@ -36,7 +36,8 @@ from tfrecord_io.stores.folder import BUILD_DIR, NUM_THREADS, Folder
 from tfrecord_io.terminal.address import Address, is_remote
 from tfrecord_io.terminal.printing import counted, differences
 
-INDEX_FILE = f"{BUILD_DIR}/reuse.arrow"
+#: The sorted hashes of the files, and the rows in the same order: arrays that can be mapped.
+HASHES_FILE, ROWS_FILE = f"{BUILD_DIR}/reuse-hashes.npy", f"{BUILD_DIR}/reuse-rows.npy"
 
 #: Key of the numbers of copied images, all images, and damaged records in the metadata of the rows
 #: of a shard: they are no facts of the dataset, so they are not in its sidecar.
@@ -48,7 +49,7 @@ _SIDE_FACTS = ("brightness", "white_border", examples.HASH)
 _FOUND_BY = ("file_xxh3", "file_bytes", "pixels_xxh3", "shard", "row")
 _COLUMNS = (*_FOUND_BY, *_FACTS, *_SIDE_FACTS)
 
-# Shards that a worker keeps open, of the thousand files that it may usually have open.
+# Shards that a worker keeps open; it may usually have a thousand files open.
 _MOST_OPEN = 256
 
 
@@ -116,15 +117,17 @@ class Reuse:
         told = self.dataset.preprocessing
         if changed := differences({**told, **there}, {**draft.preprocessing, **here}):
             return changed
-        table = self._read_rows().sort_by("file_xxh3")
-        columns = dict(zip(table.column_names, table.columns, strict=True))
-        columns["file_xxh3"] = columns["file_xxh3"].cast(pa.binary()).cast(pa.binary(32))
-        for name in ("shard", "mode", "file_format"):
-            columns[name] = columns[name].combine_chunks().dictionary_encode()
-        table = pa.table(columns).combine_chunks()
-        with output.create(INDEX_FILE) as file, pa.ipc.new_file(file, table.schema) as writer:
-            writer.write_table(table)  # as one batch
-        return [] if table.num_rows else ["it has no image that is a whole file"]
+        table = self._read_rows()
+        columns = {name: _as_numpy(table[name]) for name in _COLUMNS}
+        order = np.argsort(columns["file_xxh3"], kind="stable")
+        fields = [(name, values.dtype, values.shape[1:]) for name, values in columns.items()]
+        rows = np.empty(len(order), fields)
+        for name, values in columns.items():
+            rows[name] = values[order]
+        for name, array in ((HASHES_FILE, rows["file_xxh3"].copy()), (ROWS_FILE, rows)):
+            with output.create(name) as file:
+                np.save(file, array)
+        return [] if len(order) else ["it has no image that is a whole file"]
 
     def _read_rows(self) -> pa.Table:
         """Returns the columns of the index, for the images that are whole files."""
@@ -145,8 +148,20 @@ class Reuse:
         return table.filter(pc.and_(is_whole, is_there)).select(_COLUMNS)
 
 
-class OldImages:
+def _as_numpy(column: pa.ChunkedArray) -> np.ndarray:
+    """Returns a column as an array of numbers, of texts in UTF-8, or uint8 [rows, bytes]."""
+    if pa.types.is_fixed_size_binary(column.type):
+        content = b"".join(column.to_pylist())
+        return np.frombuffer(content, np.uint8).reshape(-1, column.type.byte_width)
+    if pa.types.is_string(column.type):
+        return column.cast(pa.binary()).to_numpy().astype("S")
+    return column.to_numpy()
+
+
+class OldImages(contextlib.ExitStack):
     """Finds images of an old dataset by the content of their files; for one worker.
+
+    It is closed by `close` or at the end of a `with` block.
 
     Attributes:
         damaged: places in the index of the records that were found damaged.
@@ -156,18 +171,20 @@ class OldImages:
     """
 
     def __init__(self, reuse: Reuse, output: Folder, preprocessing: Preprocessing) -> None:
+        super().__init__()
         self._folder, self._layout = reuse.folder, reuse.dataset.layout
         self._preprocessing = preprocessing
         if not reuse.folder.exists(examples.FILE_NAME):
             raise errors.BuildError(
                 f"a worker cannot read --reuse {reuse.folder.root}; every worker must reach it"
             )
-        path = output.path(INDEX_FILE)
-        index = pa.py_buffer(output.read(INDEX_FILE)) if output.remote else pa.memory_map(path)
-        (batch,) = pa.ipc.open_file(index).read_all().to_batches()
-        self._columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-        self._hashes = np.frombuffer(self._columns["file_xxh3"].buffers()[1], "S32")
-        self._open = functools.lru_cache(_MOST_OPEN)(self._open_shard)
+        self._hashes, self._rows = (
+            np.load(io.BytesIO(output.read(name)))
+            if output.remote
+            else np.asarray(np.load(output.path(name), mmap_mode="r"))
+            for name in (HASHES_FILE, ROWS_FILE)
+        )
+        self._files: dict[str, io.FileIO] = {}
         self.damaged = set[int]()
 
     @property
@@ -181,7 +198,9 @@ class OldImages:
         place = int(np.searchsorted(self._hashes, wanted))
         if place == len(self._hashes) or self._hashes[place] != wanted:
             return None
-        row = {name: column[place].as_py() for name, column in self._columns.items()}
+        values = self._rows[place].item()
+        texts = (value.decode() if isinstance(value, bytes) else value for value in values)
+        row = dict(zip(_COLUMNS, texts, strict=True))
         is_dicom = row["file_format"] == "DICOM"
         # A file can be a DICOM file and a picture, and its name decides as what it is decoded. The
         # table does not tell exactly where a picture whose pixels are not square lies in padding.
@@ -195,25 +214,26 @@ class OldImages:
             return None
         box = self._preprocessing.box(row["width"], row["height"])
         image = DecodedImage(pixels=pixels, box=box, **{name: row[name] for name in _FACTS})
-        bits = np.frombuffer(row[examples.HASH], np.uint8)
-        return OldImage(image, {name: row[name] for name in _SIDE_FACTS} | {examples.HASH: bits})
+        return OldImage(image, {name: row[name] for name in _SIDE_FACTS})
 
-    def _open_shard(self, name: str) -> io.FileIO:
-        file = io.FileIO(self._folder.path(name))
-        # Records are read in any order; else the system would read ahead more than each of them.
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
-        return file
+    def _read(self, name: str, place: int, length: int) -> bytes | memoryview:
+        """Returns bytes of a shard; a local one stays open unless too many are."""
+        if self._folder.remote:
+            return self._folder.read_part(name, place, length)
+        with contextlib.ExitStack() as block:
+            file = self._files.get(name)
+            if file is None:
+                stays = len(self._files) < _MOST_OPEN
+                file = (self if stays else block).enter_context(io.FileIO(self._folder.path(name)))
+                if stays:
+                    self._files[name] = file
+            return os.pread(file.fileno(), length, place)
 
     def _read_pixels(self, row: Mapping[str, Any]) -> bytes | None:
         """Returns the pixels of a record, or None if it is missing, damaged or another one."""
         stride = self._layout.stride
-        place = row["row"] * stride
         try:
-            if self._folder.remote:
-                record = self._folder.read_part(row["shard"], place, stride)
-            else:
-                file = self._open(row["shard"])
-                record = os.pread(file.fileno(), stride, place)
+            record = self._read(row["shard"], row["row"] * stride, stride)
         except OSError:
             return None
         if len(record) < stride:

@@ -117,7 +117,10 @@ class TaskWriter(contextlib.ExitStack):
                 ) from None
             raise
         pixels = Preprocessing.from_dict(build.draft.preprocessing)
-        self._old = build.reuse and reuse.OldImages(build.reuse, build.output, pixels)
+        self._old = None
+        if build.reuse:
+            old = reuse.OldImages(build.reuse, build.output, pixels)
+            self._old = self.enter_context(old)
         self._files = self.enter_context(contextlib.closing(WriteBehind(build.output)))
 
     def write(self, task: plan.ShardTask) -> Counts:

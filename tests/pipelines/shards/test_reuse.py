@@ -29,6 +29,7 @@ from image_files import encoded, grey_pixels, jpeg, png, write_tree, write_zip
 from PIL import Image
 
 from pipelines import errors
+from pipelines.shards import reuse
 from pipelines.shards.write import TaskWriter
 from tfrecord_io.format.manifest import Manifest
 from tfrecord_io.format.schema import FOOTER_LENGTH, HEADER_LENGTH, masked_crc32c
@@ -282,6 +283,13 @@ def test_the_workers_of_a_cluster_must_reach_the_old_dataset(tmp_path, capsys):
         shutil.rmtree(old)
         with pytest.raises(errors.BuildError, match="a worker cannot read --reuse"):
             TaskWriter(job.build)
+
+
+def test_shards_are_opened_anew_where_a_worker_has_too_many_files_open(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(reuse, "_MOST_OPEN", 1)
+    check(tmp_path, capsys, copied="17 of 26")
 
 
 def test_an_old_dataset_is_read_from_a_store(tmp_path, s3, capsys):
