@@ -23,6 +23,7 @@ OUTSIDE = {
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
     "SECURITY.md": "security.md",
+    "CONTRIBUTING.md": "contributing.md",
     "benchmarks/README.md": "lab/benchmarks.md",
     "benchmarks/near_duplicates.md": "lab/near_duplicates.md",
 }

@@ -26,7 +26,8 @@ from pipelines.listing.listing import list_images
 from pipelines.sources.source import Member
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([ROOT / "README.md", ROOT / "SECURITY.md", *(ROOT / "docs").rglob("*.md")])
+OWN_PAGES = [ROOT / name for name in ("README.md", "SECURITY.md", "CONTRIBUTING.md")]
+PAGES = sorted([*OWN_PAGES, *(ROOT / "docs").rglob("*.md")])
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PACKAGES = ("pipelines", "tfrecord_io", "train")
 #: Messages of Python and the operating system on the page of problems.
@@ -150,8 +151,9 @@ def test_the_change_log_has_the_sections_of_a_version_once_and_short_entries():
         assert [entry for entry in entries if len(entry.split()) > 60] == []
 
 
-def test_every_file_that_the_page_on_security_names_exists():
-    named = re.findall(r"`([\w/]+\.py)`", (ROOT / "SECURITY.md").read_text(encoding="utf-8"))
+@pytest.mark.parametrize("page", ["SECURITY.md", "CONTRIBUTING.md"])
+def test_every_file_that_a_page_on_the_code_names_exists(page):
+    named = re.findall(r"`([\w/]+(?:\.py|/))`", (ROOT / page).read_text(encoding="utf-8"))
     assert len(named) > 10
     folders = (ROOT, ROOT / "pipelines")
     assert [n for n in named if not any((folder / n).exists() for folder in folders)] == []
