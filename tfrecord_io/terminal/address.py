@@ -74,6 +74,11 @@ def is_remote(directory: str | os.PathLike[str]) -> bool:
     return "://" in os.fspath(directory)
 
 
+def local_text(given: str) -> str:
+    """Returns a path on this machine as a text, for options that JSON holds; see `local_path`."""
+    return str(local_path(given))
+
+
 def local_path(given: str | os.PathLike[str]) -> Path:
     """Returns a path on this machine; raises UserError for a URL."""
     if is_remote(given):
