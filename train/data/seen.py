@@ -77,6 +77,10 @@ class Seen:
         images = self.images.filter(pc.not_equal(self.images["part"], part))
         return dataclasses.replace(self, images=images)
 
+    def num_in(self, part: str) -> int:
+        """Returns the number of images of a part."""
+        return pc.sum(pc.equal(self.images["part"], part)).as_py() or 0
+
     def after(self, first: Seen) -> Seen:
         """Returns this with what the network had seen before, as the part `init`."""
         place = self.images.schema.get_field_index("part")

@@ -13,7 +13,6 @@ from typing import Any
 
 import keras
 import numpy as np
-import pyarrow.compute as pc
 from tqdm import tqdm
 
 from tfrecord_io.auditing.findings import alarms
@@ -287,8 +286,8 @@ def describe_run(run: Run, progress: Progress, num_parameters: int) -> Iterator[
         f"{run.steps_after[-1]:,} steps in {options.epochs} epochs"
     )
     if init := config.network.init:
-        num_seen = pc.sum(pc.equal(run.seen.images["part"], "init")).as_py() or 0
-        yield f"starts from the weights of {init}, which have seen {counted(num_seen, 'image')}"
+        num_seen = counted(run.seen.num_in("init"), "image")
+        yield f"starts from the weights of {init}, which have seen {num_seen}"
     for alarm in alarms(manifest.audit):
         yield f"warning: {printable(alarm)}"
     if parts.evaluated is None:
