@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 if TYPE_CHECKING:
     import tfrecord_io
 
-__all__ = ["CommandError", "Dataset", "Run", "build", "evaluate", "predict", "train"]
+__all__ = ["CommandError", "Dataset", "Evaluation", "Run", "build", "evaluate", "predict", "train"]
 
 #: By command: the module whose `main` it calls, and its purpose. `tfrecord_io` has several
 #: commands, so it also gets the command's name.
@@ -145,13 +145,17 @@ class Dataset(_Result):
         return _answer("audit", ["--json", self.path])
 
 
-class Run(_Result):
-    """A finished training run, by its folder; or an evaluation, which cannot predict."""
+class Evaluation(_Result):
+    """What was measured on a dataset, by the folder of the results."""
 
     @property
     def metrics(self) -> dict[str, Any]:
         """The content of its metrics.json."""
         return json.loads((Path(self.path) / "metrics.json").read_text(encoding="utf-8"))
+
+
+class Run(Evaluation):
+    """A finished training run, by its folder."""
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -203,7 +207,7 @@ def evaluate(
     dataset: Dataset | str | os.PathLike[str],
     output: str | os.PathLike[str],
     **options: Any,
-) -> Run:
+) -> Evaluation:
     """Measures a network on another dataset: `scan-tfrecords evaluate`.
 
     Args:
@@ -216,7 +220,7 @@ def evaluate(
         CommandError: with the message of the command.
     """
     _show("evaluate", ["--run", run, "--data", dataset], output=output, **options)
-    return Run(os.fspath(output))
+    return Evaluation(os.fspath(output))
 
 
 def predict(
