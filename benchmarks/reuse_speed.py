@@ -42,7 +42,7 @@ def main() -> None:
         for number in (num_old, args.num_images)
     )
     sample_archive.build(few, old)
-    print(f"{args.num_images:,} images, of which {num_old:,} are in the earlier dataset:\n")
+    print(f"{args.num_images:,} images; the earlier dataset has {num_old:,} of them:\n")
     print("| run | from nothing, s | with --reuse, s | ratio |")
     print("| --- | --- | --- | --- |")
     ratios = []

@@ -58,7 +58,7 @@ _TOLD = {
     ".tar": "{} in the archive",
     ".zip": "{} in the archive",
     "": "{} as files",
-    "records": "{} in a cache of what was read by URL",
+    "records": "{} in the reader's cache of a URL",
 }
 
 # Files that may name patients and what belongs to their images; all that are read; and those of

@@ -90,7 +90,7 @@ def place_by_folders(files: pa.Table, options: ListingOptions, listing: Listing)
     instead. For the tree and the order see `_choose_tree`.
 
     Raises:
-        errors.UserError: if there is no image, if the meaning of the folders is unclear, if the
+        errors.UserError: if there is no image, if the folders can be read in several ways, if the
             tree does not exist, or if there are several and `--tree` chooses none.
     """
     is_one_tree = bool(options.layout or options.label_regex)

@@ -110,7 +110,7 @@ class Listing:
         excluded: the names of files that --include_regex and --exclude_regex leave out.
         num_withdrawn: number of images and other files that --exclude leaves out.
         label_names: those that the user gave, or the table of labels, in order; else empty.
-        warnings: what to say of this build; it is no fact of the dataset.
+        warnings: what the terminal says; the dataset does not store it.
         copies: number of files in a second tree that repeat a listed one.
         num_files: number of files seen; each frame of a file with several counts as a file.
         frames: number of images that are frames of DICOM or TIFF files, by format.

@@ -40,7 +40,8 @@ from tfrecord_io.terminal.printing import counted, differences
 HASHES_FILE, ROWS_FILE = f"{BUILD_DIR}/reuse-hashes.npy", f"{BUILD_DIR}/reuse-rows.npy"
 
 #: Key of the numbers of copied images, all images, and damaged records in the metadata of the rows
-#: of a shard: they are no facts of the dataset, so they are not in its sidecar.
+#: of a shard. The sidecar leaves them out, because a build without `--reuse` must write the same
+#: bytes.
 COUNTS = b"reused"
 
 # Facts of an image that do not depend on its name, and side facts of its pixels.

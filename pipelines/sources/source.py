@@ -119,9 +119,9 @@ def read_in_order(
 
     A read is a file, and the function that reads it with this open reader. If `num_threads`, by
     default the reader's `num_parallel_reads`, is more than one, that many threads read ahead of the
-    consumer. Otherwise
-    the caller reads by calling the function, and the files are announced earlier, in the order of
-    their places, so that the disk fetches the next ones while the worker decodes.
+    consumer. Otherwise the caller reads by calling the function, and the files are announced
+    earlier, in the order of their places, so that the disk fetches the next ones while the worker
+    decodes.
     """
     num_threads = num_threads or reader.num_parallel_reads
     if num_threads == 1:

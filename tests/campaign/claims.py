@@ -145,6 +145,7 @@ def _build(case: Case, scans: Mapping[str, _Scan], name: str, side: int) -> _Dat
     """Builds a dataset of all scans or some, with what one hospital knows of them."""
     share = case.pick(0.4, 0.7, 1)
     chosen = {path: scan for path, scan in scans.items() if case.happens(share)}
+    # What names the patients: a table, nothing, or the names of files.
     way = case.pick(*["table"] * 6, "nobody", "files", "files")
     knows_sites, secret = case.happens(0.4), case.pick(*[""] * 5, "ours", "ours", "theirs")
     prefix = f"{name}-" if case.happens(0.2) else ""
@@ -322,7 +323,7 @@ def _judge_or_lie(case: Case, folder: Path, *more: object, **options: object) ->
         lie = _lie(case, folder)
         altered = dataclasses.replace(case, problems=[])
         _judge(altered, folder, *more, **options)
-        case.require(altered.problems, f"{folder}: nobody notices that {lie}")
+        case.require(altered.problems, f"{folder}: no check found that {lie}")
         case.what += f"; a lie: {lie}"
 
 

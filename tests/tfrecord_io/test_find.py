@@ -191,7 +191,7 @@ def test_the_cache_of_a_dataset_that_was_read_by_url_is_found_without_the_datase
     code, lines, err = find(tables, patients=["train-3"])
     assert (code, err) == (0, "")
     (records,) = (tmp_path / "cache").glob("tfrecord_io/*/records")
-    assert f"{records}: 2 images of 1 patient in a cache of what was read by URL" in lines
+    assert f"{records}: 2 images of 1 patient in the reader's cache of a URL" in lines
     keys = set(cache.keys_in(records.parent))
     assert {row["key"] for row in rows_of(data) if row["split"] == "train"} == keys
     assert find(tables, patients=["val-3"])[1][-1].startswith(f"{tables}/examples.parquet")

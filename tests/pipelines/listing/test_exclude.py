@@ -69,7 +69,7 @@ SCANS = {
     for place, label in enumerate(("CNV", "NORMAL"))
     for number in numbers
 }
-#: Patient 100 has scans in each class, and what is no scan.
+#: Patient 100 has scans in each class, and files that are not scans.
 ODD = {
     "train/CNV/CNV-100-7.jpeg": b"no image",
     "train/CNV/CNV-100-8.txt": b"a letter",
