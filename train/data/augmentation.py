@@ -12,8 +12,11 @@ import math
 import keras
 import numpy as np
 
-#: Random numbers per example: one for each random choice in this module, and one for MixUp.
-NUM_DRAWS = 21
+#: Random numbers per example: one for each random choice in this module, the last one for MixUp.
+NUM_DRAWS = 26
+# Those of another device, before that of MixUp. They are drawn last, so that a run without them
+# gets the numbers that it always had.
+_NUM_DEVICE_DRAWS = 5
 
 # The largest changes at strength 1. The angle and the distance differ between scans of one retina.
 # These ranges were chosen on scans of held-out patients (benchmarks/README.md).
@@ -28,6 +31,13 @@ _NUM_ERASED = 2
 _ERASE_CHANCE = 0.5
 _MIN_ERASED, _MAX_ERASED = 0.05, 0.4  # share of the side
 
+# The same for what differs between devices, from trials on scans of another hospital.
+_MAX_GAMMA = 0.5  # logarithm of the exponent
+_MAX_SHARPENING, _MAX_BLUR = 0.6, 1.0  # share of the difference to the blurred image
+_BLUR_KERNEL = np.exp(-(np.arange(-2.0, 3.0) ** 2) / 2)  # Gaussian with a deviation of one pixel
+_COARSE_CHANCE, _COARSE_FACTOR = 0.25, 4
+_MAX_SPECKLE = 0.3  # standard deviation, as a share of the grey level
+
 
 def draw(seed: int, step: int, *, batch_size: int, mixup: float) -> np.ndarray:
     """Returns the random numbers of a global batch, by a generator of this step's own.
@@ -36,24 +46,26 @@ def draw(seed: int, step: int, *, batch_size: int, mixup: float) -> np.ndarray:
     the share that it keeps of itself, the larger one of Beta(mixup, mixup).
     """
     generator = np.random.Generator(np.random.Philox(key=np.array([seed, step], np.uint64)))
-    draws = generator.random((batch_size, NUM_DRAWS), np.float32)
+    draws = generator.random((batch_size, NUM_DRAWS - _NUM_DEVICE_DRAWS), np.float32)
     if mixup:
         kept = generator.beta(mixup, mixup, batch_size)
         draws[:, -1] = np.maximum(kept, 1 - kept)
-    return draws
+    of_device = generator.random((batch_size, _NUM_DEVICE_DRAWS), np.float32)
+    return np.concatenate([draws[:, :-1], of_device, draws[:, -1:]], axis=1)
 
 
-def augment(images, draws, strength: float, *, is_padded: bool = False):
+def augment(images, draws, strength: float, *, device: bool = False, is_padded: bool = False):
     """Mirrors, warps, lights and partly erases images at random, and adds noise.
 
     Args:
         images: float32 [batch, height, width, channels] in 0..255; the result may lie outside.
         draws: float32 [batch, NUM_DRAWS], uniform in 0..1.
         strength: factor of the ranges of this module; 0 leaves only the mirroring.
+        device: whether images also change as if other devices had recorded them.
         is_padded: whether pictures are padded with black. The padding moves with the picture and
             stays black, as does what comes in from outside, which is a mirror image otherwise.
     """
-    next_draw = iter(keras.ops.unstack(draws[:, : NUM_DRAWS - 1], axis=1)).__next__
+    next_draw = iter(keras.ops.unstack(draws[:, :-1], axis=1)).__next__
     if is_padded:
         images = keras.ops.concatenate([images, inside_padding(images)], axis=-1)
     images = _warp(images, next_draw, strength, "constant" if is_padded else "reflect")
@@ -65,7 +77,9 @@ def augment(images, draws, strength: float, *, is_padded: bool = False):
         return images
     images = _change_light(images, next_draw, strength, share) * mask
     images = _erase(images, next_draw, strength, share)
-    return (images + _noise(images.shape[1:], next_draw, strength)) * mask
+    level = next_draw() * _MAX_NOISE * strength
+    images = (images + _noise(images.shape[1:], level, next_draw())) * mask
+    return _change_device(images, next_draw, strength) * mask if device else images
 
 
 def mix(images, labels, draws):
@@ -142,19 +156,61 @@ def _erase(images, next_draw, strength: float, share):
     return images
 
 
-def _noise(shape: tuple[int, ...], next_draw, strength: float):
-    """Returns normal noise [batch, *shape] with a random standard deviation for each example.
+def _noise(shape: tuple[int, ...], level, place):
+    """Returns normal noise [batch, *shape] with the standard deviations `level` [batch].
 
-    All examples read one fixed noise field, each from a random start. That trains as well as fresh
-    noise, and needs one random number per example instead of one per pixel.
+    All examples read one fixed noise field, each from a random start, `place` in 0..1. That trains
+    as well as fresh noise, and needs one random number per example instead of one per pixel.
     """
     ops = keras.ops
     size = math.prod(shape)
     field = np.random.default_rng(0).standard_normal(size, np.float32)
-    level, begin = next_draw() * _MAX_NOISE * strength, ops.floor(next_draw() * size)
+    begin = ops.floor(place * size)
     places = ops.cast(begin, "int32")[:, None] + np.arange(size, dtype=np.int32)
     noise = ops.take(ops.convert_to_tensor(np.concatenate([field, field])), places)
     return ops.reshape(noise, (-1, *shape)) * level[:, None, None, None]
+
+
+def _change_device(images, next_draw, strength: float):
+    """Changes images as another device might record them.
+
+    Their gamma, their sharpness, their resolution (of some), and speckle, which is in proportion to
+    the grey level.
+    """
+    ops = keras.ops
+    gamma, blur = (
+        (_between(next_draw(), low, high) * strength)[:, None, None, None]
+        for low, high in ((-_MAX_GAMMA, _MAX_GAMMA), (-_MAX_SHARPENING, _MAX_BLUR))
+    )
+    # Black is left out, because the slope of a root has no bound there.
+    grey = ops.clip(images / 255, 1e-3, 1)
+    images = 255 * grey ** ops.exp(gamma)
+    images = images + blur * (_blurred(images) - images)
+    coarse = ops.clip(1 - next_draw() / _COARSE_CHANCE, 0, 1)[:, None, None, None]
+    images = images + coarse * ops.minimum(strength, 1) * (_coarse(images) - images)
+    speckle = next_draw() * _MAX_SPECKLE * strength
+    return images * (1 + _noise(images.shape[1:], speckle, next_draw()))
+
+
+def _blurred(images):
+    """Returns images [batch, height, width, channels] after a Gaussian of 5 x 5 pixels."""
+    ops = keras.ops
+    channels = images.shape[-1]
+    images = ops.pad(images, ((0, 0), (2, 2), (2, 2), (0, 0)), "symmetric")
+    for shape in ((5, 1, 1, 1), (1, 5, 1, 1)):
+        kernel = np.reshape(_BLUR_KERNEL / _BLUR_KERNEL.sum(), shape).astype(np.float32)
+        kernel = ops.convert_to_tensor(np.repeat(kernel, channels, axis=2))
+        images = ops.depthwise_conv(images, kernel, padding="valid", data_format="channels_last")
+    return images
+
+
+def _coarse(images):
+    """Returns images after a quarter of their resolution."""
+    size = images.shape[1:3]
+    small = keras.ops.average_pool(
+        images, _COARSE_FACTOR, padding="same", data_format="channels_last"
+    )
+    return keras.ops.image.resize(small, size, "bilinear", data_format="channels_last")
 
 
 def inside_padding(images):

@@ -133,7 +133,11 @@ def prepare(run: Run, images, labels, draws):
         images = images * run.grey_factor
     if changes.augment:
         images = augmentation.augment(
-            images, draws, changes.augment_strength, is_padded=run.data.manifest.is_padded
+            images,
+            draws,
+            changes.augment_strength,
+            device=changes.augment_device,
+            is_padded=run.data.manifest.is_padded,
         )
     if changes.mixup > 0:
         images, labels = augmentation.mix(images, labels, draws[:, -1])
