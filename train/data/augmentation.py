@@ -207,9 +207,8 @@ def _blurred(images):
 def _coarse(images):
     """Returns images after a quarter of their resolution."""
     size = images.shape[1:3]
-    small = keras.ops.average_pool(
-        images, _COARSE_FACTOR, padding="same", data_format="channels_last"
-    )
+    pool = (_COARSE_FACTOR, _COARSE_FACTOR)
+    small = keras.ops.average_pool(images, pool, pool, "same", data_format="channels_last")
     return keras.ops.image.resize(small, size, "bilinear", data_format="channels_last")
 
 
