@@ -30,7 +30,8 @@ from tfrecord_io.terminal.printing import counted
 # Limits that keep the page within a few megabytes for any dataset.
 _MAX_CLASSES = 24
 _MAX_PICTURES = 48
-_PICTURE_SIDE = 112
+_PICTURE_SIDE = 512
+_CORNERS_SIDE = 224
 _MAX_PAIRS = 12
 _MAX_CORNERS = 24
 _MAX_FILES = 50
@@ -160,7 +161,7 @@ def _corners_of_devices(examples: pa.Table, images: ImageReader) -> list[str]:
     spread = np.linspace(0, len(table) - 1, min(_MAX_CORNERS - len(first), len(table))).astype(int)
     chosen = examples.select(["shard", "row"]).take(list(dict.fromkeys([*first, *spread])))
     return [
-        data_url(_corners(images.read(row["shard"], row["row"])), 2 * _PICTURE_SIDE)
+        data_url(_corners(images.read(row["shard"], row["row"])), _CORNERS_SIDE)
         for row in chosen.to_pylist()
     ]
 

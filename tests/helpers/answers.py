@@ -12,8 +12,8 @@ from train.results.predictions import Predictions
 
 #: What `report.render` takes and these pages do without.
 NO_FACTS = {
-    "made": {}, "versions": {}, "data_page": None, "exposure": None, "mistakes": (), "flow": (),
-    "charts": {}, "own_metrics": None,
+    "made": {}, "versions": {}, "data_page": None, "exposure": None, "examples": {}, "files": {},
+    "flow": (), "charts": {}, "own_metrics": None,
 }  # fmt: skip
 
 

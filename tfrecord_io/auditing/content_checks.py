@@ -17,6 +17,9 @@ from tfrecord_io.terminal.printing import listed, many
 
 _MOST_NAMES = 12  # in a sentence
 
+# More classes than this may be patients, dates or devices.
+_MANY_CLASSES = 100
+
 
 def check_numbers(examined: Examined) -> Iterator[Finding]:
     """Yields how the numbers of a dataset of numbers are distributed in its splits."""
@@ -58,6 +61,11 @@ def check_classes(examined: Examined) -> Iterator[Finding]:
         detail = "A model has nothing to tell apart, so every result would be perfect. Name the "
         detail += "classes with --layout, --label_regex or a table of --labels."
         yield problem("one_class", f"All images are of one {kind.noun}, {names[0]}", detail, 1)
+    if examined.dataset.label_kind.one_hot and len(names) > _MANY_CLASSES:
+        title = f"There are {len(names):,} {kind.plural}"
+        detail = f"Such as {listed(names, 3)}. If these are patients, dates or devices, name the "
+        detail += "level of the class with --layout, or give a table of --labels."
+        yield warning("many_classes", title, detail, len(names))
     for name, values in counts.items():
         missing = [names[place] for place in np.flatnonzero(values == 0)]
         if missing:

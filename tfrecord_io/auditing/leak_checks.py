@@ -80,7 +80,9 @@ def check_patient_leaks(examined: Examined) -> Iterator[Finding]:
         yield problem("patient_leak", title, detail, len(leaked), listed)
     elif images and len(splits) > 1:
         title = f"No {units[0]} is in more than one split"
-        yield good("patient_leak", title, f"{many(len(images), *units)} known.")
+        # Of images without a patient it is not known.
+        found = note if examined.measures["examples_without_patient"] else good
+        yield found("patient_leak", title, f"{many(len(images), *units)} known.")
 
 
 def check_patient_labels(examined: Examined) -> Iterator[Finding]:

@@ -46,7 +46,7 @@ _SIDES, _MIN_SIMILARITIES = (MIN_SIDE, 224), (0.93, 0.80)
 _DETAIL_SIDE = 128
 _DETAIL_RADIUS = 2
 
-_PAIR_SIDE = 224
+_PAIR_SIDE = 512
 
 # What many pictures share, such as the frame of a screen, is the mean detail of so many of them. Of
 # fewer than the least, copies of a picture would count as what is shared.

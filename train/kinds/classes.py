@@ -12,7 +12,7 @@ from tfrecord_io.format import kinds
 from train.data.dataset import Dataset, Part
 from train.kinds import measures, words
 from train.kinds import task as tasks
-from train.kinds.task import Answers, Mistake, Task, View
+from train.kinds.task import Answers, OneAnswer, Task, View
 from train.machine.errors import ConfigError
 
 #: The measure of grades, see `quadratic_kappa`.
@@ -23,12 +23,14 @@ class Classes(Task):
     """One class for each image. Truths are int64 [num_examples]."""
 
     kind = kinds.CLASSES
-    label_measures = ("sensitivity", "specificity", "auc")
+    label_measures = ("sensitivity", "specificity", "auc", "average_precision")
     run_measures = ("accuracy", "balanced_accuracy", "ece")
     glossary = (
         "Sensitivity: the share of the images of a class that was recognised. Specificity: the "
         "share of all other images that was not taken for this class. Area: the chance that an "
-        "image of the class gets a higher probability than another image."
+        "image of the class gets a higher probability than another image. Average precision: "
+        "among the images with the highest probabilities, the share that is of the class, on "
+        "average over all cuts; guessing gives the share of the class."
     )
     decision = (
         "A threshold answers “this class, or not?”. The predicted class does not depend on the "
@@ -175,15 +177,15 @@ class Classes(Task):
         columns = ["images (share of the class)"]
         return {"title": title, "corner": "truth → answer", "columns": columns, "rows": rows}
 
-    def mistakes(self, answers: Answers, most: int) -> list[Mistake]:
-        truths, names = answers.truths, answers.label_names
-        given, surest = self.chosen(answers.probabilities), answers.probabilities.max(-1)
-        wrong = np.flatnonzero(given != truths)
-        order = np.argsort(-surest[wrong], kind="stable")[:most]
-        return [
-            Mistake(place, answer, names[truths[place]], names[answer], float(surest[place]))
-            for place, answer in zip(wrong[order].tolist(), given[wrong[order]], strict=True)
-        ]
+    def sureness(self, answers: Answers) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        given = self.chosen(answers.probabilities)
+        return answers.probabilities.max(-1), given == answers.truths, given
+
+    def told(self, answers: Answers, number: int) -> OneAnswer:
+        names, of_image = answers.label_names, answers.probabilities[number]
+        output = int(of_image.argmax())
+        true = names[answers.truths[number]]
+        return OneAnswer(int(number), output, true, names[output], float(of_image[output]))
 
 
 class Grades(Classes):

@@ -12,7 +12,7 @@ from scipy import special
 from tfrecord_io.format import kinds
 from train.kinds import measures, words
 from train.kinds import task as tasks
-from train.kinds.task import Answers, Mistake, Task
+from train.kinds.task import Answers, OneAnswer, Task
 
 #: An image is said to have a label from this probability on.
 LABEL_THRESHOLD = 0.5
@@ -159,19 +159,21 @@ class MultiLabel(Task):
             "rows": rows,
         }
 
-    def mistakes(self, answers: Answers, most: int) -> list[Mistake]:
+    def sureness(self, answers: Answers) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         called = self.chosen(answers.probabilities)
-        of_answers = np.where(called, answers.probabilities, 1 - answers.probabilities)
-        wrong = np.flatnonzero(called != answers.truths)
-        surest = np.argsort(-of_answers.flat[wrong], kind="stable")
-        mistakes = []
-        for flat in wrong[surest][:most].tolist():
-            place, output = divmod(flat, len(answers.label_names))
-            name, is_called = answers.label_names[output], bool(called[place, output])
-            told = (f"no {name}", name) if is_called else (name, f"no {name}")
-            probability = float(of_answers[place, output])
-            mistakes.append(Mistake(place, output, *told, probability, not is_called))
-        return mistakes
+        sure = np.where(called, answers.probabilities, 1 - answers.probabilities)
+        labels = np.where(called, np.arange(called.shape[1]), -1)
+        return sure.ravel(), (called == answers.truths).ravel(), labels.ravel()
+
+    def told(self, answers: Answers, number: int) -> OneAnswer:
+        place, output = divmod(int(number), len(answers.label_names))
+        probability, name = float(answers.probabilities[place, output]), answers.label_names[output]
+        is_called = probability >= LABEL_THRESHOLD
+        true, given = (
+            name if has else f"no {name}" for has in (answers.truths[place, output], is_called)
+        )
+        sure = probability if is_called else 1 - probability
+        return OneAnswer(place, output, true, given, sure, not is_called)
 
 
 MULTI_LABEL = MultiLabel()

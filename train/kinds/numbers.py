@@ -13,7 +13,7 @@ from tfrecord_io.format import kinds
 from train.data.dataset import Dataset, Part
 from train.kinds import words
 from train.kinds.measures import ratios
-from train.kinds.task import Answers, Mistake, Task, View
+from train.kinds.task import Answers, OneAnswer, Task, View
 from train.kinds.words import decimal, with_interval
 from train.machine.errors import ConfigError
 
@@ -146,13 +146,14 @@ class Number(Task):
     def doubt(self, metrics: Mapping[str, Any]) -> str | None:
         return words.doubt(metrics, "r2", 0.0, "always giving the mean")
 
-    def mistakes(self, answers: Answers, most: int) -> list[Mistake]:
+    def examples(self, answers: Answers, most: int) -> dict[str, list[OneAnswer]]:
         given = self.chosen(answers.probabilities)
         furthest = np.argsort(-np.abs(given - answers.truths), kind="stable")[:most]
-        return [
-            Mistake(place, 0, decimal(answers.truths[place]), decimal(given[place]), None)
+        wrong = [
+            OneAnswer(place, 0, decimal(answers.truths[place]), decimal(given[place]), None)
             for place in furthest.tolist()
         ]
+        return {"wrong": wrong}
 
 
 NUMBER = Number()

@@ -73,8 +73,8 @@ def require_numbers(probabilities: np.ndarray, what: str) -> None:
         )
 
 
-class Mistake(NamedTuple):
-    """A wrong answer: the example's place, the network's output, and both labels in words.
+class OneAnswer(NamedTuple):
+    """An answer: the example's place, the network's output, and both labels in words.
 
     A number has no probability. `is_negative` tells whether the answer is that the output's label
     is not there.
@@ -303,9 +303,27 @@ class Task(abc.ABC):
         """
         return {}
 
-    @abc.abstractmethod
-    def mistakes(self, answers: Answers, most: int) -> list[Mistake]:
-        """Returns the wrong answers with the highest probability, the worst first."""
+    def examples(self, answers: Answers, most: int) -> dict[str, list[OneAnswer]]:
+        """Returns the surest `wrong` answers, and half as many `right` and `unsure` ones.
+
+        The right ones are the surest for each label, the unsure ones the least sure of all.
+        """
+        sure, is_right, labels = self.sureness(answers)
+        order = np.argsort(-sure, kind="stable")
+        right = order[is_right[order] & (labels[order] >= 0)]
+        _, firsts = np.unique(labels[right], return_index=True)
+        wrong, half = order[~is_right[order]], most // 2
+        right = right[np.sort(firsts)]
+        chosen = {"wrong": wrong[:most], "right": right[:half], "unsure": order[::-1][:half]}
+        return {name: [self.told(answers, n) for n in numbers] for name, numbers in chosen.items()}
+
+    def sureness(self, answers: Answers) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns the probability of each answer, if it is right, and its label (-1: not there)."""
+        raise NotImplementedError
+
+    def told(self, answers: Answers, number: int) -> OneAnswer:
+        """Returns an answer, by its number in `sureness`, in words."""
+        raise NotImplementedError
 
 
 def balanced_weights(counts: Sequence[int], power: float) -> tuple[float, ...]:

@@ -184,12 +184,17 @@ def cautions_of_answers(metrics: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def separates_nothing(sensitivity: float | None, specificity: float | None) -> bool:
+    """Returns whether positives reach a threshold no more often than others do."""
+    return None not in (sensitivity, specificity) and sensitivity + specificity <= 1
+
+
 def cautions_of_probabilities(metrics: Mapping[str, Any]) -> list[str]:
     """Returns sentences about thresholds and calibrations that do not do what they are for."""
     sentences = []
     for entry in metrics.get("thresholds") or ():
         rates = [entry["test"][rate]["value"] for rate in ("sensitivity", "specificity")]
-        if None not in rates and sum(rates) <= 1:
+        if separates_nothing(*rates):
             sentences.append(
                 f"The threshold for {entry['view']} separates nothing here: it is "
                 f"reached by {percent(rates[0])} of the positive images, and by "

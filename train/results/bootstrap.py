@@ -73,6 +73,7 @@ def with_intervals(
     num_samples: int,
     seed: int,
     digits: str = Task.digits,
+    sizes: np.ndarray | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Returns measures with their 95 % intervals, as metrics.json has them.
 
@@ -89,11 +90,12 @@ def with_intervals(
         num_samples: number of draws; 0 for no intervals.
         seed: of the draws.
         digits: format to which the values are rounded.
+        sizes: how much each group counts, int [num_groups]; None for its number of examples.
 
     Returns:
         `value`, `low` and `high` by name; None where undefined.
     """
-    everything = np.bincount(groups)
+    everything = np.bincount(groups) if sizes is None else sizes
     # All draws of a single group would be the same.
     num_draws = num_samples if len(everything) > 1 else 0
     drawn = _measured(measure, groups, draws_of(len(everything), num_draws, seed))
@@ -105,8 +107,8 @@ def with_intervals(
     for name, (value,) in measure(np.ones((1, len(groups)))).items():
         low, high = _NO_INTERVAL
         if drawn:
-            sizes = behind.get(name, everything)
-            low, high = _interval(name, float(value), drawn[name], without[name], images, sizes)
+            rests_on = behind.get(name, everything)
+            low, high = _interval(name, float(value), drawn[name], without[name], images, rests_on)
         ends = {"value": value, "low": low, "high": high}
         entries[name] = {end: rounded(number, digits) for end, number in ends.items()}
     return entries

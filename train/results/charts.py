@@ -32,6 +32,7 @@ _MAX_RELIABILITY_POINTS = 12
 _MAX_DOTS = 2_000
 
 _DIAGONAL = [(0, 0), (1, 1)]
+_GRID = np.linspace(0, 1, 201)
 
 
 def write_charts(
@@ -104,8 +105,9 @@ def training_curves(history: Sequence[Mapping[str, Any]], best_epoch: int) -> li
 def roc_curves(predictions: Predictions, metrics: Mapping[str, Any]) -> list[Chart]:
     """Returns the ROC curves of each class against the rest, and of urgent cases for OCT.
 
-    Of many classes, those with the smallest areas are drawn. There is no chart if no class has both
-    positive and negative examples.
+    Beside them is the precision by sensitivity of the same classes, each with its share of the
+    images as a base line, which guessing reaches. Of many classes, those with the smallest areas
+    are drawn. There is no chart if no class has both positive and negative examples.
     """
     task, names, scores = predictions.task, predictions.label_names, metrics["scores"]
     has = task.has(predictions.truths, len(names))
@@ -115,40 +117,66 @@ def roc_curves(predictions: Predictions, metrics: Mapping[str, Any]) -> list[Cha
     if len(drawn) > NUM_COLOURS:
         shown = f", the {NUM_COLOURS} smallest of {len(drawn)}"
         drawn = sorted(drawn, key=lambda view: areas[view.name]["value"])[:NUM_COLOURS]
-    runs, series = predictions.by_run(), []
+    rocs, precisions, bases = [], [], []
+    curves = ("auc", _roc, rocs), ("average_precision", _precision, precisions)
     for place, view in enumerate(drawn):
-        rates = _roc(view.is_positive(has), view.ranking(predictions.probabilities), runs)
-        name = f"{_short(view.name)}: {with_interval(areas[view.name], thousandths, '')}"
-        points = list(zip(*rates, strict=True))
-        series.append(Series(name, points, "dashed" if view.is_group else "line", place))
-    told = ", ".join(each.name for each in series)
-    chart = Chart(
-        title=f"ROC on {metrics['split']}: area and interval{shown}",
-        description=f"ROC curves with the areas under them: {told}",
-        x=Axis.of("false alarms (1 − specificity)", 0, 1),
-        y=Axis.of("sensitivity", 0, 1),
-        series=[*series, Series("guessing", _DIAGONAL, "dotted", None)],
-    )
-    return [chart] if drawn else []
+        is_positive, ranking = view.is_positive(has), view.ranking(predictions.probabilities)
+        sides = [(is_positive[rows], ranking[rows]) for rows in predictions.by_run()]
+        runs = [side for side in sides if 0 < side[0].sum() < len(side[0])]
+        look = "dashed" if view.is_group else "line"
+        for measure, points_of, series in curves:
+            area = with_interval(scores[view.of(measure)], thousandths, "")
+            points = list(zip(*points_of(runs), strict=True))
+            series.append(Series(f"{_short(view.name)}: {area}", points, look, place))
+        share = float(is_positive.mean())
+        bases.append(Series("", [(0, share), (1, share)], "dotted", place))
+    bases.append(Series("guessing: the share of the images", [], "dotted", None))
+    told = [", ".join(each.name for each in series) for series in (rocs, precisions)]
+    charts = [
+        Chart(
+            title=f"ROC on {metrics['split']}: area and interval{shown}",
+            description=f"ROC curves with the areas under them: {told[0]}",
+            x=Axis.of("false alarms (1 − specificity)", 0, 1),
+            y=Axis.of("sensitivity", 0, 1),
+            series=[*rocs, Series("guessing", _DIAGONAL, "dotted", None)],
+        ),
+        Chart(
+            title=f"Precision on {metrics['split']}: average and interval{shown}",
+            description=f"Precision by sensitivity, with its average: {told[1]}",
+            x=Axis.of("sensitivity (recall)", 0, 1),
+            y=Axis.of("precision", 0, 1),
+            series=[*precisions, *bases],
+        ),
+    ]
+    return charts if drawn else []
 
 
-def _roc(
-    is_positive: np.ndarray, ranking: np.ndarray, runs: Sequence[np.ndarray]
-) -> tuple[np.ndarray, np.ndarray]:
+def _roc(runs: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
     """Returns (false alarms, sensitivity) of the points of a curve, float64 [num_points] each.
 
     Of several runs it is their mean at each rate of false alarms, whose area is the mean of their
-    areas. Source: Fawcett 2006, "An introduction to ROC analysis", section 8.1.
+    areas (Fawcett 2006, "An introduction to ROC analysis", section 8.1). A run has which examples
+    are positive, and their ranking.
     """
-    curves = [
-        sk_metrics.roc_curve(is_positive[rows], ranking[rows])[:2]
-        for rows in runs
-        if 0 < is_positive[rows].sum() < len(rows)
-    ]
+    curves = [sk_metrics.roc_curve(*run)[:2] for run in runs]
     if len(curves) == 1:
         return curves[0]
-    grid = np.linspace(0, 1, 201)
-    return grid, np.mean([np.interp(grid, *curve) for curve in curves], axis=0)
+    return _GRID, np.mean([np.interp(_GRID, *curve) for curve in curves], axis=0)
+
+
+def _precision(runs: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (sensitivity, precision) of the points of a curve, the mean of the runs of `_roc`.
+
+    It is that of the highest threshold that reaches the sensitivity: straight lines would be too
+    good (Davis and Goadrich 2006, "The relationship between precision-recall and ROC curves").
+    """
+    curves = []
+    for run in runs:
+        precision, sensitivity, _ = sk_metrics.precision_recall_curve(*run)
+        # Small steps, because sensitivities are rounded and the first one must find a positive.
+        reaching = np.searchsorted(sensitivity[::-1], np.maximum(_GRID - 1e-9, 1e-9))
+        curves.append(precision[::-1][reaching])
+    return _GRID, np.mean(curves, axis=0)
 
 
 def reliability(predictions: Predictions, metrics: Mapping[str, Any]) -> list[Chart]:
@@ -156,7 +184,8 @@ def reliability(predictions: Predictions, metrics: Mapping[str, Any]) -> list[Ch
 
     Each point stands for the same number of answers. (The expected calibration error uses bins of
     equal width. With few images, most of those would hold one or two, and a line would show noise.)
-    A grey area shows how many answers have which confidence. There is no chart of a single class.
+    A grey area shows how many answers have which confidence. There is no chart of a single class,
+    or of answers that are too few for two points.
     """
     lines, confidences = [], []
     for name, probabilities in (
@@ -166,10 +195,10 @@ def reliability(predictions: Predictions, metrics: Mapping[str, Any]) -> list[Ch
         if probabilities is None:
             continue
         choices, right = predictions.task.choices(probabilities, predictions.truths)
-        if choices.shape[-1] < 2:
+        num_points = min(len(right) // _ANSWERS_A_POINT, _MAX_RELIABILITY_POINTS)
+        if choices.shape[-1] < 2 or num_points < 2:
             return []
         confidence, is_right = choices.max(-1), choices.argmax(-1) == right
-        num_points = int(np.clip(len(right) // _ANSWERS_A_POINT, 1, _MAX_RELIABILITY_POINTS))
         parts = np.array_split(np.argsort(confidence, kind="stable"), num_points)
         points = [(confidence[part].mean(), is_right[part].mean()) for part in parts]
         lines.append(Series(name, points, "marked", len(lines)))

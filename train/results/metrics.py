@@ -57,7 +57,8 @@ def measure(
 
     Returns:
         see `evaluate_predictions`; `label_kind` if the labels are not classes; `thresholds` if some
-        were chosen; `prevalence` by view if one was stated. If the dataset names the site of every
+        were chosen; `prevalence` by view if one was stated; `by_patient`, scores with each patient
+        counting once, if every image names its patient. If the dataset names the site of every
         example, `sites` has `num_examples`, `num_patients` and `scores` by the name of the site;
         `by` has the same by column and value for the columns that the options name.
     """
@@ -74,6 +75,8 @@ def measure(
     results = predictions.task.kind.entry | evaluate(predictions)
     if prevalences:
         results["prevalence"] = prevalences
+    if by_patient := _by_patient(predictions, num_samples, seed):
+        results["by_patient"] = by_patient
     if chosen:
         results["thresholds"] = measure_thresholds(
             chosen, predictions, prevalences, num_samples, seed
@@ -87,6 +90,25 @@ def measure(
     if SITE in by:
         results["sites"] = by.pop(SITE)
     return results | ({"by": by} if by else {})
+
+
+def _by_patient(predictions: Predictions, num_samples: int, seed: int) -> dict[str, Any]:
+    """Returns quick ones of the figures on top of the page, with each patient counting once.
+
+    There are none if a patient is unknown, or if no patient has several images.
+    """
+    task, patients = predictions.task, predictions.values("patient")
+    if None in patients or len(set(patients)) == len(set(predictions.rows.tolist())):
+        return {}
+    _, first, of_patient, sizes = np.unique(patients, True, True, True)
+
+    def rates(weights: np.ndarray) -> dict[str, np.ndarray]:
+        found = task.score(predictions, weights / sizes[of_patient])
+        return {name: found[name] for name in task.run_measures if name in found}
+
+    groups = predictions.groups.codes
+    counts = {"sizes": np.bincount(groups[first]), "num_samples": num_samples}
+    return with_intervals(rates, groups, {}, seed=seed, digits=task.digits, **counts)
 
 
 def _value(value: Any) -> str | float | None:

@@ -20,6 +20,7 @@ from tfrecord_io.pages.page import environment
 from tfrecord_io.terminal.printing import counted, listed
 from train.data.dataset import Dataset
 from train.kinds import words
+from train.kinds.measures import parts_of
 from train.kinds.registry import task_of
 from train.kinds.task import Task, View
 from train.results.metrics import FEW_BEHIND, FEW_GROUPS
@@ -35,6 +36,9 @@ _MAIN_SETTINGS = (
 
 # Entries that not every metrics.json has.
 _NO_ENTRIES = {"thresholds": (), "prevalence": {}, "folds": (), "spread": {}, "calibration": None}
+
+# A line of calibration through fewer images of a class, or fewer others, is not shown.
+_FEW_ON_A_LINE = 20
 
 
 def page_of_data(data: str, directory: Path, manifest: Manifest) -> str | None:
@@ -70,11 +74,14 @@ def render(
         templates.filters[function.__name__] = function
     # An evaluation's configuration has the defaults of a training, which are not the run's.
     settings = config if own_metrics is None else {}
+    # The export of a run may have been given.
+    run = Path(metrics.get("model", "").removesuffix("/export")).resolve().name
     return templates.get_template("report.html.jinja").render(
         facts,
         manifest=manifest,
         metrics=metrics and _NO_ENTRIES | metrics,
         own_metrics=own_metrics,
+        run=run,
         task=task,
         kind=task.kind,
         words=words,
@@ -98,18 +105,26 @@ def _results(
     views = {view.name: view for view in task.views(labels)}
     matrices = [metrics.get("confusion_matrix"), *metrics.get("confusion_matrices", {}).values()]
     wrong = sum(np.sum(matrix) - np.trace(matrix) for matrix in matrices if matrix)
+    # A number is the only one, and has no view.
+    rows = [
+        *(views.get(name, View(name, [])) for name in shown),
+        *(view for view in views.values() if view.is_group),
+    ]
+    few, total = _FEW_ON_A_LINE, metrics["num_examples"]
+    enough = [name for name, n in metrics["label_counts"].items() if few <= n <= total - few]
+    both = [(parts_of(name)[1], name) for name in scores if name in own]
     return {
         "verdict": task.verdict(metrics),
         "doubt": task.doubt(metrics),
-        # A number is the only one, and has no view.
-        "rows": [
-            *(views.get(name, View(name, [])) for name in shown),
-            *(view for view in views.values() if view.is_group),
-        ],
+        "rows": rows,
+        "lines": [view for view in rows if view.name in enough or (view.is_group and enough)],
         "num_more_classes": len(hidden),
         "by": ({"site": metrics["sites"]} if "sites" in metrics else {}) | metrics.get("by", {}),
         "own": own,
-        "comparison": [n for n in scores if n in own and n.partition("/")[2] not in hidden],
+        "comparison": {
+            label: [name for of, name in both if of == label]
+            for label in dict.fromkeys(of for of, _ in both if of not in hidden)
+        },
         "answers": task.answers(metrics),
         "num_mistakes": int(wrong) if task.gives_probabilities else metrics["num_examples"],
         # Of the classes, the spread has the sensitivity; of many classes, nothing.
@@ -126,7 +141,6 @@ def _limits(
     manifest: Manifest, metrics: Mapping[str, Any], facts: Mapping[str, Any]
 ) -> Iterator[str]:
     """Yields what a reader must not conclude from a result; the arguments are those of `render`."""
-    yield "This is not a medical device. Nobody may be diagnosed or treated by it."
     notes: list[str] = []
     if metrics:
         yield (
@@ -156,11 +170,6 @@ def _limits(
         told = f"The dataset's audit says: {sentence(finding['title'])}"
         if finding["severity"] in ("problem", "warning") and told not in notes:
             yield told
-    if facts.get("mistakes"):
-        yield (
-            "A map shows where covering the image changes the answer of this network. It does not "
-            "show why, or what a doctor would look at."
-        )
 
 
 def sentence(text: str) -> str:

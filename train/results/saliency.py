@@ -1,4 +1,4 @@
-"""Occlusion maps: which parts of an image an answer depends on; those of the worst mistakes."""
+"""Occlusion maps: which parts of an image an answer depends on; and the examples of a page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 from tfrecord_io.format import visible
 from tfrecord_io.pages.pictures import data_url
 from tfrecord_io.terminal.printing import printable
-from train.kinds.task import Mistake
+from train.kinds.task import OneAnswer
 from train.results.predictions import Predictions
 
 #: Stored images [num_images, height, width, channels] → probabilities [num_images, num_classes].
@@ -30,7 +30,8 @@ _BATCH_SIZE = 64
 #: Most mistakes that are shown; their pictures, two each, take most of a page's bytes.
 MAX_MISTAKES = 12
 
-_PICTURE_SIDE = 224
+# Pictures up to this side are shown to the pixel, larger ones as JPEG, which takes fewer bytes.
+_EXACT_SIDE, _PICTURE_SIDE = 224, 512
 
 # Longer side of each picture in a file.
 _MAP_SIDE = 480
@@ -134,41 +135,52 @@ def draw_map(image: np.ndarray, drops: np.ndarray, answer: str) -> Image.Image:
     return sheet
 
 
-# ---- the mistakes of a network
+# ---- examples of a network's answers
 
 
-class MistakenImage(NamedTuple):
-    """A mistake with its image [height, width, channels] and map, see `occlusion_map`.
+class ShownAnswer(NamedTuple):
+    """An answer with its image [height, width, channels] and, of a mistake, its `occlusion_map`.
 
     The path is that of the source file, or the key if the dataset does not name files.
     """
 
-    answer: Mistake
+    answer: OneAnswer
     image: np.ndarray
-    drops: np.ndarray
+    drops: np.ndarray | None
     path: str
 
     def pictures(self) -> dict[str, str]:
         """Returns the data URLs of its pictures by what they show."""
-        shown = pictures_of(self.image, self.drops)
-        return {title: data_url(shown[title], _PICTURE_SIDE, "PNG") for title in shown}
+        shown = {"what the network sees": visible.picture(self.image)}
+        if self.drops is not None:
+            shown = pictures_of(self.image, self.drops)
+        kind = "PNG" if max(self.image.shape) <= _EXACT_SIDE else "JPEG"
+        return {title: data_url(shown[title], _PICTURE_SIDE, kind) for title in shown}
 
 
-def find_mistakes(predict: Predict, predictions: Predictions) -> list[MistakenImage]:
-    """Returns the worst mistakes of one network; each costs about 150 predictions.
+def find_examples(
+    predict: Predict | None, predictions: Predictions
+) -> dict[str, list[ShownAnswer]]:
+    """Returns the images of `Task.examples`; the map of a mistake costs about 150 predictions.
 
-    `predict` is the function of stored images that gave the probabilities.
+    `predict` is the function of stored images that gave the probabilities; None, as of several
+    networks, for no maps. Of several answers to an image, the first one is looked at.
     """
-    answers = predictions.task.mistakes(predictions, MAX_MISTAKES)
-    if not answers:
-        return []
-    shown = predictions.some(np.array([answer.place for answer in answers]))
-    images = shown.dataset.stored[shown.rows][0]
-    found = answers, images, shown.values("path"), shown.values("key")
-    mistakes = []
-    for answer, image, path, key in zip(*found, strict=True):
-        drops = occlusion_map(predict, image, None, answer.output)
-        # The probability of a negative answer rises where that of its label drops.
-        drops = -drops if answer.is_negative else drops
-        mistakes.append(MistakenImage(answer, image, drops, path or key))
-    return mistakes
+    _, firsts = np.unique(predictions.rows, return_index=True)
+    predictions = predictions.some(firsts)
+    examples = {}
+    for name, answers in predictions.task.examples(predictions, MAX_MISTAKES).items():
+        if not answers:
+            continue
+        shown = predictions.some(np.array([answer.place for answer in answers]))
+        images = shown.dataset.stored[shown.rows][0]
+        found = answers, images, shown.values("path"), shown.values("key")
+        examples[name] = []
+        for answer, image, path, key in zip(*found, strict=True):
+            drops = None
+            if predict and name == "wrong":
+                drops = occlusion_map(predict, image, None, answer.output)
+                # The probability of a negative answer rises where that of its label drops.
+                drops = -drops if answer.is_negative else drops
+            examples[name].append(ShownAnswer(answer, image, drops, path or key))
+    return examples

@@ -18,6 +18,7 @@ import numpy as np
 from tfrecord_io.format.manifest import check_types
 from train.kinds.measures import called_rates, predictive_values
 from train.kinds.task import MAX_VIEWS, View
+from train.kinds.words import separates_nothing
 from train.machine.errors import ConfigError
 from train.results.bootstrap import behind_rates, rounded, with_intervals
 from train.results.predictions import Predictions
@@ -85,7 +86,7 @@ def choose_thresholds(val: Predictions, wanted: float) -> list[dict[str, Any]]:
         the content of export/thresholds.json: a list of dicts with `view`, the `labels` whose
         probabilities are added up, `wanted_sensitivity`, `threshold`, and `val` with
         `num_positives`, `sensitivity` and `specificity`. A view without a positive validation image
-        has no entry, nor have a single class and very many labels.
+        or whose threshold separates nothing has no entry, nor have a single class and many labels.
     """
     task, names = val.task, val.label_names
     has, views = task.has(val.truths, len(names)), task.views(names)
@@ -98,6 +99,8 @@ def choose_thresholds(val: Predictions, wanted: float) -> list[dict[str, Any]]:
         if threshold is None:
             continue
         rates = called_rates(ranking >= threshold, is_positive, np.ones(len(ranking)))
+        if separates_nothing(**rates):
+            continue
         chosen.append(
             {
                 "view": view.name,

@@ -24,11 +24,20 @@ from train.machine.devices import versions
 from train.results.charts import write_charts
 from train.results.predictions import Predictions, write_predictions
 from train.results.report import flow_of, page_of_data, render
-from train.results.saliency import Predict, find_mistakes
+from train.results.saliency import Predict, find_examples
 
 #: Of a run it is the last file: a run without it, or with a damaged one, is not complete.
 METRICS_NAME = "metrics.json"
 PAGE_NAME = "report.html"
+
+# Files beside the page that it names, as far as they are there, and what they hold.
+_FILES = {
+    "predictions.csv": "every answer",
+    "config.json": "every setting",
+    "history.json": "every epoch",
+    "export/thresholds.json": "the thresholds",
+    "plots/": "plots for papers",
+}
 
 
 def write_results(
@@ -78,7 +87,7 @@ def write_results(
     if predictions is not None:
         write_predictions(directory, predictions)
     charts = write_charts(directory / "plots", history, measured, predictions)
-    mistakes = find_mistakes(predict, predictions) if predict and predictions else ()
+    examples = find_examples(predict, predictions) if predictions else {}
     flow = flow_of(dataset, measured, in_folds=in_folds, is_own=is_own)
     data_page = page_of_data(str(dataset.path), directory, manifest)
     page = render(
@@ -89,7 +98,8 @@ def write_results(
         exposure=exposure,
         own_metrics=own_metrics,
         charts=charts,
-        mistakes=mistakes,
+        examples=examples,
+        files={name: _FILES[name] for name in _FILES if (directory / name).exists()},
         flow=flow,
         made={
             "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),

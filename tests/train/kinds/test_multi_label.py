@@ -34,7 +34,7 @@ from train.kinds.multi_label import MULTI_LABEL
 from train.kinds.registry import task_of
 from train.results.bootstrap import examples_behind
 from train.results.predictions import read_predictions, write_predictions
-from train.results.saliency import find_mistakes
+from train.results.saliency import find_examples
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 
@@ -186,7 +186,9 @@ def test_a_label_that_no_image_has_is_left_out_of_the_means_and_rests_on_no_pati
 def test_the_worst_mistakes_about_labels_come_first():
     probabilities = np.array([[0.9, 0.1], [0.4, 0.02], [0.2, 0.8]])
     truths = np.array([[False, False], [True, True], [False, True]])
-    found = MULTI_LABEL.mistakes(predictions_of(probabilities, truths, ("mass", "scar")), most=2)
+    found = MULTI_LABEL.examples(predictions_of(probabilities, truths, ("mass", "scar")), 2)[
+        "wrong"
+    ]
     assert [(one.place, one.output, one.true, one.predicted) for one in found] == [
         (1, 1, "scar", "no scar"),
         (0, 0, "no mass", "mass"),
@@ -208,10 +210,10 @@ def test_the_map_of_a_label_that_was_missed_shows_what_speaks_against_it(tmp_pat
         bright = images[:, 2, 3, 0] / 255
         return np.stack([1 - bright, bright / 4, bright / 5], axis=-1)
 
-    found = find_mistakes(
+    found = find_examples(
         predict,
         predictions_of(probabilities, truths, NAMES, MULTI_LABEL, dataset=dataset, rows=rows),
-    )
+    )["wrong"]
     image = images[5]
     rises = image.mean() > image[2, 3, 0]  # of the brightness, where the patch covers it
     for mistake in found:

@@ -156,7 +156,7 @@ def test_a_network_learns_standardised_numbers_and_answers_in_their_unit():
 
 def test_the_largest_errors_are_the_mistakes_that_are_shown():
     answers, truths = np.array([[1.0], [9.0], [-3.0]]), np.array([1.5, 2.0, 0.0])
-    found = numbers.NUMBER.mistakes(predictions_of(answers, truths, ("ef",)), most=2)
+    found = numbers.NUMBER.examples(predictions_of(answers, truths, ("ef",)), 2)["wrong"]
     assert [(one.place, one.true, one.predicted) for one in found] == [
         (1, "2", "9"),
         (2, "0", "-3"),

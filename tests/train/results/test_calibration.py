@@ -210,6 +210,12 @@ def test_a_damaged_file_of_thresholds_is_refused_by_name(tmp_path, content):
         thresholds.read_thresholds(tmp_path, OCT_NAMES)
 
 
+def test_a_threshold_that_every_image_reaches_is_not_exported():
+    val = three_classes(80)
+    flat = dataclasses.replace(val, probabilities=np.full_like(val.probabilities, 0.25))
+    assert thresholds.choose_thresholds(flat, 0.9) == []
+
+
 @pytest.mark.parametrize(
     ("task", "num_labels", "num_views"),
     [(CLASSES, 1, 0), (CLASSES, 2, 2), (CLASSES, 40, 40), (CLASSES, 41, 0), (MULTI_LABEL, 1, 1)],
@@ -217,7 +223,7 @@ def test_a_damaged_file_of_thresholds_is_refused_by_name(tmp_path, content):
 def test_each_label_has_a_view_unless_they_are_very_many(task, num_labels, num_views):
     names = tuple(f"label {index}" for index in range(num_labels))
     truths = np.arange(num_labels) if task is CLASSES else np.eye(num_labels) > 0
-    answers = predictions_of(np.full((num_labels, num_labels), 0.5), truths, names, task)
+    answers = predictions_of(0.5 + 0.1 * np.eye(num_labels), truths, names, task)
     found = thresholds.choose_thresholds(answers, 0.9)
     assert [entry["labels"] for entry in found] == [[name] for name in names[:num_views]]
     # Only the classes of the OCT dataset have a view that is a sum of others.

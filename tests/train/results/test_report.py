@@ -23,7 +23,7 @@ from train.kinds.classes import CLASSES
 from train.results import metrics, report, thresholds
 from train.results.charts import write_charts
 from train.results.report import Box, flow_of, page_of_data
-from train.results.saliency import MAX_MISTAKES, MistakenImage, find_mistakes
+from train.results.saliency import MAX_MISTAKES, ShownAnswer, find_examples
 
 HISTORY = (
     {"epoch": 1, "loss": 1.2, "accuracy": 0.4, "val_loss": 1.3, "val_accuracy": 0.35},
@@ -51,18 +51,21 @@ def mostly_right(num_classes, num_examples, seed=0):
     return (powers / powers.sum(-1, keepdims=True)).astype(np.float32), labels
 
 
-def mistakes_of(probabilities, labels, names):
+def examples_of(probabilities, labels, names):
     generator = np.random.default_rng(0)
-    answers = CLASSES.mistakes(predictions_of(probabilities, labels, names), MAX_MISTAKES)
-    return [
-        MistakenImage(
-            answer=answer,
-            image=generator.integers(256, size=(20, 30, 1), dtype=np.uint8),
-            drops=generator.normal(size=(20, 30)),
-            path=f"test/{answer.true}/{answer.place}.jpeg",
-        )
-        for answer in answers
-    ]
+    examples = CLASSES.examples(predictions_of(probabilities, labels, names), MAX_MISTAKES)
+    return {
+        name: [
+            ShownAnswer(
+                answer=answer,
+                image=generator.integers(256, size=(20, 30, 1), dtype=np.uint8),
+                drops=generator.normal(size=(20, 30)) if name == "wrong" else None,
+                path=f"test/{answer.true}/{answer.place}.jpeg",
+            )
+            for answer in answers
+        ]
+        for name, answers in examples.items()
+    }
 
 
 def report_of(names=OCT_NAMES, *, num_examples=80, with_patients=True, manifest=None, **changes):
@@ -76,7 +79,7 @@ def report_of(names=OCT_NAMES, *, num_examples=80, with_patients=True, manifest=
         "manifest": manifest or manifest_of(names),
         "config": {"model": "convnet", "seed": 3, "checkpoint_seconds": 120.0},
         "metrics": found,
-        "mistakes": mistakes_of(probabilities, labels, names),
+        "examples": examples_of(probabilities, labels, names),
         "versions": {"python": "3.11.7"},
     }
     return fields | changes
@@ -92,7 +95,7 @@ def test_the_page_of_its_data_is_a_link_where_a_relative_one_leads_there(tmp_pat
         (folder / "report.html").write_text("its page")
         link = page_of_data(data, run, manifest)
         text = report.render(**report_of(config={"data": data}, data_page=link))
-        (href,) = [a["href"] for a in Page(text).all("a") if not a["href"].startswith("#")]
+        (href,) = [a["href"] for a in Page(text).all("a") if a["href"].endswith("report.html")]
         address = urllib.parse.urljoin((tmp_path / run / "report.html").as_uri(), href)
         assert Path(urllib.request.url2pathname(urllib.parse.urlsplit(address).path)) == (
             tmp_path / data / "report.html"
@@ -182,13 +185,13 @@ GUESSED = measured(np.full((40, 4), 0.25, np.float32), np.arange(40) % 4, num_sa
     [
         ({"made": MADE, "config": {"data": "data/oct"}}, [*MADE.values(), "data/oct/report.html"],
          ["href=\"data"]),
-        ({"metrics": GUESSED | {"split": "test"}, "mistakes": ()}, [GUESSING], []),
-        ({"metrics": GUESSED | {"split": "val"}, "mistakes": ()},
+        ({"metrics": GUESSED | {"split": "test"}, "examples": {}}, [GUESSING], []),
+        ({"metrics": GUESSED | {"split": "val"}, "examples": {}},
          ["of the validation split", "the result is probably too good"], []),
         ({"manifest": manifest_of(OCT_NAMES, audit={"findings": FINDINGS})},
          ["The dataset's audit says: 3 pictures in more than one split."],
          ["No near duplicates"]),
-        ({"metrics": {}, "mistakes": ()},
+        ({"metrics": {}, "examples": {}},
          ["There is no result for this network", "Training and data"], []),
         ({"config": {"model": "small_resnet"}}, ["small_resnet"], ["Evaluation"]),
         ({"config": {"model": "small_resnet"}, "own_metrics": {"split": "test"}}, ["Evaluation"],
@@ -205,18 +208,19 @@ def test_each_kind_of_run_has_a_page_of_modest_size_that_says_so(changes, phrase
     assert not any(phrase in text for phrase in absent)
     page = Page(text)
     assert page.open == []
-    assert {a["href"].removeprefix("#") for a in page.all("a")} <= set(page.ids)
+    assert {a["href"].removeprefix("#") for a in page.all("a")} <= {*page.ids, "metrics.json"}
     assert len(text) < 500_000
 
 
 def test_the_worst_mistakes_are_shown_with_their_maps(full, text):
     figures = re.findall(r"<figure.*?</figure>", text, re.S)
-    assert len(figures) == len(full["mistakes"]) <= MAX_MISTAKES
+    assert len(figures) == sum(map(len, full["examples"].values()))
+    assert len(full["examples"]["wrong"]) <= MAX_MISTAKES
     pictures = re.findall(r"data:image/png;base64,([^\"]+)", figures[0])
     opened = [Image.open(io.BytesIO(base64.b64decode(data))) for data in pictures]
     assert [picture.mode for picture in opened] == ["L", "RGB"]
-    np.testing.assert_array_equal(np.asarray(opened[0]), full["mistakes"][0].image[..., 0])
-    assert full["mistakes"][0].path in figures[0]
+    np.testing.assert_array_equal(np.asarray(opened[0]), full["examples"]["wrong"][0].image[..., 0])
+    assert full["examples"]["wrong"][0].path in figures[0]
 
 
 def test_mistakes_are_found_with_their_images_paths_and_maps(tmp_path):
@@ -235,7 +239,8 @@ def test_mistakes_are_found_with_their_images_paths_and_maps(tmp_path):
         return np.stack([bright, 1 - bright, 0 * bright, 0 * bright], axis=-1)
 
     dataset = open_dataset(str(tmp_path))
-    found = find_mistakes(predict, predictions_of(probabilities, labels, dataset=dataset))
+    examples = find_examples(predict, predictions_of(probabilities, labels, dataset=dataset))
+    found = examples["wrong"]
     assert [mistake.path for mistake in found] == dataset.values("path", np.array([290, 7]))
     np.testing.assert_array_equal(found[1].image, images[7])
     assert found[0].answer.true == OCT_NAMES[labels[290]]
