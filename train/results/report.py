@@ -112,18 +112,20 @@ def _results(
     ]
     few, total = _FEW_ON_A_LINE, metrics["num_examples"]
     enough = [name for name, n in metrics["label_counts"].items() if few <= n <= total - few]
-    both = [(parts_of(name)[1], name) for name in scores if name in own]
+    enough += [view.name for view in rows if view.is_group and enough]
+    both = [n for n in scores if n in own and ("calibration_" not in n or parts_of(n)[1] in enough)]
     return {
         "verdict": task.verdict(metrics),
         "doubt": task.doubt(metrics),
         "rows": rows,
-        "lines": [view for view in rows if view.name in enough or (view.is_group and enough)],
+        "lines": [view for view in rows if view.name in enough],
         "num_more_classes": len(hidden),
         "by": ({"site": metrics["sites"]} if "sites" in metrics else {}) | metrics.get("by", {}),
         "own": own,
         "comparison": {
-            label: [name for of, name in both if of == label]
-            for label in dict.fromkeys(of for of, _ in both if of not in hidden)
+            label: [name for name in both if parts_of(name)[1] == label]
+            for label in dict.fromkeys(parts_of(name)[1] for name in both)
+            if label not in hidden
         },
         "answers": task.answers(metrics),
         "num_mistakes": int(wrong) if task.gives_probabilities else metrics["num_examples"],

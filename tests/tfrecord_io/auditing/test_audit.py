@@ -108,6 +108,7 @@ COPIES = {
 }
 SIZES = named("A", *range(8), sizes=[(40, 50)] * 6 + [(40, 120), (6, 7)])
 MIXED = named("A", *range(9)) | named("B", 1, 2) | named("B", 20, 21, 22, split="test")
+MANY = {f"train/class_{n % 101}/{n}.png": jpeg(n, 8, 8) for n in range(303)}
 
 
 @pytest.mark.parametrize(
@@ -116,6 +117,9 @@ MIXED = named("A", *range(9)) | named("B", 1, 2) | named("B", 20, 21, 22, split=
         ({f"{split}/A/{split}.png": jpeg(1) for split in ("train", "test")}, "no_patient",
          "title='No image names a patient'"),
         (COPIES, "patient_leak", "title='1 source is in more than one split'"),
+        # Never "good": classes that may be patients, and patients of which some are unknown.
+        (MANY, "many_classes", "severity='warning', "),
+        (MIXED | {"test/B/x.png": jpeg(99)}, "patient_leak", "severity='note', "),
         (SIZES, "size_outliers", "listed=({'width': 120, 'height': 40, 'images': 1}, "
          "{'width': 7, 'height': 6, 'images': 1})"),
         (SIZES, "enlarged", "count=1"),

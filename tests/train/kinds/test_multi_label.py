@@ -186,9 +186,9 @@ def test_a_label_that_no_image_has_is_left_out_of_the_means_and_rests_on_no_pati
 def test_the_worst_mistakes_about_labels_come_first():
     probabilities = np.array([[0.9, 0.1], [0.4, 0.02], [0.2, 0.8]])
     truths = np.array([[False, False], [True, True], [False, True]])
-    found = MULTI_LABEL.examples(predictions_of(probabilities, truths, ("mass", "scar")), 2)[
-        "wrong"
-    ]
+    examples = MULTI_LABEL.examples(predictions_of(probabilities, truths, ("mass", "scar")), 2)
+    found = examples["wrong"]
+    assert [one.predicted for one in examples["right"]] == ["scar"]  # that a label is there
     assert [(one.place, one.output, one.true, one.predicted) for one in found] == [
         (1, 1, "scar", "no scar"),
         (0, 0, "no mass", "mass"),

@@ -13,6 +13,7 @@ from train.kinds.task import require_numbers
 from train.kinds.words import known
 from train.machine.errors import TrainingError
 from train.results import metrics as measures
+from train.results.options import MeasureOptions
 
 
 def measured_labels(labels, predicted=None, names=OCT_NAMES, **arguments):
@@ -217,9 +218,30 @@ def test_a_fold_without_a_class_is_left_out_of_the_area_and_counted():
     answers = answers_of_runs()
     answers.truths[answers.runs == 2] = 0
     result = measured_as(answers, num_samples=0)
-    assert result["areas_left_out"] == {"auc/no": 1, "auc/yes": 1}
+    assert result["areas_left_out"] == {"auc/no": 1, "auc/yes": 1, "average_precision/yes": 1}
     assert any("auc/yes of 1" in note for note in result["notes"])
     assert result["scores"]["auc/yes"]["value"] is not None
+
+
+# ---- by patient
+
+
+def by_patient(labels, predicted, patients):
+    answers = predictions_of(certain(predicted), labels, dataset=dataset_of(len(labels), patients))
+    options = MeasureOptions(bootstrap_samples=50)
+    return measures.measure(answers, options, 0).get("by_patient")
+
+
+def test_by_patient_each_patient_counts_once_whatever_its_number_of_images():
+    # All 27 images of one patient are wrong, and the one image of each of 9 others is right.
+    labels, patients = np.zeros(36, int), ["p"] * 27 + [*"abcdefghi"]
+    found = by_patient(labels, np.repeat([1, 0], [27, 9]), patients)
+    alone = measured_labels([0] * 10, np.eye(10, dtype=int)[0], num_samples=50)["scores"]
+    assert alone["accuracy"]["value"] == 0.9
+    assert found["accuracy"] == pytest.approx(alone["accuracy"])
+    assert by_patient(labels, labels, [None, *patients[1:]]) is None
+    # Of one image each, they are the figures by image.
+    assert by_patient(labels, labels, [*map(str, range(36))]) is None
 
 
 # ---- subgroups

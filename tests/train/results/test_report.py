@@ -250,6 +250,29 @@ def test_mistakes_are_found_with_their_images_paths_and_maps(tmp_path):
     assert found[0].drops[9, 9] == 0
 
 
+def test_right_and_unsure_answers_stand_beside_the_mistakes():
+    sure = np.array([0.9, 0.6, 0.95, 0.7, 0.55, 0.8])
+    probabilities = np.stack([sure, 1 - sure], axis=-1)
+    probabilities[3:] = probabilities[3:, ::-1]
+    found = CLASSES.examples(predictions_of(probabilities, [0, 0, 1, 1, 1, 0], ("a", "b")), 4)
+    places = {name: [answer.place for answer in answers] for name, answers in found.items()}
+    # The surest right one of each class, and the least sure ones, right or wrong.
+    assert places == {"wrong": [2, 5], "right": [0, 3], "unsure": [4, 1]}
+
+
+def test_several_networks_show_each_image_once_and_without_a_map(tmp_path):
+    write_marked_dataset(tmp_path, num_examples={"test": 30})
+    rows, probabilities = np.tile(np.arange(30), 2), np.full((60, 4), 0.25)
+    answers = predictions_of(
+        probabilities, np.ones(60, int), dataset=open_dataset(str(tmp_path)), rows=rows,
+        runs=np.repeat([0, 1], 30),
+    )  # fmt: skip
+    found = find_examples(None, answers)
+    assert found.keys() == {"wrong", "unsure"}
+    assert len({shown.path for shown in found["wrong"]}) == MAX_MISTAKES
+    assert [list(shown.pictures()) for shown in found["unsure"]] == [["what the network sees"]] * 6
+
+
 @pytest.mark.parametrize(
     ("fields", "said", "is_claimed"),
     [
@@ -308,6 +331,45 @@ def test_names_are_text_and_never_markup_and_control_characters_are_seen():
     assert "\\x1b[31mred\\x07" in text
     assert all(line.isprintable() for line in text.splitlines())
     assert Page(text).open == []
+
+
+def test_an_evaluation_names_the_run_and_its_data_and_compares_class_by_class():
+    made = report_of(own_metrics=report_of()["metrics"] | {"split": "test"})
+    for model in ("runs/oct", "runs/oct/export"):
+        text = report.render(**made | {"metrics": made["metrics"] | {"model": model}})
+        assert "How well oct reads scans" in words(text)
+    table = text[text.index('id="comparison"') :]
+    rows = words(f"<body>{table[: table.index('</table>')]}")
+    places = [rows.index(f" {name} ") for name in ("accuracy", *OCT_NAMES)]
+    assert places == sorted(places)
+    assert rows.count("sensitivity") == 5
+
+
+def test_figures_on_top_have_intervals_and_stand_beside_those_by_patient():
+    made = report_of()
+    entry = {"value": 0.5, "low": 0.4, "high": 0.6}
+    text = report.render(**made | {"metrics": made["metrics"] | {"by_patient": {"ece": entry}}})
+    tiles = words(f"<body>{text[text.index('<dl') : text.index('</dl>')]}")
+    low, high = (f"{100 * made['metrics']['scores']['ece'][end]:.1f}" for end in ("low", "high"))
+    assert f"calibration error {low} to {high} by patient 50.0 % (40.0 to 60.0)" in tiles
+    assert text.index("not a medical device") < text.index("<dl")
+
+
+def test_what_is_not_meaningful_is_not_shown(full):
+    rates = {
+        rate: {"value": 0.5, "low": 0.4, "high": 0.6} for rate in ("sensitivity", "specificity")
+    }
+    entries = [
+        entry | {"test": entry["test"] | (rates if entry["view"] == "CNV" else {})}
+        for entry in full["metrics"]["thresholds"]
+    ]
+    text = report.render(**full | {"metrics": full["metrics"] | {"thresholds": entries}})
+    shown = re.findall(r">(\w+)<small>95.0 % wanted", text)
+    assert shown == ["urgent", "DME", "DRUSEN", "NORMAL"]
+    assert "The threshold for CNV separates nothing here" in words(text)
+    assert "Calibration of each class against the rest" in words(text)
+    few = full | {"metrics": report_of(num_examples=40)["metrics"]}
+    assert "Calibration of each class" not in words(report.render(**few))
 
 
 # ---- in a browser
