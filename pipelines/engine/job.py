@@ -174,7 +174,7 @@ def _prepare(options: BuildOptions, storage: Folder, privacy: Privacy) -> Job | 
     storage.delete([FAILURE_FILE])
     plan.write_plan(storage, draft, tasks, planned)
     drops.write_table(storage, drops.PLANNED_FILE, dropped)
-    if listing.names is not None:
+    if listing.names is not None and not options.output.preview:
         path = privacy.write_names(listing.names, draft.fingerprint)
         _say(f"the names behind the codes are in {path}: keep it as private as the secret")
     # The listing alone may reject too many; then no image needs to be decoded to know it.

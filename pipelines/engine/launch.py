@@ -22,6 +22,7 @@ from pipelines.engine.job import (
     require_finished,
     was_finished_elsewhere,
 )
+from pipelines.engine.preview import print_preview
 from pipelines.options import BuildOptions, flag_names
 from pipelines.planning.plan import ShardTask
 from pipelines.report import summary
@@ -51,12 +52,16 @@ def launch(options: BuildOptions, run: Run) -> None:
     beam_args = beam_flags.use(options.beam_args)
     # The workers' server process imports while this one imports Beam. A worker renders the card.
     workers.set_modules(["pipelines.build_tfrecords", "pipelines.report.card"])
-    if not any(arg.split("=")[0] in _NEEDS_NO_WORKER for arg in beam_args):
+    needs_none = any(arg.split("=")[0] in _NEEDS_NO_WORKER for arg in beam_args)
+    if not (needs_none or options.output.preview):
         workers.start_ahead()
     _import_beam()
     from pipelines.engine import engine
 
     engine.check_flags(beam_args, flag_names())
+    if options.output.preview:
+        print_preview(options, engine.num_processes(beam_args) or 1)
+        return
     pipeline, output = engine.make_pipeline(beam_args), options.output.output
     with prepared(options) as job:
         if job is None:

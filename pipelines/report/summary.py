@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
 from tfrecord_io.auditing.findings import alarms
@@ -64,6 +65,11 @@ def _table(dataset: Manifest) -> str:
         if dataset.label_kind.is_number:
             counts = [f"{numbers[name]['mean']:.6g}" if name in numbers else "-"]
         rows.append([name, *counts, f"{split.num_examples:,}", f"{len(split.shards):,}"])
+    return in_columns(rows)
+
+
+def in_columns(rows: Sequence[Sequence[str]]) -> str:
+    """Returns rows of cells as text, with the first column to the left and others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [[row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in rows]
     return "\n".join(map("  ".join, lines))
@@ -72,5 +78,5 @@ def _table(dataset: Manifest) -> str:
 def _next_steps(output: str, dataset: Manifest) -> str:
     if is_remote(output):
         return f"copy it to a disk and run {command('verify')}, or train from the store"
-    verify = f"{command('verify')} {output}"
+    verify = f"{command('verify')} {shlex.quote(output)}"
     return f"{verify}\n  open {output}/{REPORT_FILE_NAME}: pictures of each class, and findings"

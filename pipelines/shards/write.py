@@ -67,7 +67,7 @@ def write_shard(
         create(task.shard_name) as file,
         shard_writer.ShardWriter(file, layout) as shard,
     ):
-        rows, rejects = _write_images(build, task, planned, reader, old, shard)
+        rows, rejects = write_images(build, task, planned, reader, old, shard)
     places = pa.array([row["place"] for row in rows], pa.int64())
     others = {
         field.name.removeprefix(OTHER): planned[field.name].take(places)
@@ -191,7 +191,7 @@ def _write_next(build: Build, tasks: Sequence[plan.ShardTask]) -> Counts:
     return done
 
 
-def _write_images(
+def write_images(
     build: Build,
     task: plan.ShardTask,
     planned: pa.RecordBatch,
@@ -199,7 +199,7 @@ def _write_images(
     old: reuse.OldImages | None,
     shard: shard_writer.ShardWriter,
 ) -> tuple[list[dict[str, Any]], list[RejectedFile]]:
-    """Decodes the planned images into a shard.
+    """Decodes the planned images, rows of a plan, into a shard.
 
     Returns:
         the examples, by the names of `examples.SCHEMA` and with their `place` in the plan and

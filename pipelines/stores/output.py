@@ -48,6 +48,11 @@ class OutputOptions:
     overwrite: bool = flag(
         False, "delete the dataset in the output folder, finished or not, and build it anew"
     )
+    preview: bool = flag(
+        False,
+        "only say how the input is read, what the dataset would hold and about how long it would "
+        "take; write and download nothing",
+    )
 
     def __post_init__(self) -> None:
         check(self)

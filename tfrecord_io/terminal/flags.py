@@ -22,6 +22,8 @@ import itertools
 import math
 import operator
 import re
+import shlex
+import shutil
 import sys
 import types
 import typing
@@ -71,8 +73,20 @@ def flag(default: Any, help_text: str, **rules: Any) -> Any:
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line, with the flag that was probably meant."""
 
+    _words: Sequence[str] = ()
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parses a command line; returns the flags that are known, and the others."""
+        self._words = sys.argv[1:] if args is None else list(args)
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
         """Prints the error and exits with 2."""
+        if "required" in message:  # perhaps what is missing was misspelled
+            known = self._option_string_actions
+            names = [word.partition("=")[0] for word in self._words if word.startswith("--")]
+            for name in [n for n in names if not any(flag.startswith(n) for flag in known)][:1]:
+                message += f"; {name} is unknown{meant(name, known)}"
         hint = "" if message.endswith("?") else f"; see {self.prog} --help"
         self.exit(2, f"error: {message}{hint}\n")
 
@@ -100,7 +114,8 @@ def command(name: str) -> str:
     """Returns how this user calls a command such as `train`: `python train/run.py`."""
     program = Path(sys.argv[0]).name
     if program == "scan-tfrecords":
-        return f"scan-tfrecords {name}"
+        # Of an environment that is not active, the program has a path.
+        return f"{program if shutil.which(program) else shlex.quote(sys.argv[0])} {name}"
     if program == "scan_tfrecords.py":
         return f"python scan_tfrecords.py {name}"
     return f"python {_SCRIPTS.get(name, f'-m tfrecord_io {name}')}"
