@@ -51,11 +51,10 @@ with console.hide_native_noise():
     from tfrecord_io.decoding.options import Preprocessing
     from tfrecord_io.decoding.preprocess import decode_image
     from tfrecord_io.stores.ahead import map_ahead
-    from train import benchmark
     from train.data import augmentation
-    from train.training import callbacks
+    from train.training import callbacks, preview
     from train.training.config import TrainConfig
-    from train.training.run_setup import Run
+    from train.training.run_setup import Run, make_run
     from train.training.steps import Steps
 
 MODELS = ("small_resnet", "vgg16", "resnet50", "efficientnetv2b0")
@@ -177,6 +176,11 @@ def config_of(arguments: argparse.Namespace, model: str) -> TrainConfig:
     )
 
 
+def run_of(arguments: argparse.Namespace, model: str, replicas: int) -> Run:
+    """Returns a run on so many devices; the batch of each stays."""
+    return make_run(config_of(arguments, model).replace(gpus=replicas), Path())
+
+
 def measure_devices(arguments: argparse.Namespace) -> dict[str, Any]:
     """Returns the names of the devices and the versions of the software."""
     from train.machine.devices import configure_devices
@@ -198,8 +202,8 @@ def measure_devices(arguments: argparse.Namespace) -> dict[str, Any]:
 def measure_input(arguments: argparse.Namespace) -> dict[str, Any]:
     """Returns images/s onto one device while nothing is trained, and the time of a first batch."""
     num_batches = arguments.steps * arguments.rounds
-    run, steps = benchmark.prepare(
-        config_of(arguments, "convnet"), replicas=1, num_steps=num_batches + 2
+    run, _, steps = preview.prepare_steps(
+        run_of(arguments, "convnet", 1), num_steps=num_batches + 2
     )
     batches = steps.iterate(run.training_batches(0))
     wait_for(next(batches))
@@ -238,9 +242,8 @@ def wait_for(batch: Any) -> None:
 def measure_model(arguments: argparse.Namespace, model: str, replicas: str) -> dict[str, Any]:
     """Returns images/s by way of feeding; with several devices without decode."""
     num_steps, num_rounds = arguments.steps, arguments.rounds
-    run, steps = benchmark.prepare(
-        config_of(arguments, model),
-        replicas=int(replicas),
+    run, _, steps = preview.prepare_steps(
+        run_of(arguments, model, int(replicas)),
         # One step more, for the time to the first, and a round for the share of the CPU.
         num_steps=(num_rounds + 2) * num_steps + 1,
     )
@@ -252,7 +255,7 @@ def measure_model(arguments: argparse.Namespace, model: str, replicas: str) -> d
     first_step = time.time() - psutil.Process().create_time()
     if replicas == "1":
         sources["decode"] = decoded(arguments, run, steps)
-    times = benchmark.time_rounds(steps, sources, num_steps=num_steps, num_rounds=num_rounds)
+    times = preview.time_rounds(steps, sources, num_steps=num_steps, num_rounds=num_rounds)
     started, worked = time.perf_counter(), time.process_time()
     steps.train(sources["reader"], num_steps)
     cores = (time.process_time() - worked) / (time.perf_counter() - started)

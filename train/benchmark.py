@@ -10,12 +10,9 @@ from __future__ import annotations
 import csv
 import dataclasses
 import itertools
-import statistics
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from tfrecord_io.pages.charts import Axis, Chart, Series
 from tfrecord_io.stores.files import write_json
@@ -24,10 +21,6 @@ from tfrecord_io.terminal.flags import flag
 from train.machine import console
 from train.training import config as train_config
 from train.training.config import TrainConfig
-
-if TYPE_CHECKING:
-    from train.training.run_setup import Run
-    from train.training.steps import Steps
 
 #: Columns of the table, and how each is printed.
 COLUMNS = {
@@ -61,58 +54,18 @@ class BenchmarkOptions:
     __post_init__ = flags.check
 
 
-def prepare(config: TrainConfig, *, replicas: int, num_steps: int) -> tuple[Run, Steps]:
-    """Builds a network to measure, ready to train on so many devices for so many steps.
-
-    The `replica_batch_size` stays, the global one grows; raises ConfigError if there are fewer
-    devices.
-    """
-    from train.machine.devices import set_seed
-    from train.networks.models import set_trainable
-    from train.training.run_setup import make_run
-    from train.training.steps import training_steps
-
-    set_seed(config.input.seed)
-    run = make_run(config.replace(gpus=replicas), Path())
-    wanted = num_steps * (run.config.input.global_batch_size or 0)
-    epochs = wanted // run.parts.train.num_examples + 1
-    run = dataclasses.replace(run, given=run.given.replace(epochs=epochs))
-    options = run.config.network
-    network = run.build_network(run.config.devices.precision, weights=options.weights)
-    set_trainable(network, phase="all", trainable_layers=options.trainable_layers)
-    return run, training_steps(run, network, learning_rate=1e-4, num_steps=num_steps)
-
-
-def time_rounds(
-    steps: Steps, sources: Mapping[str, Any], *, num_steps: int, num_rounds: int
-) -> dict[str, tuple[float, float]]:
-    """Trains on batches of several sources by turns, after a round of each that does not count.
-
-    Returns for each source the median seconds of a round of `num_steps`, and the share of all its
-    seconds in which steps waited for input.
-    """
-    seconds: dict[str, list[float]] = {name: [] for name in sources}
-    waited = dict.fromkeys(sources, 0.0)
-    for source in sources.values():
-        steps.train(source, num_steps)  # builds the graph
-    for _ in range(num_rounds):
-        for name, source in sources.items():
-            started = time.perf_counter()
-            waited[name] += steps.train(source, num_steps).wait_seconds
-            seconds[name].append(time.perf_counter() - started)
-    return {
-        name: (statistics.median(taken), waited[name] / sum(taken))
-        for name, taken in seconds.items()
-    }
-
-
 def measure(config: TrainConfig, replicas: int, options: BenchmarkOptions) -> dict[str, float]:
-    """Returns a row of the table without `speedup` and `efficiency`, see `prepare`.
+    """Returns a row of the table without `speedup` and `efficiency`.
 
-    The input ratio is 1 if the input costs nothing.
+    The input ratio is 1 if the input costs nothing. Raises ConfigError if there are fewer devices.
     """
+    from train.training.preview import prepare_steps, time_rounds
+    from train.training.run_setup import make_run
+
     num_steps, num_rounds = options.steps, options.rounds
-    run, steps = prepare(config, replicas=replicas, num_steps=(num_rounds + 1) * num_steps)
+    # The batch of a replica stays, and that of all replicas grows with them.
+    run = make_run(config.replace(gpus=replicas), Path())
+    run, _, steps = prepare_steps(run, num_steps=(num_rounds + 1) * num_steps)
     fed, others = (steps.iterate(run.training_batches(0)) for _ in range(2))
     sources = {"fed": fed, "repeated": itertools.repeat(next(others))}
     times = time_rounds(steps, sources, num_steps=num_steps, num_rounds=num_rounds)

@@ -34,19 +34,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     first.add_argument("--workdir", required=True, type=local_path, metavar="RUN", help=run)
     again = "replace the run in --workdir"
     parser.add_argument("--overwrite", action="store_true", help=again)
-    first_look = (
-        "only say shapes, parameters and the time of an epoch, and draw an augmented batch into a "
-        "temporary folder; nothing else is written"
-    )
+    first_look = "show shapes, speed and augmented images, and write nothing to --workdir"
     parser.add_argument("--preview", action="store_true", help=first_look)
     parser.add_argument("--config", metavar="FILE", help="repeat the run of a RUN/config.json")
     arguments = parser.parse_args(argv)
     workdir, chosen = arguments.workdir, config.from_arguments(arguments)
     with console.hide_native_noise():
-        from train.training import preview, trainer
+        from train.training import preview, run_setup, trainer
     try:
         if arguments.preview:
-            preview.preview(chosen, workdir)
+            preview.preview(run_setup.make_run(chosen, workdir))
             return 0
         trainer.train_and_evaluate(chosen, workdir, overwrite=arguments.overwrite)
     except (ToldError, ManifestError):

@@ -65,11 +65,6 @@ def _table(dataset: Manifest) -> str:
         if dataset.label_kind.is_number:
             counts = [f"{numbers[name]['mean']:.6g}" if name in numbers else "-"]
         rows.append([name, *counts, f"{split.num_examples:,}", f"{len(split.shards):,}"])
-    return in_columns(rows)
-
-
-def in_columns(rows: Sequence[Sequence[str]]) -> str:
-    """Returns rows of cells as text, with the first column to the left and others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [[row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])] for row in rows]
     return "\n".join(map("  ".join, lines))

@@ -48,11 +48,7 @@ class OutputOptions:
     overwrite: bool = flag(
         False, "delete the dataset in the output folder, finished or not, and build it anew"
     )
-    preview: bool = flag(
-        False,
-        "only say how the input is read, what the dataset would hold and about how long it would "
-        "take; write and download nothing",
-    )
+    preview: bool = flag(False, "say what would be made, and about how fast, and write nothing")
 
     def __post_init__(self) -> None:
         check(self)

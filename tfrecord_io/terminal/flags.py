@@ -22,7 +22,6 @@ import itertools
 import math
 import operator
 import re
-import shlex
 import shutil
 import sys
 import types
@@ -115,7 +114,7 @@ def command(name: str) -> str:
     program = Path(sys.argv[0]).name
     if program == "scan-tfrecords":
         # Of an environment that is not active, the program has a path.
-        return f"{program if shutil.which(program) else shlex.quote(sys.argv[0])} {name}"
+        return f"{program if shutil.which(program) else sys.argv[0]} {name}"
     if program == "scan_tfrecords.py":
         return f"python scan_tfrecords.py {name}"
     return f"python {_SCRIPTS.get(name, f'-m tfrecord_io {name}')}"

@@ -107,13 +107,6 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value == round(value) else f"{value:,.1f}"
 
 
-def duration(seconds: float) -> str:
-    """Returns an estimated time such as `4 s`, `12 min` or `2.5 h`."""
-    if seconds < 90:
-        return f"{max(round(seconds), 1)} s"
-    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
-
-
 def listed(names: Sequence[str], most: int = 5) -> str:
     """Returns names for a sentence, such as `a, b and 3 more` if `most` is 2."""
     shown = ", ".join(names[:most])

@@ -1,77 +1,52 @@
-"""`--preview`: the shapes, the size and the speed of a training, and what its images look like.
+"""How fast a run will be, and `--preview`: its shapes, its size and what its images look like.
 
-Nothing is written but a picture of one augmented batch. It may show patients, so it goes into a new
-temporary folder that only its owner can read, not into the working folder.
+A preview writes nothing but a picture of an augmented batch. It may show patients, so it goes into
+a new temporary folder that only its owner can read, not into the working folder.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import statistics
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
 from PIL import Image
 
-from tfrecord_io.terminal.printing import counted, duration
-from train.data.feed import training_batches
 from train.machine.devices import set_seed
-from train.networks.models import set_trainable
-from train.training.config import TrainConfig
-from train.training.run_setup import Run, make_run
-from train.training.steps import prepare, training_steps
+from train.networks.models import Network, set_trainable
+from train.training.run_setup import Run
+from train.training.steps import Steps, prepare, training_steps
 from train.training.training_loop import Progress, describe_run
 
-# The steps that are timed: so many, or those of so many seconds.
-_MOST_TIMED, _SECONDS = 50, 5.0
-# The picture has up to so many images in a row, in as many rows.
-_IMAGES_IN_ROW = 6
+# Steps of a round, the rounds that are timed, and the images in a row of the picture.
+_STEPS, _ROUNDS, _IN_ROW = 4, 3, 8
 
 
-def preview(config: TrainConfig, workdir: Path) -> None:
-    """Prints what a run would be, takes some steps to time them, and draws a batch.
-
-    Raises:
-        ConfigError, tfrecord_io.ManifestError: as `trainer.train_and_evaluate`.
-    """
-    run = make_run(config, workdir)
+def preview(run: Run) -> None:
+    """Prints what a run would be, times some steps and draws a batch; raises `ConfigError`."""
     say, num_runs = run.devices.say, 1
     if run.config.folds.is_cross_validation:
-        num_runs = len(run.singles)
-        say(f"cross-validation of {num_runs} runs; this is the first of them")
-        run = run.singles[0]
-    set_seed(run.config.input.seed)
-    # The values of the weights change neither shapes nor speed, so none are downloaded.
-    network = run.build_network(run.config.devices.precision)
+        num_runs, run = len(run.singles), run.singles[0]
+        say(f"cross-validation of {num_runs} runs, of which this is the first")
+    timed, network, steps = prepare_steps(run, num_steps=_STEPS * (_ROUNDS + 1))
     for line in describe_run(run, Progress(), network.model.count_params()):
         say(line)
-    options, manifest = run.config.input, run.data.manifest
-    images = "x".join(map(str, (options.global_batch_size, *manifest.image_shape)))
-    labels = f"{options.global_batch_size}x{manifest.num_classes}"
-    say(f"a batch: images {images} ({manifest.dtype}), labels {labels} (float32)")
-    phase = run.config.phases[-1]
-    set_trainable(network, phase=phase.name, trainable_layers=run.config.network.trainable_layers)
-    steps = training_steps(run, network, learning_rate=phase.learning_rate, num_steps=1000)
-    # More epochs than the run has, because a short one has too few steps to time.
-    endless = dataclasses.replace(options, epochs=1_000_000)
-    mixup = run.config.augmentation.mixup
-    batches = training_batches(endless, mixup, run.devices, run.parts.train, start_step=0)
-    on_devices, per_call = steps.iterate(batches), run.config.loop.steps_per_execution
-    for _ in range(2):  # the first call also builds the graph
-        steps.train(on_devices, per_call)
-    done, started = 0, time.monotonic()
-    while done < _MOST_TIMED and time.monotonic() < started + _SECONDS:
-        steps.train(on_devices, per_call)
-        done += per_call
-    seconds = (time.monotonic() - started) / done
-    total = seconds * run.steps_after[-1] * num_runs
+    manifest, size = run.data.manifest, run.config.input.global_batch_size
+    images = "x".join(map(str, (size, *manifest.image_shape)))
+    say(f"a batch: images {images} {manifest.dtype}, labels {size}x{manifest.num_classes} float32")
+    batches = {"fed": steps.iterate(timed.training_batches(0))}
+    seconds, _ = time_rounds(steps, batches, num_steps=_STEPS, num_rounds=_ROUNDS)["fed"]
+    step, ends = seconds / _STEPS, run.steps_after
     say(
-        f"an epoch: {counted(run.steps_after[1], 'step')} in about "
-        f"{duration(seconds * run.steps_after[1])}; all: about {duration(total)}, without "
-        f"validation and evaluation: an estimate, from {counted(done, 'step')} of "
-        f"{1000 * seconds:.1f} ms now"
+        f"about {step * ends[1]:.0f} seconds for the {ends[1]:,} steps of an epoch and "
+        f"{step * ends[-1] * num_runs / 60:.0f} minutes for all, without evaluation; an estimate, "
+        f"from {_STEPS * _ROUNDS} steps now"
     )
     if run.devices.is_chief:
         path = Path(tempfile.mkdtemp(prefix="scan-tfrecords-")) / "preview.png"
@@ -84,13 +59,41 @@ def _draw(run: Run) -> Image.Image:
     images, labels, _, draws = next(iter(run.training_batches(0)))
     images, _ = prepare(run, images, labels, draws)
     shown = np.clip(keras.ops.convert_to_numpy(images), 0, 255).astype(np.uint8)
-    shown = shown[: _IMAGES_IN_ROW**2]
-    if shown.shape[-1] != 3:
-        shown = shown[..., :1].repeat(3, axis=-1)
-    rows = [shown[start : start + _IMAGES_IN_ROW] for start in range(0, len(shown), _IMAGES_IN_ROW)]
-    height, width = shown.shape[1:3]
-    sheet = Image.new("RGB", (width * len(rows[0]), height * len(rows)), "white")
-    for place, image in enumerate(shown):
-        row, column = divmod(place, _IMAGES_IN_ROW)
-        sheet.paste(Image.fromarray(image), (column * width, row * height))
-    return sheet
+    in_row = min(_IN_ROW, len(shown))
+    rows = [shown[at : at + in_row] for at in range(0, len(shown) - in_row + 1, in_row)]
+    sheet = np.concatenate([np.concatenate(row, axis=1) for row in rows])
+    return Image.fromarray(sheet if sheet.shape[-1] == 3 else sheet[..., 0])
+
+
+def prepare_steps(run: Run, *, num_steps: int) -> tuple[Run, Network, Steps]:
+    """Returns a run of at least so many steps, its network of any weights, and its steps."""
+    set_seed(run.config.input.seed)
+    wanted = num_steps * (run.config.input.global_batch_size or 0)
+    epochs = wanted // run.parts.train.num_examples + 1
+    network = run.build_network(run.config.devices.precision)
+    set_trainable(network, phase="all", trainable_layers=run.config.network.trainable_layers)
+    run = dataclasses.replace(run, given=run.given.replace(epochs=epochs, head_epochs=None))
+    return run, network, training_steps(run, network, learning_rate=1e-4, num_steps=num_steps)
+
+
+def time_rounds(
+    steps: Steps, sources: Mapping[str, Any], *, num_steps: int, num_rounds: int
+) -> dict[str, tuple[float, float]]:
+    """Trains on batches of several sources by turns, after a round of each that does not count.
+
+    Returns for each source the median seconds of a round of `num_steps`, and the share of all its
+    seconds in which steps waited for input.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in sources}
+    waited = dict.fromkeys(sources, 0.0)
+    for source in sources.values():
+        steps.train(source, num_steps)  # builds the graph
+    for _ in range(num_rounds):
+        for name, source in sources.items():
+            started = time.perf_counter()
+            waited[name] += steps.train(source, num_steps).wait_seconds
+            seconds[name].append(time.perf_counter() - started)
+    return {
+        name: (statistics.median(taken), waited[name] / sum(taken))
+        for name, taken in seconds.items()
+    }
