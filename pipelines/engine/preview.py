@@ -6,6 +6,7 @@ The build is listed and planned as always, but in a temporary folder, which is t
 from __future__ import annotations
 
 import dataclasses
+import io
 import tempfile
 import time
 from collections.abc import Iterator
@@ -76,7 +77,7 @@ def _lines(job: Job, output: str, num_processes: int) -> Iterator[str]:
     yield f"{size:,.1f} MB in {counted(len(job.todo), 'shard')} would be written to {output}"
     rows = range(0, refs.num_rows, refs.num_rows // _MOST_TRIED + 1)
     started, rejects, source = 0.0, [], job.build.source
-    with source.open() as reader, ShardWriter(tempfile.TemporaryFile(), draft.layout) as shard:
+    with source.open() as reader, ShardWriter(io.BytesIO(), draft.layout) as shard:
         for part in (rows[:1], rows):  # the first one also imports the decoders
             started = time.monotonic()
             (batch,) = refs.take(pa.array(part, pa.int64())).combine_chunks().to_batches()

@@ -39,11 +39,17 @@ def parser():
         (["--optimiser=adam"], "unknown argument --optimiser; did you mean --optimizer?"),
         (["--colour"], "unknown argument --colour; see tool --help"),
         (["--rate"], "argument --rate: expected one argument; see tool --help"),
+        (["--no-augment"], "the following arguments are required: --run; see tool --help"),
+        (
+            ["--augm", "--rnu=x"],
+            "the following arguments are required: --run; --rnu is unknown; did you mean --run?",
+        ),
     ],
 )
 def test_an_error_is_one_line_that_names_the_flag_that_was_meant(words, message, capsys):
     made = Parser(prog="tool")
     add_flags(made, "training", Options)
+    made.add_argument("--run", required="--run" in message)
     with pytest.raises(SystemExit) as raised:
         made.parse_args(words)
     assert raised.value.code == 2
@@ -53,13 +59,15 @@ def test_an_error_is_one_line_that_names_the_flag_that_was_meant(words, message,
 @pytest.mark.parametrize(
     ("program", "train", "verify"),
     [
-        ("/usr/bin/scan-tfrecords", "scan-tfrecords train", "scan-tfrecords verify"),
+        ("scan-tfrecords", "scan-tfrecords train", "scan-tfrecords verify"),
+        ("no/bin/scan-tfrecords", "no/bin/scan-tfrecords train", "no/bin/scan-tfrecords verify"),
         ("scan_tfrecords.py", "python scan_tfrecords.py train", "python scan_tfrecords.py verify"),
         ("train/run.py", "python train/run.py", "python -m tfrecord_io verify"),
     ],
 )
 def test_advice_names_commands_as_the_user_calls_them(program, train, verify, monkeypatch):
     monkeypatch.setattr("sys.argv", [program])
+    monkeypatch.setenv("PATH", "/nowhere")
     assert (command("train"), command("verify")) == (train, verify)
 
 

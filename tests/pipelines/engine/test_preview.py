@@ -1,0 +1,73 @@
+import tempfile
+
+import pytest
+from builds import build_here, files_of, run_build_here
+from image_files import pack, scan_tree
+
+from pipelines import build_tfrecords
+from tfrecord_io.format.manifest import Manifest
+
+# 28 pictures and a file that is none.
+FILES = {**scan_tree({"train": 5, "test": 2}), "train/CNV/CNV-900-1.jpeg": b"no image"}
+
+
+@pytest.fixture
+def scratch(tmp_path_factory, monkeypatch):
+    """Returns the folder for temporary files."""
+    folder = tmp_path_factory.mktemp("scratch")
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+@pytest.mark.parametrize("name", ["scans", "scans.zip", "scans.tar.gz"])
+def test_a_preview_says_what_the_build_makes_and_leaves_nothing(name, scratch, tmp_path, capsys):
+    source, output, secret = pack(tmp_path / name, FILES), tmp_path / "out", tmp_path / "secret"
+    secret.write_text("0123456789abcdef" * 4)
+    flags, before = ("--max_reject_fraction=0.1", "--num_shards=3"), files_of(tmp_path)
+    said = {}
+    for more in ("--no-overwrite", f"--anonymize={secret}"):
+        assert run_build_here(source, output, *flags, more, "--preview") == 0
+        said[more] = capsys.readouterr()
+        assert files_of(tmp_path) == before
+        assert list(scratch.iterdir()) == []
+    assert "CNV-100-0" not in said[more].out + said[more].err
+    found = Manifest.load(build_here(source, output, *flags))
+    lines = said["--no-overwrite"].out.splitlines()
+    assert lines[:2] == [
+        "train: 21 images of 4 known patients: CNV 6, DME 5, DRUSEN 5, NORMAL 5",
+        "test: 8 images of 1 known patient: CNV 2, DME 2, DRUSEN 2, NORMAL 2",
+    ]
+    assert found.num_examples == 21 + 8 - 1
+    assert f"MB in {len(found.shards)} shards would be written to {output}" in lines[2]
+    assert lines[3] == "warning: 1 of 29 images tried cannot be used, such as not an image"
+    assert lines[4].endswith("an estimate, from making 29 records now")
+    assert lines[5:] == ["nothing was written"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "download paultimothymooney/kermany2018 from Kaggle to later/kermany2018.zip"),
+        (["--source=synthetic"], "draw the images of synthetic in later"),
+        (["--input=https://nowhere.invalid/a.zip"], "list https://nowhere.invalid/a.zip, and then"),
+    ],
+)
+def test_what_is_not_here_yet_is_named_and_not_fetched(
+    flags, message, scratch, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    assert build_tfrecords.main([*flags, "--download_dir=later", "--preview"]) == 0
+    assert message in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == list(scratch.iterdir()) == []
+
+
+def test_a_preview_refuses_what_the_build_would_refuse(tmp_path, capsys):
+    scans, output = pack(tmp_path / "scans", FILES), tmp_path / "out"
+    assert run_build_here(scans, output, "--preview", "--clases=CNV") == 2
+    assert "did you mean --classes?" in capsys.readouterr().err
+    (scans / "train" / "CNV" / "link.png").symlink_to("nowhere")
+    assert run_build_here(scans, output, "--preview") == 1
+    told = capsys.readouterr().err
+    assert "the build would fail: 1 of 30 images were rejected" in told
+    assert f"See {output}/rejects.csv" in told
+    assert not output.exists()
