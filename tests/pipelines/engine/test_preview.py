@@ -12,23 +12,19 @@ FILES = {**scan_tree({"train": 5, "test": 2}), "train/CNV/CNV-900-1.jpeg": b"no 
 
 
 @pytest.mark.parametrize("name", ["scans", "scans.zip", "scans.tar.gz"])
-def test_a_preview_says_what_the_build_makes_and_leaves_nothing(
-    name, tmp_path, monkeypatch, capsys
-):
+def test_it_says_what_the_build_makes_and_leaves_nothing(name, tmp_path, monkeypatch, capsys):
     (scratch := tmp_path / "scratch").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     source, output, secret = pack(tmp_path / name, FILES), tmp_path / "out", tmp_path / "secret"
     secret.write_text("0123456789abcdef" * 4)
     flags, before = ("--max_reject_fraction=0.1", "--num_shards=3"), files_of(tmp_path)
-    said = {}
-    for more in ("--no-overwrite", f"--anonymize={secret}"):
-        assert run_build_here(source, output, *flags, more, "--preview") == 0
-        said[more] = capsys.readouterr()
-        assert files_of(tmp_path) == before
-        assert list(scratch.iterdir()) == []
-    assert "CNV-100-0" not in said[more].out + said[more].err
+    assert run_build_here(source, output, *flags, f"--anonymize={secret}", "--preview") == 0
+    assert "CNV-100-0" not in "".join(capsys.readouterr())
+    assert run_build_here(source, output, *flags, "--preview") == 0
+    assert files_of(tmp_path) == before
+    assert list(scratch.iterdir()) == []
+    lines = capsys.readouterr().out.splitlines()
     found = Manifest.load(build_here(source, output, *flags))
-    lines = said["--no-overwrite"].out.splitlines()
     assert lines[:2] == [
         "train: 21 images of 4 known patients: CNV 6, DME 5, DRUSEN 5, NORMAL 5",
         "test: 8 images of 1 known patient: CNV 2, DME 2, DRUSEN 2, NORMAL 2",
@@ -48,22 +44,18 @@ def test_a_preview_says_what_the_build_makes_and_leaves_nothing(
         ("--input=https://nowhere.invalid/a.zip", "list https://nowhere.invalid/a.zip, and then"),
     ],
 )
-def test_what_is_not_here_yet_is_named_and_not_fetched(
-    flag, message, tmp_path, monkeypatch, capsys
-):
+def test_what_is_not_here_yet_is_named_not_fetched(flag, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert build_tfrecords.main([flag, "--download_dir=later", "--preview"]) == 0
     assert message in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_preview_refuses_what_the_build_would_refuse(tmp_path, capsys):
+def test_it_refuses_what_the_build_would_refuse(tmp_path, capsys):
     scans, output = pack(tmp_path / "scans", FILES), tmp_path / "out"
     assert run_build_here(scans, output, "--preview", "--clases=CNV") == 2
-    assert "did you mean --classes?" in capsys.readouterr().err
     (scans / "train" / "CNV" / "link.png").symlink_to("nowhere")
     assert run_build_here(scans, output, "--preview") == 1
     told = capsys.readouterr().err
     assert "the build would fail: 1 of 30 images were rejected" in told
     assert f"See {output}/rejects.csv" in told
-    assert not output.exists()

@@ -39,9 +39,9 @@ def parser():
         (["--optimiser=adam"], "unknown argument --optimiser; did you mean --optimizer?"),
         (["--colour"], "unknown argument --colour; see tool --help"),
         (["--rate"], "argument --rate: expected one argument; see tool --help"),
-        (["--no-augment"], "the following arguments are required: --run; see tool --help"),
+        (["--augm"], "the following arguments are required: --run; see tool --help"),
         (
-            ["--augm", "--rnu=x"],
+            ["--no-augment", "--rnu=x"],
             "the following arguments are required: --run; --rnu is unknown; did you mean --run?",
         ),
     ],
