@@ -2,7 +2,12 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements/lock.txt
+# pip unpacks in silence for minutes, so a watch beside it prints how large the environment is. The
+# watch ends with the shell that started it, and its `sleep` keeps no pipe open.
+PIP := @while sleep 10 >/dev/null 2>&1 && kill -0 $$$$ 2>/dev/null; do \
+	echo "still installing: $(VENV) has $$(du -sm $(VENV) | cut -f1) MB"; done & \
+	trap "kill $$!" EXIT; \
+	$(BIN)/python -m pip install --disable-pip-version-check --constraint requirements/lock.txt
 # All can be changed: make run NUM_EXAMPLES=500 OUTPUT=data/small
 IMAGE_SIZE ?= 64
 ifdef INPUT
@@ -13,7 +18,7 @@ LIMIT ?= 3200
 IMAGES_SHOWN ?= 25600
 EPOCHS ?= $$($(BIN)/python scripts/epochs.py "$(OUTPUT)" $(IMAGES_SHOWN))
 BUILD = --input "$(INPUT)" --splits auto --limit $(LIMIT) $(BUILD_FLAGS)
-NEXT = $(BIN)/python train/predict.py --run '$(WORKDIR)' --input SCAN
+NEXT = $(BIN)/scan-tfrecords predict --run '$(WORKDIR)' --input SCAN
 else
 NAME := synthetic
 NUM_EXAMPLES ?= 3200
@@ -39,10 +44,10 @@ help:
 	@echo "make clean  remove the virtual environment; datasets in data/ and runs/ stay"
 
 run: $(VENV)/installed-run
-	$(BIN)/python pipelines/build_tfrecords.py $(BUILD) --image_size $(IMAGE_SIZE) --output "$(OUTPUT)"
-	$(BIN)/python -m tfrecord_io verify "$(OUTPUT)"
-	$(BIN)/python -m tfrecord_io audit "$(OUTPUT)"
-	$(BIN)/python train/run.py --data "$(OUTPUT)" --workdir "$(WORKDIR)" --epochs $(EPOCHS) $(TRAIN_FLAGS)
+	$(BIN)/scan-tfrecords build $(BUILD) --image_size $(IMAGE_SIZE) --output "$(OUTPUT)"
+	$(BIN)/scan-tfrecords verify "$(OUTPUT)"
+	$(BIN)/scan-tfrecords audit "$(OUTPUT)"
+	$(BIN)/scan-tfrecords train --data "$(OUTPUT)" --workdir "$(WORKDIR)" --epochs $(EPOCHS) $(TRAIN_FLAGS)
 	@echo
 	@echo "the data:    $(OUTPUT)/report.html"
 	@echo "the network: $(WORKDIR)/report.html"

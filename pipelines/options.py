@@ -132,7 +132,7 @@ class BuildOptions:
         if self.plan.variants and self.pixels.dtype != "uint8":
             raise ValueError(
                 f"--variants copies images of uint8, not of {self.pixels.dtype}; leave it out: "
-                "train/run.py augments images of any type while it trains"
+                f"{flags.command('train')} augments images of any type while it trains"
             )
         shape = self.pixels.image_shape
         if self.splits.leaks == "fail" and min(shape[:2]) < MIN_SIDE:

@@ -12,6 +12,7 @@ import io
 import os
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import scan_tfrecords
@@ -64,8 +65,8 @@ def commands() -> str:
             else f"python {module.replace('.', '/')}.py"
         )
         parts.append(
-            f"## {command}\n\n{purpose.capitalize()}: `{script}` in a clone, "
-            f"`scan-tfrecords {command}` where the package is installed.\n\n"
+            f"## {command}\n\n{purpose.capitalize()}: `scan-tfrecords {command}`, or `{script}` "
+            "in a clone.\n\n"
             f"```text\n{help_of(command)}```\n"
         )
     return "\n".join(parts)
@@ -74,6 +75,7 @@ def commands() -> str:
 def main() -> None:
     """Writes all pages."""
     os.environ["COLUMNS"] = "90"
+    sys.argv[0] = "scan-tfrecords"  # --help names the program
     shutil.rmtree(PAGES, ignore_errors=True)
     shutil.copytree(ROOT / "docs", PAGES)
     for source in [*(ROOT / "docs").rglob("*.md"), *(ROOT / name for name in OUTSIDE)]:

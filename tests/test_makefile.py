@@ -20,8 +20,8 @@ def _commands(*settings):
 
 def test_a_first_run_draws_scans_and_names_its_pages():
     commands = _commands()
-    assert "build_tfrecords.py --source synthetic" in commands
-    assert 'run.py --data "data/synthetic" --workdir "runs/synthetic"' in commands
+    assert "scan-tfrecords build --source synthetic" in commands
+    assert 'scan-tfrecords train --data "data/synthetic" --workdir "runs/synthetic"' in commands
     assert "data/synthetic/report.html" in commands
     assert "runs/synthetic/report.html" in commands
 

@@ -34,8 +34,8 @@ REPORT_FILE_NAME = "report.html"
 #: What is said of a column `weight` in a table of labels or of examples, which is refused.
 NO_WEIGHT = (
     "the column weight no longer says how much an example counts. To keep the column, call it "
-    "otherwise (--columns body_weight=weight) and build again; --class_weights of train/run.py "
-    "weights the classes"
+    "otherwise (--columns body_weight=weight) and build again; --class_weights of scan-tfrecords "
+    "train weights the classes"
 )
 
 #: The split whose pixels the manifest's statistics describe, because inputs are normalized by the

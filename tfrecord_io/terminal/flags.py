@@ -210,7 +210,8 @@ def check(options: Any) -> None:
         if kind is Address and value is not None:
             object.__setattr__(options, field.name, Address(value))
         if value is not None and (expected := _broken_rule(value, field.metadata)):
-            raise ValueError(f"--{field.name} must be {expected}; received {value!r}")
+            name = field.metadata.get("alias", field.name)
+            raise ValueError(f"--{name} must be {expected}; received {value!r}")
 
 
 def _broken_rule(value: Any, rules: Mapping[str, Any]) -> str | None:

@@ -225,7 +225,7 @@ def expose(
         near.append(f"{count:,} of the images look like too many that it has seen")
     if seen.origin.get("patients") != origin["patients"]:
         patients.append(
-            "its training images name patients in another way (--group_regex, --labels, "
+            "its training images name patients in another way (--patient_regex, --labels, "
             "--anonymize), or it is not known how"
         )
     unknown = [seen.unknown] if seen.unknown else []

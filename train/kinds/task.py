@@ -69,7 +69,7 @@ def require_numbers(probabilities: np.ndarray, what: str) -> None:
         raise TrainingError(
             f"the network answers with probabilities that are not numbers on {what}: its weights "
             "went out of range in the last steps. Train again, in another --workdir, with a lower "
-            "--learning_rate, more --warmup_steps, or --precision float32"
+            "--lr, more --warmup_steps, or --precision float32"
         )
 
 

@@ -202,7 +202,7 @@ class TrainConfig:
         global_batch_size = self.input.global_batch_size or replica_batch_size * num_replicas
         if global_batch_size % num_replicas:
             raise ConfigError(
-                f"--global_batch_size {global_batch_size} cannot be split evenly over "
+                f"--batch_size {global_batch_size} cannot be split evenly over "
                 f"{num_replicas} replicas; choose a multiple of {num_replicas}"
             )
         if global_batch_size > num_examples:

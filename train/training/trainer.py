@@ -162,7 +162,7 @@ def _cross_validate(run: Run) -> dict[str, Any]:
         devices.say(
             f"warning: the patient of {sum(others.values()):,} images is unknown, so they are "
             f"divided by {' or '.join(others)}: scans of one patient may be in the training "
-            "and the held-out part. Build the dataset with --group_regex"
+            "and the held-out part. Build the dataset with --patient_regex"
         )
     devices.say(
         f"cross-validation of the splits {everyone.name}: {folds.folds} folds of "

@@ -187,7 +187,7 @@ class _Training:
         if bad.size:
             raise TrainingError(
                 f"the loss is {losses[bad[0]]} at step {progress.step + 1 + bad[0]}: the weights "
-                "went out of range before it. Lower --learning_rate, raise --warmup_steps, or use "
+                "went out of range before it. Lower --lr, raise --warmup_steps, or use "
                 "--precision float32. The last checkpoint is older than that step"
             )
         progress.step += num_steps

@@ -31,7 +31,7 @@ def resolve(num_examples=1000, num_replicas=1, **fields):
     [
         ({"model": "alexnet"}, "--model must be small_resnet, convnet"),
         ({"epochs": 0}, "--epochs must be at least 1; received 0"),
-        ({"learning_rate": 0.0}, "--learning_rate must be above 0"),
+        ({"learning_rate": 0.0}, "--lr must be above 0"),
         ({"dropout": 1.0}, "--dropout must be below 1; received 1.0"),
         ({"ema_decay": -0.1}, "--ema_decay must be at least 0"),
         ({"mixup": float("nan")}, "--mixup must be at least 0"),
