@@ -72,8 +72,6 @@ def flag(default: Any, help_text: str, **rules: Any) -> Any:
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line, with the flag that was probably meant."""
 
-    _words: Sequence[str] = ()
-
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parses a command line; returns the flags that are known, and the others."""
         self._words = sys.argv[1:] if args is None else list(args)
