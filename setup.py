@@ -57,6 +57,8 @@ EXTRAS = {
 }
 EXTRAS["all"] = sorted({package for extra in EXTRAS.values() for package in extra})
 EXTRAS["jax"] = ["jax>=0.6", *TRAIN]  # KERAS_BACKEND=jax, without TensorFlow
+# Apart from the rest, because whoever has it gets export/model.onnx, which takes seconds a run.
+EXTRAS["onnx"] = ["onnxruntime>=1.22", "tf2onnx>=1.17"]
 # Apart from the rest, for its size: what Beam needs to start a Dataflow job.
 EXTRAS["gcp"] = ["apache-beam[gcp]>=2.77,<2.78"]
 EXTRAS["cuda"] = ["tensorflow[and-cuda]>=2.21,<2.22"]

@@ -5,6 +5,6 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 uv pip compile setup.py --extra all --extra croissant --extra cuda --extra docs --extra flink --extra gcp \
-  --extra jax --extra lint \
+  --extra jax --extra lint --extra onnx \
   --python-version 3.11 --quiet --no-emit-index-url \
   --custom-compile-command requirements/renew.sh --output-file requirements/lock.txt "$@"

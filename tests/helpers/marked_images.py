@@ -287,11 +287,12 @@ def train(data: Path, workdir: Path, **fields: object) -> int:
 
 @contextlib.contextmanager
 def without_saved_model() -> Iterator[None]:
-    """Lets runs leave out TensorFlow's form of the export, which takes a second."""
+    """Lets runs leave out the forms of the export that TensorFlow writes, which take seconds."""
     from train.training import export
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(export, "_serve", lambda model, path, images: export.answer(model, images))
+        for form in ("_serve", "_convert"):
+            patch.setattr(export, form, lambda model, path, images: export.answer(model, images))
         yield
 
 

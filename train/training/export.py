@@ -3,10 +3,12 @@
     model.keras         the whole model, for Keras
     saved_model/        TensorFlow's serving format; `serving_default` takes stored images. Only
                         where TensorFlow is installed
+    model.onnx          the model for ONNX Runtime. Only where the extra `onnx` is installed too
     model.weights.h5    weights alone
     architecture.json   layers alone
     preprocessing.json  how a file becomes the model's input, and what its outputs are called
     thresholds.json     see `thresholds.choose_thresholds`; only if some were chosen
+    README.md           the model card, written with the results, see `results.card`
 
 Nothing of this project is needed to load them: the models are built of Keras' own layers.
 """
@@ -17,6 +19,7 @@ import importlib.util
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -31,10 +34,13 @@ from train.machine.errors import TrainingError
 
 FOLDER_NAME = "export"
 SAVED_MODEL_NAME = "saved_model"
+ONNX_NAME = "model.onnx"
 
 #: Largest difference of a probability between the model and its reloaded copy. Another graph may
 #: add in another order.
 _TOLERANCE = 1e-5
+# ONNX Runtime has kernels of its own, which round in other places.
+_ONNX_TOLERANCE = 1e-4
 
 
 def export_model(
@@ -72,14 +78,17 @@ def export_model(
     rebuilt = keras.models.model_from_json(model.to_json())
     rebuilt.load_weights(directory / "model.weights.h5")
     found["model.weights.h5"] = answer(rebuilt, images)
-    if importlib.util.find_spec("tensorflow") is not None:
+    if _has("tensorflow"):
         # The reloaded copy lies on one device; the trained model may be spread over replicas.
         found[SAVED_MODEL_NAME] = _serve(copy, directory / SAVED_MODEL_NAME, images)
+        if _has("tf2onnx", "onnxruntime"):
+            found[ONNX_NAME] = _convert(copy, directory / ONNX_NAME, images)
     else:
         print(f"note: the export has no {SAVED_MODEL_NAME}, which TensorFlow writes")
     # Probabilities are at most 1; numbers can be large, and their last digits differ.
-    allowed = _TOLERANCE * max(1.0, float(np.abs(expected).max()))
+    largest = max(1.0, float(np.abs(expected).max()))
     for name, answers in found.items():
+        allowed = largest * (_ONNX_TOLERANCE if name == ONNX_NAME else _TOLERANCE)
         difference = float(np.abs(answers - expected).max())
         if not difference <= allowed:
             raise TrainingError(
@@ -109,6 +118,19 @@ def answer(model: keras.Model, images: np.ndarray) -> np.ndarray:
     return keras.ops.convert_to_numpy(model(images, training=False))
 
 
+def _has(*packages: str) -> bool:
+    """Tells whether all of these packages are installed."""
+    return None not in map(importlib.util.find_spec, packages)
+
+
+def _signature(model: keras.Model) -> Any:
+    """Returns what the model takes, as TensorFlow's specification."""
+    import tensorflow as tf
+
+    shape = (None, *model.input_shape[1:])
+    return tf.TensorSpec(shape, model.inputs[0].dtype, name="image")
+
+
 def _serve(model: keras.Model, path: Path, images: np.ndarray) -> np.ndarray:
     """Writes TensorFlow's serving format, and returns what it answers when it is loaded again."""
     import tensorflow as tf
@@ -119,9 +141,22 @@ def _serve(model: keras.Model, path: Path, images: np.ndarray) -> np.ndarray:
     # Not `model.export`: it leaves `training` open, and then augmentation stays active.
     archive = keras.export.ExportArchive()
     archive.track(model)
-    taken = tf.TensorSpec((None, *model.input_shape[1:]), model.inputs[0].dtype, name="image")
-    archive.add_endpoint("serve", lambda image: model(image, training=False), [taken])
+    signature = [_signature(model)]
+    archive.add_endpoint("serve", lambda image: model(image, training=False), signature)
     archive.write_out(path, verbose=False)
     served = tf.saved_model.load(str(path)).signatures["serving_default"]
     (found,) = served(image=tf.constant(images)).values()
     return found.numpy()
+
+
+def _convert(model: keras.Model, path: Path, images: np.ndarray) -> np.ndarray:
+    """Writes ONNX, and returns what ONNX Runtime answers."""
+    import onnxruntime
+    import tf2onnx
+
+    # Not `model.export(format="onnx")`, which calls the same converter: it makes inputs of the mean
+    # and the variance of `keras.layers.Normalization`, so nobody could call the model.
+    tf2onnx.convert.from_keras(model, [_signature(model)], output_path=str(path))
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {"image": images})
+    return found
