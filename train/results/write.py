@@ -21,6 +21,7 @@ from train.data.seen import Exposure
 from train.kinds.registry import task_of
 from train.kinds.words import describe
 from train.machine.devices import versions
+from train.results.card import write_card
 from train.results.charts import write_charts
 from train.results.predictions import Predictions, write_predictions
 from train.results.report import flow_of, page_of_data, render
@@ -53,6 +54,7 @@ def write_results(
     own_metrics: Mapping[str, Any] | None = None,
     in_folds: Sequence[str] = (),
     is_own: bool = True,
+    export: Path | None = None,
 ) -> dict[str, Any]:
     """Writes predictions.csv, plots/, report.html and metrics.json, and prints the measures.
 
@@ -70,6 +72,7 @@ def write_results(
         own_metrics: metrics of the training run, if this is another dataset.
         in_folds: splits that were divided into folds.
         is_own: whether the splits of this dataset were those of the training.
+        export: folder of the exported model, which gets a card; None without one.
 
     Returns:
         the content of metrics.json: the results, what was seen, and the notes.
@@ -114,5 +117,7 @@ def write_results(
         print(describe(task_of(manifest.label_kind), results, own_metrics))
     with atomic_write(directory / PAGE_NAME) as file:
         file.write(page.encode("utf-8"))
+    if export:
+        write_card(export, manifest, settings, results)
     write_last(directory / METRICS_NAME, results)
     return results

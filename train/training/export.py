@@ -3,7 +3,7 @@
     model.keras         the whole model, for Keras
     saved_model/        TensorFlow's serving format; `serving_default` takes stored images. Only
                         where TensorFlow is installed
-    model.onnx          the model for ONNX Runtime. Only where the extra `onnx` is installed too
+    model.onnx          the model for ONNX Runtime. Only with the extra `onnx`, on TensorFlow
     model.weights.h5    weights alone
     architecture.json   layers alone
     preprocessing.json  how a file becomes the model's input, and what its outputs are called
@@ -19,7 +19,6 @@ import importlib.util
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -78,10 +77,11 @@ def export_model(
     rebuilt = keras.models.model_from_json(model.to_json())
     rebuilt.load_weights(directory / "model.weights.h5")
     found["model.weights.h5"] = answer(rebuilt, images)
-    if _has("tensorflow"):
+    if importlib.util.find_spec("tensorflow") is not None:
         # The reloaded copy lies on one device; the trained model may be spread over replicas.
         found[SAVED_MODEL_NAME] = _serve(copy, directory / SAVED_MODEL_NAME, images)
-        if _has("tf2onnx", "onnxruntime"):
+        has_onnx = all(map(importlib.util.find_spec, ("tf2onnx", "onnxruntime")))
+        if has_onnx and keras.backend.backend() == "tensorflow":
             found[ONNX_NAME] = _convert(copy, directory / ONNX_NAME, images)
     else:
         print(f"note: the export has no {SAVED_MODEL_NAME}, which TensorFlow writes")
@@ -118,19 +118,6 @@ def answer(model: keras.Model, images: np.ndarray) -> np.ndarray:
     return keras.ops.convert_to_numpy(model(images, training=False))
 
 
-def _has(*packages: str) -> bool:
-    """Tells whether all of these packages are installed."""
-    return None not in map(importlib.util.find_spec, packages)
-
-
-def _signature(model: keras.Model) -> Any:
-    """Returns what the model takes, as TensorFlow's specification."""
-    import tensorflow as tf
-
-    shape = (None, *model.input_shape[1:])
-    return tf.TensorSpec(shape, model.inputs[0].dtype, name="image")
-
-
 def _serve(model: keras.Model, path: Path, images: np.ndarray) -> np.ndarray:
     """Writes TensorFlow's serving format, and returns what it answers when it is loaded again."""
     import tensorflow as tf
@@ -141,8 +128,8 @@ def _serve(model: keras.Model, path: Path, images: np.ndarray) -> np.ndarray:
     # Not `model.export`: it leaves `training` open, and then augmentation stays active.
     archive = keras.export.ExportArchive()
     archive.track(model)
-    signature = [_signature(model)]
-    archive.add_endpoint("serve", lambda image: model(image, training=False), signature)
+    taken = tf.TensorSpec((None, *images.shape[1:]), images.dtype, name="image")
+    archive.add_endpoint("serve", lambda image: model(image, training=False), [taken])
     archive.write_out(path, verbose=False)
     served = tf.saved_model.load(str(path)).signatures["serving_default"]
     (found,) = served(image=tf.constant(images)).values()
@@ -152,11 +139,13 @@ def _serve(model: keras.Model, path: Path, images: np.ndarray) -> np.ndarray:
 def _convert(model: keras.Model, path: Path, images: np.ndarray) -> np.ndarray:
     """Writes ONNX, and returns what ONNX Runtime answers."""
     import onnxruntime
+    import tensorflow as tf
     import tf2onnx
 
     # Not `model.export(format="onnx")`, which calls the same converter: it makes inputs of the mean
     # and the variance of `keras.layers.Normalization`, so nobody could call the model.
-    tf2onnx.convert.from_keras(model, [_signature(model)], output_path=str(path))
+    taken = tf.TensorSpec((None, *images.shape[1:]), images.dtype, name="image")
+    tf2onnx.convert.from_keras(model, [taken], output_path=str(path))
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     (found,) = session.run(None, {"image": images})
     return found

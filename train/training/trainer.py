@@ -147,6 +147,7 @@ def _finish(run: Run, progress: Progress, best: Sequence[np.ndarray]) -> dict[st
         in_folds=parts.train.splits if config.folds.folds else (),
         predict=functools.partial(answer, network.model),
         history=progress.history,
+        export=run.folder / FOLDER_NAME,
     )
     print(f"The model, its metrics and {PAGE_NAME} are in {run.folder}")
     return results

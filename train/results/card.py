@@ -1,0 +1,78 @@
+"""The model card of an export, with the fields of Hugging Face's cards.
+
+It leaves with the model, so it names no path, no patient and no site. Source of the fields: "Model
+Cards" in the documentation of the Hugging Face Hub.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tfrecord_io.format.groups import plural_unit
+from tfrecord_io.format.manifest import Manifest
+from tfrecord_io.pages.page import environment
+from tfrecord_io.stores.files import atomic_write
+from tfrecord_io.terminal import flags
+from tfrecord_io.terminal.printing import counted, listed
+from train.kinds import words
+from train.kinds.measures import parts_of
+from train.kinds.registry import task_of
+from train.results.report import sentence
+
+CARD_NAME = "README.md"
+
+# What training began with; other values are files, whose paths the card does not tell.
+_BEGINNINGS = {"none": "random weights", "imagenet": "the ImageNet weights of Keras"}
+
+
+def write_card(
+    folder: Path, manifest: Manifest, settings: Mapping[str, Any], results: Mapping[str, Any]
+) -> None:
+    """Writes the card of an exported model.
+
+    Args:
+        folder: of the export.
+        manifest: of the training data.
+        settings: of the run, see config.json.
+        results: content of metrics.json; without `scores` if nothing was measured.
+    """
+    task, scores = task_of(manifest.label_kind), results.get("scores", {})
+    told = {*task.run_measures, *task.label_measures}
+    labels = {"", "urgent", *(words.shown_classes(results) if scores else ())}
+    measured = [
+        {"type": name, "name": words.title_of(name), "value": score["value"]}
+        for name, score in scores.items()
+        for measure, label in [parts_of(name)]
+        if measure in told and label in labels and score["value"] is not None
+    ]
+    title = f"{settings['model']} on {manifest.name}"
+    job = f"image-{'classification' if task.gives_probabilities else 'regression'}"
+    data = {"type": manifest.name, "name": manifest.name, "split": results["split"]}
+    result = {"task": {"type": job}, "dataset": data, "metrics": measured}
+    fields = (
+        ("library_name", "keras"),
+        ("pipeline_tag", task.gives_probabilities and job),  # the Hub has none for numbers
+        ("tags", ["medical", job]),
+        ("metrics", measured and task.run_measures),
+        ("model-index", measured and [{"name": title, "results": [result]}]),
+    )
+    # Markdown, not HTML. A JSON value is one of YAML too.
+    templates = environment(Path(__file__).parent).overlay(autoescape=False)
+    templates.filters |= {each.__name__: each for each in (plural_unit, counted, listed, sentence)}
+    text = templates.get_template("card.md.jinja").render(
+        fields={name: json.dumps(each, ensure_ascii=False) for name, each in fields if each},
+        title=title,
+        manifest=manifest,
+        task=task,
+        results=results,
+        measured=measured,
+        words=words,
+        beginning="another run" if settings["init"] else _BEGINNINGS.get(settings["weights"]),
+        settings=settings,
+        predict=flags.command("predict"),
+    )
+    with atomic_write(folder / CARD_NAME) as file:
+        file.write(f"{text}\n".encode())
