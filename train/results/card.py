@@ -1,8 +1,4 @@
-"""The model card of an export, with the fields of Hugging Face's cards.
-
-It leaves with the model, so it names no path, no patient and no site. Source of the fields: "Model
-Cards" in the documentation of the Hugging Face Hub.
-"""
+"""The model card of an export. It leaves with the model, so it names no path, patient or site."""
 
 from __future__ import annotations
 
@@ -11,33 +7,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tfrecord_io.format.groups import plural_unit
 from tfrecord_io.format.manifest import Manifest
 from tfrecord_io.pages.page import environment
 from tfrecord_io.stores.files import atomic_write
-from tfrecord_io.terminal import flags
-from tfrecord_io.terminal.printing import counted, listed
 from train.kinds import words
 from train.kinds.measures import parts_of
 from train.kinds.registry import task_of
-from train.results.report import sentence
-
-CARD_NAME = "README.md"
-
-# What training began with; other values are files, whose paths the card does not tell.
-_BEGINNINGS = {"none": "random weights", "imagenet": "the ImageNet weights of Keras"}
 
 
 def write_card(
     folder: Path, manifest: Manifest, settings: Mapping[str, Any], results: Mapping[str, Any]
 ) -> None:
-    """Writes the card of an exported model.
+    """Writes README.md into the folder of an export.
 
-    Args:
-        folder: of the export.
-        manifest: of the training data.
-        settings: of the run, see config.json.
-        results: content of metrics.json; without `scores` if nothing was measured.
+    The manifest is that of the training data, the settings are those of config.json, and the
+    results those of metrics.json, without `scores` if nothing was measured. Source of the fields:
+    "Model Cards" in the documentation of the Hugging Face Hub.
     """
     task, scores = task_of(manifest.label_kind), results.get("scores", {})
     told = {*task.run_measures, *task.label_measures}
@@ -61,7 +46,6 @@ def write_card(
     )
     # Markdown, not HTML. A JSON value is one of YAML too.
     templates = environment(Path(__file__).parent).overlay(autoescape=False)
-    templates.filters |= {each.__name__: each for each in (plural_unit, counted, listed, sentence)}
     text = templates.get_template("card.md.jinja").render(
         fields={name: json.dumps(each, ensure_ascii=False) for name, each in fields if each},
         title=title,
@@ -70,9 +54,7 @@ def write_card(
         results=results,
         measured=measured,
         words=words,
-        beginning="another run" if settings["init"] else _BEGINNINGS.get(settings["weights"]),
         settings=settings,
-        predict=flags.command("predict"),
     )
-    with atomic_write(folder / CARD_NAME) as file:
+    with atomic_write(folder / "README.md") as file:
         file.write(f"{text}\n".encode())

@@ -147,5 +147,4 @@ def _convert(model: keras.Model, path: Path, images: np.ndarray) -> np.ndarray:
     taken = tf.TensorSpec((None, *images.shape[1:]), images.dtype, name="image")
     tf2onnx.convert.from_keras(model, [taken], output_path=str(path))
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    (found,) = session.run(None, {"image": images})
-    return found
+    return session.run(None, {"image": images})[0]

@@ -27,8 +27,8 @@ def test_the_card_of_a_run_has_its_figures_and_names_no_patient_and_no_path(clas
     assert {"accuracy", "balanced_accuracy", "ece", "urgent/auc", "auc/CNV"} < set(found)
     assert found == {name: metrics["scores"][name]["value"] for name in found}
     assert "not a medical device" in card
-    assert "90 images in train, 20 images in val, 30 images in test" in card
-    assert [note for note in metrics["notes"] if note[1:] not in card] == []
+    assert "images of train (90), val (20), test (30);" in card
+    assert [note for note in metrics["notes"] if note not in card] == []
     table = tfrecord_io.read_examples(class_data)
     private = {name for column in ("patient", "path") for name in table[column].to_pylist()}
     assert len(private) > 200
