@@ -273,6 +273,7 @@ def test_a_network_learns_each_kind_and_is_measured_as_that(kind, finished):
     assert set(measured["scores"]) == set(MEASURES[kind])
     main = measured["scores"]["r2" if kind == "number" else "macro_auc"]
     assert 0.9 < main["value"] <= 1
+    assert str(main["value"]) in (finished / "export" / "README.md").read_text()
     assert history[-1]["val_loss"] < 0.5 * history[0]["val_loss"]
     assert ("accuracy" in history[0]) == (kind != "number")
     assert OF_PROBABILITIES & set(measured) == (set() if kind == "number" else OF_PROBABILITIES)

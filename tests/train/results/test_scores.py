@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 import scipy.optimize
@@ -5,7 +7,7 @@ import scipy.special
 from answers import certain, predictions_of, scores_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from marked_images import OCT_NAMES
+from marked_images import OCT_NAMES, REPOSITORY
 from sklearn import metrics as sk_metrics
 from sklearn.linear_model import LogisticRegression
 
@@ -15,6 +17,9 @@ from train.kinds.measures import calibration_line, predictive_values
 from train.kinds.registry import TASKS
 from train.results import bootstrap as intervals
 from train.results.bootstrap import draws_of, examples_behind, with_intervals
+
+#: Where the pages name a measure: a row that says what it is, and a word on where to find it.
+PAGES_OF_MEASURES = {"glossary.md": r"^\| `{}` \| \S+ \S+ .*", "training.md": r"`{}`"}
 
 
 def test_the_measures_of_a_small_case_are_those_worked_out_by_hand():
@@ -55,6 +60,19 @@ def random_answers(task, generator, num_examples):
             3, size=num_examples
         )
     return generator.random((num_examples, 3)), generator.random((num_examples, 3)) < 0.5
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.kind.name)
+def test_every_measure_has_a_title_and_its_places_in_the_docs(task):
+    answers = random_answers(task, np.random.default_rng(0), 60)
+    found = scores_of(*answers, ["a", "b", "c"][: answers[0].shape[1]], task=task)
+    names = {measures.parts_of(name)[0] for name in found} | measures.MEASURES.keys()
+    lacking = [f"{name} in MEASURES, with its title" for name in names - measures.MEASURES.keys()]
+    for page, place in PAGES_OF_MEASURES.items():
+        text = (REPOSITORY / "docs" / page).read_text(encoding="utf-8")
+        searched = {name: re.search(place.format(name), text, re.MULTILINE) for name in names}
+        lacking += [f"`{name}` in docs/{page}" for name in names if not searched[name]]
+    assert lacking == []
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.kind.name)

@@ -65,10 +65,7 @@ def test_a_copy_that_predicts_something_else_fails_the_run(exported, tmp_path, m
 def test_onnx_predicts_the_same_of_any_number_of_images(exported, tmp_path, monkeypatch):
     runtime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
     directory, manifest, model = exported
-    path = str(directory / "model.onnx")
-    session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    (taken,) = session.get_inputs()
-    assert (taken.name, taken.type, taken.shape[1:]) == ("image", "tensor(uint8)", list(SHAPE))
+    session = runtime.InferenceSession(directory / "model.onnx")
     for count in (1, 5):
         images = np.random.default_rng(1).integers(256, size=(count, *SHAPE), dtype=np.uint8)
         (found,) = session.run(None, {"image": images})
