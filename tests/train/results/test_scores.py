@@ -18,8 +18,8 @@ from train.kinds.registry import TASKS
 from train.results import bootstrap as intervals
 from train.results.bootstrap import draws_of, examples_behind, with_intervals
 
-#: Where the pages name a measure: a row that says what it is, and a word on where to find it.
-PAGES_OF_MEASURES = {"glossary.md": r"^\| `{}` \| \S+ \S+ .*", "training.md": r"`{}`"}
+#: Where the pages name a measure: a line that says what it is, and a word on where it is.
+PAGES_OF_MEASURES = {"glossary.md": r"^- `{}`: \S+ \S+", "training.md": r"`{}`"}
 
 
 def test_the_measures_of_a_small_case_are_those_worked_out_by_hand():
