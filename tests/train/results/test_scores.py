@@ -70,8 +70,8 @@ def test_every_measure_has_a_title_and_its_places_in_the_docs(task):
     lacking = [f"{name} in MEASURES, with its title" for name in names - measures.MEASURES.keys()]
     for page, place in PAGES_OF_MEASURES.items():
         text = (REPOSITORY / "docs" / page).read_text(encoding="utf-8")
-        searched = {name: re.search(place.format(name), text, re.MULTILINE) for name in names}
-        lacking += [f"`{name}` in docs/{page}" for name in names if not searched[name]]
+        found = {name for name in names if re.search(place.format(name), text, re.MULTILINE)}
+        lacking += [f"`{name}` in docs/{page}" for name in names - found]
     assert lacking == []
 
 
