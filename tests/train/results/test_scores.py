@@ -18,9 +18,6 @@ from train.kinds.registry import TASKS
 from train.results import bootstrap as intervals
 from train.results.bootstrap import draws_of, examples_behind, with_intervals
 
-#: Where the pages name a measure: a line that says what it is, and a word on where it is.
-PAGES_OF_MEASURES = {"glossary.md": r"^- `{}`: \S+ \S+", "training.md": r"`{}`"}
-
 
 def test_the_measures_of_a_small_case_are_those_worked_out_by_hand():
     # Truth: CNV CNV DME NORMAL NORMAL DRUSEN; one CNV is called NORMAL, one NORMAL DRUSEN.
@@ -68,7 +65,7 @@ def test_every_measure_has_a_title_and_its_places_in_the_docs(task):
     found = scores_of(*answers, ["a", "b", "c"][: answers[0].shape[1]], task=task)
     names = {measures.parts_of(name)[0] for name in found} | measures.MEASURES.keys()
     lacking = [f"{name} in MEASURES, with its title" for name in names - measures.MEASURES.keys()]
-    for page, place in PAGES_OF_MEASURES.items():
+    for page, place in (("glossary.md", r"^- `{}`: \S+ \S+"), ("training.md", "`{}`")):
         text = (REPOSITORY / "docs" / page).read_text(encoding="utf-8")
         found = {name for name in names if re.search(place.format(name), text, re.MULTILINE)}
         lacking += [f"`{name}` in docs/{page}" for name in names - found]
