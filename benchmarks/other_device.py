@@ -202,13 +202,14 @@ def _print_row(
 ) -> None:
     def differences(counts: np.ndarray) -> dict[str, np.ndarray]:
         usual, device = (_scores(right[name], labels, counts) for name in AUGMENTATIONS)
-        return {name: device[name] - usual[name] for name in usual}
+        # Under another name than the measure's, whose limits do not hold for a difference.
+        return {f"gain in {name}": device[name] - usual[name] for name in usual}
 
     groups = np.unique(patients, return_inverse=True)[1]
     found = with_intervals(differences, groups, {}, num_samples=2000, seed=0)
     for measure in ("accuracy", "balanced accuracy"):
         each = ", ".join(f"{n} {_scores(of, labels)[measure]:.1%}" for n, of in right.items())
-        value, low, high = (found[measure][end] for end in ("value", "low", "high"))
+        value, low, high = (found[f"gain in {measure}"][end] for end in ("value", "low", "high"))
         print(f"{title}: {measure}: {each}, difference {value:+.1%} [{low:+.1%}, {high:+.1%}]",
               flush=True)  # fmt: skip
 

@@ -31,11 +31,13 @@ _NUM_ERASED = 2
 _ERASE_CHANCE = 0.5
 _MIN_ERASED, _MAX_ERASED = 0.05, 0.4  # share of the side
 
-# The same for what differs between devices, from trials on scans of another hospital.
+# The same for what differs between devices, from trials on scans of another hospital with a side of
+# 224 pixels. In smaller images less of the fine detail is left that devices show differently.
+_DEVICE_SIDE = 224
 _MAX_GAMMA = 0.5  # logarithm of the exponent
 _MAX_SHARPENING, _MAX_BLUR = 0.6, 1.0  # share of the difference to the blurred image
-_BLUR_KERNEL = np.exp(-(np.arange(-2.0, 3.0) ** 2) / 2)  # Gaussian with a deviation of one pixel
-_COARSE_CHANCE, _COARSE_FACTOR = 0.25, 4
+_BLUR_DEVIATION = 1.0  # pixels, of a Gaussian
+_COARSE_CHANCE, _COARSE_FACTOR = 0.25, 4  # of the side
 _MAX_SPECKLE = 0.3  # standard deviation, as a share of the grey level
 
 
@@ -178,6 +180,7 @@ def _change_device(images, next_draw, strength: float):
     the grey level.
     """
     ops = keras.ops
+    scale = max(images.shape[1:3]) / _DEVICE_SIDE
     gamma, blur = (
         (_between(next_draw(), low, high) * strength)[:, None, None, None]
         for low, high in ((-_MAX_GAMMA, _MAX_GAMMA), (-_MAX_SHARPENING, _MAX_BLUR))
@@ -185,29 +188,31 @@ def _change_device(images, next_draw, strength: float):
     # Black is left out, because the slope of a root has no bound there.
     grey = ops.clip(images / 255, 1e-3, 1)
     images = 255 * grey ** ops.exp(gamma)
-    images = images + blur * (_blurred(images) - images)
+    images = images + blur * (_blurred(images, _BLUR_DEVIATION * scale) - images)
     coarse = ops.clip(1 - next_draw() / _COARSE_CHANCE, 0, 1)[:, None, None, None]
-    images = images + coarse * ops.minimum(strength, 1) * (_coarse(images) - images)
-    speckle = next_draw() * _MAX_SPECKLE * strength
+    coarser = _coarse(images, max(1, round(_COARSE_FACTOR * scale)))
+    images = images + coarse * min(strength, 1.0) * (coarser - images)
+    speckle = next_draw() * _MAX_SPECKLE * min(scale, 1.0) * strength
     return images * (1 + _noise(images.shape[1:], speckle, next_draw()))
 
 
-def _blurred(images):
-    """Returns images [batch, height, width, channels] after a Gaussian of 5 x 5 pixels."""
+def _blurred(images, deviation: float):
+    """Returns images [batch, height, width, channels] after a Gaussian, of pixels of deviation."""
     ops = keras.ops
-    channels = images.shape[-1]
-    images = ops.pad(images, ((0, 0), (2, 2), (2, 2), (0, 0)), "symmetric")
-    for shape in ((5, 1, 1, 1), (1, 5, 1, 1)):
-        kernel = np.reshape(_BLUR_KERNEL / _BLUR_KERNEL.sum(), shape).astype(np.float32)
+    radius, channels = math.ceil(2 * deviation), images.shape[-1]
+    weights = np.exp(-((np.arange(-radius, radius + 1) / deviation) ** 2) / 2)
+    ends = (radius, radius)
+    images = ops.pad(images, ((0, 0), ends, ends, (0, 0)), "symmetric")
+    for shape in ((-1, 1, 1, 1), (1, -1, 1, 1)):
+        kernel = np.reshape(weights / weights.sum(), shape).astype(np.float32)
         kernel = ops.convert_to_tensor(np.repeat(kernel, channels, axis=2))
         images = ops.depthwise_conv(images, kernel, padding="valid", data_format="channels_last")
     return images
 
 
-def _coarse(images):
-    """Returns images after a quarter of their resolution."""
-    size = images.shape[1:3]
-    pool = (_COARSE_FACTOR, _COARSE_FACTOR)
+def _coarse(images, factor: int):
+    """Returns images of a resolution that is lower by a factor, in their old size."""
+    size, pool = images.shape[1:3], (factor, factor)
     small = keras.ops.average_pool(images, pool, pool, "same", data_format="channels_last")
     return keras.ops.image.resize(small, size, "bilinear", data_format="channels_last")
 

@@ -98,7 +98,7 @@ def test_an_image_changes_by_its_own_numbers_alone_so_replicas_can_share_a_batch
 
 
 def test_every_number_but_the_one_of_mixup_changes_something():
-    image = random_images(1)
+    image = random_images(1, (112, 96, 1))
     before, after = neutral(KEPT), neutral(KEPT)
     for place in range(KEPT):
         # A rectangle or the noise is there, so that its place can matter.
@@ -179,21 +179,20 @@ def test_another_device_changes_gamma_sharpness_resolution_and_speckle():
     for value, exponent in ((0, np.exp(-0.5)), (0.5, 1), (1, np.exp(0.5))):
         expected = 255 * (greys / 255) ** exponent
         np.testing.assert_allclose(changed_device(greys, GAMMA, value), expected, rtol=1e-3)
-    edge = np.full((1, 16, 16, 1), 50, np.float32)
-    edge[:, :, 8:] = 150
+    edge = np.full((1, 224, 224, 1), 50, np.float32)
+    edge[:, :, 112:] = 150
     assert np.ptp(changed_device(edge, BLUR, 0)) > 110, "sharpening goes beyond both levels"
-    blurred = changed_device(edge, BLUR, 1)[0, 8, :, 0]
+    blurred = changed_device(edge, BLUR, 1)[0, 100, :, 0]
     # The share of a normal distribution of one pixel, cut at 2.5, that lies beyond the edge.
-    np.testing.assert_allclose(blurred[6:10], [56, 80, 120, 144], atol=1.5)
-    checks = 100 + 50 * (np.indices((16, 16)).sum(axis=0) % 2 * 2.0 - 1).astype(np.float32)
+    np.testing.assert_allclose(blurred[110:114], [56, 80, 120, 144], atol=1.5)
+    checks = 100 + 50 * (np.indices((224, 224)).sum(axis=0) % 2 * 2.0 - 1).astype(np.float32)
     checks = checks[None, ..., None]
     np.testing.assert_allclose(changed_device(checks, COARSE, 0.0), 100, atol=1)
     np.testing.assert_allclose(changed_device(checks, COARSE, 0.25), checks, atol=1e-2)
-    speckled = [
-        changed_device(np.full((1, 64, 64, 1), grey, np.float32), SPECKLE_LEVEL, 1).std() / grey
-        for grey in (40, 160)
-    ]
-    np.testing.assert_allclose(speckled, 0.3, atol=0.02)
+    for side, deviation in ((224, 0.3), (112, 0.15)):
+        plain = np.full((2, side, side, 1), [[[[40]]], [[[160]]]], np.float32)
+        speckled = changed_device(plain, SPECKLE_LEVEL, 1) / plain
+        np.testing.assert_allclose(speckled.std(axis=(1, 2, 3)), deviation, rtol=0.05)
 
 
 def test_without_another_device_the_numbers_of_a_run_are_those_of_runs_before_it():
@@ -221,7 +220,7 @@ def test_mixup_pairs_neighbours_and_leaves_the_last_example_of_an_odd_batch():
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="JAX is not installed")
 def test_tensorflow_and_jax_change_images_alike(tmp_path):
-    images, draws = random_images(64, (24, 20, 1)), random_draws(64)
+    images, draws = random_images(16, (112, 96, 1)), random_draws(16)
     np.savez(tmp_path / "in.npz", images=images, draws=draws)
     script = (
         "import sys, keras, numpy as np; from train.data import augmentation; "
