@@ -46,9 +46,9 @@ def main(argv: list[str] | None = None) -> int:
         commands.choices[args.command].refuse_unknown(unknown)
     failed = 2 if args.command in _ASKING else 1
     try:
-        local_values = () if args.command in _ASKING else vars(args).values()
-        for given in filter(None, local_values):
-            local_path(str(given))
+        if args.command not in _ASKING:
+            for given in filter(None, {**vars(args), "directory": None}.values()):
+                local_path(str(given))
         with until_closed():
             return _COMMANDS[args.command][0].run(args)
         return failed  # the reader of the output, such as `head`, closed it early

@@ -21,7 +21,7 @@ from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.format import shapes
 from tfrecord_io.stores.files import read_json
 from tfrecord_io.terminal import flags
-from tfrecord_io.terminal.address import Address, local_path
+from tfrecord_io.terminal.address import Address, is_remote, local_path
 from tfrecord_io.terminal.printing import counted, differences
 from train.data.dataset import Dataset, Part, open_dataset
 from train.data.seen import Exposure, expose, read_seen
@@ -29,6 +29,7 @@ from train.machine import console
 from train.machine.errors import ConfigError
 from train.results.classifier import Classifier, load_classifier, predict_images
 from train.results.options import MeasureOptions
+from train.training.mirror import opened
 
 _BATCH_SIZE = 64
 
@@ -41,8 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Measures a trained model on another dataset (external validation).",
     )
     add = parser.add_argument
-    model = "folder of a finished run"
-    add("--run", "--model", required=True, type=local_path, metavar="RUN", help=model)
+    model = "folder or URL of a finished run"
+    add("--run", "--model", required=True, type=Address, metavar="RUN", help=model)
     add("--data", required=True, type=Address, metavar="OUT", help="folder of a finished dataset")
     add("--split", default="test", help="split to measure on (default: test)")
     output = "folder for the results (default: RUN/evaluation/NAME-SPLIT)"
@@ -64,14 +65,17 @@ def _evaluate(arguments: argparse.Namespace, options: MeasureOptions) -> None:
         ConfigError: if the run is not finished, or does not suit the dataset or the options.
         tfrecord_io.ManifestError: if the dataset cannot be used or has no such split.
     """
-    run, data, split = arguments.run, arguments.data, arguments.split
+    address, data, split = arguments.run, arguments.data, arguments.split
+    if is_remote(address) and not arguments.output:
+        raise ConfigError(f"--run {address} is a URL; name a folder for the results with --output")
     dataset = open_dataset(data, options.columns)
     manifest = dataset.manifest
     if not manifest.split(split).num_examples:
         raise ConfigError(f"split {split!r} of {data} is empty; name another --split")
+    run = opened(address)
     classifier = load_classifier(run)
     task = classifier.task
-    _require_fit(classifier, manifest, run, data)
+    _require_fit(classifier, manifest, address, data)
     ours, theirs = classifier.label_names, manifest.label_names
     places = np.array([ours.index(name) for name in theirs], np.int64)
     if is_own := classifier.fingerprint == manifest.fingerprint:
@@ -116,7 +120,7 @@ def _evaluate(arguments: argparse.Namespace, options: MeasureOptions) -> None:
     results: dict[str, Any] = {
         "split": split,
         "dataset": {"name": manifest.name, "fingerprint": manifest.fingerprint},
-        "model": str(run),
+        "model": address,
         "best_epoch": own_results.get("best_epoch"),
         **metrics.measure(predictions, options, 0, classifier.thresholds),
     }
@@ -135,7 +139,7 @@ def _evaluate(arguments: argparse.Namespace, options: MeasureOptions) -> None:
 
 
 def _require_fit(
-    classifier: Classifier, manifest: tfrecord_io.Manifest, run: Path, data: Address
+    classifier: Classifier, manifest: tfrecord_io.Manifest, run: Address, data: Address
 ) -> None:
     """Refuses a dataset with other labels, or whose files became pixels in another way."""
     kind, known = manifest.label_kind, classifier.label_names

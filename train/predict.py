@@ -20,7 +20,7 @@ from typing import Any
 from tfrecord_io.decoding.preprocess import decode_image
 from tfrecord_io.format import shapes
 from tfrecord_io.terminal import flags
-from tfrecord_io.terminal.address import local_path
+from tfrecord_io.terminal.address import Address, local_path
 from tfrecord_io.terminal.printing import csv_cell, no_formula, printable, refuse, until_closed
 from train.machine import console
 from train.machine.errors import ConfigError
@@ -33,6 +33,7 @@ from train.results.classifier import (
     predict_files,
     predict_images,
 )
+from train.training.mirror import opened
 
 #: Column with the views whose threshold an image reaches, if thresholds were exported.
 ABOVE = "above_threshold"
@@ -43,8 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     parser = flags.Parser(prog=flags.command("predict"), description="Predicts image files.")
     add = parser.add_argument
-    run = "folder of a finished run; of several, or of a cross-validation, the mean is the answer"
-    add("--run", "--model", required=True, nargs="+", type=local_path, metavar="RUN", help=run)
+    run = "finished run, a folder or URL; of several, or of a cross-validation, the mean answers"
+    add("--run", "--model", required=True, nargs="+", type=Address, metavar="RUN", help=run)
     files = "image files, or folders of them"
     add("--input", required=True, nargs="+", type=local_path, metavar="PATH", help=files)
     forms = ("table", "csv", "json")
@@ -61,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise ConfigError(f"--patch must be at least 1 pixel, received {arguments.patch}")
     if arguments.occlusion:
         console.make_folder("--occlusion", arguments.occlusion)
-    classifier = load_classifiers(arguments.run)
+    classifier = load_classifiers([opened(run) for run in arguments.run])
     _warn(other_decoder(classifier))
     try:
         predictions = list(predict_files(classifier, paths))

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from tfrecord_io.format.manifest import ManifestError
 from tfrecord_io.terminal import flags
-from tfrecord_io.terminal.address import local_path
+from tfrecord_io.terminal.address import Address
 from tfrecord_io.terminal.errors import ToldError
 from train.machine import console
 from train.machine.errors import TrainingError
@@ -30,8 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog="All results are in --workdir: report.html, metrics.json, checkpoint, export.",
     )
     first = config.add_arguments(parser)
-    run = "folder of this run"
-    first.add_argument("--workdir", required=True, type=local_path, metavar="RUN", help=run)
+    run = "folder or URL of this run"
+    first.add_argument("--workdir", required=True, type=Address, metavar="RUN", help=run)
     again = "replace the run in --workdir"
     parser.add_argument("--overwrite", action="store_true", help=again)
     first_look = "show shapes, speed and augmented images, and write nothing to --workdir"

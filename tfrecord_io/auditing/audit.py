@@ -22,7 +22,6 @@ from tfrecord_io.auditing.twins import ImageReader, Twins, find_twins
 from tfrecord_io.format.examples import FILE_NAME, audited, other_dataset, read
 from tfrecord_io.format.manifest import Manifest, ManifestError
 from tfrecord_io.stores.folder import Folder
-from tfrecord_io.terminal.address import local_path
 from tfrecord_io.terminal.printing import printable
 
 # Each yields its findings and adds its numbers to the measures.
@@ -70,16 +69,14 @@ _COUNTED = {
 
 
 def audit(directory: str | os.PathLike[str], *, most_listed: int | None = MAX_LISTED) -> Audit:
-    """Audits a finished dataset on a local disk.
+    """Audits a finished dataset in a folder or at a URL.
 
     A finding lists up to `most_listed` cases, or all for None.
 
     Raises:
         ManifestError: if the dataset is unfinished or unusable.
         OSError: if a file of the dataset is missing.
-        UserError: if a URL is given.
     """
-    directory = local_path(directory)
     dataset = Manifest.load(directory)
     examples = audited(read(directory))
     num_images = dataset.num_examples - dataset.counts.get("variants", 0)
@@ -109,7 +106,7 @@ def audit_examples(
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `python -m tfrecord_io audit`."""
-    parser.add_argument("directory", help="the dataset")
+    parser.add_argument("directory", help="the dataset, a folder or a URL")
     for name, (meaning, _) in _COUNTED.items():
         text = f"exit with 1 if there are more {meaning}"
         parser.add_argument(f"--{name}", type=int, metavar="N", help=text)

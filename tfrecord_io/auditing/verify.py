@@ -28,7 +28,8 @@ from tfrecord_io.decoding.rejects import Reject
 from tfrecord_io.format import descriptions, examples, manifest, schema
 from tfrecord_io.format.statistics import PixelStatistics
 from tfrecord_io.stores import archives
-from tfrecord_io.terminal.address import local_path
+from tfrecord_io.stores.folder import Folder
+from tfrecord_io.terminal.address import Address, local_path
 from tfrecord_io.terminal.printing import printable, refuse
 
 #: Number of records read at once, a few megabytes.
@@ -69,7 +70,7 @@ def verify(
     digests in `croissant.json`, and the ledger of the source's files.
 
     Args:
-        directory: folder of the dataset.
+        directory: folder or URL of the dataset.
         source_input: the archive or folder from which the dataset was built: a random sample of it
             is decoded again and compared pixel by pixel.
         names: the private table of an anonymous dataset, which `source_input` needs.
@@ -82,33 +83,33 @@ def verify(
     Raises:
         manifest.ManifestError: if there is no usable manifest.
         OSError: if the source or the private table cannot be read.
-        UserError: if a URL is given.
+        UserError: if the source is a URL.
     """
-    directory = local_path(directory)
-    dataset = manifest.Manifest.load(directory)
+    dataset, folder = manifest.Manifest.load(directory), Folder(directory)
     findings: list[Finding] = []
     # The records that are right, by shard; and the sums over their pixels, if they count.
     records: dict[str, list[_Record]] = {shard.name: [] for shard in dataset.shards}
     sums: list[PixelStatistics] = []
     for split, shard in [(name, s) for name, of in dataset.splits.items() for s in of.shards]:
-        findings += _read(shard.name, _check_shard(directory, dataset, split, shard, records, sums))
+        findings += _read(shard.name, _check_shard(folder, dataset, split, shard, records, sums))
         sidecar = manifest.sidecar_name(shard.name)
-        findings += _read(sidecar, _check_sidecar(directory / sidecar, shard, dataset))
+        findings += _read(sidecar, _check_sidecar(folder, sidecar, shard, dataset))
     # A glob over the folder would read these.
-    strangers = {path.name for path in directory.glob("*.tfrecord")} - records.keys()
+    present = {name for name in folder.describe([]).sizes if name.endswith(".tfrecord")}
+    strangers = present - records.keys()
     findings += [Finding(name, "is not in the manifest") for name in sorted(strangers)]
     for name, messages in (
         (manifest.FILE_NAME, _check_manifest(dataset, records, sums)),
-        (examples.FILE_NAME, _check_examples(directory, records)),
-        (descriptions.CROISSANT_FILE, _check_croissant(directory, dataset)),
-        (manifest.REJECTS_FILE_NAME, _check_rejects(directory, dataset)),
+        (examples.FILE_NAME, _check_examples(folder, records)),
+        (descriptions.CROISSANT_FILE, _check_croissant(folder, dataset)),
+        (manifest.REJECTS_FILE_NAME, _check_rejects(folder, dataset)),
     ):
         findings += _read(name, messages)
     if source_input is not None and not findings:
         table = examples.read(directory)
         drawn = random.Random(seed).sample(range(len(table)), min(num_samples, len(table)))
         rows = table.take(sorted(drawn)).to_pylist()
-        findings += _check_sample(directory, dataset, local_path(source_input), names, rows)
+        findings += _check_sample(folder, dataset, local_path(source_input), names, rows)
     return findings
 
 
@@ -122,7 +123,7 @@ def _read(file_name: str, messages: Iterator[str]) -> Iterator[Finding]:
 
 
 def _check_shard(
-    directory: Path,
+    folder: Folder,
     dataset: manifest.Manifest,
     split: str,
     shard: manifest.Shard,
@@ -130,7 +131,7 @@ def _check_shard(
     sums: list[PixelStatistics],
 ) -> Iterator[str]:
     layout, digest, num_read = dataset.layout, hashlib.sha256(), 0
-    with (directory / shard.name).open("rb") as file:
+    with folder.open(shard.name) as file:
         for some in layout.read_records(file, _CHUNK_RECORDS):
             digest.update(some.data)
             if dataset.statistics and split == manifest.STATISTICS_SPLIT:
@@ -165,8 +166,10 @@ def _record_problem(record: np.ndarray, layout: schema.RecordLayout) -> str | No
     return None if record.tobytes() == expected else "its layout differs from that of the manifest"
 
 
-def _check_sidecar(path: Path, shard: manifest.Shard, dataset: manifest.Manifest) -> Iterator[str]:
-    content = json.loads(path.read_text())
+def _check_sidecar(
+    folder: Folder, name: str, shard: manifest.Shard, dataset: manifest.Manifest
+) -> Iterator[str]:
+    content = json.loads(folder.read(name))
     facts = {key: content[key] for key in ("num_examples", "num_bytes", "sha256")}
     expected = {key: getattr(shard, key) for key in facts}
     if facts != expected or content.get("fingerprint") != dataset.fingerprint:
@@ -206,10 +209,10 @@ def _check_manifest(
         yield f"counts {counted['examples']} examples, but its splits hold {dataset.num_examples}"
 
 
-def _check_examples(directory: Path, records: Mapping[str, Sequence[_Record]]) -> Iterator[str]:
+def _check_examples(folder: Folder, records: Mapping[str, Sequence[_Record]]) -> Iterator[str]:
     """Compares the table of examples with all records, by shard."""
     names = ["shard", *_Record._fields]
-    table = examples.read(directory)
+    table = examples.read(folder.root)
     examples.require(table, names)
     rows: dict[str, list[_Record]] = defaultdict(list)
     for shard, *values in zip(*(table[name].to_pylist() for name in names), strict=True):
@@ -221,15 +224,14 @@ def _check_examples(directory: Path, records: Mapping[str, Sequence[_Record]]) -
             yield f"{len(wrong):,} rows of {shard} differ, such as {said}, but the shard has {held}"
 
 
-def _check_croissant(directory: Path, dataset: manifest.Manifest) -> Iterator[str]:
+def _check_croissant(folder: Folder, dataset: manifest.Manifest) -> Iterator[str]:
     """Compares the digests in `croissant.json`, which a dataset does not need."""
-    path = directory / descriptions.CROISSANT_FILE
-    if not path.exists():
+    if not folder.exists(descriptions.CROISSANT_FILE):
         return
     expected = {shard.name: shard.sha256 for shard in dataset.shards}
-    with (directory / examples.FILE_NAME).open("rb") as file:
-        expected[examples.FILE_NAME] = hashlib.file_digest(file, "sha256").hexdigest()
-    content = json.loads(path.read_text(encoding="utf-8"))
+    table = folder.read(examples.FILE_NAME)
+    expected[examples.FILE_NAME] = hashlib.sha256(table).hexdigest()
+    content = json.loads(folder.read(descriptions.CROISSANT_FILE))
     listed = {entry["contentUrl"]: entry["sha256"] for entry in content["distribution"]}
     for name in sorted(listed.keys() | expected.keys()):
         said, right = listed.get(name), expected.get(name)
@@ -237,15 +239,16 @@ def _check_croissant(directory: Path, dataset: manifest.Manifest) -> Iterator[st
             yield f"says that {name} has SHA-256 {said}, expected {right}"
 
 
-def _check_rejects(directory: Path, dataset: manifest.Manifest) -> Iterator[str]:
-    with (directory / manifest.REJECTS_FILE_NAME).open(encoding="utf-8", newline="") as file:
-        reasons = dict(Counter(row["reason"] for row in csv.DictReader(file)))
+def _check_rejects(folder: Folder, dataset: manifest.Manifest) -> Iterator[str]:
+    text = folder.read(manifest.REJECTS_FILE_NAME).decode("utf-8")
+    rows = csv.DictReader(io.StringIO(text, newline=""))
+    reasons = dict(Counter(row["reason"] for row in rows))
     if reasons != dataset.rejects:
         yield f"has rejects {reasons}, but the manifest says {dataset.rejects}"
 
 
 def _check_sample(
-    directory: Path,
+    folder: Folder,
     dataset: manifest.Manifest,
     source_input: Path,
     names: str | Path | None,
@@ -256,7 +259,7 @@ def _check_sample(
         options = Preprocessing.from_dict(dataset.preprocessing)
     except (KeyError, TypeError, ValueError) as error:
         raise manifest.ManifestError(
-            f"{directory / manifest.FILE_NAME} is damaged: its preprocessing: {error!r}"
+            f"{folder.path(manifest.FILE_NAME)} is damaged: its preprocessing: {error!r}"
         ) from error
     if (kind := dataset.source.get("kind")) in ("npz", "parquet"):
         raise OSError(f"--source_input takes folders and archives, and no source of kind {kind}")
@@ -283,9 +286,8 @@ def _check_sample(
                 pixels = decoded.pixels
                 if row["variant"]:
                     pixels = augment.vary(pixels, layout.image_shape, row["key"], decoded.box)
-                with (directory / row["shard"]).open("rb") as file:
-                    file.seek(row["row"] * layout.stride + slot.offset)
-                    stored = file.read(slot.length)
+                start = row["row"] * layout.stride + slot.offset
+                stored = folder.read_part(row["shard"], start, slot.length)
                 if pixels != stored:
                     yield Finding(
                         row["shard"], f"{name} differs from what {row['path']} decodes to"
@@ -344,7 +346,7 @@ def _read_files(source_input: Path, paths: Collection[str]) -> Iterator[tuple[st
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `python -m tfrecord_io verify`."""
-    parser.add_argument("directory", help="the dataset")
+    parser.add_argument("directory", type=Address, help="the dataset, a folder or a URL")
     parser.add_argument(
         "--source_input",
         metavar="PATH",

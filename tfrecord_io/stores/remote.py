@@ -43,6 +43,9 @@ from tfrecord_io.terminal.errors import (
 
 _log = logging.getLogger(__name__)
 
+#: What identifies a version of a file to its store: an ETag, or a generation.
+Version = dict[str, Any]
+
 Asked = ParamSpec("Asked")
 Result = TypeVar("Result")
 
@@ -237,6 +240,45 @@ def write(url: str, source: IO[bytes]) -> None:
         raise StoreError(f"cannot write {url}: there is no such bucket") from error
 
 
+@_patient
+def read_version(url: str) -> tuple[bytes, Version]:
+    """Returns a whole file, and its version for `replace`; raises what `read_file` raises."""
+    store, path, url = _open(url)
+    with _clear_errors(url):
+        answer = obstore.get(store, path)
+        return bytes(_whole(url, answer.bytes(), answer.meta["size"])), _version(answer.meta)
+
+
+@_patient
+def replace(url: str, content: bytes, seen: Version | None) -> Version:
+    """Writes a file, if it is still the version that was seen; None: if there is no file yet.
+
+    Returns:
+        the version of the new file.
+
+    Raises:
+        ChangedError: if another version is there.
+        StoreError: if the store refuses the file or does not answer.
+    """
+    store, path, url = _open(url, web=False)
+    mode: Any = seen or "create"
+    try:
+        with _clear_errors(url):
+            return _version(obstore.put(store, path, content, mode=mode, use_multipart=False))
+    except FileNotFoundError:
+        raise _changed(url) from None
+    except ChangedError:
+        # The answer to an earlier attempt may have been lost.
+        found, version = read_version(url)
+        if found != content:
+            raise
+        return version
+
+
+def _version(answer: Any) -> Version:
+    return {"e_tag": answer["e_tag"], "version": answer["version"]}
+
+
 @contextlib.contextmanager
 def create(url: str) -> Iterator[IO[bytes]]:
     """Opens a file for writing, which is uploaded when the block ends, unless the block fails.
@@ -397,7 +439,7 @@ def _clear_errors(url: str, mark: str = "") -> Iterator[None]:
                 f"{url} is missing, though it was there before; put it back, and start again"
             ) from None
         raise FileNotFoundError(url) from None
-    except exceptions.PreconditionError:
+    except (exceptions.PreconditionError, exceptions.AlreadyExistsError):
         raise _changed(url) from None
     except exceptions.InvalidPathError as error:
         raise StoreError(

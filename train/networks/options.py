@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 from tfrecord_io.terminal import flags
-from tfrecord_io.terminal.address import local_text
 from tfrecord_io.terminal.flags import flag
 
 # Classifiers of keras.applications by what their weights expect, see `models.scale`. They are named
@@ -57,7 +56,6 @@ class NetworkOptions:
         None,
         "finished run to start from: its weights, and its network unless other flags say so; what "
         "it has seen counts as seen",
-        parse=local_text,
         metavar="RUN",
     )
     trainable_layers: int | None = flag(

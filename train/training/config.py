@@ -26,6 +26,7 @@ from train.machine.devices import DeviceOptions, Devices
 from train.machine.errors import ConfigError
 from train.networks.options import OWN_MODELS, TUTORIAL_MODELS, NetworkOptions, OptimizerOptions
 from train.results.options import MeasureOptions, ThresholdOptions
+from train.training.mirror import opened
 
 FILE_NAME = "config.json"
 
@@ -333,7 +334,7 @@ def from_arguments(arguments: argparse.Namespace, **defaults: Any) -> TrainConfi
     """
     file, init = (getattr(arguments, name, None) for name in ("config", "init"))
     if init:
-        of_init = load(init)["config"]
+        of_init = load(opened(init))["config"]
         names = (field.name for field in dataclasses.fields(NetworkOptions))
         defaults |= {name: of_init[name] for name in names if name in of_init}
     fields = defaults | (load(file)["config"] if file else {})

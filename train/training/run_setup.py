@@ -29,19 +29,32 @@ from train.networks.models import Network, build_network
 from train.training import config as train_config
 from train.training.checkpoint import BEST_NAME, CHECKPOINT_NAME
 from train.training.config import TrainConfig
+from train.training.mirror import Mirror, opened
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Run:
     """All that a training is about; what follows from the data is read when it is asked for.
 
-    `given` is the configuration with its open decisions, `folder` that of the run's files.
+    `given` is the configuration with its open decisions, `folder` that of the run's files, and
+    `mirror` tells where these are uploaded, if anywhere.
     """
 
     given: TrainConfig
     folder: Path
     data: Dataset
     devices: Devices
+    mirror: Mirror | None = None
+
+    @property
+    def address(self) -> str:
+        """The folder as the user gave it, a path or a URL."""
+        return self.mirror.address(self.folder) if self.mirror else str(self.folder)
+
+    def upload(self) -> None:
+        """Uploads what is new in the folder, if that is the copy of one at a URL."""
+        if self.mirror and self.devices.is_chief:
+            self.mirror.upload(self.folder)
 
     @functools.cached_property
     def parts(self) -> Parts:
@@ -57,7 +70,7 @@ class Run:
         used = {"train": self.parts.train, "val": self.parts.val}
         seen = collect(self.data, {name: part.rows for name, part in used.items() if part}, unknown)
         init = self.given.network.init
-        return seen.after(read_seen(Path(init))) if init else seen
+        return seen.after(read_seen(opened(init))) if init else seen
 
     @functools.cached_property
     def exposure(self) -> Exposure | None:
@@ -114,7 +127,7 @@ class Run:
                 single.resolve()
             return given
         init = given.network.init
-        if init and not (Path(init) / BEST_NAME).is_file():
+        if init and not (opened(init) / BEST_NAME).is_file():
             raise ConfigError(f"--init {init} is not a finished run: it has no {BEST_NAME}")
         # Labels from which nothing can be learnt are refused here, before a folder is made.
         quantity = self.task.quantity
@@ -201,7 +214,7 @@ class Run:
         ]
 
 
-def make_run(config: TrainConfig, folder: Path) -> Run:
+def make_run(config: TrainConfig, folder: Path, mirror: Mirror | None = None) -> Run:
     """Sets up the devices and opens the dataset; nothing is written to the folder yet.
 
     Raises:
@@ -212,7 +225,7 @@ def make_run(config: TrainConfig, folder: Path) -> Run:
     data = open_dataset(config.input.data_path, config.measures.columns)
     if cache := is_remote(data.path) and data.stored.cache:
         devices.say(cache.describe())
-    return Run(given=config, folder=folder, data=data, devices=devices)
+    return Run(given=config, folder=folder, data=data, devices=devices, mirror=mirror)
 
 
 def _empty(workdir: Path) -> None:
@@ -235,7 +248,12 @@ def claim(run: Run, *, overwrite: bool = False) -> Iterator[None]:
         ConfigError: if the folder cannot be written, belongs to a run of another configuration, is
             not a run folder, or another process trains in it.
     """
-    workdir, manifest = run.folder, run.data.manifest
+    workdir, address, manifest = run.folder, run.address, run.data.manifest
+    if overwrite and run.devices.num_workers > 1:
+        raise ConfigError(
+            "--overwrite would remove files that other workers are reading; remove the folder "
+            "first, or use another --workdir"
+        )
     # First of all: a configuration that does not suit the data is refused before a folder is made.
     content = {
         "config": run.config.to_dict(),
@@ -247,12 +265,12 @@ def claim(run: Run, *, overwrite: bool = False) -> Iterator[None]:
     if not run.devices.is_chief:
         yield
         return
-    lock = file_lock.held(workdir / ".lock", f"training in {workdir}", ConfigError)
+    lock = file_lock.held(workdir / ".lock", f"training in {address}", ConfigError)
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(lock)
         except OSError as error:
-            raise ConfigError(f"--workdir {workdir} cannot be written to: {error}") from error
+            raise ConfigError(f"--workdir {address} cannot be written to: {error}") from error
         # A killed process leaves temporary files; the lock ensures that no other process writes.
         for leftover in workdir.glob(".*.tmp"):
             leftover.unlink(missing_ok=True)
@@ -266,17 +284,18 @@ def claim(run: Run, *, overwrite: bool = False) -> Iterator[None]:
                 is_other_data = any(line.startswith("dataset:") for line in changed)
                 asked = f". {command('diff')} OLD NEW tells how two datasets differ"
                 raise ConfigError(
-                    f"{workdir} contains a run with another configuration:\n  "
+                    f"{address} contains a run with another configuration:\n  "
                     + "\n  ".join(changed)
                     + "\nUse another --workdir, or replace that run with --overwrite"
                     + (asked if is_other_data else "")
                 )
         elif any(entry.name != ".lock" for entry in workdir.iterdir()):
             raise ConfigError(
-                f"{workdir} is not empty and has no {train_config.FILE_NAME}: it is not a run "
+                f"{address} is not empty and has no {train_config.FILE_NAME}: it is not a run "
                 "folder. Use another --workdir"
             )
         write_json(path, content)
         # A folder with a checkpoint, but without this file, would be refused after a power cut.
         sync_folder(workdir)
+        run.upload()
         yield

@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -31,6 +30,7 @@ from train.results.predictions import Predictions, read_predictions
 from train.results.write import METRICS_NAME, PAGE_NAME, write_results
 from train.training.config import TrainConfig
 from train.training.export import FOLDER_NAME, answer, export_model
+from train.training.mirror import local_copy
 from train.training.run_setup import Run, claim, make_run
 from train.training.steps import make_steps
 from train.training.training_loop import Progress, train
@@ -43,7 +43,7 @@ def train_and_evaluate(
 
     Args:
         config: what to do.
-        workdir: the folder of the run, made if it is missing.
+        workdir: the folder of the run, made if it is missing; or its URL.
         overwrite: whether to replace the run that is there.
 
     Returns:
@@ -57,7 +57,8 @@ def train_and_evaluate(
             checkpoint is damaged, or an exported form does not give the network's answers.
         StoppedError: after SIGTERM or SIGINT, with the state saved.
     """
-    return _complete(make_run(config, Path(workdir)), overwrite=overwrite)
+    with local_copy(workdir) as (folder, mirror):
+        return _complete(make_run(config, folder, mirror), overwrite=overwrite)
 
 
 def _complete(run: Run, *, overwrite: bool = False) -> dict[str, Any]:
@@ -66,7 +67,7 @@ def _complete(run: Run, *, overwrite: bool = False) -> dict[str, Any]:
         if run.given.folds.is_cross_validation:
             return _cross_validate(run)
         if results := read_json(run.folder / METRICS_NAME):
-            run.devices.say(f"the run in {run.folder} is complete; nothing to do")
+            run.devices.say(f"the run in {run.address} is complete; nothing to do")
             return results
         if run.devices.is_chief:
             is_private = "anonymize" in run.data.manifest.options
@@ -149,7 +150,8 @@ def _finish(run: Run, progress: Progress, best: Sequence[np.ndarray]) -> dict[st
         history=progress.history,
         export=run.folder / FOLDER_NAME,
     )
-    print(f"The model, its metrics and {PAGE_NAME} are in {run.folder}")
+    run.upload()
+    print(f"The model, its metrics and {PAGE_NAME} are in {run.address}")
     return results
 
 
@@ -227,5 +229,6 @@ def _pool(run: Run, everyone: Part) -> dict[str, Any]:
         exposure=run.exposure,
         in_folds=everyone.splits,
     )
-    print(f"the metrics and {PAGE_NAME} of all folds are in {run.folder}")
+    run.upload()
+    print(f"the metrics and {PAGE_NAME} of all folds are in {run.address}")
     return results

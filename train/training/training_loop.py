@@ -8,7 +8,6 @@ import math
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -30,6 +29,7 @@ from train.training.checkpoint import (
     save_checkpoint,
 )
 from train.training.config import Phase
+from train.training.mirror import opened
 from train.training.run_setup import Run
 from train.training.steps import training_steps
 
@@ -100,7 +100,7 @@ class _Training:
         if facts:
             restore(self._network.model.variables, self._saved["model"])
         elif init:
-            _, first = load_checkpoint(Path(init) / BEST_NAME)
+            _, first = load_checkpoint(opened(init) / BEST_NAME)
             try:
                 restore(self._network.model.variables, first["model"])
             except TrainingError:
@@ -264,6 +264,7 @@ class _Training:
                 groups = {"model": model, "optimizer": optimizer, "best": self.best}
                 facts, history = dataclasses.asdict(self.progress), self.progress.history
                 save_checkpoint(self._checkpoint, groups, facts, history)
+                self._run.upload()
             self._saved_at = time.monotonic()
         if stops:
             raise StoppedError(stops[0], self.progress.step)
@@ -285,6 +286,8 @@ def describe_run(run: Run, progress: Progress, num_parameters: int) -> Iterator[
         f"{options.replica_batch_size} on each device; "
         f"{run.steps_after[-1]:,} steps in {options.epochs} epochs"
     )
+    if run.mirror:
+        yield f"note: TensorBoard's logs stay on this machine, in {run.folder / 'tensorboard'}"
     if init := config.network.init:
         num_seen = counted(run.seen.num_in("init"), "image")
         yield f"starts from the weights of {init}, which have seen {num_seen}"
