@@ -1,7 +1,7 @@
 """A small stand-in of Azure's Blob Storage on loopback.
 
 It speaks what object_store asks of a container: blobs whole and in blocks, ranges,
-If-Match, listings and batches of deletes. It checks that a request is signed, not how.
+conditions, listings and batches of deletes. It checks that a request is signed, not how.
 """
 
 import contextlib
@@ -66,6 +66,11 @@ class _Blobs(Files):
         name, query, body = self._request()
         if not self.headers.get("Authorization", "").startswith(f"SharedKey {ACCOUNT}:"):
             return self._answer(403)
+        there, seen = self.server.files.get(name), self.headers.get("If-Match")
+        if there and "If-None-Match" in self.headers:
+            return self._answer(409)
+        if seen and seen != (there and there.e_tag):
+            return self._answer(412)
         if query.get("comp") == "block":
             self.server.blocks[name, query["blockid"]] = body
             return self._answer(201)

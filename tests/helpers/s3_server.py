@@ -78,7 +78,16 @@ class S3Server(Faulty):
             start_response(fault, [("Content-Length", "0")])
             yield b""
             return
-        body = self._application(environ, start_response)
+        # What Google's conditions ask of; the generation of an object is its ETag here.
+        if seen := environ.get("HTTP_X_GOOG_IF_GENERATION_MATCH"):
+            name, seen = ("NONE_MATCH", "*") if seen == "0" else ("MATCH", seen)
+            environ[f"HTTP_IF_{name}"] = seen
+
+        def start(status, headers):
+            tags = [value.strip('"') for name, value in headers if name.lower() == "etag"]
+            return start_response(status, headers + [("x-goog-generation", tag) for tag in tags])
+
+        body = self._application(environ, start)
         is_read = environ["REQUEST_METHOD"] == "GET" and "list-type" not in environ["QUERY_STRING"]
         if fault:
             whole = b"".join(body)
@@ -113,7 +122,7 @@ def running_gcs() -> Iterator[S3Server]:
     """Runs Google Cloud Storage on loopback: its XML API, as far as it is that of S3.
 
     object_store speaks this API to Google. The emulators of Google's storage that can be installed
-    speak the other one (JSON). The server has no generations.
+    speak the other one (JSON).
     """
     with (
         running_s3() as server,

@@ -1,6 +1,8 @@
 """The command as a user and a scheduler see it: exit codes, messages, signals, several workers."""
 
 import os
+import random
+import shutil
 import signal
 import sys
 import time
@@ -16,11 +18,13 @@ from marked_images import (
     flags,
     history_of,
     marked_data,
+    metrics_of,
     outputs_of,
     run_script,
     start_workers,
 )
 from marked_images import write_marked_dataset as write
+from s3_server import BUCKET
 
 from train import benchmark, run
 
@@ -151,6 +155,34 @@ def test_killed_at_two_moments_it_ends_with_the_weights_of_an_undisturbed_run(
         assert process.returncode < 0 or "stopped by SIGTERM after step" in said
     assert run_command(words, environment(), timeout=600).returncode == 0
     check_same(tmp_path / "run", finished)
+
+
+@pytest.mark.slow
+def test_killed_ten_times_in_a_bucket_without_its_disk_it_ends_as_an_undisturbed_run(
+    data, finished, s3, tmp_path
+):
+    words = command("run", "--data", data, "--workdir", f"s3://{BUCKET}/killed", *FLAGS)
+    disk, moment = tmp_path / "disk", random.Random(0)
+
+    def saved():
+        return s3.read("killed/").get("checkpoint.npz")
+
+    for _ in range(10):
+        disk.mkdir()
+        before = saved()
+        with started(words, env=environment(TMPDIR=str(disk))) as process:
+            wait_until(lambda: saved() != before, process, limit_s=600)  # noqa: B023
+            time.sleep(moment.expovariate(5))
+            process.kill()
+            process.communicate()
+        assert process.returncode == -signal.SIGKILL
+        shutil.rmtree(disk)
+    assert run_command(words, environment(), timeout=600).returncode == 0
+    for name, content in s3.read("killed/").items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    check_same(tmp_path, finished)
+    assert metrics_of(tmp_path) == metrics_of(finished)
 
 
 @pytest.mark.slow

@@ -265,18 +265,17 @@ def replace(url: str, content: bytes, seen: Version | None) -> Version:
     try:
         with _clear_errors(url):
             return _version(obstore.put(store, path, content, mode=mode, use_multipart=False))
-    except FileNotFoundError:
-        raise _changed(url) from None
-    except ChangedError:
+    except (ChangedError, FileNotFoundError):
         # The answer to an earlier attempt may have been lost.
-        found, version = read_version(url)
-        if found != content:
-            raise
-        return version
+        with contextlib.suppress(FileNotFoundError):
+            found, version = read_version(url)
+            if found == content:
+                return version
+        raise _changed(url) from None
 
 
 def _version(answer: Any) -> Version:
-    return {"e_tag": answer["e_tag"], "version": answer["version"]}
+    return {name: answer[name] for name in ("e_tag", "version") if answer[name]}
 
 
 @contextlib.contextmanager

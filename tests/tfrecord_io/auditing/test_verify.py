@@ -8,10 +8,12 @@ import pyarrow.parquet as pq
 import pytest
 from dataset_factory import change_column, change_first_label
 from image_files import pack
+from s3_server import BUCKET
 
 from tfrecord_io.__main__ import main
-from tfrecord_io.auditing import verify
+from tfrecord_io.auditing import audit, verify
 from tfrecord_io.format import manifest
+from tfrecord_io.stores import remote
 
 
 @pytest.fixture
@@ -51,6 +53,25 @@ def test_a_dataset_as_built_has_no_finding(dataset, source_tree, capsys):
     assert verify.verify(dataset, source_input=source_tree) == []
     assert main(["verify", str(dataset)]) == 0
     assert "matches its manifest" in capsys.readouterr().out
+
+
+def test_a_dataset_in_a_bucket_is_checked_as_its_copy_on_a_disk(dataset, s3):
+    url = f"s3://{BUCKET}/{dataset.parent.name}"
+
+    def upload():
+        for path in dataset.iterdir():
+            with path.open("rb") as file:
+                remote.write(f"{url}/{path.name}", file)
+
+    upload()
+    assert main(["verify", url]) == 0
+    assert audit.audit(url).to_dict() == audit.audit(dataset).to_dict()
+    a_shard(dataset).write_bytes(a_shard(dataset).read_bytes()[:-1] + b"?")
+    shutil.copy(a_shard(dataset), dataset / "stranger.tfrecord")
+    upload()
+    found = verify.verify(dataset)
+    assert len(found) > 2
+    assert verify.verify(url) == found
 
 
 @pytest.mark.parametrize("place", ["first byte", "image", "last byte"])

@@ -13,7 +13,7 @@ from s3_server import BUCKET
 from web_server import WebFile, running_web
 
 from tfrecord_io.stores import remote
-from tfrecord_io.terminal.errors import StoreError, UserError
+from tfrecord_io.terminal.errors import ChangedError, StoreError, UserError
 
 CONTENT = bytes(range(256)) * 40
 # Every character that a shell, a glob or a URL takes for something else.
@@ -147,6 +147,22 @@ def test_a_file_that_changed_is_not_read_for_the_one_that_was_looked_up_or_liste
     remote.delete([url])
     with pytest.raises(StoreError, match="changing is missing, though it was there before"):
         remote.read(url, 0, 3, found.mark)
+
+
+def test_a_file_replaces_only_the_version_that_was_seen(folder):
+    url = f"{folder}/state"
+    first = remote.replace(url, b"one", None)
+    assert remote.read_version(url) == (b"one", first)
+    second = remote.replace(url, b"two", first)
+    for seen in (None, first):
+        with pytest.raises(ChangedError, match="state changed"):
+            remote.replace(url, b"three", seen)
+        # As after an attempt that succeeded, and whose answer was lost.
+        assert remote.replace(url, b"two", seen) == second
+    remote.delete([url])
+    with pytest.raises(ChangedError, match="state changed"):
+        remote.replace(url, b"three", second)
+    assert remote.list_files(folder, recursive=True) == []
 
 
 def test_an_answer_that_is_cut_off_is_asked_for_again(s3):
