@@ -151,16 +151,21 @@ class Evaluation(_Result):
     @property
     def metrics(self) -> dict[str, Any]:
         """The content of its metrics.json."""
-        return json.loads((Path(self.path) / "metrics.json").read_text(encoding="utf-8"))
+        return self._json("metrics.json")
+
+    def _json(self, name: str) -> Any:
+        from tfrecord_io.stores.folder import Folder
+
+        return json.loads(Folder(self.path).read(name))
 
 
 class Run(Evaluation):
-    """A finished training run, by its folder."""
+    """A finished training run, by its folder or URL."""
 
     @property
     def history(self) -> list[dict[str, Any]]:
         """What was measured after each epoch."""
-        return json.loads((Path(self.path) / "history.json").read_text(encoding="utf-8"))
+        return self._json("history.json")
 
     def predict(self, inputs: str | os.PathLike[str] | Iterable[Any]) -> list[dict[str, Any]]:
         """See `predict`."""
@@ -192,7 +197,7 @@ def train(
 
     Args:
         dataset: what to train on.
-        workdir: the folder of the run.
+        workdir: the folder or URL of the run.
         **options: see `build`, such as `epochs=3`.
 
     Raises:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 
 from tfrecord_io import diff, find, labels_from
 from tfrecord_io.auditing import audit, verify
 from tfrecord_io.terminal import flags, redaction
-from tfrecord_io.terminal.address import local_path
 from tfrecord_io.terminal.errors import ToldError, UserError
 from tfrecord_io.terminal.printing import refuse, until_closed
 
@@ -19,8 +19,7 @@ _COMMANDS = {
     "find": (find, "find where a patient or a file still is"),
 }
 
-# Commands that also read stores, and whose exit codes are those of diff and grep: 1 is an answer,
-# so every error is 2.
+# Commands whose exit codes are those of diff and grep: 1 is an answer, so every error is 2.
 _ASKING = ("diff", "find")
 
 
@@ -41,14 +40,12 @@ def main(argv: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module, purpose) in _COMMANDS.items():
         module.add_arguments(commands.add_parser(name, help=purpose, description=purpose))
-    args, unknown = parser.parse_known_args(argv)
-    if unknown:
-        commands.choices[args.command].refuse_unknown(unknown)
-    failed = 2 if args.command in _ASKING else 1
+    args = argparse.Namespace()
     try:
-        if args.command not in _ASKING:
-            for given in filter(None, {**vars(args), "directory": None}.values()):
-                local_path(str(given))
+        _, unknown = parser.parse_known_args(argv, args)
+        if unknown:
+            commands.choices[args.command].refuse_unknown(unknown)
+        failed = 2 if args.command in _ASKING else 1
         with until_closed():
             return _COMMANDS[args.command][0].run(args)
         return failed  # the reader of the output, such as `head`, closed it early

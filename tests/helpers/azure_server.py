@@ -66,10 +66,10 @@ class _Blobs(Files):
         name, query, body = self._request()
         if not self.headers.get("Authorization", "").startswith(f"SharedKey {ACCOUNT}:"):
             return self._answer(403)
-        there, seen = self.server.files.get(name), self.headers.get("If-Match")
+        there = self.server.files.get(name)
         if there and "If-None-Match" in self.headers:
             return self._answer(409)
-        if seen and seen != (there and there.e_tag):
+        if self.headers.get("If-Match") not in (None, there and there.e_tag):
             return self._answer(412)
         if query.get("comp") == "block":
             self.server.blocks[name, query["blockid"]] = body

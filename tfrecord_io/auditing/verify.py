@@ -95,9 +95,8 @@ def verify(
         sidecar = manifest.sidecar_name(shard.name)
         findings += _read(sidecar, _check_sidecar(folder, sidecar, shard, dataset))
     # A glob over the folder would read these.
-    present = {name for name in folder.describe([]).sizes if name.endswith(".tfrecord")}
-    strangers = present - records.keys()
-    findings += [Finding(name, "is not in the manifest") for name in sorted(strangers)]
+    strangers = sorted(folder.describe([]).sizes.keys() - records.keys())
+    findings += [Finding(n, "is not in the manifest") for n in strangers if n.endswith(".tfrecord")]
     for name, messages in (
         (manifest.FILE_NAME, _check_manifest(dataset, records, sums)),
         (examples.FILE_NAME, _check_examples(folder, records)),
@@ -229,8 +228,7 @@ def _check_croissant(folder: Folder, dataset: manifest.Manifest) -> Iterator[str
     if not folder.exists(descriptions.CROISSANT_FILE):
         return
     expected = {shard.name: shard.sha256 for shard in dataset.shards}
-    table = folder.read(examples.FILE_NAME)
-    expected[examples.FILE_NAME] = hashlib.sha256(table).hexdigest()
+    expected[examples.FILE_NAME] = hashlib.sha256(folder.read(examples.FILE_NAME)).hexdigest()
     content = json.loads(folder.read(descriptions.CROISSANT_FILE))
     listed = {entry["contentUrl"]: entry["sha256"] for entry in content["distribution"]}
     for name in sorted(listed.keys() | expected.keys()):
@@ -349,11 +347,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", type=Address, help="the dataset, a folder or a URL")
     parser.add_argument(
         "--source_input",
+        type=local_path,
         metavar="PATH",
         help="the archive or folder it was built from: decode a random sample of it again",
     )
     parser.add_argument(
         "--names",
+        type=local_path,
         metavar="FILE",
         help="anonymous datasets: the table beside the secret, to find the images of that sample",
     )

@@ -43,9 +43,6 @@ from tfrecord_io.terminal.errors import (
 
 _log = logging.getLogger(__name__)
 
-#: What identifies a version of a file to its store: an ETag, or a generation.
-Version = dict[str, Any]
-
 Asked = ParamSpec("Asked")
 Result = TypeVar("Result")
 
@@ -241,30 +238,27 @@ def write(url: str, source: IO[bytes]) -> None:
 
 
 @_patient
-def read_version(url: str) -> tuple[bytes, Version]:
+def read_version(url: str) -> tuple[bytes, Any]:
     """Returns a whole file, and its version for `replace`; raises what `read_file` raises."""
     store, path, url = _open(url)
     with _clear_errors(url):
         answer = obstore.get(store, path)
-        return bytes(_whole(url, answer.bytes(), answer.meta["size"])), _version(answer.meta)
+        return bytes(_whole(url, answer.bytes(), answer.meta["size"])), answer.meta
 
 
 @_patient
-def replace(url: str, content: bytes, seen: Version | None) -> Version:
-    """Writes a file, if it is still the version that was seen; None: if there is no file yet.
-
-    Returns:
-        the version of the new file.
+def replace(url: str, content: bytes, seen: Any) -> Any:
+    """Writes a file in place of the version that was seen, None: of none; returns its version.
 
     Raises:
-        ChangedError: if another version is there.
-        StoreError: if the store refuses the file or does not answer.
+        ChangedError: if another version is there; otherwise what `write` raises.
     """
     store, path, url = _open(url, web=False)
-    mode: Any = seen or "create"
+    tags = ("e_tag", "version")  # the second one is Google Cloud's generation
+    mode: Any = {tag: seen[tag] for tag in tags if seen[tag]} if seen else "create"
     try:
         with _clear_errors(url):
-            return _version(obstore.put(store, path, content, mode=mode, use_multipart=False))
+            return obstore.put(store, path, content, mode=mode, use_multipart=False)
     except (ChangedError, FileNotFoundError):
         # The answer to an earlier attempt may have been lost.
         with contextlib.suppress(FileNotFoundError):
@@ -272,10 +266,6 @@ def replace(url: str, content: bytes, seen: Version | None) -> Version:
             if found == content:
                 return version
         raise _changed(url) from None
-
-
-def _version(answer: Any) -> Version:
-    return {name: answer[name] for name in ("e_tag", "version") if answer[name]}
 
 
 @contextlib.contextmanager

@@ -36,24 +36,24 @@ from train.training.mirror import Mirror, opened
 class Run:
     """All that a training is about; what follows from the data is read when it is asked for.
 
-    `given` is the configuration with its open decisions, `folder` that of the run's files, and
-    `mirror` tells where these are uploaded, if anywhere.
+    `given` is the configuration with its open decisions, `folder` that of the run's files.
     """
 
     given: TrainConfig
     folder: Path
     data: Dataset
     devices: Devices
-    mirror: Mirror | None = None
+    mirror: Mirror | None = None  # uploads the folder, if its home is a URL
 
     @property
     def address(self) -> str:
         """The folder as the user gave it, a path or a URL."""
-        return self.mirror.address(self.folder) if self.mirror else str(self.folder)
+        copy, there = (str(self.mirror.folder), self.mirror.url) if self.mirror else ("", "")
+        return str(self.folder).replace(copy, there, 1)
 
     def upload(self) -> None:
-        """Uploads what is new in the folder, if that is the copy of one at a URL."""
-        if self.mirror and self.devices.is_chief:
+        """Uploads what is new in the folder, if its home is a URL."""
+        if self.mirror:
             self.mirror.upload(self.folder)
 
     @functools.cached_property
@@ -250,10 +250,7 @@ def claim(run: Run, *, overwrite: bool = False) -> Iterator[None]:
     """
     workdir, address, manifest = run.folder, run.address, run.data.manifest
     if overwrite and run.devices.num_workers > 1:
-        raise ConfigError(
-            "--overwrite would remove files that other workers are reading; remove the folder "
-            "first, or use another --workdir"
-        )
+        raise ConfigError("--overwrite would remove what other workers read; remove the folder")
     # First of all: a configuration that does not suit the data is refused before a folder is made.
     content = {
         "config": run.config.to_dict(),

@@ -332,10 +332,11 @@ def test_a_tar_cannot_be_staged(tmp_path):
 # ---- What stays local
 
 
-def test_a_flag_that_takes_local_files_says_so(capsys):
-    for flag in ("--source_input", "--names"):
-        assert tfrecord_io_main(["verify", "out", flag, "gs://bucket/in"]) == 2
-        assert "verify: expected local files, received gs://bucket/in" in capsys.readouterr().err
+@pytest.mark.parametrize("words", ["verify out --source_input", "verify . --names", "labels_from"])
+def test_a_command_that_reads_local_files_says_so(words, capsys):
+    assert tfrecord_io_main([*words.split(), "gs://bucket/out"]) == 2
+    told = f"error: {words.split()[0]}: expected local files, received gs://bucket/out"
+    assert told in capsys.readouterr().err
 
 
 def test_fashion_mnist_on_a_store_is_refused(tmp_path):

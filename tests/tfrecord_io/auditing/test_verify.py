@@ -57,21 +57,15 @@ def test_a_dataset_as_built_has_no_finding(dataset, source_tree, capsys):
 
 def test_a_dataset_in_a_bucket_is_checked_as_its_copy_on_a_disk(dataset, s3):
     url = f"s3://{BUCKET}/{dataset.parent.name}"
-
-    def upload():
+    for code in (0, 1):
         for path in dataset.iterdir():
-            with path.open("rb") as file:
-                remote.write(f"{url}/{path.name}", file)
-
-    upload()
-    assert main(["verify", url]) == 0
-    assert audit.audit(url).to_dict() == audit.audit(dataset).to_dict()
-    a_shard(dataset).write_bytes(a_shard(dataset).read_bytes()[:-1] + b"?")
-    shutil.copy(a_shard(dataset), dataset / "stranger.tfrecord")
-    upload()
-    found = verify.verify(dataset)
-    assert len(found) > 2
-    assert verify.verify(url) == found
+            with remote.create(f"{url}/{path.name}") as file:
+                file.write(path.read_bytes())
+        assert main(["verify", url]) == code
+        assert verify.verify(url) == verify.verify(dataset)
+        assert audit.audit(url).to_dict() == audit.audit(dataset).to_dict()
+        shutil.copy(a_shard(dataset), dataset / "stranger.tfrecord")
+        a_shard(dataset).write_bytes(b"cut off")
 
 
 @pytest.mark.parametrize("place", ["first byte", "image", "last byte"])
