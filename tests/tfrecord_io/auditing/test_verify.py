@@ -57,15 +57,14 @@ def test_a_dataset_as_built_has_no_finding(dataset, source_tree, capsys):
 
 def test_a_dataset_in_a_bucket_is_checked_as_its_copy_on_a_disk(dataset, s3):
     url = f"s3://{BUCKET}/{dataset.parent.name}"
-    for code in (0, 1):
+    for num_wrong in (0, 1):
         for path in dataset.iterdir():
             with remote.create(f"{url}/{path.name}") as file:
                 file.write(path.read_bytes())
-        assert main(["verify", url]) == code
-        assert verify.verify(url) == verify.verify(dataset)
+        assert verify.verify(url) == (found := verify.verify(dataset))
+        assert len(found) == num_wrong
         assert audit.audit(url).to_dict() == audit.audit(dataset).to_dict()
         shutil.copy(a_shard(dataset), dataset / "stranger.tfrecord")
-        a_shard(dataset).write_bytes(b"cut off")
 
 
 @pytest.mark.parametrize("place", ["first byte", "image", "last byte"])
