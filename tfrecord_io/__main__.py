@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module, purpose) in _COMMANDS.items():
         module.add_arguments(commands.add_parser(name, help=purpose, description=purpose))
-    args = argparse.Namespace()
+    args, failed = argparse.Namespace(), 2
     try:
         _, unknown = parser.parse_known_args(argv, args)
         if unknown:
