@@ -55,6 +55,7 @@ def write_results(
     in_folds: Sequence[str] = (),
     is_own: bool = True,
     export: Path | None = None,
+    is_copy: bool = False,
 ) -> dict[str, Any]:
     """Writes predictions.csv, plots/, report.html and metrics.json, and prints the measures.
 
@@ -73,6 +74,7 @@ def write_results(
         in_folds: splits that were divided into folds.
         is_own: whether the splits of this dataset were those of the training.
         export: folder of the exported model, which gets a card; None without one.
+        is_copy: whether the folder is uploaded to a URL, from which no link leads to the dataset.
 
     Returns:
         the content of metrics.json: the results, what was seen, and the notes.
@@ -92,7 +94,7 @@ def write_results(
     charts = write_charts(directory / "plots", history, measured, predictions)
     examples = find_examples(predict, predictions) if predictions else {}
     flow = flow_of(dataset, measured, in_folds=in_folds, is_own=is_own)
-    data_page = page_of_data(str(dataset.path), directory, manifest)
+    data_page = None if is_copy else page_of_data(str(dataset.path), directory, manifest)
     page = render(
         title=directory.resolve().name,
         manifest=manifest,

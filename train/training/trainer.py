@@ -149,6 +149,7 @@ def _finish(run: Run, progress: Progress, best: Sequence[np.ndarray]) -> dict[st
         predict=functools.partial(answer, network.model),
         history=progress.history,
         export=run.folder / FOLDER_NAME,
+        is_copy=run.mirror is not None,
     )
     run.upload()
     print(f"The model, its metrics and {PAGE_NAME} are in {run.address}")
@@ -228,6 +229,7 @@ def _pool(run: Run, everyone: Part) -> dict[str, Any]:
         predictions=predictions,
         exposure=run.exposure,
         in_folds=everyone.splits,
+        is_copy=run.mirror is not None,
     )
     run.upload()
     print(f"the metrics and {PAGE_NAME} of all folds are in {run.address}")

@@ -53,7 +53,7 @@ def test_an_upload_that_ends_anywhere_leaves_a_state_that_is_whole(s3, run_url, 
 
 
 def test_a_run_in_a_bucket_goes_on_from_there_and_ends_as_a_local_one(
-    s3, url, class_data, class_run, capsys
+    s3, url, class_data, class_run, tmp_path, capsys
 ):
     with s3.failing("403 Forbidden", after=12):
         assert marked.train(class_data, url, **marked.CLASS_RUN, checkpoint_seconds=0) == 1
@@ -64,6 +64,9 @@ def test_a_run_in_a_bucket_goes_on_from_there_and_ends_as_a_local_one(
     assert f"The model, its metrics and report.html are in {url}" in said
     assert marked.train(class_data, url, **marked.CLASS_RUN) == 0
     assert capsys.readouterr().out == f"the run in {url} is complete; nothing to do\n"
+    page = s3.read(f"{tmp_path.name}/")["report.html"].decode()
+    assert "data/report.html" in page
+    assert 'data/report.html"' not in page, "no link leads from the bucket to the dataset"
     assert marked.metrics_of(opened(url)) == marked.metrics_of(class_run)
     marked.check_equal(*(marked.arrays_of(run / "best.npz") for run in (opened(url), class_run)))
 
