@@ -39,6 +39,7 @@ FLOORS = (
     "train.evaluate",
     "train.benchmark",
     "train.predict",
+    "train.adapt",
     "train.training",
     "train.results",
     "train.networks",

@@ -27,7 +27,7 @@ from train.data.dataset import Dataset, Part, open_dataset
 from train.data.seen import Exposure, expose, read_seen
 from train.machine import console
 from train.machine.errors import ConfigError
-from train.results.classifier import Classifier, load_classifier, predict_images
+from train.results.classifier import Classifier, answer_images, load_classifier, predict_images
 from train.results.options import MeasureOptions
 from train.training.mirror import opened
 
@@ -86,6 +86,7 @@ def _evaluate(arguments: argparse.Namespace, options: MeasureOptions) -> None:
 
     # After the checks: these take seconds to import.
     from train.kinds.task import require_numbers
+    from train.kinds.words import percent
     from train.results import metrics
     from train.results.predictions import Predictions
     from train.results.write import METRICS_NAME, PAGE_NAME, write_results
@@ -104,8 +105,8 @@ def _evaluate(arguments: argparse.Namespace, options: MeasureOptions) -> None:
     batches = tfrecord_io.make_batches(
         data, split=part.splits, examples=part.examples, batch_size=_BATCH_SIZE, shuffle=False
     )
-    answers = [(predict_images(classifier, images), labels) for images, labels in batches]
-    probabilities, labels = map(np.concatenate, zip(*answers, strict=True))
+    answers = [(*answer_images(classifier, images), labels) for images, labels in batches]
+    probabilities, distances, labels = map(np.concatenate, zip(*answers, strict=True))
     require_numbers(probabilities, f"split {split} of {data}")
     matched = np.zeros((len(labels), len(outputs)), labels.dtype)
     matched[:, columns] = labels
@@ -116,6 +117,7 @@ def _evaluate(arguments: argparse.Namespace, options: MeasureOptions) -> None:
         label_names=label_names,
         dataset=dataset,
         rows=part.rows,
+        distances=distances if classifier.known else None,
     )
     results: dict[str, Any] = {
         "split": split,
@@ -124,6 +126,13 @@ def _evaluate(arguments: argparse.Namespace, options: MeasureOptions) -> None:
         "best_epoch": own_results.get("best_epoch"),
         **metrics.measure(predictions, options, 0, classifier.thresholds),
     }
+    if classifier.note:
+        results["notes"] = [*results["notes"], classifier.note]
+    for known in classifier.known:
+        share = float(np.mean(distances > known.limit))
+        results["unlike"] = {"share": share, "val_share": known.val_share, "limit": known.limit}
+        told = f"{percent(share)} of these images are unlike the training images "
+        print(f"{told}({percent(known.val_share)} of the validation images are)")
     write_results(
         output,
         dataset=dataset,

@@ -38,6 +38,9 @@ from train.training.mirror import opened
 #: Column with the views whose threshold an image reaches, if thresholds were exported.
 ABOVE = "above_threshold"
 
+#: Columns about an image's distance from the training images, if the export can tell it.
+FAR = ("unlike", "distance")
+
 
 @console.command
 def main(argv: Sequence[str] | None = None) -> int:
@@ -57,13 +60,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     add("--patch", type=int, metavar="N", help=side)
     arguments = parser.parse_args(argv)
-    paths = _list_files(arguments.input)
+    paths = console.list_files(arguments.input)
     if arguments.patch is not None and arguments.patch < 1:
         raise ConfigError(f"--patch must be at least 1 pixel, received {arguments.patch}")
     if arguments.occlusion:
         console.make_folder("--occlusion", arguments.occlusion)
     classifier = load_classifiers([opened(run) for run in arguments.run])
     _warn(other_decoder(classifier))
+    _warn(classifier.note)
     try:
         predictions = list(predict_files(classifier, paths))
     except ModuleNotFoundError as error:  # the codecs of DICOM files
@@ -83,47 +87,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _warn(warning: str | None) -> None:
     if warning:
         print(f"warning: {warning}", file=sys.stderr)
-
-
-def _list_files(inputs: Sequence[Path]) -> list[Path]:
-    """Returns the files named, and those in the folders named, sorted, each once.
-
-    Files and folders that are hidden are left out, unless they are named.
-    """
-    # A file may be named beside the folder that it is in. Two links to one file are two files.
-    once: dict[Path, Path] = {}
-    for path in inputs:
-        if not path.exists():
-            raise ConfigError(f"--input {path}: there is no such file or folder")
-        if not (path.is_dir() or path.is_file()):
-            raise ConfigError(
-                f"--input {path}: expected a file or folder, received a pipe or a device; write "
-                "what it gives into a file first"
-            )
-        found = _files_in(path) if path.is_dir() else [path]
-        if not found:
-            raise ConfigError(f"--input {path}: there is no file in this folder")
-        for file in found:
-            once.setdefault(file.parent.resolve() / file.name, file)
-    return list(once.values())
-
-
-def _files_in(folder: Path) -> list[Path]:
-    """Returns the files below a folder, sorted, without hidden ones, pipes and devices.
-
-    Links that lead nowhere or to a folder are among them, because a scan may be missing there.
-    """
-
-    def fail(error: OSError) -> None:
-        # By default os.walk skips a folder that it cannot list.
-        raise ConfigError(f"--input {error.filename} cannot be listed: {error.strerror}")
-
-    found: list[Path] = []
-    for root, folders, names in os.walk(folder, onerror=fail):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        here = [Path(root, name) for name in (*folders, *names) if not name.startswith(".")]
-        found += [path for path in here if path.is_file() or path.is_symlink()]
-    return sorted(found)
 
 
 def _write_maps(
@@ -155,11 +118,17 @@ def _show(predictions: Sequence[Prediction], classifier: Classifier, form: str) 
     is_likely = classifier.task.gives_probabilities
     names = classifier.label_names if is_likely else ()
     rows = [_row(each, names) for each in predictions]
+    far = FAR if classifier.known else ()
+    limit = max((known.limit for known in classifier.known), default=0.0)
+    for row, each in zip(rows, predictions, strict=True):
+        if far and each.distance is not None:
+            row |= zip(far, (each.distance > limit, round(each.distance, 6)), strict=True)
     above = [ABOVE] if any(ABOVE in row for row in rows) else []
-    table: list[list[Any]] = [["path", "predicted", *names, "reject", *above]]
+    table: list[list[Any]] = [["path", "predicted", *names, "reject", *above, *far]]
     for row in rows:
         values = [row.get("probabilities", {}).get(name, "") for name in names]
         reached = ["|".join(row[ABOVE]) or "none" if ABOVE in row else ""][: len(above)]
+        reached += [str(row.get(name, "")).lower() for name in far]
         table.append(
             [row["path"], row.get("predicted", ""), *values, row.get("reject", ""), *reached]
         )

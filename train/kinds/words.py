@@ -232,7 +232,7 @@ def describe(task: Task, metrics: Mapping[str, Any], own: Mapping[str, Any] | No
     If the dataset is another than that of the training, `own` are the metrics of the training run,
     which stand beside those of the dataset.
     """
-    columns, verdict = [metrics] if own is None else [own, metrics], task.verdict(metrics)
+    columns, verdict = [own, metrics] if own else [metrics], task.verdict(metrics)
     rows = {}
     for name in task.run_measures:
         scores = (column.get("scores", {}).get(name) for column in columns)
@@ -241,7 +241,7 @@ def describe(task: Task, metrics: Mapping[str, Any], own: Mapping[str, Any] | No
         ]
     width = max(map(len, rows))
     weights = f", weights of epoch {metrics['best_epoch']}" if metrics.get("best_epoch") else ""
-    where = f", on {own.get('split') or 'none'} of the run and here" if own is not None else ""
+    where = f", on {own.get('split') or 'none'} of the run and here" if own else ""
     intervals = "without intervals"
     if metrics["bootstrap_samples"]:
         intervals = f"with 95 % intervals over {plural_unit(metrics['bootstrap_by'])}"

@@ -124,3 +124,44 @@ def make_folder(flag: str, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{flag} {folder} cannot be a folder: {error.strerror}") from None
+
+
+def list_files(inputs: Sequence[Path]) -> list[Path]:
+    """Returns the files named, and those in the folders named, sorted, each once.
+
+    Files and folders that are hidden are left out, unless they are named.
+    """
+    # A file may be named beside the folder that it is in. Two links to one file are two files.
+    once: dict[Path, Path] = {}
+    for path in inputs:
+        if not path.exists():
+            raise ConfigError(f"--input {path}: there is no such file or folder")
+        if not (path.is_dir() or path.is_file()):
+            raise ConfigError(
+                f"--input {path}: expected a file or folder, received a pipe or a device; write "
+                "what it gives into a file first"
+            )
+        found = _files_in(path) if path.is_dir() else [path]
+        if not found:
+            raise ConfigError(f"--input {path}: there is no file in this folder")
+        for file in found:
+            once.setdefault(file.parent.resolve() / file.name, file)
+    return list(once.values())
+
+
+def _files_in(folder: Path) -> list[Path]:
+    """Returns the files below a folder, sorted, without hidden ones, pipes and devices.
+
+    Links that lead nowhere or to a folder are among them, because a scan may be missing there.
+    """
+
+    def fail(error: OSError) -> None:
+        # By default os.walk skips a folder that it cannot list.
+        raise ConfigError(f"--input {error.filename} cannot be listed: {error.strerror}")
+
+    found: list[Path] = []
+    for root, folders, names in os.walk(folder, onerror=fail):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        here = [Path(root, name) for name in (*folders, *names) if not name.startswith(".")]
+        found += [path for path in here if path.is_file() or path.is_symlink()]
+    return sorted(found)

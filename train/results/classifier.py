@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     import keras
 
     from train.kinds.task import Task
+    from train.results.unlike import Known
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +55,9 @@ class Classifier:
         thresholds: see `thresholds.choose_thresholds`; empty if none were exported.
         shapes: of the training images, see `shapes.distinct`; empty if they are not known.
         others: models of other runs; an answer is the mean of all.
+        known: what each model knows of its training images; empty if an export does not say it.
+        note: what to know of an adapted network, without a full stop; empty of another.
+        folder: of the export.
     """
 
     model: keras.Model
@@ -65,6 +69,9 @@ class Classifier:
     thresholds: Sequence[Mapping[str, Any]] = ()
     shapes: Sequence[float] = ()
     others: Sequence[keras.Model] = ()
+    known: Sequence[Known] = ()
+    note: str = ""
+    folder: Path = Path()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,6 +86,7 @@ class Prediction:
         above: the questions whose threshold it reaches, such as classes; None if no thresholds
             were exported.
         shape: width of the picture divided by its height.
+        distance: from the training images, see `answer_images`.
     """
 
     path: Path
@@ -88,6 +96,7 @@ class Prediction:
     predicted: str | None = None
     above: Sequence[str] | None = None
     shape: float | None = None
+    distance: float | None = None
 
     @property
     def name(self) -> str:
@@ -120,9 +129,10 @@ def load_classifier(path: Path) -> Classifier:
     try:
         facts = json.loads(described.read_text(encoding="utf-8"))
         check_types(facts, {"preprocessing": {}, "label_names": [str]}, "")
-        decoder = facts.get("decoder", {})
+        decoder, note = facts.get("decoder", {}), facts.get("adapted", {"note": ""})["note"]
         dataset = facts.get("dataset", {"fingerprint": ""})
-        check_types([decoder, dataset], [{"*": str}, {"fingerprint": str}], "decoder, dataset")
+        wanted = [{"*": str}, {"fingerprint": str}, str]
+        check_types([decoder, dataset, note], wanted, "decoder, dataset, adapted")
         preprocessing = Preprocessing.from_dict(facts["preprocessing"])
         kind = kind_in(facts)
         label_names = tuple(facts["label_names"])
@@ -140,6 +150,7 @@ def load_classifier(path: Path) -> Classifier:
 
         from train.kinds.registry import task_of
         from train.results.thresholds import read_thresholds
+        from train.results.unlike import read_vectors
 
         try:
             model = keras.saving.load_model(saved, compile=False)
@@ -152,6 +163,7 @@ def load_classifier(path: Path) -> Classifier:
                     f"it takes images of {taken}, but {described.name} says {wanted} and names "
                     f"{len(label_names)} labels: they are of different runs"
                 )
+            known = read_vectors(folder, model)
         # A stranger's or damaged file raises almost anything in Keras.
         except Exception as error:
             raise ConfigError(
@@ -167,6 +179,9 @@ def load_classifier(path: Path) -> Classifier:
         dataset["fingerprint"],
         read_thresholds(folder, label_names),
         trained,
+        known=known,
+        note=note,
+        folder=folder,
     )
 
 
@@ -190,7 +205,9 @@ def load_classifiers(runs: Sequence[Path]) -> Classifier:
                 "preprocessing differ"
             )
     models = [other.model for other in others]
-    return dataclasses.replace(first, thresholds=(), others=models)
+    known = [known for each in (first, *others) for known in each.known]
+    known = known if len(known) == len(folders) else []
+    return dataclasses.replace(first, thresholds=(), others=models, known=known)
 
 
 def other_decoder(classifier: Classifier) -> str | None:
@@ -214,7 +231,7 @@ def pixels_of(image: DecodedImage, preprocessing: Preprocessing) -> np.ndarray:
     return np.frombuffer(image.pixels, preprocessing.dtype).reshape(preprocessing.image_shape)
 
 
-def _read_pictures(
+def read_pictures(
     path: Path, preprocessing: Preprocessing
 ) -> Iterator[tuple[int | None, DecodedImage | Reject]]:
     """Yields the number of each picture of a file and the picture, or why it is left out."""
@@ -249,21 +266,22 @@ def predict_files(
     pictures = (
         (path, frame, image)
         for path in paths
-        for frame, image in _read_pictures(path, classifier.preprocessing)
+        for frame, image in read_pictures(path, classifier.preprocessing)
     )
     task, names = classifier.task, classifier.label_names
     while batch := list(itertools.islice(pictures, batch_size)):
         read = [image for _, _, image in batch if isinstance(image, DecodedImage)]
         images = [pixels_of(image, classifier.preprocessing) for image in read]
-        answers = (
-            predict_images(classifier, np.stack(images)) if images else np.empty((0, len(names)))
-        )
-        rows = zip(answers, views_above(classifier.thresholds, answers, names), strict=True)
+        answers, distances = np.empty((0, len(names))), np.empty(0)
+        if images:
+            answers, distances = answer_images(classifier, np.stack(images))
+        above_all = views_above(classifier.thresholds, answers, names)
+        rows = zip(answers, above_all, distances.tolist(), strict=True)
         for path, frame, image in batch:
             if isinstance(image, Reject):
                 yield Prediction(path=path, frame=frame, reject=str(image))
                 continue
-            row, above = next(rows)
+            row, above, distance = next(rows)
             (predicted,) = task.texts(task.chosen(row[None]), names)
             yield Prediction(
                 path=path,
@@ -272,13 +290,29 @@ def predict_files(
                 predicted=predicted,
                 above=above,
                 shape=image.shape,
+                distance=distance,
             )
 
 
 def predict_images(classifier: Classifier, images: np.ndarray) -> np.ndarray:
     """Returns float32 [batch, num_classes] probabilities of stored images."""
+    return answer_images(classifier, images)[0]
+
+
+def answer_images(classifier: Classifier, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns what `predict_images` does, and each image's distance from the training images.
+
+    Distances are float32 [batch], see `Known.answer`, NaN if they are not known. Of several models
+    the largest counts.
+    """
     import keras
 
-    models = (classifier.model, *classifier.others)
-    answers = [keras.ops.convert_to_numpy(model(images, training=False)) for model in models]
-    return answers[0] if len(answers) == 1 else np.mean(answers, axis=0, dtype=np.float32)
+    distances = np.full(len(images), np.nan, np.float32)
+    if classifier.known:
+        answers, found = zip(*(known.answer(images) for known in classifier.known), strict=True)
+        distances = np.max(found, axis=0)
+    else:
+        models = (classifier.model, *classifier.others)
+        answers = [keras.ops.convert_to_numpy(model(images, training=False)) for model in models]
+    mean = answers[0] if len(answers) == 1 else np.mean(answers, axis=0, dtype=np.float32)
+    return mean, distances

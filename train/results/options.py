@@ -13,7 +13,7 @@ from train.machine.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ThresholdOptions:
-    """How thresholds are chosen on the validation split."""
+    """What is taken from the validation split for those who use the network."""
 
     sensitivity: float = flag(
         0.95,
@@ -21,6 +21,13 @@ class ThresholdOptions:
         least=0,
         most=1,
         above=0,
+        is_operational=True,
+    )
+    unlike: bool = flag(
+        True,
+        "keep feature vectors of up to 4,000 training images in the export, by which predict tells "
+        "images that are unlike them (docs/privacy.md)",
+        can_be_negated=True,
         is_operational=True,
     )
 

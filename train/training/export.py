@@ -9,6 +9,7 @@
     preprocessing.json  how a file becomes the model's input, and what its outputs are called
     thresholds.json     see `thresholds.choose_thresholds`; only if some were chosen
     README.md           the model card, written with the results, see `results.card`
+    features.npz        see `unlike.write_vectors`; only with a validation split and --unlike
 
 Nothing of this project is needed to load them: the models are built of Keras' own layers.
 """
@@ -42,27 +43,20 @@ _TOLERANCE = 1e-5
 _ONNX_TOLERANCE = 1e-4
 
 
-def export_model(
-    model: keras.Model,
-    directory: Path,
-    manifest: tfrecord_io.Manifest,
-    *,
-    splits: Sequence[str],
-) -> None:
+def write_forms(model: keras.Model, directory: Path) -> None:
     """Writes the model in every form, loads each again and compares their predictions.
 
     Args:
-        model: images of the manifest's type → float32 probabilities.
+        model: stored images → float32 probabilities.
         directory: made; if it is there, it is emptied first.
-        manifest: of the training data, for preprocessing and names.
-        splits: names of those with the training images, whose shapes `predict` compares.
 
     Raises:
         TrainingError: if a form predicts something else than the model, or the model predicts no
             numbers.
     """
+    shape, dtype = model.input_shape[1:], model.inputs[0].dtype
     images = np.random.default_rng(0).integers(
-        np.iinfo(manifest.dtype).max + 1, size=(8, *manifest.image_shape), dtype=manifest.dtype
+        np.iinfo(dtype).max + 1, size=(8, *shape), dtype=dtype
     )
     expected = answer(model, images)
     require_numbers(expected, "images of noise")
@@ -96,6 +90,27 @@ def export_model(
                 f"answers differ by up to {difference:.2g}, allowed is {allowed:g}; do not use "
                 "this export"
             )
+
+
+def export_model(
+    model: keras.Model,
+    directory: Path,
+    manifest: tfrecord_io.Manifest,
+    *,
+    splits: Sequence[str],
+) -> None:
+    """Writes the model in every form, and how files become its input.
+
+    Args:
+        model: images of the manifest's type → float32 probabilities.
+        directory: made; if it is there, it is emptied first.
+        manifest: of the training data, for preprocessing and names.
+        splits: names of those with the training images, whose shapes `predict` compares.
+
+    Raises:
+        TrainingError: see `write_forms`.
+    """
+    write_forms(model, directory)
     content = {
         "input": {"shape": list(manifest.image_shape), "dtype": manifest.dtype, "name": "image"},
         "preprocessing": dict(manifest.preprocessing),

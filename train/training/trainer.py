@@ -25,7 +25,7 @@ from train.kinds.registry import task_of
 from train.kinds.task import require_numbers
 from train.machine.devices import set_seed
 from train.networks.models import Network, restore
-from train.results import metrics, thresholds
+from train.results import metrics, thresholds, unlike
 from train.results.predictions import Predictions, read_predictions
 from train.results.write import METRICS_NAME, PAGE_NAME, write_results
 from train.training.config import TrainConfig
@@ -121,6 +121,9 @@ def _finish(run: Run, progress: Progress, best: Sequence[np.ndarray]) -> dict[st
         export_model(network.model, folder, run.data.manifest, splits=parts.train.splits)
         if chosen:
             write_json(folder / thresholds.FILE_NAME, chosen)
+        # Without validation images it is not known how far images of other patients are.
+        if parts.val and config.thresholds.unlike:
+            unlike.write_vectors(folder, network.model, run.data, parts.train, parts.val)
     results: dict[str, Any] = {
         "split": parts.evaluated.name if parts.evaluated else None,
         "best_epoch": progress.best_epoch,
