@@ -41,7 +41,6 @@ EXTRAS = {
     "kaggle": ["kaggle>=2.2,<3", "kagglesdk>=0.1.37", "six"],
     "train": ["tensorflow>=2.21,<2.22", *TRAIN],
     "test": [
-        "cryptography",
         "grain",  # reads mapped shards as its own data source
         "hypothesis",
         "moto[server]>=5",  # an S3 server on loopback

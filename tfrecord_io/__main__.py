@@ -8,6 +8,7 @@ import sys
 from tfrecord_io import diff, find, labels_from
 from tfrecord_io.auditing import audit, verify
 from tfrecord_io.terminal import flags, redaction
+from tfrecord_io.terminal.address import Address
 from tfrecord_io.terminal.errors import ToldError, UserError
 from tfrecord_io.terminal.printing import refuse, until_closed
 
@@ -43,7 +44,10 @@ def main(argv: list[str] | None = None) -> int:
     args, failed = argparse.Namespace(), 2
     try:
         _, unknown = parser.parse_known_args(argv, args)
-        if unknown:
+        if args.command == "find" and not any(word.startswith("-") for word in unknown):
+            # argparse does not take folders on both sides of a flag.
+            args.folders += map(Address, unknown)
+        elif unknown:
             commands.choices[args.command].refuse_unknown(unknown)
         failed = 2 if args.command in _ASKING else 1
         with until_closed():

@@ -29,19 +29,20 @@ def no_other_cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def find(capsys, tmp_path):
-    """Runs the command for some patients; returns its exit code, lines and errors."""
+    """Runs the command for some patients; returns its lines, and with code 2 its errors, too."""
 
-    def run(*words, patients=(PATIENT,)):
+    def run(*words, patients=(PATIENT,), code=0):
         given = []
         if patients:
             listed = tmp_path / "patients.txt"
             listed.write_text("\n".join(patients))
             given = ["--patients", listed]
         capsys.readouterr()
-        code = main(["find", *map(str, (*given, *words))])
+        assert main(["find", *map(str, (*given, *words))]) == code
         printed = capsys.readouterr()
         assert "Traceback" not in printed.err
-        return code, printed.out.splitlines(), printed.err
+        assert (printed.err == "") == (code < 2)
+        return printed.out.splitlines() if code < 2 else (printed.out.splitlines(), printed.err)
 
     return run
 
@@ -95,8 +96,7 @@ def names_in(lines, folder):
 
 def test_a_dataset_says_its_splits_shards_and_rows_and_its_tables_and_page(places, find):
     output = places / "finished"
-    code, lines, err = find(output)
-    assert (code, err) == (0, "")
+    lines = find(output)
     shard = "train-00000-of-00001"
     own = [row for row in rows_of(output) if row["patient"] == PATIENT]
     rows = ", ".join(str(row["row"]) for row in own if row["split"] == "train")
@@ -111,8 +111,7 @@ def test_a_dataset_says_its_splits_shards_and_rows_and_its_tables_and_page(place
 
 def test_an_unfinished_build_has_its_plan_its_shards_and_its_unpacked_input(places, find):
     output = places / "unfinished"
-    code, lines, err = find(output)
-    assert (code, err) == (0, "")
+    lines = find(output)
     (tar,) = (output / ".build").glob("*.tar")
     found = names_in(lines, output)
     assert {".build/plan.arrow", f".build/{tar.name}"} <= found
@@ -123,47 +122,37 @@ def test_an_unfinished_build_has_its_plan_its_shards_and_its_unpacked_input(plac
 
 def test_the_input_is_found_as_files_and_in_archives(places, tmp_path, find):
     write_zip(tmp_path / "in.zip", scans())
-    code, lines, err = find(tmp_path, places / "in")
-    assert (code, err) == (0, "")
+    lines = find(tmp_path, places / "in")
     assert f"{tmp_path}/in.zip: 6 images of 1 patient in the archive" in lines
     assert f"{places}/in/train/CNV/: 4 images of 1 patient as files" in lines
 
 
 def test_an_anonymous_dataset_is_found_by_its_secret_and_refused_without_it(places, find):
     output, secret = places / "anonymous", places / "private" / "secret.txt"
-    code, lines, err = find(output)
-    assert (code, lines) == (2, [])
+    lines, err = find(output, code=2)
+    assert lines == []
     assert "anonymous; give its secret with --anonymize FILE" in err
-    code, lines, err = find("--anonymize", secret, output, secret.parent)
-    assert (code, err) == (0, "")
+    # Without the table of names, which is beside the secret, it finds what the other tables say.
+    assert "examples.parquet" in names_in(find("--anonymize", secret, output), output)
+    lines = find(output, "--anonymize", secret, secret.parent)
     (names,) = secret.parent.glob("*.parquet")
-    assert names_in(lines, output) >= {"train-00000-of-00001.tfrecord", "examples.parquet"}
-    assert {"rejects.csv", "dropped.csv", "report.html"} <= names_in(lines, output)
-    assert str(names) in names_in(lines, output)
+    assert names_in(lines, output) >= {
+        "train-00000-of-00001.tfrecord", "examples.parquet", "rejects.csv", "dropped.csv",
+        "report.html", str(names),
+    }  # fmt: skip
     assert SECRET not in "".join(lines)
 
 
-def test_without_the_table_of_names_the_secret_finds_what_the_tables_say(places, find):
-    secret = places / "private" / "secret.txt"
-    code, lines, _ = find("--anonymize", secret, places / "anonymous")
-    assert code == 0
-    assert "examples.parquet" in names_in(lines, places / "anonymous")
-
-
 def test_the_plan_of_an_anonymous_build_is_found(places, tmp_path, find):
-    secret = tmp_path / "secret.txt"
-    secret.write_text(SECRET)
-    flags = (*FLAGS, f"--anonymize={secret}")
-    with prepare(places / "in", tmp_path / "out", *flags):
-        code, lines, _ = find("--anonymize", secret, tmp_path / "out")
-    assert code == 0
+    secret = places / "private" / "secret.txt"
+    with prepare(places / "in", tmp_path / "out", *FLAGS, f"--anonymize={secret}"):
+        lines = find("--anonymize", secret, tmp_path / "out")
     assert f"{tmp_path}/out/.build/plan.arrow" in names_in(lines, places)
 
 
 def test_a_run_has_seen_patients_and_its_predictions_and_page_show_those_of_the_test(run, find):
     tested = [f"test-{number}" for number in range(10)]
-    code, lines, err = find(run, patients=["train-0", "train-1", *tested])
-    assert (code, err) == (0, "")
+    lines = find(run, patients=["train-0", "train-1", *tested])
     seen = "its weights have seen 4 images of 2 patients; train it again"
     assert f"{run}/seen.parquet: {seen}" in lines
     names = {"seen.parquet", "predictions.csv", "predictions.npz", "report.html"}
@@ -174,9 +163,7 @@ def test_a_run_on_an_anonymous_dataset_needs_its_secret(run, tmp_path, find):
     table = pq.read_table(run / "seen.parquet")
     origin = json.dumps({"patients": json.dumps(["code", "0" * 32, False])})
     pq.write_table(table.replace_schema_metadata({"origin": origin}), tmp_path / "seen.parquet")
-    code, _, err = find(tmp_path)
-    assert code == 2
-    assert "seen.parquet was not searched: its dataset is anonymous" in err
+    assert "seen.parquet was not searched: its dataset is anonymous" in find(tmp_path, code=2)[1]
 
 
 def test_the_cache_of_a_dataset_that_was_read_by_url_is_found_without_the_dataset(
@@ -188,38 +175,28 @@ def test_the_cache_of_a_dataset_that_was_read_by_url_is_found_without_the_datase
     tables = tmp_path / "tables"
     tables.mkdir()
     shutil.copy(data / "examples.parquet", tables)
-    code, lines, err = find(tables, patients=["train-3"])
-    assert (code, err) == (0, "")
     (records,) = (tmp_path / "cache").glob("tfrecord_io/*/records")
+    lines = find(tables, patients=["train-3"])
     assert f"{records}: 2 images of 1 patient in the reader's cache of a URL" in lines
     keys = set(cache.keys_in(records.parent))
     assert {row["key"] for row in rows_of(data) if row["split"] == "train"} == keys
-    assert find(tables, patients=["val-3"])[1][-1].startswith(f"{tables}/examples.parquet")
+    assert find(tables, patients=["val-3"])[-1].startswith(f"{tables}/examples.parquet")
 
 
 def test_a_path_is_found_in_every_place_by_any_end_of_it(places, find, tmp_path):
     path = "train/CNV/CNV-4711-1.jpeg"
     for given in (path, f"/somewhere/in/{path}", "CNV-4711-1.jpeg"):
         listed = write_csv(tmp_path / "paths.csv", [{"note": "x", "path": given}])
-        code, lines, _ = find(
-            "--paths", listed, places / "finished", places / "unfinished", patients=None
-        )
-        assert code == 0
-        found = names_in(lines, places)
+        datasets = places / "finished", places / "unfinished"
+        found = names_in(find("--paths", listed, *datasets, patients=None), places)
         assert {"finished/train-00000-of-00001.tfrecord", "finished/examples.parquet"} <= found
         assert "unfinished/.build/plan.arrow" in found
         assert "finished/rejects.csv" not in found
-
-
-def test_a_path_is_found_in_an_anonymous_dataset_by_the_secret(places, find, tmp_path):
-    listed = tmp_path / "paths.txt"
-    listed.write_text("in/train/CNV/CNV-4711-1.jpeg\ntrain/CNV/CNV-4711-8.jpeg\n")
-    secret = places / "private" / "secret.txt"
-    code, lines, _ = find(
-        "--paths", listed, "--anonymize", secret, places / "anonymous", patients=None
-    )
-    assert code == 0
-    assert {"examples.parquet", "rejects.csv"} <= names_in(lines, places / "anonymous")
+    # In an anonymous dataset by the secret.
+    listed.write_text("path\nin/train/CNV/CNV-4711-1.jpeg\ntrain/CNV/CNV-4711-8.jpeg\n")
+    words = "--paths", listed, "--anonymize", places / "private" / "secret.txt"
+    found = names_in(find(*words, places / "anonymous", patients=None), places / "anonymous")
+    assert {"examples.parquet", "rejects.csv"} <= found
 
 
 def labelled(folder, rows, *flags):
@@ -248,8 +225,7 @@ def test_a_patient_of_a_site_is_not_one_of_the_same_number_elsewhere(tmp_path, f
     table = tmp_path / "patients.csv"
     for row, num_rows in (({"patient": 1, "site": "a/b"}, 1), ({"patient": 1}, 2)):
         write_csv(table, [row], ";")
-        code, lines, _ = find("--patients", table, *words, output, patients=None)
-        assert code == 0
+        lines = find("--patients", table, *words, output, patients=None)
         assert f"{output}/examples.parquet: {num_rows} row" in lines[1]
 
 
@@ -262,19 +238,15 @@ def test_patients_of_dicom_files_are_found_by_the_number_in_the_files(tmp_path, 
         for number in range(3)
     }
     output = build_here(write_tree(tmp_path / "in", files), tmp_path / "out")
-    code, lines, _ = find(output, patients=["A1"])
-    assert code == 0
-    assert f"{output}/examples.parquet: 1 row of 1 patient" in lines
+    assert f"{output}/examples.parquet: 1 row of 1 patient" in find(output, patients=["A1"])
 
 
 def test_an_image_of_the_same_name_in_another_collection_is_not_the_patients(tmp_path, find):
-    ours = labelled(
-        tmp_path / "ours", [{"path": f"{n}.jpeg", "patient": f"p{n}"} for n in range(4)]
+    ours, other = (
+        labelled(tmp_path / name, [{"path": f"{n}.jpeg", "patient": f"{name}{n}"} for n in order])
+        for name, order in (("p", range(4)), ("q", (3, 2, 1, 0)))
     )
-    rows = [{"path": f"{n}.jpeg", "patient": f"q{n}"} for n in (3, 2, 1, 0)]
-    other = labelled(tmp_path / "other", rows)
-    code, lines, _ = find(ours, other, patients=["p1"])
-    assert code == 0
+    lines = find(ours, other, patients=["p1"])
     # The same file under another name is one of the patient.
     assert [line for line in lines if "examples" in line] == [
         f"{ours}/examples.parquet: 1 row of 1 patient",
@@ -286,16 +258,12 @@ def test_an_image_of_the_same_name_in_another_collection_is_not_the_patients(tmp
 def test_a_dataset_on_a_store_is_searched_too(places, s3, find):
     for path in (places / "finished").iterdir():
         s3.client.put_object(Bucket=BUCKET, Key=f"forget/{path.name}", Body=path.read_bytes())
-    code, lines, err = find(f"s3://{BUCKET}/forget")
-    assert (code, err) == (0, "")
-    _, local, _ = find(places / "finished")
-    assert names_in(lines, f"s3://{BUCKET}/forget") == names_in(local, places / "finished")
+    found = names_in(find(f"s3://{BUCKET}/forget"), f"s3://{BUCKET}/forget")
+    assert found == names_in(find(places / "finished"), places / "finished")
 
 
 def test_where_nothing_is_left_it_says_what_was_searched(places, find):
-    code, lines, err = find(places / "finished", patients=["4712", "4713"])
-    assert (code, err) == (1, "")
-    (line,) = lines
+    (line,) = find(places / "finished", patients=["4712", "4713"], code=1)
     assert line.startswith("nothing of 2 patients was found in ")
     assert line.endswith(f" files below {places / 'finished'}")
 
@@ -305,8 +273,8 @@ def test_a_file_that_cannot_be_read_is_an_error_whatever_else_is_found(tmp_path,
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / name).write_bytes(b"[" * 100_000)
     write_csv(tmp_path / "data" / "table.csv", [{"patient": PATIENT}])
-    code, lines, err = find(tmp_path / "data")
-    assert (code, lines) == (2, [f"{tmp_path}/data/table.csv: 1 row of 1 patient"])
+    lines, err = find(tmp_path / "data", code=2)
+    assert lines == [f"{tmp_path}/data/table.csv: 1 row of 1 patient"]
     assert err.startswith(f"error: {tmp_path}/data/{name} was not searched: ")
     assert err.count("\n") == 1
 
@@ -318,8 +286,7 @@ def test_links_are_followed_once_and_the_list_itself_is_not_a_place(places, tmp_
     (tmp_path / "data" / "loop").symlink_to(tmp_path / "data")
     listed = write_csv(tmp_path / "data" / "withdrawn.csv", [{"patient": PATIENT}])
     folders = tmp_path / "data", tmp_path / "data" / "one"
-    code, lines, err = find("--patients", listed, *folders, patients=None)
-    assert (code, err) == (0, "")
+    lines = find("--patients", listed, *folders, patients=None)
     assert {line.removeprefix(f"{tmp_path}/data/").partition("/")[0] for line in lines} == {"one"}
 
 
@@ -335,14 +302,14 @@ def test_a_list_without_patients_is_refused(tmp_path, find, content, message):
     listed = tmp_path / "patients.csv"
     if content:
         listed.write_text(content)
-    code, lines, err = find("--patients", listed, tmp_path, patients=None)
-    assert (code, lines) == (2, [])
+    lines, err = find("--patients", listed, tmp_path, patients=None, code=2)
+    assert lines == []
     assert message in err
 
 
 def test_a_folder_that_is_not_there_is_wrong_usage(tmp_path, find):
-    code, lines, err = find(tmp_path / "nowhere")
-    assert (code, lines, err) == (2, [], f"error: find: {tmp_path}/nowhere is not a folder\n")
+    told = f"error: find: {tmp_path}/nowhere is not a folder\n"
+    assert find(tmp_path / "nowhere", code=2) == ([], told)
 
 
 def test_a_misspelled_flag_is_guessed(tmp_path, find, capsys):

@@ -19,8 +19,8 @@ from tfrecord_io.auditing import content_checks, leak_checks, shortcuts
 from tfrecord_io.auditing.examined import Examined
 from tfrecord_io.auditing.findings import MAX_LISTED, SEVERITIES, Audit
 from tfrecord_io.auditing.twins import ImageReader, Twins, find_twins
-from tfrecord_io.format.examples import FILE_NAME, audited, other_dataset, read
-from tfrecord_io.format.manifest import Manifest, ManifestError
+from tfrecord_io.format.examples import audited, in_stored_order, read
+from tfrecord_io.format.manifest import Manifest
 from tfrecord_io.stores.folder import Folder
 from tfrecord_io.terminal.printing import printable
 
@@ -78,17 +78,7 @@ def audit(directory: str | os.PathLike[str], *, most_listed: int | None = MAX_LI
         OSError: if a file of the dataset is missing.
     """
     dataset = Manifest.load(directory)
-    examples = audited(read(directory))
-    num_images = dataset.num_examples - dataset.counts.get("variants", 0)
-    if examples.num_rows != num_images:
-        raise ManifestError(
-            f"{FILE_NAME} names {examples.num_rows:,} images, but the manifest "
-            f"{num_images:,}; copy the dataset again"
-        )
-    names = {shard.name for shard in dataset.shards}
-    for name in examples["shard"].unique().to_pylist():
-        if name not in names:
-            raise other_dataset(f"the shard {name!r}")
+    examples = audited(in_stored_order(read(directory), dataset))
     images = ImageReader(dataset.layout, Folder(directory))
     twins = find_twins(examples, images, dataset)
     return audit_examples(examples, twins, dataset, most_listed)

@@ -58,8 +58,7 @@ def check_classes(examined: Examined) -> Iterator[Finding]:
     ratio = float(totals.max() / max(totals.min(), 1)) if len(totals) else 1.0
     examined.measures["class_ratio"] = ratio
     if examined.dataset.label_kind.one_hot and len(names) == 1 and not is_range:
-        detail = "A model has nothing to tell apart, so every result would be perfect. Name the "
-        detail += "classes with --layout, --label_regex or a table of --labels."
+        detail = "Every result would be perfect. --layout, --label_regex or --labels name classes."
         yield problem("one_class", f"All images are of one {kind.noun}, {names[0]}", detail, 1)
     if examined.dataset.label_kind.one_hot and len(names) > _MANY_CLASSES:
         title = f"There are {len(names):,} {kind.plural}"
@@ -70,21 +69,17 @@ def check_classes(examined: Examined) -> Iterator[Finding]:
         missing = [names[place] for place in np.flatnonzero(values == 0)]
         if missing:
             title = f"{many(len(missing), kind.noun, kind.plural)} missing from {name}"
-            detail = "this split cannot be used to learn or evaluate them."
-            detail = f"{listed(missing, _MOST_NAMES)}: {detail}"
+            detail = f"{listed(missing, _MOST_NAMES)}: this split can neither teach nor test them."
             yield warning("class_missing", title, detail, len(missing))
     # Ranges are made to be of equal size, and differ only if many numbers are the same.
     if ratio > 3 and not is_range:
         most, least = names[totals.argmax()], names[totals.argmin()]
         title = f"The {kind.plural} differ in size by a factor of {ratio:.1f}"
-        detail = f"{most} has {totals.max():,} images, {least} {totals.min():,}. Weight the "
-        detail += f"{kind.plural} in training, and judge results by {kind.noun}."
+        detail = f"{most} has {totals.max():,} images, {least} {totals.min():,}. Weight them in "
+        detail += f"training, and judge results by {kind.noun}."
         yield note("class_balance", title, detail)
-    sizes = np.bincount(examined.split, minlength=len(counts))
-    shares = {
-        name: values / max(size, 1)
-        for (name, values), size in zip(counts.items(), sizes, strict=True)
-    }
+    sizes = np.maximum(np.bincount(examined.split, minlength=len(counts)), 1)
+    shares = dict(zip(counts, map(np.divide, counts.values(), sizes), strict=True))
     told = "the mean error" if is_range else "plain accuracy"
     for name, share in shares.items():
         train = shares.get("train", share)
@@ -116,16 +111,14 @@ def check_sizes(examined: Examined) -> Iterator[Finding]:
     num_far = sum(row["images"] for row in far)
     examined.measures["size_outliers"] = num_far
     if far:
-        yield note(
-            "size_outliers",
-            f"{many(num_far, 'image')} far larger or smaller than usual",
-            f"The usual size is {usual['width']}×{usual['height']} pixels. These images have at "
-            "least twice or at most half as many pixels in one direction. All are resized to "
-            f"{stored_width}×{stored_height}"
-            f"{'' if dataset.is_padded else ', so their proportions change'}.",
-            num_far,
-            tuple(far[:MAX_LISTED]),
+        title = f"{many(num_far, 'image')} far larger or smaller than usual"
+        change = "" if dataset.is_padded else ", which changes their proportions"
+        detail = (
+            f"The usual size is {usual['width']}×{usual['height']} pixels; one side of these has "
+            f"at least twice or at most half as many. All become {stored_width}×{stored_height}"
+            f"{change}."
         )
+        yield note("size_outliers", title, detail, num_far, tuple(far[:MAX_LISTED]))
     small = sum(n for (w, h), n in sizes.items() if w < stored_width or h < stored_height)
     examined.measures["enlarged_images"] = small
     if small:
@@ -148,8 +141,8 @@ def check_source(examined: Examined) -> Iterator[Finding]:
     counts, rejects = examined.dataset.counts, examined.dataset.rejects
     if copies := counts.get("copies", 0):
         title = f"{many(copies, 'file')} in the source a second time"
-        detail = "A second folder tree in the source repeats these files. The build recognised "
-        yield note("source_copies", title, f"{detail}them and used each once.", copies)
+        detail = "A second folder tree repeats these files. The build used each once."
+        yield note("source_copies", title, detail, copies)
     if count := sum(rejects.values()):
         detail = f"They could not be used ({_reasons(rejects)}); {REJECTS_FILE_NAME} lists them."
         yield note("rejects", f"{many(count, 'image')} rejected", detail, count)

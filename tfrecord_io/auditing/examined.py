@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tfrecord_io.auditing.twins import Twins
-from tfrecord_io.format.examples import as_classes, other_dataset
+from tfrecord_io.format.examples import FILE_NAME, as_classes
 from tfrecord_io.format.groups import group_images
-from tfrecord_io.format.manifest import Manifest
+from tfrecord_io.format.manifest import Manifest, ManifestError
 
 
 class Examined:
@@ -55,5 +55,5 @@ def _index(column: pa.ChunkedArray, names: Sequence[str]) -> np.ndarray:
     index = pc.index_in(column, pa.array(list(names), pa.string()))
     if index.null_count:
         other = column.filter(pc.is_null(index))[0].as_py()
-        raise other_dataset(f"the split or label {other!a}")
+        raise ManifestError(f"{FILE_NAME} has the split or label {other!a} of another dataset")
     return index.to_numpy().astype(np.int64)

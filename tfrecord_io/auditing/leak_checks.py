@@ -32,9 +32,8 @@ def check_known_patients(examined: Examined) -> Iterator[Finding]:
     if num_unknown:
         share = f"{num_unknown:,} images do not name" if num_known else "No image names"
         detail = (
-            f"They are grouped by {' or '.join(sources)}. The audit cannot check whether "
-            "their patients are in several splits. If the file names contain the patient, give the "
-            "build a pattern with --patient_regex."
+            f"They are grouped by {' or '.join(sources)}, so their patients may be in several "
+            "splits. If file names contain the patient, build with --patient_regex."
         )
         yield warning("no_patient", f"{share} a patient", detail, num_unknown)
 
@@ -45,36 +44,29 @@ def check_patient_leaks(examined: Examined) -> Iterator[Finding]:
     images = _images_of_groups(examined, examined.split)
     leaked = {group: counts for group, counts in images.items() if len(counts) > 1}
     num_patients = Counter(split for counts in images.values() for split in counts)
-    shared: list[dict[str, Any]] = []
+    shared = []
     for pair in itertools.combinations(range(len(splits)), 2):
-        both = [counts for counts in leaked.values() if counts.keys() >= set(pair)]
-        if both:
-            shared.append(
-                {
-                    "splits": [splits[split] for split in pair],
-                    "patients": len(both),
-                    "images": [sum(counts[split] for counts in both) for split in pair],
-                    "patients_of_each": [num_patients[split] for split in pair],
-                }
-            )
+        if both := [counts for counts in leaked.values() if counts.keys() >= set(pair)]:
+            facts = {
+                "splits": [splits[split] for split in pair],
+                "patients": len(both),
+                "images": [sum(counts[split] for counts in both) for split in pair],
+                "patients_of_each": [num_patients[split] for split in pair],
+            }
+            shared.append(facts)
     examined.measures |= {
         "patients_in_several_splits": len(leaked),
         "images_of_leaked_patients": sum(counts.total() for counts in leaked.values()),
         "shared_patients": shared,
     }
     if leaked:
-        parts = "; ".join(
-            "{0} and {1} share {patients:,}, with {2:,} images in {0} and {3:,} in {1}".format(
-                *pair["splits"], *pair["images"], patients=pair["patients"]
-            )
-            for pair in shared
-        )
+        form = "{0} and {1} share {patients:,}, with {2:,} images in {0} and {3:,} in {1}"
+        parts = "; ".join(form.format(*s["splits"], *s["images"], **s) for s in shared)
         title = f"{many(len(leaked), *units)} in more than one split"
         detail = (
-            f"{parts[0].upper()}{parts[1:]}. A model can recognise an eye it was trained on, so "
-            "results on the other split are too good. Build with --splits patient to make new "
-            "splits, or with --leaks drop to keep the given splits and leave these patients' "
-            "images out of all but one (test before val before train)."
+            f"{parts[0].upper()}{parts[1:]}. Results on eyes that a model was trained on are too "
+            "good. --splits patient makes new splits; --leaks drop keeps the splits, and each "
+            "patient in one of them (test before val before train)."
         )
         listed = _list_patients(examined, leaked, splits)
         yield problem("patient_leak", title, detail, len(leaked), listed)
@@ -96,8 +88,8 @@ def check_patient_labels(examined: Examined) -> Iterator[Finding]:
         title = f"{counted(len(several), *_units(examined))} {verb} images {how}"
         detail = (
             f"Together they have {sum(counts.total() for counts in several.values()):,} images. "
-            "Two eyes may differ and a disease changes, so this need not be wrong. But all images "
-            "of a patient must be in one split, whatever they show, as with --splits patient."
+            "Two eyes may differ and a disease changes, so this need not be wrong; but a patient "
+            "must be in one split, as with --splits patient."
         )
         listed = _list_patients(examined, several, examined.labels)
         yield note("patient_labels", title, detail, len(several), listed)
@@ -148,27 +140,20 @@ def check_exact(examined: Examined) -> Iterator[Finding]:
     }
     if across:
         title = f"{many(len(across), 'picture')} in more than one split, pixel by pixel"
-        detail = (
-            f"{sum(map(len, across)):,} images under different names. Build with --leaks drop to "
-            "leave them out of the larger split."
-        )
+        detail = f"{sum(map(len, across)):,} images. --leaks drop keeps those of the smaller split."
         listed = _list_groups(examined, across)
         yield problem("picture_leak", title, detail, len(across), listed)
     if conflicts:
         title = f"{many(len(conflicts), 'picture')} under contradicting labels"
-        detail = (
-            f"The same pixels have different {examined.dataset.label_kind.plural}, so at least one "
-            "is wrong. --duplicates drop leaves all of them out."
-        )
+        plural = examined.dataset.label_kind.plural
+        detail = f"The same pixels have different {plural}; --duplicates drop leaves them out."
         listed = _list_groups(examined, conflicts)
         yield problem("label_conflict", title, detail, len(conflicts), listed)
     if within:
         extra = num_again - sum(num_splits)
         title = f"{many(extra, 'image')} in the same split a second time"
-        detail = (
-            f"{many(len(within), 'picture')} repeated under other names, and each "
-            "repetition counts in every result. --duplicates drop keeps one of each."
-        )
+        detail = f"{many(len(within), 'picture')} repeated, and each repetition counts in every "
+        detail += "result. --duplicates drop keeps one of each."
         yield warning("duplicates", title, detail, extra, _list_groups(examined, within))
     if not groups:
         detail = f"All {examined.examples.num_rows:,} stored images differ."
@@ -182,16 +167,15 @@ def _list_groups(examined: Examined, groups: Sequence[np.ndarray]) -> _Listed:
         rows = examined.examples.take(group).to_pylist()
         files = {row["file_xxh3"] for row in rows}
         is_one_file = len(files) == 1 and None not in files
-        listed.append(
-            {
-                "images": len(group),
-                "splits": ", ".join(sorted({row["split"] for row in rows[:4]})),
-                "labels": ", ".join(sorted({row["label"] for row in rows[:4]})),
-                "same file": "yes" if is_one_file else "no, same pixels",
-                "first": rows[0]["path"],
-                "again": rows[1]["path"],
-            }
-        )
+        facts = {
+            "images": len(group),
+            "splits": ", ".join(sorted({row["split"] for row in rows[:4]})),
+            "labels": ", ".join(sorted({row["label"] for row in rows[:4]})),
+            "same file": "yes" if is_one_file else "no, same pixels",
+            "first": rows[0]["path"],
+            "again": rows[1]["path"],
+        }
+        listed.append(facts)
     return tuple(listed)
 
 
@@ -201,8 +185,7 @@ def check_near(examined: Examined) -> Iterator[Finding]:
     if twins.min_similarity is None:
         yield _near_not_looked_for(examined)
         return
-    across = list(twins.near_across(examined.split))
-    conflicts = list(twins.near_across(examined.label))
+    across, conflicts = (list(twins.near_across(c)) for c in (examined.split, examined.label))
     within = [
         pair
         for pair in twins.near_across(examined.groups.codes)
@@ -216,63 +199,51 @@ def check_near(examined: Examined) -> Iterator[Finding]:
         "near_duplicates_complete": twins.complete and not twins.num_unchecked,
     }
     found = (
-        (
-            problem, "near_duplicates", across, "near duplicates across splits",
-            "Each pair is one picture that was saved again, brightened or resized, or the same "
-            "place of an eye scanned twice. --leaks drop keeps the one in the more protected split "
-            "(test before val before train).",
-        ),
-        (
-            warning, "near_duplicates_within", within, "near duplicates in one split",
-            "Their patients have different names, or none. Folds and intervals keep the "
-            "images of both together, but each of them counts in training.",
-        ),
-        (
-            warning, "near_label_conflict", conflicts, "near duplicates under different labels",
-            f"Nearly the same picture has different {noun}. Look at both.",
-        ),
+        (problem, "near_duplicates", across, "across splits",
+         "Each is one picture that was saved again, brightened or resized, or one place of an eye "
+         "scanned twice. --leaks drop keeps it in one split (test before val before train)."),
+        (warning, "near_duplicates_within", within, "in one split",
+         "Their patients have different names, or none. Folds and intervals keep both together, "
+         "but each counts in training."),
+        (warning, "near_label_conflict", conflicts, "under different labels",
+         f"Nearly the same picture has different {noun}. Look at both."),
     )  # fmt: skip
-    for severity, code, pairs, title, detail in found:
+    for severity, code, pairs, where, detail in found:
         if pairs:
             listed = _list_pairs(examined.examples, pairs[: examined.most_listed])
-            title = f"{counted(len(pairs), 'pair')} of {title}"
+            title = f"{counted(len(pairs), 'pair')} of near duplicates {where}"
             yield severity(code, title, detail, len(pairs), listed)
     if not across and len(examined.splits) > 1 and examined.measures["near_duplicates_complete"]:
-        yield good(
-            "near_duplicates",
-            "No near duplicates across splits",
-            "No picture of one split is a re-saved, brightened or resized copy of one in another "
-            f"(hashes within {MAX_DISTANCE} of 255 bits, fine detail correlated by "
-            f"{twins.min_similarity:.2f} or more).",
+        detail = (
+            "No picture is a re-saved, brightened or resized copy of one in another split (hashes "
+            f"within {MAX_DISTANCE} of 255 bits, fine detail correlated by "
+            f"{twins.min_similarity:.2f} or more)."
         )
+        yield good("near_duplicates", "No near duplicates across splits", detail)
     if chains := twins.long_chains:
         title = f"{counted(len(chains), 'chain')} of near duplicates not used"
         detail = (
-            f"In each, more than {MAX_CHAIN} images are connected by pairs that look alike (up to "
-            f"{max(chains):,}). They are not counted, dropped or kept together, because whatever "
-            "looks so alike need not be the same."
+            f"In each, pairs that look alike connect more than {MAX_CHAIN} images (up to "
+            f"{max(chains):,}), which need not be the same picture. They are not counted, dropped "
+            "or kept together."
         )
         yield warning("near_chains", title, detail, len(chains))
     num_unchecked = twins.num_unchecked + twins.num_unchecked_within
     if num_unchecked or not (twins.complete or chains):
         title = "So many images look alike that not all pairs were compared"
-        detail = (
-            f"{num_unchecked:,} proposed pairs were left out: those within a split first, and of "
-            "these the least alike ones"
-        )
+        detail = f"{num_unchecked:,} proposed pairs were left out, those within a split first"
         detail += "." if twins.complete else "; and the search itself may have missed pairs."
         yield warning("near_duplicates_unchecked", title, detail, num_unchecked)
 
 
 def _near_not_looked_for(examined: Examined) -> Finding:
-    # With a single split, none can be across splits.
+    # Without a second split no picture leaks, however small it is.
     num_splits = len(np.unique(examined.split))
     examined.measures["near_duplicate_pairs"] = 0 if num_splits < 2 else None
     examined.measures["near_duplicate_label_conflicts"] = None
     detail = (
-        f"The stored images are too small. Below {MIN_SIDE} pixels per side, different scans "
-        "look so alike that copies cannot be distinguished from them. Build with a larger "
-        "--image_size to have them compared. Copies with exactly the same pixels were looked for."
+        f"Below {MIN_SIDE} pixels per side, different scans look as alike as copies. Build with a "
+        "larger --image_size to have them compared. Exact copies were looked for."
     )
     return note("near_duplicates", "Near duplicates were not looked for", detail)
 

@@ -115,10 +115,10 @@ def check_shortcuts(examined: Examined) -> Iterator[Finding]:
         for name, value, place, count in result.giveaways
     ]
     text = (
-        "A simple model that sees no pixels, only facts about each file such as its size and JPEG "
-        f"quality, predicts the right {what} in {result.accuracy:.0%} of the cases (95 % interval "
-        f"{result.low:.0%} to {result.high:.0%}; mean over the classes, for {units} not used in "
-        f"training). Guessing gives {result.chance:.0%}. With a single fact: {signals}."
+        f"From facts such as size and JPEG quality, without pixels, a simple model tells the {what}"
+        f" in {result.accuracy:.0%} of the cases (95 % interval {result.low:.0%} to "
+        f"{result.high:.0%}; mean over the classes, for {units} not used in training). Guessing "
+        f"gives {result.chance:.0%}. With a single fact: {signals}."
     )
     gain = result.low - result.chance
     if not result.reliable:
@@ -137,10 +137,8 @@ def check_shortcuts(examined: Examined) -> Iterator[Finding]:
         fact, value, place, count = result.giveaways[0]
         text += f" All {count:,} images with {fact} {value} are {names[place]}."
     if found in (problem, warning):
-        text += (
-            " A network may learn these facts instead of the disease. Compare its results within "
-            "one image size and one JPEG quality."
-        )
+        text += " A network may learn these facts instead of the disease: compare its results "
+        text += "within one image size and one JPEG quality."
     yield found("shortcuts", title, text, len(giveaways), tuple(giveaways[:MAX_LISTED]))
 
 

@@ -30,6 +30,7 @@ from tfrecord_io.format.statistics import PixelStatistics
 from tfrecord_io.stores import archives
 from tfrecord_io.stores.folder import Folder
 from tfrecord_io.terminal.address import Address, local_path
+from tfrecord_io.terminal.errors import UserError
 from tfrecord_io.terminal.printing import printable, refuse
 
 #: Number of records read at once, a few megabytes.
@@ -83,9 +84,12 @@ def verify(
     Raises:
         manifest.ManifestError: if there is no usable manifest.
         OSError: if the source or the private table cannot be read.
-        UserError: if the source is a URL.
+        UserError: if the source is a URL, or of a kind of which no sample can be taken.
     """
     dataset, folder = manifest.Manifest.load(directory), Folder(directory)
+    kind = dataset.source.get("kind")
+    if source_input is not None and kind in ("npz", "parquet"):
+        raise UserError(f"--source_input takes folders and archives, and no source of kind {kind}")
     findings: list[Finding] = []
     # The records that are right, by shard; and the sums over their pixels, if they count.
     records: dict[str, list[_Record]] = {shard.name: [] for shard in dataset.shards}
@@ -259,8 +263,6 @@ def _check_sample(
         raise manifest.ManifestError(
             f"{folder.path(manifest.FILE_NAME)} is damaged: its preprocessing: {error!r}"
         ) from error
-    if (kind := dataset.source.get("kind")) in ("npz", "parquet"):
-        raise OSError(f"--source_input takes folders and archives, and no source of kind {kind}")
     source_paths = _read_names(names) if "anonymize" in dataset.options else {}
     # Several examples may be frames or augmented copies of one file.
     wanted: dict[str, list[tuple[Mapping[str, Any], int | None]]] = defaultdict(list)

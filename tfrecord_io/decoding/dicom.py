@@ -584,24 +584,17 @@ def _windowed(values: np.ndarray, center: float, width: float, function: str) ->
 
 def _palette_colours(pixels: np.ndarray, dataset: Dataset) -> np.ndarray:
     """Returns the colours, uint8 [rows, columns, 3], of values of a palette."""
-    num_entries, first, bits = dataset.RedPaletteColorLookupTableDescriptor
-    if "RedPaletteColorLookupTableData" in dataset:
-        names = [f"{colour}PaletteColorLookupTable" for colour in ("Red", "Green", "Blue")]
-        tables = [(dataset[f"{n}Descriptor"].value, dataset[f"{n}Data"].value) for n in names]
-        colours = np.stack([_looked_up(pixels, *table, dataset) for table in tables], axis=-1)
-        # Some writers put 0 to 255 into entries of 16 bits, as in palettes of TIFF.
-        values = np.arange(first, first + (num_entries or 1 << 16))
-        if max(_looked_up(values, *table, dataset).max() for table in tables) < 256:
-            bits = 8
-    else:
-        from pydicom.pixels import apply_color_lut
+    from pydicom.pixels import apply_color_lut
 
-        # pydicom keeps an index in the type of the entries, where larger ones would wrap round.
-        if bits == 8 and not 0 < num_entries <= 256:
-            raise Reject("unsupported_mode", f"a segmented palette of {num_entries} 8-bit entries")
-        within = np.clip(pixels.astype(np.int32), first, first + (num_entries or 1 << 16) - 1)
-        colours = apply_color_lut(within, dataset)[..., :3]
-    return (colours >> 8 if bits > 8 else np.minimum(colours, 255)).astype(np.uint8)
+    num_entries, first, bits = dataset.RedPaletteColorLookupTableDescriptor
+    num_entries = num_entries or 1 << 16
+    # pydicom keeps an index in the type of the entries, where larger ones would wrap round.
+    if bits == 8 and num_entries > 256:
+        raise Reject("unsupported_mode", f"a palette of {num_entries:,} entries of 8 bits")
+    table = apply_color_lut(np.arange(first, first + num_entries)[np.newaxis], dataset)[0, :, :3]
+    # Some writers put 0 to 255 into entries of 16 bits, as in palettes of TIFF.
+    table = table >> 8 if bits > 8 and table.max() > 255 else table
+    return table[np.clip(pixels.astype(np.int32) - first, 0, num_entries - 1)].astype(np.uint8)
 
 
 def _looked_up(

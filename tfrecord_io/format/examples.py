@@ -187,15 +187,7 @@ def groups_in(table: pa.Table) -> Groups:
         if pc.all(are_ours, skip_nulls=False).as_py():
             return Groups(names=names)
     raise ManifestError(
-        f"{FILE_NAME} has no groups of images in its column {GROUP.name}; a release before 1.0.0 "
-        "wrote it: build the dataset again"
-    )
-
-
-def other_dataset(what: str) -> ManifestError:
-    """Returns the error of a table that names something that the manifest does not have."""
-    return ManifestError(
-        f"{FILE_NAME} has {what}, which the manifest does not have: they are of different datasets"
+        f"{FILE_NAME}, of a release before 1.0.0, has no groups of images: build the dataset again"
     )
 
 

@@ -293,9 +293,8 @@ class Manifest:
             check_types(content, _PARTS, "")
             if content["source"].get("kind") == "features":
                 raise ManifestError(
-                    "datasets of features are no longer supported; train on the dataset of images "
-                    "from which they were computed, and choose by --trainable_layers how many of "
-                    "the last layers learn"
+                    "datasets of features are no longer supported; train on the images from which "
+                    "they were computed, with --trainable_layers"
                 )
             manifest = cls._from_content(content)
             manifest._check_consistency(content)
@@ -350,10 +349,8 @@ class Manifest:
                 raise ManifestError(f"the counts of split {name!r} do not add up")
             for shard in split.shards:
                 if shard.num_bytes != (expected := shard.num_examples * self.layout.stride):
-                    raise ManifestError(
-                        f"{shard.name} should have {expected} bytes, for {shard.num_examples} "
-                        f"records, but the manifest says {shard.num_bytes}"
-                    )
+                    found = f"should have {expected} bytes, not {shard.num_bytes}"
+                    raise ManifestError(f"{shard.name} {found}")
         if found := self.statistics:
             height, width, channels = self.image_shape
             num_pixels = self.split(STATISTICS_SPLIT).num_examples * height * width
@@ -361,10 +358,8 @@ class Manifest:
             split = content["statistics"]["split"]
             received = split, found.num_pixels, len(found.sums), found.max_value
             if received != expected:
-                raise ManifestError(
-                    "expected statistics of (split, pixels, channels, highest value) "
-                    f"{expected}, received {received}"
-                )
+                found = f"{expected}, received {received}"
+                raise ManifestError(f"expected statistics of (split, pixels, ...) {found}")
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str]) -> Manifest:

@@ -59,9 +59,8 @@ class PixelStatistics:
             for total, squares in zip(self.sums, self.sums_of_squares, strict=True)
         ):
             raise ValueError(
-                "expected integers: the number of pixels, and a sum and a sum of squares of each "
-                f"channel; {self.num_pixels} pixels of 0..{self.max_value} cannot have "
-                f"{self.sums} and {self.sums_of_squares}"
+                f"{self.num_pixels!r} pixels of 0..{self.max_value!r} cannot have the sums "
+                f"{self.sums} and the sums of squares {self.sums_of_squares}, in integers"
             )
 
     @property

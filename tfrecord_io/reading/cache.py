@@ -203,10 +203,8 @@ class DatasetCache:
             self._repair(records, states)
         except BlockingIOError:
             if os.pread(states, _HEADER_LENGTH, 0) != _boot_id():
-                raise UserError(
-                    f"{self._root} is in use by another machine; give each machine a cache on a "
-                    "disk of its own"
-                ) from None
+                told = "is in use by another machine; give each a cache on a disk of its own"
+                raise UserError(f"{self._root} {told}") from None
         os.utime(lock)
         fcntl.flock(lock, fcntl.LOCK_SH)
         self.memory = np.frombuffer(mmap.mmap(records, 0, prot=mmap.PROT_READ), np.uint8)
@@ -295,9 +293,8 @@ def _claim(root: Path) -> None:
         owner = root.stat().st_uid
     if owner != os.geteuid():
         raise UserError(
-            f"the cache {root} belongs to another user (user id {owner}). It may hold images of "
-            "patients, so each user has a cache of their own: name another folder with cache_dir "
-            "(--cache_dir)"
+            f"the cache {root} belongs to another user (user id {owner}); give each a cache of "
+            "their own with cache_dir (--cache_dir)"
         )
     # Processes that start together may all write the tag, each under a temporary name first.
     names = [path.name for path in root.iterdir() if not path.name.startswith(f".{_TAG_NAME}.")]
@@ -305,8 +302,7 @@ def _claim(root: Path) -> None:
         return
     if names:
         raise UserError(
-            f"{root} cannot be the cache of remote datasets, because it holds {names[0]}, which is "
-            "not of such a cache; name an empty folder, or a new one"
+            f"the cache {root} holds {names[0]}, which is not of a cache; name an empty folder"
         )
     with atomic_write(tag, is_private=True) as file:
         file.write(_TAG)

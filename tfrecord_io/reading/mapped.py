@@ -259,10 +259,8 @@ def _open_again(
     """Opens a dataset again, if it is still the same."""
     dataset = MappedDataset(directory, split)
     if dataset._identity != identity:
-        raise ManifestError(
-            f"{directory} was built anew, or a shard of it replaced, since it was opened; start "
-            "again"
-        )
+        told = "was built anew, or a shard of it replaced, since it was opened; start again"
+        raise ManifestError(f"{directory} {told}")
     return dataset
 
 

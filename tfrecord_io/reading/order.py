@@ -145,15 +145,12 @@ class BatchOrder:
         if self.drop_remainder and self.pad_remainder:
             raise ValueError("drop_remainder and pad_remainder exclude each other; choose one")
         if not 0 <= self.replica_index < self.num_replicas:
-            raise ValueError(
-                f"replica_index must be in 0..{self.num_replicas - 1}, "
-                f"received {self.replica_index}"
-            )
+            most = self.num_replicas - 1
+            raise ValueError(f"replica_index must be in 0..{most}, received {self.replica_index}")
         if self.batch_size % self.num_replicas:
             raise ValueError(
-                f"batch_size is global and must divide into equal shares: received "
-                f"{self.batch_size} for {self.num_replicas} replicas; "
-                f"{-(-self.batch_size // self.num_replicas) * self.num_replicas} would do"
+                f"batch_size is global, and received {self.batch_size}, which {self.num_replicas} "
+                "replicas cannot share equally"
             )
 
     @property

@@ -124,8 +124,7 @@ def _check_gap(
         if block.strip(b"\0") or not block:
             raise zipfile.BadZipFile(
                 f"{start - end:,} bytes at byte {end:,} belong to no member that its index names, "
-                "so files may be missing; if zips were joined, or this one is a program that "
-                "unpacks itself, unpack them one by one and give the folder"
+                "as in zips that were joined; unpack them one by one and give the folder"
             )
         end += len(block)
 

@@ -43,9 +43,8 @@ def _s3_settings() -> dict[str, Any]:
         if "AWS_PROFILE" not in os.environ and not Path(file).expanduser().exists():
             return {}
         raise UserError(
-            f"the credentials in {file} are read by boto3, which is not installed; run "
-            "pip install '.[aws]' in the clone of this project, or set AWS_ACCESS_KEY_ID and "
-            "AWS_SECRET_ACCESS_KEY"
+            f"the credentials in {file} need boto3: run pip install '.[aws]' in the clone of this "
+            "project, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         ) from None
     from botocore.exceptions import BotoCoreError
     from obstore.auth.boto3 import Boto3CredentialProvider

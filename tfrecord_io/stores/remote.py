@@ -346,14 +346,12 @@ def _open(url: str, *, web: bool = True) -> tuple[Any, str, Address]:
     root, path = _split(url.opened)
     if _store.cache_info().currsize and _opened_by != os.getpid():
         raise RuntimeError(
-            "a store was opened before this process was forked, so it would hang here; open "
-            "stores after the fork"
+            "a store that was opened before a fork hangs; open stores after the fork"
         )
     if not web and root.partition("://")[0] in _WEB:
         raise UserError(
-            f"cannot use {url} as a folder: a web server serves single files and does not "
-            "list them. Give --input a .zip with --source archive, and write to a local folder or "
-            "a bucket"
+            f"cannot use {url} as a folder: a web server serves single files. Give --input a .zip, "
+            "and write to a local folder or a bucket"
         )
     return _store(root, 0 if web else NUM_ATTEMPTS - 1), path, url
 
@@ -368,10 +366,8 @@ def _store(root: str, max_retries: int) -> Any:
             f"cannot use {address}: expected s3://, gs://, az:// or https://, received {scheme}://"
         )
     if scheme in _BUCKETS and address.hides_something:
-        raise UserError(
-            f"cannot use {address} with a user name in the URL; give credentials as the tools "
-            "of the store take them (docs/sources.md)"
-        )
+        told = "without a user name in the URL; docs/sources.md says how to give credentials"
+        raise UserError(f"expected {address} {told}")
     client_options: dict[str, Any] = {
         "allow_http": True,  # for an endpoint that the user gave as http://
         "connect_timeout": datetime.timedelta(seconds=min(SILENT_SECONDS, 10)),
@@ -432,17 +428,14 @@ def _clear_errors(url: str, mark: str = "") -> Iterator[None]:
         raise _changed(url) from None
     except exceptions.InvalidPathError as error:
         raise StoreError(
-            f"cannot list {url}: an object there has a name that no file can have, with an "
-            f"empty part or one of dots ({_reason(error)}). Rename it, or give the folder of the "
-            "others"
+            f"cannot list {url}: no file can have the name of an object there, with an empty part "
+            f"or one of dots ({_reason(error)}). Rename it, or give the folder of the others"
         ) from None
     except (exceptions.BaseError, ValueError) as error:
         # The first words come from object stores, the others from web servers.
         if re.search("non-partial response|[Rr]ange request", str(error)):
-            raise RangeError(
-                f"cannot use {url}: the server sent the whole file instead of the requested part; "
-                "copy the file to a local disk"
-            ) from None
+            told = "the server sent the whole file instead of a part; copy it to a local disk"
+            raise RangeError(f"cannot use {url}: {told}") from None
         is_final = isinstance(error, _REFUSALS) or "no credentials were found" in _reason(error)
         kind = DeniedError if is_final else StoreError
         raise kind(f"cannot use {url}: {_reason(error)}") from None

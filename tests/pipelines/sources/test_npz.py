@@ -7,6 +7,7 @@ from row_files import build_rows, write_npz
 
 from tfrecord_io import Manifest
 from tfrecord_io.auditing.verify import verify
+from tfrecord_io.terminal.errors import UserError
 
 
 def pixels_of(output, row):
@@ -137,5 +138,5 @@ def test_a_changed_file_is_unpacked_again_and_the_same_one_gives_the_same_bytes(
 def test_a_sample_of_its_images_cannot_be_verified(tmp_path):
     write_npz(tmp_path / "a.npz", np.arange(30) % 2)
     assert build_rows(tmp_path / "a.npz", tmp_path / "out") == 0
-    with pytest.raises(OSError, match="takes folders and archives, and no source of kind npz"):
+    with pytest.raises(UserError, match="takes folders and archives, and no source of kind npz"):
         verify(tmp_path / "out", source_input=tmp_path / "a.npz")

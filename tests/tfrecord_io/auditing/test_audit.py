@@ -46,6 +46,18 @@ def finding(directory, code):
     return found[0] if found else None
 
 
+@pytest.fixture
+def build(tmp_path):
+    """Builds a dataset of files by name, or of a tree."""
+
+    def build(files, *flags, name="out"):
+        is_tree = isinstance(files, Path)
+        source = files if is_tree else write_tree(tmp_path / f"{name}-scans", files)
+        return build_here(source, tmp_path / name, *flags)
+
+    return build
+
+
 def near_pairs(directory):
     listed = finding(directory, "near_duplicates").listed
     return {frozenset((pair["first"]["path"], pair["second"]["path"])) for pair in listed}
@@ -130,25 +142,24 @@ MANY = {f"train/class_{n % 101}/{n}.png": jpeg(n, 8, 8) for n in range(303)}
         (kermany_archive(scan_tree()), "source_copies", "title='36 files are"),
     ],
 )  # fmt: skip
-def test_what_is_odd_about_the_files_is_reported(files, code, told, tmp_path):
-    source = write_zip(tmp_path / "scans.zip", files)
-    assert told in str(finding(build_here(source, tmp_path / "out"), code))
+def test_what_is_odd_about_the_files_is_reported(files, code, told, build, tmp_path):
+    assert told in str(finding(build(write_zip(tmp_path / "scans.zip", files)), code))
 
 
-def test_pictures_of_one_colour_are_reported_and_are_no_copies_of_each_other(tmp_path):
+def test_pictures_of_one_colour_are_reported_and_are_no_copies_of_each_other(build):
     files = {
         f"{split}/CNV/CNV-{n}-1.png": encoded(np.full((80, 80), level, np.uint8))
         for n, (split, level) in enumerate([("train", 0), ("test", 10), ("train", 20), ("test", 0)])
     }
-    out = build_here(write_tree(tmp_path / "in", files), tmp_path / "out", SIZE)
+    out = build(files, SIZE)
     assert finding(out, "blank").count == 4
     assert finding(out, "near_duplicates") is None
     assert len({row["group"] for row in rows_of(out)}) == 4
 
 
 @pytest.mark.skipif(not SAMPLE.exists(), reason=f"{SAMPLE.name}, real scans, is not here")
-def test_what_is_wrong_with_the_real_sample_is_found(tmp_path):
-    out = build_here(SAMPLE, tmp_path / "out", SIZE)
+def test_what_is_wrong_with_the_real_sample_is_found(build):
+    out = build(SAMPLE, SIZE)
     measures = audit.audit(out).measures
     shared = {tuple(pair["splits"]): pair["patients"] for pair in measures["shared_patients"]}
     assert shared == {("train", "val"): 9, ("train", "test"): 27}
@@ -167,8 +178,8 @@ def dropped_rows(directory):
     return {row["path"]: row["reason"] for row in read_csv(directory / "dropped.csv")}
 
 
-def test_dropping_duplicates_keeps_one_of_each_in_the_most_protected_split(flawed_tree, tmp_path):
-    out = build_here(flawed_tree, tmp_path / "out", SIZE, "--duplicates=drop", "--num_shards=2")
+def test_dropping_duplicates_keeps_one_of_each_in_the_most_protected_split(flawed_tree, build):
+    out = build(flawed_tree, SIZE, "--duplicates=drop", "--num_shards=2")
     assert dropped_rows(out) == {
         planted.SAME_FILE[0]: "duplicate",
         planted.SAME_PIXELS[1]: "duplicate",
@@ -180,8 +191,8 @@ def test_dropping_duplicates_keeps_one_of_each_in_the_most_protected_split(flawe
     assert command_line.main(["verify", str(out)]) == 0
 
 
-def test_dropping_leaks_leaves_nothing_shared_between_splits(flawed_tree, tmp_path):
-    out = build_here(flawed_tree, tmp_path / "out", SIZE, "--leaks=drop", "--num_shards=2")
+def test_dropping_leaks_leaves_nothing_shared_between_splits(flawed_tree, build):
+    out = build(flawed_tree, SIZE, "--leaks=drop", "--num_shards=2")
     limits = ("--max_leaked_patients=0", "--max_leaked_pictures=0")
     assert command_line.main(["audit", str(out), *limits]) == 0
     rows = dropped_rows(out)
@@ -220,21 +231,20 @@ def test_leaks_of_small_pictures_cannot_be_ruled_out(clean_tree, tmp_path, capsy
         assert said in capsys.readouterr().out
 
 
-def test_one_split_leaks_nothing_and_is_not_praised_for_it(tmp_path):
-    scans = write_tree(tmp_path / "scans", named("A", 1, 2, 3) | named("B", 4, 5, 6))
-    out = build_here(scans, tmp_path / "out", "--image_size=28")
+def test_one_split_leaks_nothing_and_is_not_praised_for_it(build):
+    out = build(named("A", 1, 2, 3) | named("B", 4, 5, 6), "--image_size=28")
     assert command_line.main(["audit", str(out), "--max_leaked_pictures=0"]) == 0
     titles = [found["title"] for found in Manifest.load(out).audit["findings"]]
     assert not [title for title in titles if "split" in title and "same split" not in title]
 
 
-def test_json_lists_all_cases_of_which_the_page_shows_the_first(tmp_path, capsys):
+def test_json_lists_all_cases_of_which_the_page_shows_the_first(build, capsys):
     files = {
         f"{split}/A/A-{n}-{seed}.png": png(2 * n + seed)
         for n in range(30)
         for seed, split in enumerate(("train", "test"))
     }
-    out = build_here(write_tree(tmp_path / "scans", files), tmp_path / "out", "--image_size=8")
+    out = build(files, "--image_size=8")
     assert "--json</code> lists all" in (out / "report.html").read_text()
     capsys.readouterr()
     command_line.main(["audit", str(out), "--json"])
@@ -244,12 +254,11 @@ def test_json_lists_all_cases_of_which_the_page_shows_the_first(tmp_path, capsys
 
 @pytest.mark.parametrize("stop_at", ["decided", "shard", "rows", "sidecar"])
 def test_a_build_that_dies_while_it_drops_ends_the_same_when_run_again(
-    flawed_tree, tmp_path, monkeypatch, stop_at
+    flawed_tree, build, monkeypatch, stop_at
 ):
     flags = [SIZE, "--duplicates=drop", "--leaks=drop", "--num_shards=3"]
-    whole = build_here(flawed_tree, tmp_path / "whole", *flags)
-    written = []
-    create = Folder.create
+    whole = build(flawed_tree, *flags, name="whole")
+    written, create = [], Folder.create
     ends = {"decided": drops.DECIDED_FILE, "shard": ".tfrecord", "rows": ".parquet"}
 
     def create_until(storage, name):
@@ -263,8 +272,8 @@ def test_a_build_that_dies_while_it_drops_ends_the_same_when_run_again(
     with monkeypatch.context() as patch:
         patch.setattr(Folder, "create", create_until)
         with pytest.raises(Exception, match="the machine is gone"):
-            build_here(flawed_tree, tmp_path / "out", *flags)
-    out = build_here(flawed_tree, tmp_path / "out", *flags)
+            build(flawed_tree, *flags)
+    out = build(flawed_tree, *flags)
     assert shards_of(out) == shards_of(whole)
     assert (out / "dropped.csv").read_bytes() == (whole / "dropped.csv").read_bytes()
     assert command_line.main(["verify", str(out)]) == 0
@@ -370,26 +379,19 @@ def drop_patients(path):
     pq.write_table(pq.read_table(path).drop_columns("patient"), path)
 
 
+def with_value(name, value):
+    """Returns what writes another value into the first row of a column."""
+    return lambda path: change_column(path, name, lambda old: [value, *old[1:]])
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         (Path.unlink, "examples.parquet"),
         (lambda path: path.write_bytes(b"PAR1"), "examples.parquet is damaged"),
         (drop_patients, "has no column patient"),
-        (
-            lambda path: pq.write_table(pq.read_table(path).slice(0, 0), path),
-            "examples.parquet names 0 images, but the manifest",
-        ),
-        (
-            lambda path: change_column(path, "split", lambda old: ["holdout", *old[1:]]),
-            "the split or label 'holdout'",
-        ),
-        (
-            lambda path: change_column(
-                path, "shard", lambda old: ["../beside.tfrecord"] * len(old)
-            ),
-            "the shard '../beside.tfrecord', which the manifest does not have",
-        ),
+        (with_value("split", "holdout"), "the split or label 'holdout'"),
+        (with_value("shard", "../beside.tfrecord"), "does not have one row for each of the "),
         (cut_shards, ".tfrecord ends before its record"),
     ],
 )
@@ -420,14 +422,14 @@ def test_near_duplicates_of_any_exact_copy_are_across():
         assert twins.have_different(np.array(codes), *pair).tolist() == [bool(across)]
 
 
-def test_copies_within_a_split_under_other_patients_names_are_found_and_one_group(tmp_path):
+def test_copies_within_a_split_under_other_patients_names_are_found_and_one_group(build):
     files = planted.clean_files()
     for patient in range(1, 7):
         label = planted.LABELS[patient % 2]
         data = files[f"train/{label}/{label}-{patient}-1.jpeg"]
         name = f"train/{label}/{label}-{60 + patient}-1.jpeg"
         files[name] = data if patient == 1 else planted.saved_again(data, 70)
-    out = build_here(write_tree(tmp_path / "scans", files), tmp_path / "out", SIZE, "--variants=1")
+    out = build(files, SIZE, "--variants=1")
     assert finding(out, "near_duplicates") is None
     found = finding(out, "near_duplicates_within")
     assert (found.severity, found.count) == ("warning", 5)
@@ -454,7 +456,7 @@ def framed(data):
     return encoded(screen)
 
 
-def test_a_frame_that_all_pictures_have_makes_no_copies_of_them(tmp_path):
+def test_a_frame_that_all_pictures_have_makes_no_copies_of_them(build):
     files = {}
     for patient in range(1, 41):
         label, split = planted.LABELS[patient % 2], "test" if patient % 3 else "train"
@@ -462,15 +464,13 @@ def test_a_frame_that_all_pictures_have_makes_no_copies_of_them(tmp_path):
         files[name] = framed(planted.scan(label, patient, 1))
     copy = "test/NORMAL/NORMAL-90-1.jpeg"
     files[copy] = planted.saved_again(files["train/NORMAL/NORMAL-3-1.png"], 80)
-    tree = write_tree(tmp_path / "scans", files)
-    out = build_here(tree, tmp_path / "out", SIZE)
-    assert near_pairs(out) == {frozenset([copy, "train/NORMAL/NORMAL-3-1.png"])}
-    out = build_here(tree, tmp_path / "dropped", SIZE, "--leaks=drop")
+    assert near_pairs(build(files, SIZE)) == {frozenset([copy, "train/NORMAL/NORMAL-3-1.png"])}
+    out = build(files, SIZE, "--leaks=drop", name="dropped")
     assert list(dropped_rows(out)) == ["train/NORMAL/NORMAL-3-1.png"]
     assert Manifest.load(out).options["near_duplicates"] == 2
 
 
-def test_copies_of_another_shape_are_found_between_their_bars(tmp_path):
+def test_copies_of_another_shape_are_found_between_their_bars(build):
     files, copies = {}, set()
     for patient in range(1, 9):
         label = planted.LABELS[patient % 2]
@@ -479,9 +479,7 @@ def test_copies_of_another_shape_are_found_between_their_bars(tmp_path):
         shapes = image, image.resize((256, 200), Image.Resampling.BILINEAR)
         files |= dict(zip(names, map(encoded, shapes), strict=True))
         copies.add(frozenset(names))
-    tree = write_tree(tmp_path / "scans", files)
-    out = build_here(tree, tmp_path / "out", "--image_size=160", "--fit=pad")
-    assert near_pairs(out) == copies
+    assert near_pairs(build(files, "--image_size=160", "--fit=pad")) == copies
 
 
 def test_a_chain_of_too_many_likes_is_reported_and_joins_nobody():
@@ -502,15 +500,15 @@ def test_a_chain_of_too_many_likes_is_reported_and_joins_nobody():
     assert not result.measures["near_duplicates_complete"]
 
 
-def test_a_near_duplicate_of_a_picture_in_two_splits_is_a_leak(tmp_path, capsys):
+def test_a_near_duplicate_of_a_picture_in_two_splits_is_a_leak(build, capsys):
     names = ("train/CNV/CNV-4-2.jpeg", "test/CNV/CNV-50-1.jpeg", "train/CNV/CNV-51-1.jpeg")
     data = planted.scan("CNV", 4, 2)
     files = dict(zip(names, (data, data, planted.saved_again(data, 60)), strict=True))
-    tree = write_tree(tmp_path / "scans", planted.clean_files() | files)
-    out = build_here(tree, tmp_path / "out", SIZE)
+    files |= planted.clean_files()
+    out = build(files, SIZE)
     assert near_pairs(out) == {frozenset(names[1:])}
     assert command_line.main(["audit", str(out), "--max_leaked_pictures=1"]) == 1
     assert "FAILED   --max_leaked_pictures 1: found 2" in capsys.readouterr().out
-    out = build_here(tree, tmp_path / "dropped", SIZE, "--leaks=drop")
+    out = build(files, SIZE, "--leaks=drop", name="dropped")
     assert set(dropped_rows(out)) == {names[0], names[2]}
     assert command_line.main(["audit", str(out), "--max_leaked_pictures=0"]) == 0

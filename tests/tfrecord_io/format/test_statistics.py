@@ -97,7 +97,7 @@ def test_images_of_another_kind_are_not_added(images, message):
 )
 def test_sums_that_no_pixels_can_have_are_refused(change):
     values = {"num_pixels": 4, "sums": (4,), "sums_of_squares": (8,), **change}
-    with pytest.raises(ValueError, match=r"expected integers|cannot have"):
+    with pytest.raises(ValueError, match="cannot have"):
         PixelStatistics(**values)
 
 

@@ -2,7 +2,6 @@
 
 import json
 import pickle
-from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -119,26 +118,3 @@ def test_a_process_without_tensorflow_reads_the_batches_of_the_order(small_datas
     assert not has_tensorflow
     assert sum(count for _, count, _ in batches) == NUM_EXAMPLES
     assert batches == stacked
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(find_spec("grain") is None, reason="Grain is not installed")
-def test_grain_reads_a_mapped_split_as_a_random_access_source(small_dataset):
-    # In a process of its own: Grain's DataLoader wants absl's flags to be its own.
-    program = """
-import json, sys
-import grain.python as grain
-from tfrecord_io.reading.mapped import MappedDataset
-
-source = MappedDataset(sys.argv[1], "train")
-sampler = grain.IndexSampler(len(source), shuffle=True, seed=1, num_epochs=1)
-operations = [grain.Batch(batch_size=5)]
-loader = grain.DataLoader(
-    data_source=source, sampler=sampler, operations=operations, worker_count=0
-)
-images = [image.tolist() for images, _ in loader for image in images]
-print(json.dumps([sorted(images), "tensorflow" in sys.modules]))
-"""
-    images, has_tensorflow = _run(program, small_dataset)
-    assert not has_tensorflow
-    assert images == sorted(MappedDataset(small_dataset, "train")[range(23)][0].tolist())
