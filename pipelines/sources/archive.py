@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gzip
+import hashlib
 import io
 import mmap
 import os
@@ -38,6 +40,7 @@ _MAX_GZIP_RATIO = 50
 _HARMLESS_BYTES = 64 * 1024 * 1024
 _COPY_BYTES = 4 * 1024 * 1024
 _ENCRYPTED = 0x1
+_GZIP = b"\x1f\x8b"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,15 +62,17 @@ class ArchiveSource(Source):
     def prepare(self, scratch_dir: Path) -> ArchiveSource:
         """Unpacks a tar.gz, unless it is already there."""
         source = self
-        if _start(self.path).startswith(b"\x1f\x8b"):
-            facts = _describe_gzip(self.path)
-            mark = "-".join(map(str, facts.values()))
-            unpacked = scratch_dir / f"{self.path.name}.{mark}.tar"
-            if not unpacked.exists():
-                make_private_folder(scratch_dir)
-                _gunzip(self.path, unpacked)
+        if _start(self.path).startswith(_GZIP):
+            # The last eight bytes are the CRC-32 and the length of the unpacked data (RFC 1952);
+            # bgzip ends a file with an empty stream, so the file's time is needed, too.
+            with self.path.open("rb") as file:
+                file.seek(-min(8, self.path.stat().st_size), os.SEEK_END)
+                trailer = file.read().hex()
+            facts = {"bytes": self.path.stat().st_size, "trailer": trailer}
+            mark = trailer, *version_of(self.path)
+            unpacked = make_tar(scratch_dir, self.path, mark, functools.partial(_gunzip, self.path))
             source = ArchiveSource(unpacked, {"gzip": facts, **self.facts}, self.path)
-        return dataclasses.replace(source, version=_version(source.path.stat()))
+        return dataclasses.replace(source, version=version_of(source.path))
 
     def members(self) -> Iterator[Member]:
         if not self.is_zip:
@@ -87,7 +92,7 @@ class ArchiveSource(Source):
         with contextlib.ExitStack() as stack:
             with errors.clear_read_errors(f"{self.path} (every worker must be able to read it)"):
                 descriptor = stack.enter_context(self.path.open("rb")).fileno()
-            version, shown = self.version or _version(os.fstat(descriptor)), self.given or self.path
+            version, shown = self.version or version_of(descriptor), self.given or self.path
             yield _LocalReader(descriptor, version, str(shown), is_zip=self.is_zip)
 
     def describe(self) -> dict[str, Any]:
@@ -204,7 +209,7 @@ class _LocalReader(ArchiveReader):
         return data
 
     def require_unchanged(self) -> None:
-        if _version(os.fstat(self._descriptor)) != self._version:
+        if version_of(self._descriptor) != self._version:
             raise errors.changed(self._shown)
 
     def announce(self, member: Member) -> None:
@@ -257,7 +262,7 @@ def _tar_members(data_path: Path, path: Path) -> Iterator[Member]:
     except (tarfile.TarError, EOFError, OSError, ValueError, OverflowError) as error:
         with path.open("rb") as file:
             start = file.read(START_BYTES)
-        is_tar = b"ustar" in start or start.startswith(b"\x1f\x8b")
+        is_tar = b"ustar" in start or start.startswith(_GZIP)
         if (found := what_is("", start)) and not is_tar:  # such as a .tar.xz
             raise errors.UserError(f"cannot read {path} as a tar archive; it is {found}") from None
         raise _incomplete(f"{path} is not a complete tar archive", error) from None
@@ -292,42 +297,49 @@ def _start(path: Path) -> bytes:
         return file.read(4)
 
 
-def _version(status: os.stat_result) -> tuple[int, int]:
+def version_of(file: Path | int) -> tuple[int, int]:
+    """Returns the size in bytes and the time of change in ns of a file or descriptor."""
+    status = os.stat(file)  # noqa: PTH116 - a Path has no descriptor
     return status.st_size, status.st_mtime_ns
 
 
-def _describe_gzip(path: Path) -> dict[str, Any]:
-    """Returns facts that identify a gzip file without unpacking it.
+def make_tar(
+    scratch_dir: Path, path: Path, mark: object, write: Callable[[IO[bytes]], None]
+) -> Path:
+    """Returns a tar with the images of an input, which is written unless it is already there.
 
-    Its last eight bytes are the CRC-32 of the unpacked data and its length modulo 2**32 (RFC 1952).
-    bgzip ends a file with an empty stream, so the file's time is used instead.
+    Args:
+        scratch_dir: a local folder.
+        path: the input.
+        mark: what identifies the input's version.
+        write: writes the tar into an open file.
     """
-    with path.open("rb") as file:
-        num_bytes = file.seek(0, os.SEEK_END)
-        file.seek(max(num_bytes - 8, 0))
-        trailer = file.read()
-        facts: dict[str, Any] = {"bytes": num_bytes, "trailer": trailer.hex()}
-        if not any(trailer):
-            facts["mtime_ns"] = os.fstat(file.fileno()).st_mtime_ns
-    return facts
+    digest = hashlib.blake2b(repr(mark).encode(), digest_size=8).hexdigest()
+    tar = scratch_dir / f"{path.name}.{digest}.tar"
+    if not tar.exists():
+        make_private_folder(scratch_dir)
+        shown = f"{tar}, into which {path.name} is unpacked; a .zip or .tar is read in place"
+        with errors.clear_write_errors(shown), atomic_write(tar) as file:
+            write(file)
+    return tar
 
 
-def _gunzip(path: Path, unpacked: Path) -> None:
-    """Unpacks a gzip stream to a file, because a stream can be read only from its beginning."""
+def _gunzip(path: Path, file: IO[bytes]) -> None:
+    """Unpacks a gzip stream, because a stream can be read only from its beginning."""
     limit = max(path.stat().st_size * _MAX_GZIP_RATIO, _HARMLESS_BYTES)
+    for block in _gzip_blocks(path):
+        if file.tell() + len(block) > limit:
+            raise errors.UserError(
+                f"{path} unpacks to more than {_MAX_GZIP_RATIO} times its size, which an archive "
+                "of images does not"
+            )
+        file.write(block)
+
+
+def _gzip_blocks(path: Path) -> Iterator[bytes]:
     try:
-        with (
-            errors.clear_read_errors(str(path)),
-            gzip.open(path) as stream,
-            atomic_write(unpacked) as file,
-        ):
+        with errors.clear_read_errors(str(path)), gzip.open(path) as stream:
             while block := stream.read(_COPY_BYTES):
-                if file.tell() + len(block) > limit:
-                    raise errors.UserError(
-                        f"{path} unpacks to more than {_MAX_GZIP_RATIO} times its size, which an "
-                        "archive of images does not"
-                    )
-                with errors.clear_write_errors(f"{unpacked} (a .tar or .zip is read in place)"):
-                    file.write(block)
+                yield block
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise _incomplete(f"{path} is not a complete gzip file", error) from None

@@ -85,12 +85,12 @@ class NpzSource(RowSource):
         """Returns the arrays of images; raises `errors.UserError` if there are none."""
         headers = self._headers()
         images = {name: header for name, header in headers.items() if name.endswith("images")}
-        expected = "uint8 or uint16 [images, height, width], with [..., 3] for RGB"
         for name, (shape, dtype) in images.items():
             is_picture = len(shape) == 3 or (len(shape) == 4 and shape[3] in (1, 3))
             if not is_picture or dtype.str[1:] not in ("u1", "u2"):
                 raise errors.UserError(
-                    f"--input {self.path}: {name} is {dtype} {list(shape)}; expected {expected}"
+                    f"--input {self.path}: {name} is {dtype} {list(shape)}; expected uint8 or "
+                    "uint16 [images, height, width], with [..., 3] for RGB"
                 )
         if not images:
             raise errors.UserError(
@@ -102,9 +102,9 @@ class NpzSource(RowSource):
 
 def _read_header(file: IO[bytes]) -> _Header:
     """Reads the header of a .npy file, which the rows follow."""
-    is_first = npy.read_magic(file) == (1, 0)
-    read = npy.read_array_header_1_0 if is_first else npy.read_array_header_2_0
-    shape, is_fortran, dtype = read(file)
+    npy.read_magic(file)
+    # Version 2 is for headers above 64 kB, which no array of numbers has.
+    shape, is_fortran, dtype = npy.read_array_header_1_0(file)
     if is_fortran and len(shape) > 2:
         raise ValueError("an array is stored in Fortran's order; store it in C's")
     return shape, dtype

@@ -1,26 +1,32 @@
 """Images in a column of Parquet files, as Hugging Face stores data sets.
 
-The column has structs of `bytes` and `path`, or binary values.
+The column has structs of `bytes` and `path`, or binary values. Metadata of the schema name the
+classes, see https://huggingface.co/docs/datasets/about_dataset_features.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipelines import errors
-from pipelines.sources.parquet_cells import BINARY, read_cells
 from pipelines.sources.rows import RowSource, split_in
 from tfrecord_io.decoding.preprocess import SINGLE_SUFFIXES, TIFF_SUFFIXES
+from tfrecord_io.format.kinds import NONE
 from tfrecord_io.terminal.printing import counted, printable
 
 # Binary columns of these names hold images.
 _BINARY_NAMES = ("image", "img", "image_bytes")
+_BINARY = (pa.binary(), pa.large_binary())
+_LISTS = (pa.ListType, pa.LargeListType)
 
 _BATCH_ROWS = 32
 
@@ -67,8 +73,8 @@ class ParquetSource(RowSource):
                 batches = file.iter_batches(_BATCH_ROWS, columns=[_image_column(path, file)])
                 images = (image for batch in batches for image in batch.column(0).to_pylist())
                 for row, image in enumerate(images):
-                    content = image["bytes"] if isinstance(image, dict) else image
-                    shown = image.get("path") if isinstance(image, dict) else None
+                    cell = image if isinstance(image, dict) else {"bytes": image}
+                    content, shown = cell["bytes"], cell.get("path")
                     if content is None and shown:
                         raise errors.UserError(
                             f"--input {path}: row {row:,} has the path of an image, {shown!a}, but "
@@ -88,12 +94,10 @@ class ParquetSource(RowSource):
         with self.clear_errors():
             for name, path in self.files().items():
                 with pq.ParquetFile(path) as file:
-                    cells, paths, others = read_cells(file, _image_column(path, file))
-                cells["path"] = [_row_name(name, *pair) for pair in enumerate(paths)]
-                if (split := splits[name]) and "split" not in cells:
-                    cells["split"] = [split] * len(paths)
+                    cells = _read_cells(file, name, _image_column(path, file), unread)
+                if split := splits[name]:
+                    cells.setdefault("split", [split] * len(cells["path"]))
                 parts.append(pa.table(cells))
-                unread |= others
             table = pa.concat_tables(parts, promote_options="permissive")
         if unread:
             notes.append(f"not read: the columns {', '.join(sorted(unread))} of {self.path.name}")
@@ -108,7 +112,7 @@ def _image_columns(schema: pa.Schema) -> list[str]:
         field.name
         for field in schema
         if (pa.types.is_struct(field.type) and field.type.get_field_index("bytes") >= 0)
-        or (field.name in _BINARY_NAMES and field.type in BINARY)
+        or (field.name in _BINARY_NAMES and field.type in _BINARY)
     ]
 
 
@@ -125,3 +129,49 @@ def _image_column(path: Path, file: pq.ParquetFile) -> str:
 def _row_name(file: str, row: int, path: str | None) -> str:
     base = re.split(r"[/\\]", path or "")[-1]
     return f"{file}#{row}/{base}" if base else f"{file}#{row}"
+
+
+def _read_cells(
+    file: pq.ParquetFile, name: str, image: str, unread: set[str]
+) -> dict[str, pa.ChunkedArray | pa.Array | list[str]]:
+    """Returns the names of the images in an open file, `path`, and its numbers, texts and classes.
+
+    Of the column `image` only the paths are read. Other columns are added to `unread`.
+    """
+    kinds = {field.name: field.type for field in file.schema_arrow if field.name != image}
+    inner = {n: kind.value_type if isinstance(kind, _LISTS) else kind for n, kind in kinds.items()}
+    told = [
+        n for n, kind in inner.items()
+        if n != "path" and not pa.types.is_nested(kind) and kind not in _BINARY
+    ]  # fmt: skip
+    unread |= kinds.keys() - {*told}
+    table = file.read(columns=[*told, f"{image}.path"])
+    paths = [None] * file.metadata.num_rows
+    if image in table.column_names:
+        paths = pc.struct_field(table[image], "path").to_pylist()
+    content = json.loads((file.schema_arrow.metadata or {}).get(b"huggingface", "{}"))
+    features = content.get("info", {}).get("features", {})
+    cells = {n: _named(table[n], _class_names(features.get(n))) for n in told}
+    return cells | {"path": [_row_name(name, *pair) for pair in enumerate(paths)]}
+
+
+def _class_names(feature: Any) -> list[str]:
+    """Returns the names of a ClassLabel, or of a list of them; empty for anything else."""
+    while isinstance(feature, list) or "feature" in (feature or {}):
+        feature = feature[0] if isinstance(feature, list) else feature["feature"]
+    return (feature or {}).get("names", [])
+
+
+def _named(column: pa.ChunkedArray, names: list[str]) -> pa.ChunkedArray | pa.Array:
+    """Returns a column with the names of classes for their numbers, and lists as one text."""
+    if isinstance(column.type, _LISTS):
+        texts = (
+            None if row is None else "|".join(str(names[k] if names else k) for k in row) or NONE
+            for row in column.to_pylist()
+        )
+        return pa.array(texts, pa.string())
+    if not names or not pa.types.is_integer(column.type):
+        return column
+    # -1 stands for no label, as in the test splits of challenges.
+    places = pc.if_else(pc.less(column, 0), None, column).combine_chunks()
+    return pa.DictionaryArray.from_arrays(places, [name.strip() for name in names])

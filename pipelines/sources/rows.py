@@ -8,7 +8,6 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
-import hashlib
 import io
 import re
 import tarfile
@@ -16,14 +15,13 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import IO, ClassVar
 
 import pyarrow as pa
 
 from pipelines import errors
-from pipelines.sources.archive import ArchiveSource
+from pipelines.sources.archive import ArchiveSource, make_tar, version_of
 from tfrecord_io.format.schema import SPLIT_NAME
-from tfrecord_io.stores.files import atomic_write, make_private_folder
 from tfrecord_io.terminal.printing import bar
 
 
@@ -34,9 +32,13 @@ class RowSource(ArchiveSource, abc.ABC):
     Attributes:
         path: the file or folder.
         kind: the source's name in flags and in the manifest.
+        label_columns: the columns of 0 and 1 that hold the labels, if there are several.
+        image_size: height and width of all images in pixels, if it is known that they have one.
     """
 
     kind: ClassVar[str]
+    label_columns: ClassVar = ()
+    image_size: ClassVar = None
 
     @abc.abstractmethod
     def rows(self) -> Iterator[tuple[str, bytes]]:
@@ -50,44 +52,31 @@ class RowSource(ArchiveSource, abc.ABC):
         should know. Raises `errors.UserError` if the file cannot be read.
         """
 
-    @property
-    def label_columns(self) -> tuple[str, ...]:
-        """The columns of 0 and 1 that hold the labels, if there are several."""
-        return ()
-
-    @property
-    def image_size(self) -> tuple[int, int] | None:
-        """Height and width of all images in pixels, if it is known that they have one size."""
-        return None
-
     def files(self) -> Mapping[str, Path]:
         """Returns the files by their names in the source."""
         return {self.path.name: self.path}
 
     def prepare(self, scratch_dir: Path) -> ArchiveSource:
         """Packs the images into a tar, unless it is already there."""
-        versions = [(name, *_version(path)) for name, path in self.files().items()]
-        mark = hashlib.blake2b(repr(versions).encode(), digest_size=8).hexdigest()
-        packed = scratch_dir / f"{self.path.name}.{mark}.tar"
-        if not packed.exists():
-            make_private_folder(scratch_dir)
-            with (
-                errors.clear_write_errors(str(packed)),
-                bar(desc="unpacking", unit=" images", delay=1.0) as unpacked,
-                atomic_write(packed) as file,
-                tarfile.open(fileobj=file, mode="w") as archive,
-            ):
-                for name, content in self._rows():
-                    info = tarfile.TarInfo(name)
-                    info.size = len(content)
-                    archive.addfile(info, io.BytesIO(content))
-                    # tarfile keeps every member in memory, and none is needed again.
-                    archive.members.clear()
-                    unpacked.update()
-        source = ArchiveSource(packed, {"kind": self.kind}, self.path)
-        return source.prepare(scratch_dir)
+        versions = [(name, *version_of(path)) for name, path in self.files().items()]
+        packed = make_tar(scratch_dir, self.path, versions, self._pack)
+        return ArchiveSource(packed, {"kind": self.kind}, self.path).prepare(scratch_dir)
+
+    def _pack(self, file: IO[bytes]) -> None:
+        with (
+            bar(desc="unpacking", unit=" images", delay=1.0) as unpacked,
+            tarfile.open(fileobj=file, mode="w") as archive,
+        ):
+            for name, content in self._rows():
+                info = tarfile.TarInfo(name)
+                info.size = len(content)
+                archive.addfile(info, io.BytesIO(content))
+                # tarfile keeps every member in memory, and none is needed again.
+                archive.members.clear()
+                unpacked.update()
 
     def _rows(self) -> Iterator[tuple[str, bytes]]:
+        # In a generator, so that an error of writing is not taken for one of reading.
         with self.clear_errors():
             yield from self.rows()
 
@@ -108,8 +97,3 @@ def split_in(*names: str) -> str | None:
     """Returns the split in the first of some names that has one, such as in `val_images`."""
     found = (re.search(SPLIT_NAME, name.lower()) for name in names)
     return next((match[1] for match in found if match), None)
-
-
-def _version(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns
