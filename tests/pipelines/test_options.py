@@ -25,35 +25,26 @@ def test_without_a_flag_the_oct_scans_are_downloaded_from_kaggle():
     assert chosen.beam_args == ()
 
 
-def test_every_flag_arrives_where_it_belongs():
+def test_flags_of_each_form_arrive_where_they_belong():
     chosen = parse_options(
-        [*ARCHIVE, "--output=out", "--image_size=100x70", "--channels=3", "--resize=box",
-         "--seed=7", "--limit=9", "--num_shards=5", "--classes=NORMAL, CNV", "--tree=OCT2017 ",
-         r"--patient_regex=^(\d)", "--max_reject_fraction=0.5", "--overwrite", "--name=mine",
-         "--num_examples=30", "--download_dir=d", "--splits=patient", "--split_seed=auto",
-         "--split_fractions=train=0.7,holdout=0.3", "--keep_split=test", "--leaks=fail",
-         "--duplicates=drop"]
+        [*ARCHIVE, "--image_size=100x70", "--resize=box", "--shard_size_mb=0.5", "--overwrite",
+         "--classes=NORMAL, CNV", "--tree=OCT2017 ", r"--patient_regex=^(\d)", "--num_examples=30",
+         "--download_dir=d", "--splits=patient", "--split_seed=auto",
+         "--split_fractions=train=0.7,holdout=0.3"]
     )  # fmt: skip
-    assert chosen.output == OutputOptions(
-        output="out", name="mine", max_reject_fraction=0.5, overwrite=True
-    )
-    assert chosen.pixels == Preprocessing(height=100, width=70, channels=3, resize="box")
+    assert chosen.output == OutputOptions(name="scans", overwrite=True)
+    assert chosen.pixels == Preprocessing(height=100, width=70, resize="box")
+    fractions = (("train", 0.7), ("holdout", 0.3))
     assert chosen.splits == SplitOptions(
-        splits="patient",
-        split_fractions=(("train", 0.7), ("holdout", 0.3)),
-        split_seed=None,
-        keep_split="test",
-        leaks="fail",
-        duplicates="drop",
+        splits="patient", split_fractions=fractions, split_seed=None
     )
-    assert chosen.plan == PlanOptions(seed=7, limit=9, num_shards=5)
+    assert chosen.plan == PlanOptions(shard_size_mb=0.5)
     assert chosen.listing == ListingOptions(
         classes=("NORMAL", "CNV"), tree="OCT2017 ", group_regex=r"^(\d)"
     )
     assert chosen.source == SourceOptions(
         source="archive", input="scans.zip", num_examples=30, download_dir=Path("d")
     )
-    assert parse_options([*ARCHIVE, "--shard_size_mb=0.5"]).plan == PlanOptions(shard_size_mb=0.5)
 
 
 @pytest.mark.parametrize(

@@ -111,13 +111,3 @@ def test_a_failure_that_a_remote_worker_finds_reaches_the_user_as_one_line(
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("error: 1 of 27 images were rejected")
-
-
-def test_a_job_server_that_cannot_be_had_is_an_error_without_a_traceback(source_tree, tmp_path):
-    jar = f"--flink_job_server_jar={tmp_path / 'none.jar'}"
-    done = builds.run_build(
-        source_tree, tmp_path / "out", "--runner=FlinkRunner", "--flink_master=localhost:9", jar
-    )
-    assert done.returncode == 1
-    last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("error: FlinkRunner did not finish the job: Unable to parse jar URL")
