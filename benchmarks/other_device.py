@@ -9,7 +9,9 @@ Nobody can publish the scans of another hospital, so three stand-ins are made fr
   another device or another setting of it.
 
 Each is measured for `--fit stretch` and `pad`, with and without `--augment_device`, with the same
-folds and seeds. Runs that are finished in the working folder are kept.
+folds and seeds. The networks of the left-out shapes are also adapted to the scans of half of the
+patients, without labels, and asked about those of the other half. Runs that are finished in the
+working folder are kept.
 """
 
 from __future__ import annotations
@@ -112,15 +114,39 @@ def leave_one_out(arguments: argparse.Namespace, fit: str, files: dict[str, byte
         _build(arguments, archive, data, fit)
         labels = np.array([path.split("/")[2] for path in left_out])
         patients = np.array([path.split("-")[1] for path in left_out])
+        people = np.unique(patients)
+        is_adapted = np.isin(patients, np.random.default_rng(0).permutation(people)[::2])
+        folder = arguments.workdir / f"half-of-{width}"
+        for path, chosen in zip(left_out, is_adapted, strict=True):
+            if chosen:
+                folder.mkdir(exist_ok=True)
+                (folder / path.replace("/", "_")).write_bytes(files[path])
         right: dict[str, list[np.ndarray]] = {}
+        adapted: dict[str, list[np.ndarray]] = {}
         for seed in range(arguments.seeds):
             for name, flags in AUGMENTATIONS.items():
                 run = arguments.workdir / f"{fit}-without-{width}-{name}-{seed}"
                 _train(arguments, data, run, "--seed", seed, *flags)
                 answers = _answers(run, [files[path] for path in left_out], list(labels))
                 right.setdefault(name, []).append(answers)
+                output = run.with_name(f"{run.name}-adapted")
+                if not output.exists():
+                    _run("train/adapt.py", "--run", run, "--input", folder, "--output", output)
+                rest = [
+                    path for path, chosen in zip(left_out, is_adapted, strict=True) if not chosen
+                ]
+                answers = _answers(
+                    output, [files[path] for path in rest], list(labels[~is_adapted])
+                )
+                adapted.setdefault(name, []).append(answers)
         means = {name: np.mean(seeds, axis=0) for name, seeds in right.items()}
         _print_row(f"{fit}, width {width} left out, {len(labels)} scans", means, labels, patients)
+        rest_labels = labels[~is_adapted]
+        for name, answers in adapted.items():
+            before = _scores(means[name][~is_adapted], rest_labels)["balanced accuracy"]
+            after = _scores(np.mean(answers, axis=0), rest_labels)["balanced accuracy"]
+            print(f"{fit}, {width}, {name}, {len(rest_labels)} scans of other patients: balanced "
+                  f"{before:.1%}, adapted {after:.1%}", flush=True)  # fmt: skip
         for name, values in means.items():
             of_widths.setdefault(name, []).append(_scores(values, labels)["balanced accuracy"])
     each = ", ".join(f"{name} {np.mean(values):.1%}" for name, values in of_widths.items())

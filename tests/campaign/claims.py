@@ -311,7 +311,9 @@ def _judge(
     case.compare(f"{folder}, the page", found, right)
     said = f"{len(hit)} of these images" if is_measured else f"{len(hit)} further image"
     case.require(not hit or said in page, f"{folder}: the page does not say {said!r}")
-    is_told = f"including {len(hit)} that" in page.partition(". ")[0]
+    is_told = (
+        f"including {len(hit)} that" in page.partition("treated by it. ")[2].partition(". ")[0]
+    )
     is_due = way == "evaluation" and is_measured and hit
     case.require(is_told or not is_due, f"{folder}: the first sentence does not say what was seen")
 

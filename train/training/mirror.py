@@ -122,7 +122,7 @@ def opened(run: str) -> Path:
     mirror = Mirror(Address(run))
     atexit.register(shutil.rmtree, mirror.folder.parent)
     # Facts, tables, the exported network and the kept weights; a training has more.
-    wanted = (".json", ".parquet", ".keras", "best.npz")
+    wanted = (".json", ".parquet", ".keras", "best.npz", "features.npz")
     mirror.download([name for name in mirror.names() if name.endswith(wanted)])
     if not any(mirror.folder.rglob(_LAST[0])):
         raise ConfigError(

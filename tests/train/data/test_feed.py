@@ -152,7 +152,8 @@ def test_the_last_number_is_the_share_of_itself_that_an_example_keeps_in_mixup()
         )
         for mixup in (0.0, 0.4)
     )
-    np.testing.assert_array_equal(mixed[:, :-1], plain[:, :-1])
+    # Those of another device, between the others and the last, are drawn after it.
+    np.testing.assert_array_equal(mixed[:, :20], plain[:, :20])
     kept = mixed[:, -1]
     assert 0.5 <= kept.min() < 0.6
     assert 0.9 < kept.max() <= 1

@@ -194,7 +194,9 @@ def test_augmentation_changes_images_alone_and_mixup_labels_too(
 
 def test_the_augmentation_knows_that_the_images_are_padded(data, monkeypatch):
     told = []
-    monkeypatch.setattr(augmentation, "augment", lambda *given, is_padded: told.append(is_padded))
+    monkeypatch.setattr(
+        augmentation, "augment", lambda *given, is_padded, **_: told.append(is_padded)
+    )
     run = run_of(data, augment=True)
     padded = dataclasses.replace(run.data.manifest, preprocessing={"fit": "pad"})
     run = dataclasses.replace(run, data=dataclasses.replace(run.data, manifest=padded))
