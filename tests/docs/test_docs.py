@@ -223,7 +223,7 @@ def _drawn_trees():
 
 def test_the_build_reads_the_drawn_trees_as_the_page_says():
     trees = list(_drawn_trees())
-    assert len(trees) == 6
+    assert len(trees) == 5
     for paths, flags, said in trees:
         chosen = options.parse_options(flags)
         folder = f"{chosen.source.input}/"
