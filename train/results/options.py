@@ -25,7 +25,7 @@ class ThresholdOptions:
     )
     unlike: bool = flag(
         True,
-        "keep feature vectors of up to 4,000 training images in the export, by which predict tells "
+        "keep feature vectors of up to 1,000 training images in the export, by which predict tells "
         "images that are unlike them (docs/privacy.md)",
         can_be_negated=True,
         is_operational=True,
