@@ -75,12 +75,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         images = _read(classifier, paths)
     except ModuleNotFoundError as error:  # the codecs of DICOM files
         raise ConfigError(str(error)) from error
+    from train.kinds import words  # with Keras, which takes seconds
+
     before = _shares(classifier, images)
     adapt_statistics(classifier.model, images)
     shares = zip(classifier.label_names, before, _shares(classifier, images), strict=True)
     print("predicted share of these images, before and after:")
+    told = words.percent if classifier.task.gives_probabilities else words.decimal
     for name, old, new in shares:
-        print(f"  {printable(name)}  {old:.3g}  {new:.3g}")
+        print(f"  {printable(name)}  {told(old)}  {told(new)}")
     print(
         "warning: these scans should have the usual mix of findings; the statistics of one class "
         "alone make a network worse",
