@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from tfrecord_io import diff, find, labels_from
-from tfrecord_io.auditing import audit, verify
+from tfrecord_io import labels_from
+from tfrecord_io.auditing import audit, diff, find, verify
 from tfrecord_io.terminal import flags, redaction
 from tfrecord_io.terminal.address import Address
 from tfrecord_io.terminal.errors import ToldError, UserError
