@@ -63,13 +63,15 @@ class ArchiveSource(Source):
         """Unpacks a tar.gz, unless it is already there."""
         source = self
         if _start(self.path).startswith(_GZIP):
-            # The last eight bytes are the CRC-32 and the length of the unpacked data (RFC 1952);
-            # bgzip ends a file with an empty stream, so the file's time is needed, too.
+            # The last eight bytes are the CRC-32 and the length of the unpacked data (RFC 1952).
+            size, changed = version_of(self.path)
             with self.path.open("rb") as file:
-                file.seek(-min(8, self.path.stat().st_size), os.SEEK_END)
-                trailer = file.read().hex()
-            facts = {"bytes": self.path.stat().st_size, "trailer": trailer}
-            mark = trailer, *version_of(self.path)
+                file.seek(max(size - 8, 0))
+                trailer = file.read()
+            facts: dict[str, Any] = {"bytes": size, "trailer": trailer.hex()}
+            if not any(trailer):  # bgzip ends a file with an empty stream
+                facts["mtime_ns"] = changed
+            mark = tuple(facts.values())
             unpacked = make_tar(scratch_dir, self.path, mark, functools.partial(_gunzip, self.path))
             source = ArchiveSource(unpacked, {"gzip": facts, **self.facts}, self.path)
         return dataclasses.replace(source, version=version_of(source.path))
