@@ -17,8 +17,6 @@ import io
 import json
 import os
 import statistics
-import subprocess
-import sys
 import time
 import zipfile
 from collections.abc import Iterator
@@ -26,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
+from paired import call, print_row, scores
 from PIL import Image
 from sample_archive import WORK_DIR, build_seconds, make_archive
 
@@ -33,7 +32,6 @@ from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.decoding.preprocess import decode_image
 from tfrecord_io.format.shapes import distinct
 from tfrecord_io.reading.mapped import MappedDataset
-from train.results.bootstrap import with_intervals
 
 FITS = ("stretch", "pad")
 NUM_FOLDS = 5
@@ -99,12 +97,12 @@ def compare_networks(arguments: argparse.Namespace, files: dict[str, bytes]) -> 
     """Trains on both builds and prints what the networks get right."""
     size, folder = arguments.image_size, arguments.workdir
     for fit in FITS:
-        _run("pipelines/build_tfrecords.py", "--source", "archive", "--input", arguments.sample,
+        call("pipelines/build_tfrecords.py", "--source", "archive", "--input", arguments.sample,
              "--output", folder / fit, "--image_size", size, "--fit", fit, "--splits", "patient",
              "--split_fractions", "train=0.85,val=0.15")  # fmt: skip
     for seed in range(arguments.seeds):
         for fit in FITS:
-            _run("train/run.py", "--data", folder / fit, "--workdir", folder / f"{fit}-{seed}",
+            call("train/run.py", "--data", folder / fit, "--workdir", folder / f"{fit}-{seed}",
                  "--folds", NUM_FOLDS, "--seed", seed, "--epochs", arguments.epochs)  # fmt: skip
     answers = {
         fit: [_answers(folder / f"{fit}-{n}") for n in range(arguments.seeds)] for fit in FITS
@@ -120,22 +118,22 @@ def compare_networks(arguments: argparse.Namespace, files: dict[str, bytes]) -> 
         fit: np.mean([[seed[key][2] for key in keys] for seed in of_fit], axis=0)
         for fit, of_fit in answers.items()
     }
-    everything = np.ones(len(keys), bool)
-    _print_row("all scans", right, everything, labels, patients)
+    print_row("all scans", right, labels, patients)
     for name, chosen in (("about square", shapes < 1.1), ("wider", shapes > 1.1)):
-        _print_row(f"{name}, {chosen.sum()}", right, chosen, labels, patients)
+        some = {fit: values[chosen] for fit, values in right.items()}
+        print_row(f"{name}, {chosen.sum()}", some, labels[chosen], patients[chosen])
     is_square = (shapes > 0.95) & (shapes < 1.1)
     chosen = [key for key, square in zip(keys, is_square, strict=True) if square]
     cropped = {}
     for fit in FITS:
-        cropped[fit] = np.zeros(len(keys))
-        cropped[fit][is_square] = _right_when_cropped(
+        cropped[fit] = _right_when_cropped(
             [folder / f"{fit}-{seed}" for seed in range(arguments.seeds)],
             [answers[fit][0][key][1] for key in chosen],
             [files[rows[key]["path"]] for key in chosen],
             [rows[key]["label"] for key in chosen],
         )
-    _print_row(f"about square, cropped to {CROPPED:.2f}:1", cropped, is_square, labels, patients)
+    title = f"about square, cropped to {CROPPED:.2f}:1"
+    print_row(title, cropped, labels[is_square], patients[is_square])
     kinds = np.argmin(np.abs(shapes[:, None] - distinct(shapes.tolist())), axis=1)
     folds = np.array([answers["pad"][0][key][1] for key in keys])
     for fit in FITS:
@@ -146,10 +144,10 @@ def compare_networks(arguments: argparse.Namespace, files: dict[str, bytes]) -> 
               f"[{facts['low']:.1%}, {facts['high']:.1%}]; {each}")  # fmt: skip
         told = _shape_from_pixels(folder / fit, keys, kinds, folds)
         from_shape = _most_likely(told, kinds, labels, folds)
-        balanced = _scores(from_shape == labels, labels)["balanced accuracy"]
+        balanced = scores(from_shape == labels, labels)["balanced accuracy"]
         print(f"{fit}: shape told from thumbnails {np.mean(told == kinds):.1%}, class from it "
               f"{balanced:.1%} (balanced)")  # fmt: skip
-    balanced = _scores(_most_likely(kinds, kinds, labels, folds) == labels, labels)
+    balanced = scores(_most_likely(kinds, kinds, labels, folds) == labels, labels)
     print(f"class from the shape itself: {balanced['balanced accuracy']:.1%} (balanced)")
 
 
@@ -162,44 +160,6 @@ def _answers(run: Path) -> dict[str, tuple[str, int, bool]]:
                 is_right = row["label"] == row["predicted"]
                 found[row["key"]] = row["patient"], int(path.parent.name[5:]), is_right
     return found
-
-
-def _scores(right: np.ndarray, labels: np.ndarray, counts: np.ndarray | None = None):
-    """Returns measures of answers that are right or not, where each example counts so often.
-
-    Args:
-        right: [num_examples], the share of the seeds that are right.
-        labels: int [num_examples].
-        counts: [..., num_examples].
-    """
-    counts = np.ones(len(right)) if counts is None else counts
-    of_classes = [
-        np.sum(counts * right * (labels == label), -1) / np.sum(counts * (labels == label), -1)
-        for label in np.unique(labels)
-    ]
-    accuracy = np.sum(counts * right, -1) / np.sum(counts, -1)
-    return {"accuracy": accuracy, "balanced accuracy": np.mean(of_classes, axis=0)}
-
-
-def _print_row(
-    title: str,
-    right: dict[str, np.ndarray],
-    chosen: np.ndarray,
-    labels: np.ndarray,
-    patients: np.ndarray,
-) -> None:
-    labels, right = labels[chosen], {fit: values[chosen] for fit, values in right.items()}
-
-    def differences(counts: np.ndarray) -> dict[str, np.ndarray]:
-        stretched, padded = (_scores(right[fit], labels, counts) for fit in FITS)
-        return {f"gain in {name}": padded[name] - stretched[name] for name in padded}
-
-    groups = np.unique(patients[chosen], return_inverse=True)[1]
-    found = with_intervals(differences, groups, {}, num_samples=2000, seed=0)
-    for name in _scores(right[FITS[0]], labels):
-        each = ", ".join(f"{fit} {_scores(right[fit], labels)[name]:.1%}" for fit in FITS)
-        value, low, high = (found[f"gain in {name}"][end] for end in ("value", "low", "high"))
-        print(f"{title}: {name}: {each}, difference {value:+.1%} [{low:+.1%}, {high:+.1%}]")
 
 
 def _right_when_cropped(
@@ -277,13 +237,6 @@ def _most_likely(
         np.add.at(counts, (kinds[known], labels[known]), 1)
         found[~known] = (counts / counts.sum(0)).argmax(1)[told[~known]]
     return found
-
-
-def _run(*words: object) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
-    subprocess.run(
-        [sys.executable, *map(str, words)], check=True, env=environment, stdout=subprocess.DEVNULL
-    )
 
 
 if __name__ == "__main__":

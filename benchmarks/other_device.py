@@ -18,20 +18,17 @@ from __future__ import annotations
 
 import argparse
 import io
-import os
-import subprocess
-import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
+from paired import call, print_row, scores
 from PIL import Image, ImageFilter
 from sample_archive import WORK_DIR
 
 from tfrecord_io.decoding.preprocess import decode_image
-from train.results.bootstrap import with_intervals
 from train.results.classifier import load_classifier, predict_images
 
 FITS = ("stretch", "pad")
@@ -77,7 +74,7 @@ def compare_folds(arguments: argparse.Namespace, fit: str, files: dict[str, byte
     patients = np.array([row["patient"] for row in rows.values()])
     for kind, answers in right.items():
         means = {name: np.mean(seeds, axis=0) for name, seeds in answers.items()}
-        _print_row(f"{fit}, {kind}", means, labels, patients)
+        print_row(f"{fit}, {kind}", means, labels, patients)
 
 
 def _held_out_answers(
@@ -131,7 +128,7 @@ def leave_one_out(arguments: argparse.Namespace, fit: str, files: dict[str, byte
                 right.setdefault(name, []).append(answers)
                 output = run.with_name(f"{run.name}-adapted")
                 if not output.exists():
-                    _run("train/adapt.py", "--run", run, "--input", folder, "--output", output)
+                    call("train/adapt.py", "--run", run, "--input", folder, "--output", output)
                 rest = [
                     path for path, chosen in zip(left_out, is_adapted, strict=True) if not chosen
                 ]
@@ -140,15 +137,15 @@ def leave_one_out(arguments: argparse.Namespace, fit: str, files: dict[str, byte
                 )
                 adapted.setdefault(name, []).append(answers)
         means = {name: np.mean(seeds, axis=0) for name, seeds in right.items()}
-        _print_row(f"{fit}, width {width} left out, {len(labels)} scans", means, labels, patients)
+        print_row(f"{fit}, width {width} left out, {len(labels)} scans", means, labels, patients)
         rest_labels = labels[~is_adapted]
         for name, answers in adapted.items():
-            before = _scores(means[name][~is_adapted], rest_labels)["balanced accuracy"]
-            after = _scores(np.mean(answers, axis=0), rest_labels)["balanced accuracy"]
+            before = scores(means[name][~is_adapted], rest_labels)["balanced accuracy"]
+            after = scores(np.mean(answers, axis=0), rest_labels)["balanced accuracy"]
             print(f"{fit}, {width}, {name}, {len(rest_labels)} scans of other patients: balanced "
                   f"{before:.1%}, adapted {after:.1%}", flush=True)  # fmt: skip
         for name, values in means.items():
-            of_widths.setdefault(name, []).append(_scores(values, labels)["balanced accuracy"])
+            of_widths.setdefault(name, []).append(scores(values, labels)["balanced accuracy"])
     each = ", ".join(f"{name} {np.mean(values):.1%}" for name, values in of_widths.items())
     print(f"{fit}, mean of the widths left out: balanced accuracy: {each}", flush=True)
 
@@ -206,56 +203,14 @@ DISTORTIONS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-def _scores(right: np.ndarray, labels: np.ndarray, counts: np.ndarray | None = None):
-    """Returns (accuracy, balanced accuracy) of answers, each of which counts so often.
-
-    Args:
-        right: [num_examples], the share of the seeds that are right.
-        labels: str [num_examples].
-        counts: [..., num_examples].
-    """
-    counts = np.ones(len(right)) if counts is None else counts
-    of_classes = [
-        np.sum(counts * right * (labels == label), -1) / np.sum(counts * (labels == label), -1)
-        for label in np.unique(labels)
-    ]
-    accuracy = np.sum(counts * right, -1) / np.sum(counts, -1)
-    return {"accuracy": accuracy, "balanced accuracy": np.mean(of_classes, axis=0)}
-
-
-def _print_row(
-    title: str, right: dict[str, np.ndarray], labels: np.ndarray, patients: np.ndarray
-) -> None:
-    def differences(counts: np.ndarray) -> dict[str, np.ndarray]:
-        usual, device = (_scores(right[name], labels, counts) for name in AUGMENTATIONS)
-        # Under another name than the measure's, whose limits do not hold for a difference.
-        return {f"gain in {name}": device[name] - usual[name] for name in usual}
-
-    groups = np.unique(patients, return_inverse=True)[1]
-    found = with_intervals(differences, groups, {}, num_samples=2000, seed=0)
-    for measure in ("accuracy", "balanced accuracy"):
-        each = ", ".join(f"{n} {_scores(of, labels)[measure]:.1%}" for n, of in right.items())
-        value, low, high = (found[f"gain in {measure}"][end] for end in ("value", "low", "high"))
-        print(f"{title}: {measure}: {each}, difference {value:+.1%} [{low:+.1%}, {high:+.1%}]",
-              flush=True)  # fmt: skip
-
-
 def _build(arguments: argparse.Namespace, source: Path, data: Path, fit: str) -> None:
-    _run("pipelines/build_tfrecords.py", "--input", source, "--output", data, "--image_size",
+    call("pipelines/build_tfrecords.py", "--input", source, "--output", data, "--image_size",
          arguments.image_size, "--fit", fit, "--splits", "patient",
          "--split_fractions", "train=0.85,val=0.15")  # fmt: skip
 
 
 def _train(arguments: argparse.Namespace, data: Path, run: Path, *flags: object) -> None:
-    _run("train/run.py", "--data", data, "--workdir", run, "--epochs", arguments.epochs, *flags)
-
-
-def _run(*words: object) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
-    command = [sys.executable, *map(str, words)]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if result.returncode:
-        sys.exit(f"{' '.join(command)} failed:\n{result.stderr[-3000:]}")
+    call("train/run.py", "--data", data, "--workdir", run, "--epochs", arguments.epochs, *flags)
 
 
 if __name__ == "__main__":
