@@ -84,7 +84,7 @@ def test_statistics_are_those_of_the_images_and_of_16_old_ones(num_images):
     np.testing.assert_allclose(mean, share * images.mean((0, 1, 2)), rtol=1e-3)
     expected = share * images.var((0, 1, 2)) + 1 - share
     np.testing.assert_allclose(variance, expected, rtol=1e-3)
-    # The statistics of the next layer are those of what it gets from the adapted layers before it.
+    # The next layer must be measured on the output of adapted layers, not of the old ones.
     given = keras.ops.convert_to_numpy(inside(images, training=False))
     np.testing.assert_allclose(next_mean, share * given.mean((0, 1, 2)), atol=0.02)
     expected = share * given.var((0, 1, 2)) + 1 - share

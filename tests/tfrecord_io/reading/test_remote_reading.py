@@ -381,7 +381,7 @@ CALLS = {
     "a password that is cut off": lambda url: _numpy(url.replace("%2F", "/")),
     "statistics": lambda url: tfrecord_io.read_statistics(url, "nope"),
     "a table": lambda url: tfrecord_io.read_examples(url, "train"),
-    "verify, whose findings are no number": lambda url: int(str(verify(url))),
+    "verify": lambda url: int(str(verify(url))),
     "audit": audit,
     "an opened file": lambda url: Folder(url).open("nowhere"),
 }
