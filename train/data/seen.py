@@ -107,7 +107,7 @@ class Seen:
 
 
 def read_seen(run: Path) -> Seen:
-    """Returns what the network of a run has seen; unknown if the run is older.
+    """Returns what the network of a run has seen; unknown if there is no list.
 
     The folder may be the export in that of a run; a copy of the export elsewhere has no list.
     Raises ConfigError if the file is damaged.

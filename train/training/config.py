@@ -30,15 +30,6 @@ from train.training.mirror import opened
 
 FILE_NAME = "config.json"
 
-# Settings of earlier versions: the values that need nothing now, and what to do for another one.
-_REMOVED = {
-    "cache": (("none", "device"), "images are read through the memory map"),
-    "step_timeout": ((0.0,), "use `py-spy dump --pid` to see where a process hangs"),
-    "visible_gpus": ((None,), "set CUDA_VISIBLE_DEVICES"),
-    "gpu_allocator": (("bfc",), "set TF_GPU_ALLOCATOR"),
-    "on_retrace": (("warn", "fail"), "a graph that is traced again always ends the run"),
-}
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LossOptions:
@@ -268,8 +259,8 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
     `config` has the fields of `TrainConfig` as JSON values; `run_setup.claim` adds the others.
 
     Raises:
-        ConfigError: if the file does not exist, is not a configuration, or has unknown or removed
-            settings or a value of the wrong type.
+        ConfigError: if the file does not exist, is not a configuration, or has unknown settings or
+            a value of the wrong type.
     """
     path = local_path(path)
     path = path / FILE_NAME if path.is_dir() else path
@@ -277,18 +268,6 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         settings = content["config"]
-        if settings.get("weights") == "trunk":
-            raise ConfigError(
-                f"{path} is of a run on features, which are no longer supported; train on the "
-                "dataset of images, and choose by --trainable_layers how many of the last layers "
-                "learn"
-            )
-        for name, (unneeded, instead) in _REMOVED.items():
-            if (value := settings.pop(name, unneeded[0])) not in unneeded:
-                raise ConfigError(
-                    f"{path}: {name} is {value!r}, but that setting was removed; {instead}, and "
-                    "remove it from the file"
-                )
         for name, value in settings.items():
             kind = types_of[name]  # KeyError: a setting that this version does not know
             stored = {float: (int, float), Address: str}.get(kind, kind)

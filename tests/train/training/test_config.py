@@ -154,7 +154,7 @@ def test_a_batch_that_does_not_suit_the_data_or_the_devices_is_refused():
 def test_a_run_can_be_repeated_from_its_file_with_flags_laid_over_it(tmp_path):
     config = resolve(epochs=7, seed=3)
     path = tmp_path / "config.json"
-    path.write_text(json.dumps({"config": config.to_dict() | {"cache": "device"}}))  # removed since
+    path.write_text(json.dumps({"config": config.to_dict()}))
     assert parse(f"--config={path}") == parse(f"--config={tmp_path}", seed=4) == config
     assert parse(f"--config={path}", "--seed=4").input.seed == 4
 
@@ -181,22 +181,6 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path, text):
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"config\.json"):
         train_config.load(path)
-
-
-@pytest.mark.parametrize(
-    ("setting", "advice"),
-    [
-        ('"weights": "trunk"', r"images.* --trainable_layers"),
-        ('"visible_gpus": "0,2"', r"visible_gpus is '0,2', .* set CUDA_VIS"),
-    ],
-)
-def test_a_removed_setting_is_ignored_unless_it_asks_for_what_is_gone(tmp_path, setting, advice):
-    path = tmp_path / "config.json"
-    path.write_text('{"config": {"epochs": 3, "step_timeout": 0.0, "visible_gpus": null}}')
-    assert train_config.load(path)["config"] == {"epochs": 3}
-    path.write_text(f'{{"config": {{{setting}}}}}')
-    with pytest.raises(ConfigError, match=advice):
-        train_config.load(tmp_path)
 
 
 def test_differences_name_what_changes_learning_and_leave_out_what_does_not():
