@@ -13,10 +13,7 @@ import keras
 import numpy as np
 
 #: Random numbers per example: one for each random choice in this module, the last one for MixUp.
-NUM_DRAWS = 26
-# Those of another device, before that of MixUp. They are drawn last, so that a run without them
-# gets the numbers that it always had.
-_NUM_DEVICE_DRAWS = 5
+NUM_DRAWS = 21
 
 # The largest changes at strength 1. The angle and the distance differ between scans of one retina.
 # These ranges were chosen on scans of held-out patients (benchmarks/README.md).
@@ -31,15 +28,6 @@ _NUM_ERASED = 2
 _ERASE_CHANCE = 0.5
 _MIN_ERASED, _MAX_ERASED = 0.05, 0.4  # share of the side
 
-# The same for what differs between devices, from trials on scans of another hospital with a side of
-# 224 pixels. In smaller images less of the fine detail is left that devices show differently.
-_DEVICE_SIDE = 224
-_MAX_GAMMA = 0.5  # logarithm of the exponent
-_MAX_SHARPENING, _MAX_BLUR = 0.6, 1.0  # share of the difference to the blurred image
-_BLUR_DEVIATION = 1.0  # pixels, of a Gaussian
-_COARSE_CHANCE, _COARSE_FACTOR = 0.25, 4  # of the side
-_MAX_SPECKLE = 0.3  # standard deviation, as a share of the grey level
-
 
 def draw(seed: int, step: int, *, batch_size: int, mixup: float) -> np.ndarray:
     """Returns the random numbers of a global batch, by a generator of this step's own.
@@ -48,22 +36,20 @@ def draw(seed: int, step: int, *, batch_size: int, mixup: float) -> np.ndarray:
     the share that it keeps of itself, the larger one of Beta(mixup, mixup).
     """
     generator = np.random.Generator(np.random.Philox(key=np.array([seed, step], np.uint64)))
-    draws = generator.random((batch_size, NUM_DRAWS - _NUM_DEVICE_DRAWS), np.float32)
+    draws = generator.random((batch_size, NUM_DRAWS), np.float32)
     if mixup:
         kept = generator.beta(mixup, mixup, batch_size)
         draws[:, -1] = np.maximum(kept, 1 - kept)
-    of_device = generator.random((batch_size, _NUM_DEVICE_DRAWS), np.float32)
-    return np.concatenate([draws[:, :-1], of_device, draws[:, -1:]], axis=1)
+    return draws
 
 
-def augment(images, draws, strength: float, *, device: bool = False, is_padded: bool = False):
+def augment(images, draws, strength: float, *, is_padded: bool = False):
     """Mirrors, warps, lights and partly erases images at random, and adds noise.
 
     Args:
         images: float32 [batch, height, width, channels] in 0..255; the result may lie outside.
         draws: float32 [batch, NUM_DRAWS], uniform in 0..1.
         strength: factor of the ranges of this module; 0 leaves only the mirroring.
-        device: whether images also change as if other devices had recorded them.
         is_padded: whether pictures are padded with black. The padding moves with the picture and
             stays black, as does what comes in from outside, which is a mirror image otherwise.
     """
@@ -80,8 +66,7 @@ def augment(images, draws, strength: float, *, device: bool = False, is_padded: 
     images = _change_light(images, next_draw, strength, share) * mask
     images = _erase(images, next_draw, strength, share)
     level = next_draw() * _MAX_NOISE * strength
-    images = (images + _noise(images.shape[1:], level, next_draw())) * mask
-    return _change_device(images, next_draw, strength) * mask if device else images
+    return (images + _noise(images.shape[1:], level, next_draw())) * mask
 
 
 def mix(images, labels, draws):
@@ -171,50 +156,6 @@ def _noise(shape: tuple[int, ...], level, place):
     places = ops.cast(begin, "int32")[:, None] + np.arange(size, dtype=np.int32)
     noise = ops.take(ops.convert_to_tensor(np.concatenate([field, field])), places)
     return ops.reshape(noise, (-1, *shape)) * level[:, None, None, None]
-
-
-def _change_device(images, next_draw, strength: float):
-    """Changes images as another device might record them.
-
-    Their gamma, their sharpness, their resolution (of some), and speckle, which is in proportion to
-    the grey level.
-    """
-    ops = keras.ops
-    scale = max(images.shape[1:3]) / _DEVICE_SIDE
-    gamma, blur = (
-        (_between(next_draw(), low, high) * strength)[:, None, None, None]
-        for low, high in ((-_MAX_GAMMA, _MAX_GAMMA), (-_MAX_SHARPENING, _MAX_BLUR))
-    )
-    # Black is left out, because the slope of a root has no bound there.
-    grey = ops.clip(images / 255, 1e-3, 1)
-    images = 255 * grey ** ops.exp(gamma)
-    images = images + blur * (_blurred(images, _BLUR_DEVIATION * scale) - images)
-    coarse = ops.clip(1 - next_draw() / _COARSE_CHANCE, 0, 1)[:, None, None, None]
-    coarser = _coarse(images, max(1, round(_COARSE_FACTOR * scale)))
-    images = images + coarse * min(strength, 1.0) * (coarser - images)
-    speckle = next_draw() * _MAX_SPECKLE * min(scale, 1.0) * strength
-    return images * (1 + _noise(images.shape[1:], speckle, next_draw()))
-
-
-def _blurred(images, deviation: float):
-    """Returns images [batch, height, width, channels] after a Gaussian, of pixels of deviation."""
-    ops = keras.ops
-    radius, channels = math.ceil(2 * deviation), images.shape[-1]
-    weights = np.exp(-((np.arange(-radius, radius + 1) / deviation) ** 2) / 2)
-    ends = (radius, radius)
-    images = ops.pad(images, ((0, 0), ends, ends, (0, 0)), "symmetric")
-    for shape in ((-1, 1, 1, 1), (1, -1, 1, 1)):
-        kernel = np.reshape(weights / weights.sum(), shape).astype(np.float32)
-        kernel = ops.convert_to_tensor(np.repeat(kernel, channels, axis=2))
-        images = ops.depthwise_conv(images, kernel, padding="valid", data_format="channels_last")
-    return images
-
-
-def _coarse(images, factor: int):
-    """Returns images of a resolution that is lower by a factor, in their old size."""
-    size, pool = images.shape[1:3], (factor, factor)
-    small = keras.ops.average_pool(images, pool, pool, "same", data_format="channels_last")
-    return keras.ops.image.resize(small, size, "bilinear", data_format="channels_last")
 
 
 def inside_padding(images):

@@ -86,12 +86,6 @@ class AugmentOptions:
     augment_strength: float = flag(
         1.0, "factor for the ranges of the augmentation; 0 leaves only the mirroring", least=0
     )
-    augment_device: bool = flag(
-        False,
-        "with --augment: also change gamma, sharpness, resolution and speckle, for a network that "
-        "will meet scans of other devices",
-        can_be_negated=True,
-    )
     mixup: float = flag(
         0.3,
         "train on mixtures of two images, with shares drawn from Beta(X, X); 0: no mixtures",

@@ -136,7 +136,6 @@ def prepare(run: Run, images, labels, draws):
             images,
             draws,
             changes.augment_strength,
-            device=changes.augment_device,
             is_padded=run.data.manifest.is_padded,
         )
     if changes.mixup > 0:

@@ -14,15 +14,14 @@ from train.data.augmentation import NUM_DRAWS
 MIRROR, TURN, ZOOM, STRETCH, SHIFT_X, SHIFT_Y, CONTRAST, BRIGHTNESS = range(8)
 ERASED = (8, 13)  # each followed by row, height, column, width
 NOISE_LEVEL, NOISE_PLACE = 18, 19
-GAMMA, BLUR, COARSE, SPECKLE_LEVEL, SPECKLE_PLACE, KEPT = range(20, 26)
+KEPT = 20
 GEOMETRY = (TURN, ZOOM, STRETCH, SHIFT_X, SHIFT_Y)
 
 
 def neutral(batch):
     """Returns draws that leave an image as it is."""
     draws = np.full((batch, NUM_DRAWS), 0.5, np.float32)
-    draws[:, (NOISE_LEVEL, SPECKLE_LEVEL)] = 0
-    draws[:, BLUR] = 0.375  # between sharpening by 0.6 and blurring by 1
+    draws[:, NOISE_LEVEL] = 0
     return draws
 
 
@@ -59,7 +58,7 @@ def test_no_change_of_light_and_no_noise_shows_in_padding():
     draws = random_draws(40)
     draws[:, GEOMETRY] = 0.5
     images = 1 + random_images(40, (16, 24, 3)) / 2
-    changed = augment(padded(images), draws, is_padded=True, device=True)
+    changed = augment(padded(images), draws, is_padded=True)
     # Without rows that the interpolation mixes.
     assert not changed[:, :3].any()
     assert not changed[:, -3:].any()
@@ -105,11 +104,10 @@ def test_every_number_but_the_one_of_mixup_changes_something():
         for first in ERASED:
             before[place, first] = 0.0 if first < place <= first + 4 else 0.5
         before[place, NOISE_LEVEL] = float(place == NOISE_PLACE)
-        before[place, SPECKLE_LEVEL] = float(place == SPECKLE_PLACE)
         after[place] = before[place]
-        after[place, place] = 0.1 if place in (MIRROR, COARSE, *ERASED) else 0.95
+        after[place, place] = 0.1 if place in (MIRROR, *ERASED) else 0.95
     images = np.repeat(image, KEPT, axis=0)
-    change = np.abs(augment(images, after, device=True) - augment(images, before, device=True))
+    change = np.abs(augment(images, after) - augment(images, before))
     assert (change.max(axis=(1, 2, 3)) > 1).all()
 
 
@@ -168,40 +166,6 @@ def test_erasing_covers_a_rectangle_with_the_mean_of_the_image():
     np.testing.assert_allclose(covered, images.mean(), rtol=1e-4)
 
 
-def changed_device(images, place, value, strength=1.0):
-    draws = neutral(len(images))
-    draws[:, place] = value
-    return augment(images, draws, strength, device=True)
-
-
-def test_another_device_changes_gamma_sharpness_resolution_and_speckle():
-    greys = np.arange(5, 256, dtype=np.float32).reshape(1, 1, -1, 1).repeat(4, axis=1)
-    for value, exponent in ((0, np.exp(-0.5)), (0.5, 1), (1, np.exp(0.5))):
-        expected = 255 * (greys / 255) ** exponent
-        np.testing.assert_allclose(changed_device(greys, GAMMA, value), expected, rtol=1e-3)
-    edge = np.full((1, 224, 224, 1), 50, np.float32)
-    edge[:, :, 112:] = 150
-    assert np.ptp(changed_device(edge, BLUR, 0)) > 110, "sharpening goes beyond both levels"
-    blurred = changed_device(edge, BLUR, 1)[0, 100, :, 0]
-    # The share of a normal distribution of one pixel, cut at 2.5, that lies beyond the edge.
-    np.testing.assert_allclose(blurred[110:114], [56, 80, 120, 144], atol=1.5)
-    checks = 100 + 50 * (np.indices((224, 224)).sum(axis=0) % 2 * 2.0 - 1).astype(np.float32)
-    checks = checks[None, ..., None]
-    np.testing.assert_allclose(changed_device(checks, COARSE, 0.0), 100, atol=1)
-    np.testing.assert_allclose(changed_device(checks, COARSE, 0.25), checks, atol=1e-2)
-    for side, deviation in ((224, 0.3), (112, 0.15)):
-        plain = np.full((2, side, side, 1), [[[[40]]], [[[160]]]], np.float32)
-        speckled = changed_device(plain, SPECKLE_LEVEL, 1) / plain
-        np.testing.assert_allclose(speckled.std(axis=(1, 2, 3)), deviation, rtol=0.05)
-
-
-def test_without_another_device_the_numbers_of_a_run_are_those_of_runs_before_it():
-    draws = augmentation.draw(3, 7, batch_size=4, mixup=0)
-    generator = np.random.Generator(np.random.Philox(key=np.array([3, 7], np.uint64)))
-    numbers = generator.random((4, 21), np.float32)
-    np.testing.assert_array_equal(np.delete(draws, np.s_[GAMMA:KEPT], axis=1), numbers)
-
-
 def mix(images, labels, kept):
     return map(keras.ops.convert_to_numpy, augmentation.mix(images, labels, kept))
 
@@ -225,10 +189,8 @@ def test_tensorflow_and_jax_change_images_alike(tmp_path):
     script = (
         "import sys, keras, numpy as np; from train.data import augmentation; "
         "given = np.load(sys.argv[1]); "
-        "images = augmentation.augment(given['images'], given['draws'], 1.0, device=True); "
+        "images = augmentation.augment(given['images'], given['draws'], 1.0); "
         "np.save(sys.argv[2], keras.ops.convert_to_numpy(images))"
     )
     run_on_jax(script, tmp_path / "in.npz", tmp_path / "out.npy")
-    np.testing.assert_allclose(
-        np.load(tmp_path / "out.npy"), augment(images, draws, device=True), atol=0.05
-    )
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), augment(images, draws), atol=0.05)
