@@ -84,8 +84,9 @@ def results(
 
 
 def _dead_worker_message(workers: Sequence[BaseProcess]) -> str:
-    # SIGTERM is left out: the pool ends the other workers with it.
-    codes = {worker.exitcode for worker in workers} - {None, 0, -signal.SIGTERM}
+    # SIGTERM is left out: the pool ends the other workers with it. 255 means unknown: Python reports
+    # it for a worker whose exit code the server process could not tell.
+    codes = {worker.exitcode for worker in workers} - {None, 0, 255, -signal.SIGTERM}
     detail = f" (exit code {', '.join(map(str, sorted(codes)))})" if codes else ""
     return (
         f"a worker process died{detail}, most likely because the memory was full; the shards that "
