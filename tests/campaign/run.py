@@ -27,11 +27,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from campaign import (
     archives,
-    claims,
     crowds,
     hostile,
     kills,
-    privacy,
     processes,
     readers,
     tables,
@@ -40,10 +38,8 @@ from campaign import (
 from campaign.case import Case
 
 _MOST_KIB = 1 << 20
-#: TensorFlow runs in this process, not in one of its own.
-_IN_PROCESS = ("claims",)
 #: Areas whose commands import TensorFlow.
-_WITH_TENSORFLOW = {"trainings", "privacy"}
+_WITH_TENSORFLOW = {"trainings"}
 
 #: What tries a case of each area and says what came of it, and the seconds that it may take.
 AREAS: dict[str, tuple[Callable[[Case], str], int]] = {
@@ -56,9 +52,7 @@ AREAS: dict[str, tuple[Callable[[Case], str], int]] = {
     "remote": (readers.try_remote, 300),
     "caches": (readers.try_cache, 60),
     "trainings": (trainings.try_training, 2400),
-    "claims": (claims.try_case, 600),
     "crowds": (crowds.try_case, 60),
-    "privacy": (privacy.try_command, 300),
 }
 
 
@@ -79,8 +73,7 @@ def run_case(area: str, seed: int, number: int) -> tuple[str, Case]:
             outcome = "hung" if isinstance(error, _TooLong) else "traceback"
             case.problems.append(f"within {seconds} seconds: {traceback.format_exc()}")
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    is_small = after <= max(before, _MOST_KIB) or area in _IN_PROCESS
-    case.require(is_small, f"took {after >> 10} MiB of memory")
+    case.require(after <= max(before, _MOST_KIB), f"took {after >> 10} MiB of memory")
     return outcome, case
 
 
