@@ -84,8 +84,8 @@ def results(
 
 
 def _dead_worker_message(workers: Sequence[BaseProcess]) -> str:
-    # SIGTERM is left out: the pool ends the other workers with it. 255 means unknown: Python reports
-    # it for a worker whose exit code the server process could not tell.
+    # SIGTERM is left out: the pool ends the other workers with it. 255 stands for an unknown code:
+    # Python reports it when the server process could not tell the worker's.
     codes = {worker.exitcode for worker in workers} - {None, 0, 255, -signal.SIGTERM}
     detail = f" (exit code {', '.join(map(str, sorted(codes)))})" if codes else ""
     return (
