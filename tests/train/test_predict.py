@@ -162,6 +162,20 @@ def test_several_runs_and_the_folds_of_one_answer_by_their_mean(run_folder, file
     assert np.allclose(mixed, (3 * one + two) / 4)
 
 
+def test_runs_whose_classes_have_another_order_are_averaged_by_name(run_folder, files, tmp_path):
+    other = shutil.copytree(run_folder, tmp_path / "run")
+    change_json(other / "export" / "preprocessing.json", label_names=OCT_NAMES[::-1])
+    (other / "export" / "thresholds.json").unlink(missing_ok=True)
+    answers = [
+        next(predict_files(load_classifiers(runs), [files / "a.jpeg"])).probabilities
+        for runs in ([run_folder], [run_folder, other], [other, run_folder])
+    ]
+    one, mean, reverse = answers
+    assert not np.allclose(one, one[::-1])
+    assert np.allclose(mean, (one + one[::-1]) / 2)
+    assert np.allclose(reverse, mean[::-1])
+
+
 def test_runs_that_know_other_classes_are_not_averaged(run_folder, tmp_path):
     other = shutil.copytree(run_folder, tmp_path / "run")
     change_json(other / "export" / "preprocessing.json", label_names=["1", "2", "3", "4"])

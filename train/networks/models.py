@@ -92,7 +92,10 @@ def build_network(
     outputs = keras.layers.Dense(num_classes, kernel_initializer=kernel, name="logits")(features)
     logits = keras.Model(pixels, outputs, name=options.model)
     if backbone is None:
+        head = logits.get_layer("logits")
+        fresh = head.get_weights()
         _load_weights(logits, options)
+        head.set_weights(fresh)  # the file does not name its outputs, which may be others
     images = keras.Input(image_shape, dtype=image_dtype, name="image")
     pixels = keras.layers.Rescaling(grey_factor, dtype="float32", name="to_float")(images)
     probabilities = _answer(pixels, logits, task, options.test_time_flip, temperature)

@@ -54,8 +54,8 @@ class NetworkOptions:
     )
     init: str | None = flag(
         None,
-        "finished run to start from: its weights, and its network unless other flags say so; what "
-        "it has seen counts as seen",
+        "finished run to start from: its weights, and its network unless other flags say so; its "
+        "outputs follow their names, and what it has seen counts as seen",
         metavar="RUN",
     )
     trainable_layers: int | None = flag(

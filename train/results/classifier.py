@@ -55,6 +55,7 @@ class Classifier:
         thresholds: see `thresholds.choose_thresholds`; empty if none were exported.
         shapes: of the training images, see `shapes.distinct`; empty if they are not known.
         others: models of other runs; an answer is the mean of all.
+        places: of each model, the places of `label_names` in its answers; empty if in that order.
         known: what each model knows of its training images; empty if an export does not say it.
         note: what to know of an adapted network, without a full stop; empty of another.
         folder: of the export.
@@ -69,6 +70,7 @@ class Classifier:
     thresholds: Sequence[Mapping[str, Any]] = ()
     shapes: Sequence[float] = ()
     others: Sequence[keras.Model] = ()
+    places: Sequence[Sequence[int]] = ()
     known: Sequence[Known] = ()
     note: str = ""
     folder: Path = Path()
@@ -189,6 +191,7 @@ def load_classifiers(runs: Sequence[Path]) -> Classifier:
     """Loads what several runs exported as one classifier, whose answers are the mean of theirs.
 
     A cross-validation stands for its runs. Thresholds are of one network, so several have none.
+    The answers of all are in the order of the first one's names.
 
     Raises:
         ConfigError: if a run has no exported model, or does not fit the first one.
@@ -198,16 +201,20 @@ def load_classifiers(runs: Sequence[Path]) -> Classifier:
     if not others:
         return first
     for folder, other in zip(folders[1:], others, strict=True):
-        facts = [(each.task.kind, each.label_names, each.preprocessing) for each in (first, other)]
+        facts = [
+            (each.task.kind, sorted(each.label_names), each.preprocessing)
+            for each in (first, other)
+        ]
         if facts[0] != facts[1]:
             raise ConfigError(
                 f"the runs {folders[0]} and {folder} cannot be averaged: their labels or their "
                 "preprocessing differ"
             )
     models = [other.model for other in others]
+    places = [[*map(each.label_names.index, first.label_names)] for each in (first, *others)]
     known = [known for each in (first, *others) for known in each.known]
     known = known if len(known) == len(folders) else []
-    return dataclasses.replace(first, thresholds=(), others=models, known=known)
+    return dataclasses.replace(first, thresholds=(), others=models, places=places, known=known)
 
 
 def other_decoder(classifier: Classifier) -> str | None:
@@ -309,10 +316,13 @@ def answer_images(classifier: Classifier, images: np.ndarray) -> tuple[np.ndarra
 
     distances = np.full(len(images), np.nan, np.float32)
     if classifier.known:
-        answers, found = zip(*(known.answer(images) for known in classifier.known), strict=True)
+        told = [known.answer(images) for known in classifier.known]
+        answers, found = map(list, zip(*told, strict=True))
         distances = np.max(found, axis=0)
     else:
         models = (classifier.model, *classifier.others)
         answers = [keras.ops.convert_to_numpy(model(images, training=False)) for model in models]
+    for place, order in enumerate(classifier.places):
+        answers[place] = answers[place][:, order]
     mean = answers[0] if len(answers) == 1 else np.mean(answers, axis=0, dtype=np.float32)
     return mean, distances

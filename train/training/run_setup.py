@@ -27,8 +27,9 @@ from train.machine.devices import Devices, configure_devices, versions
 from train.machine.errors import ConfigError
 from train.networks.models import Network, build_network
 from train.training import config as train_config
-from train.training.checkpoint import BEST_NAME, CHECKPOINT_NAME
+from train.training.checkpoint import CHECKPOINT_NAME
 from train.training.config import TrainConfig
+from train.training.first_weights import FirstWeights
 from train.training.mirror import Mirror, opened
 
 
@@ -71,6 +72,12 @@ class Run:
         seen = collect(self.data, {name: part.rows for name, part in used.items() if part}, unknown)
         init = self.given.network.init
         return seen.after(read_seen(opened(init))) if init else seen
+
+    @functools.cached_property
+    def first(self) -> FirstWeights | None:
+        """The weights of `--init`, if it is given; raises `ConfigError`."""
+        init = self.given.network.init
+        return FirstWeights.of(init, self.data.manifest) if init else None
 
     @functools.cached_property
     def exposure(self) -> Exposure | None:
@@ -126,9 +133,7 @@ class Run:
             for single in self.singles[: given.folds.folds]:
                 single.resolve()
             return given
-        init = given.network.init
-        if init and not (opened(init) / BEST_NAME).is_file():
-            raise ConfigError(f"--init {init} is not a finished run: it has no {BEST_NAME}")
+        _ = self.first  # a run that cannot be started from is refused here
         # Labels from which nothing can be learnt are refused here, before a folder is made.
         quantity = self.task.quantity
         if given.loop.best_by == "val_accuracy" and quantity != "accuracy":

@@ -18,7 +18,7 @@ from tfrecord_io.auditing.findings import alarms
 from tfrecord_io.terminal import flags
 from tfrecord_io.terminal.printing import counted, printable
 from train.data import feed
-from train.machine.errors import ConfigError, StoppedError, TrainingError
+from train.machine.errors import StoppedError, TrainingError
 from train.networks.models import restore, set_trainable
 from train.networks.optimizers import averaged_weights
 from train.training import callbacks
@@ -29,7 +29,6 @@ from train.training.checkpoint import (
     save_checkpoint,
 )
 from train.training.config import Phase
-from train.training.mirror import opened
 from train.training.run_setup import Run
 from train.training.steps import training_steps
 
@@ -79,10 +78,13 @@ def train(run: Run) -> tuple[Progress, list[np.ndarray]]:
     if training.progress.epoch < run.config.input.epochs:
         training.run_phases()
     if run.devices.is_chief:
-        epoch, history = {"epoch": training.progress.best_epoch}, training.progress.history
+        manifest, history = run.data.manifest, training.progress.history
+        # The names travel with the outputs, for a run that starts from them.
+        facts: dict[str, Any] = {"epoch": training.progress.best_epoch}
+        facts |= {"label_names": manifest.label_names, **manifest.label_kind.entry}
         # The history again: a run that goes on from its last checkpoint does not repeat the epoch,
         # and a kill or a power cut may have taken the file.
-        save_checkpoint(run.folder / BEST_NAME, {"model": training.best}, epoch, history)
+        save_checkpoint(run.folder / BEST_NAME, {"model": training.best}, facts, history)
     return training.progress, training.best
 
 
@@ -94,20 +96,13 @@ class _Training:
         self._checkpoint = run.folder / CHECKPOINT_NAME
         facts, self._saved = load_checkpoint(self._checkpoint)
         self.progress = Progress(**facts)
-        init = run.config.network.init
-        weights = "none" if self.progress.step or init else run.config.network.weights
+        is_given = self.progress.step or run.first
+        weights = "none" if is_given else run.config.network.weights
         self._network = run.build_network(run.config.devices.precision, weights=weights)
         if facts:
             restore(self._network.model.variables, self._saved["model"])
-        elif init:
-            _, first = load_checkpoint(opened(init) / BEST_NAME)
-            try:
-                restore(self._network.model.variables, first["model"])
-            except TrainingError:
-                raise ConfigError(
-                    f"the weights of --init {init} do not fit: the network, the image size and the "
-                    "number of classes must be those of that run"
-                ) from None
+        elif run.first:
+            run.first.load(self._network)
         # The weights of the epoch to keep, on the host: each checkpoint holds them, so that a
         # kill can never leave the weights of one epoch beside the name of another.
         self.best = list(self._saved["best"])
@@ -288,9 +283,12 @@ def describe_run(run: Run, progress: Progress, num_parameters: int) -> Iterator[
     )
     if run.mirror:
         yield f"note: TensorBoard's logs stay on this machine, in {run.folder / 'tensorboard'}"
-    if init := config.network.init:
+    if run.first:
         num_seen = counted(run.seen.num_in("init"), "image")
-        yield f"starts from the weights of {init}, which have seen {num_seen}"
+        yield f"starts from the weights of {run.first.init}, which have seen {num_seen}"
+        yield from map(printable, run.first.describe())
+    elif not config.network.has_backbone and config.network.initial_weights != "none":
+        yield f"note: {config.network.weights} does not name its outputs; these start untrained"
     for alarm in alarms(manifest.audit):
         yield f"warning: {printable(alarm)}"
     if parts.evaluated is None:

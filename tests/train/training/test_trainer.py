@@ -33,6 +33,8 @@ from marked_images import (
 )
 
 from tfrecord_io.decoding.preprocess import decoder_versions
+from tfrecord_io.format.kinds import MULTI_LABEL
+from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.stores.files import atomic_write
 from train import run
 from train.data.dataset import patient_folds
@@ -183,6 +185,50 @@ def test_a_run_starts_from_another_one_and_has_seen_what_that_has_seen(
     # Its learning rate is too small to change them.
     ours, theirs = (np.load(folder / "best.npz") for folder in (tmp_path / "run", class_run))
     assert np.allclose(ours["model/00000"], theirs["model/00000"], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (OCT_NAMES[::-1], "follow their names; kept: NORMAL, DRUSEN, DME, CNV\n"),
+        (("AMD", "NORMAL", "CNV"), "NORMAL, CNV; new, untrained: AMD; lost: DME, DRUSEN\n"),
+    ],
+)
+def test_the_outputs_of_a_run_that_starts_from_another_one_follow_their_names(
+    class_run, class_data, tmp_path, capsys, names, told
+):
+    write_marked_dataset(tmp_path / "data", {"train": 8}, label_names=names)
+    words = [f"--data={tmp_path / 'data'}", f"--workdir={tmp_path / 'run'}", f"--init={class_run}"]
+    words += flags(epochs=1, learning_rate=1e-9, replica_batch_size=8, ema_decay=0.0)
+    with without_saved_model():
+        assert run.main(words) == 0
+    assert told in capsys.readouterr().out
+    images, _ = MappedDataset(class_data, "test")[np.arange(30)]
+    new, old = map(load_classifier, (tmp_path / "run", class_run))
+    shared = [name for name in names if name in OCT_NAMES]
+    # Only the logits are comparable: the temperature of the old run is not a weight.
+    ours, theirs = (
+        answers_of(each, images)[:, [each.label_names.index(name) for name in shared]]
+        for each in (new, old)
+    )
+    np.testing.assert_allclose(ours, theirs, atol=1e-3)
+
+
+def answers_of(classifier, images):
+    """Returns the logits of stored images."""
+    (logits,) = (each for each in classifier.model.layers if isinstance(each, keras.Model))
+    return logits(images.astype(np.float32)).numpy()
+
+
+def test_a_start_from_a_run_that_shares_no_output_is_refused(class_run, tmp_path):
+    write_marked_dataset(tmp_path / "names", {"train": 4}, label_names=("cnv", "normal"))
+    write_marked_dataset(tmp_path / "kind", {"train": 4}, label_kind=MULTI_LABEL)
+    told = {"names": "and outputs follow their names; build the dataset with --classes",
+            "kind": "learned classes, but the dataset has labels"}  # fmt: skip
+    for name, message in told.items():
+        with pytest.raises(ConfigError, match=message):
+            claimed(config_of(tmp_path / name, init=str(class_run)), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_folder_that_is_none_of_a_run_is_not_written_to(class_data, tmp_path):

@@ -1,0 +1,74 @@
+"""A run that starts from another one: the outputs of each kind of label follow their names."""
+
+import keras
+import numpy as np
+import pytest
+from dataset_factory import bare_manifest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tfrecord_io.format import kinds
+from train.kinds.registry import task_of
+from train.machine.errors import ConfigError
+from train.networks.models import build_network
+from train.networks.options import NetworkOptions
+from train.training.checkpoint import BEST_NAME, save_checkpoint
+from train.training.first_weights import FirstWeights, moved, places_of
+
+NAMES = st.lists(st.sampled_from("abcdefgh"), unique=True, min_size=1)
+
+
+@given(ours=NAMES, theirs=NAMES)
+def test_weights_move_with_their_names_and_new_names_keep_their_own(ours, theirs):
+    old, fresh = (np.arange(2 * len(names)).reshape(2, -1) for names in (theirs, ours))
+    found = moved(old, fresh - 100, places_of(ours, theirs))
+    for place, name in enumerate(ours):
+        expected = old[:, theirs.index(name)] if name in theirs else fresh[:, place] - 100
+        assert found[:, place].tolist() == expected.tolist()
+    assert moved(found, found, places_of(ours, ours)).tolist() == found.tolist()
+
+
+def network_of(kind, names, model="convnet", seed=0):
+    keras.utils.set_random_seed(seed)
+    options = NetworkOptions(model=model, weights="none", dropout=0.0, head_units=0)
+    shape = {"image_shape": (12, 12, 1), "num_classes": len(names)}
+    return build_network(options, **shape, task=task_of(kind), seed=seed)
+
+
+def finished_run(folder, kind, names):
+    network = network_of(kind, names)
+    folder.mkdir(exist_ok=True)
+    facts = {"label_names": names, **kind.entry}
+    save_checkpoint(folder / BEST_NAME, {"model": network.model.variables}, facts, [])
+    return network
+
+
+def first_of(folder, kind, names):
+    facts = {"splits": {}, "label_kind": kind, "image_shape": (12, 12, 1)}
+    return FirstWeights.of(str(folder), bare_manifest(names, **facts))
+
+
+@pytest.mark.parametrize("kind", [kinds.CLASSES, kinds.GRADES, kinds.MULTI_LABEL])
+def test_each_kind_answers_for_a_name_as_before_whatever_its_place(tmp_path, kind):
+    old = finished_run(tmp_path, kind, ("mild", "severe", "none"))
+    ours = ("none", "moderate", "mild")
+    first, new = first_of(tmp_path, kind, ours), network_of(kind, ours, seed=1)
+    images = np.random.default_rng(0).uniform(0, 255, (4, 12, 12, 1)).astype(np.float32)
+    untrained = new.logits.get_layer("logits").kernel.numpy()[:, 1]
+    first.load(new)
+    before, after = (np.asarray(each.logits(images)) for each in (old, new))
+    np.testing.assert_allclose(after[:, [0, 2]], before[:, [2, 0]], rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(new.logits.get_layer("logits").kernel.numpy()[:, 1], untrained)
+    (told,) = first.describe()
+    assert told.endswith("kept: none, mild; new, untrained: moderate; lost: severe")
+    assert not list(first_of(tmp_path, kind, ("mild", "severe", "none")).describe())
+
+
+def test_weights_of_another_network_or_without_names_are_refused(tmp_path):
+    finished_run(tmp_path, kinds.CLASSES, ("a", "b"))
+    first = first_of(tmp_path, kinds.CLASSES, ("b", "c"))
+    with pytest.raises(ConfigError, match="the network and the image size must be"):
+        first.load(network_of(kinds.CLASSES, ("b", "c"), "small_resnet"))
+    save_checkpoint(tmp_path / BEST_NAME, {"model": []}, {"epoch": 1}, [])
+    with pytest.raises(ConfigError, match="does not name the outputs"):
+        first_of(tmp_path, kinds.CLASSES, ("a", "b"))

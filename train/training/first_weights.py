@@ -1,0 +1,117 @@
+"""The weights of a finished run that another run starts from: outputs follow their names.
+
+The datasets of both may have their classes in another order, and may not have the same ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from tfrecord_io.format.kinds import kind_in
+from tfrecord_io.format.manifest import Manifest, check_types
+from tfrecord_io.terminal.printing import listed
+from train.machine.errors import ConfigError, TrainingError
+from train.networks.models import Network, restore
+from train.training.checkpoint import BEST_NAME, load_checkpoint
+from train.training.mirror import opened
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FirstWeights:
+    """The run of `--init`, the names of its outputs, and those of the new run."""
+
+    init: str
+    theirs: tuple[str, ...]
+    ours: tuple[str, ...]
+
+    @classmethod
+    def of(cls, init: str, manifest: Manifest) -> FirstWeights:
+        """Reads what a run's outputs are.
+
+        Raises:
+            ConfigError: if it is not finished, or has no output that the dataset names.
+            TrainingError: if its weights are damaged.
+        """
+        path = opened(init) / BEST_NAME
+        if not path.is_file():
+            raise ConfigError(f"--init {init} is not a finished run: it has no {BEST_NAME}")
+        facts, _ = load_checkpoint(path)
+        try:
+            check_types(facts, {"label_names": [str]}, BEST_NAME)
+            theirs = kind_in(facts)
+        except (KeyError, ValueError) as error:
+            raise ConfigError(
+                f"--init {init}: its {BEST_NAME} does not name the outputs ({error}); train that "
+                "run again"
+            ) from None
+        ours, names = manifest.label_kind, tuple(facts["label_names"])
+        if (ours.one_hot, ours.is_number) != (theirs.one_hot, theirs.is_number):
+            raise ConfigError(
+                f"--init {init} learned {theirs.plural}, but the dataset has {ours.plural}; give a "
+                "dataset with such labels, or leave --init out"
+            )
+        if not {*names} & {*manifest.label_names}:
+            raise ConfigError(
+                f"--init {init} knows the {theirs.plural} {listed(names)}, but the dataset has "
+                f"{listed(manifest.label_names)}, and outputs follow their names; build the "
+                f"dataset with {ours.flag} of these names, or leave --init out"
+            )
+        return cls(init=init, theirs=names, ours=manifest.label_names)
+
+    def describe(self) -> Iterator[str]:
+        """Yields what becomes of the outputs; nothing if all stay where they are."""
+        if self.ours == self.theirs:
+            return
+        told = {
+            "kept": [name for name in self.ours if name in self.theirs],
+            "new, untrained": [name for name in self.ours if name not in self.theirs],
+            "lost": [name for name in self.theirs if name not in self.ours],
+        }
+        parts = (f"{what}: {listed(names)}" for what, names in told.items() if names)
+        yield f"its outputs follow their names; {'; '.join(parts)}"
+
+    def load(self, network: Network) -> None:
+        """Gives the weights to a new network, whose other outputs stay as they are.
+
+        Raises:
+            ConfigError: if the network is another one.
+        """
+        _, groups = load_checkpoint(opened(self.init) / BEST_NAME)
+        values, places = [*groups["model"]], places_of(self.ours, self.theirs)
+        of_outputs = {id(variable) for variable in network.logits.get_layer("logits").variables}
+        variables = network.model.variables
+        try:
+            for index, variable in enumerate(variables[: len(values)]):
+                if id(variable) in of_outputs:
+                    fresh = variable.numpy()
+                    values[index] = moved(values[index], fresh, places)
+            restore(variables, values)
+        except (TrainingError, ValueError, IndexError):
+            raise ConfigError(
+                f"the weights of --init {self.init} do not fit: the network and the image size "
+                "must be those of that run"
+            ) from None
+
+
+def places_of(ours: Sequence[str], theirs: Sequence[str]) -> np.ndarray:
+    """Returns the place of each of our names in theirs, or -1, int64 [num_ours].
+
+    >>> places_of(["NORMAL", "CNV", "DME"], ["CNV", "NORMAL"]).tolist()
+    [1, 0, -1]
+    """
+    places = {name: place for place, name in enumerate(theirs)}
+    return np.array([places.get(name, -1) for name in ours], np.int64)
+
+
+def moved(values: np.ndarray, fresh: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Returns weights whose last axis is that of our outputs; those of new ones are `fresh`.
+
+    Args:
+        values: [..., num_theirs].
+        fresh: [..., num_ours].
+        places: see `places_of`.
+    """
+    return np.where(places < 0, fresh, values[..., places])
