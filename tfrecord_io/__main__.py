@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
+from collections.abc import Sequence
 
 from tfrecord_io import labels_from
 from tfrecord_io.auditing import audit, diff, find, verify
-from tfrecord_io.terminal import flags, redaction
-from tfrecord_io.terminal.address import Address
-from tfrecord_io.terminal.errors import ToldError, UserError
-from tfrecord_io.terminal.printing import refuse, until_closed
+from tfrecord_io.terminal.printing import refuse
 
-_COMMANDS = {
-    "verify": (verify, "recount and re-hash everything"),
-    "labels_from": (labels_from, "write a table of labels from COCO, VOC or YOLO"),
-    "audit": (audit, "look for leaks, copies, contradictions and shortcuts"),
-    "diff": (diff, "compare the images and options of two datasets"),
-    "find": (find, "find where a patient or a file still is"),
+COMMANDS = {
+    command.name: command
+    for command in (
+        verify.COMMAND,
+        labels_from.COMMAND,
+        audit.COMMAND,
+        diff.COMMAND,
+        find.COMMAND,
+    )
 }
 
-# Commands whose exit codes are those of diff and grep: 1 is an answer, so every error is 2.
-_ASKING = ("diff", "find")
 
-
-@redaction.redacted_output()
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code.
 
     Args:
@@ -36,28 +32,15 @@ def main(argv: list[str] | None = None) -> int:
         returns 0 for equal datasets and 1 for different ones, `find` 0 for places and 1 for none,
         and both 2 for any error.
     """
-    program = flags.command("").strip()
-    parser = flags.Parser(prog=program, description="Inspects and checks a finished dataset.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (module, purpose) in _COMMANDS.items():
-        module.add_arguments(commands.add_parser(name, help=purpose, description=purpose))
-    args, failed = argparse.Namespace(), 2
-    try:
-        _, unknown = parser.parse_known_args(argv, args)
-        if args.command == "find" and not any(word.startswith("-") for word in unknown):
-            # argparse does not take folders on both sides of a flag.
-            args.folders += map(Address, unknown)
-        elif unknown:
-            commands.choices[args.command].refuse_unknown(unknown)
-        failed = 2 if args.command in _ASKING else 1
-        with until_closed():
-            return _COMMANDS[args.command][0].run(args)
-        return failed  # the reader of the output, such as `head`, closed it early
-    except UserError as error:
-        return refuse(f"{args.command}: {error}")
-    except (ToldError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return failed
+    name, *arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    if name in COMMANDS:
+        return COMMANDS[name](arguments)
+    lines = (f"  {each.name:<12} {each.purpose}" for each in COMMANDS.values())
+    usage = "\n".join(["usage: python -m tfrecord_io COMMAND ...", "", *lines])
+    if name in ("-h", "--help"):
+        print(usage)
+        return 0
+    return refuse(f"expected one of {', '.join(COMMANDS)}, received {name!r}")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from xml.etree import ElementTree
 from tfrecord_io.format.kinds import NONE, SEPARATOR
 from tfrecord_io.format.schema import SPLIT_NAME
 from tfrecord_io.terminal.address import local_path
+from tfrecord_io.terminal.command import Command
 from tfrecord_io.terminal.printing import printable, refuse
 
 #: The path of an image, the file that describes it, and the names of the classes in it.
@@ -117,3 +118,11 @@ def _yolo(folder: Path) -> Iterator[_Row]:
         path = file.relative_to(folder).with_suffix("").as_posix()
         head, _, tail = f"/{path}".rpartition("/labels/")
         yield f"{head}/images/{tail}".lstrip("/"), file, {names[code] for code in codes}
+
+
+COMMAND = Command(
+    name="labels_from",
+    purpose="write a table of labels from COCO, VOC or YOLO",
+    add_arguments=add_arguments,
+    run=run,
+)

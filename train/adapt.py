@@ -7,6 +7,7 @@ answers otherwise than the network, 2 wrong usage, or a network or scans that do
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import shutil
@@ -48,11 +49,8 @@ PRIOR_IMAGES = 16
 _BATCH_SIZE = 64
 
 
-@console.command
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit code."""
-    description = "Adapts a network to scans of another device, without labels."
-    parser = flags.Parser(prog=flags.command("adapt"), description=description)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of the command."""
     add = parser.add_argument
     run = "folder of a finished run"
     add("--run", "--model", required=True, type=local_path, metavar="RUN", help=run)
@@ -60,7 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--input", required=True, nargs="+", type=local_path, metavar="PATH", help=files)
     folder = "new folder for the adapted network"
     add("--output", required=True, type=local_path, metavar="RUN2", help=folder)
-    arguments = parser.parse_args(argv)
+
+
+def adapt(arguments: argparse.Namespace) -> None:
+    """Writes the adapted network into a new folder."""
     paths, output = console.list_files(arguments.input), arguments.output
     console.make_folder("--output", output)
     if any(output.iterdir()):
@@ -103,7 +104,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"{printable(note)}. It is in {output}. Measure it on labelled scans of other patients:\n"
         f"  {flags.command('evaluate')} --run {output} --data DATASET"
     )
-    return 0
 
 
 def _read(classifier: Classifier, paths: Sequence[Path]) -> np.ndarray:
@@ -214,6 +214,13 @@ def _set(layer: keras.layers.BatchNormalization, values: np.ndarray) -> None:
     layer.moving_mean.assign(values[0])
     layer.moving_variance.assign(values[1])
 
+
+main = console.TrainerCommand(
+    name="adapt",
+    purpose="Adapts a network to scans of another device, without labels.",
+    add_arguments=add_arguments,
+    run=adapt,
+)
 
 if __name__ == "__main__":
     sys.exit(main())

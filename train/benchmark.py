@@ -7,6 +7,7 @@ that a machine that slows down slows both. Exit codes: 0, or 2 for wrong usage.
 
 from __future__ import annotations
 
+import argparse
 import csv
 import dataclasses
 import itertools
@@ -109,19 +110,14 @@ def _chart(rows: Sequence[Mapping[str, float]], title: str) -> Chart:
     )
 
 
-@console.command
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit code."""
-    program = flags.command("benchmark")
-    parser = flags.Parser(
-        prog=program,
-        usage=f"{program} --data OUT [flags]",
-        description="Images a second by number of replicas.",
-        epilog=f"Any other flag of {flags.command('train')} may be given, too.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of the command."""
     flags.add_flags(parser, "benchmark", BenchmarkOptions)
     train_config.add_arguments(parser, is_hidden=True)
-    arguments = parser.parse_args(argv)
+
+
+def benchmark(arguments: argparse.Namespace) -> None:
+    """Measures each number of replicas, and prints and writes the table."""
     options = flags.from_flags(BenchmarkOptions, arguments)
     # Speed does not depend on the values of the weights. The batch of a replica must not depend on
     # how many there are.
@@ -143,7 +139,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             _write(options.output, rows, title)
     if options.output:
         print(f"table and plot are in {options.output}")
-    return 0
 
 
 def _write(directory: Path, rows: Sequence[dict[str, float]], title: str) -> None:
@@ -157,6 +152,15 @@ def _write(directory: Path, rows: Sequence[dict[str, float]], title: str) -> Non
     write_json(directory / "scaling.json", rows)
     charts.write_svg(directory / "scaling.svg", [_chart(rows, title)])
 
+
+main = console.TrainerCommand(
+    name="benchmark",
+    purpose="Images a second by number of replicas.",
+    usage="--data OUT [flags]",
+    epilog="Any other flag of the command train may be given, too.",
+    add_arguments=add_arguments,
+    run=benchmark,
+)
 
 if __name__ == "__main__":
     sys.exit(main())

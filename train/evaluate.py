@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +33,8 @@ from train.training.mirror import opened
 _BATCH_SIZE = 64
 
 
-@console.command
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit code."""
-    parser = flags.Parser(
-        prog=flags.command("evaluate"),
-        description="Measures a trained model on another dataset (external validation).",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of the command."""
     add = parser.add_argument
     model = "folder or URL of a finished run"
     add("--run", "--model", required=True, type=Address, metavar="RUN", help=model)
@@ -51,12 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     seen = "measure images, too, that the model has seen, or others of their patients"
     add("--include_seen", action="store_true", help=seen)
     flags.add_flags(parser, "measures", MeasureOptions)
-    arguments = parser.parse_args(argv)
-    _evaluate(arguments, flags.from_flags(MeasureOptions, arguments))
-    return 0
 
 
-def _evaluate(arguments: argparse.Namespace, options: MeasureOptions) -> None:
+def evaluate(arguments: argparse.Namespace) -> None:
     """Measures an exported model on a split and writes metrics.json, predictions.csv, report.html.
 
     Images that the model has seen, and others of their patients and groups, are left out.
@@ -65,6 +56,7 @@ def _evaluate(arguments: argparse.Namespace, options: MeasureOptions) -> None:
         ConfigError: if the run is not finished, or does not suit the dataset or the options.
         tfrecord_io.ManifestError: if the dataset cannot be used or has no such split.
     """
+    options = flags.from_flags(MeasureOptions, arguments)
     address, data, split = arguments.run, arguments.data, arguments.split
     if is_remote(address) and not arguments.output:
         raise ConfigError(f"--run {address} is a URL; name a folder for the results with --output")
@@ -211,6 +203,13 @@ def _unseen(run: Path, dataset: Dataset, split: str, include_seen: bool) -> tupl
         part = dataset.narrow(part, ~exposure.is_seen)
     return part, exposure
 
+
+main = console.TrainerCommand(
+    name="evaluate",
+    purpose="Measures a trained model on another dataset (external validation).",
+    add_arguments=add_arguments,
+    run=evaluate,
+)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -7,6 +7,7 @@ every file was predicted, 1 a file could not be read as an image, 2 wrong usage.
 
 from __future__ import annotations
 
+import argparse
 import csv
 import functools
 import io
@@ -19,7 +20,6 @@ from typing import Any
 
 from tfrecord_io.decoding.preprocess import decode_image
 from tfrecord_io.format import shapes
-from tfrecord_io.terminal import flags
 from tfrecord_io.terminal.address import Address, local_path
 from tfrecord_io.terminal.printing import csv_cell, no_formula, printable, refuse, until_closed
 from train.machine import console
@@ -42,10 +42,8 @@ ABOVE = "above_threshold"
 FAR = ("unlike", "distance")
 
 
-@console.command
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit code."""
-    parser = flags.Parser(prog=flags.command("predict"), description="Predicts image files.")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of the command."""
     add = parser.add_argument
     run = "finished run, a folder or URL; of several, or of a cross-validation, the mean answers"
     add("--run", "--model", required=True, nargs="+", type=Address, metavar="RUN", help=run)
@@ -59,7 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         "side in pixels of the patch that --occlusion hides (default: about a sixth of the image)"
     )
     add("--patch", type=int, metavar="N", help=side)
-    arguments = parser.parse_args(argv)
+
+
+def predict(arguments: argparse.Namespace) -> int:
+    """Prints a prediction for each image; returns the exit code."""
     paths = console.list_files(arguments.input)
     if arguments.patch is not None and arguments.patch < 1:
         raise ConfigError(f"--patch must be at least 1 pixel, received {arguments.patch}")
@@ -171,6 +172,10 @@ def _print_csv(table: Sequence[Sequence[Any]]) -> None:
         [cleaned(cell) if isinstance(cell, str) else cell for cell in line] for line in table
     )
 
+
+main = console.TrainerCommand(
+    name="predict", purpose="Predicts image files.", add_arguments=add_arguments, run=predict
+)
 
 if __name__ == "__main__":
     sys.exit(main())

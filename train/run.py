@@ -6,12 +6,11 @@ Called again with the same flags it goes on where it stopped. Exit codes: 0 the 
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
-from collections.abc import Sequence
 
 from tfrecord_io.format.manifest import ManifestError
-from tfrecord_io.terminal import flags
 from tfrecord_io.terminal.address import Address
 from tfrecord_io.terminal.errors import ToldError
 from train.machine import console
@@ -19,16 +18,8 @@ from train.machine.errors import TrainingError
 from train.training import config
 
 
-@console.command
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit code."""
-    program = flags.command("train")
-    parser = flags.Parser(
-        prog=program,
-        usage=f"{program} --data OUT --workdir RUN [flags]",
-        description="Trains a network on a finished dataset; goes on where it stopped.",
-        epilog="All results are in --workdir: report.html, metrics.json, checkpoint, export.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of the command."""
     first = config.add_arguments(parser)
     run = "folder or URL of this run"
     first.add_argument("--workdir", required=True, type=Address, metavar="RUN", help=run)
@@ -37,14 +28,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     first_look = "show shapes, speed and augmented images, and write nothing to --workdir"
     parser.add_argument("--preview", action="store_true", help=first_look)
     parser.add_argument("--config", metavar="FILE", help="repeat the run of a RUN/config.json")
-    arguments = parser.parse_args(argv)
+
+
+def train(arguments: argparse.Namespace) -> None:
+    """Trains, or looks at what a training would be."""
     workdir, chosen = arguments.workdir, config.from_arguments(arguments)
     with console.hide_native_noise():
         from train.training import preview, run_setup, trainer
     try:
         if arguments.preview:
             preview.preview(run_setup.make_run(chosen, workdir))
-            return 0
+            return
         trainer.train_and_evaluate(chosen, workdir, overwrite=arguments.overwrite)
     except (ToldError, ManifestError):
         raise
@@ -57,8 +51,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not told:
             raise
         raise TrainingError(told[1]) from error
-    return 0
 
+
+main = console.TrainerCommand(
+    name="train",
+    purpose="Trains a network on a finished dataset; goes on where it stopped.",
+    usage="--data OUT --workdir RUN [flags]",
+    epilog="All results are in --workdir: report.html, metrics.json, checkpoint, export.",
+    add_arguments=add_arguments,
+    run=train,
+)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -20,8 +20,9 @@ from tfrecord_io.auditing.examined import Examined
 from tfrecord_io.auditing.findings import MAX_LISTED, SEVERITIES, Audit
 from tfrecord_io.auditing.twins import ImageReader, Twins, find_twins
 from tfrecord_io.format.examples import audited, in_stored_order, read
-from tfrecord_io.format.manifest import Manifest
+from tfrecord_io.format.manifest import Manifest, ManifestError
 from tfrecord_io.stores.folder import Folder
+from tfrecord_io.terminal.command import Command
 from tfrecord_io.terminal.printing import printable
 
 # Each yields its findings and adds its numbers to the measures.
@@ -144,3 +145,12 @@ def _violations(limits: Mapping[str, float], measures: Mapping[str, Any]) -> lis
         if found > limit or gap:
             lines.append(f"--{name} {limit}: {f'found {found:,}' if found > limit else gap}")
     return lines
+
+
+COMMAND = Command(
+    name="audit",
+    purpose="look for leaks, copies, contradictions and shortcuts",
+    add_arguments=add_arguments,
+    run=run,
+    codes={ManifestError: 1},
+)

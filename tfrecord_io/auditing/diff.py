@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from tfrecord_io.format import examples
 from tfrecord_io.format.manifest import Manifest, ManifestError
 from tfrecord_io.terminal.address import Address
+from tfrecord_io.terminal.command import Command
 from tfrecord_io.terminal.printing import counted, listed, printable
 
 #: What is compared of an image that is in both datasets, by its column.
@@ -141,3 +142,12 @@ def run(args: argparse.Namespace) -> int:
     if found["equal"]:
         print(f"{args.old} and {args.new} are equal")
     return 0 if found["equal"] else 1
+
+
+COMMAND = Command(
+    name="diff",
+    purpose="compare the images and options of two datasets",
+    add_arguments=add_arguments,
+    run=run,
+    codes={Exception: 2},
+)

@@ -35,6 +35,7 @@ from tfrecord_io.reading.cache import default_folder, keys_in
 from tfrecord_io.stores import remote
 from tfrecord_io.stores.folder import BUILD_DIR, Folder
 from tfrecord_io.terminal.address import Address, is_remote, local_path
+from tfrecord_io.terminal.command import Command
 from tfrecord_io.terminal.errors import UserError
 from tfrecord_io.terminal.printing import counted, csv_cell, listed, printable
 
@@ -351,3 +352,12 @@ def run(args: argparse.Namespace) -> int:
         searched = f"{counted(num_files, 'file')} below {', '.join(places)}"
         print(f"nothing of {counted(len(wanted), noun)} was found in {searched}")
     return 2 if failed else 0 if num_found else 1
+
+
+COMMAND = Command(
+    name="find",
+    purpose="find where a patient or a file still is",
+    add_arguments=add_arguments,
+    run=run,
+    codes={Exception: 2},
+)

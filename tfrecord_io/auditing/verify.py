@@ -30,6 +30,7 @@ from tfrecord_io.format.statistics import PixelStatistics
 from tfrecord_io.stores import archives
 from tfrecord_io.stores.folder import Folder
 from tfrecord_io.terminal.address import Address, local_path
+from tfrecord_io.terminal.command import Command
 from tfrecord_io.terminal.errors import UserError
 from tfrecord_io.terminal.printing import printable, refuse
 
@@ -391,3 +392,12 @@ def run(args: argparse.Namespace) -> int:
         f"{len(dataset.shards)} shards, {dataset.num_bytes / 1e6:,.1f} MB{sampled}"
     )
     return 0
+
+
+COMMAND = Command(
+    name="verify",
+    purpose="recount and re-hash everything",
+    add_arguments=add_arguments,
+    run=run,
+    codes={manifest.ManifestError: 1},
+)

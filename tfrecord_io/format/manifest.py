@@ -75,6 +75,8 @@ _AS_THEY_ARE = (
 class ManifestError(ToldError, ValueError):
     """A dataset that cannot be used: unfinished, damaged, inconsistent or of another version."""
 
+    exit_code = 2
+
 
 def shard_name(split: str, shard_index: int, num_shards: int) -> str:
     """Returns a shard's file name, such as `train-00000-of-00064.tfrecord`."""

@@ -9,7 +9,12 @@ class ToldError(Exception):
     """An error whose message is printed without a traceback.
 
     The message may contain file names from an untrusted archive, so control characters are escaped.
+
+    Attributes:
+        exit_code: of the command that ends with this error.
     """
+
+    exit_code = 1
 
     def __str__(self) -> str:
         # Line by line, because `printable` would escape the message's own line breaks.
@@ -17,17 +22,15 @@ class ToldError(Exception):
 
 
 class UserError(ToldError):
-    """An error that the user can correct: wrong usage, or unsuitable input.
+    """An error that the user can correct: wrong usage, or unsuitable input."""
 
-    The entry point prints only the message and exits with code 2.
-    """
+    exit_code = 2
 
 
 class StoreError(ToldError):
     """An object store or web server that refuses, fails, or has another version of a file.
 
-    The entry point prints only the message and exits with code 1. It is not an OSError, because
-    Pillow and zipfile take those for a damaged file.
+    It is not an OSError, because Pillow and zipfile take those for a damaged file.
     """
 
 

@@ -88,8 +88,8 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {message}{hint}\n")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parses a command line, in which every flag must be known."""
-        found, unknown = self.parse_known_args(args, namespace)
+        """Parses a command line; every flag must be known, and may stand among the folders."""
+        found, unknown = self.parse_known_intermixed_args(args, namespace)
         if unknown:
             self.refuse_unknown(unknown)
         return found

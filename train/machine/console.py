@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import faulthandler
 import functools
 import importlib.util
@@ -10,40 +11,23 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
-from tfrecord_io.format.manifest import ManifestError
-from tfrecord_io.terminal import printing, redaction
-from tfrecord_io.terminal.errors import ToldError, UserError
-from train.machine.errors import ConfigError, StoppedError
-
-_Main = Callable[[Sequence[str] | None], int]
+from tfrecord_io.terminal import printing
+from tfrecord_io.terminal.command import Command
+from train.machine.errors import ConfigError
 
 
-def command(main: _Main) -> _Main:
-    """Makes a function of the arguments the entry of a command, which returns its exit code.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainerCommand(Command):
+    """A command of the trainer: Keras finds its settings, and Ctrl-C ends the process at once."""
 
-    An error that is meant for users becomes a message: exit code 2 for wrong usage, 1 for a
-    failure, 130 or 143 if a run was asked to stop.
-    """
-
-    @functools.wraps(main)
-    @redaction.redacted_output()
-    def run(argv: Sequence[str] | None = None) -> int:
+    def __call__(self, argv: Sequence[str] | None = None) -> int:
         set_defaults()
-        try:
-            with ended_by_interrupts():
-                return main(argv)
-        except StoppedError as error:
-            print(error, file=sys.stderr)
-            return 128 + error.signal_number
-        except (ToldError, ManifestError) as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 2 if isinstance(error, UserError | ManifestError) else 1
-
-    return run
+        with ended_by_interrupts():
+            return super().__call__(argv)
 
 
 def set_defaults() -> None:

@@ -14,11 +14,11 @@ class TrainingError(ToldError):
 
 
 class StoppedError(ToldError):
-    """A run was asked to stop by the signal `signal_number`."""
+    """A run was asked to stop by a signal; a process that a signal ends has this exit code."""
 
     def __init__(self, signal_number: int, step: int) -> None:
         super().__init__(
             f"stopped by {signal.Signals(signal_number).name} after step {step}; the state is "
             "saved; run the same command again to continue"
         )
-        self.signal_number = signal_number
+        self.exit_code = 128 + signal_number

@@ -308,7 +308,7 @@ def test_a_list_without_patients_is_refused(tmp_path, find, content, message):
 
 
 def test_a_folder_that_is_not_there_is_wrong_usage(tmp_path, find):
-    told = f"error: find: {tmp_path}/nowhere is not a folder\n"
+    told = f"error: {tmp_path}/nowhere is not a folder\n"
     assert find(tmp_path / "nowhere", code=2) == ([], told)
 
 

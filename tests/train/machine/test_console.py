@@ -59,12 +59,11 @@ def press():
     os.kill(os.getpid(), signal.SIGINT)
     time.sleep(60)
 
-@console.command
-def main(argv):
+def act(arguments):
     exec({act!r}, globals())
     time.sleep(60)
 
-main([])
+console.TrainerCommand(name="act", purpose="", add_arguments=lambda parser: None, run=act)([])
 """
     result = run_python(pressed)
     assert (result.returncode, result.stdout) == (130, "")
