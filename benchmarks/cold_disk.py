@@ -1,12 +1,10 @@
 """What does a cold disk cost the build, and the first epoch of a training?
 
-    python benchmarks/cold_disk.py --sample sample.zip [--slow]
+    python benchmarks/cold_disk.py --sample sample.zip
 
 A build from a zip that is not in the page cache is compared with one whose zip is; the first epoch
 of a dataset that is not in it with `cat` of its shards, equally cold. Files leave the cache by
 `posix_fadvise`; a virtual disk may still have them in its host's memory, and then hardly waits.
-With `--slow` everything is read from a disk that takes 4 ms for a random read (`slow_disk.py`,
-which needs root and some of the same CPU).
 """
 
 from __future__ import annotations
@@ -18,11 +16,10 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import sample_archive
-import slow_disk
 from read_data import draw_records
 
 _EPOCH = """
@@ -82,22 +79,11 @@ def compare(name: str, folder: Path, ways: dict[str, tuple[bool, Callable[[], fl
         print(f"| {name} | {way} | {turns} | {medians[first] / median:.2f} |", flush=True)
 
 
-@contextlib.contextmanager
-def disk(folder: Path, *, slow: bool) -> Iterator[Path]:
-    """Yields the folder, on a slow disk if it is asked for."""
-    if not slow:
-        yield folder
-        return
-    with slow_disk.slow_folder(folder, sample_archive.WORK_DIR.absolute() / "slow") as mounted:
-        yield mounted
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--sample", type=Path, help="zip of real scans [no builds]")
     parser.add_argument("--num_images", type=int, default=15_000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--slow", action="store_true", help="4 ms a random read; as root")
     args = parser.parse_args()
     work = sample_archive.WORK_DIR.absolute() / "cold-disk"
     work.mkdir(parents=True, exist_ok=True)
@@ -108,15 +94,13 @@ def main() -> None:
         link = work / "zip" / "scans.zip"
         if not link.exists():
             os.link(archive, link)
-        with disk(link.parent, slow=args.slow) as folder:
-            build = lambda: sample_archive.build_seconds(folder / link.name)  # noqa: E731
-            compare("build", folder, {"warm": (False, build), "cold": (True, build)}, args.rounds)
+        build = lambda: sample_archive.build_seconds(link)  # noqa: E731
+        compare("build", link.parent, {"warm": (False, build), "cold": (True, build)}, args.rounds)
     records = draw_records(work / f"records-{args.num_images}", args.num_images)
-    with disk(records, slow=args.slow) as folder:
-        ways: dict[str, tuple[bool, Callable[[], float]]] = {"cat": (True, lambda: warm(folder))}
-        for way in ("numpy", "tf.data"):
-            ways[way] = True, lambda way=way: epoch(way, folder)
-        compare("epoch 1", folder, ways, args.rounds)
+    ways: dict[str, tuple[bool, Callable[[], float]]] = {"cat": (True, lambda: warm(records))}
+    for way in ("numpy", "tf.data"):
+        ways[way] = True, lambda way=way: epoch(way, records)
+    compare("epoch 1", records, ways, args.rounds)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from image_files import jpeg
-from marked_images import write_marked_dataset
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,15 +40,11 @@ def write_sample(path, num_images):
         ("resize_speed.py --sample sample.zip --rounds 1 --num_shapes 9", "0 of 9 random pictures"),
         ("build_memory.py --sample sample.zip --num_images 20 40", "ratios, 40 to 20 images"),
         ("fit.py --sample sample.zip --num_images 40 --repeats 1 --seeds 0", "CPU time"),
-        ("audit_cost.py --sample sample.zip --num_images 40", "of the build"),
         ("near_duplicates.py --input sample.zip --num_images 6", "promised"),
         ("near_duplicates.py --input sample.zip --search 200", "200"),
         ("near_duplicates.py --input sample.zip --sizes 28 64 --num_copied 2", "| 64 | 0.93 |"),
         ("plan_scale.py --num_images 2000", "2,000"),
         ("dicom_speed.py --sample sample.zip --num_images 8 --repeats 1", "JPEG 2000"),
-        ("sync_cost.py --sample sample.zip --num_images 40 --repeats 1", "median ratio"),
-        ("download_speed.py --megabytes 1 --rounds 1", "of a build"),
-        ("range_cost.py --num_reads 5 --rounds 1", "| 1 |"),
         (
             "interval_coverage.py --num_groups 20 --num_samples 2 --num_permutations 1",
             "| 20 | 1.5 |",
@@ -69,14 +64,6 @@ def test_what_is_measured_on_a_gpu_runs_on_a_cpu(folder):
     (row,) = result["models"]
     assert set(row["images_per_second"]) == {"device", "reader", "decode"}
     assert result["resume"]["was_killed"]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(find_spec("jax") is None, reason="JAX is not installed")
-def test_fit_on_jax_is_compared_with_batches_in_memory(folder):
-    write_marked_dataset(folder / "marked", num_examples={"train": 40})
-    command = "jax_fit_speed.py --data marked --steps 2 --rounds 1 --batch_size 8"
-    check(folder, command, "reader / memory")
 
 
 def check(folder, command, shown):
