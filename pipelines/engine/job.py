@@ -29,7 +29,6 @@ from pipelines.shards.finish import FAILURE_FILE, list_rejects
 from pipelines.sources.factory import make_source
 from pipelines.sources.source import Member, Source, read_in_order
 from pipelines.stores import output_state
-from tfrecord_io.auditing.twins import MIN_SIDE
 from tfrecord_io.decoding import preprocess
 from tfrecord_io.decoding.options import SHARE, Physical
 from tfrecord_io.decoding.rejects import Reject, in_words
@@ -193,9 +192,7 @@ def _prepare(options: BuildOptions, storage: Folder, privacy: Privacy) -> Job | 
 def _make_draft(options: BuildOptions, listing: Listing) -> Manifest:
     """Returns the manifest, as far as the listing tells it.
 
-    Its `options` are the identity: everything that decides the bytes of the dataset, by flag. One
-    that an old release did not have is absent at its default, so that datasets of that release
-    still count as complete.
+    Its `options` are the identity: everything that decides the bytes of the dataset, by flag.
 
     Raises:
         errors.UserError: if there are DICOM files, and one of their codecs is not installed; or if
@@ -224,11 +221,6 @@ def _make_draft(options: BuildOptions, listing: Listing) -> Manifest:
     places = {name: place for place, name in enumerate(table.order if table else ())}
     found = sorted(listing.refs["label"].unique().to_pylist(), key=lambda n: (places.get(n, 0), n))
     labels = listing.label_names or tuple(found)
-    # Older releases rejected a TIFF of several pages.
-    pages = {"tiff_pages": listing.frames["TIFF"]} if "TIFF" in listing.frames else {}
-    # The search for near duplicates, which decides what is dropped, sees more than in old releases.
-    is_searched = options.splits.leaks == "drop" and min(pixels.height, pixels.width) >= MIN_SIDE
-    search = {"near_duplicates": 2} if is_searched else {}
     identity = {
         "source": listing.source["kind"],
         "source_listing": listing.digest,
@@ -236,10 +228,9 @@ def _make_draft(options: BuildOptions, listing: Listing) -> Manifest:
         "classes": list(labels),
         **listing.identity,
         **pixels.identity(),
-        **options.splits.identity(listing.refs),
+        **options.splits.identity(),
         **options.plan.identity(),
-        **pages,
-        **search,
+        "anonymize": listing.secret_code,
         "decoder": decoder,
     }
     return Manifest(

@@ -34,7 +34,7 @@ from tfrecord_io.terminal.address import is_remote
 MIN_SECRET_BYTES = 32
 
 #: Entries of a build's identity that are names of the input, or plain hashes of them.
-_NAMING_ENTRIES = {"labels", "tree", "group_regex", "label_regex"}
+_NAMING_ENTRIES = ("labels", "tree", "group_regex", "label_regex")
 
 #: The private table: the code of each file and patient, and what it stands for.
 _NAMES = ("key", "path", "source_path", "patient", "source_patient", "detail")
@@ -108,9 +108,10 @@ class Privacy:
             for reject in listing.rejects
         ]
         listing.rejects = sorted(RejectedFile(row["path"], row["reason"], "") for row in rejects)
-        for name in listing.identity.keys() & _NAMING_ENTRIES:
-            listing.identity[name] = self._code(name, json.dumps(listing.identity[name]))
-        listing.identity["anonymize"] = self._code("secret", "")
+        for name in _NAMING_ENTRIES:
+            if listing.identity[name]:
+                listing.identity[name] = self._code(name, json.dumps(listing.identity[name]))
+        listing.secret_code = self._code("secret", "")
         source = json.dumps(listing.source, sort_keys=True)
         listing.source = {"kind": listing.source["kind"], "code": self._code("source", source)}
         listing.naming_notes = []

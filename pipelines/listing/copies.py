@@ -50,8 +50,6 @@ def find_copies(listing: Listing) -> None:
     if not is_source:
         return
     listing.refs = refs.append_column(column, pa.array(found, pa.string()))
-    # Older releases did not know copies by their names.
-    listing.identity["copies_by_name"] = True
     example = next(path for path, source in copies.items() if source in is_source)
     num_images = len(found) - found.count(None)
     listing.naming_notes.append(

@@ -208,15 +208,13 @@ def _with_roles(
     listing.layout = roles.table(counts, found, splits)
     used = refs[FOLDER].unique().to_pylist()
     facts = {folder: roles.facts(found, folder, splits) for folder in used}
-    # The layout is in the identity where an older release would have read something else.
+    listing.identity["layout"] = "/".join(found)
     usual = place_folders(images, {})
     is_usual = not options.label_regex and all(
         folder in usual and usual[folder][1:] == (place.root, *facts[below[folder]][:2])
         for folder, place in places.items()
         if images[folder] and below[folder]
     )
-    if found and not is_usual:
-        listing.identity["layout"] = "/".join(found)
     if "class" in found and (is_usual or not options.layout):
         _require_no_other_classes(facts, found.index("class"), classes)
     encoded = refs[FOLDER].combine_chunks()

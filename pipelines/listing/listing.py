@@ -79,10 +79,6 @@ def _list_images(
         errors.BuildError: if a store does not answer, or this user may not read some files.
     """
     listing, labels = Listing(source=source.describe()), options.table
-    if options.tree is not None and "gzip" in listing.source:
-        # The listing's digest covers the tree, since it contains the folders. This entry stays for
-        # the datasets of older releases, which compared those of a tar.gz without listing it.
-        listing.identity["tree"] = options.tree.strip(" /")
     listing.identity |= options.identity()
     listing.label_names = options.label_names
     present = (member for member in source.members() if member.name not in gone)
@@ -212,21 +208,16 @@ def _leave_out_rows(listing: Listing) -> None:
     listing.rejects = [file for file in listing.rejects if file not in left_out]
 
 
-def _find(paths: pa.ChunkedArray, regex: str) -> tuple[pa.Array, bool]:
-    """Returns the first group of a pattern in each name or else path, and whether paths told it."""
-    pattern, in_path = re.compile(regex), False
+def _find(paths: pa.ChunkedArray, regex: str) -> pa.Array:
+    """Returns the first group of a pattern in each name, or else in the path; null without one."""
+    pattern = re.compile(regex)
 
     def found(path: str) -> str | None:
-        nonlocal in_path
-        if match := pattern.search(path.rpartition("/")[2]):
-            return match.group(1)
-        if match := pattern.search(path):
-            in_path = True
-            return match.group(1)
-        return None
+        match = pattern.search(path.rpartition("/")[2]) or pattern.search(path)
+        return match and match.group(1)
 
     # One by one, because a list of all paths would take ten times the memory of the column.
-    return pa.array((found(path.as_py()) for path in paths), pa.large_string()), in_path
+    return pa.array((found(path.as_py()) for path in paths), pa.large_string())
 
 
 def _find_labels(refs: pa.Table, label_regex: str, listing: Listing) -> pa.Table:
@@ -235,7 +226,7 @@ def _find_labels(refs: pa.Table, label_regex: str, listing: Listing) -> pa.Table
     Raises:
         errors.UserError: if no image has one.
     """
-    labels, _ = _find(refs["path"], label_regex)
+    labels = _find(refs["path"], label_regex)
     has_label = pc.fill_null(pc.not_equal(labels, ""), False)
     for ref in iterate_refs(refs.filter(pc.invert(has_label))):
         detail = "--label_regex finds no class in its path"
@@ -265,8 +256,6 @@ def _fill_in_patients(listing: Listing, options: ListingOptions) -> None:
     if options.group_regex == DEFAULT_GROUP_REGEX or "patient" in options.layout:
         patients = pc.coalesce(known, folders)
         if patients.null_count < known.null_count:
-            named = [role for role, _ in listing.layout if role in roles.ROLES]
-            listing.identity["layout"] = "/".join(named)
             listing.refs = refs.set_column(_PATIENT, "patient", patients)
 
 
@@ -276,10 +265,7 @@ def _find_patients(paths: pa.ChunkedArray, group_regex: str, listing: Listing) -
     Raises:
         errors.UserError: if the user's pattern finds no patient.
     """
-    patients, in_path = _find(paths, group_regex)
-    if in_path:
-        # Absent in other datasets: older releases looked in the names of files alone.
-        listing.identity["patient_in_path"] = True
+    patients = _find(paths, group_regex)
     num_without, num_images = patients.null_count, len(patients)
     if group_regex == DEFAULT_GROUP_REGEX or num_without <= num_images / 2:
         return patients

@@ -30,7 +30,7 @@ def match_files(names: Sequence[str], table: LabelTable, listing: Listing) -> li
     no file does, it belongs to such a folder, and holds for the files below that have no row.
 
     The listing takes each row without a file, and notes on rows that repeat another one, and on
-    rows that were matched by the end of their path or name a folder; its identity says so.
+    rows that were matched by the end of their path or name a folder.
 
     Raises:
         errors.UserError: if two rows say different things of one file or folder.
@@ -180,7 +180,6 @@ def _match_ends(
     for row in meant:
         del near[row]
     if meant:
-        listing.identity["matched_by_end"] = True
         pairs = [f"{paths[row]!a} is {name!a}" for row, name in meant.items()]
         listing.naming_notes.append(
             f"{len(meant):,} rows of the table of --labels were matched by the end of their path: "

@@ -272,11 +272,16 @@ class ListingOptions:
         return table
 
     def identity(self) -> dict[str, Any]:
-        """Returns what decides the labels and the patients, by flag."""
-        kind = self.label_kind
+        """Returns what decides the labels and the patients, by flag.
+
+        Patterns that choose files are left out: the digest of the listing tells which there are.
+        """
         return {
+            "tree": self.tree and self.tree.strip(" /"),
+            "layout": "",
             "group_regex": self.group_regex,
-            **({"label_regex": self.label_regex} if self.label_regex else {}),
-            **({"labels": self.table.digest} if self.table else {}),
-            **({**kind.entry, "format_version": kind.format_version} if kind.entry else {}),
+            "label_regex": self.label_regex,
+            "copies_by_name": self.copies_by_name,
+            "labels": self.table.digest if self.table else None,
+            "label_kind": self.label_kind.name,
         }

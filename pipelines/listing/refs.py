@@ -143,6 +143,7 @@ class Listing:
     source: dict[str, Any] = dataclasses.field(default_factory=dict)
     identity: dict[str, Any] = dataclasses.field(default_factory=dict)
     names: pa.Table | None = None
+    secret_code: str | None = None
 
     @property
     def num_excluded(self) -> int:
@@ -151,14 +152,24 @@ class Listing:
 
     @property
     def digest(self) -> str:
-        """Hexadecimal SHA-256 of the names, sizes and versions of all images."""
-        digest = hashlib.sha256()
-        for batch in self.refs.to_batches(BATCH_ROWS):
-            for name in ("root", "path"):
-                # No name has a zero byte, so it can mark the end of each.
-                digest.update("\0".join([*batch.column(name).to_pylist(), ""]).encode())
-            for name in ("size", "version"):
-                digest.update(batch.column(name).to_numpy().astype("<i8").tobytes())
+        """Hexadecimal SHA-256 of the names, sizes and versions of all images, and their facts.
+
+        It does not depend on where the images are in an archive. Columns of a table of labels have
+        a digest of their own.
+        """
+        digest, table = hashlib.sha256(), self.refs
+        for batch in table.to_batches(BATCH_ROWS):
+            for field in batch.schema:
+                column = batch.column(field.name)
+                if field.name in ("offset", "stored_size"):
+                    continue
+                if pa.types.is_integer(field.type):
+                    numbers = column.fill_null(0).to_numpy(zero_copy_only=False)
+                    digest.update(numbers.astype("<i8").tobytes())
+                elif field.name in REF_SCHEMA.names or pa.types.is_string(field.type):
+                    # No name has a zero byte, so it can mark the end of each; 1 stands for null.
+                    texts = ("\1" if text is None else text for text in column.to_pylist())
+                    digest.update("\0".join([field.name, *texts, ""]).encode())
         return digest.hexdigest()
 
     def ignore_other(self, name: str) -> None:

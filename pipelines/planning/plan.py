@@ -93,10 +93,8 @@ class PlanOptions:
 
     def identity(self) -> dict[str, Any]:
         """Returns what decides the order and the shards, by flag."""
-        told = dataclasses.asdict(self)
-        if told.pop("variants"):
-            told |= {"variants": self.variants, "augmentation": dict(augment.RECIPE)}
-        return told
+        recipe = dict(augment.RECIPE) if self.variants else None
+        return dataclasses.asdict(self) | {"augmentation": recipe}
 
 
 @dataclasses.dataclass(frozen=True)

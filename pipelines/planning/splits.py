@@ -48,8 +48,6 @@ LARGEST_SEED = 2**63 - 1
 
 _POLICIES = ("keep", "drop", "fail")
 
-_STUDIES = (f"{OTHER}study", f"{OTHER}series")
-
 
 def _fractions(text: str) -> tuple[tuple[str, float], ...]:
     pairs = (part.partition("=") for part in text.split(","))
@@ -131,21 +129,15 @@ class SplitOptions:
             return self
         return dataclasses.replace(self, splits="patient" if _is_patient_known(refs) else "file")
 
-    def identity(self, refs: pa.Table) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """Returns what decides the splits and the images that are dropped, by flag."""
-        told = dataclasses.asdict(self) | {
+        return dataclasses.asdict(self) | {
             "split_fractions": dict(self.split_fractions) if self.split_fractions else None,
             "split_seed": "auto" if self.split_seed is None else self.split_seed,
             # `fail` writes the same bytes as `keep`, if the build succeeds.
             "leaks": "drop" if self.leaks == "drop" else "keep",
             "duplicates": "drop" if self.duplicates == "drop" else "keep",
         }
-        # Older releases took images of unknown patients one by one.
-        ids = [refs[name] for name in _STUDIES if name in refs.column_names]
-        if ids and (self.splits != "source" or self.leaks == "drop" or self.keep_split):
-            decides = pc.and_(pc.is_valid(pc.coalesce(*ids)), refs["patient"].is_null())
-            told |= {"grouped_by": "study"} if pc.any(decides).as_py() else {}
-        return told
 
 
 def apply(

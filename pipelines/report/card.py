@@ -90,7 +90,7 @@ def render(
         facts=_side_facts(dataset, examples),
         classes=_contact_sheets(dataset, examples, images),
         num_more_classes=max(dataset.num_classes - _MAX_CLASSES, 0),
-        corners=_corners_of_devices(examples, images) if "anonymize" in dataset.options else [],
+        corners=_corners_of_devices(examples, images) if dataset.has_codes else [],
         pairs=functools.partial(twins.pairs, images=images, most=_MAX_PAIRS),
         rejects=[(r.source_path, r.reason, r.detail) for r in rejects[:_MAX_FILES]],
         num_rejects=len(rejects),

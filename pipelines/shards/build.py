@@ -100,7 +100,7 @@ class Build:
     @property
     def anonymous(self) -> bool:
         """Whether no name of the input may be in an output or a log."""
-        return "anonymize" in self.draft.options
+        return self.draft.has_codes
 
     def find_finished(self, tasks: Sequence[ShardTask]) -> dict[int, Sidecar]:
         """Returns the sidecars of the tasks whose shard is written, by task index."""

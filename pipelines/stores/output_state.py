@@ -131,6 +131,4 @@ def _tidy(storage: Folder, made: bool) -> None:
 
 def fingerprint(identity: Mapping[str, Any]) -> str:
     """Returns the digest of everything that decides the bytes of a dataset: JSON values by name."""
-    # Absent in datasets that need no other version than the first.
-    content = {"format_version": 1, **identity}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()

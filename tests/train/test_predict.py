@@ -29,6 +29,7 @@ from PIL import Image
 from tiff_files import NEW_SUBFILE_TYPE, tiff_file
 
 from tfrecord_io.decoding import dicom
+from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.reading.mapped import MappedDataset
 from train import predict
 from train.machine.errors import ConfigError
@@ -266,7 +267,7 @@ def test_a_hostile_model_is_refused_without_running_anything(
     assert not Path("executed").exists()
 
 
-PREPROCESSING = {"height": 24, "width": 20, "channels": 1, "resize": "bilinear"}
+PREPROCESSING = Preprocessing(height=24, width=20).to_dict()
 
 
 @pytest.mark.parametrize(

@@ -264,7 +264,7 @@ def _check_sample(
         raise manifest.ManifestError(
             f"{folder.path(manifest.FILE_NAME)} is damaged: its preprocessing: {error!r}"
         ) from error
-    source_paths = _read_names(names) if "anonymize" in dataset.options else {}
+    source_paths = _read_names(names) if dataset.has_codes else {}
     # Several examples may be frames or augmented copies of one file.
     wanted: dict[str, list[tuple[Mapping[str, Any], int | None]]] = defaultdict(list)
     for row in rows:

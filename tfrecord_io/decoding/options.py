@@ -28,11 +28,6 @@ FITS: Mapping[str, str] = {"stretch": "stretched", "pad": "padded"}
 #: See `Preprocessing.no_window`.
 FRAME_RANGE = "frame_range"
 
-# Options that were added later, with the value that a manifest means which does not have them.
-_NEWER: Mapping[str, Any] = {"dtype": "uint8", "fit": "stretch"} | dict.fromkeys(
-    ("window", "no_window", "physical", "background")
-)
-
 
 def two_numbers(text: str) -> tuple[float, float]:
     """Parses the value of a flag such as 40,400; raises a ValueError if it is not two numbers."""
@@ -150,22 +145,18 @@ class Preprocessing:
         return left, top, left + columns, top + rows
 
     def identity(self) -> dict[str, Any]:
-        """Returns what decides the pixels; a newer option is absent at its default."""
-        given = self.to_dict()
-        image_size = [given.pop("height"), given.pop("width")]
-        if self.dtype != "uint8":
-            given["format_version"] = 2
-        return {"image_size": image_size, **given}
+        """Returns what decides the pixels, by flag."""
+        values = self.to_dict()
+        return {"image_size": [values.pop("height"), values.pop("width")], **values}
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns JSON values by name; those of `_NEWER` only if they differ from these."""
-        values = dataclasses.asdict(self) | {"window": self.window and list(self.window)}
-        return {k: v for k, v in values.items() if k not in _NEWER or v != _NEWER[k]}
+        """Returns JSON values by name."""
+        return dataclasses.asdict(self) | {"window": self.window and list(self.window)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Preprocessing:
         """Returns the options for a result of `to_dict`, or raises a KeyError or a ValueError."""
-        values = {**_NEWER, **values}
+        values = dict(values)
         try:
             if values["window"]:
                 values["window"] = tuple(values["window"])

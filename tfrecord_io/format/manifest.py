@@ -189,6 +189,11 @@ class Manifest:
         return max(1 if self.dtype == "uint8" else 2, self.label_kind.format_version)
 
     @property
+    def has_codes(self) -> bool:
+        """Whether codes stand for the names of files and patients, see `--anonymize`."""
+        return bool(self.options.get("anonymize"))
+
+    @property
     def shards(self) -> tuple[Shard, ...]:
         """The shards of all splits, split after split."""
         return tuple(shard for split in self.splits.values() for shard in split.shards)

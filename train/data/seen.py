@@ -148,7 +148,7 @@ def _origin_of(manifest: Manifest) -> dict[str, str]:
     pixels of pictures that look alike.
     """
     options = manifest.options
-    naming = [options.get("group_regex"), options.get("anonymize"), "labels" in options]
+    naming = [options.get("group_regex"), options.get("anonymize"), bool(options.get("labels"))]
     return {"dataset": manifest.fingerprint, "patients": json.dumps(naming)}
 
 

@@ -48,7 +48,7 @@ def page_of_data(data: str, directory: Path, manifest: Manifest) -> str | None:
     That of an anonymous dataset could name folders that the command did not name.
     """
     page = Path(data) / "report.html"
-    if not page.is_file() or "anonymize" in manifest.options:
+    if not page.is_file() or manifest.has_codes:
         return None
     return urllib.parse.quote(os.fsencode(os.path.relpath(page, directory)))
 

@@ -70,7 +70,7 @@ def _complete(run: Run, *, overwrite: bool = False) -> dict[str, Any]:
             run.devices.say(f"the run in {run.address} is complete; nothing to do")
             return results
         if run.devices.is_chief:
-            is_private = "anonymize" in run.data.manifest.options
+            is_private = run.data.manifest.has_codes
             run.seen.write(run.folder / seen.FILE_NAME, is_private=is_private)
         set_seed(run.config.input.seed)
         progress, best = train(run)

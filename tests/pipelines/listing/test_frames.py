@@ -93,11 +93,9 @@ def test_an_archive_gives_the_same_shards_as_the_folder(built, name, tmp_path):
         assert (output / path.name).read_bytes() == path.read_bytes()
 
 
-def test_pages_are_part_of_the_identity_only_where_there_are_some(built, tmp_path):
-    assert Manifest.load(built).options["tiff_pages"] == 11 - 2 + 1
+def test_a_file_with_one_page_is_named_as_a_picture_is(tmp_path):
     files = {"a/1.tif": tiff_file(pages(0, 1)), "b/2.png": png()}
     plain = build_here(write_tree(tmp_path / "in", files), tmp_path / "out", *FLAGS)
-    assert "tiff_pages" not in Manifest.load(plain).options
     assert set(rows_of(plain)) == set(files)
 
 

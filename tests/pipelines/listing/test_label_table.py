@@ -518,7 +518,6 @@ def test_a_row_is_matched_by_the_longest_end_of_its_path_which_is_said(tmp_path)
     (note,) = listing.naming_notes
     assert "3 rows of the table of --labels were matched by the end of their path: " in note
     assert "'kaggle/input/oct/a/1.PNG' is 'a/1.png', 'C:/scans/A/2.jpeg' is 'a/2.png', " in note
-    assert listing.identity == {"matched_by_end": True}
     # The source has the folder b, and this file is not in it.
     assert [reject.source_path for reject in listing.rejects] == ["x/4.png", "b/2.png"]
 

@@ -207,8 +207,6 @@ def test_a_pattern_is_tried_on_the_name_and_then_on_the_path():
     }  # fmt: skip
     listing = list_files(files, group_regex=r"patient(\d+)[/_]")
     assert listing.refs["patient"].to_pylist() == ["07", "8", "07", None]
-    assert listing.identity["patient_in_path"]
-    assert "patient_in_path" not in list_files(TREE, group_regex=r"-(\d+)-").identity
 
 
 def test_a_pattern_that_finds_few_patients_or_none_shows_paths_without_one():

@@ -45,23 +45,23 @@ READ = {
     "splits in classes": (tree(OCT, ("train", "test")), "class/split"),
     "diseases of plants": (tree(("Apple", "Corn"), ("healthy", "rust")), "*/class"),
     "one class": (patients_in(lambda p: "CNV", "P{p}/{c}"), "patient/class"),
-    "usual": (tree(("train", "test"), OCT), None),
-    "usual, with sides": (tree(OCT, ("left", "right")), None),
-    "grades": (tree("01234"), None),
+    "usual": (tree(("train", "test"), OCT), "split/class"),
+    "usual, with sides": (tree(OCT, ("left", "right")), "class"),
+    "grades": (tree("01234"), "class"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("files", "layout"), READ.values(), ids=READ)
 def test_what_the_folders_are_follows_from_names_and_counts(files, layout):
     listing = list_files(files)
-    assert (listing.identity.get("layout"), listing.rejects) == (layout, [])
-    roles = (layout or "").split("/")
+    assert (listing.identity["layout"], listing.rejects) == (layout, [])
+    roles = layout.split("/")
     if "patient" in roles:
         assert listing.refs["patient"].null_count == 0
     labels = {label for _, label in places(listing).values()}
     assert labels <= {*OCT, "healthy", "rust", *"01234"}
     # The same, said by the user, is the same dataset.
-    if layout and "_Data" not in min(files):
+    if "_Data" not in min(files):
         told = list_files(files, layout=tuple(roles))
         assert told.refs.equals(listing.refs)
         assert told.identity == listing.identity
@@ -121,16 +121,14 @@ def test_the_layout_and_the_classes_decide():
     assert above.refs["path"][0].as_py() == "CNV/P0/0.jpeg"
     files = tree(("train", "test"), OCT)
     assert list_files(files, layout=("split", "class")).refs.equals(list_files(files).refs)
-    assert "layout" not in list_files(files, layout=("split", "class")).identity
     with pytest.raises(errors.UserError, match="has 3 levels of folders, but no image is in more"):
         list_files(tree(OCT, "12"), layout=("split", "class", "patient"))
 
 
-def test_a_pattern_goes_before_the_layout_and_the_usual_reading_keeps_its_identity():
+def test_a_pattern_goes_before_the_patients_in_folders():
     files = patients_in(oct_of, "{c}/patient_{p}")
     listing = list_files(files, group_regex=r"patient_(\d+)/")
     assert set(listing.refs["patient"].to_pylist()) == {str(p) for p in range(30)}
-    assert "layout" not in listing.identity
 
 
 def test_a_pattern_of_the_class_reads_it_from_names_in_any_folder():
@@ -161,9 +159,8 @@ def test_copies_with_the_name_of_their_source_belong_together():
     assert listing.naming_notes[0].startswith("6 images are copies of 2 sources")
     off = list_files({name: name.encode() for name in files}, copies_by_name=False)
     assert "other:copy_of" not in off.refs.column_names
-    assert "copies_by_name" not in off.identity
     many = [f"CNV/s ({n}).png" for n in range(60)] + ["CNV/s.png", "DME/s.png"]
-    assert "copies_by_name" not in list_files(dict.fromkeys(many, b"")).identity
+    assert "other:copy_of" not in list_files(dict.fromkeys(many, b"")).refs.column_names
 
 
 # ---- trees drawn at random

@@ -184,7 +184,17 @@ def digest(rows):
 @given(
     row=st.integers(0, len(BASE) - 1),
     change=st.sampled_from(
-        [{"root": "b"}, {"path": "train/CNV/9.png"}, {"size": 10}, {"version": 4}, {"version": -3}]
+        [
+            {"root": "b"},
+            {"path": "train/CNV/9.png"},
+            {"size": 10},
+            {"version": 4},
+            {"version": -3},
+            {"split": "val"},
+            {"label": "DME"},
+            {"patient": "7"},
+            {"frame": 2},
+        ]
     ),
 )
 def test_the_digest_of_a_listing_changes_with_every_image(row, change):

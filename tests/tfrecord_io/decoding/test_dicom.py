@@ -244,8 +244,8 @@ def test_the_modality_comes_first_then_the_window_then_the_photometric_interpret
 
 
 def test_without_a_rule_for_files_without_a_window_they_are_rejects_that_name_the_flag():
-    """So it is for a model whose training files all had one, or came from an older release."""
-    settings = Preprocessing.from_dict({"height": 8, "width": 8, "channels": 1, "resize": "box"})
+    """So it is for a model whose training files all had one."""
+    settings = Preprocessing(height=8, width=8, resize="box", no_window=None)
     with pytest.raises(Reject, match=r"no_window: .* see --window"):
         decode_image(dicom_file(levels(0, 255)), settings, 0)
     for data in (
@@ -756,10 +756,6 @@ def test_frames_of_a_study_stay_together_where_no_tag_names_a_patient(tmp_path, 
     assert len({(row["study"], row["split"]) for row in rows}) == 8
     assert {row["group"] for row in rows} == {f"study:{row['study']}" for row in rows}
     assert "split by studies" in capsys.readouterr().err
-    # The splits of an older release are not these.
-    assert Manifest.load(output).options["grouped_by"] == "study"
-    ungrouped = build_here(source, tmp_path / "ungrouped", *FLAGS[3:])
-    assert "grouped_by" not in Manifest.load(ungrouped).options
 
 
 def test_no_identifier_of_a_tag_is_in_any_output(folder, tmp_path, capfd):
