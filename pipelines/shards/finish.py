@@ -31,7 +31,7 @@ from pipelines.shards.build import Build, Sidecar
 from pipelines.stores.output_state import PLAN_FILE
 from tfrecord_io.auditing import audit, twins
 from tfrecord_io.format import descriptions, groups, manifest
-from tfrecord_io.format.examples import FILE_NAME, GROUP, SCHEMA, audited
+from tfrecord_io.format.examples import CROISSANT_FILE, FILE_NAME, GROUP, SCHEMA, audited
 from tfrecord_io.stores.folder import BUILD_DIR, Folder
 from tfrecord_io.terminal.printing import csv_cell
 
@@ -69,7 +69,7 @@ def finish_dataset(build: Build) -> None:
             storage.write(name, text.encode())
         with storage.open(FILE_NAME) as examples:
             text = descriptions.croissant(made, examples)
-        storage.write(descriptions.CROISSANT_FILE, text.encode())
+        storage.write(CROISSANT_FILE, text.encode())
         storage.write(manifest.FILE_NAME, made.to_json().encode())
 
 

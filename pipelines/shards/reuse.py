@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import xxhash
 
 from pipelines import errors
@@ -132,13 +131,21 @@ class Reuse:
 
     def _read_rows(self) -> pa.Table:
         """Returns the columns of the index, for the images that are whole files."""
-        wanted = [*_COLUMNS, "variant"]
+        schema = pa.schema([examples.SCHEMA.field(name) for name in (*_COLUMNS, "variant")])
         try:
-            with self.folder.open(examples.FILE_NAME) as file:
-                parquet = pq.ParquetFile(file)
-                examples.require(parquet.schema_arrow.empty_table(), wanted)
-                table = parquet.read(wanted)
-        except (OSError, pa.ArrowException, ManifestError) as error:
+            if examples.digests(self.folder.root) is None:
+                raise ManifestError(
+                    f"{examples.CROISSANT_FILE}, which has the SHA-256 of {examples.FILE_NAME}, is "
+                    "missing; copy the dataset again"
+                )
+            table = examples.read(self.folder.root)
+            examples.require(table, schema.names)
+            table = table.select(schema.names)
+            if not table.schema.equals(schema):
+                raise ManifestError(
+                    f"{examples.FILE_NAME} has columns of other types than a build writes"
+                )
+        except ManifestError as error:
             raise errors.UserError(
                 f"--reuse {self.folder.root}: {error}; or leave --reuse out"
             ) from None
@@ -146,7 +153,13 @@ class Reuse:
         # A frame of a file with several has no hash of its file.
         is_whole = pc.and_(pc.equal(table["variant"], 0), pc.is_valid(table["file_xxh3"]))
         is_there = pc.and_(pc.is_in(table["shard"], names), pc.greater_equal(table["row"], 0))
-        return table.filter(pc.and_(is_whole, is_there)).select(_COLUMNS)
+        table = table.filter(pc.and_(is_whole, is_there)).select(_COLUMNS)
+        if empty := [name for name in _COLUMNS if table[name].null_count]:
+            raise errors.UserError(
+                f"--reuse {self.folder.root}: {examples.FILE_NAME} has rows without a value for "
+                f"{', '.join(empty)}; build that dataset again, or leave --reuse out"
+            )
+        return table
 
 
 def _as_numpy(column: pa.ChunkedArray) -> np.ndarray:

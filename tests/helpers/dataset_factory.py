@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tfrecord_io import Manifest, RecordLayout, Shard, Split, image_key
+from tfrecord_io.format.examples import CROISSANT_FILE
 from tfrecord_io.format.manifest import FILE_NAME, shard_name
 from tfrecord_io.format.schema import FOOTER_LENGTH, HEADER_LENGTH, masked_crc32c
 
@@ -147,8 +148,18 @@ def change_column(path: Path, name: str, change: Callable[[list[Any]], list[Any]
     table = pq.read_table(path)
     column = pa.array(change(table[name].to_pylist()), table[name].type)
     place = table.schema.get_field_index(name)
-    pq.write_table(table.set_column(place, name, column), path)
+    write_table(path, table.set_column(place, name, column))
     return table
+
+
+def write_table(path: Path, table: pa.Table) -> None:
+    """Writes another table of examples, and its SHA-256 if the dataset has one."""
+    pq.write_table(table, path)
+    if (described := path.with_name(CROISSANT_FILE)).exists():
+        content = json.loads(described.read_text())
+        (entry,) = (each for each in content["distribution"] if each["name"] == path.name)
+        entry["sha256"] = hashlib.sha256(path.read_bytes()).hexdigest()
+        described.write_text(json.dumps(content))
 
 
 def parsed_by_tensorflow(files: Iterable[Path], num_classes: int) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from tfrecord_io.decoding import augment, preprocess
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.decoding.rejects import Reject
-from tfrecord_io.format import descriptions, examples, manifest, schema
+from tfrecord_io.format import examples, manifest, schema
 from tfrecord_io.format.statistics import PixelStatistics
 from tfrecord_io.stores import archives
 from tfrecord_io.stores.folder import Folder
@@ -105,7 +105,7 @@ def verify(
     for name, messages in (
         (manifest.FILE_NAME, _check_manifest(dataset, records, sums)),
         (examples.FILE_NAME, _check_examples(folder, records)),
-        (descriptions.CROISSANT_FILE, _check_croissant(folder, dataset)),
+        (examples.CROISSANT_FILE, _check_croissant(folder, dataset)),
         (manifest.REJECTS_FILE_NAME, _check_rejects(folder, dataset)),
     ):
         findings += _read(name, messages)
@@ -216,7 +216,7 @@ def _check_manifest(
 def _check_examples(folder: Folder, records: Mapping[str, Sequence[_Record]]) -> Iterator[str]:
     """Compares the table of examples with all records, by shard."""
     names = ["shard", *_Record._fields]
-    table = examples.read(folder.root)
+    table = examples.parse(examples.read_bytes(folder.root))
     examples.require(table, names)
     rows: dict[str, list[_Record]] = defaultdict(list)
     for shard, *values in zip(*(table[name].to_pylist() for name in names), strict=True):
@@ -230,12 +230,10 @@ def _check_examples(folder: Folder, records: Mapping[str, Sequence[_Record]]) ->
 
 def _check_croissant(folder: Folder, dataset: manifest.Manifest) -> Iterator[str]:
     """Compares the digests in `croissant.json`, which a dataset does not need."""
-    if not folder.exists(descriptions.CROISSANT_FILE):
+    if (listed := examples.digests(folder.root)) is None:
         return
     expected = {shard.name: shard.sha256 for shard in dataset.shards}
-    expected[examples.FILE_NAME] = hashlib.sha256(folder.read(examples.FILE_NAME)).hexdigest()
-    content = json.loads(folder.read(descriptions.CROISSANT_FILE))
-    listed = {entry["contentUrl"]: entry["sha256"] for entry in content["distribution"]}
+    expected[examples.FILE_NAME] = hashlib.sha256(examples.read_bytes(folder.root)).hexdigest()
     for name in sorted(listed.keys() | expected.keys()):
         said, right = listed.get(name), expected.get(name)
         if said != right:

@@ -15,8 +15,6 @@ import pyarrow.parquet as pq
 from tfrecord_io.format import examples, schema
 from tfrecord_io.format.manifest import Manifest
 
-CROISSANT_FILE = "croissant.json"
-
 _TFDS = "tensorflow_datasets.core.features"
 
 # The context of version 1.0, as the specification prints it.

@@ -7,6 +7,8 @@ and described in croissant.json.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -22,7 +24,8 @@ from tfrecord_io.format.manifest import Manifest, ManifestError
 from tfrecord_io.format.side_facts import HASH_LENGTH
 from tfrecord_io.stores.folder import Folder
 
-FILE_NAME = "examples.parquet"
+#: The table, and the file with its SHA-256, see `descriptions.croissant`.
+FILE_NAME, CROISSANT_FILE = "examples.parquet", "croissant.json"
 
 #: Columns of every table. The hashes are XXH3-128: they show whether two files or two pictures are
 #: the same, but do not protect against an adversary. A frame of a file with several has no hash of
@@ -106,16 +109,53 @@ def table_of(
 def read(directory: str | os.PathLike[str]) -> pa.Table:
     """Returns the whole table of a dataset, of a folder or a URL.
 
+    Its SHA-256 must be the one in `croissant.json`, if that file is there.
+
     Raises:
-        ManifestError: if the table is missing or damaged.
+        ManifestError: if the table is missing, damaged or changed, or `croissant.json` is damaged.
         UserError, StoreError: as `Manifest.load` does.
     """
+    content = read_bytes(directory)
+    digest, recorded = hashlib.sha256(content).hexdigest(), digests(directory)
+    if recorded is not None and digest != (said := recorded.get(FILE_NAME)):
+        raise ManifestError(
+            f"{FILE_NAME} was changed or is damaged: it has SHA-256 {digest}, but {CROISSANT_FILE} "
+            f"says {said}; copy the dataset again, or build it again"
+        )
+    return parse(content)
+
+
+def read_bytes(directory: str | os.PathLike[str]) -> bytes:
+    """Returns the table as a file's content; raises as `read` does."""
     try:
-        return pq.read_table(pa.BufferReader(Folder(directory).read(FILE_NAME)))
+        return Folder(directory).read(FILE_NAME)
     except FileNotFoundError:
         raise ManifestError(f"{FILE_NAME} is missing; copy the dataset again") from None
+
+
+def parse(content: bytes) -> pa.Table:
+    """Returns the table in a file's content; raises `ManifestError` if it is damaged."""
+    try:
+        return pq.read_table(pa.BufferReader(content))
     except (pa.ArrowException, OSError) as error:
         raise ManifestError(f"{FILE_NAME} is damaged ({error}); copy the dataset again") from None
+
+
+def digests(directory: str | os.PathLike[str]) -> dict[str, str] | None:
+    """Returns the SHA-256 of files by their names, as `croissant.json` has them; None without it.
+
+    Raises:
+        ManifestError: if the file is damaged.
+    """
+    try:
+        content = json.loads(Folder(directory).read(CROISSANT_FILE))
+        return {entry["contentUrl"]: entry["sha256"] for entry in content["distribution"]}
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ManifestError(
+            f"{CROISSANT_FILE} is damaged ({error!r}); copy the dataset again"
+        ) from None
 
 
 def read_examples(directory: str | os.PathLike[str], split: str | None = None) -> pa.Table:

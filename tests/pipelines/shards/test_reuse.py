@@ -7,6 +7,7 @@ import shutil
 import signal
 import time
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import xxhash
@@ -23,7 +24,7 @@ from builds import (
     started,
     write_csv,
 )
-from dataset_factory import change_column, change_json
+from dataset_factory import change_column, change_json, write_table
 from dicom_files import dicom_file
 from image_files import encoded, grey_pixels, jpeg, png, write_tree, write_zip
 from PIL import Image
@@ -258,12 +259,44 @@ def test_what_is_no_other_dataset_is_wrong_usage(tmp_path, monkeypatch, capsys, 
     assert not (tmp_path / "out").exists()
 
 
-def test_a_table_that_lacks_a_column_is_wrong_usage(tmp_path, capsys):
-    old, source, _ = pair(tmp_path)
-    table = pq.read_table(old / "examples.parquet")
-    pq.write_table(table.drop_columns("shape"), old / "examples.parquet")
-    assert run_build_here(source, tmp_path / "out", *FLAGS, f"--reuse={old}") == 2
-    assert "examples.parquet has no column shape" in capsys.readouterr().err
+def changed(name, value):
+    """Returns what gives all rows of a column another value, with a SHA-256 that fits."""
+
+    def change(path):
+        table = pq.read_table(path)
+        column = pa.array([value] * len(table), None if value else table[name].type)
+        write_table(path, table.set_column(table.schema.get_field_index(name), name, column))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (flip, "examples.parquet was changed or is damaged: it has SHA-256"),
+        (lambda path: pq.write_table(pq.read_table(path)[:9], path), "it has SHA-256"),
+        (lambda path: path.with_name("croissant.json").unlink(), "croissant.json, which has the"),
+        (lambda path: write_table(path, pq.read_table(path).drop_columns("shape")),
+         "examples.parquet has no column shape"),
+        (changed("width", None), "examples.parquet has rows without a value for width"),
+        (changed("pixels_xxh3", None), "rows without a value for pixels_xxh3"),
+        (changed("file_bytes", "odd"), "has columns of other types than a build writes"),
+        (changed("brightness", [1.0]), "has columns of other types than a build writes"),
+    ],
+)  # fmt: skip
+def test_a_table_of_the_old_dataset_that_was_changed_is_not_believed(
+    tmp_path, capsys, damage, message
+):
+    old = build_here(write_zip(tmp_path / "first.zip", scans(range(12))), tmp_path / "old")
+    damage(old / "examples.parquet")
+    source = write_zip(tmp_path / "later.zip", scans(range(11)))
+    capsys.readouterr()
+    assert run_build_here(source, tmp_path / "out", f"--reuse={old}") == 2
+    *_, line = (err := capsys.readouterr().err).strip().splitlines()
+    assert "Traceback" not in err
+    assert line.startswith(f"error: --reuse {old}: ")
+    assert message in line
+    assert not list(tmp_path.glob("out/*.tfrecord"))
 
 
 def test_the_workers_of_a_cluster_must_reach_the_old_dataset(tmp_path, capsys):

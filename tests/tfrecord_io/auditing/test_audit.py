@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from builds import ROOT, build_here, build_of, read_csv, rows_of, run_build_here, shards_of
-from dataset_factory import bare_manifest, change_column, cut_shards
+from dataset_factory import bare_manifest, change_column, cut_shards, write_table
 from image_files import (
     encoded,
     jpeg,
@@ -376,7 +376,7 @@ def test_a_limit_is_not_kept_where_only_some_pairs_were_compared(flawed, monkeyp
 
 
 def drop_patients(path):
-    pq.write_table(pq.read_table(path).drop_columns("patient"), path)
+    write_table(path, pq.read_table(path).drop_columns("patient"))
 
 
 def with_value(name, value):
@@ -388,7 +388,9 @@ def with_value(name, value):
     ("damage", "message"),
     [
         (Path.unlink, "examples.parquet"),
-        (lambda path: path.write_bytes(b"PAR1"), "examples.parquet is damaged"),
+        (lambda path: path.write_bytes(b"PAR1"), "examples.parquet was changed or is damaged"),
+        (lambda path: pq.write_table(pq.read_table(path)[1:], path), "was changed or is damaged"),
+        (lambda path: path.with_name("croissant.json").write_text("{}"), "croissant.json is dam"),
         (drop_patients, "has no column patient"),
         (with_value("split", "holdout"), "the split or label 'holdout'"),
         (with_value("shard", "../beside.tfrecord"), "does not have one row for each of the "),

@@ -13,7 +13,7 @@ from image_files import jpeg, write_tree
 
 from tfrecord_io.auditing import verify
 from tfrecord_io.format import descriptions
-from tfrecord_io.format.descriptions import CROISSANT_FILE
+from tfrecord_io.format.examples import CROISSANT_FILE
 from tfrecord_io.format.manifest import Manifest
 
 # TFDS 4.9.10 asks protobuf 6 for a field's label, in the way of protobuf 5.
