@@ -23,10 +23,10 @@ from tfrecord_io.decoding.preprocess import DecodedImage
 from tfrecord_io.stores.files import write_json
 from tfrecord_io.terminal import flags
 from tfrecord_io.terminal.address import local_path
+from tfrecord_io.terminal.errors import UserError
 from tfrecord_io.terminal.printing import counted, printable
 from train.data import seen
 from train.machine import console
-from train.machine.errors import ConfigError
 from train.results.classifier import (
     Classifier,
     load_classifier,
@@ -65,17 +65,17 @@ def adapt(arguments: argparse.Namespace) -> None:
     paths, output = console.list_files(arguments.input), arguments.output
     console.make_folder("--output", output)
     if any(output.iterdir()):
-        raise ConfigError(f"--output {output} is not empty; name a new folder")
+        raise UserError(f"--output {output} is not empty; name a new folder")
     classifier = load_classifier(arguments.run)
     if not any(_normalizations(classifier.model)):
-        raise ConfigError(
+        raise UserError(
             f"the network of {arguments.run} has no batch normalization, so it cannot be adapted; "
             "train --model small_resnet, or with labelled scans of the other device"
         )
     try:
         images = _read(classifier, paths)
     except ModuleNotFoundError as error:  # the codecs of DICOM files
-        raise ConfigError(str(error)) from error
+        raise UserError(str(error)) from error
     from train.kinds import words  # with Keras, which takes seconds
 
     before = _shares(classifier, images)
@@ -110,7 +110,7 @@ def _read(classifier: Classifier, paths: Sequence[Path]) -> np.ndarray:
     """Returns the pictures of the files in a random order, and tells how many cannot be read.
 
     Raises:
-        ConfigError: if there are too few.
+        UserError: if there are too few.
     """
     settings, images, num_rejects = classifier.preprocessing, [], 0
     shuffled = (paths[place] for place in np.random.default_rng(0).permutation(len(paths)))
@@ -122,7 +122,7 @@ def _read(classifier: Classifier, paths: Sequence[Path]) -> np.ndarray:
             num_rejects += 1
     told = f"{counted(len(images), 'image')} can be used, {num_rejects:,} cannot be read"
     if len(images) < MIN_IMAGES:
-        raise ConfigError(f"--input: {told}; give at least {MIN_IMAGES} images")
+        raise UserError(f"--input: {told}; give at least {MIN_IMAGES} images")
     print(told)
     return np.stack(images)
 

@@ -58,7 +58,7 @@ class BenchmarkOptions:
 def measure(config: TrainConfig, replicas: int, options: BenchmarkOptions) -> dict[str, float]:
     """Returns a row of the table without `speedup` and `efficiency`.
 
-    The input ratio is 1 if the input costs nothing. Raises ConfigError if there are fewer devices.
+    The input ratio is 1 if the input costs nothing. Raises UserError if there are fewer devices.
     """
     from train.training.preview import prepare_steps, time_rounds
     from train.training.run_setup import make_run

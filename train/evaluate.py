@@ -21,11 +21,11 @@ from tfrecord_io.format import shapes
 from tfrecord_io.stores.files import read_json
 from tfrecord_io.terminal import flags
 from tfrecord_io.terminal.address import Address, is_remote, local_path
+from tfrecord_io.terminal.errors import UserError
 from tfrecord_io.terminal.printing import counted, differences
 from train.data.dataset import Dataset, Part, open_dataset
 from train.data.seen import Exposure, expose, read_seen
 from train.machine import console
-from train.machine.errors import ConfigError
 from train.results.classifier import Classifier, answer_images, load_classifier, predict_images
 from train.results.options import MeasureOptions
 from train.training.mirror import opened
@@ -53,17 +53,17 @@ def evaluate(arguments: argparse.Namespace) -> None:
     Images that the model has seen, and others of their patients and groups, are left out.
 
     Raises:
-        ConfigError: if the run is not finished, or does not suit the dataset or the options.
+        UserError: if the run is not finished, or does not suit the dataset or the options.
         tfrecord_io.ManifestError: if the dataset cannot be used or has no such split.
     """
     options = flags.from_flags(MeasureOptions, arguments)
     address, data, split = arguments.run, arguments.data, arguments.split
     if is_remote(address) and not arguments.output:
-        raise ConfigError(f"--run {address} is a URL; name a folder for the results with --output")
+        raise UserError(f"--run {address} is a URL; name a folder for the results with --output")
     dataset = open_dataset(data, options.columns)
     manifest = dataset.manifest
     if not manifest.split(split).num_examples:
-        raise ConfigError(f"split {split!r} of {data} is empty; name another --split")
+        raise UserError(f"split {split!r} of {data} is empty; name another --split")
     run = opened(address)
     classifier = load_classifier(run)
     task = classifier.task
@@ -145,12 +145,12 @@ def _require_fit(
     """Refuses a dataset with other labels, or whose files became pixels in another way."""
     kind, known = manifest.label_kind, classifier.label_names
     if kind != classifier.task.kind:
-        raise ConfigError(
+        raise UserError(
             f"the labels of {data} are of the kind {kind.name}, and the model of {run} learned "
             f"the kind {classifier.task.kind.name}; give a dataset with such labels"
         )
     if not set(manifest.label_names) <= set(known):
-        raise ConfigError(
+        raise UserError(
             f"{data} has the {kind.plural} {', '.join(manifest.label_names)}, the model of {run} "
             f"knows {', '.join(known)}; build the dataset with {kind.flag} of these names"
         )
@@ -158,14 +158,14 @@ def _require_fit(
     try:
         theirs = dataclasses.asdict(Preprocessing.from_dict(manifest.preprocessing))
     except (KeyError, ValueError) as error:
-        raise ConfigError(
+        raise UserError(
             f"the manifest of {data} does not say how files became its images ({error!r}), so it "
             "cannot be compared with the training images; build it again with this program"
         ) from error
     # Whether files without a window were among them is a fact about the files.
     theirs["no_window"] = ours["no_window"]
     if changed := differences(ours, theirs, "in training", "here"):
-        raise ConfigError(
+        raise UserError(
             f"{data} was preprocessed in another way than the training images of {run}:\n  "
             + "\n  ".join(changed)
             + "\nBuild it with the options of the training dataset"
@@ -176,7 +176,7 @@ def _unseen(run: Path, dataset: Dataset, split: str, include_seen: bool) -> tupl
     """Returns the images to measure, and how much of the split the model has seen.
 
     Raises:
-        ConfigError: if it has seen all.
+        UserError: if it has seen all.
     """
     part = dataset.part(split)
     assert part is not None  # checked before the model was loaded
@@ -186,7 +186,7 @@ def _unseen(run: Path, dataset: Dataset, split: str, include_seen: bool) -> tupl
     num_seen, num_patients = exposure.num_images, exposure.num_patients
     if num_seen == part.num_examples and not include_seen:
         advice = f" {exposure.advice}." if exposure.advice else ""
-        raise ConfigError(
+        raise UserError(
             f"nothing is left of split {part.name!r} of {dataset.path}: the network has seen all "
             f"its {num_seen:,} images, or others of their patients.{advice} Name another --split "
             "or --data, or add --include_seen"

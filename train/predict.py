@@ -21,9 +21,9 @@ from typing import Any
 from tfrecord_io.decoding.preprocess import decode_image
 from tfrecord_io.format import shapes
 from tfrecord_io.terminal.address import Address, local_path
+from tfrecord_io.terminal.errors import UserError
 from tfrecord_io.terminal.printing import csv_cell, no_formula, printable, refuse, until_closed
 from train.machine import console
-from train.machine.errors import ConfigError
 from train.results.classifier import (
     Classifier,
     Prediction,
@@ -63,7 +63,7 @@ def predict(arguments: argparse.Namespace) -> int:
     """Prints a prediction for each image; returns the exit code."""
     paths = console.list_files(arguments.input)
     if arguments.patch is not None and arguments.patch < 1:
-        raise ConfigError(f"--patch must be at least 1 pixel, received {arguments.patch}")
+        raise UserError(f"--patch must be at least 1 pixel, received {arguments.patch}")
     if arguments.occlusion:
         console.make_folder("--occlusion", arguments.occlusion)
     classifier = load_classifiers([opened(run) for run in arguments.run])
@@ -72,7 +72,7 @@ def predict(arguments: argparse.Namespace) -> int:
     try:
         predictions = list(predict_files(classifier, paths))
     except ModuleNotFoundError as error:  # the codecs of DICOM files
-        raise ConfigError(str(error)) from error
+        raise UserError(str(error)) from error
     seen = [prediction.shape for prediction in predictions if prediction.shape]
     _warn(shapes.warn_of_unseen(seen, classifier.shapes, classifier.preprocessing))
     with until_closed():

@@ -4,8 +4,8 @@ import json
 import pytest
 from marked_images import run_script, write_marked_dataset
 
+from tfrecord_io.terminal.errors import UserError
 from train import benchmark
-from train.machine.errors import ConfigError
 
 
 def row_of(replicas, speed):
@@ -49,7 +49,7 @@ def test_a_number_of_replicas_without_devices_is_refused_before_any_is_measured(
 def test_what_was_measured_before_a_failure_is_kept(tmp_path, monkeypatch, capsys):
     def measure_one(config, replicas, options):
         if replicas == 1 and (tmp_path / "scaling.csv").exists():
-            raise ConfigError("the device went away")
+            raise UserError("the device went away")
         return row_of(replicas, 100.0)
 
     monkeypatch.setattr(benchmark, "measure", measure_one)

@@ -31,8 +31,8 @@ from tiff_files import NEW_SUBFILE_TYPE, tiff_file
 from tfrecord_io.decoding import dicom
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.reading.mapped import MappedDataset
+from tfrecord_io.terminal.errors import UserError
 from train import predict
-from train.machine.errors import ConfigError
 from train.results.classifier import (
     load_classifier,
     load_classifiers,
@@ -180,7 +180,7 @@ def test_runs_whose_classes_have_another_order_are_averaged_by_name(run_folder, 
 def test_runs_that_know_other_classes_are_not_averaged(run_folder, tmp_path):
     other = shutil.copytree(run_folder, tmp_path / "run")
     change_json(other / "export" / "preprocessing.json", label_names=["1", "2", "3", "4"])
-    with pytest.raises(ConfigError, match="cannot be averaged: their labels"):
+    with pytest.raises(UserError, match="cannot be averaged: their labels"):
         load_classifiers([run_folder, other])
 
 
@@ -262,7 +262,7 @@ def test_a_hostile_model_is_refused_without_running_anything(
         for name, content in (members | {"config.json": config.encode()}).items():
             archive.writestr(name, content)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"model\.keras cannot be loaded"):
+    with pytest.raises(UserError, match=r"model\.keras cannot be loaded"):
         load_classifier(tmp_path)
     assert not Path("executed").exists()
 
@@ -292,7 +292,7 @@ PREPROCESSING = Preprocessing(height=24, width=20).to_dict()
     ],
 )
 def test_facts_that_are_not_those_of_the_model_are_refused(facts, message, run_folder, tmp_path):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(UserError, match=message):
         load_classifier(edited_run(run_folder, tmp_path / "run", **facts))
 
 

@@ -25,8 +25,8 @@ from tfrecord_io.format.manifest import NO_WEIGHT, STATISTICS_SPLIT, Manifest, M
 from tfrecord_io.format.side_facts import HASH_LENGTH
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.stores.folder import DataPath, Folder
+from tfrecord_io.terminal.errors import UserError
 from train.data.options import FoldOptions
-from train.machine.errors import ConfigError
 
 # Columns that are read, besides those that are measured.
 _COLUMNS = (*IDENTITY, HASH, "path", "split", "shard", "row", "variant")
@@ -148,7 +148,7 @@ def open_dataset(path: str | DataPath, columns: Sequence[str] = ()) -> Dataset:
         columns: of the table of examples, to be measured besides `SITE`.
 
     Raises:
-        ConfigError: if the table is missing or damaged, lacks one of these columns or the groups,
+        UserError: if the table is missing or damaged, lacks one of these columns or the groups,
             has a column `weight`, or does not have one row for each example.
     """
     path = DataPath.of(path)
@@ -159,12 +159,12 @@ def open_dataset(path: str | DataPath, columns: Sequence[str] = ()) -> Dataset:
         table = examples.in_stored_order(examples.read(path), manifest)
         groups = examples.groups_in(table)
     except ManifestError as error:
-        raise ConfigError(f"{path}: {error}") from None
+        raise UserError(f"{path}: {error}") from None
     known = table.column_names
     if "weight" in known:
-        raise ConfigError(f"{file}: {NO_WEIGHT}")
+        raise UserError(f"{file}: {NO_WEIGHT}")
     if unknown := [name for name in columns if name not in known]:
-        raise ConfigError(
+        raise UserError(
             f"--by {unknown[0]}: expected a column of {file}, which has {', '.join(known)}"
         )
     wanted = dict.fromkeys((*_COLUMNS, *measured))
@@ -207,21 +207,19 @@ def choose_parts(dataset: Dataset, folds: FoldOptions) -> Parts:
 
     Raises:
         tfrecord_io.ManifestError: if a split named in `fold_splits` is missing.
-        ConfigError: if there is nothing to train on, or a fold would be empty.
+        UserError: if there is nothing to train on, or a fold would be empty.
     """
     if folds.fold is None:
         train = dataset.part("train")
         if train is None:
-            raise ConfigError(
-                f"the training split of {dataset.path} is empty; build it with images"
-            )
+            raise UserError(f"the training split of {dataset.path} is empty; build it with images")
         val, test = dataset.part("val"), dataset.part("test")
         return Parts(train=train, val=val, test=test)
     everyone = divided(dataset, folds)
     groups = dataset.groups.take(everyone.rows)
     in_fold = patient_folds(groups, folds.folds or 0) == folds.fold
     if in_fold.all() or not in_fold.any():
-        raise ConfigError(
+        raise UserError(
             f"fold {folds.fold} of {folds.folds} has {in_fold.sum()} of the {len(in_fold)} "
             f"images: there are too few {groups.units}; use fewer --folds"
         )
@@ -240,14 +238,14 @@ def divided(dataset: Dataset, folds: FoldOptions) -> Part:
 
     Raises:
         tfrecord_io.ManifestError: if a split named in `fold_splits` is missing.
-        ConfigError: if the splits have no examples.
+        UserError: if the splits have no examples.
     """
     named = (folds.fold_splits or "train,val").split(",")
     everyone = dataset.part(*named)
     if folds.fold_splits:
         dataset.manifest.split(named)  # raises ManifestError
     if everyone is None:
-        raise ConfigError(
+        raise UserError(
             f"--folds: the splits {', '.join(named)} of {dataset.path} have no images; name "
             "others with --fold_splits"
         )

@@ -27,8 +27,8 @@ from tfrecord_io.format.examples import (
 from tfrecord_io.format.manifest import Manifest
 from tfrecord_io.format.side_facts import HASH_LENGTH
 from tfrecord_io.stores.files import atomic_write
+from tfrecord_io.terminal.errors import UserError
 from train.data.dataset import Dataset
-from train.machine.errors import ConfigError
 
 FILE_NAME = SEEN_FILE_NAME
 
@@ -110,7 +110,7 @@ def read_seen(run: Path) -> Seen:
     """Returns what the network of a run has seen; unknown if there is no list.
 
     The folder may be the export in that of a run; a copy of the export elsewhere has no list.
-    Raises ConfigError if the file is damaged.
+    Raises UserError if the file is damaged.
     """
     folder = run.absolute()
     is_export = folder.name == "export" and not (folder / FILE_NAME).exists()
@@ -125,7 +125,7 @@ def read_seen(run: Path) -> Seen:
     except FileNotFoundError:
         return Seen(unknown=f"its run has no {FILE_NAME}")
     except (OSError, KeyError, ValueError) as error:
-        raise ConfigError(f"{path} is damaged ({error}); copy it again") from None
+        raise UserError(f"{path} is damaged ({error}); copy it again") from None
     return Seen(images=images, unknown=facts.get(_UNKNOWN, b"").decode(), origin=origin)
 
 

@@ -9,11 +9,11 @@ import keras
 import numpy as np
 
 from tfrecord_io.format import kinds
+from tfrecord_io.terminal.errors import UserError
 from train.data.dataset import Dataset, Part
 from train.kinds import measures, words
 from train.kinds import task as tasks
 from train.kinds.task import Answers, OneAnswer, Task, View
-from train.machine.errors import ConfigError
 
 #: The measure of grades, see `quadratic_kappa`.
 KAPPA = "quadratic_kappa"
@@ -39,7 +39,7 @@ class Classes(Task):
 
     def fitted(self, dataset: Dataset, part: Part) -> Task:
         if len(dataset.manifest.label_names) == 1:
-            raise ConfigError(
+            raise UserError(
                 f"{dataset.path} has one class, {dataset.manifest.label_names[0]}, so there is "
                 "nothing to tell apart; name the classes in the build (--layout, --label_regex, or "
                 "a table of --labels)"

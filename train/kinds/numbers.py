@@ -10,12 +10,12 @@ import keras
 import numpy as np
 
 from tfrecord_io.format import kinds
+from tfrecord_io.terminal.errors import UserError
 from train.data.dataset import Dataset, Part
 from train.kinds import words
 from train.kinds.measures import ratios
 from train.kinds.task import Answers, OneAnswer, Task, View
 from train.kinds.words import decimal, with_interval
-from train.machine.errors import ConfigError
 
 # Standard deviations on both sides of the mean that hold 95 % of a normal distribution.
 _DEVIATIONS = 1.96
@@ -61,7 +61,7 @@ class Number(Task):
         variance = np.square(values - mean).mean()
         # The loss is float32.
         if values.min() == values.max() or variance > np.finfo(np.float32).max:
-            raise ConfigError(
+            raise UserError(
                 f"{dataset.path}: the training images have numbers from {values.min():g} to "
                 f"{values.max():g}; a network can learn those that differ, by less than 1e19"
             )

@@ -151,7 +151,7 @@ class Task(abc.ABC):
         """Returns the task with what it takes from the labels of the examples to learn from.
 
         Raises:
-            ConfigError: if nothing can be learnt from these labels.
+            UserError: if nothing can be learnt from these labels.
         """
         return self
 

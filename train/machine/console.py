@@ -17,7 +17,7 @@ from types import FrameType
 
 from tfrecord_io.terminal import printing
 from tfrecord_io.terminal.command import Command
-from train.machine.errors import ConfigError
+from tfrecord_io.terminal.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,16 +78,16 @@ def check_backend(backend: str) -> None:
     """Refuses a backend of Keras that cannot train here.
 
     Raises:
-        ConfigError: if it is neither TensorFlow nor JAX, or is not installed.
+        UserError: if it is neither TensorFlow nor JAX, or is not installed.
     """
     if backend not in ("tensorflow", "jax"):
-        raise ConfigError(
+        raise UserError(
             f"KERAS_BACKEND={backend} is not supported; use tensorflow or jax. PyTorch reads the "
             "data with tfrecord_io.make_batches (docs/reader.md)"
         )
     if importlib.util.find_spec(backend) is None:
         extra = "train" if backend == "tensorflow" else "jax"
-        raise ConfigError(
+        raise UserError(
             f"{backend}, on which Keras is to run, is not installed; run pip install '.[{extra}]' "
             "in the clone of this project, or name another backend with KERAS_BACKEND"
         )
@@ -95,19 +95,19 @@ def check_backend(backend: str) -> None:
 
 #: Hides what a block writes to standard error, and shows it only if the block fails otherwise than
 #: by an error whose message is meant for users.
-hide_native_noise = functools.partial(printing.hide_native_noise, ConfigError)
+hide_native_noise = functools.partial(printing.hide_native_noise, UserError)
 
 
 def make_folder(flag: str, folder: Path) -> None:
     """Makes the folder that a flag names.
 
     Raises:
-        ConfigError: if it cannot be made, because a file has its name, for example.
+        UserError: if it cannot be made, because a file has its name, for example.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{flag} {folder} cannot be a folder: {error.strerror}") from None
+        raise UserError(f"{flag} {folder} cannot be a folder: {error.strerror}") from None
 
 
 def list_files(inputs: Sequence[Path]) -> list[Path]:
@@ -119,15 +119,15 @@ def list_files(inputs: Sequence[Path]) -> list[Path]:
     once: dict[Path, Path] = {}
     for path in inputs:
         if not path.exists():
-            raise ConfigError(f"--input {path}: there is no such file or folder")
+            raise UserError(f"--input {path}: there is no such file or folder")
         if not (path.is_dir() or path.is_file()):
-            raise ConfigError(
+            raise UserError(
                 f"--input {path}: expected a file or folder, received a pipe or a device; write "
                 "what it gives into a file first"
             )
         found = _files_in(path) if path.is_dir() else [path]
         if not found:
-            raise ConfigError(f"--input {path}: there is no file in this folder")
+            raise UserError(f"--input {path}: there is no file in this folder")
         for file in found:
             once.setdefault(file.parent.resolve() / file.name, file)
     return list(once.values())
@@ -141,7 +141,7 @@ def _files_in(folder: Path) -> list[Path]:
 
     def fail(error: OSError) -> None:
         # By default os.walk skips a folder that it cannot list.
-        raise ConfigError(f"--input {error.filename} cannot be listed: {error.strerror}")
+        raise UserError(f"--input {error.filename} cannot be listed: {error.strerror}")
 
     found: list[Path] = []
     for root, folders, names in os.walk(folder, onerror=fail):

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from tfrecord_io.terminal import flags
+from tfrecord_io.terminal.errors import UserError
 from tfrecord_io.terminal.flags import flag
 from train.machine import console
-from train.machine.errors import ConfigError
 
 #: Tensor cores compute in bfloat16 from this CUDA compute capability on (Ampere), and in float16
 #: from 7.0 (Volta). Source: NVIDIA's CUDA programming guide, table of compute capabilities.
@@ -158,7 +158,7 @@ def configure_devices(options: DeviceOptions) -> Devices:
     """Chooses the devices and sets them up, before anything is put on one.
 
     Raises:
-        ConfigError: if the devices asked for are not there, or are in use already.
+        UserError: if the devices asked for are not there, or are in use already.
     """
     import keras
 
@@ -169,7 +169,7 @@ def configure_devices(options: DeviceOptions) -> Devices:
         try:
             return _configure_jax(options) if on_jax else _configure_tensorflow(options)
         except RuntimeError as error:
-            raise ConfigError(
+            raise UserError(
                 "the devices of this process are in use already, too late to set them up, or "
                 f"cannot be used: {error}"
             ) from error
@@ -233,14 +233,14 @@ def _configure_jax(options: DeviceOptions) -> Devices:
     import keras
 
     if options.deterministic:
-        raise ConfigError(
+        raise UserError(
             "--deterministic is TensorFlow's alone; leave it out, or use KERAS_BACKEND=tensorflow"
         )
     # JAX reads these when it opens its devices. See "GPU memory allocation" in its manual.
     if options.gpu_memory == "growth":
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     elif options.gpu_memory != "all":
-        raise ConfigError("with JAX --gpu_memory is growth or all")
+        raise UserError("with JAX --gpu_memory is growth or all")
     if options.cpu_devices:
         jax.config.update("jax_num_cpu_devices", options.cpu_devices)
     workers, worker_index = _workers(options)
@@ -275,14 +275,14 @@ def _workers(options: DeviceOptions) -> tuple[list[str], int]:
         if cluster["task"]["type"] != "worker" or not 0 <= worker_index < len(addresses):
             raise ValueError(f"task {cluster['task']} is not one of {len(addresses)} workers")
     except (KeyError, ValueError, TypeError) as error:
-        raise ConfigError(
+        raise UserError(
             "--strategy multi_worker: the environment variable TF_CONFIG does not describe a "
             f"cluster ({error!r}); set it in each process, such as TF_CONFIG="
             """'{"cluster": {"worker": ["host1:2222", "host2:2222"]}, """
             """"task": {"type": "worker", "index": 0}}'"""
         ) from None
     if options.gpus is not None:
-        raise ConfigError("--gpus is for one machine; set CUDA_VISIBLE_DEVICES on each")
+        raise UserError("--gpus is for one machine; set CUDA_VISIBLE_DEVICES on each")
     return addresses, worker_index
 
 
@@ -291,9 +291,9 @@ def _chosen(available: list[Any], options: DeviceOptions) -> list[Any]:
     is_single = options.kind == "single"
     wanted = options.gpus or (1 if is_single else len(available))
     if is_single and wanted > 1:
-        raise ConfigError(f"--strategy single trains on one device, --gpus says {wanted}")
+        raise UserError(f"--strategy single trains on one device, --gpus says {wanted}")
     if wanted > len(available):
-        raise ConfigError(
+        raise UserError(
             f"--gpus {wanted}: there are {len(available)} devices "
             f"({', '.join(map(str, available))}); use fewer, or --cpu_devices to try replicas on "
             "the CPU"

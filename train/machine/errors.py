@@ -1,24 +1,27 @@
-"""Errors of the trainer that a command tells without a traceback."""
+"""The error of the trainer that a command tells without a traceback, besides those of its data."""
 
 import signal
 
 from tfrecord_io.terminal.errors import ToldError, UserError
 
-
-class ConfigError(UserError):
-    """The trainer was used wrongly; the message says what was expected and what to do."""
+ConfigError = UserError  # until nothing imports it any more
 
 
 class TrainingError(ToldError):
-    """A run failed, or its checkpoint or export is damaged; the message says what to do."""
+    """A run failed or was stopped, or its checkpoint or export is damaged.
+
+    The message says what to do; the exit code of a stop is that of a process that a signal ends.
+    """
+
+    def __init__(self, message: str, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
 
 
-class StoppedError(ToldError):
-    """A run was asked to stop by a signal; a process that a signal ends has this exit code."""
-
-    def __init__(self, signal_number: int, step: int) -> None:
-        super().__init__(
-            f"stopped by {signal.Signals(signal_number).name} after step {step}; the state is "
-            "saved; run the same command again to continue"
-        )
-        self.exit_code = 128 + signal_number
+def stopped(signal_number: int, step: int) -> TrainingError:
+    """Returns the error of a run that a signal has asked to stop, with its state saved."""
+    return TrainingError(
+        f"stopped by {signal.Signals(signal_number).name} after step {step}; the state is saved; "
+        "run the same command again to continue",
+        128 + signal_number,
+    )

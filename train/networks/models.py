@@ -14,10 +14,11 @@ import numpy as np
 
 from tfrecord_io.format.statistics import PixelStatistics
 from tfrecord_io.terminal.address import local_path
+from tfrecord_io.terminal.errors import UserError
 from train.data.augmentation import inside_padding, picture_share
 from train.kinds.classes import CLASSES
 from train.kinds.task import Task
-from train.machine.errors import ConfigError, TrainingError
+from train.machine.errors import TrainingError
 from train.networks.options import APPLICATIONS, NetworkOptions
 
 # An image of a single grey level has a standard deviation of 0; this avoids the division by 0.
@@ -72,7 +73,7 @@ def build_network(
         is_padded: whether `--normalize image` leaves out the padding, see `inside_padding`.
 
     Raises:
-        ConfigError: if the images do not suit the network or the weights cannot be loaded.
+        UserError: if the images do not suit the network or the weights cannot be loaded.
     """
     pixels = keras.Input(image_shape, dtype="float32", name="pixels")
     backbone = None
@@ -262,14 +263,14 @@ def _backbone(features, options: NetworkOptions):
     if channels == 1:
         features = keras.layers.Concatenate(name="grey_to_rgb")([features] * 3)
     elif channels != 3:
-        raise ConfigError(f"--model {options.model} needs 1 or 3 channels, received {channels}")
+        raise UserError(f"--model {options.model} needs 1 or 3 channels, received {channels}")
     features = scale(features, mode)
     published = "imagenet" if options.initial_weights == "imagenet" else None
     build = getattr(keras.applications, constructor)
     try:
         backbone = build(include_top=False, weights=published, input_shape=(height, width, 3))
     except ValueError as error:
-        raise ConfigError(
+        raise UserError(
             f"--model {options.model} does not take images of {height}x{width} pixels: {error}; "
             "use --model small_resnet or build larger images"
         ) from error
@@ -277,7 +278,7 @@ def _backbone(features, options: NetworkOptions):
         # Keras raises a plain Exception if a download fails.
         if not published:
             raise
-        raise ConfigError(
+        raise UserError(
             f"the ImageNet weights of {options.model} could not be downloaded: {error}\n"
             "Use --weights FILE with a file that was downloaded elsewhere (Keras names it "
             f"{options.model}_..._notop.h5), or --weights none for random weights"
@@ -314,10 +315,10 @@ def _load_weights(model: keras.Model, options: NetworkOptions) -> None:
     if path in ("imagenet", "none"):
         return
     if not local_path(path).is_file():
-        raise ConfigError(
+        raise UserError(
             f"--weights {path}: this file does not exist; expected imagenet, none or a weights file"
         )
     try:
         model.load_weights(path)
     except Exception as error:  # h5py and Keras raise many types for a wrong file
-        raise ConfigError(f"--weights {path} does not fit {model.name}: {error}") from error
+        raise UserError(f"--weights {path} does not fit {model.name}: {error}") from error

@@ -30,9 +30,9 @@ from tfrecord_io.format.kinds import kind_in
 from tfrecord_io.format.manifest import FILE_NAME as MANIFEST_NAME
 from tfrecord_io.format.manifest import check_types
 from tfrecord_io.terminal import flags
+from tfrecord_io.terminal.errors import UserError
 from tfrecord_io.terminal.printing import differences
 from train.machine import console
-from train.machine.errors import ConfigError
 
 if TYPE_CHECKING:
     import keras
@@ -113,7 +113,7 @@ def load_classifier(path: Path) -> Classifier:
         path: folder of a run, or its export folder.
 
     Raises:
-        ConfigError: if no exported model is there.
+        UserError: if no exported model is there.
     """
     folder = path / "export" if (path / "export").is_dir() else path
     saved, described = folder / "model.keras", folder / "preprocessing.json"
@@ -124,7 +124,7 @@ def load_classifier(path: Path) -> Classifier:
                 f"this is a dataset; run {flags.command('train')} --data {path} --workdir RUN, "
                 "and give RUN here"
             )
-        raise ConfigError(
+        raise UserError(
             f"--run {path}: expected the folder of a finished run, with export/{saved.name} and "
             f"export/{described.name}; {advice}"
         )
@@ -142,7 +142,7 @@ def load_classifier(path: Path) -> Classifier:
         if "pydicom" not in decoder:  # no training image says what a DICOM file should look like
             preprocessing = dataclasses.replace(preprocessing, no_window=FRAME_RANGE)
     except (KeyError, ValueError, TypeError, RecursionError) as error:
-        raise ConfigError(
+        raise UserError(
             f"{described} does not say how files became the training images ({error!r}): "
             "the dataset's manifest had no complete preprocessing, or another release wrote it, so "
             "no file can be predicted"
@@ -168,7 +168,7 @@ def load_classifier(path: Path) -> Classifier:
             known = read_vectors(folder, model)
         # A stranger's or damaged file raises almost anything in Keras.
         except Exception as error:
-            raise ConfigError(
+            raise UserError(
                 f"{saved} cannot be loaded ({type(error).__name__}: {error!s:.300}); "
                 f"copy the run again, or finish it with {flags.command('train')} --workdir {path}"
             ) from error
@@ -194,7 +194,7 @@ def load_classifiers(runs: Sequence[Path]) -> Classifier:
     The answers of all are in the order of the first one's names.
 
     Raises:
-        ConfigError: if a run has no exported model, or does not fit the first one.
+        UserError: if a run has no exported model, or does not fit the first one.
     """
     folders = [each for run in runs for each in sorted(run.glob("seed-*/fold-*")) or [run]]
     first, *others = map(load_classifier, folders)
@@ -206,7 +206,7 @@ def load_classifiers(runs: Sequence[Path]) -> Classifier:
             for each in (first, other)
         ]
         if facts[0] != facts[1]:
-            raise ConfigError(
+            raise UserError(
                 f"the runs {folders[0]} and {folder} cannot be averaged: their labels or their "
                 "preprocessing differ"
             )

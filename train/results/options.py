@@ -7,8 +7,8 @@ import dataclasses
 from collections.abc import Sequence
 
 from tfrecord_io.terminal import flags
+from tfrecord_io.terminal.errors import UserError
 from tfrecord_io.terminal.flags import flag
-from train.machine.errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class MeasureOptions:
         """Returns the prevalence of each view that has one; they are given by name.
 
         Raises:
-            ConfigError: if a prevalence is not between 0 and 1 or names something else.
+            UserError: if a prevalence is not between 0 and 1 or names something else.
         """
         shares: dict[str, float] = {}
         for cell in _cells(self.prevalence):
@@ -77,7 +77,7 @@ class MeasureOptions:
                 share = -1
             known = name in views if is_named else views
             if not known or not 0 < share < 1:
-                raise ConfigError(
+                raise UserError(
                     f"--prevalence: expected a number between 0 and 1, or such numbers for some of "
                     f"{', '.join(views) or 'the classes, which a dataset of numbers does not have'}"
                     f"; received {cell!r}"

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from tfrecord_io.format.manifest import check_types
+from tfrecord_io.terminal.errors import UserError
 from train.kinds.measures import called_rates, predictive_values
 from train.kinds.task import MAX_VIEWS, View
 from train.kinds.words import separates_nothing
-from train.machine.errors import ConfigError
 from train.results.bootstrap import behind_rates, rounded, with_intervals
 from train.results.predictions import Predictions
 
@@ -120,7 +120,7 @@ def read_thresholds(export: Path, label_names: Sequence[str]) -> list[dict[str, 
     """Returns the thresholds of an export folder; none if none were exported.
 
     Raises:
-        ConfigError: if the file is damaged or about other labels.
+        UserError: if the file is damaged or about other labels.
     """
     path = export / FILE_NAME
     if not path.is_file():
@@ -133,7 +133,7 @@ def read_thresholds(export: Path, label_names: Sequence[str]) -> list[dict[str, 
                 raise ValueError(f"{entry['threshold']!r} cannot be a probability")
             view_of(entry, label_names)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ConfigError(
+        raise UserError(
             f"{path} does not hold thresholds for the labels of this model ({error!r}); copy the "
             "run again, or remove the file to go without thresholds"
         ) from error

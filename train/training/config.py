@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 from tfrecord_io.format.manifest import Manifest
 from tfrecord_io.terminal import flags, printing
 from tfrecord_io.terminal.address import Address, local_path
+from tfrecord_io.terminal.errors import UserError
 from tfrecord_io.terminal.flags import flag
 from train.data.options import AugmentOptions, FoldOptions, InputOptions
 from train.machine import console
 from train.machine.devices import DeviceOptions, Devices
-from train.machine.errors import ConfigError
 from train.networks.options import OWN_MODELS, TUTORIAL_MODELS, NetworkOptions, OptimizerOptions
 from train.results.options import MeasureOptions, ThresholdOptions
 from train.training.mirror import opened
@@ -130,7 +130,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         head_epochs, epochs = self.network.head_epochs, self.input.epochs
         if head_epochs is not None and epochs is not None and head_epochs > epochs:
-            raise ConfigError(
+            raise UserError(
                 f"--head_epochs {head_epochs} is more than --epochs {epochs}; --epochs includes "
                 "the epochs of the head"
             )
@@ -140,7 +140,7 @@ class TrainConfig:
         """Returns the configuration with these fields of its groups, and defaults for the others.
 
         Raises:
-            ConfigError: if a value is out of range or two values contradict each other.
+            UserError: if a value is out of range or two values contradict each other.
         """
         groups = {}
         for name, group in _groups():
@@ -148,7 +148,7 @@ class TrainConfig:
             try:
                 groups[name] = group(**{field: fields.pop(field) for field in own})
             except ValueError as error:
-                raise ConfigError(str(error)) from None
+                raise UserError(str(error)) from None
         return cls(**groups, **fields)
 
     def replace(self, **fields: Any) -> TrainConfig:
@@ -184,7 +184,7 @@ class TrainConfig:
         replicas. Source of the scaling: Goyal et al. 2017, "Accurate, large minibatch SGD".
 
         Raises:
-            ConfigError: if the global batch size cannot be split evenly over the replicas, or is
+            UserError: if the global batch size cannot be split evenly over the replicas, or is
                 larger than the training split.
         """
         num_replicas = devices.num_replicas
@@ -193,12 +193,12 @@ class TrainConfig:
         replica_batch_size = self.input.replica_batch_size or usual
         global_batch_size = self.input.global_batch_size or replica_batch_size * num_replicas
         if global_batch_size % num_replicas:
-            raise ConfigError(
+            raise UserError(
                 f"--batch_size {global_batch_size} cannot be split evenly over "
                 f"{num_replicas} replicas; choose a multiple of {num_replicas}"
             )
         if global_batch_size > num_examples:
-            raise ConfigError(
+            raise UserError(
                 f"a step takes {global_batch_size} images, but the training split has only "
                 f"{num_examples}; use a smaller --replica_batch_size or fewer replicas"
             )
@@ -259,7 +259,7 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
     `config` has the fields of `TrainConfig` as JSON values; `run_setup.claim` adds the others.
 
     Raises:
-        ConfigError: if the file does not exist, is not a configuration, or has unknown settings or
+        UserError: if the file does not exist, is not a configuration, or has unknown settings or
             a value of the wrong type.
     """
     path = local_path(path)
@@ -274,9 +274,9 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
             if value is not None and not isinstance(value, stored):
                 raise TypeError(f"{name} must be of type {kind.__name__}; received {value!r}")
     except FileNotFoundError:
-        raise ConfigError(f"{path} does not exist; give the config.json of a run") from None
+        raise UserError(f"{path} does not exist; give the config.json of a run") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(
+        raise UserError(
             f"{path} is not the configuration of a run of this version: {error!r}"
         ) from error
     return content
@@ -307,7 +307,7 @@ def from_arguments(arguments: argparse.Namespace, **defaults: Any) -> TrainConfi
         **defaults: values of fields that neither the flags nor the file have.
 
     Raises:
-        ConfigError: if the file cannot be used, a value is out of range, `data` is missing, or the
+        UserError: if the file cannot be used, a value is out of range, `data` is missing, or the
             backend cannot train here.
         tfrecord_io.ManifestError: if the dataset is local, and has no manifest that can be used.
     """
@@ -321,7 +321,7 @@ def from_arguments(arguments: argparse.Namespace, **defaults: Any) -> TrainConfi
         fields |= flags.given(group, arguments)
     config = TrainConfig.of(**fields)
     if not config.input.data:
-        raise ConfigError(
+        raise UserError(
             "--data is missing; give the folder of a finished dataset, such as the --output of "
             f"{flags.command('build')}"
         )

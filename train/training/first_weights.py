@@ -12,8 +12,9 @@ import numpy as np
 
 from tfrecord_io.format.kinds import kind_in
 from tfrecord_io.format.manifest import Manifest, check_types
+from tfrecord_io.terminal.errors import UserError
 from tfrecord_io.terminal.printing import listed
-from train.machine.errors import ConfigError, TrainingError
+from train.machine.errors import TrainingError
 from train.networks.models import Network, restore
 from train.training.checkpoint import BEST_NAME, load_checkpoint
 from train.training.mirror import opened
@@ -32,29 +33,29 @@ class FirstWeights:
         """Reads what a run's outputs are.
 
         Raises:
-            ConfigError: if it is not finished, or has no output that the dataset names.
+            UserError: if it is not finished, or has no output that the dataset names.
             TrainingError: if its weights are damaged.
         """
         path = opened(init) / BEST_NAME
         if not path.is_file():
-            raise ConfigError(f"--init {init} is not a finished run: it has no {BEST_NAME}")
+            raise UserError(f"--init {init} is not a finished run: it has no {BEST_NAME}")
         facts, _ = load_checkpoint(path)
         try:
             check_types(facts, {"label_names": [str]}, BEST_NAME)
             theirs = kind_in(facts)
         except (KeyError, ValueError) as error:
-            raise ConfigError(
+            raise UserError(
                 f"--init {init}: its {BEST_NAME} does not name the outputs ({error}); train that "
                 "run again"
             ) from None
         ours, names = manifest.label_kind, tuple(facts["label_names"])
         if (ours.one_hot, ours.is_number) != (theirs.one_hot, theirs.is_number):
-            raise ConfigError(
+            raise UserError(
                 f"--init {init} learned {theirs.plural}, but the dataset has {ours.plural}; give a "
                 "dataset with such labels, or leave --init out"
             )
         if not {*names} & {*manifest.label_names}:
-            raise ConfigError(
+            raise UserError(
                 f"--init {init} knows the {theirs.plural} {listed(names)}, but the dataset has "
                 f"{listed(manifest.label_names)}, and outputs follow their names; build the "
                 f"dataset with {ours.flag} of these names, or leave --init out"
@@ -77,7 +78,7 @@ class FirstWeights:
         """Gives the weights to a new network, whose other outputs stay as they are.
 
         Raises:
-            ConfigError: if the network is another one.
+            UserError: if the network is another one.
         """
         _, groups = load_checkpoint(opened(self.init) / BEST_NAME)
         values, places = [*groups["model"]], places_of(self.ours, self.theirs)
@@ -90,7 +91,7 @@ class FirstWeights:
                     values[index] = moved(values[index], fresh, places)
             restore(variables, values)
         except (TrainingError, ValueError, IndexError):
-            raise ConfigError(
+            raise UserError(
                 f"the weights of --init {self.init} do not fit: the network and the image size "
                 "must be those of that run"
             ) from None

@@ -22,8 +22,7 @@ from typing import Any
 from tfrecord_io.stores import remote
 from tfrecord_io.stores.folder import Folder
 from tfrecord_io.terminal.address import Address, is_remote
-from tfrecord_io.terminal.errors import ChangedError
-from train.machine.errors import ConfigError
+from tfrecord_io.terminal.errors import ChangedError, UserError
 
 # Uploaded after all other files, in this order. The first one completes an export.
 _LAST = ("preprocessing.json", "checkpoint.npz", "metrics.json")
@@ -57,7 +56,7 @@ class Mirror:
         """Uploads what is new in a folder of the copy, and deletes what is gone.
 
         Raises:
-            ConfigError: if another process has changed one of these files.
+            UserError: if another process has changed one of these files.
         """
         gone = [name for name in self._seen if not (self.folder / name).exists()]
         for name in sorted(gone, key=_rank, reverse=True):
@@ -73,7 +72,7 @@ class Mirror:
             try:
                 version = remote.replace(self._store.path(name), content, version)
             except ChangedError:
-                raise ConfigError(
+                raise UserError(
                     f"another process is training in {self.url}: it has changed {name}. Wait until "
                     "it ends and run the same command again, or choose another --workdir"
                 ) from None
@@ -95,7 +94,7 @@ def local_copy(workdir: str | os.PathLike[str]) -> Iterator[tuple[Path, Mirror |
     """Yields the local folder to train in and, if `workdir` is a URL, its mirror.
 
     Raises:
-        ConfigError: if there are files at the URL that are not those of a run.
+        UserError: if there are files at the URL that are not those of a run.
     """
     if not is_remote(workdir):
         yield Path(workdir), None
@@ -103,7 +102,7 @@ def local_copy(workdir: str | os.PathLike[str]) -> Iterator[tuple[Path, Mirror |
     mirror = Mirror(Address(workdir))
     try:
         if (names := mirror.names()) and "config.json" not in names:
-            raise ConfigError(f"{mirror.url} is not empty and not a run; use another --workdir")
+            raise UserError(f"{mirror.url} is not empty and not a run; use another --workdir")
         mirror.download(names)
         yield mirror.folder, mirror
     finally:
@@ -115,7 +114,7 @@ def opened(run: str) -> Path:
     """Returns the folder of a finished run; of a URL, a copy that this process removes at its end.
 
     Raises:
-        ConfigError: if there is no finished run at the URL.
+        UserError: if there is no finished run at the URL.
     """
     if not is_remote(run):
         return Path(run)
@@ -125,7 +124,7 @@ def opened(run: str) -> Path:
     wanted = (".json", ".parquet", ".keras", "best.npz", "features.npz")
     mirror.download([name for name in mirror.names() if name.endswith(wanted)])
     if not any(mirror.folder.rglob(_LAST[0])):
-        raise ConfigError(
+        raise UserError(
             f"{mirror.url} is not a finished run: it has no export/{_LAST[0]}; train it to its end"
         )
     return mirror.folder

@@ -29,7 +29,7 @@ _STEPS, _ROUNDS, _IN_ROW = 4, 3, 8
 
 
 def preview(run: Run) -> None:
-    """Prints what a run would be, times some steps and draws a batch; raises `ConfigError`."""
+    """Prints what a run would be, times some steps and draws a batch; raises `UserError`."""
     say, num_runs = run.devices.say, 1
     if run.config.folds.is_cross_validation:
         num_runs, run = len(run.singles), run.singles[0]

@@ -17,6 +17,7 @@ import tfrecord_io
 from tfrecord_io.stores import file_lock
 from tfrecord_io.stores.files import sync_folder, write_json
 from tfrecord_io.terminal.address import is_remote
+from tfrecord_io.terminal.errors import UserError
 from tfrecord_io.terminal.flags import command
 from train.data.dataset import Dataset, Parts, choose_parts, open_dataset
 from train.data.feed import training_batches
@@ -24,7 +25,6 @@ from train.data.seen import Exposure, Seen, collect, expose, read_seen
 from train.kinds.registry import task_of
 from train.kinds.task import Task
 from train.machine.devices import Devices, configure_devices, versions
-from train.machine.errors import ConfigError
 from train.networks.models import Network, build_network
 from train.training import config as train_config
 from train.training.checkpoint import CHECKPOINT_NAME
@@ -59,7 +59,7 @@ class Run:
 
     @functools.cached_property
     def parts(self) -> Parts:
-        """What the run trains on, validates on and tests on; raises `ConfigError`."""
+        """What the run trains on, validates on and tests on; raises `UserError`."""
         return choose_parts(self.data, self.given.folds)
 
     @functools.cached_property
@@ -75,7 +75,7 @@ class Run:
 
     @functools.cached_property
     def first(self) -> FirstWeights | None:
-        """The weights of `--init`, if it is given; raises `ConfigError`."""
+        """The weights of `--init`, if it is given; raises `UserError`."""
         init = self.given.network.init
         return FirstWeights.of(init, self.data.manifest) if init else None
 
@@ -110,19 +110,19 @@ class Run:
 
     @functools.cached_property
     def task(self) -> Task:
-        """What the run learns; raises `ConfigError`."""
+        """What the run learns; raises `UserError`."""
         return task_of(self.data.manifest.label_kind).fitted(self.data, self.parts.train)
 
     @functools.cached_property
     def config(self) -> TrainConfig:
-        """The configuration with every decision made; raises `ConfigError`, see `resolve`."""
+        """The configuration with every decision made; raises `UserError`, see `resolve`."""
         return self.resolve()
 
     def resolve(self) -> TrainConfig:
         """Returns the configuration with every decision made; of a cross-validation, as given.
 
         Raises:
-            ConfigError: if the configuration does not suit the data or the devices.
+            UserError: if the configuration does not suit the data or the devices.
         """
         manifest, given = self.data.manifest, self.given
         # They are used at the end of the run; a wrong one is told now.
@@ -137,7 +137,7 @@ class Run:
         # Labels from which nothing can be learnt are refused here, before a folder is made.
         quantity = self.task.quantity
         if given.loop.best_by == "val_accuracy" and quantity != "accuracy":
-            raise ConfigError("--best_by val_accuracy needs classes or labels; use val_loss")
+            raise UserError("--best_by val_accuracy needs classes or labels; use val_loss")
         return given.resolve(self.parts.train.num_examples, self.devices)
 
     def training_batches(self, start_step: int) -> Any:
@@ -223,7 +223,7 @@ def make_run(config: TrainConfig, folder: Path, mirror: Mirror | None = None) ->
     """Sets up the devices and opens the dataset; nothing is written to the folder yet.
 
     Raises:
-        ConfigError: if the configuration does not suit the devices or the kind of dataset.
+        UserError: if the configuration does not suit the devices or the kind of dataset.
         tfrecord_io.ManifestError: if the dataset cannot be used.
     """
     devices = configure_devices(config.devices)
@@ -250,12 +250,12 @@ def claim(run: Run, *, overwrite: bool = False) -> Iterator[None]:
     checkpoint, or with `overwrite`.
 
     Raises:
-        ConfigError: if the folder cannot be written, belongs to a run of another configuration, is
+        UserError: if the folder cannot be written, belongs to a run of another configuration, is
             not a run folder, or another process trains in it.
     """
     workdir, address, manifest = run.folder, run.address, run.data.manifest
     if overwrite and run.devices.num_workers > 1:
-        raise ConfigError("--overwrite would remove what other workers read; remove the folder")
+        raise UserError("--overwrite would remove what other workers read; remove the folder")
     # First of all: a configuration that does not suit the data is refused before a folder is made.
     content = {
         "config": run.config.to_dict(),
@@ -267,12 +267,12 @@ def claim(run: Run, *, overwrite: bool = False) -> Iterator[None]:
     if not run.devices.is_chief:
         yield
         return
-    lock = file_lock.held(workdir / ".lock", f"training in {address}", ConfigError)
+    lock = file_lock.held(workdir / ".lock", f"training in {address}", UserError)
     with contextlib.ExitStack() as stack:
         try:
             stack.enter_context(lock)
         except OSError as error:
-            raise ConfigError(f"--workdir {address} cannot be written to: {error}") from error
+            raise UserError(f"--workdir {address} cannot be written to: {error}") from error
         # A killed process leaves temporary files; the lock ensures that no other process writes.
         for leftover in workdir.glob(".*.tmp"):
             leftover.unlink(missing_ok=True)
@@ -285,14 +285,14 @@ def claim(run: Run, *, overwrite: bool = False) -> Iterator[None]:
             if has_begun and (changed := train_config.differences(content, there)):
                 is_other_data = any(line.startswith("dataset:") for line in changed)
                 asked = f". {command('diff')} OLD NEW tells how two datasets differ"
-                raise ConfigError(
+                raise UserError(
                     f"{address} contains a run with another configuration:\n  "
                     + "\n  ".join(changed)
                     + "\nUse another --workdir, or replace that run with --overwrite"
                     + (asked if is_other_data else "")
                 )
         elif any(entry.name != ".lock" for entry in workdir.iterdir()):
-            raise ConfigError(
+            raise UserError(
                 f"{address} is not empty and has no {train_config.FILE_NAME}: it is not a run "
                 "folder. Use another --workdir"
             )

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import keras
 import numpy as np
 
+from tfrecord_io.terminal.errors import UserError
 from train.data import augmentation
 from train.machine.devices import Devices
-from train.machine.errors import ConfigError
 from train.networks.models import Network
 from train.networks.optimizers import make_optimizer
 from train.training.run_setup import Run
@@ -50,7 +50,7 @@ def training_steps(run: Run, network: Network, *, learning_rate: float, num_step
     """Returns steps with a fresh optimizer of the layers that train now, see `make_optimizer`.
 
     Raises:
-        ConfigError: if XLA cannot compile the network on these devices.
+        UserError: if XLA cannot compile the network on these devices.
     """
     with run.devices.scope():
         optimizer = make_optimizer(
@@ -185,7 +185,7 @@ class TensorFlowSteps(Steps):
         if optimizer and run.config.devices.jit_compile:
             exchanges = any(getattr(each, "synchronized", False) for each in network.logits.layers)
             if exchanges and devices.num_replicas > 1:
-                raise ConfigError(
+                raise UserError(
                     "--jit_compile: the replicas of this network exchange statistics within a "
                     "step, which XLA cannot compile; leave it out, or train on one device"
                 )

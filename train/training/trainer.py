@@ -51,11 +51,11 @@ def train_and_evaluate(
         empty on workers besides the chief.
 
     Raises:
-        ConfigError: if the configuration does not suit the data, the devices or the folder.
+        UserError: if the configuration does not suit the data, the devices or the folder.
         tfrecord_io.ManifestError: if the dataset cannot be used.
         TrainingError: if the loss or the answers stop being numbers, a graph is traced again, the
-            checkpoint is damaged, or an exported form does not give the network's answers.
-        StoppedError: after SIGTERM or SIGINT, with the state saved.
+            checkpoint is damaged, or an exported form does not give the network's answers;
+            or after SIGTERM or SIGINT, with the state saved.
     """
     with local_copy(workdir) as (folder, mirror):
         return _complete(make_run(config, folder, mirror), overwrite=overwrite)

@@ -18,7 +18,7 @@ from tfrecord_io.auditing.findings import alarms
 from tfrecord_io.terminal import flags
 from tfrecord_io.terminal.printing import counted, printable
 from train.data import feed
-from train.machine.errors import StoppedError, TrainingError
+from train.machine.errors import TrainingError, stopped
 from train.networks.models import restore, set_trainable
 from train.networks.optimizers import averaged_weights
 from train.training import callbacks
@@ -69,10 +69,9 @@ def train(run: Run) -> tuple[Progress, list[np.ndarray]]:
         the progress, and the values of the network's variables in the epoch to keep.
 
     Raises:
-        ConfigError: if the images do not suit the network, or the weights cannot be loaded.
+        UserError: if the images do not suit the network, or the weights cannot be loaded.
         TrainingError: if the loss stops being a number, a graph is traced again, or the checkpoint
-            is damaged or does not suit the network.
-        StoppedError: after SIGTERM or SIGINT, with the state saved.
+            is damaged or does not suit the network; or, with the state saved, after a signal.
     """
     training = _Training(run)
     if training.progress.epoch < run.config.input.epochs:
@@ -262,7 +261,7 @@ class _Training:
                 self._run.upload()
             self._saved_at = time.monotonic()
         if stops:
-            raise StoppedError(stops[0], self.progress.step)
+            raise stopped(stops[0], self.progress.step)
 
 
 def describe_run(run: Run, progress: Progress, num_parameters: int) -> Iterator[str]:

@@ -16,8 +16,8 @@ from pipelines.planning import splits
 from tfrecord_io import PixelStatistics
 from tfrecord_io.format.groups import Groups
 from tfrecord_io.format.hashing import hash_names
+from tfrecord_io.terminal.errors import UserError
 from train.data.dataset import choose_parts, open_dataset, patient_folds
-from train.machine.errors import ConfigError
 from train.training.config import TrainConfig
 
 NUM_EXAMPLES = {"train": 40, "val": 10, "test": 12}
@@ -57,9 +57,9 @@ def test_without_folds_the_parts_are_the_splits_that_have_images(tmp_path, sizes
 
 def test_without_training_images_there_is_nothing_to_do(tmp_path):
     write_marked_dataset(tmp_path, num_examples={"train": 0, "test": 4})
-    with pytest.raises(ConfigError, match=r"the training split of .* is empty"):
+    with pytest.raises(UserError, match=r"the training split of .* is empty"):
         choose(str(tmp_path))
-    with pytest.raises(ConfigError, match=r"the splits train, val of .* have no images"):
+    with pytest.raises(UserError, match=r"the splits train, val of .* have no images"):
         choose(str(tmp_path), folds=3, fold=0)
 
 
@@ -168,7 +168,7 @@ def test_augmented_copies_stay_with_their_original_and_are_not_scored(tmp_path):
 def test_a_table_of_an_old_release_whose_groups_are_not_ours_is_refused(tmp_path, names):
     write_marked_dataset(tmp_path, num_examples={"train": 4})
     with_columns(tmp_path, group=names or pa.nulls(4))
-    with pytest.raises(ConfigError, match=r"release before 1\.0\.0, .* build the dataset again"):
+    with pytest.raises(UserError, match=r"release before 1\.0\.0, .* build the dataset again"):
         open_dataset(str(tmp_path))
 
 
@@ -214,5 +214,5 @@ def _add_weights(path):
 def test_a_table_that_lacks_examples_or_weighs_them_is_refused(tmp_path, damage, message):
     write_marked_dataset(tmp_path, num_examples={"test": 5})
     damage(tmp_path / "examples.parquet")
-    with pytest.raises(ConfigError, match=rf"examples\.parquet ?{message}"):
+    with pytest.raises(UserError, match=rf"examples\.parquet ?{message}"):
         open_dataset(str(tmp_path))

@@ -21,11 +21,11 @@ from sklearn import metrics as sk_metrics
 
 from tfrecord_io.format.kinds import CLASSES, GRADES, NUMBER
 from tfrecord_io.reading.mapped import MappedDataset
+from tfrecord_io.terminal.errors import UserError
 from train.data.dataset import open_dataset
 from train.kinds import numbers
 from train.kinds.classes import GRADES as GRADE_TASK
 from train.kinds.classes import KAPPA
-from train.machine.errors import ConfigError
 from train.results import charts, metrics, report
 from train.results.options import MeasureOptions
 
@@ -198,7 +198,7 @@ def test_what_is_learnt_first_is_the_mean_of_the_training_images(data):
 def test_what_cannot_be_learned_from_numbers_is_refused_before_a_folder_is_made(
     data, tmp_path, capsys
 ):
-    with pytest.raises(ConfigError, match="a network can learn those that differ"):
+    with pytest.raises(UserError, match="a network can learn those that differ"):
         numbers.NUMBER.fitted(open_dataset(str(data)), part_of(data, 1))
     assert train(data, tmp_path / "run", best_by="val_accuracy") == 2
     assert "--best_by val_accuracy needs classes or labels" in capsys.readouterr().err

@@ -5,17 +5,17 @@ import signal
 import pytest
 from marked_images import run_python
 
+from tfrecord_io.terminal.errors import UserError
 from train.machine import console
-from train.machine.errors import ConfigError
 
 
 @pytest.mark.parametrize(
     ("error", "is_shown"),
-    [(None, False), (RuntimeError(), True), (ConfigError("no such device"), False)],
+    [(None, False), (RuntimeError(), True), (UserError("no such device"), False)],
     ids=["success", "failure", "a message for users"],
 )
 def test_what_native_code_writes_is_held_back_unless_something_fails(capfd, error, is_shown):
-    with contextlib.suppress(RuntimeError, ConfigError), console.hide_native_noise():
+    with contextlib.suppress(RuntimeError, UserError), console.hide_native_noise():
         os.write(2, b"noise")
         if error:
             raise error

@@ -2,9 +2,9 @@ import json
 
 import pytest
 
+from tfrecord_io.terminal.errors import UserError
 from train.machine import devices
 from train.machine.devices import DeviceOptions, Devices
-from train.machine.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def test_devices_are_chosen_as_asked(kind, gpus, expected):
     if isinstance(expected, tuple):
         assert devices._chosen(["A", "B", "C"], options) == [*expected]
     else:
-        with pytest.raises(ConfigError, match=expected):
+        with pytest.raises(UserError, match=expected):
             devices._chosen(["A", "B", "C"], options)
 
 
@@ -59,7 +59,7 @@ def test_a_wrong_tf_config_is_explained(monkeypatch, text, message):
         monkeypatch.delenv("TF_CONFIG", raising=False)
     else:
         monkeypatch.setenv("TF_CONFIG", text)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(UserError, match=message):
         devices.configure_devices(DeviceOptions(strategy="multi_worker"))
 
 
@@ -77,5 +77,5 @@ def test_devices_cannot_be_set_up_too_late():
 
     tf.config.list_logical_devices()  # opens them
     num_devices = len(tf.config.list_logical_devices("CPU"))
-    with pytest.raises(ConfigError, match="too late"):
+    with pytest.raises(UserError, match="too late"):
         devices.configure_devices(DeviceOptions(cpu_devices=num_devices + 1))

@@ -6,8 +6,8 @@ import pytest
 from marked_images import KERAS_ARRAY_WARNING
 
 from tfrecord_io import PixelStatistics
+from tfrecord_io.terminal.errors import UserError
 from train.kinds.classes import CLASSES
-from train.machine.errors import ConfigError
 from train.networks import models
 from train.networks.models import build_network, scale, set_trainable
 from train.networks.options import APPLICATIONS, NetworkOptions
@@ -168,7 +168,7 @@ def test_each_phase_trains_its_layers(phase, trainable_layers, trained):
 
 def test_weights_come_from_a_file_and_one_that_does_not_fit_is_named(tmp_path):
     path = tmp_path / "pretrained.weights.h5"
-    with pytest.raises(ConfigError, match="this file does not exist"):
+    with pytest.raises(UserError, match="this file does not exist"):
         build(weights=str(path))
     source = shaken(build(), images_of((16, 16, 1))).logits
     source.save_weights(path)
@@ -178,7 +178,7 @@ def test_weights_come_from_a_file_and_one_that_does_not_fit_is_named(tmp_path):
         is_head = place >= len(loaded.weights) - 2
         theirs = (untrained if is_head else source).weights[place]
         np.testing.assert_array_equal(*map(keras.ops.convert_to_numpy, (ours, theirs)))
-    with pytest.raises(ConfigError, match="does not fit"):
+    with pytest.raises(UserError, match="does not fit"):
         build(weights=str(path), head_units=8)
 
 
@@ -240,5 +240,5 @@ def test_a_name_builds_its_network(name, num_parameters):
 def test_an_image_too_small_for_a_network_is_refused_with_advice(name, smallest):
     config, shape = NetworkOptions(model=name, weights="none"), (smallest - 1, 80, 1)
     message = f"does not take images of {smallest - 1}x80 pixels: .* at least {smallest}x{smallest}"
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(UserError, match=message):
         build_network(config, image_shape=shape, num_classes=3)

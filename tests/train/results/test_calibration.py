@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from marked_images import OCT_NAMES
 
 from tfrecord_io.format.groups import Groups
+from tfrecord_io.terminal.errors import UserError
 from train.kinds.classes import CLASSES
 from train.kinds.measures import called_rates, expected_calibration_error
 from train.kinds.multi_label import MULTI_LABEL
-from train.machine.errors import ConfigError
 from train.results import thresholds
 
 
@@ -206,7 +206,7 @@ def test_exported_thresholds_are_read_as_they_were_chosen(tmp_path):
 )  # fmt: skip
 def test_a_damaged_file_of_thresholds_is_refused_by_name(tmp_path, content):
     (tmp_path / "thresholds.json").write_text(content)
-    with pytest.raises(ConfigError, match=r"thresholds\.json does not hold thresholds"):
+    with pytest.raises(UserError, match=r"thresholds\.json does not hold thresholds"):
         thresholds.read_thresholds(tmp_path, OCT_NAMES)
 
 

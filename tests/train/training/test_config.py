@@ -5,7 +5,6 @@ import pytest
 
 from tfrecord_io.terminal.errors import UserError
 from train.machine.devices import Devices
-from train.machine.errors import ConfigError
 from train.training import config as train_config
 from train.training.config import TrainConfig
 
@@ -53,7 +52,7 @@ def resolve(num_examples=1000, num_replicas=1, **fields):
     ],
 )
 def test_a_wrong_value_is_refused_with_the_flag_and_what_was_received(fields, message):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(UserError, match=message):
         TrainConfig.of(**fields)
 
 
@@ -144,10 +143,10 @@ def test_what_is_not_given_follows_from_data_devices_and_network(
 
 
 def test_a_batch_that_does_not_suit_the_data_or_the_devices_is_refused():
-    with pytest.raises(ConfigError, match="10 cannot be split evenly over 4 replicas"):
+    with pytest.raises(UserError, match="10 cannot be split evenly over 4 replicas"):
         resolve(num_replicas=4, global_batch_size=10)
     message = "takes 64 images, but the training split has only 10"
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(UserError, match=message):
         resolve(10, replica_batch_size=64)
 
 
@@ -179,7 +178,7 @@ def test_the_login_of_a_dataset_is_not_kept_and_can_be_given_again(tmp_path):
 def test_a_file_that_is_no_configuration_is_refused(tmp_path, text):
     path = tmp_path / "config.json"
     path.write_text(text)
-    with pytest.raises(ConfigError, match=r"config\.json"):
+    with pytest.raises(UserError, match=r"config\.json"):
         train_config.load(path)
 
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfrecord_io.format import kinds
+from tfrecord_io.terminal.errors import UserError
 from train.kinds.registry import task_of
-from train.machine.errors import ConfigError
 from train.networks.models import build_network
 from train.networks.options import NetworkOptions
 from train.training.checkpoint import BEST_NAME, save_checkpoint
@@ -67,8 +67,8 @@ def test_each_kind_answers_for_a_name_as_before_whatever_its_place(tmp_path, kin
 def test_weights_of_another_network_or_without_names_are_refused(tmp_path):
     finished_run(tmp_path, kinds.CLASSES, ("a", "b"))
     first = first_of(tmp_path, kinds.CLASSES, ("b", "c"))
-    with pytest.raises(ConfigError, match="the network and the image size must be"):
+    with pytest.raises(UserError, match="the network and the image size must be"):
         first.load(network_of(kinds.CLASSES, ("b", "c"), "small_resnet"))
     save_checkpoint(tmp_path / BEST_NAME, {"model": []}, {"epoch": 1}, [])
-    with pytest.raises(ConfigError, match="does not name the outputs"):
+    with pytest.raises(UserError, match="does not name the outputs"):
         first_of(tmp_path, kinds.CLASSES, ("a", "b"))

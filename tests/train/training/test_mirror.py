@@ -9,9 +9,8 @@ from s3_server import BUCKET
 
 import scan_tfrecords
 from tfrecord_io.stores import remote
-from tfrecord_io.terminal.errors import DeniedError
+from tfrecord_io.terminal.errors import DeniedError, UserError
 from train import evaluate
-from train.machine.errors import ConfigError
 from train.training import training_loop
 from train.training.config import TrainConfig
 from train.training.mirror import local_copy, opened
@@ -75,7 +74,7 @@ def test_of_two_trainers_the_one_that_saves_second_is_refused(url, class_data):
     config = TrainConfig.of(data=str(class_data), **marked.CLASS_RUN)
     with local_copy(url) as (folder, mirror), claim(make_run(config, folder, mirror)):
         assert marked.train(class_data, url, **marked.CLASS_RUN) == 0
-        with pytest.raises(ConfigError, match=f"another process is training in {url}: it has cha"):
+        with pytest.raises(UserError, match=f"another process is training in {url}: it has cha"):
             training_loop.train(make_run(config, folder, mirror))
 
 
@@ -83,14 +82,14 @@ def test_what_is_not_this_run_is_refused_or_removed(s3, run_url, class_data, tmp
     config = TrainConfig.of(data=str(class_data), **marked.CLASS_RUN | {"seed": 2})
     with local_copy(run_url) as (folder, mirror):
         run = make_run(config, folder, mirror)
-        with pytest.raises(ConfigError, match=f"{run_url} contains a run with another"), claim(run):
+        with pytest.raises(UserError, match=f"{run_url} contains a run with another"), claim(run):
             pass
         with claim(run, overwrite=True):
             assert s3.read(f"{tmp_path.name}/").keys() == {"config.json"}
-    with pytest.raises(ConfigError, match=f"{run_url} is not a finished run"):
+    with pytest.raises(UserError, match=f"{run_url} is not a finished run"):
         opened(run_url)
     remote.replace(f"{run_url}/a/b", b"of something else", None)
-    with pytest.raises(ConfigError, match=f"{run_url}/a is not empty and not a run"):
+    with pytest.raises(UserError, match=f"{run_url}/a is not empty and not a run"):
         local_copy(f"{run_url}/a").__enter__()
 
 

@@ -36,12 +36,13 @@ from tfrecord_io.decoding.preprocess import decoder_versions
 from tfrecord_io.format.kinds import MULTI_LABEL
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.stores.files import atomic_write
+from tfrecord_io.terminal.errors import UserError
 from train import run
 from train.data.dataset import patient_folds
 from train.data.seen import read_seen
 from train.kinds import measures
 from train.machine.devices import Devices
-from train.machine.errors import ConfigError, StoppedError, TrainingError
+from train.machine.errors import TrainingError
 from train.results.classifier import load_classifier, other_decoder, predict_images
 from train.training import callbacks
 from train.training.checkpoint import load_checkpoint
@@ -75,7 +76,7 @@ def train_until(step, config, workdir, monkeypatch):
     """Runs until a step, in which the run is asked to stop."""
     with monkeypatch.context() as patch:
         stop_at(patch, workdir, step)
-        with pytest.raises(StoppedError, match=f"after step {step};"):
+        with pytest.raises(TrainingError, match=f"stopped by .* after step {step};"):
             train_and_evaluate(config, workdir)
 
 
@@ -138,12 +139,12 @@ def test_a_folder_of_another_run_is_refused_with_what_differs(class_data, tmp_pa
         (other, {}, "dataset: '0000"),
     ):
         config = config_of(data, **fields)
-        with pytest.raises(ConfigError) as raised:
+        with pytest.raises(UserError) as raised:
             claimed(config, folder)
         assert message in str(raised.value)
     assert "python -m tfrecord_io diff OLD NEW tells how two datasets differ" in str(raised.value)
     (folder / "config.json").write_text('{"config": {}}')
-    with pytest.raises(ConfigError, match="contains a run with another configuration"):
+    with pytest.raises(UserError, match="contains a run with another configuration"):
         claimed(config_of(class_data), folder)
 
 
@@ -161,11 +162,11 @@ def test_overwrite_replaces_a_run_and_nothing_else(class_run, class_data, tmp_pa
     assert sorted(path.name for path in folder.iterdir()) == ["config.json"]
     (tmp_path / "thesis.txt").write_text("mine")
     (tmp_path / "config.json").write_text('{"model": "of another program"}')
-    with pytest.raises(ConfigError, match="not the configuration of a run"):
+    with pytest.raises(UserError, match="not the configuration of a run"):
         claimed(config_of(class_data), tmp_path, overwrite=True)
     run = make_run(config_of(class_data), tmp_path)
     of_two = dataclasses.replace(run, devices=dataclasses.replace(run.devices, num_workers=2))
-    with pytest.raises(ConfigError, match="would remove what other workers read"):
+    with pytest.raises(UserError, match="would remove what other workers read"):
         claim(of_two, overwrite=True).__enter__()
     assert (tmp_path / "thesis.txt").exists()
 
@@ -226,21 +227,21 @@ def test_a_start_from_a_run_that_shares_no_output_is_refused(class_run, tmp_path
     told = {"names": "and outputs follow their names; build the dataset with --classes",
             "kind": "learned classes, but the dataset has labels"}  # fmt: skip
     for name, message in told.items():
-        with pytest.raises(ConfigError, match=message):
+        with pytest.raises(UserError, match=message):
             claimed(config_of(tmp_path / name, init=str(class_run)), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_a_folder_that_is_none_of_a_run_is_not_written_to(class_data, tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="it is not a run folder"):
+    with pytest.raises(UserError, match="it is not a run folder"):
         claimed(config_of(class_data), tmp_path)
     assert not (tmp_path / "config.json").exists()
 
 
 def test_a_dataset_of_one_class_is_refused(tmp_path):
     write_marked_dataset(tmp_path / "data", num_examples={"train": 2}, label_names=("NORMAL",))
-    with pytest.raises(ConfigError, match="has one class, NORMAL, so there is nothing to tell"):
+    with pytest.raises(UserError, match="has one class, NORMAL, so there is nothing to tell"):
         train_and_evaluate(config_of(tmp_path / "data"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
