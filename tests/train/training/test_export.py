@@ -13,7 +13,11 @@ pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 SHAPE = (32, 33, 1)
 
 
-@pytest.fixture(scope="module", params=["convnet", pytest.param("vgg16", marks=pytest.mark.slow)])
+def slow(model):
+    return pytest.param(model, marks=pytest.mark.slow)
+
+
+@pytest.fixture(scope="module", params=["convnet", slow("vgg16"), slow("efficientnet_lite0")])
 def exported(request, tmp_path_factory):
     """A network with all that can go wrong: random layers, ImageNet scaling, grey input."""
     folder = tmp_path_factory.mktemp("run")
@@ -53,7 +57,9 @@ def test_a_copy_that_predicts_something_else_fails_the_run(exported, tmp_path, m
 
     def load_damaged(path, **options):
         copy = real_load(path, **options)
-        copy.get_layer(model.name.partition("_")[0]).get_layer("logits").bias.assign([9.0, 0, 0, 0])
+        copy.get_layer(model.name.removesuffix("_classifier")).get_layer("logits").bias.assign(
+            [9.0, 0, 0, 0]
+        )
         return copy
 
     monkeypatch.setattr(keras.saving, "load_model", load_damaged)

