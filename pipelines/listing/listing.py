@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines import errors
-from pipelines.listing import checks, copies, exclude, files, frames, layout, roles
+from pipelines.listing import checks, copies, exclude, files, frames, layout, pairs, roles
 from pipelines.listing.label_table import escape_sites
 from pipelines.listing.options import DEFAULT_GROUP_REGEX, ListingOptions
 from pipelines.listing.refs import OTHER, REF_SCHEMA, Listing, RejectedFile, iterate_refs
@@ -97,6 +97,7 @@ def _list_images(
     listing.notes += _label_notes(refs, options)
     if labels is None:
         layout.require_no_masks(refs["path"])
+        pairs.require_no_pairs(listing, refs, source, options)
         listing.naming_notes += listing.told_of_others
     has_patients = labels is not None and "patient" in labels.cells
     if not has_patients:

@@ -208,7 +208,7 @@ def _meaning(names: Mapping[str, int]) -> str:
     allowed = _ODD * len(names)
     if all(_KIND_OF_FILE.fullmatch(name) for name in names):
         return "file"
-    if all(_NOTHING.fullmatch(name) or _SITE.fullmatch(name) for name in names):
+    if all(map(says_nothing, names)):
         return "nothing"
     shapes = [re.sub(r"\d+", "#", name) for name in names]
     kinds = len(set(shapes))
@@ -228,6 +228,11 @@ def _meaning(names: Mapping[str, int]) -> str:
         return "mixed"
     few = len(names) <= MANY_CLASSES or statistics.median(names.values()) >= MANY_CLASSES
     return "class" if few else "many"
+
+
+def says_nothing(name: str) -> bool:
+    """Returns whether a name is that of a side, a magnification, a visit, a date or a hospital."""
+    return any(pattern.fullmatch(name) for pattern in (_NOTHING, _SITE))
 
 
 def _is_code(name: str) -> bool:

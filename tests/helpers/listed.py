@@ -11,10 +11,10 @@ from tfrecord_io.decoding.rejects import Reject
 
 
 class Listed(Source, Reader):
-    """A source and its own reader, to which each file is damaged."""
+    """A source and its own reader, to which each file without given content is damaged."""
 
-    def __init__(self, members: Iterable[Member]) -> None:
-        self._members = members
+    def __init__(self, members: Iterable[Member], contents: dict[str, bytes] | None = None) -> None:
+        self._members, self._contents = members, contents or {}
 
     def members(self) -> Iterable[Member]:
         return self._members
@@ -26,12 +26,14 @@ class Listed(Source, Reader):
         return contextlib.nullcontext(self)
 
     def read(self, member: Member) -> bytes:
-        raise Reject("undecodable", "every file is damaged")
+        if member.name not in self._contents:
+            raise Reject("undecodable", "the file is damaged")
+        return self._contents[member.name]
 
 
-def list_members(members: Iterable[Member], **options: object) -> Listing:
+def list_members(members: Iterable[Member], contents=None, **options: object) -> Listing:
     """Returns the listing of members, which are copies if their versions are equal."""
-    return list_images(Listed(members), ListingOptions(**options))
+    return list_images(Listed(members, contents), ListingOptions(**options))
 
 
 def members_of(files):
@@ -46,7 +48,7 @@ def members_of(files):
 def list_files(files, **options) -> Listing:
     """Returns the listing of members, or of files by their names."""
     members = [m for m in files if isinstance(m, Member)] or members_of(files)
-    return list_members(members, **options)
+    return list_members(members, files if isinstance(files, dict) else None, **options)
 
 
 def places(listing):

@@ -1,10 +1,13 @@
 """The look at a tree: what its folders are, or why nobody can tell."""
 
 import itertools
+import re
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from image_files import encoded, grey_pixels, rgb_pixels
 from listed import list_files, places
 
 from pipelines import errors
@@ -161,6 +164,92 @@ def test_copies_with_the_name_of_their_source_belong_together():
     assert "other:copy_of" not in off.refs.column_names
     many = [f"CNV/s ({n}).png" for n in range(60)] + ["CNV/s.png", "DME/s.png"]
     assert "other:copy_of" not in list_files(dict.fromkeys(many, b"")).refs.column_names
+
+
+# ---- pairs of pictures
+
+
+def scan(k):
+    return encoded(grey_pixels(k, 32, 48))
+
+
+def mask(k, ending="PNG", levels=(0, 255)):
+    values = np.full((32, 48), levels[0], np.uint8)
+    values[8 + k % 5 : 24, 9:40] = levels[-1]
+    return encoded(values, ending, **({"quality": 90} if ending == "JPEG" else {}))
+
+
+def heat(k):
+    return encoded(rgb_pixels(k, 32, 48))
+
+
+def paired(form, other, draw=mask, names=range(6), draw_first=scan):
+    """Returns scans and what is drawn of them, in paths such as `{c}/{n}.png`."""
+    return {
+        path.format(c=c, n=n): drawn(k + 9 * place)
+        for place, c in enumerate(OCT[:2])
+        for k, n in enumerate(names)
+        for path, drawn in ((form, draw_first), (other, draw))
+    }
+
+
+IDS = ("7f3a", "c91e", "03bd", "9e27", "55aa", "d1f0")
+
+PAIRED = {
+    "masks as a class": paired("images{c}/{n}.jpg", "Segmentation{c}/{n}.png"),
+    "labelsTr": paired("{c}/imagesTr/s_{n:03}_0000.png", "{c}/labelsTr/s_{n:03}.png"),
+    "labels of organs": paired("{c}/pngs/{n}.png", "{c}/organs/{n}.png",
+                               lambda k: mask(k, levels=(0, 7))),
+    "JPEG": paired("a/{c}/{n}.jpg", "Annotated/{c}/{n}.jpg", lambda k: mask(k, "JPEG")),
+    "below a class": paired("{c}/{n}.png", "{c}/Annotations png/{n}.png"),
+    "with words": paired("{c}/a/img_{n}.png", "{c}/b/cell_{n}_bin.png"),
+    "for each patient": paired("{c}/P{n}/raw7/1.png", "{c}/P{n}/bw/1.png"),
+    "heat maps by number": paired("{c}/images/{n}.png", "{c}/heatmaps/{n}.png", heat),
+    "maps by name": {f"{c}/{kind}/{c}{n}.png": scan(k) for k, n in enumerate(IDS)
+                     for c in OCT[:2] for kind in ("one", "other")},
+    "classes by name": {f"{c}/{n}.png": scan(k) for k, n in enumerate(IDS) for c in OCT[:2]},
+    "a word behind": paired("{c}/{n}.png", "{c}/{n}_heat_map.png"),
+    "both with words": paired("{c}/x{n}-scan.png", "{c}/x{n}-bw.png"),
+    "a word before": paired("{c}/img{n}.png", "{c}/bw{n}.png"),
+    "another ending": paired("{c}/{n}.jpg", "{c}/{n}.png"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("files", PAIRED.values(), ids=PAIRED)
+def test_pictures_of_the_same_names_are_refused_and_each_flag_that_is_named_settles_it(files):
+    with pytest.raises(errors.UserError, match="hold pictures of the same names") as caught:
+        list_files(files)
+    message = str(caught.value)
+    assert len(re.findall(r"(?:such as|;) [^;]+?/[^;]+? and [^;]+?/[^;]+?(?=;|[.] )", message)) == 3
+    flags = re.findall(r"--(exclude_regex|layout) '([^']+)'", message)
+    assert {name for name, _ in flags} == {"exclude_regex", "layout"}
+    for name, value in flags:
+        wanted = {name: tuple(value.split("/")) if name == "layout" else value}
+        listing = list_files(files, **wanted)
+        assert len(listing.refs) == len(files) // (1 if name == "layout" else 2)
+
+
+NOT_PAIRED = {
+    "numbers in each class": paired("A{c}/{n}.png", "B{c}/{n}.png", scan),
+    "numbers with the class": paired("A/CNV-{n}{c}.png", "B/DME-{n}{c}.png", scan),
+    "sides": {f"{c}/{side}/{c}{n}.png": scan(k) for k, n in enumerate(IDS) for c in OCT
+              for side in ("left", "right")},
+    "masks alone": paired("A{c}/{n}.png", "B{c}/{n}.png", draw_first=mask),
+    "eyes": {f"{c}/{c}{n}_{side}.png": scan(k) for k, n in enumerate(IDS) for c in OCT
+             for side in ("left", "right")},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("files", NOT_PAIRED.values(), ids=NOT_PAIRED)
+def test_classes_may_have_the_same_names_of_files(files):
+    assert len(list_files(files).refs) == len(files)
+
+
+def test_nearly_binary_pictures_are_told():
+    files = {f"{c}/{start + k}.png": draw(k) for c, start, draw in (("X", 0, scan), ("Y", 9, mask))
+             for k in range(3)}  # fmt: skip
+    (note,) = list_files(files).naming_notes
+    assert note.startswith("the pictures of the class 'Y' are nearly binary, as masks are")
 
 
 # ---- trees drawn at random

@@ -1,0 +1,354 @@
+"""Refuses pictures that belong in pairs, such as scans and their masks, whatever they are called.
+
+Masks, heat maps and other drawings of a scan have its file name, in a folder beside it or with a
+word more. Classes may have the same file names too, if these are running numbers. So a few pictures
+of each are read where the names are not enough.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import itertools
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines import errors
+from pipelines.listing import roles
+from pipelines.listing.copies import source_of
+from pipelines.listing.files import has_suffix
+from pipelines.listing.options import ListingOptions
+from pipelines.listing.refs import ImageRef, Listing, iterate_refs
+from pipelines.sources.source import Reader, Source
+from tfrecord_io.decoding.formats import read_picture
+from tfrecord_io.decoding.preprocess import SINGLE_SUFFIXES
+from tfrecord_io.terminal.printing import printable
+
+# Of more files, those of some numbers are compared; with more folders beside each other, none.
+_MAX_FILES, _MAX_NAMES = 10_000, 20
+
+# The first, the second and the third number in a file's name.
+_NUMBERS = [rf"^(?:[^/]*/)*(?:[^/0-9]*[0-9]+){{{k}}}[^/0-9]*0*(?P<number>[0-9]+)[^/]*$"
+            for k in range(3)]  # fmt: skip
+
+# Pictures of a folder that are read, and the largest file in bytes.
+_NUM_READ, _LARGEST = 4, 32 * 1024 * 1024
+
+# Two folders have the same names if so many of the smaller one's are in the other. Without a look
+# at pictures, so many names decide.
+_SAME, _SAME_FOR_SURE, _LEAST_FOR_SURE = 0.5, 0.8, 5
+
+# A picture is nearly binary if so many pixels have one of a few levels or that of their neighbour.
+# Very small pictures have few levels anyhow.
+_FEW_LEVELS, _FEW_SHARE, _FEWEST_PIXELS = 8, 0.9, 256
+
+_BINARY = "nearly binary, as masks are"
+
+# Words behind the name of a picture, as in 7_heat_map.png or 7heat.png, or before it.
+_BEHIND = re.compile(r"(.+?)[ _.-]+([A-Za-z]+(?:[ _.-]+[A-Za-z]+)*\d?)")
+_GLUED = re.compile(r"(.*\d)([A-Za-z]{2,})")
+_BEFORE = re.compile(r"([A-Za-z]+)[ _.-]*(.*\d.*)")
+
+
+class _Kind(NamedTuple):
+    """What can pair files: folders of a depth, or words in their names.
+
+    Attributes:
+        name: `folder`, or where the word is.
+        depth: of the folder.
+    """
+
+    name: str
+    depth: int = 0
+
+
+#: The files of a folder or word, by what they share with their partners.
+_Files = dict[str, ImageRef]
+
+
+class _Look(NamedTuple):
+    size: tuple[int, int]
+    is_blank: bool
+    is_binary: bool
+    is_colour: bool
+
+
+class _Pairs(NamedTuple):
+    """Two folders or words, and some of their files that have the same names.
+
+    `is_sure` if the names are enough to ask what they are.
+    """
+
+    kind: _Kind
+    names: tuple[str, str]
+    files: Sequence[tuple[ImageRef, ImageRef]]
+    is_sure: bool
+
+    @property
+    def is_in_classes(self) -> bool:
+        """Whether both are below the same class."""
+        return self.files[0][0].label == self.files[0][1].label
+
+
+def require_no_pairs(
+    listing: Listing, refs: pa.Table, source: Source, options: ListingOptions
+) -> None:
+    """Refuses classes or folders whose pictures are pairs, until the user says what they are.
+
+    `--layout`, or `--classes` for classes, says that both are wanted. The listing notes classes
+    and folders whose pictures are nearly binary.
+
+    Raises:
+        errors.UserError: with both sides, names of each, and the flags that leave one out.
+    """
+    layout = [role for role, _ in listing.layout if role in roles.ROLES]
+    with source.open() as reader:
+        look = functools.cache(functools.partial(_look, reader))
+        for _, found in itertools.groupby(_pairs(refs, layout), lambda some: some.kind):
+            open_pairs = []
+            for some in found:
+                drawn = _drawn_side([tuple(map(look, pair)) for pair in some.files])
+                is_settled = _is_settled(options, some)
+                if drawn and is_settled and some.is_in_classes:
+                    what = _shown(some.kind, some.names[drawn[0]])
+                    listing.naming_notes.append(f"the pictures of {what} are {drawn[1]}")
+                elif (drawn or some.is_sure) and not is_settled:
+                    open_pairs.append((some, drawn))
+            if open_pairs:
+                raise _error(open_pairs, layout, refs)
+        # Other files may hold many pictures.
+        refs = refs.filter(has_suffix(refs["path"], SINGLE_SUFFIXES))
+        labels = refs["label"].cast(pa.string())
+        names = sorted(labels.unique().to_pylist())
+        for name in names if len(names) <= roles.MANY_CLASSES else ():
+            rows = np.flatnonzero(pc.equal(labels, name).to_numpy())
+            some = refs.take(rows[:: -(-len(rows) // _NUM_READ)])
+            looks = list(filter(None, map(look, iterate_refs(some))))
+            if _are_drawn(looks):
+                listing.naming_notes.append(
+                    f"the pictures of the class {printable(name)!r} are {_BINARY}; if they are "
+                    "masks, leave them out with --exclude_regex"
+                )
+
+
+def _is_settled(options: ListingOptions, pairs: _Pairs) -> bool:
+    named = options.classes or options.grades
+    by_classes = named and (options.label_regex or not pairs.is_in_classes)
+    return bool(options.layout or by_classes)
+
+
+def _pairs(refs: pa.Table, layout: Sequence[str]) -> Iterator[_Pairs]:
+    """Yields folders or words whose files have the same names."""
+    for kind, sides in _sides(refs).items():
+        role = layout[kind.depth] if kind.name == "folder" and kind.depth < len(layout) else "*"
+        if role == "split" or not 2 <= len(sides) <= _MAX_NAMES:
+            continue
+        for names in itertools.combinations(sorted(sides), 2):
+            known = [[sides[name][form] for name in names] for form in (0, 1)]
+            shares = [_share(*some) for some in known]
+            form = shares.index(max(shares))
+            share, (files, others) = shares[form], known[form]
+            if share < _SAME:
+                continue
+            shared = sorted(files.keys() & others.keys())
+            step = -(-len(shared) // _NUM_READ)
+            pairs = [(files[key], others[key]) for key in shared[step // 2 :: step]]
+            if pairs[0][0].split != pairs[0][1].split:
+                continue
+            stems = {key.rpartition("/")[2] for key in shared}
+            is_sure = (
+                kind.name == "folder" and role != "patient" and not form
+                and share >= _SAME_FOR_SURE and len(stems) >= _LEAST_FOR_SURE
+                and not all(map(roles.says_nothing, names))
+                and not _are_numbered(stems)
+            )  # fmt: skip
+            yield _Pairs(kind, names, pairs, is_sure)
+
+
+def _share(files: _Files, others: _Files) -> float:
+    return len(files.keys() & others.keys()) / (min(len(files), len(others)) or 1)
+
+
+def _sides(refs: pa.Table) -> Mapping[_Kind, dict[str, tuple[_Files, _Files]]]:
+    """Returns the files of each folder and each word in names, by kind.
+
+    The files of a side are there twice: by their names, and without what all names of their folder
+    have in common, as `mask` of mask_7.png and `0000` of 7_0000.png.
+    """
+    sides = collections.defaultdict(lambda: collections.defaultdict(lambda: ({}, {})))
+    folders = collections.defaultdict[str, list[tuple[str, ImageRef]]](list)
+    for ref in iterate_refs(_some(refs)):
+        folder, _, file = ref.path.rpartition("/")
+        folders[folder].append((file, ref))
+    for folder, files in folders.items():
+        names, stems = folder.split("/") if folder else [], [_parts(file)[0] for file, _ in files]
+        words = [_words(stem) for stem in stems]
+        common = set.intersection(*map(set, words))
+        for stem, some, (_, ref) in zip(stems, words, files, strict=True):
+            short = "-".join(word for word in some if word not in common) or stem
+            for depth, name in enumerate([*names, ""]):
+                above, below = "/".join(names[:depth]), "/".join(names[depth + 1 :])
+                side = sides[_Kind("folder", depth)][name]
+                for known, key in zip(side, (stem, short), strict=True):
+                    known[f"{above}//{below}/{key}"] = ref
+        for kind, divide in _DIVIDED.items():
+            divided = [divide(*_parts(file)) for file, _ in files]
+            counts = collections.Counter(name for name, _ in divided)
+            for (name, key), (_, ref) in zip(divided, files, strict=True):
+                if name[0] == "" or counts[name] > 1:
+                    sides[_Kind(kind)]["".join(name)][0][f"{folder}/{key}"] = ref
+    return sides
+
+
+def _some(refs: pa.Table) -> pa.Table:
+    """Returns about `_MAX_FILES` rows, with all files whose names have one of some numbers.
+
+    A scan and its mask have their number in common: one that differs among the files.
+    """
+    every = -(-refs.num_rows // _MAX_FILES)
+    if every == 1:
+        return refs
+    best = pa.array([], pa.string()).dictionary_encode()
+    for pattern in _NUMBERS:
+        found = pc.struct_field(pc.extract_regex(refs["path"], pattern), "number")
+        numbers = found.combine_chunks().dictionary_encode()
+        best = max(numbers, best, key=lambda some: len(some.dictionary))
+        if len(best.dictionary) > every * _MAX_NAMES:
+            break
+    codes = best.indices.fill_null(0).to_numpy(zero_copy_only=False)
+    return refs.filter(pa.array(codes % every == 0))
+
+
+def _parts(file: str) -> tuple[str, str]:
+    stem, dot, ending = file.rpartition(".")
+    return (source_of(file, ()) or stem, dot + ending) if stem else (file, "")
+
+
+def _words(stem: str) -> list[str]:
+    found = re.findall(r"[^\W\d_]+|\d+", stem)
+    return [word.lstrip("0") or "0" if word.isdecimal() else word for word in found]
+
+
+def _behind(pattern: re.Pattern[str], stem: str, ending: str) -> tuple[tuple[str, str], str]:
+    match = pattern.fullmatch(stem)
+    return ((match[2], ending), match[1]) if match else (("", ending), stem)
+
+
+def _before(stem: str, ending: str) -> tuple[tuple[str, str], str]:
+    match = _BEFORE.fullmatch(stem)
+    return ((match[1], ""), match[2]) if match else (("", ""), stem)
+
+
+_DIVIDED: Mapping[str, Callable[[str, str], tuple[tuple[str, str], str]]] = {
+    "behind": functools.partial(_behind, _BEHIND),
+    "glued": functools.partial(_behind, _GLUED),
+    "before": _before,
+}
+
+
+def _are_numbered(names: Collection[str]) -> bool:
+    """Returns whether names are letters, or alike but for numbers without large gaps.
+
+    >>> _are_numbered(["img_1", "img_2", "img_4"]), _are_numbered(["7a3", "91c"])
+    (True, False)
+    """
+    shapes = collections.defaultdict[str, list[list[int]]](list)
+    for name in names:
+        numbers = [int(number) for number in re.findall(r"\d+", name)]
+        shapes["#" if len(name) == 1 else re.sub(r"\d+", "#", name)].append(numbers)
+    columns = (set(some) for rows in shapes.values() for some in zip(*rows, strict=False))
+    return 3 * len(shapes) <= len(names) and all(
+        max(some) - min(some) < 2 * len(some) for some in columns
+    )
+
+
+def _look(reader: Reader, ref: ImageRef) -> _Look | None:
+    """Returns what a picture looks like, None if it cannot be read, which the build will tell."""
+    if ref.size > _LARGEST:
+        return None
+    try:
+        picture = read_picture(reader.read(ref.member), "uint16").image
+    except Exception:  # for damaged bytes, decoders raise almost anything
+        return None
+    values = np.asarray(picture)
+    is_colour = False
+    if values.ndim == 3:
+        colours = values[..., :3].astype(np.int32)
+        is_colour = bool(np.mean(np.ptp(colours, axis=-1) > 16) > 0.05)
+        values = colours @ [1 << 16, 1 << 8, 1][: colours.shape[-1]]
+    counts = np.sort(np.unique(values, return_counts=True)[1])[::-1]
+    is_even = np.mean(values[:, 1:] == values[:, :-1]) if values.shape[1] > 1 else 0
+    is_few = counts[:_FEW_LEVELS].sum() >= _FEW_SHARE * values.size or is_even >= _FEW_SHARE
+    return _Look(
+        size=picture.size,
+        is_blank=len(counts) == 1,
+        is_binary=bool(is_few) and len(counts) > 1 and values.size >= _FEWEST_PIXELS,
+        is_colour=is_colour,
+    )
+
+
+def _are_drawn(looks: Collection[_Look]) -> bool:
+    is_alike = all(look.is_binary or look.is_blank for look in looks)
+    return len(looks) > 1 and is_alike and any(look.is_binary for look in looks)
+
+
+def _drawn_side(looks: Sequence[tuple[_Look | None, ...]]) -> tuple[int, str] | None:
+    """Returns which side of pairs is drawn, 0 or 1, and why; None if the pictures do not tell."""
+    known = [pair for pair in looks if None not in pair]
+    if len(known) < 2:
+        return None
+    for place in (1, 0):
+        drawn, others = ([pair[k] for pair in known] for k in (place, 1 - place))
+        plain = sum(not (other.is_binary or other.is_blank) for other in others)
+        if _are_drawn(drawn) and 4 * plain >= 3 * len(known):
+            return place, _BINARY
+        is_coloured = all(one.is_colour for one in drawn) and not any(o.is_colour for o in others)
+        if is_coloured and all(one.size == other.size for one, other in known):
+            return place, "in colour and as large as the grey ones of the same names"
+    return None
+
+
+def _shown(kind: _Kind, name: str) -> str:
+    if kind.name == "folder":
+        return f"the folder {printable(name)!r}" if name else "the folder itself"
+    return f"names with {printable(name)!r}" if name else "the other names"
+
+
+def _pattern(kind: _Kind, name: str) -> str:
+    """Returns a pattern of the paths of one side; empty for files directly in a folder."""
+    word = re.escape(name)
+    if not name or kind.name == "folder":
+        return f"(^|/){word}/" if name else ""
+    if kind.name == "before":
+        return f"(^|/){word}[^/]*$"
+    return f"{word}$" if name.startswith(".") else f"[ _.0-9-]{word}$"
+
+
+def _error(
+    found: Sequence[tuple[_Pairs, tuple[int, str] | None]], layout: Sequence[str], refs: pa.Table
+) -> errors.UserError:
+    drawn = [(some.kind, some.names[told[0]], told[1]) for some, told in found if told]
+    some = next(some for some, told in found if told or not drawn)
+    names = "; ".join(
+        " and ".join(printable(ref.source_path) for ref in pair) for pair in some.files[:3]
+    )
+    why = f"; the pictures of {_shown(*drawn[0][:2])} are {drawn[0][2]}" if drawn else ""
+    # All that is drawn at once; or else one or the other side.
+    kind = some.kind
+    unwanted = ["|".join(sorted({_pattern(kind, name) for _, name, _ in drawn}))]
+    if not drawn:
+        unwanted = [_pattern(kind, name) for name in some.names]
+    flags = " or ".join(f"--exclude_regex '{pattern}'" for pattern in unwanted if pattern)
+    labels = ",".join(sorted(refs["label"].unique().to_pylist()))
+    keep = f"--layout '{'/'.join(layout)}'" if "class" in layout else f"--classes '{labels}'"
+    first, second = (_shown(kind, name) for name in some.names)
+    return errors.UserError(
+        f"{first} and {second} hold pictures of the same names, such as {names}{why}. "
+        + (f"Leave out one side with {flags}; or k" if flags else "K")
+        + f"eep both with {keep}, if both are images of a class"
+    )
