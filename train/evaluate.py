@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--run", "--model", required=True, type=Address, metavar="RUN", help=model)
     add("--data", required=True, type=Address, metavar="OUT", help="folder of a finished dataset")
     add("--split", default="test", help="split to measure on (default: test)")
-    output = "folder for the results (default: RUN/evaluation/NAME-SPLIT)"
+    output = "folder for the results (default: RUN/evaluation/NAME-FINGERPRINT-SPLIT)"
     add("--output", type=local_path, metavar="DIR", help=output)
     seen = "measure images, too, that the model has seen, or others of their patients"
     add("--include_seen", action="store_true", help=seen)
@@ -92,7 +92,9 @@ def evaluate(arguments: argparse.Namespace) -> None:
     options.prevalences([view.name for view in task.views(label_names)])
     part, exposure = _unseen(run, dataset, split, arguments.include_seen)
     own_results = read_json(run / METRICS_NAME)
-    output = arguments.output or run / "evaluation" / f"{manifest.name}-{split}"
+    # Two builds of one folder have one name.
+    folder = f"{manifest.name}-{manifest.fingerprint[:8]}-{split}"
+    output = arguments.output or run / "evaluation" / folder
     console.make_folder("--output", output)
     batches = tfrecord_io.make_batches(
         data, split=part.splits, examples=part.examples, batch_size=_BATCH_SIZE, shuffle=False

@@ -63,6 +63,18 @@ def test_no_file_shows_the_login_of_a_url(measured):
         assert not [content for content in written if secret.encode() in content]
 
 
+def test_two_builds_of_one_folder_have_results_of_their_own(class_run, other, tmp_path):
+    run = shutil.copytree(class_run, tmp_path / "run")
+    for digit in "12":
+        data = shutil.copytree(other, tmp_path / digit)
+        change_json(data / "manifest.json", name="scans", fingerprint=digit * 64)
+        assert evaluated(run, data) == 0
+    found = {path.name: metrics_of(path) for path in (run / "evaluation").iterdir()}
+    assert found.keys() == {"scans-11111111-test", "scans-22222222-test"}
+    for name, metrics in found.items():
+        assert metrics["dataset"]["fingerprint"].startswith(name[6:14])
+
+
 def test_each_image_gets_the_probabilities_that_the_export_gives_it(class_run, other, measured):
     import tfrecord_io
 

@@ -10,13 +10,21 @@ import argparse
 import json
 import os
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tfrecord_io.format import examples
-from tfrecord_io.format.manifest import Manifest, ManifestError
+from tfrecord_io.format.manifest import (
+    DROPPED_FILE_NAME,
+    REJECTS_FILE_NAME,
+    Manifest,
+    ManifestError,
+)
+from tfrecord_io.reading.opening import open_split
+from tfrecord_io.stores.folder import Folder
 from tfrecord_io.terminal.address import Address
 from tfrecord_io.terminal.command import Command
 from tfrecord_io.terminal.printing import counted, listed, printable
@@ -34,18 +42,21 @@ def diff(old: str | os.PathLike[str], new: str | os.PathLike[str]) -> dict[str, 
         JSON values. `images` lists under `added` and `removed` the images of one dataset alone,
         and under `label`, `split`, `patient` and `pixels` both sides of each image that differs.
         `counts` has their numbers by split and label, `old → new` where these differ; `options`
-        has (old, new) of each option that differs. `moved_patients` are the patients of both with
-        images in a split of `new` where they had none in `old`. `equal` tells that nothing
-        differs.
+        has (old, new) of each option that differs, and `files_of_source` of each number of files
+        that were rejected or left out. `moved_patients` are the patients of both with images in a
+        split of `new` where they had none in `old`. `files` names the shards and tables that hold
+        something else. `equal` tells that nothing differs; then all shards were read, and have the
+        checksums of their manifests.
 
     Raises:
-        ManifestError: if a dataset is unfinished or unusable.
+        ManifestError: if a dataset is unfinished or unusable, or a shard is missing or damaged.
         UserError, StoreError: as `Manifest.load` does.
     """
-    options = [dict(Manifest.load(directory).options) for directory in (old, new)]
-    for each in options:
-        each.pop("source_listing", None)  # a digest of the files, which are compared one by one
-    tables = [_images(directory) for directory in (old, new)]
+    manifests = [Manifest.load(directory) for directory in (old, new)]
+    # Without a digest of the files, which are compared one by one.
+    options = [{**manifest.options, "source_listing": None} for manifest in manifests]
+    wholes = [_table(*each) for each in zip((old, new), manifests, strict=True)]
+    tables = [_images(*each) for each in zip((old, new), wholes, strict=True)]
     places = pc.index_in(tables[1]["key"], tables[0]["key"].combine_chunks())
     is_new = pc.is_null(places)
     is_left_out = pc.invert(pc.is_in(tables[0]["key"], tables[1]["key"].combine_chunks()))
@@ -61,11 +72,22 @@ def diff(old: str | os.PathLike[str], new: str | os.PathLike[str]) -> dict[str, 
             {"path": b["path"], "old": _compared(a), "new": _compared(b)}
             for a, b in zip(*sides, strict=True)
         ]
-    changed = {
-        name: [each.get(name) for each in options]
-        for name in sorted(options[0].keys() | options[1].keys())
-        if options[0].get(name) != options[1].get(name)
-    }
+    # The examples, and their copies, are compared one by one.
+    ledgers = [dict(row for row in manifest.ledger if _is_left_out(row)) for manifest in manifests]
+    changed, counts = _changed(*options), _changed(*ledgers)
+    contents = [
+        {
+            **{shard.name: shard.sha256 for shard in manifest.shards},
+            **{name: _read(directory, name) for name in (REJECTS_FILE_NAME, DROPPED_FILE_NAME)},
+        }
+        for directory, manifest in zip((old, new), manifests, strict=True)
+    ]
+    files = [*_changed(*contents)]
+    files += [] if wholes[0].equals(wholes[1]) else [examples.FILE_NAME]
+    is_equal = not (changed or counts or files or any(images.values()))
+    for directory, manifest in zip((old, new), manifests, strict=True):
+        if names := [name for name, split in manifest.splits.items() if split.num_examples]:
+            open_split(directory, names, "sha256" if is_equal else "size")
     splits = [
         set(zip(*(table[name].to_pylist() for name in ("patient", "split")), strict=True))
         for table in tables
@@ -74,16 +96,45 @@ def diff(old: str | os.PathLike[str], new: str | os.PathLike[str]) -> dict[str, 
     return {
         "old": Address(old),
         "new": Address(new),
-        "equal": not changed and not any(images.values()),
+        "equal": is_equal,
         "options": changed,
+        "files_of_source": counts,
+        "files": files,
         "counts": {name: _counts(rows) for name, rows in images.items()},
         "moved_patients": sorted({p for p, _ in splits[1] - splits[0] if p in known}),
         "images": images,
     }
 
 
-def _images(directory: str | os.PathLike[str]) -> pa.Table:
+def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Returns both sides of each entry that differs."""
+    names = sorted(old.keys() | new.keys())
+    return {n: [old.get(n), new.get(n)] for n in names if old.get(n) != new.get(n)}
+
+
+def _is_left_out(row: tuple[str, int]) -> bool:
+    return not row[0].startswith(("examples ", "augmented "))
+
+
+def _read(directory: str | os.PathLike[str], name: str) -> bytes:
+    """Returns a file's content, which is nothing if it does not exist."""
+    try:
+        return Folder(directory).read(name)
+    except FileNotFoundError:
+        return b""
+
+
+def _table(directory: str | os.PathLike[str], manifest: Manifest) -> pa.Table:
     table = examples.read(directory)
+    if table.num_rows != manifest.num_examples:
+        raise ManifestError(
+            f"{examples.FILE_NAME} of {Address(directory)} has {table.num_rows:,} rows, but the "
+            f"manifest counts {manifest.num_examples:,} examples; copy the dataset again"
+        )
+    return table
+
+
+def _images(directory: str | os.PathLike[str], table: pa.Table) -> pa.Table:
     examples.require(table, ("key", *_SHOWN))
     if "variant" in table.column_names:
         table = table.filter(pc.equal(table["variant"], 0))
@@ -137,6 +188,10 @@ def run(args: argparse.Namespace) -> int:
         print(printable(f"moved to another split: {told}"))
     for name, (old, new) in found["options"].items():
         print(printable(f"option {name}: {old!r} in OLD, {new!r} in NEW"))
+    for name, (old, new) in found["files_of_source"].items():
+        print(printable(f"{name}: {old or 0:,} in OLD, {new or 0:,} in NEW"))
+    if found["files"] and not (found["options"] or any(found["images"].values())):
+        print(printable(f"other content: {listed(found['files'], 3)}"))
     if "anonymize" in found["options"]:
         print("note: no image is in both, because --anonymize had another secret, or one had none")
     if found["equal"]:

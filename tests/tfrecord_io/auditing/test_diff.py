@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from builds import build_here, write_csv
+from dataset_factory import write_table
 from image_files import jpeg, write_tree
 from s3_server import BUCKET
 from web_server import running_web
@@ -133,8 +134,8 @@ def test_of_datasets_with_different_secrets_it_says_why_no_image_is_in_both(old,
 
 
 def test_a_dataset_is_compared_by_its_url_too(old, new, s3, capsys):
-    for name in ("manifest.json", "examples.parquet"):
-        s3.client.put_object(Bucket=BUCKET, Key=f"new/{name}", Body=(new / name).read_bytes())
+    for file in filter(Path.is_file, new.iterdir()):
+        s3.client.put_object(Bucket=BUCKET, Key=f"new/{file.name}", Body=file.read_bytes())
     code, out, _ = diff(capsys, old, f"s3://{BUCKET}/new")
     assert (code, out) == diff(capsys, old, new)[:2]
 
@@ -150,25 +151,61 @@ def test_the_password_of_a_url_is_not_shown(old, capsys):
         assert json.loads(out)["new"] == web.url("data")
 
 
+def test_other_rejects_and_tables_are_differences_too(old, tmp_path, capsys):
+    scans = shutil.copytree(old.parent / "scans", tmp_path / "scans")
+    (scans / "broken.jpeg").write_bytes(b"?")
+    table = write_csv(tmp_path / "labels.csv", [*OLD, row("broken", "p1")])
+    flags = f"--labels={table}", "--max_reject_fraction=0.5"
+    more = build_here(scans, tmp_path / "more", *flags)
+    code, out, _ = diff(capsys, old, more)
+    assert code == 1
+    assert "rejected: not an image: 0 in OLD, 1 in NEW" in out.splitlines()
+    files = json.loads(diff(capsys, "--json", old, more)[1])["files"]
+    assert "rejects.csv" in files
+    reworded = shutil.copytree(more, tmp_path / "reworded")
+    (reworded / "rejects.csv").write_text("path,reason,detail\nother.jpeg,not_an_image,\n")
+    aged = shutil.copytree(more, tmp_path / "aged")
+    with_age = pq.read_table(more / "examples.parquet")
+    write_table(aged / "examples.parquet", with_age.append_column("age", with_age["path"]))
+    for other, name in ((reworded, "rejects.csv"), (aged, "examples.parquet")):
+        assert diff(capsys, more, other) == (1, f"other content: {name}\n", "")
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
 def lose_a_column(table):
-    pq.write_table(pq.read_table(table).drop_columns("pixels_xxh3"), table)
+    write_table(table, pq.read_table(table).drop_columns("pixels_xxh3"))
 
 
 def make_lists(table):
     rows = [row | {"label": [row["label"]]} for row in pq.read_table(table).to_pylist()]
-    pq.write_table(pa.Table.from_pylist(rows), table)
+    write_table(table, pa.Table.from_pylist(rows))
+
+
+def lose_rows(table):
+    write_table(table, pq.read_table(table)[1:])
+
+
+SHARD = "train-00000-of-00001.tfrecord"
 
 
 @pytest.mark.parametrize(
     ("name", "damage"),
     [("manifest.json", Path.unlink), ("examples.parquet", Path.unlink), ("", shutil.rmtree),
-     ("examples.parquet", lose_a_column), ("examples.parquet", make_lists)],
+     ("examples.parquet", lose_a_column), ("examples.parquet", make_lists),
+     ("examples.parquet", lose_rows), ("examples.parquet", flip), (SHARD, Path.unlink),
+     (SHARD, flip), (SHARD, lambda path: path.write_bytes(path.read_bytes()[:-1]))],
 )  # fmt: skip
 def test_a_dataset_that_cannot_be_used_is_an_error_and_not_a_difference(
     old, tmp_path, capsys, name, damage
 ):
     other = shutil.copytree(old, tmp_path / "other")
     damage(other / name)
-    code, out, err = diff(capsys, old, other)
-    assert (code, out) == (2, "")
-    assert err.startswith("error: ")
+    for pair in ((old, other), (other, old)):
+        code, out, err = diff(capsys, *pair)
+        assert (code, out) == (2, "")
+        assert err.startswith("error: ")
