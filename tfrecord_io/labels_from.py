@@ -21,6 +21,7 @@ from tfrecord_io.format.schema import SPLIT_NAME
 from tfrecord_io.terminal.address import local_path
 from tfrecord_io.terminal.command import Command
 from tfrecord_io.terminal.printing import printable, refuse
+from tfrecord_io.terminal.spelling import one_form
 
 #: The path of an image, the file that describes it, and the names of the classes in it.
 _Row = tuple[str, Path, set[str]]
@@ -37,7 +38,11 @@ def run(args: argparse.Namespace) -> int:
     """Writes the table; returns 0, or 2 if there are no annotations or they cannot be read."""
     folder = args.directory
     try:
-        found = [row for read in (_coco, _voc, _yolo) for row in read(folder)]
+        found = [
+            (one_form(path), file, set(map(one_form, names)))
+            for read in (_coco, _voc, _yolo)
+            for path, file, names in read(folder)
+        ]
     except (ValueError, KeyError, TypeError, IndexError, ElementTree.ParseError) as error:
         return refuse(f"annotations in {folder} cannot be read: {printable(str(error))}")
     if not found:

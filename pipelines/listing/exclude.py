@@ -11,12 +11,14 @@ from pathlib import Path
 import pyarrow as pa
 
 from pipelines import errors
-from pipelines.listing.label_table import escape_sites, read_texts
+from pipelines.listing.label_table import read_texts
 from pipelines.listing.matching import find_files, folders_in, match_files, rows_of_files
 from pipelines.listing.options import ListingOptions
 from pipelines.listing.refs import Listing, iterate_refs
 from tfrecord_io.decoding.dicom import patient_code
+from tfrecord_io.format.person import persons
 from tfrecord_io.terminal.printing import counted, listed
+from tfrecord_io.terminal.spelling import one_form
 
 _COLUMNS = ("patient", "site", "path")
 
@@ -57,12 +59,13 @@ class Exclusion:
             files.update(names[place] for place in places)
         there = set[str]()
         for ref in iterate_refs(listing.refs):
-            there.add(ref.source_path)
+            name = one_form(ref.source_path)
+            there.add(name)
             if ref.patient in wanted:
                 self.met.add(wanted[ref.patient])
-                files.add(ref.source_path)
-            if ref.source_path in files or (ref.path, ref.size) in self.copied:
-                files.add(ref.source_path)
+                files.add(name)
+            if name in files or (ref.path, ref.size) in self.copied:
+                files.add(name)
                 self.copied.add((ref.path, ref.size))
         # Rejects and texts have no patient in the listing, but their names can tell it.
         for name in names:
@@ -86,7 +89,7 @@ class Exclusion:
         names = [name for name in names if name.startswith(folder)]
         told = table.cells.get("patient", [None] * len(table.cells["path"]))
         if "site" in table.cells:
-            told = _with_sites(told, table.cells["site"])
+            told = persons(*map(pa.array, (told, table.cells["site"]))).to_pylist()
         paths = {path for path in self.paths if path}
         rows = {
             row
@@ -130,7 +133,7 @@ def read_exclusion(file: Path, missing: Sequence[str] | None) -> Exclusion:
     num_rows = len(next(iter(cells.values())))
     patients = cells.get("patient", [None] * num_rows)
     if "site" in cells:
-        patients = _with_sites(patients, cells["site"])
+        patients = persons(*map(pa.array, (patients, cells["site"]))).to_pylist()
     paths = cells.get("path", [None] * num_rows)
     return Exclusion(patients, [path or "" for path in paths])
 
@@ -143,15 +146,6 @@ def without_rows(options: ListingOptions, rows: Collection[int]) -> ListingOptio
     there = [row for row in range(num_rows) if row not in options.rows_left_out]
     left_out = options.rows_left_out.union(there[row] for row in rows)
     return dataclasses.replace(options, rows_left_out=left_out)
-
-
-def _with_sites(patients: Sequence[str | None], sites: Sequence[str | None]) -> list[str | None]:
-    """Returns patients as a listing names them, with the site in front where there is one."""
-    escaped = escape_sites(pa.array(sites, pa.string())).to_pylist()
-    return [
-        f"{site}/{patient}" if patient and site else patient
-        for patient, site in zip(patients, escaped, strict=True)
-    ]
 
 
 def _told(name: str, listing: Listing, options: ListingOptions) -> Iterator[str]:

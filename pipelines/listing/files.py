@@ -30,7 +30,11 @@ _TEXT_ENDINGS = frozenset(
 
 # What is kept of a file, in 40 bytes instead of the 400 of Python objects.
 _FILE_SCHEMA = pa.schema(
-    [("name", pa.large_string()), *(REF_SCHEMA.field(name) for name in Member._fields[1:5])]
+    [
+        ("name", pa.large_string()),
+        *(REF_SCHEMA.field(name) for name in Member._fields[1:5]),
+        ("spelled", pa.large_string()),
+    ]
 )
 
 
@@ -46,7 +50,11 @@ def read_members(members: Iterable[Member], listing: Listing, *, has_folders: bo
         errors.BuildError: if this user may not read some files.
         errors.UserError: if no file can be used.
     """
-    kept = (member[:5] for member in members if _may_be_image(member, listing, has_folders))
+    kept = (
+        (*member[:5], member.spelled)
+        for member in members
+        if _may_be_image(member, listing, has_folders)
+    )
     batches = []
     while rows := list(itertools.islice(kept, BATCH_ROWS)):
         columns = dict(zip(_FILE_SCHEMA.names, zip(*rows, strict=True), strict=True))
@@ -64,7 +72,9 @@ def read_members(members: Iterable[Member], listing: Listing, *, has_folders: bo
             f"none of {counted(listing.num_files, 'file')} can be used; "
             f"{printable(first.source_path)}: {first.detail}"
         )
-    return pa.Table.from_batches(batches, _FILE_SCHEMA).combine_chunks()
+    files = pa.Table.from_batches(batches, _FILE_SCHEMA).combine_chunks()
+    is_usual = files["spelled"].null_count == len(files)
+    return files.drop_columns("spelled") if is_usual else files
 
 
 def _may_be_image(member: Member, listing: Listing, has_folders: bool) -> bool:

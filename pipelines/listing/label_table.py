@@ -20,10 +20,11 @@ import pyarrow.compute as pc
 
 from pipelines import errors
 from pipelines.listing.label_cells import read_labels, split_labels
-from pipelines.listing.table_files import Columns, is_text, read_columns
+from pipelines.listing.table_files import Columns, in_one_form, is_text, read_columns
 from pipelines.sources.rows import RowSource
 from tfrecord_io.format.kinds import CLASSES, LabelKind
 from tfrecord_io.format.manifest import NO_WEIGHT
+from tfrecord_io.format.person import Person
 from tfrecord_io.format.schema import SPLIT_NAME
 
 #: Columns that a table may have besides `path` and the labels, each with a meaning of its own.
@@ -91,7 +92,7 @@ class LabelTable:
         # Absent without a site or other columns, so that such tables keep their digest.
         if "site" in self.cells:
             digest.update(b"site")
-            present.append(escape_sites(pa.array(self.cells["site"], pa.string())).to_pylist())
+            present.append([site and str(Person(site, ""))[:-1] for site in self.cells["site"]])
         if self.others:
             types = [(name, str(column.type)) for name, column in self.others.items()]
             digest.update(repr(types).encode())
@@ -153,7 +154,11 @@ def read_label_table(
     """
     notes: list[str] = []
     file = ",".join(map(str, files))
-    found = [rows.columns(notes)] if rows else [read_columns(each, notes) for each in files]
+    found = (
+        [in_one_form(rows.columns(notes))]
+        if rows
+        else [read_columns(each, notes) for each in files]
+    )
     tables = [_renamed(*pair, renamed or {}, notes) for pair in zip(files, found, strict=True)]
     cells = tables[0] if len(files) == 1 else _joined(files, tables)
     if absent := [name for name in ("path", *columns) if name not in cells]:
@@ -236,11 +241,6 @@ def _joined(files: Sequence[Path], tables: Sequence[Columns]) -> Columns:
     except pa.ArrowException as error:
         raise errors.UserError(f"--labels: the tables do not fit together: {error}") from None
     return dict(zip(joined.column_names, joined.columns, strict=True))
-
-
-def escape_sites(sites: pa.Array) -> pa.Array:
-    """Returns sites without `/`: site a with patient b/1 is not site a/b with patient 1."""
-    return pc.replace_substring(pc.replace_substring(sites, "%", "%25"), "/", "%2F")
 
 
 def _shown(names: Collection[str]) -> str:

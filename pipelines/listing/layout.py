@@ -40,7 +40,8 @@ def _set_aside(listing: Listing, name: str, detail: str, *, is_image: bool = Fal
 
 def _make_refs(files: pa.Table, columns: Mapping[str, Any]) -> pa.Table:
     """Returns a table of `REF_SCHEMA` and what else is in `columns`; what is in neither is null."""
-    told = {name: files[name] for name in files.column_names if name in REF_SCHEMA.names} | columns
+    known = [name for name in files.column_names if name in (*REF_SCHEMA.names, "spelled")]
+    told = {name: files[name] for name in known} | columns
     nulls = pa.nulls(files.num_rows)
     refs = pa.table([told.pop(name, nulls) for name in REF_SCHEMA.names], REF_SCHEMA)
     for name, values in told.items():

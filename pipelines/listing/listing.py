@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import posixpath
 import re
-import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator
 
 import numpy as np
@@ -14,12 +13,13 @@ import pyarrow.compute as pc
 
 from pipelines import errors
 from pipelines.listing import checks, copies, exclude, files, frames, layout, pairs, roles
-from pipelines.listing.label_table import escape_sites
 from pipelines.listing.options import DEFAULT_GROUP_REGEX, ListingOptions
-from pipelines.listing.refs import OTHER, REF_SCHEMA, Listing, RejectedFile, iterate_refs
+from pipelines.listing.refs import OTHER, REF_SCHEMA, ImageRef, Listing, RejectedFile, iterate_refs
 from pipelines.sources.source import Member, Source
+from tfrecord_io.format.person import column_in_one_form, persons
 from tfrecord_io.format.schema import SPLITS
 from tfrecord_io.terminal.printing import counted
+from tfrecord_io.terminal.spelling import look_alike
 
 _LABEL, _PATIENT = map(REF_SCHEMA.get_field_index, ("label", "patient"))
 
@@ -41,7 +41,7 @@ def list_images(source: Source, options: ListingOptions) -> Listing:
     wanted = exclude.read_exclusion(options.exclude, options.missing)
     num_files, gone = listing.num_files, set[str]()
     while True:
-        members = (member for member in source.members() if member.name not in gone)
+        members = (member for member in _members(source) if member.name not in gone)
         names = [member.name for member in _chosen(members, options, Listing())]
         files, rows = wanted.find(names, listing, options)
         if not files | rows:
@@ -81,7 +81,7 @@ def _list_images(
     listing, labels = Listing(source=source.describe()), options.table
     listing.identity |= options.identity()
     listing.label_names = options.label_names
-    present = (member for member in source.members() if member.name not in gone)
+    present = (member for member in _members(source) if member.name not in gone)
     members = _chosen(present, options, listing)
     possible = files.read_members(members, listing, has_folders=labels is None)
     if labels is None:
@@ -110,12 +110,15 @@ def _list_images(
         copies.find_copies(listing)
     checks.require_classes(listing, options)
     if f"{OTHER}site" in listing.refs.column_names:
-        # Patient 17 of one site and patient 17 of another are two patients.
-        sites = escape_sites(listing.refs[f"{OTHER}site"].cast(pa.large_string()))
-        slash = pa.scalar("/", pa.large_string())
-        patients = pc.binary_join_element_wise(sites, listing.refs["patient"], slash)
+        patients = persons(listing.refs["patient"], listing.refs[f"{OTHER}site"])
         listing.refs = listing.refs.set_column(_PATIENT, "patient", patients)
+    listing.naming_notes += _patient_notes(listing, options)
     return listing.checked()
+
+
+def _members(source: Source) -> Iterator[Member]:
+    """Yields the files of a source, by their names in the form in which names are compared."""
+    return (member.in_one_form for member in source.members())
 
 
 def _choose_classes(refs: pa.Table, options: ListingOptions, listing: Listing) -> pa.Table:
@@ -143,7 +146,8 @@ def _drop_copies(
 ) -> pa.Table:
     """Keeps the first of several files of the same path, which are adjacent in the table.
 
-    Each of the others is a copy if its content is the same, otherwise a reject.
+    Each of the others is a copy if its content is the same, otherwise a reject; or an image if its
+    name has another Unicode form, which its path then keeps.
     """
     paths = refs["path"].combine_chunks()
     is_first = np.ones(len(paths), bool)
@@ -151,32 +155,56 @@ def _drop_copies(
     repeated = np.flatnonzero(~is_first)
     firsts = np.maximum.accumulate(np.where(is_first, np.arange(len(is_first)), 0))[repeated]
     pairs = (iterate_refs(refs.take(rows)) for rows in (repeated, firsts))
-    for ref, first in zip(*pairs, strict=True):
+    own_paths: dict[int, str] = {}
+    for row, first_row, ref, first in zip(repeated.tolist(), firsts.tolist(), *pairs, strict=True):
         if ref.size == first.size and same_content(ref.member, first.member):
             listing.copies += 1
+        elif ref.spelled != first.spelled:
+            is_first[row] = True
+            own_paths |= {row: _own_path(ref), first_row: _own_path(first)}
         else:
             detail = f"same path as {first.source_path}, but different content"
             listing.rejects.append(RejectedFile(ref.source_path, "path_conflict", detail))
+    if own_paths:
+        texts = [own_paths.get(row, path) for row, path in enumerate(paths.to_pylist())]
+        place = REF_SCHEMA.get_field_index("path")
+        refs = refs.set_column(place, "path", pa.array(texts, pa.large_string()))
+        return refs.filter(pa.array(is_first)).sort_by("path")
     return refs.filter(pa.array(is_first))
+
+
+def _own_path(ref: ImageRef) -> str:
+    return "/".join(ref.source_path.split("/")[-1 - ref.path.count("/") :])
 
 
 def _label_notes(refs: pa.Table, options: ListingOptions) -> Iterator[str]:
     """Yields what the user should know about the classes, without the name of a table."""
-    alike = collections.defaultdict[str, list[str]](list)
     found = refs["label"].unique().to_pylist()
-    for name in sorted((options.label_names if options.table else ()) or found):
-        alike[unicodedata.normalize("NFKC", name).casefold().strip()].append(ascii(name))
+    names = sorted((options.label_names if options.table else ()) or found)
+    for name in names:
         if options.table is None and name.lower() in SPLITS:
             yield (
                 f"the class {name!a} has the name of a split; if it is not a class, give --input "
                 "or --tree the folder that holds the SPLIT or CLASS folders"
             )
-    for same in alike.values():
-        if len(same) > 1:
-            yield (
-                f"the labels {' and '.join(same)} differ only in case, spaces or Unicode form; if "
-                "they are one, give them one name"
-            )
+    for same in look_alike(names):
+        yield (
+            f"the labels {' and '.join(map(ascii, same))} differ only in case, spaces, hyphens or "
+            "invisible characters; if they are one, give them one name"
+        )
+
+
+def _patient_notes(listing: Listing, options: ListingOptions) -> Iterator[str]:
+    """Yields which patients may be one, with their names."""
+    alike = look_alike(listing.refs["patient"].drop_null().unique().to_pylist())
+    if alike:
+        in_table = options.table is not None and "patient" in options.table.cells
+        how = "in the column patient" if in_table else "in a column patient of a table of --labels"
+        yield (
+            f"{sum(map(len, alike)):,} patients have names that differ only in case, spaces, "
+            f"hyphens or invisible characters, such as {' and '.join(map(ascii, alike[0]))}, and "
+            f"count as different people; if they are not, give each one name {how}"
+        )
 
 
 def _chosen(
@@ -218,7 +246,8 @@ def _find(paths: pa.ChunkedArray, regex: str) -> pa.Array:
         return match and match.group(1)
 
     # One by one, because a list of all paths would take ten times the memory of the column.
-    return pa.array((found(path.as_py()) for path in paths), pa.large_string())
+    found_in = pa.array((found(path.as_py()) for path in paths), pa.large_string())
+    return column_in_one_form(found_in)
 
 
 def _find_labels(refs: pa.Table, label_regex: str, listing: Listing) -> pa.Table:

@@ -19,6 +19,7 @@ from tfrecord_io.format import kinds
 from tfrecord_io.format.kinds import NONE, SEPARATOR, LabelKind
 from tfrecord_io.terminal.address import local_path
 from tfrecord_io.terminal.flags import check, flag, names
+from tfrecord_io.terminal.spelling import in_one_form
 
 #: Kermany's file names are CLASS-PATIENT-INDEX.jpeg. The group excludes the class on purpose,
 #: because a patient can appear in several classes.
@@ -169,10 +170,11 @@ class ListingOptions:
     rows: RowSource | None = None
 
     def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            object.__setattr__(self, name, in_one_form(value))  # the dataclass is frozen
         check(self)
         chosen = (self.classes, self.grades, self.label_columns, self.label_separator, self.target)
         if self.rows and not any(chosen):
-            # The dataclass is frozen.
             object.__setattr__(self, "label_columns", self.rows.label_columns)
         for name, wanted in _PATTERNS.items():
             pattern = getattr(self, name)

@@ -28,8 +28,9 @@ BATCH_ROWS = 65_536
 #: split or class folder, is its identity. `offset` and `stored_size` locate it in an archive.
 #: `version` changes when the file changes (a CRC-32, or a time in ns). `frame` is the frame of a
 #: DICOM file or the page of a TIFF, see `preprocess.frame_path`; null for files that are one image.
-#: A table of anonymous images has a further column, `hidden`, with the name in the source. What
-#: else a table of labels or the tags of DICOM tell is in columns whose names begin with `OTHER`.
+#: A table of anonymous images has a further column, `hidden`, with the name in the source, and one
+#: with files whose names are not in `spelling.one_form` has `spelled`, with these names. What else
+#: a table of labels or the tags of DICOM tell is in columns whose names begin with `OTHER`.
 REF_SCHEMA = pa.schema(
     [
         ("root", pa.dictionary(pa.int32(), pa.string())),
@@ -63,10 +64,13 @@ class ImageRef(NamedTuple):
     version: int
     frame: int | None = None
     hidden: str | None = None
+    spelled: str | None = None
 
     @property
     def source_path(self) -> str:
         """The image's full name in the source, or its code if it is anonymous."""
+        if self.spelled is not None:
+            return self.spelled
         return f"{self.root}/{self.path}" if self.root else self.path
 
     @property
@@ -209,6 +213,8 @@ def iterate_refs(table: pa.Table | pa.RecordBatch) -> Iterator[ImageRef]:
     """Yields the rows of a table of `REF_SCHEMA`, converting one batch at a time."""
     batches = [table] if isinstance(table, pa.RecordBatch) else table.to_batches(BATCH_ROWS)
     for batch in batches:
-        names = [name for name in ImageRef._fields if name in batch.schema.names]
-        columns = [batch.column(name).to_pylist() for name in names]
+        there, nulls = batch.schema.names, [None] * batch.num_rows
+        columns = [
+            batch.column(name).to_pylist() if name in there else nulls for name in ImageRef._fields
+        ]
         yield from itertools.starmap(ImageRef, zip(*columns, strict=True))

@@ -21,6 +21,8 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from pipelines import errors
+from tfrecord_io.format.person import column_in_one_form
+from tfrecord_io.terminal.spelling import one_form
 
 #: The columns of a table by name, without a dictionary or views. They are not in an Arrow table,
 #: which would be copied for each column that changes.
@@ -45,7 +47,7 @@ def read_columns(file: Path, notes: list[str]) -> Columns:
     except (OSError, ValueError, KeyError, zipfile.BadZipFile, pa.ArrowException) as error:
         expected = "" if isinstance(error, OSError) else f"; expected {_EXPECTED}"
         raise errors.UserError(f"--labels {file} could not be read: {error}{expected}") from None
-    names = [name.strip() for name in table.column_names]
+    names = [one_form(name).strip() for name in table.column_names]
     counts = collections.Counter(names)
     if counts.pop("", 0):  # the row numbers of pandas and R, and what spreadsheets leave behind
         notes.append("left out what the table of --labels has in columns without a name")
@@ -54,7 +56,24 @@ def read_columns(file: Path, notes: list[str]) -> Columns:
             f"--labels {file} has the column {', '.join(repeated)} more than once; rename it, or "
             "leave it out"
         )
-    return {name: column for name, column in zip(names, columns, strict=True) if name}
+    return in_one_form(dict(zip(names, columns, strict=True)))
+
+
+def in_one_form(columns: Columns) -> Columns:
+    """Returns the columns that have a name, with names and texts in `spelling.one_form`."""
+    return {
+        one_form(name): pa.chunked_array(map(_normalized, column.chunks), column.type)
+        for name, column in columns.items()
+        if name
+    }
+
+
+def _normalized(cells: pa.Array) -> pa.Array:
+    if pa.types.is_dictionary(cells.type):
+        names = _normalized(cells.dictionary)
+        return pa.DictionaryArray.from_arrays(cells.indices, names, ordered=cells.type.ordered)
+    has_text = pa.types.is_string(cells.type) or pa.types.is_large_string(cells.type)
+    return column_in_one_form(cells) if has_text else cells
 
 
 def is_text(file: Path) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol, TypeVar
 
 from tfrecord_io.stores.ahead import map_ahead
+from tfrecord_io.terminal.spelling import one_form
 
 #: A larger file is rejected as not a scan, because reading it could exhaust a worker's memory.
 MAX_FILE_BYTES = 256 * 1024 * 1024
@@ -41,6 +42,7 @@ class Member(NamedTuple):
         stored_size: size in the archive in bytes, compressed or not.
         version: a number that changes when the content changes.
         problem: (reason, detail) if it is already known that the file cannot be read.
+        spelled: the name in the source, if `name` is its other form, see `in_one_form`.
     """
 
     name: str
@@ -49,6 +51,13 @@ class Member(NamedTuple):
     stored_size: int = 0
     version: int = 0
     problem: tuple[str, str] | None = None
+    spelled: str | None = None
+
+    @property
+    def in_one_form(self) -> Member:
+        """The member by its name in `spelling.one_form`, in which the listing compares names."""
+        name = one_form(self.name)
+        return self if name == self.name else self._replace(name=name, spelled=self.name)
 
 
 class Reader(Protocol):

@@ -64,6 +64,14 @@ def test_a_row_names_the_classes_that_occur_in_an_image(tmp_path, files, rows):
     assert table_from(tmp_path, files) == rows
 
 
+def test_a_class_of_two_unicode_forms_is_one(tmp_path):
+    names = [{"id": 1, "name": "d\xe9me"}, {"id": 3, "name": "de\u0301me"}]
+    write(tmp_path / "in", {"all.json": json.dumps(COCO | {"categories": names})})
+    output = tmp_path / "labels.csv"
+    assert main(["labels_from", str(tmp_path / "in"), f"--output={output}"]) == 0
+    assert ListingOptions(labels=output, label_separator="|").label_names == ("d\xe9me",)
+
+
 @pytest.mark.parametrize(
     ("files", "message"),
     [({"a.txt": ""}, "has no annotations"), ({"a.xml": "<annotation>"}, "cannot be read"),

@@ -26,6 +26,7 @@ from PIL import Image
 from tfrecord_io.decoding.formats import Picture, jpeg_markers
 from tfrecord_io.decoding.options import SHARE, Physical, Preprocessing
 from tfrecord_io.decoding.rejects import Reject, check_size
+from tfrecord_io.terminal.spelling import one_form
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -178,7 +179,7 @@ def patient_code(patient: str, issuer: str = "") -> str:
 
 
 def _hashed(identifier: str) -> str:
-    return hashlib.sha256(identifier.encode()).hexdigest()[:16]
+    return hashlib.sha256(one_form(identifier).encode()).hexdigest()[:16]
 
 
 def _header(tags: Dataset) -> Header:

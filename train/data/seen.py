@@ -25,9 +25,11 @@ from tfrecord_io.format.examples import (
     SITE,
 )
 from tfrecord_io.format.manifest import Manifest
+from tfrecord_io.format.person import Person
 from tfrecord_io.format.side_facts import HASH_LENGTH
 from tfrecord_io.stores.files import atomic_write
 from tfrecord_io.terminal.errors import UserError
+from tfrecord_io.terminal.spelling import one_form
 from train.data.dataset import Dataset
 
 FILE_NAME = SEEN_FILE_NAME
@@ -288,25 +290,26 @@ def _is_same(images: pa.Table, seen: pa.Table, column: str) -> np.ndarray:
     Equal names are the same unless both sites are known and differ.
     """
     known = set(_by_site(seen, column))
-    names = {name for name, _ in known if name is not None}
+    names = {person.name for person in known if person}
     is_same = (
-        name in names and (site is None or bool({(name, site), (name, None)} & known))
-        for name, site in _by_site(images, column)
+        person is not None
+        and person.name in names
+        and (not person.site or bool({person, Person("", person.name)} & known))
+        for person in _by_site(images, column)
     )
     return np.fromiter(is_same, bool)
 
 
-def _by_site(table: pa.Table, column: str) -> Iterator[tuple[str | None, str | None]]:
-    """Yields the name of each patient or group without its site, and the site if it is known.
+def _by_site(table: pa.Table, column: str) -> Iterator[Person | None]:
+    """Yields the person of each image, whose site is empty if it is not known; or the group so.
 
     A build begins the name of a patient with the site. The group of an image can be named after a
     patient of another site.
     """
-    sites = set(table[SITE].unique().drop_null().to_pylist())
+    sites = set(map(one_form, table[SITE].unique().drop_null().to_pylist()))
     prefix = "patient:" if column == GROUP.name else ""
     for name, own in zip(table[column].to_pylist(), table[SITE].to_pylist(), strict=True):
-        site, _, rest = (name or "").removeprefix(prefix).partition("/")
-        if site in sites:
-            yield prefix + rest, site
-        else:
-            yield name, None if prefix else own
+        person = None if name is None else Person.read(name.removeprefix(prefix), sites)
+        if person and not (person.site or prefix):
+            person = Person(own or "", person.name)
+        yield person

@@ -2,6 +2,7 @@
 
 import json
 import re
+import unicodedata
 
 import numpy as np
 import pytest
@@ -91,6 +92,32 @@ def test_a_patient_leaves_no_trace(tmp_path, capsys):
     assert f"({counts['excluded']} excluded)" in said
     assert "--exclude" not in said
     assert f"{counts['excluded']}</td>" in (output / "report.html").read_text()
+
+
+@pytest.mark.parametrize("given", ["NFC", "NFD"])
+@pytest.mark.parametrize("by", ["patient", "path"])
+def test_a_name_is_excluded_in_each_of_its_forms(tmp_path, given, by):
+    files = {
+        unicodedata.normalize(form, f"{label}/{patient}/{label}-{number}.png"): jpeg(place)
+        for place, (label, patient, number, form) in enumerate(
+            (label, patient, number, form)
+            for label in ("CNV", "DME")
+            for patient in ("Müller 03", "Noël 04")
+            for number, form in enumerate(("NFC", "NFD"))
+        )
+    }
+    names = (
+        ["Müller 03"] if by == "patient" else ["CNV/Müller 03", "DME/Müller 03/DME-0.png", "DME-1"]
+    )
+    is_dme = by == "path"
+    output = assert_as_if_never_there(
+        tmp_path,
+        files,
+        lambda path: "ller 03" in path or (is_dme and path.endswith("DME-1.png")),
+        [{by: unicodedata.normalize(given, name)} for name in names],
+        "--layout=class/patient",
+    )
+    assert {row["patient"] for row in rows_of(output)} == {"Noël 04"}
 
 
 def test_the_copies_of_an_excluded_file_in_a_second_tree_do_not_take_its_place(tmp_path):

@@ -600,6 +600,46 @@ def test_a_table_and_a_folder_may_have_other_unicode_forms(tmp_path, form, other
     assert found == {name: str(k) for k, name in enumerate(names)}
 
 
+def write_table(path, rows):
+    """Writes rows as the ending of a file says: CSV, Excel, JSON or Parquet."""
+    if path.suffix == ".csv":
+        return write_csv(path, rows)
+    if path.suffix == ".xlsx":
+        book = openpyxl.Workbook()
+        for row in ([*rows[0]], *([*row.values()] for row in rows)):
+            book.active.append(row)
+        book.save(path)
+    elif path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        lines = "\n".join(map(json.dumps, rows))
+        path.write_text(lines if path.suffix == ".jsonl" else json.dumps(rows))
+    return path
+
+
+@pytest.mark.parametrize("ending", ["csv", "xlsx", "json", "jsonl", "parquet"])
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_names_in_a_table_and_in_flags_are_one_whatever_their_form(tmp_path, ending, form):
+    def of(text, number):
+        return unicodedata.normalize(("NFC", "NFD")[number % 2], text)
+
+    rows = [
+        {"path": f"{number}.png", of("Größe", 1): of(("Œdéme", "Žádný")[number // 4], number),
+         of("Pacienté", 0): of("Müller", number), of("Säule", 1): of("Zürich", number)}
+        for number in range(8)
+    ]  # fmt: skip
+    renamed = {"label": "Größe", "patient": "Pacienté", "site": "Säule"}
+    listing = list_members(
+        [Member(f"{number}.png", 1) for number in range(8)],
+        labels=write_table(tmp_path / f"labels.{ending}", rows),
+        columns={name: unicodedata.normalize(form, column) for name, column in renamed.items()},
+        classes=tuple(unicodedata.normalize(form, name) for name in ("Žádný", "Œdéme")),
+    )
+    assert listing.label_names == ("Žádný", "Œdéme")
+    assert listing.refs["label"].to_pylist() == ["Œdéme"] * 4 + ["Žádný"] * 4
+    assert set(listing.refs["patient"].to_pylist()) == {"Zürich/Müller"}
+
+
 # ---- the command
 
 

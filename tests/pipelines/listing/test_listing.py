@@ -1,3 +1,5 @@
+import unicodedata
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -98,7 +100,7 @@ def test_a_folder_in_a_class_may_have_the_name_of_a_split(deeper):
     assert places(listing)[deeper] == ("train", "CNV")
 
 
-@pytest.mark.parametrize("pair", [["é", "é"], ["NORMAL", "normal"], ["CNV", "CNV "]])
+@pytest.mark.parametrize("pair", [["no_tumor", "notumor"], ["NORMAL", "normal"], ["CNV", "CNV "]])
 def test_two_classes_that_look_alike_are_said(pair):
     listing = list_files({f"{label}/{label}.png": label.encode() for label in [*pair, "DME"]})
     assert {label for _, label in places(listing).values()} == {*pair, "DME"}
@@ -326,3 +328,75 @@ def test_the_listing_does_not_depend_on_the_order_of_the_source(order):
         return (listing.refs.to_pylist(), listing.rejects, listing.copies, listing.ignored)
 
     assert content(list_files([members[i] for i in order])) == content(list_files(members))
+
+
+# ---- forms of a name
+
+FORMS = ("NFC", "NFD")
+
+
+def in_two_forms(patients=("Müller03", "Noël")):
+    """Two images of each patient and class: one below each of two forms of the names."""
+    return {
+        unicodedata.normalize(form, f"Œdéme {label}/{patient}/ä-{patient}-{number}.png"): bytes(
+            [place, number]
+        )
+        for place, (label, patient) in enumerate((n, p) for n in "AB" for p in patients)
+        for number, form in enumerate(FORMS)
+    }
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"layout": ("class", "patient")}, {"layout": ("class",), "group_regex": "ä-(.*)-"}],
+    ids=["folder", "pattern"],
+)
+def test_a_person_and_a_class_are_one_whatever_the_form_of_their_names(options):
+    files = in_two_forms()
+    if "group_regex" in options:
+        options["group_regex"] = unicodedata.normalize("NFD", options["group_regex"])
+    listing = list_files(files, **options)
+    assert places(listing).keys() == files.keys()  # each is opened by its own name
+    assert set(listing.refs["label"].to_pylist()) == {"Œdéme A", "Œdéme B"}
+    assert set(listing.refs["patient"].to_pylist()) == {"Müller03", "Noël"}
+    assert listing.naming_notes == []
+
+
+def test_files_of_one_name_in_two_forms_are_two_files_or_copies():
+    composed, decomposed = (f"{unicodedata.normalize(form, 'Œdéme')}/1.png" for form in FORMS)
+    others = {"CNV/1.png": b"1", "CNV/2.png": b"2"}
+    listing = list_files({composed: b"3", decomposed: b"4", **others})
+    assert listing.refs["path"].to_pylist() == ["CNV/1.png", "CNV/2.png", decomposed, composed]
+    assert set(listing.refs["label"].to_pylist()) == {"CNV", "Œdéme"}
+    listing = list_files({composed: b"3", decomposed: b"3", **others})
+    assert (listing.refs.num_rows, listing.copies, listing.rejects) == (3, 1, [])
+
+
+@pytest.mark.parametrize(
+    ("options", "num"),
+    [({"classes": ("Œdéme A",)}, 4), ({"tree": "Œdéme A"}, 4), ({"exclude_regex": "Œdéme A"}, 4),
+     ({"include_regex": "Œdéme A"}, 4), ({"label_regex": "(Œdéme .)"}, 8)],
+)  # fmt: skip
+@pytest.mark.parametrize("form", FORMS)
+def test_flags_mean_the_names_in_any_form(options, num, form):
+    options = {
+        name: tuple(unicodedata.normalize(form, part) for part in value)
+        if isinstance(value, tuple) else unicodedata.normalize(form, value)
+        for name, value in options.items()
+    }  # fmt: skip
+    if "tree" in options:
+        options |= {"layout": ("class",)}
+    files = in_two_forms()
+    if "tree" in options:
+        files = {path.replace("/", "/K/", 1): data for path, data in files.items()}
+    assert list_files(files, **options).refs.num_rows == num
+
+
+def test_patients_whose_names_look_alike_are_told():
+    files = {
+        f"{label}/{p}/{label}.png": p.encode() for label in "AB" for p in ("müller03", "Müller-03")
+    }
+    (note,) = list_files(files, layout=("class", "patient")).naming_notes
+    assert "2 patients have names that differ only in case, spaces, hyphens" in note
+    assert "'M\\xfcller-03' and 'm\\xfcller03'" in note
+    assert "a column patient of a table of --labels" in note

@@ -1,5 +1,7 @@
 """Images in a column of Parquet files."""
 
+import unicodedata
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -59,6 +61,18 @@ def test_a_folder_is_read_with_its_classes_splits_patients_and_columns(oct_set, 
         assert (row["label"], row["patient"]) == (NAMES[number % 3], str(number // 2))
     said = capsys.readouterr().err
     assert "not read: 1 picture beside the Parquet files, such as assets/example.png" in said
+
+
+def test_a_class_of_two_unicode_forms_is_one(tmp_path):
+    for form in ("NFC", "NFD"):
+        names = [unicodedata.normalize(form, name) for name in ("Žádný", "Œdéme", "CNV")]
+        rows = [row | {"image": image(k, f"ä{k}.png")} for k, row in enumerate(rows_from(0))]
+        path = tmp_path / "in" / f"train-{form}.parquet"
+        write_parquet(path, [{unicodedata.normalize(form, key): value for key, value in row.items()}
+                             for row in rows], {"label": names})  # fmt: skip
+    assert build_rows(tmp_path / "in", tmp_path / "out", SMALL) == 0
+    assert Manifest.load(tmp_path / "out").label_names == ("Žádný", "Œdéme", "CNV")
+    assert len(rows_of(tmp_path / "out")) == 24
 
 
 def test_rows_can_be_excluded_and_are_counted_once(oct_set, tmp_path, capsys):

@@ -126,6 +126,9 @@ IN_LONDON = {"patient": "london/17", "site": "london"}
         ({"patient": "17"}, IN_LONDON, True),
         (IN_LONDON, IN_LONDON, True),
         (IN_LONDON, {"patient": "zurich/17", "site": "zurich"}, False),
+        ({"patient": "Mu\u0308ller"}, {"patient": "M\u00fcller"}, True),
+        ({"group": "patient:Mu\u0308ller"}, {"group": "patient:M\u00fcller"}, True),
+        ({"patient": "a%2Fb/17", "site": "a/b"}, {"patient": "17"}, True),
         ({"patient": "17", "site": "london"}, {"patient": "17", "site": "zurich"}, False),
     ],
 )
