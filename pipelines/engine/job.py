@@ -141,7 +141,11 @@ def _prepare(options: BuildOptions, storage: Folder, privacy: Privacy) -> Job | 
     notes = _say_what_there_is(listing)
     options = dataclasses.replace(options, splits=options.splits.resolved(listing.refs))
     draft = _make_draft(options, listing)
-    if output_state.is_complete(storage, draft.options, overwrite=options.output.overwrite):
+    has_ended = storage.exists(FAILURE_FILE) or not (storage.remote or options.workers != "here")
+    is_anew = options.output.overwrite or output_state.is_abandoned(
+        storage, draft.options, has_ended=has_ended
+    )
+    if not is_anew and output_state.is_complete(storage, draft.options):
         drops.require_policies(storage, Manifest.load(storage.root), options.splits)
         return None
     read_content = functools.partial(_content_names, source)
@@ -162,22 +166,23 @@ def _prepare(options: BuildOptions, storage: Folder, privacy: Privacy) -> Job | 
         max_reject_fraction=options.output.max_reject_fraction,
         rejected_files=tuple(listing.rejects),
     )
-    if old and (why := old.write_index(draft, storage)):
-        _say(
-            "warning: all images are decoded, because nothing can be copied from --reuse "
-            f"{options.output.reuse}: {'; '.join(why)}"
-        )
-    elif old:
-        build = dataclasses.replace(build, reuse=old)
     storage.clean_build_dir(".tmp")
+    with output_state.replaced(storage) if is_anew else contextlib.nullcontext(storage) as place:
+        if old and (why := old.write_index(draft, place)):
+            _say(
+                "warning: all images are decoded, because nothing can be copied from --reuse "
+                f"{options.output.reuse}: {'; '.join(why)}"
+            )
+        elif old:
+            build = dataclasses.replace(build, reuse=old)
+        plan.write_plan(place, draft, tasks, planned)
+        drops.write_table(place, drops.PLANNED_FILE, dropped)
+        if listing.names is not None and not options.output.preview:
+            path = privacy.write_names(listing.names, draft.fingerprint)
+            _say(f"the names behind the codes are in {path}: keep it as private as the secret")
+        # The listing alone may reject too many; then no image needs to be decoded to know it.
+        list_rejects(dataclasses.replace(build, output=place), tasks)
     storage.delete([FAILURE_FILE])
-    plan.write_plan(storage, draft, tasks, planned)
-    drops.write_table(storage, drops.PLANNED_FILE, dropped)
-    if listing.names is not None and not options.output.preview:
-        path = privacy.write_names(listing.names, draft.fingerprint)
-        _say(f"the names behind the codes are in {path}: keep it as private as the secret")
-    # The listing alone may reject too many; then no image needs to be decoded to know it.
-    list_rejects(build, tasks)
     finished = build.find_finished(tasks)
     if finished:
         _say(f"resuming: {len(finished)} of {len(tasks)} shards are finished")

@@ -32,6 +32,7 @@ from pipelines.stores.output_state import PLAN_FILE
 from tfrecord_io.auditing import audit, twins
 from tfrecord_io.format import descriptions, groups, manifest
 from tfrecord_io.format.examples import CROISSANT_FILE, FILE_NAME, GROUP, SCHEMA, audited
+from tfrecord_io.stores import replace
 from tfrecord_io.stores.folder import BUILD_DIR, Folder
 from tfrecord_io.terminal.printing import csv_cell
 
@@ -125,7 +126,9 @@ def list_rejects(
     rejects.sort(key=lambda reject: (reject.source_path, reject.reason))
     rows = map(dataclasses.astuple, rejects)
     _write_reasons(build.output, manifest.REJECTS_FILE_NAME, rows)
-    table = build.output.path(manifest.REJECTS_FILE_NAME)
+    see = f". See {build.output.path(manifest.REJECTS_FILE_NAME)}"
+    if replace.is_waiting(build.output):  # that goes again
+        see = ". A build into another --output lists them"
     counts, num_listed = build.draft.counts, len(build.rejected_files)
     num_planned = sum(task.num_refs for task in tasks) - counts.get("variants", 0)
     num_images, over_limit = num_planned + num_listed, counts["over_limit"]
@@ -135,7 +138,7 @@ def list_rejects(
     if unread := [reject.detail for reject in rejects if reject.reason == "not_an_image"]:
         told += f"; such as {max(unread, key=unread.count)}"
     if len(rejects) == num_images:
-        raise errors.RefusedError(f"all {num_images:,} images were rejected: {told}. See {table}")
+        raise errors.RefusedError(f"all {num_images:,} images were rejected: {told}{see}")
     # The listing rejects files of the whole source, but with --limit only a sample of the other
     # files is decoded. So the rejects of the sample are scaled up to all of them.
     num_all = num_images + over_limit
@@ -148,7 +151,7 @@ def list_rejects(
         sampled = f" of all {num_all:,}, by this sample" if over_limit else ""
         raise errors.RefusedError(
             f"{len(rejects):,} of {num_images:,} images were rejected "
-            f"({share:.2%}{sampled}, allowed {allowed:.2%}): {told}. See {table}; to accept them, "
+            f"({share:.2%}{sampled}, allowed {allowed:.2%}): {told}{see}; to accept them, "
             "run again with a larger --max_reject_fraction"
         )
     return rejects

@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 from pipelines import errors
 from tfrecord_io.format import manifest
 from tfrecord_io.reading.opening import open_split
-from tfrecord_io.stores import file_lock
+from tfrecord_io.stores import file_lock, replace
 from tfrecord_io.stores.folder import BUILD_DIR, Folder
 from tfrecord_io.terminal.printing import differences
 
@@ -25,8 +26,11 @@ PLAN_FILE = f"{BUILD_DIR}/plan.arrow"
 PLAN_JSON = f"{BUILD_DIR}/plan.json"
 
 _LOCK = f"{BUILD_DIR}/lock"
+# Without the lock, which another build may be about to open, and an unpacked archive, which is made
+# from the input alone.
 _OWN_FILES = re.compile(
-    r"[a-z][a-z0-9_]*-\d{5,}-of-\d{5,}\.(tfrecord|json)"
+    rf"{re.escape(BUILD_DIR)}/(?!lock$).*(?<!\.tar)"
+    r"|[a-z][a-z0-9_]*-\d{5,}-of-\d{5,}\.(tfrecord|json)"
     r"|manifest\.json|examples\.parquet|rejects\.csv|dropped\.csv|report\.html"
     r"|features\.json|dataset_info\.json|croissant\.json"
 )
@@ -45,6 +49,7 @@ def locked(storage: Folder) -> Iterator[None]:
     if storage.remote:
         try:
             storage.names()
+            replace.settle(storage, _OWN_FILES)
         except errors.ToldError as error:
             raise errors.UserError(f"cannot use --output {storage.root}: {error}") from None
         yield
@@ -63,21 +68,18 @@ def locked(storage: Folder) -> Iterator[None]:
                 f"cannot write to --output {storage.root}: {error.strerror}"
             ) from None
         stack.callback(_tidy, storage, made)
+        replace.settle(storage, _OWN_FILES)
         yield
 
 
-def is_complete(storage: Folder, identity: Mapping[str, Any], *, overwrite: bool = False) -> bool:
+def is_complete(storage: Folder, identity: Mapping[str, Any]) -> bool:
     """Returns whether the output folder holds the dataset with this identity, finished.
-
-    With `overwrite`, any dataset in the folder is deleted first.
 
     Raises:
         errors.UserError: if the folder holds another dataset, shards without a plan, or a damaged
             plan or manifest.
         manifest.ManifestError: if it holds the dataset, but not all of its shards.
     """
-    if overwrite:
-        clear(storage)
     names, dataset = storage.names(), None
     if manifest.FILE_NAME in names:
         try:
@@ -111,13 +113,38 @@ def is_complete(storage: Folder, identity: Mapping[str, Any], *, overwrite: bool
     return dataset is not None
 
 
-def clear(storage: Folder) -> None:
-    """Removes a dataset, its manifest first, so that a partly removed one never looks complete."""
-    storage.delete([manifest.FILE_NAME])
-    storage.delete([name for name in storage.names() if _OWN_FILES.fullmatch(name)])
-    # The lock file stays: this build holds it, and another build may be about to open it. An
-    # unpacked archive stays, too, because it is made from the input alone.
-    storage.clean_build_dir(but=("lock", ".tar"))
+def is_abandoned(storage: Folder, identity: Mapping[str, Any], *, has_ended: bool) -> bool:
+    """Returns whether the output holds only the unfinished build of another identity, and says so.
+
+    `has_ended` tells whether no process can be writing it. Where that is not known, as on a store,
+    which has no lock, the build counts as running.
+    """
+    if not has_ended or manifest.FILE_NAME in storage.names() or not storage.exists(PLAN_JSON):
+        return False
+    try:
+        found = json.loads(storage.read(PLAN_JSON))["identity"]
+    except (ValueError, KeyError, TypeError):
+        return False
+    changed = differences(found, identity)
+    if changed:
+        told = f"replacing the unfinished build in {storage.root}, which differs:"
+        print("\n  ".join([told, *changed]), file=sys.stderr, flush=True)
+    return bool(changed)
+
+
+@contextlib.contextmanager
+def replaced(storage: Folder) -> Iterator[Folder]:
+    """Yields a folder for the plan of a build, which in the end replaces all that is there.
+
+    Until then, and if the block fails, the old dataset stays as it is.
+    """
+    try:
+        yield replace.waiting(storage)
+        replace.take(storage, _OWN_FILES)
+    except BaseException:
+        with contextlib.suppress(errors.ToldError, OSError):  # the next build repeats it
+            replace.settle(storage, _OWN_FILES)
+        raise
 
 
 def _tidy(storage: Folder, made: bool) -> None:

@@ -16,7 +16,7 @@ import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import IO, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
@@ -185,6 +185,29 @@ class Folder:
             return sorted(p.name for p in directory.iterdir()) if directory.is_dir() else []
         files = remote.list_files(prefix, recursive=False)
         return sorted(file.url.rsplit("/", 1)[-1] for file in files)
+
+    def tree(self) -> list[str]:
+        """Returns the names of all files, with those of subfolders."""
+        if self.remote:
+            start = len(self.root.rstrip("/")) + 1
+            return sorted(file.url[start:] for file in remote.list_files(self.root, recursive=True))
+        paths = (path for path in Path(self.root).rglob("*") if path.is_symlink() or path.is_file())
+        return sorted(path.relative_to(self.root).as_posix() for path in paths)
+
+    def move(self, names: Sequence[str], to: Folder) -> None:
+        """Moves files to the same names in another folder, where they are on the disk then."""
+        if self.remote:
+            for name in names:
+                with self.open(name) as source, to.create(name) as file:
+                    shutil.copyfileobj(source, file, _BUFFER_LENGTH)
+            self.delete(names)
+            return
+        for name in names:
+            path = Path(to.path(name))
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Path(self.path(name)).replace(path)
+        for parent in {parent for name in names for parent in PurePath(name).parents}:
+            sync_folder(to.path(str(parent)))
 
     @contextlib.contextmanager
     def create(self, name: str) -> Iterator[IO[bytes]]:

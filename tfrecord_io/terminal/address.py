@@ -74,6 +74,22 @@ def is_remote(directory: str | os.PathLike[str]) -> bool:
     return "://" in os.fspath(directory)
 
 
+def is_inside(one: str, other: str) -> bool:
+    """Returns whether an address is below the folder of another, or the same.
+
+    >>> is_inside("s3://bucket/run/export", "s3://bucket/run/"), is_inside("runs/b", "runs/a")
+    (True, False)
+    """
+    if is_remote(one) or is_remote(other):
+        return f"{one.rstrip('/')}/".startswith(f"{other.rstrip('/')}/")
+    return Path(one).resolve().is_relative_to(Path(other).resolve())
+
+
+def is_same(one: str, other: str) -> bool:
+    """Returns whether two addresses are those of the same folder."""
+    return is_inside(one, other) and is_inside(other, one)
+
+
 def local_text(given: str) -> str:
     """Returns a path on this machine as a text, for options that JSON holds; see `local_path`."""
     return str(local_path(given))

@@ -1,4 +1,5 @@
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -6,8 +7,10 @@ import stat
 from pathlib import Path
 
 import pytest
-from builds import build_here, build_of, files_of, prepare, shards_of
+import s3_server
+from builds import build_here, build_of, files_of, prepare, run_build_here, shards_of
 from image_files import scan_tree, scans_of, write_tree
+from killed import is_killed
 
 from pipelines import errors
 from pipelines.shards import write
@@ -175,17 +178,87 @@ def test_a_damaged_manifest_or_plan_is_named_and_replaced_when_told(scans, tmp_p
         assert job.todo
 
 
-# ---- clearing
+# ---- replacing
 
 
-def test_clearing_removes_a_dataset_and_nothing_else(complete, tmp_path):
+def test_a_new_plan_replaces_a_dataset_and_nothing_else(complete, tmp_path):
     output = Path(shutil.copytree(complete, tmp_path / "out"))
     strangers = {"notes.txt": b"mine", "train.json": b"mine", "sub/manifest.json": b"mine"}
     # The lock of this build, and an archive that it unpacked before.
     kept = strangers | {f"{BUILD_DIR}/lock": b"1", f"{BUILD_DIR}/scans.tar": b"unpacked"}
-    write_tree(output, {**kept, f"{BUILD_DIR}/plan.json": b"{}"})
-    output_state.clear(Folder(str(output)))
-    assert files_of(output) == kept
+    write_tree(output, {**kept, f"{BUILD_DIR}/train.parquet": b"of the old build"})
+    before = files_of(output)
+    with output_state.replaced(Folder(str(output))) as place:
+        place.write(output_state.PLAN_JSON, b"new")
+        assert files_of(output).items() >= before.items()
+    assert files_of(output) == kept | {output_state.PLAN_JSON: b"new"}
+
+
+def refused_flags(folder, scans, output, old):
+    """Returns flags with which a build is refused, each at another point of its preparation."""
+    damaged = shutil.copytree(old, folder / "damaged")
+    (damaged / "examples.parquet").write_bytes(b"cut off")
+    one = next(scans.rglob("*.jpeg")).relative_to(scans)
+    (folder / "one.csv").write_text(f"path,label\n{one},CNV\n")
+    return [
+        ["--rescale=2,-100"],
+        ["--keep_split=valid"],
+        ["--splits=patient", "--split_fractions=train=0.999,test=0.001"],
+        [f"--labels={folder / 'one.csv'}"],
+        [f"--reuse={damaged}"],
+        [f"--reuse={folder / 'none'}"],
+        [f"--reuse={output}"],
+        ["--exclude_regex=."],
+        ["--classes=AMD,CNV"],
+    ]
+
+
+@pytest.mark.parametrize("place", ["disk", "store"])
+def test_whatever_is_refused_leaves_the_dataset_as_it_was(
+    scans, complete, tmp_path, request, place
+):
+    output, more = str(tmp_path / "out"), []
+    if place == "store":
+        s3 = request.getfixturevalue("s3")
+        output, more = f"s3://{s3_server.BUCKET}/{tmp_path.name}", s3.flags
+
+    def found():
+        return files_of(tmp_path / "out") if place == "disk" else s3.read(f"{tmp_path.name}/")
+
+    build_here(scans, output, "--num_shards=4", *more)
+    before = found()
+    for flags in refused_flags(tmp_path, scans, output, complete):
+        assert run_build_here(scans, output, "--overwrite", *flags, *more), flags
+        assert found() == before, flags
+    with pytest.raises(errors.RefusedError, match=r"another --output lists them; to accept"):
+        build_here(scans, output, "--overwrite", f"--labels={tmp_path / 'one.csv'}", *more)
+    assert len(before) > 8
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_build_that_is_killed_while_it_replaces_leaves_the_old_or_the_new(
+    scans, complete, tmp_path
+):
+    def plan(*flags):
+        with prepare(scans, output, "--num_shards=2", *flags) as job:
+            return job
+
+    output, wanted, outcomes = tmp_path / "out", files_of(complete), set()
+    for number in itertools.count():
+        shutil.rmtree(output, ignore_errors=True)
+        shutil.copytree(complete, output)
+        if not is_killed(lambda: plan("--overwrite"), number):
+            break
+        try:
+            job = plan()
+        except errors.UserError:  # it holds a dataset that differs
+            outcomes.add("old")
+            assert files_of(output) == wanted
+        else:
+            outcomes.add("new")
+            assert len(job.todo) == 3
+            assert not list(output.glob("*.tfrecord"))
+    assert outcomes == {"old", "new"}
 
 
 def test_leftovers_of_killed_attempts_are_removed_and_parts_are_kept(storage):
@@ -257,11 +330,12 @@ def test_a_shard_whose_files_do_not_fit_is_written_anew(scans, complete, tmp_pat
     assert files_of(output) == files_of(complete)
 
 
-def test_an_unfinished_build_of_other_options_is_refused(scans, complete, tmp_path):
+@pytest.mark.parametrize("more", [(), ("--overwrite",)])
+def test_an_unfinished_build_of_other_options_is_replaced(scans, complete, tmp_path, capsys, more):
     output = interrupted(complete, scans, tmp_path / "out")
-    with pytest.raises(errors.UserError, match="seed: 0 there, 1 now"):
-        identity_of(scans, output, "--seed=1")
-    build_here(scans, output, "--num_shards=2", "--overwrite")
+    build_here(scans, output, "--num_shards=2", *more)
+    told = "replacing the unfinished build" in (said := capsys.readouterr().err)
+    assert (told, "num_shards: 4 there, 2 now" in said) == (not more, not more)
     assert len(list(output.glob("train-*"))) == 4
     assert not [*output.glob("*-of-00004*"), *output.glob(BUILD_DIR)]
 

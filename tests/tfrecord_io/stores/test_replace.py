@@ -1,0 +1,73 @@
+import itertools
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from builds import files_of
+from image_files import write_tree
+from killed import is_killed
+from s3_server import BUCKET
+
+from tfrecord_io.stores import replace
+from tfrecord_io.stores.folder import Folder
+from tfrecord_io.terminal.errors import StoreError
+
+OWN = re.compile(r"(sub/)?[a-z]+\.json")
+OLD = {"manifest.json": b"old", "metrics.json": b"old", "sub/deep.json": b"old"}
+NEW = {"manifest.json": b"new", "sub/more.json": b"new"}
+MINE = {"notes.txt": b"mine", "sub/notes.txt": b"mine"}
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+
+
+def by_waiting(folder):
+    """The new content waits until it is whole."""
+    aside = replace.waiting(folder)
+    for name, content in NEW.items():
+        if not folder.remote:
+            Path(aside.path(name)).parent.mkdir(exist_ok=True)
+        aside.write(name, content)
+    replace.take(folder, OWN)
+
+
+def by_moving(folder):
+    """The old content waits until the new one is whole."""
+    replace.set_aside(folder, OWN)
+    write_tree(Path(folder.root), NEW)
+    replace.forget(folder)
+
+
+@pytest.mark.parametrize("way", [by_waiting, by_moving])
+def test_a_kill_anywhere_leaves_the_old_or_the_new_and_what_the_tool_did_not_write(way, tmp_path):
+    folder, left = Folder(tmp_path / "run"), []
+    for number in itertools.count():
+        shutil.rmtree(folder.root, ignore_errors=True)
+        write_tree(tmp_path / "run", OLD | MINE)
+        if not is_killed(lambda: way(folder), number):
+            break
+        # Whoever settles it may be killed as well.
+        next(n for n in itertools.count() if not is_killed(lambda: replace.settle(folder, OWN), n))
+        left.append(files_of(tmp_path / "run"))
+    assert {True, False} == {found == OLD | MINE for found in left}
+    assert all(found in (OLD | MINE, NEW | MINE) for found in left)
+    assert files_of(tmp_path / "run") == NEW | MINE
+    assert not list(tmp_path.rglob(".*"))
+
+
+def test_on_a_store_a_failure_anywhere_leaves_the_old_or_the_new(s3, tmp_path):
+    folder, left = Folder(f"s3://{BUCKET}/{tmp_path.name}"), []
+    for number in itertools.count():
+        for name, content in (OLD | MINE).items():
+            folder.write(name, content)
+        try:
+            with s3.failing("403 Forbidden", after=number):
+                by_waiting(folder)
+        except StoreError:
+            replace.settle(folder, OWN)
+            left.append(s3.read(f"{tmp_path.name}/"))
+        else:
+            break
+    assert {True, False} == {found == OLD | MINE for found in left}
+    assert all(found in (OLD | MINE, NEW | MINE) for found in left)
+    assert s3.read(f"{tmp_path.name}/") == NEW | MINE
