@@ -118,7 +118,7 @@ def _problem_of(member: Member) -> tuple[str, str] | None:
     except UnicodeEncodeError:
         code = sys.getfilesystemencoding()
         why = "" if code == "utf-8" else f"; Python reads names as {code} here, set PYTHONUTF8=1"
-        return "unreadable_name", f"the name is not UTF-8{why}"
+        return "unreadable_name", f"the name is not UTF-8{why}; rename it"
     path, frame = split_frame_path(name)
     if frame:
         return "path_conflict", f"this name would be that of frame {frame} of {path}; rename it"

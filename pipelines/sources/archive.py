@@ -15,6 +15,7 @@ import hashlib
 import io
 import mmap
 import os
+import shlex
 import stat
 import tarfile
 import threading
@@ -33,6 +34,7 @@ from tfrecord_io.decoding.unread import START_BYTES, what_is
 from tfrecord_io.stores import archives
 from tfrecord_io.stores.files import announce, atomic_write, make_private_folder
 from tfrecord_io.stores.range_file import RangeFile
+from tfrecord_io.terminal.printing import counted
 
 # A gzip stream with a larger ratio is taken for a bomb, because JPEGs hardly compress.
 # A tar of a few tiny files does compress, being mostly padding, so a small result is accepted.
@@ -229,6 +231,15 @@ def zip_members(file: IO[bytes], shown: str) -> Iterator[Member]:
             infos = archives.open_zip(file).infolist()
     except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError) as error:
         raise _incomplete(f"{shown} is not a complete zip archive", error) from None
+    if unknown := [info.filename for info in infos if archives.name_of(info) is None]:
+        name = shown.rpartition("/")[2]
+        raise errors.UserError(
+            f"{shown} does not say how the names of {counted(len(unknown), 'member')} are encoded, "
+            f"such as {unknown[0]!r}, and they are not UTF-8. Unpack it with the program that "
+            "packed it, or in the encoding that makes the names right (cp437, cp850, cp1252, gbk, "
+            f"shift_jis): python -m zipfile --metadata-encoding cp437 -e {shlex.quote(name)} "
+            "FOLDER; then give the folder as --input"
+        )
     for info in infos:
         # `ZipInfo.is_dir` fails on an empty name. A damaged name can end like a folder's.
         if info.file_size or not info.filename.endswith("/"):

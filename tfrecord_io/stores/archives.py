@@ -6,10 +6,12 @@ look at nothing else, so they list only one of two archives that were joined wit
 
 from __future__ import annotations
 
+import contextlib
 import io
 import struct
 import tarfile
 import zipfile
+import zlib
 from typing import IO
 
 #: The local header of a member: the lengths of the name and of the extra field that follow it
@@ -27,6 +29,9 @@ _END_SIGNATURE = b"PK\x05\x06"
 _END_LENGTH = 22
 
 _UTF_8 = 0x800
+# A field of a member's extra data: its kind and its length (APPNOTE.TXT 4.5.1).
+_EXTRA = struct.Struct("<HH")
+_UNICODE_PATH = 0x7075
 _BLOCK_BYTES = 1024 * 1024
 
 # Bytes that common tools write between members: a data descriptor, and fields of the local header.
@@ -38,6 +43,8 @@ SIGNATURES = (HEADER_SIGNATURE, _END_SIGNATURE)
 
 def open_zip(file: IO[bytes]) -> zipfile.ZipFile:
     """Opens a zip, and checks that its index names all members that the file holds.
+
+    Members have the names that `name_of` finds.
 
     The index must have as many entries as the end record counts: a damaged length in an entry
     would hide the entries that follow it. All bytes of the file must be those of a member in the
@@ -56,7 +63,29 @@ def open_zip(file: IO[bytes]) -> zipfile.ZipFile:
         ) from None
     _check_end(file, archive)
     _check_gaps(file, archive)
+    for info in archive.infolist():
+        info.filename = name_of(info) or info.filename
     return archive
+
+
+def name_of(info: zipfile.ZipInfo) -> str | None:
+    """Returns the name of a member, or None if its encoding is not known.
+
+    The flag of UTF-8, or an extra field with the name in UTF-8 (APPNOTE.TXT 4.6.9), tells it. macOS
+    writes UTF-8 without either, so valid UTF-8 is read as such; `zipfile` reads it as cp437.
+    """
+    if info.flag_bits & _UTF_8 or info.orig_filename.isascii():
+        return info.filename
+    stored = info.orig_filename.encode("cp437")
+    extra = info.extra
+    while len(extra) >= _EXTRA.size:
+        kind, length = _EXTRA.unpack_from(extra)
+        field, extra = extra[_EXTRA.size :][:length], extra[_EXTRA.size + length :]
+        if kind == _UNICODE_PATH and field[:5] == b"\1" + struct.pack("<L", zlib.crc32(stored)):
+            stored = field[5:]
+    with contextlib.suppress(UnicodeDecodeError):
+        return stored.decode()
+    return None
 
 
 def _check_end(file: IO[bytes], archive: zipfile.ZipFile) -> None:

@@ -5,10 +5,16 @@ import itertools
 import lzma
 import os
 import random
+import re
+import shlex
 import stat
 import struct
+import subprocess
+import sys
 import tarfile
+import unicodedata
 import zipfile
+import zlib
 
 import numpy as np
 import pytest
@@ -488,3 +494,68 @@ def test_an_archive_that_may_lack_members_is_refused_and_leaves_nothing(
     path.write_bytes(change(path))
     assert_refused(path, rf"(?s)scans\.{kind} .*{message}")
     assert [file.suffix for file in (tmp_path / "scratch").iterdir()] in ([], [".tar"])
+
+
+# ---- names
+
+
+class _Named(zipfile.ZipInfo):
+    """A member whose name is stored as Latin-1, which has all bytes, without the flag of UTF-8."""
+
+    def _encodeFilenameFlags(self):  # noqa: N802 - overrides a method of zipfile
+        return self.filename.encode("latin-1"), 0
+
+
+def zip_named(path, names, fields=()):
+    """Writes a zip with these bytes as names, without the flag, and with these extra fields."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for place, (name, field) in enumerate(itertools.zip_longest(names, fields, fillvalue=b"")):
+            info = _Named(name.decode("latin-1"))
+            info.extra = field
+            archive.writestr(info, bytes([place]))
+    return path
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_names_of_a_zip_that_are_utf_8_without_its_flag_are_read_so(tmp_path, form):
+    names = [unicodedata.normalize(form, f"Œdème/{number}.png") for number in range(3)]
+    path = zip_named(tmp_path / "scans.zip", [name.encode() for name in names])
+    assert read_archive(path, tmp_path) == {name: bytes([k]) for k, name in enumerate(names)}
+    with path.open("rb") as file:
+        assert archives.open_zip(file).namelist() == names
+
+
+def test_a_name_in_the_extra_field_of_a_zip_goes_before_its_bytes(tmp_path):
+    names = [f"dème/{number}.png" for number in range(3)]
+    stored = [name.encode("cp850") for name in names]
+    fields = [b"\1" + struct.pack("<L", zlib.crc32(old)) + new.encode()
+              for old, new in zip(stored, names, strict=True)]  # fmt: skip
+    # A field of another name, as a program leaves it that renames without knowing of the field.
+    fields[2] = fields[2].replace(b"\1", b"\2", 1)
+    fields = [struct.pack("<HHHH", 9, 0, 0x7075, len(field)) + field for field in fields]
+    path = zip_named(tmp_path / "scans.zip", stored[:2], fields[:2])
+    assert read_archive(path, tmp_path).keys() == {*names[:2]}
+    path = zip_named(tmp_path / "scans.zip", stored, fields)
+    assert_refused(path, "how the names of 1 member are encoded")
+
+
+@pytest.mark.parametrize("encoding", ["cp437", "cp850", "cp1252"])
+def test_other_names_of_a_zip_are_refused_and_the_advice_reads_them(tmp_path, encoding):
+    names = [f"Gerät {name}/{number}.png" for name in "AB" for number in range(2)]
+    path = zip_named(tmp_path / "my scans.zip", [name.encode(encoding) for name in names])
+    with pytest.raises(errors.UserError, match="the names of 4 members are encoded") as caught:
+        list_archive(path, tmp_path / "scratch")
+    told = re.search("python (-m zipfile .*) FOLDER;", str(caught.value))[1]
+    words = shlex.split(told.replace("cp437", encoding))
+    subprocess.run([sys.executable, *words, "unpacked"], cwd=tmp_path, check=True)
+    assert read_archive(tmp_path / "unpacked", tmp_path).keys() == {*names}
+
+
+def test_a_name_of_a_tar_that_is_not_utf_8_is_a_reject_that_says_what_to_do(tmp_path):
+    settings = {"format": tarfile.GNU_FORMAT, "encoding": "latin-1"}
+    with tarfile.open(tmp_path / "scans.tar", "w", **settings) as archive:
+        for name in ("CNV/1.png", "CNV/ä.png"):
+            archive.addfile(tar_info(name))
+    (reject,) = list_archive(tmp_path / "scans.tar", tmp_path)[1].rejects
+    assert (reject.source_path, reject.reason) == ("CNV/\\udce4.png", "unreadable_name")
+    assert reject.detail == "the name is not UTF-8; rename it"
