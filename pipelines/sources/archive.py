@@ -36,9 +36,9 @@ from tfrecord_io.stores.files import announce, atomic_write, make_private_folder
 from tfrecord_io.stores.range_file import RangeFile
 from tfrecord_io.terminal.printing import counted
 
-# A gzip stream with a larger ratio is taken for a bomb, because JPEGs hardly compress.
+# What unpacks to a larger multiple is taken for a bomb, because JPEGs hardly compress.
 # A tar of a few tiny files does compress, being mostly padding, so a small result is accepted.
-_MAX_GZIP_RATIO = 50
+_MAX_RATIO = 50
 _HARMLESS_BYTES = 64 * 1024 * 1024
 _COPY_BYTES = 4 * 1024 * 1024
 _ENCRYPTED = 0x1
@@ -74,7 +74,8 @@ class ArchiveSource(Source):
             if not any(trailer):  # bgzip ends a file with an empty stream
                 facts["mtime_ns"] = changed
             mark = tuple(facts.values())
-            unpacked = make_tar(scratch_dir, self.path, mark, functools.partial(_gunzip, self.path))
+            write = functools.partial(_gunzip, self.path)
+            unpacked = make_tar(scratch_dir, self.path, mark, write, size)
             source = ArchiveSource(unpacked, {"gzip": facts, **self.facts}, self.path)
         return dataclasses.replace(source, version=version_of(source.path))
 
@@ -316,8 +317,36 @@ def version_of(file: Path | int) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
+class Budget:
+    """What an input of `num_bytes` may unpack to; errors name its path."""
+
+    def __init__(self, path: Path, num_bytes: int) -> None:
+        self._path, self._left = path, max(num_bytes * _MAX_RATIO, _HARMLESS_BYTES)
+
+    def take(self, num_bytes: int) -> None:
+        """Counts bytes that are going to be unpacked; raises `errors.UserError` if too many."""
+        self._left -= num_bytes
+        if self._left < 0:
+            raise errors.UserError(
+                f"{self._path} unpacks to more than {_MAX_RATIO} times its size, which an archive "
+                "of images does not"
+            )
+
+
+class _Limited:
+    """An open file that takes no more than a budget allows."""
+
+    def __init__(self, file: IO[bytes], budget: Budget) -> None:
+        self._file, self._budget = file, budget
+        self.tell = file.tell
+
+    def write(self, data: bytes) -> int:
+        self._budget.take(len(data))
+        return self._file.write(data)
+
+
 def make_tar(
-    scratch_dir: Path, path: Path, mark: object, write: Callable[[IO[bytes]], None]
+    scratch_dir: Path, path: Path, mark: object, write: Callable[[Any], None], num_bytes: int
 ) -> Path:
     """Returns a tar with the images of an input, which is written unless it is already there.
 
@@ -325,7 +354,8 @@ def make_tar(
         scratch_dir: a local folder.
         path: the input.
         mark: what identifies the input's version.
-        write: writes the tar into an open file.
+        write: writes the tar into an open file, which takes at most what a `Budget` allows.
+        num_bytes: size of the input.
     """
     digest = hashlib.blake2b(repr(mark).encode(), digest_size=8).hexdigest()
     tar = scratch_dir / f"{path.name}.{digest}.tar"
@@ -333,19 +363,13 @@ def make_tar(
         make_private_folder(scratch_dir)
         shown = f"{tar}, into which {path.name} is unpacked; a .zip or .tar is read in place"
         with errors.clear_write_errors(shown), atomic_write(tar) as file:
-            write(file)
+            write(_Limited(file, Budget(path, num_bytes)))
     return tar
 
 
 def _gunzip(path: Path, file: IO[bytes]) -> None:
     """Unpacks a gzip stream, because a stream can be read only from its beginning."""
-    limit = max(path.stat().st_size * _MAX_GZIP_RATIO, _HARMLESS_BYTES)
     for block in _gzip_blocks(path):
-        if file.tell() + len(block) > limit:
-            raise errors.UserError(
-                f"{path} unpacks to more than {_MAX_GZIP_RATIO} times its size, which an archive "
-                "of images does not"
-            )
         file.write(block)
 
 

@@ -15,7 +15,8 @@ import pyarrow as pa
 from numpy.lib import format as npy
 
 from pipelines import errors
-from pipelines.sources.rows import RowSource, split_in
+from pipelines.sources.rows import ROW_BYTES, RowSource, split_in
+from pipelines.sources.source import MAX_FILE_BYTES
 
 _Header = tuple[tuple[int, ...], np.dtype[Any]]
 
@@ -40,15 +41,17 @@ class NpzSource(RowSource):
 
     def columns(self, notes: list[str]) -> dict[str, pa.ChunkedArray]:
         headers, images, parts = self._headers(), self._images(), []
-        unread = headers.keys() - images.keys()
+        unread, budget = headers.keys() - images.keys(), self.budget()
         with self.clear_errors(), np.load(self.path) as arrays:
             for name, ((num_rows, *_), _) in images.items():
+                budget.take(num_rows * ROW_BYTES + _num_bytes(headers[name]))
                 cells: dict[str, Any] = {"path": [f"{name}#{row}" for row in range(num_rows)]}
                 start = name.removesuffix("images")
                 if split := split_in(name) or start.strip("_"):
                     cells["split"] = [split] * num_rows
                 for other in [other for other in headers if other.startswith(start)]:
                     column, width = other.removeprefix(start), _row_length(headers[other])
+                    budget.take(_num_bytes(headers[other]))
                     if column == "labels" and width > 1:
                         cells |= dict(zip(_names(width), arrays[other].T, strict=True))
                     elif width == 1:
@@ -76,9 +79,14 @@ class NpzSource(RowSource):
     def _headers(self) -> dict[str, _Header]:
         found = {}
         with self.clear_errors(), zipfile.ZipFile(self.path) as archive:
-            for name in archive.namelist():
-                with archive.open(name) as file:
-                    found[name.removesuffix(".npy")] = _read_header(file)
+            for info in archive.infolist():
+                with archive.open(info) as file:
+                    name, header = info.filename.removesuffix(".npy"), _read_header(file)
+                    held = info.file_size - file.tell()
+                # Pickled objects, of another length, are refused when they are loaded.
+                if held != (said := _num_bytes(header)) and not header[1].hasobject:
+                    raise ValueError(f"{name} holds {held:,} bytes, but its header says {said:,}")
+                found[name] = header
         return found
 
     def _images(self) -> dict[str, _Header]:
@@ -87,10 +95,13 @@ class NpzSource(RowSource):
         images = {name: header for name, header in headers.items() if name.endswith("images")}
         for name, (shape, dtype) in images.items():
             is_picture = len(shape) == 3 or (len(shape) == 4 and shape[3] in (1, 3))
-            if not is_picture or dtype.str[1:] not in ("u1", "u2"):
+            num_bytes = math.prod(shape[1:]) * dtype.itemsize
+            is_sized = 0 < num_bytes <= MAX_FILE_BYTES
+            if not is_picture or not is_sized or dtype.str[1:] not in ("u1", "u2"):
                 raise errors.UserError(
                     f"--input {self.path}: {name} is {dtype} {list(shape)}; expected uint8 or "
-                    "uint16 [images, height, width], with [..., 3] for RGB"
+                    "uint16 [images, height, width], with [..., 3] for RGB, of 1 to "
+                    f"{MAX_FILE_BYTES:,} bytes an image"
                 )
         if not images:
             raise errors.UserError(
@@ -108,6 +119,10 @@ def _read_header(file: IO[bytes]) -> _Header:
     if is_fortran and len(shape) > 2:
         raise ValueError("an array is stored in Fortran's order; store it in C's")
     return shape, dtype
+
+
+def _num_bytes(header: _Header) -> int:
+    return math.prod(header[0]) * header[1].itemsize
 
 
 def _row_length(header: _Header) -> int:

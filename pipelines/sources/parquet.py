@@ -18,7 +18,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipelines import errors
-from pipelines.sources.rows import RowSource, split_in
+from pipelines.sources.archive import Budget
+from pipelines.sources.rows import ROW_BYTES, RowSource, split_in
 from tfrecord_io.decoding.preprocess import SINGLE_SUFFIXES, TIFF_SUFFIXES
 from tfrecord_io.format.kinds import NONE
 from tfrecord_io.terminal.printing import counted, printable
@@ -29,6 +30,8 @@ _BINARY = (pa.binary(), pa.large_binary())
 _LISTS = (pa.ListType, pa.LargeListType)
 
 _BATCH_ROWS = 32
+# Rows of other columns: a text that is stored once can stand in all of them.
+_BATCH_CELLS = 1_000
 
 # By default, Arrow reads the images of a whole row group at once.
 _STREAMING = {"pre_buffer": False, "buffer_size": 1 << 20}
@@ -68,9 +71,12 @@ class ParquetSource(RowSource):
             return self.path.is_file()
 
     def rows(self) -> Iterator[tuple[str, bytes]]:
+        budget = self.budget()
         for name, path in self.files().items():
             with pq.ParquetFile(path, **_STREAMING) as file:
-                batches = file.iter_batches(_BATCH_ROWS, columns=[_image_column(path, file)])
+                column = _image_column(path, file)
+                budget.take(_unpacked_bytes(file, column))
+                batches = file.iter_batches(_BATCH_ROWS, columns=[column])
                 images = (image for batch in batches for image in batch.column(0).to_pylist())
                 for row, image in enumerate(images):
                     cell = image if isinstance(image, dict) else {"bytes": image}
@@ -92,9 +98,10 @@ class ParquetSource(RowSource):
                 "not; rename it, such as train-0.parquet, or move it away"
             )
         with self.clear_errors():
+            budget = self.budget()
             for name, path in self.files().items():
                 with pq.ParquetFile(path) as file:
-                    cells = _read_cells(file, name, _image_column(path, file), unread)
+                    cells = _read_cells(file, name, _image_column(path, file), unread, budget)
                 if split := splits[name]:
                     cells.setdefault("split", [split] * len(cells["path"]))
                 parts.append(pa.table(cells))
@@ -116,6 +123,15 @@ def _image_columns(schema: pa.Schema) -> list[str]:
     ]
 
 
+def _unpacked_bytes(file: pq.ParquetFile, column: str) -> int:
+    """Returns how many bytes a column unpacks to, as far as the metadata say it."""
+    facts = file.metadata
+    groups = (facts.row_group(place) for place in range(facts.num_row_groups))
+    chunks = (group.column(place) for group in groups for place in range(group.num_columns))
+    wanted = (c for c in chunks if c.path_in_schema.partition(".")[0] == column)
+    return sum(c.total_uncompressed_size for c in wanted) + facts.num_rows * ROW_BYTES
+
+
 def _image_column(path: Path, file: pq.ParquetFile) -> str:
     found = _image_columns(file.schema_arrow)
     if len(found) != 1 and "image" not in found:
@@ -132,7 +148,7 @@ def _row_name(file: str, row: int, path: str | None) -> str:
 
 
 def _read_cells(
-    file: pq.ParquetFile, name: str, image: str, unread: set[str]
+    file: pq.ParquetFile, name: str, image: str, unread: set[str], budget: Budget
 ) -> dict[str, pa.ChunkedArray | pa.Array | list[str]]:
     """Returns the names of the images in an open file, `path`, and its numbers, texts and classes.
 
@@ -145,7 +161,12 @@ def _read_cells(
         if n != "path" and not pa.types.is_nested(kind) and kind not in _BINARY
     ]  # fmt: skip
     unread |= kinds.keys() - {*told}
-    table = file.read(columns=[*told, f"{image}.path"])
+    budget.take(file.metadata.num_rows * ROW_BYTES)
+    columns, batches = [*told, f"{image}.path"], []
+    for batch in file.iter_batches(_BATCH_CELLS, columns=columns):
+        budget.take(batch.nbytes)
+        batches.append(batch)
+    table = pa.Table.from_batches(batches) if batches else file.read(columns=columns)
     paths = [None] * file.metadata.num_rows
     if image in table.column_names:
         paths = pc.struct_field(table[image], "path").to_pylist()

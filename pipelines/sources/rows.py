@@ -20,9 +20,12 @@ from typing import IO, ClassVar
 import pyarrow as pa
 
 from pipelines import errors
-from pipelines.sources.archive import ArchiveSource, make_tar, version_of
+from pipelines.sources.archive import ArchiveSource, Budget, make_tar, version_of
 from tfrecord_io.format.schema import SPLIT_NAME
 from tfrecord_io.terminal.printing import bar
+
+#: The least that a row takes: the header of its image in the tar.
+ROW_BYTES = tarfile.BLOCKSIZE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,10 +59,15 @@ class RowSource(ArchiveSource, abc.ABC):
         """Returns the files by their names in the source."""
         return {self.path.name: self.path}
 
+    def budget(self) -> Budget:
+        """Returns what the files may unpack to."""
+        return Budget(self.path, sum(path.stat().st_size for path in self.files().values()))
+
     def prepare(self, scratch_dir: Path) -> ArchiveSource:
         """Packs the images into a tar, unless it is already there."""
         versions = [(name, *version_of(path)) for name, path in self.files().items()]
-        packed = make_tar(scratch_dir, self.path, versions, self._pack)
+        num_bytes = sum(size for _, size, _ in versions)
+        packed = make_tar(scratch_dir, self.path, versions, self._pack, num_bytes)
         return ArchiveSource(packed, {"kind": self.kind}, self.path).prepare(scratch_dir)
 
     def _pack(self, file: IO[bytes]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import html
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -37,6 +38,19 @@ def environment(*folders: Path) -> jinja2.Environment:
     for function in (number, in_words, with_flags, plain, spelled_out):
         templates.filters[function.__name__] = function
     return templates
+
+
+def markdown(text: Any) -> Any:
+    r"""Returns a text that Markdown shows as it is, without markup, HTML and links.
+
+    >>> markdown("**<b>** [free](https://x.org)")
+    '\\*\\*&lt;b&gt;\\*\\* \\[free\\](https&#58;//x.org)'
+    """
+    if type(text) is not str:
+        return text
+    escaped = re.sub(r"([\\`*_{}\[\]|~#$])", r"\\\1", html.escape(printable(text), quote=False))
+    # What becomes a link by itself, as on GitHub.
+    return re.sub(r":(?=//)|@|(?<=www)\.", lambda found: f"&#{ord(found[0])};", escaped)
 
 
 def spelled_out(label_names: Iterable[str]) -> str:

@@ -52,6 +52,11 @@ class Address(str):
         return Address(f"{self.opened.rstrip('/')}/{name}")
 
 
+def as_given(value: str) -> str:
+    """Returns an `Address` with what is secret in it, for a process that opens it; else `value`."""
+    return value.opened if isinstance(value, Address) else value
+
+
 def _shown(given: str) -> str:
     scheme, is_url, rest = given.partition("://")
     if not is_url:

@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup
+
 from tfrecord_io.format.manifest import Manifest
-from tfrecord_io.pages.page import environment
+from tfrecord_io.pages.page import environment, markdown
 from tfrecord_io.stores.files import atomic_write
+from tfrecord_io.terminal.printing import printable
 from train.kinds import words
 from train.kinds.measures import parts_of
 from train.kinds.registry import task_of
@@ -45,9 +48,9 @@ def write_card(
         ("model-index", measured and [{"name": title, "results": [result]}]),
     )
     # Markdown, not HTML. A JSON value is one of YAML too.
-    templates = environment(Path(__file__).parent).overlay(autoescape=False)
+    templates = environment(Path(__file__).parent).overlay(autoescape=False, finalize=markdown)
     text = templates.get_template("card.md.jinja").render(
-        fields={name: json.dumps(each, ensure_ascii=False) for name, each in fields if each},
+        fields={Markup(name): Markup(_yaml(each)) for name, each in fields if each},
         title=title,
         manifest=manifest,
         task=task,
@@ -58,3 +61,7 @@ def write_card(
     )
     with atomic_write(folder / "README.md") as file:
         file.write(f"{text}\n".encode())
+
+
+def _yaml(value: Any) -> str:
+    return printable(json.dumps(value, ensure_ascii=False))

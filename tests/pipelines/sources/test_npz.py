@@ -1,8 +1,12 @@
 """Images in the arrays of a .npz file."""
 
+import tracemalloc
+import zipfile
+
 import numpy as np
 import pytest
 from builds import rows_of, shards_of
+from numpy.lib import format as npy
 from row_files import build_rows, write_npz
 
 from tfrecord_io import Manifest
@@ -118,6 +122,48 @@ def test_a_damaged_missing_or_remote_file_is_refused(tmp_path, capsys):
     ):
         assert build_rows(given, tmp_path / "out") == 2
         assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def write_members(path, **members):
+    """Writes a .npz with arrays of a shape and dtype that are claimed, and bytes that are there."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, (shape, dtype, num_bytes) in members.items():
+            header = {"shape": shape, "fortran_order": False, "descr": dtype}
+            with archive.open(f"{name}.npy", "w") as file:
+                npy.write_array_header_1_0(file, header)
+                for start in range(0, num_bytes, 1 << 20):
+                    file.write(bytes(min(1 << 20, num_bytes - start)))
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ({"images": ((10**9, 28, 28), "|u1", 100), "labels": ((10**9,), "|u1", 100)},
+         "images holds 100 bytes, but its header says 784,000,000,000"),
+        ({"images": ((4, 8, 8), "|u1", 256), "labels": ((10**9,), "<i8", 32)}, "labels holds 32"),
+        ({"images": ((10**9, 0, 28), "|u1", 0), "labels": ((4,), "|u1", 4)}, "of 1 to 268,435,456"),
+        ({"images": ((1, 20_000, 20_000), "|u1", 4 * 10**8), "labels": ((1,), "|u1", 1)},
+         "of 1 to 268,435,456 bytes an image"),
+        ({"images": ((10**6, 1, 1), "|u1", 10**6), "labels": ((10**6,), "|u1", 10**6)}, "50 times"),
+        ({"images": ((4, 8, 8), "|u1", 256), "labels": ((4,), "<U4194304", 1 << 26)}, "50 times"),
+        ({"images": ((4, 8, 8), "|u1", 256), "labels": ((4,), "|V0", 0)}, "could not be read"),
+        ({"images": ((70, 1000, 1000), "|u1", 7 * 10**7), "labels": ((70,), "|u1", 70)},
+         "50 times"),
+    ],
+)  # fmt: skip
+def test_what_would_take_all_memory_or_disk_is_refused_before_it_is_read(
+    tmp_path, capsys, members, message
+):
+    write_members(tmp_path / "a.npz", **members)
+    assert (tmp_path / "a.npz").stat().st_size < 1_000_000
+    tracemalloc.start()
+    try:
+        assert build_rows(tmp_path / "a.npz", tmp_path / "out") == 2
+        assert tracemalloc.get_traced_memory()[1] < 40e6
+    finally:
+        tracemalloc.stop()
+    assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

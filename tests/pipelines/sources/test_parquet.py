@@ -7,7 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from builds import csv_rows, rows_of
-from image_files import png, write_tree
+from image_files import encoded, png, write_tree
+from PIL import Image
 from row_files import build_rows, write_parquet
 
 from pipelines.sources.factory import SourceOptions
@@ -153,6 +154,28 @@ def test_files_that_cannot_be_read_whole_are_refused(tmp_path, capsys, files, me
         write_parquet(tmp_path / "in" / f"{name}.parquet", rows)
     assert build_rows(tmp_path / "in", tmp_path / "out", SMALL) == 2
     assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+BITMAP = encoded(Image.new("L", (3000, 3000)), "BMP")
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"image": BITMAP[:-number], "label": "a"} for number in range(1, 12)],
+        [{"image": BITMAP, "label": "a"} for _ in range(12)],
+        [{"image": b"a", "label": "x" * 10**6} for _ in range(80)],
+        [{"image": None, "label": "a"} for _ in range(150_000)],
+    ],
+    ids=["compressed", "repeated", "long texts", "many rows"],
+)
+def test_what_unpacks_to_many_times_its_size_is_refused(tmp_path, capsys, rows):
+    table = pa.Table.from_pylist(rows, pa.schema([("image", pa.binary()), ("label", pa.string())]))
+    pq.write_table(table, tmp_path / "a.parquet", compression="zstd")
+    assert (tmp_path / "a.parquet").stat().st_size < 1_000_000
+    assert build_rows(tmp_path / "a.parquet", tmp_path / "out") == 2
+    assert "unpacks to more than 50 times its size" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

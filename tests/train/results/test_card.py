@@ -1,10 +1,18 @@
+import dataclasses
 import json
 import re
+from html import unescape
 
+import markdown_it
+import numpy as np
 from marked_images import metrics_of
 
 import tfrecord_io
+from tfrecord_io.pages.page import markdown
+from tfrecord_io.terminal.printing import printable
 from train.results.card import write_card
+
+CARD = {"model": "vgg16", "epochs": 1, "init": None, "weights": "/home/ann/w.h5"}
 
 
 def test_the_card_of_a_run_has_its_figures_and_names_no_patient_and_no_path(class_run, class_data):
@@ -15,7 +23,11 @@ def test_the_card_of_a_run_has_its_figures_and_names_no_patient_and_no_path(clas
     found = {each["type"]: each["value"] for each in result["metrics"]}
     assert {"accuracy", "balanced_accuracy", "ece", "urgent/auc", "auc/CNV"} < set(found)
     assert found == {name: metrics["scores"][name]["value"] for name in found}
-    texts = ("not a medical device", "train (90), val (20), test (30);", *metrics["notes"])
+    texts = (
+        "not a medical device",
+        "train (90), val (20), test (30);",
+        *map(markdown, metrics["notes"]),
+    )
     assert [text for text in texts if text not in card] == []
     table = tfrecord_io.read_examples(class_data)
     private = {name for column in ("patient", "path") for name in table[column].to_pylist()}
@@ -30,10 +42,44 @@ def test_the_code_of_the_card_runs_in_its_folder(class_run, monkeypatch, capsys)
     assert len(re.findall(r"\d\.\d+", capsys.readouterr().out)) == 4
 
 
+#: What a person could call a class, and a program would take for more than a name.
+HOSTILE = ("<img src=x onerror=alert(1)>", "[free](https://x.org)", "**Approved** device", "a|b`c`",
+           "www.x.org", "line\nbreak: x\n---\n# Title", "$x$ me@x.org <!--", "\\<b>")  # fmt: skip
+
+
+def test_a_card_shows_names_as_names_whatever_their_characters(class_run, class_data, tmp_path):
+    manifest, metrics = tfrecord_io.Manifest.load(class_data), metrics_of(class_run)
+    split = dataclasses.replace(manifest.splits["train"], label_counts=(1,) * len(HOSTILE))
+    facts = {"label_names": HOSTILE, "name": HOSTILE[0], "splits": {"train": split}}
+    scores = {
+        name.replace("CNV", label): value
+        for name, value in metrics["scores"].items()
+        for label in HOSTILE
+    }
+    results = metrics | {"scores": scores, "notes": [f"rare: {name}" for name in HOSTILE]}
+    results["label_counts"] = dict.fromkeys(HOSTILE, 1)
+    results["confusion_matrix"] = np.eye(len(HOSTILE), dtype=int).tolist()
+    write_card(tmp_path, dataclasses.replace(manifest, **facts), CARD, results)
+    _, front, text = (tmp_path / "README.md").read_text().split("---\n", 2)
+    (index,) = json.loads(re.search(r"^model-index: (.*)$", front, re.MULTILINE)[1])
+    assert index["results"][0]["dataset"]["name"] == HOSTILE[0]
+    assert [link for link in ("://", "www.", "@") if link in text] == []  # which make links alone
+    html = markdown_it.MarkdownIt().enable(["table", "strikethrough"]).render(text)
+    page = re.sub("<code.*?</code>", "", html, flags=re.DOTALL)
+    assert set(re.findall(r"<([a-z]\w*)", page)) <= {
+        "h1", "h2", "p", "ul", "li", "strong", "pre",
+    }  # fmt: skip
+    shown = unescape(page)
+    assert [name for name in HOSTILE if f"rare: {printable(name)}" not in shown] == []
+    assert re.findall("<strong>.*?</strong>", page) == [
+        "<strong>Intended use: research. This is not a medical device. Nobody may be diagnosed or "
+        "treated by it.</strong>"
+    ]
+
+
 def test_a_card_without_a_result_says_so_and_tells_no_file(class_data, tmp_path):
-    settings = {"model": "vgg16", "epochs": 1, "init": None, "weights": "/home/ann/w.h5"}
     manifest = tfrecord_io.Manifest.load(class_data)
-    write_card(tmp_path, manifest, settings, {"split": None, "notes": []})
+    write_card(tmp_path, manifest, CARD, {"split": None, "notes": []})
     card = (tmp_path / "README.md").read_text()
     found = [text in card for text in ("It was not measured", "model-index", "/home")]
     assert found == [True, False, False]
