@@ -5,13 +5,14 @@ from __future__ import annotations
 import collections
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines import errors, workers
+from pipelines.listing import modality
 from pipelines.listing.files import has_suffix
 from pipelines.listing.refs import OTHER, REF_SCHEMA, ImageRef, Listing, iterate_refs
 from pipelines.sources.source import Reader, Source
@@ -36,7 +37,9 @@ _NUM_AT_ONCE = 250
 _MOST_IN_ONE_PROCESS = 1000
 
 
-def find_frames(listing: Listing, source: Source, *, keep_patients: bool) -> None:
+def find_frames(
+    listing: Listing, source: Source, *, keep_patients: bool, modalities: Collection[str] = ()
+) -> None:
     """Replaces each DICOM file, and each TIFF of several pages, by its frames.
 
     Each frame counts as a file, and so does each page that is not an image; `frame` stays null for
@@ -48,17 +51,24 @@ def find_frames(listing: Listing, source: Source, *, keep_patients: bool) -> Non
     frames. Headers are read once, with a progress bar, by several threads. Many headers on this
     machine are read by a process per core, because parsing one takes longer than reading it.
 
+    Objects of DICOM that are not pictures, and those of other modalities than these, if any are
+    given, are counted as ignored.
+
     Raises:
-        errors.UserError: if there is a DICOM file and pydicom or a codec is not installed.
+        errors.UserError: if there is a DICOM file and pydicom or a codec is not installed, or no
+            picture has a modality of these.
     """
     refs, num_files = listing.refs, listing.refs.num_rows
     rows = np.flatnonzero(~has_suffix(refs["path"], SINGLE_SUFFIXES).to_numpy())
     read = _read_all(refs.take(rows), source) if len(rows) else []
-    if not any(some.file_format for some in read):
+    if not any(some.file_format for some in read) and not modalities:
         return
     pictures = [ONE_PICTURE] * num_files
     for row, some in zip(rows.tolist(), read, strict=True):
         pictures[row] = some
+    if modalities:
+        known = refs[modality.COLUMN].to_pylist() if modality.COLUMN in refs.column_names else None
+        pictures = modality.of_modality(pictures, known, {*modalities})
     refs = refs.take(np.repeat(np.arange(num_files), [len(some.frames) for some in pictures]))
     headers = [some.header for some in pictures for _ in some.frames]
     columns = dict(zip(refs.column_names, refs.columns, strict=True))
@@ -73,14 +83,14 @@ def find_frames(listing: Listing, source: Source, *, keep_patients: bool) -> Non
         if any(values):
             columns.setdefault(f"{OTHER}{name}", pa.array(values, pa.string()))
     listing.refs = pa.table(columns).combine_chunks()
-    formats = (some.file_format for some in read for _ in some.frames)
+    formats = (some.file_format for some in pictures for _ in some.frames)
     listing.frames = collections.Counter(name for name in formats if name)
-    ignored = collections.Counter(reason for some in read for reason in some.ignored)
+    ignored = collections.Counter(reason for some in pictures for reason in some.ignored)
     listing.ignored += ignored
     listing.num_files += refs.num_rows - num_files + ignored.total()
     if any(header.unit for header in headers):
         listing.units = collections.Counter(header.unit or SHARE for header in headers)
-    listing.no_window = any(some.header.needs_range for some in read)
+    listing.no_window = any(header.needs_range for header in headers)
 
 
 def _read_all(refs: pa.Table, source: Source) -> list[Pictures]:

@@ -12,7 +12,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines import errors
-from pipelines.listing import checks, copies, exclude, files, frames, layout, pairs, roles
+from pipelines.listing import (
+    checks,
+    copies,
+    exclude,
+    files,
+    frames,
+    layout,
+    modality,
+    pairs,
+    roles,
+)
 from pipelines.listing.options import DEFAULT_GROUP_REGEX, ListingOptions
 from pipelines.listing.refs import OTHER, REF_SCHEMA, ImageRef, Listing, RejectedFile, iterate_refs
 from pipelines.sources.source import Member, Source
@@ -104,7 +114,8 @@ def _list_images(
         patients = _find_patients(refs["path"], options.group_regex, listing)
         refs = refs.set_column(_PATIENT, "patient", patients)
     listing.refs = refs.combine_chunks()
-    frames.find_frames(listing, source, keep_patients=has_patients)
+    frames.find_frames(listing, source, keep_patients=has_patients, modalities=options.modality)
+    modality.note_modalities(listing)
     _fill_in_patients(listing, options)
     if options.copies_by_name:
         copies.find_copies(listing)

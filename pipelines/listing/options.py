@@ -99,6 +99,13 @@ class ListingOptions:
         "there are sites) and path, as if the input never had them; read as for --labels",
         metavar="FILE",
     )
+    modality: tuple[str, ...] = flag(
+        (),
+        "use only pictures of these modalities, as tags of DICOM or a column modality of the table "
+        "name them, such as OPT for B-scans",
+        parse=names,
+        metavar="A,B,...",
+    )
     label_regex: str | None = flag(
         None,
         "pattern whose first group is the class, in a file's name or else its path, such as "
@@ -284,6 +291,7 @@ class ListingOptions:
             "group_regex": self.group_regex,
             "label_regex": self.label_regex,
             "copies_by_name": self.copies_by_name,
+            "modality": list(self.modality),
             "labels": self.table.digest if self.table else None,
             "label_kind": self.label_kind.name,
         }

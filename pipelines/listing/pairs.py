@@ -262,7 +262,7 @@ def _are_numbered(names: Collection[str]) -> bool:
         numbers = [int(number) for number in re.findall(r"\d+", name)]
         shapes["#" if len(name) == 1 else re.sub(r"\d+", "#", name)].append(numbers)
     columns = (set(some) for rows in shapes.values() for some in zip(*rows, strict=False))
-    return 3 * len(shapes) <= len(names) and all(
+    return 2 * len(shapes) <= len(names) and all(
         max(some) - min(some) < 2 * len(some) for some in columns
     )
 

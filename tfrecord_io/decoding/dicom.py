@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 from PIL import Image
 
+from tfrecord_io.decoding.dicom_kinds import kind_without_pixels
+from tfrecord_io.decoding.dicom_preamble import lacks_preamble, with_preamble
 from tfrecord_io.decoding.formats import Picture, jpeg_markers
 from tfrecord_io.decoding.options import SHARE, Physical, Preprocessing
 from tfrecord_io.decoding.rejects import Reject, check_size
@@ -58,8 +60,9 @@ _UNIT = re.compile(r"[A-Z][A-Z0-9_]{0,15}")
 _HEADER_TAGS = (
     "SOPClassUID", "Modality", "ManufacturerModelName", "PatientID", "IssuerOfPatientID",
     "StudyInstanceUID", "SeriesInstanceUID", "Laterality", "ImageLaterality",
-    "PhotometricInterpretation", "NumberOfFrames", "BitsStored", "WindowCenter", "WindowWidth",
-    "RescaleIntercept", "RescaleSlope", "RescaleType", "ModalityLUTSequence", "VOILUTSequence",
+    "PhotometricInterpretation", "NumberOfFrames", "Rows", "BitsStored", "WindowCenter",
+    "WindowWidth", "RescaleIntercept", "RescaleSlope", "RescaleType", "ModalityLUTSequence",
+    "VOILUTSequence",
 )  # fmt: skip
 
 
@@ -109,6 +112,7 @@ class Header:
             because the file names no window, or only for each frame.
         unit: of the values, see `unit_of`; empty if all of 8 or 16 bits is in use, which is stored
             in the same way with and without a formula.
+        kind: what the file is if it is not a picture, see `dicom_kinds`; else empty.
     """
 
     num_frames: int = 1
@@ -120,11 +124,7 @@ class Header:
     device: str | None = None
     needs_range: bool = False
     unit: str = ""
-
-
-def is_dicom(start: bytes) -> bool:
-    """Tells by the first 132 bytes of a file whether it is DICOM (PS3.10, section 7.1)."""
-    return start[128:132] == b"DICM"
+    kind: str = ""
 
 
 def codec_versions() -> dict[str, str]:
@@ -163,11 +163,13 @@ def read_header(start: bytes) -> Header | None:
     if DEFLATED in start:
         return None
     wanted = [tag_for_keyword(name) or 0 for name in _HEADER_TAGS]
+    start = with_preamble(start)
     file = io.BytesIO(start)
     try:
         tags = read_partial(file, lambda tag, *_: tag > wanted[-1], specific_tags=wanted)
+        header = _header(tags)
         # pydicom stops before the first tag behind the header, or at the end of the bytes.
-        return _header(tags) if file.tell() < len(start) else None
+        return header if file.tell() < len(start) or header.kind else None
     except Exception:
         # A damaged file raises almost anything. The decoder rejects it, with a reason.
         return None
@@ -200,6 +202,7 @@ def _header(tags: Dataset) -> Header:
         device=text("ManufacturerModelName") or None,
         needs_range=is_grey and not has_levels,
         unit=unit if is_grey and (unit != SHARE or tags.get("BitsStored") not in (8, 16)) else "",
+        kind=kind_without_pixels(text("SOPClassUID"), text("Modality"), has_sides="Rows" in tags),
     )
 
 
@@ -279,6 +282,9 @@ def cut_frame(file: BinaryIO, frame: int) -> Dataset | None:
         Reject: if it holds other frames than it says.
     """
     try:
+        if lacks_preamble(file.read(1024)):
+            return None
+        file.seek(0)
         dataset = import_pydicom().dcmread(file, stop_before_pixels=True)
         return _with_frame(dataset, file, frame - 1)
     except Reject:
@@ -338,9 +344,17 @@ def read_frame(data: bytes | Dataset, frame: int, preprocessing: Preprocessing) 
     pydicom = import_pydicom()
     if isinstance(data, bytes) and DEFLATED in data:
         raise Reject("unsupported_syntax", "DICOM that is deflated as a whole")
-    dataset = pydicom.dcmread(io.BytesIO(data)) if isinstance(data, bytes) else data
+    is_guessed = isinstance(data, bytes) and lacks_preamble(data)
+    dataset = pydicom.dcmread(io.BytesIO(with_preamble(data))) if isinstance(data, bytes) else data
     if "PixelData" not in dataset:
         raise Reject("no_pixels", "a DICOM file without integer pixels")
+    is_compressed = dataset["PixelData"].is_undefined_length
+    if is_guessed and is_compressed and not dataset.file_meta.TransferSyntaxUID.is_encapsulated:
+        raise Reject(
+            "unsupported_syntax",
+            "DICOM without its first part, which says how the pixels are compressed: export it "
+            "again, or write that part with dcmodify or pydicom",
+        )
     missing = [name for name in _NEEDED if name not in dataset]
     if missing:
         raise Reject("missing_tag", f"a DICOM file without {', '.join(missing)}")

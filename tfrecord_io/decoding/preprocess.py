@@ -17,7 +17,8 @@ import PIL
 from PIL import Image, features
 
 from tfrecord_io.decoding import dicom, formats, tiff_pages, unread
-from tfrecord_io.decoding.dicom import Header, codec_versions, is_dicom, read_header
+from tfrecord_io.decoding.dicom import Header, codec_versions, read_header
+from tfrecord_io.decoding.dicom_preamble import is_dicom
 from tfrecord_io.decoding.options import SHARE, Preprocessing
 from tfrecord_io.decoding.rejects import Reject, is_of_content
 from tfrecord_io.decoding.resize import stored_pixels
@@ -42,7 +43,7 @@ class Pictures(NamedTuple):
     """The pictures of a file: their numbers, see `frame_path`, and what the tags of DICOM say.
 
     The format is `DICOM`, `TIFF` if there are several, or empty; `ignored` has the kinds of pages
-    that are not images, see `tiff_pages.read_pages`.
+    that are not images, see `tiff_pages.read_pages` and `dicom_kinds`.
     """
 
     frames: Sequence[int | None] = (None,)
@@ -80,6 +81,8 @@ def find_pictures(
     if header is None:
         with open_file() as file:
             header = read_header(file.read())
+    if header is not None and header.kind:
+        return Pictures([], "DICOM", header, [header.kind])
     # A header can claim any number. Each frame takes at least the head of an item, eight bytes.
     most = min(tiff_pages.MAX_PAGES, size // 8)
     if header is None or not 1 <= header.num_frames <= most:

@@ -252,7 +252,9 @@ def read_pictures(
     except OSError as error:
         yield None, Reject("unreadable", str(error))
         return
-    for frame in find_pictures(path.name, len(data), data, lambda: io.BytesIO(data)).frames:
+    found = find_pictures(path.name, len(data), data, lambda: io.BytesIO(data))
+    # A report or the like has no frames; decoding says so.
+    for frame in found.frames or (0,):
         try:
             yield frame, decode_image(data, preprocessing, frame)
         except Reject as reject:

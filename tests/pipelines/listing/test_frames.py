@@ -1,5 +1,8 @@
 """Files of several images, through the command; see test_dicom.py for the frames of DICOM files."""
 
+from collections import Counter
+from pathlib import Path
+
 import builds
 import numpy as np
 import pytest
@@ -7,8 +10,10 @@ from builds import build_here, build_of, bytes_read, csv_rows
 from dicom_files import dicom_file
 from image_files import encoded, grey_pixels, pack, png, scans_of, write_tree
 from PIL import Image
+from pydicom.data import get_testdata_file
 from tiff_files import NEW_SUBFILE_TYPE, tiff_file, with_damaged_page
 
+from pipelines import errors
 from pipelines.listing import frames
 from pipelines.listing.listing import ListingOptions, list_images
 from pipelines.sources.directory import DirectorySource
@@ -122,6 +127,55 @@ def test_only_the_bytes_of_a_page_or_frame_are_read_to_build_it(tmp_path, name, 
     rows = rows_of(output)
     assert rows["DME/picture.png"]["file_xxh3"]
     assert rows["CNV/volume#frame-7"]["file_xxh3"] is None
+
+
+SOP_CLASS, MODALITY = (0x0008, 0x0016, "UI"), (0x0008, 0x0060, "CS")
+#: Objects of a study that are not pictures: the end of their SOP class, and how they are counted.
+KINDS = {
+    "88.22": "structured_report", "88.59": "key_object_selection", "11.1": "presentation_state",
+    "481.3": "structure_set", "104.1": "encapsulated_document", "66.4": "segmentation",
+    "9.1.1": "waveform",
+}  # fmt: skip
+
+
+def test_objects_of_dicom_that_are_no_pictures_are_ignored_and_counted_by_their_kind(tmp_path):
+    files = {f"{c}/{k}.dcm": dicom_file(grey_pixels(k)) for k in range(2) for c in ("CNV", "DME")}
+    for end in KINDS:
+        data = dicom_file(grey_pixels(), {SOP_CLASS: f"1.2.840.10008.5.1.4.1.1.{end}"})
+        # Most of them end before any tag of a picture.
+        files[f"CNV/{end}"] = data if end == "66.4" else data[: data.index(b"\x28\0\x02\0US")]
+    files["DME/report"] = Path(get_testdata_file("test-SR.dcm")).read_bytes()
+    private = dicom_file(grey_pixels(), {SOP_CLASS: "1.2.3", MODALITY: "PR"})
+    files["DME/private"] = private[: private.index(b"\x28\0\x02\0US")]
+    out = build_here(write_tree(tmp_path / "in", files), tmp_path / "out")
+    found = Manifest.load(out)
+    counted = Counter([*KINDS.values(), "structured_report", "presentation_state"])
+    assert (found.counts["examples"], found.counts["ignored"]) == (4, dict(sorted(counted.items())))
+    assert found.rejects == {}
+
+
+def test_two_modalities_in_one_class_are_told_and_one_can_be_chosen(tmp_path, capsys):
+    files = {
+        f"{c}/{name}{k}.dcm": dicom_file(grey_pixels(k).astype(np.uint16) * bits,
+                                         {MODALITY: name, **window})
+        for c in ("CNV", "DME")
+        for name, bits, window in (("OPT", 1, {(0x0028, 0x1050, "DS"): "99",
+                                               (0x0028, 0x1051, "DS"): "99"}), ("OP", 9, {}))
+        for k in range(3 if name == "OPT" else 2)
+    }  # fmt: skip
+    folder = write_tree(tmp_path / "in", files | {"DME/plain.png": png()})
+    told = "3 modalities, mixed in 2 of 2 classes: OPT 6, OP 4, none named 1; --modality OPT uses"
+    both = build_here(folder, tmp_path / "both")
+    assert told in capsys.readouterr().err
+    assert any(told in note for note in Manifest.load(both).audit["notes"])
+    one = build_here(folder, tmp_path / "one", "--modality=OPT")
+    assert "warning" not in capsys.readouterr().err
+    found = Manifest.load(one)
+    assert (found.counts["examples"], found.counts["ignored"]) == (6, {"other_modality": 5})
+    # What is left out has no say in how the rest is read: these have windows.
+    assert (found.options["modality"], found.preprocessing.get("no_window")) == (["OPT"], None)
+    with pytest.raises(errors.UserError, match=r"--modality CT: the modalities .* are OPT 6, OP 4"):
+        list_images(DirectorySource(folder), ListingOptions(modality=("CT",)))
 
 
 def test_a_file_that_is_named_like_a_page_is_a_reject_that_says_so(tmp_path):

@@ -20,7 +20,8 @@ from pipelines.errors import UserError
 from tfrecord_io import Manifest, image_key
 from tfrecord_io.__main__ import main
 from tfrecord_io.decoding import dicom, preprocess
-from tfrecord_io.decoding.dicom import SHARE, is_dicom
+from tfrecord_io.decoding.dicom import SHARE
+from tfrecord_io.decoding.dicom_preamble import is_dicom
 from tfrecord_io.decoding.options import Physical, Preprocessing
 from tfrecord_io.decoding.preprocess import decode_image
 from tfrecord_io.decoding.rejects import Reject
@@ -40,7 +41,7 @@ FUNCTION = (0x0028, 0x1056, "CS")
 
 def decoded(data, frame=0, channels=1, **options):
     """Returns the pixels of a frame in its own size, [height, width] or [height, width, 3]."""
-    dataset = pydicom.dcmread(io.BytesIO(data))
+    dataset = pydicom.dcmread(io.BytesIO(data), force=True)
     settings = Preprocessing(
         height=dataset.Rows, width=dataset.Columns, channels=channels, **options
     )
@@ -116,6 +117,32 @@ def test_a_palette_becomes_its_colours():
 def test_what_cannot_be_shown_faithfully_is_a_reject_with_its_reason(name, expected):
     assert reason((FILES / f"{name}.dcm").read_bytes()) == expected
     assert reason(png()) == "undecodable"  # of another kind, where DICOM was listed
+
+
+def without_preamble(name, *, has_meta):
+    data = (FILES / f"{name}.dcm").read_bytes()
+    length = int.from_bytes(data[140:144], "little")
+    return data, data[132 + (0 if has_meta else 12 + length) :]
+
+
+@pytest.mark.parametrize(
+    ("name", "has_meta"),
+    [("CT_small", True), ("MR_small_RLE", True), ("CT_small", False),
+     ("MR_small_implicit", False), ("MR_small_bigendian", False)],
+)  # fmt: skip
+def test_a_file_without_preamble_has_the_pixels_of_one_with_it(name, has_meta):
+    data, bare = without_preamble(name, has_meta=has_meta)
+    assert not is_dicom(bare[8:])
+    assert dicom.read_header(bare) == dicom.read_header(data)
+    assert preprocess.find_pictures("odd", len(bare), bare, None).frames == [0]
+    np.testing.assert_array_equal(decoded(bare), decoded(data))
+
+
+def test_a_compressed_file_without_its_first_part_says_how_to_mend_it():
+    _, bare = without_preamble("MR_small_RLE", has_meta=False)
+    with pytest.raises(Reject, match=r"without its first part, .*: export it again") as caught:
+        decode_image(bare, Preprocessing(height=8, width=8), 0)
+    assert caught.value.reason == "unsupported_syntax"
 
 
 # ---- files written byte by byte

@@ -1,0 +1,58 @@
+"""Names the kinds of DICOM objects that are no pictures of a patient, by their SOP class (PS3.4).
+
+>>> kind_without_pixels("1.2.840.10008.5.1.4.1.1.88.22")
+'structured_report'
+>>> kind_without_pixels("1.2.840.10008.5.1.4.1.1.77.1.5.4")
+''
+"""
+
+from __future__ import annotations
+
+import re
+
+_STORAGE = r"1\.2\.840\.10008\.5\.1\.4\.1\.1\."
+
+# By the end of the SOP class. Segmentations have pixels, but these are masks of other pictures.
+_KINDS = tuple(
+    (re.compile(rf"{_STORAGE}(?:{ends})"), kind)
+    for ends, kind in {
+        r"88\.59": "key_object_selection",
+        r"88\.\d+(\.\d+)*": "structured_report",
+        r"11\.\d+": "presentation_state",
+        r"104\.\d+": "encapsulated_document",
+        r"481\.3": "structure_set",
+        r"481\.([4-9]|1\d|2\d)|34\.\d+": "treatment_plan_or_record",
+        r"9\.\d+(\.\d+)*": "waveform",
+        r"66\.4|66\.7": "segmentation",
+        r"66\.[12356]": "registration_or_surface",
+        r"66|4\.2": "raw_data",
+        r"67": "value_mapping",
+        r"78\.\d|79\.1|80\.1|77\.1\.5\.3": "eye_measurement",
+        r"90\.1|91\.1": "annotation",
+        r"68\.\d|131": "surface_or_color_palette",
+    }.items()
+)
+_DIRECTORY = "1.2.840.10008.1.3.10"
+
+# What a file says that has no sides of a picture and a SOP class that is not in the table.
+_MODALITIES = {
+    "SR": "structured_report", "PR": "presentation_state", "KO": "key_object_selection",
+    "DOC": "encapsulated_document", "RTSTRUCT": "structure_set",
+    "RTPLAN": "treatment_plan_or_record", "RTRECORD": "treatment_plan_or_record",
+    "PLAN": "treatment_plan_or_record",
+    "REG": "registration_or_surface", "FID": "registration_or_surface", "SEG": "segmentation",
+    "ECG": "waveform", "HD": "waveform", "AU": "waveform", "RWV": "value_mapping",
+    "ANN": "annotation", "OPV": "eye_measurement", "AR": "eye_measurement",
+    "KER": "eye_measurement", "LEN": "eye_measurement", "SRF": "eye_measurement",
+    "VA": "eye_measurement", "OAM": "eye_measurement", "IOL": "eye_measurement",
+}  # fmt: skip
+
+
+def kind_without_pixels(sop_class: str, modality: str = "", *, has_sides: bool = True) -> str:
+    """Returns what a DICOM object is, such as `structured_report`; empty for a picture."""
+    if sop_class == _DIRECTORY:
+        return "media_directory"
+    for pattern, kind in _KINDS:
+        if pattern.fullmatch(sop_class):
+            return kind
+    return "" if has_sides else _MODALITIES.get(modality, "")
