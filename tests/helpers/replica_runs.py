@@ -26,9 +26,7 @@ def losses(config: TrainConfig) -> dict[str, object]:
     config = run.config
     num_steps = run.steps_after[-1]
     network = run.build_network("float32")
-    steps = training_steps(
-        run, network, learning_rate=config.optimizer.learning_rate, num_steps=num_steps
-    )
+    steps = training_steps(run, network)
     batches = steps.iterate(
         feed.training_batches(
             config.input, config.augmentation.mixup, run.devices, run.parts.train, start_step=0

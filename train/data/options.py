@@ -86,9 +86,10 @@ class AugmentOptions:
     augment_strength: float = flag(
         1.0, "factor for the ranges of the augmentation; 0 leaves only the mirroring", least=0
     )
-    mixup: float = flag(
-        0.3,
-        "train on mixtures of two images, with shares drawn from Beta(X, X); 0: no mixtures",
+    mixup: float | None = flag(
+        None,
+        "train on mixtures of two images, with shares drawn from Beta(X, X); 0: no mixtures "
+        "(default: 0 with pretrained weights but for vgg16, else 0.3)",
         least=0,
     )
 

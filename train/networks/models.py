@@ -118,29 +118,23 @@ def _answer(pixels, logits: keras.Model, task: Task, test_time_flip: bool, tempe
     return task.activation(name="temperature")(task.logits_of(probabilities) / temperature)
 
 
-def set_trainable(network: Network, *, phase: str, trainable_layers: int | None) -> None:
-    """Freezes and unfreezes layers for a phase of training.
+def freeze(backbone: keras.Model, trainable_layers: int | None) -> None:
+    """Freezes the layers of a pretrained network that training does not change.
 
-    Batch normalization inside a pretrained backbone stays frozen in every phase: its statistics
-    were computed over ImageNet, and a few steps on small batches would destroy what the layers
-    above rely on. Source: Keras' guide "Transfer learning & fine-tuning".
+    Batch normalization is among them: its statistics were computed over ImageNet, and a few steps
+    on small batches would destroy what the layers above rely on. Source: Keras' guide "Transfer
+    learning & fine-tuning".
 
     Args:
-        network: the result of `build_network`.
-        phase: `head` trains only the new layers, `all` also the last layers of the backbone.
-        trainable_layers: number of layers from the backbone's end, including pooling layers (4 is
-            block 5 of VGG16, the 2018 tutorial's `layers[:-4]`); None for all layers, for a network
-            that starts from random weights.
+        backbone: of a `Network`.
+        trainable_layers: number of layers from its end that are trained, including pooling layers
+            (4 is block 5 of VGG16, the 2018 tutorial's `layers[:-4]`); None for all.
     """
-    if network.backbone is None:
-        return
-    network.backbone.trainable = True
-    layers = network.backbone.layers
-    is_pretrained = trainable_layers is not None
-    trained = layers[max(0, len(layers) - trainable_layers) :] if is_pretrained else layers
-    for layer in layers:
-        keeps_statistics = is_pretrained and isinstance(layer, keras.layers.BatchNormalization)
-        layer.trainable = phase != "head" and layer in trained and not keeps_statistics
+    num_layers = len(backbone.layers)
+    num_frozen = 0 if trainable_layers is None else max(0, num_layers - trainable_layers)
+    for place, layer in enumerate(backbone.layers):
+        is_norm = isinstance(layer, keras.layers.BatchNormalization)
+        layer.trainable = place >= num_frozen and not is_norm
 
 
 def restore(variables: Sequence[keras.Variable], values: Sequence[np.ndarray]) -> None:

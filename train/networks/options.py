@@ -42,11 +42,12 @@ TUTORIAL_MODELS = ("convnet", "vgg16")
 class NetworkOptions:
     """Which network is trained, which of its layers, and what it starts from."""
 
-    model: str = flag(
-        "small_resnet",
+    model: str | None = flag(
+        None,
         "network to train: small_resnet, convnet (the 2018 tutorial's), efficientnet_lite0, 1 or "
         "2, or one of keras.applications, such as mobilenetv2; a name that does not exist lists "
-        "them",
+        "them (default: efficientnet_lite0 for images of at least 96 pixels a side, else "
+        "small_resnet)",
         choices=MODELS,
     )
     weights: str | None = flag(
@@ -63,14 +64,14 @@ class NetworkOptions:
     )
     trainable_layers: int | None = flag(
         None,
-        "number of layers at the end of a pretrained network that are trained after the head; the "
-        "others stay frozen (default: 4; all if the weights are none)",
+        "number of layers at the end of a pretrained network that are trained; the others stay "
+        "frozen (default: 4 for vgg16, else all)",
         least=0,
     )
     head_epochs: int | None = flag(
         None,
-        "how many of the epochs train only the new head, before the layers below are unfrozen "
-        "(default: 1 with pretrained weights, else 0)",
+        "how many of the epochs train only the new head of a pretrained network (default: 1 for "
+        "vgg16, else 0)",
         least=0,
     )
     normalize: str | None = flag(
@@ -106,7 +107,7 @@ class NetworkOptions:
                 f"--model {self.model} has no ImageNet weights; use --weights none, a weights "
                 "file, or another --model"
             )
-        if self.normalize and self.model not in OWN_MODELS:
+        if self.normalize and self.model not in (None, *OWN_MODELS):
             raise ValueError(
                 f"--normalize is only for {' and '.join(OWN_MODELS)}: {self.model} always gets the "
                 "input that its ImageNet weights expect; remove --normalize"
@@ -135,12 +136,14 @@ class OptimizerOptions:
     optimizer: str = flag("adamw", "update rule", choices=("adamw", "adam", "sgd"))
     learning_rate: float = flag(
         2e-3,
-        "peak learning rate of the head, and of all layers without pretrained weights",
+        "peak learning rate of the layers that are not pretrained",
         alias="lr",
         above=0,
     )
-    fine_tune_learning_rate: float = flag(
-        1e-4, "peak learning rate while pretrained layers train", above=0
+    fine_tune_learning_rate: float | None = flag(
+        None,
+        "peak learning rate of pretrained layers (default: 1e-4 for vgg16, else 3e-4)",
+        above=0,
     )
     weight_decay: float | None = flag(
         None,

@@ -14,7 +14,7 @@ import os
 import re
 import typing
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from tfrecord_io.format.manifest import Manifest
 from tfrecord_io.terminal import flags, printing
@@ -95,19 +95,6 @@ class LoopOptions:
         return [int(step) for step in self.profile.split(",")] if self.profile else []
 
 
-class Phase(NamedTuple):
-    """Some epochs in which the same layers are trained by the same optimizer.
-
-    The name is `head` or `all`, see `models.set_trainable`. Epochs are counted from 0, and the last
-    is included. The learning rate is that of the peak.
-    """
-
-    name: str
-    first_epoch: int
-    last_epoch: int
-    learning_rate: float
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """All settings of a run: the options of each room, whose fields are flags of the same name.
@@ -155,18 +142,18 @@ class TrainConfig:
         """Returns a copy with other fields of the groups, see `of`."""
         return TrainConfig.of(**self.to_dict() | fields)
 
-    @property
-    def phases(self) -> list[Phase]:
-        """The phases of a resolved configuration, in order."""
-        network, optimizer, epochs = self.network, self.optimizer, self.input.epochs or 0
-        head_epochs = (network.head_epochs or 0) if network.has_backbone else 0
-        rate = rest_rate = optimizer.learning_rate
-        if network.fine_tunes:
-            rest_rate = optimizer.fine_tune_learning_rate
-            head_epochs = epochs if network.trainable_layers == 0 else head_epochs
-        head = Phase("head", 0, head_epochs - 1, rate)
-        rest = Phase("all", head_epochs, epochs - 1, rest_rate)
-        return [phase for phase in (head, rest) if phase.first_epoch <= phase.last_epoch]
+    def with_model(self, image_shape: tuple[int, int, int]) -> TrainConfig:
+        """Returns the configuration with a network for (height, width, channels), if it has none.
+
+        Small images, and networks without ImageNet's weights, learn as well from nothing.
+        """
+        network, (*sides, channels) = self.network, image_shape
+        if network.model:
+            return self
+        is_own = network.normalize or network.weights == "none"
+        if is_own or min(sides) < 96 or channels not in (1, 3):
+            return self.replace(model="small_resnet")
+        return self.replace(model="efficientnet_lite0")
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields of all groups as JSON values."""
@@ -189,6 +176,7 @@ class TrainConfig:
         """
         num_replicas = devices.num_replicas
         network, optimizer = self.network, self.optimizer
+        is_tutorial, fine_tunes = network.model in TUTORIAL_MODELS, network.fine_tunes
         usual = min(64 if num_examples >= 10_000 else 32, max(1, num_examples // num_replicas))
         replica_batch_size = self.input.replica_batch_size or usual
         global_batch_size = self.input.global_batch_size or replica_batch_size * num_replicas
@@ -202,11 +190,10 @@ class TrainConfig:
                 f"a step takes {global_batch_size} images, but the training split has only "
                 f"{num_examples}; use a smaller --replica_batch_size or fewer replicas"
             )
-        epochs = self.input.epochs or _choose_epochs(num_examples, network.fine_tunes)
+        epochs = self.input.epochs or _choose_epochs(num_examples, fine_tunes)
         num_steps = math.ceil(epochs * num_examples / global_batch_size)
         five_epochs = math.ceil(5 * num_examples / global_batch_size)
         is_scaled = optimizer.scale_learning_rate
-        is_tutorial = network.model in TUTORIAL_MODELS
         decisions: dict[str, Any] = {
             "weights": network.initial_weights,
             "epochs": epochs,
@@ -219,11 +206,13 @@ class TrainConfig:
             ),
             # An average with this decay covers about 1 / (1 - decay) steps.
             "ema_decay": max(0.0, round(1 - 25 / num_steps, 6)),
-            "head_epochs": min(1, epochs) if network.fine_tunes else 0,
+            "head_epochs": min(1, epochs) if fine_tunes and is_tutorial else 0,
+            "fine_tune_learning_rate": 1e-4 if is_tutorial else 3e-4,
+            "mixup": 0.0 if fine_tunes and not is_tutorial else 0.3,
         }
         if network.model in OWN_MODELS:
             decisions["normalize"] = "unit" if is_tutorial else "data"
-        if network.fine_tunes:
+        if fine_tunes and is_tutorial:
             decisions["trainable_layers"] = 4
         given = self.to_dict()
         chosen = {name: value for name, value in decisions.items() if given[name] is None}
@@ -233,7 +222,7 @@ class TrainConfig:
             chosen["precision"] = devices.best_precision
         if is_scaled:
             rates = ("learning_rate", "fine_tune_learning_rate")
-            chosen |= {name: given[name] * num_replicas for name in rates}
+            chosen |= {name: (given | chosen)[name] * num_replicas for name in rates}
         return self.replace(**chosen, scale_learning_rate=False)
 
 

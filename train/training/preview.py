@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image
 
 from train.machine.devices import set_seed
-from train.networks.models import Network, set_trainable
+from train.networks.models import Network
 from train.training.run_setup import Run
 from train.training.steps import Steps, prepare, training_steps
 from train.training.training_loop import Progress, describe_run
@@ -71,9 +71,8 @@ def prepare_steps(run: Run, *, num_steps: int) -> tuple[Run, Network, Steps]:
     wanted = num_steps * (run.config.input.global_batch_size or 0)
     epochs = wanted // run.parts.train.num_examples + 1
     network = run.build_network(run.config.devices.precision)
-    set_trainable(network, phase="all", trainable_layers=run.config.network.trainable_layers)
     run = dataclasses.replace(run, given=run.given.replace(epochs=epochs, head_epochs=None))
-    return run, network, training_steps(run, network, learning_rate=1e-4, num_steps=num_steps)
+    return run, network, training_steps(run, network)
 
 
 def time_rounds(

@@ -65,8 +65,8 @@ class Run:
     @functools.cached_property
     def seen(self) -> Seen:
         """The images that the run sees."""
-        weights, unknown = self.given.network.initial_weights, ""
-        if weights not in ("imagenet", "none"):
+        weights, unknown = self.given.network.weights, ""
+        if weights not in (None, "imagenet", "none"):
             unknown = f"its first weights are from elsewhere ({Path(weights).name})"
         used = {"train": self.parts.train, "val": self.parts.val}
         seen = collect(self.data, {name: part.rows for name, part in used.items() if part}, unknown)
@@ -230,7 +230,8 @@ def make_run(config: TrainConfig, folder: Path, mirror: Mirror | None = None) ->
     data = open_dataset(config.input.data_path, config.measures.columns)
     if cache := is_remote(data.path) and data.stored.cache:
         devices.say(cache.describe())
-    return Run(given=config, folder=folder, data=data, devices=devices, mirror=mirror)
+    given = config.with_model(data.manifest.image_shape)
+    return Run(given=given, folder=folder, data=data, devices=devices, mirror=mirror)
 
 
 def _empty(workdir: Path) -> None:

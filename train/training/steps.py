@@ -23,7 +23,7 @@ import numpy as np
 from tfrecord_io.terminal.errors import UserError
 from train.data import augmentation
 from train.machine.devices import Devices
-from train.networks.models import Network
+from train.networks.models import Network, freeze
 from train.networks.optimizers import make_optimizer
 from train.training.run_setup import Run
 
@@ -46,20 +46,26 @@ class StepResults(NamedTuple):
     wait_seconds: float
 
 
-def training_steps(run: Run, network: Network, *, learning_rate: float, num_steps: int) -> Steps:
-    """Returns steps with a fresh optimizer of the layers that train now, see `make_optimizer`.
+def training_steps(run: Run, network: Network) -> Steps:
+    """Returns steps with a fresh optimizer of the layers that a run trains.
 
     Raises:
         UserError: if XLA cannot compile the network on these devices.
     """
+    options, pretrained = run.config.network, set()
+    if network.backbone and options.fine_tunes:
+        freeze(network.backbone, options.trainable_layers)
+        pretrained = {id(each) for each in network.backbone.trainable_variables}
+    variables = network.logits.trainable_variables
     with run.devices.scope():
         optimizer = make_optimizer(
             run.config.optimizer,
             precision=run.config.devices.precision,
-            learning_rate=learning_rate,
-            num_steps=num_steps,
+            num_steps=run.steps_after[-1],
+            is_pretrained=[id(each) in pretrained for each in variables],
+            head_steps=run.steps_after[options.head_epochs or 0],
         )
-        optimizer.build(network.logits.trainable_variables)
+        optimizer.build(variables)
     return make_steps(run, network, run.devices, optimizer)
 
 

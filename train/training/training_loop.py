@@ -1,4 +1,4 @@
-"""The training of one network: phases, epochs and steps, with a checkpoint to go on from."""
+"""The training of one network: epochs and steps, with a checkpoint to go on from."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tfrecord_io.terminal import flags
 from tfrecord_io.terminal.printing import counted, printable
 from train.data import feed
 from train.machine.errors import TrainingError, stopped
-from train.networks.models import restore, set_trainable
+from train.networks.models import restore
 from train.networks.optimizers import averaged_weights
 from train.training import callbacks
 from train.training.checkpoint import (
@@ -28,7 +28,6 @@ from train.training.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from train.training.config import Phase
 from train.training.run_setup import Run
 from train.training.steps import training_steps
 
@@ -42,7 +41,6 @@ class Progress:
 
     Attributes:
         step: training steps done.
-        phase: name of the phase of the last step done.
         totals: sums over the epoch that is not finished.
         history: one row for each finished epoch.
         best_epoch: epoch of the weights that are kept, counted from 1; 0 if there is none yet.
@@ -50,7 +48,6 @@ class Progress:
     """
 
     step: int = 0
-    phase: str = ""
     totals: dict[str, float] = dataclasses.field(default_factory=dict)
     history: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     best_epoch: int = 0
@@ -75,7 +72,7 @@ def train(run: Run) -> tuple[Progress, list[np.ndarray]]:
     """
     training = _Training(run)
     if training.progress.epoch < run.config.input.epochs:
-        training.run_phases()
+        training.run_epochs()
     if run.devices.is_chief:
         manifest, history = run.data.manifest, training.progress.history
         # The names travel with the outputs, for a run that starts from them.
@@ -110,12 +107,12 @@ class _Training:
         self._saved_at = time.monotonic()
         self._has_warned = False
 
-    def run_phases(self) -> None:
+    def run_epochs(self) -> None:
         """Trains from where the progress stands to the last epoch."""
         run, config, devices, progress = self._run, self._config, self._devices, self.progress
         part, val, folder = run.parts.train, run.parts.val, run.folder
         self._val = val and feed.evaluation_batches(config.input, devices, val)
-        batches: Any = None
+        self._start()
         with contextlib.ExitStack() as stack:
             enter = stack.enter_context
             # With several workers one alone cannot stop between steps: all take part in each.
@@ -129,38 +126,26 @@ class _Training:
             looks = {"leave": False, "dynamic_ncols": True, "disable": not sys.stderr.isatty()}
             bar = tqdm(desc="training", unit=" images", initial=int(done), total=total, **looks)
             self._bar = enter(bar)
-            for phase in config.phases:
-                if phase.last_epoch < progress.epoch:
-                    continue
-                self._start_phase(phase)
-                if batches is None:
-                    batches = self._steps.iterate(run.training_batches(progress.step))
-                while progress.epoch <= phase.last_epoch:
-                    self._train_epoch(batches)
-                    write_scalars(progress.history[-1], progress.step)
+            batches = self._steps.iterate(run.training_batches(progress.step))
+            while progress.epoch < config.input.epochs:
+                self._train_epoch(batches)
+                write_scalars(progress.history[-1], progress.step)
 
-    def _start_phase(self, phase: Phase) -> None:
-        config, progress, network = self._config, self.progress, self._network
-        self._phase = phase
-        set_trainable(network, phase=phase.name, trainable_layers=config.network.trainable_layers)
-        first_step = self._run.steps_after[phase.first_epoch]
-        num_steps = self._run.steps_after[phase.last_epoch + 1] - first_step
-        self._steps = training_steps(
-            self._run, network, learning_rate=phase.learning_rate, num_steps=num_steps
-        )
+    def _start(self) -> None:
+        network = self._network
+        self._steps = training_steps(self._run, network)
         self._optimizer = self._steps.optimizer
-        if progress.step > first_step:
+        if self.progress.step:
             restore(self._optimizer.variables, self._saved["optimizer"])
         self._saved = {}
-        if len(config.phases) > 1:
+        if self._config.network.fine_tunes:
             trained = sum(math.prod(each.shape) for each in network.model.trainable_variables)
-            self._devices.say(f"training {phase.name}: {trained:,} parameters")
+            self._devices.say(f"training {trained:,} of these parameters")
         # The first call of the graph also builds it, and is not timed.
         self._num_traces = 0
 
     def _train_epoch(self, batches: Any) -> None:
         progress, last_step = self.progress, self._run.steps_after[self.progress.epoch + 1]
-        progress.phase = self._phase.name
         meter = callbacks.EpochMeter(**progress.totals)
         while progress.step < last_step:
             left = last_step - progress.step
@@ -203,7 +188,8 @@ class _Training:
         progress, task, epochs = self.progress, self._run.task, self._config.input.epochs or 0
         self._steps.sync()
         loss, quantity = meter.means()
-        row: dict[str, Any] = {"epoch": progress.epoch + 1, "phase": self._phase.name}
+        is_head = progress.epoch < (self._config.network.head_epochs or 0)
+        row: dict[str, Any] = {"epoch": progress.epoch + 1, "phase": "head" if is_head else "all"}
         row |= {"step": progress.step, "loss": loss, task.quantity: quantity}
         with averaged_weights(self._optimizer, self._network.logits.trainable_variables):
             if self._val is not None:

@@ -9,7 +9,7 @@ from tfrecord_io import PixelStatistics
 from tfrecord_io.terminal.errors import UserError
 from train.kinds.classes import CLASSES
 from train.networks import models
-from train.networks.models import build_network, scale, set_trainable
+from train.networks.models import build_network, freeze, scale
 from train.networks.options import APPLICATIONS, NetworkOptions
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
@@ -152,20 +152,19 @@ def test_vgg16_sees_a_grey_image_as_keras_preprocessing_for_its_weights_gives_it
 
 
 @pytest.mark.parametrize(
-    ("phase", "trainable_layers", "trained"),
+    ("trainable_layers", "trained"),
     [
-        ("head", 3, set()),
+        (0, set()),
         # The statistics of a pretrained network stay as they are.
-        ("all", 3, {"third", "fourth"}),
-        ("all", None, {"first", "second", "norm", "third", "fourth"}),
+        (3, {"third", "fourth"}),
+        (None, {"first", "second", "third", "fourth"}),
     ],
 )
-def test_each_phase_trains_its_layers(phase, trainable_layers, trained):
+def test_the_last_layers_of_a_pretrained_network_are_trained(trainable_layers, trained):
     layers = [keras.layers.Dense(2, name=name) for name in ("first", "second", "third", "fourth")]
     layers.insert(2, keras.layers.BatchNormalization(name="norm"))
     backbone = keras.Sequential([keras.Input((2,)), *layers])
-    network = models.Network(logits=backbone, model=backbone, backbone=backbone)
-    set_trainable(network, phase=phase, trainable_layers=trainable_layers)
+    freeze(backbone, trainable_layers)
     assert {layer.name for layer in layers if layer.trainable_weights} == trained
 
 

@@ -37,24 +37,28 @@ def test_the_rate_rises_to_its_peak_and_stays_or_falls_along_a_cosine(
 )
 def test_the_optimizer_is_the_one_asked_for(fields, kind):
     precision = "float32" if fields else "float16"
-    optimizer = make_optimizer(
-        OptimizerOptions(**fields), precision=precision, learning_rate=0.1, num_steps=10
-    )
+    optimizer = make_optimizer(OptimizerOptions(**fields), precision=precision, num_steps=10)
     assert isinstance(optimizer, kind)
 
 
-def test_a_warm_up_is_no_longer_than_its_phase():
+def test_a_warm_up_is_no_longer_than_the_training():
     optimizer = make_optimizer(
-        OptimizerOptions(warmup_steps=100), precision="float32", learning_rate=1.0, num_steps=2
+        OptimizerOptions(warmup_steps=100, learning_rate=1.0), precision="float32", num_steps=2
     )
     optimizer.build([keras.Variable([1.0])])
     assert float(optimizer.learning_rate) == pytest.approx(0.5)
 
 
-def updated(variables, precision="float32", **fields):
+def updated(variables, precision="float32", is_pretrained=(), head_steps=0, **fields):
     """Returns an optimizer after one step whose gradients are zero."""
-    options = OptimizerOptions(**{"ema_decay": 0.0, **fields})
-    optimizer = make_optimizer(options, precision=precision, learning_rate=0.1, num_steps=10)
+    options = OptimizerOptions(**{"ema_decay": 0.0, "learning_rate": 0.1, **fields})
+    optimizer = make_optimizer(
+        options,
+        precision=precision,
+        num_steps=10,
+        is_pretrained=is_pretrained,
+        head_steps=head_steps,
+    )
     optimizer.build(variables)
     optimizer.apply([np.zeros(variable.shape, np.float32) for variable in variables])
     return optimizer
@@ -67,6 +71,26 @@ def test_weight_decay_shrinks_kernels_and_leaves_biases_and_scales_alone(optimiz
     updated(variables, optimizer=optimizer, weight_decay=0.5, schedule="constant", warmup_steps=0)
     # Less the share 0.5, times the learning rate 0.1.
     assert [float(variable.numpy()[0]) for variable in variables] == pytest.approx([1.9, 2, 2, 2])
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_pretrained_layers_learn_and_decay_by_their_own_rate_after_the_steps_of_the_head(optimizer):
+    variables = [keras.Variable([2.0], name="kernel") for _ in range(2)]
+    trained = updated(
+        variables, optimizer=optimizer, weight_decay=0.5, schedule="constant", warmup_steps=0,
+        fine_tune_learning_rate=0.01, is_pretrained=(False, True), head_steps=1,
+    )  # fmt: skip
+    head, rest = (float(variable.numpy()[0]) for variable in variables)
+    assert (head, rest) == pytest.approx((1.9, 2.0))
+    trained.apply([np.ones(1, np.float32)] * 2)
+    # Both shrink by half of their rate; the gradient moves both by the same number of rates.
+    moves = (
+        (before * (1 - 0.5 * rate) - float(variable.numpy()[0])) / rate
+        for before, rate, variable in zip((head, rest), (0.1, 0.01), variables, strict=True)
+    )
+    first, second = moves
+    assert first == pytest.approx(second, rel=1e-3)
+    assert first > 0.5
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16"])

@@ -19,10 +19,11 @@ def parse(*argv, **defaults):
     return train_config.from_arguments(parser.parse_args(argv), **defaults)
 
 
-def resolve(num_examples=1000, num_replicas=1, **fields):
+def resolve(num_examples=1000, num_replicas=1, image_shape=(28, 28, 1), **fields):
     names = tuple(f"CPU:{index}" for index in range(num_replicas))
     devices = Devices(backend="tensorflow", names=names)
-    return TrainConfig.of(**{"data": DATA} | fields).resolve(num_examples, devices)
+    config = TrainConfig.of(**{"data": DATA} | fields).with_model(image_shape)
+    return config.resolve(num_examples, devices)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +48,10 @@ def resolve(num_examples=1000, num_replicas=1, **fields):
         ({"folds": 5, "fold": 5}, r"--fold must be in 0\.\.4, received 5"),
         ({"epochs": 2, "head_epochs": 3}, "--head_epochs 3 is more than --epochs 2"),
         ({"gpu_memory": "some"}, "--gpu_memory must be growth, all or a number"),
-        ({"weights": "imagenet"}, "small_resnet has no ImageNet weights"),
+        (
+            {"model": "small_resnet", "weights": "imagenet"},
+            "small_resnet has no ImageNet weights",
+        ),
         ({"profile": "20,10"}, "--profile must be the first and the last step"),
     ],
 )
@@ -104,7 +108,9 @@ GIVEN = {
         ({}, 84_000, 1, {"epochs": 12}),
         ({}, 10_000_000, 1, {"epochs": 3}),
         ({}, 5, 1, {"epochs": 300}),
-        ({"model": "resnet50"}, 537, 1, {"epochs": 37}),
+        ({"model": "resnet50"}, 537, 1, {"epochs": 37, "mixup": 0.0}),
+        ({"model": "resnet50"}, 537, 1, {"fine_tune_learning_rate": 3e-4}),
+        ({"model": "vgg16"}, 537, 1, {"fine_tune_learning_rate": 1e-4, "mixup": 0.3}),
         ({"model": "resnet50", "weights": "none"}, 537, 1, {"epochs": 147}),
         ({"epochs": 4}, 537, 1, {"epochs": 4}),
         # A batch has at most as many images as the data.
@@ -116,7 +122,7 @@ GIVEN = {
         ({"model": "convnet"}, 1000, 1, network("unit", 64, 0.0, 0, None)),
         ({"model": "vgg16"}, 1000, 1, network(None, 64, 0.0, 1, 4)),
         ({"model": "vgg16", "weights": "none"}, 1000, 1, network(None, 64, 0.0, 0, None)),
-        ({"model": "densenet121"}, 1000, 1, network(None, 0, 0.3, 1, 4)),
+        ({"model": "densenet121"}, 1000, 1, network(None, 0, 0.3, 0, None)),
         (GIVEN, 1000, 1, GIVEN),
         # The decay of the average is never negative.
         ({"epochs": 1}, 5, 1, {"ema_decay": 0}),
@@ -126,7 +132,7 @@ GIVEN = {
             2,
             {
                 "learning_rate": 0.2,
-                "fine_tune_learning_rate": 2e-4,
+                "fine_tune_learning_rate": 6e-4,
                 "warmup_steps": 50,  # five epochs of 640 / 64 steps
                 "scale_learning_rate": False,
             },
@@ -140,6 +146,23 @@ def test_what_is_not_given_follows_from_data_devices_and_network(
     resolved = config.to_dict()
     assert {name: resolved[name] for name in expected} == expected
     assert resolve(num_examples, num_replicas, **resolved) == config
+
+
+@pytest.mark.parametrize(
+    ("image_shape", "fields", "expected"),
+    [
+        ((96, 100, 1), {}, "efficientnet_lite0"),
+        ((224, 224, 3), {"weights": "imagenet"}, "efficientnet_lite0"),
+        ((95, 224, 1), {}, "small_resnet"),
+        ((224, 224, 2), {}, "small_resnet"),
+        # What only small_resnet has.
+        ((224, 224, 1), {"weights": "none"}, "small_resnet"),
+        ((224, 224, 1), {"normalize": "image"}, "small_resnet"),
+        ((28, 28, 1), {"model": "vgg16"}, "vgg16"),
+    ],
+)
+def test_the_network_follows_from_the_size_of_the_images(image_shape, fields, expected):
+    assert resolve(image_shape=image_shape, **fields).network.model == expected
 
 
 def test_a_batch_that_does_not_suit_the_data_or_the_devices_is_refused():
