@@ -45,7 +45,6 @@ COMMANDS = {
     "labels_from": ("tfrecord_io.__main__", "write a table of labels from COCO, VOC or YOLO"),
     "audit": ("tfrecord_io.__main__", "look for leaks, copies, contradictions and shortcuts"),
     "diff": ("tfrecord_io.__main__", "compare the images and options of two datasets"),
-    "find": ("tfrecord_io.__main__", "find where a patient or a file still is"),
     "train": ("train.run", "train a network on a dataset"),
     "evaluate": ("train.evaluate", "measure a trained network on another dataset"),
     "predict": ("train.predict", "predict image files"),

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from tfrecord_io import labels_from
-from tfrecord_io.auditing import audit, diff, find, verify
+from tfrecord_io.auditing import audit, diff, verify
 from tfrecord_io.terminal.printing import refuse
 
 COMMANDS = {
@@ -16,7 +16,6 @@ COMMANDS = {
         labels_from.COMMAND,
         audit.COMMAND,
         diff.COMMAND,
-        find.COMMAND,
     )
 }
 
@@ -29,8 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         0 if nothing is wrong, 1 for findings or an unusable dataset, 2 for wrong usage. `diff`
-        returns 0 for equal datasets and 1 for different ones, `find` 0 for places and 1 for none,
-        and both 2 for any error.
+        returns 0 for equal datasets, 1 for different ones, and 2 for any error.
     """
     name, *arguments = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in COMMANDS:

@@ -303,7 +303,3 @@ def _entry(name: str, payload: bytes, more: int = 0) -> bytes:
     value = _field(2 if name == LABEL else 1, value, more)
     value = _field(2, value, more)
     return _field(1, _field(1, name.encode()) + value, more)
-
-
-#: The bytes of a record in front of its key.
-KEY_MARK = _entry(KEY, b"", KEY_LENGTH)

@@ -40,7 +40,6 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from tfrecord_io.format import schema
 from tfrecord_io.format.manifest import Manifest
 from tfrecord_io.reading.order import check_type
 from tfrecord_io.stores.files import atomic_write, make_private_folder, open_private
@@ -253,26 +252,6 @@ class DatasetCache:
 def default_folder() -> Path:
     """Returns the folder of a user's caches, which may begin with `~`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "tfrecord_io")
-
-
-def keys_in(folder: Path) -> list[str]:
-    """Returns the keys of the records that the cache of a dataset holds, by its folder.
-
-    No manifest is needed, which may be gone: the records of a dataset have one length, and their
-    keys one place. Empty if the folder is something else.
-    """
-    records, states = folder / _RECORDS, folder / _STATES
-    if not (states.is_file() and records.is_file()):
-        return []
-    num_records = states.stat().st_size - _HEADER_LENGTH
-    held = np.memmap(records, np.uint8, "r").reshape(num_records + 1, -1)
-    mark = schema.KEY_MARK
-    for place in np.flatnonzero(held[:, : schema.HEADER_LENGTH].any(axis=1)):  # holes are zeros
-        if (found := held[place].tobytes().rfind(mark)) >= 0:
-            keys = held[:, found + len(mark) :][:, : schema.KEY_LENGTH].tobytes()
-            texts = np.frombuffer(keys, f"S{schema.KEY_LENGTH}").tolist()
-            return [key.decode() for key in texts if key]
-    return []
 
 
 @functools.cache
