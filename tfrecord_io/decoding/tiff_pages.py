@@ -10,6 +10,9 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
+import json
+import math
+import re
 import struct
 from collections.abc import Iterator
 from typing import BinaryIO, Literal
@@ -23,6 +26,12 @@ MAX_PAGES = 16_384
 # TIFF 6.0, section 8. Bit 0 of the first marks a smaller version of another page, and bit 2 a
 # transparency mask. In the obsolete second one, 2 marks a smaller version.
 _NEW_SUBFILE_TYPE, _SUBFILE_TYPE = 254, 255
+
+# Programs of microscopes write all planes behind each other and one directory, that of the first.
+# ImageJ and tifffile tell their number in the description, MetaMorph by the length of its own tag.
+_DESCRIPTION, _PLANES_OF_METAMORPH = 270, 33629
+_WIDTH, _HEIGHT, _COMPRESSION, _SAMPLES, _TILE_WIDTH = 256, 257, 259, 277, 322
+_IMAGEJ, _SHAPED = re.compile(rb"ImageJ=.*?^images=(\d+)", re.DOTALL | re.MULTILINE), b'{"shape"'
 
 # A picture needs five tags: its two sides, the place and length of its pixels, and what they mean.
 _LEAST_DIRECTORY_BYTES = 2 + 5 * 12 + 4
@@ -47,18 +56,36 @@ def read_pages(file: BinaryIO, *, is_whole: bool) -> list[str] | None:
     """Returns the kinds of a file's pages, in order, up to the first whose directory is damaged.
 
     A kind is empty for an image, `reduced_page` for a smaller version of a page, `mask_page` for a
-    transparency mask. There is at most one more than `MAX_PAGES`. Returns None if the file is not
-    whole, and the next page lies beyond the bytes at hand.
+    transparency mask. There is at most one more than `MAX_PAGES`. A plane without a directory is a
+    page too. Returns None if the file is not whole, and the next page lies beyond the bytes at
+    hand.
     """
-    kinds = []
+    kinds: list[str] = []
+    largest = tags = b""
     try:
         tiff = Tiff(file)
         for _, tags in itertools.islice(tiff.directories(), MAX_PAGES + 1):
-            kinds.append(tiff.kind(tags))
+            largest = largest or tags
+            is_smaller = bool(kinds) and tiff.is_smaller(tags, largest)
+            kinds.append(tiff.kind(tags) or ("reduced_page" if is_smaller else ""))
+        # The planes lie beyond the bytes at hand.
+        if len(kinds) == 1 and tiff.planes_named(tags) > 1:
+            if not is_whole:
+                return None
+            kinds *= min(tiff.num_planes(tags), MAX_PAGES + 1)
     except EOFError:
         if not is_whole:
             return None
     return kinds
+
+
+def planes_named(data: bytes) -> int:
+    """Returns how many planes the first page of a file says that it has; 1 if it says nothing."""
+    tiff = Tiff(io.BytesIO(data))
+    with contextlib.suppress(EOFError):
+        for _, tags in tiff.directories():
+            return tiff.planes_named(tags)
+    return 1
 
 
 def with_first_page(file: BinaryIO, number: int) -> io.BytesIO:
@@ -72,12 +99,13 @@ def with_first_page(file: BinaryIO, number: int) -> io.BytesIO:
         EOFError: if the page is behind a damaged directory.
     """
     tiff = Tiff(file)
-    directory = next(itertools.islice(tiff.directories(), number - 1, None), None)
-    if directory is None:
+    directories = list(itertools.islice(tiff.directories(), number))
+    place, tags = directories[-1] if directories else (0, b"")
+    plane = number - 1 if len(directories) == 1 else 0
+    if plane >= tiff.num_planes(tags) or number not in (len(directories), plane + 1):
         raise IndexError(f"the file has no page {number}")
-    place, tags = directory
     with contextlib.suppress(EOFError):
-        if page := _cut_out(tiff, tags):
+        if page := _cut_out(tiff, tags, plane):
             return page
     whole = io.BytesIO(tiff.read(0, tiff.size))
     tiff.places.pack_into(whole.getbuffer(), tiff.first, place)
@@ -87,13 +115,16 @@ def with_first_page(file: BinaryIO, number: int) -> io.BytesIO:
 def end_of_pages(file: BinaryIO) -> int:
     """Returns where the last part of a page ends, in bytes; the file's end if that is unknown."""
     tiff = Tiff(file)
-    end = 0
+    end = num_pages = 0
     try:
         for _, tags in tiff.directories():
+            num_pages += 1
             values = tiff.values(tags)
             if values is None or (parts := tiff.parts(values)) is None:
                 return tiff.size
             end = max([end, *map(sum, parts)])
+            if num_pages == 1:
+                end += (tiff.num_planes(tags) - 1) * sum(length for _, length in parts)
     except EOFError:
         return tiff.size
     return max(end, tiff.end)
@@ -162,6 +193,59 @@ class Tiff:
                 kind = "reduced_page" if is_reduced else "mask_page" if is_mask else kind
         return kind
 
+    def is_smaller(self, tags: bytes, largest: bytes) -> bool:
+        """Tells whether a page of tiles is the largest one, smaller by a whole number.
+
+        Slide scanners write such pages without saying so.
+        """
+        small, large = self._numbers(tags), self._numbers(largest)
+        if _TILE_WIDTH not in small or _TILE_WIDTH not in large:
+            return False
+        pairs = [(small.get(tag, 0), large.get(tag, 0)) for tag in (_WIDTH, _HEIGHT)]
+        factor = round(pairs[0][1] / (pairs[0][0] or 1))
+        # The last columns and rows of a level may be left out.
+        return factor > 1 and all(abs(factor * few - many) <= factor for few, many in pairs)
+
+    def planes_named(self, tags: bytes) -> int:
+        """Returns how many planes a page says that it has; 1 if it says nothing.
+
+        Raises EOFError if its description is beyond the end of the file.
+        """
+        for tag, kind, count, value in self.tags.iter_unpack(tags):
+            if tag == _PLANES_OF_METAMORPH:
+                return max(count, 1)
+            if tag == _DESCRIPTION and count > len(value):
+                text = self.read(int.from_bytes(value, self.order), count * _SIZES.get(kind, 1))
+                if match := _IMAGEJ.match(text):
+                    return max(int(match[1]), 1)
+                if text.startswith(_SHAPED):
+                    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+                        sides = self._numbers(tags)
+                        size = math.prod(json.loads(text.rstrip(b"\0"))["shape"])
+                        page = sides[_WIDTH] * sides[_HEIGHT] * sides.get(_SAMPLES, 1)
+                        return max(size // page, 1)
+        return 1
+
+    def num_planes(self, tags: bytes) -> int:
+        """Returns how many planes of a page are in the file, behind each other: all, or one."""
+        with contextlib.suppress(EOFError):
+            number, values = self.planes_named(tags), self.values(tags)
+            parts = self.parts(values) if number > 1 and values else None
+            is_plain = self._numbers(tags).get(_COMPRESSION, 1) == 1
+            if parts and values and TILES not in values and is_plain:
+                follows = all(a + b == c for (a, b), (c, _) in itertools.pairwise(parts))
+                end = parts[0][0] + number * sum(length for _, length in parts)
+                return number if follows and end <= self.size else 1
+        return 1
+
+    def _numbers(self, tags: bytes) -> dict[int, int]:
+        """Returns the first value of each tag that is a number in its place."""
+        return {
+            tag: int.from_bytes(value[: 2 if kind == _SHORT else 4], self.order)
+            for tag, kind, count, value in self.tags.iter_unpack(tags)
+            if kind in (_SHORT, _LONG) and count == 1
+        }
+
     def values(self, tags: bytes) -> _Values | None:
         """Returns the values of all tags of a page, None if parts of the page may be anywhere.
 
@@ -197,8 +281,11 @@ class Tiff:
         return form.unpack(self.read(place, form.size))[0]
 
 
-def _cut_out(tiff: Tiff, tags: bytes) -> io.BytesIO | None:
-    """Returns a file with one page alone, None if the page is not all in strips of known length."""
+def _cut_out(tiff: Tiff, tags: bytes, plane: int = 0) -> io.BytesIO | None:
+    """Returns a file with one page alone, None if the page is not all in strips of known length.
+
+    `plane` is the number of the plane among those of the page, from 0.
+    """
     values = tiff.values(tags)
     strips = None if values is None or TILES in values else tiff.parts(values)
     # As above, strips that overlap could take any memory.
@@ -213,7 +300,8 @@ def _cut_out(tiff: Tiff, tags: bytes) -> io.BytesIO | None:
         page.write(content + b"\0" * (len(content) % 2))
         return place
 
-    moved = [append(tiff.read(*strip)) for strip in strips]
+    skipped = plane * sum(length for _, length in strips)
+    moved = [append(tiff.read(place + skipped, length)) for place, length in strips]
     kind = _LONG if tiff.places.size == 4 else _LONG_8
     content = struct.pack(f"{tiff.mark}{len(moved)}{_NUMBERS[kind]}", *moved)
     values[STRIPS] = kind, len(moved), content

@@ -11,7 +11,7 @@ from tiff_files import NEW_SUBFILE_TYPE, SUBFILE_TYPE, places_of, tiff_file, wit
 
 from tfrecord_io.decoding import tiff_pages
 from tfrecord_io.decoding.options import Preprocessing
-from tfrecord_io.decoding.preprocess import decode_image
+from tfrecord_io.decoding.preprocess import decode_image, find_pictures
 from tfrecord_io.decoding.rejects import Reject
 
 # Pillow warns of damaged tags, as the build does not.
@@ -134,6 +134,47 @@ def test_smaller_versions_and_masks_are_told_apart_by_their_tags(order):
     }
     found = kinds(tiff_file([PAGES[0]] * 6, tags, order=order))
     assert found == ["", "reduced_page", "", "mask_page", "reduced_page", ""]
+
+
+IMAGEJ = "ImageJ=1.54f\nimages=5\nslices=5\nloop=false\n"
+
+
+def stack_of(description, num_planes=5, **settings):
+    """Returns a file with one directory, as ImageJ writes a stack; and its planes."""
+    planes = [grey_pixels(seed).astype(np.uint16) * 257 for seed in range(5)]
+    data = encoded(Image.fromarray(planes[0]), "TIFF", description=description, **settings)
+    order = ">u2" if settings.get("big_endian") else "<u2"
+    return data + b"".join(plane.astype(order).tobytes() for plane in planes[1:num_planes]), planes
+
+
+@pytest.mark.parametrize(
+    ("description", "settings"),
+    [(IMAGEJ, {}), (IMAGEJ, {"big_endian": True}), ('{"shape": [5, 20, 28]}', {})],
+    ids=["ImageJ", "big-endian", "tifffile"],
+)
+def test_every_plane_of_a_stack_with_one_directory_is_a_page(description, settings):
+    data, planes = stack_of(description, **settings)
+    found = find_pictures("a.tif", len(data), data[:600], lambda: io.BytesIO(data))
+    assert (found.frames, found.ignored) == ([1, 2, 3, 4, 5], [])
+    for number, plane in enumerate(planes, start=1):
+        np.testing.assert_array_equal(decoded(data, number, "uint16"), plane)
+    with pytest.raises(IndexError, match="no page 6"):
+        tiff_pages.with_first_page(io.BytesIO(data), 6)
+
+
+@pytest.mark.parametrize("made", [{"num_planes": 4}, {"compression": "tiff_lzw"}])
+def test_a_stack_that_is_not_all_there_is_refused_with_the_reason(made):
+    data, _ = stack_of(IMAGEJ, **made)
+    (frame,) = find_pictures("a.tif", len(data), data, lambda: io.BytesIO(data)).frames
+    with pytest.raises(Reject, match="multiple_frames: a TIFF of 5 images with one directory"):
+        decode_image(data, Preprocessing(height=8, width=8, dtype="uint16"), frame)
+
+
+def test_smaller_pages_of_tiles_are_no_images_even_if_no_tag_says_so():
+    tiles = {322: 16, 323: 16}
+    sides = [(64, 96), (32, 48), (16, 24), (40, 40)]
+    data = tiff_file([np.zeros(s, np.uint8) for s in sides], dict.fromkeys(range(1, 5), tiles))
+    assert kinds(data) == ["", "reduced_page", "reduced_page", ""]
 
 
 def test_a_damaged_page_leaves_those_before_and_after_it():
