@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image, ImageFile, ImageOps, TiffImagePlugin
 
-from tfrecord_io.decoding import tiff_pages
+from tfrecord_io.decoding import companions, tiff_pages
 from tfrecord_io.decoding.rejects import Reject, check_size
 from tfrecord_io.decoding.tiff_pages import STRIP_BYTES, STRIPS, TILE_BYTES, TILES
 
@@ -25,6 +25,9 @@ from tfrecord_io.decoding.tiff_pages import STRIP_BYTES, STRIPS, TILE_BYTES, TIL
 _FEW_BYTES, _MAX_TRAILER_BYTES = 16, 64 * 1024
 
 _PADDING = b"\0\r\n\t "
+
+# What to do with a file of several pictures.
+_REMEDY = "save each picture as a file of its own"
 
 # How trailers of metadata begin or end: Canon's editing data and Samsung's.
 _TRAILER_START, _TRAILER_END = b"CANON OPTIONAL DATA", b"SEFT"
@@ -86,8 +89,8 @@ def read_picture(data: bytes | io.BytesIO, dtype: str) -> Picture:
         _check_depth(image, dtype)
         content = file.getvalue()
         if not is_page:
-            if getattr(image, "is_animated", False):
-                raise Reject("multiple_frames", f"{image.format} with several frames")
+            if getattr(image, "is_animated", False) and image.format != "MPO":
+                raise Reject("multiple_frames", f"{image.format} with several frames; {_REMEDY}")
             _check_complete(image, content)
         is_tiff = isinstance(image, TiffImagePlugin.TiffImageFile)
         if is_tiff:
@@ -99,7 +102,7 @@ def read_picture(data: bytes | io.BytesIO, dtype: str) -> Picture:
                     "tifffile.imread(old))",
                 )
             _check_tiff(image, content)
-        mode, file_format = image.mode, image.format or ""
+        mode, file_format = image.mode, (image.format or "").replace("MPO", "JPEG")
         quantization = sum(getattr(image, "quantization", {}).get(0, ()))
         image.load()
         # Pillow takes the upper half of the 16-bit entries; old writers put 0 to 255 into them.
@@ -174,17 +177,20 @@ def _check_complete(image: ImageFile.ImageFile, data: bytes) -> None:
     # A fast path: looking for the end of a JPEG takes longer than this test.
     if image.format == "JPEG" and data.endswith(_JPEG_END) and not data.rfind(_JPEG_START):
         return
-    end = _ENDS[image.format or ""](image, data)
+    is_jpeg = image.format in ("JPEG", "MPO")
+    end = _ENDS["JPEG" if is_jpeg else image.format or ""](image, data)
     rest = data[end:]
-    if len(rest) <= _FEW_BYTES:
+    if len(rest) <= _FEW_BYTES or (is_jpeg and companions.is_primary(image, data, rest)):
         return
     found = rest.lstrip(_PADDING)
     is_known = not found or found.startswith(_TRAILER_START) or found.endswith(_TRAILER_END)
     if is_known and len(rest) <= _MAX_TRAILER_BYTES:
         return
     if starts_picture(rest):
-        raise Reject("multiple_frames", f"{image.format}, followed by another file")
-    raise Reject("trailing_data", f"{len(rest):,} bytes follow the picture of the {image.format}")
+        remedy = "exiftool -b -MPImage2 writes the second one" if is_jpeg else _REMEDY
+        raise Reject("multiple_frames", f"{image.format}, followed by another file; {remedy}")
+    found = f"{len(rest):,} bytes follow the picture of the {image.format}"
+    raise Reject("trailing_data", f"{found}; save it again, as with magick old.png new.png")
 
 
 def starts_picture(rest: bytes) -> bool:

@@ -19,7 +19,18 @@ _TABLE = "a table: give it with --labels if it names the images"
 _PDF = "a PDF: export its pages or pictures"
 _HTML = "a web page, perhaps of a failed download: download the file again"
 _NOTES = "annotations, perhaps: a table of labels can name the class of each image"
-_CONVERT = "a picture that is not read, in HEIC, SVG or plain JPEG 2000: convert it to PNG"
+_CONVERT = "a picture that is not read, in SVG or plain JPEG 2000: convert it to PNG"
+_HEIC = "a picture in HEIC: convert it to PNG, as with heif-convert of libheif"
+_AVIF = "a picture in AVIF: convert it to PNG, as with avifdec of libavif"
+_JPEG_XL = "a picture in JPEG XL: convert it to PNG with djxl of libjxl"
+_RAW = "a picture in a format of a camera or program: convert it to PNG"
+_CONVERTER = "the package oct-converter of PyPI exports its B-scans as PNG"
+_HEIDELBERG = f"an OCT volume of Heidelberg (.vol, .e2e): {_CONVERTER}, or HEYEX as DICOM or TIFF"
+_TOPCON = f"an OCT volume of Topcon (.fda, .fds): {_CONVERTER}"
+_OCT = f"an OCT volume of Optovue, Bioptigen, Zeiss or another device: {_CONVERTER}"
+_ZEISS = f"raw pixels of Zeiss Cirrus: {_CONVERTER}; or of Analyze, beside a .hdr: export as PNG"
+_VOLUME = "a volume (NRRD, MetaImage, Analyze, MGH): export its slices as PNG or DICOM"
+_MICROSCOPE = "a microscope's file: export it as TIFF, as with bfconvert of Bio-Formats"
 
 # How files begin: where, with which bytes in any case.
 _STARTS = (
@@ -30,7 +41,14 @@ _STARTS = (
     (344, b"n+1\0", _NIFTI), (344, b"ni1\0", _NIFTI),
     (0, b"\x89hdf", _ARRAYS), (0, b"matlab 5.0", _ARRAYS), (0, b"\x93numpy", _ARRAYS),
     (0, b"par1", _TABLE), (8, b"avi ", _VIDEO), (0, b"\x1ae\xdf\xa3", _VIDEO),
-    (4, b"ftypheic", _CONVERT), (4, b"ftyp", _VIDEO), (4, b"jp  ", _CONVERT),
+    (4, b"moov", _VIDEO), (4, b"mdat", _VIDEO), (0, b"\0\0\x01\xba", _VIDEO),
+    (0, b"oggs", _VIDEO), (0, b"flv\x01", _VIDEO), (4, b"jp  ", _CONVERT),
+    (0, b"\xff\n", _JPEG_XL), (4, b"jxl ", _JPEG_XL), (4, b"ftypjxl ", _JPEG_XL),
+    (0, b"hsf-oct-", _HEIDELBERG), (0, b"cmdb", _HEIDELBERG), (0, b"mdbd", _HEIDELBERG),
+    (0, b"foct", _TOPCON), (0, b"nrrd0", _VOLUME), (0, b"objecttype", _VOLUME),
+    (0, b"\x5c\x01\0\0", _VOLUME), (0, b"\0\0\x01\x5c", _VOLUME),
+    (0, b"zisraw", _MICROSCOPE), (0, b"\xda\xce\xbe\n", _MICROSCOPE), (0, b"8bps", _RAW),
+    (0, b"v/1\x01", _RAW), (0, b"simple  =", _RAW), (4, b"ftypcrx ", _RAW), (0, b"bpg\xfb", _RAW),
     (0, b"\xffo\xffq", _CONVERT), (0, b"<svg", _CONVERT), (0, b"%pdf", _PDF),
     (0, b"<!doctype html", _HTML), (0, b"<html", _HTML), (0, b"<?xml", _NOTES), (0, b"{", _NOTES),
 )  # fmt: skip
@@ -40,13 +58,39 @@ START_BYTES = 352
 
 _ENDINGS = {
     (".nii", ".nii.gz"): _NIFTI,
+    (".avif", ".avifs"): _AVIF,
+    (".heic", ".heif", ".hif"): _HEIC,
+    (".jxl",): _JPEG_XL,
+    (".vol", ".e2e", ".sdb"): _HEIDELBERG,
+    (".fda", ".fds"): _TOPCON,
+    (".oct", ".octa", ".ocu"): _OCT,
+    (".img",): _ZEISS,
+    (".nrrd", ".nhdr", ".mha", ".mhd", ".hdr", ".mgh", ".mgz", ".mnc", ".par", ".rec"): _VOLUME,
+    (".nd2", ".czi", ".lif", ".lsm", ".oib", ".oif", ".oir", ".vsi", ".mrxs", ".ims", ".dm3",
+     ".dm4", ".mrc", ".stk", ".zvi", ".svs", ".ndpi", ".scn", ".bif"): _MICROSCOPE,
+    (".psd", ".exr", ".fits", ".cr2", ".cr3", ".nef", ".arw", ".dng", ".raf", ".orf"): _RAW,
     (".zip", ".tar", ".gz", ".tgz", ".rar", ".7z", ".bz2", ".xz"): _ARCHIVE,
     (".h5", ".hdf5", ".mat", ".npy", ".npz"): _ARRAYS,
     (".mp4", ".avi", ".mov", ".mkv", ".webm", ".wmv"): _VIDEO,
     (".csv", ".tsv", ".xls", ".xlsx", ".parquet"): _TABLE,
     (".json", ".xml"): _NOTES,
     (".pdf",): _PDF,
-}
+}  # fmt: skip
+
+
+# The brands of a file in ISO's base media format, such as a video, that make it a picture.
+_BRANDS = (
+    ({b"avif", b"avis", b"avio", b"ma1b", b"ma1a"}, _AVIF),
+    ({b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"mif2",
+      b"msf1", b"heif", b"j2ki"}, _HEIC),
+)  # fmt: skip
+
+
+def _media_of(start: bytes) -> str:
+    """Returns what a file of boxes is, by its brands: the main one, and those it is read as."""
+    end = int.from_bytes(start[:4], "big")
+    brands = {start[place : place + 4] for place in (8, *range(16, min(end, len(start)), 4))}
+    return next((told for some, told in _BRANDS if brands & some), _VIDEO)
 
 
 def what_is(name: str, start: bytes = b"") -> str | None:
@@ -61,4 +105,6 @@ def what_is(name: str, start: bytes = b"") -> str | None:
     for place, found, told in _STARTS:
         if (start if place else text).startswith(found, place):
             return told
+    if start[4:8] == b"ftyp":
+        return _media_of(start)
     return next((told for ends, told in _ENDINGS.items() if name.lower().endswith(ends)), None)

@@ -153,3 +153,50 @@ def test_a_thumbnail_within_a_tiff_is_not_another_file():
     Image.fromarray(GREY).save(nested, "JPEG", exif=exif)
     photoshop = {34377: nested.getvalue()}
     decode_image(encoded(GREY, "TIFF", tiffinfo=photoshop), Preprocessing())
+
+
+# ---- pictures with companions
+
+
+def mpo(kind, flags=0):
+    """Returns an MPO of two pictures, the second of a type (CIPA DC-007, 5.2.3.3.1)."""
+    data = bytearray(encoded(GREY, "MPO", save_all=True, append_images=[Image.fromarray(GREY)]))
+    # Behind the header and a directory of three tags come the entries, of 16 bytes each.
+    entries = data.index(b"MPF\0") + 4 + 8 + 2 + 3 * 12 + 4 + 16
+    struct.pack_into("<I", data, entries, flags << 24 | kind)
+    return bytes(data)
+
+
+def with_xmp(text, rest):
+    return encoded(GREY, "JPEG", xmp=f"<x:xmpmeta {text}/>".encode()) + rest
+
+
+VIDEO = struct.pack(">I", 24) + b"ftypmp42" + bytes(12) + bytes(range(256)) * 300
+ULTRA_HDR = 'hdrgm:Version="1.0" Item:Semantic="Primary" Item:Semantic="GainMap"'
+COMPANIONS = {
+    "a thumbnail": mpo(0x010001),
+    "a dependent picture": mpo(0x020002, flags=0x40),
+    "Ultra HDR": with_xmp(ULTRA_HDR, jpeg(1)),
+    "a motion photo": with_xmp('GCamera:MotionPhoto="1" Item:Semantic="MotionPhoto"', VIDEO),
+    "an older motion photo": with_xmp('GCamera:MicroVideo="1"', VIDEO),
+    "Samsung's": jpeg() + b"\0\x08MotionPhoto_Data" + VIDEO + b"SEFT",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("data", COMPANIONS.values(), ids=COMPANIONS)
+def test_of_a_jpeg_with_companions_the_first_picture_is_read(data):
+    settings = Preprocessing(height=HEIGHT, width=WIDTH)
+    found = decode_image(data, settings)
+    assert (found.pixels, found.file_format) == (decode_image(jpeg(), settings).pixels, "JPEG")
+
+
+@pytest.mark.parametrize(
+    ("data", "wanted"),
+    [(mpo(0x020001), "multiple_frames"), (mpo(0x020002), "multiple_frames"),
+     (with_xmp('Item:Semantic="Other"', jpeg(1)), "multiple_frames"),
+     (jpeg() + VIDEO, "trailing_data")],
+    ids=["a panorama", "two eyes", "unknown", "a video that nothing declares"],
+)  # fmt: skip
+def test_several_pictures_of_equal_rank_are_refused_with_what_to_do(data, wanted):
+    with pytest.raises(Reject, match=f"{wanted}: .*; (exiftool -b -MPImage2|save it again)"):
+        decode_image(data, Preprocessing())

@@ -15,6 +15,7 @@ from tfrecord_io.decoding import preprocess
 from tfrecord_io.decoding.options import RESIZE_FILTERS, Preprocessing
 from tfrecord_io.decoding.preprocess import decode_image
 from tfrecord_io.decoding.rejects import Reject
+from tfrecord_io.decoding.unread import what_is
 
 # Pillow warns of odd metadata and of large pictures; the job silences it where it decodes.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -372,6 +373,40 @@ REJECTED = {
 @pytest.mark.parametrize("settings", [SAME_SIZE, SAME_SIZE_RGB], ids=["grey", "RGB"])
 def test_what_is_not_one_whole_picture_of_eight_bits_is_a_reject(data, expected, settings):
     assert reason(data, settings) == expected
+
+
+def media(*brands):
+    """Returns a file of boxes that has these brands, the main one first."""
+    box = b"ftyp" + brands[0] + bytes(4) + b"".join(brands)
+    return (len(box) + 4).to_bytes(4, "big") + box + b"\0\0\0\x08mdat"
+
+
+@pytest.mark.parametrize(
+    ("start", "told"),
+    [
+        *((media(brand), "heif-convert") for brand in (b"heic", b"heix", b"mif1", b"msf1")),
+        (media(b"mif1", b"avif"), "avifdec"), (media(b"avif", b"mif1"), "avifdec"),
+        (media(b"isom", b"mp42"), "a video"), (media(b"qt  "), "a video"),
+        (b"\xff\x0a\xfa\x1f", "djxl"), (b"\0\0\0\x0cJXL \r\n\x87\n", "djxl"),
+        (b"HSF-OCT-103\0", "Heidelberg .*oct-converter"), (b"CMDb\0\0", "e2e.*oct-converter"),
+        (b"FOCTFDA\2", "Topcon .*oct-converter"), (b"NRRD0005\n", "export its slices"),
+        (b"ZISRAWFILE\0", "bfconvert"), (b"\xda\xce\xbe\n", "bfconvert"),
+        (b"8BPS\0\1", "convert it to PNG"),
+    ],
+)  # fmt: skip
+def test_a_file_of_another_format_is_told_with_what_converts_it(start, told):
+    with pytest.raises(Reject, match=f"not_an_image: .*{told}"):
+        decode_image(start + bytes(600), SAME_SIZE)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("a.OCT", "oct-converter"), ("a.img", "oct-converter"), ("a.fds", "oct-converter"),
+     ("a.heif", "libheif"), ("a.nd2", "Bio-Formats"), ("a.mgz", "slices"), ("a.png", None)],
+)  # fmt: skip
+def test_a_file_of_another_format_is_told_by_its_name_as_well(name, told):
+    found = what_is(name)
+    assert found is None if told is None else told in found
 
 
 WHOLE = {
