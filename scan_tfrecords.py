@@ -48,7 +48,6 @@ COMMANDS = {
     "train": ("train.run", "train a network on a dataset"),
     "evaluate": ("train.evaluate", "measure a trained network on another dataset"),
     "predict": ("train.predict", "predict image files"),
-    "adapt": ("train.adapt", "adapt a trained network to another device, without labels"),
     "benchmark": ("train.benchmark", "measure images per second by number of replicas"),
 }
 

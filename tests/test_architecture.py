@@ -39,7 +39,6 @@ FLOORS = (
     "train.evaluate",
     "train.benchmark",
     "train.predict",
-    "train.adapt",
     "train.training",
     "train.results",
     "train.networks",

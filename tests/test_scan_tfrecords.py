@@ -41,7 +41,7 @@ def test_without_a_command_it_lists_each_in_one_line(words):
     listed = [line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ")]
     assert listed == [
         *("build", "verify", "labels_from", "audit", "diff"),
-        *("train", "evaluate", "predict", "adapt", "benchmark"),
+        *("train", "evaluate", "predict", "benchmark"),
     ]
 
 
@@ -88,7 +88,6 @@ def test_each_command_gets_its_own_arguments(command, capsys):
     flag = {"build": "--image_size", "train": "--workdir", "benchmark": "--replicas"}
     flag |= {"evaluate": "--model", "predict": "--model", "verify": "--source_input"}
     flag |= {"audit": "--max_leaked_patients", "labels_from": "--output", "diff": "--json"}
-    flag |= {"adapt": "--input"}
     assert flag[command] in capsys.readouterr().out
 
 

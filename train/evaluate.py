@@ -120,8 +120,6 @@ def evaluate(arguments: argparse.Namespace) -> None:
         "best_epoch": own_results.get("best_epoch"),
         **metrics.measure(predictions, options, 0, classifier.thresholds),
     }
-    if classifier.note:
-        results["notes"] = [*results["notes"], classifier.note]
     for known in classifier.known:
         share = float(np.mean(distances > known.limit))
         results["unlike"] = {"share": share, "val_share": known.val_share, "limit": known.limit}

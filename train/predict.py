@@ -68,7 +68,6 @@ def predict(arguments: argparse.Namespace) -> int:
         console.make_folder("--occlusion", arguments.occlusion)
     classifier = load_classifiers([opened(run) for run in arguments.run])
     _warn(other_decoder(classifier))
-    _warn(classifier.note)
     try:
         predictions = list(predict_files(classifier, paths))
     except ModuleNotFoundError as error:  # the codecs of DICOM files

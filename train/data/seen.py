@@ -83,20 +83,6 @@ class Seen:
         """Returns the number of images of a part."""
         return pc.sum(pc.equal(self.images["part"], part)).as_py() or 0
 
-    @property
-    def is_anonymous(self) -> bool:
-        """Whether the dataset of the images is anonymous, as far as known."""
-        return any(json.loads(self.origin.get("patients", "[]"))[1:2])
-
-    def adapted(self, pixels: Sequence[str]) -> Seen:
-        """Returns this with the part `adapted`: images of which only the pixels' hash is known."""
-        known = {"pixels_xxh3": pixels, "part": ["adapted"] * len(pixels)}
-        columns = [known.get(name, [None] * len(pixels)) for name in _SCHEMA.names]
-        images = pa.concat_tables([self.images, pa.table(columns, schema=_SCHEMA)])
-        # They are of another dataset, so no build has compared the pixels of all.
-        origin = {name: fact for name, fact in self.origin.items() if name != "dataset"}
-        return dataclasses.replace(self, images=images, origin=origin)
-
     def after(self, first: Seen) -> Seen:
         """Returns this with what the network had seen before, as the part `init`."""
         place = self.images.schema.get_field_index("part")

@@ -57,7 +57,6 @@ class Classifier:
         others: models of other runs; an answer is the mean of all.
         places: of each model, the places of `label_names` in its answers; empty if in that order.
         known: what each model knows of its training images; empty if an export does not say it.
-        note: what to know of an adapted network, without a full stop; empty of another.
         folder: of the export.
     """
 
@@ -72,7 +71,6 @@ class Classifier:
     others: Sequence[keras.Model] = ()
     places: Sequence[Sequence[int]] = ()
     known: Sequence[Known] = ()
-    note: str = ""
     folder: Path = Path()
 
 
@@ -131,10 +129,9 @@ def load_classifier(path: Path) -> Classifier:
     try:
         facts = json.loads(described.read_text(encoding="utf-8"))
         check_types(facts, {"preprocessing": {}, "label_names": [str]}, "")
-        decoder, note = facts.get("decoder", {}), facts.get("adapted", {"note": ""})["note"]
+        decoder = facts.get("decoder", {})
         dataset = facts.get("dataset", {"fingerprint": ""})
-        wanted = [{"*": str}, {"fingerprint": str}, str]
-        check_types([decoder, dataset, note], wanted, "decoder, dataset, adapted")
+        check_types([decoder, dataset], [{"*": str}, {"fingerprint": str}], "decoder, dataset")
         preprocessing = Preprocessing.from_dict(facts["preprocessing"])
         kind = kind_in(facts)
         label_names = tuple(facts["label_names"])
@@ -182,7 +179,6 @@ def load_classifier(path: Path) -> Classifier:
         read_thresholds(folder, label_names),
         trained,
         known=known,
-        note=note,
         folder=folder,
     )
 
