@@ -21,6 +21,8 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 
 from pipelines import errors
+from pipelines.sources.archive import Budget
+from pipelines.sources.parquet import read_within
 from tfrecord_io.format.person import column_in_one_form
 from tfrecord_io.terminal.spelling import one_form
 
@@ -83,9 +85,13 @@ def is_text(file: Path) -> bool:
 
 def _read_table(file: Path, notes: list[str]) -> pa.Table:
     ending = file.suffix.lower()
+    budget = Budget(file, file.stat().st_size)
     if ending == ".parquet":
-        return pq.read_table(file)
+        with pq.ParquetFile(file) as table:
+            return read_within(budget, table)
     if ending == ".xlsx":
+        with zipfile.ZipFile(file) as archive:
+            budget.take(sum(info.file_size for info in archive.infolist()))
         return _read_excel(file, notes)
     text = _decoded(file, notes)
     return _read_json(text) if ending in (".json", ".jsonl") else _read_csv(text)

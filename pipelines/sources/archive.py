@@ -328,8 +328,8 @@ class Budget:
         self._left -= num_bytes
         if self._left < 0:
             raise errors.UserError(
-                f"{self._path} unpacks to more than {_MAX_RATIO} times its size, which an archive "
-                "of images does not"
+                f"{self._path} unpacks to more than {_MAX_RATIO} times its size, which neither "
+                "images nor tables do"
             )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -162,11 +162,7 @@ def _read_cells(
     ]  # fmt: skip
     unread |= kinds.keys() - {*told}
     budget.take(file.metadata.num_rows * ROW_BYTES)
-    columns, batches = [*told, f"{image}.path"], []
-    for batch in file.iter_batches(_BATCH_CELLS, columns=columns):
-        budget.take(batch.nbytes)
-        batches.append(batch)
-    table = pa.Table.from_batches(batches) if batches else file.read(columns=columns)
+    table = read_within(budget, file, [*told, f"{image}.path"])
     paths = [None] * file.metadata.num_rows
     if image in table.column_names:
         paths = pc.struct_field(table[image], "path").to_pylist()
@@ -174,6 +170,17 @@ def _read_cells(
     features = content.get("info", {}).get("features", {})
     cells = {n: _named(table[n], _class_names(features.get(n))) for n in told}
     return cells | {"path": [_row_name(name, *pair) for pair in enumerate(paths)]}
+
+
+def read_within(
+    budget: Budget, file: pq.ParquetFile, columns: Sequence[str] | None = None
+) -> pa.Table:
+    """Returns columns of an open file, or all; raises `errors.UserError` if they are too large."""
+    batches = []
+    for batch in file.iter_batches(_BATCH_CELLS, columns=columns):
+        budget.take(batch.nbytes)
+        batches.append(batch)
+    return pa.Table.from_batches(batches).combine_chunks() if batches else file.read(columns)
 
 
 def _class_names(feature: Any) -> list[str]:

@@ -5,6 +5,7 @@ import json
 import math
 import time
 import unicodedata
+import zipfile
 
 import openpyxl
 import pyarrow as pa
@@ -96,6 +97,20 @@ def test_a_table_that_cannot_be_used_is_an_error_that_names_it(tmp_path, content
     with pytest.raises(errors.UserError, match=message) as raised:
         read_label_table(path)
     assert str(path) in str(raised.value)
+
+
+@pytest.mark.parametrize("ending", ["parquet", "xlsx"])
+def test_a_table_that_unpacks_to_many_times_its_size_is_refused(tmp_path, ending):
+    path = tmp_path / f"labels.{ending}"
+    if ending == "parquet":
+        column = pa.array(["x" * 10**6]).dictionary_encode().take(pa.array([0] * 80))
+        pq.write_table(pa.table({"path": column.cast(pa.string()), "label": column}), path)
+    else:
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("xl/worksheets/sheet1.xml", bytes(65 << 20))
+    assert path.stat().st_size < 3_000_000
+    with pytest.raises(errors.UserError, match="more than 50 times its size"):
+        read_label_table(path)
 
 
 @pytest.mark.parametrize(
