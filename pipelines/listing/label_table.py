@@ -26,6 +26,7 @@ from tfrecord_io.format.kinds import CLASSES, LabelKind
 from tfrecord_io.format.manifest import NO_WEIGHT
 from tfrecord_io.format.person import Person
 from tfrecord_io.format.schema import SPLIT_NAME
+from tfrecord_io.terminal.printing import counted
 
 #: Columns that a table may have besides `path` and the labels, each with a meaning of its own.
 OPTIONAL = ("patient", "split", "site")
@@ -133,6 +134,7 @@ def read_label_table(
     uncertain: str | None = None,
     rows: RowSource | None = None,
     left_out: Collection[int] = (),
+    decimal: str = ".",
 ) -> LabelTable:
     """Reads a label table from one file, or from several that have a split each.
 
@@ -146,6 +148,7 @@ def read_label_table(
         uncertain: what -1 means in a column of a label: `positive`, `negative` or `missing`.
         rows: the source that has the table, if it is not in a file of its own.
         left_out: rows, from 0, without which the table is read, as if they were not in the file.
+        decimal: the decimal mark of numbers, a point or a comma.
 
     Raises:
         errors.UserError: if the file or one of its columns cannot be read, `path` or a label column
@@ -186,6 +189,10 @@ def read_label_table(
             )
     label_names: tuple[str, ...] = ()
     of_label = {name: texts[name] for name in columns}
+    if kind.is_number:
+        of_label = {
+            name: _with_points(file, name, cells, decimal) for name, cells in of_label.items()
+        }
     not_numbers: dict[int, str] = {}
     try:
         if separator:
@@ -203,6 +210,24 @@ def read_label_table(
         label_names=label_names,
         order=order,
         notes=tuple(notes),
+    )
+
+
+def _with_points(
+    file: str, column: str, cells: Sequence[str | None], decimal: str
+) -> list[str | None]:
+    """Returns numbers with a decimal point; those with a comma need the flag that says so."""
+    with_comma = [cell for cell in cells if cell and re.fullmatch(r"[+-]?\d*,\d+", cell)]
+    if decimal == "," or not with_comma:
+        # A point would divide thousands, and is not read.
+        return [
+            cell and (cell.replace(".", "?").replace(",", ".") if decimal == "," else cell)
+            for cell in cells
+        ]
+    raise errors.UserError(
+        f"--labels {file}: the column {column} has a comma in {counted(len(with_comma), 'number')}"
+        f", such as {with_comma[0]!a}; --decimal , reads it as the decimal mark. If it divides "
+        "thousands, write the numbers without it"
     )
 
 

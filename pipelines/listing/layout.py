@@ -38,6 +38,12 @@ def _set_aside(listing: Listing, name: str, detail: str, *, is_image: bool = Fal
         listing.ignore_other(name)
 
 
+def _leave_out(name: str) -> str:
+    """Returns the flag that leaves the files out that lie directly in the folder of this one."""
+    folder = re.escape(name.rpartition("/")[0])
+    return f"--exclude_regex '^{folder}{'/' if folder else ''}[^/]*$' leaves out what is beside it"
+
+
 def _make_refs(files: pa.Table, columns: Mapping[str, Any]) -> pa.Table:
     """Returns a table of `REF_SCHEMA` and what else is in `columns`; what is in neither is null."""
     known = [name for name in files.column_names if name in (*REF_SCHEMA.names, "spelled")]
@@ -113,7 +119,8 @@ def place_by_folders(files: pa.Table, options: ListingOptions, listing: Listing)
     layout = "SPLIT/CLASS" if any(_split_folders(name, splits) for name in folders) else "CLASS"
     is_placed = pa.array([folder in places for folder in folders], pa.bool_()).take(codes)
     for name in names.filter(pc.invert(is_placed)).to_pylist():
-        _set_aside(listing, name, f"lies outside the {layout} folders")
+        where = f"lies outside the {layout} folders"
+        _set_aside(listing, name, f"{where}; {_leave_out(name)}")
     if not places:
         raise errors.UserError(
             f"found no image in SPLIT/CLASS or CLASS folders among "
@@ -231,7 +238,8 @@ def _with_roles(
         return refs
     has_label = pc.is_valid(refs["label"])
     for path in refs["path"].filter(pc.invert(has_label)).to_pylist():
-        _set_aside(listing, f"{root}/{path}" if root else path, "is in no folder of a class")
+        name = f"{root}/{path}" if root else path
+        _set_aside(listing, name, f"is in no folder of a class; {_leave_out(name)}")
     return refs.filter(has_label)
 
 

@@ -163,6 +163,9 @@ class ListingOptions:
         "column of the table with a number for each image or, with --grades, its grade",
         metavar="COLUMN",
     )
+    decimal: str = flag(
+        ".", "the decimal mark of the numbers in the column of --target", choices=(".", ",")
+    )
     missing: tuple[str, ...] | None = flag(
         None,
         "texts of cells without a value, besides empty ones (default: in CSV those of pandas, such "
@@ -267,6 +270,7 @@ class ListingOptions:
             separator=self.label_separator,
             uncertain=self.uncertain,
             left_out=self.rows_left_out,
+            decimal=self.decimal,
         )
         is_free = self.label_kind == kinds.CLASSES and not self.classes and not self.one_class
         if is_free and (combined := combined_in(dict.fromkeys(table.cells["label"]))):

@@ -46,6 +46,9 @@ _HINTS = {
     "out_of_range": "; --rescale chooses another range",
 }
 
+# Reasons whose details say what to do.
+_TOLD_BY_EXAMPLE = {"link", "no_label", "not_an_image", "not_a_number"}
+
 
 def finish_dataset(build: Build) -> None:
     """Writes the tables, the card and last the manifest, which marks the dataset complete.
@@ -135,8 +138,9 @@ def list_rejects(
     reasons = collections.Counter(reject.reason for reject in rejects)
     told = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
     told += "".join(hint for reason, hint in _HINTS.items() if reasons[reason])
-    if unread := [reject.detail for reject in rejects if reject.reason == "not_an_image"]:
-        told += f"; such as {max(unread, key=unread.count)}"
+    for reason in sorted(_TOLD_BY_EXAMPLE & reasons.keys()):
+        details = [reject.detail for reject in rejects if reject.reason == reason]
+        told += f"; {reason}: {max(details, key=details.count)}" if any(details) else ""
     if len(rejects) == num_images:
         raise errors.RefusedError(f"all {num_images:,} images were rejected: {told}{see}")
     # The listing rejects files of the whole source, but with --limit only a sample of the other

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import errno
 import filecmp
+import itertools
 import os
 import stat
 from collections.abc import Iterator
@@ -22,22 +23,38 @@ _NOT_PERMITTED = frozenset({errno.EACCES, errno.EPERM})
 
 @dataclasses.dataclass(frozen=True)
 class DirectorySource(Source):
-    """Images in a folder on a disk that every worker can read; `kind` is for the manifest."""
+    """Images in a folder on a disk that every worker can read.
+
+    Attributes:
+        directory: the folder.
+        kind: for the manifest.
+        follow_links: whether links to folders are read as the folders that they lead to.
+    """
 
     directory: Path
     kind: str = "directory"
+    follow_links: bool = False
 
     def members(self) -> Iterator[Member]:
-        """Yields every file; links to folders are reported, but not followed."""
+        """Yields every file; links to folders are reported unless they are to be followed."""
         # By default os.walk silently skips a folder that it cannot list, and so its images.
         failed: list[OSError] = []
-        for folder, folders, files in os.walk(self.directory, onerror=failed.append):
+        walk = os.walk(self.directory, onerror=failed.append, followlinks=self.follow_links)
+        for folder, folders, files in walk:
             prefix = Path(folder).relative_to(self.directory).as_posix()
             prefix = "" if prefix == "." else f"{prefix}/"
             folders.sort()
-            for name in folders:
-                if os.path.islink(os.path.join(folder, name)):  # noqa: PTH114, PTH118 - hot loop
-                    yield Member(prefix + name, 0, problem=("link", "a link to a folder"))
+            for name in tuple(folders):
+                path = os.path.join(folder, name)  # noqa: PTH118 - hot loop
+                if not os.path.islink(path):  # noqa: PTH114 - hot loop
+                    continue
+                if not self.follow_links:
+                    told = "a link to a folder; --follow_links reads what is in it"
+                    yield Member(prefix + name, 0, problem=("link", told))
+                elif self._is_loop(Path(path)):
+                    folders.remove(name)
+                    told = "a link to a folder that holds the link; remove it"
+                    yield Member(prefix + name, 0, problem=("link", told))
             for name in sorted(files):
                 yield _member(prefix + name, os.path.join(folder, name))  # noqa: PTH118
         for error in failed:
@@ -46,6 +63,11 @@ class DirectorySource(Source):
                     raise error
             name = Path(error.filename).relative_to(self.directory).as_posix()
             yield Member(name, 0, problem=(NOT_PERMITTED, "permission denied"))
+
+    def _is_loop(self, path: Path) -> bool:
+        """Returns whether a link leads to one of the folders that it was reached through."""
+        above = itertools.takewhile(lambda each: each != self.directory, path.parents)
+        return path.resolve() in {each.resolve() for each in (*above, self.directory)}
 
     def same_content(self, one: Member, other: Member) -> bool:
         paths = self.directory / one.name, self.directory / other.name

@@ -74,6 +74,9 @@ class SourceOptions:
         "download them). A zip or folder may be a URL such as s3://bucket/scans.zip",
         metavar="PATH",
     )
+    follow_links: bool = flag(
+        False, "directory: read links to folders as the folders that they lead to"
+    )
     kaggle_dataset: str = flag(
         kaggle.DEFAULT_DATASET, "kaggle: the dataset to download", metavar="OWNER/NAME"
     )
@@ -203,7 +206,9 @@ def make_source(options: SourceOptions, workers: Workers, seed: int) -> Source:
             f"--input {given} is a table; give it as --labels, and the folder or archive of "
             "its images as --input"
         )
-    return staged(ArchiveSource(path), options, workers) if is_archive else DirectorySource(path)
+    if is_archive:
+        return staged(ArchiveSource(path), options, workers)
+    return DirectorySource(path, follow_links=options.follow_links)
 
 
 def require_reachable(options: SourceOptions, workers: Workers) -> None:

@@ -3,6 +3,7 @@
 import os
 import re
 import resource
+import shlex
 import signal
 import socket
 import tarfile
@@ -488,3 +489,49 @@ def test_the_sample_of_the_real_archive_is_632_images_once(tmp_path):
     assert sizes == {"train": 478, "val": 32, "test": 122}
     assert found.source["name"] == SAMPLE.name
     assert all(row["patient"] for row in rows_of(output))
+
+
+# ---- advice that works
+
+
+def linked(folder):
+    real = write_tree(folder.parent / "real", scan_tree({"train": 2}, ("CNV", "DME")))
+    (folder / "train").mkdir(parents=True)
+    for name in ("CNV", "DME"):
+        (folder / "train" / name).symlink_to(real / "train" / name)
+    (folder / "train" / "CNV" / "all").symlink_to(folder)
+    return []
+
+
+def unlabelled(place):
+    def write(folder):
+        write_tree(folder, scan_tree({"train": 2}, ("CNV", "DME")))
+        write_tree(folder, {f"{place}{k}.png": png(40 + k) for k in range(3)})
+        return []
+
+    return write
+
+
+def with_commas(folder):
+    files = scan_tree({"train": 2}, ("CNV", "DME"))
+    write_tree(folder, files)
+    table = folder.parent / "ages.csv"
+    table.write_text("path,age\n" + "".join(f'{name},"{k},5"\n' for k, name in enumerate(files)))
+    return [f"--labels={table}", "--target=age"]
+
+
+@pytest.mark.parametrize(
+    ("write", "flag"),
+    [(linked, "--follow_links"), (unlabelled("test/"), "--exclude_regex '^test/[^/]*$'"),
+     (unlabelled(""), "--exclude_regex '^[^/]*$'"), (with_commas, "--decimal ,")],
+    ids=["links to folders", "an unlabelled test folder", "images beside the folders", "commas"],
+)  # fmt: skip
+def test_the_flag_that_a_refusal_names_lets_the_next_build_succeed(tmp_path, capsys, write, flag):
+    more = write(tmp_path / "in")
+    assert run_build_here(tmp_path / "in", tmp_path / "out", *more) != 0
+    assert flag in capsys.readouterr().err
+    more += [*shlex.split(flag), "--max_reject_fraction=0.2"]  # of the link to what holds it
+    assert run_build_here(tmp_path / "in", tmp_path / "out", *more) == 0
+    found = Manifest.load(tmp_path / "out")
+    assert found.counts["examples"] == 4
+    assert found.rejects == ({"link": 1} if write is linked else {})
