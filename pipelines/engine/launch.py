@@ -7,11 +7,13 @@ import contextlib
 import gc
 import itertools
 import logging
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from pipelines import errors, workers
@@ -135,12 +137,13 @@ def exit_code(command: Callable[[Sequence[str]], None], argv: Sequence[str]) -> 
     All that is printed goes without secrets and, with `--anonymize`, without the input's paths.
 
     Returns:
-        0 if the dataset is there, 1 if the job failed, 2 for wrong usage, 130 after Ctrl-C.
+        0 if the dataset is there, 1 if the job failed, 2 for wrong usage, 130 after Ctrl-C, 143
+        after SIGTERM.
     """
     private = (
         _values(argv, "--input", "--labels", "--exclude") if _values(argv, "--anonymize") else ()
     )
-    with redaction.redacted_output(private):
+    with redaction.redacted_output(private), _sigterm_as_ctrl_c() as received:
         try:
             command(argv)
         except (errors.UserError, manifest.ManifestError) as error:
@@ -151,8 +154,28 @@ def exit_code(command: Callable[[Sequence[str]], None], argv: Sequence[str]) -> 
             return 1
         except KeyboardInterrupt:
             print("\nstopped; run the same command again to resume", file=sys.stderr)
-            return 130
+            return 128 + (received or [signal.SIGINT])[0]
     return 0
+
+
+@contextlib.contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[list[int]]:
+    """Lets SIGTERM end the block as Ctrl-C does, which cleans up; yields a list of the signals."""
+    received: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        raise KeyboardInterrupt
+
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield received
+        return
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield received
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _values(argv: Sequence[str], *flags: str) -> list[str]:

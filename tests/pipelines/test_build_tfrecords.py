@@ -420,15 +420,18 @@ def listening_ports(processes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["terminal", "launcher", "killed launcher", "killed group"])
+@pytest.mark.parametrize(
+    "way", ["terminal", "launcher", "terminated", "killed launcher", "killed group"]
+)
 def test_a_build_opens_no_port_and_when_it_is_stopped_goes_on_without_loss(
     large_archive, tmp_path, way
 ):
     output = tmp_path / "out"
     with socket.create_server(("127.0.0.1", 0)) as server:
         assert server.getsockname()[1] in listening_ports([psutil.Process()])
-    words = command(large_archive, output, *LARGE)
-    with started(words) as process:
+    words, scratch = command(large_archive, output, *LARGE), tmp_path / "tmp"
+    scratch.mkdir()
+    with started(words, env={**os.environ, "TMPDIR": str(scratch)}) as process:
         assert wait_until(lambda: num_finished(output) >= 1, process)
         everybody, workers = members_of_group(process.pid), workers_of(process)
         assert len(everybody) >= 1 + len(workers) >= 3
@@ -442,15 +445,17 @@ def test_a_build_opens_no_port_and_when_it_is_stopped_goes_on_without_loss(
         before = shards_of(output)
         for worker in workers:
             worker.resume()
-        stop = signal.SIGKILL if "killed" in way else signal.SIGINT
+        stop = signal.SIGTERM if way == "terminated" else signal.SIGINT
+        stop = signal.SIGKILL if "killed" in way else stop
         if way in ("terminal", "killed group"):
             os.killpg(process.pid, stop)  # what Ctrl-C in a terminal does
         else:
             process.send_signal(stop)  # the launcher alone, as the kernel does for want of memory
         text, _ = process.communicate(timeout=60)
         assert wait_until(lambda: not members_of_group(process.pid))
-        if stop == signal.SIGINT:
-            assert process.returncode == 130, text
+        if stop != signal.SIGKILL:
+            assert process.returncode == 128 + stop, text
+            assert not list(scratch.iterdir())
             assert text.splitlines()[-1] == "stopped; run the same command again to resume"
             assert "Traceback" not in text
     assert not (output / "manifest.json").exists()

@@ -40,10 +40,15 @@ def is_waiting(folder: Folder) -> bool:
     return PurePath(folder.root).name == _FOLDER
 
 
-def take(folder: Folder, own: re.Pattern[str]) -> None:
-    """Replaces the files whose names match `own` by those that wait."""
+def promise(folder: Folder) -> None:
+    """From now on, `settle` replaces the content by what waits."""
     aside = Folder(folder.path(_FOLDER))
     aside.write(_LIST, json.dumps(aside.tree()).encode())
+
+
+def take(folder: Folder, own: re.Pattern[str]) -> None:
+    """Replaces the files whose names match `own` by those that wait."""
+    promise(folder)
     settle(folder, own)
 
 

@@ -11,13 +11,16 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
 from tfrecord_io.terminal import printing
 from tfrecord_io.terminal.command import Command
 from tfrecord_io.terminal.errors import UserError
+
+#: What is done before Ctrl-C or SIGTERM ends the process, the last one first.
+cleanups: list[Callable[[], object]] = []
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,28 +52,46 @@ def set_defaults() -> None:
 
 
 @contextlib.contextmanager
-def ended_by_interrupts() -> Iterator[None]:
-    """Makes Ctrl-C in the block end this process at once, as a kill does, with exit code 130.
+def cleaned_up(cleanup: Callable[[], object]) -> Iterator[None]:
+    """Calls a function at the end of the block, also if Ctrl-C or SIGTERM ends the process."""
+    cleanups.append(cleanup)
+    try:
+        yield
+    finally:
+        cleanup()
+        cleanups.remove(cleanup)
 
-    Python's own KeyboardInterrupt can get lost: Python only prints it if it is raised while an
-    object is destroyed, and TensorFlow turns it into another error while it builds a graph.
+
+@contextlib.contextmanager
+def ended_by_interrupts() -> Iterator[None]:
+    """Makes Ctrl-C and SIGTERM in the block end this process, with exit code 130 or 143.
+
+    Only `cleanups` are done before. Python's own KeyboardInterrupt can get lost: Python only prints
+    it if it is raised while an object is destroyed, and TensorFlow turns it into another error
+    while it builds a graph.
     """
-    default = signal.getsignal(signal.SIGINT)
-    is_main = threading.current_thread() is threading.main_thread()
-    if default is not signal.default_int_handler or not is_main:
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    defaults = (signal.default_int_handler, signal.SIG_DFL)
+    numbers = [number for number, handler in handlers.items() if handler in defaults]
+    if not numbers or threading.current_thread() is not threading.main_thread():
         yield
         return
     terminal = os.dup(2)  # standard error may be hidden when the signal comes
 
     def end(number: int, frame: FrameType | None) -> None:
         os.write(terminal, b"stopped; run the same command again to continue\n")
+        for cleanup in reversed(cleanups):
+            with contextlib.suppress(Exception):
+                cleanup()
         os._exit(128 + number)
 
-    signal.signal(signal.SIGINT, end)
+    for number in numbers:
+        signal.signal(number, end)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, default)
+        for number in numbers:
+            signal.signal(number, handlers[number])
         os.close(terminal)
 
 

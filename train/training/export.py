@@ -17,7 +17,6 @@ Nothing of this project is needed to load them: the models are built of Keras' o
 from __future__ import annotations
 
 import importlib.util
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,6 +30,7 @@ from tfrecord_io.format import shapes
 from tfrecord_io.stores.files import write_json
 from train.kinds.task import require_numbers
 from train.machine.errors import TrainingError
+from train.training.own_files import OWN_FILES
 
 FOLDER_NAME = "export"
 SAVED_MODEL_NAME = "saved_model"
@@ -48,7 +48,7 @@ def write_forms(model: keras.Model, directory: Path) -> None:
 
     Args:
         model: stored images → float32 probabilities.
-        directory: made; if it is there, it is emptied first.
+        directory: made; if it is there, the old model is removed first.
 
     Raises:
         TrainingError: if a form predicts something else than the model, or the model predicts no
@@ -60,9 +60,11 @@ def write_forms(model: keras.Model, directory: Path) -> None:
     )
     expected = answer(model, images)
     require_numbers(expected, "images of noise")
-    # A run that was killed while it exported leaves temporary files here.
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir()
+    directory.mkdir(exist_ok=True)
+    # A run that was killed while it exported leaves a part of them.
+    for path in filter(Path.is_file, directory.rglob("*")):
+        if OWN_FILES.fullmatch(f"{FOLDER_NAME}/{path.relative_to(directory).as_posix()}"):
+            path.unlink()
     model.save(directory / "model.keras")
     copy = keras.saving.load_model(directory / "model.keras", compile=False)
     found = {"model.keras": answer(copy, images)}
@@ -103,7 +105,7 @@ def export_model(
 
     Args:
         model: images of the manifest's type → float32 probabilities.
-        directory: made; if it is there, it is emptied first.
+        directory: made; if it is there, the old model is removed first.
         manifest: of the training data, for preprocessing and names.
         splits: names of those with the training images, whose shapes `predict` compares.
 

@@ -19,10 +19,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tfrecord_io.stores import remote
+from tfrecord_io.stores import remote, replace
 from tfrecord_io.stores.folder import Folder
 from tfrecord_io.terminal.address import Address, is_remote
 from tfrecord_io.terminal.errors import ChangedError, UserError
+from train.machine import console
+from train.training.own_files import OWN_FILES
 
 # Uploaded after all other files, in this order. The first one completes an export.
 _LAST = ("preprocessing.json", "checkpoint.npz", "metrics.json")
@@ -52,12 +54,31 @@ class Mirror:
             path.write_bytes(content)
             self._seen[name] = hashlib.sha256(content).digest(), version
 
-    def upload(self, folder: Path) -> None:
+    def upload(self, folder: Path, *, replaces: bool = False) -> None:
         """Uploads what is new in a folder of the copy, and deletes what is gone.
+
+        If the run `replaces` the one at the URL, all of it is uploaded to wait there first. So a
+        process that is killed in between leaves nothing that the next one cannot complete.
 
         Raises:
             UserError: if another process has changed one of these files.
         """
+        if not replaces:
+            self._upload(folder)
+            return
+        place = replace.waiting(self._store)
+        for path in filter(Path.is_file, self.folder.rglob("*")):
+            if _is_mirrored(name := path.relative_to(self.folder).as_posix()):
+                place.write(name, path.read_bytes())
+        replace.promise(self._store)
+        try:
+            self._upload(self.folder)
+        except UserError:
+            replace.forget(self._store)  # the folder is the other's
+            raise
+        replace.forget(self._store)
+
+    def _upload(self, folder: Path) -> None:
         gone = [name for name in self._seen if not (self.folder / name).exists()]
         for name in sorted(gone, key=_rank, reverse=True):
             self._store.delete([name])
@@ -100,13 +121,12 @@ def local_copy(workdir: str | os.PathLike[str]) -> Iterator[tuple[Path, Mirror |
         yield Path(workdir), None
         return
     mirror = Mirror(Address(workdir))
-    try:
+    with console.cleaned_up(mirror.clear):
+        replace.settle(Folder(mirror.url), OWN_FILES)
         if (names := mirror.names()) and "config.json" not in names:
             raise UserError(f"{mirror.url} is not empty and not a run; use another --workdir")
         mirror.download(names)
         yield mirror.folder, mirror
-    finally:
-        mirror.clear()
 
 
 @functools.cache
@@ -119,7 +139,8 @@ def opened(run: str) -> Path:
     if not is_remote(run):
         return Path(run)
     mirror = Mirror(Address(run))
-    atexit.register(shutil.rmtree, mirror.folder.parent)
+    for ends in (atexit.register, console.cleanups.append):
+        ends(functools.partial(shutil.rmtree, mirror.folder.parent))
     # Facts, tables, the exported network and the kept weights; a training has more.
     wanted = (".json", ".parquet", ".keras", "best.npz", "features.npz")
     mirror.download([name for name in mirror.names() if name.endswith(wanted)])

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import math
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,10 @@ from typing import Any
 import keras
 
 import tfrecord_io
-from tfrecord_io.stores import file_lock
+from tfrecord_io.stores import file_lock, replace
 from tfrecord_io.stores.files import sync_folder, write_json
-from tfrecord_io.terminal.address import is_remote
+from tfrecord_io.stores.folder import Folder
+from tfrecord_io.terminal.address import is_inside, is_remote
 from tfrecord_io.terminal.errors import UserError
 from tfrecord_io.terminal.flags import command
 from train.data.dataset import Dataset, Parts, choose_parts, open_dataset
@@ -24,6 +24,7 @@ from train.data.feed import training_batches
 from train.data.seen import Exposure, Seen, collect, expose, read_seen
 from train.kinds.registry import task_of
 from train.kinds.task import Task
+from train.machine import console
 from train.machine.devices import Devices, configure_devices, versions
 from train.networks.models import Network, build_network
 from train.training import config as train_config
@@ -31,17 +32,20 @@ from train.training.checkpoint import CHECKPOINT_NAME
 from train.training.config import TrainConfig
 from train.training.first_weights import FirstWeights
 from train.training.mirror import Mirror, opened
+from train.training.own_files import OWN_FILES
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Run:
     """All that a training is about; what follows from the data is read when it is asked for.
 
-    `given` is the configuration with its open decisions, `folder` that of the run's files.
+    `given` is the configuration with its open decisions, `folder` that of the run's files. `home`
+    is the folder of the whole run, where this is one of a cross-validation.
     """
 
     given: TrainConfig
     folder: Path
+    home: Path
     data: Dataset
     devices: Devices
     mirror: Mirror | None = None  # uploads the folder, if its home is a URL
@@ -53,9 +57,13 @@ class Run:
         return str(self.folder).replace(copy, there, 1)
 
     def upload(self) -> None:
-        """Uploads what is new in the folder, if its home is a URL."""
+        """Uploads what is new in the folder, if its home is a URL.
+
+        This follows each checkpoint, so that a run which this one replaces can go.
+        """
+        is_first = replace.forget(Folder(self.home))
         if self.mirror:
-            self.mirror.upload(self.folder)
+            self.mirror.upload(self.folder, replaces=is_first)
 
     @functools.cached_property
     def parts(self) -> Parts:
@@ -133,6 +141,12 @@ class Run:
             for single in self.singles[: given.folds.folds]:
                 single.resolve()
             return given
+        init, workdir = given.network.init, self.mirror.url if self.mirror else str(self.home)
+        if init and is_inside(init, workdir):
+            raise UserError(
+                f"--init {init} is in --workdir {workdir}, where this run would replace it; choose "
+                "another --workdir"
+            )
         _ = self.first  # a run that cannot be started from is refused here
         # Labels from which nothing can be learnt are refused here, before a folder is made.
         quantity = self.task.quantity
@@ -231,16 +245,7 @@ def make_run(config: TrainConfig, folder: Path, mirror: Mirror | None = None) ->
     if cache := is_remote(data.path) and data.stored.cache:
         devices.say(cache.describe())
     given = config.with_model(data.manifest.image_shape)
-    return Run(given=given, folder=folder, data=data, devices=devices, mirror=mirror)
-
-
-def _empty(workdir: Path) -> None:
-    """Removes all of a run but its lock."""
-    for entry in workdir.iterdir():
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        elif entry.name != ".lock":
-            entry.unlink()
+    return Run(given=given, folder=folder, home=folder, data=data, devices=devices, mirror=mirror)
 
 
 @contextlib.contextmanager
@@ -248,7 +253,7 @@ def claim(run: Run, *, overwrite: bool = False) -> Iterator[None]:
     """Locks the folder of a run, made if it is missing, and writes its config.json.
 
     Only the chief does so. What another configuration left is replaced if it never came to a
-    checkpoint, or with `overwrite`.
+    checkpoint, or with `overwrite`; then it comes back if the block ends before a checkpoint.
 
     Raises:
         UserError: if the folder cannot be written, belongs to a run of another configuration, is
@@ -277,12 +282,13 @@ def claim(run: Run, *, overwrite: bool = False) -> Iterator[None]:
         # A killed process leaves temporary files; the lock ensures that no other process writes.
         for leftover in workdir.glob(".*.tmp"):
             leftover.unlink(missing_ok=True)
+        settle = functools.partial(replace.settle, Folder(workdir), OWN_FILES)
+        settle()
         path = workdir / train_config.FILE_NAME
+        is_replacing = overwrite and path.exists()
         if path.exists():
             there = train_config.load(path)
-            if overwrite:
-                _empty(workdir)
-            has_begun = any(workdir.rglob(CHECKPOINT_NAME))
+            has_begun = not overwrite and any(workdir.rglob(CHECKPOINT_NAME))
             if has_begun and (changed := train_config.differences(content, there)):
                 is_other_data = any(line.startswith("dataset:") for line in changed)
                 asked = f". {command('diff')} OLD NEW tells how two datasets differ"
@@ -292,6 +298,9 @@ def claim(run: Run, *, overwrite: bool = False) -> Iterator[None]:
                     + "\nUse another --workdir, or replace that run with --overwrite"
                     + (asked if is_other_data else "")
                 )
+            if overwrite:
+                stack.enter_context(console.cleaned_up(settle))
+                replace.set_aside(Folder(workdir), OWN_FILES)
         elif any(entry.name != ".lock" for entry in workdir.iterdir()):
             raise UserError(
                 f"{address} is not empty and has no {train_config.FILE_NAME}: it is not a run "
@@ -300,5 +309,6 @@ def claim(run: Run, *, overwrite: bool = False) -> Iterator[None]:
         write_json(path, content)
         # A folder with a checkpoint, but without this file, would be refused after a power cut.
         sync_folder(workdir)
-        run.upload()
+        if not is_replacing:
+            run.upload()
         yield

@@ -50,7 +50,7 @@ with console.hide_native_noise():
 
 
 @pytest.mark.parametrize("act", [DESTROYED, TRACED])
-def test_ctrl_c_ends_a_command_whatever_libraries_make_of_it(act):
+def test_a_signal_ends_a_command_whatever_libraries_make_of_it(act):
     pressed = f"""
 import os, signal, time
 from train.machine import console
@@ -60,14 +60,16 @@ def press():
     time.sleep(60)
 
 def act(arguments):
-    exec({act!r}, globals())
-    time.sleep(60)
+    with console.cleaned_up(lambda: print("cleaned up", flush=True)):
+        exec({act!r}, globals())
+        time.sleep(60)
 
 console.TrainerCommand(name="act", purpose="", add_arguments=lambda parser: None, run=act)([])
 """
-    result = run_python(pressed)
-    assert (result.returncode, result.stdout) == (130, "")
-    assert result.stderr == "stopped; run the same command again to continue\n"
+    for name, code in (("SIGINT", 130), ("SIGTERM", 143)):
+        result = run_python(pressed.replace("SIGINT", name))
+        assert (result.returncode, result.stdout) == (code, "cleaned up\n")
+        assert result.stderr == "stopped; run the same command again to continue\n"
 
 
 def test_reading_a_mapped_file_that_was_cut_off_says_where_it_was(tmp_path):

@@ -1,5 +1,6 @@
 """A run in a bucket: what is uploaded when, who may do so, and what others read of it."""
 
+import itertools
 import shutil
 import tempfile
 
@@ -9,7 +10,7 @@ from s3_server import BUCKET
 
 import scan_tfrecords
 from tfrecord_io.stores import remote
-from tfrecord_io.terminal.errors import DeniedError, UserError
+from tfrecord_io.terminal.errors import DeniedError, StoreError, UserError
 from train import evaluate
 from train.training import training_loop
 from train.training.config import TrainConfig
@@ -84,13 +85,43 @@ def test_what_is_not_this_run_is_refused_or_removed(s3, run_url, class_data, tmp
         run = make_run(config, folder, mirror)
         with pytest.raises(UserError, match=f"{run_url} contains a run with another"), claim(run):
             pass
+        before = s3.read(f"{tmp_path.name}/")
         with claim(run, overwrite=True):
-            assert s3.read(f"{tmp_path.name}/").keys() == {"config.json"}
+            assert s3.read(f"{tmp_path.name}/") == before
+            (folder / "checkpoint.npz").write_bytes(b"first")
+            run.upload()
+        assert s3.read(f"{tmp_path.name}/").keys() == {"config.json", "checkpoint.npz"}
     with pytest.raises(UserError, match=f"{run_url} is not a finished run"):
         opened(run_url)
     remote.replace(f"{run_url}/a/b", b"of something else", None)
     with pytest.raises(UserError, match=f"{run_url}/a is not empty and not a run"):
         local_copy(f"{run_url}/a").__enter__()
+
+
+def test_a_replacement_that_ends_anywhere_leaves_the_old_run_or_the_new(s3, url, tmp_path):
+    names = "config.json", "checkpoint.npz", "export/preprocessing.json", "metrics.json"
+    old, new = dict.fromkeys(names, b"old"), dict.fromkeys(names[:2], b"new")
+    mine, outcomes = {"notes.txt": b"mine"}, []
+    for number in itertools.count():
+        for name, content in (old | mine).items():
+            s3.client.put_object(Bucket=BUCKET, Key=f"{tmp_path.name}/{name}", Body=content)
+        with local_copy(url) as (folder, mirror):
+            for name in old:
+                (folder / name).unlink()
+            for name, content in new.items():
+                (folder / name).write_bytes(content)
+            try:
+                with s3.failing("403 Forbidden", after=number):
+                    mirror.upload(folder, replaces=True)
+            except StoreError:
+                pass
+            else:
+                break
+        with local_copy(url):
+            outcomes.append(s3.read(f"{tmp_path.name}/"))
+    assert {True, False} == {found == old | mine for found in outcomes}
+    assert all(found in (old | mine, new | mine) for found in outcomes)
+    assert s3.read(f"{tmp_path.name}/") == new | mine
 
 
 def test_a_run_in_a_bucket_predicts_is_measured_and_starts_another(

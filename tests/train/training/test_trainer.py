@@ -13,7 +13,9 @@ import keras
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from builds import files_of
 from dataset_factory import change_json
+from image_files import write_tree
 from marked_images import (
     CLASS_RUN,
     KERAS_ARRAY_WARNING,
@@ -46,6 +48,7 @@ from train.results.classifier import load_classifier, other_decoder, predict_ima
 from train.training import callbacks
 from train.training.checkpoint import load_checkpoint
 from train.training.config import TrainConfig
+from train.training.export import write_forms
 from train.training.run_setup import claim, make_run
 from train.training.trainer import train_and_evaluate
 
@@ -155,10 +158,51 @@ def test_a_start_that_failed_before_its_first_checkpoint_does_not_lock_its_folde
     assert json.loads((folder / "config.json").read_text())["config"]["seed"] == 2
 
 
-def test_overwrite_replaces_a_run_and_nothing_else(class_run, class_data, tmp_path):
+def test_overwrite_replaces_a_run_at_the_first_checkpoint_and_nothing_else(
+    class_run, class_data, tmp_path
+):
+    mine = {"notes.txt": b"mine", "export/model.txt": b"mine", "plots/my notes.svg": b"mine"}
+    folder = write_tree(shutil.copytree(class_run, tmp_path / "run"), mine)
+    before, new = files_of(folder), make_run(config_of(class_data, seed=2), folder)
+    for ends in ("without a checkpoint", "with one"):
+        with claim(new, overwrite=True):
+            found = files_of(folder)
+            assert {name for name in found if name[0] != "."} == {*mine, "config.json"}
+            (folder / "checkpoint.npz").write_bytes(b"new")
+            if ends == "with one":
+                new.upload()
+        now = files_of(folder)
+        assert now == before or ends == "with one"
+    assert now.keys() == {*mine, "config.json", "checkpoint.npz"}
+    # A model is exported again without what others keep beside it.
+    model = keras.Sequential([keras.Input((2, 2, 1), dtype="uint8"), keras.layers.Flatten()])
+    (folder / "export" / "model.onnx").write_bytes(b"old")
+    with without_saved_model():
+        write_forms(model, folder / "export")
+    assert {name: files_of(folder).get(name) for name in mine} == mine
+    assert not (folder / "export" / "model.onnx").exists()
+
+
+def test_overwrite_that_is_refused_leaves_the_run_as_it_was(
+    class_run, class_data, tmp_path, capsys
+):
     folder = shutil.copytree(class_run, tmp_path / "run")
-    claimed(config_of(class_data, seed=2), folder, overwrite=True)
-    assert sorted(path.name for path in folder.iterdir()) == ["config.json"]
+    (tmp_path / "broken.weights.h5").write_bytes(b"cut off")
+    before = files_of(folder)
+    for told, how in {
+        f"--init {folder} is in --workdir {folder}": {"init": folder},
+        "no.weights.h5": {"weights": tmp_path / "no.weights.h5"},
+        "broken.weights.h5": {"weights": tmp_path / "broken.weights.h5"},
+        "do not fit": {"init": class_run, "model": "small_resnet"},
+        "config.json does not exist": {"init": tmp_path},
+    }.items():
+        words = [f"--data={class_data}", f"--workdir={folder}", "--overwrite"]
+        assert run.main(words + flags(**CLASS_RUN | how)) == 2, told
+        assert told in capsys.readouterr().err
+        assert files_of(folder) == before, told
+
+
+def test_what_is_no_run_or_read_by_other_workers_is_not_replaced(class_data, tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
     (tmp_path / "config.json").write_text('{"model": "of another program"}')
     with pytest.raises(UserError, match="not the configuration of a run"):
