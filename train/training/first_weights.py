@@ -33,13 +33,17 @@ class FirstWeights:
         """Reads what a run's outputs are.
 
         Raises:
-            UserError: if it is not finished, or has no output that the dataset names.
-            TrainingError: if its weights are damaged.
+            UserError: if it is not finished or damaged, or has no output that the dataset names.
         """
         path = opened(init) / BEST_NAME
         if not path.is_file():
             raise UserError(f"--init {init} is not a finished run: it has no {BEST_NAME}")
-        facts, _ = load_checkpoint(path)
+        try:
+            facts, _ = load_checkpoint(path)
+        except TrainingError:
+            raise UserError(
+                f"--init {init}: its {BEST_NAME} is damaged; copy that run again"
+            ) from None
         try:
             check_types(facts, {"label_names": [str]}, BEST_NAME)
             theirs = kind_in(facts)

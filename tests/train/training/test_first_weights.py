@@ -72,3 +72,6 @@ def test_weights_of_another_network_or_without_names_are_refused(tmp_path):
     save_checkpoint(tmp_path / BEST_NAME, {"model": []}, {"epoch": 1}, [])
     with pytest.raises(UserError, match="does not name the outputs"):
         first_of(tmp_path, kinds.CLASSES, ("a", "b"))
+    (tmp_path / BEST_NAME).write_bytes(b"PK")
+    with pytest.raises(UserError, match="is damaged; copy that run again"):
+        first_of(tmp_path, kinds.CLASSES, ("a", "b"))
