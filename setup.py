@@ -17,6 +17,7 @@ BUILD = [
     "pillow>=12.1.1,<13",  # Beam's own bounds; the exact version is part of a build's fingerprint
     "psutil>=6",
     "pyarrow>=18",
+    "pyyaml>=6",  # names of classes beside annotations in YOLO
     "tqdm>=4.66",
     "xxhash>=3.4",
 ]

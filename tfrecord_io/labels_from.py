@@ -9,19 +9,26 @@ says so, its split.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
+import yaml
+
+from tfrecord_io.decoding.preprocess import SINGLE_SUFFIXES, TIFF_SUFFIXES
 from tfrecord_io.format.kinds import NONE, SEPARATOR
 from tfrecord_io.format.schema import SPLIT_NAME
 from tfrecord_io.terminal.address import local_path
 from tfrecord_io.terminal.command import Command
 from tfrecord_io.terminal.printing import printable, refuse
 from tfrecord_io.terminal.spelling import one_form
+
+_PICTURES = {*SINGLE_SUFFIXES, *TIFF_SUFFIXES, ".dcm"}
 
 #: The path of an image, the file that describes it, and the names of the classes in it.
 _Row = tuple[str, Path, set[str]]
@@ -43,8 +50,8 @@ def run(args: argparse.Namespace) -> int:
             for read in (_coco, _voc, _yolo)
             for path, file, names in read(folder)
         ]
-    except (ValueError, KeyError, TypeError, IndexError, ElementTree.ParseError) as error:
-        return refuse(f"annotations in {folder} cannot be read: {printable(str(error))}")
+    except _UnreadableError as error:
+        return refuse(f"annotations cannot be read: {printable(str(error))}")
     if not found:
         return refuse(f"{folder} has no annotations; expected COCO .json, VOC .xml or YOLO .txt")
     if wrong := sorted(name for *_, names in found for name in names if SEPARATOR in name):
@@ -66,6 +73,30 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+class _UnreadableError(Exception):
+    """What is wrong with a file of annotations, with its name."""
+
+
+@contextlib.contextmanager
+def _named(file: Path, expected: str) -> Iterator[None]:
+    """Names the file in the error of what cannot be read in it."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, ElementTree.ParseError,
+            yaml.YAMLError) as error:  # fmt: skip
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise _UnreadableError(f"{file}: expected {expected}, received {why}") from None
+
+
+def _known(name_of: Mapping[Any, Any], code: Any, what: str, of: str) -> Any:
+    """Returns what a code stands for, or raises a ValueError that says where it is."""
+    try:
+        return name_of[code]
+    except KeyError:
+        known = ", ".join(map(str, list(name_of)[:10])) or "none"
+        raise ValueError(f"the {what} {code!r} of {of}; known are {known}") from None
+
+
 def _path_of(folder: Path, name: str, *beside: Path) -> str:
     """Returns an image's path in the folder; the end of it if none of these folders has it."""
     for place in beside:
@@ -77,52 +108,114 @@ def _path_of(folder: Path, name: str, *beside: Path) -> str:
 def _coco(folder: Path) -> Iterator[_Row]:
     """Yields the images of each JSON that has categories; one of captions has none."""
     for file in sorted(folder.rglob("*.json")):
-        content = json.loads(file.read_bytes())
-        if not isinstance(content, dict) or not {"images", "categories"} <= content.keys():
-            continue
-        name_of = {entry["id"]: entry["name"] for entry in content["categories"]}
-        names: dict[object, set[str]] = {image["id"]: set() for image in content["images"]}
-        for entry in content.get("annotations", ()):
-            names[entry["image_id"]].add(name_of[entry["category_id"]])
-        for image in content["images"]:
-            path = _path_of(folder, image["file_name"], file.parent)
-            yield path, file, names[image["id"]]
+        with _named(file, "annotations in COCO"):
+            content = json.loads(file.read_bytes())
+            if not isinstance(content, dict) or not {"images", "categories"} <= content.keys():
+                continue
+            rows = _rows_of_coco(content)
+        for name, names in rows:
+            yield _path_of(folder, name, file.parent), file, names
+
+
+def _rows_of_coco(content: Mapping[str, Any]) -> list[tuple[str, set[str]]]:
+    """Returns the name of each image, and those of the classes in it."""
+    name_of = {entry["id"]: entry["name"] for entry in content["categories"]}
+    images = {image["id"]: image["file_name"] for image in content["images"]}
+    names: dict[object, set[str]] = {image: set() for image in images}
+    for entry in content.get("annotations") or ():
+        of = f"annotation {entry.get('id', '')}".strip()
+        image = _known(images, entry["image_id"], "image_id", of)
+        code = entry["category_id"]
+        names[entry["image_id"]].add(_known(name_of, code, "category_id", f"the image {image}"))
+    return [(images[image], names[image]) for image in images]
 
 
 def _voc(folder: Path) -> Iterator[_Row]:
     """Yields the image of each XML, which lies beside it or in the usual folder."""
     for file in sorted(folder.rglob("*.xml")):
-        root = ElementTree.fromstring(file.read_bytes())
-        if root.tag == "annotation":
+        with _named(file, "annotations in VOC"):
+            root = ElementTree.fromstring(file.read_bytes())
+            if root.tag != "annotation":
+                continue
             name = root.findtext("filename") or file.stem
-            above = file.parent.parent
-            path = _path_of(folder, name, file.parent, above / "JPEGImages", above / "images")
-            yield path, file, {entry.findtext("name") or "" for entry in root.iter("object")}
+            names = {(entry.findtext("name") or "").strip() for entry in root.iter("object")}
+            if "" in names:
+                raise ValueError(f"an object without a name in the image {name}")
+        above = file.parent.parent
+        path = _path_of(folder, name, file.parent, above / "JPEGImages", above / "images")
+        yield path, file, names
 
 
 def _yolo(folder: Path) -> Iterator[_Row]:
-    """Yields the image of each text in `labels`; the names of its codes are in another file.
+    """Yields the image of each text in `labels`, and the pictures in `images` without one.
 
-    That is `data.yaml`, with a list or a mapping called names, or `classes.txt`, a name a line.
+    The names of its codes are in another file: `data.yaml`, with a list or a mapping called names,
+    or `classes.txt`, a name a line.
     """
-    names: list[str] = []
+    names: dict[int, str] = {}
     for file in sorted([*folder.rglob("*.yaml"), *folder.rglob("*.yml")]):
-        text = file.read_text("utf-8")
-        if listed := re.search(r"(?ms)^names:\s*\[(.*?)\]", text):
-            names = listed[1].split(",")
-        elif block := re.search(r"(?m)^names:[ ]*\n((?:[ ]*(?:-|\d+:).*\n?)+)", text):
-            names = re.sub(r"(?m)^\s*(-|\d+:)", "", block[1]).splitlines()
-    for file in folder.rglob("classes.txt"):
-        names = file.read_text("utf-8").splitlines()
-    names = [name.strip(" '\"\n") for name in names]
-    texts_of_images = set(folder.rglob("labels/**/*.txt")) - set(folder.rglob("classes.txt"))
-    for file in sorted(texts_of_images) if names else []:
-        lines = file.read_text("utf-8").splitlines()
-        codes = {int(line.split()[0]) for line in lines if line.strip()}
+        text = file.read_bytes()
+        if b"names" not in text:
+            continue
+        with _named(file, "names of classes in YAML"):
+            # As texts: YAML takes yes, no, on and 1 for something else.
+            found = _names_in(yaml.load(text, Loader=yaml.BaseLoader))
+            if names and found and names != found:
+                raise ValueError("other names than in another file; give one dataset's folder")
+        names = names or found
+    lists = sorted(folder.rglob("classes.txt"))
+    for file in lists:
+        with _named(file, "a name a line"):
+            lines = file.read_text("utf-8-sig").splitlines()
+            names = dict(enumerate(line.strip() for line in lines if line.strip()))
+    texts = sorted({*folder.rglob("labels/**/*.txt")} - {*lists}) if names else []
+    told = set[str]()
+    for file in texts:
         # The picture lies in `images`, under the same name with an ending of its own.
-        path = file.relative_to(folder).with_suffix("").as_posix()
-        head, _, tail = f"/{path}".rpartition("/labels/")
-        yield f"{head}/images/{tail}".lstrip("/"), file, {names[code] for code in codes}
+        head, _, tail = f"/{_stem(folder, file)}".rpartition("/labels/")
+        path = f"{head}/images/{tail}".lstrip("/")
+        with _named(file, "a code of a class and numbers in each line"):
+            lines = file.read_text("utf-8-sig").splitlines()
+            codes = {_code(line, path) for line in lines if line.strip()}
+            found = {_known(names, code, "code", f"the image {path}") for code in codes}
+        told.add(path)
+        yield path, file, found
+    # A picture without a text shows none of the classes.
+    for file in sorted(folder.rglob("images/**/*")) if texts else []:
+        path = _stem(folder, file)
+        head, _, tail = f"/{path}".rpartition("/images/")
+        has_texts = (folder / f"{head}/labels/{tail}".lstrip("/")).parent.is_dir()
+        if path not in told and has_texts and file.suffix.lower() in _PICTURES:
+            yield path, file, set()
+
+
+def _stem(folder: Path, file: Path) -> str:
+    return file.relative_to(folder).with_suffix("").as_posix()
+
+
+def _code(line: str, path: str) -> int:
+    first = line.split()[0]
+    try:
+        return int(first)
+    except ValueError:
+        raise ValueError(f"{first!r} in a line of the image {path}") from None
+
+
+def _names_in(content: Any) -> dict[int, str]:
+    """Returns the names of classes by code, empty if a YAML file has none."""
+    found = content.get("names") if isinstance(content, dict) else None
+    if found is None:
+        return {}
+    if not isinstance(found, list | dict):
+        raise ValueError(f"{found!r} for names, which should be a list or a mapping")
+    pairs = found.items() if isinstance(found, dict) else enumerate(found)
+    return {int(code): _name_in(name) for code, name in pairs}
+
+
+def _name_in(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"the class {value!r}, which should be a name")
+    return value.strip()
 
 
 COMMAND = Command(
