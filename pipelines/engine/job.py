@@ -119,7 +119,9 @@ def was_finished_elsewhere(job: Job) -> bool:
 def _prepare(options: BuildOptions, storage: Folder, privacy: Privacy) -> Job | None:
     """Lists the images and plans the shards; returns None if the output is complete."""
     # The tables first, because a download can take hours.
-    _ = options.listing.table
+    leaves_out = options.listing.exclude or options.listing.exclude_regex
+    # A fault in what is excluded is none.
+    _ = options.listing.names_in_table if leaves_out else options.listing.table
     if options.listing.exclude:
         read_exclusion(options.listing.exclude, options.listing.missing)
     old = options.output.reuse and reuse.Reuse.load(options.output.reuse, options.workers)
@@ -222,8 +224,7 @@ def _make_draft(options: BuildOptions, listing: Listing) -> Manifest:
         decoder = preprocess.decoder_versions(with_dicom="DICOM" in listing.frames)
     except ModuleNotFoundError as error:
         raise errors.UserError(str(error)) from None
-    table = options.listing.table
-    places = {name: place for place, name in enumerate(table.order if table else ())}
+    places = {name: place for place, name in enumerate(listing.order)}
     found = sorted(listing.refs["label"].unique().to_pylist(), key=lambda n: (places.get(n, 0), n))
     labels = listing.label_names or tuple(found)
     identity = {

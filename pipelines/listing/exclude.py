@@ -82,7 +82,7 @@ class Exclusion:
         options: ListingOptions,
     ) -> set[int]:
         """Returns the rows of the table that name what is left out; adds the files of these."""
-        table = options.table
+        table = options.names_in_table
         if table is None:
             return set()
         folder = f"{options.tree.strip(' /')}/" if options.tree else ""
@@ -140,9 +140,9 @@ def read_exclusion(file: Path, missing: Sequence[str] | None) -> Exclusion:
 
 def without_rows(options: ListingOptions, rows: Collection[int]) -> ListingOptions:
     """Returns options whose table of labels lacks some more of its rows, counted as it is now."""
-    if not (rows and options.table):
+    if not (rows and options.names_in_table):
         return options
-    num_rows = len(options.table.cells["path"]) + len(options.rows_left_out)
+    num_rows = len(options.names_in_table.cells["path"]) + len(options.rows_left_out)
     there = [row for row in range(num_rows) if row not in options.rows_left_out]
     left_out = options.rows_left_out.union(there[row] for row in rows)
     return dataclasses.replace(options, rows_left_out=left_out)
@@ -150,10 +150,12 @@ def without_rows(options: ListingOptions, rows: Collection[int]) -> ListingOptio
 
 def _told(name: str, listing: Listing, options: ListingOptions) -> Iterator[str]:
     """Yields the patients that a file's name may tell: by the pattern for them, or by folders."""
-    table = options.table
+    table = options.names_in_table
     if table is None or "patient" not in table.cells:
         pattern = re.compile(options.group_regex)
         match = pattern.search(posixpath.basename(name)) or pattern.search(name)
         yield (match and match.group(1)) or ""
-    if any(role == "patient" for role, _ in listing.layout):
+    if "patient" in (*options.layout, *(role for role, _ in listing.layout)):
         yield from folders_in(name)
+    elif not listing.num_files:  # nothing is known of the folders; a class can be a number
+        yield from (name for name in folders_in(name) if not name.isdecimal())

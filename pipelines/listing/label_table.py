@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,13 @@ import pyarrow.compute as pc
 
 from pipelines import errors
 from pipelines.listing.label_cells import read_labels, split_labels
-from pipelines.listing.table_files import Columns, in_one_form, is_text, read_columns
+from pipelines.listing.table_files import (
+    NOT_UTF_8,
+    Columns,
+    in_one_form,
+    is_text,
+    read_columns,
+)
 from pipelines.sources.rows import RowSource
 from tfrecord_io.format.kinds import CLASSES, LabelKind
 from tfrecord_io.format.manifest import NO_WEIGHT
@@ -135,6 +142,7 @@ def read_label_table(
     rows: RowSource | None = None,
     left_out: Collection[int] = (),
     decimal: str = ".",
+    names_only: bool = False,
 ) -> LabelTable:
     """Reads a label table from one file, or from several that have a split each.
 
@@ -149,6 +157,7 @@ def read_label_table(
         rows: the source that has the table, if it is not in a file of its own.
         left_out: rows, from 0, without which the table is read, as if they were not in the file.
         decimal: the decimal mark of numbers, a point or a comma.
+        names_only: whether only paths, patients and sites are read, and their cells not checked.
 
     Raises:
         errors.UserError: if the file or one of its columns cannot be read, `path` or a label column
@@ -168,6 +177,7 @@ def read_label_table(
         raise errors.UserError(
             f"--labels {file} has {_shown(cells)}, and needs {' and '.join(absent)}; name yours "
             f"with --columns {','.join(f'{name}=COLUMN' for name in absent)}"
+            + "".join(f"; {note}" for note in notes if note != NOT_UTF_8)
         )
     order = _order(cells[columns[0]]) if rows else ()
     used = {"path", *columns, *OPTIONAL}
@@ -177,7 +187,22 @@ def read_label_table(
         num_rows = len(cells["path"])
         kept = pa.array([row for row in range(num_rows) if row not in left_out], pa.int64())
         cells = {name: column.take(kept) for name, column in cells.items()}
+        if files[0].suffix.lower() in (".json", ".jsonl"):
+            # Other objects need not have the names of those that are left out.
+            cells = {name: column for name, column in cells.items() if name in used
+                     or not pc.all(pc.equal(column, "")).as_py()}  # fmt: skip
+    if NOT_UTF_8 in notes:
+        texts = itertools.chain(cells, *(column.to_pylist() for column in cells.values()))
+        shown = next((text for text in texts if not (text or "").isascii()), None)
+        told = f"{NOT_UTF_8}: {shown!r:.30}; if that is wrong, store it as UTF-8"
+        notes = [note for note in notes if note != NOT_UTF_8] + ([told] if shown else [])
     missing = _missing_in(files[0], missing)
+    if names_only:
+        cells = {name: cells[name] for name in ("path", "patient", "site") if name in cells}
+        cells = _read_cells(file, is_text(files[0]), cells, used, missing, [])
+        names = {name: column.to_pylist() for name, column in cells.items()}
+        blank = {"path": _plain_paths(names.pop("path")), "label": [""] * len(cells["path"])}
+        return LabelTable(name=", ".join(each.name for each in files), cells=blank | names)
     cells = _read_cells(file, is_text(files[0]), cells, used, missing, notes)
     texts = {name: cells[name].to_pylist() for name in used & cells.keys()}
     for row, site in enumerate(texts.get("site", ()), 1):

@@ -23,6 +23,7 @@ from pipelines.listing import (
     pairs,
     roles,
 )
+from pipelines.listing.matching import match_files, rows_of_files
 from pipelines.listing.options import DEFAULT_GROUP_REGEX, ListingOptions
 from pipelines.listing.refs import OTHER, REF_SCHEMA, ImageRef, Listing, RejectedFile, iterate_refs
 from pipelines.sources.source import Member, Source
@@ -39,26 +40,35 @@ def list_images(source: Source, options: ListingOptions) -> Listing:
 
     What is excluded is known only when all is listed. Then all else is listed again, so that
     nothing knows of it: neither layout and classes nor the table of labels. This repeats where a
-    second copy of an excluded file took its place.
+    second copy of an excluded file took its place. Where listing all fails, what is excluded by
+    its name goes first, since the fault may lie in it.
 
     Raises:
         errors.UserError, errors.BuildError: as `_list_images` does, or if the table of `--exclude`
             cannot be read.
     """
-    listing = _list_images(source, options)
+    options = _without_rows_of_left_out(source, options)
     if options.exclude is None:
-        return listing
+        return _list_images(source, options)
     wanted = exclude.read_exclusion(options.exclude, options.missing)
-    num_files, gone = listing.num_files, set[str]()
+    gone, fault = set[str](), None
+    try:
+        listing = _list_images(source, options)
+    except (errors.UserError, errors.BuildError) as error:
+        listing, fault = Listing(), error
+    num_files = listing.num_files
     while True:
         members = (member for member in _members(source) if member.name not in gone)
         names = [member.name for member in _chosen(members, options, Listing())]
         files, rows = wanted.find(names, listing, options)
         if not files | rows:
+            if fault and not num_files:
+                raise fault
             break
         gone |= files
         options = exclude.without_rows(options, rows)
         listing = _list_images(source, options, gone)
+        num_files = num_files or listing.num_files + len(gone)
     listing.num_withdrawn = num_files - listing.num_files
     listing.num_files = num_files
     listing.warnings += wanted.warnings()
@@ -91,6 +101,7 @@ def _list_images(
     listing, labels = Listing(source=source.describe()), options.table
     listing.identity |= options.identity()
     listing.label_names = options.label_names
+    listing.order = labels.order if labels else ()
     present = (member for member in _members(source) if member.name not in gone)
     members = _chosen(present, options, listing)
     possible = files.read_members(members, listing, has_folders=labels is None)
@@ -130,6 +141,19 @@ def _list_images(
 def _members(source: Source) -> Iterator[Member]:
     """Yields the files of a source, by their names in the form in which names are compared."""
     return (member.in_one_form for member in source.members())
+
+
+def _without_rows_of_left_out(source: Source, options: ListingOptions) -> ListingOptions:
+    """Returns options whose table lacks the rows of files that a pattern leaves out."""
+    if not (options.include_regex or options.exclude_regex):
+        return options
+    if (table := options.names_in_table) is None:
+        return options
+    unwanted = Listing()
+    wanted = {member.name for member in _chosen(_members(source), options, unwanted)}
+    names = [*wanted, *unwanted.excluded]
+    rows = rows_of_files(names, table, match_files(names, table, Listing()), unwanted.excluded)
+    return exclude.without_rows(options, rows)
 
 
 def _choose_classes(refs: pa.Table, options: ListingOptions, listing: Listing) -> pa.Table:

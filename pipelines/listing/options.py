@@ -257,21 +257,9 @@ class ListingOptions:
         Raises:
             errors.UserError: if it cannot be used, see `read_label_table`.
         """
-        files = self.labels or (self.rows.path if self.rows else None)
-        if files is None:
+        table = self._read_table()
+        if table is None:
             return None
-        table = read_label_table(
-            *(files if isinstance(files, tuple) else (files,)),
-            rows=None if self.labels else self.rows,
-            kind=self.label_kind,
-            columns=self.label_columns or (self.target or "label",),
-            missing=self.missing,
-            renamed=self.columns,
-            separator=self.label_separator,
-            uncertain=self.uncertain,
-            left_out=self.rows_left_out,
-            decimal=self.decimal,
-        )
         is_free = self.label_kind == kinds.CLASSES and not self.classes and not self.one_class
         if is_free and (combined := combined_in(dict.fromkeys(table.cells["label"]))):
             separator, name, has_others = combined
@@ -283,6 +271,40 @@ class ListingOptions:
                 raise errors.UserError(f"--labels {table.name}: {text}")
             return dataclasses.replace(table, notes=(*table.notes, text))
         return table
+
+    @functools.cached_property
+    def names_in_table(self) -> LabelTable | None:
+        """The paths, patients and sites in the table, of which no other cell is looked at.
+
+        Raises:
+            errors.UserError: if the file cannot be read or lacks a column.
+        """
+        return self._read_table(names_only=True)
+
+    def _read_table(self, *, names_only: bool = False) -> LabelTable | None:
+        files = self.labels or (self.rows.path if self.rows else None)
+        if files is None:
+            return None
+        read = functools.partial(
+            read_label_table,
+            *(files if isinstance(files, tuple) else (files,)),
+            rows=None if self.labels else self.rows,
+            kind=self.label_kind,
+            columns=self.label_columns or (self.target or "label",),
+            missing=self.missing,
+            renamed=self.columns,
+            separator=self.label_separator,
+            uncertain=self.uncertain,
+            left_out=self.rows_left_out,
+            decimal=self.decimal,
+            names_only=names_only,
+        )
+        try:
+            return read()
+        except errors.UserError as error:
+            # Arrow quotes a row, which may be that of a person who is excluded.
+            told = re.sub(r"(?s)(columns, got \d+):.*", r"\1", str(error))
+            raise errors.UserError(told if self.exclude else str(error)) from None
 
     def identity(self) -> dict[str, Any]:
         """Returns what decides the labels and the patients, by flag.

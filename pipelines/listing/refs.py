@@ -114,6 +114,7 @@ class Listing:
         excluded: the names of files that --include_regex and --exclude_regex leave out.
         num_withdrawn: number of images and other files that --exclude leaves out.
         label_names: those that the user gave, or the table of labels, in order; else empty.
+        order: all names of classes, if the files of the source have an order of them; else empty.
         warnings: what the terminal says; the dataset does not store it.
         copies: number of files in a second tree that repeat a listed one.
         num_files: number of files seen; each frame of a file with several counts as a file.
@@ -136,6 +137,7 @@ class Listing:
     excluded: list[str] = dataclasses.field(default_factory=list)
     num_withdrawn: int = 0
     label_names: tuple[str, ...] = ()
+    order: tuple[str, ...] = ()
     warnings: list[str] = dataclasses.field(default_factory=list)
     copies: int = 0
     num_files: int = 0

@@ -1,15 +1,19 @@
 """Reads the file of a table into columns: all but Parquet as text, so that a patient 007 stays 007.
 
-CSV has commas, semicolons or tabs; of Excel the first sheet is read; JSON is a list of objects, an
-object for each line, or an object of columns, as pandas writes it.
+CSV has commas, semicolons or tabs, or what a first line such as `sep=;` says; of Excel the first
+sheet is read; JSON is a list of objects, an object for each line, or an object of columns, as
+pandas writes it. Above the header there may be lines of comments and titles.
 """
 
 from __future__ import annotations
 
 import collections
+import csv
 import importlib.util
+import io
 import itertools
 import json
+import re
 import zipfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -30,7 +34,18 @@ from tfrecord_io.terminal.spelling import one_form
 #: which would be copied for each column that changes.
 Columns = dict[str, pa.ChunkedArray]
 
+#: A note, which holds as long as a cell is not ASCII: that may be one of a person who is excluded.
+NOT_UTF_8 = "the table of --labels is not UTF-8 and was read as Windows-1252"
+
 _EXPECTED = ".csv, .parquet, .xlsx, .json or .jsonl"
+
+# The header is looked for in so many rows, and these names are those of columns.
+_MOST_ABOVE = 20
+_USUAL = frozenset({"path", "label", "patient", "site", "split"})
+
+# Number formats of Excel that pad with zeros, such as 000 or "P-"0000, and their parts.
+_PART = re.compile(r'"([^"]*)"|\\(.)|([-/ ()])|(0)|(?:\[\$[^]]*\])')
+_PADDED = re.compile(rf"(?:{_PART.pattern})+")
 
 
 def read_columns(file: Path, notes: list[str]) -> Columns:
@@ -94,7 +109,9 @@ def _read_table(file: Path, notes: list[str]) -> pa.Table:
             budget.take(sum(info.file_size for info in archive.infolist()))
         return _read_excel(file, notes)
     text = _decoded(file, notes)
-    return _read_json(text) if ending in (".json", ".jsonl") else _read_csv(text)
+    if ending in (".json", ".jsonl"):
+        return _read_json(text, is_lines=ending == ".jsonl")
+    return _read_csv(text, notes)
 
 
 def _read_excel(file: Path, notes: list[str]) -> pa.Table:
@@ -102,19 +119,83 @@ def _read_excel(file: Path, notes: list[str]) -> pa.Table:
         raise errors.UserError(f"--labels {file}: Excel needs openpyxl; pip install openpyxl")
     import openpyxl
 
-    book = openpyxl.load_workbook(file, read_only=True, data_only=True)
+    book = openpyxl.load_workbook(file, data_only=True)
     sheet = book.worksheets[0]
     if len(book.worksheets) > 1:
-        notes.append(f"of the table of --labels the first sheet was read, {sheet.title!r}")
-    header, *rows = [*sheet.iter_rows(values_only=True)] or [()]
+        notes.append(
+            f"of the table of --labels the first sheet was read, {sheet.title!r}; to read another "
+            f"of its {len(book.worksheets)} sheets, store it as a file of its own"
+        )
+    rows = [[_shown(cell) for cell in row] for row in sheet.iter_rows()] or [[]]
+    for area in sheet.merged_cells.ranges:
+        for row in range(area.min_row, area.max_row):
+            rows[row][area.min_col - 1] = rows[area.min_row - 1][area.min_col - 1]
+    start = _header_in(rows, notes)
+    header, *rows = rows[start:]
     return _table_of(header, [row for row in rows if any(cell is not None for cell in row)])
 
 
-def _read_json(text: str) -> pa.Table:
+def _shown(cell: Any) -> Any:
+    """Returns the value of a cell of Excel; as text if its number format pads with zeros."""
+    value = cell.value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0 == value % 1:
+        return value
+    pattern = cell.number_format.partition(";")[0]
+    if pattern.count("0") < 2 or not _PADDED.fullmatch(pattern):
+        return value
+    parts = [match.groups() for match in _PART.finditer(pattern)]
+    digits = str(int(value)).zfill(sum(zero is not None for *_, zero in parts))
+    # Digits that have no place of their own stand at the first one.
+    text, num_left = "", len(digits) - sum(zero is not None for *_, zero in parts)
+    for *others, zero in parts:
+        if zero is None:
+            text += next((other for other in others if other is not None), "")
+            continue
+        text, digits = text + digits[: num_left + 1], digits[num_left + 1 :]
+        num_left = 0
+    return text
+
+
+def _header_in(rows: Sequence[Sequence[Any]], notes: list[str]) -> int:
+    """Returns the place of the header, above which there may be comments and a title.
+
+    The header is the first row with two names of columns that are usual; or else the first that
+    is neither a comment nor a title, which have one cell, in the first column, where later rows
+    have more. A note says which row it is, if it is not the first.
+    """
+    texts = [
+        [str("" if cell is None else cell).strip() for cell in row] for row in rows[:_MOST_ABOVE]
+    ]
+    num_usual = [len({text.lower() for text in row} & _USUAL) for row in texts]
+    sizes = [sum(map(bool, row)) for row in texts]
+    width = max(map(len, texts), default=0)
+    could_be = (
+        place
+        for place, (row, size, usual) in enumerate(zip(texts, sizes, num_usual, strict=True))
+        if usual
+        or not (_is_comment(row, width) or (size < 2 and size < max(sizes) and any(row[:1])))
+    )
+    with_names = (place for place, usual in enumerate(num_usual) if usual > 1)
+    start = next(itertools.chain(with_names, could_be), 0)
+    if start:
+        notes.append(f"row {start + 1} of the table of --labels was read as its header")
+    return start
+
+
+def _is_comment(row: Sequence[str], width: int) -> bool:
+    """Returns whether a row is empty, or begins with `#` and is no header such as `#,path`."""
+    start = row[0] if row else ""
+    return not any(row) or start.startswith("# ") or (start[:1] == "#" and len(row) != width)
+
+
+def _read_json(text: str, *, is_lines: bool) -> pa.Table:
     try:
         content = json.loads(text)
     except json.JSONDecodeError:  # an object for each line
         content = [json.loads(line) for line in text.splitlines() if line.strip()]
+    if isinstance(content, dict):
+        is_row = not any(isinstance(c, list | dict) for c in content.values())
+        content = [content] if is_lines or is_row else content
     if isinstance(content, dict):
         columns = [[*c.values()] if isinstance(c, dict) else c for c in content.values()]
         if not all(isinstance(c, list) for c in columns) or len({*map(len, columns)}) > 1:
@@ -158,7 +239,10 @@ def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _decoded(file: Path, notes: list[str]) -> str:
-    """Returns the text of a file in UTF-8, UTF-16 or, where neither fits, Windows-1252."""
+    """Returns the text of a file in UTF-8, UTF-16 or, where neither fits, Windows-1252.
+
+    The note on the last one quotes nothing: what it would quote may be excluded.
+    """
     content = file.read_bytes()
     if content.startswith((b"\xff\xfe", b"\xfe\xff")):
         return content.decode("utf-16")
@@ -166,18 +250,29 @@ def _decoded(file: Path, notes: list[str]) -> str:
         raise ValueError("it is not a text")
     try:
         return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
+    except UnicodeDecodeError:
         text = content.decode("cp1252")
-        shown = text[max(error.start - 10, 0) : error.start + 10].split("\n")[0]
-        notes.append(
-            f"the table of --labels is not UTF-8 and was read as Windows-1252: {shown!r}; if that "
-            "is wrong, store it as UTF-8"
-        )
+        notes.append(NOT_UTF_8)
         return text
 
 
-def _read_csv(text: str) -> pa.Table:
-    delimiter = max(",;\t", key=text.partition("\n")[0].count)
+def _delimiter_of(lines: Sequence[str]) -> str:
+    """Returns what divides the cells: most frequent in the first line whose next line has it, too.
+
+    A comma in a title is one of a sentence.
+    """
+    found = [max(",;\t", key=line.count) for line in lines] or [","]
+    pairs = zip(found, lines, lines[1:], strict=False)
+    return next((mark for mark, *both in pairs if all(mark in line for line in both)), found[0])
+
+
+def _read_csv(text: str, notes: list[str]) -> pa.Table:
+    if told := re.match(r'"?sep=([,;\t|])"?[,;\t|]*\r?\n', text):  # as Excel reads and writes it
+        text = text[told.end() :]
+    lines = [*itertools.islice(io.StringIO(text, newline=""), _MOST_ABOVE)]
+    delimiter = told[1] if told else _delimiter_of(lines)
+    start = _header_in([next(csv.reader([line], delimiter=delimiter), []) for line in lines], notes)
+    text = text[sum(map(len, lines[:start])) :]
     # By default Arrow cuts the file into blocks at any line break, also at one within quotes.
     parse = pacsv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
     content = pa.py_buffer(text.encode())

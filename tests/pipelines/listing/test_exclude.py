@@ -165,6 +165,116 @@ def test_rows_of_a_table_go_with_their_files_so_that_a_column_may_become_numbers
     assert csv_rows(output / "rejects.csv") == []
 
 
+GONE = {"path": "gone.png", "label": "a", "patient": "M\xfcller", "site": "london", "age": "7"}
+
+
+def told_with_and_without(folder, capsys, rows, entries, *flags, files=None, ending="csv"):
+    """Builds with `--exclude`, and from a table without those rows; returns what each has said."""
+    names = [row["path"] for row in rows]
+    files = {f"scans/{name}": jpeg(k) for k, name in enumerate(names)} | (files or {})
+    said = []
+    for name in ("all", "rest"):
+        (folder / name).mkdir()
+        is_rest = name == "rest"
+        kept = {path: data for path, data in files.items() if not (is_rest and "gone" in path)}
+        kept_rows = [row for row in rows if not (is_rest and row["patient"] == "M\xfcller")]
+        source = write_zip(folder / name / "scans.zip", kept)
+        table = folder / name / f"labels.{ending}"
+        if ending == "csv":
+            text = write_csv(table, kept_rows).read_text()
+            table.write_bytes(text.encode("cp1252"))
+        else:
+            table.write_text("\n".join(map(json.dumps, kept_rows)))
+        more = [] if is_rest else [excluding(folder / name, entries)]
+        output = build_here(source, folder / f"{name}.out", f"--labels={table}", *flags, *more)
+        shown = [*capsys.readouterr(), (output / "report.html").read_text()]
+        # The folders, the speed, and the number of files of which some were excluded.
+        lines = [
+            re.sub(rf"{folder}\S*|[\d.,]+ images/s.*", "", line)
+            for line in "".join(shown).splitlines()
+        ]
+        said.append(
+            (
+                content(output),
+                [line for line in lines if not re.search(r"files?|excluded|%\|", line)],
+            )
+        )
+    return said
+
+
+@pytest.mark.parametrize(
+    ("cells", "ending"),
+    [({}, "csv"), ({"age": "x"}, "csv"), ({"label": ""}, "csv"), ({"age": "NA"}, "csv"),
+     ({"m\xf6re": "only here"}, "jsonl")],
+)  # fmt: skip
+def test_notes_terminal_and_page_are_those_of_a_table_without_the_rows(
+    tmp_path, capsys, cells, ending
+):
+    rows = [{**row, "age": "5"} for row in TABLE] + [GONE | cells]
+    entries = [{"patient": "M\xfcller", "site": "london"}]
+    with_them, without = told_with_and_without(tmp_path, capsys, rows, entries, ending=ending)
+    assert with_them == without
+    assert "M\xfcller" not in str(with_them)
+    assert "1252" not in str(with_them)
+
+
+@pytest.mark.parametrize(
+    ("cells", "flags"),
+    [
+        ({"label": "7"}, ("--label_columns=label,grey",)),
+        ({"split": "a split!"}, ()),
+        ({"site": ""}, ()),
+        ({"label": "nonsense"}, ("--target=label",)),
+    ],
+)
+@pytest.mark.parametrize("by", ["patient", "path", "regex"])
+def test_a_fault_in_what_is_excluded_does_not_stop_the_build(tmp_path, capsys, by, cells, flags):
+    rows = [{**row, "label": str(k % 2), "grey": "1", "split": "train"}
+            for k, row in enumerate(TABLE)]  # fmt: skip
+    rows.append({**rows[0], **GONE, **cells})
+    files = {f"scans/{row['path']}": jpeg(number) for number, row in enumerate(rows)}
+    source = write_zip(tmp_path / "scans.zip", files)
+    labels = f"--labels={write_csv(tmp_path / 'labels.csv', rows)}"
+    assert run_build_here(source, tmp_path / "out", labels, *flags) in (1, 2)
+    entry = {"patient": "M\xfcller"} | ({"site": "london"} if cells.get("site") != "" else {})
+    excluded = excluding(tmp_path, [entry if by == "patient" else {"path": "gone.png"}])
+    if by == "regex":
+        excluded = "--exclude_regex=gone"
+    output = build_here(source, tmp_path / "out", labels, *flags, excluded)
+    assert len(rows_of(output)) == len(TABLE)
+    assert csv_rows(output / "rejects.csv") == []
+    assert "ller" not in (output / "manifest.json").read_text()
+
+
+@pytest.mark.parametrize("entry", [{"patient": "P-07"}, {"path": "CNV/P-07"}, {"path": "masks"}])
+def test_a_fault_in_folders_that_are_excluded_does_not_stop_the_build(tmp_path, entry):
+    def is_gone(path):
+        return "/P-07/" in path if "masks" not in entry.values() else "/masks/" in path
+
+    files = {
+        f"{label}/P-{patient:02d}/{label}-{number}.png": jpeg(10 * patient + number)
+        for patient in range(3, 9)
+        for number, label in enumerate("AB" if patient != 7 else "")
+    }
+    files |= {f"CNV/P-07/{folder}/{n}.png": jpeg(n) for n in (1, 2) for folder in ("", "masks")}
+    files = {path.replace("//", "/"): data for path, data in files.items()}
+    source = write_zip(tmp_path / "scans.zip", files)
+    assert run_build_here(source, tmp_path / "out") == 2
+    output = build_here(source, tmp_path / "out", excluding(tmp_path, [entry]))
+    assert {row["path"] for row in rows_of(output)} == {path for path in files if not is_gone(path)}
+
+
+def test_what_cannot_be_read_for_another_reason_is_still_refused(tmp_path, capsys):
+    source = write_zip(tmp_path / "scans.zip", SCANS)
+    labels = tmp_path / "labels.csv"
+    labels.write_text("path,label,patient\nSmith,John,1,2\n")
+    flags = (f"--labels={labels}", excluding(tmp_path, [{"patient": "100"}]))
+    assert run_build_here(source, tmp_path / "out", *flags) == 2
+    said = capsys.readouterr().err
+    assert "Expected 3 columns, got 4" in said
+    assert "Smith" not in said
+
+
 @pytest.mark.parametrize("path", ["scans/2.png", "2.png", "/home/me/scans/2.png", "2"])
 def test_a_path_is_that_of_the_input_or_its_end_or_that_of_a_row(tmp_path, path):
     rows = [{k: row[k] for k in ("path", "label", "patient")} for row in TABLE]

@@ -19,7 +19,7 @@ from image_files import grey_pixels, png, scans_of, write_tree, write_zip
 from listed import list_members
 
 from pipelines import errors
-from pipelines.listing.label_table import LabelTable, read_label_table
+from pipelines.listing.label_table import LabelTable, read_label_table, read_texts
 from pipelines.listing.listing import ListingOptions, list_images
 from pipelines.listing.matching import match_files
 from pipelines.listing.refs import Listing, iterate_refs
@@ -261,6 +261,96 @@ def test_a_csv_is_read_in_the_encodings_of_spreadsheets_and_a_patient_keeps_its_
     assert list(table.others) == ["größe"]
     said = "is not UTF-8 and was read as Windows-1252: "
     assert [said in note for note in table.notes] == [True] * (encoding == "cp1252")
+
+
+@pytest.mark.parametrize(
+    ("above", "delimiter", "row"),
+    [
+        ("", ",", None),
+        ("sep=;\n", ";", None),
+        ('"sep=|"\r\n', "|", None),
+        ("sep=;;;;\n", ";", None),
+        ("# exported 3 May 2020, by OCT\n# v2\n\n", ",", 4),
+        ("OCT export of 3 May, 2020\n", ";", 2),
+        ("Export;;;\n;;;\n", ";", 3),
+        ("sep=;\nOCT export\n", ";", 2),
+        ("Clinic, eye, ward\n", ",", 2),
+        ("#OCT\n", ",", 2),
+    ],
+)
+@pytest.mark.parametrize("renamed", [None, {"path": "File", "label": "Finding"}])
+def test_lines_above_the_header_are_passed_over_and_told(tmp_path, above, delimiter, row, renamed):
+    header = ["File", "Finding", "eye", "x"] if renamed else ["path", "label", "eye", "x"]
+    lines = [header, ["a.png", "CNV", "left", "1"], ["b.png", "DME", "", "2"]]
+    path = tmp_path / "labels.csv"
+    path.write_text(above + "".join(f"{delimiter.join(line)}\n" for line in lines))
+    if renamed and above.startswith("Clinic"):
+        return  # nothing tells such a title from a header
+    table = read_label_table(path, renamed=renamed)
+    assert table.cells == {"path": ["a.png", "b.png"], "label": ["CNV", "DME"]}
+    assert list(table.others) == ["eye", "x"]
+    told = [f"row {row} of the table of --labels was read as its header"] if row else []
+    assert [note for note in table.notes if "header" in note] == told
+
+
+@pytest.mark.parametrize("above", ["", "sep=,\n", "# people\n"])
+def test_a_table_of_one_column_needs_no_other_to_have_a_header(tmp_path, above):
+    (tmp_path / "a.csv").write_text(f"{above}patient\nsmith\njones\n")
+    assert read_texts(tmp_path / "a.csv", ["patient"], None) == {"patient": ["smith", "jones"]}
+
+
+def test_merged_cells_of_excel_count_for_each_of_their_rows(tmp_path):
+    book = openpyxl.Workbook()
+    rows = [["OCT export", None, None], ["path", "label", "patient"], ["0.png", "CNV", "P1"],
+            ["1.png", None, None], ["2.png", "DME", None], ["3.png", "DME", "P2"]]  # fmt: skip
+    for row in rows:
+        book.active.append(row)
+    for area in ("A1:C1", "B3:B4", "C3:C5"):
+        book.active.merge_cells(area)
+    book.save(tmp_path / "labels.xlsx")
+    table = read_label_table(tmp_path / "labels.xlsx")
+    assert table.cells["patient"] == ["P1", "P1", "P1", "P2"]
+    assert table.cells["label"] == ["CNV", "CNV", "DME", "DME"]
+
+
+@pytest.mark.parametrize(
+    ("value", "number_format", "text"),
+    [(7, "000", "007"), (7.0, "00000", "00007"), (12345, "000", "12345"), (7, '"P-"000', "P-007"),
+     (1234567, "000-0000", "123-4567"), (7, "000;-000", "007"), (7, "General", "7"), (7, "0", "7"),
+     (7, "0.00", "7"), (7, "#,##0", "7"), (7.5, "000", "7.5"), ("7", "000", "7"), (-7, "000", "-7"),
+     (7, "0%", "7"), (7, "\\P000", "P007"), (7, "00000\\ ", "00007")],
+)  # fmt: skip
+def test_a_number_of_excel_keeps_the_zeros_that_its_format_shows(
+    tmp_path, value, number_format, text
+):
+    book = openpyxl.Workbook()
+    for row in (["path", "label", "patient"], ["0.png", "a", value]):
+        book.active.append(row)
+    book.active["C2"].number_format = number_format
+    book.save(tmp_path / "labels.xlsx")
+    assert read_label_table(tmp_path / "labels.xlsx").cells["patient"] == [text]
+
+
+def test_labels_on_another_sheet_are_told_of_and_the_advice_reads_them(tmp_path):
+    book = openpyxl.Workbook()
+    book.active.append(["about", "this book"])
+    sheet = book.create_sheet("labels")
+    for row in (["path", "label"], ["0.png", "a"]):
+        sheet.append(row)
+    book.save(tmp_path / "labels.xlsx")
+    with pytest.raises(
+        errors.UserError, match=r"first sheet was read, 'Sheet'; .* 2 sheets, store"
+    ):
+        read_label_table(tmp_path / "labels.xlsx")
+    del book["Sheet"]
+    book.save(tmp_path / "labels.xlsx")
+    assert read_label_table(tmp_path / "labels.xlsx").cells["label"] == ["a"]
+
+
+@pytest.mark.parametrize("ending", ["json", "jsonl"])
+def test_a_single_row_of_json_is_a_table(tmp_path, ending):
+    (tmp_path / f"labels.{ending}").write_text('{"path": "0.png", "label": "a"}')
+    assert read_label_table(tmp_path / f"labels.{ending}").cells["label"] == ["a"]
 
 
 def _as_excel(path, rows):
