@@ -33,7 +33,8 @@ _JOBS = (
     ("zip", ("--variants=1", "--splits=patient", "--split_fractions=train=0.6,test=0.4")),
     ("zip", ("--reuse",)),
 )
-_ALL = tuple(range(len(_JOBS)))
+#: Their numbers.
+ALL = tuple(range(len(_JOBS)))
 
 #: The servers that run until the end of the campaign.
 servers = contextlib.ExitStack()
@@ -41,7 +42,7 @@ servers = contextlib.ExitStack()
 
 def try_build(case: Case) -> str:
     """Disturbs one of the builds onto a local disk."""
-    number, ways = case.pick(*_ALL), [kill, kill, kill, *FAULTS, *[failing_read] * 2]
+    number, ways = case.pick(*ALL), [kill, kill, kill, *FAULTS, *[failing_read] * 2]
     with contextlib.ExitStack() as stack:
         folder, before_last = case.folder, int
         if can_mount() and case.happens(0.3):
@@ -125,7 +126,7 @@ def build_job(folder: Path, number: int, how: str = IN_MEMORY) -> Job:
 
 def store_job(case: Case, kind: str) -> Job:
     """Returns one of the builds, onto a store."""
-    number, store = case.pick(*_ALL), _store(kind)
+    number, store = case.pick(*ALL), _store(kind)
     job = undisturbed(build_job, number)
     flags = store.flags if kind == "s3" else ()
     scratch = f"--download_dir={case.folder / 'scratch'}"

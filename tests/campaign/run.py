@@ -32,6 +32,7 @@ from campaign import (
     kills,
     processes,
     readers,
+    replacing,
     tables,
     trainings,
 )
@@ -49,6 +50,7 @@ AREAS: dict[str, tuple[Callable[[Case], str], int]] = {
     "datasets": (hostile.try_dataset, 60),
     "kills": (kills.try_build, 600),
     "stores": (kills.try_store, 600),
+    "replacing": (replacing.try_replacing, 600),
     "remote": (readers.try_remote, 300),
     "caches": (readers.try_cache, 60),
     "trainings": (trainings.try_training, 2400),

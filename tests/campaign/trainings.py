@@ -3,7 +3,9 @@
 In the end the weights and predictions must be, to the bit, those of an undisturbed run.
 """
 
+import dataclasses
 import functools
+import shutil
 from pathlib import Path
 
 import marked_images
@@ -25,6 +27,10 @@ def try_training(case: Case) -> str:
     """Disturbs a training or a cross-validation and lets it end."""
     more = _FOLDS if case.happens(0.3) else ()
     job = training_job(case.folder, *more).like(undisturbed(training_job, *more))
+    if case.happens(0.2):  # a run of other settings is replaced
+        old = undisturbed(training_job, "--seed=2", *_FOLDS)
+        shutil.copytree(old.folder / "run", case.folder / "run")
+        job = dataclasses.replace(job, words=[*job.words, "--overwrite"])
     outcome = disturbed(case, job, [*[kill] * 4, *FAULTS])
     return f"folds, {outcome}" if more else outcome
 

@@ -43,7 +43,7 @@ def is_waiting(folder: Folder) -> bool:
 def promise(folder: Folder) -> None:
     """From now on, `settle` replaces the content by what waits."""
     aside = Folder(folder.path(_FOLDER))
-    aside.write(_LIST, json.dumps(aside.tree()).encode())
+    _write_list(aside, aside.tree())
 
 
 def take(folder: Folder, own: re.Pattern[str]) -> None:
@@ -55,7 +55,7 @@ def take(folder: Folder, own: re.Pattern[str]) -> None:
 def set_aside(folder: Folder, own: re.Pattern[str]) -> None:
     """Has the files whose names match `own` wait; `settle` brings them back."""
     aside, names = waiting(folder), _own_names(folder, own)
-    aside.write(_LIST, json.dumps(names).encode())
+    _write_list(aside, names)
     folder.move(names, aside)
     _prune(folder, names)
 
@@ -82,6 +82,11 @@ def settle(folder: Folder, own: re.Pattern[str]) -> None:
         _prune(folder, others)
         aside.delete([_LIST])
     _drop(aside)
+
+
+def _write_list(aside: Folder, names: list[str]) -> None:
+    aside.write(_LIST, json.dumps(names).encode())
+    aside.sync_names()  # before anything else changes
 
 
 def _own_names(folder: Folder, own: re.Pattern[str]) -> list[str]:
