@@ -46,55 +46,83 @@ def draw(seed: int, step: int, *, batch_size: int, mixup: float) -> np.ndarray:
 def augment(images, draws, strength: float, *, is_padded: bool = False):
     """Mirrors, warps, lights and partly erases images at random, and adds noise.
 
+    A pixel of the result needs four stored pixels, the means of the stored image and no other
+    result, so that XLA makes a single loop of it all, which writes each pixel once.
+
     Args:
-        images: float32 [batch, height, width, channels] in 0..255; the result may lie outside.
+        images: [batch, height, width, channels] of any type, in 0..255.
         draws: float32 [batch, NUM_DRAWS], uniform in 0..1.
         strength: factor of the ranges of this module; 0 leaves only the mirroring.
         is_padded: whether pictures are padded with black. The padding moves with the picture and
             stays black, as does what comes in from outside, which is a mirror image otherwise.
+
+    Returns:
+        float32 [batch, height, width, channels]; values may lie outside of 0..255.
     """
-    next_draw = iter(keras.ops.unstack(draws[:, :-1], axis=1)).__next__
+    ops = keras.ops
+    height, width, channels = images.shape[1:]
+    next_draw = iter(ops.unstack(draws[:, :-1, None, None], axis=1)).__next__
+    # The channels of a row lie in one axis: compilers vectorize the innermost loop, if it is long.
+    columns, channel = np.divmod(np.arange(width * channels, dtype=np.int32), channels)
+    rows = np.arange(height, dtype=np.int32)[:, None]
+    x, y = _sources(rows, columns, (height, width), next_draw, strength)
     if is_padded:
-        images = keras.ops.concatenate([images, inside_padding(images)], axis=-1)
-    images = _warp(images, next_draw, strength, "constant" if is_padded else "reflect")
-    mask = share = 1.0
+        first, last = picture_ends(images)
+        mask = _share_between(y, first[0], last[0]) * _share_between(x, first[1], last[1])
+        y, x = ops.clip(y, first[0], last[0]), ops.clip(x, first[1], last[1])
+    changed = _interpolate(images, channel, x, y)
+    if strength:
+        means = ops.mean(ops.cast(images, "float32"), axis=(1, 2))[:, None, None]
+        if is_padded:
+            means = means / picture_share(images)
+        grey, means = ops.mean(means, axis=3), ops.take(means[:, 0], channel, axis=2)
+        contrast = ops.exp(_between(next_draw(), -_MAX_CONTRAST, _MAX_CONTRAST) * strength)
+        brightness = _between(next_draw(), -_MAX_BRIGHTNESS, _MAX_BRIGHTNESS) * strength
+        changed, fill = ((each - grey) * contrast + grey + brightness for each in (changed, means))
+        for _ in range(_NUM_ERASED):
+            is_erased = _rectangle(rows, columns, (height, width), next_draw, strength)
+            changed = ops.where(is_erased, fill, changed)
+        changed = changed + _noise(changed.shape[1:], next_draw, strength)
     if is_padded:
-        images, mask = images[..., :-1], images[..., -1:]
-        share = picture_share(mask)
-    if not strength:
-        return images
-    images = _change_light(images, next_draw, strength, share) * mask
-    images = _erase(images, next_draw, strength, share)
-    level = next_draw() * _MAX_NOISE * strength
-    return (images + _noise(images.shape[1:], level, next_draw())) * mask
+        changed = changed * mask
+    return ops.reshape(changed, (-1, height, width, channels))
 
 
-def mix(images, labels, draws):
-    """Applies MixUp: blends each example with its neighbour in the batch, 0 with 1, 2 with 3, ...
+def partners(values):
+    """Returns the neighbour of each example of a batch: 1 of 0, 0 of 1, 3 of 2, ...
 
-    The draws are the share that each example keeps of itself, float32 [batch]. If the batch of each
-    replica is even, the pairs do not depend on the number of replicas. The last example of an odd
-    batch stays unchanged. Source: Zhang et al. 2018, "mixup: Beyond Empirical Risk Minimization".
+    If the batch of each replica is even, the pairs do not depend on the number of replicas. The
+    last example of an odd batch is its own partner.
     """
-    batch = images.shape[0]
-    partners = np.arange(batch) ^ 1
-    partners[partners == batch] = batch - 1
+    ops = keras.ops
+    batch, *shape = values.shape
+    paired = batch // 2 * 2
+    pairs = ops.reshape(values[:paired], (paired // 2, 2, *shape))
+    swapped = ops.reshape(ops.flip(pairs, axis=1), (paired, *shape))
+    return ops.concatenate([swapped, values[paired:]]) if batch > paired else swapped
 
-    def blend(values):
-        kept = keras.ops.reshape(draws, (-1,) + (1,) * (len(values.shape) - 1))
-        return values * kept + keras.ops.take(values, partners, axis=0) * (1 - kept)
 
-    return blend(images), blend(labels)
+def mix(values, others, draws):
+    """Applies MixUp: blends values [batch, ...] with those of their `partners`.
+
+    The draws are the share that each example keeps of itself, float32 [batch]. Source: Zhang et al.
+    2018, "mixup: Beyond Empirical Risk Minimization".
+    """
+    kept = keras.ops.reshape(draws, (-1,) + (1,) * (len(values.shape) - 1))
+    return values * kept + others * (1 - kept)
 
 
 def _between(draw, low: float, high: float):
     return low + (high - low) * draw
 
 
-def _warp(images, next_draw, strength: float, fill_mode: str):
-    """Mirrors, turns, scales, stretches and shifts images with a single interpolation."""
+def _sources(rows, columns, size: tuple[int, int], next_draw, strength: float):
+    """Returns where pixels of mirrored, turned, scaled, stretched and shifted images come from.
+
+    These are x and y, float32 [batch, *rows.shape, *columns.shape], in pixels of the image; some
+    lie outside of it.
+    """
     ops = keras.ops
-    height, width = images.shape[1:3]
     mirror = ops.where(next_draw() < 0.5, -1.0, 1.0)
     turn, zoom, stretch, shift_x, shift_y = (
         _between(next_draw(), -limit, limit) * strength
@@ -102,78 +130,106 @@ def _warp(images, next_draw, strength: float, fill_mode: str):
     )
     scale = ops.exp(zoom)
     cosine, sine = ops.cos(turn) * scale, ops.sin(turn) * scale
-    # Maps a pixel of the result to its place in the image: x' = a x + b y + c, y' = d x + e y + f.
-    a, b = cosine * mirror * ops.exp(stretch), -sine
-    d, e = sine * mirror, cosine * ops.exp(-stretch)
     # Turn and scale around the centre of the image.
-    x, y = (width - 1) / 2, (height - 1) / 2
-    c = x - a * x - b * y + shift_x * width
-    f = y - d * x - e * y + shift_y * height
-    zeros = ops.zeros_like(a)
-    transform = ops.stack([a, b, c, d, e, f, zeros, zeros], axis=1)
-    return ops.image.affine_transform(
-        images, transform, "bilinear", fill_mode, data_format="channels_last"
-    )
+    (height, width), (middle_y, middle_x) = size, ((side - 1) / 2 for side in size)
+    across, down = np.float32(columns - middle_x), np.float32(rows - middle_y)
+    x = cosine * mirror * ops.exp(stretch) * across - sine * down + shift_x * width + middle_x
+    y = sine * mirror * across + cosine * ops.exp(-stretch) * down + shift_y * height + middle_y
+    return x, y
 
 
-def _change_light(images, next_draw, strength: float, share):
-    contrast = keras.ops.exp(_between(next_draw(), -_MAX_CONTRAST, _MAX_CONTRAST) * strength)
-    brightness = _between(next_draw(), -_MAX_BRIGHTNESS, _MAX_BRIGHTNESS) * strength
-    means = keras.ops.mean(images, axis=(1, 2, 3), keepdims=True) / share
-    contrast, brightness = (values[:, None, None, None] for values in (contrast, brightness))
-    return (images - means) * contrast + means + brightness
+def _interpolate(images, channel, x, y):
+    """Returns bilinear pixels of images at x and y, float32 of their shape.
 
+    Beyond an edge is the mirror image, so row -1 is row 0.
 
-def _erase(images, next_draw, strength: float, share):
-    """Fills rectangles with the mean colour. Source: Zhong et al. 2020, "Random erasing"."""
+    Args:
+        images: [batch, height, width, channels] of any type.
+        channel: int32, of each column of x and y.
+        x: float32 [batch, height, width * channels], in pixels, as y.
+        y: see x.
+    """
     ops = keras.ops
-    height, width = images.shape[1:3]
-    rows, columns = ((np.arange(side, dtype=np.float32) + 0.5) / side for side in (height, width))
-    fill = ops.mean(images, axis=(1, 2), keepdims=True) / share
-    for _ in range(_NUM_ERASED):
-        is_erased = next_draw() < _ERASE_CHANCE
-        inside = [
-            ops.abs(places[None] - next_draw()[:, None])
-            < _between(next_draw(), _MIN_ERASED, _MAX_ERASED)[:, None] * strength / 2
-            for places in (rows, columns)
-        ]
-        covered = ops.logical_and(inside[0][:, :, None], inside[1][:, None, :])
-        covered = ops.logical_and(covered, is_erased[:, None, None])[..., None]
-        images = ops.where(covered, fill, images)
-    return images
+    height, width, channels = images.shape[1:]
+    size = height * width * channels
+
+    def split(places, side):
+        """Returns the pixel before a place, and the share of the one behind it."""
+        from_edge = places + 0.5
+        from_edge = ops.abs(from_edge - 2 * side * ops.round(from_edge / (2 * side)))
+        places = ops.clip(from_edge - 0.5, 0.0, side - 1.0)
+        before = ops.minimum(ops.floor(places), max(side - 2.0, 0.0))
+        return ops.cast(before, "int32"), places - before
+
+    (column, of_right), (row, of_lower) = split(x, width), split(y, height)
+    begin = ops.reshape((row * width + column) * channels + channel, (-1, size))
+    stored = ops.reshape(images, (-1, size))
+
+    def pixels(offset):
+        found = ops.take_along_axis(stored, begin + offset, axis=1)
+        return ops.cast(ops.reshape(found, (-1, *x.shape[1:])), "float32")
+
+    right, below = channels * (width > 1), width * channels * (height > 1)
+    upper, lower = (
+        left + (pixels(offset + right) - left) * of_right
+        for offset in (0, below)
+        for left in [pixels(offset)]
+    )
+    return upper + (lower - upper) * of_lower
 
 
-def _noise(shape: tuple[int, ...], level, place):
-    """Returns normal noise [batch, *shape] with the standard deviations `level` [batch].
+def _rectangle(rows, columns, size: tuple[int, int], next_draw, strength: float):
+    """Returns which pixels to erase, bool. Source: Zhong et al. 2020, "Random erasing"."""
+    ops = keras.ops
+    inside = next_draw() < _ERASE_CHANCE
+    for places, side in zip((rows, columns), size, strict=True):
+        middle, length = next_draw(), _between(next_draw(), _MIN_ERASED, _MAX_ERASED) * strength
+        distance = ops.abs(np.float32((places + 0.5) / side) - middle)
+        inside = ops.logical_and(inside, distance < length / 2)
+    return inside
 
-    All examples read one fixed noise field, each from a random start, `place` in 0..1. That trains
-    as well as fresh noise, and needs one random number per example instead of one per pixel.
+
+def _noise(shape: tuple[int, int], next_draw, strength: float):
+    """Returns normal noise [batch, *shape].
+
+    Each example reads its slice of one fixed noise field, from a random start. That trains as well
+    as fresh noise, and needs one random number per example instead of one per pixel.
     """
     ops = keras.ops
     size = math.prod(shape)
-    field = np.random.default_rng(0).standard_normal(size, np.float32)
-    begin = ops.floor(place * size)
-    places = ops.cast(begin, "int32")[:, None] + np.arange(size, dtype=np.int32)
-    noise = ops.take(ops.convert_to_tensor(np.concatenate([field, field])), places)
-    return ops.reshape(noise, (-1, *shape)) * level[:, None, None, None]
+    field = np.random.default_rng(0).standard_normal(2 * size, np.float32)
+    level = next_draw() * _MAX_NOISE * strength
+    begin = ops.cast(ops.floor(next_draw() * size), "int32")
+    places = begin + np.arange(size, dtype=np.int32).reshape(shape)
+    return ops.take(ops.convert_to_tensor(field), places) * level
 
 
-def inside_padding(images):
-    """Tells a picture from its padding: rows and columns of black at the sides of an image.
+def picture_ends(images):
+    """Tells pictures from their padding: rows and columns of black at the sides of an image.
 
-    Returns float32 [batch, height, width, 1], 1 in the picture and 0 in the padding, of images
-    [batch, height, width, channels] that are not negative.
+    Returns the first and the last (row, column) of the pictures, each float32 [batch, 1, 1], of
+    images [batch, height, width, channels] that are not negative. Of a black image the last comes
+    before the first.
     """
     ops = keras.ops
-    mask = 1.0
-    for side, other in ((1, 2), (2, 1)):
-        is_lit = ops.cast(ops.max(images, axis=(other, 3), keepdims=True) > 0, "float32")
-        num_before = ops.cumsum(is_lit, axis=side)
-        num_behind = ops.sum(is_lit, axis=side, keepdims=True) - num_before + is_lit
-        mask = mask * ops.cast(ops.logical_and(num_before > 0, num_behind > 0), "float32")
-    return mask
+    ends = []
+    for axis, other in ((1, 2), (2, 1)):
+        size = images.shape[axis]
+        is_lit = ops.max(images, axis=(other, 3)) > 0
+        places = np.arange(size, dtype=np.float32)
+        first = ops.min(ops.where(is_lit, places, float(size)), axis=1)
+        last = ops.max(ops.where(is_lit, places, -1.0), axis=1)
+        ends.append((first[:, None, None], last[:, None, None]))
+    return tuple(zip(*ends, strict=True))
 
 
-def picture_share(mask):
-    """Returns the share of each image that is picture, float32 [batch, 1, 1, 1], above 0."""
-    return keras.ops.maximum(keras.ops.mean(mask, axis=(1, 2, 3), keepdims=True), 1e-6)
+def _share_between(places, first, last):
+    """Returns what interpolation gives of 1 from the first to the last pixel, and 0 elsewhere."""
+    return keras.ops.clip(keras.ops.minimum(places - first, last - places) + 1, 0.0, 1.0)
+
+
+def picture_share(images):
+    """Returns what share of each image is picture, float32 [batch, 1, 1, 1]; 1 of a black one."""
+    (top, left), (bottom, right) = picture_ends(images)
+    share = (bottom - top + 1) * (right - left + 1) / math.prod(images.shape[1:3])
+    return share[..., None]

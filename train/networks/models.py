@@ -15,7 +15,7 @@ import numpy as np
 from tfrecord_io.format.statistics import PixelStatistics
 from tfrecord_io.terminal.address import local_path
 from tfrecord_io.terminal.errors import UserError
-from train.data.augmentation import inside_padding, picture_share
+from train.data.augmentation import picture_share
 from train.kinds.classes import CLASSES
 from train.kinds.task import Task
 from train.machine.errors import TrainingError
@@ -71,7 +71,7 @@ def build_network(
         statistics: of the stored training pixels; needed for `--normalize data`.
         temperature: divisor of the log probabilities, see `kinds.task`; 1 adds no layer.
         synchronized: whether replicas exchange their batch statistics in training.
-        is_padded: whether `--normalize image` leaves out the padding, see `inside_padding`.
+        is_padded: whether `--normalize image` leaves out the padding, see `picture_ends`.
 
     Raises:
         UserError: if the images do not suit the network or the weights cannot be loaded.
@@ -164,7 +164,7 @@ def _normalize(
         means = keras.ops.mean(images, axis=(1, 2), keepdims=True)
         stds = keras.ops.std(images, axis=(1, 2), keepdims=True)
         if is_padded:  # the padding adds nothing to the sums of values and of squares
-            share = picture_share(inside_padding(images))
+            share = picture_share(images)
             squares = (stds**2 + means**2) / share
             means = means / share
             stds = keras.ops.sqrt(keras.ops.maximum(squares - means**2, 0.0))

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 from marked_images import run_on_jax
+from scipy.ndimage import map_coordinates
 
 from train.data import augmentation
 from train.data.augmentation import NUM_DRAWS
@@ -16,6 +17,9 @@ ERASED = (8, 13)  # each followed by row, height, column, width
 NOISE_LEVEL, NOISE_PLACE = 18, 19
 KEPT = 20
 GEOMETRY = (TURN, ZOOM, STRETCH, SHIFT_X, SHIFT_Y)
+LIMITS = [
+    getattr(augmentation, f"_MAX_{name}") for name in ("TURN", "ZOOM", "STRETCH", "SHIFT", "SHIFT")
+]
 
 
 def neutral(batch):
@@ -48,6 +52,42 @@ def test_neutral_numbers_leave_images_as_they_are():
     for shape in ((16, 12, 1), (9, 9, 3), (1, 1, 1)):
         images = random_images(shape=shape)
         np.testing.assert_allclose(augment(images, neutral(4)), images, atol=1e-3)
+
+
+def warped(image, draws, mode):
+    """The image where SciPy finds the pixels of its mirrored, turned, scaled and shifted self."""
+    height, width, channels = image.shape
+    turn, zoom, stretch, shift_x, shift_y = (2 * draws[list(GEOMETRY)] - 1) * LIMITS
+    rows, columns = np.indices((height, width), np.float64)
+    across, down = columns - (width - 1) / 2, rows - (height - 1) / 2
+    across = across if draws[MIRROR] >= 0.5 else -across
+    scale, cosine, sine = np.exp(zoom), np.cos(turn), np.sin(turn)
+    x = scale * (cosine * np.exp(stretch) * across - sine * down) + shift_x * width
+    y = scale * (sine * across + cosine * np.exp(-stretch) * down) + shift_y * height
+    places = np.stack([y + (height - 1) / 2, x + (width - 1) / 2])
+    planes = [map_coordinates(image[..., c], places, order=1, mode=mode) for c in range(channels)]
+    return np.stack(planes, axis=-1)
+
+
+@pytest.mark.parametrize("strength", [1.0, 4.0])
+@pytest.mark.parametrize("shape", [(48, 40, 1), (20, 64, 3), (1, 9, 1)])
+def test_pixels_are_those_that_scipy_interpolates_with_mirror_images_around(shape, strength):
+    images, draws = random_images(6, shape), neutral(6)
+    draws[:, GEOMETRY] = random_draws(6)[:, GEOMETRY]
+    draws[:, MIRROR] = [0.2, 0.8] * 3
+    stronger = draws.astype(np.float64)
+    stronger[:, GEOMETRY] = 0.5 + strength * (stronger[:, GEOMETRY] - 0.5)
+    expected = [warped(*each, "reflect") for each in zip(images, stronger, strict=True)]
+    for kind in (np.float32, np.uint8, np.uint16):
+        changed = augment(images.astype(kind), draws, strength)
+        np.testing.assert_allclose(changed, expected, atol=0.02)
+
+
+def test_of_padded_pictures_outside_is_black():
+    images, draws = padded(1 + random_images(6, (24, 40, 3)) / 2), neutral(6)
+    draws[:, GEOMETRY] = random_draws(6)[:, GEOMETRY]
+    expected = [warped(*each, "grid-constant") for each in zip(images, draws, strict=True)]
+    np.testing.assert_allclose(augment(images, draws, is_padded=True), expected, atol=0.02)
 
 
 def padded(images, rows=4):
@@ -166,14 +206,16 @@ def test_erasing_covers_a_rectangle_with_the_mean_of_the_image():
     np.testing.assert_allclose(covered, images.mean(), rtol=1e-4)
 
 
-def mix(images, labels, kept):
-    return map(keras.ops.convert_to_numpy, augmentation.mix(images, labels, kept))
+def mixed_with_partner(values, kept):
+    mixed = augmentation.mix(values, augmentation.partners(values), kept)
+    return keras.ops.convert_to_numpy(mixed)
 
 
 def test_mixup_pairs_neighbours_and_leaves_the_last_example_of_an_odd_batch():
     images = random_images(5)
     labels = np.eye(3, dtype=np.float32)[[0, 1, 2, 0, 1]]
-    mixed, mixed_labels = mix(images, labels, np.array([0.75, 0.5, 1.0, 0.6, 0.7], np.float32))
+    kept = np.array([0.75, 0.5, 1.0, 0.6, 0.7], np.float32)
+    mixed, mixed_labels = (mixed_with_partner(values, kept) for values in (images, labels))
     np.testing.assert_allclose(mixed[0], 0.75 * images[0] + 0.25 * images[1], rtol=1e-5)
     np.testing.assert_allclose(mixed[1], 0.5 * images[1] + 0.5 * images[0], rtol=1e-5)
     np.testing.assert_allclose(mixed[[2, 4]], images[[2, 4]], rtol=1e-6)
@@ -183,14 +225,22 @@ def test_mixup_pairs_neighbours_and_leaves_the_last_example_of_an_odd_batch():
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="JAX is not installed")
-def test_tensorflow_and_jax_change_images_alike(tmp_path):
-    images, draws = random_images(16, (112, 96, 1)), random_draws(16)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_tensorflow_and_jax_change_images_alike_to_a_fiftieth_of_a_grey_level(tmp_path, channels):
+    import tensorflow as tf
+
+    images, draws = random_images(16, (112, 96, channels)), random_draws(16)
     np.savez(tmp_path / "in.npz", images=images, draws=draws)
     script = (
-        "import sys, keras, numpy as np; from train.data import augmentation; "
+        "import sys, jax, numpy as np; from train.data import augmentation; "
         "given = np.load(sys.argv[1]); "
-        "images = augmentation.augment(given['images'], given['draws'], 1.0); "
-        "np.save(sys.argv[2], keras.ops.convert_to_numpy(images))"
+        "change = jax.jit(lambda *given: augmentation.augment(*given, 1.0)); "
+        "np.save(sys.argv[2], change(given['images'], given['draws']))"
     )
     run_on_jax(script, tmp_path / "in.npz", tmp_path / "out.npy")
-    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), augment(images, draws), atol=0.05)
+    # XLA rounds another way than the same operations one by one.
+    compiled = tf.function(augmentation.augment, autograph=False, jit_compile=True)(
+        images, draws, 1.0
+    )
+    for changed in (compiled, augment(images, draws)):
+        np.testing.assert_allclose(np.load(tmp_path / "out.npy"), changed, atol=0.02)

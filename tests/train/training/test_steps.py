@@ -11,7 +11,6 @@ import pytest
 from builds import run_command
 from marked_images import ALL_ON, QUICK, environment, marked_data
 
-from train.data import augmentation
 from train.data.augmentation import NUM_DRAWS
 from train.kinds.classes import CLASSES
 from train.networks.models import build_network
@@ -192,16 +191,14 @@ def test_augmentation_changes_images_alone_and_mixup_labels_too(
         np.testing.assert_allclose(np.sort(prepared, axis=2), np.sort(images, axis=2), atol=1e-2)
 
 
-def test_the_augmentation_knows_that_the_images_are_padded(data, monkeypatch):
-    told = []
-    monkeypatch.setattr(
-        augmentation, "augment", lambda *given, is_padded, **_: told.append(is_padded)
-    )
-    run = run_of(data, augment=True)
+def test_the_augmentation_knows_that_the_images_are_padded(data):
+    run = run_of(data, augment=True, mixup=0.3)
     padded = dataclasses.replace(run.data.manifest, preprocessing={"fit": "pad"})
-    run = dataclasses.replace(run, data=dataclasses.replace(run.data, manifest=padded))
-    steps.prepare(run, np.zeros((1, *SHAPE)), None, None)
-    assert told == [True]
+    padded_run = dataclasses.replace(run, data=dataclasses.replace(run.data, manifest=padded))
+    draws = np.random.default_rng(1).random((4, NUM_DRAWS), np.float32)
+    black = np.zeros((4, *SHAPE), np.uint8), np.eye(4, dtype=np.float32), draws
+    assert not np.any(steps.prepare(padded_run, *black)[0])
+    assert np.any(steps.prepare(run, *black)[0])
 
 
 def test_class_weights_are_frequencies_to_a_negative_power_with_mean_1():
