@@ -15,6 +15,13 @@ COLUMN = f"{OTHER}modality"
 
 _UNKNOWN = "none named"
 
+# Modalities of pictures (PS3.3, C.7.3.1.1.1). Another text may name a person.
+_KNOWN = {
+    "BI", "CR", "CT", "DG", "DX", "ES", "GM", "IO", "IVOCT", "IVUS", "LS", "MG", "MR", "NM", "OCT",
+    "OP", "OPT", "OPTBSV", "OPTENF", "OT", "PT", "PX", "RF", "RG", "RTIMAGE", "SC", "SM", "TG",
+    "US", "XA", "XC",
+}  # fmt: skip
+
 
 def of_modality(
     pictures: Sequence[Pictures], known: Sequence[str | None] | None, wanted: Collection[str]
@@ -61,7 +68,9 @@ def note_modalities(listing: Listing) -> None:
         mixed = sum(count > 1 for count in classes.values())
         where = f"mixed in {mixed} of {len(classes)} classes" if mixed else "each in its own class"
         first = next(name for name, _ in counts.most_common() if name)
-        listing.notes.append(
+        is_plain = _KNOWN.issuperset(name for name in counts if name)
+        notes = listing.notes if is_plain else listing.naming_notes
+        notes.append(
             f"the images have {len(counts)} modalities, {where}: {_told(counts)}; --modality "
             f"{first} uses one alone"
         )
