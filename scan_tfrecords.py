@@ -193,7 +193,7 @@ def build(
     Raises:
         CommandError: with the message of the command.
     """
-    _show("build", ["--input", input] if input else [], output=output, **options)
+    _show("build", [] if input is None else ["--input", input], output=output, **options)
     return Dataset(os.fspath(output))
 
 

@@ -332,6 +332,16 @@ def _find_patients(paths: pa.ChunkedArray, group_regex: str, listing: Listing) -
     """
     patients = _find(paths, group_regex)
     num_without, num_images = patients.null_count, len(patients)
+    if group_regex != DEFAULT_GROUP_REGEX and patients.drop_null().unique().equals(
+        patients.drop_null()[:1]
+    ):
+        pairs = zip(paths.slice(0, 3).to_pylist(), patients[:3].to_pylist(), strict=True)
+        shown = ", ".join(f"{found!a} in {path!a}" for path, found in pairs if found)
+        if num_images - num_without > 1:
+            listing.naming_notes.append(
+                f"--patient_regex {group_regex!r} finds one patient in all images ({shown}); its "
+                "first group should be what differs between patients"
+            )
     if group_regex == DEFAULT_GROUP_REGEX or num_without <= num_images / 2:
         return patients
     text = (

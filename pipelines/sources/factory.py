@@ -127,6 +127,8 @@ class SourceOptions:
         needed = _INPUTS.get(self.source, "")
         if needed and not self.input:
             raise ValueError(f"--source {self.source} needs --input, {needed}")
+        if self.input is not None and not self.input.strip():
+            raise ValueError("--input is empty; expected a folder, an archive or a URL")
         if needed is None and self.input:
             raise ValueError(
                 f"--source {self.source} takes no --input; use --source "

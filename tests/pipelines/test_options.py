@@ -132,6 +132,8 @@ def test_the_runner_tells_where_the_images_are_read(flags, workers):
         (["--classes=A,B,A"], "take each name once"),
         (["--output="], "--output must be a folder of its own, received ''"),
         (["--output=/"], "--output must be a folder of its own, received '/'"),
+        (["--input="], "--input is empty"),
+        (["--input= "], "--input is empty"),
     ],
 )
 def test_a_value_that_makes_no_sense_is_named(argv, message):

@@ -400,3 +400,11 @@ def test_patients_whose_names_look_alike_are_told():
     assert "2 patients have names that differ only in case, spaces, hyphens" in note
     assert "'M\\xfcller-03' and 'm\\xfcller03'" in note
     assert "a column patient of a table of --labels" in note
+
+
+@pytest.mark.parametrize("regex", ["^(scan)", "(CNV|DME)"])
+def test_a_pattern_that_finds_one_patient_in_all_images_is_told(regex):
+    files = {f"{label}/scan-CNV-{label}-{k}.png": bytes([k]) for label in "AB" for k in range(2)}
+    notes = list_files(files, group_regex=regex).naming_notes
+    (note,) = [note for note in notes if "finds one patient in all images" in note]
+    assert note.count(" in 'A/scan-") == 2
