@@ -283,7 +283,8 @@ def clone(tmp_path_factory):
     other = ("--source", "synthetic", "--num_examples", "80", "--seed", "1")
     _run(clone, *build, *other, "--output", "data/other")
     train = (sys.executable, "train/run.py", "--data", "data/oct", "--workdir", "runs/oct")
-    _run(clone, *train, "--epochs", "1")
+    # The default network for such images takes minutes.
+    _run(clone, *train, "--epochs", "1", "--model", "small_resnet")
     return clone
 
 
