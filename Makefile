@@ -17,7 +17,8 @@ NAME := $(shell basename "$(INPUT)" | sed -E 's/\.(zip|tar|tar\.gz|tgz)$$//')
 LIMIT ?= 3200
 IMAGES_SHOWN ?= 25600
 EPOCHS ?= $$($(BIN)/python scripts/epochs.py "$(OUTPUT)" $(IMAGES_SHOWN))
-BUILD = --input "$(INPUT)" --splits auto --limit $(LIMIT) $(BUILD_FLAGS)
+SPLITS = $(if $(findstring --splits,$(BUILD_FLAGS)),,--splits auto)
+BUILD = --input "$(INPUT)" $(SPLITS) --limit $(LIMIT) $(BUILD_FLAGS)
 NEXT = $(BIN)/scan-tfrecords predict --run '$(WORKDIR)' --input SCAN
 else
 NAME := synthetic

@@ -190,8 +190,6 @@ def parse_options(argv: Sequence[str]) -> BuildOptions:
         description=_DESCRIPTION,
         epilog=_EXAMPLES.format(build=program),
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        # An abbreviation of a build flag could be one of Beam's flags.
-        allow_abbrev=False,
     )
     for heading, groups in _HEADINGS.items():
         flags.add_flags(parser, heading, *groups.values())

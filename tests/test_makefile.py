@@ -46,5 +46,6 @@ def test_scans_of_ones_own_are_split_by_patient_into_folders_of_their_name(given
 def test_its_folders_and_flags_can_be_named():
     settings = ("INPUT=scans", "OUTPUT=d", "WORKDIR=r", "EPOCHS=3", "BUILD_FLAGS=--labels t.csv")
     commands = _commands(*settings)
-    assert "--labels t.csv --image_size 64 --output" in commands
+    assert "--splits auto --limit 3200 --labels t.csv --image_size 64 --output" in commands
+    assert "auto" not in _commands("INPUT=scans", "BUILD_FLAGS=--splits patient")
     assert '--data "d" --workdir "r" --epochs 3' in commands

@@ -93,15 +93,16 @@ def test_each_command_gets_its_own_arguments(command, capsys):
 
 def test_it_builds_a_folder_and_verifies_what_it_built(source_tree, tmp_path):
     output = tmp_path / "out"
-    flags = builds.arguments(source_tree, output, "--max_reject_fraction=0.5", builds.IN_MEMORY)
-    assert run_here("build", *flags) == 0
+    few = ("--max_reject_fraction=0.5", builds.IN_MEMORY)
+    assert run_here("build", *builds.arguments(source_tree, output, *few)) == 0
     assert run_here("verify", output) == 0
 
     manifest = json.loads((output / "manifest.json").read_text())
     shard = output / manifest["splits"]["train"]["shards"][0]["name"]
     shard.write_bytes(shard.read_bytes()[:-1])
     assert run_here("verify", output) == 1
-    assert run_here("build", *flags, "--image_size=9") == 2
+    other = builds.arguments(source_tree, output, "--image_size=9", *few)
+    assert run_here("build", *other) == 2
 
 
 def test_from_python_a_dataset_is_built_read_and_audited(source_tree, tmp_path, capfd):

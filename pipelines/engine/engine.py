@@ -195,6 +195,8 @@ def check_flags(beam_args: Sequence[str], own_flags: Iterable[str]) -> None:
     found, unknown = parser.parse_known_args(list(beam_args))
     if unknown:
         flag = unknown[0].split("=")[0]
+        if not flag.startswith("-"):
+            raise errors.UserError(f"unknown argument {flag}; did you mean --input {flag}?")
         known = [*own_flags, *(f"--{name}" for name in vars(found))]
         raise errors.UserError(f"unknown flag {flag}{flags.meant(flag, known) or '; see --help'}")
 

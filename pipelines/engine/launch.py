@@ -7,6 +7,7 @@ import contextlib
 import gc
 import itertools
 import logging
+import shlex
 import signal
 import sys
 import threading
@@ -61,6 +62,8 @@ def launch(options: BuildOptions, run: Run) -> None:
     from pipelines.engine import engine
 
     engine.check_flags(beam_args, flag_names())
+    if passed := beam_flags.for_beam_alone(beam_args):
+        print(f"passed to Beam: {shlex.join(passed)}")
     if options.output.preview:
         print_preview(options, engine.num_processes(beam_args) or 1)
         return

@@ -69,12 +69,14 @@ class ListingOptions:
         "(default: all, sorted)",
         parse=names,
         metavar="A,B,...",
+        adds_up=True,
     )
     grades: tuple[str, ...] = flag(
         (),
         "classes to use that are grades, from the lowest to the highest",
         parse=names,
         metavar="A,B,...",
+        adds_up=True,
     )
     tree: str | None = flag(
         None, "folder that holds train/, val/ and test/, if several do", metavar="FOLDER"
@@ -105,6 +107,7 @@ class ListingOptions:
         "name them, such as OPT for B-scans",
         parse=names,
         metavar="A,B,...",
+        adds_up=True,
     )
     label_regex: str | None = flag(
         None,
@@ -132,6 +135,7 @@ class ListingOptions:
         "split, such as train.csv,test.csv",
         parse=_files,
         metavar="FILE",
+        adds_up=True,
     )
     columns: dict[str, str] | None = flag(
         None,
@@ -140,12 +144,14 @@ class ListingOptions:
         parse=_columns,
         expected="path=COLUMN,label=COLUMN and the like",
         metavar="NAME=COLUMN,...",
+        adds_up=True,
     )
     label_columns: tuple[str, ...] = flag(
         (),
         "columns of the table with a 0 or a 1 for each of several labels",
         parse=names,
         metavar="A,B,...",
+        adds_up=True,
     )
     one_class: bool = flag(False, "each of the --label_columns is a class; an image has one")
     uncertain: str | None = flag(

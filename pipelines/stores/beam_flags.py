@@ -41,6 +41,14 @@ def use(beam_args: Sequence[str]) -> tuple[str, ...]:
     return (*rest, *(f"--{flag}={value}" for flag, value in values.items() if flag in _FLAGS))
 
 
+def for_beam_alone(beam_args: Sequence[str]) -> list[str]:
+    """Returns the flags that the build itself does not act on."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for flag in ("runner", "direct_num_workers", "direct_running_mode", *_FLAGS):
+        parser.add_argument(f"--{flag}")
+    return parser.parse_known_args(list(beam_args))[1]
+
+
 def use_those_of_job() -> None:
     """On a worker of a remote engine, copies the user's flags for stores into the environment."""
     from apache_beam.options.value_provider import RuntimeValueProvider

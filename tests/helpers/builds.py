@@ -26,9 +26,13 @@ IN_MEMORY = "--direct_running_mode=in_memory"
 
 
 def arguments(source: Path | str, output: Path | str, *more: str) -> list[str]:
-    """Returns the build's flags for a folder or an archive; tiny pictures."""
+    """Returns the build's flags for a folder or an archive; tiny pictures.
+
+    Of a flag that is given twice, as `--name=value`, the last one stays.
+    """
     kind = "directory" if Path(source).is_dir() else "archive"
-    return [f"--source={kind}", f"--input={source}", f"--output={output}", "--image_size=8", *more]
+    words = [f"--source={kind}", f"--input={source}", f"--output={output}", "--image_size=8", *more]
+    return list({word.partition("=")[0]: word for word in words}.values())
 
 
 def _run_without_engine(job: Any, pipeline: Any, _: int | None) -> None:

@@ -60,7 +60,7 @@ def test_the_source_follows_from_the_input(given, source):
 def test_some_values_have_a_form_of_their_own():
     assert parse_options(["--image_size=64"]).pixels.image_shape == (64, 64, 1)
     # A class with a comma is in quotes, as in CSV.
-    chosen = parse_options([*ARCHIVE, '--classes="COVID-19, ARDS",NORMAL'])
+    chosen = parse_options([*ARCHIVE, '--classes="COVID-19, ARDS"', "--classes=NORMAL"])
     assert chosen.listing.classes == ("COVID-19, ARDS", "NORMAL")
     # What the build does not know is for Beam, an abbreviated flag included.
     chosen = parse_options(["--runner=DataflowRunner", *ARCHIVE, "--project", "p", "--overw"])
@@ -147,6 +147,7 @@ def test_a_value_that_makes_no_sense_is_named(argv, message):
      ["--seed=x"],
      ["--grades=0,,2"], ["--classes=A,"], ['--classes="A'],
      ["--split_seed=x"], ["--split_fractions=train"],
+     ["--seed=1", "--seed=2"],
      ["--window=40"], ["--channels=2"], ["--resize=nearest"], ["--source=s3"], ["--limit"]],
 )  # fmt: skip
 def test_a_value_that_cannot_be_read_is_wrong_usage(argv, capsys):

@@ -18,6 +18,7 @@ import argparse
 import csv
 import dataclasses
 import difflib
+import functools
 import itertools
 import math
 import operator
@@ -63,18 +64,53 @@ def flag(default: Any, help_text: str, **rules: Any) -> Any:
             must be, for the message; by default the error of `parse` says it. `choices` are the
             values allowed, besides None. `least`, alone or with `most`, `above` and `below` are
             limits of numbers. `metavar` is the name of the value in --help. `can_be_negated` says
-            that `--no-NAME` turns a bool off, `alias` is another name of the flag. Others are for
-            the caller.
+            that `--no-NAME` turns a bool off, `alias` is another name of the flag, `adds_up` that
+            it can be given several times, for one list. Others are for the caller.
     """
     return dataclasses.field(default=default, metadata={"help": help_text, **rules})
 
 
+class _Store(argparse.Action):
+    """Stores a value. A flag that is given again adds to its list, or must say the same again."""
+
+    def __init__(self, *args: Any, adds_up: bool = False, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._adds_up = adds_up
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        given = vars(parser).setdefault("given", {})
+        before = given.get(self.dest, values) if option_string else values
+        if before != values:
+            if isinstance(values, list):
+                values = [*before, *values]
+            elif self._adds_up:
+                values = f"{before},{values}"
+            else:
+                told = f"{option_string} is given twice, as {before} and {values}; give it once"
+                parser.error(told)
+        given[self.dest] = values
+        setattr(namespace, self.dest, values)
+
+
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line, with the flag that was probably meant."""
+    """A parser whose errors are one line, with the flag that was probably meant.
+
+    Attributes:
+        hints: what to do instead, for flags that this command does not have.
+    """
+
+    hints: Mapping[str, str] = types.MappingProxyType({})
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        # An abbreviation would change its meaning with the next flag that begins so.
+        super().__init__(*args, allow_abbrev=False, **settings)
+        self.register("action", None, _Store)
+        self.register("action", "store", _Store)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parses a command line; returns the flags that are known, and the others."""
         self._words = sys.argv[1:] if args is None else list(args)
+        self.given: dict[str, Any] = {}
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
@@ -82,7 +118,7 @@ class Parser(argparse.ArgumentParser):
         if "required" in message:  # perhaps what is missing was misspelled
             known = self._option_string_actions
             names = [word.partition("=")[0] for word in self._words if word.startswith("--")]
-            for name in [n for n in names if not any(flag.startswith(n) for flag in known)][:1]:
+            for name in [name for name in names if name not in known][:1]:
                 message += f"; {name} is unknown{meant(name, known)}"
         hint = "" if message.endswith("?") else f"; see {self.prog} --help"
         self.exit(2, f"error: {message}{hint}\n")
@@ -97,6 +133,8 @@ class Parser(argparse.ArgumentParser):
     def refuse_unknown(self, unknown: Sequence[str]) -> NoReturn:
         """Exits with the first of some unknown arguments, and the flag that was probably meant."""
         name = unknown[0].partition("=")[0]
+        if name in self.hints:
+            self.error(f"unknown argument {name}: {self.hints[name]}")
         known = re.findall(r"--\w+", self.format_help())
         self.error(f"unknown argument {name}{meant(name, known)}")
 
@@ -144,6 +182,9 @@ def add_flags(
             settings["action"] = argparse.BooleanOptionalAction if negated else "store_true"
         else:
             settings["metavar"] = field.metadata.get("metavar") or _metavar(field, kind)
+            settings["action"] = functools.partial(
+                _Store, adds_up=field.metadata.get("adds_up", False)
+            )
         names = [f"--{name}" for name in (field.metadata.get("alias"), field.name) if name]
         section.add_argument(*names, dest=field.name, **settings)
         if settings.get("action") == "store_true":  # from Python, `overwrite=False` is given so
@@ -259,4 +300,5 @@ def _parsed(field: dataclasses.Field[Any], kind: Any, text: Any) -> Any:
     except ValueError as error:
         expected = field.metadata.get("expected") or _TYPES.get(parse, ("", None))[1]
         why = f"expected {expected}, received {text!r}" if expected else error
-        raise UserError(f"--{field.name}: {why}") from None
+        name = field.metadata.get("alias", field.name)
+        raise UserError(f"--{name}: {why}") from None

@@ -55,9 +55,9 @@ def test_beams_own_flags_are_known(flags):
     [
         (["--clases=a"], r"unknown flag --clases; did you mean --classes\?"),
         (["--outptu", "x"], r"unknown flag --outptu; did you mean --output\?"),
+        (["scans"], r"unknown argument scans; did you mean --input scans\?"),
         (["--direct_num_worker=2"], r"did you mean --direct_num_workers\?"),
         (["--xyzzy"], "unknown flag --xyzzy; see --help"),
-        (["stray"], "unknown flag stray; see --help"),
     ],
 )
 def test_a_flag_that_nobody_knows_is_named_with_what_may_have_been_meant(flags, message):

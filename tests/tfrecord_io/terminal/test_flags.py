@@ -10,12 +10,14 @@ import pytest
 
 from tfrecord_io.terminal.errors import UserError
 from tfrecord_io.terminal.flags import Parser, add_flags, check, command, flag, from_flags, given
+from tfrecord_io.terminal.flags import names as names_in
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
     data: Path | None = flag(None, "folder of 100 % of the data")
     names: tuple[str, ...] = flag(("a", "b"), "names", parse=lambda text: tuple(text.split("+")))
+    tables: tuple[str, ...] = flag((), "tables", parse=names_in, adds_up=True)
     optimizer: str = flag("adam", "update rule", choices=("sgd", "adam", "adamw"))
     rate: float = flag(0.5, "step size (default: a half)", least=0)
     share: float = flag(0.1, "share of the images", least=0, most=1)
@@ -39,12 +41,19 @@ def parser():
         (["--optimiser=adam"], "unknown argument --optimiser; did you mean --optimizer?"),
         (["--colour"], "unknown argument --colour; see tool --help"),
         (["--rate"], "argument --rate: expected one argument; see tool --help"),
-        (["--augm"], "the following arguments are required: --run; see tool --help"),
+        (["--augm"], "--run; --augm is unknown; did you mean --augment?"),
+        (["--optim=adam"], "unknown argument --optim; did you mean --optimizer?"),
+        (["--size=3"], "unknown argument --size: the data has it; see tool --help"),
+        (
+            ["--rate=1", "--rate", "2"],
+            "--rate is given twice, as 1 and 2; give it once; see tool --help",
+        ),
         (["--no-augment", "--rnu=x"], "--run; --rnu is unknown; did you mean --run?"),
     ],
 )
 def test_an_error_is_one_line_that_names_the_flag_that_was_meant(words, message, capsys):
     made = Parser(prog="tool")
+    made.hints = {"--size": "the data has it"}
     add_flags(made, "training", Options)
     made.add_argument("--run", required="--run" in message)
     with pytest.raises(SystemExit) as raised:
@@ -80,6 +89,19 @@ def test_flags_become_values_of_their_types_and_others_keep_their_defaults():
     )
     found = parser().parse_args(["--optimizer=sgd"])
     assert given(Options, found) == {"optimizer": "sgd"}
+
+
+def test_a_flag_that_is_given_again_adds_to_its_list_or_says_the_same():
+    made = Parser(prog="tool")
+    add_flags(made, "training", Options)
+    made.add_argument("--run", nargs="+")
+    words = "--tables=a --rate=2 --run x --tables b,c --rate 2 --run y z"
+    for _ in range(2):
+        found = made.parse_args(words.split())
+        assert (found.run, from_flags(Options, found)) == (
+            ["x", "y", "z"],
+            Options(tables=("a", "b", "c"), rate=2.0),
+        )
 
 
 def test_help_shows_each_text_with_its_default_once():
