@@ -30,13 +30,13 @@ from read_data import draw_records
 
 from train.machine import console
 
-BATCH_SIZE, SIDE = 64, 224
-
 
 def main() -> None:
     """Prints the figures of each backend, from a process of its own."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--backend", choices=("jax", "tensorflow"), help="[each that is installed]")
+    parser.add_argument("--batch_size", type=int, default=64, help="[64]")
+    parser.add_argument("--image_size", type=int, default=224, help="[224]")
     parser.add_argument("--rounds", type=int, default=3, help="[3]")
     parser.add_argument("--steps", type=int, default=1, help="of a round [1]")
     parser.add_argument("--plain", action="store_true", help="TensorFlow without XLA")
@@ -63,12 +63,13 @@ def measure(arguments: argparse.Namespace) -> None:
     from train.training.run_setup import make_run
     from train.training.steps import prepare
 
-    shape = (SIDE, SIDE, 1)
-    records = draw_records(Path(arguments.work) / "records", 4 * BATCH_SIZE, shape)
+    size, side = arguments.batch_size, arguments.image_size
+    shape = (side, side, 1)
+    records = draw_records(Path(arguments.work) / f"records-{size}-{side}", 4 * size, shape)
 
     def run_of(**settings: Any) -> Any:
         config = TrainConfig.of(
-            data=str(records), model="small_resnet", global_batch_size=BATCH_SIZE, **settings
+            data=str(records), model="small_resnet", global_batch_size=size, **settings
         )
         return make_run(config, Path())
 
@@ -77,9 +78,9 @@ def measure(arguments: argparse.Namespace) -> None:
         "augmented": run_of(mixup=0.0),
         "and MixUp": run_of(),
     }
-    images = np.random.default_rng(0).integers(256, size=(BATCH_SIZE, *shape), dtype=np.uint8)
-    labels = np.eye(4, dtype=np.float32)[np.arange(BATCH_SIZE) % 4]
-    draws = augmentation.draw(0, 0, batch_size=BATCH_SIZE, mixup=0.3)
+    images = np.random.default_rng(0).integers(256, size=(size, *shape), dtype=np.uint8)
+    labels = np.eye(4, dtype=np.float32)[np.arange(size) % 4]
+    draws = augmentation.draw(0, 0, batch_size=size, mixup=0.3)
     batch = images, labels, draws
     backend = os.environ["KERAS_BACKEND"]
     alone: dict[str, Callable[[], Any]] = {}

@@ -1,23 +1,27 @@
-"""What does the input cost on a GPU? One command, without network: a table and a JSON file.
+"""What do input and augmentation cost on a GPU? One command, without network: a table and JSON.
 
-    python benchmarks/gpu.py [--output gpu.json] [--backend jax] [--quick]
+    python benchmarks/gpu.py --backend jax --models small_resnet resnet50 [--quick]
 
 It draws its own data under --work, needs JAX or TensorFlow (it measures with each that is
-installed) and takes about five minutes a network and backend; `--quick` tries all of it on a CPU
-in two. Three ways of feeding the same compiled step take turns, and medians count:
+installed) and should take at most 150 s for two networks on one GPU and backend; it prints the time
+that it took. `--quick` tries all of it on a CPU. Three ways of feeding the same compiled step take
+turns, and medians count:
 
 - device: one batch that lies on the device, the limit.
 - reader: the mapped shards, as in training.
 - decode: JPEGs of 512x496, decoded and resized in each step by the build's own code, on all cores.
 
 Each measurement is a process of its own, so that one that fails (memory) costs its row alone, and
-a peak of memory is of one network. The steps are bare: no augmentation, SGD, one output.
+a peak of memory is of one network. These steps are bare: no augmentation, SGD, one output. Those
+"as trained" have all defaults; what they have more is timed by itself, too: augmentation, MixUp,
+optimizer and the average of the weights.
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
+import dataclasses
 import functools
 import importlib.metadata
 import importlib.util
@@ -30,7 +34,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -52,13 +56,15 @@ with console.hide_native_noise():
     from tfrecord_io.decoding.preprocess import decode_image
     from tfrecord_io.stores.ahead import map_ahead
     from train.data import augmentation
+    from train.networks.models import Network
     from train.training import callbacks, preview
     from train.training.config import TrainConfig
     from train.training.run_setup import Run, make_run
-    from train.training.steps import Steps
+    from train.training.steps import Steps, prepare, training_steps
 
 MODELS = ("small_resnet", "vgg16", "resnet50", "efficientnetv2b0")
 WAYS = ("device", "reader", "decode")
+PARTS = ("augmentation", "MixUp", "optimizer", "average")
 
 #: ResNet-50 in mixed precision on one A100, images/s. Source: NVIDIA's DeepLearningExamples,
 #: the tables of TensorFlow and MXNet.
@@ -74,7 +80,7 @@ def main() -> int:
     parser.add_argument("--num_images", type=int, default=16_384, help="[16384, 0.8 GB]")
     parser.add_argument("--precision", default="bfloat16", help="[bfloat16]")
     parser.add_argument("--steps", type=int, default=20, help="of a round [20]")
-    parser.add_argument("--rounds", type=int, default=5, help="[5]")
+    parser.add_argument("--rounds", type=int, default=3, help="[3]")
     parser.add_argument("--work", default="data/gpu", help="folder of the drawn data [data/gpu]")
     parser.add_argument("--output", default="gpu.json", help="JSON file of all figures [gpu.json]")
     parser.add_argument("--quick", action="store_true", help="a tiny network and few tiny images")
@@ -89,6 +95,7 @@ def main() -> int:
         name, *values = arguments.measure
         print(json.dumps(_MEASUREMENTS[name](arguments, *values)))
         return 0
+    started = time.perf_counter()
     data = read_data(arguments)
     draw_records(data.records, arguments.num_images, image_shape(arguments))
     draw_scans(data)
@@ -104,7 +111,7 @@ def main() -> int:
     Path(arguments.output).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     for result in results:
         print(describe(result, arguments))
-    print(f"All figures are in {arguments.output}")
+    print(f"All figures are in {arguments.output}, after {time.perf_counter() - started:.0f} s")
     return 0
 
 
@@ -147,7 +154,12 @@ def measure_backend(backend: str, arguments: argparse.Namespace) -> dict[str, An
         "input": measure("input"),
         "resume": measure("resume"),
         "models": [
-            {"model": model, "replicas": number, **measure("model", model, number)}
+            {
+                "model": model,
+                "replicas": number,
+                **measure("model", model, number),
+                "as_trained": measure("trained", model, number),
+            }
             for model, number in itertools.product(arguments.models, replicas)
         ],
     }
@@ -159,7 +171,7 @@ def environment(**variables: str) -> dict[str, str]:
     return found | {"TF_CPP_MIN_LOG_LEVEL": "2"} | variables
 
 
-def config_of(arguments: argparse.Namespace, model: str) -> TrainConfig:
+def config_of(arguments: argparse.Namespace, model: str, **settings: Any) -> TrainConfig:
     return TrainConfig.of(
         data=str(read_data(arguments).records),
         model=model,
@@ -167,18 +179,26 @@ def config_of(arguments: argparse.Namespace, model: str) -> TrainConfig:
         normalize="unit" if model in OWN_MODELS else None,
         replica_batch_size=arguments.batch_size,
         precision=arguments.precision,
-        optimizer="sgd",
-        ema_decay=0.0,
-        augment=False,
-        mixup=0.0,
-        label_smoothing=0.0,
-        test_time_flip=False,
+        **settings,
     )
 
 
-def run_of(arguments: argparse.Namespace, model: str, replicas: int) -> Run:
+#: Settings of a bare step.
+BARE: dict[str, Any] = {
+    "optimizer": "sgd",
+    "ema_decay": 0.0,
+    "augment": False,
+    "mixup": 0.0,
+    "label_smoothing": 0.0,
+    "test_time_flip": False,
+}
+
+
+def run_of(
+    arguments: argparse.Namespace, model: str, replicas: int, settings: dict[str, Any] = BARE
+) -> Run:
     """Returns a run on so many devices; the batch of each stays."""
-    return make_run(config_of(arguments, model).replace(gpus=replicas), Path())
+    return make_run(config_of(arguments, model, gpus=replicas, **settings), Path())
 
 
 def measure_devices(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -270,6 +290,72 @@ def measure_model(arguments: argparse.Namespace, model: str, replicas: str) -> d
     }
 
 
+def measure_trained(arguments: argparse.Namespace, model: str, replicas: str) -> dict[str, Any]:
+    """Returns the time of a step with all defaults, and on one device that of its parts."""
+    num_steps, num_rounds = arguments.steps, arguments.rounds
+    given = run_of(arguments, model, int(replicas), {})
+    run, network, steps = preview.prepare_steps(given, num_steps=(num_rounds + 1) * num_steps)
+    batch = next(steps.iterate(run.training_batches(0)))
+    device = {"device": itertools.repeat(batch)}
+    times = preview.time_rounds(steps, device, num_steps=num_steps, num_rounds=num_rounds)
+    found: dict[str, Any] = {"step_ms": 1000 * times["device"][0] / num_steps}
+    if replicas == "1":
+        images, labels, _, draws = batch
+        variants = {
+            "augmentation": {"mixup": 0.0},
+            "MixUp": {},
+            "optimizer": {"ema_decay": 0.0},
+            "average": {},
+        }
+        for name, settings in variants.items():
+            part = dataclasses.replace(run, given=run.given.replace(**settings))
+            if name in ("augmentation", "MixUp"):
+                function, values = functools.partial(prepare, part), (images, labels, draws)
+            else:
+                function, values = updating(part, network)
+            found.setdefault("parts_ms", {})[name] = time_function(function, values, num_steps)
+        for whole, first in (("MixUp", "augmentation"), ("average", "optimizer")):
+            found["parts_ms"][whole] -= found["parts_ms"][first]
+    return found
+
+
+def updating(run: Run, network: Network) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Returns a function that updates the weights of a network, and its arguments."""
+    variables = network.logits.trainable_variables
+    optimizer = training_steps(run, network).optimizer
+    values = [variable.value for variable in variables]
+    if run.devices.backend == "jax":
+        state = [variable.value for variable in optimizer.variables]
+        return optimizer.stateless_apply, (state, values, values)
+    return lambda *gradients: optimizer.apply(gradients, variables), tuple(map(_tensor, values))
+
+
+def _tensor(value: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.convert_to_tensor(value)
+
+
+def time_function(function: Callable[..., Any], values: tuple[Any, ...], num_calls: int) -> float:
+    """Returns the milliseconds of a call of a function that XLA compiles."""
+    if os.environ["KERAS_BACKEND"] == "jax":
+        import jax
+
+        compiled = jax.jit(function)
+    else:
+        import tensorflow as tf
+
+        # Without XLA, as optimizers of a step are.
+        is_input = isinstance(function, functools.partial)
+        compiled = tf.function(function, autograph=False, jit_compile=is_input)
+    wait_for(compiled(*values))
+    started = time.perf_counter()
+    for _ in range(num_calls):
+        results = compiled(*values)
+    wait_for(results)
+    return 1000 * (time.perf_counter() - started) / num_calls
+
+
 def decoded(arguments: argparse.Namespace, run: Run, steps: Steps) -> Any:
     """Returns batches whose images are decoded when they are wanted, by a thread a core."""
     paths = sorted(read_data(arguments).scans.rglob("*.jpeg"))
@@ -316,7 +402,7 @@ def measure_resume(arguments: argparse.Namespace) -> dict[str, Any]:
         num_images,
         image_shape(arguments),
     )
-    flags = ["--data", records, "--model", arguments.models[0], "--epochs=2"]
+    flags = ["--data", records, "--model", arguments.models[0], "--weights=none", "--epochs=2"]
     flags += ["--replica_batch_size=16", "--gpus=1", "--checkpoint_seconds=0"]
     variables = {}
     # Sums in an order that is the same each time.
@@ -350,6 +436,7 @@ _MEASUREMENTS = {
     "devices": measure_devices,
     "input": measure_input,
     "model": measure_model,
+    "trained": measure_trained,
     "resume": measure_resume,
 }
 
@@ -380,13 +467,14 @@ def describe(result: dict[str, Any], arguments: argparse.Namespace) -> str:
     lines += [
         "",
         "| network | devices | step, ms | device, images/s | reader | decode "
-        "| input wait | first step, s | device memory, MB |",
-        "| --- |" + " --- |" * 8,
+        "| input wait | first step, s | device memory, MB "
+        "| as trained | augmentation, ms | MixUp | optimizer | average |",
+        "| --- |" + " --- |" * 13,
     ]
     for row in result["models"]:
         head = f"| {row['model']} | {row['replicas']} |"
         if "failed" in row:
-            lines.append(f"{head} failed: {row['failed']} |" + " |" * 6)
+            lines.append(f"{head} failed: {row['failed']} |" + " |" * 11)
             continue
         speeds = row["images_per_second"]
         ratios = " | ".join(
@@ -396,13 +484,23 @@ def describe(result: dict[str, Any], arguments: argparse.Namespace) -> str:
         lines.append(
             f"{head} {row['step_ms']:.1f} | {speeds['device']:,.0f} | {ratios} "
             f"| {row['input_wait_share']['reader']:.2%} | {row['first_step_seconds']:.1f} "
-            f"| {memory} |"
+            f"| {memory} |{_as_trained(row)}"
         )
     lines.append(
-        "\nreader, decode: as shares of the images/s of a batch on the device. "
+        "\nas trained: with all defaults; it, reader and decode: as shares of the "
+        "images/s of a batch on the device. "
         + "; ".join(f"{name}: resnet50 {speed:,} images/s" for name, speed in PUBLISHED.items())
     )
     return "\n".join(lines)
+
+
+def _as_trained(row: dict[str, Any]) -> str:
+    trained = row["as_trained"]
+    if "failed" in trained:
+        return f" failed: {trained['failed']} |" + " |" * 4
+    parts = trained.get("parts_ms", {})
+    shown = [f"{parts[name]:.2f}" if name in parts else "" for name in PARTS]
+    return f" {row['step_ms'] / trained['step_ms']:.3f} | {' | '.join(shown)} |"
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ def write_sample(path, num_images):
     [
         ("build_speed.py --sample sample.zip --num_images 40 --repeats 1", "median ratio"),
         ("reuse_speed.py --sample sample.zip --num_images 40 --repeats 1", "the same bytes"),
+        ("augment_cost.py --backend tensorflow --batch_size 4 --image_size 32", "of the bare step"),
         ("resize_speed.py --sample sample.zip --rounds 1 --num_shapes 9", "0 of 9 random pictures"),
         ("build_memory.py --sample sample.zip --num_images 20 40", "ratios, 40 to 20 images"),
         ("fit.py --sample sample.zip --num_images 40 --repeats 1 --seeds 0", "CPU time"),
@@ -63,6 +64,8 @@ def test_what_is_measured_on_a_gpu_runs_on_a_cpu(folder):
     (result,) = json.loads((folder / "gpu.json").read_text())["backends"]
     (row,) = result["models"]
     assert set(row["images_per_second"]) == {"device", "reader", "decode"}
+    assert row["as_trained"]["step_ms"] > 0
+    assert set(row["as_trained"]["parts_ms"]) == {"augmentation", "MixUp", "optimizer", "average"}
     assert result["resume"]["was_killed"]
 
 
