@@ -19,6 +19,7 @@ from tfrecord_io.auditing import shortcuts, twins
 from tfrecord_io.auditing.audit import LIMITS
 from tfrecord_io.auditing.findings import MAX_LISTED, SEVERITIES, Audit
 from tfrecord_io.auditing.twins import ImageReader
+from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.format import shapes
 from tfrecord_io.format.examples import as_classes, numbers_of
 from tfrecord_io.format.manifest import Manifest
@@ -90,7 +91,7 @@ def render(
         facts=_side_facts(dataset, examples),
         classes=_contact_sheets(dataset, examples, images),
         num_more_classes=max(dataset.num_classes - _MAX_CLASSES, 0),
-        corners=_corners_of_devices(examples, images) if dataset.has_codes else [],
+        corners=_corners_of_devices(dataset, examples, images) if dataset.has_codes else [],
         pairs=functools.partial(twins.pairs, images=images, most=_MAX_PAIRS),
         rejects=[(r.source_path, r.reason, r.detail) for r in rejects[:_MAX_FILES]],
         num_rejects=len(rejects),
@@ -146,7 +147,7 @@ def _contact_sheets(
     return sheets
 
 
-def _corners_of_devices(examples: pa.Table, images: ImageReader) -> list[str]:
+def _corners_of_devices(dataset: Manifest, examples: pa.Table, images: ImageReader) -> list[str]:
     """Returns the corners of some pictures, in which devices write names, as URLs.
 
     There is a picture of each size, format and site that the files have, because most devices have
@@ -159,9 +160,14 @@ def _corners_of_devices(examples: pa.Table, images: ImageReader) -> list[str]:
     kinds = kinds.sort_by([("place_count", "descending"), ("place_min", "ascending")])
     first = kinds["place_min"].to_pylist()[:_MAX_CORNERS]
     spread = np.linspace(0, len(table) - 1, min(_MAX_CORNERS - len(first), len(table))).astype(int)
-    chosen = examples.select(["shard", "row"]).take(list(dict.fromkeys([*first, *spread])))
+    chosen = examples.select(["shard", "row", "shape"]).take(list(dict.fromkeys([*first, *spread])))
+    # The corners of a picture are not those of its padding.
+    box = Preprocessing.from_dict(dataset.preprocessing).box
     return [
-        data_url(_corners(images.read(row["shard"], row["row"])), _CORNERS_SIDE)
+        data_url(
+            _corners(images.read(row["shard"], row["row"]).crop(box(row["shape"], 1))),
+            _CORNERS_SIDE,
+        )
         for row in chosen.to_pylist()
     ]
 

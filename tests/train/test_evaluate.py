@@ -186,7 +186,7 @@ def test_the_page_shows_the_training_run_beside_this_dataset(class_run, measured
     [
         ({"image_shape": (16, 12, 1)}, "height: 12 in training, 16 here"),
         ({"label_names": ("CNV", "GLAUCOMA")}, "has the classes CNV, GLAUCOMA"),
-        ({"fit": "pad"}, "fit: 'stretch' in training, 'pad' here"),
+        ({"fit": "stretch"}, "fit: 'pad' in training, 'stretch' here"),
     ],
 )
 def test_a_dataset_that_does_not_fit_is_refused(class_run, tmp_path, capsys, facts, message):

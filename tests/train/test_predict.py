@@ -90,7 +90,7 @@ def test_shapes_that_the_training_images_lack_are_warned_of(run_folder, files, t
     run = edited_run(run_folder, tmp_path / "some", shapes=[0.5484, 0.8333])
     assert (
         "warning: some images have a shape (1.3:1) that no training image has (those have 0.55:1 "
-        "to 0.83:1): stretched to 0.83:1, they"
+        "to 0.83:1): padded to 0.83:1, they"
     ) in answer(capsys, run, *paths).err
     others = [
         edited_run(run_folder, tmp_path / str(len(shapes)), shapes=shapes)

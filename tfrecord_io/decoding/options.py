@@ -106,8 +106,8 @@ class Preprocessing:
         choices=("black", "white"),
     )
     fit: str = flag(
-        "stretch",
-        "pictures of another shape: stretch changes it, pad keeps it and adds black",
+        "pad",
+        "pictures of another shape: pad keeps it and adds black, stretch changes it",
         choices=tuple(FITS),
     )
 

@@ -158,7 +158,7 @@ def test_a_new_column_of_the_table_is_added_in_one_place(job, monkeypatch):
     monkeypatch.setattr(examples, "SCHEMA", examples.SCHEMA.append(box))
     run(job, job.todo)
     table = examples.read_examples(job.build.output.root)
-    assert table["box"].to_pylist() == [[0, 0, 8, 8]] * 28
+    assert table["box"].to_pylist() == [[0, 1, 8, 7]] * 28
     assert "box" in examples.audited(table).column_names
 
 

@@ -35,7 +35,7 @@ from pipelines.shards.write import TaskWriter
 from tfrecord_io.format.manifest import Manifest
 from tfrecord_io.format.schema import FOOTER_LENGTH, HEADER_LENGTH, masked_crc32c
 
-FLAGS = ("--num_shards=3", "--max_reject_fraction=0.9")
+FLAGS = ("--num_shards=3", "--max_reject_fraction=0.9", "--fit=stretch")
 
 
 def two_pages(number):

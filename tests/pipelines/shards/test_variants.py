@@ -22,7 +22,9 @@ def files():
 
 
 scans = scans_of(files, "scans.zip")
-built = build_of("scans", "--variants=3", "--num_shards=4", "--max_reject_fraction=0.1")
+built = build_of(
+    "scans", "--variants=3", "--num_shards=4", "--max_reject_fraction=0.1", "--fit=stretch"
+)
 
 
 def pixels_of(output, row):

@@ -173,7 +173,7 @@ def test_the_picture_is_turned_as_viewers_turn_it(orientation, file_format):
 
 @pytest.mark.parametrize("resize", ["bilinear", "bicubic", "lanczos", "box"])
 def test_resizing_is_that_of_pillow_with_the_named_filter(resize):
-    preprocessing = Preprocessing(height=7, width=9, resize=resize)
+    preprocessing = Preprocessing(height=7, width=9, resize=resize, fit="stretch")
     for image in (GREY, RGB):  # which becomes grey first
         grey = Image.fromarray(image).convert("L")
         expected = grey.resize((9, 7), Image.Resampling[resize.upper()])
@@ -282,7 +282,7 @@ def test_grey_and_colour_fill_the_channels_and_eight_bits_are_spread_over_16():
 @pytest.mark.parametrize("resize", ["bilinear", "bicubic", "lanczos", "box"])
 def test_resizing_keeps_the_depth(resize):
     values = np.add.outer(np.arange(40), np.arange(40)).astype(np.uint16) * 3 + 20_000
-    settings = Preprocessing(height=10, width=13, resize=resize, dtype="uint16")
+    settings = Preprocessing(height=10, width=13, resize=resize, dtype="uint16", fit="stretch")
     in_floats = Image.fromarray(values.astype(np.float32)).resize((13, 10), RESIZE_FILTERS[resize])
     # Pillow rounds after each of its two passes.
     assert np.abs(deep_pixels(encoded(values), settings)[:, :, 0] - in_floats).max() <= 1

@@ -3,7 +3,7 @@
 `testdata/golden_v1` was made by
 
     python pipelines/build_tfrecords.py --source directory --input tests/testdata/golden_source \
-        --output golden --name golden --image_size 10x8 --num_shards 2
+        --output golden --name golden --image_size 10x8 --num_shards 2 --fit stretch
 
 from which the manifest and the shards were kept. A release that breaks this test must write
 another format version. The source is PNG, and of the stored size, so that no other version of a
@@ -31,7 +31,7 @@ STABLE = ("format_version", "name", "image", "label_names", "record", "splits", 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     output = tmp_path_factory.mktemp("golden") / "out"
-    flags = ("--name=golden", "--image_size=10x8", "--num_shards=2", IN_MEMORY)
+    flags = ("--name=golden", "--image_size=10x8", "--num_shards=2", "--fit=stretch", IN_MEMORY)
     build_tfrecords.build(arguments(SOURCE, output, *flags))
     return output
 

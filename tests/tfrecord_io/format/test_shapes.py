@@ -11,7 +11,7 @@ from tfrecord_io import Manifest
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.format import shapes
 
-SQUARE = Preprocessing()
+SQUARE = Preprocessing(fit="stretch")
 GOLDEN = Manifest.load(ROOT / "tests" / "testdata" / "golden_v1")
 
 
