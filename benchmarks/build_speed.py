@@ -65,7 +65,7 @@ def cost_table(path: Path, num_images: int) -> str:
     """Returns a table of a worker's steps, in ms per image on one core."""
     source = ArchiveSource(path)
     listing = list_images(source, ListingOptions())
-    members = [ref.member for ref in iterate_refs(listing.refs.slice(0, num_images))]
+    members = [ref.member for ref in iterate_refs(listing.table.slice(0, num_images))]
     layout = schema.RecordLayout(image_shape=(224, 224, 1), num_classes=4)
     options = preprocess.Preprocessing()
     label = np.array([1, 0, 0, 0], np.float32)

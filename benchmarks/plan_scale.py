@@ -49,7 +49,7 @@ def measure(num_images: int) -> str:
     listing = list_images(Simulated(num_images), ListingOptions())
     listed = time.perf_counter()
     digest = listing.digest
-    refs, tasks = plan.make_plan(listing.refs, 50_295, plan.PlanOptions())
+    refs, tasks = plan.make_plan(listing.table, 50_295, plan.PlanOptions())
     planned = time.perf_counter()
     size = CountedBytes()
     plan.write_refs(size, refs, tasks, "0" * 64)

@@ -284,9 +284,9 @@ def listed(folder: Path, flags: str) -> tuple[set[str], set[str], int, int]:
     )
     with contextlib.redirect_stderr(io.StringIO()):
         source = make_source(chosen.source, chosen.workers, chosen.plan.seed)
-        refs = list_images(source, chosen.listing).refs
+        images = list_images(source, chosen.listing)
+    refs, names = images.table, images.label_names
     kind = chosen.listing.label_kind
-    names = chosen.listing.label_names
     classes = {name for text in refs["label"].unique().to_pylist() for name in kind.names_in(text)}
     patients = {name for name in refs["patient"].unique().to_pylist() if name}
     return classes & {*names} if names else classes, {*refs["split"].unique().to_pylist()}, len(

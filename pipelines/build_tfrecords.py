@@ -3,19 +3,35 @@
     python pipelines/build_tfrecords.py --input kermany2018.zip --output data/oct
 
 The job is a Beam batch pipeline. It runs on all cores of this machine by default, or on a cluster
-with Beam's own flags, and writes the same bytes either way.
+with Beam's own flags, and writes the same bytes either way. `planned` says what happens before the
+first image is decoded, `run` what happens then.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from pipelines import options
 from pipelines.engine import launch
-from pipelines.engine.job import Job
-from pipelines.shards.finish import finish_dataset
+from pipelines.extras import codes, exclude, preview, reuse
+from pipelines.listing.labels import open_labels
+from pipelines.listing.listing import list_images
+from pipelines.options import BuildOptions, parse_options
+from pipelines.planning.contents import content_names
+from pipelines.planning.draft import fitted, make_draft, with_counts
+from pipelines.planning.plan import make_plan
+from pipelines.planning.splits import assign_splits
+from pipelines.report import summary
+from pipelines.shards.build import Build
+from pipelines.shards.drops import require_policies
+from pipelines.shards.finish import finish_dataset, require_finished
+from pipelines.shards.job import Job, start_job
+from pipelines.sources.factory import open_source
+from pipelines.stores import output_state
 
 # Beam is imported inside functions: each local worker imports this module and does not need Beam.
 if TYPE_CHECKING:
@@ -29,7 +45,85 @@ def build(argv: Sequence[str]) -> None:
         errors.UserError: if the usage or the input is wrong.
         errors.BuildError: if the build could not be finished.
     """
-    launch.launch(options.parse_options(argv), run)
+    options = parse_options(argv)
+    beam_args = launch.start(options.beam_args, needs_workers=not options.output.preview)
+    if options.output.preview:
+        preview.print_preview(options, planned, beam_args)
+        return
+    engine = launch.choose_engine(beam_args)
+    with planned(options) as job:
+        if job is None:
+            summary.print_complete(options.output.output)
+            return
+        with launch.watched(job):
+            run(job, engine.pipeline, engine.num_processes)
+        if engine.returns_early:
+            summary.print_not_waiting(options.output.output)
+            return
+        require_finished(job.build.output)
+        reuse.print_copied(job.build)
+    seconds = time.monotonic() - job.started
+    summary.print_built(options.output.output, seconds, job.num_finished)
+
+
+@contextlib.contextmanager
+def planned(options: BuildOptions) -> Iterator[Job | None]:
+    """Lists the images and plans the shards, and locks the output folder until the block ends.
+
+    Yields:
+        the job, or None if the output is already complete.
+
+    Raises:
+        errors.UserError: if the input is unusable, or the output is locked or holds another
+            dataset.
+        errors.BuildError: if a download fails, or a policy is to fail and the data violates it.
+    """
+    output = output_state.open_output(options.output.output)
+    # What is small is read first, because a download can take hours.
+    labels = open_labels(options.listing)
+    exclusion = exclude.read_exclusion(options.listing)
+    secret = codes.read_secret(
+        options.output.anonymize, output=output.root, source=options.source.input
+    )
+    old = reuse.load(options.output.reuse, options.workers, options.splits)
+    with output_state.locked(output):
+        source = open_source(options.source, options.workers, options.plan.seed, output)
+        started = time.monotonic()
+        summary.say(f"listing the images of {options.source.input or options.source.source}")
+        list_source = list_images
+        list_source = exclude.excluding(list_source, exclusion)
+        images = list_source(source, options.listing, labels)
+        summary.print_listed(images)
+        images = codes.coded(images, secret, keep_names=not options.output.preview)
+        splits = options.splits.resolved(images.table)
+        pixels = fitted(options.pixels, images, options.images.rescale)
+        decided = {**splits.identity(), **options.plan.identity()}
+        kind = options.listing.label_kind
+        draft = make_draft(images, pixels, kind, options.output.name or "", decided)
+        state = output_state.state_of(
+            output,
+            draft.options,
+            overwrite=options.output.overwrite,
+            has_lock=options.workers == "here",
+        )
+        if state == "complete":
+            require_policies(output, splits)
+            yield None
+            return
+        read_content = functools.partial(content_names, source)
+        images, dropped, notes = assign_splits(images, splits, read_content, kind)
+        summary.say(*notes)
+        refs, tasks = make_plan(images.table, draft.layout.stride, options.plan)
+        build = Build(
+            output=output,
+            draft=with_counts(draft, images, refs),
+            source=source,
+            policies=splits,
+            max_reject_fraction=options.output.max_reject_fraction,
+            rejected_files=images.ledger.rejects,
+            known=old,
+        )
+        yield start_job(build, refs, tasks, dropped, state=state, started=started)
 
 
 def run(job: Job, pipeline: beam.Pipeline, num_processes: int | None = None) -> None:

@@ -25,6 +25,7 @@ FORBIDDEN = {
 #: The floors, from the top. A module imports from its own floor and those below it.
 FLOORS = (
     "pipelines.build_tfrecords",
+    "pipelines.extras",
     "pipelines.engine",
     "pipelines.options",
     "pipelines.shards",
@@ -116,6 +117,19 @@ def test_no_module_imports_from_a_floor_above_its_own(path):
 def test_no_module_imports_a_command(path):
     commands = {module for module, _ in scan_tfrecords.COMMANDS.values()}
     assert not commands & {part for name in imports_of(path) for part in prefixes(name)}
+
+
+def test_only_a_command_imports_an_extra():
+    extras = {name_of(path) for path in MODULES if path.parent.name == "extras"}
+    commands = {module for module, _ in scan_tfrecords.COMMANDS.values()}
+    importers = {name: [] for name in extras if not name.endswith(".extras")}
+    for path in MODULES:
+        for extra in importers.keys() & imports_of(path):
+            importers[extra].append(name_of(path))
+    assert importers
+    for extra, names in importers.items():
+        assert len(names) == 1, f"{extra} is imported by {names}"
+        assert names[0] in commands, f"{names[0]} imports {extra}"
 
 
 def test_no_modules_import_each_other_in_a_circle():

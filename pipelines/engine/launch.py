@@ -1,35 +1,27 @@
-"""Runs a job as a command: starts the engine, shows the progress, and returns the exit code."""
+"""Starts the engine, shows the progress of a job, and returns the exit code of the command."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import gc
-import itertools
 import logging
 import shlex
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from pipelines import errors, workers
-from pipelines.engine.job import (
-    Job,
-    copied_from,
-    prepared,
-    require_finished,
-    was_finished_elsewhere,
-)
-from pipelines.engine.preview import print_preview
-from pipelines.options import BuildOptions, flag_names
+from pipelines.options import flag_names
 from pipelines.planning.plan import ShardTask
-from pipelines.report import summary
+from pipelines.shards.job import Job
 from pipelines.stores import beam_flags
+from pipelines.stores.output_state import is_finished_elsewhere
 from tfrecord_io.format import manifest
 from tfrecord_io.stores.folder import BUILD_DIR, Folder
 from tfrecord_io.terminal import printing, redaction
@@ -45,18 +37,37 @@ _NEEDS_NO_WORKER = ("--runner", "--direct_running_mode")
 _LOCAL_SECONDS = 0.5
 _REMOTE_SECONDS = 15.0
 
-#: Runs a job in an empty pipeline, with a number of local worker processes.
-Run = Callable[[Job, "beam.Pipeline", int | None], None]
+
+@dataclasses.dataclass(frozen=True)
+class Engine:
+    """The engine that the flags of Beam choose.
+
+    Attributes:
+        pipeline: an empty pipeline on it.
+        num_processes: number of local worker processes, see `engine.num_processes`.
+        returns_early: whether the pipeline's run ends before the job.
+    """
+
+    pipeline: beam.Pipeline
+    num_processes: int | None
+    returns_early: bool
 
 
-def launch(options: BuildOptions, run: Run) -> None:
-    """Prepares a job, has `run` run it, and prints what became of it."""
+def start(beam_args: Sequence[str], *, needs_workers: bool) -> list[str]:
+    """Imports Beam, and starts local worker processes meanwhile if the job needs some.
+
+    Returns:
+        the flags that are left to Beam.
+
+    Raises:
+        errors.UserError: for a flag that neither the build nor Beam knows.
+    """
     # Before any worker starts: workers inherit the store settings through the environment.
-    beam_args = beam_flags.use(options.beam_args)
+    beam_args = beam_flags.use(beam_args)
     # The workers' server process imports while this one imports Beam. A worker renders the card.
     workers.set_modules(["pipelines.build_tfrecords", "pipelines.report.card"])
     needs_none = any(arg.split("=")[0] in _NEEDS_NO_WORKER for arg in beam_args)
-    if not (needs_none or options.output.preview):
+    if needs_workers and not needs_none:
         workers.start_ahead()
     _import_beam()
     from pipelines.engine import engine
@@ -64,29 +75,31 @@ def launch(options: BuildOptions, run: Run) -> None:
     engine.check_flags(beam_args, flag_names())
     if passed := beam_flags.for_beam_alone(beam_args):
         print(f"passed to Beam: {shlex.join(passed)}")
-    if options.output.preview:
-        print_preview(options, engine.num_processes(beam_args) or 1)
-        return
-    pipeline, output = engine.make_pipeline(beam_args), options.output.output
-    with prepared(options) as job:
-        if job is None:
-            summary.print_complete(output)
-            return
-        try:
-            stride = job.build.draft.layout.stride
-            with progress_bar(job.build.output, job.todo, job.num_finished, stride):
-                run(job, pipeline, engine.num_processes(beam_args))
-        except (errors.BuildError, errors.StoreError):
-            if not was_finished_elsewhere(job):
-                raise
-            summary.print_complete(output)
-            return
-        if engine.returns_early(pipeline.options):
-            print(f"not waiting for the job; when it is done, {output} has a manifest.json")
-            return
-        require_finished(job)
-        copied = copied_from(job.build)
-    summary.print_built(output, time.monotonic() - job.started, job.num_finished, copied)
+    return beam_args
+
+
+def choose_engine(beam_args: Sequence[str]) -> Engine:
+    """Returns the engine that Beam's flags choose; raises as `engine.make_pipeline` does."""
+    from pipelines.engine import engine
+
+    pipeline = engine.make_pipeline(beam_args)
+    returns_early = engine.returns_early(pipeline.options)
+    return Engine(pipeline, engine.num_processes(beam_args), returns_early)
+
+
+@contextlib.contextmanager
+def watched(job: Job) -> Iterator[None]:
+    """Shows the progress of a job that runs in the block.
+
+    An error of a build on a store is suppressed if another build has finished the same dataset.
+    """
+    output, draft = job.build.output, job.build.draft
+    try:
+        with progress_bar(output, job.todo, job.num_finished, draft.layout.stride):
+            yield
+    except (errors.BuildError, errors.StoreError):
+        if not is_finished_elsewhere(output, draft.options):
+            raise
 
 
 @contextlib.contextmanager
@@ -137,16 +150,13 @@ def _count_images(storage: Folder, tasks: Sequence[ShardTask], record_stride: in
 def exit_code(command: Callable[[Sequence[str]], None], argv: Sequence[str]) -> int:
     """Calls a command with its command line, and prints its error, if there is one.
 
-    All that is printed goes without secrets and, with `--anonymize`, without the input's paths.
+    All that is printed goes without secrets.
 
     Returns:
         0 if the dataset is there, 1 if the job failed, 2 for wrong usage, 130 after Ctrl-C, 143
         after SIGTERM.
     """
-    private = (
-        _values(argv, "--input", "--labels", "--exclude") if _values(argv, "--anonymize") else ()
-    )
-    with redaction.redacted_output(private), _sigterm_as_ctrl_c() as received:
+    with redaction.redacted_output(), _sigterm_as_ctrl_c() as received:
         try:
             command(argv)
         except (errors.UserError, manifest.ManifestError) as error:
@@ -179,16 +189,6 @@ def _sigterm_as_ctrl_c() -> Iterator[list[int]]:
         yield received
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def _values(argv: Sequence[str], *flags: str) -> list[str]:
-    """Returns the values of flags, which are not parsed yet."""
-    words = [*argv, ""]
-    return [
-        word.partition("=")[2] or following
-        for word, following in itertools.pairwise(words)
-        if word.partition("=")[0] in flags
-    ]
 
 
 def _import_beam() -> None:

@@ -6,8 +6,8 @@ import statistics
 
 from pipelines import errors
 from pipelines.listing import roles
+from pipelines.listing.images import Images, Ledger, Note
 from pipelines.listing.options import ListingOptions
-from pipelines.listing.refs import Listing
 from tfrecord_io.format.kinds import CLASSES
 from tfrecord_io.terminal.printing import listed, printable
 
@@ -20,16 +20,16 @@ _ADVICE = (
 )
 
 
-def require_classes(listing: Listing, options: ListingOptions) -> None:
-    """Checks the classes of a listing, unless the user has named them or they are not classes.
+def with_checked_classes(images: Images, options: ListingOptions) -> Images:
+    """Notes odd classes, unless the user has named them or they are not classes.
 
     Raises:
         errors.UserError: if all classes are named like splits or kinds of files, many have an image
             or two, or each class is a patient.
     """
     if options.label_kind != CLASSES or options.classes:
-        return
-    refs = listing.refs
+        return images
+    refs = images.table
     counts = {pair["values"]: pair["counts"] for pair in refs["label"].value_counts().to_pylist()}
     shown = listed([printable(name) for name in sorted(counts)])
     if counts and all(map(roles.is_no_class, counts)):
@@ -42,10 +42,11 @@ def require_classes(listing: Listing, options: ListingOptions) -> None:
         text = f"half of the {len(counts):,} classes have {median:g} images or fewer: {shown}"
         if len(counts) > roles.MANY_CLASSES:
             raise errors.UserError(f"{text}; {_ADVICE}")
-        listing.naming_notes.append(text)
+        images = images.then(found=Ledger(notes=(Note(text, is_private=True),)))
     known = refs.select(["label", "patient"]).drop_null()
     pairs = known.group_by(["label", "patient"]).aggregate([])
     if len(pairs) == len(pairs["patient"].unique()) == len(counts) >= _FEW_CLASSES:
         raise errors.UserError(
             f"each of the {len(pairs):,} classes is one patient: {shown}; {_ADVICE}"
         )
+    return images

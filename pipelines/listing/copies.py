@@ -15,7 +15,8 @@ from collections.abc import Collection
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.listing.refs import OTHER, Listing
+from pipelines.listing.images import Images, Ledger, Note
+from pipelines.listing.refs import OTHER
 from tfrecord_io.format.groups import COPY_OF
 from tfrecord_io.terminal.printing import counted, printable
 
@@ -32,13 +33,12 @@ _COPY = (
 _COPY_FILE = rf"{_COPY}\.[^./]+$"
 
 
-def find_copies(listing: Listing) -> None:
+def with_copies(images: Images) -> Images:
     """Adds a column with the source of each copy, and of the source itself, if there are copies."""
-    refs = listing.refs
-    paths, column = refs["path"], f"{OTHER}{COPY_OF}"
+    paths, column = images.table["path"], f"{OTHER}{COPY_OF}"
     could_be = pc.match_substring_regex(paths, f"{_ROBOFLOW}|{_COPY_FILE}")
-    if column in refs.column_names or not pc.any(could_be).as_py():
-        return
+    if column in images.table.column_names or not pc.any(could_be).as_py():
+        return images
     stems = [path.rpartition(".")[0] for path in paths.to_pylist()]
     names = set(stems)
     copies = {path: source for path in paths.filter(could_be).to_pylist()
@@ -46,16 +46,19 @@ def find_copies(listing: Listing) -> None:
     sources = [copies.get(path, stem) for path, stem in zip(paths.to_pylist(), stems, strict=True)]
     sizes = collections.Counter(sources)
     is_source = {name for name in set(copies.values()) if 1 < sizes[name] <= _MOST_COPIES + 1}
-    found = [source if source in is_source else None for source in sources]
     if not is_source:
-        return
-    listing.refs = refs.append_column(column, pa.array(found, pa.string()))
+        return images
+    of_copies = [source if source in is_source else None for source in sources]
     example = next(path for path, source in copies.items() if source in is_source)
-    num_images = len(found) - found.count(None)
-    listing.naming_notes.append(
+    num_images = len(of_copies) - of_copies.count(None)
+    text = (
         f"{num_images:,} images are copies of {counted(len(is_source), 'source')} by their names, "
         f"such as {printable(example)}; each source and its copies stay together in splits and "
         "folds (--no-copies_by_name takes them for different images)"
+    )
+    return images.then(
+        images.table.append_column(column, pa.array(of_copies, pa.string())),
+        Ledger(notes=(Note(text, is_private=True),)),
     )
 
 

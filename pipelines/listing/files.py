@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines import errors
-from pipelines.listing.refs import BATCH_ROWS, REF_SCHEMA, Listing, RejectedFile
+from pipelines.listing.images import Images, Ledger
+from pipelines.listing.refs import BATCH_ROWS, REF_SCHEMA, RejectedFile
 from pipelines.sources.source import MAX_FILE_BYTES, NOT_PERMITTED, Member
 from tfrecord_io.decoding.preprocess import SINGLE_SUFFIXES, TIFF_SUFFIXES, split_frame_path
 from tfrecord_io.terminal.printing import counted, printable
@@ -38,56 +40,78 @@ _FILE_SCHEMA = pa.schema(
 )
 
 
-def read_members(members: Iterable[Member], listing: Listing, *, has_folders: bool) -> pa.Table:
+def chosen(
+    members: Iterable[Member], include_regex: str | None, exclude_regex: str | None
+) -> Iterator[tuple[Member, bool]]:
+    """Yields each file, by its name in the form in which names are compared.
+
+    With it comes whether the patterns choose it.
+    """
+    for member in (member.in_one_form for member in members):
+        is_chosen = bool(re.search(include_regex or "", member.name))
+        yield member, is_chosen and not (exclude_regex and re.search(exclude_regex, member.name))
+
+
+def read_files(
+    members: Iterable[Member],
+    include_regex: str | None = None,
+    exclude_regex: str | None = None,
+    *,
+    has_folders: bool,
+) -> Images:
     """Counts the files of a source, and returns those that may be images, by their names and sizes.
 
     Args:
         members: the files.
-        listing: takes the other files.
+        include_regex: files without a match in their path are excluded, if it is given.
+        exclude_regex: files with a match are excluded.
         has_folders: whether folders name the classes, beside which texts may lie.
 
     Raises:
         errors.BuildError: if this user may not read some files.
         errors.UserError: if no file can be used.
     """
-    kept = (
-        (*member[:5], member.spelled)
-        for member in members
-        if _may_be_image(member, listing, has_folders)
-    )
-    batches = []
-    while rows := list(itertools.islice(kept, BATCH_ROWS)):
-        columns = dict(zip(_FILE_SCHEMA.names, zip(*rows, strict=True), strict=True))
+    num_files, excluded, others = 0, list[str](), list[str]()
+    rejects, ignored = list[RejectedFile](), collections.Counter[str]()
+
+    def candidates() -> Iterator[tuple[str | int | None, ...]]:
+        nonlocal num_files
+        for member, is_chosen in chosen(members, include_regex, exclude_regex):
+            num_files += 1
+            if not is_chosen:
+                excluded.append(member.name)
+            elif reason := _ignored_reason(member.name):
+                ignored[reason] += 1
+            elif problem := _problem_of(member):
+                rejects.append(RejectedFile(member.name, *problem))
+            elif has_folders and ending_of(member.name) in _TEXT_ENDINGS:
+                others.append(member.name)
+            else:
+                yield *member[:5], member.spelled
+
+    rows, batches = candidates(), list[pa.RecordBatch]()
+    while some := list(itertools.islice(rows, BATCH_ROWS)):
+        columns = dict(zip(_FILE_SCHEMA.names, zip(*some, strict=True), strict=True))
         batches.append(pa.RecordBatch.from_pydict(columns, _FILE_SCHEMA))
-    forbidden = [file.source_path for file in listing.rejects if file.reason == NOT_PERMITTED]
+    forbidden = [file.source_path for file in rejects if file.reason == NOT_PERMITTED]
     if forbidden:
         raise errors.BuildError(
             f"this user may not read {len(forbidden):,} files or folders of the input, such as "
             f"{printable(min(forbidden))}. Permit it (chmod), and run the same command again; or, "
             "to leave them out, move them out of the input or give them names that begin with a dot"
         )
-    if not batches and listing.rejects:
-        first = listing.rejects[0]
+    if not batches and rejects:
         raise errors.UserError(
-            f"none of {counted(listing.num_files, 'file')} can be used; "
-            f"{printable(first.source_path)}: {first.detail}"
+            f"none of {counted(num_files, 'file')} can be used; "
+            f"{printable(rejects[0].source_path)}: {rejects[0].detail}"
         )
-    files = pa.Table.from_batches(batches, _FILE_SCHEMA).combine_chunks()
-    is_usual = files["spelled"].null_count == len(files)
-    return files.drop_columns("spelled") if is_usual else files
-
-
-def _may_be_image(member: Member, listing: Listing, has_folders: bool) -> bool:
-    listing.num_files += 1
-    if reason := _ignored_reason(member.name):
-        listing.ignored[reason] += 1
-    elif problem := _problem_of(member):
-        listing.rejects.append(RejectedFile(member.name, *problem))
-    elif has_folders and ending_of(member.name) in _TEXT_ENDINGS:
-        listing.ignore_other(member.name)
-    else:
-        return True
-    return False
+    ledger = Ledger(
+        num_files=num_files, rejects=tuple(rejects), ignored=ignored, excluded=tuple(excluded)
+    )
+    table = pa.Table.from_batches(batches, _FILE_SCHEMA).combine_chunks()
+    if table["spelled"].null_count == len(table):
+        table = table.drop_columns("spelled")
+    return Images(table=table, ledger=ledger + Ledger.of_others(others))
 
 
 def _ignored_reason(name: str) -> str | None:

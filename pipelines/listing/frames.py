@@ -14,7 +14,8 @@ import pyarrow.compute as pc
 from pipelines import errors, workers
 from pipelines.listing import modality
 from pipelines.listing.files import has_suffix
-from pipelines.listing.refs import OTHER, REF_SCHEMA, ImageRef, Listing, iterate_refs
+from pipelines.listing.images import Images, Ledger
+from pipelines.listing.refs import OTHER, REF_SCHEMA, ImageRef, iterate_refs
 from pipelines.sources.source import Reader, Source
 from tfrecord_io.decoding.options import SHARE
 from tfrecord_io.decoding.preprocess import (
@@ -37,9 +38,9 @@ _NUM_AT_ONCE = 250
 _MOST_IN_ONE_PROCESS = 1000
 
 
-def find_frames(
-    listing: Listing, source: Source, *, keep_patients: bool, modalities: Collection[str] = ()
-) -> None:
+def with_frames(
+    images: Images, source: Source, *, keep_patients: bool, modalities: Collection[str] = ()
+) -> Images:
     """Replaces each DICOM file, and each TIFF of several pages, by its frames.
 
     Each frame counts as a file, and so does each page that is not an image; `frame` stays null for
@@ -58,11 +59,11 @@ def find_frames(
         errors.UserError: if there is a DICOM file and pydicom or a codec is not installed, or no
             picture has a modality of these.
     """
-    refs, num_files = listing.refs, listing.refs.num_rows
+    refs, num_files = images.table, images.table.num_rows
     rows = np.flatnonzero(~has_suffix(refs["path"], SINGLE_SUFFIXES).to_numpy())
     read = _read_all(refs.take(rows), source) if len(rows) else []
     if not any(some.file_format for some in read) and not modalities:
-        return
+        return images
     pictures = [ONE_PICTURE] * num_files
     for row, some in zip(rows.tolist(), read, strict=True):
         pictures[row] = some
@@ -82,15 +83,16 @@ def find_frames(
         # A table of labels knows better.
         if any(values):
             columns.setdefault(f"{OTHER}{name}", pa.array(values, pa.string()))
-    listing.refs = pa.table(columns).combine_chunks()
     formats = (some.file_format for some in pictures for _ in some.frames)
-    listing.frames = collections.Counter(name for name in formats if name)
     ignored = collections.Counter(reason for some in pictures for reason in some.ignored)
-    listing.ignored += ignored
-    listing.num_files += refs.num_rows - num_files + ignored.total()
-    if any(header.unit for header in headers):
-        listing.units = collections.Counter(header.unit or SHARE for header in headers)
-    listing.no_window = any(header.needs_range for header in headers)
+    has_unit = any(header.unit for header in headers)
+    return images.then(
+        pa.table(columns).combine_chunks(),
+        Ledger(num_files=refs.num_rows - num_files + ignored.total(), ignored=ignored),
+        frames=collections.Counter(name for name in formats if name),
+        units=collections.Counter(h.unit or SHARE for h in headers) if has_unit else {},
+        no_window=any(header.needs_range for header in headers),
+    )
 
 
 def _read_all(refs: pa.Table, source: Source) -> list[Pictures]:

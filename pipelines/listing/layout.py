@@ -9,6 +9,7 @@ Place(tree='scans', root='scans', split='train', label='DME')
 from __future__ import annotations
 
 import collections
+import dataclasses
 import posixpath
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -20,22 +21,34 @@ import pyarrow.compute as pc
 from pipelines import errors
 from pipelines.listing import roles
 from pipelines.listing.files import IMAGE_SUFFIXES, ending_of, has_suffix
+from pipelines.listing.images import Images, Ledger, Note
 from pipelines.listing.label_table import LabelTable
 from pipelines.listing.matching import match_files
 from pipelines.listing.options import ListingOptions
-from pipelines.listing.refs import OTHER, REF_SCHEMA, Listing, RejectedFile
+from pipelines.listing.refs import OTHER, REF_SCHEMA, RejectedFile
+from tfrecord_io.format.examples import OWN
 from tfrecord_io.terminal.printing import counted, printable
 
 # The class folders of the Kermany OCT data, by which its tree is recognised among others.
 _OCT_LABELS = frozenset({"CNV", "DME", "DRUSEN", "NORMAL"})
 
 
-def _set_aside(listing: Listing, name: str, detail: str, *, is_image: bool = False) -> None:
-    """Rejects a file without a label if it looks like an image; otherwise it is not data."""
-    if is_image or name.lower().endswith(IMAGE_SUFFIXES):
-        listing.rejects.append(RejectedFile(name, "no_label", detail))
-    else:
-        listing.ignore_other(name)
+def _without_label(
+    names: Iterable[str], why: str, endings: Collection[str | None] = (), *, in_folders: bool = True
+) -> Ledger:
+    """Rejects files without a label that look like images; the others are not data.
+
+    A file looks like an image by its name, or because its ending is one of `endings`. The rejects
+    name the flag that leaves them out, if their labels are in folders.
+    """
+    rejects, others = list[RejectedFile](), list[str]()
+    for name in names:
+        if name.lower().endswith(IMAGE_SUFFIXES) or ending_of(name) in endings:
+            detail = f"{why}; {_leave_out(name)}" if in_folders else why
+            rejects.append(RejectedFile(name, "no_label", detail))
+        else:
+            others.append(name)
+    return Ledger(rejects=tuple(rejects)) + Ledger.of_others(others)
 
 
 def _leave_out(name: str) -> str:
@@ -47,21 +60,21 @@ def _leave_out(name: str) -> str:
 def _make_refs(files: pa.Table, columns: Mapping[str, Any]) -> pa.Table:
     """Returns a table of `REF_SCHEMA` and what else is in `columns`; what is in neither is null."""
     known = [name for name in files.column_names if name in (*REF_SCHEMA.names, "spelled")]
-    told = {name: files[name] for name in known} | columns
+    present = {name: files[name] for name in known} | columns
     nulls = pa.nulls(files.num_rows)
-    refs = pa.table([told.pop(name, nulls) for name in REF_SCHEMA.names], REF_SCHEMA)
-    for name, values in told.items():
+    refs = pa.table([present.pop(name, nulls) for name in REF_SCHEMA.names], REF_SCHEMA)
+    for name, values in present.items():
         refs = refs.append_column(name, values)
     return refs
 
 
-def _inside_tree(files: pa.Table, tree: str | None, listing: Listing) -> pa.Table:
-    """Returns the files in a folder of the input, if it is given; the listing counts the others."""
+def _inside_tree(files: Images, tree: str | None) -> Images:
+    """Returns the files in a folder of the input, if it is given; the ledger counts the others."""
     if tree is None:
         return files
-    inside = files.filter(pc.starts_with(files["name"], f"{tree.strip(' /')}/"))
-    listing.ignored["other_tree"] += files.num_rows - inside.num_rows
-    return inside
+    inside = files.table.filter(pc.starts_with(files.table["name"], f"{tree.strip(' /')}/"))
+    num_others = files.table.num_rows - inside.num_rows
+    return files.then(inside, Ledger(ignored={"other_tree": num_others}))
 
 
 # ---- by folders
@@ -90,7 +103,7 @@ class Place(NamedTuple):
 _NOWHERE = Place("", "", "train", "")
 
 
-def place_by_folders(files: pa.Table, options: ListingOptions, listing: Listing) -> pa.Table:
+def place_by_folders(files: Images, options: ListingOptions) -> Images:
     """Returns the files in the folders of a tree, of `REF_SCHEMA`, with `PATIENT`.
 
     The look at the tree says which level of folders is what, see `roles.read`; `--layout` says it
@@ -102,8 +115,8 @@ def place_by_folders(files: pa.Table, options: ListingOptions, listing: Listing)
     """
     is_one_tree = bool(options.layout or options.label_regex)
     if is_one_tree:
-        files = _inside_tree(files, options.tree, listing)
-    names = files["name"].combine_chunks()
+        files = _inside_tree(files, options.tree)
+    names = files.table["name"].combine_chunks()
     encoded = pc.replace_substring_regex(names, "[^/]*$", "").dictionary_encode()
     folders, codes = encoded.dictionary.to_pylist(), encoded.indices
     images = dict.fromkeys(folders, 0)
@@ -118,18 +131,18 @@ def place_by_folders(files: pa.Table, options: ListingOptions, listing: Listing)
         places = _below_one_root(images, options.layout, splits)
     layout = "SPLIT/CLASS" if any(_split_folders(name, splits) for name in folders) else "CLASS"
     is_placed = pa.array([folder in places for folder in folders], pa.bool_()).take(codes)
-    for name in names.filter(pc.invert(is_placed)).to_pylist():
-        where = f"lies outside the {layout} folders"
-        _set_aside(listing, name, f"{where}; {_leave_out(name)}")
+    outside = names.filter(pc.invert(is_placed)).to_pylist()
+    files = files.then(found=_without_label(outside, f"lies outside the {layout} folders"))
     if not places:
+        num_files = counted(files.ledger.num_files, "file")
         raise errors.UserError(
-            f"found no image in SPLIT/CLASS or CLASS folders among "
-            f"{counted(listing.num_files, 'file')}; check --input: it should hold folders like "
+            f"found no image in SPLIT/CLASS or CLASS folders among {num_files}; "
+            "check --input: it should hold folders like "
             "train/CNV/, or CNV/. If the class is not the folder of a file, name it in a table: "
             "--labels labels.csv, with the columns path and label; or find it in names with "
-            "--label_regex" + "".join(f". {told}" for told in listing.told_of_others)
+            "--label_regex" + "".join(f". {text}" for text in files.ledger.unread)
         )
-    files, names, codes = (some.filter(is_placed) for some in (files, names, codes))
+    names, codes = names.filter(is_placed), codes.filter(is_placed)
     known = [places.get(folder, _NOWHERE) for folder in folders]
     below = [
         folder.removeprefix(f"{place.root}/") for folder, place in zip(folders, known, strict=True)
@@ -147,12 +160,12 @@ def place_by_folders(files: pa.Table, options: ListingOptions, listing: Listing)
         pc.replace_substring_regex(names, "(?s)^.*/", ""),
         pa.scalar("", pa.large_string()),
     )
-    refs = _make_refs(files, columns)
-    refs = _choose_tree(refs, places, None if is_one_tree else options.tree, listing)
-    roots = set(refs["root"].unique().to_pylist())
+    placed = files.then(_make_refs(files.table.filter(is_placed), columns))
+    placed = _choose_tree(placed, places, None if is_one_tree else options.tree)
+    roots = set(placed.table["root"].unique().to_pylist())
     chosen = {folder: place for folder, place in places.items() if place.root in roots}
     try:
-        return _with_roles(refs, chosen, images, splits, options, listing)
+        return _with_roles(placed, chosen, images, splits, options)
     except errors.UserError as error:
         trees = sorted({place.tree for place in places.values()})
         if len(trees) == 1 or options.tree is not None:
@@ -192,55 +205,58 @@ def _below_one_root(
 
 
 def _with_roles(
-    refs: pa.Table,
+    placed: Images,
     places: Mapping[str, Place],
-    images: Mapping[str, int],
+    counts_of: Mapping[str, int],
     splits: Mapping[str, str],
     options: ListingOptions,
-    listing: Listing,
-) -> pa.Table:
-    """Returns the refs with what the levels of their folders mean, and tells the listing."""
+) -> Images:
+    """Returns the images with what the levels of their folders mean.
+
+    `counts_of` is the number of images in each folder, `splits` the split of each name of one.
+    """
+    refs = placed.table
     below = {folder: folder.removeprefix(f"{place.root}/") for folder, place in places.items()}
     counts = collections.Counter[str]()
     for folder, name in below.items():
-        counts[name] = max(counts[name], images[folder])
+        counts[name] = max(counts[name], counts_of[folder])
     root = next(iter(places.values())).root
     classes = () if options.label_regex else options.grades or options.classes
-    found = options.layout or roles.read(
+    levels = options.layout or roles.read(
         counts,
         splits,
         classes,
         need_class=not options.label_regex,
         above=posixpath.basename(root),
     )
-    listing.layout = roles.table(counts, found, splits)
     used = refs[FOLDER].unique().to_pylist()
-    facts = {folder: roles.facts(found, folder, splits) for folder in used}
-    listing.identity["layout"] = "/".join(found)
-    usual = place_folders(images, {})
+    facts = {folder: roles.facts(levels, folder, splits) for folder in used}
+    usual = place_folders(counts_of, {})
     is_usual = not options.label_regex and all(
         folder in usual and usual[folder][1:] == (place.root, *facts[below[folder]][:2])
         for folder, place in places.items()
-        if images[folder] and below[folder]
+        if counts_of[folder] and below[folder]
     )
-    if "class" in found and (is_usual or not options.layout):
-        _require_no_other_classes(facts, found.index("class"), classes)
+    if "class" in levels and (is_usual or not options.layout):
+        _require_no_other_classes(facts, levels.index("class"), classes)
     encoded = refs[FOLDER].combine_chunks()
     refs = refs.drop_columns(FOLDER)
-    told = [facts.get(folder, (None,) * 3) for folder in encoded.dictionary.to_pylist()]
-    for name, texts in zip(("split", "label", PATIENT), zip(*told, strict=True), strict=True):
+    meanings = [facts.get(folder, (None,) * 3) for folder in encoded.dictionary.to_pylist()]
+    for name, texts in zip(("split", "label", PATIENT), zip(*meanings, strict=True), strict=True):
         column = pa.array(texts, pa.string()).dictionary_encode().take(encoded.indices)
         if name == PATIENT:
             refs = refs.append_column(name, column)
         elif name == "split" or not options.label_regex:
             refs = refs.set_column(refs.schema.get_field_index(name), name, column)
+    layout = tuple(roles.table(counts, levels, splits))
+    identity = {**placed.identity, "layout": "/".join(levels)}
     if options.label_regex:
-        return refs
+        return placed.then(refs, layout=layout, identity=identity)
     has_label = pc.is_valid(refs["label"])
-    for path in refs["path"].filter(pc.invert(has_label)).to_pylist():
-        name = f"{root}/{path}" if root else path
-        _set_aside(listing, name, f"is in no folder of a class; {_leave_out(name)}")
-    return refs.filter(has_label)
+    others = refs["path"].filter(pc.invert(has_label)).to_pylist()
+    names = (f"{root}/{path}" if root else path for path in others)
+    found = _without_label(names, "is in no folder of a class")
+    return placed.then(refs.filter(has_label), found, layout=layout, identity=identity)
 
 
 def _require_no_other_classes(
@@ -289,25 +305,22 @@ def require_no_masks(paths: pa.ChunkedArray) -> None:
         raise roles.masks_error(found, set(patterns))
 
 
-def _choose_tree(
-    refs: pa.Table, places: Mapping[str, Place], tree: str | None, listing: Listing
-) -> pa.Table:
+def _choose_tree(placed: Images, places: Mapping[str, Place], tree: str | None) -> Images:
     """Keeps one tree and its copies; sorts the files of the chosen tree before their copies.
 
     Trees are copies if they share half of their paths: Kaggle's archive of the Kermany data holds
     its whole tree twice, and a copy may be incomplete.
 
     Args:
-        refs: the images of all trees, with the columns `tree` and `root`.
+        placed: the images of all trees, with the columns `tree` and `root`.
         places: by folder.
         tree: the tree that the user chose; None for the largest one, or that of the OCT data.
-        listing: counts the others.
 
     Raises:
         errors.UserError: if the chosen tree does not exist, or there are several unrelated trees
             and none was chosen.
     """
-    labels = collections.defaultdict[str, set[str]](set)
+    labels, refs = collections.defaultdict[str, set[str]](set), placed.table
     for place in places.values():
         labels[place.tree].add(place.label)
     names = refs["tree"].cast(pa.string())
@@ -328,7 +341,7 @@ def _choose_tree(
             f"the source holds {len(others) + 1} unrelated trees: {quoted([leader, *others])}; "
             "choose one with --tree, or say what the folders are, as with --layout '*/split/class'"
         )
-    listing.ignored["other_tree"] += sum(sizes[name] for name in others)
+    found = Ledger(ignored={"other_tree": sum(sizes[name] for name in others)})
     is_kept = pc.invert(pc.is_in(names, pa.array(others, pa.string())))
     refs, names = refs.filter(is_kept), names.filter(is_kept)
     keys = {
@@ -338,7 +351,7 @@ def _choose_tree(
         "offset": refs["offset"],
     }
     order = pc.sort_indices(pa.table(keys), [(key, "ascending") for key in keys])
-    return refs.drop_columns("tree").take(order)
+    return placed.then(refs.drop_columns("tree").take(order), found)
 
 
 def place_folders(folders: Mapping[str, int], names: Mapping[str, str]) -> dict[str, Place]:
@@ -404,9 +417,7 @@ def _common_folders(folders: Iterable[str]) -> list[str]:
 # ---- by a table
 
 
-def place_by_table(
-    files: pa.Table, labels: LabelTable, tree: str | None, listing: Listing
-) -> pa.Table:
+def place_by_table(files: Images, labels: LabelTable, tree: str | None) -> Images:
     """Returns the files to which a table gives a label, of `REF_SCHEMA`, with site and others.
 
     A file without a row, and a row without a file, are rejects; such a row counts as a file. Files
@@ -416,25 +427,35 @@ def place_by_table(
         errors.UserError: if a row names a split that cannot be, two rows say different things of
             one file, or no file has a label.
     """
-    files = _inside_tree(files, tree, listing)
-    names = files["name"].to_pylist()
-    row_of_file = match_files(names, labels, listing)
+    files = _inside_tree(files, tree)
+    names = files.table["name"].to_pylist()
+    row_of_file, found = match_files(names, labels)
     # A file without a row counts as an image if one with a row has the same ending. The files of a
     # DICOM export have none.
     endings = {
         ending_of(name) for name, row in zip(names, row_of_file, strict=True) if row is not None
     }
     chosen: dict[int, int] = {}
+    problems, without = list[RejectedFile](), list[str]()
     for place, (name, row) in enumerate(zip(names, row_of_file, strict=True)):
         if row is None:
-            is_image = ending_of(name) in endings
-            _set_aside(listing, name, f"{labels.name} has no row for it", is_image=is_image)
+            without.append(name)
         elif problem := labels.problem_of(row):
-            listing.rejects.append(RejectedFile(name, *problem))
+            problems.append(RejectedFile(name, *problem))
         else:
             chosen[place] = row
+    found += _without_label(without, f"{labels.name} has no row for it", endings, in_folders=False)
+    notes = [Note(text, is_private=True) for text in labels.notes]
+    if taken := labels.others.keys() & {*OWN}:
+        text = (
+            f"left out the column {', '.join(sorted(taken))} of the table of --labels, which "
+            "examples.parquet has for itself; rename it to keep it"
+        )
+        notes.append(Note(text, is_private=True))
+    found += Ledger(rejects=tuple(problems), notes=tuple(notes))
+    files = files.then(found=found)
     if not chosen:
-        why = {reject.reason: reject.detail for reject in listing.rejects}
+        why = {reject.reason: reject.detail for reject in files.ledger.rejects}
         raise errors.UserError(
             f"no row of --labels {labels.name} gives a label to one of the files: "
             + (printable("; ".join(why.values())) or "no file looks like an image")
@@ -453,8 +474,31 @@ def place_by_table(
         columns[f"{OTHER}site"] = pa.array(columns.pop("site"), pa.string())
     for name, values in labels.others.items():
         columns[f"{OTHER}{name}"] = values.take(pa.array(rows, pa.int64()))
-    refs = _make_refs(files.take(pa.array(places, pa.int64())), columns)
-    return refs.sort_by([("path", "ascending"), ("offset", "ascending")])
+    refs = _make_refs(files.table.take(pa.array(places, pa.int64())), columns)
+    refs = refs.sort_by([("path", "ascending"), ("offset", "ascending")])
+    return _with_rows_excluded(files.then(refs))
+
+
+def _with_rows_excluded(placed: Images) -> Images:
+    """Counts the rows of a table whose files are excluded as excluded, and not as rejects."""
+    ledger = placed.ledger
+    stems = {posixpath.basename(name).partition(".")[0] for name in ledger.excluded}
+    left_out = {
+        file
+        for file in ledger.rejects
+        if file.reason == "missing_file"
+        and posixpath.basename(file.source_path).partition(".")[0] in stems
+    }
+    # The row and the file of one path are counted once.
+    excluded = {*ledger.excluded}
+    others = [file.source_path for file in sorted(left_out) if file.source_path not in excluded]
+    ledger = dataclasses.replace(
+        ledger,
+        num_files=ledger.num_files - len(left_out) + len(others),
+        excluded=(*ledger.excluded, *others),
+        rejects=tuple(file for file in ledger.rejects if file not in left_out),
+    )
+    return dataclasses.replace(placed, ledger=ledger)
 
 
 def _split_of(labels: LabelTable, row: int, name: str | None) -> str:

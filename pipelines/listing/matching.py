@@ -11,14 +11,15 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from pipelines import errors
 from pipelines.listing.files import IMAGE_SUFFIXES
+from pipelines.listing.images import Ledger, Note
 from pipelines.listing.label_table import LabelTable
-from pipelines.listing.refs import Listing, RejectedFile
+from pipelines.listing.refs import RejectedFile
 
 # How many pairs of a path and a file are shown, and how many files with the same end are compared.
 _NUM_SHOWN, _MOST_ALIKE = 3, 1000
 
 
-def match_files(names: Sequence[str], table: LabelTable, listing: Listing) -> list[int | None]:
+def match_files(names: Sequence[str], table: LabelTable) -> tuple[list[int | None], Ledger]:
     """Finds the row of each file, from 0; None for a file without one.
 
     A row belongs to the file whose name in the source is its path. If there is none, it belongs to
@@ -29,7 +30,7 @@ def match_files(names: Sequence[str], table: LabelTable, listing: Listing) -> li
     the longest end of its path, whatever the case and the ending, if no other file or row does. If
     no file does, it belongs to such a folder, and holds for the files below that have no row.
 
-    The listing takes each row without a file, and notes on rows that repeat another one, and on
+    The ledger has each row without a file, and notes on rows that repeat another one, and on
     rows that were matched by the end of their path or name a folder.
 
     Raises:
@@ -41,8 +42,10 @@ def match_files(names: Sequence[str], table: LabelTable, listing: Listing) -> li
     row_of_file: list[int | None] = [None] * len(names)
     num_repeated = _assign(row_of_file, names, found, table)
     near = {row: [names[k] for k in some] for row, some in found.items() if len(some) != 1}
+    notes, rejects = list[Note](), list[RejectedFile]()
     if not all(near.values()):
-        num_repeated += _match_ends(files, row_of_file, near, table, listing)
+        more, notes = _match_ends(files, row_of_file, near, table)
+        num_repeated += more
     for row, others in near.items():
         shown = ", ".join(map(ascii, others[:2]))
         why = f"the source has no such file; it has files such as {names[0]!a}" if names else ""
@@ -50,15 +53,15 @@ def match_files(names: Sequence[str], table: LabelTable, listing: Listing) -> li
             why = f"{len(others):,} files end with this path, such as {shown}; give more of it"
         elif others:
             why = f"the source has no such file; that of {shown} has another row"
-        listing.num_files += 1
         detail = f"row {row + 1} of {table.name}: {why}"
-        listing.rejects.append(RejectedFile(paths[row], "missing_file", detail))
+        rejects.append(RejectedFile(paths[row], "missing_file", detail))
     if num_repeated:
-        listing.notes.append(
+        text = (
             f"{num_repeated:,} rows of the table of --labels repeat the label of a file; what its "
             "first row says in other columns is kept"
         )
-    return row_of_file
+        notes.append(Note(text))
+    return row_of_file, Ledger(num_files=len(rejects), rejects=tuple(rejects), notes=tuple(notes))
 
 
 def find_files(names: Sequence[str], paths: Sequence[str]) -> dict[str, list[int]]:
@@ -144,12 +147,11 @@ def _match_ends(
     row_of_file: list[int | None],
     near: dict[int, list[str]],
     table: LabelTable,
-    listing: Listing,
-) -> int:
+) -> tuple[int, list[Note]]:
     """Matches the rows without a file by the longest end of their path; see `match_files`.
 
     Takes matched rows out of `near`, and puts there what others could mean. Returns how many rows
-    repeat another one.
+    repeat another one, and what the user should know.
     """
     names, paths = files.names, table.cells["path"]
     rows = [row for row, others in near.items() if not others]
@@ -179,13 +181,14 @@ def _match_ends(
             row_of_file[place] = next((row for row in above if row is not None), None)
     for row in meant:
         del near[row]
-    if meant:
-        pairs = [f"{paths[row]!a} is {name!a}" for row, name in meant.items()]
-        listing.naming_notes.append(
-            f"{len(meant):,} rows of the table of --labels were matched by the end of their path: "
-            f"{', '.join(pairs[:_NUM_SHOWN])}"
-        )
-    return num_repeated
+    if not meant:
+        return num_repeated, []
+    pairs = [f"{paths[row]!a} is {name!a}" for row, name in meant.items()]
+    text = (
+        f"{len(meant):,} rows of the table of --labels were matched by the end of their path: "
+        f"{', '.join(pairs[:_NUM_SHOWN])}"
+    )
+    return num_repeated, [Note(text, is_private=True)]
 
 
 def _folders_of(name: str) -> Iterator[str]:

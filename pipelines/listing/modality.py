@@ -6,7 +6,8 @@ import collections
 from collections.abc import Collection, Sequence
 
 from pipelines import errors
-from pipelines.listing.refs import OTHER, Listing
+from pipelines.listing.images import Images, Ledger, Note
+from pipelines.listing.refs import OTHER
 from tfrecord_io.decoding.preprocess import Pictures
 from tfrecord_io.terminal.printing import printable
 
@@ -43,7 +44,7 @@ def of_modality(
             counts[name] += len(some.frames)
         raise errors.UserError(
             f"--modality {','.join(sorted(wanted))}: the modalities of the input are "
-            f"{_told(counts)}; DICOM files name them, or a column modality of --labels"
+            f"{_shown(counts)}; DICOM files name them, or a column modality of --labels"
         )
     others = Pictures(frames=[])
     return [
@@ -54,29 +55,30 @@ def of_modality(
     ]  # fmt: skip
 
 
-def note_modalities(listing: Listing) -> None:
-    """Adds a note with their counts, if images of one class have several modalities."""
-    if COLUMN not in listing.refs.column_names:
-        return
-    groups = listing.refs.select(["label", COLUMN]).group_by(["label", COLUMN])
+def with_modalities_noted(images: Images) -> Images:
+    """Adds a note with their counts, if the images have several modalities."""
+    if COLUMN not in images.table.column_names:
+        return images
+    groups = images.table.select(["label", COLUMN]).group_by(["label", COLUMN])
     rows = groups.aggregate([([], "count_all")]).to_pylist()
     counts, classes = collections.Counter[str | None](), collections.Counter[str]()
     for row in rows:
         counts[row[COLUMN]] += row["count_all"]
         classes[row["label"]] += 1
-    if len(counts) > 1:
-        mixed = sum(count > 1 for count in classes.values())
-        where = f"mixed in {mixed} of {len(classes)} classes" if mixed else "each in its own class"
-        first = next(name for name, _ in counts.most_common() if name)
-        is_plain = _KNOWN.issuperset(name for name in counts if name)
-        notes = listing.notes if is_plain else listing.naming_notes
-        notes.append(
-            f"the images have {len(counts)} modalities, {where}: {_told(counts)}; --modality "
-            f"{first} uses one alone"
-        )
+    if len(counts) < 2:
+        return images
+    mixed = sum(count > 1 for count in classes.values())
+    where = f"mixed in {mixed} of {len(classes)} classes" if mixed else "each in its own class"
+    first = next(name for name, _ in counts.most_common() if name)
+    text = (
+        f"the images have {len(counts)} modalities, {where}: {_shown(counts)}; --modality "
+        f"{first} uses one alone"
+    )
+    is_plain = _KNOWN.issuperset(name for name in counts if name)
+    return images.then(found=Ledger(notes=(Note(text, is_private=not is_plain),)))
 
 
-def _told(counts: collections.Counter[str | None]) -> str:
+def _shown(counts: collections.Counter[str | None]) -> str:
     return ", ".join(
         f"{_UNKNOWN if name is None else printable(name)} {count:,}"
         for name, count in counts.most_common()

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pipelines import errors
 from pipelines.listing import roles
-from pipelines.listing.label_cells import combined_in
-from pipelines.listing.label_table import OPTIONAL, LabelTable, read_label_table
+from pipelines.listing.label_table import OPTIONAL
 from pipelines.sources.rows import RowSource
 from tfrecord_io.format import kinds
 from tfrecord_io.format.kinds import NONE, SEPARATOR, LabelKind
@@ -179,9 +176,6 @@ class ListingOptions:
         parse=lambda text: tuple(text.split(",")),
         metavar="A,B,...",
     )
-    #: Rows of the table without which it is read, because `exclude` leaves out what they name.
-    rows_left_out: frozenset[int] = frozenset()
-
     #: The source, if the table of labels is in its files; `labels` goes before it.
     rows: RowSource | None = None
 
@@ -253,69 +247,13 @@ class ListingOptions:
         """The names of the labels in the order of their indices, if the user gave them."""
         if self.label_kind.is_number:
             return (self.target or "",)
-        given = self.label_columns or self.grades or self.classes
-        return self.table.label_names if self.label_separator and self.table else given
-
-    @functools.cached_property
-    def table(self) -> LabelTable | None:
-        """The table of `--labels`, or of the source's own files, read once.
-
-        Raises:
-            errors.UserError: if it cannot be used, see `read_label_table`.
-        """
-        table = self._read_table()
-        if table is None:
-            return None
-        is_free = self.label_kind == kinds.CLASSES and not self.classes and not self.one_class
-        if is_free and (combined := combined_in(dict.fromkeys(table.cells["label"]))):
-            separator, name, has_others = combined
-            text = (
-                f"the label {name!a} may be several; --label_separator '{separator}' divides it, "
-                "and --classes names the classes if it is one"
-            )
-            if has_others or self.rows:
-                raise errors.UserError(f"--labels {table.name}: {text}")
-            return dataclasses.replace(table, notes=(*table.notes, text))
-        return table
-
-    @functools.cached_property
-    def names_in_table(self) -> LabelTable | None:
-        """The paths, patients and sites in the table, of which no other cell is looked at.
-
-        Raises:
-            errors.UserError: if the file cannot be read or lacks a column.
-        """
-        return self._read_table(names_only=True)
-
-    def _read_table(self, *, names_only: bool = False) -> LabelTable | None:
-        files = self.labels or (self.rows.path if self.rows else None)
-        if files is None:
-            return None
-        read = functools.partial(
-            read_label_table,
-            *(files if isinstance(files, tuple) else (files,)),
-            rows=None if self.labels else self.rows,
-            kind=self.label_kind,
-            columns=self.label_columns or (self.target or "label",),
-            missing=self.missing,
-            renamed=self.columns,
-            separator=self.label_separator,
-            uncertain=self.uncertain,
-            left_out=self.rows_left_out,
-            decimal=self.decimal,
-            names_only=names_only,
-        )
-        try:
-            return read()
-        except errors.UserError as error:
-            # Arrow quotes a row, which may be that of a person who is excluded.
-            told = re.sub(r"(?s)(columns, got \d+):.*", r"\1", str(error))
-            raise errors.UserError(told if self.exclude else str(error)) from None
+        return self.label_columns or self.grades or self.classes
 
     def identity(self) -> dict[str, Any]:
         """Returns what decides the labels and the patients, by flag.
 
         Patterns that choose files are left out: the digest of the listing tells which there are.
+        A table of labels has a digest of its own.
         """
         return {
             "tree": self.tree and self.tree.strip(" /"),
@@ -324,6 +262,5 @@ class ListingOptions:
             "label_regex": self.label_regex,
             "copies_by_name": self.copies_by_name,
             "modality": list(self.modality),
-            "labels": self.table.digest if self.table else None,
             "label_kind": self.label_kind.name,
         }

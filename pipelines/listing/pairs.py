@@ -22,8 +22,9 @@ from pipelines import errors
 from pipelines.listing import roles
 from pipelines.listing.copies import source_of
 from pipelines.listing.files import has_suffix
+from pipelines.listing.images import Images, Ledger, Note
 from pipelines.listing.options import ListingOptions
-from pipelines.listing.refs import ImageRef, Listing, iterate_refs
+from pipelines.listing.refs import ImageRef, iterate_refs
 from pipelines.sources.source import Reader, Source
 from tfrecord_io.decoding.formats import read_picture
 from tfrecord_io.decoding.preprocess import SINGLE_SUFFIXES
@@ -95,18 +96,17 @@ class _Pairs(NamedTuple):
         return self.files[0][0].label == self.files[0][1].label
 
 
-def require_no_pairs(
-    listing: Listing, refs: pa.Table, source: Source, options: ListingOptions
-) -> None:
+def with_checked_pairs(images: Images, source: Source, options: ListingOptions) -> Images:
     """Refuses classes or folders whose pictures are pairs, until the user says what they are.
 
-    `--layout`, or `--classes` for classes, says that both are wanted. The listing notes classes
+    `--layout`, or `--classes` for classes, says that both are wanted. The ledger notes classes
     and folders whose pictures are nearly binary.
 
     Raises:
         errors.UserError: with both sides, names of each, and the flags that leave one out.
     """
-    layout = [role for role, _ in listing.layout if role in roles.ROLES]
+    layout = [role for role, _ in images.layout if role in roles.ROLES]
+    refs, notes = images.table, list[Note]()
     with source.open() as reader:
         look = functools.cache(functools.partial(_look, reader))
         for _, found in itertools.groupby(_pairs(refs, layout), lambda some: some.kind):
@@ -116,7 +116,8 @@ def require_no_pairs(
                 is_settled = _is_settled(options, some)
                 if drawn and is_settled and some.is_in_classes:
                     what = _shown(some.kind, some.names[drawn[0]])
-                    listing.naming_notes.append(f"the pictures of {what} are {drawn[1]}")
+                    text = f"the pictures of {what} are {drawn[1]}"
+                    notes.append(Note(text, is_private=True))
                 elif (drawn or some.is_sure) and not is_settled:
                     open_pairs.append((some, drawn))
             if open_pairs:
@@ -130,10 +131,12 @@ def require_no_pairs(
             some = refs.take(rows[:: -(-len(rows) // _NUM_READ)])
             looks = list(filter(None, map(look, iterate_refs(some))))
             if _are_drawn(looks):
-                listing.naming_notes.append(
+                text = (
                     f"the pictures of the class {printable(name)!r} are {_BINARY}; if they are "
                     "masks, leave them out with --exclude_regex"
                 )
+                notes.append(Note(text, is_private=True))
+    return images.then(found=Ledger(notes=tuple(notes)))
 
 
 def _is_settled(options: ListingOptions, pairs: _Pairs) -> bool:

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines import errors
+from pipelines.listing.images import Images, Ledger, Note
 from pipelines.listing.refs import OTHER, REF_SCHEMA, iterate_refs
 from tfrecord_io.format.groups import INPUTS, Groups, group_images, plural_unit
 from tfrecord_io.format.hashing import draw, hash_names
@@ -140,16 +141,16 @@ class SplitOptions:
         }
 
 
-def apply(
-    refs: pa.Table,
+def assign_splits(
+    images: Images,
     options: SplitOptions,
     read_content: Callable[[pa.Table], Sequence[str]],
     label_kind: LabelKind = CLASSES,
-) -> tuple[pa.Table, pa.Table, list[str]]:
+) -> tuple[Images, pa.Table, list[str]]:
     """Decides every image's split and drops the images that the options exclude.
 
     Args:
-        refs: the images, a table of `REF_SCHEMA`.
+        images: the images.
         options: what the user chose.
         read_content: returns a name for the content of each image's file, which is the same for
             copies of a file. Called only for new splits, for images of which neither patient nor
@@ -158,23 +159,23 @@ def apply(
 
     Returns:
         the images kept, in their order; the images left out, a table of `DROPPED_SCHEMA`; and what
-        the user should know, one sentence each.
+        the user should know, one sentence each, which the ledger has too.
 
     Raises:
         errors.UserError: if the split to keep does not exist, a split would be empty, or the splits
             should be by patient and none is known.
         errors.RefusedError: if patients are in several splits and the policy is `fail`.
     """
-    notes: list[str] = []
-    there, kept = _split_names(refs), options.keep_split
-    if kept is not None and kept not in there:
+    refs, notes, seed = images.table, list[str](), None
+    present, kept = _split_names(refs), options.keep_split
+    if kept is not None and kept not in present:
         raise errors.UserError(
-            f"--keep_split {kept}: the source has no such split, it has {', '.join(there)}"
+            f"--keep_split {kept}: the source has no such split, it has {', '.join(present)}"
         )
     # Of each split, the others that must not share its patients.
-    protected = {} if kept is None else {kept: [name for name in there if name != kept]}
+    protected = {} if kept is None else {kept: [name for name in present if name != kept]}
     if options.leaks == "drop" and options.splits == "source":
-        ranked = protected_first(there)
+        ranked = protected_first(present)
         for place, name in enumerate(ranked):
             protected.setdefault(name, ranked[place + 1 :])
     dropped = [DROPPED_SCHEMA.empty_table()]
@@ -184,7 +185,7 @@ def apply(
     if options.splits == "patient" and not _is_patient_known(refs):
         raise errors.UserError(_no_patient(refs["path"]))
     if options.splits != "source":
-        refs = _assign(refs, options, read_content, label_kind, notes)
+        refs, seed = _assign(refs, options, read_content, label_kind, notes)
     elif _split_names(refs) == ["train"]:
         notes.append(
             "every image is in the split train, because neither folders nor a column split name "
@@ -192,7 +193,8 @@ def apply(
         )
     elif options.leaks == "fail":
         _require_no_leaks(refs)
-    return refs, pa.concat_tables(dropped), notes
+    found = Ledger(notes=tuple(map(Note, notes)))
+    return images.then(refs, found, split_seed=seed), pa.concat_tables(dropped), notes
 
 
 def protected_first(names: Iterable[str]) -> list[str]:
@@ -215,8 +217,8 @@ def _assign(
     read_content: Callable[[pa.Table], Sequence[str]],
     label_kind: LabelKind,
     notes: list[str],
-) -> pa.Table:
-    """Returns the refs with the splits of `--splits patient`."""
+) -> tuple[pa.Table, int]:
+    """Returns the refs with the splits of `--splits patient`, and the seed that made them."""
     fractions = dict(options.split_fractions or DEFAULT_FRACTIONS)
     splits = refs["split"].cast(pa.string()).combine_chunks()
     free = pa.array(np.ones(refs.num_rows, bool))
@@ -246,7 +248,7 @@ def _assign(
     chosen = pa.array(names).take(pa.array(choice[members]))
     column = pc.replace_with_mask(splits, free, chosen).dictionary_encode()
     place = REF_SCHEMA.get_field_index("split")
-    return refs.set_column(place, "split", column).combine_chunks()
+    return refs.set_column(place, "split", column).combine_chunks(), seed
 
 
 def _with_content(
@@ -319,8 +321,8 @@ def propose_pattern(paths: Sequence[str]) -> tuple[str, int] | None:
 
 def known_groups(refs: pa.Table) -> Groups:
     """Returns which images belong together, as far as it is known before they are decoded."""
-    there = [name for name in INPUTS if f"{OTHER}{name}" in refs.column_names]
-    others = {name: refs[f"{OTHER}{name}"] for name in there}
+    present = [name for name in INPUTS if f"{OTHER}{name}" in refs.column_names]
+    others = {name: refs[f"{OTHER}{name}"] for name in present}
     return group_images(pa.table({**others, "patient": refs["patient"], "path": refs["path"]}))
 
 

@@ -1,13 +1,20 @@
-"""The summary that the build prints when it ends."""
+"""What the build prints: what the listing found, and a summary when it ends."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 
+import pyarrow.compute as pc
+
+from pipelines.listing.images import Images, Note
+from pipelines.listing.refs import iterate_refs
+from pipelines.listing.roles import ROLES
 from tfrecord_io.auditing.findings import alarms
 from tfrecord_io.decoding import resize
 from tfrecord_io.decoding.options import Preprocessing
+from tfrecord_io.decoding.rejects import in_words
 from tfrecord_io.format import shapes
 from tfrecord_io.format.manifest import REJECTS_FILE_NAME, REPORT_FILE_NAME, Manifest
 from tfrecord_io.terminal.address import is_remote
@@ -15,11 +22,62 @@ from tfrecord_io.terminal.flags import command
 from tfrecord_io.terminal.printing import counted, printable
 
 
-def print_built(output: str, seconds: float, num_finished_before: int, copied: str = "") -> None:
+def print_listed(images: Images) -> None:
+    """Prints what a listing found, and what the user should know about it."""
+    ledger, table = images.ledger, images.table
+    num_empty = pc.sum(pc.equal(table["size"], 0)).as_py() or 0
+    text = (
+        f"found {counted(table.num_rows - num_empty, 'image')} among "
+        f"{counted(ledger.num_files, 'file')}"
+    )
+    counts = [
+        (num_empty, "empty"),
+        (ledger.copies, "copies in a second tree"),
+        (ledger.num_excluded, "excluded"),
+        *((count, in_words(reason)) for reason, count in ledger.ignored.items()),
+        (len(ledger.rejects), "rejected"),
+    ]
+    parts = ", ".join(f"{count:,} {what}" for count, what in counts if count)
+    say(f"{text} ({parts})" if parts else text, *layout_lines(images))
+    print_notes(ledger.notes)
+
+
+def print_notes(notes: Iterable[Note]) -> None:
+    """Prints what the user should know."""
+    say(*(f"warning: {note.text}" for note in notes))
+
+
+def layout_lines(images: Images) -> list[str]:
+    """Returns how the folders were read: their roles, an example, and the names of each level."""
+    if not images.layout or not images.table.num_rows:
+        return []
+    levels = [role for role, _ in images.layout if role in ROLES]
+    parts = next(iterate_refs(images.table.slice(0, 1))).path.split("/")
+    levels += ["*"] * (len(parts) - 1 - len(levels))
+    width = max(len(role) for role, _ in images.layout)
+    return [
+        f"the folders were read as {' / '.join([*levels, 'file'])}, such as "
+        + printable(" / ".join(parts)),
+        *(f"  {role:<{width}}  {names}" for role, names in images.layout),
+    ]
+
+
+def say(*lines: str) -> None:
+    """Prints what happens, beside the output of the command."""
+    for line in lines:
+        print(line, file=sys.stderr, flush=True)
+
+
+def print_not_waiting(output: str) -> None:
+    """Prints that the job goes on without this process."""
+    print(f"not waiting for the job; when it is done, {output} has a manifest.json")
+
+
+def print_built(output: str, seconds: float, num_finished_before: int) -> None:
     """Prints what a finished build made in the folder or URL `output`.
 
     The whole command took `seconds`; an earlier, interrupted run had finished
-    `num_finished_before` of the images. `copied` says how many were copied, if some could be.
+    `num_finished_before` of the images.
     """
     dataset = Manifest.load(output)
     print(_table(dataset))
@@ -28,8 +86,6 @@ def print_built(output: str, seconds: float, num_finished_before: int, copied: s
         print(f"{count:>9,} {what}")
     if dataset.rejects:
         print(f"the rejected files are in {output}/{REJECTS_FILE_NAME}")
-    if copied:
-        print(copied)
     if told := shapes.describe(dataset):
         print(told)
     pixels = Preprocessing.from_dict(dataset.preprocessing)

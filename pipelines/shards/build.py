@@ -8,9 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import traceback
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import IO
 
 import pyarrow as pa
@@ -20,7 +18,7 @@ from pipelines import errors
 from pipelines.listing.refs import RejectedFile
 from pipelines.planning.plan import ShardTask
 from pipelines.planning.splits import SplitOptions
-from pipelines.shards.reuse import Reuse
+from pipelines.shards.known import ImageStore
 from pipelines.sources.source import Source
 from tfrecord_io.auditing import twins
 from tfrecord_io.format import manifest
@@ -86,7 +84,7 @@ class Build:
         policies: what happens to pictures that occur more than once.
         max_reject_fraction: the build fails if more than this share of the images is rejected.
         rejected_files: images already rejected by the listing.
-        reuse: an old dataset whose pixels are copied.
+        known: a store of images that were decoded before, which are copied.
     """
 
     output: Folder
@@ -95,12 +93,7 @@ class Build:
     policies: SplitOptions = dataclasses.field(default_factory=SplitOptions)
     max_reject_fraction: float
     rejected_files: tuple[RejectedFile, ...] = ()
-    reuse: Reuse | None = None
-
-    @property
-    def anonymous(self) -> bool:
-        """Whether no name of the input may be in an output or a log."""
-        return self.draft.has_codes
+    known: ImageStore | None = None
 
     def find_finished(self, tasks: Sequence[ShardTask]) -> dict[int, Sidecar]:
         """Returns the sidecars of the tasks whose shard is written, by task index."""
@@ -133,28 +126,6 @@ class Build:
                     "match its sidecar; run the same command to write it again"
                 )
         return [finished[task.index] for task in tasks]
-
-    @contextlib.contextmanager
-    def clear_errors(self) -> Iterator[None]:
-        """Turns errors of the block into `errors.BuildError`s for the user.
-
-        Those are errors of the output's file system and, if the dataset is anonymous, all errors
-        whose messages may name files of the input: they reach the log of a worker.
-        """
-        try:
-            with errors.clear_write_errors(self.output.root):
-                yield
-        except errors.ToldError:
-            raise
-        except Exception as error:
-            if not self.anonymous:
-                raise
-            place = traceback.extract_tb(error.__traceback__)[-1]
-            raise errors.BuildError(
-                f"the build failed with {type(error).__name__} in {Path(place.filename).name}, "
-                f"line {place.lineno}; the message may name files of the input, so it is not "
-                "shown. Check that the input is still there, and run the same command again"
-            ) from None
 
     def open_images(self) -> twins.ImageReader:
         """Returns a reader of the pictures in the shards."""

@@ -172,14 +172,18 @@ def _copy_without(
     smaller.write(storage.create)
 
 
-def require_policies(storage: Folder, made: manifest.Manifest, options: SplitOptions) -> None:
+def require_policies(
+    storage: Folder, options: SplitOptions, made: manifest.Manifest | None = None
+) -> None:
     """Refuses a dataset that violates a policy that is `fail`.
 
-    A complete one is checked, too, because it may have been built with `keep`.
+    A complete one, whose manifest is read, is checked, too, because it may have been built with
+    `keep`.
 
     Raises:
         errors.RefusedError: with the number of images for each violated policy.
     """
+    made = made or manifest.Manifest.load(storage.root)
     measures = made.audit.get("measures", {})
     parts = [
         f"{measures[name]:,} {text} (--{flag} is fail)"

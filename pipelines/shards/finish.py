@@ -1,9 +1,8 @@
 """Finishes a dataset, in one straight line.
 
 What became of every file is counted, duplicates are cut out of the shards, the images are audited,
-and the tables, the report and last the manifest are written. `Listing` has checked the sum of the
-files that it listed; `tfrecord_io.auditing.verify` checks it again, from the files of a finished
-dataset.
+and the tables, the report and last the manifest are written. The listing has checked that each file
+is counted once; `tfrecord_io.auditing.verify` checks that again, from the finished dataset.
 """
 
 from __future__ import annotations
@@ -28,16 +27,13 @@ from pipelines.listing.refs import RejectedFile, iterate_refs
 from pipelines.planning.plan import ShardTask, read_task_refs, read_tasks
 from pipelines.shards import drops
 from pipelines.shards.build import Build, Sidecar
-from pipelines.stores.output_state import PLAN_FILE
+from pipelines.stores.output_state import FAILURE_FILE, PLAN_FILE
 from tfrecord_io.auditing import audit, twins
 from tfrecord_io.format import descriptions, groups, manifest
 from tfrecord_io.format.examples import CROISSANT_FILE, FILE_NAME, GROUP, SCHEMA, audited
 from tfrecord_io.stores import replace
-from tfrecord_io.stores.folder import BUILD_DIR, Folder
+from tfrecord_io.stores.folder import Folder
 from tfrecord_io.terminal.printing import csv_cell
-
-#: Holds the reason why the dataset was refused.
-FAILURE_FILE = f"{BUILD_DIR}/failure.txt"
 
 # Options with which some reasons go away.
 _HINTS = {
@@ -62,7 +58,7 @@ def finish_dataset(build: Build) -> None:
             be written.
     """
     storage = build.output
-    with build.clear_errors():
+    with errors.clear_write_errors(storage.root):
         tasks = read_tasks(storage, build.draft.fingerprint)
         try:
             made = describe_images(build, tasks, build.require_sidecars(tasks))
@@ -75,6 +71,17 @@ def finish_dataset(build: Build) -> None:
             text = descriptions.croissant(made, examples)
         storage.write(CROISSANT_FILE, text.encode())
         storage.write(manifest.FILE_NAME, made.to_json().encode())
+
+
+def require_finished(output: Folder) -> None:
+    """Raises `errors.BuildError` if the dataset was refused, or the manifest is missing."""
+    if output.exists(FAILURE_FILE):
+        raise errors.BuildError(output.read(FAILURE_FILE).decode())
+    if not output.exists(manifest.FILE_NAME):
+        raise errors.BuildError(
+            f"the engine reports that the job is done, but {output.path(manifest.FILE_NAME)} is "
+            "missing; run the same command again to resume"
+        )
 
 
 def describe_images(
@@ -111,7 +118,7 @@ def describe_images(
     page = card.render(made, result, examples, images, rejects, dropped)
     storage.write(manifest.REPORT_FILE_NAME, page.encode())
     _write_examples(storage, parts, groups.group_images(rows, originals[same.pairs]))
-    drops.require_policies(storage, made, build.policies)
+    drops.require_policies(storage, build.policies, made)
     return made
 
 

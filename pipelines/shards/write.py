@@ -19,8 +19,8 @@ import xxhash
 from pipelines import errors, workers
 from pipelines.listing.refs import OTHER, ImageRef, RejectedFile, iterate_refs
 from pipelines.planning import plan
-from pipelines.shards import reuse
 from pipelines.shards.build import Build, Create, Sidecar, rows_name
+from pipelines.shards.known import KnownImage, KnownImages
 from pipelines.sources.source import Reader, read_in_order
 from pipelines.stores import output_state
 from pipelines.stores.output import WriteBehind
@@ -44,7 +44,7 @@ def write_shard(
     task: plan.ShardTask,
     reader: Reader,
     create: Create,
-    old: reuse.OldImages | None = None,
+    old: KnownImages | None = None,
 ) -> Sidecar:
     """Decodes the images of one task into one shard, one image at a time.
 
@@ -77,7 +77,7 @@ def write_shard(
     table = table_of(rows, shard.facts(), others)
     if old:
         num_copied = sum(row["is_copied"] and not row["variant"] for row in rows)
-        table = reuse.with_counts(table, old, num_copied)
+        table = old.noted(table, num_copied)
     with create(rows_name(task)) as file:
         pq.write_table(table, file)
     sidecar = Sidecar(
@@ -99,28 +99,16 @@ class TaskWriter(contextlib.ExitStack):
     """Writes one task after another; it is closed by `close` or at the end of a `with` block.
 
     It keeps the source open, and makes a shard while the files of earlier tasks reach the disk.
-
-    Raises:
-        errors.BuildError: if the source of an anonymous dataset cannot be opened.
     """
 
     def __init__(self, build: Build) -> None:
         super().__init__()
         self._build = build
-        try:
-            self._reader = self.enter_context(build.source.open())
-        except Exception:
-            # The message may name the input, which must not reach a worker's log.
-            if build.anonymous:
-                raise errors.BuildError(
-                    "a worker cannot open the input; every worker must be able to read it"
-                ) from None
-            raise
+        self._reader = self.enter_context(build.source.open())
         pixels = Preprocessing.from_dict(build.draft.preprocessing)
         self._old = None
-        if build.reuse:
-            old = reuse.OldImages(build.reuse, build.output, pixels)
-            self._old = self.enter_context(old)
+        if build.known:
+            self._old = self.enter_context(build.known.open(build.output, pixels))
         self._files = self.enter_context(contextlib.closing(WriteBehind(build.output)))
 
     def write(self, task: plan.ShardTask) -> Counts:
@@ -136,7 +124,7 @@ class TaskWriter(contextlib.ExitStack):
         if self._build.read_sidecar(task) is not None:
             return Counts()
         started = time.monotonic()
-        with self._build.clear_errors():
+        with errors.clear_write_errors(self._build.output.root):
             create = self._files.create
             sidecar = write_shard(self._build, task, self._reader, create, self._old)
         return Counts(
@@ -148,7 +136,7 @@ class TaskWriter(contextlib.ExitStack):
 
     def wait(self) -> None:
         """Waits until the files of all tasks are finished."""
-        with self._build.clear_errors():
+        with errors.clear_write_errors(self._build.output.root):
             self._files.wait()
 
 
@@ -196,7 +184,7 @@ def write_images(
     task: plan.ShardTask,
     planned: pa.RecordBatch,
     reader: Reader,
-    old: reuse.OldImages | None,
+    old: KnownImages | None,
     shard: shard_writer.ShardWriter,
 ) -> tuple[list[dict[str, Any]], list[RejectedFile]]:
     """Decodes the planned images, rows of a plan, into a shard.
@@ -228,7 +216,8 @@ def write_images(
             except Reject as reject:
                 # A file is rejected only once, not again for each of its variants.
                 if not variant:
-                    detail = reject.detail if ref.hidden is None else ""
+                    # A detail may repeat a name for which a code stands.
+                    detail = reject.detail if ref.name is None else ""
                     rejects.append(RejectedFile(ref.image_name, reject.reason, detail))
                 continue
             facts = image._asdict()
@@ -259,8 +248,8 @@ def write_images(
 
 
 def _read_part(
-    reader: Reader, old: reuse.OldImages | None, ref: ImageRef
-) -> tuple[_Data, reuse.OldImage | None]:
+    reader: Reader, old: KnownImages | None, ref: ImageRef
+) -> tuple[_Data, KnownImage | None]:
     """Reads a file and finds its image, or only the wanted frame, where that is possible."""
     if not ref.frame:
         data = reader.read(ref.member)
@@ -276,9 +265,9 @@ def _read_part(
 def _decode(
     preprocessing: Preprocessing,
     reader: Reader,
-    old: reuse.OldImages | None,
+    old: KnownImages | None,
     ref: ImageRef,
-    read: Callable[[], tuple[_Data, reuse.OldImage | None]],
+    read: Callable[[], tuple[_Data, KnownImage | None]],
 ) -> tuple[_Data, preprocess.DecodedImage, Mapping[str, Any] | None]:
     """Returns what was read of an image, the image, and its side facts if it is copied.
 
@@ -301,15 +290,6 @@ def _decode(
         except (OSError, EOFError, IndexError):
             why = Reject("undecodable", f"the file has no whole picture {ref.frame}")
             attempts.append((data, why))
-        except errors.ToldError:
-            if ref.hidden is None:
-                raise
-            # The reader's own message, which names the file, must not reach a worker's log.
-            raise errors.BuildError(
-                f"image {ref.source_path} could not be read, or has changed since the build began; "
-                "the private table beside the secret gives its name. Run the same command again to "
-                "resume, or with --overwrite if the file has changed"
-            ) from None
     (before, why_before), (now, why_now) = attempts
     if str(why_now) == str(why_before) and (not isinstance(now, bytes) or now == before):
         raise why_now

@@ -26,7 +26,7 @@ from pipelines.sources.remote import RemoteDirectorySource, RemoteZipSource
 from pipelines.sources.rows import RowSource
 from pipelines.sources.source import Source
 from tfrecord_io.stores import remote
-from tfrecord_io.stores.folder import Folder
+from tfrecord_io.stores.folder import BUILD_DIR, Folder
 from tfrecord_io.terminal.address import Address, is_remote, local_path
 from tfrecord_io.terminal.flags import check, flag
 from tfrecord_io.terminal.printing import bar
@@ -161,6 +161,17 @@ def _source_of(given: str | None) -> str:
         return "parquet"
     is_file = path.is_file() or (not path.exists() and path.suffix.lower() in _ARCHIVES)
     return "archive" if is_file else "directory"
+
+
+def open_source(options: SourceOptions, workers: Workers, seed: int, output: Folder) -> Source:
+    """Returns the source that the user chose, ready for random reads.
+
+    An archive may be unpacked into the output, if that is a local folder. For `seed` and errors see
+    `make_source`.
+    """
+    source = make_source(options, workers, seed)
+    folder = options.download_dir if output.remote else output.path(BUILD_DIR)
+    return source.prepare(Path(folder).absolute())
 
 
 def make_source(options: SourceOptions, workers: Workers, seed: int) -> Source:

@@ -12,18 +12,26 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pipelines import errors
 from tfrecord_io.format import manifest
 from tfrecord_io.reading.opening import open_split
 from tfrecord_io.stores import file_lock, replace
 from tfrecord_io.stores.folder import BUILD_DIR, Folder
+from tfrecord_io.terminal.address import Address, is_remote
 from tfrecord_io.terminal.printing import differences
 
 #: The references, one record batch per task; and a JSON file with the tasks and the identity.
 PLAN_FILE = f"{BUILD_DIR}/plan.arrow"
 PLAN_JSON = f"{BUILD_DIR}/plan.json"
+
+#: Holds the reason why the dataset was refused.
+FAILURE_FILE = f"{BUILD_DIR}/failure.txt"
+
+#: What an output holds: this dataset, finished; shards of this build, or nothing; or what the build
+#: may replace once it is planned.
+State = Literal["complete", "resume", "replace"]
 
 _LOCK = f"{BUILD_DIR}/lock"
 # Without the lock, which another build may be about to open, and an unpacked archive, which is made
@@ -34,6 +42,11 @@ _OWN_FILES = re.compile(
     r"|manifest\.json|examples\.parquet|rejects\.csv|dropped\.csv|report\.html"
     r"|features\.json|dataset_info\.json|croissant\.json"
 )
+
+
+def open_output(address: Address) -> Folder:
+    """Returns the output folder, by its full path: a worker may have another working directory."""
+    return Folder(address if is_remote(address) else str(Path(address).resolve()))
 
 
 @contextlib.contextmanager
@@ -70,6 +83,26 @@ def locked(storage: Folder) -> Iterator[None]:
         stack.callback(_tidy, storage, made)
         replace.settle(storage, _OWN_FILES)
         yield
+
+
+def state_of(
+    storage: Folder, identity: Mapping[str, Any], *, overwrite: bool, has_lock: bool
+) -> State:
+    """Returns what the output folder holds for a build, see `State`.
+
+    Args:
+        storage: the folder.
+        identity: everything that decides the bytes of the dataset.
+        overwrite: whether any dataset may be replaced.
+        has_lock: whether the lock of the folder proves that no other build is writing it.
+
+    Raises:
+        errors.UserError: as `is_complete` does.
+    """
+    has_ended = storage.exists(FAILURE_FILE) or (has_lock and not storage.remote)
+    if overwrite or is_abandoned(storage, identity, has_ended=has_ended):
+        return "replace"
+    return "complete" if is_complete(storage, identity) else "resume"
 
 
 def is_complete(storage: Folder, identity: Mapping[str, Any]) -> bool:
@@ -111,6 +144,18 @@ def is_complete(storage: Folder, identity: Mapping[str, Any]) -> bool:
     if dataset:
         open_split(storage.root, list(dataset.splits))
     return dataset is not None
+
+
+def is_finished_elsewhere(storage: Folder, identity: Mapping[str, Any]) -> bool:
+    """Returns whether another build has finished this dataset meanwhile.
+
+    That can be on an object store, which has no lock. The other build has then removed the plan
+    and the parts of tables, so that this one cannot go on.
+    """
+    try:
+        return storage.remote and is_complete(storage, identity)
+    except errors.ToldError:
+        return False
 
 
 def is_abandoned(storage: Folder, identity: Mapping[str, Any], *, has_ended: bool) -> bool:

@@ -42,15 +42,20 @@ def try_archive(case: Case, read: Callable[[Path, Path], Ledger]) -> str:
 def list_all(path: Path, folder: Path) -> Ledger:
     """Lists an input and reads every image."""
     source, listing = list_archive(path, folder / "scratch")
-    examples, rejects = {}, [(tools.escaped(r.source_path), r.reason) for r in listing.rejects]
+    examples, rejects = (
+        {},
+        [(tools.escaped(r.source_path), r.reason) for r in listing.ledger.rejects],
+    )
     with source.open() as reader:
-        for ref in iterate_refs(listing.refs):
+        for ref in iterate_refs(listing.table):
             reader.announce(ref.member) if hasattr(reader, "announce") else None
             try:
                 examples[ref.source_path] = tools.digest(reader.read(ref.member))
             except Reject as reject:
                 rejects.append((tools.escaped(ref.source_path), reject.reason))
-    return Ledger(examples, rejects, listing.copies, listing.ignored, listing.num_files)
+    return Ledger(
+        examples, rejects, listing.ledger.copies, listing.ledger.ignored, listing.ledger.num_files
+    )
 
 
 def build(path: Path, folder: Path) -> Ledger:

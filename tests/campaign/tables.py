@@ -15,11 +15,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from image_files import write_tree
+from listed import list_source
 
 from campaign import trees
 from campaign.case import Case
 from pipelines import errors
-from pipelines.listing.listing import ListingOptions, list_images
 from pipelines.listing.refs import iterate_refs
 from pipelines.sources.directory import DirectorySource
 
@@ -82,22 +82,22 @@ def try_table(case: Case) -> str:
     wanted = {row["path"]: _LABELS[kind](row) for row in rows}
     known = {row["path"]: row for row in rows if wanted[row["path"]] is not None}
     try:
-        listing = list_images(DirectorySource(scans), ListingOptions(labels=table, **options))
+        listing = list_source(DirectorySource(scans), labels=table, **options)
     except errors.UserError as error:
         case.require(not known, f"a table with labels is refused: {error}")
         case.require_message(f"error: {error}")
         return "refused"
-    refs = {ref.path: ref for ref in iterate_refs(listing.refs)}
+    refs = {ref.path: ref for ref in iterate_refs(listing.table)}
     found = {path: _PARSED[kind](ref.label) for path, ref in refs.items()}
     case.compare("labels", found, {path: wanted[path] for path in known})
     if "patient" in cells:
         patients = {path: row["patient"] for path, row in known.items()}
         case.compare("patients", {path: ref.patient for path, ref in refs.items()}, patients)
     for name in cells.keys() & {"age", "visit"}:
-        values = listing.refs[f"other:{name}"].to_pylist()
-        found = dict(zip(listing.refs["path"].to_pylist(), values, strict=True))
+        values = listing.table[f"other:{name}"].to_pylist()
+        found = dict(zip(listing.table["path"].to_pylist(), values, strict=True))
         case.compare(name, found, {path: row[name] for path, row in known.items()})
-    rejects = {reject.source_path: reject.reason for reject in listing.rejects}
+    rejects = {reject.source_path: reject.reason for reject in listing.ledger.rejects}
     case.compare("rejects", rejects, dict.fromkeys(set(names) - known.keys(), "no_label"))
     return "read"
 

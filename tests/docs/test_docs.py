@@ -21,8 +21,8 @@ from image_files import jpeg, write_tree
 from listed import Listed
 
 from pipelines import options
-from pipelines.engine import job
 from pipelines.listing.listing import list_images
+from pipelines.report import summary
 from pipelines.sources.source import Member
 
 ROOT = Path(__file__).parents[2]
@@ -228,7 +228,7 @@ def test_the_build_reads_the_drawn_trees_as_the_page_says():
         chosen = options.parse_options(flags)
         folder = f"{chosen.source.input}/"
         members = [Member(path.removeprefix(folder), 9, 0, 9, n) for n, path in enumerate(paths)]
-        assert job.layout_lines(list_images(Listed(members), chosen.listing)) == said
+        assert summary.layout_lines(list_images(Listed(members), chosen.listing)) == said
 
 
 def _write_trees(clone):

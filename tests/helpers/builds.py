@@ -86,10 +86,10 @@ def prepare(source: Path | str, output: Path | str, *more: str):
 
 def prepare_flags(argv: Sequence[str]):
     """Returns the block of `prepare` for all flags of a build."""
-    from pipelines.engine.job import prepared
+    from pipelines.build_tfrecords import planned
     from pipelines.options import parse_options
 
-    return prepared(parse_options(argv))
+    return planned(parse_options(argv))
 
 
 def run_build_here(source: Path, output: Path | str, *more: str) -> int:

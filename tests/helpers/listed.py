@@ -4,8 +4,10 @@ import contextlib
 import zlib
 from collections.abc import Iterable
 
-from pipelines.listing.listing import ListingOptions, list_images
-from pipelines.listing.refs import Listing, iterate_refs
+from pipelines.listing.images import Images
+from pipelines.listing.listing import list_images
+from pipelines.listing.options import ListingOptions
+from pipelines.listing.refs import iterate_refs
 from pipelines.sources.source import Member, Reader, Source
 from tfrecord_io.decoding.rejects import Reject
 
@@ -31,9 +33,14 @@ class Listed(Source, Reader):
         return self._contents[member.name]
 
 
-def list_members(members: Iterable[Member], contents=None, **options: object) -> Listing:
+def list_members(members: Iterable[Member], contents=None, **options: object) -> Images:
     """Returns the listing of members, which are copies if their versions are equal."""
-    return list_images(Listed(members, contents), ListingOptions(**options))
+    return list_source(Listed(members, contents), **options)
+
+
+def list_source(source: Source, **options: object) -> Images:
+    """Returns the listing of a source."""
+    return list_images(source, ListingOptions(**options))
 
 
 def members_of(files):
@@ -45,7 +52,7 @@ def members_of(files):
     ]
 
 
-def list_files(files, **options) -> Listing:
+def list_files(files, **options) -> Images:
     """Returns the listing of members, or of files by their names."""
     members = [m for m in files if isinstance(m, Member)] or members_of(files)
     return list_members(members, files if isinstance(files, dict) else None, **options)
@@ -53,4 +60,9 @@ def list_files(files, **options) -> Listing:
 
 def places(listing):
     """Returns (split, label) of every image, by its full name."""
-    return {ref.source_path: (ref.split, ref.label) for ref in iterate_refs(listing.refs)}
+    return {ref.source_path: (ref.split, ref.label) for ref in iterate_refs(listing.table)}
+
+
+def notes_of(listing, *, private: bool = False) -> list[str]:
+    """Returns the notes of a listing that name nothing of the input, or those that do."""
+    return [note.text for note in listing.ledger.notes if note.is_private == private]

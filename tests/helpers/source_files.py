@@ -25,9 +25,9 @@ def list_archive(path, scratch_dir):
 def read_archive(path, scratch_dir):
     """Returns every file's content, or the reason of its reject, by name."""
     source, listing = list_archive(path, scratch_dir)
-    found = {reject.source_path: reject.reason for reject in listing.rejects}
+    found = {reject.source_path: reject.reason for reject in listing.ledger.rejects}
     with source.open() as reader:
-        for ref in iterate_refs(listing.refs):
+        for ref in iterate_refs(listing.table):
             try:
                 found[ref.source_path] = reader.read(ref.member)
             except Reject as reject:

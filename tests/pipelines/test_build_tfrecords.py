@@ -247,12 +247,12 @@ def test_a_limit_does_not_inflate_the_share_of_what_the_listing_rejects(tmp_path
     build_here(scans, output, *flags, "--max_reject_fraction=0.5")
 
 
-def test_too_many_rejects_of_the_listing_are_told_of_an_anonymous_dataset_too(tmp_path, capsys):
+def test_too_many_rejects_of_the_listing_are_told_of_an_anonymous_dataset_too(tmp_path):
     scans, secret = with_links(tmp_path / "scans.tar", 9, 4), tmp_path / "secret"
     secret.write_text("0123456789abcdef" * 4)
     message = refusal(scans, tmp_path / "out", f"--anonymize={secret}")
     assert "9 of 25 images were rejected" in message
-    assert "scans.tar" not in message + capsys.readouterr().err
+    assert "scans.tar" not in message
     assert not [row for row in csv_rows(tmp_path / "out" / "rejects.csv") if "train" in row[0]]
 
 

@@ -1,4 +1,4 @@
-"""Keeps passwords, tokens, signatures and private names out of all that a command writes.
+"""Keeps passwords, tokens and signatures out of all that a command writes.
 
 >>> without_secrets("cannot read https://me:password@host/x.zip?signature=abc: HTTP 403")
 'cannot read https://host/x.zip: HTTP 403'
@@ -11,12 +11,11 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, TextIO, cast
 
-# What stands for a secret, and for a private path.
-_HIDDEN, _PRIVATE = "[hidden]", "[private]"
+# What stands for a secret.
+_HIDDEN = "[hidden]"
 
 # A Path has one slash of two.
 _USER = re.compile(r"(\b\w+:/{1,2})[^/?#\s]*@")
@@ -54,41 +53,29 @@ def without_secrets(text: str) -> str:
 
 
 @contextlib.contextmanager
-def redacted_output(private: Iterable[str] = ()) -> Iterator[None]:
-    """Removes secrets from whatever a block or function writes to `sys.stdout` and `sys.stderr`.
-
-    Paths in `private` are not shown, nor what follows them up to a quote, a colon and a space, or
-    the end of the line.
-    """
-    paths = {form for path in private if path for form in (path, str(Path(path).resolve()))}
-    # Longest first, because one may begin like another.
-    names = "|".join(re.escape(path) for path in sorted(paths, key=len, reverse=True))
-    pattern = re.compile(rf"(?<![\w/.-])(?:{names})(?![\w-])(?:(?!: )[^'\"\n])*") if names else None
-
-    def redact(text: str) -> str:
-        text = pattern.sub(_PRIVATE, text) if pattern else text
-        return without_secrets(text)
-
+def redacted_output() -> Iterator[None]:
+    """Removes secrets from whatever a block or function writes to `sys.stdout` and `sys.stderr`."""
     # Typed as files, which is all that their users need them to be.
-    out, err = (cast(TextIO, _Redacted(stream, redact)) for stream in (sys.stdout, sys.stderr))
+    out, err = (cast(TextIO, _Redacted(stream)) for stream in (sys.stdout, sys.stderr))
     # It stays, for a traceback that ends the process.
     sys.excepthook = lambda kind, error, trace: print(
-        redact("".join(traceback.format_exception(kind, error, trace))), end="", file=sys.stderr
+        without_secrets("".join(traceback.format_exception(kind, error, trace))),
+        end="",
+        file=sys.stderr,
     )
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         yield
 
 
 class _Redacted:
-    """A text file that writes what `redact` makes of a text to another file."""
+    """A text file that writes text without secrets to another file."""
 
-    def __init__(self, file: TextIO, redact: Callable[[str], str]) -> None:
+    def __init__(self, file: TextIO) -> None:
         self._file = file
-        self._redact = redact
 
     def write(self, text: str) -> int:
         """Writes text; returns its number of characters."""
-        self._file.write(self._redact(text))
+        self._file.write(without_secrets(text))
         return len(text)
 
     def __getattr__(self, name: str) -> Any:

@@ -15,9 +15,9 @@ from dataset_factory import bare_manifest
 
 from pipelines import build_tfrecords, errors, options
 from pipelines.engine import engine
-from pipelines.engine.job import Job
 from pipelines.planning import plan
 from pipelines.shards.build import Build
+from pipelines.shards.job import Job
 from pipelines.sources.remote import RemoteZipSource
 
 pytestmark = pytest.mark.slow

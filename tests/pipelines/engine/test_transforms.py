@@ -15,11 +15,11 @@ from image_files import scan_tree, scans_of, write_tree
 
 from pipelines import build_tfrecords, errors
 from pipelines.engine import engine
-from pipelines.engine.job import require_finished
 from pipelines.listing.refs import iterate_refs
 from pipelines.planning import plan
 from pipelines.shards import finish, write
 from pipelines.shards.build import Sidecar, rows_name
+from pipelines.shards.finish import require_finished
 from pipelines.stores import output_state
 from tfrecord_io.decoding import preprocess
 from tfrecord_io.decoding.options import Preprocessing
@@ -233,7 +233,7 @@ def test_the_engine_can_show_what_the_job_has_done(job, num_processes):
 
 def test_an_engine_that_only_says_it_is_done_is_not_believed(job):
     with pytest.raises(errors.BuildError, match=r"manifest\.json is missing"):
-        require_finished(job)
+        require_finished(job.build.output)
 
 
 def test_the_manifest_comes_last(job, monkeypatch):

@@ -16,13 +16,14 @@ from dicom_files import dicom_file
 from hypothesis import given
 from hypothesis import strategies as st
 from image_files import grey_pixels, png, scans_of, write_tree, write_zip
-from listed import list_members
+from listed import list_members, list_source, notes_of
 
 from pipelines import errors
 from pipelines.listing.label_table import LabelTable, read_label_table, read_texts
-from pipelines.listing.listing import ListingOptions, list_images
+from pipelines.listing.labels import Labels
 from pipelines.listing.matching import match_files
-from pipelines.listing.refs import Listing, iterate_refs
+from pipelines.listing.options import ListingOptions
+from pipelines.listing.refs import iterate_refs
 from pipelines.sources.directory import DirectorySource
 from pipelines.sources.source import Member
 from tfrecord_io.auditing import verify
@@ -410,13 +411,15 @@ def test_several_labels_are_divided_by_their_separator(tmp_path):
     rows = [row | {"label": label} for row, label in zip(ROWS, labels, strict=False)]
     path = write_csv(tmp_path / "labels.csv", rows)
     options = ListingOptions(labels=path, label_separator="|")
-    assert options.label_names == ("Effusion", "Hernia", "Mass", "No Finding")
+    table = Labels(options).table
+    assert table.label_names == ("Effusion", "Hernia", "Mass", "No Finding")
     expected = ["Effusion|Mass", "No Finding", "", "Hernia|Mass", "none"]
-    assert options.table.cells["label"] == expected
+    assert table.cells["label"] == expected
     with pytest.raises(errors.UserError, match=r"label 'Mass\|Effusion' may be several; --label_s"):
-        _ = ListingOptions(labels=path).table
-    _ = ListingOptions(labels=path, classes=("No Finding",)).table
-    alone = ListingOptions(labels=write_csv(path, [ROWS[0] | {"label": "wet; active"}])).table
+        _ = Labels(ListingOptions(labels=path)).table
+    assert Labels(ListingOptions(labels=path, classes=("No Finding",))).table
+    write_csv(path, [ROWS[0] | {"label": "wet; active"}])
+    alone = Labels(ListingOptions(labels=path)).table
     assert "the label 'wet; active' may be several" in alone.notes[-1]
 
 
@@ -425,11 +428,11 @@ def test_columns_of_exclusive_classes_are_one_class(tmp_path):
     rows = [{" path": f"{k}.png", " Lep": a, " Non Lep": b} for k, (a, b) in enumerate(pairs)]
     path = write_csv(tmp_path / "_classes.csv", rows)
     options = ListingOptions(labels=path, label_columns=("Lep", "Non Lep"), one_class=True)
-    assert options.table.cells["label"] == ["Lep", "Non Lep", "", ""]
+    assert Labels(options).table.cells["label"] == ["Lep", "Non Lep", "", ""]
     assert (options.label_kind, options.label_names) == (CLASSES, ("Lep", "Non Lep"))
     write_csv(path, [*rows, {" path": "x", " Lep": "1", " Non Lep": "1"}])
     with pytest.raises(errors.UserError, match=r"row 5 has a 1 for Lep\|Non Lep; --one_class"):
-        _ = dataclasses.replace(options).table
+        _ = Labels(options).table
 
 
 @pytest.mark.parametrize(
@@ -512,9 +515,9 @@ def match(folder, paths, **columns):
     rows = [{"path": path, "label": "x"} for path in paths]
     for name, values in columns.items():
         rows = [row | {name: value} for row, value in zip(rows, values, strict=True)]
-    listing = Listing()
-    found = match_files(NAMES, table_of(folder, rows), listing)
-    return found, [reject.detail for reject in listing.rejects], listing.notes
+    found, ledger = match_files(NAMES, table_of(folder, rows))
+    notes = [note.text for note in ledger.notes if not note.is_private]
+    return found, [reject.detail for reject in ledger.rejects], notes
 
 
 NONE = [None] * 5
@@ -563,7 +566,8 @@ def test_columns_of_a_clinical_table_get_the_names_that_are_expected(tmp_path):
     ]  # fmt: skip
     renamed = {"path": "folder/filename", "label": "finding", "patient": "patientid"}
     path = write_csv(tmp_path / "clinical.csv", rows)
-    table = ListingOptions(labels=path, columns=renamed | {"kilograms": "weight"}).table
+    columns = renamed | {"kilograms": "weight"}
+    table = Labels(ListingOptions(labels=path, columns=columns)).table
     for name in ("label", "patient"):
         assert table.cells[name] == [row[name] for row in ROWS]
     assert table.cells["path"][0] == "left/scan0.png"
@@ -589,11 +593,11 @@ def test_every_row_is_matched_once_or_named(tmp_path_factory, files, rows):
     names = sorted(name for name in files if "//" not in name)
     table = table_of(folder, [{"path": path, "label": "x"} for path in sorted(rows)] or ROWS)
     try:
-        row_of_file = match_files(names, table, listing := Listing())
+        row_of_file, ledger = match_files(names, table)
     except errors.UserError:
         return
     paths = table.cells["path"]
-    rejects = {reject.source_path for reject in listing.rejects}
+    rejects = {reject.source_path for reject in ledger.rejects}
     for name, row in zip(names, row_of_file, strict=True):
         if row is not None:
             assert paths[row] not in rejects
@@ -618,20 +622,20 @@ def test_a_row_is_matched_by_the_longest_end_of_its_path_which_is_said(tmp_path)
         "b/2.png",
     ]
     rows = [{"path": path, "label": "x"} for path in paths]
-    listing = Listing()
-    assert match_files(NAMES, table_of(tmp_path, rows), listing) == [0, 1, None, None, 3]
-    (note,) = listing.naming_notes
+    row_of_file, ledger = match_files(NAMES, table_of(tmp_path, rows))
+    assert row_of_file == [0, 1, None, None, 3]
+    ((note, *_),) = ledger.notes
     assert "3 rows of the table of --labels were matched by the end of their path: " in note
     assert "'kaggle/input/oct/a/1.PNG' is 'a/1.png', 'C:/scans/A/2.jpeg' is 'a/2.png', " in note
     # The source has the folder b, and this file is not in it.
-    assert [reject.source_path for reject in listing.rejects] == ["x/4.png", "b/2.png"]
+    assert [reject.source_path for reject in ledger.rejects] == ["x/4.png", "b/2.png"]
 
 
 def test_many_rows_are_matched_by_the_ends_of_their_paths_without_comparing_all(tmp_path):
     names = [f"scans/{k}/image.png" for k in range(20_000)]
     cells = {"path": [f"/kaggle/input/{name}" for name in names], "label": ["x"] * 20_000}
     start = time.process_time()
-    assert match_files(names, LabelTable(name="", cells=cells), Listing()) == list(range(20_000))
+    assert match_files(names, LabelTable(name="", cells=cells))[0] == list(range(20_000))
     assert time.process_time() - start < 5  # 0.3 s; comparing all pairs takes minutes
 
 
@@ -646,7 +650,7 @@ def list_rows(folder, names, rows, **options):
 
 
 def reasons(listing):
-    return {reject.source_path: reject.reason for reject in listing.rejects}
+    return {reject.source_path: reject.reason for reject in listing.ledger.rejects}
 
 
 def test_what_the_table_and_the_source_do_not_share_is_counted(tmp_path):
@@ -654,12 +658,12 @@ def test_what_the_table_and_the_source_do_not_share_is_counted(tmp_path):
     rows = [{"path": path, "label": label} for path, label in labels.items()]
     names = [f"images/{name}" for name in ("1.png", "2.png", "3.png", "notes.txt")]
     listing = list_rows(tmp_path, [*names, "images 2/1.png"], rows, tree="images")
-    assert listing.refs["path"].to_pylist() == ["1.png"]
+    assert listing.table["path"].to_pylist() == ["1.png"]
     assert reasons(listing) == {
         "images/2.png": "no_label", "images/3.png": "no_label", "gone.png": "missing_file",
     }  # fmt: skip
-    assert listing.ignored == {"no_image_name": 1, "other_tree": 1}
-    assert listing.num_files == 6
+    assert listing.ledger.ignored == {"no_image_name": 1, "other_tree": 1}
+    assert listing.ledger.num_files == 6
 
 
 @pytest.mark.parametrize(
@@ -676,7 +680,7 @@ def test_labels_that_look_alike_are_warned_of_by_their_own_names(
     rows = [{"path": f"{number}.png", **row} for number, row in enumerate(rows)]
     names = [row["path"] for row in rows]
     listing = list_rows(tmp_path, names, rows, label_columns=label_columns)
-    assert [note.partition(" differ")[0] for note in listing.notes] == [
+    assert [note.partition(" differ")[0] for note in notes_of(listing)] == [
         f"the labels {names}" for names in alike
     ]
 
@@ -691,7 +695,7 @@ def test_a_file_without_a_row_is_a_reject_whatever_the_names_of_an_export_are(tm
     rows = [{"path": name, "label": "a"} for name in names[:3:2]]
     listing = list_rows(tmp_path, names, rows)
     assert reasons(listing) == {"IM0002": "no_label", "1.2.840.18": "no_label"}
-    assert listing.ignored == {"no_image_name": 2}
+    assert listing.ledger.ignored == {"no_image_name": 2}
 
 
 @pytest.mark.parametrize(("form", "other"), [("NFC", "NFD"), ("NFD", "NFC")])
@@ -700,7 +704,7 @@ def test_a_table_and_a_folder_may_have_other_unicode_forms(tmp_path, form, other
     paths = [unicodedata.normalize(other, name) for name in [*names[:2], "ä2.png"]]
     rows = [{"path": path, "label": str(k)} for k, path in enumerate(paths)]
     found = {
-        ref.source_path: ref.label for ref in iterate_refs(list_rows(tmp_path, names, rows).refs)
+        ref.source_path: ref.label for ref in iterate_refs(list_rows(tmp_path, names, rows).table)
     }
     assert found == {name: str(k) for k, name in enumerate(names)}
 
@@ -741,8 +745,8 @@ def test_names_in_a_table_and_in_flags_are_one_whatever_their_form(tmp_path, end
         classes=tuple(unicodedata.normalize(form, name) for name in ("Žádný", "Œdéme")),
     )
     assert listing.label_names == ("Žádný", "Œdéme")
-    assert listing.refs["label"].to_pylist() == ["Œdéme"] * 4 + ["Žádný"] * 4
-    assert set(listing.refs["patient"].to_pylist()) == {"Zürich/Müller"}
+    assert listing.table["label"].to_pylist() == ["Œdéme"] * 4 + ["Žádný"] * 4
+    assert set(listing.table["patient"].to_pylist()) == {"Zürich/Müller"}
 
 
 # ---- the command
@@ -775,7 +779,7 @@ def test_a_site_is_part_of_patients_from_dicom_tags_and_names(tmp_path):
     source = DirectorySource(write_tree(tmp_path / "in", files))
     rows = [{"path": name, "label": "x", "site": f"s{k % 2}"} for k, name in enumerate(files)]
     labels = write_csv(tmp_path / "labels.csv", rows)
-    refs = list_images(source, ListingOptions(labels=labels)).refs
+    refs = list_source(source, labels=labels).table
     sites, patients = zip(*(text.split("/") for text in refs["patient"].to_pylist()), strict=True)
     assert refs["path"].to_pylist() == ["0.dcm", "1.dcm", "a-17-0.png", "a-17-1.png"]
     assert sites == ("s0", "s1", "s0", "s1")
@@ -788,7 +792,7 @@ def test_a_slash_in_a_site_does_not_make_two_patients_one(tmp_path):
         {"path": f"{k}.png", "label": "x", "site": site, "patient": patient}
         for k, (site, patient) in enumerate(pairs)
     ]
-    patients = list_rows(tmp_path, [row["path"] for row in rows], rows).refs["patient"].to_pylist()
+    patients = list_rows(tmp_path, [row["path"] for row in rows], rows).table["patient"].to_pylist()
     assert patients == ["a/b/1", "a%2Fb/1", "a%252Fb/1", "a/1"]
 
 
@@ -875,12 +879,3 @@ def test_other_columns_follow_their_images_into_the_table_of_examples(tmp_path, 
         for name in ("age", "site", "offset", "size"):
             assert row[name] == by_path[row["path"]][name]
     assert verify.verify(output, source_input=source) == []
-
-
-def test_an_anonymous_build_shows_no_cell_of_a_table_that_cannot_be_read(scans, tmp_path, capsys):
-    secret, labels = tmp_path / "secret.txt", tmp_path / "labels.csv"
-    secret.write_text(bytes(range(32)).hex())
-    labels.write_text("path,label,name\nscan0.png,sick,Smith, John\n")
-    assert build(scans, labels, tmp_path / "out", f"--anonymize={secret}") == 2
-    assert "John" not in capsys.readouterr().err
-    assert "John" in (tmp_path / "secret.txt.error.txt").read_text()

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from image_files import kermany_archive, under
-from listed import list_files, members_of, places
+from listed import list_files, members_of, notes_of, places
 
 from pipelines import errors
 from pipelines.listing.refs import REF_SCHEMA
@@ -20,7 +20,7 @@ TREE = {
 
 
 def reasons(listing):
-    return {reject.source_path: reject.reason for reject in listing.rejects}
+    return {reject.source_path: reject.reason for reject in listing.ledger.rejects}
 
 
 def expected_places(tree, folder=""):
@@ -34,10 +34,10 @@ def expected_places(tree, folder=""):
 def test_split_and_class_folders_are_found_below_any_folder_and_sorted(folder):
     listing = list_files({folder + name: TREE[name] for name in reversed(TREE)})
     assert places(listing) == expected_places(TREE, folder)
-    assert listing.refs["path"].to_pylist() == sorted(TREE)
-    assert listing.refs.schema == REF_SCHEMA
-    assert (listing.rejects, listing.copies, listing.ignored) == ([], 0, {})
-    assert listing.num_files == len(TREE)
+    assert listing.table["path"].to_pylist() == sorted(TREE)
+    assert listing.table.schema == REF_SCHEMA
+    assert (listing.ledger.rejects, listing.ledger.copies, listing.ledger.ignored) == ((), 0, {})
+    assert listing.ledger.num_files == len(TREE)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_class_folders_alone_are_one_split(folder):
     files = {f"{folder}CNV/1.png": b"1", f"{folder}DME/deep/2.png": b"2"}
     listing = list_files(files)
     assert list(places(listing).values()) == [("train", "CNV"), ("train", "DME")]
-    assert listing.refs["path"].to_pylist() == ["CNV/1.png", "DME/deep/2.png"]
+    assert listing.table["path"].to_pylist() == ["CNV/1.png", "DME/deep/2.png"]
     one_class = list_files({f"{folder}CNV/{n}.png": bytes(n) for n in range(2)})
     assert list(places(one_class).values()) == [("train", "CNV")] * 2
 
@@ -76,7 +76,11 @@ def test_of_nested_split_folders_the_inner_ones_are_the_splits(folders):
     outer = next(iter(folders.values())).split("/")[0]
     listing = list_files({**files, f"{outer}/x/about/README.txt": b"?"})
     assert places(listing) == {names[name]: tuple(name.split("/")[:2]) for name in TREE}
-    assert (listing.rejects, listing.ignored, listing.notes) == ([], {"no_image_name": 1}, [])
+    assert (listing.ledger.rejects, listing.ledger.ignored, notes_of(listing)) == (
+        (),
+        {"no_image_name": 1},
+        [],
+    )
 
 
 @pytest.mark.parametrize(
@@ -90,7 +94,7 @@ def test_of_nested_split_folders_the_inner_ones_are_the_splits(folders):
 def test_a_class_with_the_name_of_a_split_is_taken_and_said(places_of, suspicious):
     listing = list_files({name: name.encode() for name in places_of})
     assert places(listing) == {name: ("train", label) for name, label in places_of.items()}
-    starts = [note.partition(";")[0] for note in listing.notes]
+    starts = [note.partition(";")[0] for note in notes_of(listing)]
     assert starts == [f"the class '{name}' has the name of a split" for name in suspicious]
 
 
@@ -104,7 +108,7 @@ def test_a_folder_in_a_class_may_have_the_name_of_a_split(deeper):
 def test_two_classes_that_look_alike_are_said(pair):
     listing = list_files({f"{label}/{label}.png": label.encode() for label in [*pair, "DME"]})
     assert {label for _, label in places(listing).values()} == {*pair, "DME"}
-    (note,) = listing.notes
+    (note,) = notes_of(listing)
     assert all(ascii(label) in note for label in pair)
 
 
@@ -123,18 +127,18 @@ def test_images_outside_the_class_folders_are_rejects_and_texts_are_no_data(
 ):
     listing = list_files(files)
     assert reasons(listing) == dict.fromkeys(rejected, "no_label")
-    assert listing.ignored == {"no_image_name": num_ignored}
-    assert len(listing.refs) == len(files) - len(rejected) - num_ignored
+    assert listing.ledger.ignored == {"no_image_name": num_ignored}
+    assert len(listing.table) == len(files) - len(rejected) - num_ignored
 
 
 def test_the_real_archive_is_its_tree_once():
     files = kermany_archive(TREE)
     listing = list_files(files)
     assert places(listing) == expected_places(TREE, "OCT2017 /")
-    assert listing.copies == len(TREE)
-    assert listing.ignored == {"apple_double": 16, "system_file": 3}
-    assert (listing.rejects, listing.num_files) == ([], len(files))
-    once, twice = list_files(under("OCT2017 ", TREE)).refs, listing.refs
+    assert listing.ledger.copies == len(TREE)
+    assert listing.ledger.ignored == {"apple_double": 16, "system_file": 3}
+    assert (listing.ledger.rejects, listing.ledger.num_files) == ((), len(files))
+    once, twice = list_files(under("OCT2017 ", TREE)).table, listing.table
     assert once.drop_columns("offset").to_pylist() == twice.drop_columns("offset").to_pylist()
 
 
@@ -144,14 +148,14 @@ def test_of_two_incomplete_trees_the_union_is_taken_and_other_contents_are_rejec
     same_size, longer = "train/DME/DME-11-1.jpeg", "train/DME/DME-22-2.jpeg"
     second |= {same_size: b"x" * len(TREE[same_size]), longer: b"longer"}
     listing = list_files([*under("a", first).items(), *under("b", second).items()])
-    assert sorted(listing.refs["path"].to_pylist()) == sorted(TREE)
+    assert sorted(listing.table["path"].to_pylist()) == sorted(TREE)
     assert reasons(listing) == {f"b/{name}": "path_conflict" for name in (same_size, longer)}
-    assert f"a/{same_size}" in listing.rejects[0].detail
-    assert listing.copies == len(TREE) - 7
+    assert f"a/{same_size}" in listing.ledger.rejects[0].detail
+    assert listing.ledger.copies == len(TREE) - 7
     # As of a name that an archive holds twice.
     twice = list_files([*TREE.items(), *list(TREE.items())[:1], (longer, b"other")])
     assert places(twice) == expected_places(TREE)
-    assert (twice.copies, reasons(twice)) == (1, {longer: "path_conflict"})
+    assert (twice.ledger.copies, reasons(twice)) == (1, {longer: "path_conflict"})
 
 
 def test_of_mendeleys_third_version_the_scans_are_taken_and_the_x_rays_left():
@@ -161,10 +165,10 @@ def test_of_mendeleys_third_version_the_scans_are_taken_and_the_x_rays_left():
     x_rays = under("CellData/chest_xray", {name: name.encode() for name in names})
     listing = list_files({**scans, **x_rays})
     assert set(places(listing)) == set(scans)
-    assert listing.ignored == {"other_tree": len(x_rays)}
+    assert listing.ledger.ignored == {"other_tree": len(x_rays)}
     chosen = list_files({**scans, **x_rays}, tree="CellData/chest_xray")
     assert set(places(chosen)) == set(x_rays)
-    assert chosen.ignored == {"other_tree": len(scans)}
+    assert chosen.ledger.ignored == {"other_tree": len(scans)}
 
 
 def test_unrelated_trees_are_an_error_until_one_is_chosen():
@@ -189,13 +193,13 @@ def test_a_class_that_holds_other_classes_is_refused_by_its_name(split):
     files = {f"{split}{folder}/1.png": b"1" for folder in folders}
     with pytest.raises(errors.UserError, match=r"'more data' holds folders .*--classes no,yes,"):
         list_files(files)
-    assert len(list_files(files, classes=("no", "yes")).refs) == 2
+    assert len(list_files(files, classes=("no", "yes")).table) == 2
 
 
 def test_classes_are_chosen_and_an_unknown_one_is_named():
     listing = list_files(TREE, classes=("NORMAL", "CNV"))
     assert {label for _, label in places(listing).values()} == {"CNV", "NORMAL"}
-    assert listing.ignored == {"class_not_chosen": len(TREE) // 2}
+    assert listing.ledger.ignored == {"class_not_chosen": len(TREE) // 2}
     with pytest.raises(
         errors.UserError, match="names 'AMD', but the classes are 'CNV', 'DME', 'DRUSEN'"
     ):
@@ -208,19 +212,19 @@ def test_a_pattern_is_tried_on_the_name_and_then_on_the_path():
         "in/CNV/patient07/patient8_1.png": b"3", "in/DME/c.png": b"4",
     }  # fmt: skip
     listing = list_files(files, group_regex=r"patient(\d+)[/_]")
-    assert listing.refs["patient"].to_pylist() == ["07", "8", "07", None]
+    assert listing.table["patient"].to_pylist() == ["07", "8", "07", None]
 
 
 def test_a_pattern_that_finds_few_patients_or_none_shows_paths_without_one():
     files = {f"CNV/scan{k}.png": bytes([k]) for k in range(4)} | {"DME/p7_1.png": b"7"}
-    assert list_files(files).naming_notes == []
-    (note,) = list_files(files, group_regex=r"^p(\d+)_").naming_notes
+    assert notes_of(list_files(files), private=True) == []
+    (note,) = notes_of(list_files(files, group_regex=r"^p(\d+)_"), private=True)
     shown = "images; others are 'CNV/scan0.png', 'CNV/scan1.png', 'CNV/scan2.png'"
     assert note.endswith(f"of 1 of 5 {shown}")
     with pytest.raises(errors.UserError, match=f"of 0 of 5 {shown}. Its first group should be"):
         list_files(files, group_regex="eye([0-9])")
     del files["CNV/scan3.png"], files["CNV/scan2.png"], files["CNV/scan1.png"]
-    assert list_files(files, group_regex=r"^p(\d+)_").naming_notes == []
+    assert notes_of(list_files(files, group_regex=r"^p(\d+)_"), private=True) == []
 
 
 # ---- what is no image
@@ -237,7 +241,7 @@ def test_a_pattern_that_finds_few_patients_or_none_shows_paths_without_one():
 def test_what_systems_leave_behind_is_ignored_and_counted(why, names):
     listing = list_files({**TREE, **dict.fromkeys(names, b"?")})
     assert places(listing) == expected_places(TREE)
-    assert listing.ignored == {why: len(names)}
+    assert listing.ledger.ignored == {why: len(names)}
 
 
 def test_a_name_that_leads_elsewhere_is_a_reject():
@@ -271,7 +275,7 @@ def test_a_file_that_must_not_be_read_is_a_reject_that_can_be_printed():
         "train/CNV/huge.png": "file_too_large",
         "train/CNV/\\udcff.png": "unreadable_name",
     }
-    assert listing.ignored == {"system_file": 1}
+    assert listing.ledger.ignored == {"system_file": 1}
 
 
 @pytest.mark.parametrize("files", [{}, {"README": b""}, {"1.png": b"1"}, {"__MACOSX/a/b/c": b""}])
@@ -307,10 +311,12 @@ def test_every_file_is_an_image_a_copy_a_reject_or_no_data(files, tree):
         listing = list_files(members, tree=tree)
     except errors.UserError:
         return
-    ignored = sum(listing.ignored.values())
-    assert len(files) == (listing.refs.num_rows + len(listing.rejects) + listing.copies + ignored)
-    assert listing.num_files == len(files)
-    paths = listing.refs["path"].to_pylist()
+    ignored = sum(listing.ledger.ignored.values())
+    assert len(files) == (
+        listing.table.num_rows + len(listing.ledger.rejects) + listing.ledger.copies + ignored
+    )
+    assert listing.ledger.num_files == len(files)
+    paths = listing.table["path"].to_pylist()
     assert len(set(paths)) == len(paths)
     assert all(label for _, label in places(listing).values())
     names = [name for name, _ in files]
@@ -325,7 +331,12 @@ def test_the_listing_does_not_depend_on_the_order_of_the_source(order):
     members = members_of(files)
 
     def content(listing):
-        return (listing.refs.to_pylist(), listing.rejects, listing.copies, listing.ignored)
+        return (
+            listing.table.to_pylist(),
+            listing.ledger.rejects,
+            listing.ledger.copies,
+            listing.ledger.ignored,
+        )
 
     assert content(list_files([members[i] for i in order])) == content(list_files(members))
 
@@ -357,19 +368,19 @@ def test_a_person_and_a_class_are_one_whatever_the_form_of_their_names(options):
         options["group_regex"] = unicodedata.normalize("NFD", options["group_regex"])
     listing = list_files(files, **options)
     assert places(listing).keys() == files.keys()  # each is opened by its own name
-    assert set(listing.refs["label"].to_pylist()) == {"Œdéme A", "Œdéme B"}
-    assert set(listing.refs["patient"].to_pylist()) == {"Müller03", "Noël"}
-    assert listing.naming_notes == []
+    assert set(listing.table["label"].to_pylist()) == {"Œdéme A", "Œdéme B"}
+    assert set(listing.table["patient"].to_pylist()) == {"Müller03", "Noël"}
+    assert notes_of(listing, private=True) == []
 
 
 def test_files_of_one_name_in_two_forms_are_two_files_or_copies():
     composed, decomposed = (f"{unicodedata.normalize(form, 'Œdéme')}/1.png" for form in FORMS)
     others = {"CNV/1.png": b"1", "CNV/2.png": b"2"}
     listing = list_files({composed: b"3", decomposed: b"4", **others})
-    assert listing.refs["path"].to_pylist() == ["CNV/1.png", "CNV/2.png", decomposed, composed]
-    assert set(listing.refs["label"].to_pylist()) == {"CNV", "Œdéme"}
+    assert listing.table["path"].to_pylist() == ["CNV/1.png", "CNV/2.png", decomposed, composed]
+    assert set(listing.table["label"].to_pylist()) == {"CNV", "Œdéme"}
     listing = list_files({composed: b"3", decomposed: b"3", **others})
-    assert (listing.refs.num_rows, listing.copies, listing.rejects) == (3, 1, [])
+    assert (listing.table.num_rows, listing.ledger.copies, listing.ledger.rejects) == (3, 1, ())
 
 
 @pytest.mark.parametrize(
@@ -389,14 +400,14 @@ def test_flags_mean_the_names_in_any_form(options, num, form):
     files = in_two_forms()
     if "tree" in options:
         files = {path.replace("/", "/K/", 1): data for path, data in files.items()}
-    assert list_files(files, **options).refs.num_rows == num
+    assert list_files(files, **options).table.num_rows == num
 
 
 def test_patients_whose_names_look_alike_are_told():
     files = {
         f"{label}/{p}/{label}.png": p.encode() for label in "AB" for p in ("müller03", "Müller-03")
     }
-    (note,) = list_files(files, layout=("class", "patient")).naming_notes
+    (note,) = notes_of(list_files(files, layout=("class", "patient")), private=True)
     assert "2 patients have names that differ only in case, spaces, hyphens" in note
     assert "'M\\xfcller-03' and 'm\\xfcller03'" in note
     assert "a column patient of a table of --labels" in note
@@ -405,6 +416,6 @@ def test_patients_whose_names_look_alike_are_told():
 @pytest.mark.parametrize("regex", ["^(scan)", "(CNV|DME)"])
 def test_a_pattern_that_finds_one_patient_in_all_images_is_told(regex):
     files = {f"{label}/scan-CNV-{label}-{k}.png": bytes([k]) for label in "AB" for k in range(2)}
-    notes = list_files(files, group_regex=regex).naming_notes
+    notes = notes_of(list_files(files, group_regex=regex), private=True)
     (note,) = [note for note in notes if "finds one patient in all images" in note]
     assert note.count(" in 'A/scan-") == 2

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from image_files import encoded, grey_pixels, rgb_pixels
-from listed import list_files, places
+from listed import list_files, notes_of, places
 
 from pipelines import errors
 
@@ -57,16 +57,16 @@ READ = {
 @pytest.mark.parametrize(("files", "layout"), READ.values(), ids=READ)
 def test_what_the_folders_are_follows_from_names_and_counts(files, layout):
     listing = list_files(files)
-    assert (listing.identity["layout"], listing.rejects) == (layout, [])
+    assert (listing.identity["layout"], listing.ledger.rejects) == (layout, ())
     roles = layout.split("/")
     if "patient" in roles:
-        assert listing.refs["patient"].null_count == 0
+        assert listing.table["patient"].null_count == 0
     labels = {label for _, label in places(listing).values()}
     assert labels <= {*OCT, "healthy", "rust", *"01234"}
     # The same, said by the user, is the same dataset.
     if "_Data" not in min(files):
         told = list_files(files, layout=tuple(roles))
-        assert told.refs.equals(listing.refs)
+        assert told.table.equals(listing.table)
         assert told.identity == listing.identity
     # Files of DICOM need no ending.
     bare = list_files({name.removesuffix(".jpeg"): content for name, content in files.items()})
@@ -117,13 +117,13 @@ def test_what_is_not_clear_is_refused_with_the_flag_for_each_reading(files, mess
 def test_the_layout_and_the_classes_decide():
     files = patients_in(oct_of, "{c}/{p}/a")
     listing = list_files(files, layout=("class", "patient"))
-    assert len(set(listing.refs["patient"].to_pylist())) == 30
+    assert len(set(listing.table["patient"].to_pylist())) == 30
     chosen = list_files(tree(("a", "b"), ("x", "y")), classes=("x", "y"))
     assert {label for _, label in places(chosen).values()} == {"x", "y"}
     above = list_files(tree(["in/CNV"], [f"P{p}" for p in range(9)]), layout=("class", "patient"))
-    assert above.refs["path"][0].as_py() == "CNV/P0/0.jpeg"
+    assert above.table["path"][0].as_py() == "CNV/P0/0.jpeg"
     files = tree(("train", "test"), OCT)
-    assert list_files(files, layout=("split", "class")).refs.equals(list_files(files).refs)
+    assert list_files(files, layout=("split", "class")).table.equals(list_files(files).table)
     with pytest.raises(errors.UserError, match="has 3 levels of folders, but no image is in more"):
         list_files(tree(OCT, "12"), layout=("split", "class", "patient"))
 
@@ -131,14 +131,14 @@ def test_the_layout_and_the_classes_decide():
 def test_a_pattern_goes_before_the_patients_in_folders():
     files = patients_in(oct_of, "{c}/patient_{p}")
     listing = list_files(files, group_regex=r"patient_(\d+)/")
-    assert set(listing.refs["patient"].to_pylist()) == {str(p) for p in range(30)}
+    assert set(listing.table["patient"].to_pylist()) == {str(p) for p in range(30)}
 
 
 def test_a_pattern_of_the_class_reads_it_from_names_in_any_folder():
     files = {f"in/{label}_{n}.png": b"1" for label in ("cat", "dog") for n in range(3)}
     listing = list_files(files | {"in/x.png": b""}, label_regex=r"^([a-z]+)_")
     assert sorted({label for _, label in places(listing).values()}) == ["cat", "dog"]
-    assert [reject.reason for reject in listing.rejects] == ["no_label"]
+    assert [reject.reason for reject in listing.ledger.rejects] == ["no_label"]
     with pytest.raises(errors.UserError, match="finds no class in the names or paths of 6"):
         list_files(files, label_regex="(eye)[0-9]")
 
@@ -147,7 +147,7 @@ def test_files_are_included_and_excluded_by_their_paths_and_counted():
     files = tree(OCT, ("images", "masks"))
     listing = list_files(files, exclude_regex="(^|/)masks/", include_regex="CNV|DME")
     assert {label for _, label in places(listing).values()} == {"CNV", "DME"}
-    assert (len(listing.excluded), listing.num_files) == (8, 12)
+    assert (len(listing.ledger.excluded), listing.ledger.num_files) == (8, 12)
     # The listing is in the identity, so the patterns need not be.
     assert listing.identity == list_files(tree(OCT)).identity
 
@@ -157,13 +157,13 @@ def test_copies_with_the_name_of_their_source_belong_together():
     files = [f"{s}/CNV/a_jpg.rf.{n}{code}.jpg" for n, s in enumerate(("train", "test", "train"))]
     files += [f"train/DME/{name}.png" for name in ("b", "b_aug_3", "b-flip (2)", "c (1)", "c (2)")]
     listing = list_files({name: name.encode() for name in files})
-    column = {row["path"]: row["other:copy_of"] for row in listing.refs.to_pylist()}
+    column = {row["path"]: row["other:copy_of"] for row in listing.table.to_pylist()}
     assert [column[name] for name in files] == ["a_jpg"] * 3 + ["train/DME/b"] * 3 + [None] * 2
-    assert listing.naming_notes[0].startswith("6 images are copies of 2 sources")
+    assert notes_of(listing, private=True)[0].startswith("6 images are copies of 2 sources")
     off = list_files({name: name.encode() for name in files}, copies_by_name=False)
-    assert "other:copy_of" not in off.refs.column_names
+    assert "other:copy_of" not in off.table.column_names
     many = [f"CNV/s ({n}).png" for n in range(60)] + ["CNV/s.png", "DME/s.png"]
-    assert "other:copy_of" not in list_files(dict.fromkeys(many, b"")).refs.column_names
+    assert "other:copy_of" not in list_files(dict.fromkeys(many, b"")).table.column_names
 
 
 # ---- pairs of pictures
@@ -226,7 +226,7 @@ def test_pictures_of_the_same_names_are_refused_and_each_flag_that_is_named_sett
     for name, value in flags:
         wanted = {name: tuple(value.split("/")) if name == "layout" else value}
         listing = list_files(files, **wanted)
-        assert len(listing.refs) == len(files) // (1 if name == "layout" else 2)
+        assert len(listing.table) == len(files) // (1 if name == "layout" else 2)
 
 
 NOT_PAIRED = {
@@ -242,13 +242,13 @@ NOT_PAIRED = {
 
 @pytest.mark.parametrize("files", NOT_PAIRED.values(), ids=NOT_PAIRED)
 def test_classes_may_have_the_same_names_of_files(files):
-    assert len(list_files(files).refs) == len(files)
+    assert len(list_files(files).table) == len(files)
 
 
 def test_nearly_binary_pictures_are_told():
     files = {f"{c}/{start + k}.png": draw(k) for c, start, draw in (("X", 0, scan), ("Y", 9, mask))
              for k in range(3)}  # fmt: skip
-    (note,) = list_files(files).naming_notes
+    (note,) = notes_of(list_files(files), private=True)
     assert note.startswith("the pictures of the class 'Y' are nearly binary, as masks are")
 
 
@@ -290,9 +290,9 @@ def test_no_tree_is_read_wrongly_without_a_word(files):
         listing = list_files({name: name.encode() for name in files})
     except errors.UserError:
         return
-    if len({facts["class"] for facts in files.values()}) == 1 or listing.rejects:
+    if len({facts["class"] for facts in files.values()}) == 1 or listing.ledger.rejects:
         return  # that is said
-    rows = listing.refs.select(["path", "split", "label", "patient"]).to_pylist()
+    rows = listing.table.select(["path", "split", "label", "patient"]).to_pylist()
     for row in rows:
         # The outermost folders may be missing in a path.
         true = [facts for name, facts in files.items() if f"/{name}".endswith(f"/{row['path']}")]

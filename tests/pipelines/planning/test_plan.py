@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from listed import list_members
 
 from pipelines import errors
-from pipelines.listing.refs import REF_SCHEMA, Listing, iterate_refs
+from pipelines.listing.images import Images, Ledger
+from pipelines.listing.refs import REF_SCHEMA, iterate_refs
 from pipelines.planning import plan
 from pipelines.planning.plan import PlanOptions, make_plan
 from pipelines.sources.source import Member
@@ -38,7 +39,7 @@ class Plan(NamedTuple):
 
 
 def planned(counts, listing=None, **options):
-    return Plan(*make_plan((listing or listing_of(counts)).refs, STRIDE, PlanOptions(**options)))
+    return Plan(*make_plan((listing or listing_of(counts)).table, STRIDE, PlanOptions(**options)))
 
 
 def paths_by_split(made):
@@ -178,7 +179,7 @@ BASE = [
 
 
 def digest(rows):
-    return Listing(refs=pa.Table.from_pylist(rows, REF_SCHEMA)).digest
+    return Images(table=pa.Table.from_pylist(rows, REF_SCHEMA), ledger=Ledger()).digest
 
 
 @given(

@@ -10,6 +10,7 @@ from builds import build_here, read_csv, shards_of
 from image_files import jpeg, write_tree, write_zip
 
 from pipelines import errors
+from pipelines.listing.images import Images, Ledger
 from pipelines.listing.refs import OTHER, REF_SCHEMA
 from pipelines.planning import splits
 from pipelines.planning.splits import SplitOptions
@@ -70,7 +71,9 @@ def apply(images, read_content=None, **options):
     """Returns the result for a table of references or rows of them."""
     refs = refs_of(images) if isinstance(images, list) else images
     read_content = read_content or (lambda refs: refs["path"].to_pylist())
-    return Split(*splits.apply(refs, SplitOptions(**options), read_content))
+    listed = Images(table=refs, ledger=Ledger())
+    kept, dropped, notes = splits.assign_splits(listed, SplitOptions(**options), read_content)
+    return Split(kept.table, dropped, notes)
 
 
 def by_patient(images, **options):

@@ -74,7 +74,7 @@ def test_a_wrong_variant_is_found(built, scans, tmp_path, monkeypatch):
 def test_the_variants_are_part_of_what_a_dataset_is(built, scans):
     chosen = Manifest.load(built).options
     assert (chosen["variants"], chosen["augmentation"]) == (3, augment.RECIPE)
-    with pytest.raises(errors.UserError, match="variants: 3 there, None now"):
+    with pytest.raises(errors.UserError, match="variants: 3 there, 0 now"):
         build_here(scans, built, "--num_shards=4", "--max_reject_fraction=0.1")
 
 

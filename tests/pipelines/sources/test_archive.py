@@ -64,7 +64,7 @@ def test_a_header_is_read_without_the_rest_of_the_file(tmp_path, kind):
     source, listing = list_archive(path, tmp_path / "scratch")
     with source.open() as reader:
         starts = {
-            ref.path: reader.read_start(ref.member, 1000) for ref in iterate_refs(listing.refs)
+            ref.path: reader.read_start(ref.member, 1000) for ref in iterate_refs(listing.table)
         }
     assert content.startswith(starts["CNV/scan"])
     assert 900 < len(starts["CNV/scan"]) <= 1000
@@ -77,7 +77,7 @@ def test_a_second_tree_with_other_content_of_the_same_size_is_noticed(tmp_path, 
     name = f"oct2017/OCT2017 /{FIRST}"
     files[name] = files[name][::-1]
     _, listing = list_archive(write_archive(tmp_path, kind, files), tmp_path / "scratch")
-    assert [(r.source_path, r.reason) for r in listing.rejects] == [(name, "path_conflict")]
+    assert [(r.source_path, r.reason) for r in listing.ledger.rejects] == [(name, "path_conflict")]
 
 
 @pytest.mark.parametrize("kind", ["tar", "tar.gz"])
@@ -91,7 +91,7 @@ def test_a_tar_that_changes_during_the_build_ends_it(tmp_path, kind):
         source.open() as reader,
         pytest.raises(errors.BuildError, match=rf"{path} changed since .*--overwrite"),
     ):
-        reader.read(next(ref for ref in iterate_refs(listing.refs) if ref.path == FIRST).member)
+        reader.read(next(ref for ref in iterate_refs(listing.table) if ref.path == FIRST).member)
 
 
 def test_an_archive_that_a_worker_does_not_see_is_named(tmp_path):
@@ -242,7 +242,7 @@ def test_an_unusual_compression_is_a_reject_that_names_it(tmp_path, method):
     path = write_zip(tmp_path / "a.zip", TREE, method)
     source, listing = list_archive(path, tmp_path / "scratch")
     with source.open() as reader, pytest.raises(Reject, match=f"method {method} is not supported"):
-        reader.read(next(iterate_refs(listing.refs)).member)
+        reader.read(next(iterate_refs(listing.table)).member)
 
 
 def test_a_member_with_content_that_is_named_like_a_folder_or_not_at_all_is_a_reject(tmp_path):

@@ -84,7 +84,7 @@ def test_a_file_that_changes_or_a_folder_that_a_worker_does_not_see_ends_the_bui
     tmp_path, change, message
 ):
     tree = write_tree(tmp_path / "tree", TREE)
-    ref = next(iterate_refs(list_archive(tree, tmp_path)[1].refs))
+    ref = next(iterate_refs(list_archive(tree, tmp_path)[1].table))
     change(tree / ref.source_path, tree)
     with pytest.raises(errors.BuildError, match=message), DirectorySource(tree).open() as reader:
         reader.read(ref.member)

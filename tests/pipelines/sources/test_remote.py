@@ -215,9 +215,9 @@ def test_a_second_tree_on_a_store_with_other_content_of_the_same_size_is_noticed
     for name, content in files.items():
         s3.client.put_object(Bucket=BUCKET, Key=f"trees/{name}", Body=content)
     listing = list_images(RemoteDirectorySource(f"s3://{BUCKET}/trees"), ListingOptions())
-    (reject,) = listing.rejects
+    (reject,) = listing.ledger.rejects
     assert (reject.source_path, reject.reason) == ("b/train/CNV/2.png", "path_conflict")
-    assert listing.copies == 1
+    assert listing.ledger.copies == 1
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Copies the pixels of files that an earlier dataset has, instead of decoding them again.
+"""Copies pixels from an earlier dataset (`--reuse`), for whoever builds a new version of it.
 
 A file is known by its content, whatever its name: by its length and XXH3-128, which the table of
 examples has. So all files are read and hashed as in any build, and its bytes are the same.
@@ -14,10 +14,8 @@ import dataclasses
 import io
 import json
 import os
-import re
-from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +23,13 @@ import pyarrow.compute as pc
 import xxhash
 
 from pipelines import errors
+from pipelines.planning.plan import read_tasks
+from pipelines.planning.splits import SplitOptions
+from pipelines.report.summary import say
+from pipelines.shards.build import Build
+from pipelines.shards.known import ImageStore, KnownImage, KnownImages
 from pipelines.sources.factory import Workers
+from pipelines.stores.output_state import open_output
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.decoding.preprocess import DecodedImage
 from tfrecord_io.format import examples
@@ -53,52 +57,75 @@ _COLUMNS = (*_FOUND_BY, *_FACTS, *_SIDE_FACTS)
 _MOST_OPEN = 256
 
 
-class OldImage(NamedTuple):
-    """An image as if it had been decoded, and the side facts of its pixels, by their names."""
+def load(address: Address | None, workers: Workers, splits: SplitOptions) -> Reuse | None:
+    """Loads the manifest of a dataset that some workers will read; None without an address.
 
-    image: DecodedImage
-    side_facts: Mapping[str, Any]
+    Says if the new splits will be other ones than those of the dataset.
+
+    Raises:
+        errors.UserError: if it cannot be used, or the workers will not reach the dataset.
+    """
+    if address is None:
+        return None
+    if workers != "here" and address.hides_something:
+        raise errors.UserError(
+            f"--reuse {address} was given with a signature or a password, which would be "
+            "written into the job's description; give a URL without one, or copy the dataset"
+        )
+    if workers == "dataflow" and not is_remote(address):
+        raise errors.UserError(
+            f"--reuse {address} is on a disk of this machine, which Dataflow's workers cannot "
+            "read; copy the dataset to gs:// and give that URL"
+        )
+    folder = open_output(address)
+    try:
+        old = Reuse(folder=folder, dataset=Manifest.load(folder.root))
+    except (ManifestError, errors.UserError) as error:
+        raise errors.UserError(f"--reuse: {error}") from None
+    seed = old.dataset.audit.get("split_seed")
+    if seed is not None and splits.split_seed is None:
+        say(
+            "warning: --split_seed auto chooses by the images of this build, so patients may "
+            f"change their split; --split_seed {seed} keeps them where they are in {address}"
+        )
+    return old
+
+
+def print_copied(build: Build) -> None:
+    """Prints how many images were copied, if some could be."""
+    if not isinstance(build.known, Reuse):
+        return
+    with contextlib.suppress(FileNotFoundError):  # another build has finished on the same store
+        tasks = read_tasks(build.output, build.draft.fingerprint)
+        schemas = build.output.map(build.read_schema, tasks)
+        counts = [json.loads((each.metadata or {}).get(COUNTS, "[0, 0, 0]")) for each in schemas]
+        copied, images, damaged = map(sum, zip(*counts, strict=True))
+        text = f"{copied:,} of {counted(images, 'image')} copied from {build.known.folder.root}"
+        if damaged:
+            text += f"; {counted(damaged, 'record')} of it damaged, and decoded again"
+        print(text)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Reuse:
+class Reuse(ImageStore):
     """The dataset of `--reuse`: its folder and its manifest."""
 
     folder: Folder
     dataset: Manifest
 
-    @classmethod
-    def load(cls, address: Address, workers: Workers) -> Reuse:
-        """Loads the manifest of a dataset that some workers will read.
+    def open(self, output: Folder, pixels: Preprocessing) -> OldImages:
+        """Opens the dataset in a worker, see `OldImages`."""
+        return OldImages(self, output, pixels)
 
-        Raises:
-            errors.UserError: if it cannot be used, or the workers will not reach the dataset.
-        """
-        if workers != "here" and address.hides_something:
-            raise errors.UserError(
-                f"--reuse {address} was given with a signature or a password, which would be "
-                "written into the job's description; give a URL without one, or copy the dataset"
+    def fitting(self, draft: Manifest, output: Folder) -> Reuse | None:
+        """Writes the index of images to the output; returns None, and says why, if none fits."""
+        if why := self.write_index(draft, output):
+            say(
+                "warning: all images are decoded, because nothing can be copied from --reuse "
+                f"{self.folder.root}: {'; '.join(why)}"
             )
-        if workers == "dataflow" and not is_remote(address):
-            raise errors.UserError(
-                f"--reuse {address} is on a disk of this machine, which Dataflow's workers cannot "
-                "read; copy the dataset to gs:// and give that URL"
-            )
-        # The full path, because a worker may have another working directory.
-        folder = Folder(address if is_remote(address) else str(Path(address).resolve()))
-        try:
-            return cls(folder=folder, dataset=Manifest.load(folder.root))
-        except (ManifestError, errors.UserError) as error:
-            raise errors.UserError(f"--reuse: {error}") from None
-
-    @property
-    def split_seed(self) -> int | None:
-        """The seed that made the splits of the dataset, if one did."""
-        options, notes = self.dataset.options, self.dataset.audit.get("notes", [])
-        if options.get("splits", "source") == "source":
             return None
-        found = re.search(r"^split by .* with seed (\d+):", "\n".join(notes), re.MULTILINE)
-        return int(found[1]) if found else None
+        return self
 
     def write_index(self, draft: Manifest, output: Folder) -> list[str]:
         """Writes the index, unless nothing can be copied; then it returns why.
@@ -111,11 +138,11 @@ class Reuse:
             errors.UserError: if the table of examples is missing, damaged or of an early release.
         """
         decoder, versions = self.dataset.options.get("decoder", {}), draft.options["decoder"]
-        # Those for DICOM are there only if some files are DICOM.
+        # Those for DICOM are present only if some files are DICOM.
         shared = decoder.keys() & versions.keys() or versions.keys()
-        there, here = ({name: some.get(name) for name in shared} for some in (decoder, versions))
-        told = self.dataset.preprocessing
-        if changed := differences({**told, **there}, {**draft.preprocessing, **here}):
+        old, new = ({name: some.get(name) for name in shared} for some in (decoder, versions))
+        pixels = self.dataset.preprocessing, draft.preprocessing
+        if changed := differences({**pixels[0], **old}, {**pixels[1], **new}):
             return changed
         table = self._read_rows()
         columns = {name: _as_numpy(table[name]) for name in _COLUMNS}
@@ -172,7 +199,7 @@ def _as_numpy(column: pa.ChunkedArray) -> np.ndarray:
     return column.to_numpy()
 
 
-class OldImages(contextlib.ExitStack):
+class OldImages(contextlib.ExitStack, KnownImages):
     """Finds images of an old dataset by the content of their files; for one worker.
 
     It is closed by `close` or at the end of a `with` block.
@@ -206,7 +233,7 @@ class OldImages(contextlib.ExitStack):
         """Number of threads that should call `find`, more than one for a store."""
         return NUM_THREADS if self._folder.remote else 1
 
-    def find(self, data: bytes, frame: int | None) -> OldImage | None:
+    def find(self, data: bytes, frame: int | None) -> KnownImage | None:
         """Returns the image of a file's bytes, or None if it must be decoded."""
         wanted = xxhash.xxh3_128_hexdigest(data).encode()
         place = int(np.searchsorted(self._hashes, wanted))
@@ -228,7 +255,14 @@ class OldImages(contextlib.ExitStack):
             return None
         box = self._preprocessing.box(row["width"], row["height"])
         image = DecodedImage(pixels=pixels, box=box, **{name: row[name] for name in _FACTS})
-        return OldImage(image, {name: row[name] for name in _SIDE_FACTS})
+        return KnownImage(image, {name: row[name] for name in _SIDE_FACTS})
+
+    def noted(self, rows: pa.Table, num_copied: int) -> pa.Table:
+        """Returns the rows of a shard with the counts of `COUNTS`. Forgets the damaged records."""
+        num_images = pc.sum(pc.equal(rows["variant"], 0)).as_py() or 0
+        counts = json.dumps([num_copied, num_images, len(self.damaged)])
+        self.damaged.clear()
+        return rows.replace_schema_metadata({COUNTS: counts})
 
     def _read(self, name: str, place: int, length: int) -> bytes | memoryview:
         """Returns bytes of a shard; a local one stays open unless too many are."""
@@ -257,21 +291,3 @@ class OldImages(contextlib.ExitStack):
             return None
         pixels = self._layout.bytes_in(records, IMAGE).tobytes()
         return pixels if xxhash.xxh3_128_hexdigest(pixels) == row["pixels_xxh3"] else None
-
-
-def with_counts(rows: pa.Table, old: OldImages, num_copied: int) -> pa.Table:
-    """Returns the rows of a shard with what was copied; `told` reads it. Forgets the damaged."""
-    num_images = pc.sum(pc.equal(rows["variant"], 0)).as_py() or 0
-    counts = json.dumps([num_copied, num_images, len(old.damaged)])
-    old.damaged.clear()
-    return rows.replace_schema_metadata({COUNTS: counts})
-
-
-def told(schemas: Iterable[pa.Schema], address: Address) -> str:
-    """Returns how many images were copied, from the schemas of the rows of the shards."""
-    found = [json.loads((schema.metadata or {}).get(COUNTS, "[0, 0, 0]")) for schema in schemas]
-    copied, images, damaged = map(sum, zip(*found, strict=True))
-    text = f"{copied:,} of {counted(images, 'image')} copied from {address}"
-    if damaged:
-        text += f"; {counted(damaged, 'record')} of it damaged, and decoded again"
-    return text

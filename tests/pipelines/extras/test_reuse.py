@@ -30,7 +30,7 @@ from image_files import encoded, grey_pixels, jpeg, png, write_tree, write_zip
 from PIL import Image
 
 from pipelines import errors
-from pipelines.shards import reuse
+from pipelines.extras import reuse
 from pipelines.shards.write import TaskWriter
 from tfrecord_io.format.manifest import Manifest
 from tfrecord_io.format.schema import FOOTER_LENGTH, HEADER_LENGTH, masked_crc32c

@@ -1,45 +1,53 @@
-"""`--preview`: what a build would make, and about how long it would take.
+"""Says what a build would make and how long it would take (`--preview`), for whoever is not sure.
 
 The build is listed and planned as always, but in a temporary folder, which is then removed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines import errors
-from pipelines.engine.job import Job, prepared
 from pipelines.options import BuildOptions
+from pipelines.shards.job import Job
 from pipelines.shards.write import write_images
 from pipelines.sources.factory import SourceOptions
 from pipelines.stores.output_state import PLAN_FILE
 from tfrecord_io.decoding.rejects import in_words
 from tfrecord_io.format.shard_writer import ShardWriter
-from tfrecord_io.terminal.address import is_remote
+from tfrecord_io.terminal.address import Address, is_remote
 from tfrecord_io.terminal.printing import counted, printable
 
 # The images that are made for the estimate.
 _MOST_TRIED = 32
 
 
-def print_preview(options: BuildOptions, num_processes: int) -> None:
-    """Prints what a build would make, whatever the output holds; raises as `prepared` does."""
+#: Lists and plans a build in a block, as the command does.
+Planned = Callable[[BuildOptions], contextlib.AbstractContextManager[Job | None]]
+
+
+def print_preview(options: BuildOptions, planned: Planned, beam_args: Sequence[str]) -> None:
+    """Prints what a build would make, whatever the output holds; raises as `planned` does."""
+    from pipelines.engine import engine
+
+    num_processes = engine.num_processes(beam_args) or 1
     if first := _done_first(options.source):
         print(f"the build would first {first}; nothing was written or downloaded")
         return
     output = options.output.output
     with tempfile.TemporaryDirectory(prefix="scan-tfrecords-") as scratch:
-        there = dataclasses.replace(options.output, output=scratch)
+        elsewhere = dataclasses.replace(options.output, output=Address(scratch))
         try:
             # Without the flags of an engine, no archive is uploaded for its workers.
-            with prepared(dataclasses.replace(options, output=there, beam_args=())) as job:
+            with planned(dataclasses.replace(options, output=elsewhere, beam_args=())) as job:
                 lines = list(_lines(job, output, num_processes)) if job else []
         except errors.RefusedError as error:
             told = str(error).replace(scratch, output)

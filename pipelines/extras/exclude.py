@@ -1,0 +1,232 @@
+"""Leaves out the people who withdrew and the files that `--exclude` names, for whoever must.
+
+The dataset is that of an input that never had them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import posixpath
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from pipelines import errors
+from pipelines.listing.files import chosen
+from pipelines.listing.images import Images, Ledger, Note
+from pipelines.listing.label_table import LabelTable, read_texts
+from pipelines.listing.labels import Labels
+from pipelines.listing.matching import find_files, folders_in, match_files, rows_of_files
+from pipelines.listing.options import ListingOptions
+from pipelines.listing.refs import iterate_refs
+from pipelines.sources.source import Member, Reader, Source
+from tfrecord_io.decoding.dicom import patient_code
+from tfrecord_io.format.person import persons
+from tfrecord_io.terminal.printing import counted, listed
+from tfrecord_io.terminal.spelling import one_form
+
+#: Lists a source with these options and this table of labels.
+List = Callable[[Source, ListingOptions, Labels], Images]
+
+_COLUMNS = ("patient", "site", "path")
+
+
+def excluding(list_images: List, exclusion: Exclusion | None) -> List:
+    """Returns a function that lists a source as another one does, without what is excluded.
+
+    What is excluded is known only when all is listed. Then all else is listed again, so that
+    nothing knows of it: neither layout and classes nor the table of labels. This repeats where a
+    second copy of an excluded file took its place. Where listing all fails, what is excluded by
+    its name goes first, since the fault may lie in it.
+    """
+    return list_images if exclusion is None else functools.partial(exclusion.list, list_images)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Without(Source):
+    """A source without some of its files, by name."""
+
+    source: Source
+    gone: frozenset[str] = frozenset()
+
+    def members(self) -> Iterator[Member]:
+        return (
+            member for member in self.source.members() if member.in_one_form.name not in self.gone
+        )
+
+    def same_content(self, one: Member, other: Member) -> bool:
+        return self.source.same_content(one, other)
+
+    def open(self) -> contextlib.AbstractContextManager[Reader]:
+        return self.source.open()
+
+    def describe(self) -> dict[str, Any]:
+        return self.source.describe()
+
+
+@dataclasses.dataclass(frozen=True)
+class Exclusion:
+    """The entries of a table of `--exclude`, by row.
+
+    Attributes:
+        patients: as a dataset names them, so with their site in front; None in a row without one.
+        paths: of files or folders; empty in a row without one.
+        met: the patients and paths that were found so far.
+        copied: path and size of the images that were found by their paths, whose copies in a
+            second tree are left out with them.
+    """
+
+    patients: Sequence[str | None]
+    paths: Sequence[str]
+    met: set[str] = dataclasses.field(default_factory=set)
+    copied: set[tuple[str, int]] = dataclasses.field(default_factory=set)
+
+    def list(
+        self, list_images: List, source: Source, options: ListingOptions, labels: Labels
+    ) -> Images:
+        """Lists a source, see `excluding`; raises as `list_images` does."""
+        images, fault, rest = None, None, _Without(source)
+        try:
+            images = list_images(source, options, labels)
+        except (errors.UserError, errors.BuildError) as error:
+            fault = error
+        num_files = images.ledger.num_files if images else 0
+        while True:
+            files = chosen(rest.members(), options.include_regex, options.exclude_regex)
+            names = [member.name for member, is_chosen in files if is_chosen]
+            gone, rows = self.find(names, images, options, labels)
+            if not gone | rows:
+                break
+            rest, labels = _Without(source, rest.gone | gone), labels.without(rows)
+            images = list_images(rest, options, labels)
+            num_files = num_files or images.ledger.num_files + len(gone)
+        if images is None:
+            raise fault or RuntimeError("nothing was listed")
+        withdrawn = num_files - images.ledger.num_files
+        found = Ledger(num_files=withdrawn, withdrawn=withdrawn, notes=tuple(self.notes()))
+        return images.then(found=found)
+
+    def find(
+        self,
+        names: Sequence[str],
+        images: Images | None,
+        options: ListingOptions,
+        labels: Labels,
+    ) -> tuple[set[str], set[int]]:
+        """Returns the files to leave out, and the rows of the table of labels, from 0.
+
+        Args:
+            names: of all files of the source that are not yet left out.
+            images: those among them, with their patients; None if they could not be listed.
+            options: the folder to look in, and how patients are found.
+            labels: the table of labels.
+        """
+        wanted = {patient: patient for patient in self.patients if patient}
+        # A dataset names the patients of DICOM files by a hash.
+        wanted |= {patient_code(patient): patient for patient in wanted}
+        files = set[str]()
+        for path, places in find_files(names, [*filter(None, self.paths)]).items():
+            self.met.update([path] if places else [])
+            files.update(names[place] for place in places)
+        listed_files = set[str]()
+        for ref in iterate_refs(images.table) if images else ():
+            name = one_form(ref.source_path)
+            listed_files.add(name)
+            if ref.patient in wanted:
+                self.met.add(wanted[ref.patient])
+                files.add(name)
+            if name in files or (ref.path, ref.size) in self.copied:
+                files.add(name)
+                self.copied.add((ref.path, ref.size))
+        # Rejects and texts have no patient in the listing, but their names can tell it.
+        for name in names:
+            if name not in listed_files:
+                patients = wanted.keys() & set(_patients_in(name, images, options, labels.names))
+                self.met.update(wanted[patient] for patient in patients)
+                files.update([name] if patients else [])
+        if labels.names is None:
+            return files, set()
+        folder = f"{options.tree.strip(' /')}/" if options.tree else ""
+        names = [name for name in names if name.startswith(folder)]
+        return files, self._find_rows(names, files, wanted.keys(), labels.names)
+
+    def _find_rows(
+        self,
+        names: Sequence[str],
+        files: set[str],
+        patients: Collection[str],
+        table: LabelTable,
+    ) -> set[int]:
+        """Returns the rows of the table that name what is left out; adds the files of these."""
+        named = table.cells.get("patient", [None] * len(table.cells["path"]))
+        if "site" in table.cells:
+            named = persons(*map(pa.array, (named, table.cells["site"]))).to_pylist()
+        paths = {path for path in self.paths if path}
+        rows = {
+            row
+            for row, (patient, path) in enumerate(zip(named, table.cells["path"], strict=True))
+            if patient in patients or path in paths
+        }
+        for row in rows:
+            self.met.update(filter(None, (named[row], table.cells["path"][row])))
+        matched, _ = match_files(names, table)
+        files.update(name for name, row in zip(names, matched, strict=True) if row in rows)
+        return rows | rows_of_files(names, table, matched, files)
+
+    def notes(self) -> Iterator[Note]:
+        """Yields what the user should know: the rows that fit nothing, without a name in them."""
+        rows = [
+            str(row)
+            for row, entry in enumerate(zip(self.patients, self.paths, strict=True), start=1)
+            if not self.met & {*entry}
+        ]
+        if rows:
+            text = (
+                f"{len(rows):,} of {counted(len(self.paths), 'row')} of --exclude fit no patient "
+                f"and no file of the input (row {listed(rows)}); use the names in examples.parquet"
+            )
+            yield Note(text, is_stored=False)
+
+
+def read_exclusion(options: ListingOptions) -> Exclusion | None:
+    """Reads the table of `--exclude`, if there is one.
+
+    Raises:
+        errors.UserError: if it cannot be read, or has neither patients nor paths.
+    """
+    file = options.exclude
+    if file is None:
+        return None
+    try:
+        cells = read_texts(file, _COLUMNS, options.missing)
+    except errors.UserError as error:
+        raise errors.UserError(str(error).replace("--labels", "--exclude", 1)) from None
+    if not cells.keys() & {"patient", "path"}:
+        raise errors.UserError(
+            f"--exclude {file} needs a column patient (and site, if the input has sites) or path"
+        )
+    num_rows = len(next(iter(cells.values())))
+    patients = cells.get("patient", [None] * num_rows)
+    if "site" in cells:
+        patients = persons(*map(pa.array, (patients, cells["site"]))).to_pylist()
+    paths = cells.get("path", [None] * num_rows)
+    return Exclusion(patients, [path or "" for path in paths])
+
+
+def _patients_in(
+    name: str, images: Images | None, options: ListingOptions, table: LabelTable | None
+) -> Iterator[str]:
+    """Yields the patients that a file's name may tell: by the pattern for them, or by folders."""
+    if table is None or "patient" not in table.cells:
+        pattern = re.compile(options.group_regex)
+        match = pattern.search(posixpath.basename(name)) or pattern.search(name)
+        yield (match and match.group(1)) or ""
+    layout = images.layout if images else ()
+    if "patient" in (*options.layout, *(role for role, _ in layout)):
+        yield from folders_in(name)
+    elif images is None:  # nothing is known of the folders; a class can be a number
+        yield from (folder for folder in folders_in(name) if not folder.isdecimal())

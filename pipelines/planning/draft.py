@@ -1,0 +1,116 @@
+"""The manifest before a shard is written: what a dataset is, and everything that decides it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pipelines import errors
+from pipelines.listing.images import Images
+from pipelines.stores.output_state import fingerprint
+from tfrecord_io.decoding import preprocess
+from tfrecord_io.decoding.options import SHARE, Physical, Preprocessing
+from tfrecord_io.format.kinds import LabelKind
+from tfrecord_io.format.manifest import Manifest
+
+
+def make_draft(
+    images: Images,
+    pixels: Preprocessing,
+    label_kind: LabelKind,
+    name: str,
+    decided: Mapping[str, Any],
+) -> Manifest:
+    """Returns the manifest, as far as the listing tells it.
+
+    Its `options` are the identity: everything that decides the bytes of the dataset, by flag.
+
+    Args:
+        images: the images.
+        pixels: how they are decoded, see `fitted`.
+        label_kind: what an example's label can be.
+        name: of the dataset.
+        decided: the identities of the splits and the plan.
+
+    Raises:
+        errors.UserError: if there are DICOM files, and one of their codecs is not installed.
+    """
+    try:
+        decoder = preprocess.decoder_versions(with_dicom="DICOM" in images.frames)
+    except ModuleNotFoundError as error:
+        raise errors.UserError(str(error)) from None
+    identity = {
+        "source": images.source["kind"],
+        "source_listing": images.digest,
+        "name": name,
+        "classes": list(images.label_names),
+        **images.identity,
+        **pixels.identity(),
+        **decided,
+        "decoder": decoder,
+    }
+    return Manifest(
+        name=name,
+        image_shape=pixels.image_shape,
+        label_names=images.label_names,
+        splits={},
+        preprocessing=pixels.to_dict(),
+        source=images.source,
+        counts={},
+        rejects={},
+        options=identity,
+        fingerprint=fingerprint(identity),
+        versions=decoder,
+        dtype=pixels.dtype,
+        label_kind=label_kind,
+    )
+
+
+def fitted(
+    pixels: Preprocessing, images: Images, rescale: tuple[float, float] | None
+) -> Preprocessing:
+    """Returns how these images are decoded: with rules for DICOM only if they need them.
+
+    Raises:
+        errors.UserError: if `rescale` is given and the files have no physical unit.
+    """
+    # The formula of the stored numbers is in the unit that most images have.
+    unit = max(sorted(images.units), key=images.units.__getitem__, default=SHARE)
+    if rescale and unit == SHARE:
+        raise errors.UserError(
+            "--rescale needs DICOM files with a rescale slope and intercept; most images of this "
+            "input have none, so leave it out"
+        )
+    needs_formula = images.units and pixels.dtype == "uint16"
+    needs_range = images.no_window and pixels.dtype == "uint8" and not pixels.window
+    return dataclasses.replace(
+        pixels,
+        no_window=pixels.no_window if needs_range else None,
+        physical=Physical.of_unit(unit, rescale) if needs_formula else None,
+    )
+
+
+def with_counts(draft: Manifest, images: Images, planned: pa.Table) -> Manifest:
+    """Returns the manifest with what became of the files so far, and what was noted.
+
+    `planned` are the images in the order of their records, as `plan.make_plan` returns them.
+    """
+    ledger, num_variants = images.ledger, int(np.count_nonzero(planned["variant"]))
+    counts = {
+        "files": ledger.num_files,
+        "copies": ledger.copies,
+        "ignored": dict(ledger.ignored),
+        **({"excluded": ledger.num_excluded} if ledger.num_excluded else {}),
+        "over_limit": images.table.num_rows - (planned.num_rows - num_variants),
+        **({"variants": num_variants} if num_variants else {}),
+    }
+    audit = {
+        "notes": [note.text for note in ledger.notes if note.is_stored],
+        "layout": [list(level) for level in images.layout],
+        "split_seed": images.split_seed,
+    }
+    return dataclasses.replace(draft, counts=counts, audit=audit)
