@@ -56,11 +56,11 @@ def measure(arguments: argparse.Namespace) -> None:
     """Prints the figures of the backend in use."""
     console.set_defaults()
     import numpy as np
+    from train.training.run_setup import make_run
 
     from train.data import augmentation
     from train.training import preview
     from train.training.config import TrainConfig
-    from train.training.run_setup import make_run
     from train.training.steps import prepare
 
     size, side = arguments.batch_size, arguments.image_size

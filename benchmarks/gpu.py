@@ -57,10 +57,10 @@ with console.hide_native_noise():
     from tfrecord_io.stores.ahead import map_ahead
     from train.data import augmentation
     from train.networks.models import Network
-    from train.training import callbacks, preview
+    from train.training import callbacks, timing
     from train.training.config import TrainConfig
-    from train.training.run_setup import Run, make_run
-    from train.training.steps import Steps, prepare, training_steps
+    from train.training.session import Session, session_of
+    from train.training.steps import Steps
 
 MODELS = ("small_resnet", "vgg16", "resnet50", "efficientnetv2b0")
 WAYS = ("device", "reader", "decode")
@@ -194,11 +194,11 @@ BARE: dict[str, Any] = {
 }
 
 
-def run_of(
+def session_on(
     arguments: argparse.Namespace, model: str, replicas: int, settings: dict[str, Any] = BARE
-) -> Run:
-    """Returns a run on so many devices; the batch of each stays."""
-    return make_run(config_of(arguments, model, gpus=replicas, **settings), Path())
+) -> Session:
+    """Returns a training on so many devices; the batch of each stays."""
+    return session_of(config_of(arguments, model, gpus=replicas, **settings))
 
 
 def measure_devices(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -222,10 +222,10 @@ def measure_devices(arguments: argparse.Namespace) -> dict[str, Any]:
 def measure_input(arguments: argparse.Namespace) -> dict[str, Any]:
     """Returns images/s onto one device while nothing is trained, and the time of a first batch."""
     num_batches = arguments.steps * arguments.rounds
-    run, _, steps = preview.prepare_steps(
-        run_of(arguments, "convnet", 1), num_steps=num_batches + 2
+    session, _, steps = timing.prepare_steps(
+        session_on(arguments, "convnet", 1), num_steps=num_batches + 2
     )
-    batches = steps.iterate(run.training_batches(0))
+    batches = steps.iterate(session.training_batches(0))
     wait_for(next(batches))
     started, worked = time.perf_counter(), time.process_time()
     for _ in range(num_batches):
@@ -237,7 +237,7 @@ def measure_input(arguments: argparse.Namespace) -> dict[str, Any]:
         "print(time.perf_counter() - started)"
     )
     first = subprocess.run(
-        [sys.executable, "-c", program, run.config.input.data],
+        [sys.executable, "-c", program, session.plan.config.input.data],
         env=environment(), capture_output=True, text=True, check=True,
     )  # fmt: skip
     return {
@@ -262,42 +262,42 @@ def wait_for(batch: Any) -> None:
 def measure_model(arguments: argparse.Namespace, model: str, replicas: str) -> dict[str, Any]:
     """Returns images/s by way of feeding; with several devices without decode."""
     num_steps, num_rounds = arguments.steps, arguments.rounds
-    run, _, steps = preview.prepare_steps(
-        run_of(arguments, model, int(replicas)),
+    session, _, steps = timing.prepare_steps(
+        session_on(arguments, model, int(replicas)),
         # One step more, for the time to the first, and a round for the share of the CPU.
         num_steps=(num_rounds + 2) * num_steps + 1,
     )
     sources = {
-        "reader": steps.iterate(run.training_batches(0)),
-        "device": itertools.repeat(next(steps.iterate(run.training_batches(0)))),
+        "reader": steps.iterate(session.training_batches(0)),
+        "device": itertools.repeat(next(steps.iterate(session.training_batches(0)))),
     }
     steps.train(sources["reader"], 1)
     first_step = time.time() - psutil.Process().create_time()
     if replicas == "1":
-        sources["decode"] = decoded(arguments, run, steps)
-    times = preview.time_rounds(steps, sources, num_steps=num_steps, num_rounds=num_rounds)
+        sources["decode"] = decoded(arguments, session, steps)
+    times = timing.time_rounds(steps, sources, num_steps=num_steps, num_rounds=num_rounds)
     started, worked = time.perf_counter(), time.process_time()
     steps.train(sources["reader"], num_steps)
     cores = (time.process_time() - worked) / (time.perf_counter() - started)
-    images = num_steps * (run.config.input.global_batch_size or 0)
+    images = num_steps * (session.plan.config.input.global_batch_size or 0)
     return {
         "step_ms": 1000 * times["device"][0] / num_steps,
         "images_per_second": {name: images / seconds for name, (seconds, _) in times.items()},
         "input_wait_share": {name: share for name, (_, share) in times.items()},
         "reader_cpu_cores": cores,
         "first_step_seconds": first_step,
-        **callbacks.memory_megabytes(run.devices),
+        **callbacks.memory_megabytes(session.devices),
     }
 
 
 def measure_trained(arguments: argparse.Namespace, model: str, replicas: str) -> dict[str, Any]:
     """Returns the time of a step with all defaults, and on one device that of its parts."""
     num_steps, num_rounds = arguments.steps, arguments.rounds
-    given = run_of(arguments, model, int(replicas), {})
-    run, network, steps = preview.prepare_steps(given, num_steps=(num_rounds + 1) * num_steps)
-    batch = next(steps.iterate(run.training_batches(0)))
+    given = session_on(arguments, model, int(replicas), {})
+    session, network, steps = timing.prepare_steps(given, num_steps=(num_rounds + 1) * num_steps)
+    batch = next(steps.iterate(session.training_batches(0)))
     device = {"device": itertools.repeat(batch)}
-    times = preview.time_rounds(steps, device, num_steps=num_steps, num_rounds=num_rounds)
+    times = timing.time_rounds(steps, device, num_steps=num_steps, num_rounds=num_rounds)
     found: dict[str, Any] = {"step_ms": 1000 * times["device"][0] / num_steps}
     if replicas == "1":
         images, labels, _, draws = batch
@@ -308,9 +308,12 @@ def measure_trained(arguments: argparse.Namespace, model: str, replicas: str) ->
             "average": {},
         }
         for name, settings in variants.items():
-            part = dataclasses.replace(run, given=run.given.replace(**settings))
+            changed = session.plan.config.replace(**settings)
+            part = dataclasses.replace(
+                session, plan=dataclasses.replace(session.plan, config=changed)
+            )
             if name in ("augmentation", "MixUp"):
-                function, values = functools.partial(prepare, part), (images, labels, draws)
+                function, values = functools.partial(part.lesson.prepare), (images, labels, draws)
             else:
                 function, values = updating(part, network)
             found.setdefault("parts_ms", {})[name] = time_function(function, values, num_steps)
@@ -319,12 +322,12 @@ def measure_trained(arguments: argparse.Namespace, model: str, replicas: str) ->
     return found
 
 
-def updating(run: Run, network: Network) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+def updating(session: Session, network: Network) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Returns a function that updates the weights of a network, and its arguments."""
     variables = network.logits.trainable_variables
-    optimizer = training_steps(run, network).optimizer
+    optimizer = session.training_steps(network).optimizer
     values = [variable.value for variable in variables]
-    if run.devices.backend == "jax":
+    if session.devices.backend == "jax":
         state = [variable.value for variable in optimizer.variables]
         return optimizer.stateless_apply, (state, values, values)
     return lambda *gradients: optimizer.apply(gradients, variables), tuple(map(_tensor, values))
@@ -356,7 +359,7 @@ def time_function(function: Callable[..., Any], values: tuple[Any, ...], num_cal
     return 1000 * (time.perf_counter() - started) / num_calls
 
 
-def decoded(arguments: argparse.Namespace, run: Run, steps: Steps) -> Any:
+def decoded(arguments: argparse.Namespace, session: Session, steps: Steps) -> Any:
     """Returns batches whose images are decoded when they are wanted, by a thread a core."""
     paths = sorted(read_data(arguments).scans.rglob("*.jpeg"))
     preprocessing = Preprocessing(height=arguments.image_size, width=arguments.image_size)
@@ -379,10 +382,10 @@ def decoded(arguments: argparse.Namespace, run: Run, steps: Steps) -> Any:
                     ahead.append(pool.map(decode, itertools.islice(names, size)))
                 yield np.stack(list(ahead.popleft())), labels, weights, draws
 
-    if run.devices.backend == "jax":
+    if session.devices.backend == "jax":
         import jax
 
-        sharding = run.devices.sharding("batch")
+        sharding = session.devices.sharding("batch")
         put = functools.partial(jax.device_put, device=sharding)
         return map_ahead(put, batches(), 2, num_threads=1)
     import tensorflow as tf

@@ -108,11 +108,10 @@ def class_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def class_run(class_data: Path) -> Path:
     """A finished run on `class_data`; not to be written to."""
-    from marked_images import CLASS_RUN
+    from marked_images import CLASS_RUN, flags
 
-    from train.training.config import TrainConfig
-    from train.training.trainer import train_and_evaluate
+    from train import run
 
-    run = class_data.parent / "run"
-    train_and_evaluate(TrainConfig.of(data=str(class_data), **CLASS_RUN), run)
-    return run
+    workdir = class_data.parent / "run"
+    assert run.main([f"--data={class_data}", f"--workdir={workdir}", *flags(**CLASS_RUN)]) == 0
+    return workdir

@@ -40,6 +40,8 @@ FLOORS = (
     "train.evaluate",
     "train.benchmark",
     "train.predict",
+    "train.powers",
+    "train.extras",
     "train.training",
     "train.results",
     "train.networks",
@@ -119,9 +121,10 @@ def test_no_module_imports_a_command(path):
     assert not commands & {part for name in imports_of(path) for part in prefixes(name)}
 
 
-def test_only_a_command_imports_an_extra():
+def test_only_a_command_or_the_list_of_powers_imports_an_extra():
     extras = {name_of(path) for path in MODULES if path.parent.name == "extras"}
-    commands = {module for module, _ in scan_tfrecords.COMMANDS.values()}
+    # All commands of the trainer get their extras from one list.
+    commands = {module for module, _ in scan_tfrecords.COMMANDS.values()} | {"train.powers"}
     importers = {name: [] for name in extras if not name.endswith(".extras")}
     for path in MODULES:
         for extra in importers.keys() & imports_of(path):

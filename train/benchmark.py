@@ -20,6 +20,7 @@ from tfrecord_io.stores.files import write_json
 from tfrecord_io.terminal import flags
 from tfrecord_io.terminal.flags import flag
 from train.machine import console
+from train.powers import POWERS
 from train.training import config as train_config
 from train.training.config import TrainConfig
 
@@ -60,17 +61,17 @@ def measure(config: TrainConfig, replicas: int, options: BenchmarkOptions) -> di
 
     The input ratio is 1 if the input costs nothing. Raises UserError if there are fewer devices.
     """
-    from train.training.preview import prepare_steps, time_rounds
-    from train.training.run_setup import make_run
+    from train.training.session import session_of
+    from train.training.timing import prepare_steps, time_rounds
 
     num_steps, num_rounds = options.steps, options.rounds
     # The batch of a replica stays, and that of all replicas grows with them.
-    run = make_run(config.replace(gpus=replicas), Path())
-    run, _, steps = prepare_steps(run, num_steps=(num_rounds + 1) * num_steps)
-    fed, others = (steps.iterate(run.training_batches(0)) for _ in range(2))
+    session = session_of(config.replace(gpus=replicas))
+    session, _, steps = prepare_steps(session, num_steps=(num_rounds + 1) * num_steps)
+    fed, others = (steps.iterate(session.training_batches(0)) for _ in range(2))
     sources = {"fed": fed, "repeated": itertools.repeat(next(others))}
     times = time_rounds(steps, sources, num_steps=num_steps, num_rounds=num_rounds)
-    images = num_steps * (run.config.input.global_batch_size or 0)
+    images = num_steps * (session.plan.config.input.global_batch_size or 0)
     (seconds, waited), (repeated, _) = times["fed"], times["repeated"]
     return {
         "replicas": replicas,
@@ -121,7 +122,9 @@ def benchmark(arguments: argparse.Namespace) -> None:
     options = flags.from_flags(BenchmarkOptions, arguments)
     # Speed does not depend on the values of the weights. The batch of a replica must not depend on
     # how many there are.
-    config = train_config.from_arguments(arguments, weights="none", replica_batch_size=64)
+    init = getattr(arguments, "init", None)
+    start = POWERS.open_run(init) if init else None
+    config = train_config.from_arguments(arguments, start, weights="none", replica_batch_size=64)
     with console.hide_native_noise():
         from train.machine.devices import configure_devices
         from train.training import trainer  # noqa: F401 - imports all that writes notes at import

@@ -26,9 +26,9 @@ from tfrecord_io.terminal.printing import counted, differences
 from train.data.dataset import Dataset, Part, open_dataset
 from train.data.seen import Exposure, expose, read_seen
 from train.machine import console
+from train.powers import POWERS
 from train.results.classifier import Classifier, answer_images, load_classifier, predict_images
 from train.results.options import MeasureOptions
-from train.training.mirror import opened
 
 _BATCH_SIZE = 64
 
@@ -64,7 +64,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
     manifest = dataset.manifest
     if not manifest.split(split).num_examples:
         raise UserError(f"split {split!r} of {data} is empty; name another --split")
-    run = opened(address)
+    run = POWERS.open_run(address)
     classifier = load_classifier(run)
     task = classifier.task
     _require_fit(classifier, manifest, address, data)
@@ -81,7 +81,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
     from train.kinds.words import percent
     from train.results import metrics
     from train.results.predictions import Predictions
-    from train.results.write import METRICS_NAME, PAGE_NAME, write_results
+    from train.results.write import METRICS_NAME, PAGE_NAME, Outcome, write_results
 
     # Of a class that the dataset does not name it has no images. Whether its images have a label
     # that it does not name is not known, so that label is not measured.
@@ -125,8 +125,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
         results["unlike"] = {"share": share, "val_share": known.val_share, "limit": known.limit}
         told = f"{percent(share)} of these images are unlike the training images "
         print(f"{told}({percent(known.val_share)} of the validation images are)")
-    write_results(
-        output,
+    outcome = Outcome(
         dataset=dataset,
         settings={"data": data},
         results=results,
@@ -134,8 +133,11 @@ def evaluate(arguments: argparse.Namespace) -> None:
         own_metrics=own_results,
         is_own=is_own and own_results.get("split") in (None, *manifest.splits),
         exposure=exposure,
-        predict=lambda images: predict_images(classifier, images)[:, outputs],
     )
+    explanation = POWERS.explain and POWERS.explain(
+        lambda images: predict_images(classifier, images)[:, outputs], task.gives_probabilities
+    )
+    write_results(output, outcome, explanation=explanation)
     print(f"The metrics and {PAGE_NAME} are in {output}")
 
 

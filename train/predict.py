@@ -9,31 +9,25 @@ from __future__ import annotations
 
 import argparse
 import csv
-import functools
 import io
 import json
-import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from tfrecord_io.decoding.preprocess import decode_image
 from tfrecord_io.format import shapes
 from tfrecord_io.terminal.address import Address, local_path
 from tfrecord_io.terminal.errors import UserError
 from tfrecord_io.terminal.printing import csv_cell, no_formula, printable, refuse, until_closed
 from train.machine import console
+from train.powers import POWERS
 from train.results.classifier import (
     Classifier,
     Prediction,
     load_classifiers,
     other_decoder,
-    pixels_of,
     predict_files,
-    predict_images,
 )
-from train.training.mirror import opened
 
 #: Column with the views whose threshold an image reaches, if thresholds were exported.
 ABOVE = "above_threshold"
@@ -51,22 +45,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--input", required=True, nargs="+", type=local_path, metavar="PATH", help=files)
     forms = ("table", "csv", "json")
     add("--format", choices=forms, default="table", help="output format (default: table)")
-    maps = "write a map of what mattered for each image into this folder"
-    add("--occlusion", type=local_path, metavar="DIR", help=maps)
-    side = (
-        "side in pixels of the patch that --occlusion hides (default: about a sixth of the image)"
-    )
-    add("--patch", type=int, metavar="N", help=side)
+    if POWERS.maps:
+        POWERS.maps.add_arguments(parser)
 
 
 def predict(arguments: argparse.Namespace) -> int:
     """Prints a prediction for each image; returns the exit code."""
     paths = console.list_files(arguments.input)
-    if arguments.patch is not None and arguments.patch < 1:
-        raise UserError(f"--patch must be at least 1 pixel, received {arguments.patch}")
-    if arguments.occlusion:
-        console.make_folder("--occlusion", arguments.occlusion)
-    classifier = load_classifiers([opened(run) for run in arguments.run])
+    maps = POWERS.maps and POWERS.maps(arguments)
+    classifier = load_classifiers([POWERS.open_run(run) for run in arguments.run])
     _warn(other_decoder(classifier))
     try:
         predictions = list(predict_files(classifier, paths))
@@ -76,8 +63,8 @@ def predict(arguments: argparse.Namespace) -> int:
     _warn(shapes.warn_of_unseen(seen, classifier.shapes, classifier.preprocessing))
     with until_closed():
         _show(predictions, classifier, arguments.format)
-    if arguments.occlusion:
-        _write_maps(classifier, predictions, arguments.occlusion, arguments.patch)
+    if maps:
+        maps.write(classifier, predictions)
     rejected = [prediction for prediction in predictions if prediction.reject]
     for prediction in rejected:
         refuse(f"{prediction.name} was not predicted: {prediction.reject}")
@@ -87,29 +74,6 @@ def predict(arguments: argparse.Namespace) -> int:
 def _warn(warning: str | None) -> None:
     if warning:
         print(f"warning: {warning}", file=sys.stderr)
-
-
-def _write_maps(
-    classifier: Classifier, predictions: Sequence[Prediction], folder: Path, patch: int | None
-) -> None:
-    from train.results.saliency import draw_map, occlusion_map
-
-    settings, names = classifier.preprocessing, classifier.label_names
-    predict = functools.partial(predict_images, classifier)
-    for index, prediction in enumerate(predictions):
-        if prediction.probabilities is None:
-            continue
-        read = decode_image(prediction.path.read_bytes(), settings, prediction.frame)
-        image = pixels_of(read, settings)
-        answer = int(prediction.probabilities.argmax())
-        drops = occlusion_map(predict, image, patch, answer)
-        is_likely = classifier.task.gives_probabilities
-        told = f"{prediction.probabilities[answer]:.1%}" if is_likely else prediction.predicted
-        # Files of several folders may share a name. A name of a file has at most 255 bytes.
-        stem = os.fsencode(prediction.path.stem)[:200].decode(errors="ignore")
-        path = folder / f"{index:04d}-{stem}.png"
-        draw_map(image, drops, f"{names[answer]} {told}").save(path)
-        print(printable(str(path)), file=sys.stderr)
 
 
 def _show(predictions: Sequence[Prediction], classifier: Classifier, form: str) -> None:

@@ -7,14 +7,12 @@ Called again with the same flags it goes on where it stopped. Exit codes: 0 the 
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 
-from tfrecord_io.format.manifest import ManifestError
 from tfrecord_io.terminal.address import Address
-from tfrecord_io.terminal.errors import ToldError
 from train.machine import console
 from train.machine.errors import TrainingError
+from train.powers import POWERS
 from train.training import config
 
 
@@ -25,32 +23,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     first.add_argument("--workdir", required=True, type=Address, metavar="RUN", help=run)
     again = "replace the run in --workdir"
     parser.add_argument("--overwrite", action="store_true", help=again)
-    first_look = "show shapes, speed and augmented images, and write nothing to --workdir"
-    parser.add_argument("--preview", action="store_true", help=first_look)
+    if POWERS.preview:
+        look = "show shapes, speed and augmented images, and write nothing to --workdir"
+        parser.add_argument("--preview", action="store_true", help=look)
     parser.add_argument("--config", metavar="FILE", help="repeat the run of a RUN/config.json")
 
 
 def train(arguments: argparse.Namespace) -> None:
     """Trains, or looks at what a training would be."""
-    workdir, chosen = arguments.workdir, config.from_arguments(arguments)
+    init, workdir = getattr(arguments, "init", None), arguments.workdir
+    start = POWERS.open_run(init) if init else None
+    chosen = config.from_arguments(arguments, start)
     with console.hide_native_noise():
-        from train.training import preview, run_setup, trainer
+        from train.results.write import Additions
+        from train.training import trainer
     try:
-        if arguments.preview:
-            preview.preview(run_setup.make_run(chosen, workdir))
-            return
-        trainer.train_and_evaluate(chosen, workdir, overwrite=arguments.overwrite)
-    except (ToldError, ManifestError):
-        raise
+        if POWERS.preview and arguments.preview:
+            return POWERS.preview(chosen)
+        with POWERS.working_folder(workdir) as folder:
+            additions = Additions(POWERS.explain, POWERS.after)
+            trainer.train_and_evaluate(
+                chosen, folder, overwrite=arguments.overwrite, start=start, additions=additions
+            )
     except OSError as error:
         how = "fix that and run the same command again to continue"
         raise TrainingError(f"the run in {workdir} cannot go on: {error}; {how}") from error
-    except Exception as error:
-        # TensorFlow raises an error of its own, with the text of that which its input raised.
-        told = re.search(r"\b(?:StoreError|ChangedError|ManifestError): (.+)", str(error))
-        if not told:
-            raise
-        raise TrainingError(told[1]) from error
 
 
 main = console.TrainerCommand(

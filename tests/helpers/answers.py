@@ -13,7 +13,7 @@ from train.results.predictions import Predictions
 #: What `report.render` takes and these pages do without.
 NO_FACTS = {
     "made": {}, "versions": {}, "data_page": None, "exposure": None, "examples": {}, "files": {},
-    "flow": (), "charts": {}, "own_metrics": None,
+    "flow": (), "charts": {}, "own_metrics": None, "legend": None,
 }  # fmt: skip
 
 

@@ -1,5 +1,7 @@
 """Small finished datasets that a network can learn, and the trainer's command on them."""
 
+from __future__ import annotations
+
 import contextlib
 import csv
 import io
@@ -10,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +33,10 @@ from tfrecord_io.format.kinds import CLASSES, LabelKind, number_text
 from tfrecord_io.format.manifest import shard_name
 from tfrecord_io.reading.mapped import MappedDataset
 from train.data.dataset import open_dataset
+
+if TYPE_CHECKING:
+    from train.machine.places import RunFolder
+    from train.training.config import TrainConfig
 
 REPOSITORY = Path(__file__).parents[2]
 #: Keras 3.15 copies a variable of TensorFlow in a way NumPy 2.4 is going to forbid.
@@ -288,26 +294,41 @@ def train(data: Path, workdir: Path, **fields: object) -> int:
 @contextlib.contextmanager
 def without_saved_model() -> Iterator[None]:
     """Lets runs leave out the forms of the export that TensorFlow writes, which take seconds."""
+    from train.extras import onnx
     from train.training import export
 
     with pytest.MonkeyPatch.context() as patch:
-        for form in ("_serve", "_convert"):
-            patch.setattr(export, form, lambda model, path, images: export.answer(model, images))
+        for room, form in ((export, "_serve"), (onnx, "convert")):
+            patch.setattr(room, form, lambda model, path, images: export.answer(model, images))
         yield
+
+
+@contextlib.contextmanager
+def claimed(config: TrainConfig, folder: Path | RunFolder, **how: bool) -> Iterator[Path]:
+    """Claims the folder of a run as a training does."""
+    from train.machine.places import RunFolder
+    from train.training.claim import claim
+    from train.training.session import session_of
+
+    session = session_of(config)
+    run = folder if isinstance(folder, RunFolder) else RunFolder.at(folder)
+    manifest, devices = session.data.manifest, session.devices
+    with claim(run, session.plan.config, manifest, devices, **how):
+        yield run.path
 
 
 def export_untrained(folder: Path, shape: tuple[int, int, int], **fields: object) -> tuple:
     """Writes a network with random weights as a run does; returns it and its dataset's manifest."""
     import keras
 
-    from train.networks.models import build_network
+    from train.networks.models import Pixels, build_network
     from train.training.config import TrainConfig
     from train.training.export import export_model
 
     manifest = write_marked_dataset(folder / "data", num_examples={"train": 4}, image_shape=shape)
     config = TrainConfig.of(data=str(folder / "data"), **fields)
     keras.utils.set_random_seed(0)
-    model = build_network(config.network, image_shape=shape, num_classes=4).model
+    model = build_network(config.network, Pixels(shape=shape), num_classes=4).model
     export_model(model, folder / "export", manifest, splits=["train"])
     return model, manifest
 

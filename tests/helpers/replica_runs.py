@@ -5,33 +5,26 @@ A process of its own, because TensorFlow fixes its devices when it starts.
 
 import json
 import sys
-from pathlib import Path
 
 from train.machine import console
 
 console.set_defaults()
 
-from train.data import feed  # noqa: E402
 from train.machine.devices import set_seed  # noqa: E402
 from train.networks.optimizers import averaged_weights  # noqa: E402
 from train.training.config import TrainConfig  # noqa: E402 - after the settings that Keras reads
-from train.training.run_setup import make_run  # noqa: E402
-from train.training.steps import training_steps  # noqa: E402
+from train.training.session import session_of  # noqa: E402
 
 
 def losses(config: TrainConfig) -> dict[str, object]:
     """Returns the loss of each step, the number of graphs built, and predictions."""
-    run = make_run(config, Path())
+    session = session_of(config)
+    plan, devices = session.plan, session.devices
     set_seed(config.input.seed)
-    config = run.config
-    num_steps = run.steps_after[-1]
-    network = run.build_network("float32")
-    steps = training_steps(run, network)
-    batches = steps.iterate(
-        feed.training_batches(
-            config.input, config.augmentation.mixup, run.devices, run.parts.train, start_step=0
-        )
-    )
+    config, num_steps = plan.config, plan.steps_after[-1]
+    network = session.build_network("float32")
+    steps = session.training_steps(network)
+    batches = steps.iterate(session.training_batches(0))
     sums, counts = [], []
     done = 0
     while done < num_steps:
@@ -42,10 +35,9 @@ def losses(config: TrainConfig) -> dict[str, object]:
         done += here
     steps.sync()
     with averaged_weights(steps.optimizer, network.logits.trainable_variables):
-        test = feed.evaluation_batches(config.input, run.devices, run.parts.test)
-        probabilities, _ = steps.predict(test)
+        probabilities, _ = steps.predict(session.evaluation_batches(plan.parts.test))
     return {
-        "replicas": run.devices.num_replicas,
+        "replicas": devices.num_replicas,
         "losses": [total / count for total, count in zip(sums, counts, strict=True)],
         "counts": counts,
         "num_traces": steps.num_traces,

@@ -27,7 +27,7 @@ from marked_images import write_marked_dataset as write
 from s3_server import BUCKET
 
 from train import benchmark, run
-from train.training.mirror import local_copy
+from train.extras.bucket import working_folder
 
 FLAGS = (
     *flags(**ALL_ON), "--epochs=3", "--replica_batch_size=8", "--seed=1", "--strategy=single",
@@ -179,9 +179,9 @@ def test_killed_ten_times_in_a_bucket_without_its_disk_it_ends_as_an_undisturbed
         assert process.returncode == -signal.SIGKILL
         shutil.rmtree(disk)
     assert run_command(words, environment(), timeout=600).returncode == 0
-    with local_copy(url) as (workdir, _):
-        check_same(workdir, finished)
-        assert metrics_of(workdir) == metrics_of(finished)
+    with working_folder(url) as workdir:
+        check_same(workdir.path, finished)
+        assert metrics_of(workdir.path) == metrics_of(finished)
 
 
 @pytest.mark.slow

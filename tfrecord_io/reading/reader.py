@@ -6,6 +6,8 @@ Records of a store are read ahead until this machine's disk holds them all.
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import inspect
 import os
 import pickle
@@ -19,9 +21,13 @@ import tensorflow as tf
 from tfrecord_io.format import schema
 from tfrecord_io.reading.batches import make_batches
 from tfrecord_io.reading.records import BufferPool
+from tfrecord_io.terminal.errors import ToldError
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
+
+# The last error of a reader in this process; TensorFlow passes on its text only.
+_raised: collections.deque[ToldError] = collections.deque(maxlen=1)
 
 # Largest number of threads that gather batches; more would only wait for memory.
 _MAX_GATHERS = 8
@@ -98,6 +104,18 @@ def make_dataset(*args: Any, **arguments: Any) -> tf.data.Dataset:
     return dataset.prefetch(batches.prefetch).with_options(options)
 
 
+@contextlib.contextmanager
+def errors_as_raised() -> Iterator[None]:
+    """Raises the error of a reader in the block as it was, instead of TensorFlow's."""
+    _raised.clear()
+    try:
+        yield
+    except tf.errors.OpError as error:
+        if not _raised:
+            raise
+        raise _raised.pop() from error
+
+
 def _gather(
     layout: schema.RecordLayout, blocks: tf.Tensor, rows: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
@@ -133,6 +151,9 @@ def _from_iterator(
     `Dataset.from_generator` runs Python within another function of tf.data, for which TensorFlow's
     deterministic mode would print an error, and warns when a program ends before the iterator.
     """
+    # TensorFlow copies a function's state and knows only tensors, so the iterator itself cannot be
+    # one. Its ticket is: an int64, the key under which `running` has it. When nothing holds the
+    # ticket any more, the epoch is over or was left, and the iterator goes with its open files.
     running: dict[int, Iterator[tuple[np.ndarray, ...]]] = {}
     types, shapes = [spec.dtype for spec in signature], [spec.shape for spec in signature]
     end = [np.empty([size or 0 for size in spec.shape], spec.dtype.name) for spec in signature]
@@ -147,8 +168,15 @@ def _from_iterator(
         weakref.finalize(ticket, running.pop, id(iterator))
         return ticket
 
+    def take(ticket: np.ndarray) -> Any:
+        try:
+            return next(running[ticket[0]], end)
+        except ToldError as error:
+            _raised.append(error)
+            raise
+
     def proceed(ticket: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        arrays = tf.numpy_function(lambda ticket: next(running[ticket[0]], end), [ticket], types)
+        arrays = tf.numpy_function(take, [ticket], types)
         return tuple(map(tf.ensure_shape, arrays, shapes))
 
     tickets = tf.data.Dataset.range(1).map(lambda _: tf.numpy_function(begin, [], tf.int64))

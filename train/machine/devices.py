@@ -144,10 +144,14 @@ class Devices:
         return dataclasses.replace(self, names=self.names[:1], mesh=mesh, **alone)
 
     def say(self, text: str) -> None:
-        """Prints a line, once for all workers; a warning goes to the error stream."""
+        """Prints a line, once for all workers."""
         if self.is_chief:
-            stream = sys.stderr if text.startswith("warning") else sys.stdout
-            print(text, file=stream, flush=True)
+            print(text, flush=True)
+
+    def warn(self, text: str) -> None:
+        """Prints a warning to the error stream, once for all workers."""
+        if self.is_chief:
+            print(f"warning: {text}", file=sys.stderr, flush=True)
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         """The context in which variables are created so that every replica has them."""

@@ -44,45 +44,57 @@ class Network:
     backbone: keras.Model | None
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pixels:
+    """What a network must know of the stored images.
+
+    Attributes:
+        shape: (height, width, channels).
+        dtype: uint8 or uint16.
+        grey_factor: what turns values into grey levels of about 0..255, in which augmentation and
+            published weights count.
+        statistics: of the training pixels; needed for `--normalize data`.
+        is_padded: whether `--normalize image` leaves out the padding, see `picture_ends`.
+    """
+
+    shape: tuple[int, int, int]
+    dtype: str = "uint8"
+    grey_factor: float = 1.0
+    statistics: PixelStatistics | None = None
+    is_padded: bool = False
+
+
 def build_network(
     options: NetworkOptions,
+    stored: Pixels,
     *,
-    image_shape: tuple[int, int, int],
     num_classes: int,
     seed: int = 0,
     task: Task = CLASSES,
-    image_dtype: str = "uint8",
-    grey_factor: float = 1.0,
-    statistics: PixelStatistics | None = None,
     temperature: float = 1.0,
     synchronized: bool = False,
-    is_padded: bool = False,
 ) -> Network:
     """Builds the network of a configuration.
 
     Args:
         options: resolved, but for those of the normalization.
-        image_shape: (height, width, channels) of the stored images.
+        stored: the images that it takes.
         num_classes: number of outputs.
         seed: of the head's weights and its dropout.
         task: says what the outputs are.
-        image_dtype: type of the stored images.
-        grey_factor: what the stored values are multiplied by, see `Run.grey_factor`.
-        statistics: of the stored training pixels; needed for `--normalize data`.
         temperature: divisor of the log probabilities, see `kinds.task`; 1 adds no layer.
         synchronized: whether replicas exchange their batch statistics in training.
-        is_padded: whether `--normalize image` leaves out the padding, see `picture_ends`.
 
     Raises:
         UserError: if the images do not suit the network or the weights cannot be loaded.
     """
-    pixels = keras.Input(image_shape, dtype="float32", name="pixels")
+    pixels = keras.Input(stored.shape, dtype="float32", name="pixels")
     backbone = None
     if options.model not in OWN_MODELS:
         features, backbone = _backbone(pixels, options)
     else:
         kind = options.normalize or "unit"
-        scaled = _normalize(pixels, kind, statistics, grey_factor, is_padded)
+        scaled = _normalize(pixels, kind, stored)
         is_plain = options.model == "convnet"
         features = _convnet(scaled) if is_plain else _small_resnet(scaled, synchronized)
     if options.head_units:
@@ -98,8 +110,8 @@ def build_network(
         fresh = head.get_weights()
         _load_weights(logits, options)
         head.set_weights(fresh)  # the file does not name its outputs, which may be others
-    images = keras.Input(image_shape, dtype=image_dtype, name="image")
-    pixels = keras.layers.Rescaling(grey_factor, dtype="float32", name="to_float")(images)
+    images = keras.Input(stored.shape, dtype=stored.dtype, name="image")
+    pixels = keras.layers.Rescaling(stored.grey_factor, dtype="float32", name="to_float")(images)
     probabilities = _answer(pixels, logits, task, options.test_time_flip, temperature)
     model = keras.Model(images, probabilities, name=f"{options.model}_classifier")
     return Network(logits=logits, model=model, backbone=backbone)
@@ -154,23 +166,22 @@ def restore(variables: Sequence[keras.Variable], values: Sequence[np.ndarray]) -
         variable.assign(value)
 
 
-def _normalize(
-    images, kind: str, statistics: PixelStatistics | None, grey_factor: float, is_padded: bool
-):
+def _normalize(images, kind: str, stored: Pixels):
     """Scales pixels in 0..255 according to `--normalize`; the statistics are of stored values."""
     if kind == "unit":
         return keras.layers.Rescaling(1 / 255, name="to_unit_range")(images)
     if kind == "image":
         means = keras.ops.mean(images, axis=(1, 2), keepdims=True)
         stds = keras.ops.std(images, axis=(1, 2), keepdims=True)
-        if is_padded:  # the padding adds nothing to the sums of values and of squares
+        if stored.is_padded:  # the padding adds nothing to the sums of values and of squares
             share = picture_share(images)
             squares = (stds**2 + means**2) / share
             means = means / share
             stds = keras.ops.sqrt(keras.ops.maximum(squares - means**2, 0.0))
         return (images - means) / keras.ops.maximum(stds, _LEAST_STD)
-    means = [grey_factor * mean for mean in statistics.mean]
-    stds = [max(grey_factor * std, _LEAST_STD) for std in statistics.std]
+    assert stored.statistics is not None  # which the normalization was chosen for
+    means = [stored.grey_factor * mean for mean in stored.statistics.mean]
+    stds = [max(stored.grey_factor * std, _LEAST_STD) for std in stored.statistics.std]
     return keras.layers.Normalization(
         mean=means, variance=[std**2 for std in stds], name="normalization"
     )(images)

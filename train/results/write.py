@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import os
 import platform
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 
@@ -21,11 +22,10 @@ from train.data.seen import Exposure
 from train.kinds.registry import task_of
 from train.kinds.words import describe
 from train.machine.devices import versions
-from train.results.card import write_card
 from train.results.charts import write_charts
+from train.results.examples import Explain, Explanation, find_examples
 from train.results.predictions import Predictions, write_predictions
 from train.results.report import flow_of, page_of_data, render
-from train.results.saliency import Predict, find_examples
 
 #: Of a run it is the last file: a run without it, or with a damaged one, is not complete.
 METRICS_NAME = "metrics.json"
@@ -41,21 +41,65 @@ _FILES = {
 }
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Outcome:
+    """What came of a network on a dataset.
+
+    Attributes:
+        dataset: that was evaluated.
+        settings: of the run, see config.json; `data` alone if this is another dataset.
+        results: content of metrics.json so far.
+        predictions: the measured ones; None if there was no example to predict.
+        exposure: how many of the measured images the network has seen; None if none was measured.
+        history: one row per epoch.
+        own_metrics: metrics of the training run, if this is another dataset.
+        in_folds: splits that were divided into folds.
+        is_own: whether the splits of this dataset were those of the training.
+        is_copy: whether the folder is uploaded to a URL, from which no link leads to the dataset.
+    """
+
+    dataset: Dataset
+    settings: Mapping[str, Any]
+    results: Mapping[str, Any]
+    predictions: Predictions | None
+    exposure: Exposure | None
+    history: Sequence[Mapping[str, Any]] = ()
+    own_metrics: Mapping[str, Any] | None = None
+    in_folds: Sequence[str] = ()
+    is_own: bool = True
+    is_copy: bool = False
+
+
+class Finished(NamedTuple):
+    """A run with all its files but metrics.json: its exported model, and what came of it.
+
+    `results` is the content of metrics.json.
+    """
+
+    export: Path
+    model: keras.Model
+    outcome: Outcome
+    results: Mapping[str, Any]
+
+
+class Additions(NamedTuple):
+    """What a command adds to the results of a run.
+
+    Attributes:
+        explain: explains mistakes; None for no explanation.
+        after: what is called with each finished run.
+    """
+
+    explain: Explain | None = None
+    after: Sequence[Callable[[Finished], object]] = ()
+
+
 def write_results(
     directory: Path,
+    outcome: Outcome,
     *,
-    dataset: Dataset,
-    settings: Mapping[str, Any],
-    results: Mapping[str, Any],
-    exposure: Exposure | None,
-    predictions: Predictions | None,
-    predict: Predict | None = None,
-    history: Sequence[Mapping[str, Any]] = (),
-    own_metrics: Mapping[str, Any] | None = None,
-    in_folds: Sequence[str] = (),
-    is_own: bool = True,
-    export: Path | None = None,
-    is_copy: bool = False,
+    explanation: Explanation | None = None,
+    before_last: Callable[[dict[str, Any]], object] = lambda results: None,
 ) -> dict[str, Any]:
     """Writes predictions.csv, plots/, report.html and metrics.json, and prints the measures.
 
@@ -63,47 +107,42 @@ def write_results(
 
     Args:
         directory: created if it is missing.
-        dataset: that was evaluated.
-        settings: of the run, see config.json; `data` alone if this is another dataset.
-        results: content of metrics.json so far.
-        exposure: how many of the measured images the network has seen; None if none was measured.
-        predictions: the measured predictions; None if there was no example to predict.
-        predict: for the maps of the mistakes; None for no maps.
-        history: one row per epoch.
-        own_metrics: metrics of the training run, if this is another dataset.
-        in_folds: splits that were divided into folds.
-        is_own: whether the splits of this dataset were those of the training.
-        export: folder of the exported model, which gets a card; None without one.
-        is_copy: whether the folder is uploaded to a URL, from which no link leads to the dataset.
+        outcome: to write.
+        explanation: of mistakes; None for none.
+        before_last: is called with the content of metrics.json before that is written.
 
     Returns:
         the content of metrics.json: the results, what was seen, and the notes.
     """
     directory.mkdir(parents=True, exist_ok=True)
+    dataset, predictions, exposure = outcome.dataset, outcome.predictions, outcome.exposure
     manifest = dataset.manifest
-    notes = [*results.get("notes", ()), *alarms(manifest.audit)]
+    notes = [*outcome.results.get("notes", ()), *alarms(manifest.audit)]
     seen: dict[str, Any] = {}
     if exposure:
         notes += [exposure.note] if exposure.note else []
         seen = {"seen_images": exposure.num_images, "seen_patients": exposure.num_patients}
         seen["include_seen"] = exposure.is_measured
-    results = {**results, **seen, "notes": notes}
+    results = {**outcome.results, **seen, "notes": notes}
     measured = results if predictions is not None else {}
     if predictions is not None:
         write_predictions(directory, predictions)
-    charts = write_charts(directory / "plots", history, measured, predictions)
-    examples = find_examples(predict, predictions) if predictions else {}
-    flow = flow_of(dataset, measured, in_folds=in_folds, is_own=is_own)
-    data_page = None if is_copy else page_of_data(str(dataset.path), directory, manifest)
+    charts = write_charts(directory / "plots", outcome.history, measured, predictions)
+    examples = find_examples(predictions, explanation) if predictions else {}
+    flow = flow_of(dataset, measured, in_folds=outcome.in_folds, is_own=outcome.is_own)
+    data_page = None
+    if not outcome.is_copy:
+        data_page = page_of_data(str(dataset.path), directory, manifest)
     page = render(
         title=directory.resolve().name,
         manifest=manifest,
-        config=settings,
+        config=outcome.settings,
         metrics=measured,
         exposure=exposure,
-        own_metrics=own_metrics,
+        own_metrics=outcome.own_metrics,
         charts=charts,
         examples=examples,
+        legend=explanation and explanation.legend,
         files={name: _FILES[name] for name in _FILES if (directory / name).exists()},
         flow=flow,
         made={
@@ -116,10 +155,9 @@ def write_results(
         data_page=data_page,
     )
     if measured:
-        print(describe(task_of(manifest.label_kind), results, own_metrics))
+        print(describe(task_of(manifest.label_kind), results, outcome.own_metrics))
     with atomic_write(directory / PAGE_NAME) as file:
         file.write(page.encode("utf-8"))
-    if export:
-        write_card(export, manifest, settings, results)
+    before_last(results)
     write_last(directory / METRICS_NAME, results)
     return results

@@ -14,6 +14,7 @@ import os
 import re
 import typing
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from tfrecord_io.format.manifest import Manifest
@@ -26,7 +27,6 @@ from train.machine import console
 from train.machine.devices import DeviceOptions, Devices
 from train.networks.options import OWN_MODELS, TUTORIAL_MODELS, NetworkOptions, OptimizerOptions
 from train.results.options import MeasureOptions, ThresholdOptions
-from train.training.mirror import opened
 
 FILE_NAME = "config.json"
 
@@ -245,7 +245,7 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]
 def load(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Returns the content of a run's config.json; the path is that of the file or of its folder.
 
-    `config` has the fields of `TrainConfig` as JSON values; `run_setup.claim` adds the others.
+    `config` has the fields of `TrainConfig` as JSON values; `claim.claim` adds the others.
 
     Raises:
         UserError: if the file does not exist, is not a configuration, or has unknown settings or
@@ -286,13 +286,16 @@ def add_arguments(parser: argparse.ArgumentParser, *, is_hidden: bool = False) -
     return first
 
 
-def from_arguments(arguments: argparse.Namespace, **defaults: Any) -> TrainConfig:
+def from_arguments(
+    arguments: argparse.Namespace, start: Path | None = None, **defaults: Any
+) -> TrainConfig:
     """Returns the configuration of the flags, over that of the file that `--config` names.
 
     Refuses before the long imports what need not wait for them.
 
     Args:
         arguments: of a parser with the flags of `add_arguments`.
+        start: folder of the run that `--init` names; by default that path.
         **defaults: values of fields that neither the flags nor the file have.
 
     Raises:
@@ -302,7 +305,7 @@ def from_arguments(arguments: argparse.Namespace, **defaults: Any) -> TrainConfi
     """
     file, init = (getattr(arguments, name, None) for name in ("config", "init"))
     if init:
-        of_init = load(opened(init))["config"]
+        of_init = load(start or init)["config"]
         names = (field.name for field in dataclasses.fields(NetworkOptions))
         defaults |= {name: of_init[name] for name in names if name in of_init}
     fields = defaults | (load(file)["config"] if file else {})

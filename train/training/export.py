@@ -3,13 +3,13 @@
     model.keras         the whole model, for Keras
     saved_model/        TensorFlow's serving format; `serving_default` takes stored images. Only
                         where TensorFlow is installed
-    model.onnx          the model for ONNX Runtime. Only with the extra `onnx`, on TensorFlow
     model.weights.h5    weights alone
     architecture.json   layers alone
     preprocessing.json  how a file becomes the model's input, and what its outputs are called
     thresholds.json     see `thresholds.choose_thresholds`; only if some were chosen
-    README.md           the model card, written with the results, see `results.card`
     features.npz        see `unlike.write_vectors`; only with a validation split and --unlike
+
+What else a command adds is in `train/extras/`, such as ONNX and the model card.
 
 Nothing of this project is needed to load them: the models are built of Keras' own layers.
 """
@@ -34,13 +34,10 @@ from train.training.own_files import OWN_FILES
 
 FOLDER_NAME = "export"
 SAVED_MODEL_NAME = "saved_model"
-ONNX_NAME = "model.onnx"
 
 #: Largest difference of a probability between the model and its reloaded copy. Another graph may
 #: add in another order.
 _TOLERANCE = 1e-5
-# ONNX Runtime has kernels of its own, which round in other places.
-_ONNX_TOLERANCE = 1e-4
 
 
 def write_forms(model: keras.Model, directory: Path) -> None:
@@ -54,10 +51,7 @@ def write_forms(model: keras.Model, directory: Path) -> None:
         TrainingError: if a form predicts something else than the model, or the model predicts no
             numbers.
     """
-    shape, dtype = model.input_shape[1:], model.inputs[0].dtype
-    images = np.random.default_rng(0).integers(
-        np.iinfo(dtype).max + 1, size=(8, *shape), dtype=dtype
-    )
+    images = noise_for(model)
     expected = answer(model, images)
     require_numbers(expected, "images of noise")
     directory.mkdir(exist_ok=True)
@@ -76,22 +70,33 @@ def write_forms(model: keras.Model, directory: Path) -> None:
     if importlib.util.find_spec("tensorflow") is not None:
         # The reloaded copy lies on one device; the trained model may be spread over replicas.
         found[SAVED_MODEL_NAME] = _serve(copy, directory / SAVED_MODEL_NAME, images)
-        has_onnx = all(map(importlib.util.find_spec, ("tf2onnx", "onnxruntime")))
-        if has_onnx and keras.backend.backend() == "tensorflow":
-            found[ONNX_NAME] = _convert(copy, directory / ONNX_NAME, images)
     else:
         print(f"note: the export has no {SAVED_MODEL_NAME}, which TensorFlow writes")
-    # Probabilities are at most 1; numbers can be large, and their last digits differ.
-    largest = max(1.0, float(np.abs(expected).max()))
     for name, answers in found.items():
-        allowed = largest * (_ONNX_TOLERANCE if name == ONNX_NAME else _TOLERANCE)
-        difference = float(np.abs(answers - expected).max())
-        if not difference <= allowed:
-            raise TrainingError(
-                f"{name}, loaded again, predicts something else than the trained model: its "
-                f"answers differ by up to {difference:.2g}, allowed is {allowed:g}; do not use "
-                "this export"
-            )
+        require_same(name, answers, expected)
+
+
+def noise_for(model: keras.Model) -> np.ndarray:
+    """Returns eight images of noise, as a model takes them."""
+    shape, dtype = model.input_shape[1:], model.inputs[0].dtype
+    return np.random.default_rng(0).integers(np.iinfo(dtype).max + 1, size=(8, *shape), dtype=dtype)
+
+
+def require_same(
+    form: str, answers: np.ndarray, expected: np.ndarray, tolerance: float = _TOLERANCE
+) -> None:
+    """Compares the answers of an exported form, loaded again, with those of the model.
+
+    The tolerance is that of a probability. Raises a TrainingError if they differ by more.
+    """
+    # Probabilities are at most 1; numbers can be large, and their last digits differ.
+    allowed = tolerance * max(1.0, float(np.abs(expected).max()))
+    difference = float(np.abs(answers - expected).max())
+    if not difference <= allowed:
+        raise TrainingError(
+            f"{form}, loaded again, predicts something else than the trained model: its answers "
+            f"differ by up to {difference:.2g}, allowed is {allowed:g}; do not use this export"
+        )
 
 
 def export_model(
@@ -151,17 +156,3 @@ def _serve(model: keras.Model, path: Path, images: np.ndarray) -> np.ndarray:
     served = tf.saved_model.load(str(path)).signatures["serving_default"]
     (found,) = served(image=tf.constant(images)).values()
     return found.numpy()
-
-
-def _convert(model: keras.Model, path: Path, images: np.ndarray) -> np.ndarray:
-    """Writes ONNX, and returns what ONNX Runtime answers."""
-    import onnxruntime
-    import tensorflow as tf
-    import tf2onnx
-
-    # Not `model.export(format="onnx")`, which calls the same converter: it makes inputs of the mean
-    # and the variance of `keras.layers.Normalization`, so nobody could call the model.
-    taken = tf.TensorSpec((None, *images.shape[1:]), images.dtype, name="image")
-    tf2onnx.convert.from_keras(model, [taken], output_path=str(path))
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    return session.run(None, {"image": images})[0]

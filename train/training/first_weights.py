@@ -7,35 +7,36 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 
 from tfrecord_io.format.kinds import kind_in
 from tfrecord_io.format.manifest import Manifest, check_types
 from tfrecord_io.terminal.errors import UserError
-from tfrecord_io.terminal.printing import listed
+from tfrecord_io.terminal.printing import counted, listed
 from train.machine.errors import TrainingError
 from train.networks.models import Network, restore
 from train.training.checkpoint import BEST_NAME, load_checkpoint
-from train.training.mirror import opened
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FirstWeights:
-    """The run of `--init`, the names of its outputs, and those of the new run."""
+    """The run of `--init` by its name and folder, the names of its outputs, and those of ours."""
 
     init: str
+    folder: Path
     theirs: tuple[str, ...]
     ours: tuple[str, ...]
 
     @classmethod
-    def of(cls, init: str, manifest: Manifest) -> FirstWeights:
-        """Reads what a run's outputs are.
+    def of(cls, init: str, folder: Path, manifest: Manifest) -> FirstWeights:
+        """Reads what the outputs of a run are.
 
         Raises:
             UserError: if it is not finished or damaged, or has no output that the dataset names.
         """
-        path = opened(init) / BEST_NAME
+        path = folder / BEST_NAME
         if not path.is_file():
             raise UserError(f"--init {init} is not a finished run: it has no {BEST_NAME}")
         try:
@@ -64,18 +65,21 @@ class FirstWeights:
                 f"{listed(manifest.label_names)}, and outputs follow their names; build the "
                 f"dataset with {ours.flag} of these names, or leave --init out"
             )
-        return cls(init=init, theirs=names, ours=manifest.label_names)
+        return cls(init=init, folder=folder, theirs=names, ours=manifest.label_names)
 
-    def describe(self) -> Iterator[str]:
-        """Yields what becomes of the outputs; nothing if all stay where they are."""
+    def describe(self, num_seen: int) -> Iterator[str]:
+        """Yields where the weights are from, and what becomes of outputs that do not stay."""
+        yield (
+            f"starts from the weights of {self.init}, which have seen {counted(num_seen, 'image')}"
+        )
         if self.ours == self.theirs:
             return
-        told = {
+        fates = {
             "kept": [name for name in self.ours if name in self.theirs],
             "new, untrained": [name for name in self.ours if name not in self.theirs],
             "lost": [name for name in self.theirs if name not in self.ours],
         }
-        parts = (f"{what}: {listed(names)}" for what, names in told.items() if names)
+        parts = (f"{what}: {listed(names)}" for what, names in fates.items() if names)
         yield f"its outputs follow their names; {'; '.join(parts)}"
 
     def load(self, network: Network) -> None:
@@ -84,7 +88,7 @@ class FirstWeights:
         Raises:
             UserError: if the network is another one.
         """
-        _, groups = load_checkpoint(opened(self.init) / BEST_NAME)
+        _, groups = load_checkpoint(self.folder / BEST_NAME)
         values, places = [*groups["model"]], places_of(self.ours, self.theirs)
         of_outputs = {id(variable) for variable in network.logits.get_layer("logits").variables}
         variables = network.model.variables

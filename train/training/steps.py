@@ -11,6 +11,7 @@ the examples among replicas gives the same result.
 from __future__ import annotations
 
 import abc
+import dataclasses
 import functools
 import math
 import time
@@ -22,10 +23,10 @@ import numpy as np
 
 from tfrecord_io.terminal.errors import UserError
 from train.data import augmentation
-from train.machine.devices import Devices
-from train.networks.models import Network, freeze
-from train.networks.optimizers import make_optimizer
-from train.training.run_setup import Run
+from train.data.options import AugmentOptions
+from train.kinds.task import Task
+from train.machine.devices import DeviceOptions, Devices
+from train.networks.models import Network
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -46,38 +47,90 @@ class StepResults(NamedTuple):
     wait_seconds: float
 
 
-def training_steps(run: Run, network: Network) -> Steps:
-    """Returns steps with a fresh optimizer of the layers that a run trains.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Lesson:
+    """What a step makes of a batch, and what it minimizes.
+
+    Attributes:
+        task: what is learned.
+        class_weights: weight of each class in the loss.
+        label_smoothing: share of each label that is spread evenly over all classes.
+        augmentation: how the images change at random.
+        grey_factor: what turns stored values into grey levels, see `Pixels`.
+        is_padded: whether the images are padded, see `augmentation.augment`.
+    """
+
+    task: Task
+    class_weights: tuple[float, ...]
+    label_smoothing: float
+    augmentation: AugmentOptions
+    grey_factor: float = 1.0
+    is_padded: bool = False
+
+    def prepare(self, images, labels, draws):
+        """Returns augmented, mixed images (float32, 0..255) and mixed labels of a replica.
+
+        Args:
+            images: [batch, height, width, channels], as stored.
+            labels: float32 [batch, num_classes], of 0 and 1.
+            draws: float32 [batch, augmentation.NUM_DRAWS].
+        """
+        changes = self.augmentation
+
+        def change(images, draws):
+            if self.grey_factor != 1:
+                images = keras.ops.cast(images, "float32") * self.grey_factor
+            if changes.augment:
+                strength, is_padded = changes.augment_strength, self.is_padded
+                images = augmentation.augment(images, draws, strength, is_padded=is_padded)
+            return keras.ops.cast(images, "float32")
+
+        changed = change(images, draws)
+        if changes.mixup > 0:
+            # To compute a partner's pixels a second time is faster than to write and read them.
+            others = change(augmentation.partners(images), augmentation.partners(draws))
+            kept = draws[:, -1]
+            changed = augmentation.mix(changed, others, kept)
+            labels = augmentation.mix(labels, augmentation.partners(labels), kept)
+        return changed, labels
+
+    def loss_and_totals(self, labels, logits, weights):
+        """Returns a replica's share of the loss, and its row of `StepResults.totals`.
+
+        The loss sum that is reported knows neither class weights nor smoothing, so that it can be
+        compared with that of a validation split.
+
+        Args:
+            labels: float32 [batch, num_classes], those of `prepare`.
+            logits: [batch, num_classes], any float type.
+            weights: float32 [batch]; zero for an example that only fills up the batch.
+        """
+        ops = keras.ops
+        losses, reported, shares_right = self.task.losses(
+            labels, ops.cast(logits, "float32"), self.class_weights, self.label_smoothing
+        )
+        is_real = ops.cast(weights > 0, "float32")
+        # A product with zero would turn the infinity of a filling copy into NaN.
+        real_loss = ops.where(weights > 0, reported, 0.0)
+        values = (real_loss, shares_right * is_real, is_real)
+        totals = ops.stack([ops.sum(each) for each in values])
+        return ops.sum(losses * weights), totals
+
+
+def make_steps(
+    network: Network,
+    devices: Devices,
+    lesson: Lesson,
+    options: DeviceOptions,
+    optimizer: keras.optimizers.Optimizer | None = None,
+) -> Steps:
+    """Returns steps of the backend in use; without an optimizer they only predict.
 
     Raises:
         UserError: if XLA cannot compile the network on these devices.
     """
-    options, pretrained = run.config.network, set()
-    if network.backbone and options.fine_tunes:
-        freeze(network.backbone, options.trainable_layers)
-        pretrained = {id(each) for each in network.backbone.trainable_variables}
-    variables = network.logits.trainable_variables
-    with run.devices.scope():
-        optimizer = make_optimizer(
-            run.config.optimizer,
-            precision=run.config.devices.precision,
-            num_steps=run.steps_after[-1],
-            is_pretrained=[id(each) in pretrained for each in variables],
-            head_steps=run.steps_after[options.head_epochs or 0],
-        )
-        optimizer.build(variables)
-    return make_steps(run, network, run.devices, optimizer)
-
-
-def make_steps(
-    run: Run,
-    network: Network,
-    devices: Devices,
-    optimizer: keras.optimizers.Optimizer | None = None,
-) -> Steps:
-    """Returns steps of the backend in use; without an optimizer they only predict."""
     kind = JaxSteps if devices.backend == "jax" else TensorFlowSteps
-    return kind(run, network, devices, optimizer)
+    return kind(network, devices, lesson, options, optimizer)
 
 
 class Steps(abc.ABC):
@@ -91,10 +144,23 @@ class Steps(abc.ABC):
         num_traces: how often the training graph was built; more than once wastes time and memory.
     """
 
-    def __init__(self, run: Run, network: Network, devices: Devices, optimizer: Any) -> None:
+    def __init__(
+        self,
+        network: Network,
+        devices: Devices,
+        lesson: Lesson,
+        options: DeviceOptions,
+        optimizer: Any,
+    ) -> None:
         self.optimizer = optimizer
         self.num_traces = 0
-        self._run, self._network, self._devices = run, network, devices
+        self._network, self._devices, self._lesson = network, devices, lesson
+        self._options = options
+        self._set_up()
+
+    @abc.abstractmethod
+    def _set_up(self) -> None:
+        """Makes the functions of a step."""
 
     def iterate(self, batches: Any) -> Iterator[Any]:
         """Returns an iterator that brings the batches of `feed` to the devices."""
@@ -117,89 +183,36 @@ class Steps(abc.ABC):
             rows, row_labels = (np.asarray(values)[np.asarray(weights) > 0] for values in answers)
             probabilities.append(rows)
             labels.append(row_labels)
-        return np.concatenate(probabilities), self._run.task.truths(np.concatenate(labels))
+        return np.concatenate(probabilities), self._lesson.task.truths(np.concatenate(labels))
 
     @abc.abstractmethod
     def _predict(self, batches: Any) -> Iterator[tuple[Any, Any, Any]]:
         """Yields (probabilities, labels, weights) of a replica batch; weight 0 means a copy."""
 
 
-def prepare(run: Run, images, labels, draws):
-    """Returns augmented, mixed images (float32, 0..255) and mixed labels of a replica.
-
-    Args:
-        run: with the options of the augmentation.
-        images: [batch, height, width, channels], as stored.
-        labels: float32 [batch, num_classes], of 0 and 1.
-        draws: float32 [batch, augmentation.NUM_DRAWS].
-    """
-    changes = run.config.augmentation
-
-    def change(images, draws):
-        if run.grey_factor != 1:
-            images = keras.ops.cast(images, "float32") * run.grey_factor
-        if changes.augment:
-            strength, is_padded = changes.augment_strength, run.data.manifest.is_padded
-            images = augmentation.augment(images, draws, strength, is_padded=is_padded)
-        return keras.ops.cast(images, "float32")
-
-    changed = change(images, draws)
-    if changes.mixup > 0:
-        # To compute a partner's pixels a second time is faster than to write and read them.
-        others = change(augmentation.partners(images), augmentation.partners(draws))
-        kept = draws[:, -1]
-        changed = augmentation.mix(changed, others, kept)
-        labels = augmentation.mix(labels, augmentation.partners(labels), kept)
-    return changed, labels
-
-
-def loss_and_totals(run: Run, labels, logits, weights):
-    """Returns a replica's share of the loss, and its row of `StepResults.totals`.
-
-    The loss sum that is reported knows neither class weights nor smoothing, so that it can be
-    compared with that of a validation split.
-
-    Args:
-        run: whose configuration says how.
-        labels: float32 [batch, num_classes], those of `prepare`.
-        logits: [batch, num_classes], any float type.
-        weights: float32 [batch]; zero for an example that only fills up the batch.
-    """
-    ops, options, learnt = keras.ops, run.config.loss, run.parts.train
-    power = options.class_weight_power if options.class_weights == "balanced" else 0.0
-    class_weights = run.task.class_weights(learnt.label_counts, learnt.num_examples, power)
-    losses, reported, shares_right = run.task.losses(
-        labels, ops.cast(logits, "float32"), class_weights, options.label_smoothing
-    )
-    is_real = ops.cast(weights > 0, "float32")
-    # A product with zero would turn the infinity of a filling copy into NaN.
-    real_loss = ops.where(weights > 0, reported, 0.0)
-    totals = ops.stack([ops.sum(values) for values in (real_loss, shares_right * is_real, is_real)])
-    return ops.sum(losses * weights), totals
-
-
 class TensorFlowSteps(Steps):
     """Steps under a `tf.distribute` strategy."""
 
-    def __init__(self, run: Run, network: Network, devices: Devices, optimizer: Any) -> None:
+    def _set_up(self) -> None:
         import tensorflow as tf
 
-        super().__init__(run, network, devices, optimizer)
+        from tfrecord_io.reading.reader import errors_as_raised
+
+        self._errors_as_raised = errors_as_raised
         self._tf = tf
         # Without AutoGraph, which writes Python files into the folder for temporary files.
         self._predict_function = tf.function(self._compute_predictions, autograph=False)
         self._train_function = tf.function(self._train, autograph=False)
         # XLA makes a single loop of the augmentation; op by op it takes ten times as long.
-        self._prepare = tf.function(
-            functools.partial(prepare, run), autograph=False, jit_compile=True
-        )
+        self._prepare = tf.function(self._lesson.prepare, autograph=False, jit_compile=True)
         # Of the rest, gradients alone are compiled: the exchange between replicas cannot be.
         # Without XLA they are part of the step's graph, because replicas exchange statistics
         # inside of them.
         self._gradients = self._compute_gradients
-        if optimizer and run.config.devices.jit_compile:
-            exchanges = any(getattr(each, "synchronized", False) for each in network.logits.layers)
-            if exchanges and devices.num_replicas > 1:
+        if self.optimizer and self._options.jit_compile:
+            layers = self._network.logits.layers
+            exchanges = any(getattr(each, "synchronized", False) for each in layers)
+            if exchanges and self._devices.num_replicas > 1:
                 raise UserError(
                     "--jit_compile: the replicas of this network exchange statistics within a "
                     "step, which XLA cannot compile; leave it out, or train on one device"
@@ -212,14 +225,16 @@ class TensorFlowSteps(Steps):
 
     def train(self, batches: Any, num_steps: int) -> StepResults:
         # A tensor, because each value of a Python number would build another graph.
-        totals, waited = self._train_function(batches, self._tf.constant(num_steps))
+        with self._errors_as_raised():
+            totals, waited = self._train_function(batches, self._tf.constant(num_steps))
         return StepResults(totals.numpy(), float(waited))
 
     def _predict(self, batches: Any) -> Iterator[tuple[Any, Any, Any]]:
         local = self._devices.strategy.experimental_local_results
-        for images, *others in batches:
-            probabilities = self._predict_function(images)
-            yield from zip(*map(local, (probabilities, *others)), strict=True)
+        with self._errors_as_raised():
+            for images, *others in batches:
+                probabilities = self._predict_function(images)
+                yield from zip(*map(local, (probabilities, *others)), strict=True)
 
     def _train(self, batches: Any, num_steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         # Runs while the graph is built, and only then.
@@ -245,7 +260,7 @@ class TensorFlowSteps(Steps):
 
     def _now(self) -> tf.Tensor:
         # TensorFlow refuses to read a clock when only deterministic operations are allowed.
-        if self._run.config.devices.deterministic:
+        if self._options.deterministic:
             return self._tf.constant(math.nan, self._tf.float64)
         return self._tf.timestamp()
 
@@ -259,7 +274,7 @@ class TensorFlowSteps(Steps):
     def _compute_gradients(self, images, labels, weights):
         with self._tf.GradientTape() as tape:
             logits = self._network.logits(images, training=True)
-            loss, totals = loss_and_totals(self._run, labels, logits, weights)
+            loss, totals = self._lesson.loss_and_totals(labels, logits, weights)
             loss = self.optimizer.scale_loss(loss)
         variables = self._network.logits.trainable_variables
         return tape.gradient(loss, [variable.value for variable in variables]), totals
@@ -272,11 +287,10 @@ class TensorFlowSteps(Steps):
 class JaxSteps(Steps):
     """Steps as pure functions, batches split over the devices of a mesh; XLA compiles them all."""
 
-    def __init__(self, run: Run, network: Network, devices: Devices, optimizer: Any) -> None:
+    def _set_up(self) -> None:
         import jax
 
-        super().__init__(run, network, devices, optimizer)
-        self._jax, copied = jax, devices.sharding()
+        self._jax, copied = jax, self._devices.sharding()
         copy = functools.partial(jax.tree.map, jax.numpy.copy)
         self._copy = jax.jit(copy, out_shardings=copied)
         # On every device, so that each worker has all results.
@@ -327,13 +341,13 @@ class JaxSteps(Steps):
         # Runs while the function is traced, and only then.
         self.num_traces += 1
         trainable, other, optimizer_state = state
-        images, labels = prepare(self._run, images, labels, draws)
+        images, labels = self._lesson.prepare(images, labels, draws)
 
         def compute_loss(trainable, other):
             logits, other = self._network.logits.stateless_call(
                 trainable, other, images, training=True
             )
-            loss, totals = loss_and_totals(self._run, labels, logits, weights)
+            loss, totals = self._lesson.loss_and_totals(labels, logits, weights)
             mapping = list(zip(self.optimizer.variables, optimizer_state, strict=True))
             with keras.StatelessScope(state_mapping=mapping):
                 loss = self.optimizer.scale_loss(loss)

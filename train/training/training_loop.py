@@ -7,7 +7,7 @@ import dataclasses
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -16,9 +16,9 @@ from tqdm import tqdm
 
 from tfrecord_io.auditing.findings import alarms
 from tfrecord_io.terminal import flags
-from tfrecord_io.terminal.printing import counted, printable
-from train.data import feed
+from tfrecord_io.terminal.printing import printable
 from train.machine.errors import TrainingError, stopped
+from train.machine.places import RunFolder
 from train.networks.models import restore
 from train.networks.optimizers import averaged_weights
 from train.training import callbacks
@@ -28,8 +28,8 @@ from train.training.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from train.training.run_setup import Run
-from train.training.steps import training_steps
+from train.training.first_weights import FirstWeights
+from train.training.session import Session
 
 # The input is the bottleneck if a run waits for it for more than this share of its time.
 _INPUT_BOUND_SHARE = 0.1
@@ -59,8 +59,19 @@ class Progress:
         return len(self.history)
 
 
-def train(run: Run) -> tuple[Progress, list[np.ndarray]]:
+def train(
+    session: Session,
+    folder: RunFolder,
+    first: FirstWeights | None = None,
+    notes: Sequence[str] = (),
+) -> tuple[Progress, list[np.ndarray]]:
     """Trains from the last checkpoint, if there is one, to the last epoch.
+
+    Args:
+        session: what to train, and on what.
+        folder: of the checkpoints.
+        first: the weights to start from; None for those of the configuration.
+        notes: see `announce`.
 
     Returns:
         the progress, and the values of the network's variables in the epoch to keep.
@@ -70,48 +81,50 @@ def train(run: Run) -> tuple[Progress, list[np.ndarray]]:
         TrainingError: if the loss stops being a number, a graph is traced again, or the checkpoint
             is damaged or does not suit the network; or, with the state saved, after a signal.
     """
-    training = _Training(run)
-    if training.progress.epoch < run.config.input.epochs:
+    training = _Training(session, folder, first)
+    announce(session, training.progress, training.network.model.count_params(), notes)
+    if training.progress.epoch < (session.plan.config.input.epochs or 0):
         training.run_epochs()
-    if run.devices.is_chief:
-        manifest, history = run.data.manifest, training.progress.history
+    if session.devices.is_chief:
+        manifest, history = session.data.manifest, training.progress.history
         # The names travel with the outputs, for a run that starts from them.
         facts: dict[str, Any] = {"epoch": training.progress.best_epoch}
         facts |= {"label_names": manifest.label_names, **manifest.label_kind.entry}
         # The history again: a run that goes on from its last checkpoint does not repeat the epoch,
         # and a kill or a power cut may have taken the file.
-        save_checkpoint(run.folder / BEST_NAME, {"model": training.best}, facts, history)
+        save_checkpoint(folder.path / BEST_NAME, {"model": training.best}, facts, history)
     return training.progress, training.best
 
 
 class _Training:
     """The network in training, and its progress."""
 
-    def __init__(self, run: Run) -> None:
-        self._run, self._config, self._devices = run, run.config, run.devices
-        self._checkpoint = run.folder / CHECKPOINT_NAME
+    def __init__(self, session: Session, folder: RunFolder, first: FirstWeights | None) -> None:
+        self._session, self._folder = session, folder
+        self._plan, self._config, self._devices = session.plan, session.plan.config, session.devices
+        self._checkpoint = folder.path / CHECKPOINT_NAME
         facts, self._saved = load_checkpoint(self._checkpoint)
         self.progress = Progress(**facts)
-        is_given = self.progress.step or run.first
-        weights = "none" if is_given else run.config.network.weights
-        self._network = run.build_network(run.config.devices.precision, weights=weights)
+        has_weights = self.progress.step or first
+        weights = "none" if has_weights else self._config.network.weights
+        self.network = session.build_network(self._config.devices.precision, weights=weights)
         if facts:
-            restore(self._network.model.variables, self._saved["model"])
-        elif run.first:
-            run.first.load(self._network)
+            restore(self.network.model.variables, self._saved["model"])
+        elif first:
+            first.load(self.network)
         # The weights of the epoch to keep, on the host: each checkpoint holds them, so that a
         # kill can never leave the weights of one epoch beside the name of another.
         self.best = list(self._saved["best"])
-        for line in describe_run(run, self.progress, self._network.model.count_params()):
-            self._devices.say(line)
         self._saved_at = time.monotonic()
         self._has_warned = False
 
     def run_epochs(self) -> None:
         """Trains from where the progress stands to the last epoch."""
-        run, config, devices, progress = self._run, self._config, self._devices, self.progress
-        part, val, folder = run.parts.train, run.parts.val, run.folder
-        self._val = val and feed.evaluation_batches(config.input, devices, val)
+        session, config, devices, progress = (
+            self._session, self._config, self._devices, self.progress
+        )  # fmt: skip
+        part, val, folder = self._plan.parts.train, self._plan.parts.val, self._folder.path
+        self._val = val and session.evaluation_batches(val)
         self._start()
         with contextlib.ExitStack() as stack:
             enter = stack.enter_context
@@ -126,14 +139,14 @@ class _Training:
             looks = {"leave": False, "dynamic_ncols": True, "disable": not sys.stderr.isatty()}
             bar = tqdm(desc="training", unit=" images", initial=int(done), total=total, **looks)
             self._bar = enter(bar)
-            batches = self._steps.iterate(run.training_batches(progress.step))
-            while progress.epoch < config.input.epochs:
+            batches = self._steps.iterate(session.training_batches(progress.step))
+            while progress.epoch < (config.input.epochs or 0):
                 self._train_epoch(batches)
                 write_scalars(progress.history[-1], progress.step)
 
     def _start(self) -> None:
-        network = self._network
-        self._steps = training_steps(self._run, network)
+        network = self.network
+        self._steps = self._session.training_steps(network)
         self._optimizer = self._steps.optimizer
         if self.progress.step:
             restore(self._optimizer.variables, self._saved["optimizer"])
@@ -145,7 +158,7 @@ class _Training:
         self._num_traces = 0
 
     def _train_epoch(self, batches: Any) -> None:
-        progress, last_step = self.progress, self._run.steps_after[self.progress.epoch + 1]
+        progress, last_step = self.progress, self._plan.steps_after[self.progress.epoch + 1]
         meter = callbacks.EpochMeter(**progress.totals)
         while progress.step < last_step:
             left = last_step - progress.step
@@ -185,20 +198,20 @@ class _Training:
         self._bar.update(int(results.totals[:, 2].sum()))
 
     def _end_epoch(self, meter: callbacks.EpochMeter) -> None:
-        progress, task, epochs = self.progress, self._run.task, self._config.input.epochs or 0
+        progress, task, epochs = self.progress, self._plan.task, self._config.input.epochs or 0
         self._steps.sync()
         loss, quantity = meter.means()
         is_head = progress.epoch < (self._config.network.head_epochs or 0)
         row: dict[str, Any] = {"epoch": progress.epoch + 1, "phase": "head" if is_head else "all"}
         row |= {"step": progress.step, "loss": loss, task.quantity: quantity}
-        with averaged_weights(self._optimizer, self._network.logits.trainable_variables):
+        with averaged_weights(self._optimizer, self.network.logits.trainable_variables):
             if self._val is not None:
                 answers = self._steps.predict(self._val)
                 row["val_loss"] = task.mean_loss(*answers)
                 row[f"val_{task.quantity}"] = task.progress(*answers)
             if self._is_best(row):
                 progress.best_epoch = row["epoch"]
-                self.best = [variable.numpy() for variable in self._network.model.variables]
+                self.best = [variable.numpy() for variable in self.network.model.variables]
         row |= {
             "learning_rate": float(keras.ops.convert_to_numpy(self._optimizer.learning_rate)),
             "seconds": meter.seconds,
@@ -214,8 +227,8 @@ class _Training:
         share = row["input_wait_share"]
         if share is not None and share > _INPUT_BOUND_SHARE and not self._has_warned:
             self._has_warned = True
-            self._devices.say(
-                f"warning: {share:.0%} of the time was spent waiting for input. Put the data on "
+            self._devices.warn(
+                f"{share:.0%} of the time was spent waiting for input. Put the data on "
                 "a local disk (engine mmap), or try a larger batch"
             )
         self._save_if_due(is_last=row["epoch"] == epochs)
@@ -240,58 +253,58 @@ class _Training:
         if is_last or stops or age >= self._config.loop.checkpoint_seconds:
             self._steps.sync()
             if self._devices.is_chief:
-                model, optimizer = self._network.model.variables, self._optimizer.variables
+                model, optimizer = self.network.model.variables, self._optimizer.variables
                 groups = {"model": model, "optimizer": optimizer, "best": self.best}
                 facts, history = dataclasses.asdict(self.progress), self.progress.history
                 save_checkpoint(self._checkpoint, groups, facts, history)
-                self._run.upload()
+                self._folder.save()
             self._saved_at = time.monotonic()
         if stops:
             raise stopped(stops[0], self.progress.step)
 
 
-def describe_run(run: Run, progress: Progress, num_parameters: int) -> Iterator[str]:
-    """Yields the lines that are printed before a training starts or goes on."""
-    config, devices, parts, manifest = run.config, run.devices, run.parts, run.data.manifest
-    options, kind = config.input, manifest.label_kind
+def announce(
+    session: Session, progress: Progress, num_parameters: int, notes: Sequence[str] = ()
+) -> None:
+    """Prints what a training is before it starts or goes on; `notes` are lines about its start."""
+    config, devices, parts = session.plan.config, session.devices, session.plan.parts
+    options, manifest, say = config.input, session.data.manifest, devices.say
+    kind = manifest.label_kind
     labels = kind.noun if manifest.num_classes == 1 else kind.plural
-    yield (
+    say(
         f"{config.network.model}, {num_parameters:,} parameters, {parts.train.num_examples:,} "
         f"training images of {'x'.join(map(str, manifest.image_shape))}, "
         f"{manifest.num_classes} {labels}"
     )
-    yield (
+    say(
         f"{devices.num_replicas} x {devices.names[0].split(':')[0]} on {devices.backend}, "
         f"{config.devices.precision}; {options.global_batch_size} images a step, "
         f"{options.replica_batch_size} on each device; "
-        f"{run.steps_after[-1]:,} steps in {options.epochs} epochs"
+        f"{session.plan.steps_after[-1]:,} steps in {options.epochs} epochs"
     )
-    if run.mirror:
-        yield f"note: TensorBoard's logs stay on this machine, in {run.folder / 'tensorboard'}"
-    if run.first:
-        num_seen = counted(run.seen.num_in("init"), "image")
-        yield f"starts from the weights of {run.first.init}, which have seen {num_seen}"
-        yield from map(printable, run.first.describe())
-    elif not config.network.has_backbone and config.network.initial_weights != "none":
-        yield f"note: {config.network.weights} does not name its outputs; these start untrained"
+    for note in notes:
+        say(printable(note))
+    network = config.network
+    if not (network.init or network.has_backbone or network.initial_weights == "none"):
+        say(f"note: {network.weights} does not name its outputs; these start untrained")
     for alarm in alarms(manifest.audit):
-        yield f"warning: {printable(alarm)}"
+        devices.warn(printable(alarm))
     if parts.evaluated is None:
-        yield (
+        say(
             "note: there are no validation and no test images, so this run ends with the exported "
             f"model and without metrics; {flags.command('evaluate')} measures it on another "
             "dataset, or build this one with --splits patient"
         )
     elif parts.test is None:
-        yield "note: there is no test split; the metrics will be of the validation"
+        say("note: there is no test split; the metrics will be of the validation")
     if progress.epoch == options.epochs:
-        yield "the training is done; going on with the evaluation"
+        say("the training is done; going on with the evaluation")
     elif progress.step:
-        yield f"going on after step {progress.step:,}, in epoch {progress.epoch + 1}"
+        say(f"going on after step {progress.step:,}, in epoch {progress.epoch + 1}")
 
 
-# How each quantity of history.json is told in the line that is printed for an epoch.
-_TOLD = {
+# How each quantity of history.json stands in the line that is printed for an epoch.
+_FORMATS = {
     "loss": "loss {:.4f}",
     "accuracy": "accuracy {:.1%}",
     "mae": "mae {:.4g}",
@@ -313,6 +326,6 @@ def describe_epoch(row: Mapping[str, Any], epochs: int) -> str | None:
     """
     if row["epoch"] % max(1, epochs // 20) and row["epoch"] != epochs:
         return None
-    known = {name: text for name, text in _TOLD.items() if row.get(name) is not None}
-    told = [text.format(row[name]) for name, text in known.items()]
-    return " · ".join([f"epoch {row['epoch']}/{epochs}", *told])
+    names = [name for name in _FORMATS if row.get(name) is not None]
+    quantities = (_FORMATS[name].format(row[name]) for name in names)
+    return " · ".join([f"epoch {row['epoch']}/{epochs}", *quantities])

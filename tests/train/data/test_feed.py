@@ -1,5 +1,4 @@
 import collections
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from train.data import augmentation, feed
 from train.data.dataset import choose_parts, open_dataset
 from train.machine.devices import Devices
 from train.training.config import TrainConfig
-from train.training.run_setup import make_run
+from train.training.session import session_of
 
 NUM_EXAMPLES = 23
 
@@ -46,7 +45,7 @@ def batches_of(data, devices, *, start_step=0, seed=0):
 
 def test_an_epoch_ends_with_the_step_of_its_last_example(data):
     config = TrainConfig.of(data=str(data), global_batch_size=8, epochs=8, strategy="single")
-    assert make_run(config, Path()).steps_after == [0, 3, 6, 9, 12, 15, 18, 21, 23]
+    assert session_of(config).plan.steps_after == [0, 3, 6, 9, 12, 15, 18, 21, 23]
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,8 @@ from train import evaluate
 from train.data.dataset import Dataset
 from train.data.seen import Seen, collect, expose, read_seen
 from train.training.config import TrainConfig
-from train.training.run_setup import make_run
+from train.training.session import session_of
+from train.training.single import exposure_of, what_is_seen
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 
@@ -283,7 +284,9 @@ def test_a_run_on_splits_that_share_patients_counts_them_and_claims_nothing(tmp_
     shared = {"test-0": "train-0", "test-1": "train-1"}
     path = data / "examples.parquet"
     change_column(path, "patient", lambda names: [shared.get(name, name) for name in names])
-    found = make_run(TrainConfig.of(data=str(data), strategy="single"), tmp_path).exposure
+    session = session_of(TrainConfig.of(data=str(data), strategy="single"))
+    seen = what_is_seen(session.plan, session.data, None)
+    found = exposure_of([(session.plan, seen)], session.data)
     assert (found.num_images, found.num_patients, found.is_measured) == (4, 2, True)
 
 

@@ -27,14 +27,15 @@ from tfrecord_io.format.kinds import NUMBER
 from tfrecord_io.reading.mapped import MappedDataset
 from train import predict
 from train.data.dataset import open_dataset
+from train.extras.occlusion import explain
 from train.kinds import numbers
 from train.kinds.classes import CLASSES
 from train.kinds.measures import expected_calibration_error
 from train.kinds.multi_label import MULTI_LABEL
 from train.kinds.registry import task_of
 from train.results.bootstrap import examples_behind
+from train.results.examples import find_examples
 from train.results.predictions import read_predictions, write_predictions
-from train.results.saliency import find_examples
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 
@@ -210,16 +211,15 @@ def test_the_map_of_a_label_that_was_missed_shows_what_speaks_against_it(tmp_pat
         bright = images[:, 2, 3, 0] / 255
         return np.stack([1 - bright, bright / 4, bright / 5], axis=-1)
 
-    found = find_examples(
-        predict,
-        predictions_of(probabilities, truths, NAMES, MULTI_LABEL, dataset=dataset, rows=rows),
-    )["wrong"]
+    answers = predictions_of(probabilities, truths, NAMES, MULTI_LABEL, dataset=dataset, rows=rows)
+    found = find_examples(answers, explain(predict, gives_probabilities=True))["wrong"]
     image = images[5]
     rises = image.mean() > image[2, 3, 0]  # of the brightness, where the patch covers it
     for mistake in found:
         goes_with_brightness = mistake.answer.output > 0
         lowers = (rises != goes_with_brightness) != mistake.answer.predicted.startswith("no ")
-        assert (mistake.drops[2, 3] > 0) == lowers
+        red, _, blue = mistake.pictures["what mattered"].getpixel((3, 2))
+        assert (red > blue) == lowers
     assert {mistake.answer.predicted[:3] == "no " for mistake in found} == {True, False}
 
 

@@ -9,7 +9,7 @@ from tfrecord_io import PixelStatistics
 from tfrecord_io.terminal.errors import UserError
 from train.kinds.classes import CLASSES
 from train.networks import models
-from train.networks.models import build_network, freeze, scale
+from train.networks.models import Pixels, build_network, freeze, scale
 from train.networks.options import APPLICATIONS, NetworkOptions
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
@@ -21,10 +21,10 @@ def images_of(shape, num_images=3):
 
 def build(shape=(16, 16, 1), num_classes=4, **fields):
     keras.utils.set_random_seed(0)
-    names = {"statistics", "temperature", "is_padded"} & fields.keys()
-    facts = {name: fields.pop(name) for name in names}
+    facts = {name: fields.pop(name) for name in {"temperature"} & fields.keys()}
+    known = {name: fields.pop(name) for name in {"statistics", "is_padded"} & fields.keys()}
     options = NetworkOptions(**({"model": "convnet", "weights": "none"} | fields))
-    return build_network(options, image_shape=shape, num_classes=num_classes, **facts)
+    return build_network(options, Pixels(shape=shape, **known), num_classes=num_classes, **facts)
 
 
 def shaken(network, images):
@@ -230,7 +230,7 @@ def test_pixels_are_scaled_as_keras_does_for_the_weights():
 )
 def test_a_name_builds_its_network(name, num_parameters):
     config = NetworkOptions(model=name, weights="none")
-    network = build_network(config, image_shape=(32, 40, 1), num_classes=3)
+    network = build_network(config, Pixels(shape=(32, 40, 1)), num_classes=3)
     assert network.backbone.name.startswith(name[:8])
     assert network.backbone.count_params() == num_parameters
     assert network.logits.output_shape == (None, 3)
@@ -243,4 +243,4 @@ def test_an_image_too_small_for_a_network_is_refused_with_advice(name, smallest)
     config, shape = NetworkOptions(model=name, weights="none"), (smallest - 1, 80, 1)
     message = f"does not take images of {smallest - 1}x80 pixels: .* at least {smallest}x{smallest}"
     with pytest.raises(UserError, match=message):
-        build_network(config, image_shape=shape, num_classes=3)
+        build_network(config, Pixels(shape=shape), num_classes=3)

@@ -18,13 +18,15 @@ from pages import Page, needs_chromium, overhang, require_good_page, require_sho
 from PIL import Image
 
 import tfrecord_io
+from tfrecord_io.format import visible
 from train.data.dataset import open_dataset
 from train.data.seen import Exposure
+from train.extras.occlusion import explain
 from train.kinds.classes import CLASSES
 from train.results import metrics, report, thresholds
 from train.results.charts import write_charts
+from train.results.examples import MAX_MISTAKES, ShownAnswer, find_examples
 from train.results.report import Box, flow_of, page_of_data
-from train.results.saliency import MAX_MISTAKES, ShownAnswer, find_examples
 
 HISTORY = (
     {"epoch": 1, "loss": 1.2, "accuracy": 0.4, "val_loss": 1.3, "val_accuracy": 0.35},
@@ -55,10 +57,14 @@ def mostly_right(num_classes, num_examples, seed=0):
 def examples_of(probabilities, labels, names):
     generator = np.random.default_rng(0)
     image = generator.integers(256, size=(20, 30, 1), dtype=np.uint8)
-    maps = {"wrong": generator.normal(size=(20, 30))}
+    sees = {"what the network sees": visible.picture(image)}
+    explained = sees | {"what mattered": visible.picture(np.repeat(image, 3, axis=-1))}
     examples = CLASSES.examples(predictions_of(probabilities, labels, names), MAX_MISTAKES)
     return {
-        name: [ShownAnswer(one, image, maps.get(name), f"test/{one.place}.jpeg") for one in answers]
+        name: [
+            ShownAnswer(one, explained if name == "wrong" else sees, f"test/{one.place}.jpeg")
+            for one in answers
+        ]
         for name, answers in examples.items()
     }
 
@@ -214,7 +220,8 @@ def test_the_worst_mistakes_are_shown_with_their_maps(full, text):
     pictures = re.findall(r"data:image/png;base64,([^\"]+)", figures[0])
     opened = [Image.open(io.BytesIO(base64.b64decode(data))) for data in pictures]
     assert [picture.mode for picture in opened] == ["L", "RGB"]
-    np.testing.assert_array_equal(np.asarray(opened[0]), full["examples"]["wrong"][0].image[..., 0])
+    shown = full["examples"]["wrong"][0].pictures["what the network sees"]
+    np.testing.assert_array_equal(np.asarray(opened[0]), np.asarray(shown))
     assert full["examples"]["wrong"][0].path in figures[0]
 
 
@@ -234,15 +241,18 @@ def test_mistakes_are_found_with_their_images_paths_and_maps(tmp_path):
         return np.stack([bright, 1 - bright, 0 * bright, 0 * bright], axis=-1)
 
     dataset = open_dataset(str(tmp_path))
-    examples = find_examples(predict, predictions_of(probabilities, labels, dataset=dataset))
+    answers = predictions_of(probabilities, labels, dataset=dataset)
+    examples = find_examples(answers, explain(predict, gives_probabilities=True))
     found = examples["wrong"]
     assert [mistake.path for mistake in found] == dataset.values("path", np.array([290, 7]))
-    np.testing.assert_array_equal(found[1].image, images[7])
+    shown = np.asarray(found[1].pictures["what the network sees"])
+    np.testing.assert_array_equal(shown, images[7, ..., 0])
     assert found[0].answer.true == OCT_NAMES[labels[290]]
     assert found[0].answer.predicted == OCT_NAMES[(labels[290] + 1) % 4]
     assert found[0].answer.probability == pytest.approx(0.9)
-    assert found[0].drops[2, 3] != 0
-    assert found[0].drops[9, 9] == 0
+    colours = np.asarray(found[0].pictures["what mattered"])
+    assert len(set(colours[2, 3])) > 1
+    assert len(set(colours[9, 9])) == 1  # grey
 
 
 def test_right_and_unsure_answers_stand_beside_the_mistakes():
@@ -262,10 +272,10 @@ def test_several_networks_show_each_image_once_and_without_a_map(tmp_path):
         probabilities, np.ones(60, int), dataset=open_dataset(str(tmp_path)), rows=rows,
         runs=np.repeat([0, 1], 30),
     )  # fmt: skip
-    found = find_examples(None, answers)
+    found = find_examples(answers)
     assert found.keys() == {"wrong", "unsure"}
     assert len({shown.path for shown in found["wrong"]}) == MAX_MISTAKES
-    assert [list(shown.pictures()) for shown in found["unsure"]] == [["what the network sees"]] * 6
+    assert [list(shown.pictures) for shown in found["unsure"]] == [["what the network sees"]] * 6
 
 
 @pytest.mark.parametrize(

@@ -65,17 +65,3 @@ def test_a_copy_that_predicts_something_else_fails_the_run(exported, tmp_path, m
     monkeypatch.setattr(keras.saving, "load_model", load_damaged)
     with pytest.raises(TrainingError, match=r"model\.keras, loaded again, predicts something"):
         export.export_model(model, tmp_path / "export", manifest, splits=["train"])
-
-
-@pytest.mark.slow  # .ci/run installs the extra for the slow tests
-def test_onnx_predicts_the_same_of_any_number_of_images(exported, tmp_path, monkeypatch):
-    runtime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
-    directory, manifest, model = exported
-    session = runtime.InferenceSession(directory / "model.onnx")
-    for count in (1, 5):
-        images = np.random.default_rng(1).integers(256, size=(count, *SHAPE), dtype=np.uint8)
-        (found,) = session.run(None, {"image": images})
-        np.testing.assert_allclose(found, answer(model, images), atol=1e-5)
-    monkeypatch.setattr(export, "_convert", lambda model, path, images: np.full((8, 4), 0.2))
-    with pytest.raises(TrainingError, match=r"model\.onnx, loaded again, predicts something else"):
-        export.export_model(model, tmp_path / "export", manifest, splits=["train"])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tfrecord_io.format import kinds
 from tfrecord_io.terminal.errors import UserError
 from train.kinds.registry import task_of
-from train.networks.models import build_network
+from train.networks.models import Pixels, build_network
 from train.networks.options import NetworkOptions
 from train.training.checkpoint import BEST_NAME, save_checkpoint
 from train.training.first_weights import FirstWeights, moved, places_of
@@ -31,8 +31,8 @@ def test_weights_move_with_their_names_and_new_names_keep_their_own(ours, theirs
 def network_of(kind, names, model="convnet", seed=0):
     keras.utils.set_random_seed(seed)
     options = NetworkOptions(model=model, weights="none", dropout=0.0, head_units=0)
-    shape = {"image_shape": (12, 12, 1), "num_classes": len(names)}
-    return build_network(options, **shape, task=task_of(kind), seed=seed)
+    stored = Pixels(shape=(12, 12, 1))
+    return build_network(options, stored, num_classes=len(names), task=task_of(kind), seed=seed)
 
 
 def finished_run(folder, kind, names):
@@ -45,7 +45,7 @@ def finished_run(folder, kind, names):
 
 def first_of(folder, kind, names):
     facts = {"splits": {}, "label_kind": kind, "image_shape": (12, 12, 1)}
-    return FirstWeights.of(str(folder), bare_manifest(names, **facts))
+    return FirstWeights.of(str(folder), folder, bare_manifest(names, **facts))
 
 
 @pytest.mark.parametrize("kind", [kinds.CLASSES, kinds.GRADES, kinds.MULTI_LABEL])
@@ -59,9 +59,10 @@ def test_each_kind_answers_for_a_name_as_before_whatever_its_place(tmp_path, kin
     before, after = (np.asarray(each.logits(images)) for each in (old, new))
     np.testing.assert_allclose(after[:, [0, 2]], before[:, [2, 0]], rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(new.logits.get_layer("logits").kernel.numpy()[:, 1], untrained)
-    (told,) = first.describe()
+    start, told = first.describe(7)
+    assert start.endswith(", which have seen 7 images")
     assert told.endswith("kept: none, mild; new, untrained: moderate; lost: severe")
-    assert not list(first_of(tmp_path, kind, ("mild", "severe", "none")).describe())
+    assert len([*first_of(tmp_path, kind, ("mild", "severe", "none")).describe(7)]) == 1
 
 
 def test_weights_of_another_network_or_without_names_are_refused(tmp_path):

@@ -3,7 +3,6 @@ import importlib.util
 import json
 import math
 import sys
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -13,10 +12,9 @@ from marked_images import ALL_ON, QUICK, environment, marked_data
 
 from train.data.augmentation import NUM_DRAWS
 from train.kinds.classes import CLASSES
-from train.networks.models import build_network
-from train.training import steps
+from train.networks.models import Pixels, build_network
 from train.training.config import TrainConfig
-from train.training.run_setup import make_run
+from train.training.session import open_session, session_of
 
 NUM_EXAMPLES = {"train": 30, "test": 11}
 SHAPE = (10, 8, 1)
@@ -100,7 +98,7 @@ def test_the_first_steps_are_those_of_keras_fit(runs, data):
     manifest = tfrecord_io.Manifest.load(data)
     keras.utils.set_random_seed(1)
     config = TrainConfig.of(data=str(data), seed=1, head_units=64, **QUICK)
-    network = build_network(config.network, image_shape=SHAPE, num_classes=4, seed=1)
+    network = build_network(config.network, Pixels(shape=SHAPE), num_classes=4, seed=1)
     network.logits.compile(
         keras.optimizers.Adam(config.optimizer.learning_rate),
         keras.losses.CategoricalCrossentropy(from_logits=True),
@@ -119,20 +117,23 @@ def test_the_first_steps_are_those_of_keras_fit(runs, data):
     assert step == 11
 
 
-def run_of(data, **fields):
+def session_with(data, **fields):
     fields = {"label_smoothing": 0.0, "augment": False, "mixup": 0.0} | fields
-    return make_run(TrainConfig.of(data=str(data), strategy="single", **fields), Path())
+    return session_of(TrainConfig.of(data=str(data), strategy="single", **fields))
+
+
+def lesson_of(data, **fields):
+    return session_with(data, **fields).lesson
 
 
 def loss_and_totals(data, labels, logits, weights, **fields):
     fields = {"class_weights": "none"} | fields
-    loss, totals = steps.loss_and_totals(run_of(data, **fields), labels, logits, weights)
+    loss, totals = lesson_of(data, **fields).loss_and_totals(labels, logits, weights)
     return float(loss), np.asarray(totals).tolist()
 
 
 def test_the_loss_is_weighted_by_class_and_filling_copies_count_nothing(data):
-    run = run_of(data)
-    counts = run.parts.train.label_counts
+    counts = session_with(data).plan.parts.train.label_counts
     of_class = CLASSES.class_weights(counts, NUM_EXAMPLES["train"], 0.5)
     labels = np.eye(4, dtype=np.float32)[[0, 1, 1]]
     logits = np.array([[0.0] * 4, [0.0] * 4, [-np.inf, np.inf, 0.0, 0.0]], np.float32)
@@ -177,8 +178,8 @@ def test_augmentation_changes_images_alone_and_mixup_labels_too(
     images = np.random.default_rng(0).integers(256, size=(4, *SHAPE), dtype=np.uint8)
     labels = np.eye(4, dtype=np.float32)
     draws = np.random.default_rng(1).random((4, NUM_DRAWS), np.float32)
-    run = run_of(data, **fields)
-    prepared, prepared_labels = map(np.asarray, steps.prepare(run, images, labels, draws))
+    lesson = lesson_of(data, **fields)
+    prepared, prepared_labels = map(np.asarray, lesson.prepare(images, labels, draws))
     assert prepared.dtype == np.float32
     assert (np.abs(prepared - images).mean() > 1) == changes_images
     assert ((prepared_labels > 0).sum(-1) == 1 + changes_labels).all()
@@ -192,13 +193,14 @@ def test_augmentation_changes_images_alone_and_mixup_labels_too(
 
 
 def test_the_augmentation_knows_that_the_images_are_padded(data):
-    run = run_of(data, augment=True, mixup=0.3)
-    padded = dataclasses.replace(run.data.manifest, preprocessing={"fit": "pad"})
-    padded_run = dataclasses.replace(run, data=dataclasses.replace(run.data, manifest=padded))
+    session = session_with(data, augment=True, mixup=0.3)
     draws = np.random.default_rng(1).random((4, NUM_DRAWS), np.float32)
     black = np.zeros((4, *SHAPE), np.uint8), np.eye(4, dtype=np.float32), draws
-    assert not np.any(steps.prepare(padded_run, *black)[0])
-    assert np.any(steps.prepare(run, *black)[0])
+    for fit in ("pad", "stretch"):
+        manifest = dataclasses.replace(session.data.manifest, preprocessing={"fit": fit})
+        changed = dataclasses.replace(session.data, manifest=manifest)
+        lesson = open_session(session.plan, changed, session.devices).lesson
+        assert np.any(lesson.prepare(*black)[0]) == (fit == "stretch")
 
 
 def test_class_weights_are_frequencies_to_a_negative_power_with_mean_1():

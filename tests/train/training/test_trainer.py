@@ -10,6 +10,7 @@ import signal
 from collections import Counter
 
 import keras
+import marked_images
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -44,12 +45,14 @@ from train.data.dataset import patient_folds
 from train.data.seen import read_seen
 from train.kinds import measures
 from train.machine.errors import TrainingError
+from train.machine.places import RunFolder
 from train.results.classifier import load_classifier, other_decoder, predict_images
 from train.training import callbacks
 from train.training.checkpoint import load_checkpoint
+from train.training.claim import claim
 from train.training.config import TrainConfig
 from train.training.export import write_forms
-from train.training.run_setup import claim, make_run
+from train.training.session import session_of
 from train.training.trainer import train_and_evaluate
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
@@ -126,7 +129,7 @@ def test_damaged_metrics_are_measured_again(class_run, class_data, tmp_path):
 
 
 def claimed(config, folder, **how):
-    with claim(make_run(config, folder), **how):
+    with marked_images.claimed(config, folder, **how):
         return folder
 
 
@@ -163,14 +166,14 @@ def test_overwrite_replaces_a_run_at_the_first_checkpoint_and_nothing_else(
 ):
     mine = {"notes.txt": b"mine", "export/model.txt": b"mine", "plots/my notes.svg": b"mine"}
     folder = write_tree(shutil.copytree(class_run, tmp_path / "run"), mine)
-    before, new = files_of(folder), make_run(config_of(class_data, seed=2), folder)
+    before, new = files_of(folder), RunFolder.at(folder)
     for ends in ("without a checkpoint", "with one"):
-        with claim(new, overwrite=True):
+        with marked_images.claimed(config_of(class_data, seed=2), new, overwrite=True):
             found = files_of(folder)
             assert {name for name in found if name[0] != "."} == {*mine, "config.json"}
             (folder / "checkpoint.npz").write_bytes(b"new")
             if ends == "with one":
-                new.upload()
+                new.save()
         now = files_of(folder)
         assert now == before or ends == "with one"
     assert now.keys() == {*mine, "config.json", "checkpoint.npz"}
@@ -207,10 +210,11 @@ def test_what_is_no_run_or_read_by_other_workers_is_not_replaced(class_data, tmp
     (tmp_path / "config.json").write_text('{"model": "of another program"}')
     with pytest.raises(UserError, match="not the configuration of a run"):
         claimed(config_of(class_data), tmp_path, overwrite=True)
-    run = make_run(config_of(class_data), tmp_path)
-    of_two = dataclasses.replace(run, devices=dataclasses.replace(run.devices, num_workers=2))
+    session = session_of(config_of(class_data))
+    of_two = dataclasses.replace(session.devices, num_workers=2)
+    config, manifest = session.plan.config, session.data.manifest
     with pytest.raises(UserError, match="would remove what other workers read"):
-        claim(of_two, overwrite=True).__enter__()
+        claim(RunFolder.at(tmp_path), config, manifest, of_two, overwrite=True).__enter__()
     assert (tmp_path / "thesis.txt").exists()
 
 
@@ -271,7 +275,7 @@ def test_a_start_from_a_run_that_shares_no_output_is_refused(class_run, tmp_path
             "kind": "learned classes, but the dataset has labels"}  # fmt: skip
     for name, message in told.items():
         with pytest.raises(UserError, match=message):
-            claimed(config_of(tmp_path / name, init=str(class_run)), tmp_path / "run")
+            train_and_evaluate(config_of(tmp_path / name, init=str(class_run)), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

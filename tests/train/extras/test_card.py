@@ -10,7 +10,7 @@ from marked_images import metrics_of
 import tfrecord_io
 from tfrecord_io.pages.page import markdown
 from tfrecord_io.terminal.printing import printable
-from train.results.card import write_card
+from train.extras.card import write_card
 
 CARD = {"model": "vgg16", "epochs": 1, "init": None, "weights": "/home/ann/w.h5"}
 

@@ -1,22 +1,29 @@
-"""Occlusion maps: which parts of an image an answer depends on; and the examples of a page."""
+"""For who asks why: occlusion maps, which show the parts of an image that an answer depends on."""
 
 from __future__ import annotations
 
+import argparse
+import functools
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
+from tfrecord_io.decoding.preprocess import decode_image
 from tfrecord_io.format import visible
-from tfrecord_io.pages.pictures import data_url
+from tfrecord_io.terminal.address import local_path
+from tfrecord_io.terminal.errors import UserError
 from tfrecord_io.terminal.printing import printable
-from train.kinds.task import OneAnswer
-from train.results.predictions import Predictions
+from train.machine import console
+from train.results.classifier import Classifier, Prediction, pixels_of, predict_images
 
-#: Stored images [num_images, height, width, channels] → probabilities [num_images, num_classes].
-Predict = Callable[[np.ndarray], np.ndarray]
+if TYPE_CHECKING:
+    from train.kinds.task import OneAnswer
+    from train.results.examples import Explanation, Predict
 
 #: Colours of the overlay, for parts that speak for the answer and against it: the red and the blue
 #: ends of ColorBrewer's RdBu, which colour-blind readers can tell apart.
@@ -26,12 +33,6 @@ _FOR, _AGAINST = np.array([202, 0, 32]), np.array([5, 113, 176])
 _MAX_OPACITY = 0.65
 
 _BATCH_SIZE = 64
-
-#: Most mistakes that are shown; their pictures, two each, take most of a page's bytes.
-MAX_MISTAKES = 12
-
-# Pictures up to this side are shown to the pixel, larger ones as JPEG, which takes fewer bytes.
-_EXACT_SIDE, _PICTURE_SIDE = 224, 512
 
 # Longer side of each picture in a file.
 _MAP_SIDE = 480
@@ -106,21 +107,13 @@ def overlay(image: np.ndarray, drops: np.ndarray) -> np.ndarray:
     return ((1 - opacity) * grey + opacity * colour).round().astype(np.uint8)
 
 
-def pictures_of(image: np.ndarray, drops: np.ndarray) -> dict[str, Image.Image]:
-    """Returns pictures of a stored image without and under its `occlusion_map`, by their titles."""
-    return {
-        "what the network sees": visible.picture(image),
-        "what mattered": visible.picture(overlay(image, drops)),
-    }
-
-
 def draw_map(image: np.ndarray, drops: np.ndarray, answer: str) -> Image.Image:
-    """Returns the `pictures_of` an image beside each other.
+    """Returns pictures of a stored image without and under its `occlusion_map`.
 
     A caption names the answer that the map is about, and the largest drop.
     """
     size, how = (_MAP_SIDE, _MAP_SIDE), Image.Resampling.LANCZOS
-    pictures = pictures_of(image, drops).values()
+    pictures = visible.picture(image), visible.picture(overlay(image, drops))
     sides = [ImageOps.contain(side.convert("RGB"), size, how) for side in pictures]
     width, height = sides[0].size
     sheet = Image.new("RGB", (max(2 * width + 10, _MAP_SIDE), height + 52), "white")
@@ -135,52 +128,68 @@ def draw_map(image: np.ndarray, drops: np.ndarray, answer: str) -> Image.Image:
     return sheet
 
 
-# ---- examples of a network's answers
+def explain(predict: Predict, gives_probabilities: bool) -> Explanation:
+    """Returns what a page shows beside mistakes: a map, which costs about 150 predictions each.
 
-
-class ShownAnswer(NamedTuple):
-    """An answer with its image [height, width, channels] and, of a mistake, its `occlusion_map`.
-
-    The path is that of the source file, or the key if the dataset does not name files.
+    Args:
+        predict: the function that gave the answers.
+        gives_probabilities: whether these are probabilities.
     """
+    from train.results.examples import Explanation
 
-    answer: OneAnswer
-    image: np.ndarray
-    drops: np.ndarray | None
-    path: str
+    def pictures(image: np.ndarray, answer: OneAnswer) -> dict[str, Image.Image]:
+        drops = occlusion_map(predict, image, None, answer.output)
+        # The probability of a negative answer rises where that of its label drops.
+        drops = -drops if answer.is_negative else drops
+        return {"what mattered": visible.picture(overlay(image, drops))}
 
-    def pictures(self) -> dict[str, str]:
-        """Returns the data URLs of its pictures by what they show."""
-        shown = {"what the network sees": visible.picture(self.image)}
-        if self.drops is not None:
-            shown = pictures_of(self.image, self.drops)
-        kind = "PNG" if max(self.image.shape) <= _EXACT_SIDE else "JPEG"
-        return {title: data_url(shown[title], _PICTURE_SIDE, kind) for title in shown}
+    what = "the probability of the answer" if gives_probabilities else "the answer"
+    red, blue = (
+        f'<span class="key" style="background: #{colour.astype(np.uint8).tobytes().hex()}"></span>'
+        for colour in (_FOR, _AGAINST)
+    )
+    legend = (
+        f"If covering a part lowers {what}, the part is {red} red; if covering it raises it, it is "
+        f"{blue} blue. This does not show why, or what a doctor would look at."
+    )
+    return Explanation(legend, pictures)
 
 
-def find_examples(
-    predict: Predict | None, predictions: Predictions
-) -> dict[str, list[ShownAnswer]]:
-    """Returns the images of `Task.examples`; the map of a mistake costs about 150 predictions.
+class Maps:
+    """The maps that `predict --occlusion` draws."""
 
-    `predict` is the function of stored images that gave the probabilities; None, as of several
-    networks, for no maps. Of several answers to an image, the first one is looked at.
-    """
-    _, firsts = np.unique(predictions.rows, return_index=True)
-    predictions = predictions.some(firsts)
-    examples = {}
-    for name, answers in predictions.task.examples(predictions, MAX_MISTAKES).items():
-        if not answers:
-            continue
-        shown = predictions.some(np.array([answer.place for answer in answers]))
-        images = shown.dataset.stored[shown.rows][0]
-        found = answers, images, shown.values("path"), shown.values("key")
-        examples[name] = []
-        for answer, image, path, key in zip(*found, strict=True):
-            drops = None
-            if predict and name == "wrong":
-                drops = occlusion_map(predict, image, None, answer.output)
-                # The probability of a negative answer rises where that of its label drops.
-                drops = -drops if answer.is_negative else drops
-            examples[name].append(ShownAnswer(answer, image, drops, path or key))
-    return examples
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        """Adds the flags."""
+        folder = "write a map of what mattered for each image into this folder"
+        parser.add_argument("--occlusion", type=local_path, metavar="DIR", help=folder)
+        side = "side in pixels of the patch that --occlusion hides (default: about a sixth of the "
+        parser.add_argument("--patch", type=int, metavar="N", help=f"{side}image)")
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._folder, self._patch = arguments.occlusion, arguments.patch
+        if self._patch is not None and self._patch < 1:
+            raise UserError(f"--patch must be at least 1 pixel, received {self._patch}")
+        if self._folder:
+            console.make_folder("--occlusion", self._folder)
+
+    def write(self, classifier: Classifier, predictions: Sequence[Prediction]) -> None:
+        """Writes a map for each image that was predicted, if a folder was given."""
+        settings, names = classifier.preprocessing, classifier.label_names
+        predict = functools.partial(predict_images, classifier)
+        for index, prediction in enumerate(predictions if self._folder else ()):
+            if prediction.probabilities is None:
+                continue
+            read = decode_image(prediction.path.read_bytes(), settings, prediction.frame)
+            image = pixels_of(read, settings)
+            output = int(prediction.probabilities.argmax())
+            drops = occlusion_map(predict, image, self._patch, output)
+            is_likely = classifier.task.gives_probabilities
+            value = prediction.predicted
+            if is_likely:
+                value = f"{prediction.probabilities[output]:.1%}"
+            # Files of several folders may share a name. A name of a file has at most 255 bytes.
+            stem = os.fsencode(prediction.path.stem)[:200].decode(errors="ignore")
+            path = self._folder / f"{index:04d}-{stem}.png"
+            draw_map(image, drops, f"{names[output]} {value}").save(path)
+            print(printable(str(path)), file=sys.stderr)

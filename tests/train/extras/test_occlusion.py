@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from train.results import saliency
+from train.extras import occlusion
 
 
 def spot_classifier(images):
@@ -19,20 +19,20 @@ def image_with_a_spot(height=24, width=20):
 @pytest.mark.parametrize("patch", [1, 5, 20])
 def test_the_map_is_high_where_the_decision_is_made_and_low_where_something_speaks_against(patch):
     image = image_with_a_spot()
-    drops = saliency.occlusion_map(spot_classifier, image, patch, output=1)
+    drops = occlusion.occlusion_map(spot_classifier, image, patch, output=1)
     np.testing.assert_array_equal(image, image_with_a_spot())  # it covers copies
     assert drops.shape == (24, 20)
     assert drops[5, 9] == drops.max() > 0.9
     if patch < 20:
         assert drops[15, 15] == 0
     # The other output of the classifier is sure where the spot is not bright.
-    drops = saliency.occlusion_map(spot_classifier, image, patch, output=0)
+    drops = occlusion.occlusion_map(spot_classifier, image, patch, output=0)
     assert drops[5, 9] == drops.min() < -0.3
 
 
 @pytest.mark.parametrize("shape", [(28, 28), (1, 1), (512, 3), (1024, 768)])
 def test_the_number_of_places_is_bounded_whatever_the_image_shape(shape):
-    patch = saliency.patch_of(shape)
+    patch = occlusion.patch_of(shape)
     calls = []
 
     def predict(images):
@@ -40,7 +40,7 @@ def test_the_number_of_places_is_bounded_whatever_the_image_shape(shape):
         return np.full((len(images), 2), 0.5)
 
     image = np.zeros((*shape, 1), np.uint8)
-    drops = saliency.occlusion_map(predict, image, patch, output=0)
+    drops = occlusion.occlusion_map(predict, image, patch, output=0)
     assert drops.shape == shape
     # Each call has the same number of images, so that one graph is enough.
     assert set(calls) == {(64, *shape, 1)}
@@ -48,7 +48,7 @@ def test_the_number_of_places_is_bounded_whatever_the_image_shape(shape):
 
 
 def test_a_map_in_a_file_stands_beside_the_image_and_names_the_answer():
-    sheet = saliency.draw_map(np.full((10, 20, 1), 9, np.uint8), np.eye(10, 20) / 2, "a$x^$b \x1b")
+    sheet = occlusion.draw_map(np.full((10, 20, 1), 9, np.uint8), np.eye(10, 20) / 2, "a$x^$b \x1b")
     assert sheet.size == (970, 292)
     shown = np.asarray(sheet)
     assert (shown[:240, :480] == 9).all()
@@ -58,7 +58,7 @@ def test_a_map_in_a_file_stands_beside_the_image_and_names_the_answer():
 def test_the_overlay_is_red_where_the_image_spoke_for_the_answer():
     image = np.full((2, 3, 1), 100, np.uint8)
     drops = np.array([[0.4, 0, -0.4], [0, 0, 0.2]])
-    colours = saliency.overlay(image, drops)
+    colours = occlusion.overlay(image, drops)
     assert colours.dtype == np.uint8
     red, plain, blue = colours[0].astype(int)
     assert red[0] > 100 + red[2]
@@ -68,4 +68,4 @@ def test_the_overlay_is_red_where_the_image_spoke_for_the_answer():
     assert red[0] > weak[0] > 100
     # A map without a drop leaves the image grey, also one of colours.
     image = np.array([[[10, 20, 30]]], np.uint8)
-    assert saliency.overlay(image, np.zeros((1, 1))).tolist() == [[[20] * 3]]
+    assert occlusion.overlay(image, np.zeros((1, 1))).tolist() == [[[20] * 3]]

@@ -1,4 +1,4 @@
-"""A run in a bucket: it is trained in a temporary copy, whose new files are uploaded.
+"""For who keeps runs in a bucket: a run is trained in a copy, whose new files are uploaded.
 
 A store has no lock, but an object appears only when it is complete. So the files that prove others
 are uploaded last: the checkpoint, from which a run goes on, and then `metrics.json`, whose presence
@@ -24,6 +24,7 @@ from tfrecord_io.stores.folder import Folder
 from tfrecord_io.terminal.address import Address, is_remote
 from tfrecord_io.terminal.errors import ChangedError, UserError
 from train.machine import console
+from train.machine.places import RunFolder
 from train.training.own_files import OWN_FILES
 
 # Uploaded after all other files, in this order. The first one completes an export.
@@ -54,7 +55,7 @@ class Mirror:
             path.write_bytes(content)
             self._seen[name] = hashlib.sha256(content).digest(), version
 
-    def upload(self, folder: Path, *, replaces: bool = False) -> None:
+    def upload(self, folder: Path, replaces: bool = False) -> None:
         """Uploads what is new in a folder of the copy, and deletes what is gone.
 
         If the run `replaces` the one at the URL, all of it is uploaded to wait there first. So a
@@ -111,14 +112,14 @@ class Mirror:
 
 
 @contextlib.contextmanager
-def local_copy(workdir: str | os.PathLike[str]) -> Iterator[tuple[Path, Mirror | None]]:
-    """Yields the local folder to train in and, if `workdir` is a URL, its mirror.
+def working_folder(workdir: str | os.PathLike[str]) -> Iterator[RunFolder]:
+    """Yields the folder to train in: `workdir` or, if that is a URL, a copy of it.
 
     Raises:
         UserError: if there are files at the URL that are not those of a run.
     """
     if not is_remote(workdir):
-        yield Path(workdir), None
+        yield RunFolder.at(workdir)
         return
     mirror = Mirror(Address(workdir))
     with console.cleaned_up(mirror.clear):
@@ -126,11 +127,19 @@ def local_copy(workdir: str | os.PathLike[str]) -> Iterator[tuple[Path, Mirror |
         if (names := mirror.names()) and "config.json" not in names:
             raise UserError(f"{mirror.url} is not empty and not a run; use another --workdir")
         mirror.download(names)
-        yield mirror.folder, mirror
+        logs = mirror.folder / "tensorboard"
+        yield RunFolder(
+            path=mirror.folder,
+            home=mirror.folder,
+            address=mirror.url,
+            saved=mirror.upload,
+            note=f"note: TensorBoard's logs stay on this machine, in {logs}",
+            is_copy=True,
+        )
 
 
 @functools.cache
-def opened(run: str) -> Path:
+def open_run(run: str) -> Path:
     """Returns the folder of a finished run; of a URL, a copy that this process removes at its end.
 
     Raises:

@@ -1,11 +1,14 @@
-"""The model card of an export. It leaves with the model, so it names no path, patient or site."""
+"""For who gives a model away: its card, README.md in the export.
+
+It leaves with the model, so it names no path, patient or site.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
@@ -13,9 +16,15 @@ from tfrecord_io.format.manifest import Manifest
 from tfrecord_io.pages.page import environment, markdown
 from tfrecord_io.stores.files import atomic_write
 from tfrecord_io.terminal.printing import printable
-from train.kinds import words
-from train.kinds.measures import parts_of
-from train.kinds.registry import task_of
+
+if TYPE_CHECKING:
+    from train.results.write import Finished
+
+
+def after(run: Finished) -> None:
+    """Writes the card of a finished run."""
+    outcome = run.outcome
+    write_card(run.export, outcome.dataset.manifest, outcome.settings, run.results)
 
 
 def write_card(
@@ -27,6 +36,10 @@ def write_card(
     results those of metrics.json, without `scores` if nothing was measured. Source of the fields:
     "Model Cards" in the documentation of the Hugging Face Hub.
     """
+    from train.kinds import words  # with Keras, which takes seconds
+    from train.kinds.measures import parts_of
+    from train.kinds.registry import task_of
+
     task, scores = task_of(manifest.label_kind), results.get("scores", {})
     told = {*task.run_measures, *task.label_measures}
     labels = {"", "urgent", *(words.shown_classes(results) if scores else ())}

@@ -12,10 +12,9 @@ import scan_tfrecords
 from tfrecord_io.stores import remote
 from tfrecord_io.terminal.errors import DeniedError, StoreError, UserError
 from train import evaluate
-from train.training import training_loop
+from train.extras.bucket import open_run, working_folder
 from train.training.config import TrainConfig
-from train.training.mirror import local_copy, opened
-from train.training.run_setup import claim, make_run
+from train.training.trainer import train_and_evaluate
 
 pytestmark = pytest.mark.filterwarnings(marked.KERAS_ARRAY_WARNING)
 
@@ -30,9 +29,9 @@ def url(s3, tmp_path, monkeypatch):
 @pytest.fixture
 def run_url(url, class_run):
     """The URL of a finished run."""
-    with local_copy(url) as (folder, mirror):
-        shutil.copytree(class_run, folder)
-        mirror.upload(folder)
+    with working_folder(url) as folder:
+        shutil.copytree(class_run, folder.path)
+        folder.save()
     return url
 
 
@@ -41,11 +40,11 @@ def test_an_upload_that_ends_anywhere_leaves_a_state_that_is_whole(s3, run_url, 
     assert not [name for name in names if "tensorboard" in name]
     assert {path.parent.name for path in tmp_path.rglob("*.*") if path.is_file()} == {"tensorboard"}
     for number in range(1, len(names)):  # each attempt uploads one more
-        with local_copy(run_url) as (folder, mirror), s3.failing("403 Forbidden", after=1):
+        with working_folder(run_url) as folder, s3.failing("403 Forbidden", after=1):
             for name in names:
-                (folder / name).write_bytes(b"new")
+                (folder.path / name).write_bytes(b"new")
             with pytest.raises(DeniedError):
-                mirror.upload(folder)
+                folder.save()
         files = s3.read(f"{tmp_path.name}/").items()
         assert len(new := {name for name, content in files if content == b"new"}) == number
         assert "metrics.json" not in new
@@ -67,35 +66,34 @@ def test_a_run_in_a_bucket_goes_on_from_there_and_ends_as_a_local_one(
     page = s3.read(f"{tmp_path.name}/")["report.html"].decode()
     assert "data/report.html" in page
     assert 'data/report.html"' not in page, "no link leads from the bucket to the dataset"
-    assert marked.metrics_of(opened(url)) == marked.metrics_of(class_run)
-    marked.check_equal(*(marked.arrays_of(run / "best.npz") for run in (opened(url), class_run)))
+    assert marked.metrics_of(open_run(url)) == marked.metrics_of(class_run)
+    marked.check_equal(*(marked.arrays_of(run / "best.npz") for run in (open_run(url), class_run)))
 
 
 def test_of_two_trainers_the_one_that_saves_second_is_refused(url, class_data):
     config = TrainConfig.of(data=str(class_data), **marked.CLASS_RUN)
-    with local_copy(url) as (folder, mirror), claim(make_run(config, folder, mirror)):
+    with working_folder(url) as folder:
         assert marked.train(class_data, url, **marked.CLASS_RUN) == 0
         with pytest.raises(UserError, match=f"another process is training in {url}: it has cha"):
-            training_loop.train(make_run(config, folder, mirror))
+            train_and_evaluate(config, folder)
 
 
 def test_what_is_not_this_run_is_refused_or_removed(s3, run_url, class_data, tmp_path):
     config = TrainConfig.of(data=str(class_data), **marked.CLASS_RUN | {"seed": 2})
-    with local_copy(run_url) as (folder, mirror):
-        run = make_run(config, folder, mirror)
-        with pytest.raises(UserError, match=f"{run_url} contains a run with another"), claim(run):
-            pass
+    with working_folder(run_url) as folder:
+        with pytest.raises(UserError, match=f"{run_url} contains a run with another"):
+            marked.claimed(config, folder).__enter__()
         before = s3.read(f"{tmp_path.name}/")
-        with claim(run, overwrite=True):
+        with marked.claimed(config, folder, overwrite=True):
             assert s3.read(f"{tmp_path.name}/") == before
-            (folder / "checkpoint.npz").write_bytes(b"first")
-            run.upload()
+            (folder.path / "checkpoint.npz").write_bytes(b"first")
+            folder.save()
         assert s3.read(f"{tmp_path.name}/").keys() == {"config.json", "checkpoint.npz"}
     with pytest.raises(UserError, match=f"{run_url} is not a finished run"):
-        opened(run_url)
+        open_run(run_url)
     remote.replace(f"{run_url}/a/b", b"of something else", None)
     with pytest.raises(UserError, match=f"{run_url}/a is not empty and not a run"):
-        local_copy(f"{run_url}/a").__enter__()
+        working_folder(f"{run_url}/a").__enter__()
 
 
 def test_a_replacement_that_ends_anywhere_leaves_the_old_run_or_the_new(s3, url, tmp_path):
@@ -105,19 +103,19 @@ def test_a_replacement_that_ends_anywhere_leaves_the_old_run_or_the_new(s3, url,
     for number in itertools.count():
         for name, content in (old | mine).items():
             s3.client.put_object(Bucket=BUCKET, Key=f"{tmp_path.name}/{name}", Body=content)
-        with local_copy(url) as (folder, mirror):
+        with working_folder(url) as folder:
             for name in old:
-                (folder / name).unlink()
+                (folder.path / name).unlink()
             for name, content in new.items():
-                (folder / name).write_bytes(content)
+                (folder.path / name).write_bytes(content)
             try:
                 with s3.failing("403 Forbidden", after=number):
-                    mirror.upload(folder, replaces=True)
+                    folder.saved(folder.path, True)
             except StoreError:
                 pass
             else:
                 break
-        with local_copy(url):
+        with working_folder(url):
             outcomes.append(s3.read(f"{tmp_path.name}/"))
     assert {True, False} == {found == old | mine for found in outcomes}
     assert all(found in (old | mine, new | mine) for found in outcomes)

@@ -1,0 +1,50 @@
+"""Where the files of a run are."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from tfrecord_io.stores import replace
+from tfrecord_io.stores.folder import Folder
+from tfrecord_io.terminal.address import local_path
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunFolder:
+    """Where the files of a run are.
+
+    Attributes:
+        path: the folder.
+        home: that of the whole run, where this is one of a cross-validation.
+        address: what the user calls it.
+        saved: is called with the path when files that belong together were written, and with
+            whether they are the first after those of a run that this one replaces.
+        note: what to say of it before a training; empty for nothing.
+        is_copy: whether the run is at home elsewhere, so that no link leads from it to the dataset.
+    """
+
+    path: Path
+    home: Path
+    address: str
+    saved: Callable[[Path, bool], object] = lambda path, replaces: None
+    note: str = ""
+    is_copy: bool = False
+
+    @classmethod
+    def at(cls, workdir: str | os.PathLike[str]) -> RunFolder:
+        """Returns a local folder; raises `UserError` for a URL."""
+        path = local_path(workdir)
+        return cls(path=path, home=path, address=str(path))
+
+    def __truediv__(self, name: str) -> RunFolder:
+        """Returns the folder of one of its runs, such as `seed-0/fold-1`."""
+        path, address = self.path / name, f"{self.address}/{name}"
+        return dataclasses.replace(self, path=path, address=address)
+
+    def save(self) -> None:
+        """Says that files were written, after which a run that this one replaces can go."""
+        is_first = replace.forget(Folder(self.home))
+        self.saved(self.path, is_first)

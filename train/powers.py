@@ -1,0 +1,75 @@
+"""The powers beside the way, named once for all commands of the trainer.
+
+Delete a file in `train/extras/` and the lines with its name here, and the rest works without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import train.extras.bucket
+import train.extras.card
+import train.extras.occlusion
+import train.extras.onnx
+import train.extras.preview
+from tfrecord_io.terminal.address import local_path
+from train.machine.places import RunFolder
+
+if TYPE_CHECKING:
+    from train.results.classifier import Classifier, Prediction
+    from train.results.examples import Explain
+    from train.results.write import Finished
+    from train.training.config import TrainConfig
+
+
+def _local_folder(workdir: str) -> AbstractContextManager[RunFolder]:
+    return contextlib.nullcontext(RunFolder.at(workdir))
+
+
+class Maps(Protocol):
+    """What `predict` draws of each image: made of the flags, it writes when all are predicted."""
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None: ...
+
+    def __init__(self, arguments: argparse.Namespace) -> None: ...
+
+    def write(self, classifier: Classifier, predictions: Sequence[Prediction]) -> None: ...
+
+
+class Powers(NamedTuple):
+    """What a command may do besides its own work.
+
+    Attributes:
+        working_folder: yields the folder of a run to train in, of a path or an address.
+        open_run: returns the local folder of a finished run.
+        preview: shows what a training would be, instead of it.
+        explain: makes pictures that explain mistakes.
+        after: is called with each finished run.
+        maps: draws a map for each predicted image: its flags, and what it does with them.
+    """
+
+    working_folder: Callable[[str], AbstractContextManager[RunFolder]] = _local_folder
+    open_run: Callable[[str], Path] = local_path
+    preview: Callable[[TrainConfig], None] | None = None
+    explain: Explain | None = None
+    after: Sequence[Callable[[Finished], object]] = ()
+    maps: type[Maps] | None = None
+
+
+POWERS = Powers(
+    working_folder=train.extras.bucket.working_folder,
+    open_run=train.extras.bucket.open_run,
+    preview=train.extras.preview.preview,
+    explain=train.extras.occlusion.explain,
+    maps=train.extras.occlusion.Maps,
+    after=(
+        train.extras.onnx.after,
+        train.extras.card.after,
+    ),
+)

@@ -1,0 +1,165 @@
+"""What a training works with: the devices, the dataset and the networks of its plan."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import keras
+
+from tfrecord_io.format.statistics import PixelStatistics
+from tfrecord_io.terminal.address import is_remote
+from train.data.dataset import Dataset, Part, open_dataset
+from train.data.feed import evaluation_batches, training_batches
+from train.machine.devices import Devices, configure_devices
+from train.networks.models import Network, Pixels, build_network, freeze
+from train.networks.optimizers import make_optimizer
+from train.training.config import TrainConfig
+from train.training.plan import Plan, make_plans
+from train.training.steps import Lesson, Steps, make_steps
+
+
+def open_data_and_devices(config: TrainConfig) -> tuple[Dataset, Devices]:
+    """Sets up the devices and opens the dataset.
+
+    Raises:
+        UserError: if the configuration does not suit the devices or the kind of dataset.
+        tfrecord_io.ManifestError: if the dataset cannot be used.
+    """
+    devices = configure_devices(config.devices)
+    data = open_dataset(config.input.data_path, config.measures.columns)
+    if cache := is_remote(data.path) and data.stored.cache:
+        devices.say(cache.describe())
+    return data, devices
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Session:
+    """A plan on devices, with its data, and what its network must know of the stored images."""
+
+    plan: Plan
+    data: Dataset
+    devices: Devices
+    pixels: Pixels
+
+    def alone(self) -> Session:
+        """Returns the session of this process alone, see `Devices.alone`."""
+        return dataclasses.replace(self, devices=self.devices.alone())
+
+    def build_network(
+        self,
+        precision: str,
+        *,
+        weights: str | None = "none",
+        temperature: float = 1.0,
+        is_final: bool = False,
+    ) -> Network:
+        """Builds the network on the devices.
+
+        Args:
+            precision: arithmetic of the layers, such as `float32` or `bfloat16`.
+            weights: see `NetworkOptions`; "none" where a checkpoint overrides them all.
+            temperature: see `models.build_network`, also for what is raised.
+            is_final: whether it is the one to export.
+        """
+        keras.config.set_dtype_policy(precision if precision == "float32" else f"mixed_{precision}")
+        plan, devices = self.plan, self.devices
+        # TensorFlow's replicas see their own share of a batch, JAX's all of it. Other backends
+        # refuse to load a network whose layers ask the other replicas.
+        exchanges = devices.backend == "tensorflow" and devices.num_replicas > 1
+        with devices.scope():
+            return build_network(
+                dataclasses.replace(plan.config.network, weights=weights),
+                self.pixels,
+                num_classes=self.data.manifest.num_classes,
+                seed=plan.config.input.seed,
+                task=plan.task,
+                temperature=temperature,
+                synchronized=exchanges and not is_final,
+            )
+
+    @functools.cached_property
+    def lesson(self) -> Lesson:
+        """What a step learns from a batch."""
+        config = self.plan.config
+        return Lesson(
+            task=self.plan.task,
+            class_weights=self.plan.class_weights,
+            label_smoothing=config.loss.label_smoothing,
+            augmentation=config.augmentation,
+            grey_factor=self.pixels.grey_factor,
+            is_padded=self.pixels.is_padded,
+        )
+
+    def training_batches(self, start_step: int) -> Any:
+        """Returns the training batches from a step on, see `feed.training_batches`."""
+        config = self.plan.config
+        mixup, part = config.augmentation.mixup, self.plan.parts.train
+        return training_batches(config.input, mixup, self.devices, part, start_step=start_step)
+
+    def training_steps(self, network: Network) -> Steps:
+        """Returns steps with a fresh optimizer of the layers that train.
+
+        Raises:
+            UserError: if XLA cannot compile the network on these devices.
+        """
+        config, steps_after, pretrained = self.plan.config, self.plan.steps_after, set()
+        if network.backbone and config.network.fine_tunes:
+            freeze(network.backbone, config.network.trainable_layers)
+            pretrained = {id(each) for each in network.backbone.trainable_variables}
+        variables = network.logits.trainable_variables
+        with self.devices.scope():
+            optimizer = make_optimizer(
+                config.optimizer,
+                precision=config.devices.precision,
+                num_steps=steps_after[-1],
+                is_pretrained=[id(each) in pretrained for each in variables],
+                head_steps=steps_after[config.network.head_epochs or 0],
+            )
+            optimizer.build(variables)
+        return make_steps(network, self.devices, self.lesson, config.devices, optimizer)
+
+    def evaluation_batches(self, part: Part) -> Any:
+        """Returns a part in its stored order, see `feed.evaluation_batches`."""
+        return evaluation_batches(self.plan.config.input, self.devices, part)
+
+    def predicting_steps(self, network: Network) -> Steps:
+        """Returns steps that only predict."""
+        return make_steps(network, self.devices, self.lesson, self.plan.config.devices)
+
+
+def open_session(plan: Plan, data: Dataset, devices: Devices) -> Session:
+    """Returns the session of a plan; the pixels of a fold are read for it, those of a split not."""
+    manifest, train = data.manifest, plan.parts.train
+    normalizes = plan.config.network.normalize == "data"
+    is_wide = manifest.dtype == "uint16" and manifest.statistics is not None
+    statistics = data.statistics(train) if normalizes or is_wide else None
+    pixels = Pixels(
+        shape=manifest.image_shape,
+        dtype=manifest.dtype,
+        grey_factor=_grey_factor(statistics) if statistics and is_wide else 1.0,
+        statistics=statistics if normalizes else None,
+        is_padded=manifest.is_padded,
+    )
+    return Session(plan=plan, data=data, devices=devices, pixels=pixels)
+
+
+def session_of(config: TrainConfig) -> Session:
+    """Returns the session of a training, or of the first one of a cross-validation.
+
+    Raises:
+        UserError, tfrecord_io.ManifestError: see `open_data_and_devices` and `make_plans`.
+    """
+    data, devices = open_data_and_devices(config)
+    return open_session(make_plans(config, data, devices)[0], data, devices)
+
+
+def _grey_factor(statistics: PixelStatistics) -> float:
+    """Returns what turns 16-bit values into grey levels of about 0..255.
+
+    Few 16-bit images use their whole range, so the mean plus four standard deviations of the
+    training pixels becomes 255.
+    """
+    top = max(mean + 4 * std for mean, std in zip(statistics.mean, statistics.std, strict=True))
+    return 255 / min(max(top, 1.0), 65_535.0)
