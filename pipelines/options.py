@@ -116,7 +116,9 @@ class BuildOptions:
             if self.listing.labels:
                 raise ValueError("--source fashion_mnist has labels of its own; leave --labels out")
             if not self.listing.label_names:
-                self._fill_in("listing", classes=fashion_mnist.LABEL_NAMES)
+                new = self.listing.rename_classes or {}
+                names = dict.fromkeys(new.get(name, name) for name in fashion_mnist.LABEL_NAMES)
+                self._fill_in("listing", classes=tuple(names))
             if not self.images.image_size:
                 self._fill_in("images", image_size=fashion_mnist.IMAGE_SIZE)
         rows = self.source.rows

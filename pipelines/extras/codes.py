@@ -32,7 +32,7 @@ from tfrecord_io.terminal.address import is_remote
 MIN_SECRET_BYTES = 32
 
 #: Entries of a build's identity that are names of the input, or plain hashes of them.
-_NAMING_ENTRIES = ("labels", "tree", "group_regex", "label_regex")
+_NAMING_ENTRIES = ("labels", "tree", "group_regex", "label_regex", "rename_classes")
 
 #: The private table: the code of each file and patient, and what it stands for.
 _NAMES = ("key", "path", "source_path", "patient", "source_patient", "detail")
@@ -119,7 +119,7 @@ def coded(images: Images, secret: Secret | None, *, keep_names: bool = True) -> 
     names = [ref.source_path for ref in iterate_refs(table)]
     codes = pa.table({**columns, "name": pa.array(names, pa.large_string())})
     rejects = [secret.code("reject", reject.source_path) for reject in ledger.rejects]
-    entries = {name: images.identity[name] for name in _NAMING_ENTRIES if images.identity[name]}
+    entries = {name: value for name in _NAMING_ENTRIES if (value := images.identity.get(name))}
     result = dataclasses.replace(
         images,
         table=codes.sort_by([("path", "ascending"), ("frame", "ascending")]),

@@ -17,7 +17,6 @@ from pipelines.listing.copies import with_copies
 from pipelines.listing.files import chosen, read_files
 from pipelines.listing.frames import with_frames
 from pipelines.listing.images import Images, Ledger, Note
-from pipelines.listing.label_table import LabelTable
 from pipelines.listing.labels import Labels
 from pipelines.listing.matching import match_files, rows_of_files
 from pipelines.listing.modality import with_modalities_noted
@@ -33,14 +32,21 @@ from tfrecord_io.terminal.spelling import look_alike
 _PATH, _LABEL, _PATIENT = map(REF_SCHEMA.get_field_index, ("path", "label", "patient"))
 
 
-def list_images(source: Source, options: ListingOptions, labels: Labels | None = None) -> Images:
+def list_images(
+    source: Source,
+    options: ListingOptions,
+    labels: Labels | None = None,
+    *,
+    relabel: Callable[[Images], Images] | None = None,
+) -> Images:
     """Sorts the files of a source into images, copies of images, rejects and ignored files.
 
     Two layouts are recognised, below any folder: SPLIT/CLASS/files and, if there is no split
     folder, CLASS/files, whose images all go to the split `train`. Files may be in subfolders of
     their class. If all images below a folder with a split's name are in further such folders, as
     in train/train/CNV or dev/scans/train/CNV, the inner ones are the splits. A table of labels
-    `labels` takes the place of the folders, by default the one that the options name.
+    `labels` takes the place of the folders, by default the one that the options name. `relabel`
+    may give the labels other names, of which `label_names` has those with an order.
 
     Each frame of a DICOM file, and each page of a TIFF, is an image, see `frames.with_frames`.
 
@@ -63,6 +69,10 @@ def list_images(source: Source, options: ListingOptions, labels: Labels | None =
         images = layout.place_by_table(files, table, options.tree)
     if options.label_regex:
         images = with_labels_in_names(images, options.label_regex)
+    names = options.label_columns or (table.label_names or table.order if table else ())
+    images = images.then(label_names=names)
+    if relabel:
+        images = relabel(images)
     images = of_classes(images, options.grades or options.classes)
     images = without_second_trees(images, source.same_content)
     images = with_notes(images, options.label_names, has_table=table is not None)
@@ -77,7 +87,7 @@ def list_images(source: Source, options: ListingOptions, labels: Labels | None =
         images = with_copies(images)
     images = with_checked_classes(images, options)
     images = with_patients_noted(with_sites(images), in_table=names_patients)
-    return with_label_names(images, options.label_names, table).checked()
+    return with_label_names(images, options).checked()
 
 
 def with_rows_excluded(labels: Labels, source: Source) -> Labels:
@@ -295,17 +305,16 @@ def with_patients_noted(images: Images, *, in_table: bool) -> Images:
     return images.then(found=Ledger(notes=(Note(text, is_private=True),)))
 
 
-def with_label_names(
-    images: Images, label_names: tuple[str, ...], table: LabelTable | None
-) -> Images:
+def with_label_names(images: Images, options: ListingOptions) -> Images:
     """Returns the images with the names of the labels, in the order of their indices.
 
     These are the chosen ones, those that the table of labels names, or all that there are.
     """
-    if label_names := label_names or (table.label_names if table else ()):
-        return images.then(label_names=label_names)
-    order = table.order if table else ()
-    places = {name: place for place, name in enumerate(order)}
+    if options.label_kind.is_number or options.grades or options.classes:
+        return images.then(label_names=options.label_names)
+    if images.label_names and (options.label_columns or options.label_separator):
+        return images
+    places = {name: place for place, name in enumerate(images.label_names)}
     names = images.table["label"].unique().to_pylist()
     return images.then(
         label_names=tuple(sorted(names, key=lambda name: (places.get(name, 0), name)))

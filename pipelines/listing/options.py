@@ -37,6 +37,14 @@ def _columns(text: str) -> dict[str, str]:
     return found
 
 
+def _renames(text: str) -> dict[str, str]:
+    pairs = [name.rpartition("=") for name in names(text)]
+    found = {old: new.strip() for old, _, new in pairs}
+    if len(found) < len(pairs) or not all(found) or not all(found.values()):
+        raise ValueError
+    return found
+
+
 def _files(text: str) -> tuple[Path, ...]:
     # `text` may be one file with a comma in its name. `os.path.exists` answers False, where
     # `Path.exists` may raise, for a list that is longer than a file name can be.
@@ -73,6 +81,14 @@ class ListingOptions:
         "classes to use that are grades, from the lowest to the highest",
         parse=names,
         metavar="A,B,...",
+        adds_up=True,
+    )
+    rename_classes: dict[str, str] | None = flag(
+        None,
+        "new names of classes; two with one name are joined; --classes takes the new names",
+        parse=_renames,
+        expected="OLD=NEW,... such as cnv=CNV,DRUSEN=AMD",
+        metavar="OLD=NEW,...",
         adds_up=True,
     )
     tree: str | None = flag(
@@ -230,6 +246,12 @@ class ListingOptions:
                 f"--label_columns takes no name with {SEPARATOR}, and not {NONE}, "
                 f"{', '.join(taken)}; received {','.join(chosen)}"
             )
+        renames = self.rename_classes or {}
+        if renames and self.label_kind.is_number:
+            yield "--rename_classes is for classes; --target names a column of numbers"
+        new = renames.values() if self.label_kind == kinds.MULTI_LABEL else ()
+        if NONE in new or SEPARATOR in "".join(new):
+            yield f"--rename_classes takes no new name with {SEPARATOR}, and not {NONE}"
         if target in ("", *taken):
             yield f"--target must name a column with numbers or grades, received {target!r}"
 
@@ -263,4 +285,5 @@ class ListingOptions:
             "copies_by_name": self.copies_by_name,
             "modality": list(self.modality),
             "label_kind": self.label_kind.name,
+            **({"rename_classes": self.rename_classes} if self.rename_classes else {}),
         }

@@ -14,6 +14,8 @@ import unicodedata
 from collections.abc import Iterable
 from typing import Any
 
+from tfrecord_io.terminal.printing import printable
+
 
 def one_form(text: str) -> str:
     """Returns text in Unicode's NFC, in which an umlaut is one character.
@@ -22,6 +24,15 @@ def one_form(text: str) -> str:
     of files, cells of tables and flags. A file is opened by the name that its folder has.
     """
     return text if text.isascii() else unicodedata.normalize("NFC", text)
+
+
+def written(name: str) -> str:
+    r"""Returns a name as a terminal shows it, with escapes for what cannot be seen or typed.
+
+    >>> written("no\u200btumor "), written("no tumor")
+    ('no\\u200btumor\\x20', 'no tumor')
+    """
+    return re.sub(r"^ | $", r"\\x20", printable(name))
 
 
 def in_one_form(value: Any) -> Any:

@@ -1,0 +1,55 @@
+"""Renames and joins classes (`--rename_classes`), for whoever needs those of another dataset."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+
+import pyarrow as pa
+
+from pipelines import errors
+from pipelines.listing.images import Images
+from pipelines.listing.listing import list_images
+from tfrecord_io.format.kinds import LabelKind
+from tfrecord_io.terminal.printing import listed
+from tfrecord_io.terminal.spelling import written
+
+
+def renaming(names: Mapping[str, str] | None, kind: LabelKind) -> Callable[..., Images]:
+    """Returns a function that lists a source as `list_images` does, with other names of labels.
+
+    They are renamed before they are chosen, counted and checked: `--classes` has the new names.
+    """
+    if not names:
+        return list_images
+    return functools.partial(list_images, relabel=lambda images: renamed(images, names, kind))
+
+
+def renamed(images: Images, names: Mapping[str, str], kind: LabelKind) -> Images:
+    """Returns the images with new names of labels, by the old names; two may get the same one.
+
+    An old name may be given as `spelling.written` shows it.
+
+    Raises:
+        errors.UserError: if no image and no column has an old name.
+    """
+    labels = images.table["label"].cast(pa.string()).combine_chunks().dictionary_encode()
+    texts = [kind.names_in(text) for text in labels.dictionary.to_pylist()]
+    present = {name for some in (images.label_names, *texts) for name in some}
+    shown = {written(name): name for name in present}
+    meant = {old if old in present else shown.get(old, old): new for old, new in names.items()}
+    if absent := sorted(meant.keys() - present):
+        raise errors.UserError(
+            f"--rename_classes names {listed(list(map(repr, absent)), 10)}, but the "
+            f"{kind.plural} are {listed(list(map(repr, sorted(shown))), 10)}"
+        )
+
+    def new(some: Iterable[str]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(meant.get(name, name) for name in some))
+
+    order = new(images.label_names)
+    found = [sorted(new(some), key=order.index) if order else new(some) for some in texts]
+    column = pa.array(map(kind.text_of, found), pa.string()).take(labels.indices)
+    place = images.table.schema.get_field_index("label")
+    table = images.table.set_column(place, "label", column.dictionary_encode())
+    return images.then(table, label_names=order)
