@@ -78,13 +78,13 @@ def planned(options: BuildOptions) -> Iterator[Job | None]:
         errors.BuildError: if a download fails, or a policy is to fail and the data violates it.
     """
     output = output_state.open_output(options.output.output)
-    # What is small is read first, because a download can take hours.
+    # What is small is read first, because a download can take hours. Each line that names an extra
+    # can be deleted with it.
     labels = open_labels(options.listing)
     exclusion = exclude.read_exclusion(options.listing)
-    secret = codes.read_secret(
-        options.output.anonymize, output=output.root, source=options.source.input
-    )
-    old = reuse.load(options.output.reuse, options.workers, options.splits)
+    secret = codes.read_secret(options.output, options.source.input)
+    known = None
+    known = reuse.load(options.output.reuse, options.workers, options.splits)
     with output_state.locked(output):
         source = open_source(options.source, options.workers, options.plan.seed, output)
         started = time.monotonic()
@@ -93,7 +93,7 @@ def planned(options: BuildOptions) -> Iterator[Job | None]:
         list_source = exclude.excluding(list_source, exclusion)
         images = list_source(source, options.listing, labels)
         summary.print_listed(images)
-        images = codes.coded(images, secret, keep_names=not options.output.preview)
+        images = codes.coded(images, secret)
         splits = options.splits.resolved(images.table)
         pixels = fitted(options.pixels, images, options.images.rescale)
         decided = {**splits.identity(), **options.plan.identity()}
@@ -120,7 +120,7 @@ def planned(options: BuildOptions) -> Iterator[Job | None]:
             policies=splits,
             max_reject_fraction=options.output.max_reject_fraction,
             rejected_files=images.ledger.rejects,
-            known=old,
+            known=known,
         )
         yield start_job(build, refs, tasks, dropped, state=state, started=started)
 

@@ -23,10 +23,6 @@ class RefusedError(BuildError):
     """A dataset that must not be used as it is: too many rejects, or a violated policy."""
 
 
-class EmptySplitError(UserError):
-    """A split would get no image. The message names splits and counts, and no file."""
-
-
 @contextlib.contextmanager
 def clear_write_errors(output: str) -> Iterator[None]:
     """Turns an error of the output's file system, such as a full disk, into a `BuildError`."""

@@ -22,6 +22,7 @@ from pipelines import errors
 from pipelines.listing.images import Images, Ledger
 from pipelines.listing.refs import OTHER, REF_SCHEMA, RejectedFile, iterate_refs
 from pipelines.report.summary import say
+from pipelines.stores.output import OutputOptions
 from tfrecord_io.format import schema
 from tfrecord_io.format.codes import code_of
 from tfrecord_io.format.groups import COPY_OF
@@ -46,10 +47,12 @@ class Secret:
     Attributes:
         file: its file, beside which the private table of a build appears.
         key: its content.
+        keeps_names: whether the private table is written.
     """
 
     file: Path
     key: bytes = dataclasses.field(repr=False)
+    keeps_names: bool = True
 
     def code(self, kind: str, text: str) -> str:
         """Returns the code of a name, see `code_of`."""
@@ -61,17 +64,20 @@ class Secret:
         return pa.array(codes, pa.string())
 
 
-def read_secret(file: Path | None, *, output: str, source: str | None) -> Secret | None:
+def read_secret(options: OutputOptions, source: str | None) -> Secret | None:
     """Reads the secret of `--anonymize`, every byte of which counts; None without a file.
+
+    `source` is the address of the input.
 
     Raises:
         errors.UserError: if the file cannot be read, does not look like random bytes, or is inside
             the output or the input, with which it could be passed on.
     """
+    file = options.anonymize
     if file is None:
         return None
     advice = "make one with: openssl rand -hex 32 > secret.txt"
-    for flag, folder in (("--output", output), ("--input", source or "")):
+    for flag, folder in (("--output", options.output), ("--input", source or "")):
         is_local = folder and not is_remote(folder)
         if is_local and file.resolve().is_relative_to(Path(folder).resolve()):
             raise errors.UserError(
@@ -89,15 +95,15 @@ def read_secret(file: Path | None, *, output: str, source: str | None) -> Secret
             f"--anonymize {file} holds {len(key)} bytes that are not a secret; expected at "
             f"least {MIN_SECRET_BYTES} random bytes in hexadecimal or base64; {advice}"
         )
-    return Secret(file.resolve(), key)
+    return Secret(file.resolve(), key, keeps_names=not options.preview)
 
 
-def coded(images: Images, secret: Secret | None, *, keep_names: bool = True) -> Images:
+def coded(images: Images, secret: Secret | None) -> Images:
     """Returns the images with codes for all names, if there is a secret.
 
     The table keeps the real names in a column `name`, by which files are read. It is sorted by the
     codes, because its order would show that of the names. The private table, which tells what the
-    codes stand for, is written beside the secret if `keep_names`.
+    codes stand for, is written beside the secret.
 
     Raises:
         errors.BuildError: if the private table cannot be written.
@@ -144,7 +150,7 @@ def coded(images: Images, secret: Secret | None, *, keep_names: bool = True) -> 
             "anonymize": secret.code("secret", ""),
         },
     )
-    if keep_names:
+    if secret.keeps_names:
         _write_names(secret, result.digest, table["patient"], codes, rejects, ledger)
     return result
 

@@ -369,14 +369,14 @@ def _describe_balance(
     """Returns how well the splits meet their shares.
 
     Raises:
-        errors.EmptySplitError: if a split has no image.
+        errors.UserError: if a split has no image.
     """
     in_split = achieved.sum(1)
     rows = list(zip(names, shares, in_split / in_split.sum(), strict=True))
     if empty := [name for name, _, share in rows if share == 0]:
         wanted = ", ".join(f"{name}={share:.4g}" for name, share, _ in rows)
         few = many(num_groups, unit, plural_unit(unit))
-        raise errors.EmptySplitError(
+        raise errors.UserError(
             f"{', '.join(empty)} would get no image: {few} too few for {wanted} with seed {seed}; "
             "choose other --split_fractions, or --split_seed auto"
         )

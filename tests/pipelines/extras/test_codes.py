@@ -30,6 +30,7 @@ from PIL import Image, PngImagePlugin, TiffImagePlugin
 from pipelines import errors
 from pipelines.extras import codes
 from pipelines.shards.write import TaskWriter
+from pipelines.stores.output import OutputOptions
 from tfrecord_io import __main__, image_key
 from tfrecord_io.auditing import verify
 
@@ -285,9 +286,10 @@ def test_a_secret_that_protects_nothing_is_refused(content, place, message, tmp_
     (tmp_path / "link").symlink_to(tmp_path / place / "secret.txt")
     output, source = str(tmp_path / "out"), str(tmp_path / "in")
     with pytest.raises(errors.UserError, match=message):
-        codes.read_secret(tmp_path / "link", output=output, source=source)
+        codes.read_secret(OutputOptions(output=output, anonymize=tmp_path / "link"), source)
     (file := tmp_path / "base64.txt").write_text("kC2zQ-Y7_0aT1bV5nXwE8rUoLsDfGhJq4iZpMxN6cBvA\n")
-    assert codes.read_secret(file, output="out", source=None).key == file.read_bytes()
+    options = OutputOptions(output="out", anonymize=file)
+    assert codes.read_secret(options, None).key == file.read_bytes()
 
 
 def test_an_anonymous_build_goes_on_where_it_was_stopped(secret, tmp_path):
