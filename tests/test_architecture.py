@@ -49,7 +49,7 @@ FLOORS = (
     "train.data",
     "train.machine",
     "tfrecord_io.__main__",
-    "tfrecord_io.labels_from",
+    "tfrecord_io.extras",
     "tfrecord_io.auditing",
     "tfrecord_io.pages",
     "tfrecord_io.reading",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from tfrecord_io import labels_from
-from tfrecord_io.auditing import audit, diff, verify
+from tfrecord_io.auditing import audit, verify
+from tfrecord_io.extras import diff, labels_from
 from tfrecord_io.terminal.printing import refuse
 
 COMMANDS = {

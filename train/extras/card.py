@@ -1,4 +1,4 @@
-"""For who gives a model away: its card, README.md in the export.
+"""For those who give a model away: its card, README.md in the export.
 
 It leaves with the model, so it names no path, patient or site.
 """

@@ -1,4 +1,4 @@
-"""For who asks why: occlusion maps, which show the parts of an image that an answer depends on."""
+"""For those who ask why: occlusion maps show the parts of an image that an answer depends on."""
 
 from __future__ import annotations
 

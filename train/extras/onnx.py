@@ -1,4 +1,4 @@
-"""For who runs the model without Keras: export/model.onnx, for ONNX Runtime.
+"""For those who run the model without Keras: export/model.onnx, for ONNX Runtime.
 
 Only with the packages of the extra `onnx`, and on TensorFlow.
 """

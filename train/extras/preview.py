@@ -1,4 +1,4 @@
-"""For who plans a training: `--preview`, its shapes, its size, its speed and an augmented batch.
+"""For those who plan a training: `--preview` shows its shapes, size, speed and a batch.
 
 A preview writes nothing but a picture of an augmented batch. It may show patients, so it goes into
 a new temporary folder that only its owner can read, not into the working folder.

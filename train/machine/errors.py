@@ -2,9 +2,7 @@
 
 import signal
 
-from tfrecord_io.terminal.errors import ToldError, UserError
-
-ConfigError = UserError  # until nothing imports it any more
+from tfrecord_io.terminal.errors import ToldError
 
 
 class TrainingError(ToldError):

@@ -1,4 +1,4 @@
-"""`python -m tfrecord_io diff OLD NEW`: which images and options differ between two datasets.
+"""For those who build again: which images and options differ between two datasets.
 
 An image is the same in both if it has the same key, which is made from its path. Augmented copies
 are not compared: they follow from their images and the options.

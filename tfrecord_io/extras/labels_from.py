@@ -1,4 +1,4 @@
-"""`python -m tfrecord_io labels_from FOLDER --output labels.csv`: a table from annotations.
+"""For those who have annotations of COCO, VOC or YOLO: a table of labels from them.
 
 COCO (a JSON with images, annotations and categories), Pascal VOC (an XML for each image) and YOLO
 (a text for each image, with the names in a .yaml) say where things are in an image. Here it counts
