@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -24,10 +24,11 @@ from pipelines.listing.options import DEFAULT_GROUP_REGEX, ListingOptions
 from pipelines.listing.pairs import with_checked_pairs
 from pipelines.listing.refs import OTHER, REF_SCHEMA, ImageRef, RejectedFile, iterate_refs
 from pipelines.sources.source import Member, Source
+from tfrecord_io.format.kinds import LabelKind
 from tfrecord_io.format.person import column_in_one_form, persons
 from tfrecord_io.format.schema import SPLITS
 from tfrecord_io.terminal.printing import counted
-from tfrecord_io.terminal.spelling import look_alike
+from tfrecord_io.terminal.spelling import look_alike, misspelled, rename_flag, written
 
 _PATH, _LABEL, _PATIENT = map(REF_SCHEMA.get_field_index, ("path", "label", "patient"))
 
@@ -73,9 +74,11 @@ def list_images(
     images = images.then(label_names=names)
     if relabel:
         images = relabel(images)
-    images = of_classes(images, options.grades or options.classes)
+    counts = _label_counts(images, options.label_kind)
+    chosen = options.grades or options.classes
+    images = of_classes(images, chosen)
     images = without_second_trees(images, source.same_content)
-    images = with_notes(images, options.label_names, has_table=table is not None)
+    images = with_notes(images, counts, chosen, has_table=table is not None)
     if table is None:
         images = with_checked_pairs(images, source, options)
     if not names_patients:
@@ -159,30 +162,53 @@ def _own_path(ref: ImageRef) -> str:
     return "/".join(ref.source_path.split("/")[-1 - ref.path.count("/") :])
 
 
-def with_notes(images: Images, label_names: Sequence[str], *, has_table: bool) -> Images:
-    """Notes what the user should know about the classes, and which files are not read."""
-    names = images.table["label"].unique().to_pylist()
-    texts = _label_notes((label_names if has_table else ()) or names, has_table)
-    notes = [Note(text) for text in texts]
+def _label_counts(images: Images, kind: LabelKind) -> collections.Counter[str]:
+    counts = collections.Counter[str]()
+    for pair in images.table["label"].value_counts().to_pylist():
+        counts.update(dict.fromkeys(kind.names_in(pair["values"]), pair["counts"]))
+    return counts
+
+
+def with_notes(
+    images: Images, counts: Mapping[str, int], chosen: Sequence[str], *, has_table: bool
+) -> Images:
+    """Notes what the user should know about the classes, and which files are not read.
+
+    `counts` has the number of images of each label, `chosen` the labels that the user chose.
+    """
+    notes = [Note(text) for text in _label_notes(counts, chosen, has_table)]
     if not has_table:
         layout.require_no_masks(images.table["path"])
         notes += [Note(text, is_private=True) for text in images.ledger.unread]
     return images.then(found=Ledger(notes=tuple(notes)))
 
 
-def _label_notes(label_names: Sequence[str], has_table: bool) -> Iterator[str]:
+def _label_notes(
+    counts: Mapping[str, int], chosen: Sequence[str], has_table: bool
+) -> Iterator[str]:
     """Yields what the user should know about the classes, without the name of a table."""
-    for name in sorted(label_names):
+    for name in sorted(chosen or counts):
         if not has_table and name.lower() in SPLITS:
             yield (
                 f"the class {name!a} has the name of a split; if it is not a class, give --input "
                 "or --tree the folder that holds the SPLIT or CLASS folders"
             )
-    for same in look_alike(sorted(label_names)):
+    wanted = {*(chosen or counts)}
+    for same in look_alike(counts):
+        if wanted.isdisjoint(same):
+            continue
+        best = max(same, key=lambda name: (name in chosen, name == written(name), counts[name]))
+        flag = rename_flag({name: best for name in same if name != best})
         yield (
             f"the labels {' and '.join(map(ascii, same))} differ only in case, spaces, hyphens or "
-            "invisible characters; if they are one, give them one name"
+            f"invisible characters; if they are one, join them with {flag}"
         )
+    for rare, name in misspelled(counts).items():
+        if not wanted.isdisjoint((rare, name)):
+            yield (
+                f"the label {rare!a} has {counted(counts[rare], 'image')}, and {name!a} has "
+                f"{counts[name]:,}; if they are one, join them with {rename_flag({rare: name})}"
+            )
 
 
 def _find(paths: pa.ChunkedArray, regex: str) -> pa.Array:

@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import collections
 import re
+import shlex
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tfrecord_io.terminal.printing import printable
+
+# Of more classes, none is told to be misspelled.
+_MOST_COMPARED = 1000
 
 
 def one_form(text: str) -> str:
@@ -55,6 +59,67 @@ def look_alike(names: Iterable[str]) -> list[list[str]]:
     for name in sorted(set(names)):
         alike[_appearance(name)].append(name)
     return [same for same in alike.values() if len(same) > 1]
+
+
+def misspelled(counts: Mapping[str, int]) -> dict[str, str]:
+    """Returns names of classes that are probably misspelled, by their counts, and what they mean.
+
+    Such a name is at most a tenth as frequent, and differs in a letter or, with eight letters, in
+    two. Names with other digits or single letters, such as those of stages, are different.
+
+    >>> misspelled({"DRUSEN": 300, "DRUSSEN": 14, "stage II": 90, "stage III": 9})
+    {'DRUSSEN': 'DRUSEN'}
+    """
+    found: dict[str, str] = {}
+    frequent = sorted(counts, key=lambda name: (-counts[name], name))
+    for rare in sorted(counts):
+        for name in frequent if len(frequent) <= _MOST_COMPARED else ():
+            if counts[name] < 10 * counts[rare]:
+                break
+            if _signs(rare) == _signs(name) and _is_near(_appearance(rare), _appearance(name)):
+                found[rare] = name
+                break
+    return found
+
+
+def _signs(name: str) -> tuple[object, ...]:
+    """Returns what two spellings of one name share: the first letter, digits and short signs."""
+    words = re.findall(r"[^\W\d_]?[^\W\d_A-Z]+|[A-Z]+", name)
+    short = [word for word in words if len(word) == 1 or re.fullmatch("[IVXivx]+", word)]
+    # Names of opposites, such as hypertension and hypotension, differ in two letters.
+    opposites = re.findall("hyper|hypo|intra|inter|micro|macro", name.casefold())
+    return name[:1].casefold(), re.findall(r"\d+", name), short, opposites
+
+
+def _is_near(one: str, other: str) -> bool:
+    """Returns whether few letters are added, dropped, replaced or swapped with the next one."""
+    if min(sum(map(str.isalpha, name)) for name in (one, other)) < 5 or one == other:
+        return False
+    most = 2 if max(len(one), len(other)) >= 8 else 1
+    if abs(len(one) - len(other)) > most:
+        return False
+    before, last = [0] * (len(other) + 1), [*range(len(other) + 1)]
+    for i, char in enumerate(one, 1):
+        row = [i]
+        for j, wanted in enumerate(other, 1):
+            row.append(min(last[j] + 1, row[-1] + 1, last[j - 1] + (char != wanted)))
+            if i > 1 < j and char == other[j - 2] and one[i - 2] == wanted:
+                row[-1] = min(row[-1], before[j - 2] + 1)
+        before, last = last, row
+    return last[-1] <= most
+
+
+def rename_flag(names: Mapping[str, str]) -> str:
+    r"""Returns the flag of a build that gives labels other names, as a shell reads it.
+
+    >>> rename_flag({"no tumor": "no_tumor", "a,b": "c"})
+    '--rename_classes \'no tumor=no_tumor,"a,b=c"\''
+    """
+    pairs = (f"{written(old)}={written(new)}" for old, new in names.items())
+    quoted = (
+        '"{}"'.format(pair.replace('"', '""')) if {*',"'} & {*pair} else pair for pair in pairs
+    )
+    return f"--rename_classes {shlex.quote(','.join(quoted))}"
 
 
 def _appearance(name: str) -> str:
