@@ -1,1 +1,1 @@
-"""Which files are images, and the class, patient and split of each; no picture is decoded here."""
+"""Which files are images, and the class, patient and split of each."""

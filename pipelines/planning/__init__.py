@@ -1,1 +1,1 @@
-"""What is decided before any image is decoded: the splits, the shards and the output's state."""
+"""What is decided before any image is decoded: the splits, the shards and the manifest's draft."""

@@ -1,1 +1,1 @@
-"""Files on local disks and object stores: reads byte ranges, writes whole files, and locks."""
+"""The output folder: its options and its state; and Beam's flags for stores."""

@@ -556,6 +556,6 @@ def test_a_name_of_a_tar_that_is_not_utf_8_is_a_reject_that_says_what_to_do(tmp_
     with tarfile.open(tmp_path / "scans.tar", "w", **settings) as archive:
         for name in ("CNV/1.png", "CNV/ä.png"):
             archive.addfile(tar_info(name))
-    (reject,) = list_archive(tmp_path / "scans.tar", tmp_path)[1].rejects
+    (reject,) = list_archive(tmp_path / "scans.tar", tmp_path)[1].ledger.rejects
     assert (reject.source_path, reject.reason) == ("CNV/\\udce4.png", "unreadable_name")
     assert reject.detail == "the name is not UTF-8; rename it"
