@@ -27,7 +27,7 @@ from train.data.dataset import Dataset, Part, open_dataset
 from train.data.seen import Exposure, expose, read_seen
 from train.machine import console
 from train.powers import POWERS
-from train.results.classifier import Classifier, answer_images, load_classifier, predict_images
+from train.results.classifier import Classifier, load_classifier, predict_images
 from train.results.options import MeasureOptions
 
 _BATCH_SIZE = 64
@@ -78,7 +78,6 @@ def evaluate(arguments: argparse.Namespace) -> None:
 
     # After the checks: these take seconds to import.
     from train.kinds.task import require_numbers
-    from train.kinds.words import percent
     from train.results import metrics
     from train.results.predictions import Predictions
     from train.results.write import METRICS_NAME, PAGE_NAME, Outcome, write_results
@@ -99,8 +98,8 @@ def evaluate(arguments: argparse.Namespace) -> None:
     batches = tfrecord_io.make_batches(
         data, split=part.splits, examples=part.examples, batch_size=_BATCH_SIZE, shuffle=False
     )
-    answers = [(*answer_images(classifier, images), labels) for images, labels in batches]
-    probabilities, distances, labels = map(np.concatenate, zip(*answers, strict=True))
+    answers = [(predict_images(classifier, images), labels) for images, labels in batches]
+    probabilities, labels = map(np.concatenate, zip(*answers, strict=True))
     require_numbers(probabilities, f"split {split} of {data}")
     matched = np.zeros((len(labels), len(outputs)), labels.dtype)
     matched[:, columns] = labels
@@ -111,7 +110,6 @@ def evaluate(arguments: argparse.Namespace) -> None:
         label_names=label_names,
         dataset=dataset,
         rows=part.rows,
-        distances=distances if classifier.known else None,
     )
     results: dict[str, Any] = {
         "split": split,
@@ -120,11 +118,6 @@ def evaluate(arguments: argparse.Namespace) -> None:
         "best_epoch": own_results.get("best_epoch"),
         **metrics.measure(predictions, options, 0, classifier.thresholds),
     }
-    for known in classifier.known:
-        share = float(np.mean(distances > known.limit))
-        results["unlike"] = {"share": share, "val_share": known.val_share, "limit": known.limit}
-        told = f"{percent(share)} of these images are unlike the training images "
-        print(f"{told}({percent(known.val_share)} of the validation images are)")
     outcome = Outcome(
         dataset=dataset,
         settings={"data": data},

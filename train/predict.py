@@ -32,9 +32,6 @@ from train.results.classifier import (
 #: Column with the views whose threshold an image reaches, if thresholds were exported.
 ABOVE = "above_threshold"
 
-#: Columns about an image's distance from the training images, if the export can tell it.
-FAR = ("unlike", "distance")
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of the command."""
@@ -82,17 +79,11 @@ def _show(predictions: Sequence[Prediction], classifier: Classifier, form: str) 
     is_likely = classifier.task.gives_probabilities
     names = classifier.label_names if is_likely else ()
     rows = [_row(each, names) for each in predictions]
-    far = FAR if classifier.known else ()
-    limit = max((known.limit for known in classifier.known), default=0.0)
-    for row, each in zip(rows, predictions, strict=True):
-        if far and each.distance is not None:
-            row |= zip(far, (each.distance > limit, round(each.distance, 6)), strict=True)
     above = [ABOVE] if any(ABOVE in row for row in rows) else []
-    table: list[list[Any]] = [["path", "predicted", *names, "reject", *above, *far]]
+    table: list[list[Any]] = [["path", "predicted", *names, "reject", *above]]
     for row in rows:
         values = [row.get("probabilities", {}).get(name, "") for name in names]
         reached = ["|".join(row[ABOVE]) or "none" if ABOVE in row else ""][: len(above)]
-        reached += [str(row.get(name, "")).lower() for name in far]
         table.append(
             [row["path"], row.get("predicted", ""), *values, row.get("reject", ""), *reached]
         )

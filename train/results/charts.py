@@ -49,7 +49,7 @@ def write_charts(
     """
     charts: dict[str, list[Chart]] = {}
     names = ["curves", *(predictions.task.charts if predictions else ())]
-    for name in (*names, *(["coverage"] if "unlike" in metrics else [])):
+    for name in names:
         path = directory / f"{name}.svg"
         try:
             if predictions is None or name == "curves":
@@ -271,27 +271,6 @@ def agreement(predictions: Predictions, metrics: Mapping[str, Any]) -> list[Char
     ]
 
 
-def coverage(predictions: Predictions, metrics: Mapping[str, Any]) -> list[Chart]:
-    """Returns how good the answers are if only the images most like the training images count."""
-    task, points = predictions.task, []
-    order, name = np.argsort(predictions.distances, kind="stable"), task.quantity
-    for count in np.unique(np.linspace(1, len(order), min(len(order), 20)).astype(int)):
-        kept = predictions.some(order[:count])
-        points.append((count / len(order), task.progress(kept.probabilities, kept.truths)))
-    top = max(height for _, height in points) or 1
-    kept = 1 - metrics["unlike"]["share"]
-    limit = Series("those not unlike", [(kept, 0), (kept, top)], "dotted", None)
-    return [
-        Chart(
-            title=f"{name} of the images most like the training images",
-            description=f"{name} by the share of images that is kept, the most alike first",
-            x=Axis.of("share of the images that is kept", 0, 1),
-            y=Axis.of(name, 0, top),
-            series=[Series(name, points, "line", 0), limit],
-        )
-    ]
-
-
 def confusion(predictions: Predictions, metrics: Mapping[str, Any]) -> list[Chart]:
     """Returns counts by true and predicted class; the shade is the share of the true class."""
     matrix, label_names = np.asarray(metrics["confusion_matrix"]), predictions.label_names
@@ -324,7 +303,6 @@ DRAWN: Mapping[str, Callable[[Predictions, Mapping[str, Any]], list[Chart]]] = {
     "roc": roc_curves,
     "reliability": reliability,
     "agreement": agreement,
-    "coverage": coverage,
     "confusion": confusion,
 }
 

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     import keras
 
     from train.kinds.task import Task
-    from train.results.unlike import Known
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +55,6 @@ class Classifier:
         shapes: of the training images, see `shapes.distinct`; empty if they are not known.
         others: models of other runs; an answer is the mean of all.
         places: of each model, the places of `label_names` in its answers; empty if in that order.
-        known: what each model knows of its training images; empty if an export does not say it.
         folder: of the export.
     """
 
@@ -70,7 +68,6 @@ class Classifier:
     shapes: Sequence[float] = ()
     others: Sequence[keras.Model] = ()
     places: Sequence[Sequence[int]] = ()
-    known: Sequence[Known] = ()
     folder: Path = Path()
 
 
@@ -86,7 +83,6 @@ class Prediction:
         above: the questions whose threshold it reaches, such as classes; None if no thresholds
             were exported.
         shape: width of the picture divided by its height.
-        distance: from the training images, see `answer_images`.
     """
 
     path: Path
@@ -96,7 +92,6 @@ class Prediction:
     predicted: str | None = None
     above: Sequence[str] | None = None
     shape: float | None = None
-    distance: float | None = None
 
     @property
     def name(self) -> str:
@@ -149,7 +144,6 @@ def load_classifier(path: Path) -> Classifier:
 
         from train.kinds.registry import task_of
         from train.results.thresholds import read_thresholds
-        from train.results.unlike import read_vectors
 
         try:
             model = keras.saving.load_model(saved, compile=False)
@@ -162,7 +156,6 @@ def load_classifier(path: Path) -> Classifier:
                     f"it takes images of {taken}, but {described.name} says {wanted} and names "
                     f"{len(label_names)} labels: they are of different runs"
                 )
-            known = read_vectors(folder, model)
         # A stranger's or damaged file raises almost anything in Keras.
         except Exception as error:
             raise UserError(
@@ -178,7 +171,6 @@ def load_classifier(path: Path) -> Classifier:
         dataset["fingerprint"],
         read_thresholds(folder, label_names),
         trained,
-        known=known,
         folder=folder,
     )
 
@@ -208,9 +200,7 @@ def load_classifiers(runs: Sequence[Path]) -> Classifier:
             )
     models = [other.model for other in others]
     places = [[*map(each.label_names.index, first.label_names)] for each in (first, *others)]
-    known = [known for each in (first, *others) for known in each.known]
-    known = known if len(known) == len(folders) else []
-    return dataclasses.replace(first, thresholds=(), others=models, places=places, known=known)
+    return dataclasses.replace(first, thresholds=(), others=models, places=places)
 
 
 def other_decoder(classifier: Classifier) -> str | None:
@@ -277,16 +267,16 @@ def predict_files(
     while batch := list(itertools.islice(pictures, batch_size)):
         read = [image for _, _, image in batch if isinstance(image, DecodedImage)]
         images = [pixels_of(image, classifier.preprocessing) for image in read]
-        answers, distances = np.empty((0, len(names))), np.empty(0)
+        answers = np.empty((0, len(names)))
         if images:
-            answers, distances = answer_images(classifier, np.stack(images))
+            answers = predict_images(classifier, np.stack(images))
         above_all = views_above(classifier.thresholds, answers, names)
-        rows = zip(answers, above_all, distances.tolist(), strict=True)
+        rows = zip(answers, above_all, strict=True)
         for path, frame, image in batch:
             if isinstance(image, Reject):
                 yield Prediction(path=path, frame=frame, reject=str(image))
                 continue
-            row, above, distance = next(rows)
+            row, above = next(rows)
             (predicted,) = task.texts(task.chosen(row[None]), names)
             yield Prediction(
                 path=path,
@@ -295,32 +285,15 @@ def predict_files(
                 predicted=predicted,
                 above=above,
                 shape=image.shape,
-                distance=distance,
             )
 
 
 def predict_images(classifier: Classifier, images: np.ndarray) -> np.ndarray:
-    """Returns float32 [batch, num_classes] probabilities of stored images."""
-    return answer_images(classifier, images)[0]
-
-
-def answer_images(classifier: Classifier, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns what `predict_images` does, and each image's distance from the training images.
-
-    Distances are float32 [batch], see `Known.answer`, NaN if they are not known. Of several models
-    the largest counts.
-    """
+    """Returns float32 [batch, num_classes] probabilities of stored images; of several, the mean."""
     import keras
 
-    distances = np.full(len(images), np.nan, np.float32)
-    if classifier.known:
-        told = [known.answer(images) for known in classifier.known]
-        answers, found = map(list, zip(*told, strict=True))
-        distances = np.max(found, axis=0)
-    else:
-        models = (classifier.model, *classifier.others)
-        answers = [keras.ops.convert_to_numpy(model(images, training=False)) for model in models]
+    models = (classifier.model, *classifier.others)
+    answers = [keras.ops.convert_to_numpy(model(images, training=False)) for model in models]
     for place, order in enumerate(classifier.places):
         answers[place] = answers[place][:, order]
-    mean = answers[0] if len(answers) == 1 else np.mean(answers, axis=0, dtype=np.float32)
-    return mean, distances
+    return answers[0] if len(answers) == 1 else np.mean(answers, axis=0, dtype=np.float32)

@@ -23,14 +23,6 @@ class ThresholdOptions:
         above=0,
         is_operational=True,
     )
-    unlike: bool = flag(
-        True,
-        "keep feature vectors of up to 1,000 training images in the export, by which predict tells "
-        "images that are unlike them (docs/privacy.md)",
-        can_be_negated=True,
-        is_operational=True,
-    )
-
     __post_init__ = flags.check
 
 

@@ -32,14 +32,12 @@ class Predictions(Answers):
         dataset: that the examples are in.
         rows: int64 [num_examples], their places in it, see `Dataset.table`.
         uncalibrated: probabilities before the temperature; None if there is no temperature.
-        distances: from the training images, see `unlike`, float32 [num_examples]; None if unknown.
     """
 
     task: Task
     dataset: Dataset
     rows: np.ndarray
     uncalibrated: np.ndarray | None = None
-    distances: np.ndarray | None = None
 
     @property
     def groups(self) -> Groups:

@@ -36,7 +36,6 @@ _MAIN_SETTINGS = (
 
 # Entries that not every metrics.json has.
 _NO_ENTRIES = {"thresholds": (), "prevalence": {}, "folds": (), "spread": {}, "calibration": None}
-_NO_ENTRIES |= {"unlike": None}
 
 # A line of calibration through fewer images of a class, or fewer others, is not shown.
 _FEW_ON_A_LINE = 20

@@ -7,7 +7,6 @@
     architecture.json   layers alone
     preprocessing.json  how a file becomes the model's input, and what its outputs are called
     thresholds.json     see `thresholds.choose_thresholds`; only if some were chosen
-    features.npz        see `unlike.write_vectors`; only with a validation split and --unlike
 
 What else a command adds is in `train/extras/`, such as ONNX and the model card.
 

@@ -18,7 +18,7 @@ from train.kinds.task import require_numbers
 from train.machine.devices import Devices, set_seed
 from train.machine.places import RunFolder
 from train.networks.models import Network, restore
-from train.results import metrics, thresholds, unlike
+from train.results import metrics, thresholds
 from train.results.predictions import Predictions
 from train.results.write import (
     METRICS_NAME,
@@ -194,9 +194,6 @@ def _export(final: _Final, folder: Path) -> None:
     export_model(model, folder, data.manifest, splits=parts.train.splits)
     if final.thresholds:
         write_json(folder / thresholds.FILE_NAME, final.thresholds)
-    # Without validation images it is not known how far images of other patients are.
-    if parts.val and final.session.plan.config.thresholds.unlike:
-        unlike.write_vectors(folder, model, data, parts.train, parts.val)
 
 
 def _measure(final: _Final) -> tuple[dict[str, Any], Predictions | None]:

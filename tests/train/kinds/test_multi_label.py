@@ -306,7 +306,6 @@ def test_predict_says_what_was_reported(kind, finished, data, tmp_path, capsys):
     files = picture_files(data, tmp_path)
     rows, reported = predicted(capsys, finished, *files), rows_of(finished)[: len(files)]
     columns = ["reject"] if kind == "number" else [*NAMES, "reject", "above_threshold"]
-    columns += ["unlike", "distance"]
     assert list(rows[0]) == ["path", "predicted", *columns]
     for form in ("json", "table"):
         assert predict.main([f"--model={finished}", f"--format={form}", "--input", *files]) == 0
