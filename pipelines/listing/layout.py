@@ -120,10 +120,7 @@ def place_by_folders(files: Images, options: ListingOptions) -> Images:
     encoded = pc.replace_substring_regex(names, "[^/]*$", "").dictionary_encode()
     folders, codes = encoded.dictionary.to_pylist(), encoded.indices
     images = dict.fromkeys(folders, 0)
-    is_image = has_suffix(names, IMAGE_SUFFIXES)
-    if 2 * (pc.sum(is_image).as_py() or 0) < len(names):  # files of DICOM may have any ending
-        is_image = names.is_valid()
-    for pair in codes.filter(is_image).value_counts().to_pylist():
+    for pair in codes.filter(_are_images(names)).value_counts().to_pylist():
         images[folders[pair["values"]]] = pair["counts"]
     splits = roles.split_names([folder for folder in folders if images[folder]])
     places = place_folders(images, splits)
@@ -174,6 +171,12 @@ def place_by_folders(files: Images, options: ListingOptions) -> Images:
             f"{len(trees)} folders hold splits: {quoted(trees[:5])}. If they are the classes, give "
             f"--layout class/split; choose one of them with --tree. In {trees[0]!r}, {error}"
         ) from None
+
+
+def _are_images(names: pa.Array) -> pa.Array:
+    """Returns which files look like images: all if most do not, as files of DICOM have any name."""
+    is_image = has_suffix(names, IMAGE_SUFFIXES)
+    return is_image if 2 * (pc.sum(is_image).as_py() or 0) >= len(names) else names.is_valid()
 
 
 def _below_one_root(
