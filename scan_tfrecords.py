@@ -217,7 +217,7 @@ def train(
 def evaluate(
     run: Run | str | os.PathLike[str],
     dataset: Dataset | str | os.PathLike[str],
-    output: str | os.PathLike[str],
+    output: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> Evaluation:
     """Measures a network on another dataset: `scan-tfrecords evaluate`.
@@ -225,13 +225,18 @@ def evaluate(
     Args:
         run: a finished run.
         dataset: what to measure on.
-        output: the folder of the results.
+        output: the folder of the results; by default, as of the command, in that of the run.
         **options: see `build`, such as `split="test"`.
 
     Raises:
         CommandError: with the message of the command.
     """
     _show("evaluate", ["--run", run, "--data", dataset], output=output, **options)
+    if output is None:
+        from train.evaluate import folder_of
+
+        manifest = Dataset(getattr(dataset, "path", dataset)).manifest
+        output = folder_of(getattr(run, "path", run), manifest, options.get("split", "test"))
     return Evaluation(os.fspath(output))
 
 

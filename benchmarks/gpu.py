@@ -406,7 +406,7 @@ def measure_resume(arguments: argparse.Namespace) -> dict[str, Any]:
         image_shape(arguments),
     )
     flags = ["--data", records, "--model", arguments.models[0], "--weights=none", "--epochs=2"]
-    flags += ["--replica_batch_size=16", "--gpus=1", "--checkpoint_seconds=0"]
+    flags += ["--replica_batch_size=16", "--devices=1", "--checkpoint_seconds=0"]
     variables = {}
     # Sums in an order that is the same each time.
     if os.environ["KERAS_BACKEND"] == "jax":

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
+import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +25,17 @@ from tfrecord_io.stores.files import read_json
 from tfrecord_io.terminal import flags
 from tfrecord_io.terminal.address import Address, is_remote, local_path
 from tfrecord_io.terminal.errors import UserError
-from tfrecord_io.terminal.printing import counted, differences
+from tfrecord_io.terminal.printing import counted, differences, listed
 from train.data.dataset import Dataset, Part, open_dataset
-from train.data.seen import Exposure, expose, read_seen
+from train.data.seen import Exposure, Seen, expose, read_seen
 from train.machine import console
 from train.powers import POWERS
-from train.results.classifier import Classifier, load_classifier, predict_images
+from train.results.classifier import (
+    Classifier,
+    load_classifiers,
+    predict_images,
+    single_runs,
+)
 from train.results.options import MeasureOptions
 
 _BATCH_SIZE = 64
@@ -36,15 +44,22 @@ _BATCH_SIZE = 64
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of the command."""
     add = parser.add_argument
-    model = "folder or URL of a finished run"
-    add("--run", "--model", required=True, type=Address, metavar="RUN", help=model)
+    model = "finished run, a folder or URL; of several, or of a cross-validation, the mean answers"
+    add("--run", "--model", required=True, nargs="+", type=Address, metavar="RUN", help=model)
     add("--data", required=True, type=Address, metavar="OUT", help="folder of a finished dataset")
-    add("--split", default="test", help="split to measure on (default: test)")
-    output = "folder for the results (default: RUN/evaluation/NAME-FINGERPRINT-SPLIT)"
+    split = "split to measure on, or several such as train,test, or all (default: test)"
+    add("--split", default="test", metavar="NAME", help=split)
+    output = "folder for the results (default: RUN/evaluation/NAME-FINGERPRINT-SPLIT, in one RUN)"
     add("--output", type=local_path, metavar="DIR", help=output)
     seen = "measure images, too, that the model has seen, or others of their patients"
     add("--include_seen", action="store_true", help=seen)
     flags.add_flags(parser, "measures", MeasureOptions)
+
+
+def folder_of(run: str | os.PathLike[str], manifest: tfrecord_io.Manifest, split: str) -> Path:
+    """Returns the folder of a local run for what is measured on a split of a dataset."""
+    # Two builds of one folder have one name.
+    return Path(run) / "evaluation" / f"{manifest.name}-{manifest.fingerprint[:8]}-{split}"
 
 
 def evaluate(arguments: argparse.Namespace) -> None:
@@ -57,22 +72,25 @@ def evaluate(arguments: argparse.Namespace) -> None:
         tfrecord_io.ManifestError: if the dataset cannot be used or has no such split.
     """
     options = flags.from_flags(MeasureOptions, arguments)
-    address, data, split = arguments.run, arguments.data, arguments.split
-    if is_remote(address) and not arguments.output:
-        raise UserError(f"--run {address} is a URL; name a folder for the results with --output")
+    address, data, split = ", ".join(arguments.run), arguments.data, arguments.split
+    if (len(arguments.run) > 1 or is_remote(address)) and not arguments.output:
+        raise UserError(
+            f"--run {address} is not one local folder; name one for the results with --output"
+        )
     dataset = open_dataset(data, options.columns)
     manifest = dataset.manifest
-    if not manifest.split(split).num_examples:
+    splits = tuple(manifest.splits) if split == "all" else tuple(split.split(","))
+    if not manifest.split(splits).num_examples:
         raise UserError(f"split {split!r} of {data} is empty; name another --split")
-    run = POWERS.open_run(address)
-    classifier = load_classifier(run)
+    runs = single_runs([POWERS.open_run(each) for each in arguments.run])
+    classifier = load_classifiers(runs)
     task = classifier.task
     _require_fit(classifier, manifest, address, data)
     ours, theirs = classifier.label_names, manifest.label_names
     places = np.array([ours.index(name) for name in theirs], np.int64)
     if is_own := classifier.fingerprint == manifest.fingerprint:
         print("note: this is the dataset that the model was trained on, not an external one")
-    seen = shapes.of_dataset(manifest, [split])
+    seen = shapes.of_dataset(manifest, splits)
     if warning := shapes.warn_of_unseen(seen, classifier.shapes, classifier.preprocessing):
         print(f"warning: {warning}", file=sys.stderr)
 
@@ -89,11 +107,9 @@ def evaluate(arguments: argparse.Namespace) -> None:
     label_names = tuple(ours[output] for output in outputs)
     # They are used at the end; a wrong one is told now.
     options.prevalences([view.name for view in task.views(label_names)])
-    part, exposure = _unseen(run, dataset, split, arguments.include_seen)
-    own_results = read_json(run / METRICS_NAME)
-    # Two builds of one folder have one name.
-    folder = f"{manifest.name}-{manifest.fingerprint[:8]}-{split}"
-    output = arguments.output or run / "evaluation" / folder
+    part, exposure = _unseen(runs, dataset, splits, arguments.include_seen)
+    own_results = read_json(runs[0] / METRICS_NAME) if len(runs) == 1 else {}
+    output = arguments.output or folder_of(address, manifest, split)
     console.make_folder("--output", output)
     batches = tfrecord_io.make_batches(
         data, split=part.splits, examples=part.examples, batch_size=_BATCH_SIZE, shuffle=False
@@ -135,7 +151,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
 
 
 def _require_fit(
-    classifier: Classifier, manifest: tfrecord_io.Manifest, run: Address, data: Address
+    classifier: Classifier, manifest: tfrecord_io.Manifest, run: str, data: Address
 ) -> None:
     """Refuses a dataset with other labels, or whose files became pixels in another way."""
     kind, known = manifest.label_kind, classifier.label_names
@@ -144,10 +160,10 @@ def _require_fit(
             f"the labels of {data} are of the kind {kind.name}, and the model of {run} learned "
             f"the kind {classifier.task.kind.name}; give a dataset with such labels"
         )
-    if not set(manifest.label_names) <= set(known):
+    if unknown := [name for name in manifest.label_names if name not in known]:
         raise UserError(
-            f"{data} has the {kind.plural} {', '.join(manifest.label_names)}, the model of {run} "
-            f"knows {', '.join(known)}; build the dataset with {kind.flag} of these names"
+            f"{data} has the {kind.plural} {listed(unknown, 10)}, which the model of {run} does "
+            f"not know; it knows {listed(known, 10)}. Build the dataset with these names"
         )
     ours = dataclasses.asdict(classifier.preprocessing)
     try:
@@ -167,17 +183,20 @@ def _require_fit(
         )
 
 
-def _unseen(run: Path, dataset: Dataset, split: str, include_seen: bool) -> tuple[Part, Exposure]:
-    """Returns the images to measure, and how much of the split the model has seen.
+def _unseen(
+    runs: Sequence[Path], dataset: Dataset, splits: Sequence[str], include_seen: bool
+) -> tuple[Part, Exposure]:
+    """Returns the images to measure, and how many of the splits' a run has seen.
 
     Raises:
         UserError: if it has seen all.
     """
-    part = dataset.part(split)
+    part = dataset.part(*splits)
     assert part is not None  # checked before the model was loaded
     if (is_copy := dataset.is_copy(part)).any():
         part = dataset.narrow(part, ~is_copy)
-    exposure = expose(dataset, [(read_seen(run), part.rows)], is_measured=include_seen)
+    seen = functools.reduce(Seen.after, map(read_seen, runs))
+    exposure = expose(dataset, [(seen, part.rows)], is_measured=include_seen)
     num_seen, num_patients = exposure.num_images, exposure.num_patients
     if num_seen == part.num_examples and not include_seen:
         advice = f" {exposure.advice}." if exposure.advice else ""
@@ -188,8 +207,8 @@ def _unseen(run: Path, dataset: Dataset, split: str, include_seen: bool) -> tupl
         )
     if num_seen:
         print(
-            f"the model has seen {num_seen:,} of the {part.num_examples:,} images of {split}, or "
-            f"others of their patients ({counted(num_patients, 'patient')}); they are "
+            f"the model has seen {num_seen:,} of the {part.num_examples:,} images of {part.name}, "
+            f"or others of their patients ({counted(num_patients, 'patient')}); they are "
             + ("measured, too" if include_seen else "left out")
         )
     for note in filter(None, (exposure.advice, exposure.note)):

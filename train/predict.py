@@ -16,9 +16,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfrecord_io.format import shapes
+from tfrecord_io.format.manifest import FILE_NAME as MANIFEST_NAME
 from tfrecord_io.terminal.address import Address, local_path
 from tfrecord_io.terminal.errors import UserError
-from tfrecord_io.terminal.printing import csv_cell, no_formula, printable, refuse, until_closed
+from tfrecord_io.terminal.flags import command
+from tfrecord_io.terminal.printing import (
+    csv_cell,
+    listed,
+    no_formula,
+    printable,
+    refuse,
+    until_closed,
+)
 from train.machine import console
 from train.powers import POWERS
 from train.results.classifier import (
@@ -48,6 +57,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def predict(arguments: argparse.Namespace) -> int:
     """Prints a prediction for each image; returns the exit code."""
+    for folder in arguments.input:
+        if (folder / MANIFEST_NAME).is_file():
+            raise UserError(
+                f"--input {folder} is a dataset; give image files, or measure the network on it "
+                f"with {command('evaluate')} --run {arguments.run[0]} --data {folder}"
+            )
     paths = console.list_files(arguments.input)
     maps = POWERS.maps and POWERS.maps(arguments)
     classifier = load_classifiers([POWERS.open_run(run) for run in arguments.run])
@@ -62,9 +77,12 @@ def predict(arguments: argparse.Namespace) -> int:
         _show(predictions, classifier, arguments.format)
     if maps:
         maps.write(classifier, predictions)
-    rejected = [prediction for prediction in predictions if prediction.reject]
-    for prediction in rejected:
-        refuse(f"{prediction.name} was not predicted: {prediction.reject}")
+    rejected: dict[str, list[str]] = {}
+    for prediction in predictions:
+        if prediction.reject:
+            rejected.setdefault(prediction.reject, []).append(prediction.name)
+    for reject, names in rejected.items():
+        refuse(f"{listed(names)} {'was' if len(names) == 1 else 'were'} not predicted: {reject}")
     return 1 if rejected else 0
 
 

@@ -55,6 +55,7 @@ main = console.TrainerCommand(
     purpose="Trains a network on a finished dataset; goes on where it stopped.",
     usage="--data OUT --workdir RUN [flags]",
     epilog="All results are in --workdir: report.html, metrics.json, checkpoint, export.",
+    hints={"--image_size": "images have the size that they were built with; build others"},
     add_arguments=add_arguments,
     run=train,
 )

@@ -177,6 +177,7 @@ def read_label_table(
         raise errors.UserError(
             f"--labels {file} has {_shown(cells)}, and needs {' and '.join(absent)}; name yours "
             f"with --columns {','.join(f'{name}=COLUMN' for name in absent)}"
+            f"{_told_of_flags(cells) if absent == ['label'] else ''}"
             + "".join(f"; {note}" for note in notes if note != NOT_UTF_8)
         )
     order = _order(cells[columns[0]]) if rows else ()
@@ -295,6 +296,18 @@ def _joined(files: Sequence[Path], tables: Sequence[Columns]) -> Columns:
 
 def _shown(names: Collection[str]) -> str:
     return f"the columns {', '.join(list(names)[:30])}{', ...' if len(names) > 30 else ''}"
+
+
+def _told_of_flags(cells: Columns) -> str:
+    """Returns which flags read the columns of 0 and 1, if there are any."""
+    values = {name: set(map(str, column.to_pylist())) for name, column in cells.items()}
+    found = [name for name in values.keys() - OPTIONAL if values[name] <= {"0", "1"}]
+    if len(found) < 2:
+        return ""
+    told = f"; or with --label_columns {','.join(sorted(found, key=list(values).index))}"
+    rows = zip(*(cells[name].to_pylist() for name in found), strict=True)
+    is_one = all(list(map(str, row)).count("1") == 1 for row in rows)
+    return told + (" --one_class, as each row has one 1" if is_one else ", columns of 0 and 1")
 
 
 def _renamed(file: Path, cells: Columns, renamed: Mapping[str, str], notes: list[str]) -> Columns:

@@ -19,6 +19,7 @@ from marked_images import (
 )
 from web_server import running_web
 
+import scan_tfrecords
 from train.results.classifier import load_classifier, predict_images
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
@@ -68,7 +69,11 @@ def test_two_builds_of_one_folder_have_results_of_their_own(class_run, other, tm
     for digit in "12":
         data = shutil.copytree(other, tmp_path / digit)
         change_json(data / "manifest.json", name="scans", fingerprint=digit * 64)
-        assert evaluated(run, data) == 0
+        if digit == "1":
+            assert evaluated(run, data) == 0
+        else:  # from Python, which knows the same folder
+            result = scan_tfrecords.evaluate(run, data, bootstrap_samples=20)
+            assert result.metrics["dataset"]["fingerprint"] == digit * 64
     found = {path.name: metrics_of(path) for path in (run / "evaluation").iterdir()}
     assert found.keys() == {"scans-11111111-test", "scans-22222222-test"}
     for name, metrics in found.items():
@@ -85,6 +90,22 @@ def test_each_image_gets_the_probabilities_that_the_export_gives_it(class_run, o
     rows = rows_of(measured)
     found = np.array([[float(row[name]) for name in OCT_NAMES] for row in rows])
     np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_several_runs_are_measured_by_their_mean_on_all_splits(class_run, other, tmp_path, capsys):
+    folds = tmp_path / "folds"
+    for fold in range(2):
+        shutil.copytree(class_run, folds / "seed-0" / f"fold-{fold}")
+    assert evaluated(folds, other, "--split=all") == 0
+    (output,) = (folds / "evaluation").iterdir()
+    assert output.name.endswith("-all")
+    words = ("--run", str(class_run), "--split=train,test")
+    assert evaluated(folds, other, *words) == 2
+    assert "name one for the results with --output" in capsys.readouterr().err
+    assert evaluated(folds, other, *words, f"--output={tmp_path / 'out'}") == 0
+    for folder in (output, tmp_path / "out"):
+        assert metrics_of(folder)["num_examples"] == 30  # four are of patients that it has seen
+        assert "thresholds" not in metrics_of(folder)
 
 
 def test_augmented_copies_of_a_training_split_are_not_measured(class_run, other, tmp_path):
@@ -185,7 +206,8 @@ def test_the_page_shows_the_training_run_beside_this_dataset(class_run, measured
     ("facts", "message"),
     [
         ({"image_shape": (16, 12, 1)}, "height: 12 in training, 16 here"),
-        ({"label_names": ("CNV", "GLAUCOMA")}, "has the classes CNV, GLAUCOMA"),
+        ({"label_names": ("CNV", "GLAUCOMA")}, "has the classes GLAUCOMA, which the model of"),
+        ({"label_names": [f"c{n:02}" for n in range(12)]}, "c09 and 2 more, which the model"),
         ({"fit": "stretch"}, "fit: 'pad' in training, 'stretch' here"),
     ],
 )

@@ -115,6 +115,16 @@ def test_the_command_prints_csv_json_and_a_table(run_folder, files, capsys):
     assert "not_an_image" in last
 
 
+def test_files_that_are_refused_for_one_reason_are_one_line(run_folder, tmp_path, capsys):
+    files = {f"{number}.png": b"text" for number in range(7)}
+    said = answer(capsys, run_folder, write_tree(tmp_path / "new", files), code=1).err
+    assert "4.png and 2 more were not predicted: not_an_image" in said
+    assert said.count("not predicted") == 1
+    (tmp_path / "new" / "manifest.json").write_text("{}")
+    said = answer(capsys, run_folder, tmp_path / "new", code=2).err
+    assert f"evaluate.py --run {run_folder} --data {tmp_path / 'new'}" in said
+
+
 def test_exported_thresholds_are_one_column_more(run_folder, files, tmp_path, capsys):
     run = shutil.copytree(run_folder, tmp_path / "run")
     shared = {"wanted_sensitivity": 0.95, "val": {"num_positives": 20}}

@@ -53,6 +53,8 @@ def finished(data, tmp_path_factory):
     [
         (["--epochs=1"], "--workdir"),
         (["--workdir=x", "--colour=red"], "--colour"),
+        (["--workdir=x", "--image_size=64"], "--image_size: images have the size that they were"),
+        (["--workdir=x", "--data=.", "--devices=x"], "error: --devices: expected a whole number"),
         (["--workdir=x"], "error: --data is missing"),
         (["--workdir=x", "--data=x", "--epochs=0"], "error: --epochs must be at least 1; received"),
         (["--workdir=x", "--config=nowhere.json"], "error: nowhere.json does not exist"),

@@ -22,6 +22,7 @@ from tfrecord_io.auditing.twins import ImageReader, Twins, find_twins
 from tfrecord_io.format.examples import audited, in_stored_order, read
 from tfrecord_io.format.manifest import Manifest, ManifestError
 from tfrecord_io.stores.folder import Folder
+from tfrecord_io.terminal import flags
 from tfrecord_io.terminal.command import Command
 from tfrecord_io.terminal.printing import printable
 
@@ -97,7 +98,7 @@ def audit_examples(
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `python -m tfrecord_io audit`."""
-    parser.add_argument("directory", help="the dataset, a folder or a URL")
+    flags.add_dataset(parser)
     for name, (meaning, _) in _COUNTED.items():
         text = f"exit with 1 if there are more {meaning}"
         parser.add_argument(f"--{name}", type=int, metavar="N", help=text)
@@ -114,9 +115,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the findings; returns 1 if a limit is exceeded and 0 otherwise."""
+    directory = flags.dataset_of(args)
     given = {name: getattr(args, name) for name in (*_COUNTED, "max_shortcut_gain")}
     limits = {name: limit for name, limit in given.items() if limit is not None}
-    result = audit(args.directory, most_listed=None if args.json else MAX_LISTED)
+    result = audit(directory, most_listed=None if args.json else MAX_LISTED)
     violations = _violations(limits, result.measures)
     if args.json:
         print(json.dumps({**result.to_dict(), "violations": violations}, indent=1))

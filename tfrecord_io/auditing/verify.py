@@ -29,7 +29,8 @@ from tfrecord_io.format import examples, manifest, schema
 from tfrecord_io.format.statistics import PixelStatistics
 from tfrecord_io.stores import archives
 from tfrecord_io.stores.folder import Folder
-from tfrecord_io.terminal.address import Address, local_path
+from tfrecord_io.terminal import flags
+from tfrecord_io.terminal.address import local_path
 from tfrecord_io.terminal.command import Command
 from tfrecord_io.terminal.errors import UserError
 from tfrecord_io.terminal.printing import printable, refuse
@@ -345,7 +346,7 @@ def _read_files(source_input: Path, paths: Collection[str]) -> Iterator[tuple[st
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of `python -m tfrecord_io verify`."""
-    parser.add_argument("directory", type=Address, help="the dataset, a folder or a URL")
+    flags.add_dataset(parser)
     parser.add_argument(
         "--source_input",
         type=local_path,
@@ -366,10 +367,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints one finding per line, or that nothing is wrong; returns the exit code."""
+    directory = flags.dataset_of(args)
     if args.num_samples < 0:
         return refuse(f"--num_samples must be at least 0, received {args.num_samples}")
     findings = verify(
-        args.directory,
+        directory,
         source_input=args.source_input,
         names=args.names,
         num_samples=args.num_samples,
@@ -379,14 +381,14 @@ def run(args: argparse.Namespace) -> int:
         print(finding)
     if findings:
         return 1
-    dataset = manifest.Manifest.load(args.directory)
+    dataset = manifest.Manifest.load(directory)
     sampled = ""
     if args.source_input:
         # Nothing is missing, so every example of the sample was compared.
         num_compared = min(args.num_samples, dataset.num_examples)
         sampled = f"; {num_compared} images decoded again from {args.source_input} are the same"
     print(
-        f"{args.directory} matches its manifest: {dataset.num_examples:,} examples in "
+        f"{directory} matches its manifest: {dataset.num_examples:,} examples in "
         f"{len(dataset.shards)} shards, {dataset.num_bytes / 1e6:,.1f} MB{sampled}"
     )
     return 0

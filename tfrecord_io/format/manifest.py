@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from tfrecord_io.decoding.rejects import in_words
 from tfrecord_io.format import schema
 from tfrecord_io.format.kinds import CLASSES, LabelKind, kind_in
 from tfrecord_io.format.statistics import PixelStatistics
-from tfrecord_io.stores.folder import Folder
+from tfrecord_io.stores.folder import BUILD_DIR, Folder
 from tfrecord_io.terminal.errors import ToldError
+from tfrecord_io.terminal.flags import command
 from tfrecord_io.terminal.printing import listed
 
 #: The newest version of the format. A dataset has the oldest version that can describe it.
@@ -384,10 +386,22 @@ class Manifest:
             hint = "the build did not finish; run the same build command again to resume it"
             if not folder.remote and not Path(directory).is_dir():
                 hint = "the folder does not exist"
+            elif not folder.remote and _is_raw(Path(directory)):
+                hint = (
+                    "this is a folder of images, not of a dataset; build it first: "
+                    f"{command('build')} --input {shlex.quote(str(directory))} --output OUT"
+                )
             raise ManifestError(f"{path} is missing: {hint}") from None
         except OSError as error:
             raise ManifestError(f"cannot read {path}: {error}") from error
         return cls.from_json(content, file_name=path)
+
+
+def _is_raw(directory: Path) -> bool:
+    """Returns whether a folder has files, and nothing that a build writes."""
+    names = os.listdir(directory)  # noqa: PTH208
+    ours = (name == BUILD_DIR or name.endswith(".tfrecord") for name in names)
+    return bool(names) and not any(ours)
 
 
 def _by_reason(what: str, reasons: Mapping[str, int]) -> list[tuple[str, int]]:

@@ -22,6 +22,7 @@ class Command:
         add_arguments: adds its flags to a parser.
         run: does the work with the flags, and returns the exit code; None is 0.
         usage: how to call it, after its name; None for a line with all flags.
+        hints: see `flags.Parser`.
         epilog: the last paragraph of --help.
         codes: exit codes of errors, by their class, that are not `ToldError.exit_code`.
     """
@@ -32,6 +33,7 @@ class Command:
     run: Callable[[argparse.Namespace], int | None]
     usage: str | None = None
     epilog: str | None = None
+    hints: Mapping[str, str] = dataclasses.field(default_factory=dict)
     codes: Mapping[type[Exception], int] = dataclasses.field(default_factory=dict)
 
     def __call__(self, argv: Sequence[str] | None = None) -> int:
@@ -47,6 +49,7 @@ class Command:
             description=self.purpose,
             epilog=self.epilog,
         )
+        parser.hints = self.hints
         self.add_arguments(parser)
         with redaction.redacted_output():
             try:

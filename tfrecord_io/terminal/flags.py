@@ -193,6 +193,21 @@ def add_flags(
     return section
 
 
+def add_dataset(parser: argparse.ArgumentParser) -> None:
+    """Adds the folder of a dataset, alone or, as elsewhere, after `--data`; see `dataset_of`."""
+    text = "the dataset, a folder or a URL"
+    parser.add_argument("directory", nargs="?", type=Address, help=text)
+    parser.add_argument("--data", type=Address, metavar="OUT", help="the same")
+
+
+def dataset_of(found: argparse.Namespace) -> Address:
+    """Returns the dataset that `add_dataset` found; raises UserError if it is not one."""
+    given = [each for each in (found.directory, found.data) if each is not None]
+    if len(given) != 1:
+        raise UserError(f"expected one dataset, a folder or a URL; received {len(given)}")
+    return given[0]
+
+
 def given(group: type, found: argparse.Namespace) -> dict[str, Any]:
     """Returns the values of a dataclass's flags that a parser found, by field.
 

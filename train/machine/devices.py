@@ -56,6 +56,7 @@ class DeviceOptions:
         "number of devices to train on (default: all visible ones)",
         least=1,
         is_operational=True,
+        alias="devices",
     )
     gpu_memory: str = flag(
         "growth",
@@ -171,12 +172,16 @@ def configure_devices(options: DeviceOptions) -> Devices:
         console.check_backend(keras.backend.backend())
         on_jax = keras.backend.backend() == "jax"
         try:
-            return _configure_jax(options) if on_jax else _configure_tensorflow(options)
+            devices = _configure_jax(options) if on_jax else _configure_tensorflow(options)
         except RuntimeError as error:
             raise UserError(
                 "the devices of this process are in use already, too late to set them up, or "
                 f"cannot be used: {error}"
             ) from error
+    if options.gpus and not (devices.on_gpu or options.cpu_devices) and devices.is_chief:
+        told = f"warning: --devices {options.gpus}: there is no GPU here, so the CPU trains"
+        print(told, file=sys.stderr)
+    return devices
 
 
 def _configure_tensorflow(options: DeviceOptions) -> Devices:
@@ -286,7 +291,7 @@ def _workers(options: DeviceOptions) -> tuple[list[str], int]:
             """"task": {"type": "worker", "index": 0}}'"""
         ) from None
     if options.gpus is not None:
-        raise UserError("--gpus is for one machine; set CUDA_VISIBLE_DEVICES on each")
+        raise UserError("--devices is for one machine; set CUDA_VISIBLE_DEVICES on each")
     return addresses, worker_index
 
 
@@ -295,10 +300,10 @@ def _chosen(available: list[Any], options: DeviceOptions) -> list[Any]:
     is_single = options.kind == "single"
     wanted = options.gpus or (1 if is_single else len(available))
     if is_single and wanted > 1:
-        raise UserError(f"--strategy single trains on one device, --gpus says {wanted}")
+        raise UserError(f"--strategy single trains on one device, --devices says {wanted}")
     if wanted > len(available):
         raise UserError(
-            f"--gpus {wanted}: there are {len(available)} devices "
+            f"--devices {wanted}: there are {len(available)} devices "
             f"({', '.join(map(str, available))}); use fewer, or --cpu_devices to try replicas on "
             "the CPU"
         )

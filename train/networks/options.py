@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 from tfrecord_io.terminal import flags
 from tfrecord_io.terminal.flags import flag
@@ -38,6 +39,15 @@ MODELS = (*OWN_MODELS, *LITE_MODELS, *sorted(APPLICATIONS))
 TUTORIAL_MODELS = ("convnet", "vgg16")
 
 
+def _model(text: str) -> str:
+    """Returns the network of a name; underscores, hyphens and capitals make no difference."""
+
+    def plain(name: str) -> str:
+        return re.sub("[_-]", "", name).lower()
+
+    return next((name for name in MODELS if plain(name) == plain(text)), text)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NetworkOptions:
     """Which network is trained, which of its layers, and what it starts from."""
@@ -48,6 +58,7 @@ class NetworkOptions:
         "2, or one of keras.applications, such as mobilenetv2; a name that does not exist lists "
         "them (default: efficientnet_lite0 for images of at least 96 pixels a side, else "
         "small_resnet)",
+        parse=_model,
         choices=MODELS,
     )
     weights: str | None = flag(

@@ -175,6 +175,11 @@ def load_classifier(path: Path) -> Classifier:
     )
 
 
+def single_runs(runs: Sequence[Path]) -> list[Path]:
+    """Returns the folders of runs, those of its folds for a cross-validation."""
+    return [each for run in runs for each in sorted(run.glob("seed-*/fold-*")) or [run]]
+
+
 def load_classifiers(runs: Sequence[Path]) -> Classifier:
     """Loads what several runs exported as one classifier, whose answers are the mean of theirs.
 
@@ -184,7 +189,7 @@ def load_classifiers(runs: Sequence[Path]) -> Classifier:
     Raises:
         UserError: if a run has no exported model, or does not fit the first one.
     """
-    folders = [each for run in runs for each in sorted(run.glob("seed-*/fold-*")) or [run]]
+    folders = single_runs(runs)
     first, *others = map(load_classifier, folders)
     if not others:
         return first

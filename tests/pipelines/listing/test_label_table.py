@@ -423,6 +423,17 @@ def test_several_labels_are_divided_by_their_separator(tmp_path):
     assert "the label 'wet; active' may be several" in alone.notes[-1]
 
 
+@pytest.mark.parametrize(
+    ("lep", "advice"),
+    [((1, 0), "--label_columns Lep,Other --one_class, as each"), ((1, 1), "Lep,Other, columns of")],
+)
+def test_columns_of_0_and_1_are_named_with_the_flags_that_read_them(tmp_path, lep, advice):
+    cells = zip(("a.png", "b.png"), (50, 1), lep, (0, 1), strict=True)
+    rows = [dict(zip(("path", "age", "Lep", "Other"), row, strict=True)) for row in cells]
+    with pytest.raises(errors.UserError, match=f"or with .*{advice}"):
+        table_of(tmp_path, rows)
+
+
 def test_columns_of_exclusive_classes_are_one_class(tmp_path):
     pairs = [("1", "0"), ("0", "1"), ("0", "0"), ("", "1")]
     rows = [{" path": f"{k}.png", " Lep": a, " Non Lep": b} for k, (a, b) in enumerate(pairs)]

@@ -14,6 +14,7 @@ from tfrecord_io.__main__ import main
 from tfrecord_io.auditing import audit, verify
 from tfrecord_io.format import manifest
 from tfrecord_io.stores import remote
+from tfrecord_io.terminal.flags import command
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def said_of(dataset, path):
 
 def test_a_dataset_as_built_has_no_finding(dataset, source_tree, capsys):
     assert verify.verify(dataset, source_input=source_tree) == []
-    assert main(["verify", str(dataset)]) == 0
+    assert main(["verify", "--data", str(dataset)]) == 0
     assert "matches its manifest" in capsys.readouterr().out
 
 
@@ -216,7 +217,8 @@ def test_what_cannot_be_checked_is_an_error(dataset, source_tree, tmp_path, caps
         ((dataset, f"--source_input={source_tree}"), 1, "manifest.json is damaged: its prepro"),
         ((dataset, "--num_samples=-1"), 2, "--num_samples must be at least 0, received -1"),
         ((tmp_path / "nothing",), 1, "does not exist"),
-        ((tmp_path,), 1, "run the same build command again"),
+        ((), 2, "expected one dataset, a folder or a URL; received 0"),
+        (("--data", source_tree), 1, f"build it first: {command('build')} --input {source_tree}"),
     ):
         assert main(["verify", *map(str, words)]) == code
         assert message in capsys.readouterr().err

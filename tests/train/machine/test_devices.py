@@ -15,8 +15,8 @@ from train.machine.devices import DeviceOptions, Devices
         ("single", None, ("A",)),
         ("auto", 2, ("A", "B")),
         ("auto", 1, ("A",)),
-        ("auto", 4, "--gpus 4: there are 3 devices"),
-        ("single", 2, "--gpus says 2"),
+        ("auto", 4, "--devices 4: there are 3 devices"),
+        ("single", 2, "--devices says 2"),
     ],
 )
 def test_devices_are_chosen_as_asked(kind, gpus, expected):
@@ -26,6 +26,13 @@ def test_devices_are_chosen_as_asked(kind, gpus, expected):
     else:
         with pytest.raises(UserError, match=expected):
             devices._chosen(["A", "B", "C"], options)
+
+
+def test_devices_asked_for_without_a_gpu_are_those_of_the_cpu_and_told(capsys):
+    for options in (DeviceOptions(), DeviceOptions(gpus=1)):
+        has_gpu = devices.configure_devices(options).on_gpu
+        is_told = "warning: --devices 1: there is no GPU here" in capsys.readouterr().err
+        assert is_told == (options.gpus == 1 and not has_gpu)
 
 
 def test_replicas_are_counted_over_workers():

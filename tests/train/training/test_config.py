@@ -63,12 +63,15 @@ def test_a_wrong_value_is_refused_with_the_flag_and_what_was_received(fields, me
 def test_every_field_is_a_flag_and_arrives_with_its_type():
     config = parse(
         f"--data={DATA}", "--epochs=3", "--dropout=0.5", "--augment", "--no-jit_compile",
-        "--gpus=2", "--weights=none",
+        "--devices=2", "--weights=none",
     )  # fmt: skip
     assert (config.input.data, config.input.epochs, config.network.dropout) == (DATA, 3, 0.5)
     devices = config.devices
     assert (config.augmentation.augment, devices.jit_compile, devices.gpus) == (True, False, 2)
     assert config.network.weights == "none"
+    names = ("MobileNet_V2", "efficientnet-lite0", "ConvNet")
+    models = [parse(f"--data={DATA}", f"--model={name}").network.model for name in names]
+    assert models == ["mobilenetv2", "efficientnet_lite0", "convnet"]
     # Flags that are not given leave no trace, so that others can fill them.
     assert parse(f"--data={DATA}", seed=9).input.seed == 9
 
