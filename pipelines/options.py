@@ -73,6 +73,12 @@ _GROUPS: dict[str, type] = {
     name: group for groups in _HEADINGS.values() for name, group in groups.items()
 }
 
+#: The options that a first build needs; --help shows the others only as --help_all.
+_FIRST = (
+    "input", "output", "splits", "image_size", "labels", "columns", "patient_regex", "classes",
+    "fit", "preview", "overwrite",
+)  # fmt: skip
+
 _DESCRIPTION = """\
 Turns an image collection into training-ready TFRecords, once.
 
@@ -88,7 +94,8 @@ examples:
   {build} --input scans/ --output data/scans
   {build} --source fashion_mnist --output data/fashion_mnist
 
-All other flags are Beam's, for example --runner=DataflowRunner or --direct_num_workers=4.
+--help_all shows every flag. All others are Beam's, for example --runner=DataflowRunner or
+--direct_num_workers=4.
 """
 
 
@@ -193,8 +200,9 @@ def parse_options(argv: Sequence[str]) -> BuildOptions:
         epilog=_EXAMPLES.format(build=program),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    flags.add_flags(parser, "the flags that matter first", *_GROUPS.values(), only=_FIRST)
     for heading, groups in _HEADINGS.items():
-        flags.add_flags(parser, heading, *groups.values())
+        flags.add_flags(parser, heading, *groups.values(), without=_FIRST, is_hidden=True)
     found, beam_args = parser.parse_known_args(argv)
     try:
         given = {name: flags.given(group, found) for name, group in _GROUPS.items()}

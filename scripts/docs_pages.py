@@ -48,16 +48,19 @@ def page(source: Path) -> str:
 
 
 def help_of(command: str) -> str:
-    """Returns what a command prints for `--help`."""
-    printed = io.StringIO()
+    """Returns what a command prints for `--help_all`, or `--help` if it shows all."""
+    flag, printed = "--help", io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
-        scan_tfrecords.main([command, "--help"])
+        scan_tfrecords.main([command, flag])
+    if "--help_all" in printed.getvalue():
+        with contextlib.redirect_stdout(printed := io.StringIO()), contextlib.suppress(SystemExit):
+            scan_tfrecords.main([command, "--help_all"])
     return printed.getvalue()
 
 
 def commands() -> str:
     """Returns the page of the commands."""
-    parts = ["# Commands\n\nEach command and its flags, as `--help` prints them.\n"]
+    parts = ["# Commands\n\nEach command and its flags, as `--help_all` prints them.\n"]
     for command, (module, purpose) in scan_tfrecords.COMMANDS.items():
         script = (
             f"python -m tfrecord_io {command}"

@@ -114,7 +114,7 @@ def _chart(rows: Sequence[Mapping[str, float]], title: str) -> Chart:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of the command."""
     flags.add_flags(parser, "benchmark", BenchmarkOptions)
-    train_config.add_arguments(parser, is_hidden=True)
+    train_config.add_arguments(parser)
 
 
 def benchmark(arguments: argparse.Namespace) -> None:

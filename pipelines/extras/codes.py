@@ -33,7 +33,7 @@ from tfrecord_io.terminal.address import is_remote
 MIN_SECRET_BYTES = 32
 
 #: Entries of a build's identity that are names of the input, or plain hashes of them.
-_NAMING_ENTRIES = ("labels", "tree", "group_regex", "label_regex", "rename_classes")
+_NAMING_ENTRIES = ("labels", "tree", "patient_regex", "label_regex", "rename_classes")
 
 #: The private table: the code of each file and patient, and what it stands for.
 _NAMES = ("key", "path", "source_path", "patient", "source_patient", "detail")

@@ -222,7 +222,7 @@ def _patients_in(
 ) -> Iterator[str]:
     """Yields the patients that a file's name may tell: by the pattern for them, or by folders."""
     if table is None or "patient" not in table.cells:
-        pattern = re.compile(options.group_regex)
+        pattern = re.compile(options.patient_regex)
         match = pattern.search(posixpath.basename(name)) or pattern.search(name)
         yield (match and match.group(1)) or ""
     layout = images.layout if images else ()

@@ -20,7 +20,7 @@ from pipelines.listing.images import Images, Ledger, Note
 from pipelines.listing.labels import Labels
 from pipelines.listing.matching import match_files, rows_of_files
 from pipelines.listing.modality import with_modalities_noted
-from pipelines.listing.options import DEFAULT_GROUP_REGEX, ListingOptions
+from pipelines.listing.options import DEFAULT_PATIENT_REGEX, ListingOptions
 from pipelines.listing.pairs import with_checked_pairs
 from pipelines.listing.refs import OTHER, REF_SCHEMA, ImageRef, RejectedFile, iterate_refs
 from pipelines.sources.source import Member, Source
@@ -82,7 +82,7 @@ def list_images(
     if table is None:
         images = with_checked_pairs(images, source, options)
     if not names_patients:
-        images = with_patients_in_names(images, options.group_regex)
+        images = with_patients_in_names(images, options.patient_regex)
     images = with_frames(images, source, keep_patients=names_patients, modalities=options.modality)
     images = with_modalities_noted(images)
     images = with_patients_in_folders(images, options)
@@ -256,31 +256,31 @@ def _some(paths: pa.ChunkedArray) -> str:
     return ", ".join(map(ascii, paths.slice(0, 3).to_pylist()))
 
 
-def with_patients_in_names(images: Images, group_regex: str) -> Images:
+def with_patients_in_names(images: Images, patient_regex: str) -> Images:
     """Returns the images with the patient in the name of each, or else in its folders.
 
     Raises:
         errors.UserError: if the user's pattern finds no patient.
     """
     paths = images.table["path"]
-    patients = _find(paths, group_regex)
+    patients = _find(paths, patient_regex)
     images = images.then(images.table.set_column(_PATIENT, "patient", patients))
     num_without, num_images = patients.null_count, len(patients)
-    if group_regex != DEFAULT_GROUP_REGEX and patients.drop_null().unique().equals(
+    if patient_regex != DEFAULT_PATIENT_REGEX and patients.drop_null().unique().equals(
         patients.drop_null()[:1]
     ):
         pairs = zip(paths.slice(0, 3).to_pylist(), patients[:3].to_pylist(), strict=True)
         shown = ", ".join(f"{found!a} in {path!a}" for path, found in pairs if found)
         if num_images - num_without > 1:
             text = (
-                f"--patient_regex {group_regex!r} finds one patient in all images ({shown}); its "
+                f"--patient_regex {patient_regex!r} finds one patient in all images ({shown}); its "
                 "first group should be what differs between patients"
             )
             images = images.then(found=Ledger(notes=(Note(text, is_private=True),)))
-    if group_regex == DEFAULT_GROUP_REGEX or num_without <= num_images / 2:
+    if patient_regex == DEFAULT_PATIENT_REGEX or num_without <= num_images / 2:
         return images
     text = (
-        f"--patient_regex {group_regex!r} finds a patient in the names or paths of "
+        f"--patient_regex {patient_regex!r} finds a patient in the names or paths of "
         f"{num_images - num_without:,} of {num_images:,} images; others are "
         + _some(paths.filter(patients.is_null()))
     )
@@ -299,7 +299,7 @@ def with_patients_in_folders(images: Images, options: ListingOptions) -> Images:
         return images
     folders = refs[layout.PATIENT].cast(pa.large_string())
     refs = refs.drop_columns(layout.PATIENT)
-    if options.group_regex == DEFAULT_GROUP_REGEX or "patient" in options.layout:
+    if options.patient_regex == DEFAULT_PATIENT_REGEX or "patient" in options.layout:
         patients = pc.coalesce(refs["patient"], folders)
         refs = refs.set_column(_PATIENT, "patient", patients)
     return images.then(refs)

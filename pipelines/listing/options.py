@@ -20,12 +20,12 @@ from tfrecord_io.terminal.spelling import in_one_form
 
 #: Kermany's file names are CLASS-PATIENT-INDEX.jpeg. The group excludes the class on purpose,
 #: because a patient can appear in several classes.
-DEFAULT_GROUP_REGEX = r"^[A-Za-z]+-(\d+)-\d+\.[A-Za-z]+$"
+DEFAULT_PATIENT_REGEX = r"^[A-Za-z]+-(\d+)-\d+\.[A-Za-z]+$"
 
 
 # The flags that are patterns, and what their first group is.
 _PATTERNS = {
-    "include_regex": "", "exclude_regex": "", "label_regex": "class", "group_regex": "patient",
+    "include_regex": "", "exclude_regex": "", "label_regex": "class", "patient_regex": "patient",
 }  # fmt: skip
 
 
@@ -128,12 +128,11 @@ class ListingOptions:
         "^(benign|malignant)_",
         metavar="REGEX",
     )
-    group_regex: str = flag(
-        DEFAULT_GROUP_REGEX,
+    patient_regex: str = flag(
+        DEFAULT_PATIENT_REGEX,
         "pattern whose first group is the patient, in a file's name or else its path, such as "
         "(patient[0-9]+)/",
         metavar="REGEX",
-        alias="patient_regex",
     )
     copies_by_name: bool = flag(
         True,
@@ -208,10 +207,7 @@ class ListingOptions:
                 if pattern is not None and not re.compile(pattern).groups and wanted:
                     raise re.error(f"it needs a group in parentheses for the {wanted}")
             except re.error as error:
-                flag_name = "patient_regex" if name == "group_regex" else name
-                raise ValueError(
-                    f"--{flag_name} {pattern!r} is not a valid pattern: {error}"
-                ) from None
+                raise ValueError(f"--{name} {pattern!r} is not a valid pattern: {error}") from None
         if wrong := next(self._problems(), None):
             raise ValueError(wrong)
 
@@ -280,7 +276,7 @@ class ListingOptions:
         return {
             "tree": self.tree and self.tree.strip(" /"),
             "layout": "",
-            "group_regex": self.group_regex,
+            "patient_regex": self.patient_regex,
             "label_regex": self.label_regex,
             "copies_by_name": self.copies_by_name,
             "modality": list(self.modality),

@@ -80,11 +80,6 @@ class SourceOptions:
     kaggle_dataset: str = flag(
         kaggle.DEFAULT_DATASET, "kaggle: the dataset to download", metavar="OWNER/NAME"
     )
-    fashion_mnist_url: Address = flag(
-        fashion_mnist.BASE_URL,
-        "fashion_mnist: where to download the four files from",
-        metavar="URL",
-    )
     # One for each of four classes in each of three splits.
     num_examples: int = flag(2000, "synthetic: images to draw", metavar="N", least=12)
     download_dir: Path = flag(
@@ -200,7 +195,7 @@ def make_source(options: SourceOptions, workers: Workers, seed: int) -> Source:
     if options.source == "fashion_mnist":
         files = local_path(given).absolute() if given else downloads / "fashion-mnist"
         if not given:
-            fashion_mnist.download(files, options.fashion_mnist_url)
+            fashion_mnist.download(files, fashion_mnist.BASE_URL)
         folder = downloads / "fashion-mnist-images"
         with bar(desc="unpacking", total=70_000, unit=" images", delay=1.0) as unpacked:
             fashion_mnist.write_tree(files, folder, progress=unpacked.update)

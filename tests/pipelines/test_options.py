@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,7 @@ def test_flags_of_each_form_arrive_where_they_belong():
     )
     assert chosen.plan == PlanOptions(shard_size_mb=0.5)
     assert chosen.listing == ListingOptions(
-        classes=("NORMAL", "CNV"), tree="OCT2017 ", group_regex=r"^(\d)"
+        classes=("NORMAL", "CNV"), tree="OCT2017 ", patient_regex=r"^(\d)"
     )
     assert chosen.source == SourceOptions(
         source="archive", input="scans.zip", num_examples=30, download_dir=Path("d")
@@ -127,8 +128,8 @@ def test_the_runner_tells_where_the_images_are_read(flags, workers):
         (["--variants=-1"], r"variants must be in 0\.\.100"),
         (["--variants=101"], r"variants must be in 0\.\.100"),
         (["--staging=bucket/folder"], "--staging must be a URL"),
-        (["--group_regex=("], "not a valid pattern"),
-        (["--group_regex=CNV-"], "needs a group in parentheses for the patient"),
+        (["--patient_regex=("], "not a valid pattern"),
+        (["--patient_regex=CNV-"], "needs a group in parentheses for the patient"),
         (["--classes=A,B,A"], "take each name once"),
         (["--output="], "--output must be a folder of its own, received ''"),
         (["--output=/"], "--output must be a folder of its own, received '/'"),
@@ -162,10 +163,16 @@ def test_a_value_that_cannot_be_read_is_wrong_usage(argv, capsys):
 
 
 def test_help_names_every_flag_and_an_example(capsys):
-    with pytest.raises(SystemExit) as raised:
-        parse_options(["--help"])
-    assert raised.value.code == 0
-    text = capsys.readouterr().out
+    texts = {}
+    for flag in ("--help", "--help_all"):
+        with pytest.raises(SystemExit) as raised:
+            parse_options([flag])
+        assert raised.value.code == 0
+        texts[flag] = capsys.readouterr().out
+    shown = re.findall(r"^  (--\w+)", texts["--help"], re.MULTILINE)
+    assert shown[:4] == ["--help_all", "--input", "--output", "--splits"]
+    assert len(shown) <= 30
+    text = texts["--help_all"]
     assert all(flag in text for flag in flag_names())
     assert "python pipelines/build_tfrecords.py --input" in text
 

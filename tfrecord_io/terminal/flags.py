@@ -22,7 +22,6 @@ import functools
 import itertools
 import math
 import operator
-import re
 import shutil
 import sys
 import types
@@ -92,6 +91,16 @@ class _Store(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
+class _HelpAll(argparse.Action):
+    """Prints the help with the flags that `add_flags` hides, and ends the command."""
+
+    def __call__(self, parser: Any, *_: Any, **__: Any) -> None:
+        for action in parser._actions:
+            action.help = getattr(action, "hidden_help", action.help)
+        parser.print_help()
+        parser.exit()
+
+
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line, with the flag that was probably meant.
 
@@ -135,8 +144,7 @@ class Parser(argparse.ArgumentParser):
         name = unknown[0].partition("=")[0]
         if name in self.hints:
             self.error(f"unknown argument {name}: {self.hints[name]}")
-        known = re.findall(r"--\w+", self.format_help())
-        self.error(f"unknown argument {name}{meant(name, known)}")
+        self.error(f"unknown argument {name}{meant(name, self._option_string_actions)}")
 
 
 def meant(name: str, known: Iterable[str]) -> str:
@@ -160,17 +168,22 @@ def add_flags(
     parser: argparse.ArgumentParser,
     heading: str,
     *groups: type,
-    only: Collection[str] | None = None,
+    only: Sequence[str] | None = None,
     without: Collection[str] = (),
     is_hidden: bool = False,
 ) -> Any:
     """Adds the flags of dataclasses to a parser, under a heading in --help, which it returns.
 
     Flags that are not given are absent from what the parser returns. `only` names the fields to
-    add, or `without` those to leave out; `is_hidden` leaves the flags out of --help.
+    add, in their order, or `without` those to leave out; `is_hidden` shows them in --help_all only.
     """
     section = parser.add_argument_group(heading)
-    for field, kind in itertools.chain.from_iterable(map(fields_of, groups)):
+    if is_hidden and "--help_all" not in parser._option_string_actions:
+        parser.add_argument("--help_all", action=_HelpAll, nargs=0, help="show every flag and exit")
+    fields = list(itertools.chain.from_iterable(map(fields_of, groups)))
+    if only is not None:
+        fields.sort(key=lambda each: only.index(each[0].name) if each[0].name in only else 0)
+    for field, kind in fields:
         if field.name in without or (only is not None and field.name not in only):
             continue
         # argparse reads a single % as a placeholder.
@@ -186,7 +199,9 @@ def add_flags(
                 _Store, adds_up=field.metadata.get("adds_up", False)
             )
         names = [f"--{name}" for name in (field.metadata.get("alias"), field.name) if name]
-        section.add_argument(*names, dest=field.name, **settings)
+        action = section.add_argument(*names, dest=field.name, **settings)
+        if is_hidden:
+            vars(action)["hidden_help"] = text
         if settings.get("action") == "store_true":  # from Python, `overwrite=False` is given so
             settings |= {"action": "store_false", "help": argparse.SUPPRESS}
             section.add_argument(f"--no-{field.name}", dest=field.name, **settings)

@@ -136,7 +136,7 @@ def _origin_of(manifest: Manifest) -> dict[str, str]:
     pixels of pictures that look alike.
     """
     options = manifest.options
-    naming = [options.get("group_regex"), options.get("anonymize"), bool(options.get("labels"))]
+    naming = [options.get("patient_regex"), options.get("anonymize"), bool(options.get("labels"))]
     return {"dataset": manifest.fingerprint, "patients": json.dumps(naming)}
 
 

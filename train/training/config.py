@@ -271,18 +271,17 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
     return content
 
 
-def add_arguments(parser: argparse.ArgumentParser, *, is_hidden: bool = False) -> Any:
-    """Adds a flag for each field, under a heading for each group; returns the first heading.
-
-    Args:
-        parser: of the command.
-        is_hidden: whether --help leaves out all but the first.
-    """
-    matter, groups = ("data", "model", "weights", "init", "epochs"), _groups()
+def add_arguments(parser: argparse.ArgumentParser) -> Any:
+    """Adds a flag for each field, under a heading for each group; returns the first heading."""
+    groups = _groups()
+    matter = (
+        "data", "epochs", "model", "weights", "init", "global_batch_size", "learning_rate",
+        "augment", "seed", "folds", "gpus", "by",
+    )  # fmt: skip
     heading = "the flags that matter first"
     first = flags.add_flags(parser, heading, *(group for _, group in groups), only=matter)
     for name, group in groups:
-        flags.add_flags(parser, name, group, without=matter, is_hidden=is_hidden)
+        flags.add_flags(parser, name, group, without=matter, is_hidden=True)
     return first
 
 

@@ -121,7 +121,7 @@ def source_of(kind, names, folder):
     files = planted_tree(names)
     place = folder / names.new()
     place.mkdir()
-    flags = [rf"--group_regex=-(q[0-9]+zyx)-|{names.new()}", "--max_reject_fraction=0.5"]
+    flags = [rf"--patient_regex=-(q[0-9]+zyx)-|{names.new()}", "--max_reject_fraction=0.5"]
     flags += ["--num_shards=2", "--leaks=drop", "--duplicates=drop"]
     if kind == "folder":
         write_tree(place, files)

@@ -211,20 +211,20 @@ def test_a_pattern_is_tried_on_the_name_and_then_on_the_path():
         "in/CNV/patient07/a.png": b"1", "in/CNV/patient07/patient9/b.png": b"2",
         "in/CNV/patient07/patient8_1.png": b"3", "in/DME/c.png": b"4",
     }  # fmt: skip
-    listing = list_files(files, group_regex=r"patient(\d+)[/_]")
+    listing = list_files(files, patient_regex=r"patient(\d+)[/_]")
     assert listing.table["patient"].to_pylist() == ["07", "8", "07", None]
 
 
 def test_a_pattern_that_finds_few_patients_or_none_shows_paths_without_one():
     files = {f"CNV/scan{k}.png": bytes([k]) for k in range(4)} | {"DME/p7_1.png": b"7"}
     assert notes_of(list_files(files), private=True) == []
-    (note,) = notes_of(list_files(files, group_regex=r"^p(\d+)_"), private=True)
+    (note,) = notes_of(list_files(files, patient_regex=r"^p(\d+)_"), private=True)
     shown = "images; others are 'CNV/scan0.png', 'CNV/scan1.png', 'CNV/scan2.png'"
     assert note.endswith(f"of 1 of 5 {shown}")
     with pytest.raises(errors.UserError, match=f"of 0 of 5 {shown}. Its first group should be"):
-        list_files(files, group_regex="eye([0-9])")
+        list_files(files, patient_regex="eye([0-9])")
     del files["CNV/scan3.png"], files["CNV/scan2.png"], files["CNV/scan1.png"]
-    assert notes_of(list_files(files, group_regex=r"^p(\d+)_"), private=True) == []
+    assert notes_of(list_files(files, patient_regex=r"^p(\d+)_"), private=True) == []
 
 
 # ---- what is no image
@@ -359,13 +359,13 @@ def in_two_forms(patients=("Müller03", "Noël")):
 
 @pytest.mark.parametrize(
     "options",
-    [{"layout": ("class", "patient")}, {"layout": ("class",), "group_regex": "ä-(.*)-"}],
+    [{"layout": ("class", "patient")}, {"layout": ("class",), "patient_regex": "ä-(.*)-"}],
     ids=["folder", "pattern"],
 )
 def test_a_person_and_a_class_are_one_whatever_the_form_of_their_names(options):
     files = in_two_forms()
-    if "group_regex" in options:
-        options["group_regex"] = unicodedata.normalize("NFD", options["group_regex"])
+    if "patient_regex" in options:
+        options["patient_regex"] = unicodedata.normalize("NFD", options["patient_regex"])
     listing = list_files(files, **options)
     assert places(listing).keys() == files.keys()  # each is opened by its own name
     assert set(listing.table["label"].to_pylist()) == {"Œdéme A", "Œdéme B"}
@@ -416,6 +416,6 @@ def test_patients_whose_names_look_alike_are_told():
 @pytest.mark.parametrize("regex", ["^(scan)", "(CNV|DME)"])
 def test_a_pattern_that_finds_one_patient_in_all_images_is_told(regex):
     files = {f"{label}/scan-CNV-{label}-{k}.png": bytes([k]) for label in "AB" for k in range(2)}
-    notes = notes_of(list_files(files, group_regex=regex), private=True)
+    notes = notes_of(list_files(files, patient_regex=regex), private=True)
     (note,) = [note for note in notes if "finds one patient in all images" in note]
     assert note.count(" in 'A/scan-") == 2

@@ -130,7 +130,7 @@ def test_the_layout_and_the_classes_decide():
 
 def test_a_pattern_goes_before_the_patients_in_folders():
     files = patients_in(oct_of, "{c}/patient_{p}")
-    listing = list_files(files, group_regex=r"patient_(\d+)/")
+    listing = list_files(files, patient_regex=r"patient_(\d+)/")
     assert set(listing.table["patient"].to_pylist()) == {str(p) for p in range(30)}
 
 

@@ -135,7 +135,7 @@ def test_patients_are_part_of_the_identity(tmp_path):
         for end in ("", "-p1", "-p2-p3")
     }
     source = write_tree(tmp_path / "in", files)
-    in_path, in_name = ([rf"--group_regex={pattern}"] for pattern in (r"(patient\d)/", r"^(\d)"))
+    in_path, in_name = ([rf"--patient_regex={pattern}"] for pattern in (r"(patient\d)/", r"^(\d)"))
     with prepare(source, tmp_path / "out", *in_path) as job:
         digests = [job.build.draft.options["source_listing"]]
     with prepare(source, tmp_path / "out", *in_name, "--overwrite") as job:

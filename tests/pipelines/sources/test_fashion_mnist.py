@@ -140,12 +140,15 @@ def test_fashion_mnist_can_be_split_anew_resized_and_cut_to_some_classes(folder,
     assert set(manifest.splits) == {"train", "val", "test"}
 
 
-def test_without_a_folder_fashion_mnist_is_downloaded_and_kept(web, tmp_path):
-    url = f"--fashion_mnist_url={web.url('fashion')}"
+def test_without_a_folder_fashion_mnist_is_downloaded_and_kept(web, tmp_path, monkeypatch):
+    def build_from(folder, url):
+        monkeypatch.setattr(source, "BASE_URL", web.url(url))
+        return build_fashion(tmp_path / folder)
+
     with pytest.raises(errors.BuildError, match="give their folder with --input"):
-        build_fashion(tmp_path / "none", f"{url}/none")
-    first = build_fashion(tmp_path / "first", url)
-    second = build_fashion(tmp_path / "second", f"{url}/none")
+        build_from("none", "fashion/none")
+    first = build_from("first", "fashion")
+    second = build_from("second", "fashion/none")
 
     assert not (tmp_path / "none").exists()
     assert shards_of(first) == shards_of(second) != {}

@@ -144,7 +144,7 @@ def test_a_folder_with_shards_of_nobody_is_refused(storage):
         (["--image_size=9"], r"image_size: \[8, 8\] there, \[9, 9\] now"),
         (["--num_shards=3"], "num_shards: 4 there, 3 now"),
         (["--name=other"], "name: 'scans' there, 'other' now"),
-        ([r"--group_regex=^(\w)"], "group_regex: "),
+        ([r"--patient_regex=^(\w)"], "patient_regex: "),
     ],
 )
 def test_a_changed_option_is_refused_and_named_with_the_way_out(scans, complete, more, named):

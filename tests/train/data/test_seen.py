@@ -172,7 +172,7 @@ PIXELS, NEARLY, NAMES = (
         (UNLIKE | {"patient": None}, {}, (NEARLY,), "have no patient"),
         (UNLIKE, {"side": 63}, (PIXELS, NAMES), "have no perceptual hash"),
         (UNLIKE, {"anonymize": "code"}, (NEARLY,), "name patients in another way"),
-        (UNLIKE, {"group_regex": "x(.)"}, (NEARLY,), "name patients in another way"),
+        (UNLIKE, {"patient_regex": "x(.)"}, (NEARLY,), "name patients in another way"),
         (UNLIKE | {"pixels_xxh3": None}, {}, (NAMES,), "have no hash of the pixels"),
     ],
 )
