@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -88,18 +89,18 @@ def test_a_wrong_path_is_told_before_anything_heavy_is_imported(name):
 
 def test_help_begins_with_the_flags_that_matter_and_is_short_in_the_benchmark(capsys):
     shown = {}
-    for module in (run, benchmark):
+    for module, flag in ((run, "--help"), (run, "--help_all"), (benchmark, "--help")):
         with pytest.raises(SystemExit):
-            module.main(["--help"])
-        shown[module] = capsys.readouterr().out
-    head, _, rest = shown[run].partition("\ninput:")
-    named = {"--data", "--workdir", "--model", "--weights", "--epochs"}
-    assert named <= set(head.split())
-    assert "efficientnet_b7" not in shown[run]
-    assert "VALUE" not in shown[run]
+            module.main([flag])
+        shown[module, flag] = capsys.readouterr().out
+    head, rest = shown[run, "--help"], shown[run, "--help_all"].partition("\ninput:")[2]
+    assert {"--data", "--workdir", "--model", "--weights", "--epochs"} <= set(head.split())
+    assert len(re.findall(r"^  --\w", head, re.MULTILINE)) <= 30
+    assert "efficientnet_b7" not in head
+    assert "VALUE" not in head + rest
     assert "--mixup" in rest
-    assert "--mixup" not in shown[benchmark]
-    assert "--replicas" in shown[benchmark]
+    assert "--mixup" not in head + shown[benchmark, "--help"]
+    assert "--replicas" in shown[benchmark, "--help"]
 
 
 def test_ctrl_c_outside_of_the_steps_ends_with_a_message_and_code_130(tmp_path):
