@@ -76,7 +76,7 @@ _GROUPS: dict[str, type] = {
 #: The options that a first build needs; --help shows the others only as --help_all.
 _FIRST = (
     "input", "output", "splits", "image_size", "labels", "columns", "patient_regex", "classes",
-    "fit", "preview", "overwrite",
+    "rename_classes", "fit", "preview", "overwrite",
 )  # fmt: skip
 
 _DESCRIPTION = """\

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
 import functools
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +27,7 @@ from tfrecord_io.stores.files import read_json
 from tfrecord_io.terminal import flags
 from tfrecord_io.terminal.address import Address, is_remote, local_path
 from tfrecord_io.terminal.errors import UserError
+from tfrecord_io.terminal.flags import command
 from tfrecord_io.terminal.printing import counted, differences, listed
 from train.data.dataset import Dataset, Part, open_dataset
 from train.data.seen import Exposure, Seen, expose, read_seen
@@ -163,7 +166,8 @@ def _require_fit(
     if unknown := [name for name in manifest.label_names if name not in known]:
         raise UserError(
             f"{data} has the {kind.plural} {listed(unknown, 10)}, which the model of {run} does "
-            f"not know; it knows {listed(known, 10)}. Build the dataset with these names"
+            f"not know; it knows {listed(known, 10)}. Build the dataset with these names: "
+            f"{command('build')} ... {_renaming(unknown, known)}"
         )
     ours = dataclasses.asdict(classifier.preprocessing)
     try:
@@ -181,6 +185,15 @@ def _require_fit(
             + "\n  ".join(changed)
             + "\nBuild it with the options of the training dataset"
         )
+
+
+def _renaming(unknown: Sequence[str], known: Sequence[str]) -> str:
+    """Returns the flag of the build that gives unknown classes names that are known."""
+    close = {name: difflib.get_close_matches(name.casefold(), map(str.casefold, known), 1)
+             for name in unknown[:10]}  # fmt: skip
+    by_form = {name.casefold(): name for name in known}
+    pairs = [f"{name}={by_form[close[name][0]] if close[name] else 'NAME'}" for name in close]
+    return f"--rename_classes {shlex.quote(','.join(pairs))}"
 
 
 def _unseen(

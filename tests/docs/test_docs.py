@@ -100,9 +100,10 @@ def test_every_block_names_its_language_or_why_it_is_not_run(page):
 
 
 def _tree():
-    """Returns the notes of the README's tree by path."""
-    block = re.search(r"```text\n(.*?)```", README, re.DOTALL)
-    assert block, "the README should have a tree in a ```text block"
+    """Returns the notes of the tree in CONTRIBUTING.md by path."""
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    block = re.search(r"```text\n(.*?)```", page, re.DOTALL)
+    assert block, "CONTRIBUTING.md should have a tree in a ```text block"
     notes, folder = {}, ""
     for line in block[1].splitlines():
         indent, name, note = re.fullmatch(r"( *)(\S+) *(.*)", line).groups()
@@ -293,8 +294,8 @@ def clone(tmp_path_factory):
 def test_the_notebook_runs(clone):
     notebook = json.loads((clone / "docs" / "notebook.ipynb").read_text(encoding="utf-8"))
     cells = ["".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "code"]
-    (clone / "notebook.py").write_text("\n".join(cells), encoding="utf-8")
-    _run(clone, sys.executable, "notebook.py")
+    (clone / "docs" / "cells.py").write_text("\n".join(cells), encoding="utf-8")
+    _run(clone / "docs", sys.executable, "cells.py")
 
 
 NEWCOMER = [ROOT / "README.md", ROOT / "docs" / "tutorial.md"]

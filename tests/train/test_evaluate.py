@@ -207,6 +207,10 @@ def test_the_page_shows_the_training_run_beside_this_dataset(class_run, measured
     [
         ({"image_shape": (16, 12, 1)}, "height: 12 in training, 16 here"),
         ({"label_names": ("CNV", "GLAUCOMA")}, "has the classes GLAUCOMA, which the model of"),
+        (
+            {"label_names": ("cnv", "eye")},
+            "build_tfrecords.py ... --rename_classes cnv=CNV,eye=NAME",
+        ),
         ({"label_names": [f"c{n:02}" for n in range(12)]}, "c09 and 2 more, which the model"),
         ({"fit": "stretch"}, "fit: 'pad' in training, 'stretch' here"),
     ],

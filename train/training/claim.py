@@ -83,8 +83,8 @@ def claim(
                 raise UserError(
                     f"{address} contains a run with another configuration:\n  "
                     + "\n  ".join(changed)
-                    + "\nUse another --workdir, or replace that run with --overwrite"
-                    + (told if is_other else "")
+                    + f"\nTrain on from that run with --init {address} and another --workdir, or "
+                    "replace it with --overwrite" + (told if is_other else "")
                 )
             if overwrite:
                 stack.enter_context(console.cleaned_up(settle))

@@ -190,7 +190,7 @@ class TrainConfig:
                 f"a step takes {global_batch_size} images, but the training split has only "
                 f"{num_examples}; use a smaller --replica_batch_size or fewer replicas"
             )
-        epochs = self.input.epochs or _choose_epochs(num_examples, fine_tunes)
+        epochs = self.input.epochs or usual_epochs(num_examples, fine_tunes)
         num_steps = math.ceil(epochs * num_examples / global_batch_size)
         five_epochs = math.ceil(5 * num_examples / global_batch_size)
         is_scaled = optimizer.scale_learning_rate
@@ -233,6 +233,8 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]
     continue with other values of the options that are declared `is_operational`.
     """
     free = {field.name for field, _ in _fields() if field.metadata.get("is_operational")}
+    if ours["config"].get("epochs") != theirs["config"].get("epochs"):
+        free |= {"ema_decay", "warmup_steps", "head_epochs"}  # they follow from the epochs
 
     def learnt(content: Mapping[str, Any]) -> dict[str, Any]:
         facts = {name: value for name, value in content["config"].items() if name not in free}
@@ -333,7 +335,7 @@ def _fields() -> list[tuple[dataclasses.Field[Any], Any]]:
     return [field for _, group in _groups() for field in flags.fields_of(group)]
 
 
-def _choose_epochs(num_examples: int, fine_tunes: bool) -> int:
+def usual_epochs(num_examples: int, fine_tunes: bool) -> int:
     """Returns how many epochs suit a training split, 3 to 300.
 
     The number of images shown grows with the square root of the split: 147 epochs of 537 images, 76

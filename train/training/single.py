@@ -28,6 +28,7 @@ from train.results.write import (
     Outcome,
     write_results,
 )
+from train.training.config import usual_epochs
 from train.training.export import FOLDER_NAME, answer, export_model
 from train.training.first_weights import FirstWeights
 from train.training.plan import Plan
@@ -99,6 +100,9 @@ def complete(
 
     results = write_results(folder.path, outcome, explanation=explanation, before_last=add)
     folder.save()
+    usual = usual_epochs(plan.parts.train.num_examples, plan.config.network.fine_tunes)
+    if measured["split"] and plan.task.doubt(results) and (plan.config.input.epochs or 0) < usual:
+        print(f"note: {progress.step:,} steps are few: without --epochs it trains {usual} epochs")
     print(f"The model, its metrics and {PAGE_NAME} are in {folder.address}")
     return results
 
