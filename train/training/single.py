@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tfrecord_io.stores.files import read_json, write_json
+from tfrecord_io.terminal.printing import many
 from train.data import seen
 from train.data.dataset import Dataset, Part
 from train.data.seen import Exposure, Seen, collect, expose, read_seen
@@ -102,7 +103,8 @@ def complete(
     folder.save()
     usual = usual_epochs(plan.parts.train.num_examples, plan.config.network.fine_tunes)
     if measured["split"] and plan.task.doubt(results) and (plan.config.input.epochs or 0) < usual:
-        print(f"note: {progress.step:,} steps are few: without --epochs it trains {usual} epochs")
+        told = many(progress.step, "step")
+        print(f"note: {told} few: without --epochs it trains {usual} epochs")
     print(f"The model, its metrics and {PAGE_NAME} are in {folder.address}")
     return results
 

@@ -211,4 +211,9 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path, text):
 def test_differences_name_what_changes_learning_and_leave_out_what_does_not():
     ours = {"config": TrainConfig.of(data="x", epochs=2, gpus=2, checkpoint_seconds=5.0).to_dict()}
     theirs = {"config": TrainConfig.of(data="y", epochs=3).to_dict()}
-    assert train_config.differences(ours, theirs) == ["epochs: 3 in the folder, 2 requested"]
+    only = ["epochs: 3 in the folder, 2 requested"]
+    assert train_config.differences(ours, theirs) == only
+    # What follows from the number of epochs is not named beside it.
+    ours, theirs = ({"config": resolve(epochs=epochs).to_dict()} for epochs in (2, 3))
+    assert ours["config"]["ema_decay"] != theirs["config"]["ema_decay"]
+    assert train_config.differences(ours, theirs) == only

@@ -112,6 +112,18 @@ def test_it_learns_and_is_measured_in_its_best_epoch_on_the_test_split_by_patien
     assert metrics["scores"]["accuracy"]["value"] > 0.4  # chance is 0.25
 
 
+def test_a_result_at_chance_after_fewer_epochs_than_usual_says_so(tmp_path, capsys):
+    data, workdir = tmp_path / "data", tmp_path / "run"
+    write_marked_dataset(data, num_examples={"train": 20, "val": 8, "test": 30})
+    few = QUICK | {"epochs": 1, "learning_rate": 1e-9, "bootstrap_samples": 20}
+    assert run.main([f"--data={data}", f"--workdir={workdir}", *flags(**few)]) == 0
+    assert "note: 1 step is few: without --epochs it trains 300 epochs" in capsys.readouterr().out
+    more = flags(**few | {"epochs": 2})
+    assert run.main([f"--data={data}", f"--workdir={workdir}", *more]) == 2
+    said = capsys.readouterr().err
+    assert "epochs: 1 in the folder, 2 requested\nTrain on from that run with --init" in said
+
+
 def test_a_complete_run_is_not_repeated(class_run, class_data, capsys):
     before = {path: path.stat().st_mtime_ns for path in class_run.rglob("*.npz")}
     assert train_and_evaluate(config_of(class_data), class_run) == metrics_of(class_run)
