@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from pipelines.engine import launch
 from pipelines.extras import codes, exclude, preview, rename, reuse
 from pipelines.listing.labels import open_labels
+from pipelines.listing.listing import list_images
 from pipelines.options import BuildOptions, parse_options
 from pipelines.planning.contents import content_names
 from pipelines.planning.draft import fitted, make_draft, with_counts
@@ -89,7 +90,8 @@ def planned(options: BuildOptions) -> Iterator[Job | None]:
         source = open_source(options.source, options.workers, options.plan.seed, output)
         started = time.monotonic()
         summary.say(f"listing the images of {options.source.input or options.source.source}")
-        list_source = rename.renaming(options.listing.rename_classes, options.listing.label_kind)
+        list_source = list_images
+        list_source = rename.renaming(list_source, options.listing)
         list_source = exclude.excluding(list_source, exclusion)
         images = list_source(source, options.listing, labels)
         summary.print_listed(images)

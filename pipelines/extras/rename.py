@@ -9,20 +9,21 @@ import pyarrow as pa
 
 from pipelines import errors
 from pipelines.listing.images import Images
-from pipelines.listing.listing import list_images
+from pipelines.listing.options import ListingOptions
 from tfrecord_io.format.kinds import LabelKind
 from tfrecord_io.terminal.printing import listed
 from tfrecord_io.terminal.spelling import written
 
 
-def renaming(names: Mapping[str, str] | None, kind: LabelKind) -> Callable[..., Images]:
+def renaming(list_images: Callable[..., Images], options: ListingOptions) -> Callable[..., Images]:
     """Returns a function that lists a source as `list_images` does, with other names of labels.
 
     They are renamed before they are chosen, counted and checked: `--classes` has the new names.
     """
-    if not names:
+    if not (names := options.rename_classes):
         return list_images
-    return functools.partial(list_images, relabel=lambda images: renamed(images, names, kind))
+    relabel = functools.partial(renamed, names=names, kind=options.label_kind)
+    return functools.partial(list_images, relabel=relabel)
 
 
 def renamed(images: Images, names: Mapping[str, str], kind: LabelKind) -> Images:
