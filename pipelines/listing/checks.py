@@ -47,6 +47,7 @@ def with_checked_classes(images: Images, options: ListingOptions) -> Images:
     pairs = known.group_by(["label", "patient"]).aggregate([])
     if len(pairs) == len(pairs["patient"].unique()) == len(counts) >= _FEW_CLASSES:
         raise errors.UserError(
-            f"each of the {len(pairs):,} classes is one patient: {shown}; {_ADVICE}"
+            f"each of the {len(pairs):,} classes is one patient: {shown}; {_ADVICE}, or change "
+            "--patient_regex, if it finds the class in names"
         )
     return images

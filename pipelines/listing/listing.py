@@ -245,9 +245,15 @@ def with_labels_in_names(images: Images, label_regex: str) -> Images:
         )
     counts = collections.Counter(labels.filter(has_label).to_pylist())
     column = labels.cast(pa.string()).dictionary_encode()
+    refs = refs.set_column(_LABEL, "label", column).filter(has_label)
+    text = (
+        f"--label_regex {label_regex!r} finds one class in all images ({_found_in(refs, 'label')});"
+        " its first group should be what differs between classes"
+    )
+    notes = (Note(text, is_private=True),) if len(counts) == 1 < len(refs) else ()
     return images.then(
-        refs.set_column(_LABEL, "label", column).filter(has_label),
-        Ledger(rejects=rejects),
+        refs,
+        Ledger(rejects=rejects, notes=notes),
         layout=(*images.layout, ("class in names", roles.told(counts))),
     )
 
@@ -266,17 +272,7 @@ def with_patients_in_names(images: Images, patient_regex: str) -> Images:
     patients = _find(paths, patient_regex)
     images = images.then(images.table.set_column(_PATIENT, "patient", patients))
     num_without, num_images = patients.null_count, len(patients)
-    if patient_regex != DEFAULT_PATIENT_REGEX and patients.drop_null().unique().equals(
-        patients.drop_null()[:1]
-    ):
-        pairs = zip(paths.slice(0, 3).to_pylist(), patients[:3].to_pylist(), strict=True)
-        shown = ", ".join(f"{found!a} in {path!a}" for path, found in pairs if found)
-        if num_images - num_without > 1:
-            text = (
-                f"--patient_regex {patient_regex!r} finds one patient in all images ({shown}); its "
-                "first group should be what differs between patients"
-            )
-            images = images.then(found=Ledger(notes=(Note(text, is_private=True),)))
+    images = images.then(found=_constant_patients(images.table, patient_regex))
     if patient_regex == DEFAULT_PATIENT_REGEX or num_without <= num_images / 2:
         return images
     text = (
@@ -290,6 +286,36 @@ def with_patients_in_names(images: Images, patient_regex: str) -> Images:
             "for each patient; a table of --labels can name the patients, too"
         )
     return images.then(found=Ledger(notes=(Note(text, is_private=True),)))
+
+
+def _constant_patients(refs: pa.Table, patient_regex: str) -> Ledger:
+    """Returns a note if a pattern finds one patient in all images, or in all of each class."""
+    labels = refs["label"].cast(pa.string())
+    known = refs.select(["path", "patient"]).append_column("label", labels)
+    known = known.filter(pc.is_valid(known["patient"]))
+    people = known.group_by(["label", "patient"]).aggregate([("path", "count")])
+    names = people["label"].unique()
+    is_one, is_default = (
+        len(people["patient"].unique()) == 1,
+        patient_regex == DEFAULT_PATIENT_REGEX,
+    )
+    is_constant = len(people) == len(names) and (pc.min(people["path_count"]).as_py() or 0) > 1
+    if not is_constant or (is_one and is_default):
+        return Ledger()
+    rows = [pc.index(known["label"], name).as_py() for name in names[:3]]
+    rows += [row for row in range(len(known.slice(0, 3))) if row not in rows]
+    text = (
+        f"--patient_regex {patient_regex!r}{' (the default)' if is_default else ''} finds one "
+        f"patient in all images{'' if is_one else ' of each class'} "
+        f"({_found_in(known.take(sorted(rows[:3])), 'patient')}); its first group should be what "
+        "differs between patients"
+    )
+    return Ledger(notes=(Note(text, is_private=True),))
+
+
+def _found_in(refs: pa.Table, column: str) -> str:
+    pairs = refs.slice(0, 3).select(["path", column]).to_pylist()
+    return ", ".join(f"{pair[column]!a} in {pair['path']!a}" for pair in pairs)
 
 
 def with_patients_in_folders(images: Images, options: ListingOptions) -> Images:

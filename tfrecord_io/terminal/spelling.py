@@ -9,10 +9,11 @@ True
 from __future__ import annotations
 
 import collections
+import difflib
 import re
 import shlex
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tfrecord_io.terminal.printing import printable
@@ -120,6 +121,20 @@ def rename_flag(names: Mapping[str, str]) -> str:
         '"{}"'.format(pair.replace('"', '""')) if {*',"'} & {*pair} else pair for pair in pairs
     )
     return f"--rename_classes {shlex.quote(','.join(quoted))}"
+
+
+def rename_example(names: Sequence[str], known: Sequence[str]) -> str:
+    """Returns the flag that gives ten labels at most the known names that they resemble.
+
+    If none resembles one, it is an example of how to give one.
+
+    >>> rename_example(["cnv", "Normal", "GA"], ["CNV", "NORMAL"])
+    '--rename_classes cnv=CNV,Normal=NORMAL'
+    """
+    forms = {name.casefold(): name for name in known}
+    close = {name: difflib.get_close_matches(name.casefold(), forms, 1) for name in names[:10]}
+    found = {name: forms[some[0]] for name, some in close.items() if some}
+    return rename_flag(found or {names[0]: known[0]})
 
 
 def _appearance(name: str) -> str:

@@ -14,7 +14,9 @@ import numpy as np
 from tfrecord_io.format.kinds import kind_in
 from tfrecord_io.format.manifest import Manifest, check_types
 from tfrecord_io.terminal.errors import UserError
+from tfrecord_io.terminal.flags import command
 from tfrecord_io.terminal.printing import counted, listed
+from tfrecord_io.terminal.spelling import rename_example
 from train.machine.errors import TrainingError
 from train.networks.models import Network, restore
 from train.training.checkpoint import BEST_NAME, load_checkpoint
@@ -61,9 +63,10 @@ class FirstWeights:
             )
         if not {*names} & {*manifest.label_names}:
             raise UserError(
-                f"--init {init} knows the {theirs.plural} {listed(names)}, but the dataset has "
-                f"{listed(manifest.label_names)}, and outputs follow their names; build the "
-                f"dataset with {ours.flag} of these names, or leave --init out"
+                f"--init {init} knows the {theirs.plural} {listed(names, 10)}, but the dataset has "
+                f"{listed(manifest.label_names, 10)}, and outputs follow their names; build the "
+                f"dataset with these names, such as {command('build')} ... "
+                f"{rename_example(manifest.label_names, names)}, or leave --init out"
             )
         return cls(init=init, folder=folder, theirs=names, ours=manifest.label_names)
 

@@ -413,9 +413,35 @@ def test_patients_whose_names_look_alike_are_told():
     assert "a column patient of a table of --labels" in note
 
 
-@pytest.mark.parametrize("regex", ["^(scan)", "(CNV|DME)"])
-def test_a_pattern_that_finds_one_patient_in_all_images_is_told(regex):
+@pytest.mark.parametrize(
+    ("option", "regex", "told"),
+    [
+        ("patient_regex", "^(scan)", "one patient in all images ('scan' in 'A/scan-"),
+        ("patient_regex", "(CNV|DME)", "one patient in all images ('CNV' in 'A/scan-"),
+        (
+            "patient_regex",
+            "CNV-([A-Z])",
+            "one patient in all images of each class ('A' in 'A/scan-",
+        ),
+        ("label_regex", "(DME|CNV)", "one class in all images ('CNV' in 'A/scan-"),
+    ],
+)
+def test_a_pattern_that_finds_the_same_in_all_images_is_told(option, regex, told):
     files = {f"{label}/scan-CNV-{label}-{k}.png": bytes([k]) for label in "AB" for k in range(2)}
-    notes = notes_of(list_files(files, patient_regex=regex), private=True)
-    (note,) = [note for note in notes if "finds one patient in all images" in note]
+    (note,) = notes_of(list_files(files, **{option: regex}), private=True)
+    assert f"{regex}' finds {told}" in note
     assert note.count(" in 'A/scan-") == 2
+    assert note.count(" in '") == 3
+
+
+def test_the_default_pattern_that_finds_a_patient_for_each_class_is_told():
+    files = {
+        f"{label}/{label}-{place}-{k}.png": bytes([place, k])
+        for place, label in enumerate(("CNV", "DME", "DRUSEN"))
+        for k in range(2)
+    }
+    (note,) = notes_of(list_files(files), private=True)
+    assert "(the default) finds one patient in all images of each class ('0' in 'CNV/CNV-0" in note
+    assert "'1' in 'DME/DME-1-0.png', '2' in 'DRUSEN/DRUSEN-2-0.png')" in note
+    files["CNV/CNV-9-1.png"] = b"another patient"
+    assert not notes_of(list_files(files), private=True)

@@ -283,7 +283,7 @@ def answers_of(classifier, images):
 def test_a_start_from_a_run_that_shares_no_output_is_refused(class_run, tmp_path):
     write_marked_dataset(tmp_path / "names", {"train": 4}, label_names=("cnv", "normal"))
     write_marked_dataset(tmp_path / "kind", {"train": 4}, label_kind=MULTI_LABEL)
-    told = {"names": "and outputs follow their names; build the dataset with --classes",
+    told = {"names": "such as .*build.* --rename_classes cnv=CNV,normal=NORMAL, or",
             "kind": "learned classes, but the dataset has labels"}  # fmt: skip
     for name, message in told.items():
         with pytest.raises(UserError, match=message):
