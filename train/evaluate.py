@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import functools
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +27,7 @@ from tfrecord_io.terminal.address import Address, is_remote, local_path
 from tfrecord_io.terminal.errors import UserError
 from tfrecord_io.terminal.flags import command
 from tfrecord_io.terminal.printing import counted, differences, listed
+from tfrecord_io.terminal.spelling import rename_example
 from train.data.dataset import Dataset, Part, open_dataset
 from train.data.seen import Exposure, Seen, expose, read_seen
 from train.machine import console
@@ -78,7 +77,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
     address, data, split = ", ".join(arguments.run), arguments.data, arguments.split
     if (len(arguments.run) > 1 or is_remote(address)) and not arguments.output:
         raise UserError(
-            f"--run {address} is not one local folder; name one for the results with --output"
+            f"--run {address} is not one local folder; name a folder for the results with --output"
         )
     dataset = open_dataset(data, options.columns)
     manifest = dataset.manifest
@@ -164,10 +163,11 @@ def _require_fit(
             f"the kind {classifier.task.kind.name}; give a dataset with such labels"
         )
     if unknown := [name for name in manifest.label_names if name not in known]:
+        how = f"--target {known[0]}" if kind.is_number else rename_example(unknown, known)
         raise UserError(
             f"{data} has the {kind.plural} {listed(unknown, 10)}, which the model of {run} does "
             f"not know; it knows {listed(known, 10)}. Build the dataset with these names: "
-            f"{command('build')} ... {_renaming(unknown, known)}"
+            f"{command('build')} ... {how}"
         )
     ours = dataclasses.asdict(classifier.preprocessing)
     try:
@@ -185,15 +185,6 @@ def _require_fit(
             + "\n  ".join(changed)
             + "\nBuild it with the options of the training dataset"
         )
-
-
-def _renaming(unknown: Sequence[str], known: Sequence[str]) -> str:
-    """Returns the flag of the build that gives unknown classes names that are known."""
-    close = {name: difflib.get_close_matches(name.casefold(), map(str.casefold, known), 1)
-             for name in unknown[:10]}  # fmt: skip
-    by_form = {name.casefold(): name for name in known}
-    pairs = [f"{name}={by_form[close[name][0]] if close[name] else 'NAME'}" for name in close]
-    return f"--rename_classes {shlex.quote(','.join(pairs))}"
 
 
 def _unseen(

@@ -126,15 +126,14 @@ def rename_flag(names: Mapping[str, str]) -> str:
 def rename_example(names: Sequence[str], known: Sequence[str]) -> str:
     """Returns the flag that gives ten labels at most the known names that they resemble.
 
-    If none resembles one, it is an example of how to give one.
+    NAME stands for the new name of one that resembles none.
 
     >>> rename_example(["cnv", "Normal", "GA"], ["CNV", "NORMAL"])
-    '--rename_classes cnv=CNV,Normal=NORMAL'
+    '--rename_classes cnv=CNV,Normal=NORMAL,GA=NAME'
     """
     forms = {name.casefold(): name for name in known}
     close = {name: difflib.get_close_matches(name.casefold(), forms, 1) for name in names[:10]}
-    found = {name: forms[some[0]] for name, some in close.items() if some}
-    return rename_flag(found or {names[0]: known[0]})
+    return rename_flag({name: forms[some[0]] if some else "NAME" for name, some in close.items()})
 
 
 def _appearance(name: str) -> str:

@@ -341,7 +341,8 @@ def test_labels_that_the_model_does_not_know_and_classes_are_refused(
 ):
     write(tmp_path / "unknown", kind, {"test": 8}, ("tumour",))
     assert evaluated(finished, tmp_path / "unknown") == 2
-    assert " of these names" in capsys.readouterr().err
+    advice = {"multi_label": "--rename_classes tumour=NAME", "number": "--target ef"}
+    assert advice[kind] in capsys.readouterr().err
     write_marked_dataset(tmp_path / "classes", {"test": 8}, label_names=("tumour", "scar"))
     assert evaluated(finished, tmp_path / "classes") == 2
     assert f"learned the kind {kind}" in capsys.readouterr().err
