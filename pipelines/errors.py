@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Iterator
 
 from tfrecord_io.decoding.rejects import is_of_content
-from tfrecord_io.terminal.errors import RangeError as RangeError
 from tfrecord_io.terminal.errors import StoreError as StoreError
 from tfrecord_io.terminal.errors import ToldError as ToldError
 from tfrecord_io.terminal.errors import UserError as UserError

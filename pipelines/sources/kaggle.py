@@ -212,12 +212,12 @@ def fetch(dataset: str, archive: Path) -> Path:
             nonlocal in_parts
             try:
                 return _attempt(dataset, archive, login, bar, in_parts=in_parts)
-            except errors.RangeError:
-                in_parts = False
-                raise errors.StoreError("The server sends no parts; reading it all") from None
             except FileNotFoundError as error:
                 raise errors.StoreError(f"{error} does not exist") from None
             except errors.StoreError as error:
+                if error.cause == "whole":
+                    in_parts = False
+                    raise errors.StoreError("The server sends no parts; reading it all") from None
                 # The next attempt may find another version, and has a new address.
                 raise errors.StoreError(str(error)) from None
 

@@ -78,7 +78,7 @@ class StoredFiles(NamedTuple):
     Attributes:
         sizes: bytes of each file that exists, by its name.
         read: returns bytes of a file, by name, start and length, in one attempt; on a store, those
-            of the described version, or ChangedError is raised.
+            of the described version, or a StoreError is raised.
         versions: a digest of the URLs and versions of files on a store; "" for a local folder.
     """
 

@@ -33,13 +33,7 @@ from tfrecord_io.stores import credentials
 from tfrecord_io.stores.range_file import RangeFile
 from tfrecord_io.terminal import redaction
 from tfrecord_io.terminal.address import Address
-from tfrecord_io.terminal.errors import (
-    ChangedError,
-    DeniedError,
-    RangeError,
-    StoreError,
-    UserError,
-)
+from tfrecord_io.terminal.errors import StoreError, UserError
 
 _log = logging.getLogger(__name__)
 
@@ -56,8 +50,6 @@ SILENT_SECONDS = 60
 NUM_ATTEMPTS = 8
 RETRY_SECONDS = 120
 
-# Errors that stay the same however often a store is asked.
-_FINAL = (ChangedError, DeniedError, RangeError)
 _REFUSALS = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
 
 # Seconds for a whole answer, such as an archive of 11 GB through a proxy that ignores ranges.
@@ -121,9 +113,9 @@ def patiently(
     while True:
         try:
             return read()
-        except _FINAL:
-            raise
         except StoreError as error:
+            if error.cause:
+                raise
             attempt += 1
             if (now := progress()) > reached:
                 attempt, reached, deadline = 1, now, time.monotonic() + RETRY_SECONDS
@@ -251,7 +243,7 @@ def replace(url: str, content: bytes, seen: Any) -> Any:
     """Writes a file in place of the version that was seen, None: of none; returns its version.
 
     Raises:
-        ChangedError: if another version is there; otherwise what `write` raises.
+        StoreError: `changed` if another version is there; otherwise what `write` raises.
     """
     store, path, url = _open(url, web=False)
     tags = ("e_tag", "version")  # the second one is Google Cloud's generation
@@ -259,7 +251,9 @@ def replace(url: str, content: bytes, seen: Any) -> Any:
     try:
         with _clear_errors(url):
             return obstore.put(store, path, content, mode=mode, use_multipart=False)
-    except (ChangedError, FileNotFoundError):
+    except (StoreError, FileNotFoundError) as error:
+        if isinstance(error, StoreError) and error.cause != "changed":
+            raise
         # The answer to an earlier attempt may have been lost.
         with contextlib.suppress(FileNotFoundError):
             found, version = read_version(url)
@@ -405,9 +399,9 @@ def _described(url: str, meta: Any) -> RemoteFile:
     return RemoteFile(url, meta["size"], mark or f"time {meta['last_modified'].isoformat()}")
 
 
-def _changed(url: str) -> ChangedError:
-    return ChangedError(
-        f"{url} changed since it was first read; start again (a build with --overwrite)"
+def _changed(url: str) -> StoreError:
+    return StoreError(
+        f"{url} changed since it was first read; start again (a build with --overwrite)", "changed"
     )
 
 
@@ -418,7 +412,7 @@ def _clear_errors(url: str, mark: str = "") -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         if re.search("NoSuchBucket|ContainerNotFound", str(error)):
-            raise DeniedError(f"cannot use {url}: {_reason(error)}") from None
+            raise StoreError(f"cannot use {url}: {_reason(error)}", "denied") from None
         if mark:
             raise StoreError(
                 f"{url} is missing, though it was there before; put it back, and start again"
@@ -435,10 +429,10 @@ def _clear_errors(url: str, mark: str = "") -> Iterator[None]:
         # The first words come from object stores, the others from web servers.
         if re.search("non-partial response|[Rr]ange request", str(error)):
             told = "the server sent the whole file instead of a part; copy it to a local disk"
-            raise RangeError(f"cannot use {url}: {told}") from None
-        is_final = isinstance(error, _REFUSALS) or "no credentials were found" in _reason(error)
-        kind = DeniedError if is_final else StoreError
-        raise kind(f"cannot use {url}: {_reason(error)}") from None
+            raise StoreError(f"cannot use {url}: {told}", "whole") from None
+        is_denied = isinstance(error, _REFUSALS) or "no credentials were found" in _reason(error)
+        cause = "denied" if is_denied else ""
+        raise StoreError(f"cannot use {url}: {_reason(error)}", cause) from None
 
 
 def _whole(url: str, data: Any, size: int) -> memoryview:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from tfrecord_io.terminal.printing import printable
 
 
@@ -31,16 +33,14 @@ class StoreError(ToldError):
     """An object store or web server that refuses, fails, or has another version of a file.
 
     It is not an OSError, because Pillow and zipfile take those for a damaged file.
+
+    Attributes:
+        cause: `denied`: no rights, no credentials or no such bucket; `changed`: the file is another
+            version than the one that was first seen; `whole`: a server sent a whole file instead of
+            the part that was asked for. They stay the same however often a store is asked. Empty
+            for other errors.
     """
 
-
-class RangeError(StoreError):
-    """A server sent a whole file instead of the part that was asked for."""
-
-
-class DeniedError(StoreError):
-    """A store that will not answer: no rights, no credentials, no such bucket."""
-
-
-class ChangedError(StoreError):
-    """A file on a store is another version than the one that was first seen."""
+    def __init__(self, message: str, cause: Literal["", "denied", "changed", "whole"] = "") -> None:
+        super().__init__(message)
+        self.cause = cause

@@ -22,7 +22,7 @@ from typing import Any
 from tfrecord_io.stores import remote, replace
 from tfrecord_io.stores.folder import Folder
 from tfrecord_io.terminal.address import Address, is_remote
-from tfrecord_io.terminal.errors import ChangedError, UserError
+from tfrecord_io.terminal.errors import StoreError, UserError
 from train.machine import console
 from train.machine.places import RunFolder
 from train.training.own_files import OWN_FILES
@@ -93,7 +93,9 @@ class Mirror:
                 continue
             try:
                 version = remote.replace(self._store.path(name), content, version)
-            except ChangedError:
+            except StoreError as error:
+                if error.cause != "changed":
+                    raise
                 raise UserError(
                     f"another process is training in {self.url}: it has changed {name}. Wait until "
                     "it ends and run the same command again, or choose another --workdir"

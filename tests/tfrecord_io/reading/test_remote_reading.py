@@ -317,7 +317,7 @@ def test_another_version_of_a_shard_is_an_error_that_names_it(web, monkeypatch, 
     next(batches)
     name = "data/train-00002-of-00004.tfrecord"
     web.files[name] = WebFile(bytes(len(web.files[name].content)), '"2"')
-    with pytest.raises(Exception, match=rf"ChangedError.*{name} changed|^http.*{name} changed"):
+    with pytest.raises(Exception, match=rf"StoreError.*{name} changed|^http.*{name} changed"):
         collections.deque(itertools.islice(batches, 1000), maxlen=0)
 
 

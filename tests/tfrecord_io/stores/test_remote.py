@@ -13,7 +13,7 @@ from s3_server import BUCKET
 from web_server import WebFile, running_web
 
 from tfrecord_io.stores import remote
-from tfrecord_io.terminal.errors import ChangedError, StoreError, UserError
+from tfrecord_io.terminal.errors import StoreError, UserError
 
 CONTENT = bytes(range(256)) * 40
 # Every character that a shell, a glob or a URL takes for something else.
@@ -157,10 +157,11 @@ def test_a_file_replaces_only_the_version_that_was_seen(folder):
     for seen in (None, first):
         # As after an attempt that succeeded, and whose answer was lost.
         assert remote.replace(url, b"two", seen)["e_tag"] == second["e_tag"]
-        with pytest.raises(ChangedError, match="state changed"):
+        with pytest.raises(StoreError, match="state changed") as raised:
             remote.replace(url, b"three", seen)
+        assert raised.value.cause == "changed"
     remote.delete([url])
-    with pytest.raises(ChangedError, match="state changed"):
+    with pytest.raises(StoreError, match="state changed"):
         remote.replace(url, b"three", second)
 
 
