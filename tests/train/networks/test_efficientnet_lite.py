@@ -1,3 +1,4 @@
+import importlib
 import io
 import pickle
 import shutil
@@ -54,7 +55,9 @@ def package(tmp_path, monkeypatch, content):
     (folder / "models").mkdir(parents=True)
     (folder / "__init__.py").touch()
     (folder / "models" / "efficientnet-lite1-77cc7160.pth").write_bytes(content)
-    monkeypatch.syspath_prepend(tmp_path)
+    # Not `syspath_prepend`, which would restore the empty path of the test.
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    importlib.invalidate_caches()
 
 
 def test_a_package_that_is_missing_or_holds_another_file_is_refused(tmp_path, monkeypatch):
