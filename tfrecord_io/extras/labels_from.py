@@ -25,7 +25,8 @@ from tfrecord_io.format.kinds import NONE, SEPARATOR
 from tfrecord_io.format.schema import SPLIT_NAME
 from tfrecord_io.terminal.address import local_path
 from tfrecord_io.terminal.command import Command
-from tfrecord_io.terminal.printing import printable, refuse
+from tfrecord_io.terminal.errors import UserError
+from tfrecord_io.terminal.printing import refuse
 from tfrecord_io.terminal.spelling import one_form
 
 _PICTURES = {*SINGLE_SUFFIXES, *TIFF_SUFFIXES, ".dcm"}
@@ -42,16 +43,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Writes the table; returns 0, or 2 if there are no annotations or they cannot be read."""
+    """Writes the table; returns 0, or 2 if there are no annotations.
+
+    Raises:
+        UserError: if they cannot be read.
+    """
     folder = args.directory
-    try:
-        found = [
-            (one_form(path), file, set(map(one_form, names)))
-            for read in (_coco, _voc, _yolo)
-            for path, file, names in read(folder)
-        ]
-    except _UnreadableError as error:
-        return refuse(f"annotations cannot be read: {printable(str(error))}")
+    found = [
+        (one_form(path), file, set(map(one_form, names)))
+        for read in (_coco, _voc, _yolo)
+        for path, file, names in read(folder)
+    ]
     if not found:
         return refuse(f"{folder} has no annotations; expected COCO .json, VOC .xml or YOLO .txt")
     if wrong := sorted(name for *_, names in found for name in names if SEPARATOR in name):
@@ -73,10 +75,6 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-class _UnreadableError(Exception):
-    """What is wrong with a file of annotations, with its name."""
-
-
 @contextlib.contextmanager
 def _named(file: Path, expected: str) -> Iterator[None]:
     """Names the file in the error of what cannot be read in it."""
@@ -85,7 +83,8 @@ def _named(file: Path, expected: str) -> Iterator[None]:
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, ElementTree.ParseError,
             yaml.YAMLError) as error:  # fmt: skip
         why = " ".join(str(error).split()) or type(error).__name__
-        raise _UnreadableError(f"{file}: expected {expected}, received {why}") from None
+        text = f"annotations cannot be read: {file}: expected {expected}, received {why}"
+        raise UserError(text) from None
 
 
 def _known(name_of: Mapping[Any, Any], code: Any, what: str, of: str) -> Any:
