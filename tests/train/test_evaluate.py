@@ -101,7 +101,7 @@ def test_several_runs_are_measured_by_their_mean_on_all_splits(class_run, other,
     assert output.name.endswith("-all")
     words = ("--run", str(class_run), "--split=train,test")
     assert evaluated(folds, other, *words) == 2
-    assert "name one for the results with --output" in capsys.readouterr().err
+    assert "name a folder for the results with --output" in capsys.readouterr().err
     assert evaluated(folds, other, *words, f"--output={tmp_path / 'out'}") == 0
     for folder in (output, tmp_path / "out"):
         assert metrics_of(folder)["num_examples"] == 30  # four are of patients that it has seen
