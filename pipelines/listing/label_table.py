@@ -13,7 +13,7 @@ import dataclasses
 import hashlib
 import itertools
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -165,38 +165,13 @@ def read_label_table(
             has no site, a column is called `weight`, or the split of a file is not known.
     """
     notes: list[str] = []
-    file = ",".join(map(str, files))
-    found = (
-        [in_one_form(rows.columns(notes))]
-        if rows
-        else [read_columns(each, notes) for each in files]
-    )
-    tables = [_renamed(*pair, renamed or {}, notes) for pair in zip(files, found, strict=True)]
-    cells = tables[0] if len(files) == 1 else _joined(files, tables)
-    if absent := [name for name in ("path", *columns) if name not in cells]:
-        raise errors.UserError(
-            f"--labels {file} has {_shown(cells)}, and needs {' and '.join(absent)}; name yours "
-            f"with --columns {','.join(f'{name}=COLUMN' for name in absent)}"
-            f"{_told_of_flags(cells) if absent == ['label'] else ''}"
-            + "".join(f"; {note}" for note in notes if note != NOT_UTF_8)
-        )
+    file, used = ",".join(map(str, files)), {"path", *columns, *OPTIONAL}
+    cells = _read_files(files, rows, columns, renamed or {}, notes)
     order = _order(cells[columns[0]]) if rows else ()
-    used = {"path", *columns, *OPTIONAL}
-    if "weight" in cells.keys() - used:
-        raise errors.UserError(f"--labels {file}: {NO_WEIGHT}")
     if left_out:
-        num_rows = len(cells["path"])
-        kept = pa.array([row for row in range(num_rows) if row not in left_out], pa.int64())
-        cells = {name: column.take(kept) for name, column in cells.items()}
-        if files[0].suffix.lower() in (".json", ".jsonl"):
-            # Other objects need not have the names of those that are left out.
-            cells = {name: column for name, column in cells.items() if name in used
-                     or not pc.all(pc.equal(column, "")).as_py()}  # fmt: skip
-    if NOT_UTF_8 in notes:
-        texts = itertools.chain(cells, *(column.to_pylist() for column in cells.values()))
-        shown = next((text for text in texts if not (text or "").isascii()), None)
-        told = f"{NOT_UTF_8}: {shown!r:.30}; if that is wrong, store it as UTF-8"
-        notes = [note for note in notes if note != NOT_UTF_8] + ([told] if shown else [])
+        is_json = files[0].suffix.lower() in (".json", ".jsonl")
+        cells = _without_rows(cells, left_out, used, may_lack_columns=is_json)
+    notes = list(_quoted(notes, cells))
     missing = _missing_in(files[0], missing)
     if names_only:
         cells = {name: cells[name] for name in ("path", "patient", "site") if name in cells}
@@ -206,13 +181,7 @@ def read_label_table(
         return LabelTable(name=", ".join(each.name for each in files), cells=blank | names)
     cells = _read_cells(file, is_text(files[0]), cells, used, missing, notes)
     texts = {name: cells[name].to_pylist() for name in used & cells.keys()}
-    for row, site in enumerate(texts.get("site", ()), 1):
-        if site is None:
-            raise errors.UserError(
-                f"--labels {file}: row {row:,} has no site, which is part of the patient; expected "
-                "a site in each row, such as unknown (a site named NA needs --missing ''). Rename "
-                "the column if it means something else"
-            )
+    _require_sites(file, texts.get("site", ()))
     label_names: tuple[str, ...] = ()
     of_label = {name: texts[name] for name in columns}
     if kind.is_number:
@@ -237,6 +206,74 @@ def read_label_table(
         order=order,
         notes=tuple(notes),
     )
+
+
+def _read_files(
+    files: Sequence[Path],
+    rows: RowSource | None,
+    columns: Sequence[str],
+    renamed: Mapping[str, str],
+    notes: list[str],
+) -> dict[str, pa.Array]:
+    """Returns the cells of one table or of several, by column; see `read_label_table`."""
+    file = ",".join(map(str, files))
+    raw = (
+        [in_one_form(rows.columns(notes))]
+        if rows
+        else [read_columns(each, notes) for each in files]
+    )
+    tables = [_renamed(*pair, renamed, notes) for pair in zip(files, raw, strict=True)]
+    cells = tables[0] if len(files) == 1 else _joined(files, tables)
+    if absent := [name for name in ("path", *columns) if name not in cells]:
+        raise errors.UserError(
+            f"--labels {file} has {_shown(cells)}, and needs {' and '.join(absent)}; name yours "
+            f"with --columns {','.join(f'{name}=COLUMN' for name in absent)}"
+            f"{_told_of_flags(cells) if absent == ['label'] else ''}"
+            + "".join(f"; {note}" for note in notes if note != NOT_UTF_8)
+        )
+    if "weight" in cells.keys() - {*columns}:
+        raise errors.UserError(f"--labels {file}: {NO_WEIGHT}")
+    return cells
+
+
+def _without_rows(
+    cells: Mapping[str, pa.Array],
+    left_out: Collection[int],
+    used: Collection[str],
+    *,
+    may_lack_columns: bool,
+) -> dict[str, pa.Array]:
+    """Returns the cells without some rows, and without the columns that only these had."""
+    num_rows = len(cells["path"])
+    kept = pa.array([row for row in range(num_rows) if row not in left_out], pa.int64())
+    rest = {name: column.take(kept) for name, column in cells.items()}
+    if not may_lack_columns:
+        return rest
+    return {
+        name: column
+        for name, column in rest.items()
+        if name in used or not pc.all(pc.equal(column, "")).as_py()
+    }
+
+
+def _quoted(notes: Sequence[str], cells: Mapping[str, pa.Array]) -> Iterator[str]:
+    """Yields notes; that on an encoding is last, and quotes a text which it may have changed."""
+    yield from (note for note in notes if note != NOT_UTF_8)
+    if NOT_UTF_8 in notes:
+        texts = itertools.chain(cells, *(column.to_pylist() for column in cells.values()))
+        shown = next((text for text in texts if not (text or "").isascii()), None)
+        if shown:
+            yield f"{NOT_UTF_8}: {shown!r:.30}; if that is wrong, store it as UTF-8"
+
+
+def _require_sites(file: str, sites: Sequence[str | None]) -> None:
+    for row, site in enumerate(sites, 1):
+        if site is None:
+            raise errors.UserError(
+                f"--labels {file}: row {row:,} has no site, which is part of the patient; expected "
+                "a site in each row, such as unknown (a site named NA needs --missing ''). Rename "
+                "the column if it means something else"
+            )
 
 
 def _with_points(
