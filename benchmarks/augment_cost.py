@@ -8,8 +8,7 @@ For a batch of 64 images at 224 pixels, by backend:
 - CPU time (of all threads) of the augmentation alone, and of a step of small_resnet with and
   without it, by turns. Augmented steps have MixUp, too.
 
-To compare with an older version, run it with `PYTHONPATH=CHECKOUT` by turns; before XLA compiled
-the augmentation on TensorFlow, with `--plain` too.
+To compare with another version, run that version's script by turns.
 """
 
 from __future__ import annotations
@@ -39,7 +38,6 @@ def main() -> None:
     parser.add_argument("--image_size", type=int, default=224, help="[224]")
     parser.add_argument("--rounds", type=int, default=3, help="[3]")
     parser.add_argument("--steps", type=int, default=1, help="of a round [1]")
-    parser.add_argument("--plain", action="store_true", help="TensorFlow without XLA")
     parser.add_argument("--work", default="data/augment", help="folder of the drawn data")
     arguments = parser.parse_args()
     if arguments.backend and os.environ.get("KERAS_BACKEND") == arguments.backend:
@@ -56,27 +54,26 @@ def measure(arguments: argparse.Namespace) -> None:
     """Prints the figures of the backend in use."""
     console.set_defaults()
     import numpy as np
-    from train.training.run_setup import make_run
 
     from train.data import augmentation
-    from train.training import preview
+    from train.training import timing
     from train.training.config import TrainConfig
-    from train.training.steps import prepare
+    from train.training.session import session_of
 
     size, side = arguments.batch_size, arguments.image_size
     shape = (side, side, 1)
     records = draw_records(Path(arguments.work) / f"records-{size}-{side}", 4 * size, shape)
 
-    def run_of(**settings: Any) -> Any:
+    def session_with(**settings: Any) -> Any:
         config = TrainConfig.of(
             data=str(records), model="small_resnet", global_batch_size=size, **settings
         )
-        return make_run(config, Path())
+        return session_of(config)
 
-    runs = {
-        "bare": run_of(augment=False, mixup=0.0),
-        "augmented": run_of(mixup=0.0),
-        "and MixUp": run_of(),
+    sessions = {
+        "bare": session_with(augment=False, mixup=0.0),
+        "augmented": session_with(mixup=0.0),
+        "and MixUp": session_with(),
     }
     images = np.random.default_rng(0).integers(256, size=(size, *shape), dtype=np.uint8)
     labels = np.eye(4, dtype=np.float32)[np.arange(size) % 4]
@@ -84,8 +81,8 @@ def measure(arguments: argparse.Namespace) -> None:
     batch = images, labels, draws
     backend = os.environ["KERAS_BACKEND"]
     alone: dict[str, Callable[[], Any]] = {}
-    for name, run in list(runs.items())[1:]:
-        changing = functools.partial(prepare, run)
+    for name, session in list(sessions.items())[1:]:
+        changing = session.lesson.prepare
         if backend == "jax":
             import jax
 
@@ -101,16 +98,16 @@ def measure(arguments: argparse.Namespace) -> None:
         else:
             import tensorflow as tf
 
-            compiled = tf.function(changing, autograph=False, jit_compile=not arguments.plain)
+            compiled = tf.function(changing, autograph=False, jit_compile=True)
             tensors = [tf.constant(each) for each in batch]
             alone[name] = functools.partial(compiled, *tensors)
     for name, seconds in by_turns(alone, arguments.rounds).items():
         print(f"{backend}, {name}: {1000 * seconds:.1f} ms of CPU time alone", flush=True)
     stepping: dict[str, Callable[[], Any]] = {}
-    for name, run in runs.items():
+    for name, session in sessions.items():
         num_steps = (arguments.rounds + 1) * arguments.steps
-        run, _, steps = preview.prepare_steps(run, num_steps=num_steps)
-        batches = steps.iterate(run.training_batches(0))
+        session, _, steps = timing.prepare_steps(session, num_steps=num_steps)
+        batches = steps.iterate(session.training_batches(0))
         stepping[name] = functools.partial(steps.train, batches, arguments.steps)
     taken = by_turns(stepping, arguments.rounds)
     for name, seconds in taken.items():

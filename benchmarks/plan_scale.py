@@ -19,9 +19,23 @@ from collections.abc import Iterator
 
 from pipelines.listing.listing import ListingOptions, list_images
 from pipelines.planning import plan
-from pipelines.sources.source import Member, Source
+from pipelines.sources.source import Member, Reader, Source
 
 _LABELS = ("CNV", "DME", "DRUSEN", "NORMAL")
+
+
+class Blank(Reader):
+    """Reads files without content, which cannot be decoded."""
+
+    def __enter__(self) -> Blank:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def read(self, member: Member) -> bytes:
+        """Returns no bytes."""
+        return b""
 
 
 class Simulated(Source):
@@ -33,6 +47,10 @@ class Simulated(Source):
     def describe(self) -> dict[str, str]:
         """Returns the archive's entry in a manifest."""
         return {"kind": "simulated"}
+
+    def open(self) -> Blank:
+        """Returns a reader of the archive."""
+        return Blank()
 
     def members(self) -> Iterator[Member]:
         """Yields the members of the archive."""
