@@ -30,11 +30,11 @@ def test_a_fault_is_found_and_the_command_that_repeats_it_is_printed(tmp_path):
     # In this process alone the listing passes over every third file.
     broken = """
 import sys
-from pipelines.listing import files
-real = files.read_members
+from pipelines.listing import listing
+real = listing.read_files
 def lossy(members, *more, **options):
     return real([m for i, m in enumerate(members) if i % 3], *more, **options)
-files.read_members = lossy
+listing.read_files = lossy
 sys.path.insert(0, "tests/campaign")
 sys.argv = ["run.py", "archives", "--cases=20"]
 import run

@@ -43,9 +43,10 @@ def data() -> Path:
 
 
 def training_job(folder: Path, *more: str) -> Job:
-    """Returns a training, into `run` in a folder."""
+    """Returns a training, into `run` in a folder; the last of equal flags counts."""
+    flags = {flag.partition("=")[0]: flag for flag in (*_FLAGS, *more)}
     return Job(
-        words=[f"--data={data()}", f"--workdir={folder / 'run'}", *_FLAGS, *more],
+        words=[f"--data={data()}", f"--workdir={folder / 'run'}", *flags.values()],
         folder=folder,
         found=functools.partial(_found, folder / "run"),
         command="train.run",
