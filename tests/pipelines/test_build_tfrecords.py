@@ -4,9 +4,11 @@ import os
 import re
 import resource
 import shlex
+import shutil
 import signal
 import socket
 import tarfile
+import tempfile
 import zipfile
 from pathlib import Path
 
@@ -435,8 +437,9 @@ def test_a_build_opens_no_port_and_when_it_is_stopped_goes_on_without_loss(
     output = tmp_path / "out"
     with socket.create_server(("127.0.0.1", 0)) as server:
         assert server.getsockname()[1] in listening_ports([psutil.Process()])
-    words, scratch = command(large_archive, output, *LARGE), tmp_path / "tmp"
-    scratch.mkdir()
+    words = command(large_archive, output, *LARGE)
+    # Not below `tmp_path`, whose name is too long for the sockets of worker processes.
+    scratch = Path(tempfile.mkdtemp())
     with started(words, env={**os.environ, "TMPDIR": str(scratch)}) as process:
         assert wait_until(lambda: num_finished(output) >= 1, process)
         everybody, workers = members_of_group(process.pid), workers_of(process)
@@ -464,6 +467,7 @@ def test_a_build_opens_no_port_and_when_it_is_stopped_goes_on_without_loss(
             assert not list(scratch.iterdir())
             assert text.splitlines()[-1] == "stopped; run the same command again to resume"
             assert "Traceback" not in text
+    shutil.rmtree(scratch)
     assert not (output / "manifest.json").exists()
     assert before.items() <= shards_of(output).items()
     finished = num_finished(output)
