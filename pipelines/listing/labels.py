@@ -51,7 +51,7 @@ class Labels:
 
     @functools.cached_property
     def names(self) -> LabelTable | None:
-        """The paths, patients and sites in the table, of which no other cell is looked at.
+        """The paths, patients and sites in the table; its other cells are not looked at.
 
         Raises:
             errors.UserError: if the file cannot be read or lacks a column.

@@ -183,7 +183,7 @@ def _header_in(rows: Sequence[Sequence[Any]], notes: list[str]) -> int:
 
 
 def _is_comment(row: Sequence[str], width: int) -> bool:
-    """Returns whether a row is empty, or begins with `#` and is no header such as `#,path`."""
+    """Returns whether a row is empty, or begins with `#` and is not a header such as `#,path`."""
     start = row[0] if row else ""
     return not any(row) or start.startswith("# ") or (start[:1] == "#" and len(row) != width)
 

@@ -1,4 +1,4 @@
-"""Names the kinds of DICOM objects that are no pictures of a patient, by their SOP class (PS3.4).
+"""Names the kinds of DICOM objects that are not pictures of a patient, by SOP class (PS3.4).
 
 >>> kind_without_pixels("1.2.840.10008.5.1.4.1.1.88.22")
 'structured_report'

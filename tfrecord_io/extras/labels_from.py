@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _named(file: Path, expected: str) -> Iterator[None]:
-    """Names the file in the error of what cannot be read in it."""
+    """Adds the file's name to the error of content that cannot be read."""
     try:
         yield
     except (ValueError, KeyError, TypeError, IndexError, AttributeError, ElementTree.ParseError,

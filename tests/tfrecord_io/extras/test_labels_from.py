@@ -63,7 +63,7 @@ def table_from(folder, files):
                           "names: {0: mass, 1: 'cyst'}", "names: [mass,\n  cyst]  # two",
                           "names:\n  - \"mass\"\n  - cyst # dry")
         ),
-        # As in COCO, a picture without annotations is none; one that nobody looked at is absent.
+        # As in COCO, a picture without annotations is `none`; one that was not annotated is absent.
         ({"data.yaml": "names: [mass, cyst]", "images/train/a.jpg": "", "images/train/b.jpg": "",
           "images/test/c.jpg": "", "labels/train/a.txt": "1 0 0 1 1\n0 0 0 1 1"},
          [["images/train/a", "cyst|mass", "train"], ["images/train/b", "none", "train"]]),
