@@ -22,8 +22,8 @@ from pipelines.listing.labels import open_labels
 from pipelines.listing.listing import list_images
 from pipelines.options import BuildOptions, parse_options
 from pipelines.planning.contents import content_names
-from pipelines.planning.draft import fitted, make_draft, with_counts
-from pipelines.planning.plan import make_plan
+from pipelines.planning.draft import fitted, make_draft
+from pipelines.planning.plan import make_plan, with_counts
 from pipelines.planning.splits import assign_splits
 from pipelines.report import summary
 from pipelines.shards.build import Build

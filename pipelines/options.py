@@ -138,11 +138,7 @@ class BuildOptions:
             self._fill_in("output", name=_default_name(self.source, self.output))
         if self.images.rescale and self.pixels.dtype != "uint16":
             raise ValueError("--rescale is for --dtype uint16")
-        if self.plan.variants and self.pixels.dtype != "uint8":
-            raise ValueError(
-                f"--variants copies images of uint8, not of {self.pixels.dtype}; leave it out: "
-                f"{flags.command('train')} augments images of any type while it trains"
-            )
+        self.plan.check_type(self.pixels.dtype)
         shape = self.pixels.image_shape
         if self.splits.leaks == "fail" and min(shape[:2]) < MIN_SIDE:
             raise ValueError(

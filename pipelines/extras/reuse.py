@@ -135,7 +135,7 @@ class Reuse(ImageStore):
             output: folder of the new dataset.
 
         Raises:
-            errors.UserError: if the table of examples is missing, damaged or of an early release.
+            errors.UserError: if the table of examples is missing or damaged.
         """
         decoder, versions = self.dataset.options.get("decoder", {}), draft.options["decoder"]
         # Those for DICOM are present only if some files are DICOM.
@@ -158,7 +158,6 @@ class Reuse(ImageStore):
 
     def _read_rows(self) -> pa.Table:
         """Returns the columns of the index, for the images that are whole files."""
-        schema = pa.schema([examples.SCHEMA.field(name) for name in (*_COLUMNS, "variant")])
         try:
             if examples.digests(self.folder.root) is None:
                 raise ManifestError(
@@ -166,9 +165,9 @@ class Reuse(ImageStore):
                     "missing; copy the dataset again"
                 )
             table = examples.read(self.folder.root)
-            examples.require(table, schema.names)
-            table = table.select(schema.names)
-            if not table.schema.equals(schema):
+            examples.require(table)
+            table = table.select(examples.SCHEMA.names)
+            if not table.schema.equals(examples.SCHEMA):
                 raise ManifestError(
                     f"{examples.FILE_NAME} has columns of other types than a build writes"
                 )
@@ -178,7 +177,7 @@ class Reuse(ImageStore):
             ) from None
         names = pa.array([shard.name for shard in self.dataset.shards], pa.string())
         # A frame of a file with several has no hash of its file.
-        is_whole = pc.and_(pc.equal(table["variant"], 0), pc.is_valid(table["file_xxh3"]))
+        is_whole = pc.and_(examples.are_originals(table), pc.is_valid(table["file_xxh3"]))
         is_there = pc.and_(pc.is_in(table["shard"], names), pc.greater_equal(table["row"], 0))
         table = table.filter(pc.and_(is_whole, is_there)).select(_COLUMNS)
         if empty := [name for name in _COLUMNS if table[name].null_count]:
@@ -259,7 +258,7 @@ class OldImages(contextlib.ExitStack, KnownImages):
 
     def noted(self, rows: pa.Table, num_copied: int) -> pa.Table:
         """Returns the rows of a shard with the counts of `COUNTS`. Forgets the damaged records."""
-        num_images = pc.sum(pc.equal(rows["variant"], 0)).as_py() or 0
+        num_images = pc.sum(examples.are_originals(rows)).as_py() or 0
         counts = json.dumps([num_copied, num_images, len(self.damaged)])
         self.damaged.clear()
         return rows.replace_schema_metadata({COUNTS: counts})

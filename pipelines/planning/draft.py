@@ -6,9 +6,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-
 from pipelines import errors
 from pipelines.listing.images import Images
 from pipelines.stores.output_state import fingerprint
@@ -92,25 +89,3 @@ def fitted(
         no_window=pixels.no_window if needs_range else None,
         physical=Physical.of_unit(unit, rescale) if needs_formula else None,
     )
-
-
-def with_counts(draft: Manifest, images: Images, planned: pa.Table) -> Manifest:
-    """Returns the manifest with what became of the files so far, and what was noted.
-
-    `planned` are the images in the order of their records, as `plan.make_plan` returns them.
-    """
-    ledger, num_variants = images.ledger, int(np.count_nonzero(planned["variant"]))
-    counts = {
-        "files": ledger.num_files,
-        "copies": ledger.copies,
-        "ignored": dict(ledger.ignored),
-        **({"excluded": ledger.num_excluded} if ledger.num_excluded else {}),
-        "over_limit": images.table.num_rows - (planned.num_rows - num_variants),
-        **({"variants": num_variants} if num_variants else {}),
-    }
-    audit = {
-        "notes": [note.text for note in ledger.notes if note.is_stored],
-        "layout": [list(level) for level in images.layout],
-        "split_seed": images.split_seed,
-    }
-    return dataclasses.replace(draft, counts=counts, audit=audit)

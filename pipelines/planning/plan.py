@@ -22,13 +22,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines import errors
+from pipelines.listing.images import Images
 from pipelines.planning.splits import LARGEST_SEED
 from pipelines.stores.output_state import PLAN_FILE, PLAN_JSON
 from tfrecord_io.decoding import augment
 from tfrecord_io.format import manifest
 from tfrecord_io.format.hashing import splitmix64
 from tfrecord_io.stores.folder import Folder
-from tfrecord_io.terminal.flags import check, flag
+from tfrecord_io.terminal.flags import check, command, flag
 
 #: Default size of a shard in megabytes: large enough that a network store streams it at full speed
 #: (tens of megabytes), small enough that the Kermany data gives about 70 tasks to share.
@@ -90,6 +91,14 @@ class PlanOptions:
         check(self)
         if self.shard_size_mb is not None and self.num_shards is not None:
             raise ValueError("give either --shard_size_mb or --num_shards, not both")
+
+    def check_type(self, dtype: str) -> None:
+        """Raises a ValueError if images whose values have this type cannot be made so."""
+        if self.variants and dtype != "uint8":
+            raise ValueError(
+                f"--variants copies images of uint8, not of {dtype}; leave it out: "
+                f"{command('train')} augments images of any type while it trains"
+            )
 
     def identity(self) -> dict[str, Any]:
         """Returns what decides the order and the shards, by flag."""
@@ -228,6 +237,28 @@ def make_plan(
     planned = refs.take(np.concatenate(list(rows_of.values())))
     planned = planned.append_column("variant", pa.array(np.concatenate(variants)))
     return planned.combine_chunks(), tuple(tasks)
+
+
+def with_counts(draft: manifest.Manifest, images: Images, planned: pa.Table) -> manifest.Manifest:
+    """Returns the manifest with what became of the files so far, and what was noted.
+
+    `planned` are the images in the order of their records, as `make_plan` returns them.
+    """
+    ledger, num_copies = images.ledger, int(np.count_nonzero(planned["variant"]))
+    counts = {
+        "files": ledger.num_files,
+        "copies": ledger.copies,
+        "ignored": dict(ledger.ignored),
+        **({"excluded": ledger.num_excluded} if ledger.num_excluded else {}),
+        "over_limit": images.table.num_rows - (planned.num_rows - num_copies),
+        **({"variants": num_copies} if num_copies else {}),
+    }
+    audit = {
+        "notes": [note.text for note in ledger.notes if note.is_stored],
+        "layout": [list(level) for level in images.layout],
+        "split_seed": images.split_seed,
+    }
+    return dataclasses.replace(draft, counts=counts, audit=audit)
 
 
 def shard_counts(num_examples: int, num_shards: int) -> list[int]:

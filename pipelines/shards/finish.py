@@ -30,7 +30,14 @@ from pipelines.shards.build import Build, Sidecar
 from pipelines.stores.output_state import FAILURE_FILE, PLAN_FILE
 from tfrecord_io.auditing import audit, twins
 from tfrecord_io.format import descriptions, groups, manifest
-from tfrecord_io.format.examples import CROISSANT_FILE, FILE_NAME, GROUP, SCHEMA, audited
+from tfrecord_io.format.examples import (
+    CROISSANT_FILE,
+    FILE_NAME,
+    GROUP,
+    SCHEMA,
+    are_originals,
+    audited,
+)
 from tfrecord_io.stores import replace
 from tfrecord_io.stores.folder import Folder
 from tfrecord_io.terminal.printing import csv_cell
@@ -108,7 +115,7 @@ def describe_images(
         reasons = (tuple(row.values()) for row in dropped.to_pylist())
         _write_reasons(storage, manifest.DROPPED_FILE_NAME, reasons)
     rows = pa.concat_tables(parts)
-    originals = np.flatnonzero(rows["variant"].to_numpy() == 0)
+    originals = np.flatnonzero(are_originals(rows))
     num_variants = rows.num_rows - len(originals)
     made = _make_manifest(build, tasks, sidecars, rejects, dropped, num_variants)
     examples, images = audited(rows), build.open_images()

@@ -135,10 +135,8 @@ def _table(directory: str | os.PathLike[str], manifest: Manifest) -> pa.Table:
 
 
 def _images(directory: str | os.PathLike[str], table: pa.Table) -> pa.Table:
-    examples.require(table, ("key", *_SHOWN))
-    if "variant" in table.column_names:
-        table = table.filter(pc.equal(table["variant"], 0))
-    names = ["key", *_SHOWN]
+    examples.require(table)
+    table, names = table.filter(examples.are_originals(table)), ["key", *_SHOWN]
     try:
         return table.select(names).cast(pa.schema([(name, pa.string()) for name in names]))
     except pa.ArrowException as error:
