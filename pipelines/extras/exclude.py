@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import posixpath
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -25,6 +25,8 @@ from pipelines.listing.options import ListingOptions
 from pipelines.listing.refs import iterate_refs
 from pipelines.sources.source import Member, Reader, Source
 from tfrecord_io.decoding.dicom import patient_code
+from tfrecord_io.decoding.preprocess import SINGLE_SUFFIXES, START_BYTES, find_pictures
+from tfrecord_io.decoding.rejects import Reject
 from tfrecord_io.format.person import persons
 from tfrecord_io.terminal.printing import counted, listed
 from tfrecord_io.terminal.spelling import one_form
@@ -98,7 +100,8 @@ class Exclusion:
         while True:
             files = chosen(rest.members(), options.include_regex, options.exclude_regex)
             names = [member.name for member, is_chosen in files if is_chosen]
-            gone, rows = self.find(names, images, options, labels)
+            tags = dict(_patients_in_tags(rest)) if images is None else {}
+            gone, rows = self.find(names, images, options, labels, tags)
             if not gone | rows:
                 break
             rest, labels = _Without(source, rest.gone | gone), labels.without(rows)
@@ -116,6 +119,7 @@ class Exclusion:
         images: Images | None,
         options: ListingOptions,
         labels: Labels,
+        tags: Mapping[str, str | None],
     ) -> tuple[set[str], set[int]]:
         """Returns the files to leave out, and the rows of the table of labels, from 0.
 
@@ -124,6 +128,7 @@ class Exclusion:
             images: those among them, with their patients; None if they could not be listed.
             options: the folder to look in, and how patients are found.
             labels: the table of labels.
+            tags: the patients of DICOM files by name, if they could not be listed.
         """
         wanted = {patient: patient for patient in self.patients if patient}
         # A dataset names the patients of DICOM files by a hash.
@@ -145,7 +150,10 @@ class Exclusion:
         # Rejects and texts have no patient in the listing, but their names can tell it.
         for name in names:
             if name not in listed_files:
-                patients = wanted.keys() & set(_patients_in(name, images, options, labels.names))
+                told = set(_patients_in(name, images, options, labels.names))
+                if labels.names is None or "patient" not in labels.names.cells:
+                    told.add(tags.get(name) or "")
+                patients = wanted.keys() & told
                 self.met.update(wanted[patient] for patient in patients)
                 files.update([name] if patients else [])
         if labels.names is None:
@@ -201,10 +209,7 @@ def read_exclusion(options: ListingOptions) -> Exclusion | None:
     file = options.exclude
     if file is None:
         return None
-    try:
-        cells = read_texts(file, _COLUMNS, options.missing)
-    except errors.UserError as error:
-        raise errors.UserError(str(error).replace("--labels", "--exclude", 1)) from None
+    cells = read_texts(file, "--exclude", _COLUMNS, options.missing)
     if not cells.keys() & {"patient", "path"}:
         raise errors.UserError(
             f"--exclude {file} needs a column patient (and site, if the input has sites) or path"
@@ -215,6 +220,19 @@ def read_exclusion(options: ListingOptions) -> Exclusion | None:
         patients = persons(*map(pa.array, (patients, cells["site"]))).to_pylist()
     paths = cells.get("path", [None] * num_rows)
     return Exclusion(patients, [path or "" for path in paths])
+
+
+def _patients_in_tags(source: Source) -> Iterator[tuple[str, str | None]]:
+    """Yields each DICOM file that can be read, and the patient in its tags."""
+    with source.open() as reader:
+        for member in source.members():
+            if member.problem or member.name.lower().endswith(SINGLE_SUFFIXES):
+                continue
+            with contextlib.suppress(errors.ToldError, Reject, ModuleNotFoundError):
+                start = reader.read_start(member, START_BYTES)
+                opened = functools.partial(reader.open, member)
+                found = find_pictures(member.name, member.size, start, opened)
+                yield member.in_one_form.name, found.header.patient
 
 
 def _patients_in(

@@ -111,14 +111,26 @@ class LabelTable:
 
 
 def read_texts(
-    file: Path, names: Collection[str], missing: Sequence[str] | None
+    file: Path, flag: str, names: Collection[str], missing: Sequence[str] | None
 ) -> dict[str, list[str | None]]:
-    """Returns those of some columns that a table has, read as the same ones of `--labels`."""
-    cells = {name: cells for name, cells in read_columns(file, []).items() if name in names}
+    """Returns those of some columns that the table of a flag has, read as those of `--labels`.
+
+    Raises:
+        errors.UserError: if it cannot be read.
+    """
+    faults: dict[int, str] = {}
+    columns = read_columns(file, [], faults, flag)
+    _require_none(f"{flag} {file}", faults)
+    cells = {name: cells for name, cells in columns.items() if name in names}
     missing = _missing_in(file, missing)
-    cells = _read_cells(str(file), is_text(file), cells, names, missing, [])
+    cells = _read_cells(f"{flag} {file}", is_text(file), cells, names, missing, [])
     texts = {name: column.to_pylist() for name, column in cells.items()}
     return texts | ({"path": _plain_paths(texts["path"])} if "path" in texts else {})
+
+
+def _require_none(file: str, faults: Mapping[int, str]) -> None:
+    for fault in faults.values():
+        raise errors.UserError(f"{file}: {fault}; correct the row, or remove it")
 
 
 def _missing_in(file: Path, missing: Sequence[str] | None) -> Sequence[str]:
@@ -164,9 +176,9 @@ def read_label_table(
             is missing, a column has the name of another column, a label is neither 0 nor 1, a row
             has no site, a column is called `weight`, or the split of a file is not known.
     """
-    notes: list[str] = []
-    file, used = ",".join(map(str, files)), {"path", *columns, *OPTIONAL}
-    cells = _read_files(files, rows, columns, renamed or {}, notes)
+    notes, faults = list[str](), dict[int, str]()
+    file, used = f"--labels {','.join(map(str, files))}", {"path", *columns, *OPTIONAL}
+    cells = _read_files(files, rows, columns, renamed or {}, notes, faults)
     order = _order(cells[columns[0]]) if rows else ()
     if left_out:
         is_json = files[0].suffix.lower() in (".json", ".jsonl")
@@ -179,6 +191,7 @@ def read_label_table(
         names = {name: column.to_pylist() for name, column in cells.items()}
         blank = {"path": _plain_paths(names.pop("path")), "label": [""] * len(cells["path"])}
         return LabelTable(name=", ".join(each.name for each in files), cells=blank | names)
+    _require_none(file, {row: faults[row] for row in faults if row not in left_out})
     cells = _read_cells(file, is_text(files[0]), cells, used, missing, notes)
     texts = {name: cells[name].to_pylist() for name in used & cells.keys()}
     _require_sites(file, texts.get("site", ()))
@@ -195,7 +208,7 @@ def read_label_table(
         else:
             label, not_numbers = read_labels(of_label, kind, uncertain)
     except ValueError as error:
-        raise errors.UserError(f"--labels {file}: {error}") from None
+        raise errors.UserError(f"{file}: {error}") from None
     optional = {name: texts[name] for name in OPTIONAL if name in texts}
     return LabelTable(
         name=", ".join(each.name for each in files),
@@ -214,14 +227,16 @@ def _read_files(
     columns: Sequence[str],
     renamed: Mapping[str, str],
     notes: list[str],
+    faults: dict[int, str],
 ) -> dict[str, pa.Array]:
     """Returns the cells of one table or of several, by column; see `read_label_table`."""
-    file = ",".join(map(str, files))
-    raw = (
-        [in_one_form(rows.columns(notes))]
-        if rows
-        else [read_columns(each, notes) for each in files]
-    )
+    file, raw = ",".join(map(str, files)), [in_one_form(rows.columns(notes))] if rows else []
+    num_rows = 0
+    for each in files if not rows else ():
+        found: dict[int, str] = {}
+        raw.append(read_columns(each, notes, found))
+        faults |= {num_rows + row: f"{fault} in {each.name}" for row, fault in found.items()}
+        num_rows += len(next(iter(raw[-1].values()), ()))
     tables = [_renamed(*pair, renamed, notes) for pair in zip(files, raw, strict=True)]
     cells = tables[0] if len(files) == 1 else _joined(files, tables)
     if absent := [name for name in ("path", *columns) if name not in cells]:
@@ -270,7 +285,7 @@ def _require_sites(file: str, sites: Sequence[str | None]) -> None:
     for row, site in enumerate(sites, 1):
         if site is None:
             raise errors.UserError(
-                f"--labels {file}: row {row:,} has no site, which is part of the patient; expected "
+                f"{file}: row {row:,} has no site, which is part of the patient; expected "
                 "a site in each row, such as unknown (a site named NA needs --missing ''). Rename "
                 "the column if it means something else"
             )
@@ -288,7 +303,7 @@ def _with_points(
             for cell in cells
         ]
     raise errors.UserError(
-        f"--labels {file}: the column {column} has a comma in {counted(len(with_comma), 'number')}"
+        f"{file}: the column {column} has a comma in {counted(len(with_comma), 'number')}"
         f", such as {with_comma[0]!a}; --decimal , reads it as the decimal mark. If it divides "
         "thousands, write the numbers without it"
     )
@@ -458,7 +473,7 @@ def _readable(file: str, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
         if not pc.any(pc.starts_with(texts, "<")).as_py():  # Arrow's mark of a year out of range
             return texts
     raise errors.UserError(
-        f"--labels {file}: the column {name} ({kind}) has values that Python cannot read, such as "
+        f"{file}: the column {name} ({kind}) has values that Python cannot read, such as "
         "an unknown time zone; store it as text, or leave it out"
     )
 
@@ -473,6 +488,5 @@ def _as_text(file: str, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
         return column.cast(pa.string())
     except pa.ArrowException:
         raise errors.UserError(
-            f"--labels {file}: expected text or numbers in the column {name}, received "
-            f"{column.type}"
+            f"{file}: expected text or numbers in the column {name}, received {column.type}"
         ) from None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import re
 from collections.abc import Iterable
 
 from pipelines import errors
@@ -72,24 +71,19 @@ class Labels:
         files = options.labels or (options.rows.path if options.rows else None)
         if files is None:
             return None
-        try:
-            return read_label_table(
-                *(files if isinstance(files, tuple) else (files,)),
-                rows=None if options.labels else options.rows,
-                kind=options.label_kind,
-                columns=options.label_columns or (options.target or "label",),
-                missing=options.missing,
-                renamed=options.columns,
-                separator=options.label_separator,
-                uncertain=options.uncertain,
-                left_out=self.left_out,
-                decimal=options.decimal,
-                names_only=names_only,
-            )
-        except errors.UserError as error:
-            # Arrow quotes a row, which may be that of a person who is excluded.
-            text = re.sub(r"(?s)(columns, got \d+):.*", r"\1", str(error))
-            raise errors.UserError(text if options.exclude else str(error)) from None
+        return read_label_table(
+            *(files if isinstance(files, tuple) else (files,)),
+            rows=None if options.labels else options.rows,
+            kind=options.label_kind,
+            columns=options.label_columns or (options.target or "label",),
+            missing=options.missing,
+            renamed=options.columns,
+            separator=options.label_separator,
+            uncertain=options.uncertain,
+            left_out=self.left_out,
+            decimal=options.decimal,
+            names_only=names_only,
+        )
 
 
 def open_labels(options: ListingOptions) -> Labels:

@@ -28,6 +28,7 @@ from pipelines import errors
 from pipelines.sources.archive import Budget
 from pipelines.sources.parquet import read_within
 from tfrecord_io.format.person import column_in_one_form
+from tfrecord_io.terminal.printing import counted
 from tfrecord_io.terminal.spelling import one_form
 
 #: The columns of a table by name, without a dictionary or views. They are not in an Arrow table,
@@ -38,6 +39,7 @@ Columns = dict[str, pa.ChunkedArray]
 NOT_UTF_8 = "the table of --labels is not UTF-8 and was read as Windows-1252"
 
 _EXPECTED = ".csv, .parquet, .xlsx, .json or .jsonl"
+_UNREADABLE = (ValueError, KeyError, csv.Error, zipfile.BadZipFile, pa.ArrowException)
 
 # The header is looked for in so many rows, and these names are those of columns.
 _MOST_ABOVE = 20
@@ -48,29 +50,33 @@ _PART = re.compile(r'"([^"]*)"|\\(.)|([-/ ()])|(0)|(?:\[\$[^]]*\])')
 _PADDED = re.compile(rf"(?:{_PART.pattern})+")
 
 
-def read_columns(file: Path, notes: list[str]) -> Columns:
+def read_columns(
+    file: Path, notes: list[str], faults: dict[int, str], flag: str = "--labels"
+) -> Columns:
     """Returns the columns of a table; of any file but Parquet they are text.
 
     Args:
         file: CSV, Parquet (`.parquet`), Excel (`.xlsx`) or JSON (`.json`, `.jsonl`).
         notes: takes what the user should know.
+        faults: takes what is wrong with a row, from 0, which matters only if the row is used.
+        flag: the one that names the file.
 
     Raises:
         errors.UserError: if the file cannot be read, or two columns have the same name.
     """
     try:
-        table = _read_table(file, notes)
+        table = _read_table(file, notes, faults)
         columns = list(map(_plain, table.columns))
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile, pa.ArrowException) as error:
+    except (OSError, *_UNREADABLE) as error:
         expected = "" if isinstance(error, OSError) else f"; expected {_EXPECTED}"
-        raise errors.UserError(f"--labels {file} could not be read: {error}{expected}") from None
+        raise errors.UserError(f"{flag} {file} could not be read: {error}{expected}") from None
     names = [one_form(name).strip() for name in table.column_names]
     counts = collections.Counter(names)
     if counts.pop("", 0):  # the row numbers of pandas and R, and what spreadsheets leave behind
         notes.append("left out what the table of --labels has in columns without a name")
     if repeated := sorted(name for name, count in counts.items() if count > 1):
         raise errors.UserError(
-            f"--labels {file} has the column {', '.join(repeated)} more than once; rename it, or "
+            f"{flag} {file} has the column {', '.join(repeated)} more than once; rename it, or "
             "leave it out"
         )
     return in_one_form(dict(zip(names, columns, strict=True)))
@@ -98,7 +104,7 @@ def is_text(file: Path) -> bool:
     return not (file.suffix.lower() in (".parquet", ".npz") or file.is_dir())
 
 
-def _read_table(file: Path, notes: list[str]) -> pa.Table:
+def _read_table(file: Path, notes: list[str], faults: dict[int, str]) -> pa.Table:
     ending = file.suffix.lower()
     budget = Budget(file, file.stat().st_size)
     if ending == ".parquet":
@@ -111,12 +117,12 @@ def _read_table(file: Path, notes: list[str]) -> pa.Table:
     text = _decoded(file, notes)
     if ending in (".json", ".jsonl"):
         return _read_json(text, is_lines=ending == ".jsonl")
-    return _read_csv(text, notes)
+    return _read_csv(text, notes, faults)
 
 
 def _read_excel(file: Path, notes: list[str]) -> pa.Table:
     if importlib.util.find_spec("openpyxl") is None:
-        raise errors.UserError(f"--labels {file}: Excel needs openpyxl; pip install openpyxl")
+        raise errors.UserError(f"{file}: Excel needs openpyxl; pip install openpyxl")
     import openpyxl
 
     book = openpyxl.load_workbook(file, data_only=True)
@@ -266,7 +272,7 @@ def _delimiter_of(lines: Sequence[str]) -> str:
     return next((mark for mark, *both in pairs if all(mark in line for line in both)), found[0])
 
 
-def _read_csv(text: str, notes: list[str]) -> pa.Table:
+def _read_csv(text: str, notes: list[str], faults: dict[int, str]) -> pa.Table:
     if told := re.match(r'"?sep=([,;\t|])"?[,;\t|]*\r?\n', text):  # as Excel reads and writes it
         text = text[told.end() :]
     lines = [*itertools.islice(io.StringIO(text, newline=""), _MOST_ABOVE)]
@@ -276,7 +282,18 @@ def _read_csv(text: str, notes: list[str]) -> pa.Table:
     # By default Arrow cuts the file into blocks at any line break, also at one within quotes.
     parse = pacsv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
     content = pa.py_buffer(text.encode())
-    with pacsv.open_csv(pa.BufferReader(content), parse_options=parse) as reader:
-        types = {name: pa.string() for name in reader.schema.names}
-    convert = pacsv.ConvertOptions(column_types=types, strings_can_be_null=False)
-    return pacsv.read_csv(pa.BufferReader(content), parse_options=parse, convert_options=convert)
+    try:
+        with pacsv.open_csv(pa.BufferReader(content), parse_options=parse) as reader:
+            types = {name: pa.string() for name in reader.schema.names}
+        convert = pacsv.ConvertOptions(column_types=types, strings_can_be_null=False)
+        return pacsv.read_csv(
+            pa.BufferReader(content), parse_options=parse, convert_options=convert
+        )
+    except pa.ArrowInvalid:
+        header, *rows = filter(None, csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
+        sizes = {row: len(cells) for row, cells in enumerate(rows) if len(cells) != len(header)}
+        if not sizes:
+            raise
+        for row, size in sizes.items():
+            faults[row] = f"row {row + 1:,} has {counted(size, 'cell')} instead of {len(header)}"
+        return _table_of(header, rows)

@@ -225,16 +225,20 @@ def test_notes_terminal_and_page_are_those_of_a_table_without_the_rows(
         ({"split": "a split!"}, ()),
         ({"site": ""}, ()),
         ({"label": "nonsense"}, ("--target=label",)),
+        ({"more": "cells"}, ()),
     ],
 )
 @pytest.mark.parametrize("by", ["patient", "path", "regex"])
 def test_a_fault_in_what_is_excluded_does_not_stop_the_build(tmp_path, capsys, by, cells, flags):
     rows = [{**row, "label": str(k % 2), "grey": "1", "split": "train"}
             for k, row in enumerate(TABLE)]  # fmt: skip
-    rows.append({**rows[0], **GONE, **cells})
+    rows.append({**rows[0], **GONE, **{name: cells[name] for name in cells if name != "more"}})
     files = {f"scans/{row['path']}": jpeg(number) for number, row in enumerate(rows)}
     source = write_zip(tmp_path / "scans.zip", files)
-    labels = f"--labels={write_csv(tmp_path / 'labels.csv', rows)}"
+    table = write_csv(tmp_path / "labels.csv", rows)
+    if "more" in cells:  # than there are columns
+        table.write_text(table.read_text().rstrip() + ",Robert,7\n")
+    labels = f"--labels={table}"
     assert run_build_here(source, tmp_path / "out", labels, *flags) in (1, 2)
     entry = {"patient": "M\xfcller"} | ({"site": "london"} if cells.get("site") != "" else {})
     excluded = excluding(tmp_path, [entry if by == "patient" else {"path": "gone.png"}])
@@ -246,10 +250,14 @@ def test_a_fault_in_what_is_excluded_does_not_stop_the_build(tmp_path, capsys, b
     assert "ller" not in (output / "manifest.json").read_text()
 
 
-@pytest.mark.parametrize("entry", [{"patient": "P-07"}, {"path": "CNV/P-07"}, {"path": "masks"}])
+@pytest.mark.parametrize(
+    "entry", [{"patient": "P-07"}, {"path": "CNV/P-07"}, {"path": "masks"}, {"patient": "in tags"}]
+)
 def test_a_fault_in_folders_that_are_excluded_does_not_stop_the_build(tmp_path, entry):
     def is_gone(path):
-        return "/P-07/" in path if "masks" not in entry.values() else "/masks/" in path
+        return (
+            "/P-07/" in path if not {"masks", "in tags"} & {*entry.values()} else "/masks/" in path
+        )
 
     files = {
         f"{label}/P-{patient:02d}/{label}-{number}.png": jpeg(10 * patient + number)
@@ -258,6 +266,11 @@ def test_a_fault_in_folders_that_are_excluded_does_not_stop_the_build(tmp_path, 
     }
     files |= {f"CNV/P-07/{folder}/{n}.png": jpeg(n) for n in (1, 2) for folder in ("", "masks")}
     files = {path.replace("//", "/"): data for path, data in files.items()}
+    if entry == {"patient": "in tags"}:
+        tags = {(0x0010, 0x0020, "LO"): "in tags"}
+        gone = [path for path in files if is_gone(path)]
+        files |= {path[:-4]: dicom_file(grey_pixels(1), tags) for path in gone}
+        files = {path: data for path, data in files.items() if path not in gone}
     source = write_zip(tmp_path / "scans.zip", files)
     assert run_build_here(source, tmp_path / "out") == 2
     output = build_here(source, tmp_path / "out", excluding(tmp_path, [entry]))
@@ -271,7 +284,7 @@ def test_what_cannot_be_read_for_another_reason_is_still_refused(tmp_path, capsy
     flags = (f"--labels={labels}", excluding(tmp_path, [{"patient": "100"}]))
     assert run_build_here(source, tmp_path / "out", *flags) == 2
     said = capsys.readouterr().err
-    assert "Expected 3 columns, got 4" in said
+    assert "row 1 has 4 cells instead of 3" in said
     assert "Smith" not in said
 
 
