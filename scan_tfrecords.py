@@ -48,6 +48,7 @@ COMMANDS = {
     "train": ("train.run", "train a network on a dataset"),
     "evaluate": ("train.evaluate", "measure a trained network on another dataset"),
     "predict": ("train.predict", "predict image files"),
+    "export": ("train.export", "write the forms of a trained network anew"),
     "benchmark": ("train.benchmark", "measure images per second by number of replicas"),
 }
 
@@ -173,6 +174,10 @@ class Run(Evaluation):
     def history(self) -> list[dict[str, Any]]:
         """What was measured after each epoch."""
         return self._json("history.json")
+
+    def export(self) -> None:
+        """Writes the forms of its network anew: `scan-tfrecords export`."""
+        _show("export", ["--run", self])
 
     def predict(self, inputs: str | os.PathLike[str] | Iterable[Any]) -> list[dict[str, Any]]:
         """See `predict`."""

@@ -40,6 +40,7 @@ FLOORS = (
     "train.evaluate",
     "train.benchmark",
     "train.predict",
+    "train.export",
     "train.powers",
     "train.extras",
     "train.training",

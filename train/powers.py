@@ -50,6 +50,7 @@ class Powers(NamedTuple):
         open_run: returns the local folder of a finished run.
         preview: shows what a training would be, instead of it.
         explain: makes pictures that explain mistakes.
+        forms: write another form of the model into an export folder, or say why not.
         after: is called with each finished run.
         maps: draws a map for each predicted image: its flags, and what it does with them.
     """
@@ -58,6 +59,7 @@ class Powers(NamedTuple):
     open_run: Callable[[str], Path] = local_path
     preview: Callable[[TrainConfig], None] | None = None
     explain: Explain | None = None
+    forms: Sequence[Callable[[Path], str]] = ()
     after: Sequence[Callable[[Finished], object]] = ()
     maps: type[Maps] | None = None
 
@@ -68,8 +70,6 @@ POWERS = Powers(
     preview=train.extras.preview.preview,
     explain=train.extras.occlusion.explain,
     maps=train.extras.occlusion.Maps,
-    after=(
-        train.extras.onnx.after,
-        train.extras.card.after,
-    ),
+    forms=(train.extras.onnx.write,),
+    after=(train.extras.card.after,),
 )

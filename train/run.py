@@ -41,7 +41,7 @@ def train(arguments: argparse.Namespace) -> None:
         if POWERS.preview and arguments.preview:
             return POWERS.preview(chosen)
         with POWERS.working_folder(workdir) as folder:
-            additions = Additions(POWERS.explain, POWERS.after)
+            additions = Additions(POWERS.explain, POWERS.forms, POWERS.after)
             trainer.train_and_evaluate(
                 chosen, folder, overwrite=arguments.overwrite, start=start, additions=additions
             )

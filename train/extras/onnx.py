@@ -14,16 +14,17 @@ import numpy as np
 if TYPE_CHECKING:
     import keras
 
-    from train.results.write import Finished
-
 FILE_NAME = "model.onnx"
 
 # ONNX Runtime has kernels of its own, which round in other places.
 _TOLERANCE = 1e-4
 
 
-def after(run: Finished) -> None:
-    """Writes the model of a finished run, loads it again and compares its answers.
+def write(export: Path) -> str:
+    """Writes the model of an export folder as ONNX, loads it again and compares its answers.
+
+    Returns:
+        why it was not written; empty if it was.
 
     Raises:
         TrainingError: if they differ.
@@ -32,14 +33,16 @@ def after(run: Finished) -> None:
 
     from train.training.export import answer, noise_for, require_same
 
-    has_packages = all(map(importlib.util.find_spec, ("tf2onnx", "onnxruntime")))
-    if not has_packages or keras.backend.backend() != "tensorflow":
-        return
+    if not all(map(importlib.util.find_spec, ("tf2onnx", "onnxruntime"))):
+        return f"{FILE_NAME} takes the extra onnx: pip install '.[onnx]'"
+    if keras.backend.backend() != "tensorflow":
+        return f"{FILE_NAME} takes TensorFlow: KERAS_BACKEND=tensorflow"
     # A copy lies on one device; the trained model may be spread over replicas.
-    copy = keras.saving.load_model(run.export / "model.keras", compile=False)
+    copy = keras.saving.load_model(export / "model.keras", compile=False)
     images = noise_for(copy)
-    answers = convert(copy, run.export / FILE_NAME, images)
+    answers = convert(copy, export / FILE_NAME, images)
     require_same(FILE_NAME, answers, answer(copy, images), _TOLERANCE)
+    return ""
 
 
 def convert(model: keras.Model, path: Path, images: np.ndarray) -> np.ndarray:

@@ -71,13 +71,12 @@ class Outcome:
 
 
 class Finished(NamedTuple):
-    """A run with all its files but metrics.json: its exported model, and what came of it.
+    """A run with all its files but metrics.json: the folder of its export, and what came of it.
 
     `results` is the content of metrics.json.
     """
 
     export: Path
-    model: keras.Model
     outcome: Outcome
     results: Mapping[str, Any]
 
@@ -87,10 +86,12 @@ class Additions(NamedTuple):
 
     Attributes:
         explain: explains mistakes; None for no explanation.
+        forms: write another form of the model into the export folder.
         after: what is called with each finished run.
     """
 
     explain: Explain | None = None
+    forms: Sequence[Callable[[Path], object]] = ()
     after: Sequence[Callable[[Finished], object]] = ()
 
 

@@ -60,15 +60,29 @@ def write_forms(model: keras.Model, directory: Path) -> None:
             path.unlink()
     model.save(directory / "model.keras")
     copy = keras.saving.load_model(directory / "model.keras", compile=False)
-    found = {"model.keras": answer(copy, images)}
+    require_same("model.keras", answer(copy, images), expected)
+    write_other_forms(copy, directory)
+
+
+def write_other_forms(model: keras.Model, directory: Path) -> None:
+    """Writes the forms beside `model.keras`, loads each again and compares their predictions.
+
+    Args:
+        model: that in `model.keras`, loaded, so that it lies on one device.
+        directory: the export folder.
+
+    Raises:
+        TrainingError: if a form predicts something else than the model.
+    """
+    images = noise_for(model)
+    expected, found = answer(model, images), {}
     model.save_weights(directory / "model.weights.h5")
     (directory / "architecture.json").write_text(model.to_json(), encoding="utf-8")
     rebuilt = keras.models.model_from_json(model.to_json())
     rebuilt.load_weights(directory / "model.weights.h5")
     found["model.weights.h5"] = answer(rebuilt, images)
     if importlib.util.find_spec("tensorflow") is not None:
-        # The reloaded copy lies on one device; the trained model may be spread over replicas.
-        found[SAVED_MODEL_NAME] = _serve(copy, directory / SAVED_MODEL_NAME, images)
+        found[SAVED_MODEL_NAME] = _serve(model, directory / SAVED_MODEL_NAME, images)
     else:
         print(f"note: the export has no {SAVED_MODEL_NAME}, which TensorFlow writes")
     for name, answers in found.items():

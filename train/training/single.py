@@ -96,8 +96,10 @@ def complete(
         explanation = additions.explain(predict, plan.task.gives_probabilities)
 
     def add(results: dict[str, Any]) -> None:
+        for write_form in additions.forms:
+            write_form(export)
         for make in additions.after:
-            make(Finished(export, model, outcome, results))
+            make(Finished(export, outcome, results))
 
     results = write_results(folder.path, outcome, explanation=explanation, before_last=add)
     folder.save()
