@@ -190,16 +190,13 @@ def make_source(options: SourceOptions, workers: Workers, seed: int) -> Source:
         num = options.num_examples
         folder = downloads / f"synthetic-{num}-seed-{seed}"
         with bar(desc="drawing", total=num, unit=" images", delay=1.0) as drawn:
-            synthetic.write_tree(folder, num, seed, progress=drawn.update)
+            synthetic.write_tree(folder, num, seed, drawn.update)
         return DirectorySource(folder, kind="synthetic")
     if options.source == "fashion_mnist":
         files = local_path(given).absolute() if given else downloads / "fashion-mnist"
         if not given:
             fashion_mnist.download(files, fashion_mnist.BASE_URL)
-        folder = downloads / "fashion-mnist-images"
-        with bar(desc="unpacking", total=70_000, unit=" images", delay=1.0) as unpacked:
-            fashion_mnist.write_tree(files, folder, progress=unpacked.update)
-        return DirectorySource(folder, kind="fashion_mnist")
+        return fashion_mnist.FashionMnistSource(files).prepare(downloads)
     is_archive = options.source == "archive"
     if is_remote(given):
         return RemoteZipSource(given) if is_archive else RemoteDirectorySource(given)

@@ -9,14 +9,14 @@ from __future__ import annotations
 import contextlib
 import gzip
 import hashlib
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipelines import errors
-from pipelines.sources.write_once import write_once
+from pipelines.sources.rows import PackedSource
 from tfrecord_io.stores import remote
 from tfrecord_io.stores.files import atomic_write
 from tfrecord_io.terminal.address import Address
@@ -44,34 +44,31 @@ _BY_HAND = (
 )
 
 
-def write_tree(
-    source: Path, directory: Path, progress: Callable[[int], object] = lambda written: None
-) -> None:
-    """Writes the images as `directory/{train,test}/CLASS/NUMBER.pgm`, see `write_once`.
+class FashionMnistSource(PackedSource):
+    """The images of the four files in a folder, as `{train,test}/CLASS/NUMBER.pgm`.
 
-    The number is the image's place in the file of its split. `source` is the folder with the four
-    files.
-
-    Raises:
-        errors.UserError: if a file is missing or is not the published one.
-        errors.BuildError: if a file cannot be read or written.
+    The number is the image's place in the file of its split.
     """
-    if missing := [name for name in MD5_SUMS if not (source / name).is_file()]:
-        raise errors.UserError(
-            f"{source}: expected a folder with the four files of Fashion-MNIST under their "
-            f"published names, missing: {', '.join(missing)}.\n{_BY_HAND}"
-        )
-    pictures, names = [], []
-    for split, prefix in _PREFIXES.items():
-        # The values follow a header of four bytes, and four for each dimension, in row-major order.
-        files = [_read(source / name) for name in MD5_SUMS if name.startswith(prefix)]
-        images, labels = (np.frombuffer(gzip.decompress(content), np.uint8) for content in files)
-        pictures += list(images[16:].reshape(-1, *IMAGE_SIZE))
-        names += [
-            f"{split}/{LABEL_NAMES[label]}/{number:05d}.pgm"
-            for number, label in enumerate(labels[8:].tolist())
-        ]
-    write_once(directory, MD5_SUMS, names, lambda place: _pgm(pictures[place]), progress)
+
+    kind = "fashion_mnist"
+
+    def files(self) -> Mapping[str, Path]:
+        files = {name: self.path / name for name in MD5_SUMS}
+        if missing := [name for name, path in files.items() if not path.is_file()]:
+            raise errors.UserError(
+                f"{self.path}: expected a folder with the four files of Fashion-MNIST under their "
+                f"published names, missing: {', '.join(missing)}.\n{_BY_HAND}"
+            )
+        return files
+
+    def rows(self) -> Iterator[tuple[str, bytes]]:
+        for split, prefix in _PREFIXES.items():
+            files = [_read(path) for name, path in self.files().items() if name.startswith(prefix)]
+            images, labels = (np.frombuffer(gzip.decompress(some), np.uint8) for some in files)
+            # The values follow a header of four bytes, and four for each dimension.
+            pictures = images[16:].reshape(-1, *IMAGE_SIZE)
+            for number, label in enumerate(labels[8:].tolist()):
+                yield f"{split}/{LABEL_NAMES[label]}/{number:05d}.pgm", _pgm(pictures[number])
 
 
 def _pgm(image: NDArray[np.uint8]) -> bytes:

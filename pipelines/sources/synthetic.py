@@ -13,7 +13,10 @@ none in two splits. The classes of train are as unbalanced as those of the archi
 from __future__ import annotations
 
 import io
+import json
 import math
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +27,10 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from pipelines.sources.write_once import write_once
+from pipelines import errors
+from tfrecord_io.stores import file_lock
+from tfrecord_io.stores.ahead import map_ahead
+from tfrecord_io.stores.files import read_json
 
 Floats = NDArray[np.float64]
 
@@ -33,6 +39,10 @@ GENERATOR_VERSION = 4
 LABEL_NAMES = ("CNV", "DME", "DRUSEN", "NORMAL")
 SPLITS = ("train", "val", "test")
 ARCHIVE_FOLDER = "OCT2017 "  # with a trailing space, as in the Kermany archive
+
+COMPLETE_MARKER = ".complete.json"
+#: Modification time of every file: 2018-01-01T00:00:00Z.
+FILE_MTIME = 1_514_764_800
 
 # Images of each class in the real train folder (Kermany et al. 2018, Kaggle's edition).
 _TRAIN_SIZES = (37_205, 11_348, 8_616, 26_315)
@@ -226,10 +236,18 @@ def write_tree(
     seed: int,
     progress: Callable[[int], object] = lambda written: None,
 ) -> None:
-    """Writes a tree of synthetic scans.
+    """Writes a tree of synthetic scans, and calls `progress` with 1 for each.
 
     The files are `directory/OCT2017 /{train,val,test}/CLASS/CLASS-PATIENT-INDEX.jpeg`. The same
-    arguments give the same bytes on any number of cores. Errors are those of `write_once`.
+    arguments give the same bytes on any number of cores, and the same times of change.
+
+    They are written into another folder, which is renamed when it is complete. A complete tree is
+    kept; one with other settings, or with missing or changed files, is written again.
+
+    Raises:
+        errors.UserError: if another process is writing into the folder, or it exists and this
+            function did not write it.
+        errors.BuildError: if a file cannot be written.
     """
     tasks = _plan_tree(num_examples, seed)
     settings = {
@@ -239,12 +257,39 @@ def write_tree(
         "pillow_version": PIL.__version__,
         "seed": seed,
     }
+    if read_json(directory / COMPLETE_MARKER) == settings:
+        times = [path.stat().st_mtime for path in directory.rglob("*") if path.is_file()]
+        # The marker has a time of its own.
+        if len(times) == len(tasks) + 1 and times.count(FILE_MTIME) == len(tasks):
+            return
+    writing = directory.with_name(f".{directory.name}.writing")
 
-    def draw(place: int) -> bytes:
-        task = tasks[place]
-        return encode_jpeg(draw_bscan(task.label, task.patient, task.index, seed))
+    def write(task: _Task) -> None:
+        path = writing / task.name
+        path.write_bytes(encode_jpeg(draw_bscan(task.label, task.patient, task.index, seed)))
+        os.utime(path, (FILE_MTIME, FILE_MTIME))
 
-    write_once(directory, settings, [task.name for task in tasks], draw, progress)
+    lock = directory.with_name(f".{directory.name}.lock")
+    with (
+        errors.clear_write_errors(f"{directory} (--download_dir chooses another folder)"),
+        file_lock.held(lock, f"writing the images of {directory}"),
+    ):
+        if directory.exists() and not (directory / COMPLETE_MARKER).exists():
+            raise errors.UserError(
+                f"{directory} exists and was not written by this program (no {COMPLETE_MARKER} in "
+                "it); choose another --download_dir, or delete that folder if it is not needed"
+            )
+        shutil.rmtree(writing, ignore_errors=True)
+        for folder in {(writing / task.name).parent for task in tasks}:
+            folder.mkdir(parents=True)
+        # NumPy and Pillow let other threads run while they work.
+        num_threads = len(os.sched_getaffinity(0))
+        for _ in map_ahead(write, tasks, 2 * num_threads, num_threads=num_threads):
+            progress(1)
+        (writing / COMPLETE_MARKER).write_text(json.dumps(settings, indent=2) + "\n")
+        if directory.exists():
+            shutil.rmtree(directory)
+        writing.rename(directory)
 
 
 class _Task(NamedTuple):

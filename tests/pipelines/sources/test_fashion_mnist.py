@@ -32,15 +32,15 @@ def test_a_file_that_is_not_the_published_one_is_named(folder, change, tmp_path)
     path = folder / "train-labels-idx1-ubyte.gz"
     path.write_bytes(change(path.read_bytes()))
     with pytest.raises(errors.UserError, match=f"{path}: expected the published MD5 .*, got"):
-        source.write_tree(folder, tmp_path / "tree")
-    assert not (tmp_path / "tree").exists()
+        source.FashionMnistSource(folder).prepare(tmp_path / "packed")
+    assert not list((tmp_path / "packed").iterdir())
 
 
 def test_all_missing_files_are_named(folder, tmp_path):
     (folder / "train-labels-idx1-ubyte.gz").unlink()
     (folder / "t10k-images-idx3-ubyte.gz").unlink()
     with pytest.raises(errors.UserError) as error:
-        source.write_tree(folder, tmp_path / "tree")
+        source.FashionMnistSource(folder).prepare(tmp_path / "packed")
     assert "missing: train-labels-idx1-ubyte.gz, t10k-images-idx3-ubyte.gz" in str(error.value)
 
 

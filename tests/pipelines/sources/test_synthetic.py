@@ -10,9 +10,11 @@ import pytest
 from PIL import Image
 
 from pipelines import errors
-from pipelines.sources import synthetic, write_once
+from pipelines.sources import synthetic
 from pipelines.sources.synthetic import (
     ARCHIVE_FOLDER,
+    COMPLETE_MARKER,
+    FILE_MTIME,
     LABEL_NAMES,
     SPLITS,
     draw_bscan,
@@ -20,7 +22,6 @@ from pipelines.sources.synthetic import (
     split_sizes,
     write_tree,
 )
-from pipelines.sources.write_once import COMPLETE_MARKER, FILE_MTIME
 
 FEW = 13
 
@@ -139,9 +140,7 @@ def test_the_tree_has_the_real_archives_shape_and_one_constant_time(tmp_path):
 def test_the_number_of_cores_changes_no_byte_and_a_whole_tree_is_kept(tmp_path, monkeypatch):
     found = []
     for num_cores in (1, 3):
-        monkeypatch.setattr(
-            write_once.os, "sched_getaffinity", lambda _, n=num_cores: set(range(n))
-        )
+        monkeypatch.setattr(synthetic.os, "sched_getaffinity", lambda _, n=num_cores: set(range(n)))
         reported: list[int] = []
         for _ in range(2):  # the second time, all is there
             write_tree(tmp_path / str(num_cores), FEW, seed=3, progress=reported.append)
