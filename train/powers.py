@@ -17,8 +17,7 @@ import train.extras.card
 import train.extras.occlusion
 import train.extras.onnx
 import train.extras.preview
-from tfrecord_io.terminal.address import local_path
-from train.machine.places import RunFolder
+from train.machine.places import RunFolder, open_local
 
 if TYPE_CHECKING:
     from train.results.classifier import Classifier, Prediction
@@ -56,7 +55,7 @@ class Powers(NamedTuple):
     """
 
     working_folder: Callable[[str], AbstractContextManager[RunFolder]] = _local_folder
-    open_run: Callable[[str], Path] = local_path
+    open_run: Callable[[str], Path] = open_local
     preview: Callable[[TrainConfig], None] | None = None
     explain: Explain | None = None
     forms: Sequence[Callable[[Path], str]] = ()

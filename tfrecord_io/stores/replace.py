@@ -21,6 +21,7 @@ from pathlib import Path, PurePath
 
 from tfrecord_io.stores.files import sync_folder
 from tfrecord_io.stores.folder import Folder
+from tfrecord_io.terminal.errors import UserError
 
 _FOLDER, _LIST = ".replaced", "list.json"
 #: Files that promise that the others are there, so they go first.
@@ -82,6 +83,16 @@ def settle(folder: Folder, own: re.Pattern[str]) -> None:
         _prune(folder, others)
         aside.delete([_LIST])
     _drop(aside)
+
+
+def require_settled(folder: Folder) -> None:
+    """Raises a `UserError` if a process that replaces this run has not ended, or was killed."""
+    if Folder(folder.path(_FOLDER)).exists(_LIST):
+        raise UserError(
+            f"the run in {folder.root} is being replaced, or that was interrupted. Wait for the "
+            "first checkpoint of the new run; or repeat the `train` command of either, which "
+            "settles which run is there"
+        )
 
 
 def _write_list(aside: Folder, names: list[str]) -> None:

@@ -24,7 +24,7 @@ from tfrecord_io.stores.folder import Folder
 from tfrecord_io.terminal.address import Address, is_remote
 from tfrecord_io.terminal.errors import StoreError, UserError
 from train.machine import console
-from train.machine.places import RunFolder
+from train.machine.places import RunFolder, open_local
 from train.training.own_files import OWN_FILES
 
 # Uploaded after all other files, in this order. The first one completes an export.
@@ -145,10 +145,10 @@ def open_run(run: str) -> Path:
     """Returns the folder of a finished run; of a URL, a copy that this process removes at its end.
 
     Raises:
-        UserError: if there is no finished run at the URL.
+        UserError: if there is no finished run at the URL, or a run is being replaced in the folder.
     """
     if not is_remote(run):
-        return Path(run)
+        return open_local(run)
     mirror = Mirror(Address(run))
     for ends in (atexit.register, console.cleanups.append):
         ends(functools.partial(shutil.rmtree, mirror.folder.parent))

@@ -48,3 +48,15 @@ class RunFolder:
         """Says that files were written, after which a run that this one replaces can go."""
         is_first = replace.forget(Folder(self.home))
         self.saved(self.path, is_first)
+
+
+def open_local(run: str | os.PathLike[str]) -> Path:
+    """Returns the folder of a run, of one of a cross-validation, or of an export.
+
+    Raises:
+        UserError: for a URL, or if the run is being replaced.
+    """
+    path = local_path(run)
+    for folder in (path, *path.absolute().parents[:3]):
+        replace.require_settled(Folder(folder))
+    return path

@@ -46,6 +46,7 @@ from train.data.seen import read_seen
 from train.kinds import measures
 from train.machine.errors import TrainingError
 from train.machine.places import RunFolder
+from train.powers import POWERS
 from train.results.classifier import load_classifier, other_decoder, predict_images
 from train.training import callbacks
 from train.training.checkpoint import load_checkpoint
@@ -183,6 +184,8 @@ def test_overwrite_replaces_a_run_at_the_first_checkpoint_and_nothing_else(
         with marked_images.claimed(config_of(class_data, seed=2), new, overwrite=True):
             found = files_of(folder)
             assert {name for name in found if name[0] != "."} == {*mine, "config.json"}
+            with pytest.raises(UserError, match=f"the run in {folder} is being replaced"):
+                POWERS.open_run(str(folder / "export"))
             (folder / "checkpoint.npz").write_bytes(b"new")
             if ends == "with one":
                 new.save()
