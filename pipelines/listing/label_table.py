@@ -143,33 +143,47 @@ def _plain_paths(paths: Sequence[str | None]) -> list[str]:
     return [re.sub("^(\\./)*/*", "", path) for path in plain]
 
 
-def read_label_table(
-    *files: Path,
-    kind: LabelKind = CLASSES,
-    columns: Sequence[str] = ("label",),
-    missing: Sequence[str] | None = None,
-    renamed: Mapping[str, str] | None = None,
-    separator: str = "",
-    uncertain: str | None = None,
-    rows: RowSource | None = None,
-    left_out: Collection[int] = (),
-    decimal: str = ".",
-    names_only: bool = False,
-) -> LabelTable:
-    """Reads a label table from one file, or from several that have a split each.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CellOptions:
+    """How the cells of a table become labels.
 
-    Args:
-        files: see `read_columns`. The split of each of several is in its name or its folder's.
+    Attributes:
         kind: what an image's label can be.
         columns: those of the label. A class can be one-hot: several columns, exactly one with a 1.
         missing: texts of cells that have no value; by default `MISSING` in CSV, none in Parquet.
         renamed: columns of the file by the names that they get, see `--columns`.
         separator: what is between several labels in a cell; then they name the labels.
         uncertain: what -1 means in a column of a label: `positive`, `negative` or `missing`.
+        decimal: the decimal mark of numbers, a point or a comma.
+    """
+
+    kind: LabelKind = CLASSES
+    columns: Sequence[str] = ("label",)
+    missing: Sequence[str] | None = None
+    renamed: Mapping[str, str] | None = None
+    separator: str = ""
+    uncertain: str | None = None
+    decimal: str = "."
+
+    @property
+    def used(self) -> set[str]:
+        """The columns that have a meaning here; others follow into examples.parquet."""
+        return {"path", *self.columns, *OPTIONAL}
+
+
+def read_label_table(
+    *files: Path,
+    options: CellOptions = CellOptions(),
+    rows: RowSource | None = None,
+    left_out: Collection[int] = (),
+) -> LabelTable:
+    """Reads a label table from one file, or from several that have a split each.
+
+    Args:
+        files: see `read_columns`. The split of each of several is in its name or its folder's.
+        options: what the cells mean.
         rows: the source that has the table, if it is not in a file of its own.
         left_out: rows, from 0, without which the table is read, as if they were not in the file.
-        decimal: the decimal mark of numbers, a point or a comma.
-        names_only: whether only paths, patients and sites are read, and their cells not checked.
 
     Raises:
         errors.UserError: if the file or one of its columns cannot be read, `path` or a label column
@@ -177,36 +191,28 @@ def read_label_table(
             has no site, a column is called `weight`, or the split of a file is not known.
     """
     notes, faults = list[str](), dict[int, str]()
-    file, used = f"--labels {','.join(map(str, files))}", {"path", *columns, *OPTIONAL}
-    cells = _read_files(files, rows, columns, renamed or {}, notes, faults)
-    order = _order(cells[columns[0]]) if rows else ()
-    if left_out:
-        is_json = files[0].suffix.lower() in (".json", ".jsonl")
-        cells = _without_rows(cells, left_out, used, may_lack_columns=is_json)
-    notes = list(_quoted(notes, cells))
-    missing = _missing_in(files[0], missing)
-    if names_only:
-        cells = {name: cells[name] for name in ("path", "patient", "site") if name in cells}
-        cells = _read_cells(file, is_text(files[0]), cells, used, missing, [])
-        names = {name: column.to_pylist() for name, column in cells.items()}
-        blank = {"path": _plain_paths(names.pop("path")), "label": [""] * len(cells["path"])}
-        return LabelTable(name=", ".join(each.name for each in files), cells=blank | names)
+    whole = _read_files(files, rows, options, notes, faults)
+    order = _order(whole[options.columns[0]]) if rows else ()
+    cells = _without_rows(files, whole, left_out, options.used)
+    file, used, notes = _flag(files), options.used, list(_quoted(notes, cells))
     _require_none(file, {row: faults[row] for row in faults if row not in left_out})
+    missing = _missing_in(files[0], options.missing)
     cells = _read_cells(file, is_text(files[0]), cells, used, missing, notes)
     texts = {name: cells[name].to_pylist() for name in used & cells.keys()}
     _require_sites(file, texts.get("site", ()))
     label_names: tuple[str, ...] = ()
-    of_label = {name: texts[name] for name in columns}
-    if kind.is_number:
+    of_label = {name: texts[name] for name in options.columns}
+    if options.kind.is_number:
         of_label = {
-            name: _with_points(file, name, cells, decimal) for name, cells in of_label.items()
+            name: _with_points(file, name, numbers, options.decimal)
+            for name, numbers in of_label.items()
         }
     not_numbers: dict[int, str] = {}
     try:
-        if separator:
-            label, label_names = split_labels(of_label, separator)
+        if options.separator:
+            label, label_names = split_labels(of_label, options.separator)
         else:
-            label, not_numbers = read_labels(of_label, kind, uncertain)
+            label, not_numbers = read_labels(of_label, options.kind, options.uncertain)
     except ValueError as error:
         raise errors.UserError(f"{file}: {error}") from None
     optional = {name: texts[name] for name in OPTIONAL if name in texts}
@@ -221,17 +227,38 @@ def read_label_table(
     )
 
 
+def read_names(
+    *files: Path,
+    options: CellOptions,
+    rows: RowSource | None = None,
+    left_out: Collection[int] = (),
+) -> LabelTable:
+    """Reads the paths, patients and sites as `read_label_table` does; checks no other cell."""
+    whole = _read_files(files, rows, options, [], {})
+    cells = _without_rows(files, whole, left_out, options.used)
+    cells = {name: cells[name] for name in ("path", "patient", "site") if name in cells}
+    missing = _missing_in(files[0], options.missing)
+    cells = _read_cells(_flag(files), is_text(files[0]), cells, options.used, missing, [])
+    names = {name: column.to_pylist() for name, column in cells.items()}
+    blank = {"path": _plain_paths(names.pop("path")), "label": [""] * len(cells["path"])}
+    return LabelTable(name=", ".join(each.name for each in files), cells=blank | names)
+
+
+def _flag(files: Sequence[Path]) -> str:
+    """Returns how a user names these files, for messages."""
+    return f"--labels {','.join(map(str, files))}"
+
+
 def _read_files(
     files: Sequence[Path],
     rows: RowSource | None,
-    columns: Sequence[str],
-    renamed: Mapping[str, str],
+    options: CellOptions,
     notes: list[str],
     faults: dict[int, str],
 ) -> dict[str, pa.Array]:
     """Returns the cells of one table or of several, by column; see `read_label_table`."""
-    file, raw = ",".join(map(str, files)), [in_one_form(rows.columns(notes))] if rows else []
-    num_rows = 0
+    file, raw = _flag(files), [in_one_form(rows.columns(notes))] if rows else []
+    num_rows, columns, renamed = 0, options.columns, options.renamed or {}
     for each in files if not rows else ():
         found: dict[int, str] = {}
         raw.append(read_columns(each, notes, found))
@@ -241,28 +268,29 @@ def _read_files(
     cells = tables[0] if len(files) == 1 else _joined(files, tables)
     if absent := [name for name in ("path", *columns) if name not in cells]:
         raise errors.UserError(
-            f"--labels {file} has {_shown(cells)}, and needs {' and '.join(absent)}; name yours "
+            f"{file} has {_shown(cells)}, and needs {' and '.join(absent)}; name yours "
             f"with --columns {','.join(f'{name}=COLUMN' for name in absent)}"
             f"{_told_of_flags(cells) if absent == ['label'] else ''}"
             + "".join(f"; {note}" for note in notes if note != NOT_UTF_8)
         )
     if "weight" in cells.keys() - {*columns}:
-        raise errors.UserError(f"--labels {file}: {NO_WEIGHT}")
+        raise errors.UserError(f"{file}: {NO_WEIGHT}")
     return cells
 
 
 def _without_rows(
-    cells: Mapping[str, pa.Array],
+    files: Sequence[Path],
+    cells: dict[str, pa.Array],
     left_out: Collection[int],
     used: Collection[str],
-    *,
-    may_lack_columns: bool,
 ) -> dict[str, pa.Array]:
-    """Returns the cells without some rows, and without the columns that only these had."""
+    """Returns the cells without some rows, and of JSON without columns that only these had."""
+    if not left_out:
+        return cells
     num_rows = len(cells["path"])
     kept = pa.array([row for row in range(num_rows) if row not in left_out], pa.int64())
     rest = {name: column.take(kept) for name, column in cells.items()}
-    if not may_lack_columns:
+    if files[0].suffix.lower() not in (".json", ".jsonl"):
         return rest
     return {
         name: column

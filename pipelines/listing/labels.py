@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from pipelines import errors
 from pipelines.listing.label_cells import combined_in
-from pipelines.listing.label_table import LabelTable, read_label_table
+from pipelines.listing.label_table import LabelTable, read_label_table, read_names
 from pipelines.listing.options import ListingOptions
 from tfrecord_io.format import kinds
 
@@ -32,7 +32,7 @@ class Labels:
         Raises:
             errors.UserError: if it cannot be used, see `read_label_table`.
         """
-        options, table = self.options, self._read()
+        options, table = self.options, self._read(read_label_table)
         if table is None:
             return None
         is_free = options.label_kind == kinds.CLASSES
@@ -55,7 +55,7 @@ class Labels:
         Raises:
             errors.UserError: if the file cannot be read or lacks a column.
         """
-        return self._read(names_only=True)
+        return self._read(read_names)
 
     def without(self, rows: Iterable[int]) -> Labels:
         """Returns the table without some more of its rows, which are counted as it is now."""
@@ -66,23 +66,17 @@ class Labels:
         present = [row for row in range(num_rows) if row not in self.left_out]
         return dataclasses.replace(self, left_out=self.left_out.union(present[row] for row in rows))
 
-    def _read(self, *, names_only: bool = False) -> LabelTable | None:
+    def _read(self, read: Callable[..., LabelTable]) -> LabelTable | None:
+        """Calls `read_label_table` or `read_names`, if there is a table."""
         options = self.options
         files = options.labels or (options.rows.path if options.rows else None)
         if files is None:
             return None
-        return read_label_table(
+        return read(
             *(files if isinstance(files, tuple) else (files,)),
+            options=options.cells,
             rows=None if options.labels else options.rows,
-            kind=options.label_kind,
-            columns=options.label_columns or (options.target or "label",),
-            missing=options.missing,
-            renamed=options.columns,
-            separator=options.label_separator,
-            uncertain=options.uncertain,
             left_out=self.left_out,
-            decimal=options.decimal,
-            names_only=names_only,
         )
 
 

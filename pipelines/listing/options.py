@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.listing import roles
-from pipelines.listing.label_table import OPTIONAL
+from pipelines.listing.label_table import OPTIONAL, CellOptions
 from pipelines.sources.rows import RowSource
 from tfrecord_io.format import kinds
 from tfrecord_io.format.kinds import NONE, SEPARATOR, LabelKind
@@ -266,6 +266,19 @@ class ListingOptions:
         if self.label_kind.is_number:
             return (self.target or "",)
         return self.label_columns or self.grades or self.classes
+
+    @property
+    def cells(self) -> CellOptions:
+        """What the cells of the table mean."""
+        return CellOptions(
+            kind=self.label_kind,
+            columns=self.label_columns or (self.target or "label",),
+            missing=self.missing,
+            renamed=self.columns,
+            separator=self.label_separator,
+            uncertain=self.uncertain,
+            decimal=self.decimal,
+        )
 
     def identity(self) -> dict[str, Any]:
         """Returns what decides the labels and the patients, by flag.

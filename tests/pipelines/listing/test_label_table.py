@@ -19,7 +19,7 @@ from image_files import grey_pixels, png, scans_of, write_tree, write_zip
 from listed import list_members, list_source, notes_of
 
 from pipelines import errors
-from pipelines.listing.label_table import LabelTable, read_label_table, read_texts
+from pipelines.listing.label_table import CellOptions, LabelTable, read_label_table, read_texts
 from pipelines.listing.labels import Labels
 from pipelines.listing.matching import match_files
 from pipelines.listing.options import ListingOptions
@@ -44,7 +44,8 @@ ROWS = [
 
 
 def table_of(folder, rows, delimiter=",", **options):
-    return read_label_table(write_csv(folder / "labels.csv", rows, delimiter), **options)
+    path = write_csv(folder / "labels.csv", rows, delimiter)
+    return read_label_table(path, options=CellOptions(**options))
 
 
 def build(source, labels, output, *more):
@@ -287,7 +288,7 @@ def test_lines_above_the_header_are_passed_over_and_told(tmp_path, above, delimi
     path.write_text(above + "".join(f"{delimiter.join(line)}\n" for line in lines))
     if renamed and above.startswith("Clinic"):
         return  # nothing tells such a title from a header
-    table = read_label_table(path, renamed=renamed)
+    table = read_label_table(path, options=CellOptions(renamed=renamed))
     assert table.cells == {"path": ["a.png", "b.png"], "label": ["CNV", "DME"]}
     assert list(table.others) == ["eye", "x"]
     told = [f"row {row} of the table of --labels was read as its header"] if row else []
@@ -499,7 +500,11 @@ def test_in_parquet_null_and_nan_are_missing_and_texts_only_if_they_are_named(tm
     assert table.others["age"].to_pylist() == [None, 1.5, None]
     counts = "cells without a value in the table of --labels: 1 in label, 2 in patient, 2 in age"
     assert table.notes == (counts,)
-    assert read_label_table(file, missing=("NA",)).cells["label"] == ["", "x", ""]
+    assert read_label_table(file, options=CellOptions(missing=("NA",))).cells["label"] == [
+        "",
+        "x",
+        "",
+    ]
 
 
 def test_images_of_unknown_patients_are_not_one_patient(build_rows, tmp_path, capsys):
