@@ -26,8 +26,11 @@ from pipelines.listing.images import Images, Ledger, Note
 from pipelines.listing.options import ListingOptions
 from pipelines.listing.refs import ImageRef, iterate_refs
 from pipelines.sources.source import Reader, Source
+from tfrecord_io.decoding.dicom import read_frame
+from tfrecord_io.decoding.dicom_preamble import is_dicom
 from tfrecord_io.decoding.formats import read_picture
-from tfrecord_io.decoding.preprocess import SINGLE_SUFFIXES
+from tfrecord_io.decoding.options import Preprocessing
+from tfrecord_io.decoding.preprocess import TIFF_SUFFIXES
 from tfrecord_io.terminal.printing import printable
 
 # Of more files, those of some numbers are compared; with more folders beside each other, none.
@@ -122,8 +125,8 @@ def with_checked_pairs(images: Images, source: Source, options: ListingOptions) 
                     open_pairs.append((some, drawn))
             if open_pairs:
                 raise _error(open_pairs, layout, refs)
-        # Other files may hold many pictures.
-        refs = refs.filter(has_suffix(refs["path"], SINGLE_SUFFIXES))
+        # TIFFs may hold many pictures.
+        refs = refs.filter(pc.invert(has_suffix(refs["path"], TIFF_SUFFIXES)))
         labels = refs["label"].cast(pa.string())
         names = sorted(labels.unique().to_pylist())
         for name in names if len(names) <= roles.MANY_CLASSES else ():
@@ -271,11 +274,18 @@ def _are_numbered(names: Collection[str]) -> bool:
 
 
 def _look(reader: Reader, ref: ImageRef) -> _Look | None:
-    """Returns what a picture looks like, None if it cannot be read, which the build will tell."""
+    """Returns what a picture, or the first frame of DICOM, looks like.
+
+    None if it cannot be read, which the build will tell.
+    """
     if ref.size > _LARGEST:
         return None
     try:
-        picture = read_picture(reader.read(ref.member), "uint16").image
+        data = reader.read(ref.member)
+        if is_dicom(data):
+            picture = read_frame(data, 1, Preprocessing(dtype="uint16")).image
+        else:
+            picture = read_picture(data, "uint16").image
     except Exception:  # for damaged bytes, decoders raise almost anything
         return None
     values = np.asarray(picture)

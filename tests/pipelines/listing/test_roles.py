@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+from dicom_files import dicom_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from image_files import encoded, grey_pixels, rgb_pixels
@@ -173,10 +174,14 @@ def scan(k):
     return encoded(grey_pixels(k, 32, 48))
 
 
-def mask(k, ending="PNG", levels=(0, 255)):
+def shape(k, levels=(0, 255)):
     values = np.full((32, 48), levels[0], np.uint8)
     values[8 + k % 5 : 24, 9:40] = levels[-1]
-    return encoded(values, ending, **({"quality": 90} if ending == "JPEG" else {}))
+    return values
+
+
+def mask(k, ending="PNG", levels=(0, 255)):
+    return encoded(shape(k, levels), ending, **({"quality": 90} if ending == "JPEG" else {}))
 
 
 def heat(k):
@@ -212,6 +217,8 @@ PAIRED = {
     "both with words": paired("{c}/x{n}-scan.png", "{c}/x{n}-bw.png"),
     "a word before": paired("{c}/img{n}.png", "{c}/bw{n}.png"),
     "another ending": paired("{c}/{n}.jpg", "{c}/{n}.png"),
+    "DICOM": paired("{c}/{n}.dcm", "{c}/{n}_x.dcm", lambda k: dicom_file(shape(k)),
+                    draw_first=lambda k: dicom_file(grey_pixels(k, 32, 48))),
 }  # fmt: skip
 
 
@@ -245,8 +252,9 @@ def test_classes_may_have_the_same_names_of_files(files):
     assert len(list_files(files).table) == len(files)
 
 
-def test_nearly_binary_pictures_are_told():
-    files = {f"{c}/{start + k}.png": draw(k) for c, start, draw in (("X", 0, scan), ("Y", 9, mask))
+@pytest.mark.parametrize("drawn", [mask, lambda k: dicom_file(shape(k))])
+def test_nearly_binary_pictures_are_told(drawn):
+    files = {f"{c}/{start + k}": draw(k) for c, start, draw in (("X", 0, scan), ("Y", 9, drawn))
              for k in range(3)}  # fmt: skip
     (note,) = notes_of(list_files(files), private=True)
     assert note.startswith("the pictures of the class 'Y' are nearly binary, as masks are")
