@@ -1,14 +1,15 @@
 """Replaces the names of an input by codes (`--anonymize`), for whoever passes a dataset on.
 
-A code is the HMAC-SHA256 of a name with a secret (RFC 2104). Whoever guesses a path or a patient's
-number could confirm the guess against a plain hash of it; against a code, only with the secret.
-The secret stays on the launcher. Each image keeps its real name in the plan, by which the workers
-read it; the plan is removed when the dataset is complete.
+A code is half of the HMAC-SHA256 of a name with a secret (RFC 2104). Whoever guesses a path or a
+patient's number could confirm the guess against a plain hash of it; against a code, only with the
+secret. The secret stays on the launcher. Each image keeps its real name in the plan, by which the
+workers read it; the plan is removed when the dataset is complete.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hmac
 import json
 import re
 from collections.abc import Iterable
@@ -24,7 +25,6 @@ from pipelines.listing.refs import OTHER, REF_SCHEMA, RejectedFile, iterate_refs
 from pipelines.report.summary import say
 from pipelines.stores.output import OutputOptions
 from tfrecord_io.format import schema
-from tfrecord_io.format.codes import code_of
 from tfrecord_io.format.groups import COPY_OF
 from tfrecord_io.stores.files import atomic_write, sync_folder
 from tfrecord_io.terminal.address import is_remote
@@ -55,8 +55,9 @@ class Secret:
     keeps_names: bool = True
 
     def code(self, kind: str, text: str) -> str:
-        """Returns the code of a name, see `code_of`."""
-        return code_of(self.key, kind, text)
+        """Returns the code of a name, which has another one in each kind, such as image."""
+        message = f"{kind}\0{text}".encode("utf-8", "surrogatepass")
+        return hmac.digest(self.key, message, "sha256").hex()[:32]
 
     def codes(self, kind: str, names: Iterable[Any]) -> pa.Array:
         """Returns the codes of names; null for null."""

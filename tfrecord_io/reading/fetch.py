@@ -39,6 +39,9 @@ _NUM_FILLERS = 12
 
 # Longer reads cost more: their memory is taken from the system, and given back, each time.
 _MOST_BYTES_A_READ = 512 << 10
+# With a record that a batch waits for, so many bytes of neighbours are read while all of them will
+# be kept: single records cost the most of a processor. With more, the first batch comes later.
+_BYTES_TOGETHER = 256 << 10
 # Batches are planned ahead up to so many bytes, but at least two. They are mostly read record by
 # record, which costs more than the runs that fill the cache: more would be slower.
 _MOST_BYTES_AHEAD = 16 << 20
@@ -46,11 +49,6 @@ _LEAST_BATCHES_AHEAD, _MOST_BATCHES_AHEAD = 2, 256
 
 # Batches after which the states of all wanted records are looked at again.
 _STEPS_A_CHECK = 32
-
-# Where the readers need more than this share of a processor, single records cost too much of it,
-# and more neighbours are read with each; fewer again below the other one. Measured so often.
-_BUSY_SHARE, _IDLE_SHARE = 0.25, 0.05
-_MEASURE_SECONDS = 0.1
 
 _EXIT_SECONDS = 1.0
 
@@ -131,9 +129,6 @@ class _Work:
         self._rows = Rows(sizes)
         self._states = self._cache.states if self._cache else np.zeros(sum(sizes), np.uint8)
         self._most_together = max(1, _MOST_BYTES_A_READ // self._layout.stride)
-        self._num_together = 1
-        self._busy_seconds = 0.0
-        self._measured_at = time.monotonic()
         self._queue: queue.SimpleQueue[_Run | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._closed = threading.Event()
@@ -153,7 +148,9 @@ class _Work:
         absent = np.unique(rows[states == ABSENT])
         known = {row: self._runs.get(row) for row in absent.tolist()}
         runs = {row: run for row, run in known.items() if run is not None}
-        if len(runs) < len(absent) and (together := self._choose_together()) > 1:
+        cache, together = self._cache, max(1, _BYTES_TOGETHER // self._layout.stride)
+        is_kept = self._wanted.size and cache is not None and cache.fits and not cache.is_full
+        if len(runs) < len(absent) and is_kept:
             groups = np.unique(np.searchsorted(self._wanted, absent) // together)
             absent = np.concatenate([self._absent(group, together) for group in groups])
         for run in self._join(absent):
@@ -211,21 +208,6 @@ class _Work:
                 self._cache.mark(row, 1, states[place])
         return states
 
-    def _choose_together(self) -> int:
-        """Returns how many neighbours are read together, by what the readers cost."""
-        cache = self._cache
-        if not self._wanted.size or cache is None or cache.is_full or not cache.fits:
-            return 1
-        seconds = time.monotonic() - self._measured_at
-        if seconds > _MEASURE_SECONDS:
-            share, self._busy_seconds = self._busy_seconds / seconds, 0.0
-            self._measured_at += seconds
-            if share > _BUSY_SHARE:
-                self._num_together = min(2 * self._num_together, self._most_together)
-            elif share < _IDLE_SHARE:
-                self._num_together = max(1, self._num_together // 2)
-        return self._num_together
-
     def _absent(self, group: int, count: int) -> np.ndarray:
         """Returns the absent rows of a group of so many wanted ones."""
         rows = self._wanted[group * count : (group + 1) * count]
@@ -248,13 +230,11 @@ class _Work:
 
     def _read_queue(self) -> None:
         while (run := self._queue.get()) is not None and not self._closed.is_set():
-            started = time.thread_time()
             try:
                 run.result.set_result(self._read(run))
             except BaseException as error:
                 run.result.set_exception(error)
             del run
-            self._busy_seconds += time.thread_time() - started
 
     def _fill(self, groups: Iterator[int]) -> None:
         """Reads groups of absent records that no batch waits for."""
