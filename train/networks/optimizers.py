@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -41,32 +41,40 @@ class WarmupSchedule(keras.optimizers.schedules.LearningRateSchedule):
         return rate * ops.minimum((step + 1.0) / max(self.warmup_steps, 1), 1.0)
 
 
-class _TwoRates:
+class _OwnRates:
     """Mixed into an optimizer: pretrained variables get a share of the learning rate.
 
+    Each variable decays by its own rate, where Keras' decay knows only one rate.
+
     Attributes:
-        is_pretrained: of each variable that the optimizer updates.
-        share: of the learning rate, for those that are.
+        decay: weight decay of kernels; biases and scales do not need it.
+        pretrained: paths of the variables with a share of the learning rate.
+        share: of the learning rate, for those.
         head_steps: steps in which their share is zero.
     """
 
-    is_pretrained: Sequence[bool] = ()
+    decay: float = 0.0
+    pretrained: frozenset[str] = frozenset()
     share: float = 1.0
     head_steps: int = 0
 
+    def build(self, variables: Sequence[keras.Variable]) -> None:
+        """Makes the state for some variables, of which steps know only their place."""
+        self._is_pretrained = tuple(each.path in self.pretrained for each in variables)
+        undecayed = ("bias", "beta", "gamma")
+        self._decays = tuple(each.name not in undecayed and self.decay > 0 for each in variables)
+        super().build(variables)
+
     def update_step(self, gradient, variable, learning_rate) -> None:
         """Updates a variable, which also decays by its own rate."""
-        ops = keras.ops
-        if any(self.is_pretrained) and self.is_pretrained[self._get_variable_index(variable)]:
+        ops, place = keras.ops, self._get_variable_index(variable)
+        if self._is_pretrained[place]:
             share = ops.where(self.iterations < self.head_steps, 0.0, self.share)
             learning_rate = learning_rate * ops.cast(share, "float32")
-        if self.weight_decay and self._use_weight_decay(variable):
+        if self._decays[place]:
             rate = ops.cast(learning_rate, variable.dtype)
-            self.assign_sub(variable, variable * self.weight_decay * rate)
+            self.assign_sub(variable, variable * self.decay * rate)
         super().update_step(gradient, variable, learning_rate)
-
-    def _apply_weight_decay(self, variables) -> None:
-        """Does nothing: Keras lets all variables decay by one rate, see `update_step`."""
 
 
 def make_optimizer(
@@ -74,7 +82,7 @@ def make_optimizer(
     *,
     precision: str,
     num_steps: int,
-    is_pretrained: Sequence[bool] = (),
+    pretrained: Iterable[str] = (),
     head_steps: int = 0,
 ) -> keras.optimizers.Optimizer:
     """Returns a fresh optimizer.
@@ -83,7 +91,7 @@ def make_optimizer(
         options: resolved.
         precision: arithmetic of the layers; in float16 the loss is scaled.
         num_steps: of the training; a cosine reaches zero at their end.
-        is_pretrained: of each variable to update: whether its rate is the one for fine-tuning.
+        pretrained: paths of the variables whose rate is the one for fine-tuning.
         head_steps: first steps, in which these variables stay as they are.
     """
     warmup_steps = min(options.warmup_steps or 0, num_steps)
@@ -93,21 +101,16 @@ def make_optimizer(
         rate = WarmupSchedule(options.learning_rate, warmup_steps, decay_steps)
     # Keras averages only the variables that the optimizer updates. The other variables that
     # training changes, the statistics of batch normalization, are moving averages already.
-    arguments: dict[str, Any] = {"weight_decay": options.weight_decay or None}
+    arguments: dict[str, Any] = {}
     if options.ema_decay:
         arguments |= {"use_ema": True, "ema_momentum": options.ema_decay}
-    kind: type[keras.optimizers.Optimizer]
+    kind: type[keras.optimizers.Optimizer] = keras.optimizers.Adam
     if options.optimizer == "sgd":
         kind, arguments["momentum"] = keras.optimizers.SGD, 0.9
-    else:
-        # Keras' AdamW requires a decay; without one it is the same as Adam.
-        is_plain = options.optimizer == "adam" or not options.weight_decay
-        kind = keras.optimizers.Adam if is_plain else keras.optimizers.AdamW
-    optimizer = type(kind.__name__, (_TwoRates, kind), {})(rate, **arguments)
-    optimizer.is_pretrained, optimizer.head_steps = tuple(is_pretrained), head_steps
+    optimizer = type(kind.__name__, (_OwnRates, kind), {})(rate, **arguments)
+    optimizer.decay = options.weight_decay or 0.0
+    optimizer.pretrained, optimizer.head_steps = frozenset(pretrained), head_steps
     optimizer.share = (options.fine_tune_learning_rate or 0.0) / options.learning_rate
-    # Only kernels decay; biases and scales do not need it.
-    optimizer.exclude_from_weight_decay(var_names=["bias", "beta", "gamma"])
     if precision == "float16":
         # Small gradients underflow in float16, but not in bfloat16, which has the range of float32.
         optimizer = keras.optimizers.LossScaleOptimizer(optimizer)

@@ -104,17 +104,17 @@ class Session:
         Raises:
             UserError: if XLA cannot compile the network on these devices.
         """
-        config, steps_after, pretrained = self.plan.config, self.plan.steps_after, set()
+        config, steps_after, pretrained = self.plan.config, self.plan.steps_after, []
         if network.backbone and config.network.fine_tunes:
             freeze(network.backbone, config.network.trainable_layers)
-            pretrained = {id(each) for each in network.backbone.trainable_variables}
+            pretrained = [each.path for each in network.backbone.trainable_variables]
         variables = network.logits.trainable_variables
         with self.devices.scope():
             optimizer = make_optimizer(
                 config.optimizer,
                 precision=config.devices.precision,
                 num_steps=steps_after[-1],
-                is_pretrained=[id(each) in pretrained for each in variables],
+                pretrained=pretrained,
                 head_steps=steps_after[config.network.head_epochs or 0],
             )
             optimizer.build(variables)

@@ -28,8 +28,7 @@ def test_the_rate_rises_to_its_peak_and_stays_or_falls_along_a_cosine(
 @pytest.mark.parametrize(
     ("fields", "kind"),
     [
-        ({"optimizer": "adamw", "weight_decay": 0.05}, keras.optimizers.AdamW),
-        ({"optimizer": "adamw", "weight_decay": 0.0}, keras.optimizers.Adam),
+        ({"optimizer": "adamw"}, keras.optimizers.Adam),
         ({"optimizer": "adam"}, keras.optimizers.Adam),
         ({"optimizer": "sgd"}, keras.optimizers.SGD),
         ({}, keras.optimizers.LossScaleOptimizer),
@@ -49,14 +48,14 @@ def test_a_warm_up_is_no_longer_than_the_training():
     assert float(optimizer.learning_rate) == pytest.approx(0.5)
 
 
-def updated(variables, precision="float32", is_pretrained=(), head_steps=0, **fields):
+def updated(variables, precision="float32", pretrained=(), head_steps=0, **fields):
     """Returns an optimizer after one step whose gradients are zero."""
     options = OptimizerOptions(**{"ema_decay": 0.0, "learning_rate": 0.1, **fields})
     optimizer = make_optimizer(
         options,
         precision=precision,
         num_steps=10,
-        is_pretrained=is_pretrained,
+        pretrained=pretrained,
         head_steps=head_steps,
     )
     optimizer.build(variables)
@@ -75,10 +74,13 @@ def test_weight_decay_shrinks_kernels_and_leaves_biases_and_scales_alone(optimiz
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_pretrained_layers_learn_and_decay_by_their_own_rate_after_the_steps_of_the_head(optimizer):
-    variables = [keras.Variable([2.0], name="kernel") for _ in range(2)]
+    variables = []
+    for part in ("head", "backbone"):
+        with keras.name_scope(part):
+            variables.append(keras.Variable([2.0], name="kernel"))
     trained = updated(
         variables, optimizer=optimizer, weight_decay=0.5, schedule="constant", warmup_steps=0,
-        fine_tune_learning_rate=0.01, is_pretrained=(False, True), head_steps=1,
+        fine_tune_learning_rate=0.01, pretrained=["backbone/kernel"], head_steps=1,
     )  # fmt: skip
     head, rest = (float(variable.numpy()[0]) for variable in variables)
     assert (head, rest) == pytest.approx((1.9, 2.0))
