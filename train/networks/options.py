@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Iterable
 
 from tfrecord_io.terminal import flags
 from tfrecord_io.terminal.flags import flag
@@ -37,6 +38,17 @@ LITE_MODELS = ("efficientnet_lite0", "efficientnet_lite1", "efficientnet_lite2")
 MODELS = (*OWN_MODELS, *LITE_MODELS, *sorted(APPLICATIONS))
 #: The two networks of the 2018 tutorial; their default head is the tutorial's.
 TUTORIAL_MODELS = ("convnet", "vgg16")
+
+
+def slow_network(model: str | None, backend: str, devices: Iterable[str]) -> str | None:
+    """Returns a warning if XLA computes the network slowly on CPUs, see benchmarks/README.md."""
+    if backend != "jax" or model not in LITE_MODELS or "cpu" not in " ".join(devices).lower():
+        return None
+    return (
+        f"on a CPU, {model} takes 17 times as long on JAX as on TensorFlow, because XLA computes "
+        "its depthwise convolutions slowly; set KERAS_BACKEND=tensorflow, or use "
+        "--model small_resnet"
+    )
 
 
 def _model(text: str) -> str:

@@ -15,6 +15,7 @@ from train.data.feed import evaluation_batches, training_batches
 from train.machine.devices import Devices, configure_devices
 from train.networks.models import Network, Pixels, build_network, freeze
 from train.networks.optimizers import make_optimizer
+from train.networks.options import slow_network
 from train.training.config import TrainConfig
 from train.training.plan import Plan, make_plans
 from train.training.steps import Lesson, Steps, make_steps
@@ -105,6 +106,8 @@ class Session:
             UserError: if XLA cannot compile the network on these devices.
         """
         config, steps_after, pretrained = self.plan.config, self.plan.steps_after, []
+        if note := slow_network(config.network.model, self.devices.backend, self.devices.names):
+            self.devices.warn(note)
         if network.backbone and config.network.fine_tunes:
             freeze(network.backbone, config.network.trainable_layers)
             pretrained = [each.path for each in network.backbone.trainable_variables]

@@ -13,6 +13,7 @@ from sklearn.datasets import load_sample_images
 from tfrecord_io.terminal.errors import UserError
 from train.networks import efficientnet_lite
 from train.networks.efficientnet_lite import read_torch, read_weights
+from train.networks.options import slow_network
 
 
 def test_two_photographs_get_the_imagenet_classes_that_the_published_network_gives_them():
@@ -85,3 +86,11 @@ def test_a_file_that_refers_to_anything_but_tensors_is_refused_before_it_is_call
         pickle.dump(content, file, protocol=2)
     with pytest.raises(pickle.UnpicklingError, match=r"must not contain shutil\.rmtree"):
         read_torch(file.getvalue())
+
+
+def test_a_network_that_jax_computes_slowly_on_cpus_is_told_and_no_other():
+    told = slow_network("efficientnet_lite0", "jax", ["TFRT_CPU_0"])
+    assert "KERAS_BACKEND=tensorflow" in told
+    assert not slow_network("efficientnet_lite0", "tensorflow", ["CPU:0"])
+    assert not slow_network("efficientnet_lite0", "jax", ["cuda:0"])
+    assert not slow_network("small_resnet", "jax", ["TFRT_CPU_0"])
