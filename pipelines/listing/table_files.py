@@ -8,6 +8,7 @@ pandas writes it. Above the header there may be lines of comments and titles.
 from __future__ import annotations
 
 import collections
+import contextlib
 import csv
 import importlib.util
 import io
@@ -15,9 +16,10 @@ import itertools
 import json
 import re
 import zipfile
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Any
+from xml.etree import ElementTree
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -39,7 +41,6 @@ Columns = dict[str, pa.ChunkedArray]
 NOT_UTF_8 = "the table of --labels is not UTF-8 and was read as Windows-1252"
 
 _EXPECTED = ".csv, .parquet, .xlsx, .json or .jsonl"
-_UNREADABLE = (ValueError, KeyError, csv.Error, zipfile.BadZipFile, pa.ArrowException)
 
 # The header is looked for in so many rows, and these names are those of columns.
 _MOST_ABOVE = 20
@@ -67,7 +68,9 @@ def read_columns(
     try:
         table = _read_table(file, notes, faults)
         columns = list(map(_plain, table.columns))
-    except (OSError, *_UNREADABLE) as error:
+    except errors.ToldError:
+        raise
+    except Exception as error:  # for damaged bytes, openpyxl and others raise almost anything
         expected = "" if isinstance(error, OSError) else f"; expected {_EXPECTED}"
         raise errors.UserError(f"{flag} {file} could not be read: {error}{expected}") from None
     names = [one_form(name).strip() for name in table.column_names]
@@ -125,20 +128,50 @@ def _read_excel(file: Path, notes: list[str]) -> pa.Table:
         raise errors.UserError(f"{file}: Excel needs openpyxl; pip install openpyxl")
     import openpyxl
 
-    book = openpyxl.load_workbook(file, data_only=True)
-    sheet = book.worksheets[0]
-    if len(book.worksheets) > 1:
-        notes.append(
-            f"of the table of --labels the first sheet was read, {sheet.title!r}; to read another "
-            f"of its {len(book.worksheets)} sheets, store it as a file of its own"
-        )
-    rows = [[_shown(cell) for cell in row] for row in sheet.iter_rows()] or [[]]
-    for area in sheet.merged_cells.ranges:
-        for row in range(area.min_row, area.max_row):
-            rows[row][area.min_col - 1] = rows[area.min_row - 1][area.min_col - 1]
+    book = openpyxl.load_workbook(file, read_only=True, data_only=True)
+    with contextlib.closing(book):
+        sheet = book.worksheets[0]
+        if len(book.worksheets) > 1:
+            notes.append(
+                f"of the table of --labels the first sheet was read, {sheet.title!r}; to read "
+                f"another of its {len(book.worksheets)} sheets, store it as a file of its own"
+            )
+        sheet.reset_dimensions()  # some programs write others than those of the cells
+        rows = [[_shown(cell) for cell in row] for row in sheet.iter_rows()] or [[]]
+    for column, first, last in _merged(file, sheet.title):
+        for row in rows[first:last]:
+            row += [None] * (column + 1 - len(row))
+            row[column] = rows[first - 1][column]
     start = _header_in(rows, notes)
     header, *rows = rows[start:]
     return _table_of(header, [row for row in rows if any(cell is not None for cell in row)])
+
+
+def _merged(file: Path, title: str) -> Iterator[tuple[int, int, int]]:
+    """Yields the column, from 0, the first and the last row, from 1, of a sheet's merged cells.
+
+    openpyxl tells them only of a workbook of which it makes an object for each cell.
+    """
+    from openpyxl.utils import range_boundaries
+
+    with zipfile.ZipFile(file) as archive:
+        book, links = (
+            ElementTree.fromstring(archive.read(f"xl/{name}"))
+            for name in ("workbook.xml", "_rels/workbook.xml.rels")
+        )
+        (sheet,) = (sheet for sheet in book.iterfind("{*}sheets/*") if sheet.get("name") == title)
+        (key,) = (value for name, value in sheet.items() if name.endswith("}id"))
+        (path,) = (link.get("Target", "") for link in links if link.get("Id") == key)
+        content = archive.read(str(PurePosixPath("/xl", path))[1:]).decode()
+    if cell := re.search(r'<(\w+:)?c r="(\w+)"( s="\d+")?><\1?f>[^<]*</\1?f><\1?v ?/>', content):
+        raise ValueError(
+            f"the cell {cell[2]} has a formula without a value; open the table in Excel or "
+            "LibreOffice, and save it"
+        )
+    below = content.rpartition("sheetData>")[2]
+    for area in re.findall(r'\bmergeCell [^>]*\bref="([^"]+)"', below):
+        left, first, _, last = range_boundaries(area)
+        yield left - 1, first, last
 
 
 def _shown(cell: Any) -> Any:

@@ -315,6 +315,13 @@ def test_merged_cells_of_excel_count_for_each_of_their_rows(tmp_path):
     table = read_label_table(tmp_path / "labels.xlsx")
     assert table.cells["patient"] == ["P1", "P1", "P1", "P2"]
     assert table.cells["label"] == ["CNV", "CNV", "DME", "DME"]
+    book.active["C6"] = '="P"&2'
+    book.save(tmp_path / "labels.xlsx")
+    with pytest.raises(errors.UserError, match="the cell C6 has a formula without a value"):
+        read_label_table(tmp_path / "labels.xlsx")
+    write_zip(tmp_path / "labels.xlsx", {"[Content_Types].xml": b"<damaged"})
+    with pytest.raises(errors.UserError, match="could not be read: "):
+        read_label_table(tmp_path / "labels.xlsx")
 
 
 @pytest.mark.parametrize(
