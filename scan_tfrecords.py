@@ -179,9 +179,11 @@ class Run(Evaluation):
         """Writes the forms of its network anew: `scan-tfrecords export`."""
         _show("export", ["--run", self])
 
-    def predict(self, inputs: str | os.PathLike[str] | Iterable[Any]) -> list[dict[str, Any]]:
+    def predict(
+        self, inputs: str | os.PathLike[str] | Iterable[Any], **options: Any
+    ) -> list[dict[str, Any]]:
         """See `predict`."""
-        return predict(self, inputs)
+        return predict(self, inputs, **options)
 
 
 def build(
@@ -246,9 +248,16 @@ def evaluate(
 
 
 def predict(
-    run: Run | str | os.PathLike[str], inputs: str | os.PathLike[str] | Iterable[Any]
+    run: Run | str | os.PathLike[str],
+    inputs: str | os.PathLike[str] | Iterable[Any],
+    **options: Any,
 ) -> list[dict[str, Any]]:
     """Predicts image files, or those in folders: `scan-tfrecords predict --format json`.
+
+    Args:
+        run: a finished run.
+        inputs: files, or folders of them.
+        **options: see `build`, such as `by="patient"`.
 
     Returns:
         for each image `path`, `predicted` and `probabilities` by class, or `reject`, the reason
@@ -258,7 +267,8 @@ def predict(
         CommandError: with the message of the command.
     """
     paths = [inputs] if isinstance(inputs, str | os.PathLike) else list(inputs)
-    return _answer("predict", ["--format=json", "--run", run, "--input", *paths])
+    words = ["--format=json", *_words(options), "--run", run, "--input", *paths]
+    return _answer("predict", words)
 
 
 def _words(options: Mapping[str, Any]) -> Iterator[str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import train.extras.bucket
+import train.extras.by_patient
 import train.extras.card
 import train.extras.occlusion
 import train.extras.onnx
@@ -41,6 +42,19 @@ class Maps(Protocol):
     def write(self, classifier: Classifier, predictions: Sequence[Prediction]) -> None: ...
 
 
+class Together(Protocol):
+    """How `predict` answers for several images at once: made of the flags, like `Maps`."""
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None: ...
+
+    def __init__(self, arguments: argparse.Namespace) -> None: ...
+
+    def together(
+        self, classifier: Classifier, predictions: Sequence[Prediction]
+    ) -> Sequence[Prediction]: ...
+
+
 class Powers(NamedTuple):
     """What a command may do besides its own work.
 
@@ -52,6 +66,7 @@ class Powers(NamedTuple):
         forms: write another form of the model into an export folder, or say why not.
         after: is called with each finished run.
         maps: draws a map for each predicted image: its flags, and what it does with them.
+        together: answers for images that belong together, likewise.
     """
 
     working_folder: Callable[[str], AbstractContextManager[RunFolder]] = _local_folder
@@ -61,6 +76,7 @@ class Powers(NamedTuple):
     forms: Sequence[Callable[[Path], str]] = ()
     after: Sequence[Callable[[Finished], object]] = ()
     maps: type[Maps] | None = None
+    together: type[Together] | None = None
 
 
 POWERS = Powers(
@@ -69,6 +85,7 @@ POWERS = Powers(
     preview=train.extras.preview.preview,
     explain=train.extras.occlusion.explain,
     maps=train.extras.occlusion.Maps,
+    together=train.extras.by_patient.ByPatient,
     forms=(train.extras.onnx.write,),
     after=(train.extras.card.after,),
 )

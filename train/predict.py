@@ -8,6 +8,7 @@ every file was predicted, 1 a file could not be read as an image, 2 wrong usage.
 from __future__ import annotations
 
 import argparse
+import collections
 import csv
 import io
 import json
@@ -21,6 +22,7 @@ from tfrecord_io.terminal.address import Address, local_path
 from tfrecord_io.terminal.errors import UserError
 from tfrecord_io.terminal.flags import command
 from tfrecord_io.terminal.printing import (
+    counted,
     csv_cell,
     listed,
     no_formula,
@@ -51,12 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--input", required=True, nargs="+", type=local_path, metavar="PATH", help=files)
     forms = ("table", "csv", "json")
     add("--format", choices=forms, default="table", help="output format (default: table)")
-    if POWERS.maps:
-        POWERS.maps.add_arguments(parser)
+    for power in filter(None, (POWERS.together, POWERS.maps)):
+        power.add_arguments(parser)
 
 
 def predict(arguments: argparse.Namespace) -> int:
-    """Prints a prediction for each image; returns the exit code."""
+    """Prints a prediction for each image, or patient; returns the exit code."""
     for folder in arguments.input:
         if (folder / MANIFEST_NAME).is_file():
             raise UserError(
@@ -65,6 +67,7 @@ def predict(arguments: argparse.Namespace) -> int:
             )
     paths = console.list_files(arguments.input)
     maps = POWERS.maps and POWERS.maps(arguments)
+    several = POWERS.together and POWERS.together(arguments)
     classifier = load_classifiers([POWERS.open_run(run) for run in arguments.run])
     _warn(other_decoder(classifier))
     try:
@@ -73,8 +76,9 @@ def predict(arguments: argparse.Namespace) -> int:
         raise UserError(str(error)) from error
     seen = [prediction.shape for prediction in predictions if prediction.shape]
     _warn(shapes.warn_of_unseen(seen, classifier.shapes, classifier.preprocessing))
+    shown = several.together(classifier, predictions) if several else predictions
     with until_closed():
-        _show(predictions, classifier, arguments.format)
+        _show(shown, classifier, arguments.format)
     if maps:
         maps.write(classifier, predictions)
     rejected: dict[str, list[str]] = {}
@@ -83,6 +87,7 @@ def predict(arguments: argparse.Namespace) -> int:
             rejected.setdefault(prediction.reject, []).append(prediction.name)
     for reject, names in rejected.items():
         refuse(f"{listed(names)} {'was' if len(names) == 1 else 'were'} not predicted: {reject}")
+    _sum_up(shown, classifier, with_legend=arguments.format == "table")
     return 1 if rejected else 0
 
 
@@ -98,13 +103,13 @@ def _show(predictions: Sequence[Prediction], classifier: Classifier, form: str) 
     names = classifier.label_names if is_likely else ()
     rows = [_row(each, names) for each in predictions]
     above = [ABOVE] if any(ABOVE in row for row in rows) else []
-    table: list[list[Any]] = [["path", "predicted", *names, "reject", *above]]
+    front = [name for name in ("patient", "images") if any(name in row for row in rows)]
+    table: list[list[Any]] = [[*front, "path", "predicted", *names, "reject", *above]]
     for row in rows:
         values = [row.get("probabilities", {}).get(name, "") for name in names]
         reached = ["|".join(row[ABOVE]) or "none" if ABOVE in row else ""][: len(above)]
-        table.append(
-            [row["path"], row.get("predicted", ""), *values, row.get("reject", ""), *reached]
-        )
+        cells = [*(row[name] for name in front), row["path"], row.get("predicted", "")]
+        table.append([*cells, *values, row.get("reject", ""), *reached])
     if form == "json":
         print(json.dumps(rows, indent=1))
     elif form == "csv":
@@ -122,9 +127,37 @@ def _show(predictions: Sequence[Prediction], classifier: Classifier, form: str) 
             print("  ".join(map(str.ljust, line, widths)).rstrip())
 
 
+def _sum_up(shown: Sequence[Prediction], classifier: Classifier, *, with_legend: bool) -> None:
+    """Says what the columns mean that need it, and the shares of the answers, on standard error."""
+    by_patient = any(each.num_images is not None for each in shown)
+    answers = [each for each in shown if each.probabilities is not None]
+    if with_legend and by_patient:
+        _tell("path: of the image that decided most; the probabilities are means over the images")
+    if with_legend and any(each.reject for each in shown):
+        _tell("reject: why there is no answer")
+    if with_legend and classifier.thresholds:
+        wanted = f"{classifier.thresholds[0]['wanted_sensitivity']:.0%}"
+        _tell(f"{ABOVE}: whose threshold is reached, each found {wanted} in validation")
+    told = counted(len(answers), "patient" if by_patient else "image")
+    if answers and classifier.task.gives_probabilities:
+        counts = collections.Counter(str(each.predicted) for each in answers).most_common(11)
+        shares = [f"{name} {count:,} ({count / len(answers):.0%})" for name, count in counts]
+        told += f": {', '.join(shares[:10])}{', …' * (len(shares) > 10)}"
+    elif answers:
+        values = [float(each.predicted or 0) for each in answers]
+        told += f": {min(values):g} to {max(values):g}, mean {sum(values) / len(values):g}"
+    _tell(told)
+
+
+def _tell(text: str) -> None:
+    print(printable(text), file=sys.stderr)
+
+
 def _row(prediction: Prediction, names: Sequence[str]) -> dict[str, Any]:
     """Returns a prediction as JSON has it; a number has no names, because it has no probability."""
     row: dict[str, Any] = {"path": prediction.name}
+    if prediction.num_images is not None:
+        row = {"patient": prediction.patient, "images": prediction.num_images} | row
     if prediction.probabilities is None:
         return row | {"reject": prediction.reject}
     row["predicted"] = prediction.predicted if names else float(prediction.predicted or 0)

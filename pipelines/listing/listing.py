@@ -28,7 +28,7 @@ from tfrecord_io.format.kinds import LabelKind
 from tfrecord_io.format.person import column_in_one_form, persons
 from tfrecord_io.format.schema import SPLITS
 from tfrecord_io.terminal.printing import counted
-from tfrecord_io.terminal.spelling import look_alike, misspelled, rename_flag, written
+from tfrecord_io.terminal.spelling import found_in, look_alike, misspelled, rename_flag, written
 
 _PATH, _LABEL, _PATIENT = map(REF_SCHEMA.get_field_index, ("path", "label", "patient"))
 
@@ -214,14 +214,9 @@ def _label_notes(
 def _find(paths: pa.ChunkedArray, regex: str) -> pa.Array:
     """Returns the first group of a pattern in each name, or else in the path; null without one."""
     pattern = re.compile(regex)
-
-    def found(path: str) -> str | None:
-        match = pattern.search(path.rpartition("/")[2]) or pattern.search(path)
-        return match and match.group(1)
-
     # One by one, because a list of all paths would take ten times the memory of the column.
-    found_in = pa.array((found(path.as_py()) for path in paths), pa.large_string())
-    return column_in_one_form(found_in)
+    found = pa.array((found_in(path.as_py(), pattern) for path in paths), pa.large_string())
+    return column_in_one_form(found)
 
 
 def with_labels_in_names(images: Images, label_regex: str) -> Images:

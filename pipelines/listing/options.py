@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from tfrecord_io.format import kinds
 from tfrecord_io.format.kinds import NONE, SEPARATOR, LabelKind
 from tfrecord_io.terminal.address import local_path
 from tfrecord_io.terminal.flags import check, flag, names
-from tfrecord_io.terminal.spelling import in_one_form
+from tfrecord_io.terminal.spelling import compiled, in_one_form
 
 #: Kermany's file names are CLASS-PATIENT-INDEX.jpeg. The group excludes the class on purpose,
 #: because a patient can appear in several classes.
@@ -202,12 +201,8 @@ class ListingOptions:
         if self.rows and not any(chosen):
             object.__setattr__(self, "label_columns", self.rows.label_columns)
         for name, wanted in _PATTERNS.items():
-            pattern = getattr(self, name)
-            try:
-                if pattern is not None and not re.compile(pattern).groups and wanted:
-                    raise re.error(f"it needs a group in parentheses for the {wanted}")
-            except re.error as error:
-                raise ValueError(f"--{name} {pattern!r} is not a valid pattern: {error}") from None
+            if (pattern := getattr(self, name)) is not None:
+                compiled(name, pattern, wanted)
         if wrong := next(self._problems(), None):
             raise ValueError(wrong)
 

@@ -1,4 +1,6 @@
 import base64
+import csv
+import io
 import json
 import marshal
 import os
@@ -33,6 +35,7 @@ from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.terminal.errors import UserError
 from train import predict
+from train.data.seen import Seen
 from train.results.classifier import (
     load_classifier,
     load_classifiers,
@@ -43,6 +46,9 @@ from train.results.classifier import (
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 
 SHAPE = (24, 20, 1)
+
+#: Those of `files` that are images.
+FILES = ("a.jpeg", "b.png", "c.png")
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +113,7 @@ def test_the_command_prints_csv_json_and_a_table(run_folder, files, capsys):
     assert rows[3]["reject"].startswith("not_an_image")
     captured = answer(capsys, run_folder / "export", files, code=1, format="json")
     assert "d.jpeg was not predicted" in captured.err
+    assert captured.err.splitlines()[-1].startswith("3 images: ")
     row, *_ = json.loads(captured.out)
     assert row["predicted"] == max(row["probabilities"], key=row["probabilities"].get)
     header, first, *_, last = answer(capsys, run_folder, files, code=1).out.splitlines()
@@ -151,6 +158,53 @@ def test_exported_thresholds_are_one_column_more(run_folder, files, tmp_path, ca
     assert "d.jpeg was not predicted: not_an_image" in said
     path.write_text("[{}]")
     assert "does not hold thresholds" in answer(capsys, run, files, code=2).err
+
+
+def test_by_patient_the_mean_of_the_images_answers(run_folder, files, tmp_path, capsys):
+    tags = {(0x0010, 0x0020, "LO"): "17"}
+    scans = {f"p1-{place}.png": (files / name).read_bytes() for place, name in enumerate(FILES)}
+    scans |= {"p2-0.png": b"no image", "x.png": encoded(grey_pixels(1))}
+    scans |= {f"b/{number}": dicom_file(grey_pixels(number), tags) for number in range(2)}
+    folder = write_tree(tmp_path / "scans", scans)
+    images = {row["path"]: row for row in predicted(capsys, run_folder, folder, code=1)}
+    words = {"format": "csv", "by": "patient", "patient_regex": "^(p[0-9])-"}
+    said = answer(capsys, run_folder, folder, code=1, **words)
+    rows = {row["patient"]: row for row in csv.DictReader(io.StringIO(said.out))}
+    code = dicom.patient_code("17")
+    shown = {name: row["images"] for name, row in rows.items()}
+    assert shown == {code: "2", "p1": "3", "p2": "0", str(folder / "x.png"): "1"}
+    assert list(rows["p1"])[:4] == ["patient", "images", "path", "predicted"]
+    assert rows["p2"]["reject"].startswith("not_an_image")
+    for patient, start in ((code, "b/"), ("p1", "p1-")):
+        row, of_patient = rows[patient], [images[str(folder / n)] for n in scans if start in n]
+        table = np.array([[float(image[name]) for name in OCT_NAMES] for image in of_patient])
+        found = [float(row[name]) for name in OCT_NAMES]
+        np.testing.assert_allclose(found, table.mean(0), atol=2e-6)
+        assert row["predicted"] == OCT_NAMES[np.argmax(found)]
+        assert row["path"] == of_patient[table[:, np.argmax(found)].argmax()]["path"]
+    assert f"warning: no patient is found in {folder / 'x.png'};" in said.err
+    assert said.err.splitlines()[-1].startswith("3 patients: ")
+    # By default the pattern is that of the build, which the list of what was seen has.
+    run = shutil.copytree(run_folder, tmp_path / "run")
+    Seen(origin={"patients": '["^(p[0-9])-", null, false]'}).write(run / "seen.parquet")
+    assert answer(capsys, run, folder, code=1, format="csv", by="patient").out == said.out
+    legend = answer(capsys, run, folder, code=1, by="patient").err
+    assert "path: of the image that decided most" in legend
+    assert "reject: why there is no answer" in legend
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"by": "eye"}, "a pattern that finds patient and eye answers for each eye"),
+        ({"by": "patient"}, "the run has no seen.parquet that says how the build found patients"),
+        ({"by": "patient", "patient_regex": "x(y)"}, "the pattern 'x(y)' finds no patient in"),
+        ({"by": "patient", "patient_regex": "xy"}, "it needs a group in parentheses"),
+        ({"patient_regex": "(x)"}, "add --by patient"),
+    ],
+)
+def test_by_what_nothing_tells_is_refused(run_folder, files, capsys, flags, message):
+    assert message in answer(capsys, run_folder, files, code=2, **flags).err
 
 
 def test_several_runs_and_the_folds_of_one_answer_by_their_mean(run_folder, files, tmp_path):

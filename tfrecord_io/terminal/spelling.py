@@ -51,6 +51,31 @@ def in_one_form(value: Any) -> Any:
     return value
 
 
+def compiled(flag: str, pattern: str, wanted: str = "") -> re.Pattern[str]:
+    """Returns the pattern of a flag, whose first group is what is `wanted`, if something is.
+
+    Raises:
+        ValueError: naming the flag, if it is not a pattern or has no group.
+    """
+    try:
+        found = re.compile(pattern)
+        if wanted and not found.groups:
+            raise re.error(f"it needs a group in parentheses for the {wanted}")
+    except re.error as error:
+        raise ValueError(f"--{flag} {pattern!r} is not a valid pattern: {error}") from None
+    return found
+
+
+def found_in(path: str, pattern: re.Pattern[str]) -> str | None:
+    """Returns the first group of a pattern in a file's name, or else in its path; None without one.
+
+    >>> found_in("p1/scan-3.png", re.compile("(p[0-9])/")), found_in("17.png", re.compile("(p)"))
+    ('p1', None)
+    """
+    match = pattern.search(path.rpartition("/")[2]) or pattern.search(path)
+    return match and match.group(1)
+
+
 def look_alike(names: Iterable[str]) -> list[list[str]]:
     """Returns the names that differ only in case, width, spaces, hyphens or invisible characters.
 

@@ -203,6 +203,21 @@ def predictive_values(
     return {"ppv": ratios(found, found + alarms), "npv": ratios(left, left + missed)}
 
 
+def means_by_place(places: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Returns the mean of the rows of each place, such as the answers to a patient's images.
+
+    Args:
+        places: int [num_rows], each of 0..num_places-1 at least once.
+        rows: float [num_rows, num_columns].
+
+    Returns:
+        of the type of the rows, [num_places, num_columns].
+    """
+    counts = np.bincount(places)
+    sums = sums_by_place(places, rows.T.astype(np.float64), len(counts)).T
+    return (sums / counts[:, None]).astype(rows.dtype)
+
+
 def sums_by_place(places: np.ndarray, values: np.ndarray, num_places: int) -> np.ndarray:
     """Returns [..., num_places]: the sums of values [..., n] by their place, int [n]."""
     rows = values.reshape(math.prod(values.shape[:-1]), len(places))

@@ -251,6 +251,13 @@ def describe(task: Task, metrics: Mapping[str, Any], own: Mapping[str, Any] | No
         f"{intervals}{where}:",
         *(f"  {title:<{width}}" + "".join(map("  {:<24}".format, rows[title])) for title in rows),
     ]
+    if by_patient := metrics.get("by_patient"):
+        told = (
+            f"{title_of(name)} {with_interval(score, teller_of(name), '')}"
+            for name, score in by_patient.items()
+        )
+        rule = "each counts once, answered by the mean of the images"
+        lines.append(f"  by patient ({rule}): {', '.join(told)}")
     cautions = cautions_of_answers(metrics) + cautions_of_probabilities(metrics)
     lines += [f"  note: {note}" for note in (*metrics["notes"], *cautions)]
     return "\n".join(printable(line.rstrip()) for line in lines)

@@ -83,6 +83,8 @@ class Prediction:
         above: the questions whose threshold it reaches, such as classes; None if no thresholds
             were exported.
         shape: width of the picture divided by its height.
+        patient: that of a DICOM file, as datasets have it; or whom a mean is about.
+        num_images: of which this is the mean, if it is one; the picture is that which decided most.
     """
 
     path: Path
@@ -92,6 +94,8 @@ class Prediction:
     predicted: str | None = None
     above: Sequence[str] | None = None
     shape: float | None = None
+    patient: str | None = None
+    num_images: int | None = None
 
     @property
     def name(self) -> str:
@@ -231,25 +235,28 @@ def pixels_of(image: DecodedImage, preprocessing: Preprocessing) -> np.ndarray:
 
 def read_pictures(
     path: Path, preprocessing: Preprocessing
-) -> Iterator[tuple[int | None, DecodedImage | Reject]]:
-    """Yields the number of each picture of a file and the picture, or why it is left out."""
+) -> Iterator[tuple[int | None, DecodedImage | Reject, str | None]]:
+    """Yields the number of each picture of a file, the picture or why it is left out, the patient.
+
+    Only DICOM files name a patient.
+    """
     original, frame = split_frame_path(path.name)
     if frame:
         detail = f"this name would be that of frame {frame} of {original}; rename it"
-        yield None, Reject("path_conflict", detail)
+        yield None, Reject("path_conflict", detail), None
         return
     try:
         data = path.read_bytes()
     except OSError as error:
-        yield None, Reject("unreadable", str(error))
+        yield None, Reject("unreadable", str(error)), None
         return
     found = find_pictures(path.name, len(data), data, lambda: io.BytesIO(data))
     # A report or the like has no frames; decoding says so.
     for frame in found.frames or (0,):
         try:
-            yield frame, decode_image(data, preprocessing, frame)
+            yield frame, decode_image(data, preprocessing, frame), found.header.patient
         except Reject as reject:
-            yield frame, reject
+            yield frame, reject, found.header.patient
 
 
 def predict_files(
@@ -264,22 +271,22 @@ def predict_files(
     from train.results.thresholds import views_above
 
     pictures = (
-        (path, frame, image)
+        (path, frame, image, patient)
         for path in paths
-        for frame, image in read_pictures(path, classifier.preprocessing)
+        for frame, image, patient in read_pictures(path, classifier.preprocessing)
     )
     task, names = classifier.task, classifier.label_names
     while batch := list(itertools.islice(pictures, batch_size)):
-        read = [image for _, _, image in batch if isinstance(image, DecodedImage)]
+        read = [image for _, _, image, _ in batch if isinstance(image, DecodedImage)]
         images = [pixels_of(image, classifier.preprocessing) for image in read]
         answers = np.empty((0, len(names)))
         if images:
             answers = predict_images(classifier, np.stack(images))
         above_all = views_above(classifier.thresholds, answers, names)
         rows = zip(answers, above_all, strict=True)
-        for path, frame, image in batch:
+        for path, frame, image, patient in batch:
             if isinstance(image, Reject):
-                yield Prediction(path=path, frame=frame, reject=str(image))
+                yield Prediction(path=path, frame=frame, reject=str(image), patient=patient)
                 continue
             row, above = next(rows)
             (predicted,) = task.texts(task.chosen(row[None]), names)
@@ -290,6 +297,7 @@ def predict_files(
                 predicted=predicted,
                 above=above,
                 shape=image.shape,
+                patient=patient,
             )
 
 

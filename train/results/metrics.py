@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -13,7 +14,7 @@ import numpy as np
 from tfrecord_io.format.groups import plural_unit
 from tfrecord_io.terminal.printing import listed, printable
 from train.data.dataset import SITE
-from train.kinds.measures import defined_mean, predictive_values
+from train.kinds.measures import defined_mean, means_by_place, predictive_values
 from train.kinds.task import Task
 from train.kinds.words import known
 from train.results.bootstrap import CONFIDENCE_LEVEL, examples_behind, rounded, with_intervals
@@ -58,9 +59,10 @@ def measure(
     Returns:
         see `evaluate_predictions`; `label_kind` if the labels are not classes; `thresholds` if some
         were chosen; `prevalence` by view if one was stated; `by_patient`, scores with each patient
-        counting once, if every image names its patient. If the dataset names the site of every
-        example, `sites` has `num_examples`, `num_patients` and `scores` by the name of the site;
-        `by` has the same by column and value for the columns that the options name.
+        counting once, answered by the mean of the images, if every image names its patient. If the
+        dataset names the site of every example, `sites` has `num_examples`, `num_patients` and
+        `scores` by the name of the site; `by` has the same by column and value for the columns that
+        the options name.
     """
     views, num_samples = predictions.task.views(predictions.label_names), options.bootstrap_samples
     prevalences = options.prevalences([view.name for view in views])
@@ -95,15 +97,23 @@ def measure(
 def _by_patient(predictions: Predictions, num_samples: int, seed: int) -> dict[str, Any]:
     """Returns quick ones of the figures on top of the page, with each patient counting once.
 
-    There are none if a patient is unknown, or if no patient has several images.
+    The answer for a patient is the mean of those to the images, as of `predict --by patient`. It
+    counts as right by the share of the images whose label it is. There are no figures if a patient
+    is unknown, or if no patient has several images.
     """
     task, patients = predictions.task, predictions.values("patient")
+    networks = np.zeros(len(patients), int) if predictions.runs is None else predictions.runs
     if None in patients or len(set(patients)) == len(set(predictions.rows.tolist())):
         return {}
     _, first, of_patient, sizes = np.unique(patients, True, True, True)
+    # Of a cross-validation with several seeds, several networks have answered.
+    of_network = of_patient * (networks.max() + 1) + networks
+    _, of_answer = np.unique(of_network, return_inverse=True)
+    means = means_by_place(of_answer, predictions.probabilities)[of_answer]
+    answers = dataclasses.replace(predictions, probabilities=means)
 
     def rates(weights: np.ndarray) -> dict[str, np.ndarray]:
-        found = task.score(predictions, weights / sizes[of_patient])
+        found = task.score(answers, weights / sizes[of_patient])
         return {name: found[name] for name in task.run_measures if name in found}
 
     groups = predictions.groups.codes

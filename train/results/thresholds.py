@@ -17,7 +17,7 @@ import numpy as np
 
 from tfrecord_io.format.manifest import check_types
 from tfrecord_io.terminal.errors import UserError
-from train.kinds.measures import called_rates, predictive_values
+from train.kinds.measures import called_rates, means_by_place, predictive_values
 from train.kinds.task import MAX_VIEWS, View
 from train.kinds.words import separates_nothing
 from train.results.bootstrap import behind_rates, rounded, with_intervals
@@ -169,10 +169,10 @@ def measure_thresholds(
 ) -> list[dict[str, Any]]:
     """Returns the entry `thresholds` of metrics.json: what the chosen thresholds give elsewhere.
 
-    A patient is positive if any of its images is, and is called positive if any of its images
-    reaches the threshold. A threshold for a label that the answers do not have is left out. The
-    predictions are on other images than those of the choice, with the temperature applied. The
-    prevalences are shares of positives by view, for predictive values.
+    A patient is positive if any of its images is, and is called positive if the mean of their
+    probabilities reaches the threshold. A threshold for a label that the answers do not have is
+    left out. The predictions are on other images than those of the choice, with the temperature
+    applied. The prevalences are shares of positives by view, for predictive values.
 
     Returns:
         the entries of `chosen`, each with `test`: `num_positives`, `num_negatives`, and with their
@@ -185,6 +185,7 @@ def measure_thresholds(
     known = np.flatnonzero([patient is not None for patient in patients])
     names = [str(patient) for patient in patients if patient is not None]
     _, first, of_patient = np.unique(names, return_index=True, return_inverse=True)
+    means = means_by_place(of_patient, predictions.probabilities[known])
     # Two patients with the same picture are one group.
     _, groups_of_patients = np.unique(groups[known[first]], return_inverse=True)
     measured = []
@@ -192,14 +193,13 @@ def measure_thresholds(
         if not set(entry["labels"]) <= set(label_names):
             continue
         view = view_of(entry, label_names)
-        sides = (
-            view.ranking(predictions.probabilities) >= entry["threshold"],
-            view.is_positive(has),
-        )
-        counted = {"test": (*sides, groups)}
+        is_positive, threshold = view.is_positive(has), entry["threshold"]
+        is_called = view.ranking(predictions.probabilities) >= threshold
+        counted = {"test": (is_called, is_positive, groups)}
         if names:
-            by_patient = (np.bincount(of_patient, side[known]) > 0 for side in sides)
-            counted["test_by_patient"] = (*by_patient, groups_of_patients)
+            is_positive = np.bincount(of_patient, is_positive[known]) > 0
+            is_called = view.ranking(means) >= threshold
+            counted["test_by_patient"] = (is_called, is_positive, groups_of_patients)
         sampling = prevalences.get(view.name), num_samples, seed
         reached = {name: _reached(*answers, *sampling) for name, answers in counted.items()}
         measured.append({**entry, **reached})

@@ -226,8 +226,9 @@ def test_a_fold_without_a_class_is_left_out_of_the_area_and_counted():
 # ---- by patient
 
 
-def by_patient(labels, predicted, patients):
-    answers = predictions_of(certain(predicted), labels, dataset=dataset_of(len(labels), patients))
+def by_patient(labels, predicted, patients, **fields):
+    dataset = dataset_of(len(labels), patients)
+    answers = predictions_of(predicted, labels, **{"dataset": dataset} | fields)
     options = MeasureOptions(bootstrap_samples=50)
     return measures.measure(answers, options, 0).get("by_patient")
 
@@ -235,13 +236,26 @@ def by_patient(labels, predicted, patients):
 def test_by_patient_each_patient_counts_once_whatever_its_number_of_images():
     # All 27 images of one patient are wrong, and the one image of each of 9 others is right.
     labels, patients = np.zeros(36, int), ["p"] * 27 + [*"abcdefghi"]
-    found = by_patient(labels, np.repeat([1, 0], [27, 9]), patients)
+    found = by_patient(labels, certain(np.repeat([1, 0], [27, 9])), patients)
     alone = measured_labels([0] * 10, np.eye(10, dtype=int)[0], num_samples=50)["scores"]
     assert alone["accuracy"]["value"] == 0.9
     assert found["accuracy"] == pytest.approx(alone["accuracy"])
-    assert by_patient(labels, labels, [None, *patients[1:]]) is None
+    assert by_patient(labels, certain(labels), [None, *patients[1:]]) is None
     # Of one image each, they are the figures by image.
-    assert by_patient(labels, labels, [*map(str, range(36))]) is None
+    assert by_patient(labels, certain(labels), [*map(str, range(36))]) is None
+
+
+def test_a_patient_is_answered_by_the_mean_of_the_images_for_each_network():
+    # Two networks; the first is unsure and wrong of two images of three, and so right of the mean.
+    unsure, sure, wrong = [0.45, 0.55, 0, 0], [0.9, 0.1, 0, 0], [0, 1, 0, 0]
+    answers, patients = np.array([unsure, unsure, sure, wrong, wrong, sure]), [*"aaa"]
+    fields = {"rows": np.arange(6) % 3, "runs": np.repeat([0, 1], 3)}
+    dataset = dataset_of(3, patients)
+    found = by_patient([0] * 6, answers, None, dataset=dataset, **fields)
+    assert found["accuracy"]["value"] == 0.5
+    # Of the images of a patient with two classes, the share counts that the answer suits.
+    found = by_patient([0, 1, 1], answers[:3], patients)
+    assert found["accuracy"]["value"] == pytest.approx(1 / 3)
 
 
 # ---- subgroups
