@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
 from pipelines import errors
 from pipelines.listing.options import ListingOptions
@@ -18,7 +17,7 @@ from pipelines.stores.output import OutputOptions
 from tfrecord_io.auditing.twins import MIN_SIDE
 from tfrecord_io.decoding.options import Physical, Preprocessing, two_numbers
 from tfrecord_io.terminal import flags
-from tfrecord_io.terminal.address import is_remote
+from tfrecord_io.terminal.address import is_inside, is_remote
 from tfrecord_io.terminal.flags import flag
 
 # Values of `--runner`, in lower case, that mean the engine in this process.
@@ -148,14 +147,13 @@ class BuildOptions:
                 f"with {flags.command('audit')} --max_leaked_patients 0 --max_duplicates 0"
             )
         folder, output = self.source.input or "", self.output.output
-        is_local = folder and not is_remote(folder)
-        if self.source.source in ("directory", "parquet") and is_local and _inside(output, folder):
+        is_tree = self.source.source in ("directory", "parquet") and not is_remote(folder)
+        if is_tree and folder and is_inside(output, folder):
             raise ValueError(
                 f"--output {output} is inside --input {folder}: the next build would list the "
                 "dataset as a class; choose an --output outside --input"
             )
-
-        if self.output.reuse and _inside(self.output.reuse, output):
+        if self.output.reuse and is_inside(self.output.reuse, output):
             raise ValueError(
                 f"--reuse {self.output.reuse} is --output {output} or inside it, where this build "
                 "writes; choose another --output"
@@ -220,15 +218,6 @@ def flag_names() -> list[str]:
     fields = [field for group in _GROUPS.values() for field, _ in flags.fields_of(group)]
     aliases = [field.metadata["alias"] for field in fields if "alias" in field.metadata]
     return [f"--{name}" for name in (*(field.name for field in fields), *aliases)]
-
-
-def _inside(folder: str, other: str) -> bool:
-    """Returns whether a folder is another one, or inside it; both are paths or URLs."""
-    inner, outer = (
-        f"{some if is_remote(some) else Path(some).resolve()}".rstrip("/")
-        for some in (folder, other)
-    )
-    return f"{inner}/".startswith(f"{outer}/")
 
 
 def _default_name(source: SourceOptions, output: OutputOptions) -> str:

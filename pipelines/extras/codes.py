@@ -27,7 +27,7 @@ from pipelines.stores.output import OutputOptions
 from tfrecord_io.format import schema
 from tfrecord_io.format.groups import COPY_OF
 from tfrecord_io.stores.files import atomic_write, sync_folder
-from tfrecord_io.terminal.address import is_remote
+from tfrecord_io.terminal.address import is_inside
 
 #: The digest of the secret is in the manifest, so a short secret could be found by trying.
 MIN_SECRET_BYTES = 32
@@ -79,8 +79,7 @@ def read_secret(options: OutputOptions, source: str | None) -> Secret | None:
         return None
     advice = "make one with: openssl rand -hex 32 > secret.txt"
     for flag, folder in (("--output", options.output), ("--input", source or "")):
-        is_local = folder and not is_remote(folder)
-        if is_local and file.resolve().is_relative_to(Path(folder).resolve()):
+        if folder and is_inside(str(file), folder):
             raise errors.UserError(
                 f"--anonymize {file} is inside {flag}, with which it could be passed on; move "
                 "the secret to a private folder elsewhere"

@@ -1,9 +1,9 @@
 """Finds the split and the class of each file of a source: from its folders, or from a table.
 
 >>> place_folders({"oct/train/CNV/left/": 7, "oct/": 0}, {})
-{'oct/train/CNV/left/': Place(tree='oct', root='oct', split='train', label='CNV')}
+{'oct/train/CNV/left/': Place(tree='oct', root='oct', label='CNV')}
 >>> place_folders({"scans/CNV/": 3, "scans/DME/": 5}, {})["scans/DME/"]
-Place(tree='scans', root='scans', split='train', label='DME')
+Place(tree='scans', root='scans', label='DME')
 """
 
 from __future__ import annotations
@@ -90,17 +90,15 @@ class Place(NamedTuple):
         tree: the folder of all its splits: `root`, or what is above it if an archive wraps each
             split in a folder of the same name, as in train/train and test/test.
         root: the folders above the split.
-        split: the split.
         label: the class.
     """
 
     tree: str
     root: str
-    split: str
     label: str
 
 
-_NOWHERE = Place("", "", "train", "")
+_NOWHERE = Place("", "", "")
 
 
 def place_by_folders(files: Images, options: ListingOptions) -> Images:
@@ -202,9 +200,7 @@ def _below_one_root(
         depth -= 1
     root = "/".join(common[:depth])
     inside = f"{root}/" if root else ""
-    return {
-        folder: Place(root, root, "train", "") for folder in images if folder.startswith(inside)
-    }
+    return {folder: Place(root, root, "") for folder in images if folder.startswith(inside)}
 
 
 def _with_roles(
@@ -234,13 +230,7 @@ def _with_roles(
     )
     used = refs[FOLDER].unique().to_pylist()
     facts = {folder: roles.facts(levels, folder, splits) for folder in used}
-    usual = place_folders(counts_of, {})
-    is_usual = not options.label_regex and all(
-        folder in usual and usual[folder][1:] == (place.root, *facts[below[folder]][:2])
-        for folder, place in places.items()
-        if counts_of[folder] and below[folder]
-    )
-    if "class" in levels and (is_usual or not options.layout):
+    if "class" in levels and not options.layout:
         _require_no_other_classes(facts, levels.index("class"), classes)
     encoded = refs[FOLDER].combine_chunks()
     refs = refs.drop_columns(FOLDER)
@@ -358,7 +348,7 @@ def _choose_tree(placed: Images, places: Mapping[str, Place], tree: str | None) 
 
 
 def place_folders(folders: Mapping[str, int], names: Mapping[str, str]) -> dict[str, Place]:
-    """Finds the split and class of each folder; those without one are absent.
+    """Finds the tree and the class of each folder; those without one are absent.
 
     The split folder of a file is the outermost that is some image's innermost one. So
     train/train/CNV/1.png is in the inner `train`, unless there is a train/DME/2.png: then the outer
@@ -379,7 +369,7 @@ def place_folders(folders: Mapping[str, int], names: Mapping[str, str]) -> dict[
             parts = folder.split("/")
             if len(parts) > depth + 1:
                 root = "/".join(parts[:depth])
-                places[folder] = Place(root, root, "train", parts[depth])
+                places[folder] = Place(root, root, parts[depth])
         return places
     innermost = {found[-1] for folder, found in splits.items() if folders[folder]}
     # A file that is not an image, such as train/labels/labels.npy, must not choose a folder above
@@ -395,9 +385,8 @@ def place_folders(folders: Mapping[str, int], names: Mapping[str, str]) -> dict[
         if level := next((level for level in found if level in chosen), None):
             root, _, name = level.rpartition("/")
             label = folder[len(level) + 1 :].partition("/")[0]
-            split = roles.split_named(name, names) or name
-            places[folder] = Place(root, root, split, label)
-            splits_of[root].add(split)
+            places[folder] = Place(root, root, label)
+            splits_of[root].add(roles.split_named(name, names) or name)
     for folder, place in places.items():
         above, _, name = place.root.rpartition("/")
         if {roles.split_named(name, names)} == splits_of[place.root]:
