@@ -9,12 +9,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from typing import Any
 
 from tfrecord_io.terminal.errors import UserError
 from train.data.dataset import Dataset, Parts, choose_parts
 from train.kinds.registry import task_of
 from train.kinds.task import Task
 from train.machine.devices import Devices
+from train.networks.options import OWN_MODELS, TUTORIAL_MODELS
 from train.training.config import TrainConfig
 
 
@@ -82,11 +84,99 @@ def make_plans(config: TrainConfig, data: Dataset, devices: Devices) -> list[Pla
 
 
 def _make_plan(config: TrainConfig, data: Dataset, devices: Devices) -> Plan:
-    config = config.with_model(data.manifest.image_shape)
+    config = with_model(config, data.manifest.image_shape)
     parts = choose_parts(data, config.folds)
     # Labels from which nothing can be learnt are refused here.
     task = task_of(data.manifest.label_kind).fitted(data, parts.train)
     if config.loop.best_by == "val_accuracy" and task.quantity != "accuracy":
         raise UserError("--best_by val_accuracy needs classes or labels; use val_loss")
-    config = config.resolve(parts.train.num_examples, devices)
+    config = with_decisions(config, parts.train.num_examples, devices)
     return Plan(config=config, parts=parts, task=task)
+
+
+def with_model(config: TrainConfig, image_shape: tuple[int, int, int]) -> TrainConfig:
+    """Returns the configuration with a network for (height, width, channels), if it has none.
+
+    Small images, and networks without ImageNet's weights, learn as well from nothing.
+    """
+    network, (*sides, channels) = config.network, image_shape
+    if network.model:
+        return config
+    is_own = network.normalize or network.weights == "none"
+    if is_own or min(sides) < 96 or channels not in (1, 3):
+        return config.replace(model="small_resnet")
+    return config.replace(model="efficientnet_lite0")
+
+
+def with_decisions(config: TrainConfig, num_examples: int, devices: Devices) -> TrainConfig:
+    """Returns the configuration with every open decision made, for a training split.
+
+    The learning rates of the result are already scaled by the number of replicas, and
+    `scale_learning_rate` is False, so that a repeated run is the same on any number of
+    replicas. Source of the scaling: Goyal et al. 2017, "Accurate, large minibatch SGD".
+
+    Raises:
+        UserError: if the global batch size cannot be split evenly over the replicas, or is
+            larger than the training split.
+    """
+    num_replicas = devices.num_replicas
+    network, optimizer = config.network, config.optimizer
+    is_tutorial, fine_tunes = network.model in TUTORIAL_MODELS, network.fine_tunes
+    usual = min(64 if num_examples >= 10_000 else 32, max(1, num_examples // num_replicas))
+    replica_batch_size = config.input.replica_batch_size or usual
+    global_batch_size = config.input.global_batch_size or replica_batch_size * num_replicas
+    if global_batch_size % num_replicas:
+        raise UserError(
+            f"--batch_size {global_batch_size} cannot be split evenly over "
+            f"{num_replicas} replicas; choose a multiple of {num_replicas}"
+        )
+    if global_batch_size > num_examples:
+        raise UserError(
+            f"a step takes {global_batch_size} images, but the training split has only "
+            f"{num_examples}; use a smaller --replica_batch_size or fewer replicas"
+        )
+    epochs = config.input.epochs or usual_epochs(num_examples, fine_tunes)
+    num_steps = math.ceil(epochs * num_examples / global_batch_size)
+    five_epochs = math.ceil(5 * num_examples / global_batch_size)
+    is_scaled = optimizer.scale_learning_rate
+    decisions: dict[str, Any] = {
+        "weights": network.initial_weights,
+        "epochs": epochs,
+        "jit_compile": devices.best_jit_compile,
+        "head_units": 64 if is_tutorial else 0,
+        "dropout": 0.0 if is_tutorial else 0.3,
+        "weight_decay": 0.05 if optimizer.optimizer == "adamw" else 0.0,
+        "warmup_steps": (
+            min(five_epochs, num_steps // 2) if is_scaled else math.ceil(num_steps / 20)
+        ),
+        # An average with this decay covers about 1 / (1 - decay) steps.
+        "ema_decay": max(0.0, round(1 - 25 / num_steps, 6)),
+        "head_epochs": min(1, epochs) if fine_tunes and is_tutorial else 0,
+        "fine_tune_learning_rate": 1e-4 if is_tutorial else 3e-4,
+        "mixup": 0.0 if fine_tunes and not is_tutorial else 0.3,
+    }
+    if network.model in OWN_MODELS:
+        decisions["normalize"] = "unit" if is_tutorial else "data"
+    if fine_tunes and is_tutorial:
+        decisions["trainable_layers"] = 4
+    fields = config.to_dict()
+    chosen = {name: value for name, value in decisions.items() if fields[name] is None}
+    chosen["global_batch_size"] = global_batch_size
+    chosen["replica_batch_size"] = global_batch_size // num_replicas
+    if config.devices.precision == "auto":
+        chosen["precision"] = devices.best_precision
+    if is_scaled:
+        rates = ("learning_rate", "fine_tune_learning_rate")
+        chosen |= {name: (fields | chosen)[name] * num_replicas for name in rates}
+    return config.replace(**chosen, scale_learning_rate=False)
+
+
+def usual_epochs(num_examples: int, fine_tunes: bool) -> int:
+    """Returns how many epochs suit a training split, 3 to 300.
+
+    The number of images shown grows with the square root of the split: 147 epochs of 537 images, 76
+    of 2,000, 12 of 84,000. Only the length for the smallest split was tried on real scans
+    (benchmarks/README.md); no other length was compared with it.
+    """
+    num_shown = 3400 * math.sqrt(num_examples) / (4 if fine_tunes else 1)
+    return min(max(round(num_shown / num_examples), 3), 300)

@@ -29,10 +29,9 @@ from train.results.write import (
     Outcome,
     write_results,
 )
-from train.training.config import usual_epochs
 from train.training.export import FOLDER_NAME, answer, export_model
 from train.training.first_weights import FirstWeights
-from train.training.plan import Plan
+from train.training.plan import Plan, usual_epochs
 from train.training.session import Session, open_session
 from train.training.training_loop import train
 

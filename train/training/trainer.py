@@ -20,7 +20,7 @@ from train.training.claim import claim
 from train.training.config import TrainConfig
 from train.training.first_weights import FirstWeights
 from train.training.folds import cross_validate
-from train.training.plan import make_plans
+from train.training.plan import make_plans, with_model
 from train.training.session import open_data_and_devices
 from train.training.single import complete
 
@@ -64,7 +64,7 @@ def train_and_evaluate(
     first = FirstWeights.of(init, start or Path(init), data.manifest) if init else None
     plans = make_plans(config, data, devices)
     if config.folds.is_cross_validation:
-        config = config.with_model(data.manifest.image_shape)
+        config = with_model(config, data.manifest.image_shape)
         with claim(folder, config, data.manifest, devices, overwrite=overwrite):
             return cross_validate(config, plans, data, devices, folder, first, additions)
     (plan,) = plans
