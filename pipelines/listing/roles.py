@@ -17,6 +17,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NoReturn
 
 from pipelines import errors
+from tfrecord_io.format.person import Person
 from tfrecord_io.format.schema import SPLITS
 from tfrecord_io.terminal.printing import counted, listed, printable
 
@@ -361,8 +362,8 @@ def facts(
 ) -> tuple[str, str | None, str | None]:
     """Returns the split, class and patient of a folder, whose path ends with `/`, by its layout.
 
-    >>> facts(("patient", "*", "class"), "P7/left/CNV/", {})
-    ('train', 'CNV', 'P7')
+    >>> facts(("*", "patient", "*", "class"), "hosp2/P7/left/CNV/", {})
+    ('train', 'CNV', 'hosp2/P7')
 
     Raises:
         errors.UserError: if its name cannot be that of a split.
@@ -379,8 +380,10 @@ def facts(
     if "patient" not in parts:
         return split, parts.get("class"), None
     # Patient 17 of one hospital and patient 17 of another are two patients.
-    sites = [name for name in names[: layout.index("patient")] if _SITE.fullmatch(name)]
-    return split, parts.get("class"), "/".join([*sites, parts["patient"]])
+    patient = parts["patient"]
+    for site in filter(_SITE.fullmatch, names[: layout.index("patient")][::-1]):
+        patient = str(Person(site, patient))
+    return split, parts.get("class"), patient
 
 
 def table(
