@@ -135,7 +135,8 @@ class Build:
         """Returns the rows of the examples table that a finished task has made."""
         with self.output.open(rows_name(task)) as part:
             # `read_table` would set up a dataset of many files, which takes longer than reading.
-            return pq.ParquetFile(part).read()
+            # Without threads, none holds the file when Python ends.
+            return pq.ParquetFile(part).read(use_threads=False)
 
     def read_schema(self, task: ShardTask) -> pa.Schema:
         """Returns the schema of these rows, with its metadata."""

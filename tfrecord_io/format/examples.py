@@ -136,7 +136,9 @@ def read_bytes(directory: str | os.PathLike[str]) -> bytes:
 def parse(content: bytes) -> pa.Table:
     """Returns the table in a file's content; raises `ManifestError` if it is damaged."""
     try:
-        return pq.read_table(pa.BufferReader(content))
+        # A thread of Arrow that still holds the content when Python ends would abort the process,
+        # see apache/arrow#34314.
+        return pq.ParquetFile(pa.BufferReader(content)).read(use_threads=False)
     except (pa.ArrowException, OSError) as error:
         raise ManifestError(f"{FILE_NAME} is damaged ({error}); copy the dataset again") from None
 

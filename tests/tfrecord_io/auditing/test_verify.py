@@ -2,6 +2,9 @@
 
 import json
 import shutil
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -21,6 +24,18 @@ from tfrecord_io.terminal.flags import command
 def dataset(built_dataset, tmp_path):
     """A copy of a small built dataset, to damage."""
     return Path(shutil.copytree(built_dataset, tmp_path / "dataset"))
+
+
+def test_no_thread_of_arrow_is_left_that_could_abort_the_end_of_the_process(built_dataset):
+    script = f"""
+        from pathlib import Path
+        from tfrecord_io.auditing.verify import verify
+        names = lambda: [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+        before = len(names())
+        assert not verify({str(built_dataset)!r})
+        assert len([name for name in names() if "jemalloc" not in name]) <= before
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True)
 
 
 def a_shard(dataset):
