@@ -87,11 +87,10 @@ setup(
     entry_points={"console_scripts": ["scan-tfrecords=scan_tfrecords:main"]},
     package_data={
         "pipelines": ["py.typed"],
-        "pipelines.report": ["*.html.jinja"],
         "tfrecord_io": ["py.typed"],
         "tfrecord_io.pages": ["*.jinja"],
         "train": ["py.typed"],
-        "train.results": ["*.jinja", "sections/*.jinja"],
+        "train.extras": ["*.jinja"],
     },
     # Without a C compiler the install goes on, and Pillow resizes. One build is for Python 3.11 to
     # 3.13.

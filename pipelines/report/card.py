@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import collections
-import functools
 import itertools
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from jinja2.filters import do_filesizeformat
 from PIL import Image
 
 from pipelines.listing.refs import RejectedFile
 from tfrecord_io.auditing import shortcuts, twins
 from tfrecord_io.auditing.audit import LIMITS
-from tfrecord_io.auditing.findings import MAX_LISTED, SEVERITIES, Audit
+from tfrecord_io.auditing.findings import MAX_LISTED, Audit
 from tfrecord_io.auditing.twins import ImageReader
 from tfrecord_io.decoding.options import Preprocessing
+from tfrecord_io.decoding.rejects import in_words
 from tfrecord_io.format import shapes
 from tfrecord_io.format.examples import as_classes, numbers_of
 from tfrecord_io.format.manifest import Manifest
+from tfrecord_io.pages import page
 from tfrecord_io.pages.charts import NUM_COLOURS, Axis, Bar, Bars, Chart, Series, steps
-from tfrecord_io.pages.page import environment
 from tfrecord_io.pages.pictures import data_url
-from tfrecord_io.terminal.printing import counted
+from tfrecord_io.terminal.printing import counted, sentence
 
 # Limits that keep the page within a few megabytes for any dataset.
 _MAX_CLASSES = 24
@@ -42,6 +42,30 @@ _MAX_VALUES = 8
 _MAX_BARS = 40
 
 _NUM_BINS = 32
+
+_ON_SIDE_FACTS = (
+    "Facts about an image other than what it shows, such as its original size or its JPEG "
+    "quantization, the sum of a table: a larger one loses more detail. Where a fact is frequent in "
+    "one class and rare in another, a network can learn it instead of the disease. Percentages are "
+    "shares of the class, and a stronger shade is a larger share."
+)
+_ON_CORNERS = (
+    "Names were taken out of paths, tables and tags, but not out of the pixels: text that a device "
+    "has written into a picture stays. Most devices write in the corners. These are the corners of "
+    "{} stored images, one of each size and format of the files at first. No text here does not "
+    "mean that there is none elsewhere."
+)
+_ON_PROVENANCE = page.markup(
+    "Written by <code>scan-tfrecords build</code>. The same input, options and versions give the "
+    "same bytes, this page included, so it names no date, folder or machine. "
+    '<a href="manifest.json">manifest.json</a> was written last: its date is that of the build.'
+)
+_FOOTER = page.markup(
+    "<code>scan-tfrecords audit OUT</code> repeats the audit of this folder, OUT; with its "
+    "<code>--max_…</code> flags it fails if a limit is exceeded. <code>scan-tfrecords train --data "
+    "OUT --workdir RUN</code> trains on it, and then <code>RUN/report.html</code> links to this "
+    "page."
+)
 
 # The bars of `images_of_patients`, and the smallest number of images of each.
 _PATIENT_BARS = ["1", "2", "3", "4", "5–9", "10–19", "20–49", "50–99", "100+"]
@@ -61,89 +85,208 @@ def render(
     `examples` is what `examples.audited` returns, and `dropped` are the images that a policy
     left out, a table of `splits.DROPPED_SCHEMA`.
     """
-    severities = collections.Counter(finding.severity for finding in audit.findings)
     labels = dataset.label_kind.describe(dataset.label_names)
     of_labels = numbers(dataset, examples)
     # From here on the groups that are compared are ranges, if the labels are numbers.
     dataset, examples = as_classes(dataset, examples)
     of_splits = collections.Counter(examples["split"].to_pylist())
     sizes = {name: of_splits[name] for name in dataset.splits}
-    template = environment(Path(__file__).parent).get_template("card.html.jinja")
-    return template.render(
-        dataset=dataset,
-        sizes=sizes,
-        num_variants=dataset.num_examples - examples.num_rows,
-        audit=audit,
-        severities={name: severities[name] for name in SEVERITIES},
-        limits=LIMITS,
-        max_listed=MAX_LISTED,
-        labels=labels,
-        shapes=shapes.describe(dataset),
-        counted=counted,
-        charts_of_classes=[
-            *(of_labels or classes_of_splits(dataset, sizes)),
-            *images_of_patients(examples),
-        ],
-        charts_of_side_facts=[
-            *side_facts_of_classes(audit.measures.get("shortcuts")),
-            *brightness(dataset, examples),
-        ],
-        facts=_side_facts(dataset, examples),
-        classes=_contact_sheets(dataset, examples, images),
-        num_more_classes=max(dataset.num_classes - _MAX_CLASSES, 0),
-        corners=_corners_of_devices(dataset, examples, images) if dataset.has_codes else [],
-        pairs=functools.partial(twins.pairs, images=images, most=_MAX_PAIRS),
-        rejects=[(r.source_path, r.reason, r.detail) for r in rejects[:_MAX_FILES]],
-        num_rejects=len(rejects),
-        dropped=[tuple(row.values()) for row in dropped.slice(0, _MAX_FILES).to_pylist()],
-        num_dropped=dropped.num_rows,
+    charts = [*(of_labels or classes_of_splits(dataset, sizes)), *images_of_patients(examples)]
+    roles = dict(dataset.audit.get("layout") or ())
+    classes = [
+        *map(sentence, dataset.audit.get("notes", ())),
+        roles and page.Facts(f"How the folders were read: {' / '.join(roles)} / file", roles),
+        page.spelled_out(dataset.label_names),
+        page.Box(charts, "grid"),
+    ]
+    sections = {
+        "findings": ("Findings", [page.Box(_findings(audit, images), "stack")]),
+        "classes": (f"{dataset.label_kind.plural.capitalize()} and splits", classes),
+        "pictures": ("Pictures", _pictures(dataset, examples, images)),
+        "side-facts": ("Facts about the files", _side_facts(dataset, audit, examples)),
+        "files": ("What became of every file", [_files(dataset, rejects, dropped)]),
+        "provenance": ("Provenance", _provenance(dataset)),
+        "limits": ("What this audit cannot see", [page.Box([page.Items(LIMITS)])]),
+    }
+    return page.render(
+        page.Page(
+            title=f"{dataset.name} – dataset card",
+            over="Dataset card",
+            heading=f"The dataset {dataset.name}",
+            top=_top(dataset, audit, sizes, labels),
+            sections=[page.Section(name, *each) for name, each in sections.items()],
+            footer=_FOOTER,
+        )
     )
 
 
-def _side_facts(dataset: Manifest, examples: pa.Table) -> list[dict[str, Any]]:
+def _top(dataset: Manifest, audit: Audit, sizes: Mapping[str, int], labels: str) -> list[Any]:
+    """Returns what stands first: the size, how far to trust it, and figures."""
+    found = collections.Counter(finding.severity for finding in audit.findings)
+    measured, num_images = audit.measures, sum(sizes.values())
+    patients, num_variants = measured.get("patients"), dataset.num_examples - num_images
+    height, width, channels = dataset.image_shape
+    people = f" of {counted(patients, 'patient')}" if patients else ""
+    parts = ", ".join(f"{size:,} {name}" for name, size in sizes.items())
+    colour = "grey" if channels == 1 else "colour"
+    depth = " of 16 bits" if dataset.dtype == "uint16" else ""
+    trust = "The audit found no reason not to train on this data."
+    if found["problem"]:
+        below = "problem below is" if found["problem"] == 1 else "problems below are"
+        trust = f"Results on this data would be misleading until the {below} fixed."
+    elif found["warning"]:
+        trust = "No problem was found, but read the warnings before you trust a result."
+    copies = counted(num_variants, "augmented copy", "augmented copies")
+    leads = [
+        f"{counted(num_images, 'image')}{people} {labels} ({parts}), each stored as "
+        f"{width}×{height} pixels in {colour}{depth}.",
+        f"{copies} of training images are stored beside them, and counted nowhere on this page but "
+        "in the ledger." if num_variants else "",
+        sentence(shapes.describe(dataset) or ""),
+        trust,
+        "The audit could not look for near duplicates, so copies that were saved again or resized "
+        "may be in several splits." if measured.get("near_duplicate_pairs") is None else "",
+    ]  # fmt: skip
+    unknown = "warning" if measured.get("examples_without_patient") else ""
+    good = "" if found["problem"] or found["warning"] else "good"
+    tiles = [
+        page.Tile("images", f"{num_images:,}"),
+        page.Tile("patients", f"{patients:,}" if patients else "unknown", look=unknown),
+        page.Tile("on disk", do_filesizeformat(dataset.num_bytes)),
+        *(
+            page.Tile(name + "s" * (num != 1), str(num), look=name if num else good)
+            for name in ("problem", "warning")
+            for num in [found[name]]
+        ),
+    ]
+    return [*(page.Note(lead, "lead") for lead in leads if lead), page.Tiles(tiles)]
+
+
+def _findings(audit: Audit, images: ImageReader) -> list[page.Details]:
+    """Returns each finding with its cases; those of pairs are pictures side by side."""
+    details = []
+    for finding in audit.findings:
+        listed, cases, more = finding.listed, None, ""
+        if listed and isinstance(listed[0].get("first"), Mapping):
+            pairs = [_pair(each) for each in twins.pairs(listed, images=images, most=_MAX_PAIRS)]
+            cases = page.Box(pairs, "figures")
+            if finding.count > len(pairs):
+                more = f"The first {len(pairs)} of {finding.count:,} pairs are shown."
+        elif listed:
+            rows = [list(row.values()) for row in listed]
+            cases = page.Table(f"Cases of: {finding.title}", list(listed[0]), rows, look="tall")
+            # The count may be of images while the rows are of groups, so that a larger count does
+            # not mean that rows are missing.
+            if len(listed) == MAX_LISTED and finding.count > MAX_LISTED:
+                all_cases = "<code>scan-tfrecords audit OUT --json</code> lists all."
+                more = page.markup(f"Only the first {MAX_LISTED} are shown; {all_cases}")
+        blocks = [page.Note(finding.detail, ""), cases, more]
+        is_open = finding.severity in ("problem", "warning")
+        details.append(page.Details(finding.title, blocks, finding.severity, is_open))
+    return details
+
+
+def _pair(pair: Mapping[str, Any]) -> page.Figure:
+    """Returns two pictures that look alike."""
+    sides = []
+    for side in pair["sides"]:
+        split, label, path = (side[name] for name in ("split", "label", "path"))
+        told = page.markup("<strong>{}, {}</strong><br>{}", split, label, path)
+        sides.append((side["src"], f"{label} in {split}: {path}", told))
+    return page.Figure(sides, f"Fine detail correlates by {pair['similarity']:.3f}")
+
+
+def _pictures(dataset: Manifest, examples: pa.Table, images: ImageReader) -> list[Any]:
+    """Returns pictures of each class, and of an anonymous dataset the corners of some."""
+    kind, num_more = dataset.label_kind, dataset.num_classes - _MAX_CLASSES
+    told = f"Some stored images of each {kind.noun}, taken at even intervals; a click enlarges one."
+    told += f" {num_more:,} more {kind.plural} are not shown." if num_more > 0 else ""
+    blocks = [told, page.Box(_contact_sheets(dataset, examples, images), "grid")]
+    if dataset.has_codes:
+        alt = "The four corners of a stored image"
+        corners = [(url, alt) for url in _corners_of_devices(dataset, examples, images)]
+        on_corners = _ON_CORNERS.format(len(corners))
+        blocks += [page.Heading("Text in the pictures"), on_corners, page.Pictures(corners)]
+    return blocks
+
+
+def _side_facts(dataset: Manifest, audit: Audit, examples: pa.Table) -> list[Any]:
     """Returns of each fact about the files the number and share of the images of each class.
 
     The rarest values of a fact are shown as one.
     """
-    if dataset.num_classes > _MAX_CLASSES:
-        return []
+    charts = side_facts_of_classes(audit.measures.get("shortcuts"))
+    boxes: list[Any] = [*charts, *brightness(dataset, examples)]
+    notes, files = [_ON_SIDE_FACTS], {}
+    if dataset.num_classes <= _MAX_CLASSES:
+        files = shortcuts.facts_of_files(shapes.with_padding(dataset, examples))
+        del files["mean brightness"]  # it has a chart of its own
     has = dataset.label_kind.has(examples["label"].to_pylist(), dataset.label_names)
-    totals, facts = np.maximum(has.sum(0), 1), []
-    files = shortcuts.facts_of_files(shapes.with_padding(dataset, examples))
-    del files["mean brightness"]  # it has a chart of its own
+    totals = np.maximum(has.sum(0), 1)
     for name, (codes, texts) in files.items():
-        numbers, rows = np.minimum(codes, _MAX_VALUES), []
+        numbers, rows, title = np.minimum(codes, _MAX_VALUES), [], name[:1].upper() + name[1:]
         for number, text in enumerate([*texts[:_MAX_VALUES], "others"]):
             if (chosen := numbers == number).any():
                 counts = has[chosen].sum(0)
                 cells = zip(counts.tolist(), (counts / totals).tolist(), strict=True)
-                rows.append({"value": text, "cells": list(cells)})
-        facts.append({"title": name[:1].upper() + name[1:], "rows": rows})
-    return facts
+                rows.append([text, *(page.Cell.heat(*each, is_right=True) for each in cells)])
+        if len(rows) == 1:
+            notes.append(f"{title}: {rows[0][0]}, all images.")
+        elif rows:
+            columns = ["value", *dataset.label_names]
+            table = page.Table(f"{title} by class", columns, rows, title, "matrix")
+            boxes.append(page.Box([table]))
+    return [*notes, page.Box(boxes, "grid")]
 
 
-def _contact_sheets(
-    dataset: Manifest, examples: pa.Table, images: ImageReader
-) -> list[dict[str, Any]]:
+def _files(dataset: Manifest, rejects: Sequence[RejectedFile], dropped: pa.Table) -> page.Box:
+    """Returns what became of the files of the source, with the first of those left out."""
+    files = f"{dataset.counts.get('files', 0):,} files in the source"
+    boxes = [page.Box([page.Table(files, (), dataset.ledger, files)])]
+    left_out = [row.values() for row in dropped.slice(0, _MAX_FILES).to_pylist()]
+    refused = [(each.source_path, each.reason, each.detail) for each in rejects[:_MAX_FILES]]
+    for title, found, total, file in (
+        ("Rejected images", refused, len(rejects), "rejects.csv"),
+        ("Images left out by a policy", left_out, dropped.num_rows, "dropped.csv"),
+    ):
+        rows = [
+            [path, in_words(why), page.Cell(detail, look="path")] for path, why, detail in found
+        ]
+        columns, caption = ("path", "reason", "detail"), f"{title}: {total:,}"
+        first = 'The first {} are shown; <a href="{}">{}</a> lists all.'
+        more = page.markup(first, str(len(rows)), file, file) if total > len(rows) else ""
+        boxes += [page.Box([page.Table(title, columns, rows, caption), more])] if rows else []
+    return page.Box(boxes, "grid")
+
+
+def _provenance(dataset: Manifest) -> list[Any]:
+    """Returns what the dataset was made of, and how."""
+    size = "×".join(map(str, dataset.options["image_size"]))
+    facts = {
+        "Source": {**dataset.source, "fingerprint": dataset.fingerprint},
+        "Preprocessing": dataset.preprocessing,
+        "Versions": dataset.versions,
+        "Options of the command": {**dataset.options, "image_size": size},
+    }
+    return [_ON_PROVENANCE, page.Box([page.Facts(*each) for each in facts.items()], "masonry")]
+
+
+def _contact_sheets(dataset: Manifest, examples: pa.Table, images: ImageReader) -> list[page.Box]:
     """Returns some pictures of each class, evenly spread over the dataset."""
-    shown = min(dataset.num_classes, _MAX_CLASSES)
     has = dataset.label_kind.has(examples["label"].to_pylist(), dataset.label_names)
-    each = min(max(_MAX_PICTURES // max(shown, 1), 2), 12)
-    sheets = []
-    for index, label in enumerate(dataset.label_names[:shown]):
+    each = min(max(_MAX_PICTURES // max(min(dataset.num_classes, _MAX_CLASSES), 1), 2), 12)
+    table, sheets = examples.select(["split", "shard", "row", "path"]), []
+    for index, label in enumerate(dataset.label_names[:_MAX_CLASSES]):
         rows = np.flatnonzero(has[:, index])
         chosen = rows[np.unique(np.linspace(0, len(rows) - 1, min(each, len(rows))).astype(int))]
-        pictures = [
-            {
-                "src": data_url(images.read(row["shard"], row["row"]), _PICTURE_SIDE),
-                "alt": f"{label}, from {row['split']}: {row['path']}",
-            }
-            for row in examples.select(["split", "shard", "row", "path"]).take(chosen).to_pylist()
-        ]
-        counts = ", ".join(
-            f"{split.label_counts[index]:,} in {name}" for name, split in dataset.splits.items()
+        pictures = []
+        for row in table.take(chosen).to_pylist():
+            picture = data_url(images.read(row["shard"], row["row"]), _PICTURE_SIDE)
+            pictures.append((picture, f"{label}, from {row['split']}: {row['path']}"))
+        counts = (
+            f"{part.label_counts[index]:,} in {name}" for name, part in dataset.splits.items()
         )
-        sheets.append({"label": label, "counts": counts, "pictures": pictures})
+        sheets.append(page.Box([", ".join(counts), page.Pictures(pictures)], title=label))
     return sheets
 
 

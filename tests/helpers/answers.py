@@ -10,12 +10,6 @@ from train.kinds.classes import CLASSES
 from train.results import metrics
 from train.results.predictions import Predictions
 
-#: What `report.render` takes and these pages do without.
-NO_FACTS = {
-    "made": {}, "versions": {}, "data_page": None, "exposure": None, "examples": {}, "files": {},
-    "flow": (), "charts": {}, "own_metrics": None, "legend": None,
-}  # fmt: skip
-
 
 def certain(predicted, num_classes=4):
     """Returns probabilities [num_examples, num_classes] of sure answers."""

@@ -1,18 +1,20 @@
-"""What all HTML pages share: the settings and filters of their templates."""
+"""A page as data: blocks, each with a macro of its name in `page.html.jinja`; and its HTML.
+
+The template escapes all texts; a `Markup` is shown as it is. A text alone is a paragraph.
+"""
 
 from __future__ import annotations
 
 import functools
 import html
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 import markupsafe
 
-from tfrecord_io.decoding.rejects import in_words
 from tfrecord_io.terminal.printing import number, printable
 
 #: What the class names of the OCT data stand for.
@@ -21,6 +23,168 @@ _SPELLED_OUT = {
     "DME": "diabetic macular edema",
     "DRUSEN": "deposits under the retina, as in early macular degeneration",
 }
+
+
+class Note(NamedTuple):
+    """A paragraph; `look` is `soft`, `lead`, `lead first` or `caution`."""
+
+    text: str
+    look: str = "soft"
+
+
+class Heading(NamedTuple):
+    """A heading within a section."""
+
+    text: str
+
+
+class Items(NamedTuple):
+    """A list of sentences."""
+
+    sentences: Sequence[str]
+
+
+class Box(NamedTuple):
+    """Blocks together: `card` is a frame; `grid`, `masonry`, `figures`, `stack` arrange them."""
+
+    blocks: Sequence[Any]
+    look: str = "card"
+    title: str = ""
+
+
+class Details(NamedTuple):
+    """Blocks that a click on the title shows; `badge` is the severity of a finding."""
+
+    title: str
+    blocks: Sequence[Any]
+    badge: str = ""
+    is_open: bool = False
+
+
+class Facts(NamedTuple):
+    """A frame with a name and a value a row."""
+
+    title: str
+    values: Mapping[str, Any]
+
+
+class Cell(NamedTuple):
+    """A cell of a table: its text, more about it, and its look.
+
+    `share`, 0 to 1, is the strength of its shade, if its look is `heat` or `heat right`.
+    """
+
+    text: Any
+    small: str = ""
+    look: str = ""
+    share: float = 0.0
+
+    @classmethod
+    def heat(cls, count: float, share: float, is_right: bool) -> Cell:
+        """Returns a count with its share; right and wrong ones have different colours."""
+        return cls(count, f"({100 * share:.0f} %)", "heat right" if is_right else "heat", share)
+
+
+class Measure(NamedTuple):
+    """A cell with a figure, the count behind it, and its interval, as texts.
+
+    `ends` are the value and the ends of the interval between 0 and 1, to draw; empty for no bar.
+    """
+
+    text: str
+    behind: str = ""
+    interval: str = ""
+    ends: Sequence[float] = ()
+
+
+class Table(NamedTuple):
+    """A table that scrolls to the side, with a label for screen readers.
+
+    A row has texts, counts, None for a dash, `Cell` or `Measure`; the first one names the row. Its
+    look `tall` scrolls downwards, too, and `matrix` has its columns in the middle.
+    """
+
+    label: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    caption: str = ""
+    look: str = ""
+
+    @property
+    def counts(self) -> set[int]:
+        """The places of the columns of counts."""
+        cells = (pair for row in self.rows for pair in enumerate(row))
+        return {n for n, c in cells if isinstance(c, int) or getattr(c, "look", "") == "count"}
+
+
+class Pictures(NamedTuple):
+    """Small pictures, which a click enlarges: the URL and the description of each."""
+
+    pictures: Sequence[tuple[str, str]]
+
+
+class Figure(NamedTuple):
+    """Pictures beside each other: URL, description and caption of each; and what they show."""
+
+    sides: Sequence[tuple[str, str, str]]
+    caption: str
+    small: str = ""
+
+
+class Tile(NamedTuple):
+    """A figure on top of a page: its name, its value and more about it."""
+
+    name: str
+    value: str
+    small: Sequence[str] = ()
+    look: str = ""
+
+
+class Tiles(NamedTuple):
+    """The figures on top of a page."""
+
+    tiles: Sequence[Tile]
+
+
+class Step(NamedTuple):
+    """Some images at one step of a flow: what they are, how many, and more about them.
+
+    `left_out` tells why some are not in the next step, and how many. `is_measured` tells whether
+    the figures are about them.
+    """
+
+    title: str
+    lines: Sequence[str]
+    left_out: Sequence[tuple[str, int]] = ()
+    is_measured: bool = False
+
+
+class Flow(NamedTuple):
+    """Steps below each other; those of a list stand beside each other."""
+
+    steps: Sequence[Sequence[Step]]
+
+
+class Section(NamedTuple):
+    """A part of a page, to which its navigation leads; the id is the anchor."""
+
+    id: str
+    title: str
+    blocks: Sequence[Any]
+
+
+class Page(NamedTuple):
+    """A page: its title in the browser, what stands on top, its sections, and its last line."""
+
+    title: str
+    over: str
+    heading: str
+    top: Sequence[Any]
+    sections: Sequence[Section]
+    footer: str
+
+
+# ---- how it becomes HTML
 
 
 @functools.cache
@@ -35,9 +199,35 @@ def environment(*folders: Path) -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    for function in (number, in_words, with_flags, plain, spelled_out):
+    for function in (number, with_flags, plain, show):
         templates.filters[function.__name__] = function
     return templates
+
+
+def render(page: Page) -> str:
+    """Returns the HTML of a page, which needs no network and no script."""
+    return str(show(page)).strip()
+
+
+def show(block: Any) -> markupsafe.Markup:
+    """Returns a block, or a list of them, as the macro with the name of its class shows it.
+
+    A text is a paragraph, and nothing is nothing.
+    """
+    if type(block) is list:
+        return markupsafe.Markup("\n").join(map(show, filter(None, block)))
+    block = Note(block) if isinstance(block, str) else block
+    template = environment().get_template("page.html.jinja")
+    return getattr(template.module, type(block).__name__)(block)
+
+
+def markup(text: str, *values: str) -> markupsafe.Markup:
+    """Returns markup of a format string, with its values as text.
+
+    >>> markup("<b>{}</b>", "1 < 2")
+    Markup('<b>1 &lt; 2</b>')
+    """
+    return markupsafe.Markup(text).format(*map(printable, values))
 
 
 def markdown(text: Any) -> Any:
@@ -82,6 +272,8 @@ def plain(value: Any) -> Any:
 
 def with_flags(text: str) -> markupsafe.Markup:
     """Returns the escaped text with each command-line flag in an element that does not wrap."""
+    if isinstance(text, markupsafe.Markup):
+        return text
     escaped = str(markupsafe.escape(printable(text)))
     flag = r"(--[a-z_]+(?: (?:patient|drop|keep|fail|auto|pad|\d+))?)"
     return markupsafe.Markup(re.sub(flag, r'<code class="flag">\1</code>', escaped))

@@ -113,6 +113,11 @@ def listed(names: Sequence[str], most: int = 5) -> str:
     return shown if len(names) <= most else f"{shown} and {len(names) - most:,} more"
 
 
+def sentence(text: str) -> str:
+    """Returns a note as a sentence, with a capital and a full stop; of nothing nothing."""
+    return text[:1].upper() + text[1:] + ("." if text and text[-1] not in ".?!" else "")
+
+
 def differences(
     old: Mapping[str, Any], new: Mapping[str, Any], there: str = "there", here: str = "now"
 ) -> list[str]:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from markupsafe import Markup
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from tfrecord_io.decoding.preprocess import decode_image
@@ -145,13 +146,13 @@ def explain(predict: Predict, gives_probabilities: bool) -> Explanation:
 
     what = "the probability of the answer" if gives_probabilities else "the answer"
     red, blue = (
-        f'<span class="key" style="background: #{colour.astype(np.uint8).tobytes().hex()}"></span>'
+        Markup(f'<span class="key" style="background: #{bytes(colour.tolist()).hex()}"></span>')
         for colour in (_FOR, _AGAINST)
     )
-    legend = (
-        f"If covering a part lowers {what}, the part is {red} red; if covering it raises it, it is "
-        f"{blue} blue. This does not show why, or what a doctor would look at."
-    )
+    legend = Markup(
+        " If covering a part lowers {}, the part is {} red; if covering it raises it, it is {} "
+        "blue. This does not show why, or what a doctor would look at."
+    ).format(what, red, blue)
     return Explanation(legend, pictures)
 
 

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 from tfrecord_io.format import kinds
+from tfrecord_io.pages import page
 from tfrecord_io.terminal.errors import UserError
 from train.data.dataset import Dataset, Part
 from train.kinds import measures, words
@@ -154,7 +155,7 @@ class Classes(Task):
         usual = _usual(metrics)
         return usual and words.doubt(metrics, "accuracy", usual[1], rival)
 
-    def answers(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    def answers(self, metrics: Mapping[str, Any]) -> page.Table:
         names = list(metrics["label_counts"])
         matrix = np.asarray(metrics["confusion_matrix"])
         totals = matrix.sum(1)
@@ -163,8 +164,8 @@ class Classes(Task):
                 words.row_of_counts(name, matrix[place], [totals[place]] * len(names), [place])
                 for place, name in enumerate(names)
             ]
-            title = "Answers for the images of each class"
-            return {"title": title, "corner": "truth ↓ answer →", "columns": names, "rows": rows}
+            columns = ["truth ↓ answer →", *names]
+            return page.Table("Answers for the images of each class", columns, rows, look="matrix")
         wrong = np.argwhere((matrix > 0) & ~np.eye(len(names), dtype=bool)).tolist()
         wrong.sort(key=lambda place: -matrix[tuple(place)])
         rows = [
@@ -174,8 +175,8 @@ class Classes(Task):
             for true, answer in wrong[: words.MAX_CLASSES]
         ]
         title = f"The {len(rows)} most frequent mistakes; metrics.json has the whole matrix"
-        columns = ["images (share of the class)"]
-        return {"title": title, "corner": "truth → answer", "columns": columns, "rows": rows}
+        columns = ["truth → answer", "images (share of the class)"]
+        return page.Table(title, columns, rows, look="matrix")
 
     def sureness(self, answers: Answers) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         given = self.chosen(answers.probabilities)

@@ -10,6 +10,7 @@ import numpy as np
 from scipy import special
 
 from tfrecord_io.format import kinds
+from tfrecord_io.pages import page
 from train.kinds import measures, words
 from train.kinds import task as tasks
 from train.kinds.task import Answers, OneAnswer, Task
@@ -145,19 +146,16 @@ class MultiLabel(Task):
     def doubt(self, metrics: Mapping[str, Any]) -> str | None:
         return words.doubt(metrics, "macro_auc", 0.5, "guessing")
 
-    def answers(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    def answers(self, metrics: Mapping[str, Any]) -> page.Table:
         rows = []
         for name in words.shown_classes(metrics):
             (alone, alarms), (missed, found) = metrics["confusion_matrices"][name]
             counts = [found, missed, alarms, alone]
             totals = [found + missed] * 2 + [alarms + alone] * 2
             rows.append(words.row_of_counts(name, counts, totals, [0, 3]))
-        return {
-            "title": "Answers for each label",
-            "corner": "label ↓ answer →",
-            "columns": ["found", "missed", "false alarm", "rightly not found"],
-            "rows": rows,
-        }
+        given = ("found", "missed", "false alarm", "rightly not found")
+        columns = ["label ↓ answer →", *given]
+        return page.Table("Answers for each label", columns, rows, look="matrix")
 
     def sureness(self, answers: Answers) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         called = self.chosen(answers.probabilities)

@@ -16,6 +16,7 @@ import numpy as np
 from scipy import optimize, special
 
 from tfrecord_io.format.kinds import LabelKind
+from tfrecord_io.pages import page
 from train.data.dataset import Dataset, Part
 from train.kinds import measures
 from train.machine.errors import TrainingError
@@ -296,12 +297,12 @@ class Task(abc.ABC):
     def doubt(self, metrics: Mapping[str, Any]) -> str | None:
         """Returns a warning if the result may be chance, or None."""
 
-    def answers(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
+    def answers(self, metrics: Mapping[str, Any]) -> page.Table | None:
         """Returns a table of right and wrong answers, of many classes the most frequent mistakes.
 
-        It has `title`, `corner`, `columns`, and `rows` as `words.row_of_counts` returns them.
+        A number has none.
         """
-        return {}
+        return None
 
     def examples(self, answers: Answers, most: int) -> dict[str, list[OneAnswer]]:
         """Returns the surest `wrong` answers, and half as many `right` and `unsure` ones.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tfrecord_io.format.groups import plural_unit
+from tfrecord_io.pages import page
 from tfrecord_io.terminal.printing import counted, listed, printable
 from train.kinds.measures import URGENT_CLASSES, known, parts_of
 from train.kinds.task import Task
@@ -114,13 +115,13 @@ def images_of(num_images: int, num_patients: int | None, noun: str = "patient") 
 
 def row_of_counts(
     name: str, counts: Sequence[float], totals: Sequence[float], right: Sequence[int]
-) -> dict[str, Any]:
+) -> list[Any]:
     """Returns a row of `Task.answers`; `right` has the places of the right answers."""
-    cells = [
-        {"count": float(count), "share": float(count / max(total, 1)), "is_right": place in right}
-        for place, (count, total) in enumerate(zip(counts, totals, strict=True))
-    ]
-    return {"name": name, "cells": cells}
+    pairs = enumerate(zip(counts, totals, strict=True))
+    shares = (
+        (place, float(count), float(count / max(total, 1))) for place, (count, total) in pairs
+    )
+    return [name, *(page.Cell.heat(count, share, place in right) for place, count, share in shares)]
 
 
 # ---- sentences on the labels

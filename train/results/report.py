@@ -2,43 +2,22 @@
 
 from __future__ import annotations
 
-import collections
 import os
 import urllib.parse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tfrecord_io.format.groups import plural_unit
 from tfrecord_io.format.manifest import Manifest
-from tfrecord_io.pages.charts import Chart
-from tfrecord_io.pages.page import environment
-from tfrecord_io.terminal.printing import counted, listed
+from tfrecord_io.pages import page
+from tfrecord_io.terminal.printing import counted, listed, sentence
 from train.data.dataset import Dataset
 from train.kinds import words
-from train.kinds.measures import parts_of
-from train.kinds.registry import task_of
-from train.kinds.task import Task, View
-from train.results.metrics import FEW_BEHIND, FEW_GROUPS
-
-#: The page warns of classes with fewer training images than this.
-_FEW_IMAGES = 50
-
-#: Settings that the page always shows; a click shows the others.
-_MAIN_SETTINGS = (
-    "model", "weights", "init", "epochs", "global_batch_size", "optimizer", "learning_rate",
-    "schedule", "class_weights", "augment", "precision", "seed",
-)  # fmt: skip
-
-# Entries that not every metrics.json has.
-_NO_ENTRIES = {"thresholds": (), "prevalence": {}, "folds": (), "spread": {}, "calibration": None}
-
-# A line of calibration through fewer images of a class, or fewer others, is not shown.
-_FEW_ON_A_LINE = 20
+from train.results.sections import Result, sections_of
 
 
 def page_of_data(data: str, directory: Path, manifest: Manifest) -> str | None:
@@ -46,158 +25,125 @@ def page_of_data(data: str, directory: Path, manifest: Manifest) -> str | None:
 
     That of an anonymous dataset could name folders that the command did not name.
     """
-    page = Path(data) / "report.html"
-    if not page.is_file() or manifest.has_codes:
+    path = Path(data) / "report.html"
+    if not path.is_file() or manifest.has_codes:
         return None
-    return urllib.parse.quote(os.fsencode(os.path.relpath(page, directory)))
+    return urllib.parse.quote(os.fsencode(os.path.relpath(path, directory)))
 
 
-def render(
-    *,
-    manifest: Manifest,
-    metrics: Mapping[str, Any],
-    config: Mapping[str, Any],
-    own_metrics: Mapping[str, Any] | None,
-    charts: Mapping[str, Sequence[Chart]],
-    **facts: Any,
-) -> str:
-    """Returns the HTML of the page of a run.
-
-    The metrics are empty if there was nothing to evaluate, and `own_metrics` are those of the
-    training run if the page is of another dataset. The facts are what `write_results` passes on
-    to the template.
-    """
-    task = task_of(manifest.label_kind)
-    templates = environment(Path(__file__).parent)
-    in_words = words.percent, words.decimal, words.title_of
-    for function in (*in_words, plural_unit, counted, listed, sentence):
-        templates.filters[function.__name__] = function
-    # An evaluation's configuration has the defaults of a training, which are not the run's.
-    settings = config if own_metrics is None else {}
+def render(result: Result) -> str:
+    """Returns the HTML of the page of a result."""
     # The export of a run may have been given.
-    run = Path(metrics.get("model", "").removesuffix("/export")).resolve().name
-    return templates.get_template("report.html.jinja").render(
-        facts,
-        manifest=manifest,
-        metrics=metrics and _NO_ENTRIES | metrics,
-        own_metrics=own_metrics,
-        run=run,
-        task=task,
-        kind=task.kind,
-        words=words,
-        few_behind=FEW_BEHIND,
-        limits=list(_limits(manifest, metrics, facts)),
-        **(_results(task, metrics, own_metrics or {}) if metrics else {}),
-        charts=collections.defaultdict(tuple, charts),
-        data=config.get("data"),
-        settings={name: settings[name] for name in _MAIN_SETTINGS if name in settings},
-        other_settings={n: value for n, value in settings.items() if n not in _MAIN_SETTINGS},
+    run = Path(result.metrics.get("model", "").removesuffix("/export")).resolve().name
+    is_own = result.own_metrics is None
+    heading = f"How well {'the network' if is_own else run} reads {result.manifest.name}"
+    over = "Cross-validation" if result.folds else "Result of the run"
+    files = [
+        page.markup(', <a href="{0}">{0}</a> with {1}', *each) for each in result.files.items()
+    ]
+    beside = 'Beside this page: <a href="metrics.json">metrics.json</a> with every figure{}.'
+    warning = "This is not a medical device. Nobody may be diagnosed or treated by it."
+    warning = page.markup("<strong>{}</strong>", warning)
+    return page.render(
+        page.Page(
+            title=f"{heading} – {result.title}",
+            over=f"{over if is_own else 'Evaluation'} {result.title}",
+            heading=heading,
+            top=[warning, *(_top(result) if result.metrics else _without_result(result))],
+            sections=sections_of(result),
+            footer=page.markup(beside, page.markup("").join(files)),
+        )
     )
 
 
-def _results(
-    task: Task, metrics: Mapping[str, Any], own_metrics: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Returns what the sections on the results show beside metrics.json."""
-    scores, labels = metrics["scores"], list(metrics["label_counts"])
-    shown, own = words.shown_classes(metrics), own_metrics.get("scores", {})
-    hidden = set(labels).difference(shown)
-    views = {view.name: view for view in task.views(labels)}
-    matrices = [metrics.get("confusion_matrix"), *metrics.get("confusion_matrices", {}).values()]
-    wrong = sum(np.sum(matrix) - np.trace(matrix) for matrix in matrices if matrix)
-    # A number is the only one, and has no view.
-    rows = [
-        *(views.get(name, View(name, [])) for name in shown),
-        *(view for view in views.values() if view.is_group),
-    ]
-    few, total = _FEW_ON_A_LINE, metrics["num_examples"]
-    enough = [name for name, n in metrics["label_counts"].items() if few <= n <= total - few]
-    enough += [view.name for view in rows if view.is_group and enough]
-    both = [n for n in scores if n in own and ("calibration_" not in n or parts_of(n)[1] in enough)]
-    return {
-        "verdict": task.verdict(metrics),
-        "doubt": task.doubt(metrics),
-        "rows": rows,
-        "lines": [view for view in rows if view.name in enough],
-        "num_more_classes": len(hidden),
-        "by": ({"site": metrics["sites"]} if "sites" in metrics else {}) | metrics.get("by", {}),
-        "own": own,
-        "comparison": {
-            label: [name for name in both if parts_of(name)[1] == label]
-            for label in dict.fromkeys(parts_of(name)[1] for name in both)
-            if label not in hidden
-        },
-        "answers": task.answers(metrics),
-        "num_mistakes": int(wrong) if task.gives_probabilities else metrics["num_examples"],
-        # Of the classes, the spread has the sensitivity; of many classes, nothing.
-        "spread": {
-            name: spread
-            for name, spread in metrics.get("spread", {}).items()
-            if name.partition("/")[2] not in labels
-            or (not hidden and name.startswith("sensitivity/"))
-        },
-    }
+def _without_result(result: Result) -> list[Any]:
+    """Returns what stands on top if nothing was measured."""
+    why = (
+        "There is no result for this network: the dataset has no images besides the training "
+        "images. Build it with a test split, or evaluate the run on another dataset."
+    )
+    num_images = result.manifest.split("train").num_examples
+    labels = page.Tile(result.task.kind.plural, f"{result.manifest.num_classes:,}")
+    tiles = [page.Tile("training images", f"{num_images:,}"), labels]
+    return [page.Note(why, "lead first"), page.Tiles(tiles)]
 
 
-def _limits(
-    manifest: Manifest, metrics: Mapping[str, Any], facts: Mapping[str, Any]
-) -> Iterator[str]:
-    """Yields what a reader must not conclude from a result; the arguments are those of `render`."""
-    notes: list[str] = []
-    if metrics:
-        yield (
-            "All images come from one collection. A network is often worse on images of another "
-            "clinic or device; evaluate it on such a dataset before you rely on it elsewhere."
+def _top(result: Result) -> list[Any]:
+    """Returns what stands on top: the verdict, what casts doubt on it, and the main figures."""
+    metrics, task, seen = result.metrics, result.task, result.exposure
+    images, is_own, is_val = words.measured_images(metrics), result.own_metrics is None, False
+    split, (done, *leads) = metrics["split"], task.verdict(metrics)
+    if split == "val":
+        split, is_val = "validation", is_own
+    first, cautions = f"On the {images} of the {split} split, the network {done}", []
+    who, judged = "the network", ""
+    if result.folds:
+        num_folds = len({run["fold"] for run in result.folds})
+        who, judged = "each network", "those that it judged of "
+        first = (
+            f"In a cross-validation with {num_folds} folds, each of {images} was judged by "
+            f"networks that were trained on the other folds. They {done}"
         )
-        # The note on what the network has seen stands on top of the page.
-        on_top = facts["exposure"] and facts["exposure"].note
-        notes = [sentence(note) for note in metrics["notes"] if note != on_top]
-        yield from notes
-        if metrics["num_patients"] and metrics["num_patients"] < FEW_GROUPS:
-            yield f"{counted(metrics['num_patients'], 'patient')} cannot represent all patients."
-        if not metrics.get("folds"):
-            yield (
-                "This is one run. Another seed or another choice of patients gives another result; "
-                "a cross-validation (--folds 5 --seeds 3) shows how much it varies."
+    if seen and seen.num_images and seen.is_measured:
+        patients = counted(seen.num_patients, "patient")
+        if not is_own:
+            first = (
+                f"On all {images} of the {split} split, including {seen.num_images:,} that it had "
+                f"seen before, or others of their patients, the network {done}"
             )
-    # Another dataset that is evaluated may have no training images.
-    learnt = manifest.splits["train"].label_counts if "train" in manifest.splits else ()
-    counts = zip(manifest.label_names, learnt, strict=False)
-    if rare := [name for name, count in counts if count < _FEW_IMAGES]:
-        yield (
-            f"There are fewer than {_FEW_IMAGES} training images of {listed(rare)}. More of them "
-            "would probably help most."
+        cautions.append(
+            f"{seen.num_images:,} of these images, of {patients}, show a picture or a patient that "
+            "the network has learned from. It may recognise the eye instead of the disease, so the "
+            "result is probably too good. --splits patient builds splits without such images."
         )
-    for finding in manifest.audit.get("findings", []):
-        told = f"The dataset's audit says: {sentence(finding['title'])}"
-        if finding["severity"] in ("problem", "warning") and told not in notes:
-            yield told
+    elif seen and not is_val:
+        if seen.num_images:
+            further = counted(seen.num_images, "further image")
+            leads.append(
+                f"{further} of {counted(seen.num_patients, 'patient')} were left out, because the "
+                "network has seen them, or others of their patients."
+            )
+        if seen.claims:
+            leads.append(
+                f"What {who} had seen was compared with {judged}these {images}: it had seen "
+                f"{listed(seen.claims)}."
+            )
+    cautions += [sentence(seen.advice or ""), sentence(seen.note or "")] if seen else []
+    cautions.append(task.doubt(metrics) or "")
+    if is_val:
+        cautions.append(
+            "The dataset has no test split. The run also made its choices with these validation "
+            "images, so the result is probably too good."
+        )
+    notes = [*((lead, "lead") for lead in leads), *((each, "caution") for each in cautions if each)]
+    told = [page.Note(*note) for note in [(first, "lead first"), *notes]]
+    return [*told, *_tiles(result)]
 
 
-def sentence(text: str) -> str:
-    """Returns a note as a sentence, with a capital and a full stop."""
-    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "?", "!")) else ".")
+def _tiles(result: Result) -> list[Any]:
+    """Returns the main figures with their intervals, over images and over patients."""
+    metrics, by_patient, tiles = result.metrics, result.metrics.get("by_patient", {}), []
+    for name in result.task.run_measures:
+        score, told = metrics["scores"][name], words.teller_of(name)
+        small = [words.ends(score, told)] if score["low"] is not None else []
+        if of_patients := by_patient.get(name):
+            small.append(f"by patient {words.with_interval(of_patients, told, '')}")
+        tiles.append(page.Tile(words.title_of(name), told(score["value"]), small))
+    patients = f"{metrics['num_patients']:,}" if metrics["num_patients"] else "unknown"
+    tiles.append(page.Tile("images judged", f"{metrics['num_examples']:,}"))
+    tiles.append(page.Tile("patients judged", patients))
+    about = f"Below each figure is its 95 % interval over {plural_unit(metrics['bootstrap_by'])}."
+    if by_patient:
+        about += " By patient, each counts once, and is answered by the mean of the images."
+    return [page.Tiles(tiles), about if metrics["bootstrap_samples"] else ""]
 
 
 # ---- the flow of images and patients, as the diagrams of STARD 2015 and CONSORT 2010
 
 
-class Box(NamedTuple):
-    """Some images at one step: what they are, how many, and more about them.
-
-    `left_out` tells why some are not in the next step, and how many. `is_measured` tells whether
-    the figures are about them.
-    """
-
-    title: str
-    lines: Sequence[str]
-    left_out: Sequence[tuple[str, int]] = ()
-    is_measured: bool = False
-
-
 def flow_of(
     dataset: Dataset, metrics: Mapping[str, Any], *, in_folds: Sequence[str] = (), is_own: bool
-) -> list[list[Box]]:
+) -> list[list[page.Step]]:
     """Returns the steps of the flow; the boxes of a step stand beside each other.
 
     For the arguments see `write.write_results`; the metrics are empty if nothing was measured, and
@@ -212,7 +158,7 @@ def flow_of(
     if in_folds:
         uses = dict.fromkeys(in_folds, "divided into folds")
 
-    def box(title: str, num_examples: int, rows: pa.Table, *lines: str) -> Box:
+    def box(title: str, num_examples: int, rows: pa.Table, *lines: str) -> page.Step:
         copies = pc.sum(pc.greater(rows["variant"], 0)).as_py() or 0
         more = [f"and {counted(copies, 'augmented copy', 'augmented copies')}"] if copies else []
         num_patients = pc.count_distinct(rows["patient"]).as_py()
@@ -222,7 +168,7 @@ def flow_of(
             why = "seen by the network before, or of the same patients"
             left_out = [(why, metrics["seen_images"])]
         is_measured = title in (in_folds or [split])
-        return Box(title, [people, *more, *lines], left_out, is_measured)
+        return page.Step(title, [people, *more, *lines], left_out, is_measured)
 
     names = table["split"].cast(pa.string())
     parts = [
@@ -235,11 +181,11 @@ def flow_of(
     if files := manifest.counts.get("files"):
         # Copies, which are not files, are counted below zero.
         left_out = [(why, count) for why, count in manifest.ledger[1:] if count > 0]
-        steps.insert(0, [Box("source", [counted(files, "file")], left_out)])
+        steps.insert(0, [page.Step("source", [counted(files, "file")], left_out)])
     return [*steps, [_figures(metrics)]] if metrics else steps
 
 
-def _figures(metrics: Mapping[str, Any]) -> Box:
+def _figures(metrics: Mapping[str, Any]) -> page.Step:
     """Returns the images behind the figures, and those of each label unless there are many."""
     lines = [words.images_of(metrics["num_examples"], metrics["num_patients"])]
     groups, unit = metrics["label_groups"], metrics["bootstrap_by"]
@@ -247,4 +193,4 @@ def _figures(metrics: Mapping[str, Any]) -> Box:
         for name, count in metrics["label_counts"].items():
             behind = f" of {counted(groups[name], unit, plural_unit(unit))}"
             lines.append(f"{name}: {counted(count, 'image')}{behind if unit != 'image' else ''}")
-    return Box(f"measured: {metrics['split']}", lines, is_measured=True)
+    return page.Step(f"measured: {metrics['split']}", lines, is_measured=True)

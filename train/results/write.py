@@ -26,6 +26,7 @@ from train.results.charts import write_charts
 from train.results.examples import Explain, Explanation, find_examples
 from train.results.predictions import Predictions, write_predictions
 from train.results.report import flow_of, page_of_data, render
+from train.results.sections import Result
 
 #: Of a run it is the last file: a run without it, or with a damaged one, is not complete.
 METRICS_NAME = "metrics.json"
@@ -134,7 +135,7 @@ def write_results(
     data_page = None
     if not outcome.is_copy:
         data_page = page_of_data(str(dataset.path), directory, manifest)
-    page = render(
+    page = Result(
         title=directory.resolve().name,
         manifest=manifest,
         config=outcome.settings,
@@ -143,22 +144,24 @@ def write_results(
         own_metrics=outcome.own_metrics,
         charts=charts,
         examples=examples,
-        legend=explanation and explanation.legend,
+        legend=explanation.legend if explanation else "",
         files={name: _FILES[name] for name in _FILES if (directory / name).exists()},
         flow=flow,
-        made={
-            "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-            "command": redaction.without_secrets(shlex.join(sys.argv)),
-            "devices": ", ".join(keras.distribution.list_devices()),
-            "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+        facts={
+            "When and how it was made": {
+                "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+                "command": redaction.without_secrets(shlex.join(sys.argv)),
+                "devices": ", ".join(keras.distribution.list_devices()),
+                "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+            },
+            "Versions": versions(),
         },
-        versions=versions(),
         data_page=data_page,
     )
     if measured:
         print(describe(task_of(manifest.label_kind), results, outcome.own_metrics))
     with atomic_write(directory / PAGE_NAME) as file:
-        file.write(page.encode("utf-8"))
+        file.write(render(page).encode("utf-8"))
     before_last(results)
     write_last(directory / METRICS_NAME, results)
     return results

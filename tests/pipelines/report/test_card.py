@@ -38,7 +38,7 @@ def test_the_worst_comes_first_and_stands_open(page):
 
 
 def test_near_duplicates_stand_side_by_side(flawed_card):
-    pairs = re.findall(r'<figure class="pair">(.*?)</figure>', flawed_card.read_text(), re.S)
+    pairs = re.findall(r'<figure class="card">(.*?)</figure>', flawed_card.read_text(), re.S)
     shown = [set(re.findall(r'alt="[^"]*: ([^"]+)"', pair)) for pair in pairs]
     expected = {frozenset(planted.SAVED_AGAIN), frozenset(planted.BRIGHTENED)}
     assert {frozenset(pair) for pair in shown} == expected

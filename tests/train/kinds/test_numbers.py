@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from answers import NO_FACTS, certain, predictions_of, scores_of
+from answers import certain, predictions_of, scores_of
 from dataset_factory import bare_manifest, split_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,6 +28,7 @@ from train.kinds.classes import GRADES as GRADE_TASK
 from train.kinds.classes import KAPPA
 from train.results import charts, metrics, report
 from train.results.options import MeasureOptions
+from train.results.sections import Result
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 
@@ -133,7 +134,7 @@ def test_a_small_unit_keeps_its_digits_in_the_metrics_and_on_the_page():
         label_kind=NUMBER,
     )  # fmt: skip
     found = measured | spread | {"split": "2 folds of train", "best_epoch": None}
-    page = report.render(title="run", manifest=manifest, config={}, metrics=found, **NO_FACTS)
+    page = report.render(Result(title="run", manifest=manifest, config={}, metrics=found))
     for run_of_fold in spread["folds"]:
         assert f'<td class="count">{run_of_fold["scores"]["mae"]:.3g}</td>' in page
     assert f'<td class="count">{spread["spread"]["mae"]["std_over_folds"]:.3g}</td>' in page
