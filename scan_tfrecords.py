@@ -47,6 +47,7 @@ COMMANDS = {
     "diff": ("tfrecord_io.__main__", "compare the images and options of two datasets"),
     "train": ("train.run", "train a network on a dataset"),
     "evaluate": ("train.evaluate", "measure a trained network on another dataset"),
+    "compare": ("train.extras.compare", "compare the settings and measures of trained networks"),
     "predict": ("train.predict", "predict image files"),
     "export": ("train.export", "write the forms of a trained network anew"),
     "benchmark": ("train.benchmark", "measure images per second by number of replicas"),

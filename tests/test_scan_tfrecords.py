@@ -88,7 +88,7 @@ def test_each_command_gets_its_own_arguments(command, capsys):
     flag = {"build": "--image_size", "train": "--workdir", "benchmark": "--replicas"}
     flag |= {"evaluate": "--model", "predict": "--model", "export": "--run"}
     flag |= {"audit": "--max_leaked_patients", "labels_from": "--output", "diff": "--json"}
-    flag |= {"verify": "--source_input"}
+    flag |= {"verify": "--source_input", "compare": "--output"}
     assert flag[command] in capsys.readouterr().out
 
 

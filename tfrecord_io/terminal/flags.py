@@ -39,7 +39,8 @@ _Options = TypeVar("_Options")
 _SCRIPTS = {
     "build": "pipelines/build_tfrecords.py",
     "train": "train/run.py",
-    **{name: f"train/{name}.py" for name in ("evaluate", "predict", "benchmark")},
+    **{name: f"train/{name}.py" for name in ("evaluate", "predict", "export", "benchmark")},
+    "compare": "train/extras/compare.py",
 }
 
 # Of each type of value: its name in --help, and what a text must be to become one.

@@ -1,0 +1,189 @@
+"""For those who have several runs: what differs between them, and whether one is better.
+
+A table in the terminal and the same as a page; nothing else is kept. The paired difference of two
+runs draws patients, each with the answers of both, so it is narrower than two intervals say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tfrecord_io.format.kinds import kind_in
+from tfrecord_io.pages.page import environment, plain
+from tfrecord_io.stores.files import atomic_write, read_json
+from tfrecord_io.terminal.address import Address, local_path
+from tfrecord_io.terminal.errors import UserError
+from tfrecord_io.terminal.flags import command
+from tfrecord_io.terminal.printing import printable
+from train.machine import console
+from train.powers import POWERS
+
+_SAME = "the settings and the dataset are the same"
+
+
+class Measured(NamedTuple):
+    """A run, or an evaluation of one: its settings, its metrics.json, and every answer.
+
+    `people` has the patient of each key, or the key where none is known; `answers` a row a key.
+    """
+
+    name: str
+    settings: dict[str, Any]
+    metrics: dict[str, Any]
+    keys: np.ndarray
+    people: dict[str, str]
+    answers: Any
+
+
+class Section(NamedTuple):
+    """A table of a comparison, or a sentence where there is none; the first row has the titles."""
+
+    title: str
+    rows: Sequence[Sequence[str]] = ()
+    note: str = ""
+
+
+def read(run: str) -> Measured:
+    """Reads what a run, or an evaluation in one, has measured; raises UserError if it has not."""
+    from train.kinds.task import Answers
+    from train.results.predictions import PREDICTIONS_NAME, read_predictions
+    from train.results.write import METRICS_NAME
+
+    folder = POWERS.open_run(run)
+    metrics, content = read_json(folder / METRICS_NAME), read_json(folder / "config.json")
+    try:
+        keys, probabilities, truths = read_predictions(folder)
+        with (folder / PREDICTIONS_NAME).open(encoding="utf-8", errors="surrogateescape") as file:
+            header, *rows = csv.reader(file)
+        names = tuple(header[header.index("predicted") + 1 :])
+        answers = Answers(probabilities=probabilities, truths=truths, label_names=names)
+        dataset = metrics.get("dataset") or content["dataset"]
+        data = f"{dataset['name']} ({dataset['fingerprint'][:8]})"
+        settings = content.get("config") or {"model": metrics["model"]}
+        settings |= {"dataset": data, "split": metrics["split"]}
+        people = {row[0]: (row[2] and f"patient {row[2]}") or row[0] for row in rows}
+    except (OSError, KeyError, ValueError) as error:
+        raise UserError(
+            f"{run}: expected the folder of a finished run, or of an evaluation in one, with "
+            f"{METRICS_NAME} and predictions; {command('train')} or {command('evaluate')} writes "
+            f"them ({error})"
+        ) from None
+    return Measured(run, settings, metrics, keys, people, answers)
+
+
+def sections(runs: Sequence[Measured], num_samples: int = 1000) -> Iterator[Section]:
+    """Yields what differs between runs: settings, figures, and each from the first."""
+    from train.kinds import words
+    from train.kinds.registry import task_of
+
+    names = ["", *(run.name for run in runs)]
+    every = dict.fromkeys(name for run in runs for name in run.settings)
+    table = {name: [str(plain(run.settings.get(name))) for run in runs] for name in every}
+    changed = [[name, *values] for name, values in table.items() if len(set(values)) > 1]
+    note = f"{command('diff')} OLD NEW tells how datasets differ" * (len(set(table["dataset"])) > 1)
+    yield Section("What differs", [names, *changed], note if changed else _SAME)
+    task = task_of(kind_in(runs[0].metrics))
+    labels = list(runs[0].metrics["label_counts"])[: words.MAX_CLASSES]
+    wanted = [*task.run_measures, *(f"sensitivity/{label}" for label in labels)]
+    figures = [["images", *(words.measured_images(run.metrics) for run in runs)]]
+    for name in wanted:
+        scores = [run.metrics["scores"].get(name) for run in runs]
+        if any(scores):
+            tell = words.teller_of(name)
+            told = (words.with_interval(each, tell, "") if each else "–" for each in scores)
+            figures.append([words.title_of(name), *told])
+    yield Section("What was measured, with 95 % intervals", [names, *figures])
+    for other in runs[1:]:
+        yield _difference(task, runs[0], other, num_samples)
+
+
+def _difference(task: Any, first: Measured, other: Measured, num_samples: int) -> Section:
+    from train.kinds import words
+    from train.results.bootstrap import with_intervals
+
+    title = f"Difference: {other.name} minus {first.name}"
+    pair, common = (first, other), np.intersect1d(first.keys, other.keys)
+    rows = [np.flatnonzero(np.isin(run.keys, common)) for run in pair]
+    keys = [run.keys[places] for run, places in zip(pair, rows, strict=True)]
+    answers = [run.answers.some(places) for run, places in zip(pair, rows, strict=True)]
+    truths = [
+        dict(zip(some.tolist(), each.truths.tolist(), strict=True))
+        for some, each in zip(keys, answers, strict=True)
+    ]
+    if not len(common):
+        return Section(title, note="they have measured no image in common")
+    if first.answers.label_names != other.answers.label_names or truths[0] != truths[1]:
+        return Section(title, note="their classes, or the labels of an image, differ")
+    people = [first.people[key] for some in keys for key in some]
+    _, groups = np.unique(people, return_inverse=True)
+    half = len(rows[0])
+
+    def measure(weights: np.ndarray) -> dict[str, np.ndarray]:
+        halves = zip(answers, (weights[:, :half], weights[:, half:]), strict=True)
+        before, after = (task.score(*each) for each in halves)
+        # Names of no measure, which have no limits: a difference is between -1 and 1.
+        return {f"- {n}": after[n] - before[n] for n in task.run_measures if n in after}
+
+    sizes = {"sizes": np.bincount(groups[:half]), "num_samples": num_samples}
+    found = with_intervals(measure, groups, {}, seed=0, digits=task.digits, **sizes)
+    table = [["", "difference", "95 % interval", ""]]
+    for name, score in found.items():
+        unit, scale = (" points", 100) if words.known(name[2:]).unit == "share" else ("", 1)
+        value, low, high = (
+            "–" if n is None else f"{scale * n:+.{1 if unit else 3}{'f' if unit else 'g'}}"
+            for n in (score["value"], score["low"], score["high"])
+        )
+        is_known = score["low"] is not None
+        verdict = "clear" if is_known and score["low"] * score["high"] > 0 else "may be chance"
+        interval = f"{low} to {high}{unit}" if is_known else "–"
+        table.append([words.title_of(name[2:]), f"{value}{unit}", interval, verdict])
+    patients = {name for name in people if name.startswith("patient ")}
+    told = words.images_of(len(common), len(patients))
+    return Section(title, table, f"on {told} that both have measured")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of the command."""
+    runs = "finished runs, or evaluations in them (RUN/evaluation/NAME); the first is compared with"
+    parser.add_argument("run", nargs="+", type=Address, metavar="RUN", help=runs)
+    page = "the page to write (default: comparison.html)"
+    default = Path("comparison.html")
+    parser.add_argument("--output", type=local_path, default=default, metavar="FILE", help=page)
+
+
+def compare(arguments: argparse.Namespace) -> None:
+    """Prints what differs between runs, and writes it as a page."""
+    if len(set(arguments.run)) < 2:
+        raise UserError("expected two different runs or more; received one")
+    with console.hide_native_noise():
+        found = list(sections([read(run) for run in arguments.run]))
+    for section in found:
+        print(printable(section.title))
+        widths = [max(map(len, column)) for column in zip(*section.rows, strict=True)]
+        for row in section.rows if len(section.rows) > 1 else ():
+            print(printable("  " + "  ".join(map(str.ljust, row, widths)).rstrip()))
+        if section.note:
+            print(printable(f"  {section.note}"))
+    page = environment(Path(__file__).parent).get_template("compare.html.jinja")
+    with atomic_write(arguments.output) as file:
+        file.write(page.render(found=found).encode())
+    print(f"The same as a page: {arguments.output}")
+
+
+main = console.TrainerCommand(
+    name="compare",
+    purpose="Compares runs: settings, measures, and the difference over the same patients.",
+    usage="RUN RUN ... [--output FILE]",
+    add_arguments=add_arguments,
+    run=compare,
+)
+
+if __name__ == "__main__":
+    sys.exit(main())
