@@ -31,7 +31,6 @@ from pipelines.listing.table_files import (
 from pipelines.sources.rows import RowSource
 from tfrecord_io.format.kinds import CLASSES, LabelKind
 from tfrecord_io.format.manifest import NO_WEIGHT
-from tfrecord_io.format.person import Person
 from tfrecord_io.format.schema import SPLIT_NAME
 from tfrecord_io.terminal.printing import counted
 
@@ -94,18 +93,12 @@ class LabelTable:
     @property
     def digest(self) -> str:
         """Hexadecimal SHA-256 of the rows, whatever their order and kind of file."""
-        names = ("path", "label", "patient", "split")
-        present = [self.cells[name] for name in names if name in self.cells]
-        digest = hashlib.sha256(repr([name in self.cells for name in names]).encode())
-        # Absent without a site or other columns, so that such tables keep their digest.
-        if "site" in self.cells:
-            digest.update(b"site")
-            present.append([site and str(Person(site, ""))[:-1] for site in self.cells["site"]])
-        if self.others:
-            types = [(name, str(column.type)) for name, column in self.others.items()]
-            digest.update(repr(types).encode())
-            present += [column.to_pylist() for column in self.others.values()]
-        for row in sorted(zip(*present, strict=True), key=repr):
+        names = [name for name in ("path", "label", *OPTIONAL) if name in self.cells]
+        types = [(name, str(column.type)) for name, column in self.others.items()]
+        digest = hashlib.sha256(repr((names, types)).encode())
+        columns = [self.cells[name] for name in names]
+        columns += [column.to_pylist() for column in self.others.values()]
+        for row in sorted(zip(*columns, strict=True), key=repr):
             digest.update(repr(row).encode("utf-8", "surrogatepass"))
         return digest.hexdigest()
 

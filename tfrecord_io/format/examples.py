@@ -226,16 +226,14 @@ def groups_in(table: pa.Table) -> Groups:
     """Returns the groups of a table's images.
 
     Raises:
-        ManifestError: if it has none, as the tables of releases before 1.0.0.
+        ManifestError: if it has none.
     """
     if GROUP.name in table.column_names and pa.types.is_string(table[GROUP.name].type):
         names = table[GROUP.name].combine_chunks().cast(pa.large_string())
         are_ours = pc.match_substring_regex(names, f"^({'|'.join(SOURCES)}):")
         if pc.all(are_ours, skip_nulls=False).as_py():
             return Groups(names=names)
-    raise ManifestError(
-        f"{FILE_NAME}, of a release before 1.0.0, has no groups of images: build the dataset again"
-    )
+    raise ManifestError(f"{FILE_NAME} has no groups of images: build the dataset again")
 
 
 def encode(column: pa.ChunkedArray) -> tuple[np.ndarray, pa.Array]:

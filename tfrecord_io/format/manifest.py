@@ -300,11 +300,6 @@ class Manifest:
             )
         try:
             check_types(content, _PARTS, "")
-            if content["source"].get("kind") == "features":
-                raise ManifestError(
-                    "datasets of features are no longer supported; train on the images from which "
-                    "they were computed, with --trainable_layers"
-                )
             manifest = cls._from_content(content)
             manifest._check_consistency(content)
         except ManifestError as error:

@@ -824,14 +824,9 @@ def test_a_slash_in_a_site_does_not_make_two_patients_one(tmp_path):
 def test_a_site_decides_the_patients_so_it_is_in_the_digest(tmp_path):
     sited = [row | {"site": "a"} for row in ROWS]
     digests = [table_of(tmp_path, rows).digest for rows in (ROWS, sited)]
-    assert digests[0] == "251528b3fdec3deceb976951cdf898b63cef2bc3ac2ed85e0e64dbc6d4966d47"
     others = {"site": pa.chunked_array([["a"] * len(ROWS)])}
     as_other = dataclasses.replace(table_of(tmp_path, ROWS), others=others).digest
     assert len({*digests, as_other}) == 3
-    # Only a site with a slash has another text than before.
-    digests = [table_of(tmp_path, [ROWS[0] | {"site": site}]).digest for site in ("a", "a/b")]
-    assert digests[0].startswith("e57aaf10590a380c")
-    assert not digests[1].startswith("e3dc3f1100c30cff")
 
 
 def test_a_build_takes_labels_patients_and_splits_from_the_table(tmp_path, capsys):

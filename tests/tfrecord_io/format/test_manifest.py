@@ -200,13 +200,6 @@ def test_whatever_stands_in_a_manifest_it_is_read_or_refused(path, value):
         Manifest.from_json(json.dumps(content))
 
 
-def test_a_dataset_of_features_is_refused_with_what_to_do_instead():
-    content = json.loads(A_MANIFEST.to_json())
-    content["source"], content["image"]["dtype"] = {"kind": "features"}, "float16"
-    with pytest.raises(ManifestError, match=r"images.* --trainable_layers"):
-        Manifest.from_json(json.dumps(content))
-
-
 def test_a_manifest_that_lacks_a_part_is_refused():
     whole = json.loads(A_MANIFEST.to_json())
     for name in whole.keys() - {"audit", "statistics"}:  # which may be absent
