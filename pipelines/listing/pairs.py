@@ -53,10 +53,12 @@ _FEW_LEVELS, _FEW_SHARE, _FEWEST_PIXELS = 8, 0.9, 256
 
 _BINARY = "nearly binary, as masks are"
 
-# Words behind the name of a picture, as in 7_heat_map.png or 7heat.png, or before it.
+# Words behind the name of a picture, as in 7_heat_map.png or 7heat.png, or before it, as in
+# heat7.png or heat_img7.png.
 _BEHIND = re.compile(r"(.+?)[ _.-]+([A-Za-z]+(?:[ _.-]+[A-Za-z]+)*\d?)")
 _GLUED = re.compile(r"(.*\d)([A-Za-z]{2,})")
 _BEFORE = re.compile(r"([A-Za-z]+)[ _.-]*(.*\d.*)")
+_AHEAD = re.compile(r"([A-Za-z]+)[ _.-]+(.*\d.*)")
 
 
 class _Kind(NamedTuple):
@@ -245,15 +247,16 @@ def _behind(pattern: re.Pattern[str], stem: str, ending: str) -> tuple[tuple[str
     return ((match[2], ending), match[1]) if match else (("", ending), stem)
 
 
-def _before(stem: str, ending: str) -> tuple[tuple[str, str], str]:
-    match = _BEFORE.fullmatch(stem)
+def _before(pattern: re.Pattern[str], stem: str, ending: str) -> tuple[tuple[str, str], str]:
+    match = pattern.fullmatch(stem)
     return ((match[1], ""), match[2]) if match else (("", ""), stem)
 
 
 _DIVIDED: Mapping[str, Callable[[str, str], tuple[tuple[str, str], str]]] = {
     "behind": functools.partial(_behind, _BEHIND),
     "glued": functools.partial(_behind, _GLUED),
-    "before": _before,
+    "before": functools.partial(_before, _BEFORE),
+    "ahead": functools.partial(_before, _AHEAD),
 }
 
 
@@ -337,7 +340,7 @@ def _pattern(kind: _Kind, name: str) -> str:
     word = re.escape(name)
     if not name or kind.name == "folder":
         return f"(^|/){word}/" if name else ""
-    if kind.name == "before":
+    if kind.name in ("before", "ahead"):
         return f"(^|/){word}[^/]*$"
     return f"{word}$" if name.startswith(".") else f"[ _.0-9-]{word}$"
 

@@ -216,6 +216,7 @@ PAIRED = {
     "a word behind": paired("{c}/{n}.png", "{c}/{n}_heat_map.png"),
     "both with words": paired("{c}/x{n}-scan.png", "{c}/x{n}-bw.png"),
     "a word before": paired("{c}/img{n}.png", "{c}/bw{n}.png"),
+    "a word more before": paired("{c}/img{n}.png", "{c}/bw_img{n}.png"),
     "another ending": paired("{c}/{n}.jpg", "{c}/{n}.png"),
     "DICOM": paired("{c}/{n}.dcm", "{c}/{n}_x.dcm", lambda k: dicom_file(shape(k)),
                     draw_first=lambda k: dicom_file(grey_pixels(k, 32, 48))),
