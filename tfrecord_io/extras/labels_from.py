@@ -13,7 +13,7 @@ import contextlib
 import csv
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -55,7 +55,10 @@ def run(args: argparse.Namespace) -> int:
         for path, file, names in read(folder)
     ]
     if not found:
-        return refuse(f"{folder} has no annotations; expected COCO .json, VOC .xml or YOLO .txt")
+        return refuse(
+            f"{folder} has no annotations; expected COCO .json, VOC .xml, or YOLO .txt in a folder "
+            "labels beside images, with data.yaml or classes.txt; other tools export COCO"
+        )
     if wrong := sorted(name for *_, names in found for name in names if SEPARATOR in name):
         return refuse(f"the class {wrong[0]!a} has a {SEPARATOR} in its name; rename it")
     labels: dict[tuple[str, str], set[str]] = {}
@@ -118,8 +121,8 @@ def _coco(folder: Path) -> Iterator[_Row]:
 
 def _rows_of_coco(content: Mapping[str, Any]) -> list[tuple[str, set[str]]]:
     """Returns the name of each image, and those of the classes in it."""
-    name_of = {entry["id"]: entry["name"] for entry in content["categories"]}
-    images = {image["id"]: image["file_name"] for image in content["images"]}
+    name_of = _by_id(content["categories"], "name")
+    images = _by_id(content["images"], "file_name")
     names: dict[object, set[str]] = {image: set() for image in images}
     for entry in content.get("annotations") or ():
         of = f"annotation {entry.get('id', '')}".strip()
@@ -129,8 +132,19 @@ def _rows_of_coco(content: Mapping[str, Any]) -> list[tuple[str, set[str]]]:
     return [(images[image], names[image]) for image in images]
 
 
+def _by_id(entries: Iterable[Mapping[str, Any]], key: str) -> dict[object, str]:
+    """Returns the name of each entry by its id; two entries of one id would be mixed up."""
+    names: dict[object, str] = {}
+    for entry in entries:
+        code, name = entry["id"], entry[key]
+        if not isinstance(name, str) or names.setdefault(code, name) != name:
+            raise ValueError(f"the {key} {name!r} with the id {code!r}, which should be its own")
+    return names
+
+
 def _voc(folder: Path) -> Iterator[_Row]:
     """Yields the image of each XML, which lies beside it or in the usual folder."""
+    told = dict[tuple[str, Path], str]()
     for file in sorted(folder.rglob("*.xml")):
         with _named(file, "annotations in VOC"):
             root = ElementTree.fromstring(file.read_bytes())
@@ -140,6 +154,8 @@ def _voc(folder: Path) -> Iterator[_Row]:
             names = {(entry.findtext("name") or "").strip() for entry in root.iter("object")}
             if "" in names:
                 raise ValueError(f"an object without a name in the image {name}")
+            if (first := told.setdefault((name, file.parent), file.name)) != file.name:
+                raise ValueError(f"the filename {name}, which {first} has, too")
         above = file.parent.parent
         path = _path_of(folder, name, file.parent, above / "JPEGImages", above / "images")
         yield path, file, names

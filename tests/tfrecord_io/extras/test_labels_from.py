@@ -106,6 +106,11 @@ def test_a_class_of_two_unicode_forms_is_one(tmp_path):
       "in/a.json: .* the image_id 555 of annotation; known are 7, 8"),
      ({"a.json": json.dumps(COCO).replace('"category_id": 1', '"category_id": 5')},
       "in/a.json: .* the category_id 5 of the image a.png; known are 1, 3"),
+     *(({"a.json": json.dumps(COCO).replace(*change)}, f"in/a.json: .* the {told}")
+       for change, told in {('"id": 8', '"id": 7'): "file_name 'b.png' with the id 7",
+                            ('"id": 3', '"id": 1'): "name 'cyst' with the id 1",
+                            ('"cyst"', "5"): "name 5", ('"a.png"', "5"): "file_name 5"}.items()),
+     ({"a.xml": VOC, "b.xml": VOC}, "in/b.xml: .* the filename a.png, which a.xml has, too"),
      ({"a.json": "{"}, "in/a.json: expected annotations in COCO"),
      ({"a.json": json.dumps(COCO).replace("mass", "a|b")}, "rename it")],
 )  # fmt: skip
