@@ -21,7 +21,7 @@ from tfrecord_io.reading.opening import Verify
 from tfrecord_io.reading.order import EXAMPLES_AT_ONCE, BatchOrder, check_type
 from tfrecord_io.reading.records import BufferPool, Records
 from tfrecord_io.stores.ahead import map_ahead
-from tfrecord_io.stores.folder import DataPath
+from tfrecord_io.stores.folder import Folder
 
 Engine = Literal["auto", "mmap"]
 
@@ -106,8 +106,8 @@ def make_batches(
         raise ValueError(f"prefetch must be at least 0, received {prefetch}")
     if engine not in get_args(Engine):
         raise ValueError(f"engine must be auto or mmap, received {engine!r}")
-    path = DataPath.of(directory, cache_dir, cache_gb)
-    dataset = MappedDataset(path, split, verify=verify, must_map=engine == "mmap")
+    folder = Folder(directory, cache_dir, cache_gb)
+    dataset = MappedDataset(folder, split, verify=verify, must_map=engine == "mmap")
     chosen = as_places(range(len(dataset)) if examples is None else examples, len(dataset))
     last = len(dataset) - 1
     if chosen.ndim != 1 or not chosen.size or chosen.min() < 0 or chosen.max() > last:

@@ -28,7 +28,7 @@ from tfrecord_io.reading.fetch import Fetched, Unmapped
 from tfrecord_io.reading.opening import Verify, open_split
 from tfrecord_io.reading.records import Records, Rows, lay_out
 from tfrecord_io.stores.files import announce
-from tfrecord_io.stores.folder import DataPath, StoredFiles
+from tfrecord_io.stores.folder import Folder, StoredFiles
 from tfrecord_io.terminal.address import is_remote
 
 # The flag MAP_FIXED, which Python's mmap module lacks. Source: sys/mman.h, the same on Linux and
@@ -72,7 +72,7 @@ class MappedDataset:
         Where the operating system cannot map files, or no cache of a remote dataset can be kept,
         each record is read from its file, or with `must_map` OSError is raised.
         """
-        directory = DataPath.of(directory)
+        directory = Folder(directory)
         self.manifest, files = open_split(directory, split, verify)
         self.name = f"split {split!r} of {directory}"
         self._arguments = directory, split
@@ -105,7 +105,7 @@ class MappedDataset:
             self.rows = Rows(sizes)
             self.unmapped = Unmapped(shards, files, self.records)
 
-    def _map_cache(self, directory: DataPath, files: StoredFiles, *, recheck: bool) -> None:
+    def _map_cache(self, directory: Folder, files: StoredFiles, *, recheck: bool) -> None:
         """Maps the records of a remote dataset that this machine keeps."""
         layout, every = self.layout, self.manifest.shards
         self.cache = cache = DatasetCache(
@@ -254,7 +254,7 @@ class ColdShards:
 
 
 def _open_again(
-    directory: DataPath, split: str | Sequence[str], identity: tuple[str, str]
+    directory: Folder, split: str | Sequence[str], identity: tuple[str, str]
 ) -> MappedDataset:
     """Opens a dataset again, if it is still the same."""
     dataset = MappedDataset(directory, split)

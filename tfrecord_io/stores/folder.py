@@ -1,4 +1,4 @@
-"""One folder, on a local disk or, by URL, on a store; and a dataset's folder with its cache.
+"""One folder, on a local disk or, by URL, on a store.
 
 A local file is written under a temporary name and then renamed. On a store a rename is a copy, but
 an object appears only when its upload is complete, so it has its final name at once.
@@ -7,7 +7,6 @@ an object appears only when its upload is complete, so it has its final name at 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import io
 import os
@@ -40,38 +39,6 @@ _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
-@dataclasses.dataclass(frozen=True)
-class DataPath:
-    """Where a dataset is; every function that reads one takes this in place of its folder.
-
-    What a URL gives is kept in `cache_dir`, up to `cache_gb` times 10^9 bytes.
-    """
-
-    directory: Address
-    cache_dir: str | os.PathLike[str] | None = None
-    cache_gb: float | None = None
-
-    @classmethod
-    def of(
-        cls,
-        directory: str | os.PathLike[str],
-        cache_dir: str | os.PathLike[str] | None = None,
-        cache_gb: float | None = None,
-    ) -> DataPath:
-        """Returns a `DataPath` as it is, or with what is given here in its place."""
-        given = directory if isinstance(directory, cls) else cls(Address(directory))
-        return cls(
-            given.directory,
-            given.cache_dir if cache_dir is None else cache_dir,
-            given.cache_gb if cache_gb is None else cache_gb,
-        )
-
-    def __fspath__(self) -> Address:
-        return self.directory
-
-    __str__ = __fspath__
-
-
 class StoredFiles(NamedTuple):
     """Files of a folder as they were when they were described.
 
@@ -87,11 +54,33 @@ class StoredFiles(NamedTuple):
     versions: str = ""
 
 
-class Folder:
-    """A folder, given by its path or URL. Reads from a store raise what those of `remote` raise."""
+class Folder(os.PathLike[str]):
+    """A folder on a disk or a store; every function that reads a dataset takes one, or its path.
 
-    def __init__(self, directory: str | os.PathLike[str]) -> None:
-        self.root = Address(directory)
+    Reads from a store raise what those of `remote` raise.
+
+    Attributes:
+        root: the path or URL.
+        cache_dir: where readers keep what a URL gives; None for the user's cache folder.
+        cache_gb: 10^9 bytes that they keep there at most; None for half of what is free.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_gb: float | None = None,
+    ) -> None:
+        """Makes a folder of a path, a URL, or another one, whose cache holds if none is given."""
+        if isinstance(directory, Folder):
+            cache_dir = directory.cache_dir if cache_dir is None else cache_dir
+            cache_gb = directory.cache_gb if cache_gb is None else cache_gb
+        self.root, self.cache_dir, self.cache_gb = Address(directory), cache_dir, cache_gb
+
+    def __fspath__(self) -> Address:
+        return self.root
+
+    __str__ = __fspath__
 
     @property
     def remote(self) -> bool:

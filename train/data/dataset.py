@@ -24,7 +24,7 @@ from tfrecord_io.format.hashing import draw, hash_names
 from tfrecord_io.format.manifest import NO_WEIGHT, STATISTICS_SPLIT, Manifest, ManifestError
 from tfrecord_io.format.side_facts import HASH_LENGTH
 from tfrecord_io.reading.mapped import MappedDataset
-from tfrecord_io.stores.folder import DataPath, Folder
+from tfrecord_io.stores.folder import Folder
 from tfrecord_io.terminal.errors import UserError
 from train.data.options import FoldOptions
 
@@ -68,7 +68,7 @@ class Dataset:
         measured: the columns of the table whose values are measured by themselves.
     """
 
-    path: DataPath
+    path: Folder
     manifest: Manifest
     table: pa.Table
     groups: Groups
@@ -140,7 +140,7 @@ class Dataset:
         return functools.reduce(operator.add, counted)
 
 
-def open_dataset(path: str | DataPath, columns: Sequence[str] = ()) -> Dataset:
+def open_dataset(path: str | Folder, columns: Sequence[str] = ()) -> Dataset:
     """Reads what is known of a dataset, each file of it once.
 
     Args:
@@ -151,7 +151,7 @@ def open_dataset(path: str | DataPath, columns: Sequence[str] = ()) -> Dataset:
         UserError: if the table is missing or damaged, lacks one of these columns or the groups,
             has a column `weight`, or does not have one row for each example.
     """
-    path = DataPath.of(path)
+    path = Folder(path)
     manifest = Manifest.load(path)
     measured = tuple(dict.fromkeys((SITE, *columns)))
     file = Folder(path).path(examples.FILE_NAME)

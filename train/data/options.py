@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from tfrecord_io.stores.folder import DataPath
+from tfrecord_io.stores.folder import Folder
 from tfrecord_io.terminal import flags
 from tfrecord_io.terminal.address import Address, local_text
 from tfrecord_io.terminal.flags import flag
@@ -68,9 +68,9 @@ class InputOptions:
     __post_init__ = flags.check
 
     @property
-    def data_path(self) -> DataPath:
+    def data_path(self) -> Folder:
         """Where the dataset is read from, and kept; `data` with its cache."""
-        return DataPath(self.data, self.cache_dir, self.cache_gb)
+        return Folder(self.data, self.cache_dir, self.cache_gb)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ from tfrecord_io.auditing.verify import verify
 from tfrecord_io.reading import cache, fetch, mapped, opening
 from tfrecord_io.reading.cache import DatasetCache
 from tfrecord_io.stores import remote
-from tfrecord_io.stores.folder import DataPath, Folder
+from tfrecord_io.stores.folder import Folder
 from tfrecord_io.terminal.errors import StoreError, ToldError, UserError
 
 SIZES = {"num_examples": {"train": 121, "val": 16}, "image_shape": (190, 180, 1), "num_shards": 4}
@@ -165,7 +165,7 @@ def test_a_reader_and_its_copies_may_have_a_cache_of_their_own(local, url, folde
     own = tmp_path / "own"
     assert_same(read(url, cache_dir=own, cache_gb=QUARTER), _numpy(local))
     assert 8e5 < num_kept(own) <= 1.1e6
-    dataset = mapped.MappedDataset(DataPath(url, own), "train")
+    dataset = mapped.MappedDataset(Folder(url, own), "train")
     assert_same([pickle.loads(pickle.dumps(dataset))[7]], [dataset[7]])
     assert not folder.exists()
     with pytest.raises(ValueError, match="cache_gb must be at least 0, received -1"):
@@ -408,7 +408,7 @@ def test_no_error_shows_the_secrets_of_an_address(call, web, secret, monkeypatch
 def test_no_object_shows_the_secrets_of_an_address(secret):
     dataset = mapped.MappedDataset(secret, "train")
     path = Folder(secret).path("manifest.json")
-    found = dataset, dataset.name, path, DataPath.of(secret), remote.describe(path)
+    found = dataset, dataset.name, path, Folder(secret), remote.describe(path)
     shown = "".join(map(repr, found))
     assert not [secret for secret in SECRETS if secret in shown]
     again = pickle.loads(pickle.dumps(dataset))

@@ -81,7 +81,7 @@ def test_the_login_of_a_dataset_is_not_kept_and_can_be_given_again(tmp_path):
     config = TrainConfig.of(data=url)
     text = json.dumps({"config": config.to_dict()}) + repr(config)
     assert "secret" not in text
-    assert config.replace(seed=3).input.data_path.directory.opened == url
+    assert config.replace(seed=3).input.data_path.root.opened == url
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"config": config.to_dict()}))
     with pytest.raises(UserError, match="expected local files, received https://host/data;"):
