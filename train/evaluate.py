@@ -215,8 +215,8 @@ def _unseen(
             f"or others of their patients ({counted(num_patients, 'patient')}); they are "
             + ("measured, too" if include_seen else "left out")
         )
-    for note in filter(None, (exposure.advice, exposure.note)):
-        print(f"note: {note}")
+    if exposure.advice:  # what cannot be known is among the notes of the result
+        print(f"note: {exposure.advice}")
     if num_seen and not include_seen:
         part = dataset.narrow(part, ~exposure.is_seen)
     return part, exposure
