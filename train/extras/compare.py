@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfrecord_io.format.kinds import kind_in
-from tfrecord_io.pages.page import environment, plain
+from tfrecord_io.pages import page
 from tfrecord_io.stores.files import atomic_write, read_json
 from tfrecord_io.terminal.address import Address, local_path
 from tfrecord_io.terminal.errors import UserError
@@ -85,7 +85,7 @@ def sections(runs: Sequence[Measured], num_samples: int = 1000) -> Iterator[Sect
 
     names = ["", *(run.name for run in runs)]
     every = dict.fromkeys(name for run in runs for name in run.settings)
-    table = {name: [str(plain(run.settings.get(name))) for run in runs] for name in every}
+    table = {name: [str(page.plain(run.settings.get(name))) for run in runs] for name in every}
     changed = [[name, *values] for name, values in table.items() if len(set(values)) > 1]
     note = f"{command('diff')} OLD NEW tells how datasets differ" * (len(set(table["dataset"])) > 1)
     yield Section("What differs", [names, *changed], note if changed else _SAME)
@@ -149,13 +149,26 @@ def _difference(task: Any, first: Measured, other: Measured, num_samples: int) -
     return Section(title, table, f"on {told} that both have measured")
 
 
+def _page_of(sections: Sequence[Section]) -> str:
+    """Returns the HTML of a comparison."""
+    parts = []
+    for number, (title, rows, note) in enumerate(sections, 1):
+        table = page.Box([page.Table(title, rows[0], rows[1:])]) if len(rows) > 1 else None
+        blocks = [table, page.Note(f"{note}.") if note else None]
+        parts.append(page.Section(f"section-{number}", title, blocks))
+    heading = "Comparison of runs"
+    over = "Runs on a dataset"
+    footer = "Made by scan-tfrecords compare; research only, not a medical device."
+    return page.render(page.Page(heading, over, heading, [], parts, footer))
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of the command."""
     runs = "finished runs, or evaluations in them (RUN/evaluation/NAME); the first is compared with"
     parser.add_argument("run", nargs="+", type=Address, metavar="RUN", help=runs)
-    page = "the page to write (default: comparison.html)"
+    what = "the page to write (default: comparison.html)"
     default = Path("comparison.html")
-    parser.add_argument("--output", type=local_path, default=default, metavar="FILE", help=page)
+    parser.add_argument("--output", type=local_path, default=default, metavar="FILE", help=what)
 
 
 def compare(arguments: argparse.Namespace) -> None:
@@ -171,9 +184,8 @@ def compare(arguments: argparse.Namespace) -> None:
             print(printable("  " + "  ".join(map(str.ljust, row, widths)).rstrip()))
         if section.note:
             print(printable(f"  {section.note}"))
-    page = environment(Path(__file__).parent).get_template("compare.html.jinja")
     with atomic_write(arguments.output) as file:
-        file.write(page.render(found=found).encode())
+        file.write(_page_of(found).encode())
     print(f"The same as a page: {arguments.output}")
 
 
