@@ -178,9 +178,16 @@ def read_within(
     """Returns columns of an open file, or all; raises `errors.UserError` if they are too large."""
     batches = []
     for batch in file.iter_batches(_BATCH_CELLS, columns=columns):
-        budget.take(batch.nbytes)
+        budget.take(batch.nbytes + sum(map(_repeated_bytes, batch.columns)))
         batches.append(batch)
     return pa.Table.from_batches(batches).combine_chunks() if batches else file.read(columns)
+
+
+def _repeated_bytes(column: pa.Array) -> int:
+    """Returns how many bytes the texts of a column with a dictionary take without it, or 0."""
+    if not (pa.types.is_dictionary(column.type) and pa.types.is_string(column.type.value_type)):
+        return 0
+    return pc.sum(pc.binary_length(column.dictionary).take(column.indices)).as_py() or 0
 
 
 def _class_names(feature: Any) -> list[str]:
