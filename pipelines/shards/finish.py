@@ -50,7 +50,7 @@ _HINTS = {
 }
 
 # Reasons whose details say what to do.
-_TOLD_BY_EXAMPLE = {"link", "no_label", "not_an_image", "not_a_number"}
+_TOLD_BY_EXAMPLE = {"link", "no_label", "not_an_image", "not_a_number", "unreadable_member"}
 
 
 def finish_dataset(build: Build) -> None:

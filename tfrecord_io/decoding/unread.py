@@ -2,6 +2,8 @@
 
 >>> what_is("a.jpg", b"version https://git-lfs.github.com/spec/v1")
 'a pointer of Git LFS: git lfs pull fetches the file'
+>>> what_is("a.nii", b"/annex/objects/SHA256E-s9--0a.nii")
+'a pointer of git-annex: datalad get fetches the file'
 >>> what_is("brain.NII.gz")
 'a NIfTI volume: export its slices as PNG or DICOM'
 """
@@ -35,6 +37,7 @@ _MICROSCOPE = "a microscope's file: export it as TIFF, as with bfconvert of Bio-
 # How files begin: where, with which bytes in any case.
 _STARTS = (
     (0, b"version https://git-lfs", "a pointer of Git LFS: git lfs pull fetches the file"),
+    (0, b"/annex/objects/", "a pointer of git-annex: datalad get fetches the file"),
     (0, b"pk\x03\x04", _ARCHIVE), (0, b"rar!", _ARCHIVE), (0, b"7z\xbc\xaf", _ARCHIVE),
     (0, b"bzh", _ARCHIVE), (0, b"\xfd7zxz", _ARCHIVE), (257, b"ustar", _ARCHIVE),
     (0, b"\x1f\x8b", "compressed with gzip: unpack it"),
