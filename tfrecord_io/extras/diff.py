@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from tfrecord_io.format import examples
 from tfrecord_io.format.manifest import (
     DROPPED_FILE_NAME,
+    FILE_NAME,
     REJECTS_FILE_NAME,
     Manifest,
     ManifestError,
@@ -33,6 +34,9 @@ from tfrecord_io.terminal.printing import counted, listed, printable
 _COMPARED = {"label": "label", "split": "split", "patient": "patient", "pixels_xxh3": "pixels"}
 
 _SHOWN = ("path", *_COMPARED)
+
+# What says what the bytes of a record mean.
+_MEANING = ("image_shape", "dtype", "label_names", "label_kind", "preprocessing")
 
 
 def diff(old: str | os.PathLike[str], new: str | os.PathLike[str]) -> dict[str, Any]:
@@ -79,6 +83,7 @@ def diff(old: str | os.PathLike[str], new: str | os.PathLike[str]) -> dict[str, 
         {
             **{shard.name: shard.sha256 for shard in manifest.shards},
             **{name: _read(directory, name) for name in (REJECTS_FILE_NAME, DROPPED_FILE_NAME)},
+            FILE_NAME: [getattr(manifest, name) for name in _MEANING],
         }
         for directory, manifest in zip((old, new), manifests, strict=True)
     ]
