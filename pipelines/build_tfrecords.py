@@ -50,14 +50,17 @@ def build(argv: Sequence[str]) -> None:
     if options.output.preview:
         preview.print_preview(options, planned, beam_args)
         return
-    engine = launch.choose_engine(beam_args)
+    from pipelines.engine import engine
+
+    pipeline = engine.make_pipeline(beam_args)
+    returns_early = engine.returns_early(pipeline.options)
     with planned(options) as job:
         if job is None:
             summary.print_complete(options.output.output)
             return
         with launch.watched(job):
-            run(job, engine.pipeline, engine.num_processes)
-        if engine.returns_early:
+            run(job, pipeline, engine.num_processes(beam_args))
+        if returns_early:
             summary.print_not_waiting(options.output.output)
             return
         require_finished(job.build.output)

@@ -32,17 +32,14 @@ shared: Any = None
 _Result = TypeVar("_Result")
 
 
-def set_modules(names: Sequence[str]) -> None:
-    """Sets the modules that the server process imports when it starts.
+def preload(names: Sequence[str], *, start_now: bool) -> None:
+    """Sets the modules that the server process imports when it starts: now or with a worker.
 
     Each worker imports the main module as well, which is the command.
     """
     _context.set_forkserver_preload(list(names))
-
-
-def start_ahead() -> None:
-    """Starts the server process, which otherwise starts with the first worker."""
-    forkserver.ensure_running()
+    if start_now:
+        forkserver.ensure_running()
 
 
 def results(

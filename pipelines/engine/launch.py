@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import dataclasses
 import gc
 import logging
 import shlex
@@ -14,7 +13,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
 
 from pipelines import errors, workers
 from pipelines.options import flag_names
@@ -26,31 +24,12 @@ from tfrecord_io.format import manifest
 from tfrecord_io.stores.folder import BUILD_DIR, Folder
 from tfrecord_io.terminal import printing, redaction
 
-# Beam is imported inside functions: each local worker imports this module and does not need Beam.
-if TYPE_CHECKING:
-    import apache_beam as beam
-
 # Flags with which the job may need no local worker process.
 _NEEDS_NO_WORKER = ("--runner", "--direct_running_mode")
 
 # How often the images are counted.
 _LOCAL_SECONDS = 0.5
 _REMOTE_SECONDS = 15.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Engine:
-    """The engine that the flags of Beam choose.
-
-    Attributes:
-        pipeline: an empty pipeline on it.
-        num_processes: number of local worker processes, see `engine.num_processes`.
-        returns_early: whether the pipeline's run ends before the job.
-    """
-
-    pipeline: beam.Pipeline
-    num_processes: int | None
-    returns_early: bool
 
 
 def start(beam_args: Sequence[str], *, needs_workers: bool) -> list[str]:
@@ -64,11 +43,10 @@ def start(beam_args: Sequence[str], *, needs_workers: bool) -> list[str]:
     """
     # Before any worker starts: workers inherit the store settings through the environment.
     beam_args = beam_flags.use(beam_args)
-    # The workers' server process imports while this one imports Beam. A worker renders the card.
-    workers.set_modules(["pipelines.build_tfrecords", "pipelines.report.card"])
     needs_none = any(arg.split("=")[0] in _NEEDS_NO_WORKER for arg in beam_args)
-    if needs_workers and not needs_none:
-        workers.start_ahead()
+    # The workers' server process imports while this one imports Beam. A worker renders the card.
+    modules = ["pipelines.build_tfrecords", "pipelines.report.card"]
+    workers.preload(modules, start_now=needs_workers and not needs_none)
     _import_beam()
     from pipelines.engine import engine
 
@@ -76,15 +54,6 @@ def start(beam_args: Sequence[str], *, needs_workers: bool) -> list[str]:
     if passed := beam_flags.for_beam_alone(beam_args):
         print(f"passed to Beam: {shlex.join(passed)}")
     return beam_args
-
-
-def choose_engine(beam_args: Sequence[str]) -> Engine:
-    """Returns the engine that Beam's flags choose; raises as `engine.make_pipeline` does."""
-    from pipelines.engine import engine
-
-    pipeline = engine.make_pipeline(beam_args)
-    returns_early = engine.returns_early(pipeline.options)
-    return Engine(pipeline, engine.num_processes(beam_args), returns_early)
 
 
 @contextlib.contextmanager

@@ -32,7 +32,7 @@ from pipelines.sources.source import MAX_FILE_BYTES, Member, Reader, Source
 from tfrecord_io.decoding.rejects import Reject
 from tfrecord_io.decoding.unread import START_BYTES, what_is
 from tfrecord_io.stores import archives
-from tfrecord_io.stores.files import announce, atomic_write, make_private_folder
+from tfrecord_io.stores.files import announce, atomic_write
 from tfrecord_io.stores.range_file import RangeFile
 from tfrecord_io.terminal.printing import counted
 
@@ -360,7 +360,7 @@ def make_tar(
     digest = hashlib.blake2b(repr(mark).encode(), digest_size=8).hexdigest()
     tar = scratch_dir / f"{path.name}.{digest}.tar"
     if not tar.exists():
-        make_private_folder(scratch_dir)
+        scratch_dir.mkdir(0o700, parents=True, exist_ok=True)
         shown = f"{tar}, into which {path.name} is unpacked; a .zip or .tar is read in place"
         with errors.clear_write_errors(shown), atomic_write(tar) as file:
             write(_Limited(file, Budget(path, num_bytes)))

@@ -90,6 +90,9 @@ def state_of(
 ) -> State:
     """Returns what the output folder holds for a build, see `State`.
 
+    An unfinished build of another identity is replaced, which is said, if no process can be writing
+    it. Where that is not known, as on a store, which has no lock, it counts as running.
+
     Args:
         storage: the folder.
         identity: everything that decides the bytes of the dataset.
@@ -97,53 +100,52 @@ def state_of(
         has_lock: whether the lock of the folder proves that no other build is writing it.
 
     Raises:
-        errors.UserError: as `is_complete` does.
-    """
-    has_ended = storage.exists(FAILURE_FILE) or (has_lock and not storage.remote)
-    if overwrite or is_abandoned(storage, identity, has_ended=has_ended):
-        return "replace"
-    return "complete" if is_complete(storage, identity) else "resume"
-
-
-def is_complete(storage: Folder, identity: Mapping[str, Any]) -> bool:
-    """Returns whether the output folder holds the dataset with this identity, finished.
-
-    Raises:
         errors.UserError: if the folder holds another dataset, shards without a plan, or a damaged
             plan or manifest.
         manifest.ManifestError: if it holds the dataset, but not all of its shards.
     """
-    names, dataset = storage.names(), None
+    if overwrite:
+        return "replace"
+    names = storage.names()
     if manifest.FILE_NAME in names:
         try:
             dataset = manifest.Manifest.load(storage.root)
         except manifest.ManifestError as error:
             raise errors.UserError(f"{error}; --overwrite replaces it") from None
-        found, found_fingerprint = dataset.options, dataset.fingerprint
-    elif storage.exists(PLAN_JSON):
+        _require_same(storage, identity, dataset.options, dataset.fingerprint)
+        open_split(storage.root, list(dataset.splits))
+        return "complete"
+    if storage.exists(PLAN_JSON):
         try:
             planned = json.loads(storage.read(PLAN_JSON))
-            found, found_fingerprint = planned["identity"], planned["fingerprint"]
+            old, old_fingerprint = planned["identity"], planned["fingerprint"]
         except (ValueError, KeyError, TypeError):
             raise errors.UserError(
                 f"{storage.path(PLAN_JSON)} is damaged; use --overwrite to start again"
             ) from None
+        has_ended = storage.exists(FAILURE_FILE) or (has_lock and not storage.remote)
+        if has_ended and (changed := differences(old, identity)):
+            text = f"replacing the unfinished build in {storage.root}, which differs:"
+            print("\n  ".join([text, *changed]), file=sys.stderr, flush=True)
+            return "replace"
+        _require_same(storage, identity, old, old_fingerprint)
     elif strangers := [name for name in names if name.endswith(".tfrecord")]:
         raise errors.UserError(
             f"{storage.root} holds {strangers[0]} but no plan of a build; choose another "
             "--output, or replace its shards with --overwrite"
         )
-    else:
-        return False
-    if found_fingerprint != fingerprint(identity):
-        changed = differences(found, identity) or ["the format of the files"]
+    return "resume"
+
+
+def _require_same(
+    storage: Folder, identity: Mapping[str, Any], old: Mapping[str, Any], old_fingerprint: str
+) -> None:
+    if old_fingerprint != fingerprint(identity):
+        changed = differences(old, identity) or ["the format of the files"]
         raise errors.UserError(
             "\n  ".join([f"{storage.root} holds a dataset that differs:", *changed])
             + "\nchoose another --output, or replace it with --overwrite"
         )
-    if dataset:
-        open_split(storage.root, list(dataset.splits))
-    return dataset is not None
 
 
 def is_finished_elsewhere(storage: Folder, identity: Mapping[str, Any]) -> bool:
@@ -153,28 +155,10 @@ def is_finished_elsewhere(storage: Folder, identity: Mapping[str, Any]) -> bool:
     and the parts of tables, so that this one cannot go on.
     """
     try:
-        return storage.remote and is_complete(storage, identity)
+        state = storage.remote and state_of(storage, identity, overwrite=False, has_lock=False)
     except errors.ToldError:
         return False
-
-
-def is_abandoned(storage: Folder, identity: Mapping[str, Any], *, has_ended: bool) -> bool:
-    """Returns whether the output holds only the unfinished build of another identity, and says so.
-
-    `has_ended` tells whether no process can be writing it. Where that is not known, as on a store,
-    which has no lock, the build counts as running.
-    """
-    if not has_ended or manifest.FILE_NAME in storage.names() or not storage.exists(PLAN_JSON):
-        return False
-    try:
-        found = json.loads(storage.read(PLAN_JSON))["identity"]
-    except (ValueError, KeyError, TypeError):
-        return False
-    changed = differences(found, identity)
-    if changed:
-        told = f"replacing the unfinished build in {storage.root}, which differs:"
-        print("\n  ".join([told, *changed]), file=sys.stderr, flush=True)
-    return bool(changed)
+    return state == "complete"
 
 
 @contextlib.contextmanager

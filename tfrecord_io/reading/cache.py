@@ -42,7 +42,7 @@ import psutil
 
 from tfrecord_io.format.manifest import Manifest
 from tfrecord_io.reading.order import check_type
-from tfrecord_io.stores.files import atomic_write, make_private_folder, open_private
+from tfrecord_io.stores.files import atomic_write, open_private
 from tfrecord_io.terminal.errors import UserError
 
 if sys.platform != "win32":  # where local datasets can be read, but no remote ones
@@ -130,7 +130,7 @@ class DatasetCache:
         self._files: dict[str, int] = {}
         _claim(self._root)
         with _locked(self._root / _LOCK, _OPEN_SECONDS) as total:
-            make_private_folder(self.folder)
+            self.folder.mkdir(0o700, exist_ok=True)
             os.close(open_private(self.folder, os.O_RDONLY | os.O_DIRECTORY))
             self._open()
             if recheck:  # one by one: another process may mark others meanwhile
@@ -262,7 +262,8 @@ def warn_once(message: str) -> None:
 
 def _claim(root: Path) -> None:
     """Makes the folder of the cache, or checks that it is one of this user."""
-    make_private_folder(root)
+    # One that exists keeps its mode, because it may be shared on purpose.
+    root.mkdir(0o700, parents=True, exist_ok=True)
     tag = root / _TAG_NAME
     try:
         owner = tag.lstat().st_uid

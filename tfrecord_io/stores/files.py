@@ -42,14 +42,6 @@ def atomic_write(
         raise
 
 
-def make_private_folder(path: Path) -> None:
-    """Makes a folder, with its parents, that only its owner can enter.
-
-    A folder that exists keeps its mode, because it may be shared on purpose.
-    """
-    path.mkdir(0o700, parents=True, exist_ok=True)
-
-
 def open_private(path: str | os.PathLike[str], flags: int) -> int:
     """Opens a file or folder, an `opener` of `open`, and makes it its owner's alone.
 

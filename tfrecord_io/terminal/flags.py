@@ -137,15 +137,10 @@ class Parser(argparse.ArgumentParser):
         """Parses a command line; every flag must be known, and may stand among the folders."""
         found, unknown = self.parse_known_intermixed_args(args, namespace)
         if unknown:
-            self.refuse_unknown(unknown)
+            name = unknown[0].partition("=")[0]
+            hint = f": {self.hints[name]}" if name in self.hints else ""
+            self.error(f"unknown argument {name}{hint or meant(name, self._option_string_actions)}")
         return found
-
-    def refuse_unknown(self, unknown: Sequence[str]) -> NoReturn:
-        """Exits with the first of some unknown arguments, and the flag that was probably meant."""
-        name = unknown[0].partition("=")[0]
-        if name in self.hints:
-            self.error(f"unknown argument {name}: {self.hints[name]}")
-        self.error(f"unknown argument {name}{meant(name, self._option_string_actions)}")
 
 
 def meant(name: str, known: Iterable[str]) -> str:

@@ -129,12 +129,16 @@ def test_a_lock_on_a_file_that_its_last_holder_deleted_is_taken_anew(tmp_path, m
 # ---- what is there already
 
 
+def state_of(storage):
+    return output_state.state_of(storage, {"seed": 0}, overwrite=False, has_lock=True)
+
+
 def test_a_folder_with_shards_of_nobody_is_refused(storage):
     write_tree(Path(storage.root), {"notes.txt": b"mine"})
-    assert not output_state.is_complete(storage, {"seed": 0})
+    assert state_of(storage) == "resume"
     write_tree(Path(storage.root), {"train-00000-of-00001.tfrecord": b"theirs"})
     with pytest.raises(errors.UserError, match=r"train-00000-of-00001\.tfrecord but no plan"):
-        output_state.is_complete(storage, {"seed": 0})
+        state_of(storage)
 
 
 @pytest.mark.parametrize(
