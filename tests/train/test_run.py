@@ -121,9 +121,13 @@ def test_the_console_is_clean_and_the_steps_asked_for_are_traced(data, tmp_path)
     arguments = [word.replace("epochs=3", "epochs=2") for word in FLAGS]
     words = ("--data", data, "--workdir", workdir, *arguments, "--profile=3,4")
     result = run_script("run", *words)
-    assert (result.returncode, result.stderr) == (0, "")
+    # A slow machine says that it is still at work.
+    told = re.sub(r"^.*, \d+ s so far\n", "", result.stderr, flags=re.MULTILINE)
+    assert (result.returncode, told) == (0, "")
     assert result.stdout.startswith("convnet, ")
     assert f"The model, its metrics and report.html are in {workdir}" in result.stdout
+    stages = re.findall(r"^(\w+).*: \d+\.\d s$", result.stdout, re.MULTILINE)
+    assert stages == ["temperature", "export", "evaluation", "page", "other"]
     (trace,) = (workdir / "profile").rglob("*.xplane.pb")
     assert b"Conv2D" in trace.read_bytes()
 

@@ -7,7 +7,7 @@ import dataclasses
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from tfrecord_io.terminal import flags, redaction
+from tfrecord_io.terminal import flags, redaction, stages
 from tfrecord_io.terminal.errors import ToldError
 from tfrecord_io.terminal.printing import until_closed
 
@@ -51,7 +51,7 @@ class Command:
         )
         parser.hints = self.hints
         self.add_arguments(parser)
-        with redaction.redacted_output():
+        with stages.without_silence() as heard, redaction.redacted_output(heard):
             try:
                 arguments = parser.parse_args(argv)
                 with until_closed():

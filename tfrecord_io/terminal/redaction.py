@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TextIO, cast
 
 # What stands for a secret.
@@ -53,10 +53,13 @@ def without_secrets(text: str) -> str:
 
 
 @contextlib.contextmanager
-def redacted_output() -> Iterator[None]:
-    """Removes secrets from whatever a block or function writes to `sys.stdout` and `sys.stderr`."""
+def redacted_output(heard: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """Removes secrets from whatever a block or function writes to `sys.stdout` and `sys.stderr`.
+
+    Before each text, `heard` is called.
+    """
     # Typed as files, which is all that their users need them to be.
-    out, err = (cast(TextIO, _Redacted(stream)) for stream in (sys.stdout, sys.stderr))
+    out, err = (cast(TextIO, _Redacted(stream, heard)) for stream in (sys.stdout, sys.stderr))
     # It stays, for a traceback that ends the process.
     sys.excepthook = lambda kind, error, trace: print(
         without_secrets("".join(traceback.format_exception(kind, error, trace))),
@@ -70,11 +73,12 @@ def redacted_output() -> Iterator[None]:
 class _Redacted:
     """A text file that writes text without secrets to another file."""
 
-    def __init__(self, file: TextIO) -> None:
-        self._file = file
+    def __init__(self, file: TextIO, heard: Callable[[], object]) -> None:
+        self._file, self._heard = file, heard
 
     def write(self, text: str) -> int:
         """Writes text; returns its number of characters."""
+        self._heard()
         self._file.write(without_secrets(text))
         return len(text)
 

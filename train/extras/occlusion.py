@@ -33,7 +33,7 @@ _FOR, _AGAINST = np.array([202, 0, 32]), np.array([5, 113, 176])
 #: Opacity of the overlay at the largest value of the map.
 _MAX_OPACITY = 0.65
 
-_BATCH_SIZE = 64
+_MAX_BATCH = 64
 
 # Longer side of each picture in a file.
 _MAP_SIDE = 480
@@ -52,7 +52,7 @@ def occlusion_map(
     "Visualizing and understanding convolutional networks".
 
     Args:
-        predict: gives probabilities. It always gets 64 images, so that one graph is enough.
+        predict: gives probabilities. It always gets as many images, so that one graph is enough.
         image: [height, width, channels], as stored.
         patch: side of the patch in pixels, which the shorter side of the image limits; None for
             that of `patch_of`.
@@ -71,10 +71,11 @@ def occlusion_map(
     ]
     # The first image is the original; copies of it fill the last batch.
     covered = [(slice(0, 0), slice(0, 0)), *places]
-    rows = []
-    for start in range(0, len(covered), _BATCH_SIZE):
-        images = np.repeat(image[None], _BATCH_SIZE, axis=0)
-        for index, place in enumerate(covered[start : start + _BATCH_SIZE]):
+    rows, num_batches = [], math.ceil(len(covered) / _MAX_BATCH)
+    size = math.ceil(len(covered) / num_batches)
+    for start in range(0, len(covered), size):
+        images = np.repeat(image[None], size, axis=0)
+        for index, place in enumerate(covered[start : start + size]):
             images[(index, *place)] = fill
         rows.append(predict(images)[:, output])
     whole, *others = np.concatenate(rows).astype(np.float64)

@@ -158,18 +158,19 @@ def _logistic_regression(
     size = design.shape[-1]
     products = (design[:, :, None] * design[:, None, :]).reshape(-1, size**2)
     found = np.zeros((*everyone.shape[:-1], size))
-    steps = found
+    steps = np.full_like(found, np.inf)
     for _ in range(_NEWTON_STEPS):
-        chances = special.expit(found @ design.T + offset)
-        gradient = (positive - everyone * chances) @ design
-        curvature = (everyone * chances * (1 - chances)) @ products
-        curvature = curvature.reshape(*gradient.shape, size) + _RIDGE * np.eye(size)
-        steps = np.linalg.solve(curvature, gradient[..., None])[..., 0]
-        # A limit keeps it from jumping to and fro, and from overflows where there is no maximum.
-        steps = np.clip(steps, -_LONGEST_STEP, _LONGEST_STEP)
-        found = found + steps
-        if np.abs(steps).max(initial=0) < _CONVERGED:
+        rows = np.abs(steps).max(-1) >= _CONVERGED
+        if not rows.any():
             break
+        weights, chances = everyone[rows], special.expit(found[rows] @ design.T + offset)
+        gradient = (positive[rows] - weights * chances) @ design
+        curvature = (weights * chances * (1 - chances)) @ products
+        curvature = curvature.reshape(*gradient.shape, size) + _RIDGE * np.eye(size)
+        newton = np.linalg.solve(curvature, gradient[..., None])[..., 0]
+        # A limit keeps it from jumping to and fro, and from overflows where there is no maximum.
+        steps[rows] = np.clip(newton, -_LONGEST_STEP, _LONGEST_STEP)
+        found[rows] += steps[rows]
     return np.where(np.abs(steps).max(-1, keepdims=True) < _CONVERGED, found, np.nan)
 
 

@@ -19,6 +19,9 @@ Predict = Callable[[np.ndarray], np.ndarray]
 #: Most mistakes that are shown; their pictures take most of a page's bytes.
 MAX_MISTAKES = 12
 
+#: Most mistakes that are explained, which takes most of the time of a page.
+MAX_EXPLAINED = 4
+
 # Pictures up to this side are shown to the pixel, larger ones as JPEG, which takes fewer bytes.
 _EXACT_SIDE, _PICTURE_SIDE = 224, 512
 
@@ -58,7 +61,7 @@ def find_examples(
 ) -> dict[str, list[ShownAnswer]]:
     """Returns the images of `Task.examples`; of several answers to an image, the first one counts.
 
-    The explanation is of the mistakes.
+    The explanation is of the first mistakes.
     """
     _, firsts = np.unique(predictions.rows, return_index=True)
     predictions = predictions.some(firsts)
@@ -70,9 +73,9 @@ def find_examples(
         images = shown.dataset.stored[shown.rows][0]
         rows = zip(answers, images, shown.values("path"), shown.values("key"), strict=True)
         examples[name] = []
-        for answer, image, path, key in rows:
+        for place, (answer, image, path, key) in enumerate(rows):
             pictures = {"what the network sees": visible.picture(image)}
-            if explanation and name == "wrong":
+            if explanation and name == "wrong" and place < MAX_EXPLAINED:
                 pictures |= explanation.pictures(image, answer)
             examples[name].append(ShownAnswer(answer, pictures, path or key))
     return examples

@@ -80,7 +80,7 @@ def threshold_for_sensitivity(
 def choose_thresholds(val: Predictions, wanted: float) -> list[dict[str, Any]]:
     """Returns a threshold of each view that reaches a sensitivity on validation.
 
-    The predictions for the validation split are those of the network that is exported.
+    The predictions for the validation split have the temperature of the network that is exported.
 
     Returns:
         the content of export/thresholds.json: a list of dicts with `view`, the `labels` whose

@@ -17,6 +17,7 @@ import keras
 from tfrecord_io.auditing.findings import alarms
 from tfrecord_io.stores.files import atomic_write, write_last
 from tfrecord_io.terminal import redaction
+from tfrecord_io.terminal.stages import stage
 from train.data.dataset import Dataset
 from train.data.seen import Exposure
 from train.kinds.registry import task_of
@@ -130,7 +131,8 @@ def write_results(
     if predictions is not None:
         write_predictions(directory, predictions)
     charts = write_charts(directory / "plots", outcome.history, measured, predictions)
-    examples = find_examples(predictions, explanation) if predictions else {}
+    with stage(f"page{', with maps of what mattered' if explanation else ''}"):
+        examples = find_examples(predictions, explanation) if predictions else {}
     flow = flow_of(dataset, measured, in_folds=outcome.in_folds, is_own=outcome.is_own)
     data_page = None
     if not outcome.is_copy:

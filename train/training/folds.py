@@ -65,7 +65,8 @@ def cross_validate(
         devices.say(f"\nrun {number} of {len(plans)}: fold {fold}, seed {seed}")
         own = _folder_of(plan, folder)
         with claim(own, plan.config, data.manifest, devices):
-            complete(plan, data, devices, own, first, additions)
+            # Maps of what mattered would take as long as the rest of a fold's stages.
+            complete(plan, data, devices, own, first, additions._replace(explain=None))
         # Without this, the graphs of all runs stay in memory.
         keras.utils.clear_session()
     if not devices.is_chief:

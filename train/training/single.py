@@ -12,6 +12,7 @@ import numpy as np
 
 from tfrecord_io.stores.files import read_json, write_json
 from tfrecord_io.terminal.printing import many
+from tfrecord_io.terminal.stages import stage
 from train.data import seen
 from train.data.dataset import Dataset, Part
 from train.data.seen import Exposure, Seen, collect, expose, read_seen
@@ -69,12 +70,15 @@ def complete(
     notes += first.describe(has_seen.num_in("init")) if first else []
     progress, weights = train(session, folder, first, notes)
     # Each worker does the rest for itself. On JAX, what is built from here on lies on its devices.
-    final = _choose(session.alone(), weights)
+    with stage("temperature and thresholds", is_told=devices.is_chief):
+        final = _choose(session.alone(), weights)
     # Before the evaluation: whatever may fail in it, the model is not lost.
     export = folder.path / FOLDER_NAME
     if devices.is_chief:
-        _export(final, export)
-    measured, predictions = _measure(final)
+        with stage("export, each form loaded again and compared"):
+            _export(final, export)
+    with stage("evaluation", is_told=devices.is_chief):
+        measured, predictions = _measure(final)
     if not devices.is_chief:
         return measured
     progressed = {"best_epoch": progress.best_epoch, "steps": progress.step}
@@ -95,10 +99,11 @@ def complete(
         explanation = additions.explain(predict, plan.task.gives_probabilities)
 
     def add(results: dict[str, Any]) -> None:
-        for write_form in additions.forms:
-            write_form(export)
-        for make in additions.after:
-            make(Finished(export, outcome, results))
+        with stage("other forms and the model card"):
+            for write_form in additions.forms:
+                write_form(export)
+            for make in additions.after:
+                make(Finished(export, outcome, results))
 
     results = write_results(folder.path, outcome, explanation=explanation, before_last=add)
     folder.save()
@@ -175,7 +180,8 @@ def _choose(session: Session, weights: Sequence[np.ndarray]) -> _Final:
     val = _predict(session, build(), fitted)
     temperature = plan.task.fit_temperature(val.probabilities, val.truths)
     network = build(temperature=temperature, is_final=True)
-    val = _predict(session, network, fitted)
+    cooled = plan.task.cool(val.probabilities, temperature)
+    val = dataclasses.replace(val, probabilities=cooled)
     chosen = thresholds.choose_thresholds(val, plan.config.thresholds.sensitivity)
     return _Final(
         session=session, network=network, temperature=temperature, fitted=fitted, thresholds=chosen

@@ -42,9 +42,13 @@ def test_the_number_of_places_is_bounded_whatever_the_image_shape(shape):
     image = np.zeros((*shape, 1), np.uint8)
     drops = occlusion.occlusion_map(predict, image, patch, output=0)
     assert drops.shape == shape
-    # Each call has the same number of images, so that one graph is enough.
-    assert set(calls) == {(64, *shape, 1)}
+    # Each call has the same number of images, so that one graph is enough, and hardly more of them
+    # than there are places.
+    ((size, *rest),) = set(calls)
+    assert (size <= 64, rest) == (True, [*shape, 1])
     assert len(calls) <= 5
+    num_places = len(occlusion._starts(shape[0], patch)) * len(occlusion._starts(shape[1], patch))
+    assert size * len(calls) <= num_places + len(calls)
 
 
 def test_a_map_in_a_file_stands_beside_the_image_and_names_the_answer():

@@ -26,7 +26,13 @@ from train.extras.occlusion import explain
 from train.kinds.classes import CLASSES
 from train.results import metrics, report, thresholds
 from train.results.charts import write_charts
-from train.results.examples import MAX_MISTAKES, ShownAnswer, find_examples
+from train.results.examples import (
+    MAX_EXPLAINED,
+    MAX_MISTAKES,
+    Explanation,
+    ShownAnswer,
+    find_examples,
+)
 from train.results.report import flow_of, page_of_data
 from train.results.sections import Result
 
@@ -272,16 +278,19 @@ def test_right_and_unsure_answers_stand_beside_the_mistakes():
     assert places == {"wrong": [2, 5], "right": [0, 3], "unsure": [4, 1]}
 
 
-def test_several_networks_show_each_image_once_and_without_a_map(tmp_path):
+def test_several_networks_show_each_image_once_and_the_first_mistakes_with_a_map(tmp_path):
     write_marked_dataset(tmp_path, num_examples={"test": 30})
     rows, probabilities = np.tile(np.arange(30), 2), np.full((60, 4), 0.25)
     answers = predictions_of(
         probabilities, np.ones(60, int), dataset=open_dataset(str(tmp_path)), rows=rows,
         runs=np.repeat([0, 1], 30),
     )  # fmt: skip
-    found = find_examples(answers)
+    a_map = Explanation("", lambda image, answer: {"map": visible.picture(image)})
+    found = find_examples(answers, a_map)
     assert found.keys() == {"wrong", "unsure"}
     assert len({shown.path for shown in found["wrong"]}) == MAX_MISTAKES
+    numbers = [len(shown.pictures) for shown in found["wrong"]]
+    assert numbers == [2] * MAX_EXPLAINED + [1] * (MAX_MISTAKES - MAX_EXPLAINED)
     assert [list(shown.pictures) for shown in found["unsure"]] == [["what the network sees"]] * 6
 
 

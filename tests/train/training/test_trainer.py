@@ -515,6 +515,9 @@ def test_every_image_is_predicted_once_by_the_fold_that_has_not_seen_it(finished
         assert seen == everyone - {row["key"] for row in rows_of(folder)}
     claim = r"those that it judged of these 60 images of \d+ patients: it had seen no image with"
     assert re.search(claim, (finished / "report.html").read_text())
+    # The page of a fold shows mistakes, and no map of them, which would take longest.
+    page = (folder / "report.html").read_text()
+    assert ("Mistakes" in page, "what mattered" in page) == (True, False)
 
 
 @pytest.mark.slow
