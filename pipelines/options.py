@@ -197,20 +197,20 @@ def parse_options(argv: Sequence[str]) -> BuildOptions:
     flags.add_flags(parser, "the flags that matter first", *_GROUPS.values(), only=_FIRST)
     for heading, groups in _HEADINGS.items():
         flags.add_flags(parser, heading, *groups.values(), without=_FIRST, is_hidden=True)
-    found, beam_args = parser.parse_known_args(argv)
+    namespace, beam_args = parser.parse_known_args(argv)
     try:
-        given = {name: flags.given(group, found) for name, group in _GROUPS.items()}
-        source = SourceOptions(**given.pop("source"))
-        if "labels" not in given["listing"]:
-            given["listing"]["rows"] = source.rows
-        chosen = {name: _GROUPS[name](**values) for name, values in given.items()}
+        values_of = {name: flags.given(group, namespace) for name, group in _GROUPS.items()}
+        source = SourceOptions(**values_of.pop("source"))
+        if "labels" not in values_of["listing"]:
+            values_of["listing"]["rows"] = source.rows
+        chosen = {name: _GROUPS[name](**values) for name, values in values_of.items()}
         return BuildOptions(source=source, **chosen, beam_args=tuple(beam_args))
     except (ValueError, errors.UserError) as error:
         # A misspelled flag is among those of Beam, and its absence may be the error.
         named = [arg.partition("=")[0] for arg in beam_args if arg.startswith("--")]
         hints = [(name, flags.meant(name, flag_names())) for name in named]
-        told = next((f"; {name} is unknown{hint}" for name, hint in hints if hint), "")
-        raise errors.UserError(f"{error}{told}") from None
+        advice = next((f"; {name} is unknown{hint}" for name, hint in hints if hint), "")
+        raise errors.UserError(f"{error}{advice}") from None
 
 
 def flag_names() -> list[str]:

@@ -78,16 +78,16 @@ class LabelTable:
 
     def facts(self, row: int) -> tuple[object, ...]:
         """Returns what the table says of a row's image, besides other columns."""
-        told = [cells[row] for name, cells in self.cells.items() if name != "path"]
-        return (self.not_numbers.get(row), *told)
+        others = [cells[row] for name, cells in self.cells.items() if name != "path"]
+        return (self.not_numbers.get(row), *others)
 
     def problem_of(self, row: int) -> tuple[str, str] | None:
         """Returns (reason, detail) if a row gives its image no label, otherwise None."""
-        told = f"row {row + 1} of {self.name} has"
+        beginning = f"row {row + 1} of {self.name} has"
         if row in self.not_numbers:
-            return "not_a_number", f"{told} {self.not_numbers[row]!a}"
+            return "not_a_number", f"{beginning} {self.not_numbers[row]!a}"
         if not self.cells["label"][row]:
-            return "no_label", f"{told} no label (see --missing)"
+            return "no_label", f"{beginning} no label (see --missing)"
         return None
 
     @property
@@ -253,9 +253,9 @@ def _read_files(
     file, raw = _flag(files), [in_one_form(rows.columns(notes))] if rows else []
     num_rows, columns, renamed = 0, options.columns, options.renamed or {}
     for each in files if not rows else ():
-        found: dict[int, str] = {}
-        raw.append(read_columns(each, notes, found))
-        faults |= {num_rows + row: f"{fault} in {each.name}" for row, fault in found.items()}
+        own: dict[int, str] = {}
+        raw.append(read_columns(each, notes, own))
+        faults |= {num_rows + row: f"{fault} in {each.name}" for row, fault in own.items()}
         num_rows += len(next(iter(raw[-1].values()), ()))
     tables = [_renamed(*pair, renamed, notes) for pair in zip(files, raw, strict=True)]
     cells = tables[0] if len(files) == 1 else _joined(files, tables)
@@ -347,19 +347,19 @@ def _joined(files: Sequence[Path], tables: Sequence[Columns]) -> Columns:
         num_rows = len(next(iter(cells.values()), ()))
         folder = file.absolute().parent.name
         in_folder = re.fullmatch(f"{SPLIT_NAME}([ _-]?(set|data|images|imgs))?", folder.lower())
-        found = re.search(SPLIT_NAME, file.stem.lower()) or in_folder
-        if "split" not in cells and not found:
+        match = re.search(SPLIT_NAME, file.stem.lower()) or in_folder
+        if "split" not in cells and not match:
             raise errors.UserError(
                 f"--labels {file}: of several tables each needs a column split, or a split in its "
                 "name or its folder's, such as train.csv or valid/labels.csv"
             )
-        told = {} if not found or "split" in cells else {"split": pa.array([found[1]] * num_rows)}
+        added = {} if not match or "split" in cells else {"split": pa.array([match[1]] * num_rows)}
         if in_folder and "path" in cells:
             # A table beside its pictures need not name their folder.
             path = cells["path"].cast(pa.string())
             whole = pc.binary_join_element_wise(folder, path, "/")
-            told["path"] = pc.if_else(pc.starts_with(path, f"{folder}/"), path, whole)
-        parts.append(pa.table(cells | told))
+            added["path"] = pc.if_else(pc.starts_with(path, f"{folder}/"), path, whole)
+        parts.append(pa.table(cells | added))
     try:
         joined = pa.concat_tables(parts, promote_options="permissive")
     except pa.ArrowException as error:
@@ -374,18 +374,18 @@ def _shown(names: Collection[str]) -> str:
 def _told_of_flags(cells: Columns) -> str:
     """Returns which flags read the columns of 0 and 1, if there are any."""
     values = {name: set(map(str, column.to_pylist())) for name, column in cells.items()}
-    found = [name for name in values.keys() - OPTIONAL if values[name] <= {"0", "1"}]
-    if len(found) < 2:
+    names = [name for name in values.keys() - OPTIONAL if values[name] <= {"0", "1"}]
+    if len(names) < 2:
         return ""
-    told = f"; or with --label_columns {','.join(sorted(found, key=list(values).index))}"
-    rows = zip(*(cells[name].to_pylist() for name in found), strict=True)
+    advice = f"; or with --label_columns {','.join(sorted(names, key=list(values).index))}"
+    rows = zip(*(cells[name].to_pylist() for name in names), strict=True)
     is_one = all(list(map(str, row)).count("1") == 1 for row in rows)
-    return told + (" --one_class, as each row has one 1" if is_one else ", columns of 0 and 1")
+    return advice + (" --one_class, as each row has one 1" if is_one else ", columns of 0 and 1")
 
 
 def _renamed(file: Path, cells: Columns, renamed: Mapping[str, str], notes: list[str]) -> Columns:
     """Returns the columns with the names of `--columns`; notes those that are left out."""
-    found: Columns = {}
+    by_name: Columns = {}
     used = set[str]()
     for name, wanted in renamed.items():
         parts = [wanted] if wanted in cells else wanted.split("/")
@@ -395,17 +395,17 @@ def _renamed(file: Path, cells: Columns, renamed: Mapping[str, str], notes: list
                 f"it has {_shown(cells)}"
             )
         used.update(parts)
-        found[name] = cells[parts[0]]
+        by_name[name] = cells[parts[0]]
         if len(parts) > 1:
             texts = [cells[part].cast(pa.string()) for part in parts]
-            found[name] = pc.binary_join_element_wise(*texts, "/")
+            by_name[name] = pc.binary_join_element_wise(*texts, "/")
     kept = {name: column for name, column in cells.items() if name not in used}
-    if taken := kept.keys() & found.keys():
+    if taken := kept.keys() & by_name.keys():
         notes.append(
             f"left out the column {', '.join(sorted(taken))} of the table of --labels, whose place "
             "another one takes by --columns"
         )
-    return kept | found
+    return kept | by_name
 
 
 def _read_cells(
@@ -442,8 +442,8 @@ def _read_cells(
     if counts:
         shown = " or ".join(map(ascii, sorted(written)))
         how = f" (written {shown}; --missing says which texts count as none)" if shown else ""
-        told = f"cells without a value in the table of --labels: {', '.join(counts)}{how}"
-        notes.append(told)
+        note = f"cells without a value in the table of --labels: {', '.join(counts)}{how}"
+        notes.append(note)
     return read
 
 

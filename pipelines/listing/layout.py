@@ -59,8 +59,8 @@ def _leave_out(name: str) -> str:
 
 def _make_refs(files: pa.Table, columns: Mapping[str, Any]) -> pa.Table:
     """Returns a table of `REF_SCHEMA` and what else is in `columns`; what is in neither is null."""
-    known = [name for name in files.column_names if name in (*REF_SCHEMA.names, "spelled")]
-    present = {name: files[name] for name in known} | columns
+    own = [name for name in files.column_names if name in (*REF_SCHEMA.names, "spelled")]
+    present = {name: files[name] for name in own} | columns
     nulls = pa.nulls(files.num_rows)
     refs = pa.table([present.pop(name, nulls) for name in REF_SCHEMA.names], REF_SCHEMA)
     for name, values in present.items():
@@ -138,15 +138,15 @@ def place_by_folders(files: Images, options: ListingOptions) -> Images:
             "--label_regex" + "".join(f". {text}" for text in files.ledger.unread)
         )
     names, codes = names.filter(is_placed), codes.filter(is_placed)
-    known = [places.get(folder, _NOWHERE) for folder in folders]
+    each = [places.get(folder, _NOWHERE) for folder in folders]
     below = [
-        folder.removeprefix(f"{place.root}/") for folder, place in zip(folders, known, strict=True)
+        folder.removeprefix(f"{place.root}/") for folder, place in zip(folders, each, strict=True)
     ]
     columns: dict[str, Any] = {
         name: pa.array(texts, pa.string()).dictionary_encode().take(codes)
         for name, texts in (
-            ("tree", [place.tree for place in known]),
-            ("root", [place.root for place in known]),
+            ("tree", [place.tree for place in each]),
+            ("root", [place.root for place in each]),
             (FOLDER, below),
         )
     }
@@ -294,8 +294,8 @@ def require_no_masks(paths: pa.ChunkedArray) -> None:
         elif not match and posixpath.splitext(posixpath.basename(path))[0] in others:
             patterns.append(f"(^|/){path.split('/')[-2]}/")
     if 2 * len(patterns) >= len(masks):
-        found = f"{counted(len(patterns), 'file')}, such as {printable(masks[0])}, are"
-        raise roles.masks_error(found, set(patterns))
+        files = f"{counted(len(patterns), 'file')}, such as {printable(masks[0])}, are"
+        raise roles.masks_error(files, set(patterns))
 
 
 def _choose_tree(placed: Images, places: Mapping[str, Place], tree: str | None) -> Images:
@@ -334,7 +334,7 @@ def _choose_tree(placed: Images, places: Mapping[str, Place], tree: str | None) 
             f"the source holds {len(others) + 1} unrelated trees: {quoted([leader, *others])}; "
             "choose one with --tree, or say what the folders are, as with --layout '*/split/class'"
         )
-    found = Ledger(ignored={"other_tree": sum(sizes[name] for name in others)})
+    ledger = Ledger(ignored={"other_tree": sum(sizes[name] for name in others)})
     is_kept = pc.invert(pc.is_in(names, pa.array(others, pa.string())))
     refs, names = refs.filter(is_kept), names.filter(is_kept)
     keys = {
@@ -344,7 +344,7 @@ def _choose_tree(placed: Images, places: Mapping[str, Place], tree: str | None) 
         "offset": refs["offset"],
     }
     order = pc.sort_indices(pa.table(keys), [(key, "ascending") for key in keys])
-    return placed.then(refs.drop_columns("tree").take(order), found)
+    return placed.then(refs.drop_columns("tree").take(order), ledger)
 
 
 def place_folders(folders: Mapping[str, int], names: Mapping[str, str]) -> dict[str, Place]:
@@ -358,7 +358,7 @@ def place_folders(folders: Mapping[str, int], names: Mapping[str, str]) -> dict[
         folders: the number of images in each folder, by its path, which ends with `/`.
         names: the split of names of folders, besides `roles.SPLITS`.
     """
-    splits = {folder: found for folder in folders if (found := _split_folders(folder, names))}
+    splits = {folder: levels for folder in folders if (levels := _split_folders(folder, names))}
     places = {}
     if not splits:
         images = {folder[:-1] for folder, has_images in folders.items() if has_images}
@@ -371,7 +371,7 @@ def place_folders(folders: Mapping[str, int], names: Mapping[str, str]) -> dict[
                 root = "/".join(parts[:depth])
                 places[folder] = Place(root, root, parts[depth])
         return places
-    innermost = {found[-1] for folder, found in splits.items() if folders[folder]}
+    innermost = {levels[-1] for folder, levels in splits.items() if folders[folder]}
     # A file that is not an image, such as train/labels/labels.npy, must not choose a folder above
     # those of the images.
     above = {
@@ -379,10 +379,10 @@ def place_folders(folders: Mapping[str, int], names: Mapping[str, str]) -> dict[
         for parts in (level.split("/") for level in innermost)
         for depth in range(1, len(parts))
     }
-    chosen = innermost | ({found[-1] for found in splits.values()} - above)
+    chosen = innermost | ({levels[-1] for levels in splits.values()} - above)
     splits_of: dict[str, set[str]] = collections.defaultdict(set)
-    for folder, found in splits.items():
-        if level := next((level for level in found if level in chosen), None):
+    for folder, levels in splits.items():
+        if level := next((level for level in levels if level in chosen), None):
             root, _, name = level.rpartition("/")
             label = folder[len(level) + 1 :].partition("/")[0]
             places[folder] = Place(root, root, label)
@@ -460,8 +460,8 @@ def place_by_table(files: Images, labels: LabelTable, tree: str | None) -> Image
     }
     columns["root"] = [root] * len(rows)
     columns["path"] = [names[place].removeprefix(f"{root}/") for place in places]
-    given = columns.get("split", ["train"] * len(rows))
-    columns["split"] = [_split_of(labels, row, name) for row, name in zip(rows, given, strict=True)]
+    named = columns.get("split", ["train"] * len(rows))
+    columns["split"] = [_split_of(labels, row, name) for row, name in zip(rows, named, strict=True)]
     if "site" in columns:
         columns[f"{OTHER}site"] = pa.array(columns.pop("site"), pa.string())
     for name, values in labels.others.items():

@@ -30,18 +30,18 @@ _PATTERNS = {
 
 def _columns(text: str) -> dict[str, str]:
     pairs = [name.partition("=") for name in names(text)]
-    found = {new.strip(): old.strip() for new, _, old in pairs}
-    if len(found) < len(pairs) or not all(found) or not all(found.values()):
+    columns = {new.strip(): old.strip() for new, _, old in pairs}
+    if len(columns) < len(pairs) or not all(columns) or not all(columns.values()):
         raise ValueError
-    return found
+    return columns
 
 
 def _renames(text: str) -> dict[str, str]:
     pairs = [name.rpartition("=") for name in names(text)]
-    found = {old: new.strip() for old, _, new in pairs}
-    if len(found) < len(pairs) or not all(found) or not all(found.values()):
+    renames = {old: new.strip() for old, _, new in pairs}
+    if len(renames) < len(pairs) or not all(renames) or not all(renames.values()):
         raise ValueError
-    return found
+    return renames
 
 
 def _files(text: str) -> tuple[Path, ...]:
@@ -52,11 +52,11 @@ def _files(text: str) -> tuple[Path, ...]:
 
 
 def _layout(text: str) -> tuple[str, ...]:
-    found = tuple(text.strip("/").split("/"))
-    named = [role for role in found if role != "*"]
-    if not set(found) <= {*roles.ROLES} or not named or len(set(named)) < len(named):
+    levels = tuple(text.strip("/").split("/"))
+    named = [role for role in levels if role != "*"]
+    if not set(levels) <= {*roles.ROLES} or not named or len(set(named)) < len(named):
         raise ValueError
-    return found
+    return levels
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

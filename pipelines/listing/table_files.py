@@ -310,7 +310,8 @@ def _read_csv(text: str, notes: list[str], faults: dict[int, str]) -> pa.Table:
         text = text[told.end() :]
     lines = [*itertools.islice(io.StringIO(text, newline=""), _MOST_ABOVE)]
     delimiter = told[1] if told else _delimiter_of(lines)
-    start = _header_in([next(csv.reader([line], delimiter=delimiter), []) for line in lines], notes)
+    starts = (line[:10_000] for line in lines)  # Python's reader refuses long cells
+    start = _header_in([next(csv.reader([s], delimiter=delimiter), []) for s in starts], notes)
     text = text[sum(map(len, lines[:start])) :]
     # By default Arrow cuts the file into blocks at any line break, also at one within quotes.
     parse = pacsv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
@@ -323,7 +324,8 @@ def _read_csv(text: str, notes: list[str], faults: dict[int, str]) -> pa.Table:
             pa.BufferReader(content), parse_options=parse, convert_options=convert
         )
     except pa.ArrowInvalid:
-        header, *rows = filter(None, csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
+        parsed = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+        header, *rows = [*filter(None, parsed)] or [[]]
         sizes = {row: len(cells) for row, cells in enumerate(rows) if len(cells) != len(header)}
         if not sizes:
             raise

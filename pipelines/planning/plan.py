@@ -154,14 +154,14 @@ def read_task_refs(file: pa.NativeFile, task: ShardTask, fingerprint: str) -> pa
     return reader.get_batch(task.index)
 
 
-def _require_own(found: str, fingerprint: str) -> None:
+def _require_own(other: str, fingerprint: str) -> None:
     """Raises if a plan in the output has the fingerprint of another build.
 
     Another launcher can replace the plan if the output has no lock, as on an object store.
     """
-    if found != fingerprint:
+    if other != fingerprint:
         raise errors.BuildError(
-            f"the plan in the output belongs to build {found[:12] or 'unknown'}, but this build is "
+            f"the plan in the output belongs to build {other[:12] or 'unknown'}, but this build is "
             f"{fingerprint[:12]}: another command writes to the same --output. Stop one of the "
             "two, and run the other again"
         )

@@ -150,13 +150,13 @@ def list_rejects(
     num_planned = sum(task.num_refs for task in tasks) - counts.get("variants", 0)
     num_images, over_limit = num_planned + num_listed, counts["over_limit"]
     reasons = collections.Counter(reject.reason for reject in rejects)
-    told = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
-    told += "".join(hint for reason, hint in _HINTS.items() if reasons[reason])
+    why = ", ".join(f"{count:,} {reason}" for reason, count in reasons.most_common())
+    why += "".join(hint for reason, hint in _HINTS.items() if reasons[reason])
     for reason in sorted(_TOLD_BY_EXAMPLE & reasons.keys()):
         details = [reject.detail for reject in rejects if reject.reason == reason]
-        told += f"; {reason}: {max(details, key=details.count)}" if any(details) else ""
+        why += f"; {reason}: {max(details, key=details.count)}" if any(details) else ""
     if len(rejects) == num_images:
-        raise errors.RefusedError(f"all {num_images:,} images were rejected: {told}{see}")
+        raise errors.RefusedError(f"all {num_images:,} images were rejected: {why}{see}")
     # The listing rejects files of the whole source, but with --limit only a sample of the other
     # files is decoded. So the rejects of the sample are scaled up to all of them.
     num_all = num_images + over_limit
@@ -169,7 +169,7 @@ def list_rejects(
         sampled = f" of all {num_all:,}, by this sample" if over_limit else ""
         raise errors.RefusedError(
             f"{len(rejects):,} of {num_images:,} images were rejected "
-            f"({share:.2%}{sampled}, allowed {allowed:.2%}): {told}{see}; to accept them, "
+            f"({share:.2%}{sampled}, allowed {allowed:.2%}): {why}{see}; to accept them, "
             "run again with a larger --max_reject_fraction"
         )
     return rejects

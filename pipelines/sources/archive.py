@@ -52,13 +52,13 @@ class ArchiveSource(Source):
     Attributes:
         path: the archive, or the tar that was unpacked from it.
         facts: other entries of `describe`: its kind, if not "archive", and Kaggle's dataset.
-        given: the tar.gz of which `path` was unpacked.
+        packed: the tar.gz of which `path` was unpacked.
         version: size in bytes and time of change in ns of the file that is listed and read.
     """
 
     path: Path
     facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    given: Path | None = None
+    packed: Path | None = None
     version: tuple[int, int] | None = None
 
     def prepare(self, scratch_dir: Path) -> ArchiveSource:
@@ -81,7 +81,7 @@ class ArchiveSource(Source):
 
     def members(self) -> Iterator[Member]:
         if not self.is_zip:
-            yield from _tar_members(self.path, self.given or self.path)
+            yield from _tar_members(self.path, self.packed or self.path)
             return
         with self.path.open("rb") as file:
             yield from zip_members(file, str(self.path))
@@ -97,11 +97,11 @@ class ArchiveSource(Source):
         with contextlib.ExitStack() as stack:
             with errors.clear_read_errors(f"{self.path} (every worker must be able to read it)"):
                 descriptor = stack.enter_context(self.path.open("rb")).fileno()
-            version, shown = self.version or version_of(descriptor), self.given or self.path
+            version, shown = self.version or version_of(descriptor), self.packed or self.path
             yield _LocalReader(descriptor, version, str(shown), is_zip=self.is_zip)
 
     def describe(self) -> dict[str, Any]:
-        return {"kind": "archive", "name": (self.given or self.path).name, **self.facts}
+        return {"kind": "archive", "name": (self.packed or self.path).name, **self.facts}
 
 
 class ArchiveReader(Reader):
@@ -180,8 +180,8 @@ class ArchiveReader(Reader):
         header = archives.HEADER
         block = self._read_at(member.offset, header.size + guess + length)
         if len(block) < header.size or block[:4] != archives.HEADER_SIGNATURE:
-            found = f"bytes with the CRC-32 {deflate.crc32(block):08x}"
-            raise self._damaged(f"{found} are where its index says that it begins")
+            wrong = f"bytes with the CRC-32 {deflate.crc32(block):08x}"
+            raise self._damaged(f"{wrong} are where its index says that it begins")
         method = int.from_bytes(block[8:10], "little")
         start = header.size + sum(header.unpack_from(block))
         stored = block[start : start + length]
@@ -277,8 +277,8 @@ def _tar_members(data_path: Path, path: Path) -> Iterator[Member]:
         with path.open("rb") as file:
             start = file.read(START_BYTES)
         is_tar = b"ustar" in start or start.startswith(_GZIP)
-        if (found := what_is("", start)) and not is_tar:  # such as a .tar.xz
-            raise errors.UserError(f"cannot read {path} as a tar archive; it is {found}") from None
+        if (kind := what_is("", start)) and not is_tar:  # such as a .tar.xz
+            raise errors.UserError(f"cannot read {path} as a tar archive; it is {kind}") from None
         raise _incomplete(f"{path} is not a complete tar archive", error) from None
 
 

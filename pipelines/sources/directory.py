@@ -49,12 +49,12 @@ class DirectorySource(Source):
                 if not os.path.islink(path):  # noqa: PTH114 - hot loop
                     continue
                 if not self.follow_links:
-                    told = "a link to a folder; --follow_links reads what is in it"
-                    yield Member(prefix + name, 0, problem=("link", told))
+                    detail = "a link to a folder; --follow_links reads what is in it"
+                    yield Member(prefix + name, 0, problem=("link", detail))
                 elif self._is_loop(Path(path)):
                     folders.remove(name)
-                    told = "a link to a folder that holds the link; remove it"
-                    yield Member(prefix + name, 0, problem=("link", told))
+                    detail = "a link to a folder that holds the link; remove it"
+                    yield Member(prefix + name, 0, problem=("link", detail))
             for name in sorted(files):
                 yield _member(prefix + name, os.path.join(folder, name))  # noqa: PTH118
         for error in failed:

@@ -104,16 +104,17 @@ class SourceOptions:
         kinds = {"npz": NpzSource, "parquet": ParquetSource}
         if self.source not in kinds:
             return None
-        given = self.input or Address("")
-        if is_remote(given):
+        address = self.input or Address("")
+        if is_remote(address):
             raise errors.UserError(
-                f"--source {self.source} reads local files; copy {given} to a disk of this machine"
+                f"--source {self.source} reads local files; copy {address} to a disk of this "
+                "machine"
             )
-        if not Path(given).exists():
-            raise errors.UserError(f"--input {given} does not exist")
-        if self.source == "npz" and Path(given).is_dir():
-            raise errors.UserError(f"--input {given} is a folder; --source npz needs a .npz file")
-        return kinds[self.source](Path(given).absolute())
+        if not Path(address).exists():
+            raise errors.UserError(f"--input {address} does not exist")
+        if self.source == "npz" and Path(address).is_dir():
+            raise errors.UserError(f"--input {address} is a folder; --source npz needs a .npz file")
+        return kinds[self.source](Path(address).absolute())
 
     def __post_init__(self) -> None:
         if not self.source:
@@ -142,16 +143,16 @@ class SourceOptions:
             )
 
 
-def _source_of(given: str | None) -> str:
+def _source_of(address: str | None) -> str:
     """Returns the source that reads an input."""
-    if not given:
+    if not address:
         return "kaggle"
-    if given.lower().endswith(".npz"):
+    if address.lower().endswith(".npz"):
         return "npz"
-    if is_remote(given):
-        is_zip = urllib.parse.urlsplit(given).path.lower().endswith(".zip")
+    if is_remote(address):
+        is_zip = urllib.parse.urlsplit(address).path.lower().endswith(".zip")
         return "archive" if is_zip else "directory"
-    path = Path(given)
+    path = Path(address)
     if (path.is_dir() or path.suffix.lower() == ".parquet") and ParquetSource(path).has_images():
         return "parquet"
     is_file = path.is_file() or (not path.exists() and path.suffix.lower() in _ARCHIVES)
@@ -181,7 +182,7 @@ def make_source(options: SourceOptions, workers: Workers, seed: int) -> Source:
     require_reachable(options, workers)
     if options.rows:
         return options.rows
-    given, downloads = options.input or Address(""), options.download_dir.absolute()
+    address, downloads = options.input or Address(""), options.download_dir.absolute()
     if options.source == "kaggle":
         path = kaggle.download_archive(options.kaggle_dataset, downloads)
         facts = {"kind": "kaggle", "dataset": options.kaggle_dataset}
@@ -193,22 +194,22 @@ def make_source(options: SourceOptions, workers: Workers, seed: int) -> Source:
             synthetic.write_tree(folder, num, seed, drawn.update)
         return DirectorySource(folder, kind="synthetic")
     if options.source == "fashion_mnist":
-        files = local_path(given).absolute() if given else downloads / "fashion-mnist"
-        if not given:
+        files = local_path(address).absolute() if address else downloads / "fashion-mnist"
+        if not address:
             fashion_mnist.download(files, fashion_mnist.BASE_URL)
         return fashion_mnist.FashionMnistSource(files).prepare(downloads)
     is_archive = options.source == "archive"
-    if is_remote(given):
-        return RemoteZipSource(given) if is_archive else RemoteDirectorySource(given)
-    path = Path(given).absolute()
+    if is_remote(address):
+        return RemoteZipSource(address) if is_archive else RemoteDirectorySource(address)
+    path = Path(address).absolute()
     if not path.exists():
-        raise errors.UserError(f"--input {given} does not exist")
+        raise errors.UserError(f"--input {address} does not exist")
     if path.is_dir() == is_archive:
         kind, other = ("folder", "directory") if is_archive else ("file, not a folder", "archive")
         raise errors.UserError(f"--input is a {kind}; use --source {other}")
     if is_archive and path.suffix.lower() in _TABLES:
         raise errors.UserError(
-            f"--input {given} is a table; give it as --labels, and the folder or archive of "
+            f"--input {address} is a table; give it as --labels, and the folder or archive of "
             "its images as --input"
         )
     if is_archive:
@@ -225,13 +226,13 @@ def require_reachable(options: SourceOptions, workers: Workers) -> None:
     Raises:
         errors.UserError: if the workers cannot read the images.
     """
-    given = options.input or Address("")
-    if given.hides_something and workers != "here":
+    address = options.input or Address("")
+    if address.hides_something and workers != "here":
         raise errors.UserError(
-            f"--input {given} was given with a signature or a password, which would "
+            f"--input {address} was given with a signature or a password, which would "
             "be written into the job's description; give a URL without one, or copy the file first"
         )
-    if workers != "dataflow" or is_remote(given):
+    if workers != "dataflow" or is_remote(address):
         return
     if options.source not in ("kaggle", "archive"):
         raise errors.UserError(

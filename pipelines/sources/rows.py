@@ -111,5 +111,5 @@ class RowSource(PackedSource):
 
 def split_in(*names: str) -> str | None:
     """Returns the split in the first of some names that has one, such as in `val_images`."""
-    found = (re.search(SPLIT_NAME, name.lower()) for name in names)
-    return next((match[1] for match in found if match), None)
+    matches = (re.search(SPLIT_NAME, name.lower()) for name in names)
+    return next((match[1] for match in matches if match), None)

@@ -193,10 +193,10 @@ def _check_manifest(
         counts = dataset.label_kind.counts(labels, dataset.label_names)
         if counts != split.label_counts:
             yield f"says {split.label_counts} examples per class, but the shards hold {counts}"
-    found = functools.reduce(operator.add, sums) if sums else None
-    if dataset.statistics != found:
+    counted_sums = functools.reduce(operator.add, sums) if sums else None
+    if dataset.statistics != counted_sums:
         name = manifest.STATISTICS_SPLIT
-        yield f"says {dataset.statistics} of split {name!r}, but the shards hold {found}"
+        yield f"says {dataset.statistics} of split {name!r}, but the shards hold {counted_sums}"
     keys = Counter(record.key for record in every)
     if repeated := [key for key, count in keys.items() if count > 1]:
         yield f"keys that occur in several examples: {len(repeated)}, such as {repeated[0]}"

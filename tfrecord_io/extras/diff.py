@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from tfrecord_io.format import examples
 from tfrecord_io.format.manifest import (
     DROPPED_FILE_NAME,
+    FILE_NAME,
     REJECTS_FILE_NAME,
     Manifest,
     ManifestError,
@@ -33,6 +34,9 @@ from tfrecord_io.terminal.printing import counted, listed, printable
 _COMPARED = {"label": "label", "split": "split", "patient": "patient", "pixels_xxh3": "pixels"}
 
 _SHOWN = ("path", *_COMPARED)
+
+# What says what the bytes of a record mean.
+_MEANING = ("image_shape", "dtype", "label_names", "label_kind", "preprocessing")
 
 
 def diff(old: str | os.PathLike[str], new: str | os.PathLike[str]) -> dict[str, Any]:
@@ -79,6 +83,7 @@ def diff(old: str | os.PathLike[str], new: str | os.PathLike[str]) -> dict[str, 
         {
             **{shard.name: shard.sha256 for shard in manifest.shards},
             **{name: _read(directory, name) for name in (REJECTS_FILE_NAME, DROPPED_FILE_NAME)},
+            FILE_NAME: [getattr(manifest, name) for name in _MEANING],
         }
         for directory, manifest in zip((old, new), manifests, strict=True)
     ]
@@ -92,7 +97,7 @@ def diff(old: str | os.PathLike[str], new: str | os.PathLike[str]) -> dict[str, 
         set(zip(*(table[name].to_pylist() for name in ("patient", "split")), strict=True))
         for table in tables
     ]
-    known = {patient for patient, _ in splits[0]} - {None}
+    old_patients = {patient for patient, _ in splits[0]} - {None}
     return {
         "old": Address(old),
         "new": Address(new),
@@ -101,7 +106,7 @@ def diff(old: str | os.PathLike[str], new: str | os.PathLike[str]) -> dict[str, 
         "files_of_source": counts,
         "files": files,
         "counts": {name: _counts(rows) for name, rows in images.items()},
-        "moved_patients": sorted({p for p, _ in splits[1] - splits[0] if p in known}),
+        "moved_patients": sorted({p for p, _ in splits[1] - splits[0] if p in old_patients}),
         "images": images,
     }
 
@@ -169,32 +174,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints what differs; returns 0 if nothing does, else 1."""
-    found = diff(args.old, args.new)
+    result = diff(args.old, args.new)
     if args.json:
-        print(json.dumps(found, indent=1))
-        return 0 if found["equal"] else 1
-    for name, images in found["images"].items():
+        print(json.dumps(result, indent=1))
+        return 0 if result["equal"] else 1
+    for name, images in result["images"].items():
         if images:
             what = name if name in ("added", "removed") else f"other {name}"
             paths = listed([image["path"] for image in images], 3)
             print(f"{what}: {counted(len(images), 'image')} ({printable(paths)})")
-            for split, labels in found["counts"][name].items():
-                told = ", ".join(f"{label} {count:,}" for label, count in labels.items())
-                print(f"  {printable(f'{split}: {told}')}")
-    if moved := found["moved_patients"]:
-        told = f"{counted(len(moved), 'patient')} ({listed(moved, 3)})"
-        print(printable(f"moved to another split: {told}"))
-    for name, (old, new) in found["options"].items():
+            for split, labels in result["counts"][name].items():
+                text = ", ".join(f"{label} {count:,}" for label, count in labels.items())
+                print(f"  {printable(f'{split}: {text}')}")
+    if moved := result["moved_patients"]:
+        text = f"{counted(len(moved), 'patient')} ({listed(moved, 3)})"
+        print(printable(f"moved to another split: {text}"))
+    for name, (old, new) in result["options"].items():
         print(printable(f"option {name}: {old!r} in OLD, {new!r} in NEW"))
-    for name, (old, new) in found["files_of_source"].items():
+    for name, (old, new) in result["files_of_source"].items():
         print(printable(f"{name}: {old or 0:,} in OLD, {new or 0:,} in NEW"))
-    if found["files"] and not (found["options"] or any(found["images"].values())):
-        print(printable(f"other content: {listed(found['files'], 3)}"))
-    if "anonymize" in found["options"]:
+    if result["files"] and not (result["options"] or any(result["images"].values())):
+        print(printable(f"other content: {listed(result['files'], 3)}"))
+    if "anonymize" in result["options"]:
         print("note: no image is in both, because --anonymize had another secret, or one had none")
-    if found["equal"]:
+    if result["equal"]:
         print(f"{args.old} and {args.new} are equal")
-    return 0 if found["equal"] else 1
+    return 0 if result["equal"] else 1
 
 
 COMMAND = Command(

@@ -239,8 +239,8 @@ class Manifest:
         if len(set(names)) < max(1, len(names)):
             raise ManifestError(f"expected one split, or several different ones, received {name!r}")
         if missing := [wanted for wanted in names if wanted not in self.splits]:
-            known = ", ".join(sorted(self.splits)) or "none"
-            raise ManifestError(f"no split {missing[0]!r} in this dataset; it has {known}")
+            present = ", ".join(sorted(self.splits)) or "none"
+            raise ManifestError(f"no split {missing[0]!r} in this dataset; it has {present}")
         parts = [self.splits[wanted] for wanted in names]
         return Split(
             label_counts=tuple(map(sum, zip(*(part.label_counts for part in parts), strict=True))),
@@ -259,7 +259,7 @@ class Manifest:
 
     def to_json(self) -> str:
         """Returns the manifest as JSON text; equal manifests give equal bytes."""
-        found = self.statistics and {"split": STATISTICS_SPLIT, **self.statistics.to_dict()}
+        sums = self.statistics and {"split": STATISTICS_SPLIT, **self.statistics.to_dict()}
         content = {
             "format_version": self.format_version,
             "name": self.name,
@@ -275,7 +275,7 @@ class Manifest:
                 }
                 for name, split in self.splits.items()
             },
-            **({"statistics": found} if found else {}),
+            **({"statistics": sums} if sums else {}),
             **{name: getattr(self, name) for name in _AS_THEY_ARE},
         }
         return json.dumps(content, indent=1, ensure_ascii=True) + "\n"

@@ -146,8 +146,8 @@ class _Work:
         """Starts to read what is absent of a batch."""
         states = self._checked(rows)
         absent = np.unique(rows[states == ABSENT])
-        known = {row: self._runs.get(row) for row in absent.tolist()}
-        runs = {row: run for row, run in known.items() if run is not None}
+        running = {row: self._runs.get(row) for row in absent.tolist()}
+        runs = {row: run for row, run in running.items() if run is not None}
         cache, together = self._cache, max(1, _BYTES_TOGETHER // self._layout.stride)
         is_kept = self._wanted.size and cache is not None and cache.fits and not cache.is_full
         if len(runs) < len(absent) and is_kept:
@@ -156,7 +156,7 @@ class _Work:
         for run in self._join(absent):
             for row in range(run.first, run.first + run.count):
                 self._runs[row] = run
-                if row in known:
+                if row in running:
                     runs[row] = run
             self._queue.put(run)
             if len(self._threads) < _NUM_READERS:

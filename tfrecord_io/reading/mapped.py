@@ -203,16 +203,16 @@ def as_places(examples: int | Sequence[int] | np.ndarray, num_examples: int) -> 
         TypeError: if they are neither.
         ValueError: if the mask has another length.
     """
-    given = np.asarray(examples)
-    if given.dtype == bool:
-        if given.shape != (num_examples,):
+    array = np.asarray(examples)
+    if array.dtype == bool:
+        if array.shape != (num_examples,):
             raise ValueError(
-                f"expected a mask of {num_examples} examples, received one of shape {given.shape}"
+                f"expected a mask of {num_examples} examples, received one of shape {array.shape}"
             )
-        return np.flatnonzero(given)
-    if given.size and given.dtype.kind not in "iu":
-        raise TypeError(f"examples must be whole numbers, or a mask of bool, received {given!r}")
-    return given.astype(np.int64)
+        return np.flatnonzero(array)
+    if array.size and array.dtype.kind not in "iu":
+        raise TypeError(f"examples must be whole numbers, or a mask of bool, received {array!r}")
+    return array.astype(np.int64)
 
 
 class ColdShards:
@@ -259,8 +259,8 @@ def _open_again(
     """Opens a dataset again, if it is still the same."""
     dataset = MappedDataset(directory, split)
     if dataset._identity != identity:
-        told = "was built anew, or a shard of it replaced, since it was opened; start again"
-        raise ManifestError(f"{directory} {told}")
+        why = "was built anew, or a shard of it replaced, since it was opened; start again"
+        raise ManifestError(f"{directory} {why}")
     return dataset
 
 

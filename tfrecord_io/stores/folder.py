@@ -147,10 +147,10 @@ class Folder(os.PathLike[str]):
 
         if self.root.startswith(_WEB):  # which has no listing
             with ThreadPoolExecutor(NUM_THREADS) as executor:
-                found = [file for file in executor.map(describe, names) if file is not None]
+                described = [file for file in executor.map(describe, names) if file is not None]
         else:
-            found = remote.list_files(self.root, recursive=False)
-        files = {file.url.rpartition("/")[2]: file for file in found}
+            described = remote.list_files(self.root, recursive=False)
+        files = {file.url.rpartition("/")[2]: file for file in described}
 
         def read(name: str, start: int, length: int) -> memoryview:
             file = files[name]

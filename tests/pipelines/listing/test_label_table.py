@@ -80,7 +80,7 @@ def test_a_parquet_file_has_the_digest_of_the_same_csv_in_any_order(tmp_path):
     ("content", "message", "ending"),
     [
         (b"file,label\na.png,x\n", "needs path", "csv"),
-        (b"", "could not be read", "csv"),
+        (b"", "could not be read: Empty CSV file", "csv"),
         (b"path,label\na.png\n", "row 1 has 1 cell instead of 2 in labels.csv", "csv"),
         (b"path,label\n\x81.png,x\n", "expected .csv, .parquet, ", "csv"),
         (b"path,label,age,age\nscan0.png,x,x,x\n", "has the column age more than once", "csv"),
@@ -256,7 +256,7 @@ def test_a_csv_is_read_in_the_encodings_of_spreadsheets_and_a_patient_keeps_its_
     tmp_path, encoding, delimiter
 ):
     path = tmp_path / "labels.csv"
-    text = "path,label,patient,größe\na.png,größer,007,1\n"
+    text = f"path,label,patient,größe\na.png,größer,007,{'1 ' * 80_000}\n"
     path.write_bytes(text.replace(",", delimiter).encode(encoding))
     table = read_label_table(path)
     assert table.cells == {"path": ["a.png"], "label": ["größer"], "patient": ["007"]}

@@ -9,11 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from builds import build_here, write_csv
-from dataset_factory import write_table
+from dataset_factory import change_json, write_table
 from image_files import jpeg, write_tree
 from s3_server import BUCKET
 from web_server import running_web
 
+from tfrecord_io import Manifest
 from tfrecord_io.__main__ import main
 
 SECRET = "8f1d3c5a7b9e2046" * 4
@@ -167,7 +168,12 @@ def test_other_rejects_and_tables_are_differences_too(old, tmp_path, capsys):
     aged = shutil.copytree(more, tmp_path / "aged")
     with_age = pq.read_table(more / "examples.parquet")
     write_table(aged / "examples.parquet", with_age.append_column("age", with_age["path"]))
-    for other, name in ((reworded, "rejects.csv"), (aged, "examples.parquet")):
+    swapped = shutil.copytree(more, tmp_path / "swapped")
+    names = Manifest.load(more).label_names
+    change_json(swapped / "manifest.json", label_names=names[::-1])
+    for other, name in (
+        (reworded, "rejects.csv"), (aged, "examples.parquet"), (swapped, "manifest.json")
+    ):  # fmt: skip
         assert diff(capsys, more, other) == (1, f"other content: {name}\n", "")
 
 
