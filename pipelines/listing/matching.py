@@ -6,7 +6,6 @@ import bisect
 import collections
 import itertools
 import posixpath
-import unicodedata
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from pipelines import errors
@@ -157,7 +156,7 @@ def _match_ends(
     rows = [row for row, others in near.items() if not others]
     inner = {posixpath.dirname(name) for name in names}
     folders = sorted({folder for name in inner for folder in (name, *_folders_of(name))} - {""})
-    parts = {part for folder in folders for part in _plain(folder).split("/")}
+    parts = {part for folder in folders for part in folder.lower().split("/")}
     found = {row: _pictures(names, files.nearest(paths[row], parts)) for row in rows}
     # Rows of different folders may mean different files of one name, so none of them is sure.
     claims = collections.Counter(place for places in found.values() for place in places)
@@ -197,11 +196,6 @@ def _folders_of(name: str) -> Iterator[str]:
         yield name
 
 
-def _plain(name: str) -> str:
-    """Returns a name in the form that is compared: composed and in lower case."""
-    return unicodedata.normalize("NFC", name).lower()
-
-
 def _split_ending(name: str) -> tuple[str, str]:
     """Returns a name and its ending, which the row of a file, as in `a.parquet#3`, is not."""
     stem, ending = posixpath.splitext(name)
@@ -231,18 +225,18 @@ class _Ends:
         self._keys = sorted((self._key(name), place) for place, name in enumerate(names))
 
     def _key(self, name: str) -> str:
-        name = _plain(name)
+        name = name.lower()
         return _key_of(_split_ending(name)[0] if self._has_endings else name)
 
     def with_end(self, path: str) -> list[int]:
         """Returns the places of the names that end with a path, with or else without its ending."""
-        end = "/" + unicodedata.normalize("NFC", path)
-        for key, parts in ((self._key(path), 2), (_key_of(_plain(path)), 1)):
+        end = f"/{path}"
+        for key, parts in ((self._key(path), 2), (_key_of(path.lower()), 1)):
             alike = [place for _, place in self._beginning_with(key)]
             if len(alike) == _MOST_ALIKE:
                 return alike
-            names = ("/" + unicodedata.normalize("NFC", self.names[k]) for k in alike)
-            ends = ("".join(_split_ending(name)[:parts]).endswith(end) for name in names)
+            names = (_split_ending(f"/{self.names[k]}") for k in alike)
+            ends = ("".join(name[:parts]).endswith(end) for name in names)
             if found := sorted(itertools.compress(alike, ends)):
                 return found
         return []

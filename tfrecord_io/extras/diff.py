@@ -77,7 +77,10 @@ def diff(old: str | os.PathLike[str], new: str | os.PathLike[str]) -> dict[str, 
             for a, b in zip(*sides, strict=True)
         ]
     # The examples, and their copies, are compared one by one.
-    ledgers = [dict(row for row in manifest.ledger if _is_left_out(row)) for manifest in manifests]
+    ledgers = [
+        {name: num for name, num in each.ledger if not name.startswith(("examples ", "augmented "))}
+        for each in manifests
+    ]
     changed, counts = _changed(*options), _changed(*ledgers)
     contents = [
         {
@@ -115,10 +118,6 @@ def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, list[A
     """Returns both sides of each entry that differs."""
     names = sorted(old.keys() | new.keys())
     return {n: [old.get(n), new.get(n)] for n in names if old.get(n) != new.get(n)}
-
-
-def _is_left_out(row: tuple[str, int]) -> bool:
-    return not row[0].startswith(("examples ", "augmented "))
 
 
 def _read(directory: str | os.PathLike[str], name: str) -> bytes:

@@ -224,13 +224,10 @@ def _names_in(content: Any) -> dict[int, str]:
     if not isinstance(found, list | dict):
         raise ValueError(f"{found!r} for names, which should be a list or a mapping")
     pairs = found.items() if isinstance(found, dict) else enumerate(found)
-    return {int(code): _name_in(name) for code, name in pairs}
-
-
-def _name_in(value: Any) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"the class {value!r}, which should be a name")
-    return value.strip()
+    names = {int(code): name.strip() if isinstance(name, str) else "" for code, name in pairs}
+    if not all(names.values()):
+        raise ValueError(f"a class without a name in {found!r}")
+    return names
 
 
 COMMAND = Command(

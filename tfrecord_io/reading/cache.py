@@ -113,7 +113,7 @@ class DatasetCache:
             if not cache_gb >= 0:
                 raise ValueError(f"cache_gb must be at least 0, received {cache_gb}")
         if cache_dir is None:
-            cache_dir = default_folder()
+            cache_dir = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "tfrecord_io")
         digests = [(shard.name, shard.num_bytes, shard.sha256) for shard in manifest.shards]
         identity = hashlib.sha256(repr((_RECORDS, digests, versions)).encode()).hexdigest()
         try:
@@ -247,11 +247,6 @@ class DatasetCache:
                 total -= used[path]
         self.fits = total + wanted <= self._limit
         return total
-
-
-def default_folder() -> Path:
-    """Returns the folder of a user's caches, which may begin with `~`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "tfrecord_io")
 
 
 @functools.cache

@@ -374,7 +374,9 @@ def _store(root: str, max_retries: int) -> Any:
             break
     if login := urlsplit(root).netloc.rpartition("@")[0]:
         root = root.replace(f"{login}@", "", 1)
-        client_options["default_headers"] = {"authorization": f"Basic {_basic(login)}"}
+        named = unquote_to_bytes(login if ":" in login else f"{login}:")  # RFC 7617
+        basic = base64.b64encode(named).decode()
+        client_options["default_headers"] = {"authorization": f"Basic {basic}"}
     limit = datetime.timedelta(seconds=RETRY_SECONDS)
     retries = {"max_retries": max_retries, "retry_timeout": limit}
     # Its overloads do not allow for settings that are found at run time.
@@ -384,12 +386,6 @@ def _store(root: str, max_retries: int) -> Any:
         return from_url(root, **options, **credentials.settings(scheme))
     except (exceptions.BaseError, ValueError) as error:
         raise UserError(f"cannot use {address}: {_reason(error)}") from None
-
-
-def _basic(login: str) -> str:
-    """Returns user name and password of a URL for HTTP's basic login (RFC 7617)."""
-    named = login if ":" in login else f"{login}:"
-    return base64.b64encode(unquote_to_bytes(named)).decode()
 
 
 def _described(url: str, meta: Any) -> RemoteFile:
