@@ -40,7 +40,7 @@ _NUM_FILLERS = 12
 # Longer reads cost more: their memory is taken from the system, and given back, each time.
 _MOST_BYTES_A_READ = 512 << 10
 # With a record that a batch waits for, so many bytes of neighbours are read while all of them will
-# be kept: single records cost the most of a processor. With more, the first batch comes later.
+# be kept: single records cost the most of a processor. The first batch does not wait for others.
 _BYTES_TOGETHER = 256 << 10
 # Batches are planned ahead up to so many bytes, but at least two. They are mostly read record by
 # record, which costs more than the runs that fill the cache: more would be slower.
@@ -132,6 +132,7 @@ class _Work:
         self._queue: queue.SimpleQueue[_Run | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._closed = threading.Event()
+        self._is_filling = False
         # A run exists as long as it is read, or a batch needs it.
         self._runs: weakref.WeakValueDictionary[int, _Run] = weakref.WeakValueDictionary()
         self._fill_lock = threading.Lock()
@@ -149,7 +150,7 @@ class _Work:
         running = {row: self._runs.get(row) for row in absent.tolist()}
         runs = {row: run for row, run in running.items() if run is not None}
         cache, together = self._cache, max(1, _BYTES_TOGETHER // self._layout.stride)
-        is_kept = self._wanted.size and cache is not None and cache.fits and not cache.is_full
+        is_kept = self._is_filling and cache is not None and cache.fits and not cache.is_full
         if len(runs) < len(absent) and is_kept:
             groups = np.unique(np.searchsorted(self._wanted, absent) // together)
             absent = np.concatenate([self._absent(group, together) for group in groups])
@@ -180,6 +181,7 @@ class _Work:
         """Starts to read what the cache has room for."""
         if not self._wanted.size or self._cache is None:
             return
+        self._is_filling = True
         # Processes that share a cache begin at different places.
         num_groups = -(-len(self._wanted) // self._most_together)
         first = random.randrange(num_groups)
