@@ -383,10 +383,13 @@ def _describe_balance(
     parts = ", ".join(f"{name} {share:.1%} (wanted {wanted:.1%})" for name, wanted, share in rows)
     by_class = achieved / np.maximum(achieved.sum(0), 1)
     worst = np.abs(by_class - shares[:, None]).max()
-    text = f"split by {unit} with seed {seed}: {parts}; off by at most {worst:.1%} in each class"
+    text = f"split by {unit} with seed {seed}: {parts}"
+    if worst > 0.01:
+        of_class = f"the share of a class is up to {100 * worst:.1f} points off"
+        text += f"; {of_class}, because {plural_unit(unit)} stay whole"
     if wanted_seed is None:
         return f"{text}. Use --split_seed {seed} from now on, so that no patient changes split"
-    advice = ". --split_seed auto searches for a seed that comes closer" if worst > 0.01 else ""
+    advice = ". --split_seed auto finds a seed that comes closer" if worst > 0.01 else ""
     return text + advice
 
 

@@ -240,7 +240,7 @@ def test_shapes_that_the_training_images_lack_are_warned_of(class_run, other, tm
     change_json(data / "manifest.json", audit={"measures": measures})
     assert evaluated(run, data) == 0
     said = capsys.readouterr().err
-    assert "a shape (1.8:1) that no training image has (those have 1.0:1)" in said
+    assert "1.8 times as wide as high, which no training image is (those are 1.0 times)" in said
     assert "2.5:1" not in said  # only those of the split
 
 

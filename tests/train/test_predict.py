@@ -95,15 +95,15 @@ def test_shapes_that_the_training_images_lack_are_warned_of(run_folder, files, t
     paths = [files / name for name in ("a.jpeg", "b.png", "c.png")]
     run = edited_run(run_folder, tmp_path / "some", shapes=[0.5484, 0.8333])
     assert (
-        "warning: some images have a shape (1.3:1) that no training image has (those have 0.55:1 "
-        "to 0.83:1): padded to 0.83:1, they"
+        "warning: some images are 1.3 times as wide as high, which no training image is (those are "
+        "0.55 to 0.83 times); all are padded with black to 20 x 24 pixels, so they"
     ) in answer(capsys, run, *paths).err
     others = [
         edited_run(run_folder, tmp_path / str(len(shapes)), shapes=shapes)
         for shapes in ([0.55, 0.8, 1.3], [])
     ]
     for run in (*others, run_folder):  # the last one as an older release wrote it
-        assert "shape" not in answer(capsys, run, *paths).err
+        assert "wide as" not in answer(capsys, run, *paths).err
 
 
 def test_the_command_prints_csv_json_and_a_table(run_folder, files, capsys):
@@ -127,6 +127,9 @@ def test_files_that_are_refused_for_one_reason_are_one_line(run_folder, tmp_path
     said = answer(capsys, run_folder, write_tree(tmp_path / "new", files), code=1).err
     assert "4.png and 2 more were not predicted: not_an_image" in said
     assert said.count("not predicted") == 1
+    deep = write_tree(tmp_path / "deep", {"a.png": encoded(grey_pixels(0).astype(np.uint16) * 257)})
+    said = answer(capsys, run_folder, deep, code=1).err
+    assert "This network learned from 8 bits: convert the scans as its training images were" in said
     (tmp_path / "new" / "manifest.json").write_text("{}")
     said = answer(capsys, run_folder, tmp_path / "new", code=2).err
     assert f"evaluate.py --run {run_folder} --data {tmp_path / 'new'}" in said

@@ -15,6 +15,17 @@ SEVERITIES: tuple[Severity, ...] = ("problem", "warning", "note", "good")
 # Findings that make results doubtful as warnings, too.
 _ALARMING_WARNINGS = ("near_label_conflict", "shortcuts")
 
+# What to do about a finding, for those who read its title alone.
+_ADVICE = {
+    "patient_leak": "results will be too good; build with --splits patient",
+    "picture_leak": "results will be too good; build with --leaks drop",
+    "near_duplicates": "results will be too good; build with --leaks drop",
+    "label_conflict": "build with --duplicates drop",
+    "near_label_conflict": "look at these and correct the label that is wrong",
+    "shortcuts": "a network may learn these instead of the disease; compare its results within one "
+    "image size and one JPEG quality",
+}
+
 #: Largest number of cases that a finding lists.
 MAX_LISTED = 20
 
@@ -64,12 +75,13 @@ class Audit:
 def alarms(audit: Mapping[str, Any]) -> list[str]:
     """Returns the findings of a manifest's audit that make results misleading, in a sentence each.
 
-    Leaks, labels that contradict each other, and side facts that reveal the label. A sentence has
-    no full stop.
+    Leaks, labels that contradict each other, and side facts that reveal the label, each with what
+    to do. A sentence has no full stop.
     """
     return [
-        f"the dataset's audit says: {finding['title']}"
+        "; ".join(filter(None, (f"the dataset's audit says: {finding['title']}", advice)))
         for finding in audit.get("findings", ())
+        for advice in [_ADVICE.get(finding["code"])]
         if finding["severity"] == "problem"
         or (finding["severity"] == "warning" and finding["code"] in _ALARMING_WARNINGS)
     ]

@@ -120,15 +120,16 @@ def check_shortcuts(examined: Examined) -> Iterator[Finding]:
         f"{result.high:.0%}; mean over the classes, for {units} not used in training). Guessing "
         f"gives {result.chance:.0%}. With a single fact: {signals}."
     )
+    often = f"(right in {result.accuracy:.0%}, guessing in {result.chance:.0%})"
     gain = result.low - result.chance
     if not result.reliable:
         found = note
         title = f"Too few {units} to say whether facts about the files predict the {what}"
         text += f" One class has {result.min_groups} {units}; {MIN_GROUPS} are needed."
     elif gain > 0.25:
-        found, title = problem, f"Facts about the files predict the {what}"
+        found, title = problem, f"Facts about the files predict the {what} {often}"
     elif gain > 0.05:
-        found, title = warning, f"Facts about the files partly predict the {what}"
+        found, title = warning, f"Facts about the files partly predict the {what} {often}"
     elif giveaways:
         found, title = warning, f"Some facts about the files occur in one {noun} only"
     else:

@@ -167,7 +167,7 @@ def _check_depth(image: ImageFile.ImageFile, dtype: str) -> None:
     if is_deep or is_deep_pnm or image.mode.startswith(("I", "F")):
         is_grey = image.mode.startswith("I;16") or (image.format == "PPM" and image.mode == "I")
         if dtype == "uint8" or not is_grey:
-            hint = "; --dtype uint16 keeps it" if is_grey else ""
+            hint = "; a build with --dtype uint16 keeps it" if is_grey else ""
             found = f"{image.format} of mode {raw_modes or image.mode}"
             raise Reject("more_than_8_bits", f"{found}{hint}")
 

@@ -28,6 +28,7 @@ from tfrecord_io.reading.opening import open_split
 from tfrecord_io.stores.folder import Folder
 from tfrecord_io.terminal.address import Address
 from tfrecord_io.terminal.command import Command
+from tfrecord_io.terminal.errors import UserError
 from tfrecord_io.terminal.printing import counted, listed, printable
 
 #: What is compared of an image that is in both datasets, by its column.
@@ -166,14 +167,20 @@ def _counts(images: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the command."""
-    parser.add_argument("old", type=Address, metavar="OLD", help="a dataset: a folder or a URL")
-    parser.add_argument("new", type=Address, metavar="NEW", help="the dataset to compare with it")
+    two = "two datasets, OLD and NEW: folders or URLs"
+    parser.add_argument("directories", nargs="*", type=Address, metavar="OLD NEW", help=two)
+    parser.add_argument(
+        "--data", nargs="+", type=Address, default=[], metavar="OUT", help="the same"
+    )
     parser.add_argument("--json", action="store_true", help="print every image that differs")
 
 
 def run(args: argparse.Namespace) -> int:
     """Prints what differs; returns 0 if nothing does, else 1."""
-    result = diff(args.old, args.new)
+    given = [*args.directories, *args.data]
+    if len(given) != 2:
+        raise UserError(f"expected two datasets, OLD and NEW; received {len(given)}")
+    result = diff(*given)
     if args.json:
         print(json.dumps(result, indent=1))
         return 0 if result["equal"] else 1
@@ -197,7 +204,7 @@ def run(args: argparse.Namespace) -> int:
     if "anonymize" in result["options"]:
         print("note: no image is in both, because --anonymize had another secret, or one had none")
     if result["equal"]:
-        print(f"{args.old} and {args.new} are equal")
+        print(f"{' and '.join(given)} are equal")
     return 0 if result["equal"] else 1
 
 

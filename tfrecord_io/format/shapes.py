@@ -53,9 +53,10 @@ def describe(dataset: Manifest) -> str | None:
     stored = preprocessing.width / preprocessing.height
     if all(1 / _SAME < shape / stored < _SAME for shape in shapes):
         return None
-    several = f"{len(shapes)} shapes, from" if len(shapes) > 1 else "the shape"
-    advice = " (--fit pad keeps them)" if preprocessing.fit == "stretch" else ""
-    return f"the images have {several} {_range(shapes)}; they are {_fitted(preprocessing)}{advice}"
+    several = f" ({len(shapes)} shapes)" if len(shapes) > 1 else ""
+    advice = " (--fit pad keeps their shape)" if preprocessing.fit == "stretch" else ""
+    done = _fitted(preprocessing)
+    return f"the images are {_range(shapes)} times as wide as high{several}; {done}{advice}"
 
 
 def warn_of_unseen(
@@ -73,15 +74,19 @@ def warn_of_unseen(
     if not trained or not unseen:
         return None
     return (
-        f"some images have a shape ({_range(unseen)}) that no training image has (those have "
-        f"{_range(trained)}): {_fitted(preprocessing)}, they are not what the network has learned"
+        f"some images are {_range(unseen)} times as wide as high, which no training image is "
+        f"(those are {_range(trained)} times); {_fitted(preprocessing)}, so they look like nothing "
+        "that the network has learned, and its answers may be wrong. Cut them to such a shape, or "
+        "train on some of them"
     )
 
 
 def _fitted(preprocessing: Preprocessing) -> str:
-    return f"{FITS[preprocessing.fit]} to {_range([preprocessing.width / preprocessing.height])}"
+    size = f"{preprocessing.width} x {preprocessing.height} pixels"
+    how = "padded with black" if preprocessing.fit == "pad" else FITS[preprocessing.fit]
+    return f"all are {how} to {size}"
 
 
 def _range(shapes: Sequence[float]) -> str:
-    texts = (f"{shape:#.2g}".rstrip(".") + ":1" for shape in (shapes[0], shapes[-1]))
+    texts = (f"{shape:#.2g}".rstrip(".") for shape in (shapes[0], shapes[-1]))
     return " to ".join(dict.fromkeys(texts))

@@ -23,9 +23,8 @@ class InputOptions:
     )
     epochs: int | None = flag(
         None,
-        "passes over the training split, including those of the head (default: so many that the "
-        "run shows about 3,400 x the square root of the number of images; a quarter of that with "
-        "pretrained weights)",
+        "passes over the training split, including those of the head (default: by the number of "
+        "images, such as 152 for 500 and 24 for 20,000; a quarter of that with pretrained weights)",
         least=1,
     )
     seed: int = flag(0, "seed of the weights, the order and the augmentation", least=0)

@@ -145,8 +145,8 @@ class Classes(Task):
         if metrics["scores"].get("urgent/sensitivity", {}).get("value") is not None:
             sentences.append(
                 f"Of the urgent images ({' and '.join(measures.URGENT_CLASSES)}), it called "
-                f"{words.share(metrics, 'urgent/sensitivity')} urgent; of the others, it left "
-                f"{words.share(metrics, 'urgent/specificity')} alone."
+                f"{words.share(metrics, 'urgent/sensitivity')} urgent; of the others, it called "
+                f"{words.share(metrics, 'urgent/specificity')} not urgent."
             )
         return sentences
 

@@ -177,10 +177,12 @@ def cautions_of_answers(metrics: Mapping[str, Any]) -> list[str]:
         rates = (f"{rate}/{name}" for rate in ("sensitivity", "specificity"))
         values = tuple(metrics["scores"].get(rate, {}).get("value") for rate in rates)
         given.setdefault(values, []).append(name)
-    every, no = "sensitivity of 100 % at a specificity", "specificity of 100 % at a sensitivity"
     return [
-        f"{who} image is called {listed(given[rates])}: a {merit} of 0 % is no merit."
-        for who, merit, rates in (("Every", every, (1.0, 0.0)), ("No", no, (0.0, 1.0)))
+        f"{who} image is called {listed(given[rates])}, so a {merit} of 100 % means nothing there."
+        for who, merit, rates in (
+            ("Every", "sensitivity", (1.0, 0.0)),
+            ("No", "specificity", (0.0, 1.0)),
+        )
         if rates in given
     ]
 
@@ -197,8 +199,8 @@ def cautions_of_probabilities(metrics: Mapping[str, Any]) -> list[str]:
         rates = [entry["test"][rate]["value"] for rate in ("sensitivity", "specificity")]
         if separates_nothing(*rates):
             sentences.append(
-                f"The threshold for {entry['view']} separates nothing here: it is "
-                f"reached by {percent(rates[0])} of the positive images, and by "
+                f"The threshold for {entry['view']} separates nothing here, so do not use it: "
+                f"{percent(rates[0])} of the positive images reach it, and "
                 f"{percent(1 - rates[1])} of the others."
             )
     calibration = metrics.get("calibration") or {}

@@ -442,7 +442,8 @@ def _limits(result: Result) -> _Found:
         )
     for finding in manifest.audit.get("findings", []):
         said = f"The dataset's audit says: {sentence(finding['title'])}"
-        if finding["severity"] in ("problem", "warning") and said not in notes:
+        is_told = any(note.startswith(said.removesuffix(".")) for note in notes)
+        if finding["severity"] in ("problem", "warning") and not is_told:
             told.append(said)
     return ("Limits of this result", [page.Box([page.Items(told)])]) if told else None
 

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from tfrecord_io.auditing.findings import alarms
 from tfrecord_io.terminal import flags
-from tfrecord_io.terminal.printing import printable
+from tfrecord_io.terminal.printing import counted, printable
 from train.machine.errors import TrainingError, stopped
 from train.machine.places import RunFolder
 from train.networks.models import restore
@@ -280,7 +280,7 @@ def announce(
         f"{devices.num_replicas} x {devices.names[0].split(':')[0]} on {devices.backend}, "
         f"{config.devices.precision}; {options.global_batch_size} images a step, "
         f"{options.replica_batch_size} on each device; "
-        f"{session.plan.steps_after[-1]:,} steps in {options.epochs} epochs"
+        f"{session.plan.steps_after[-1]:,} steps in {counted(options.epochs, 'epoch')}"
     )
     for note in notes:
         say(printable(note))
@@ -314,8 +314,8 @@ _FORMATS = {
     "images_per_second": "{:,.0f} images/s",
     "step_ms": "{:.1f} ms a step",
     "input_wait_share": "waiting for data {:.1%}",
-    "peak_rss_mb": "{:,.0f} MB",
-    "peak_gpu_mb": "GPU {:,.0f} MB",
+    "peak_rss_mb": "memory {:,.0f} MB",
+    "peak_gpu_mb": "of the GPU {:,.0f} MB",
 }
 
 

@@ -71,7 +71,11 @@ def test_a_dataset_equals_one_of_the_same_images_from_another_folder(old, tmp_pa
     scans = shutil.copytree(old.parent / "scans", tmp_path / "scans")
     os.utime(scans / "1.jpeg", (1, 1))
     again = build_here(scans, tmp_path / "data", f"--labels={old.parent / 'labels.csv'}")
-    assert diff(capsys, old, again) == (0, f"{old} and {again} are equal\n", "")
+    for words in ((old, again), ("--data", old, again), (old, "--data", again)):
+        assert diff(capsys, *words) == (0, f"{old} and {again} are equal\n", "")
+    assert (
+        diff(capsys, "--data", old)[2] == "error: expected two datasets, OLD and NEW; received 1\n"
+    )
 
 
 def test_it_says_of_each_kind_of_difference_how_many_images_have_it(old, new, capsys):

@@ -40,12 +40,13 @@ def test_the_shapes_of_a_dataset_are_those_of_the_splits_that_are_asked_for():
     [
         (
             dataset_of(train=[1.0323, 1.0, 3.0968], test=[0.7742]),
-            "the images have 4 shapes, from 0.77:1 to 3.1:1; they are stretched to 1.0:1 "
-            "(--fit pad keeps them)",
+            "the images are 0.77 to 3.1 times as wide as high (4 shapes); all are stretched to "
+            "224 x 224 pixels (--fit pad keeps their shape)",
         ),
         (
             dataset_of("pad", train=[12.5]),
-            "the images have the shape 12:1; they are padded to 1.0:1",
+            "the images are 12 times as wide as high; all are padded with black to 224 x 224 "
+            "pixels",
         ),
         *((dataset, None) for dataset in (dataset_of(train=[1.0, 0.995]), dataset_of(), GOLDEN)),
     ],
@@ -56,8 +57,8 @@ def test_the_build_says_what_became_of_shapes_that_are_not_the_stored_one(datase
 
 def test_a_shape_far_from_all_of_the_training_images_is_warned_of():
     warning = shapes.warn_of_unseen([1.81, 1.03, 2.0], [1.0323, 1.5484, 2.0645], SQUARE)
-    assert "(1.8:1) that no training image has (those have 1.0:1 to 2.1:1)" in warning
-    assert "stretched to 1.0:1" in warning
+    assert "1.8 times as wide as high, which no training image is (those are 1.0 to 2" in warning
+    assert "stretched to 224 x 224 pixels" in warning
     # Shapes like those of the training images, and unknown ones.
     assert shapes.warn_of_unseen([1.08, 1.45], [1.0, 1.5], SQUARE) is None
     assert shapes.warn_of_unseen([1.08, 1.45], [], SQUARE) is None

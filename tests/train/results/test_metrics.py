@@ -319,7 +319,10 @@ def view(sensitivity, specificity):
 @pytest.mark.parametrize(
     ("facts", "said"),
     [
-        ({"thresholds": [view(1.0, 0.0)]}, "reached by 100.0 % of the positive images, and by 100"),
+        (
+            {"thresholds": [view(1.0, 0.0)]},
+            "do not use it: 100.0 % of the positive images reach it, and 100",
+        ),
         ({"thresholds": [view(0.9, 0.2), view(None, 0.0)]}, None),
         ({"calibration": {"ece_before": 0.02, "ece_after": 0.05}}, "is 2.0 % without it and 5.0 %"),
         ({"calibration": {"ece_before": 0.05, "ece_after": 0.02}}, None),
@@ -339,7 +342,7 @@ def test_probabilities_that_mislead_are_named_where_the_interval_says_so(facts, 
 def test_a_label_that_is_always_or_never_the_answer_is_named_in_the_terminal_too():
     found = measured(certain([1, 1, 1, 1]), [0, 1, 2, 1])
     said = words.cautions_of_answers(found)
-    assert said[0].startswith("Every image is called DME:")
-    assert said[1].startswith("No image is called CNV, DRUSEN:")
+    assert said[0] == "Every image is called DME, so a sensitivity of 100 % means nothing there."
+    assert said[1].startswith("No image is called CNV, DRUSEN, so a specificity of 100 %")
     assert words.cautions_of_answers(measured(certain([0, 1, 2, 3]), [0, 1, 2, 3])) == []
     assert "note: Every image is called DME" in describe(found)
