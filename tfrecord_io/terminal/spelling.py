@@ -69,7 +69,7 @@ def compiled(flag: str, pattern: str, wanted: str = "") -> re.Pattern[str]:
 def found_in(path: str, pattern: re.Pattern[str]) -> str | None:
     """Returns the first group of a pattern in a file's name, or else in its path; None without one.
 
-    >>> found_in("p1/scan-3.png", re.compile("(p[0-9])/")), found_in("17.png", re.compile("(p)"))
+    >>> found_in("p1/scan-3.png", re.compile("(p[0-9])/")), found_in("17.png", re.compile("(x)"))
     ('p1', None)
     """
     match = pattern.search(path.rpartition("/")[2]) or pattern.search(path)
