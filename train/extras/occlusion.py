@@ -33,7 +33,8 @@ _FOR, _AGAINST = np.array([202, 0, 32]), np.array([5, 113, 176])
 #: Opacity of the overlay at the largest value of the map.
 _MAX_OPACITY = 0.65
 
-_MAX_BATCH = 64
+# Keras keeps what every layer makes of a batch: some 80 MB an image of efficientnet_lite0.
+_MAX_BATCH = 16
 
 # Longer side of each picture in a file.
 _MAP_SIDE = 480

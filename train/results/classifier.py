@@ -260,7 +260,7 @@ def read_pictures(
 
 
 def predict_files(
-    classifier: Classifier, paths: Sequence[Path], *, batch_size: int = 32
+    classifier: Classifier, paths: Sequence[Path], *, batch_size: int = 8
 ) -> Iterator[Prediction]:
     """Yields a prediction for each picture of the files, in order, or the reason of a reject.
 
