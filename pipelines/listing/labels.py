@@ -50,7 +50,7 @@ class Labels:
 
     @functools.cached_property
     def names(self) -> LabelTable | None:
-        """The paths, patients and sites in the table; its other cells are not looked at.
+        """What `read_names` reads of the table; its other cells are not looked at.
 
         Raises:
             errors.UserError: if the file cannot be read or lacks a column.

@@ -410,7 +410,7 @@ def _common_folders(folders: Iterable[str]) -> list[str]:
 
 
 def place_by_table(files: Images, labels: LabelTable, tree: str | None) -> Images:
-    """Returns the files to which a table gives a label, of `REF_SCHEMA`, with site and others.
+    """Returns the files to which a table gives a label, of `REF_SCHEMA`, with its other columns.
 
     A file without a row, and a row without a file, are rejects; such a row counts as a file. Files
     outside the folder `tree`, if there is one, are left out.
@@ -455,15 +455,16 @@ def place_by_table(files: Images, labels: LabelTable, tree: str | None) -> Image
         )
     places, rows = list(chosen), list(chosen.values())
     root = "/".join(_common_folders({names[place].rpartition("/")[0] for place in places}))
-    columns: dict[str, Any] = {
-        name: [cells[row] for row in rows] for name, cells in labels.cells.items()
-    }
-    columns["root"] = [root] * len(rows)
+    columns: dict[str, Any] = {"root": [root] * len(rows)}
+    for name, cells in labels.cells.items():
+        texts = [cells[row] for row in rows]
+        if name in REF_SCHEMA.names:
+            columns[name] = texts
+        else:
+            columns[f"{OTHER}{name}"] = pa.array(texts, pa.string())
     columns["path"] = [names[place].removeprefix(f"{root}/") for place in places]
     named = columns.get("split", ["train"] * len(rows))
     columns["split"] = [_split_of(labels, row, name) for row, name in zip(rows, named, strict=True)]
-    if "site" in columns:
-        columns[f"{OTHER}site"] = pa.array(columns.pop("site"), pa.string())
     for name, values in labels.others.items():
         columns[f"{OTHER}{name}"] = values.take(pa.array(rows, pa.int64()))
     refs = _make_refs(files.table.take(pa.array(places, pa.int64())), columns)

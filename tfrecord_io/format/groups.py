@@ -99,8 +99,8 @@ def group_images(images: pa.Table, near_duplicates: np.ndarray | None = None) ->
     their patient if one of them has one. Near duplicates join the groups of both images.
 
     Args:
-        images: those of the columns `INPUTS` of examples.parquet that are there. `patient` names
-            the site, too. Frames and augmented copies have the path of their file.
+        images: those of the columns `INPUTS` of examples.parquet that are there. `patient` has
+            the text of a `Person`. Frames and augmented copies have the path of their file.
         near_duplicates: int64 [num_pairs, 2], rows of pictures that are the same, or nearly.
     """
     names = pa.nulls(images.num_rows, pa.large_string())
