@@ -42,14 +42,6 @@ class Measured(NamedTuple):
     answers: Any
 
 
-class Section(NamedTuple):
-    """A table of a comparison, or a sentence where there is none; the first row has the titles."""
-
-    title: str
-    rows: Sequence[Sequence[str]] = ()
-    note: str = ""
-
-
 def read(run: str) -> Measured:
     """Reads what a run, or an evaluation in one, has measured; raises UserError if it has not."""
     from train.kinds.task import Answers
@@ -78,19 +70,19 @@ def read(run: str) -> Measured:
     return Measured(run, settings, metrics, keys, people, answers)
 
 
-def sections(runs: Sequence[Measured], num_samples: int = 1000) -> Iterator[Section]:
+def sections(runs: Sequence[Measured], num_samples: int = 1000) -> Iterator[page.Section]:
     """Yields what differs between runs: settings, figures, and each from the first."""
     from train.kinds import words
     from train.kinds.registry import task_of
 
-    names = ["", *(run.name for run in runs)]
+    names = [run.name for run in runs]
     every = dict.fromkeys(name for run in runs for name in run.settings)
     table = {name: [str(page.plain(run.settings.get(name))) for run in runs] for name in every}
     changed = [[name, *values] for name, values in table.items() if len(set(values)) > 1]
     note = f"{command('diff')} OLD NEW tells how datasets differ" * (len(set(table["dataset"])) > 1)
-    yield Section("What differs", [names, *changed], note if changed else _SAME)
+    yield _section("What differs", ["", *names], changed, note if changed else _SAME)
     task = task_of(kind_in(runs[0].metrics))
-    labels = list(runs[0].metrics["label_counts"])[: words.MAX_CLASSES]
+    labels = list(runs[0].metrics.get("label_counts", ()))[: words.MAX_CLASSES]
     wanted = [*task.run_measures, *(f"sensitivity/{label}" for label in labels)]
     figures = [["images", *(words.measured_images(run.metrics) for run in runs)]]
     for name in wanted:
@@ -99,12 +91,20 @@ def sections(runs: Sequence[Measured], num_samples: int = 1000) -> Iterator[Sect
             tell = words.teller_of(name)
             told = (words.with_interval(each, tell, "") if each else "–" for each in scores)
             figures.append([words.title_of(name), *told])
-    yield Section("What was measured, with 95 % intervals", [names, *figures])
+    yield _section("What was measured, with 95 % intervals", ["", *names], figures)
     for other in runs[1:]:
         yield _difference(task, runs[0], other, num_samples)
 
 
-def _difference(task: Any, first: Measured, other: Measured, num_samples: int) -> Section:
+def _section(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], note: str = ""
+) -> page.Section:
+    """Returns a table with a sentence below it; a table without rows is left out."""
+    blocks = [page.Table(title, columns, rows)] * bool(rows) + [page.Note(note)] * bool(note)
+    return page.Section(title.partition(" ")[0].lower(), title, blocks)
+
+
+def _difference(task: Any, first: Measured, other: Measured, num_samples: int) -> page.Section:
     from train.kinds import words
     from train.results.bootstrap import with_intervals
 
@@ -118,9 +118,9 @@ def _difference(task: Any, first: Measured, other: Measured, num_samples: int) -
         for some, each in zip(keys, answers, strict=True)
     ]
     if not len(common):
-        return Section(title, note="they have measured no image in common")
+        return _section(title, [], [], "they have measured no image in common")
     if first.answers.label_names != other.answers.label_names or truths[0] != truths[1]:
-        return Section(title, note="their classes, or the labels of an image, differ")
+        return _section(title, [], [], "their classes, or the labels of an image, differ")
     people = [first.people[key] for some in keys for key in some]
     _, groups = np.unique(people, return_inverse=True)
     half = len(rows[0])
@@ -133,7 +133,7 @@ def _difference(task: Any, first: Measured, other: Measured, num_samples: int) -
 
     sizes = {"sizes": np.bincount(groups[:half]), "num_samples": num_samples}
     found = with_intervals(measure, groups, {}, seed=0, digits=task.digits, **sizes)
-    table = [["", "difference", "95 % interval", ""]]
+    table = []
     for name, score in found.items():
         unit, scale = (" points", 100) if words.known(name[2:]).unit == "share" else ("", 1)
         value, low, high = (
@@ -146,20 +146,8 @@ def _difference(task: Any, first: Measured, other: Measured, num_samples: int) -
         table.append([words.title_of(name[2:]), f"{value}{unit}", interval, verdict])
     patients = {name for name in people if name.startswith("patient ")}
     told = words.images_of(len(common), len(patients))
-    return Section(title, table, f"on {told} that both have measured")
-
-
-def _page_of(sections: Sequence[Section]) -> str:
-    """Returns the HTML of a comparison."""
-    parts = []
-    for number, (title, rows, note) in enumerate(sections, 1):
-        table = page.Box([page.Table(title, rows[0], rows[1:])]) if len(rows) > 1 else None
-        blocks = [table, page.Note(f"{note}.") if note else None]
-        parts.append(page.Section(f"section-{number}", title, blocks))
-    heading = "Comparison of runs"
-    over = "Runs on a dataset"
-    footer = "Made by scan-tfrecords compare; research only, not a medical device."
-    return page.render(page.Page(heading, over, heading, [], parts, footer))
+    columns = ["", "difference", "95 % interval", ""]
+    return _section(title, columns, table, f"on {told} that both have measured")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -179,13 +167,16 @@ def compare(arguments: argparse.Namespace) -> None:
         found = list(sections([read(run) for run in arguments.run]))
     for section in found:
         print(printable(section.title))
-        widths = [max(map(len, column)) for column in zip(*section.rows, strict=True)]
-        for row in section.rows if len(section.rows) > 1 else ():
-            print(printable("  " + "  ".join(map(str.ljust, row, widths)).rstrip()))
-        if section.note:
-            print(printable(f"  {section.note}"))
+        for block in section.blocks:
+            rows = [[block.text]] if isinstance(block, page.Note) else [block.columns, *block.rows]
+            widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+            for row in rows:
+                print(printable("  " + "  ".join(map(str.ljust, row, widths)).rstrip()))
+    heading, footer = "Comparison of runs", "Research only, not a medical device."
+    # An anchor is there once.
+    parts = [each._replace(id=f"{each.id}-{place}") for place, each in enumerate(found)]
     with atomic_write(arguments.output) as file:
-        file.write(_page_of(found).encode())
+        file.write(page.render(page.Page(heading, "Runs", heading, [], parts, footer)).encode())
     print(f"The same as a page: {arguments.output}")
 
 

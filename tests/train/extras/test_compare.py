@@ -50,11 +50,16 @@ def test_the_table_and_the_page_say_what_differs_and_by_how_much(
 def test_a_difference_varies_as_the_patients_do_in_whom_the_answers_differ(class_run, worse):
     same, other = compare.read(class_run), compare.read(worse)
     *_, nothing = compare.sections([same, same._replace(name="b")])
-    assert nothing.rows[1][:4] == ["accuracy", "+0.0 points", "–", "may be chance"]
+    assert nothing.blocks[0].rows[0][:4] == ["accuracy", "+0.0 points", "–", "may be chance"]
     *_, difference = compare.sections([same, other])
-    low, high = (float(end) for end in difference.rows[1][2].removesuffix(" points").split(" to "))
+    low, high = (
+        float(end) for end in difference.blocks[0].rows[0][2].removesuffix(" points").split(" to ")
+    )
     # As of 15 patients of two images, of whom two lose both: t times the deviation of the mean.
-    value, losses = float(difference.rows[1][1].split()[0]), np.repeat([-1.0, 0.0], [2, 13])
+    value, losses = (
+        float(difference.blocks[0].rows[0][1].split()[0]),
+        np.repeat([-1.0, 0.0], [2, 13]),
+    )
     half = 100 * 2.14 * losses.std(ddof=1) / np.sqrt(15)
     assert value == pytest.approx(100 * losses.mean(), abs=0.1)
     assert (high - low) / 2 == pytest.approx(half, rel=0.35)
@@ -70,7 +75,7 @@ def test_what_cannot_be_compared_is_said(class_run, class_data, tmp_path, capsys
         ),
     }
     for note, other in others.items():
-        assert note in list(compare.sections([run, other]))[-1].note
+        assert note in list(compare.sections([run, other]))[-1].blocks[0].text
     assert compare.main([str(class_run)]) == 2
     assert compare.main([str(class_run), str(class_data)]) == 2
     assert "expected the folder of a finished run, or of an evaluation" in capsys.readouterr().err
@@ -79,4 +84,4 @@ def test_what_cannot_be_compared_is_said(class_run, class_data, tmp_path, capsys
         evaluated(class_run, class_data, "--split=val", "--include_seen", f"--output={output}") == 0
     )
     *_, difference = compare.sections([run, compare.read(output)])
-    assert difference.note == "they have measured no image in common"
+    assert difference.blocks[0].text == "they have measured no image in common"
