@@ -78,11 +78,7 @@ def diff(old: str | os.PathLike[str], new: str | os.PathLike[str]) -> dict[str, 
             for a, b in zip(*sides, strict=True)
         ]
     # The examples, and their copies, are compared one by one.
-    ledgers = [
-        {name: num for name, num in each.ledger if not name.startswith(("examples ", "augmented "))}
-        for each in manifests
-    ]
-    changed, counts = _changed(*options), _changed(*ledgers)
+    changed, counts = _changed(*options), _changed(*map(_left_out, manifests))
     contents = [
         {
             **{shard.name: shard.sha256 for shard in manifest.shards},
@@ -119,6 +115,12 @@ def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, list[A
     """Returns both sides of each entry that differs."""
     names = sorted(old.keys() | new.keys())
     return {n: [old.get(n), new.get(n)] for n in names if old.get(n) != new.get(n)}
+
+
+def _left_out(manifest: Manifest) -> dict[str, int]:
+    """Returns the numbers of files that became no examples, by what became of them."""
+    examples = ("examples ", "augmented ")
+    return {name: num for name, num in manifest.ledger if not name.startswith(examples)}
 
 
 def _read(directory: str | os.PathLike[str], name: str) -> bytes:
