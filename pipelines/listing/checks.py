@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import posixpath
+import re
 import statistics
+from collections.abc import Iterable
+
+import pyarrow as pa
 
 from pipelines import errors
 from pipelines.listing import roles
@@ -25,13 +30,13 @@ def with_checked_classes(images: Images, options: ListingOptions) -> Images:
 
     Raises:
         errors.UserError: if all classes are named like splits or kinds of files, many have an image
-            or two, or each class is a patient.
+            or two, each class is a patient, or a split has none of those of train.
     """
     if options.label_kind != CLASSES or options.classes:
         return images
     refs = images.table
     counts = {pair["values"]: pair["counts"] for pair in refs["label"].value_counts().to_pylist()}
-    shown = listed([printable(name) for name in sorted(counts)])
+    shown = _shown(counts)
     if counts and all(map(roles.is_no_class, counts)):
         raise errors.UserError(
             f"the classes would be {shown}, which are names of splits or of kinds of files; "
@@ -43,6 +48,7 @@ def with_checked_classes(images: Images, options: ListingOptions) -> Images:
         if len(counts) > roles.MANY_CLASSES:
             raise errors.UserError(f"{text}; {_ADVICE}")
         images = images.then(found=Ledger(notes=(Note(text, is_private=True),)))
+    _require_classes_of_train(refs)
     known = refs.select(["label", "patient"]).drop_null()
     pairs = known.group_by(["label", "patient"]).aggregate([])
     if len(pairs) == len(pairs["patient"].unique()) == len(counts) >= _FEW_CLASSES:
@@ -51,3 +57,26 @@ def with_checked_classes(images: Images, options: ListingOptions) -> Images:
             "--patient_regex, if it finds the class in names"
         )
     return images
+
+
+def _require_classes_of_train(refs: pa.Table) -> None:
+    pairs = refs.group_by(["split", "label"]).aggregate([("path", "min"), ("path", "max")])
+    rows = pairs.to_pylist()
+    train = {row["label"] for row in rows if row["split"] == "train"}
+    for split in sorted({row["split"] for row in rows}) if train else ():
+        own = [row for row in rows if row["split"] == split]
+        if not train.isdisjoint(row["label"] for row in own):
+            continue
+        paths = (row[name] for row in own for name in ("path_min", "path_max"))
+        folder = re.escape(posixpath.commonpath(map(posixpath.dirname, paths)))
+        pattern = f" '(^|/){folder}/'" if folder else ""
+        raise errors.UserError(
+            f"the split {split} has none of the classes of train, but "
+            f"{_shown(row['label'] for row in own)}. If its images have no labels, leave them out "
+            f"with --exclude_regex{pattern}; or name all classes with --classes, or let them have "
+            "the same names with --rename_classes"
+        )
+
+
+def _shown(names: Iterable[str]) -> str:
+    return listed([printable(name) for name in sorted(names)])

@@ -73,7 +73,7 @@ def found_in(path: str, pattern: re.Pattern[str]) -> str | None:
     ('p1', None)
     """
     match = pattern.search(path.rpartition("/")[2]) or pattern.search(path)
-    return match and match.group(1)
+    return (match and match.group(1)) or None
 
 
 def look_alike(names: Iterable[str]) -> list[list[str]]:

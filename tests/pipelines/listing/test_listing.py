@@ -223,6 +223,8 @@ def test_a_pattern_that_finds_few_patients_or_none_shows_paths_without_one():
     assert note.endswith(f"of 1 of 5 {shown}")
     with pytest.raises(errors.UserError, match=f"of 0 of 5 {shown}. Its first group should be"):
         list_files(files, patient_regex="eye([0-9])")
+    with pytest.raises(errors.UserError, match="finds a patient in the names or paths of 0 of"):
+        list_files(files, patient_regex="(x*)")  # an empty name is none
     del files["CNV/scan3.png"], files["CNV/scan2.png"], files["CNV/scan1.png"]
     assert notes_of(list_files(files, patient_regex=r"^p(\d+)_"), private=True) == []
 

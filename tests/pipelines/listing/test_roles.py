@@ -103,6 +103,10 @@ UNCLEAR = {
         {f"c{n}/A-{n}-{k}.png": b"" for n in range(6) for k in range(3)},
         "each of the 6 classes is one patient",
     ),
+    "a split without labels": (
+        tree(["train"], OCT) | tree(["test"], ["images"]),
+        r"test has none of the classes of train, but images.*--exclude_regex '\(\^\|/\)test/imag",
+    ),
     "splits in classes with patients": (
         tree(OCT, ("train", "test"), ("p1", "p2")), "3 folders hold splits.*--layout class/split",
     ),
