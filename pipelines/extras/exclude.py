@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import posixpath
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -29,7 +28,7 @@ from tfrecord_io.decoding.preprocess import SINGLE_SUFFIXES, START_BYTES, find_p
 from tfrecord_io.decoding.rejects import Reject
 from tfrecord_io.format.person import persons
 from tfrecord_io.terminal.printing import counted, listed
-from tfrecord_io.terminal.spelling import one_form
+from tfrecord_io.terminal.spelling import found_in, one_form
 
 #: Lists a source with these options and this table of labels.
 List = Callable[[Source, ListingOptions, Labels], Images]
@@ -77,6 +76,7 @@ class Exclusion:
     Attributes:
         patients: as a dataset names them, so with their site in front; None in a row without one.
         paths: of files or folders; empty in a row without one.
+        codes: the patients by the hash that names them where they come from tags of DICOM.
         met: the patients and paths that were found so far.
         copied: path and size of the images that were found by their paths, whose copies in a
             second tree are left out with them.
@@ -84,6 +84,7 @@ class Exclusion:
 
     patients: Sequence[str | None]
     paths: Sequence[str]
+    codes: Mapping[str, str]
     met: set[str] = dataclasses.field(default_factory=set)
     copied: set[tuple[str, int]] = dataclasses.field(default_factory=set)
 
@@ -130,9 +131,7 @@ class Exclusion:
             labels: the table of labels.
             tags: the patients of DICOM files by name, if they could not be listed.
         """
-        wanted = {patient: patient for patient in self.patients if patient}
-        # A dataset names the patients of DICOM files by a hash.
-        wanted |= {patient_code(patient): patient for patient in wanted}
+        wanted = {patient: patient for patient in self.patients if patient} | self.codes
         files = set[str]()
         for path, places in find_files(names, [*filter(None, self.paths)]).items():
             self.met.update([path] if places else [])
@@ -215,11 +214,15 @@ def read_exclusion(options: ListingOptions) -> Exclusion | None:
             f"--exclude {file} needs a column patient (and site, if the input has sites) or path"
         )
     num_rows = len(next(iter(cells.values())))
-    patients = cells.get("patient", [None] * num_rows)
+    names = patients = cells.get("patient", [None] * num_rows)
+    sites = cells.get("site", [None] * num_rows)
     if "site" in cells:
-        patients = persons(*map(pa.array, (patients, cells["site"]))).to_pylist()
+        patients = persons(*map(pa.array, (names, sites))).to_pylist()
+    rows = zip(names, sites, patients, strict=True)
+    # The site is the one that has issued the PatientID.
+    codes = {patient_code(name, site or ""): who for name, site, who in rows if name and who}
     paths = cells.get("path", [None] * num_rows)
-    return Exclusion(patients, [path or "" for path in paths])
+    return Exclusion(patients, [path or "" for path in paths], codes)
 
 
 def _patients_in_tags(source: Source) -> Iterator[tuple[str, str | None]]:
@@ -240,9 +243,7 @@ def _patients_in(
 ) -> Iterator[str]:
     """Yields the patients that a file's name may tell: by the pattern for them, or by folders."""
     if table is None or "patient" not in table.cells:
-        pattern = re.compile(options.patient_regex)
-        match = pattern.search(posixpath.basename(name)) or pattern.search(name)
-        yield (match and match.group(1)) or ""
+        yield found_in(name, re.compile(options.patient_regex)) or ""
     layout = images.layout if images else ()
     if "patient" in (*options.layout, *(role for role, _ in layout)):
         yield from folders_in(name)

@@ -324,22 +324,26 @@ def test_a_folder_may_be_named_and_a_patient_who_is_one(tmp_path):
     assert Manifest.load(output).counts["excluded"] == 6
 
 
-@pytest.mark.parametrize("form", ["the PatientID", "the code in examples.parquet"])
+@pytest.mark.parametrize(
+    "form", ["the PatientID", "the PatientID of a site", "the code in examples.parquet"]
+)
 def test_a_patient_of_dicom_files_is_found_and_each_frame_counts(tmp_path, form):
+    site = {"site": "Bern"} if "site" in form else {}
     files = {}
     for number in range(12):
         pixels = grey_pixels(number)
         many = np.stack([pixels, grey_pixels(number + 50)]) if number == 0 else pixels
         patient = {(0x0010, 0x0020, "LO"): f"p{number // 2}"}
+        patient |= {(0x0010, 0x0021, "LO"): "Bern"} if site else {}
         files[f"{('CNV', 'DME')[number % 2]}/{number}.dcm"] = dicom_file(many, patient)
     name = "p0"
-    if form != "the PatientID":
+    if "code" in form:
         (tmp_path / "first").mkdir()
         source = write_zip(tmp_path / "first" / "scans.zip", files)
         rows = rows_of(build_here(source, tmp_path / "first.out", *FLAGS))
         name = next(row["patient"] for row in rows if row["path"].endswith("/1.dcm"))
     output = assert_as_if_never_there(
-        tmp_path, files, lambda path: path in ("CNV/0.dcm", "DME/1.dcm"), [{"patient": name}]
+        tmp_path, files, lambda path: path in ("CNV/0.dcm", "DME/1.dcm"), [{"patient": name} | site]
     )
     assert Manifest.load(output).counts["excluded"] == 3
 
