@@ -11,7 +11,7 @@ import collections
 import functools
 import itertools
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -55,10 +55,15 @@ _BINARY = "nearly binary, as masks are"
 
 # Words behind the name of a picture, as in 7_heat_map.png or 7heat.png, or before it, as in
 # heat7.png or heat_img7.png.
-_BEHIND = re.compile(r"(.+?)[ _.-]+([A-Za-z]+(?:[ _.-]+[A-Za-z]+)*\d?)")
-_GLUED = re.compile(r"(.*\d)([A-Za-z]{2,})")
-_BEFORE = re.compile(r"([A-Za-z]+)[ _.-]*(.*\d.*)")
-_AHEAD = re.compile(r"([A-Za-z]+)[ _.-]+(.*\d.*)")
+_DIVIDED = {
+    kind: re.compile(pattern)
+    for kind, pattern in {
+        "behind": r"(?P<rest>.+?)[ _.-]+(?P<word>[A-Za-z]+(?:[ _.-]+[A-Za-z]+)*\d?)",
+        "glued": r"(?P<rest>.*\d)(?P<word>[A-Za-z]{2,})",
+        "before": r"(?P<word>[A-Za-z]+)[ _.-]*(?P<rest>.*\d.*)",
+        "ahead": r"(?P<word>[A-Za-z]+)[ _.-]+(?P<rest>.*\d.*)",
+    }.items()
+}
 
 
 class _Kind(NamedTuple):
@@ -204,8 +209,8 @@ def _sides(refs: pa.Table) -> Mapping[_Kind, dict[str, tuple[_Files, _Files]]]:
                 side = sides[_Kind("folder", depth)][name]
                 for known, key in zip(side, (stem, short), strict=True):
                     known[f"{above}//{below}/{key}"] = ref
-        for kind, divide in _DIVIDED.items():
-            divided = [divide(*_parts(file)) for file, _ in files]
+        for kind in _DIVIDED:
+            divided = [_divided(kind, *_parts(file)) for file, _ in files]
             counts = collections.Counter(name for name, _ in divided)
             for (name, key), (_, ref) in zip(divided, files, strict=True):
                 if name[0] == "" or counts[name] > 1:
@@ -242,22 +247,10 @@ def _words(stem: str) -> list[str]:
     return [word.lstrip("0") or "0" if word.isdecimal() else word for word in found]
 
 
-def _behind(pattern: re.Pattern[str], stem: str, ending: str) -> tuple[tuple[str, str], str]:
-    match = pattern.fullmatch(stem)
-    return ((match[2], ending), match[1]) if match else (("", ending), stem)
-
-
-def _before(pattern: re.Pattern[str], stem: str, ending: str) -> tuple[tuple[str, str], str]:
-    match = pattern.fullmatch(stem)
-    return ((match[1], ""), match[2]) if match else (("", ""), stem)
-
-
-_DIVIDED: Mapping[str, Callable[[str, str], tuple[tuple[str, str], str]]] = {
-    "behind": functools.partial(_behind, _BEHIND),
-    "glued": functools.partial(_behind, _GLUED),
-    "before": functools.partial(_before, _BEFORE),
-    "ahead": functools.partial(_before, _AHEAD),
-}
+def _divided(kind: str, stem: str, ending: str) -> tuple[tuple[str, str], str]:
+    """Returns the word in a file's name with the ending behind it, and the rest of the name."""
+    match, behind = _DIVIDED[kind].fullmatch(stem), "" if kind in ("before", "ahead") else ending
+    return ((match["word"], behind), match["rest"]) if match else (("", behind), stem)
 
 
 def _are_numbered(names: Collection[str]) -> bool:

@@ -16,10 +16,9 @@ import itertools
 import json
 import re
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path, PurePosixPath
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -126,10 +125,12 @@ def _read_table(file: Path, notes: list[str], faults: dict[int, str]) -> pa.Tabl
 def _read_excel(file: Path, notes: list[str]) -> pa.Table:
     if importlib.util.find_spec("openpyxl") is None:
         raise errors.UserError(f"{file}: Excel needs openpyxl; pip install openpyxl")
-    import openpyxl
+    from openpyxl.reader.excel import ExcelReader
+    from openpyxl.utils import range_boundaries
 
-    book = openpyxl.load_workbook(file, read_only=True, data_only=True)
-    with contextlib.closing(book):
+    reader = ExcelReader(file, read_only=True, data_only=True)
+    reader.read()
+    with contextlib.closing(reader.wb) as book:
         sheet = book.worksheets[0]
         if len(book.worksheets) > 1:
             notes.append(
@@ -138,40 +139,23 @@ def _read_excel(file: Path, notes: list[str]) -> pa.Table:
             )
         sheet.reset_dimensions()  # some programs write others than those of the cells
         rows = [[_shown(cell) for cell in row] for row in sheet.iter_rows()] or [[]]
-    for column, first, last in _merged(file, sheet.title):
-        for row in rows[first:last]:
-            row += [None] * (column + 1 - len(row))
-            row[column] = rows[first - 1][column]
-    start = _header_in(rows, notes)
-    header, *rows = rows[start:]
-    return _table_of(header, [row for row in rows if any(cell is not None for cell in row)])
-
-
-def _merged(file: Path, title: str) -> Iterator[tuple[int, int, int]]:
-    """Yields the column, from 0, the first and the last row, from 1, of a sheet's merged cells.
-
-    openpyxl tells them only of a workbook of which it makes an object for each cell.
-    """
-    from openpyxl.utils import range_boundaries
-
-    with zipfile.ZipFile(file) as archive:
-        book, links = (
-            ElementTree.fromstring(archive.read(f"xl/{name}"))
-            for name in ("workbook.xml", "_rels/workbook.xml.rels")
-        )
-        (sheet,) = (sheet for sheet in book.iterfind("{*}sheets/*") if sheet.get("name") == title)
-        (key,) = (value for name, value in sheet.items() if name.endswith("}id"))
-        (path,) = (link.get("Target", "") for link in links if link.get("Id") == key)
-        content = archive.read(str(PurePosixPath("/xl", path))[1:]).decode()
+        links = {part.name: link.target for part, link in reader.parser.find_sheets()}
+        content = reader.archive.read(links[sheet.title]).decode()
     if cell := re.search(r'<(\w+:)?c r="(\w+)"( s="\d+")?><\1?f>[^<]*</\1?f><\1?v ?/>', content):
         raise ValueError(
             f"the cell {cell[2]} has a formula without a value; open the table in Excel or "
             "LibreOffice, and save it"
         )
+    # openpyxl tells merged cells only of a book of which it makes an object for each cell.
     below = content.rpartition("sheetData>")[2]
     for area in re.findall(r'\bmergeCell [^>]*\bref="([^"]+)"', below):
-        left, first, _, last = range_boundaries(area)
-        yield left - 1, first, last
+        column, first, _, last = range_boundaries(area)
+        for row in rows[first:last]:
+            row += [None] * (column - len(row))
+            row[column - 1] = rows[first - 1][column - 1]
+    start = _header_in(rows, notes)
+    header, *rows = rows[start:]
+    return _table_of(header, [row for row in rows if any(cell is not None for cell in row)])
 
 
 def _shown(cell: Any) -> Any:
