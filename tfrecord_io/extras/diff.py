@@ -119,8 +119,8 @@ def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, list[A
 
 def _left_out(manifest: Manifest) -> dict[str, int]:
     """Returns the numbers of files that became no examples, by what became of them."""
-    examples = ("examples ", "augmented ")
-    return {name: num for name, num in manifest.ledger if not name.startswith(examples)}
+    kept = ("examples ", "augmented ")
+    return {name: num for name, num in manifest.ledger if not name.startswith(kept)}
 
 
 def _read(directory: str | os.PathLike[str], name: str) -> bytes:
