@@ -53,7 +53,10 @@ class Box(NamedTuple):
 
 
 class Details(NamedTuple):
-    """Blocks that a click on the title shows; `badge` is the severity of a finding."""
+    """Blocks that a click on the title shows; `badge` is the severity of a finding.
+
+    With the badge `fold`, a wide window shows them without a click.
+    """
 
     title: str
     blocks: Sequence[Any]

@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterator
 #: Longest time in which a command prints nothing.
 SECONDS = 10.0
 
-# Names of the stages that are under way, the innermost one last.
-_under_way: list[str] = []
+# Names of the stages that are under way, and when they began; the innermost one is the last.
+_under_way: list[tuple[str, float]] = []
 
 
 @contextlib.contextmanager
 def stage(name: str, *, is_told: bool = True) -> Iterator[None]:
     """Prints the name of a block and its seconds when it is done."""
     started = time.monotonic()
-    _under_way.append(name)
+    _under_way.append((name, started))
     try:
         yield
     finally:
@@ -45,8 +45,8 @@ def without_silence() -> Iterator[Callable[[], None]]:
     def watch() -> None:
         while not ended.wait(max(0.01, last + SECONDS - time.monotonic())):
             if time.monotonic() - last >= SECONDS:
-                name = _under_way[-1] if _under_way else "at work"
-                seconds = time.monotonic() - started
+                name, began = _under_way[-1] if _under_way else ("at work", started)
+                seconds = time.monotonic() - began
                 with contextlib.suppress(OSError):  # nobody reads it any more
                     os.write(terminal, f"{name}, {seconds:.0f} s so far\n".encode())
                 heard()

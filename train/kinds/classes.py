@@ -24,14 +24,16 @@ class Classes(Task):
     """One class for each image. Truths are int64 [num_examples]."""
 
     kind = kinds.CLASSES
-    label_measures = ("sensitivity", "specificity", "auc", "average_precision")
+    label_measures = ("sensitivity", "specificity", "precision", "f1", "auc", "average_precision")
     run_measures = ("accuracy", "balanced_accuracy", "ece")
     glossary = (
         "Sensitivity: the share of the images of a class that was recognised. Specificity: the "
-        "share of all other images that was not taken for this class. Area: the chance that an "
-        "image of the class gets a higher probability than another image. Average precision: "
-        "among the images with the highest probabilities, the share that is of the class, on "
-        "average over all cuts; guessing gives the share of the class."
+        "share of all other images that was not taken for this class. Precision: the share of "
+        "right ones among the answers that name the class; it depends on how many images are of "
+        "it. F1: the harmonic mean of sensitivity and precision. Area: the chance that an image "
+        "of the class gets a higher probability than another image. Average precision: the "
+        "precision among the images with the highest probabilities, on average over all cuts; "
+        "guessing gives the share of the class."
     )
     decision = (
         "A threshold answers “this class, or not?”. The predicted class does not depend on the "
@@ -110,13 +112,16 @@ class Classes(Task):
             "brier": measures.ratios(weights @ brier, total),
             "balanced_accuracy": measures.defined_mean(sensitivity.T),
         }
+        rates = {"sensitivity": sensitivity, "specificity": specificity}
+        rates |= measures.precision_and_f1(hits, called, positives)
         for index, name in enumerate(names):
-            scores[f"sensitivity/{name}"] = sensitivity[:, index]
-            scores[f"specificity/{name}"] = specificity[:, index]
+            scores |= {f"{rate}/{name}": values[:, index] for rate, values in rates.items()}
         if set(names) == measures.OCT_CLASSES:
             urgent = np.isin(names, measures.URGENT_CLASSES)
             is_urgent, called_urgent = urgent[truths], urgent[predicted]
             rates = measures.called_rates(called_urgent, is_urgent, weights)
+            sides = (is_urgent & called_urgent, called_urgent, is_urgent)
+            rates |= measures.precision_and_f1(*(weights @ side for side in sides))
             scores |= {f"urgent/{name}": values for name, values in rates.items()}
             penalties = np.where(is_correct, 0.0, 1.0)
             for answer, points in measures.URGENT_PENALTIES.items():

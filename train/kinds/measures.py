@@ -188,6 +188,18 @@ def called_rates(
     }
 
 
+def precision_and_f1(
+    found: np.ndarray, called: np.ndarray, positives: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Returns `precision`, the share of the answers yes that are right, and `f1`.
+
+    F1 is its harmonic mean with the sensitivity. Source: van Rijsbergen 1979, "Information
+    retrieval", chapter 7. The weights of the positives that were found, of all answers yes and of
+    all positives are float64 [...], as are the measures; NaN where undefined.
+    """
+    return {"precision": ratios(found, called), "f1": ratios(2 * found, called + positives)}
+
+
 def predictive_values(
     sensitivity: np.ndarray, specificity: np.ndarray, prevalence: float
 ) -> dict[str, np.ndarray]:
@@ -274,6 +286,8 @@ MEASURES: Mapping[str, Measure] = {
     "balanced_accuracy": Measure("balanced accuracy"),
     "sensitivity": Measure("sensitivity", behind="positives", counts=True),
     "specificity": Measure("specificity", behind="negatives", counts=True),
+    "precision": Measure("precision", behind="fewer"),
+    "f1": Measure("F1", unit="decimal", behind="fewer"),
     "ppv": Measure("PPV", behind="fewer"),
     "npv": Measure("NPV", behind="fewer"),
     "auc": Measure("area under the ROC", unit="decimal", behind="fewer", area=area_under_curve),

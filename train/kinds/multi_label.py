@@ -28,14 +28,16 @@ class MultiLabel(Task):
 
     kind = kinds.MULTI_LABEL
     charts = ("roc", "reliability")
-    label_measures = ("sensitivity", "specificity", "auc", "average_precision")
+    label_measures = ("sensitivity", "specificity", "precision", "f1", "auc", "average_precision")
     run_measures = ("accuracy", "macro_auc", "macro_average_precision", "ece")
     glossary = (
         "Sensitivity: the share of the images with a label for which it was found. Specificity: "
-        "the share of the images without it for which it was not. Area: the chance that an image "
-        "with the label gets a higher probability for it than an image without. Average "
-        "precision: among the images with the highest probabilities, the share that has the "
-        "label, on average over all cuts; guessing gives the share of all images that has it."
+        "the share of the images without it for which it was not. Precision: the share of the "
+        "images that were given the label that have it; it depends on how many images have it. F1: "
+        "the harmonic mean of sensitivity and precision. Area: the chance that an image with the "
+        "label gets a higher probability for it than an image without. Average precision: the "
+        "precision among the images with the highest probabilities, on average over all cuts; "
+        "guessing gives the share of all images that has the label."
     )
     decision = (
         "A threshold answers “this label, or not?”. The predicted labels do not depend on the "
@@ -110,6 +112,8 @@ class MultiLabel(Task):
             "ece": measures.expected_calibration_error(confidences, is_right, weights),
             "brier": measures.ratios(weights @ np.square(probabilities - labels).mean(-1), total),
         }
+        sides = (called & labels, called, labels)
+        rates |= measures.precision_and_f1(*(weights @ side for side in sides))
         for index, name in enumerate(answers.label_names):
             scores |= {f"{rate}/{name}": values[:, index] for rate, values in rates.items()}
         return scores

@@ -17,7 +17,7 @@ from tfrecord_io.pages import page
 from tfrecord_io.terminal.printing import counted, listed, sentence
 from train.data.dataset import Dataset
 from train.kinds import words
-from train.results.sections import Result, sections_of
+from train.results.sections import Result, figures_on_top, sections_of
 
 
 def page_of_data(data: str, directory: Path, manifest: Manifest) -> str | None:
@@ -115,9 +115,15 @@ def _top(result: Result) -> list[Any]:
             "The dataset has no test split. The run also made its choices with these validation "
             "images, so the result is probably too good."
         )
-    notes = [*((lead, "lead") for lead in leads), *((each, "caution") for each in cautions if each)]
-    told = [page.Note(*note) for note in [(first, "lead first"), *notes]]
-    return [*told, *_tiles(result)]
+    told = [page.Note(first, "lead first")]
+    told += [page.Note(caution, "caution") for caution in cautions if caution]
+    more = [page.Note(lead, "lead") for lead in leads]
+    told.append(page.Details("More on this result", more, "fold") if more else None)
+    figures = figures_on_top(result)
+    return [
+        page.Box([page.Box(told, ""), page.Box(figures, "") if figures else ""], "beside"),
+        *_tiles(result),
+    ]
 
 
 def _tiles(result: Result) -> list[Any]:

@@ -13,6 +13,7 @@ from tfrecord_io.format.groups import plural_unit
 from tfrecord_io.format.manifest import Manifest
 from tfrecord_io.pages import page
 from tfrecord_io.pages.charts import Chart
+from tfrecord_io.pages.pictures import data_url
 from tfrecord_io.terminal.printing import counted, listed, sentence
 from train.data.seen import Exposure
 from train.kinds import words
@@ -39,7 +40,10 @@ _FEW_POSITIVES = 20
 
 _MAX_RUNS = 60
 
-_COLOURS = page.markup(
+# Most columns and rows of a table of answers on top of the page, mistakes there, and their side.
+_MAX_ON_TOP, _MISTAKES_ON_TOP, _SIDE_ON_TOP = 7, 6, 160
+
+COLOURS = page.markup(
     'Right answers are <span class="key"></span> blue, wrong ones <span class="key wrong"></span> '
     "red; the larger the share, the stronger the shade."
 )
@@ -135,6 +139,29 @@ def _name(view: View, small: str = "") -> page.Cell:
     return page.Cell(view.name, small, "view" if view.is_group else "")
 
 
+def folded(text: str, title: str = "What the figures mean") -> page.Details:
+    """Returns a text that a phone shows after a click."""
+    return page.Details(title, [text], "fold")
+
+
+def matrix_of(result: Result) -> page.Table | None:
+    """Returns the table of right and wrong answers if it is small enough for the first screen."""
+    table = result.task.answers(result.metrics)
+    return table if table and max(len(table.columns), len(table.rows)) <= _MAX_ON_TOP else None
+
+
+def figures_on_top(result: Result) -> list[Any]:
+    """Returns what stands beside the first sentences: right and wrong answers, and mistakes."""
+    table, mistakes = matrix_of(result), result.examples.get("wrong", ())[:_MISTAKES_ON_TOP]
+    blocks = [page.Box([table._replace(caption=table.label), COLOURS])] if table else []
+    pictures = [
+        (data_url(each.pictures["what the network sees"], _SIDE_ON_TOP), _told(each))
+        for each in mistakes
+    ]
+    link = '<a href="#answers">Mistakes</a>, the surest first'
+    return [*blocks, page.markup(link), page.Pictures(pictures)] if pictures else blocks
+
+
 def _columns(first: Iterable[str], measures: Iterable[str]) -> list[str]:
     return [*first, *map(words.title_of, measures)]
 
@@ -174,7 +201,7 @@ def _classes(result: Result) -> _Found:
     title = page.markup(title, str(len(rows)), kind.plural, f"{num_more:,}") if num_more > 0 else ""
     card = page.Box([page.Table(f"Measures of each {kind.noun}", columns, rows)], title=title)
     cautions = (page.Note(text, "caution") for text in words.cautions_of_answers(metrics))
-    return kind.plural.capitalize(), [about, card, *cautions]
+    return kind.plural.capitalize(), [folded(about), card, *cautions]
 
 
 def _by(result: Result) -> _Found:
@@ -231,8 +258,10 @@ def _answers(result: Result) -> _Found:
     num_wrong, which = metrics["num_examples"], "answers that are furthest off"
     if task.gives_probabilities:
         num_wrong, which = wrong, "wrong answers with the highest probability"
-    table, none = task.answers(metrics), "" if num_wrong else "The network made no mistakes."
-    card = [table and page.Heading(table.label), table, table and _COLOURS, none]
+    none = "" if num_wrong else "The network made no mistakes."
+    # A small table stands on top of the page.
+    table = None if matrix_of(result) else task.answers(metrics)
+    card = [table and page.Heading(table.label), table, table and COLOURS, none]
     first = f"The {len(result.examples.get('wrong', ()))} of {num_wrong:,} {which}."
     blocks = [page.Box(card) if any(card) else None]
     for name, title, told, legend in (
@@ -246,11 +275,15 @@ def _answers(result: Result) -> _Found:
     return "Answers", blocks
 
 
+def _told(example: ShownAnswer) -> str:
+    answer = example.answer
+    return f"truth {answer.true}, answer {answer.predicted}, {example.path}"
+
+
 def _figure(example: ShownAnswer) -> page.Figure:
     """Returns the pictures of an answer, and what it is."""
     answer = example.answer
-    told = f"truth {answer.true}, answer {answer.predicted}, {example.path}"
-    sides = [(source, f"{what}: {told}", "") for what, source in example.urls().items()]
+    sides = [(source, f"{what}: {_told(example)}", "") for what, source in example.urls().items()]
     sure = "" if answer.probability is None else f", {words.percent(answer.probability)} sure"
     caption = "truth <strong>{}</strong>, answer <strong>{}</strong>{}"
     caption = page.markup(caption, answer.true, answer.predicted, sure)
@@ -285,7 +318,7 @@ def _spread(result: Result) -> _Found:
     first = f", the first {_MAX_RUNS} of {len(folds):,}" if len(folds) > _MAX_RUNS else ""
     boxes = {"Mean and standard deviation": spread, f"Each run{first}": each}
     boxes = [page.Box([table], title=title) for title, table in boxes.items()]
-    return ("Cross-validation", [told, page.Box(boxes, "grid")]) if folds else None
+    return ("Cross-validation", [folded(told), page.Box(boxes, "grid")]) if folds else None
 
 
 def _probabilities(result: Result) -> _Found:
@@ -305,13 +338,13 @@ def _probabilities(result: Result) -> _Found:
         )
         title = f"Calibration of each {noun}"
         table = page.Table(title, [noun, "slope", "intercept"], rows)
-        cards.append(page.Box([table, told], title=f"{title} against the rest"))
+        cards.append(page.Box([table, folded(told)], title=f"{title} against the rest"))
     calibration, thresholds = metrics.get("calibration"), metrics.get("thresholds")
     if not (cards or calibration or thresholds):
         return None
     title = "Thresholds for a wanted sensitivity, chosen on validation, and their results here"
     return "Probabilities", [
-        _about(calibration, bool(result.folds)) if calibration else "",
+        folded(_about(calibration, bool(result.folds))) if calibration else "",
         *(page.Note(text, "caution") for text in words.cautions_of_probabilities(metrics)),
         page.Box(cards, "grid"),
         page.Box(_thresholds(result), title=title) if thresholds else "",
@@ -363,7 +396,7 @@ def _thresholds(result: Result) -> list[Any]:
     )
     columns = _columns((result.task.kind.noun, "probability from", "counted", "positive"), columns)
     table = page.Table("Thresholds for a wanted sensitivity", columns, rows)
-    return [table if rows else "None of them separates anything here.", told]
+    return [table if rows else "None of them separates anything here.", folded(told)]
 
 
 def _flow(result: Result) -> _Found:

@@ -58,6 +58,7 @@ class Outcome:
         in_folds: splits that were divided into folds.
         is_own: whether the splits of this dataset were those of the training.
         is_copy: whether the folder is uploaded to a URL, from which no link leads to the dataset.
+        facts: on the network, by their names, for the page.
     """
 
     dataset: Dataset
@@ -70,6 +71,7 @@ class Outcome:
     in_folds: Sequence[str] = ()
     is_own: bool = True
     is_copy: bool = False
+    facts: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 class Finished(NamedTuple):
@@ -150,6 +152,7 @@ def write_results(
         files={name: _FILES[name] for name in _FILES if (directory / name).exists()},
         flow=flow,
         facts={
+            "Network": outcome.facts,
             "When and how it was made": {
                 "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
                 "command": redaction.without_secrets(shlex.join(sys.argv)),

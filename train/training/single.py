@@ -30,7 +30,7 @@ from train.results.write import (
     Outcome,
     write_results,
 )
-from train.training.export import FOLDER_NAME, answer, export_model
+from train.training.export import FOLDER_NAME, answer, export_model, milliseconds_of
 from train.training.first_weights import FirstWeights
 from train.training.plan import Plan, usual_epochs
 from train.training.session import Session, open_session
@@ -91,6 +91,11 @@ def complete(
         history=progress.history,
         in_folds=plan.parts.train.splits if plan.config.folds.folds else (),
         is_copy=folder.is_copy,
+        facts={
+            "parameters": f"{final.network.logits.count_params():,}",
+            "time of training": f"{sum(row['seconds'] for row in progress.history):,.0f} s",
+            "time of an answer to one image": f"{milliseconds_of(final.network.model):.0f} ms",
+        },
     )
     model = final.network.model
     explanation = None

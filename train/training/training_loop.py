@@ -17,6 +17,7 @@ from tqdm import tqdm
 from tfrecord_io.auditing.findings import alarms
 from tfrecord_io.terminal import flags
 from tfrecord_io.terminal.printing import counted, printable
+from tfrecord_io.terminal.stages import stage
 from train.machine.errors import TrainingError, stopped
 from train.machine.places import RunFolder
 from train.networks.models import restore
@@ -141,7 +142,8 @@ class _Training:
             self._bar = enter(bar)
             batches = self._steps.iterate(session.training_batches(progress.step))
             while progress.epoch < (config.input.epochs or 0):
-                self._train_epoch(batches)
+                with stage(f"epoch {progress.epoch + 1}/{config.input.epochs}", is_told=False):
+                    self._train_epoch(batches)
                 write_scalars(progress.history[-1], progress.step)
 
     def _start(self) -> None:

@@ -135,6 +135,9 @@ def test_the_measures_of_labels_are_those_of_scikit_learn():
         assert found[f"average_precision/{name}"] == pytest.approx(precisions[-1])
         recall = sk_metrics.recall_score(truth, called[:, index])
         assert found[f"sensitivity/{name}"] == pytest.approx(recall)
+        precision = sk_metrics.precision_score(truth, called[:, index])
+        assert found[f"precision/{name}"] == pytest.approx(precision)
+        assert found[f"f1/{name}"] == pytest.approx(sk_metrics.f1_score(truth, called[:, index]))
     assert found["macro_auc"] == pytest.approx(np.mean(areas))
     assert found["macro_average_precision"] == pytest.approx(np.mean(precisions))
     assert found["accuracy"] == pytest.approx((called == truths).mean())
@@ -232,8 +235,8 @@ MEASURES = {
     "multi_label": (
         "accuracy", "ece", "brier", "macro_auc", "macro_average_precision",
         *(f"{measure}/{name}" for name in NAMES
-          for measure in ("sensitivity", "specificity", "auc", "average_precision",
-                          "calibration_slope", "calibration_intercept")),
+          for measure in (*MULTI_LABEL.label_measures, "calibration_slope",
+                          "calibration_intercept")),
     ),
 }  # fmt: skip
 OF_PROBABILITIES = {"calibration", "thresholds", "confusion_matrices"}

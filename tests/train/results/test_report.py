@@ -148,7 +148,7 @@ def text(full):
 
 
 def test_the_page_stands_alone_and_can_be_read_in_every_way(text):
-    require_good_page(text, "png")
+    require_good_page(text, "png|jpeg")
 
 
 def test_the_same_run_has_the_same_page(full, text):
@@ -236,6 +236,18 @@ def test_the_worst_mistakes_are_shown_with_their_maps(full, text):
     shown = full["examples"]["wrong"][0].pictures["what the network sees"]
     np.testing.assert_array_equal(np.asarray(opened[0]), np.asarray(shown))
     assert full["examples"]["wrong"][0].path in figures[0]
+
+
+def test_right_and_wrong_answers_and_mistakes_stand_on_top_and_prose_is_folded(full, text):
+    top, rest = text.split("<main", 1)
+    title = "Answers for the images of each class"
+    assert [title in words(f"<body>{part}") for part in (top, rest)] == [True, False]
+    assert top.count("<img") == min(6, len(full["examples"]["wrong"])) > 0
+    assert re.search(r'<details class="fold"><summary>.*It recognises', top, re.DOTALL)
+    assert '<details class="fold"' in rest[rest.index('id="classes"') : rest.index("<table")]
+    many = report_of([f"class {place}" for place in range(12)], num_examples=96)
+    top, rest = page_of(**many).split("<main", 1)
+    assert [title in words(f"<body>{part}") for part in (top, rest)] == [False, True]
 
 
 def test_mistakes_are_found_with_their_images_paths_and_maps(tmp_path):

@@ -30,6 +30,15 @@ def test_the_measures_of_a_small_case_are_those_worked_out_by_hand():
     assert scores["specificity/NORMAL"] == pytest.approx(3 / 4)
     assert scores["urgent/sensitivity"] == pytest.approx(2 / 3)
     assert scores["urgent/specificity"] == 1.0
+    truths, answers = ([OCT_NAMES[place] for place in places] for places in (labels, predicted))
+    precision, _, f1, _ = sk_metrics.precision_recall_fscore_support(
+        truths, answers, labels=OCT_NAMES
+    )
+    for place, name in enumerate(OCT_NAMES):
+        found = scores[f"precision/{name}"], scores[f"f1/{name}"]
+        assert found == pytest.approx((precision[place], f1[place]))
+    # Two urgent ones are called so, and no other.
+    assert (scores["urgent/precision"], scores["urgent/f1"]) == (1.0, pytest.approx(2 / 2.5))
     # CNV called NORMAL costs 4, NORMAL called DRUSEN 1.
     assert scores["weighted_error"] == pytest.approx(5 / 6)
     # Rows are the truth, columns the answer: CNV, DME, DRUSEN, NORMAL.
