@@ -145,7 +145,9 @@ def _sum_up(shown: Sequence[Prediction], classifier: Classifier, *, with_legend:
         _tell("reject: why there is no answer")
     if with_legend and classifier.thresholds:
         wanted = f"{classifier.thresholds[0]['wanted_sensitivity']:.0%}"
-        _tell(f"{ABOVE}: whose threshold is reached, each found {wanted} in validation")
+        _tell(
+            f"{ABOVE}: whose threshold is reached; each found {wanted} of its cases in validation"
+        )
     told = counted(len(answers), "patient" if by_patient else "image")
     if answers and classifier.task.gives_probabilities:
         counts = collections.Counter(str(each.predicted) for each in answers).most_common(11)

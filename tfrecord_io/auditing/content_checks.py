@@ -75,8 +75,8 @@ def check_classes(examined: Examined) -> Iterator[Finding]:
     if ratio > 3 and not is_range:
         most, least = names[totals.argmax()], names[totals.argmin()]
         title = f"The {kind.plural} differ in size by a factor of {ratio:.1f}"
-        detail = f"{most} has {totals.max():,} images, {least} {totals.min():,}. Weight them in "
-        detail += f"training, and judge results by {kind.noun}."
+        detail = f"{most} has {totals.max():,} images, {least} {totals.min():,}. The trainer "
+        detail += f"weights them by default; judge results by {kind.noun}."
         yield note("class_balance", title, detail)
     sizes = np.maximum(np.bincount(examined.split, minlength=len(counts)), 1)
     shares = dict(zip(counts, map(np.divide, counts.values(), sizes), strict=True))

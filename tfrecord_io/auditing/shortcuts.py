@@ -120,7 +120,7 @@ def check_shortcuts(examined: Examined) -> Iterator[Finding]:
         f"{result.high:.0%}; mean over the classes, for {units} not used in training). Guessing "
         f"gives {result.chance:.0%}. With a single fact: {signals}."
     )
-    often = f"(right in {result.accuracy:.0%}, guessing in {result.chance:.0%})"
+    often = f"({result.accuracy:.0%} right without pixels, guessing {result.chance:.0%})"
     gain = result.low - result.chance
     if not result.reliable:
         found = note

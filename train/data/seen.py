@@ -228,7 +228,7 @@ def expose(
     if seen.origin.get("patients") != origin["patients"]:
         patients.append(
             "its training images name patients in another way (--patient_regex, --labels, "
-            "--anonymize), or it is not known how"
+            "--anonymize), or it is not known how, which does not matter at another hospital"
         )
     unknown = [seen.unknown] if seen.unknown else []
     kinds = {

@@ -332,7 +332,10 @@ def _notes(result: Mapping[str, Any], units: Sequence[str]) -> list[str]:
     rare = [f"{name} ({num})" for name, num in behind.items() if 0 < num < FEW_BEHIND]
     if rare and num_groups > 1:
         units = plural_unit(by)
-        notes.append(f"fewer than {FEW_BEHIND} {units} are behind the figures of {listed(rare)}")
+        notes.append(
+            f"fewer than {FEW_BEHIND} {units} are behind the figures of {listed(rare)}, so these "
+            "say little"
+        )
     if num_area_samples < num_samples:
         cost = f"{result['num_examples']:,} images in {len(result['label_counts']):,} labels"
         notes.append(
