@@ -1,7 +1,7 @@
 """Trains a network on a finished dataset: python train/run.py --data OUT --workdir RUN.
 
 Called again with the same flags it goes on where it stopped. Exit codes: 0 the run is complete,
-1 it failed, 2 wrong usage, 143 or 130 stopped by SIGTERM or Ctrl-C with the state saved.
+1 it failed, 2 wrong usage, 128 and the number of the signal that stopped it, with the state saved.
 """
 
 from __future__ import annotations

@@ -123,9 +123,9 @@ def exit_code(command: Callable[[Sequence[str]], None], argv: Sequence[str]) -> 
 
     Returns:
         0 if the dataset is there, 1 if the job failed, 2 for wrong usage, 130 after Ctrl-C, 143
-        after SIGTERM.
+        after SIGTERM, 129 after SIGHUP.
     """
-    with redaction.redacted_output(), _sigterm_as_ctrl_c() as received:
+    with redaction.redacted_output(), _signals_as_ctrl_c() as received:
         try:
             command(argv)
         except (errors.UserError, manifest.ManifestError) as error:
@@ -141,23 +141,28 @@ def exit_code(command: Callable[[Sequence[str]], None], argv: Sequence[str]) -> 
 
 
 @contextlib.contextmanager
-def _sigterm_as_ctrl_c() -> Iterator[list[int]]:
-    """Lets SIGTERM end the block as Ctrl-C does, which cleans up; yields a list of the signals."""
+def _signals_as_ctrl_c() -> Iterator[list[int]]:
+    """Lets SIGTERM, and SIGHUP of a closed terminal, end the block as Ctrl-C does, which cleans up.
+
+    Yields a list of the signals.
+    """
     received: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         received.append(number)
         raise KeyboardInterrupt
 
+    # nohup has SIGHUP ignored.
     is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield received
-        return
-    signal.signal(signal.SIGTERM, interrupt)
+    ends = (signal.SIGTERM, signal.SIGHUP) if is_main else ()
+    numbers = [number for number in ends if signal.getsignal(number) is signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, interrupt)
     try:
         yield received
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _import_beam() -> None:

@@ -64,13 +64,14 @@ def cleaned_up(cleanup: Callable[[], object]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def ended_by_interrupts() -> Iterator[None]:
-    """Makes Ctrl-C and SIGTERM in the block end this process, with exit code 130 or 143.
+    """Makes Ctrl-C, SIGTERM and SIGHUP in the block end this process, with 128 and their number.
 
     Only `cleanups` are done before. Python's own KeyboardInterrupt can get lost: Python only prints
     it if it is raised while an object is destroyed, and TensorFlow turns it into another error
     while it builds a graph.
     """
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    handlers = {number: signal.getsignal(number) for number in ends}
     defaults = (signal.default_int_handler, signal.SIG_DFL)
     numbers = [number for number, handler in handlers.items() if handler in defaults]
     if not numbers or threading.current_thread() is not threading.main_thread():

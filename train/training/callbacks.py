@@ -27,7 +27,7 @@ _SUMS = ("loss_sum", "num_correct", "num_examples")
 
 @contextlib.contextmanager
 def stop_signals(*, enabled: bool = True) -> Iterator[list[int]]:
-    """Yields a list to which SIGTERM and SIGINT are added, so that the running step can end."""
+    """Yields a list to which the signals that end a process are added, so that a step can end."""
     received: list[int] = []
 
     def remember(number: int, frame: FrameType | None) -> None:
@@ -36,7 +36,9 @@ def stop_signals(*, enabled: bool = True) -> Iterator[list[int]]:
             signal.raise_signal(number)
         received.append(number)
 
-    numbers = (signal.SIGTERM, signal.SIGINT) if enabled else ()
+    # SIGHUP comes from a closed terminal; nohup has it ignored.
+    is_kept = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+    numbers = [signal.SIGTERM, signal.SIGINT] + [signal.SIGHUP] * is_kept if enabled else []
     previous = {number: signal.signal(number, remember) for number in numbers}
     try:
         yield received
