@@ -16,7 +16,7 @@ from dicom_files import dicom_file
 from hypothesis import given
 from hypothesis import strategies as st
 from image_files import grey_pixels, png, scans_of, write_tree, write_zip
-from listed import list_members, list_source, notes_of
+from listed import list_files, list_members, list_source, notes_of, places
 
 from pipelines import errors
 from pipelines.listing.label_table import CellOptions, LabelTable, read_label_table, read_texts
@@ -654,6 +654,16 @@ def test_a_row_is_matched_by_the_longest_end_of_its_path_which_is_said(tmp_path)
     assert "'kaggle/input/oct/a/1.PNG' is 'a/1.png', 'C:/scans/A/2.jpeg' is 'a/2.png', " in note
     # The source has the folder b, and this file is not in it.
     assert [reject.source_path for reject in ledger.rejects] == ["x/4.png", "b/2.png"]
+
+
+def test_a_row_that_may_mean_several_excluded_files_is_excluded_with_them(tmp_path):
+    rows = [{"path": path, "label": "x"} for path in ("a/1.png", "x/1_mask.jpg")]
+    labels = write_csv(tmp_path / "labels.csv", rows)
+    files = ["s/a/1.png", "s/b/x/1_mask.png", "s/c/x/1_mask.png"]
+    listing = list_files(dict.fromkeys(files, b""), labels=labels, exclude_regex="_mask")
+    assert places(listing) == {"s/a/1.png": ("train", "x")}
+    assert not listing.ledger.rejects
+    assert {*files[1:]} <= {*listing.ledger.excluded}
 
 
 def test_many_rows_are_matched_by_the_ends_of_their_paths_without_comparing_all(tmp_path):
