@@ -262,7 +262,8 @@ def predict(
 
     Returns:
         for each image `path`, `predicted` and `probabilities` by class, or `reject`, the reason
-        why it was not predicted.
+        why it was not predicted. By patient, `patient` and the number of `images`, too, and the
+        `path` of the image that decided most.
 
     Raises:
         CommandError: with the message of the command.

@@ -30,6 +30,7 @@ from marked_images import (
 from PIL import Image
 from tiff_files import NEW_SUBFILE_TYPE, tiff_file
 
+import scan_tfrecords
 from tfrecord_io.decoding import dicom
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.reading.mapped import MappedDataset
@@ -208,6 +209,11 @@ def test_by_patient_the_mean_of_the_images_answers(run_folder, files, tmp_path, 
 )
 def test_by_what_nothing_tells_is_refused(run_folder, files, capsys, flags, message):
     assert message in answer(capsys, run_folder, files, code=2, **flags).err
+
+
+def test_from_python_flags_are_arguments(run_folder, files):
+    with pytest.raises(scan_tfrecords.CommandError, match="--by eye: files name patients only"):
+        scan_tfrecords.predict(run_folder, files, by="eye")
 
 
 def test_several_runs_and_the_folds_of_one_answer_by_their_mean(run_folder, files, tmp_path):
