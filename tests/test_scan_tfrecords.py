@@ -41,7 +41,7 @@ def test_without_a_command_it_lists_each_in_one_line(words):
     listed = [line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ")]
     assert listed == [
         *("build", "verify", "labels_from", "audit", "diff"),
-        *("train", "evaluate", "predict", "benchmark"),
+        *("train", "evaluate", "compare", "predict", "export", "benchmark"),
     ]
 
 
