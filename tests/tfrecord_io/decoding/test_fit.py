@@ -148,8 +148,8 @@ def test_a_padded_dataset_is_verified_with_its_variants(source, tmp_path, capsys
     assert verify(output, source_input=source) == []
     manifest = Manifest.load(output)
     assert manifest.options["fit"] == manifest.preprocessing["fit"] == "pad"
-    assert "padded to 1.0:1" in capsys.readouterr().out
-    assert "are padded to 1.0:1." in (output / "report.html").read_text()
+    assert "padded with black to 8 x 8 pixels" in capsys.readouterr().out
+    assert "padded with black to 8 x 8 pixels" in (output / "report.html").read_text()
     assert "Padded share" in (output / "report.html").read_text()
     fields = json.loads((output / "croissant.json").read_text())["recordSet"][0]["field"]
     assert "shape" in [field["name"] for field in fields]
