@@ -137,7 +137,10 @@ def run_build(source: Path, output: Path, *more: str, **options: object):
 def started(words: Sequence[str], **settings: object) -> Iterator[subprocess.Popen[str]]:
     """Starts a command as the leader of a process group, which is killed at the end."""
     outputs = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "cwd": ROOT}
+    # Under nohup it would inherit that a hangup is ignored.
+    hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     process = subprocess.Popen(words, text=True, start_new_session=True, **outputs | settings)
+    signal.signal(signal.SIGHUP, hangup)
     try:
         yield process
     finally:
