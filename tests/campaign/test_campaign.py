@@ -11,7 +11,7 @@ CASES = {
     "archives tables": 400,
     "builds datasets crowds caches": 8,
     "kills stores remote replacing": 4,
-    "trainings": 2,
+    "trainings": 1,
 }
 
 

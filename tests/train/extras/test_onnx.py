@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.filterwarnings(KERAS_ARRAY_WARNING), pytest.mark.slow]
 SHAPE = (32, 33, 1)
 
 
-@pytest.mark.parametrize("name", ["convnet", "vgg16", "efficientnet_lite0"])
+@pytest.mark.parametrize("name", ["convnet", "efficientnet_lite0"])
 def test_onnx_predicts_the_same_of_any_number_of_images(name, tmp_path, monkeypatch):
     runtime = pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
     model, _ = export_untrained(tmp_path, SHAPE, model=name, weights="none", dropout=0.5)
