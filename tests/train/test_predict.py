@@ -188,7 +188,7 @@ def test_by_patient_the_mean_of_the_images_answers(run_folder, files, tmp_path, 
         assert row["path"] == of_patient[table[:, np.argmax(found)].argmax()]["path"]
     assert f"warning: no patient is found in {folder / 'x.png'};" in said.err
     assert said.err.splitlines()[-1].startswith("3 patients: ")
-    # By default the pattern is that of the build, which the list of what was seen has.
+    # The default is the pattern of the build, which seen.parquet records.
     run = shutil.copytree(run_folder, tmp_path / "run")
     Seen(origin={"patients": '["^(p[0-9])-", null, false]'}).write(run / "seen.parquet")
     assert answer(capsys, run, folder, code=1, format="csv", by="patient").out == said.out

@@ -62,7 +62,7 @@ class Folder(os.PathLike[str]):
     Attributes:
         root: the path or URL.
         cache_dir: where readers keep what a URL gives; None for the user's cache folder.
-        cache_gb: 10^9 bytes that they keep there at most; None for half of what is free.
+        cache_gb: largest size of that cache, in 10^9 bytes; None for half of the free space.
     """
 
     def __init__(

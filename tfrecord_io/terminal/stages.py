@@ -47,7 +47,7 @@ def without_silence() -> Iterator[Callable[[], None]]:
             if time.monotonic() - last >= SECONDS:
                 name, began = _under_way[-1] if _under_way else ("at work", started)
                 seconds = time.monotonic() - began
-                with contextlib.suppress(OSError):  # nobody reads it any more
+                with contextlib.suppress(OSError):  # standard error is closed
                     os.write(terminal, f"{name}, {seconds:.0f} s so far\n".encode())
                 heard()
 

@@ -145,7 +145,7 @@ def open_run(run: str) -> Path:
     """Returns the folder of a finished run; of a URL, a copy that this process removes at its end.
 
     Raises:
-        UserError: if there is no finished run at the URL, or a run is being replaced in the folder.
+        UserError: if the URL has no finished run, or the run in the folder is being replaced.
     """
     if not is_remote(run):
         return open_local(run)

@@ -33,8 +33,8 @@ _FOR, _AGAINST = np.array([202, 0, 32]), np.array([5, 113, 176])
 #: Opacity of the overlay at the largest value of the map.
 _MAX_OPACITY = 0.65
 
-# Keras keeps what every layer makes of a batch: some 80 MB an image of efficientnet_lite0, of which
-# a batch has 16. Larger batches of smaller images take half of the time.
+# Keras keeps the output of every layer until a batch is answered: some 80 MB an image with
+# efficientnet_lite0 at 224 pixels. Small images get larger batches, which take half the time.
 _MIN_BATCH, _MAX_BATCH, _MAX_PIXELS = 16, 64, 16 * 224 * 224
 
 # Longer side of each picture in a file.

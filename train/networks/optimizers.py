@@ -59,7 +59,10 @@ class _OwnRates:
     head_steps: int = 0
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
-        """Makes the state for some variables, of which steps know only their place."""
+        """Makes the state of these variables, and notes by index which are treated how.
+
+        `update_step` can find a variable by its index only.
+        """
         self._is_pretrained = tuple(each.path in self.pretrained for each in variables)
         undecayed = ("bias", "beta", "gamma")
         self._decays = tuple(each.name not in undecayed and self.decay > 0 for each in variables)

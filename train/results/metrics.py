@@ -95,11 +95,11 @@ def measure(
 
 
 def _by_patient(predictions: Predictions, num_samples: int, seed: int) -> dict[str, Any]:
-    """Returns quick ones of the figures on top of the page, with each patient counting once.
+    """Returns the figures on top of the page that are quick to compute, each patient counting once.
 
-    The answer for a patient is the mean of those to the images, as of `predict --by patient`. It
-    counts as right by the share of the images whose label it is. There are no figures if a patient
-    is unknown, or if no patient has several images.
+    A patient's answer is the mean of the answers for the images, as in `predict --by patient`. If
+    the images have several labels, the answer is right by the share that has its label. There are
+    no figures if a patient is unknown, or if no patient has several images.
     """
     task, patients = predictions.task, predictions.values("patient")
     networks = np.zeros(len(patients), int) if predictions.runs is None else predictions.runs
