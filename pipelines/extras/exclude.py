@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipelines import errors
 from pipelines.listing.files import chosen
@@ -111,7 +112,8 @@ class Exclusion:
         if images is None:
             raise fault or RuntimeError("nothing was listed")
         withdrawn = num_files - images.ledger.num_files
-        found = Ledger(num_files=withdrawn, withdrawn=withdrawn, notes=tuple(self.notes()))
+        notes = [*self._notes_of_unmet(), *self._notes_of_sites(images)]
+        found = Ledger(num_files=withdrawn, withdrawn=withdrawn, notes=tuple(notes))
         return images.then(found=found)
 
     def find(
@@ -184,8 +186,8 @@ class Exclusion:
         files.update(name for name, row in zip(names, matched, strict=True) if row in rows)
         return rows | rows_of_files(names, table, matched, files)
 
-    def notes(self) -> Iterator[Note]:
-        """Yields what the user should know: the rows that fit nothing, without a name in them."""
+    def _notes_of_unmet(self) -> Iterator[Note]:
+        """Yields which rows fit nothing, without a name in them."""
         rows = [
             str(row)
             for row, entry in enumerate(zip(self.patients, self.paths, strict=True), start=1)
@@ -195,6 +197,23 @@ class Exclusion:
             text = (
                 f"{len(rows):,} of {counted(len(self.paths), 'row')} of --exclude fit no patient "
                 f"and no file of the input (row {listed(rows)}); use the names in examples.parquet"
+            )
+            yield Note(text, is_stored=False)
+
+    def _notes_of_sites(self, images: Images) -> Iterator[Note]:
+        """Yields which rows name no site, where a site has a patient of that name, who stays."""
+        kept = pc.fill_null(images.table["patient"], "")
+        at_sites = {who.rpartition("/")[2] for who in kept.unique().to_pylist() if "/" in who}
+        rows = [
+            str(row)
+            for row, patient in enumerate(self.patients, start=1)
+            if patient and at_sites & {patient, patient_code(patient)}
+        ]
+        if rows:
+            text = (
+                f"row {listed(rows)} of --exclude names a patient without a site. That name is in "
+                "the dataset with a site (of DICOM files, the issuer of the PatientID): if it is "
+                "the same person, add a row with that site"
             )
             yield Note(text, is_stored=False)
 

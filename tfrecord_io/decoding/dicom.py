@@ -176,8 +176,9 @@ def read_header(start: bytes) -> Header | None:
 
 
 def patient_code(patient: str, issuer: str = "") -> str:
-    """Returns what stands for a PatientID, of an issuer if the file names one, in a dataset."""
-    return _hashed(f"{issuer}\0{patient}")
+    """Returns what stands for a PatientID in a dataset, after its issuer if the file names one."""
+    code = _hashed(f"\0{patient}")
+    return f"{_hashed(issuer)}/{code}" if issuer else code
 
 
 def _hashed(identifier: str) -> str:

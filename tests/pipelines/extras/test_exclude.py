@@ -348,6 +348,31 @@ def test_a_patient_of_dicom_files_is_found_and_each_frame_counts(tmp_path, form)
     assert Manifest.load(output).counts["excluded"] == 3
 
 
+@pytest.mark.parametrize("of_dicom", [True, False])
+@pytest.mark.parametrize("also_without", [True, False])
+def test_a_patient_who_stays_at_a_site_is_told(tmp_path, capsys, of_dicom, also_without):
+    table = []
+    files = {}
+    for number in range(6):
+        site = "" if number == 0 and also_without else "Bern"
+        path = f"{('CNV', 'DME')[number % 2]}/{number}{'.dcm' if of_dicom else '.jpeg'}"
+        patient = {(0x0010, 0x0020, "LO"): f"p{number // 2}", (0x0010, 0x0021, "LO"): site}
+        files[path] = dicom_file(grey_pixels(number), patient) if of_dicom else jpeg(number)
+        table.append({"path": path, "label": path[:3], "patient": f"p{number // 2}", "site": site})
+    source = write_zip(tmp_path / "scans.zip", files)
+    flags = () if of_dicom else (f"--labels={write_csv(tmp_path / 'labels.csv', table)}",)
+    gone = write_csv(tmp_path / "gone.csv", [{"patient": "p0"}])
+    output = build_here(source, tmp_path / "out", *flags, *FLAGS, f"--exclude={gone}")
+    assert Manifest.load(output).counts.get("excluded", 0) == also_without
+    said = capsys.readouterr().err
+    assert "row 1 of --exclude names a patient without a site" in said
+    assert ("fit no patient" in said) == (not also_without)
+    both = write_csv(tmp_path / "both.csv", [{"patient": "p0", "site": s} for s in ("", "Bern")])
+    output = build_here(source, tmp_path / "all", *flags, *FLAGS, f"--exclude={both}")
+    assert Manifest.load(output).counts["excluded"] == 2
+    assert "without a site" not in capsys.readouterr().err
+
+
 def test_no_name_of_an_excluded_patient_is_kept_of_an_anonymous_dataset(tmp_path, capsys):
     secret = tmp_path / "private" / "secret"
     secret.parent.mkdir()
