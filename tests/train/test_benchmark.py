@@ -34,7 +34,7 @@ def measure(folder, *words):
     write_marked_dataset(folder / "data", num_examples={"train": 40})
     return run_script(
         "benchmark", "--data", folder / "data", "--output", folder / "scaling", "--cpu_devices=2",
-        "--replica_batch_size=8", *words,
+        "--replica_batch_size=8", "--model=convnet", *words,
     )  # fmt: skip
 
 

@@ -34,8 +34,9 @@ _FOR, _AGAINST = np.array([202, 0, 32]), np.array([5, 113, 176])
 _MAX_OPACITY = 0.65
 
 # Keras keeps the output of every layer until a batch is answered: some 80 MB an image with
-# efficientnet_lite0 at 224 pixels. Small images get larger batches, which take half the time.
-_MIN_BATCH, _MAX_BATCH, _MAX_PIXELS = 16, 64, 16 * 224 * 224
+# efficientnet_lite0 at 224 pixels. Small images get larger batches, which take half the time, and
+# large ones smaller batches, so that a machine has enough memory for each.
+_MAX_BATCH, _MAX_PIXELS = 64, 16 * 224 * 224
 
 # Longer side of each picture in a file.
 _MAP_SIDE = 480
@@ -73,7 +74,7 @@ def occlusion_map(
     ]
     # The first image is the original; copies of it fill the last batch.
     covered = [(slice(0, 0), slice(0, 0)), *places]
-    most = min(max(_MIN_BATCH, _MAX_PIXELS // (height * width)), _MAX_BATCH)
+    most = min(max(1, _MAX_PIXELS // (height * width)), _MAX_BATCH)
     rows, num_batches = [], math.ceil(len(covered) / most)
     size = math.ceil(len(covered) / num_batches)
     for start in range(0, len(covered), size):

@@ -15,7 +15,7 @@ from scripts import flink_cluster
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 # Many small tasks: when the first shard is there, most are still to come.
-MANY_SHARDS = "--num_shards=200"
+MANY_SHARDS = "--num_shards=100"
 
 JOB_SERVER = Path(os.environ.get("FLINK_JOB_SERVER", flink_cluster.DEFAULT_JOB_SERVER))
 

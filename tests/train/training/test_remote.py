@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from marked_images import run_script
+from marked_images import QUICK, flags, run_script
 from web_server import running_web
 
 pytestmark = pytest.mark.slow
@@ -25,15 +25,15 @@ def url(web):
     return web.url("data").replace("://", f"://{LOGIN}@")
 
 
-def _train(data, workdir, *flags, backend="tensorflow"):
-    words = [f"--data={data}", f"--workdir={workdir}", "--model=convnet", "--epochs=2", *flags]
+def _train(data, workdir, *more, backend="tensorflow"):
+    words = [f"--data={data}", f"--workdir={workdir}", *flags(**QUICK), "--epochs=2", *more]
     return run_script("run", "--replica_batch_size=4", *words, KERAS_BACKEND=backend)
 
 
 @pytest.mark.parametrize(("backend", "room"), [("tensorflow", "1"), ("jax", "0")])
 def test_losses_and_metrics_are_those_of_a_local_copy(built_dataset, url, tmp_path, backend, room):
-    flags = [f"--cache_dir={tmp_path / 'cache'}", f"--cache_gb={room}"]
-    remote = _train(url, tmp_path / "remote", *flags, backend=backend)
+    cache = [f"--cache_dir={tmp_path / 'cache'}", f"--cache_gb={room}"]
+    remote = _train(url, tmp_path / "remote", *cache, backend=backend)
     assert remote.returncode == 0, remote.stderr
     assert "0.00 of 0.00 GB of the dataset are in" in remote.stdout
     written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
@@ -43,6 +43,13 @@ def test_losses_and_metrics_are_those_of_a_local_copy(built_dataset, url, tmp_pa
     local = _train(str(built_dataset), tmp_path / "local", backend=backend)
     assert local.returncode == 0, local.stderr
     assert _losses(tmp_path / "remote") == _losses(tmp_path / "local")
+
+
+def test_a_folder_of_other_files_is_not_taken_for_the_cache(url, tmp_path):
+    (tmp_path / "scan.png").touch()
+    done = _train(url, tmp_path / "run", f"--cache_dir={tmp_path}")
+    assert done.returncode == 2
+    assert "holds" in done.stderr
 
 
 def _losses(run):
@@ -57,10 +64,6 @@ def test_a_damaged_shard_ends_the_run_with_its_name(web, url, tmp_path, backend)
     for name, file in web.files.items():
         if name.endswith(".tfrecord"):
             file.content = file.content[:1000] + b"damage" + file.content[1006:]
-    (tmp_path / "scan.png").touch()
-    done = _train(url, tmp_path / "run", f"--cache_dir={tmp_path}", backend=backend)
-    assert done.returncode == 2
-    assert "holds" in done.stderr
     done = _train(url, tmp_path / "run", f"--cache_dir={tmp_path / 'cache'}", backend=backend)
     assert done.returncode == 1
     assert ".tfrecord: record" in done.stderr
