@@ -29,7 +29,7 @@ from tfrecord_io.terminal.errors import UserError
 from train.data.options import FoldOptions
 
 # Columns that are read, besides those that are measured.
-_COLUMNS = (*IDENTITY, HASH, "path", "split", "shard", "row", "variant")
+_COLUMNS = (*IDENTITY, HASH, "file_xxh3", "path", "split", "shard", "row", "variant")
 
 _TEXT = pa.string()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import csv
 import sys
+import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +32,7 @@ _SAME = "the settings and the dataset are the same"
 class Measured(NamedTuple):
     """A run, or an evaluation of one: its settings, its metrics.json, and every answer.
 
+    A key is of an image's path and its file, so that another clinic's file of that name differs.
     `people` has the patient of each key, or the key where none is known; `answers` a row a key.
     """
 
@@ -45,23 +47,31 @@ class Measured(NamedTuple):
 def read(run: str) -> Measured:
     """Reads what a run, or an evaluation in one, has measured; raises UserError if it has not."""
     from train.kinds.task import Answers
-    from train.results.predictions import PREDICTIONS_NAME, read_predictions
+    from train.results.predictions import EXACT_NAME, PREDICTIONS_NAME
     from train.results.write import METRICS_NAME
 
     folder = POWERS.open_run(run)
     metrics, content = read_json(folder / METRICS_NAME), read_json(folder / "config.json")
+    settings = content.get("config") or {}
+    if (inside := folder.resolve().parent).name == "evaluation":
+        settings = read_json(inside.parent / "config.json").get("config") or {}
     try:
-        keys, probabilities, truths = read_predictions(folder)
+        with np.load(folder / EXACT_NAME) as exact:
+            arrays = dict(exact)
+        keys = np.char.add(arrays.pop("keys"), arrays.pop("files"))
         with (folder / PREDICTIONS_NAME).open(encoding="utf-8", errors="surrogateescape") as file:
-            header, *rows = csv.reader(file)
-        names = tuple(header[header.index("predicted") + 1 :])
-        answers = Answers(probabilities=probabilities, truths=truths, label_names=names)
+            rows = list(csv.reader(file))[1:]
+        # The header of the table has quotes before formulas.
+        answers = Answers(**arrays, label_names=tuple(metrics["label_counts"]))
         dataset = metrics.get("dataset") or content["dataset"]
         data = f"{dataset['name']} ({dataset['fingerprint'][:8]})"
-        settings = content.get("config") or {"model": metrics["model"]}
         settings |= {"dataset": data, "split": metrics["split"]}
-        people = {row[0]: (row[2] and f"patient {row[2]}") or row[0] for row in rows}
-    except (OSError, KeyError, ValueError) as error:
+        patients = [row[2] for row in rows]
+        people = {
+            key: (name and f"patient {name}") or key
+            for key, name in zip(keys, patients, strict=True)
+        }
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise UserError(
             f"{run}: expected the folder of a finished run, or of an evaluation in one, with "
             f"{METRICS_NAME} and predictions; {command('train')} or {command('evaluate')} writes "
@@ -76,14 +86,18 @@ def sections(runs: Sequence[Measured], num_samples: int = 1000) -> Iterator[page
     from train.kinds.registry import task_of
 
     names = [run.name for run in runs]
-    every = dict.fromkeys(name for run in runs for name in run.settings)
+    every = min((run.settings for run in runs), key=len)
     table = {name: [str(page.plain(run.settings.get(name))) for run in runs] for name in every}
     changed = [[name, *values] for name, values in table.items() if len(set(values)) > 1]
     note = f"{command('diff')} OLD NEW tells how datasets differ" * (len(set(table["dataset"])) > 1)
-    yield _section("What differs", ["", *names], changed, note if changed else _SAME)
-    task = task_of(kind_in(runs[0].metrics))
-    labels = list(runs[0].metrics.get("label_counts", ()))[: words.MAX_CLASSES]
-    wanted = [*task.run_measures, *(f"sensitivity/{label}" for label in labels)]
+    if len(every) == 2:
+        told = ", ".join(run.name for run in runs if len(run.settings) == 2)
+        note = f"the settings of the network are not beside {told}; {note}".rstrip("; ")
+    yield _section("What differs", ["", *names], changed, note if changed else note or _SAME)
+    tasks = [task_of(kind_in(run.metrics)) for run in runs]
+    labels = [f"sensitivity/{label}" for run in runs for label in run.metrics["label_counts"]]
+    shown = [*dict.fromkeys(labels)][: words.MAX_CLASSES]
+    wanted = dict.fromkeys([*(name for task in tasks for name in task.run_measures), *shown])
     figures = [["images", *(words.measured_images(run.metrics) for run in runs)]]
     for name in wanted:
         scores = [run.metrics["scores"].get(name) for run in runs]
@@ -91,9 +105,12 @@ def sections(runs: Sequence[Measured], num_samples: int = 1000) -> Iterator[page
             tell = words.teller_of(name)
             told = (words.with_interval(each, tell, "") if each else "–" for each in scores)
             figures.append([words.title_of(name), *told])
-    yield _section("What was measured, with 95 % intervals", ["", *names], figures)
+    note = ""
+    if hidden := len({*labels}) - len(shown):
+        note = f"the sensitivities of {hidden:,} more are in the metrics.json of each"
+    yield _section("What was measured, with 95 % intervals", ["", *names], figures, note)
     for other in runs[1:]:
-        yield _difference(task, runs[0], other, num_samples)
+        yield _difference(tasks[0], runs[0], other, num_samples)
 
 
 def _section(
@@ -118,7 +135,9 @@ def _difference(task: Any, first: Measured, other: Measured, num_samples: int) -
         for some, each in zip(keys, answers, strict=True)
     ]
     if not len(common):
-        return _section(title, [], [], "they have measured no image in common")
+        return _section(title, [], [], "they have measured no file in common")
+    if kind_in(first.metrics) != kind_in(other.metrics):
+        return _section(title, [], [], "their labels are of different kinds")
     if first.answers.label_names != other.answers.label_names or truths[0] != truths[1]:
         return _section(title, [], [], "their classes, or the labels of an image, differ")
     people = [first.people[key] for some in keys for key in some]
@@ -147,7 +166,10 @@ def _difference(task: Any, first: Measured, other: Measured, num_samples: int) -
     patients = {name for name in people if name.startswith("patient ")}
     told = words.images_of(len(common), len(patients))
     columns = ["", "difference", "95 % interval", ""]
-    return _section(title, columns, table, f"on {told} that both have measured")
+    note = f"on {told} that both have measured"
+    if left_out := [words.title_of(n) for n in task.run_measures if f"- {n}" not in found]:
+        note += f"; without the {', '.join(left_out)}"
+    return _section(title, columns, table, note)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -161,8 +183,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def compare(arguments: argparse.Namespace) -> None:
     """Prints what differs between runs, and writes it as a page."""
-    if len(set(arguments.run)) < 2:
-        raise UserError("expected two different runs or more; received one")
+    folders = {POWERS.open_run(run).resolve() for run in arguments.run}
+    if len(folders) < max(2, len(arguments.run)):
+        named = ", ".join(arguments.run)
+        raise UserError(f"expected two different runs or more, each once; received {named}")
+    console.make_folder("--output", arguments.output.parent)
     with console.hide_native_noise():
         found = list(sections([read(run) for run in arguments.run]))
     for section in found:

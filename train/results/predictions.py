@@ -52,7 +52,8 @@ class Predictions(Answers):
 def write_predictions(directory: Path, predictions: Predictions) -> None:
     """Writes a table of key, path, patient, label, predicted label and probabilities.
 
-    Beside it, `keys`, `probabilities` and `truths` are written in full precision.
+    Beside it, `keys`, `probabilities` and `truths` are written in full precision, with `files`, the
+    hashes of their files, empty if unknown.
     """
     task = predictions.task
     names = [csv_cell(name) for name in predictions.label_names]
@@ -78,6 +79,7 @@ def write_predictions(directory: Path, predictions: Predictions) -> None:
             keys=np.array(keys),
             probabilities=predictions.probabilities,
             truths=predictions.truths,
+            files=np.array([value or "" for value in predictions.values("file_xxh3")], str),
         )
 
 

@@ -12,7 +12,7 @@ import scan_tfrecords
 from tfrecord_io.stores import remote
 from tfrecord_io.terminal.errors import StoreError, UserError
 from train import evaluate, export
-from train.extras import onnx
+from train.extras import compare, onnx
 from train.extras.bucket import open_run, working_folder
 from train.training.config import TrainConfig
 from train.training.trainer import train_and_evaluate
@@ -157,3 +157,6 @@ def test_a_run_in_a_bucket_predicts_is_measured_and_starts_another(
     assert marked.metrics_of(tmp_path)["model"] == run_url
     assert marked.train(class_data, tmp_path / "next", init=run_url, epochs=1) == 0
     assert f"starts from the weights of {run_url}, which have seen" in capsys.readouterr().out
+    compared = [run_url, str(tmp_path / "next"), f"--output={tmp_path / 'page.html'}"]
+    assert compare.main(compared) == 0
+    assert "on 30 images of 15 patients that both have measured" in capsys.readouterr().out
