@@ -21,6 +21,12 @@ from tfrecord_io.terminal.printing import printable
 # Of more classes, none is told to be misspelled.
 _MOST_COMPARED = 1000
 
+# Small Cyrillic and Greek letters whose capitals look Latin, other hyphens, quotes and blanks.
+_LOOKS_LIKE = str.maketrans(
+    "авекмнорстхіјѕуαβεζηικμνορτυχ‐‑‒–—―−.‘’ʼ`\u2800\u3164\uffa0\u115f\u1160\u034f",
+    "abekmhopctxijsyabezhikmnoptyx--------''''" + 6 * "\xad",
+)
+
 
 def one_form(text: str) -> str:
     """Returns text in Unicode's NFC, in which an umlaut is one character.
@@ -79,7 +85,8 @@ def found_in(path: str, pattern: re.Pattern[str]) -> str | None:
 def look_alike(names: Iterable[str]) -> list[list[str]]:
     """Returns the names that differ only in case, width, spaces, hyphens or invisible characters.
 
-    Between two digits, a space or hyphen counts: 1-12 and 11-2 are two numbers.
+    Or in a dot, a quote, or a Cyrillic or Greek letter that looks Latin. Between two digits, a
+    space or hyphen counts: 1-12 and 11-2 are two numbers.
     """
     alike = collections.defaultdict[str, list[str]](list)
     for name in sorted(set(names)):
@@ -164,7 +171,7 @@ def rename_example(names: Sequence[str], known: Sequence[str]) -> str:
 def _appearance(name: str) -> str:
     if name.isdecimal() and name.isascii():
         return name
-    plain = unicodedata.normalize("NFKC", name).casefold()
+    plain = unicodedata.normalize("NFKC", name).casefold().translate(_LOOKS_LIKE)
     shown = "".join(char for char in plain if unicodedata.category(char) not in ("Cf", "Cc"))
     shown = re.sub(r"[\s_-]+", "-", shown.strip())
     return re.sub(r"(?<!\d)-|-(?!\d)", "", shown)
