@@ -53,17 +53,20 @@ _FEW_LEVELS, _FEW_SHARE, _FEWEST_PIXELS = 8, 0.9, 256
 
 _BINARY = "nearly binary, as masks are"
 
-# Words behind the name of a picture, as in 7_heat_map.png or 7heat.png, or before it, as in
-# heat7.png or heat_img7.png.
+# Words behind the name of a picture, as in 7_heat_map.png, 7b.png or 7_1.png, or before it, as in
+# heat7.png or heat_img7.png; or the whole name, as in 7/mask.png.
 _DIVIDED = {
-    kind: re.compile(pattern)
+    kind: re.compile(pattern.replace("LETTER", r"[^\W\d_]"))
     for kind, pattern in {
-        "behind": r"(?P<rest>.+?)[ _.-]+(?P<word>[A-Za-z]+(?:[ _.-]+[A-Za-z]+)*\d?)",
-        "glued": r"(?P<rest>.*\d)(?P<word>[A-Za-z]{2,})",
-        "before": r"(?P<word>[A-Za-z]+)[ _.-]*(?P<rest>.*\d.*)",
-        "ahead": r"(?P<word>[A-Za-z]+)[ _.-]+(?P<rest>.*\d.*)",
+        "behind": r"(?P<rest>.+?)[ _.-]+(?P<word>LETTER+(?:[ _.-]+LETTER+)*\d?)",
+        "glued": r"(?P<rest>.*\d)(?P<word>LETTER+)",
+        "number": r"(?P<rest>.+?)[ _.-]+(?P<word>\d+)",
+        "before": r"(?P<word>LETTER+)[ _.-]*(?P<rest>.*\d.*)",
+        "ahead": r"(?P<word>LETTER+)[ _.-]+(?P<rest>.*\d.*)",
+        "whole": r"(?P<word>.+)(?P<rest>)",
     }.items()
 }
+_BEFORE = ("before", "ahead")
 
 
 class _Kind(NamedTuple):
@@ -135,17 +138,21 @@ def with_checked_pairs(images: Images, source: Source, options: ListingOptions) 
         # TIFFs may hold many pictures.
         refs = refs.filter(pc.invert(has_suffix(refs["path"], TIFF_SUFFIXES)))
         labels = refs["label"].cast(pa.string())
-        names = sorted(labels.unique().to_pylist())
-        for name in names if len(names) <= roles.MANY_CLASSES else ():
-            rows = np.flatnonzero(pc.equal(labels, name).to_numpy())
-            some = refs.take(rows[:: -(-len(rows) // _NUM_READ)])
-            looks = list(filter(None, map(look, iterate_refs(some))))
-            if _are_drawn(looks):
-                text = (
-                    f"the pictures of the class {printable(name)!r} are {_BINARY}; if they are "
-                    "masks, leave them out with --exclude_regex"
-                )
-                notes.append(Note(text, is_private=True))
+        folders = pc.replace_substring_regex(refs["path"], r"^(.*/)?([^/]*)/[^/]*$", r"\2")
+        seen = set[str]()
+        for what, column in (("class", labels), ("folder", folders)):
+            names = sorted(set(column.unique().to_pylist()) - seen)
+            for name in names if len(names) <= roles.MANY_CLASSES else ():
+                rows = np.flatnonzero(pc.equal(column, name).to_numpy())
+                some = refs.take(rows[:: -(-len(rows) // _NUM_READ)])
+                looks = list(filter(None, map(look, iterate_refs(some))))
+                if _are_drawn(looks):
+                    text = (
+                        f"the pictures of the {what} {printable(name)!r} are {_BINARY}; if they "
+                        f"are masks, leave them out with --exclude_regex '(^|/){re.escape(name)}/'"
+                    )
+                    notes.append(Note(text, is_private=True))
+            seen.update(names)
     return images.then(found=Ledger(notes=tuple(notes)))
 
 
@@ -162,7 +169,7 @@ def _pairs(refs: pa.Table, layout: Sequence[str]) -> Iterator[_Pairs]:
         if role == "split" or not 2 <= len(sides) <= _MAX_NAMES:
             continue
         for names in itertools.combinations(sorted(sides), 2):
-            known = [[sides[name][form] for name in names] for form in (0, 1)]
+            known = [[sides[name][form] for name in names] for form in range(3)]
             shares = [_share(*some) for some in known]
             form = shares.index(max(shares))
             share, (files, others) = shares[form], known[form]
@@ -187,13 +194,14 @@ def _share(files: _Files, others: _Files) -> float:
     return len(files.keys() & others.keys()) / (min(len(files), len(others)) or 1)
 
 
-def _sides(refs: pa.Table) -> Mapping[_Kind, dict[str, tuple[_Files, _Files]]]:
+def _sides(refs: pa.Table) -> Mapping[_Kind, dict[str, tuple[_Files, ...]]]:
     """Returns the files of each folder and each word in names, by kind.
 
-    The files of a side are there twice: by their names, and without what all names of their folder
-    have in common, as `mask` of mask_7.png and `0000` of 7_0000.png.
+    The files of a side are there three times: by their names; without what all names of their
+    folder have in common, as `mask` of mask_7.png and `0000` of 7_0000.png; and without the folders
+    below the side, as masks/7.png may be that of scans/CNV/7.png.
     """
-    sides = collections.defaultdict(lambda: collections.defaultdict(lambda: ({}, {})))
+    sides = collections.defaultdict(lambda: collections.defaultdict(lambda: ({}, {}, {})))
     folders = collections.defaultdict[str, list[tuple[str, ImageRef]]](list)
     for ref in iterate_refs(_some(refs)):
         folder, _, file = ref.path.rpartition("/")
@@ -207,13 +215,15 @@ def _sides(refs: pa.Table) -> Mapping[_Kind, dict[str, tuple[_Files, _Files]]]:
             for depth, name in enumerate([*names, ""]):
                 above, below = "/".join(names[:depth]), "/".join(names[depth + 1 :])
                 side = sides[_Kind("folder", depth)][name]
-                for known, key in zip(side, (stem, short), strict=True):
-                    known[f"{above}//{below}/{key}"] = ref
+                for known, key in zip(
+                    side, (f"{below}/{stem}", f"{below}/{short}", stem), strict=True
+                ):
+                    known[f"{above}//{key}"] = ref
         for kind in _DIVIDED:
             divided = [_divided(kind, *_parts(file)) for file, _ in files]
             counts = collections.Counter(name for name, _ in divided)
             for (name, key), (_, ref) in zip(divided, files, strict=True):
-                if name[0] == "" or counts[name] > 1:
+                if name[0] == "" or counts[name] > 1 or kind == "whole":
                     sides[_Kind(kind)]["".join(name)][0][f"{folder}/{key}"] = ref
     return sides
 
@@ -249,7 +259,7 @@ def _words(stem: str) -> list[str]:
 
 def _divided(kind: str, stem: str, ending: str) -> tuple[tuple[str, str], str]:
     """Returns the word in a file's name with the ending behind it, and the rest of the name."""
-    match, behind = _DIVIDED[kind].fullmatch(stem), "" if kind in ("before", "ahead") else ending
+    match, behind = _DIVIDED[kind].fullmatch(stem), "" if kind in _BEFORE else ending
     return ((match["word"], behind), match["rest"]) if match else (("", behind), stem)
 
 
@@ -333,9 +343,10 @@ def _pattern(kind: _Kind, name: str) -> str:
     word = re.escape(name)
     if not name or kind.name == "folder":
         return f"(^|/){word}/" if name else ""
-    if kind.name in ("before", "ahead"):
+    if kind.name in _BEFORE:
         return f"(^|/){word}[^/]*$"
-    return f"{word}$" if name.startswith(".") else f"[ _.0-9-]{word}$"
+    start = {"whole": "(^|/)", "number": "[ _.-]"}.get(kind.name, "[ _.0-9-]")
+    return f"{'' if name.startswith('.') else start}{word}$"
 
 
 def _error(

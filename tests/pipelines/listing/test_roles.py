@@ -221,6 +221,11 @@ PAIRED = {
     "both with words": paired("{c}/x{n}-scan.png", "{c}/x{n}-bw.png"),
     "a word before": paired("{c}/img{n}.png", "{c}/bw{n}.png"),
     "a word more before": paired("{c}/img{n}.png", "{c}/bw_img{n}.png"),
+    "a letter behind": paired("{c}/{n}a.png", "{c}/{n}b.png"),
+    "a number behind": paired("{c}/{c}x{n}.png", "{c}/{c}x{n}_1.png"),
+    "a word of other letters": paired("{c}/{n}.png", "{c}/{n}_标注.png"),
+    "names of a folder": paired("{c}/P{n}/image.png", "{c}/P{n}/label.png"),
+    "beside the classes": paired("scans/{c}/{c}{n}.png", "out/{c}{n}.png"),
     "another ending": paired("{c}/{n}.jpg", "{c}/{n}.png"),
     "DICOM": paired("{c}/{n}.dcm", "{c}/{n}_x.dcm", lambda k: dicom_file(shape(k)),
                     draw_first=lambda k: dicom_file(grey_pixels(k, 32, 48))),
@@ -263,6 +268,10 @@ def test_nearly_binary_pictures_are_told(drawn):
              for k in range(3)}  # fmt: skip
     (note,) = notes_of(list_files(files), private=True)
     assert note.startswith("the pictures of the class 'Y' are nearly binary, as masks are")
+    # Other names than those of the scans, in another folder of the same classes.
+    files = paired("{c}/raw/a{n}{c}.png", "{c}/bw/{c}{n}7.png", drawn)
+    (note,) = notes_of(list_files(files), private=True)
+    assert note.startswith("the pictures of the folder 'bw' are nearly binary, as masks are")
 
 
 # ---- trees drawn at random
