@@ -129,10 +129,10 @@ def state_of(
             print("\n  ".join([text, *changed]), file=sys.stderr, flush=True)
             return "replace"
         _require_same(storage, identity, old, old_fingerprint)
-    elif strangers := [name for name in names if name.endswith(".tfrecord")]:
+    elif strangers := [name for name in names if _OWN_FILES.fullmatch(name)]:
         raise errors.UserError(
             f"{storage.root} holds {strangers[0]} but no plan of a build; choose another "
-            "--output, or replace its shards with --overwrite"
+            "--output, or replace such files with --overwrite"
         )
     return "resume"
 

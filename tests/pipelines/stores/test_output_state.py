@@ -133,11 +133,12 @@ def state_of(storage):
     return output_state.state_of(storage, {"seed": 0}, overwrite=False, has_lock=True)
 
 
-def test_a_folder_with_shards_of_nobody_is_refused(storage):
+@pytest.mark.parametrize("name", ["train-00000-of-00001.tfrecord", "report.html"])
+def test_a_folder_with_files_of_nobody_that_a_build_writes_is_refused(storage, name):
     write_tree(Path(storage.root), {"notes.txt": b"mine"})
     assert state_of(storage) == "resume"
-    write_tree(Path(storage.root), {"train-00000-of-00001.tfrecord": b"theirs"})
-    with pytest.raises(errors.UserError, match=r"train-00000-of-00001\.tfrecord but no plan"):
+    write_tree(Path(storage.root), {name: b"theirs"})
+    with pytest.raises(errors.UserError, match=f"{name} but no plan"):
         state_of(storage)
 
 
