@@ -37,10 +37,12 @@ from tfrecord_io.terminal.printing import counted
 #: Columns that a table may have besides `path` and the labels, each with a meaning of its own.
 OPTIONAL = ("patient", "split", "site")
 
-#: Texts of a CSV cell that has no value: the `na_values` of `pandas.read_csv`, written exactly so.
+#: Texts of a CSV cell that has no value: the `na_values` of `pandas.read_csv`, written exactly so,
+#: and the errors of formulas, which in Excel stand for a value, too.
 MISSING = (
     "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN",
     "<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null",
+    "#DIV/0!", "#NAME?", "#NULL!", "#NUM!", "#REF!", "#VALUE!",
 )  # fmt: skip
 
 # Text of a CSV column that becomes a number: no leading zeros, which a code such as 007 has, no

@@ -269,7 +269,7 @@ def _decoded(file: Path, notes: list[str]) -> str:
     content = file.read_bytes()
     if content.startswith((b"\xff\xfe", b"\xfe\xff")):
         return content.decode("utf-16")
-    if content[:1000].count(0) > 100:
+    if content[:1000].count(0) > 100 or content.startswith(b"PK\3\4"):  # a zip, as of .ods
         raise ValueError("it is not a text")
     try:
         return content.decode("utf-8-sig")

@@ -83,6 +83,7 @@ def test_a_parquet_file_has_the_digest_of_the_same_csv_in_any_order(tmp_path):
         (b"", "could not be read: Empty CSV file", "csv"),
         (b"path,label\na.png\n", "row 1 has 1 cell instead of 2 in labels.csv", "csv"),
         (b"path,label\n\x81.png,x\n", "expected .csv, .parquet, ", "csv"),
+        (b"PK\3\4\x81", "it is not a text", "ods"),
         (b"path,label,age,age\nscan0.png,x,x,x\n", "has the column age more than once", "csv"),
         (b"path,label,weight\nscan0.png,x,1\n", "the column weight no longer", "csv"),
         *(
@@ -469,8 +470,10 @@ def test_an_uncertain_label_is_what_the_user_says(tmp_path, meaning, label):
 
 # ---- cells without a value
 
-#: `pandas.read_csv` (3.0) takes each of these texts for a missing value; the next ones it keeps.
+#: `pandas.read_csv` (3.0) takes each of these texts for a missing value, or they are errors of
+#: Excel; the next ones it keeps.
 PANDAS = [
+    "#DIV/0!", "#NAME?", "#NULL!", "#NUM!", "#REF!", "#VALUE!",
     "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>",
     "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null", "",
 ]  # fmt: skip
@@ -484,7 +487,7 @@ def test_in_a_csv_the_texts_that_pandas_takes_for_missing_are_missing(tmp_path, 
     cells = table.others["note"].to_pylist() if name == "note" else table.cells[name]
     assert [cell or None for cell in cells] == [None] * len(PANDAS) + KEPT
     (note,) = table.notes
-    assert f"table of --labels: 19 in {name} (written '' or '#N/A' or" in note
+    assert f"table of --labels: 25 in {name} (written '' or '#DIV/0!' or" in note
 
 
 def test_missing_names_the_texts_that_are_missing_instead(tmp_path):
