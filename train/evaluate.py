@@ -8,7 +8,6 @@ answer is not a number, 2 wrong usage, or a dataset that the model does not fit.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
 import os
 import sys
@@ -82,6 +81,11 @@ def evaluate(arguments: argparse.Namespace) -> None:
     dataset = open_dataset(data, options.columns)
     manifest = dataset.manifest
     splits = tuple(manifest.splits) if split == "all" else tuple(split.split(","))
+    if missing := [name for name in splits if name not in manifest.splits]:
+        raise UserError(
+            f"{data} has no split {missing[0]!r}, but {listed(list(manifest.splits))}; name one "
+            "with --split, or measure all with --split all"
+        )
     if not manifest.split(splits).num_examples:
         raise UserError(f"split {split!r} of {data} is empty; name another --split")
     runs = single_runs([POWERS.open_run(each) for each in arguments.run])
@@ -169,9 +173,9 @@ def _require_fit(
             f"not know; it knows {listed(known, 10)}. Build the dataset with these names: "
             f"{command('build')} ... {how}"
         )
-    ours = dataclasses.asdict(classifier.preprocessing)
+    ours = classifier.preprocessing.identity()
     try:
-        theirs = dataclasses.asdict(Preprocessing.from_dict(manifest.preprocessing))
+        theirs = Preprocessing.from_dict(manifest.preprocessing).identity()
     except (KeyError, ValueError) as error:
         raise UserError(
             f"the manifest of {data} does not say how files became its images ({error!r}), so it "
@@ -179,11 +183,21 @@ def _require_fit(
         ) from error
     # Whether files without a window were among them is a fact about the files.
     theirs["no_window"] = ours["no_window"]
+    # The formula follows from the files.
+    given = {name: value for name, value in ours.items() if name != "physical"}
+    given["image_size"] = "x".join(map(str, ours["image_size"]))
+    if ours["window"]:
+        given["window"] = "{:g},{:g}".format(*ours["window"])
     if changed := differences(ours, theirs, "in training", "here"):
+        how = [
+            f"without --{name}" if value is None else f"with --{name} {value}"
+            for name, value in given.items()
+            if ours[name] != theirs[name]
+        ] or ["with the options of the training dataset"]
         raise UserError(
             f"{data} was preprocessed in another way than the training images of {run}:\n  "
             + "\n  ".join(changed)
-            + "\nBuild it with the options of the training dataset"
+            + f"\nBuild it {', '.join(how)}"
         )
 
 

@@ -214,18 +214,19 @@ def test_the_page_shows_the_training_run_beside_this_dataset(class_run, measured
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
-        ({"image_shape": (16, 12, 1)}, "height: 12 in training, 16 here"),
+        ({"image_shape": (16, 12, 3)}, "Build it with --image_size 12x12, with --channels 1"),
         ({"label_names": ("CNV", "GLAUCOMA")}, "has the classes GLAUCOMA, which the model of"),
         (
             {"label_names": ("cnv", "eye")},
             "build_tfrecords.py ... --rename_classes cnv=CNV,eye=NAME",
         ),
         ({"label_names": [f"c{n:02}" for n in range(12)]}, "c09 and 2 more, which the model"),
-        ({"fit": "stretch"}, "fit: 'pad' in training, 'stretch' here"),
+        ({"fit": "stretch"}, "'pad' in training, 'stretch' here\nBuild it with --fit pad\n"),
+        ({"window": [40, 400]}, "Build it without --window\n"),
     ],
 )
 def test_a_dataset_that_does_not_fit_is_refused(class_run, tmp_path, capsys, facts, message):
-    is_fit = "fit" in facts
+    is_fit = {"fit", "window"} & facts.keys()
     manifest = write_marked_dataset(tmp_path, {"test": 8}, **({} if is_fit else facts))
     preprocessing = {**manifest.preprocessing, **(facts if is_fit else {})}
     change_json(tmp_path / "manifest.json", preprocessing=preprocessing)
@@ -262,7 +263,7 @@ def test_names_of_labels_cannot_control_the_terminal(class_run, tmp_path, capsys
 def test_what_is_missing_or_cannot_be_made_is_refused(class_run, other, tmp_path, capsys):
     for run, flag, message in (
         (class_run, f"--output={class_run / 'metrics.json'}", "cannot be a folder: File exists"),
-        (class_run, "--split=val", "val"),
+        (class_run, "--split=val", "or measure all with --split all"),
         (tmp_path, "--split=test", str(tmp_path)),
     ):
         assert evaluated(run, other, flag) == 2

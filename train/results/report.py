@@ -73,9 +73,12 @@ def _top(result: Result) -> list[Any]:
     metrics, task, seen = result.metrics, result.task, result.exposure
     images, is_own, is_val = words.measured_images(metrics), result.own_metrics is None, False
     split, (done, *leads) = metrics["split"], task.verdict(metrics)
+    names, where = split.split(","), f"the {split} split"
     if split == "val":
-        split, is_val = "validation", is_own
-    first, cautions = f"On the {images} of the {split} split, the network {done}", []
+        where, is_val = "the validation split", is_own
+    elif split == "all" or names[1:]:
+        where = "all splits" if split == "all" else f"the splits {listed(names)}"
+    first, cautions = f"On the {images} of {where}, the network {done}", []
     who, judged = "the network", ""
     if result.folds:
         num_folds = len({run["fold"] for run in result.folds})
@@ -88,7 +91,7 @@ def _top(result: Result) -> list[Any]:
         patients = counted(seen.num_patients, "patient")
         if not is_own:
             first = (
-                f"On all {images} of the {split} split, including {seen.num_images:,} that it had "
+                f"On all {images} of {where}, including {seen.num_images:,} that it had "
                 f"seen before, or others of their patients, the network {done}"
             )
         cautions.append(
@@ -156,8 +159,9 @@ def flow_of(
     `is_own` tells whether the network was trained on this dataset.
     """
     manifest, split = dataset.manifest, str(metrics.get("split"))
+    measured = in_folds or (list(manifest.splits) if split == "all" else split.split(","))
     table = pa.table({name: dataset.column(name) for name in ("split", "variant", "patient")})
-    uses = {split: "measured"}
+    uses = dict.fromkeys(measured, "measured")
     if is_own:
         watched = "chose temperature and thresholds" if metrics.get("calibration") else None
         uses = {"train": "trained on", "val": watched or "watched during training"} | uses
@@ -169,12 +173,12 @@ def flow_of(
         more = [f"and {counted(copies, 'augmented copy', 'augmented copies')}"] if copies else []
         num_patients = pc.count_distinct(rows["patient"]).as_py()
         people = words.images_of(num_examples - copies, num_patients)
-        left_out = []
-        if title == split and metrics.get("seen_images") and not metrics.get("include_seen"):
-            why = "seen by the network before, or of the same patients"
-            left_out = [(why, metrics["seen_images"])]
-        is_measured = title in (in_folds or [split])
-        return page.Step(title, [people, *more, *lines], left_out, is_measured)
+        left_out = seen if [title] == measured else []
+        return page.Step(title, [people, *more, *lines], left_out, title in measured)
+
+    seen = []
+    if not in_folds and metrics.get("seen_images") and not metrics.get("include_seen"):
+        seen = [("seen by the network before, or of the same patients", metrics["seen_images"])]
 
     names = table["split"].cast(pa.string())
     parts = [
@@ -188,7 +192,11 @@ def flow_of(
         # Copies, which are not files, are counted below zero.
         left_out = [(why, count) for why, count in manifest.ledger[1:] if count > 0]
         steps.insert(0, [page.Step("source", [counted(files, "file")], left_out)])
-    return [*steps, [_figures(metrics)]] if metrics else steps
+    if not metrics:
+        return steps
+    # How many of each of several splits is not told.
+    figures = _figures(metrics)._replace(left_out=seen if measured[1:] else [])
+    return [*steps, [figures]]
 
 
 def _figures(metrics: Mapping[str, Any]) -> page.Step:

@@ -448,10 +448,12 @@ def _limits(result: Result) -> _Found:
     """Returns what a reader must not conclude from a result."""
     metrics, manifest = result.metrics, result.manifest
     told, notes = [], []
+    is_own = result.own_metrics is None
     if metrics:
+        more = "; evaluate it on such a dataset before you rely on it elsewhere" if is_own else ""
         told.append(
             "All images come from one collection. A network is often worse on images of another "
-            "clinic or device; evaluate it on such a dataset before you rely on it elsewhere."
+            f"clinic or device{more}."
         )
         # The note on what the network has seen stands on top of the page.
         on_top = result.exposure and result.exposure.note
@@ -460,13 +462,12 @@ def _limits(result: Result) -> _Found:
         if 0 < (metrics["num_patients"] or 0) < FEW_GROUPS:
             patients = counted(metrics["num_patients"], "patient")
             told.append(f"{patients} cannot represent all patients.")
-        if not result.folds:
+        if is_own and not result.folds:
             told.append(
                 "This is one run. Another seed or another choice of patients gives another result; "
                 "a cross-validation (--folds 5 --seeds 3) shows how much it varies."
             )
-    # Another dataset that is evaluated may have no training images.
-    learnt = manifest.splits["train"].label_counts if "train" in manifest.splits else ()
+    learnt = manifest.splits["train"].label_counts if is_own and "train" in manifest.splits else ()
     counts = zip(manifest.label_names, learnt, strict=False)
     if rare := [name for name, count in counts if count < _FEW_IMAGES]:
         told.append(

@@ -367,10 +367,17 @@ def test_names_are_text_and_never_markup_and_control_characters_are_seen():
 
 
 def test_an_evaluation_names_the_run_and_its_data_and_compares_class_by_class():
-    made = report_of(own_metrics=report_of()["metrics"] | {"split": "test"})
-    for model in ("runs/oct", "runs/oct/export"):
-        text = page_of(**made | {"metrics": made["metrics"] | {"model": model}})
+    few, own = manifest_of(OCT_NAMES, num_train=9), report_of()["metrics"] | {"split": "test"}
+    made = report_of(own_metrics=own, manifest=few)
+    for model, split, where in (
+        ("runs/oct", "all", "of all splits, the"),
+        ("runs/oct/export", "train,test", "of the splits train, test, the"),
+    ):
+        text = page_of(**made | {"metrics": made["metrics"] | {"model": model, "split": split}})
         assert "How well oct reads scans" in words(text)
+        assert where in words(text)
+        for claim in ("training images of", "This is one run", "before you rely on it"):
+            assert claim not in words(text)
     table = text[text.index('id="comparison"') :]
     rows = words(f"<body>{table[: table.index('</table>')]}")
     places = [rows.index(f" {name} ") for name in ("accuracy", *OCT_NAMES)]
@@ -471,6 +478,12 @@ def test_images_that_were_seen_are_left_out_of_the_measured_split_alone(data):
     assert [box.lines[-1] for box in splits] == ["not used", "not used", "measured"]
     *_, splits, _ = flow(data, TEST | {"seen_images": 3, "include_seen": True}, is_own=False)
     assert not any(box.left_out for box in splits)
+    for split in ("all", "train,val,test"):
+        several = TEST | {"split": split, "seen_images": 3, "include_seen": False}
+        *_, splits, (figures,) = flow(data, several, is_own=False)
+        assert [box.lines[-1] for box in splits] == ["measured"] * 3
+        assert [len(box.left_out) for box in (*splits, figures)] == [0, 0, 0, 1]
+        assert all(box.is_measured for box in splits)
 
 
 def test_of_a_cross_validation_some_splits_are_in_folds(data):
