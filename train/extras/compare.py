@@ -188,6 +188,8 @@ def compare(arguments: argparse.Namespace) -> None:
         named = ", ".join(arguments.run)
         raise UserError(f"expected two different runs or more, each once; received {named}")
     console.make_folder("--output", arguments.output.parent)
+    if arguments.output.is_dir():
+        raise UserError(f"--output {arguments.output} is a folder; name a file for the page")
     with console.hide_native_noise():
         found = list(sections([read(run) for run in arguments.run]))
     for section in found:
