@@ -29,7 +29,7 @@ from tfrecord_io.decoding.preprocess import SINGLE_SUFFIXES, START_BYTES, find_p
 from tfrecord_io.decoding.rejects import Reject
 from tfrecord_io.format.person import persons
 from tfrecord_io.terminal.printing import counted, listed
-from tfrecord_io.terminal.spelling import found_in, one_form
+from tfrecord_io.terminal.spelling import found_in, look_alike, one_form
 
 #: Lists a source with these options and this table of labels.
 List = Callable[[Source, ListingOptions, Labels], Images]
@@ -112,7 +112,7 @@ class Exclusion:
         if images is None:
             raise fault or RuntimeError("nothing was listed")
         withdrawn = num_files - images.ledger.num_files
-        notes = [*self._notes_of_unmet(), *self._notes_of_sites(images)]
+        notes = [*self._notes_of_unmet(images), *self._notes_of_sites(images)]
         found = Ledger(num_files=withdrawn, withdrawn=withdrawn, notes=tuple(notes))
         return images.then(found=found)
 
@@ -186,13 +186,24 @@ class Exclusion:
         files.update(name for name, row in zip(names, matched, strict=True) if row in rows)
         return rows | rows_of_files(names, table, matched, files)
 
-    def _notes_of_unmet(self) -> Iterator[Note]:
-        """Yields which rows fit nothing, without a name in them."""
-        rows = [
-            str(row)
+    def _notes_of_unmet(self, images: Images) -> Iterator[Note]:
+        """Yields which rows fit nothing, without a name in them; or only nearly."""
+        unmet = {
+            str(row): {*filter(None, entry)}
             for row, entry in enumerate(zip(self.patients, self.paths, strict=True), start=1)
             if not self.met & {*entry}
-        ]
+        }
+        rows, present = [*unmet], set(images.table["patient"].drop_null().unique().to_pylist())
+        if rows and any(self.paths):
+            present.update(ref.source_path for ref in iterate_refs(images.table))
+        alike = look_alike(present.union(*unmet.values()))
+        near = [row for row in rows if any(unmet[row].intersection(some) for some in alike)]
+        if near:
+            text = (
+                f"row {listed(near)} of --exclude differs only in case, spaces, hyphens or "
+                "invisible characters from a patient or file that stays in; correct that row"
+            )
+            yield Note(text, is_stored=False)
         if rows:
             text = (
                 f"{len(rows):,} of {counted(len(self.paths), 'row')} of --exclude fit no patient "

@@ -389,6 +389,18 @@ def test_no_name_of_an_excluded_patient_is_kept_of_an_anonymous_dataset(tmp_path
     assert "555" not in said
 
 
+def test_a_row_that_names_another_form_of_who_stays_is_told_without_the_name(tmp_path, capsys):
+    source = write_zip(tmp_path / "scans.zip", {f"{c}/Müller{k}/{n}.png": jpeg(9 * k + n)
+                       for c in ("CNV", "DME") for k in range(3) for n in (1, 2)})  # fmt: skip
+    rows = [{"patient": "müller1", "path": ""}, {"patient": "", "path": "cnv/Müller2/1.png"}]
+    flags = (*FLAGS, "--layout=class/patient", excluding(tmp_path, [*rows, {"patient": "x"}]))
+    build_here(source, tmp_path / "out", *flags)
+    said = capsys.readouterr().err
+    assert "row 1, 2 of --exclude differs only in case" in said
+    assert "fit no patient" in said
+    assert "ller" not in said.partition("differs only")[2]
+
+
 def test_the_plan_of_a_running_build_does_not_name_who_is_excluded(tmp_path):
     source, output = write_zip(tmp_path / "scans.zip", SCANS), tmp_path / "out"
     flags = (excluding(tmp_path, [{"patient": "100"}]), "--max_reject_fraction=0")
