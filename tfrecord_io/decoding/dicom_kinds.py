@@ -32,7 +32,8 @@ _KINDS = tuple(
         r"68\.\d|131": "surface_or_color_palette",
     }.items()
 )
-_DIRECTORY = "1.2.840.10008.1.3.10"
+# The second is Siemens' own, in which spectra and protocols are beside the pictures of a study.
+_OTHERS = {"1.2.840.10008.1.3.10": "media_directory", "1.3.12.2.1107.5.9.1": "raw_data"}
 
 # What a file says that has no sides of a picture and a SOP class that is not in the table.
 _MODALITIES = {
@@ -50,8 +51,8 @@ _MODALITIES = {
 
 def kind_without_pixels(sop_class: str, modality: str = "", *, has_sides: bool = True) -> str:
     """Returns what a DICOM object is, such as `structured_report`; empty for a picture."""
-    if sop_class == _DIRECTORY:
-        return "media_directory"
+    if sop_class in _OTHERS:
+        return _OTHERS[sop_class]
     for pattern, kind in _KINDS:
         if pattern.fullmatch(sop_class):
             return kind

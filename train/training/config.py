@@ -233,6 +233,12 @@ def from_arguments(
         of_init = load(start or init)["config"]
         names = (field.name for field in dataclasses.fields(NetworkOptions))
         defaults |= {name: of_init[name] for name in names if name in of_init}
+        given, known = flags.given(NetworkOptions, arguments).get("model"), defaults.get("model")
+        if given and known and given != known:
+            raise UserError(
+                f"--init {init} has the network {known}, and --model {given} is another one; leave "
+                "out either"
+            )
     fields = defaults | (load(file)["config"] if file else {})
     for _, group in _groups():
         fields |= flags.given(group, arguments)

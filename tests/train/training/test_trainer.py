@@ -211,7 +211,8 @@ def test_overwrite_that_is_refused_leaves_the_run_as_it_was(
         f"--init {folder} is in --workdir {folder}": {"init": folder},
         "no.weights.h5": {"weights": tmp_path / "no.weights.h5"},
         "broken.weights.h5": {"weights": tmp_path / "broken.weights.h5"},
-        "do not fit": {"init": class_run, "model": "small_resnet"},
+        "do not fit": {"init": class_run, "head_units": 7},
+        "--model mobilenetv2 is another one": {"init": class_run, "model": "mobilenet_v2"},
         "config.json does not exist": {"init": tmp_path},
     }.items():
         words = [f"--data={class_data}", f"--workdir={folder}", "--overwrite"]
