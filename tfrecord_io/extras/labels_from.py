@@ -168,21 +168,22 @@ def _yolo(folder: Path) -> Iterator[_Row]:
     or `classes.txt`, a name a line.
     """
     names: dict[int, str] = {}
-    for file in sorted([*folder.rglob("*.yaml"), *folder.rglob("*.yml")]):
+    lists = sorted(folder.rglob("classes.txt"))
+    for file in [*sorted([*folder.rglob("*.yaml"), *folder.rglob("*.yml")]), *lists]:
         text = file.read_bytes()
-        if b"names" not in text:
+        if file not in lists and b"names" not in text:
             continue
-        with _named(file, "names of classes in YAML"):
+        with _named(file, "names of classes in YAML, or a name a line"):
             # As texts: YAML takes yes, no, on and 1 for something else.
-            found = _names_in(yaml.load(text, Loader=yaml.BaseLoader))
+            content = (
+                {"names": text.decode("utf-8-sig").rstrip().splitlines()}
+                if file in lists
+                else yaml.load(text, Loader=yaml.BaseLoader)
+            )
+            found = _names_in(content)
             if names and found and names != found:
                 raise ValueError("other names than in another file; give one dataset's folder")
         names = names or found
-    lists = sorted(folder.rglob("classes.txt"))
-    for file in lists:
-        with _named(file, "a name a line"):
-            lines = file.read_text("utf-8-sig").splitlines()
-            names = dict(enumerate(line.strip() for line in lines if line.strip()))
     texts = sorted({*folder.rglob("labels/**/*.txt")} - {*lists}) if names else []
     told = set[str]()
     for file in texts:
@@ -224,6 +225,7 @@ def _names_in(content: Any) -> dict[int, str]:
     if not isinstance(found, list | dict):
         raise ValueError(f"{found!r} for names, which should be a list or a mapping")
     pairs = found.items() if isinstance(found, dict) else enumerate(found)
+    # A name that is missing would move those behind it.
     names = {int(code): name.strip() if isinstance(name, str) else "" for code, name in pairs}
     if not all(names.values()):
         raise ValueError(f"a class without a name in {found!r}")

@@ -102,6 +102,8 @@ def test_a_class_of_two_unicode_forms_is_one(tmp_path):
      ({"data.yaml": "names: [a]", "labels/a.txt": "x 0 0 1 1"}, "labels/a.txt: .* image images/a"),
      ({"data.yaml": "names: [a", "labels/a.txt": "0 0 0 1 1"}, "in/data.yaml: expected names"),
      ({"data.yaml": "names: [a]", "b.yml": "names: [b]", "labels/a.txt": ""}, "data.yaml: .*other"),
+     ({"data.yaml": "names: [a]", "classes.txt": "b", "labels/a.txt": ""}, "classes.txt: .*other"),
+     ({"classes.txt": "a\n\nb", "labels/a.txt": "1 0 0 1 1"}, "classes.txt: .*without a name"),
      ({"a.json": json.dumps(COCO).replace('"image_id": 7', '"image_id": 555')},
       "in/a.json: .* the image_id 555 of annotation; known are 7, 8"),
      ({"a.json": json.dumps(COCO).replace('"category_id": 1', '"category_id": 5')},
