@@ -268,7 +268,12 @@ def with_patients_in_names(images: Images, patient_regex: str) -> Images:
     images = images.then(images.table.set_column(_PATIENT, "patient", patients))
     num_without, num_images = patients.null_count, len(patients)
     images = images.then(found=_constant_patients(images.table, patient_regex))
-    if patient_regex == DEFAULT_PATIENT_REGEX or num_without <= num_images / 2:
+    if patient_regex == DEFAULT_PATIENT_REGEX:
+        return images
+    if images.layout:
+        names = roles.told(collections.Counter(patients.drop_null().to_pylist()))
+        images = images.then(layout=(*images.layout, ("patient in names", names)))
+    if num_without <= num_images / 2:
         return images
     text = (
         f"--patient_regex {patient_regex!r} finds a patient in the names or paths of "

@@ -213,6 +213,7 @@ def test_a_pattern_is_tried_on_the_name_and_then_on_the_path():
     }  # fmt: skip
     listing = list_files(files, patient_regex=r"patient(\d+)[/_]")
     assert listing.table["patient"].to_pylist() == ["07", "8", "07", None]
+    assert listing.layout[-1] == ("patient in names", "2: 07 2, 8 1")
 
 
 def test_a_pattern_that_finds_few_patients_or_none_shows_paths_without_one():
