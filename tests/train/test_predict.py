@@ -203,7 +203,6 @@ def test_by_patient_the_mean_of_the_images_answers(run_folder, files, tmp_path, 
         ({"by": "eye"}, "a pattern that finds patient and eye answers for each eye"),
         ({"by": "patient"}, "the run has no seen.parquet that says how the build found patients"),
         ({"by": "patient", "patient_regex": "x(y)"}, "the pattern 'x(y)' finds no patient in"),
-        ({"by": "patient", "patient_regex": "xy"}, "it needs a group in parentheses"),
         ({"patient_regex": "(x)"}, "add --by patient"),
     ],
 )
@@ -260,7 +259,8 @@ def test_runs_that_know_other_classes_are_not_averaged(run_folder, tmp_path):
 @pytest.mark.parametrize(
     ("name", "flags", "message"),
     [
-        ("a.jpeg", {"model": "nowhere"}, "expected the folder of a finished run"),
+        ("a.jpeg", {"model": "nowhere"}, "preprocessing.json; there is no such folder"),
+        ("a.jpeg", {"model": "x", "by": "patient", "patient_regex": "xy"}, "needs a group"),
         ("a.jpeg", {"model": "data"}, "this is a dataset; run"),
         ("nowhere", {}, "there is no such file or folder"),
         ("pipe", {}, "received a pipe or a device"),

@@ -59,6 +59,7 @@ def finished(data, tmp_path_factory):
         (["--workdir=x"], "error: --data is missing"),
         (["--workdir=x", "--data=x", "--epochs=0"], "error: --epochs must be at least 1; received"),
         (["--workdir=x", "--config=nowhere.json"], "error: nowhere.json does not exist"),
+        (["--workdir=x", "--init=no"], "error: no does not exist; give a run, or its config.json"),
     ],
 )
 def test_a_users_mistake_ends_with_code_2_and_one_line(

@@ -381,6 +381,8 @@ class Manifest:
             hint = "the build did not finish; run the same build command again to resume it"
             if not folder.remote and not Path(directory).is_dir():
                 hint = "the folder does not exist"
+            elif not folder.remote and Path(directory, "export").is_dir():
+                hint = "this is a run, not a dataset; give the folder of a finished dataset"
             elif not folder.remote and _is_raw(Path(directory)):
                 hint = (
                     "this is a folder of images, not of a dataset; build it first: "

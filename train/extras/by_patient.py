@@ -48,6 +48,8 @@ class ByPatient:
             )
         if self._regex and not self._is_asked:
             raise UserError("--patient_regex says whom --by patient is about; add --by patient")
+        if self._regex:
+            _compiled(self._regex)  # before all images are predicted
 
     def together(
         self, classifier: Classifier, predictions: Sequence[Prediction]
@@ -87,10 +89,7 @@ class ByPatient:
                 f"--by patient: the run has no {FILE_NAME} that says how the build found patients; "
                 f"say it with --patient_regex ({_FOLDERS})"
             )
-        try:
-            return compiled("patient_regex", one_form(regex), "patient")
-        except ValueError as error:
-            raise UserError(str(error)) from None
+        return _compiled(regex)
 
     def _found(self, prediction: Prediction, pattern: re.Pattern[str]) -> str | None:
         """Returns the patient in the path of an image, below its folder of --input or else all."""
@@ -98,6 +97,13 @@ class ByPatient:
         below = (path.relative_to(each) for each in self._folders if path.is_relative_to(each))
         paths = (one_form(str(each)) for each in (*below, path))
         return next(filter(None, (found_in(each, pattern) for each in paths)), None)
+
+
+def _compiled(regex: str) -> re.Pattern[str]:
+    try:
+        return compiled("patient_regex", one_form(regex), "patient")
+    except ValueError as error:
+        raise UserError(str(error)) from None
 
 
 def _mean(classifier: Classifier, patient: str, images: Sequence[Prediction]) -> Prediction:

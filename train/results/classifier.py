@@ -116,6 +116,8 @@ def load_classifier(path: Path) -> Classifier:
     saved, described = folder / "model.keras", folder / "preprocessing.json"
     if not saved.is_file() or not described.is_file():
         advice = f"run {flags.command('train')} --workdir {path} to its end"
+        if not path.exists():
+            advice = "there is no such folder"
         if (path / MANIFEST_NAME).is_file():
             advice = (
                 f"this is a dataset; run {flags.command('train')} --data {path} --workdir RUN, "

@@ -189,7 +189,7 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
             if value is not None and not isinstance(value, stored):
                 raise TypeError(f"{name} must be of type {kind.__name__}; received {value!r}")
     except FileNotFoundError:
-        raise UserError(f"{path} does not exist; give the config.json of a run") from None
+        raise UserError(f"{path} does not exist; give a run, or its {FILE_NAME}") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"{path} is not the configuration of a run of this version: {error!r}"

@@ -104,7 +104,7 @@ class FirstWeights:
         except (TrainingError, ValueError, IndexError):
             raise UserError(
                 f"the weights of --init {self.init} do not fit: the network and the image size "
-                "must be those of that run"
+                "must be those of that run; leave --model out to take its network"
             ) from None
 
 

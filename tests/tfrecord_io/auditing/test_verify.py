@@ -228,10 +228,12 @@ def test_an_archive_that_was_joined_to_another_does_not_agree(dataset, source_tr
 
 def test_what_cannot_be_checked_is_an_error(dataset, source_tree, tmp_path, capsys):
     change_manifest(dataset, lambda content: content["preprocessing"].update(height=None))
+    (tmp_path / "run" / "export").mkdir(parents=True)
     for words, code, message in (
         ((dataset, f"--source_input={source_tree}"), 1, "manifest.json is damaged: its prepro"),
         ((dataset, "--num_samples=-1"), 2, "--num_samples must be at least 0, received -1"),
         ((tmp_path / "nothing",), 1, "does not exist"),
+        ((tmp_path / "run",), 1, "this is a run, not a dataset"),
         ((), 2, "expected one dataset, a folder or a URL; received 0"),
         (("--data", source_tree), 1, f"build it first: {command('build')} --input {source_tree}"),
     ):

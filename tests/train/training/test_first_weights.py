@@ -68,7 +68,7 @@ def test_each_kind_answers_for_a_name_as_before_whatever_its_place(tmp_path, kin
 def test_weights_of_another_network_or_without_names_are_refused(tmp_path):
     finished_run(tmp_path, kinds.CLASSES, ("a", "b"))
     first = first_of(tmp_path, kinds.CLASSES, ("b", "c"))
-    with pytest.raises(UserError, match="the network and the image size must be"):
+    with pytest.raises(UserError, match="must be those of that run; leave --model out"):
         first.load(network_of(kinds.CLASSES, ("b", "c"), "small_resnet"))
     save_checkpoint(tmp_path / BEST_NAME, {"model": []}, {"epoch": 1}, [])
     with pytest.raises(UserError, match="does not name the outputs"):
