@@ -23,6 +23,11 @@ IMAGE_SUFFIXES = (*SINGLE_SUFFIXES, *TIFF_SUFFIXES, ".dcm", ".dicom")
 
 _SYSTEM_FILES = frozenset({".ds_store", "thumbs.db", "desktop.ini"})
 
+# Folders of what was deleted, and of the thumbnails that a server makes.
+_SYSTEM_FOLDERS = frozenset(
+    {"$recycle.bin", "recycler", "#recycle", "@eadir", "lost+found", "system volume information"}
+)
+
 # Endings of texts that lie beside images, such as annotations. An unknown ending may be that of an
 # image, as DICOM files have any.
 _TEXT_ENDINGS = frozenset(
@@ -120,7 +125,7 @@ def _ignored_reason(name: str) -> str | None:
     base = parts[-1]
     if "__MACOSX" in parts or base.startswith("._"):
         return "apple_double"  # macOS stores a file's attributes there, also under a name in .jpeg
-    if base.lower() in _SYSTEM_FILES:
+    if base.lower() in _SYSTEM_FILES or not _SYSTEM_FOLDERS.isdisjoint(map(str.lower, parts[:-1])):
         return "system_file"
     if any(part.startswith(".") and part not in (".", "..") for part in parts):
         return "hidden"

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
+import itertools
 import posixpath
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -34,26 +36,36 @@ _OCT_LABELS = frozenset({"CNV", "DME", "DRUSEN", "NORMAL"})
 
 
 def _without_label(
-    names: Iterable[str], why: str, endings: Collection[str | None] = (), *, in_folders: bool = True
+    names: Iterable[str],
+    why: str,
+    endings: Collection[str | None] = (),
+    *,
+    in_folders: bool = True,
+    inside: Collection[str] = ("",),
 ) -> Ledger:
     """Rejects files without a label that look like images; the others are not data.
 
     A file looks like an image by its name, or because its ending is one of `endings`. The rejects
-    name the flag that leaves them out, if their labels are in folders.
+    name the flag that leaves them out, if their labels are in folders; those with a label are in
+    the folders `inside`.
     """
     rejects, others = list[RejectedFile](), list[str]()
+    leave_out = functools.cache(functools.partial(_leave_out, inside))
     for name in names:
         if name.lower().endswith(IMAGE_SUFFIXES) or ending_of(name) in endings:
-            detail = f"{why}; {_leave_out(name)}" if in_folders else why
+            detail = f"{why}; {leave_out(name.rpartition('/')[0])}" if in_folders else why
             rejects.append(RejectedFile(name, "no_label", detail))
         else:
             others.append(name)
     return Ledger(rejects=tuple(rejects)) + Ledger.of_others(others)
 
 
-def _leave_out(name: str) -> str:
-    """Returns the flag that leaves the files out that lie directly in the folder of this one."""
-    folder = re.escape(name.rpartition("/")[0])
+def _leave_out(inside: Collection[str], folder: str) -> str:
+    """Returns the flag that leaves out the outermost folder, or else the files of this one."""
+    for above in itertools.accumulate(folder.split("/"), "{}/{}".format) if folder else ():
+        if not any(f"{other}/".startswith((f"{above}/", "/")) for other in inside):
+            return f"--exclude_regex '^{re.escape(above)}/' leaves out that folder"
+    folder = re.escape(folder)
     return f"--exclude_regex '^{folder}{'/' if folder else ''}[^/]*$' leaves out what is beside it"
 
 
@@ -127,7 +139,8 @@ def place_by_folders(files: Images, options: ListingOptions) -> Images:
     layout = "SPLIT/CLASS" if any(_split_folders(name, splits) for name in folders) else "CLASS"
     is_placed = pa.array([folder in places for folder in folders], pa.bool_()).take(codes)
     outside = names.filter(pc.invert(is_placed)).to_pylist()
-    files = files.then(found=_without_label(outside, f"lies outside the {layout} folders"))
+    why = f"lies outside the {layout} folders"
+    files = files.then(found=_without_label(outside, why, inside=places))
     if not places:
         num_files = counted(files.ledger.num_files, "file")
         raise errors.UserError(
@@ -265,6 +278,8 @@ def _require_no_other_classes(
     classes = {label for _, label, _ in facts.values() if label and label in (chosen or [label])}
     pairs = {tuple(folder.split("/")[place : place + 2]) for folder in facts}
     nested = sorted(pair for pair in pairs if classes.issuperset(pair) and len({*pair}) > 1)
+    if not chosen and not nested:
+        _require_no_classes_below(classes, pairs)
     if nested:
         outer = sorted({name for name, _ in nested})
         shown = ", ".join(ascii("/".join(pair)) for pair in nested[:4])
@@ -272,6 +287,22 @@ def _require_no_other_classes(
             f"the class folder {' and '.join(map(ascii, outer))} holds folders named like other "
             f"classes: {shown}; if it is not a class, name the classes with --classes "
             f"{','.join(sorted(classes.difference(outer)))}, or give that folder as --input"
+        )
+
+
+def _require_no_classes_below(classes: set[str], pairs: Collection[tuple[str, ...]]) -> None:
+    """Raises an error if one class alone holds folders, and these have names of classes."""
+    below = collections.defaultdict[str, set[str]](set)
+    for outer, *names in pairs:
+        below[outer].update(filter(None, names))
+    (outer, names), *others = sorted(below.items(), key=lambda item: -len(item[1]))
+    is_odd = roles.is_no_class(outer) or (roles.tell(names) and not roles.tell(classes))
+    if others and len(names) > 1 and is_odd and not any(inner for _, inner in others):
+        rest = "|".join(re.escape(name) for name, _ in sorted(others))
+        raise errors.UserError(
+            f"the class folder {outer!a} holds the folders {quoted(sorted(names)[:4])}. If these "
+            f"are the classes, leave the others out with --exclude_regex '(^|/)({rest})/'; or name "
+            f"the classes with --classes '{','.join(sorted(classes))}', if {outer!a} is one"
         )
 
 

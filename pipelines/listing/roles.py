@@ -253,8 +253,7 @@ def _classes_among(
     could_be = [place for place in meanings if meanings[place] in ("class", "numbers")]
     if len(meanings) == 1 and "many" in meanings.values():
         could_be = list(meanings)
-    words = {place: " ".join(levels[place]).replace("_", " ") for place in meanings}
-    told = [place for place in meanings if _TELLING.search(words[place])]
+    told = [place for place in meanings if tell(levels[place])]
     if any(meanings[place] == "mixed" for place in told):  # as study1_positive
         return []
     told = [place for place in told if place in could_be]
@@ -285,6 +284,11 @@ def _names_of_levels(folders: Mapping[str, int]) -> list[collections.Counter[str
         for place, name in enumerate(folder.split("/")[:-1] if count else ()):
             levels[place][name] += count
     return list(levels.values())
+
+
+def tell(names: Iterable[str]) -> bool:
+    """Returns whether one of some names is one that only classes have."""
+    return _TELLING.search(" ".join(names).replace("_", " ")) is not None
 
 
 def is_no_class(name: str) -> bool:

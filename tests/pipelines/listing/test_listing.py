@@ -238,6 +238,10 @@ def test_a_pattern_that_finds_few_patients_or_none_shows_paths_without_one():
     [
         ("apple_double", ["train/CNV/._CNV-1-1.jpeg", "__MACOSX/train/CNV/CNV-1-1.jpeg"]),
         ("system_file", ["train/CNV/.DS_Store", ".DS_Store", "a/Thumbs.db", "CNV/desktop.INI"]),
+        (
+            "system_file",
+            ["$RECYCLE.BIN/S-1/a.png", "CNV/@eaDir/1.png/SYNO_M.jpg", "#recycle/a.jpg"],
+        ),
         ("hidden", ["train/.ipynb_checkpoints/1.png", ".git/train/CNV/1.png"]),
     ],
 )
@@ -245,6 +249,20 @@ def test_what_systems_leave_behind_is_ignored_and_counted(why, names):
     listing = list_files({**TREE, **dict.fromkeys(names, b"?")})
     assert places(listing) == expected_places(TREE)
     assert listing.ledger.ignored == {why: len(names)}
+
+
+@pytest.mark.parametrize(
+    ("files", "flag"),
+    [
+        (["train/CNV/1.png", "more/CNV/2.png", "more/DME/3.png"], "^more/"),
+        (["train/CNV/1.png", "train/2.png"], "^train/[^/]*$"),
+    ],
+)
+def test_the_flag_that_a_reject_without_a_class_names_leaves_all_such_out(files, flag):
+    files = {name: name.encode() for name in files}
+    rejects = list_files(files).ledger.rejects
+    assert {reject.detail.split("'")[1] for reject in rejects} == {flag}
+    assert not list_files(files, exclude_regex=flag).ledger.rejects
 
 
 def test_a_name_that_leads_elsewhere_is_a_reject():

@@ -107,6 +107,10 @@ UNCLEAR = {
         tree(["train"], OCT) | tree(["test"], ["images"]),
         r"test has none of the classes of train, but images.*--exclude_regex '\(\^\|/\)test/imag",
     ),
+    "classes beside another folder": (
+        tree(["scans"], OCT) | tree(["docs"]),
+        r"'scans' holds .*'DME'.*--exclude_regex '\(\^\|/\)\(docs\)/'.*--classes 'docs,scans'",
+    ),
     "splits in classes with patients": (
         tree(OCT, ("train", "test"), ("p1", "p2")), "3 folders hold splits.*--layout class/split",
     ),
@@ -225,7 +229,7 @@ PAIRED = {
     "a number behind": paired("{c}/{c}x{n}.png", "{c}/{c}x{n}_1.png"),
     "a word of other letters": paired("{c}/{n}.png", "{c}/{n}_标注.png"),
     "names of a folder": paired("{c}/P{n}/image.png", "{c}/P{n}/label.png"),
-    "beside the classes": paired("scans/{c}/{c}{n}.png", "out/{c}{n}.png"),
+    "beside the classes": paired("a/x{c}/{c}{n}.png", "b/{c}{n}.png"),
     "another ending": paired("{c}/{n}.jpg", "{c}/{n}.png"),
     "DICOM": paired("{c}/{n}.dcm", "{c}/{n}_x.dcm", lambda k: dicom_file(shape(k)),
                     draw_first=lambda k: dicom_file(grey_pixels(k, 32, 48))),
