@@ -20,6 +20,7 @@ import numpy as np
 import tfrecord_io
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.format import shapes
+from tfrecord_io.format.kinds import CLASSES
 from tfrecord_io.stores.files import read_json
 from tfrecord_io.terminal import flags
 from tfrecord_io.terminal.address import Address, is_remote, local_path
@@ -168,6 +169,8 @@ def _require_fit(
         )
     if unknown := [name for name in manifest.label_names if name not in known]:
         how = f"--target {known[0]}" if kind.is_number else rename_example(unknown, known)
+        if kind == CLASSES and "=NAME" in how:
+            how += "; --classes with the classes to keep leaves out the images of the others"
         raise UserError(
             f"{data} has the {kind.plural} {listed(unknown, 10)}, which the model of {run} does "
             f"not know; it knows {listed(known, 10)}. Build the dataset with these names: "

@@ -81,7 +81,7 @@ class Seen:
 
     def num_in(self, part: str) -> int:
         """Returns the number of images of a part."""
-        return pc.sum(pc.equal(self.images["part"], part)).as_py() or 0
+        return len(_distinct(self.images.filter(pc.equal(self.images["part"], part))))
 
     def after(self, first: Seen) -> Seen:
         """Returns this with what the network had seen before, as the part `init`."""
@@ -207,7 +207,7 @@ def expose(
     images, origin = dataset.images.take(rows), _origin_of(dataset.manifest)
     tables = {"that are measured": images if is_measured else images.filter(pa.array(~is_seen))}
     if len(looks) == 1:  # Those of a cross-validation have seen what the others are measured on.
-        tables["that it has seen"] = seen.images
+        tables["that it has seen"] = _distinct(seen.images)
 
     def lacking(column: str, name: str) -> list[str]:
         return [
@@ -243,6 +243,12 @@ def expose(
         claims=tuple(claim for claim, doubts in kinds.items() if not (doubts or unknown)),
         doubts=(*unknown, *pixels, *near, *patients),
     )
+
+
+def _distinct(images: pa.Table) -> pa.Table:
+    """Returns the images, each once though several networks have seen it."""
+    names = [name for name in images.column_names if name != "part"]
+    return images.group_by(names).aggregate([])
 
 
 def _compare(seen: Seen, dataset: Dataset) -> np.ndarray:

@@ -188,6 +188,14 @@ def test_of_unknown_weights_nothing_is_claimed():
     assert (found.claims, found.doubts[0]) == ((), "who knows")
 
 
+def test_what_several_networks_have_seen_counts_once():
+    seen = seen_in(dataset_of(SCAN | {"patient": None}))
+    both = seen.after(seen).after(seen)
+    assert (both.num_in("init"), len(both.images)) == (1, 3)
+    found = expose(dataset_of(UNLIKE), [(both, np.array([0]))], is_measured=False)
+    assert "1 of the 1 images that it has seen have no patient" in found.note
+
+
 def test_a_copy_under_another_patient_number_is_seen_but_not_a_crowd_of_like_pictures():
     copy = OTHER | {"perceptual_hash": bytes([7, *range(1, 32)])}
     assert sees(SCAN, copy, UNLIKE).tolist() == [True, False]
