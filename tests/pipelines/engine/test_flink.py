@@ -12,7 +12,7 @@ from image_files import scan_tree, scans_of, write_tar
 
 from scripts import flink_cluster
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 # Many small tasks: when the first shard is there, most are still to come.
 MANY_SHARDS = "--num_shards=100"
@@ -50,7 +50,8 @@ def test_two_task_managers_write_the_bytes_that_this_machine_writes_alone(
     shards = MANY_SHARDS if kind == "folder" else "--num_shards=10"
     alone = builds.build_here(source, tmp_path / "alone", shards)
 
-    done = builds.run_build(source, tmp_path / "dataset", shards, *cluster.beam_flags)
+    flags = (shards, *cluster.beam_flags)
+    done = builds.run_build(source, tmp_path / "dataset", *flags, timeout=500)
 
     assert done.returncode == 0, done.stderr
     assert builds.shards_of(tmp_path / "dataset") == builds.shards_of(alone)
@@ -67,10 +68,10 @@ def test_a_part_that_is_killed_in_mid_job_loses_and_doubles_nothing(
     output = tmp_path / "dataset"
     words = builds.command(many_scans, output, MANY_SHARDS, *cluster.beam_flags)
     with builds.started(words) as build:
-        assert builds.wait_until(lambda: flink_cluster.finished_shards(output) > 0, build)
+        assert builds.wait_until(lambda: flink_cluster.finished_shards(output) > 0, build, 300)
         flink_cluster.kill_part(cluster, victim)
         finished = flink_cluster.finished_shards(output)
-        said, _ = build.communicate(timeout=150)
+        said, _ = build.communicate(timeout=500)
 
     assert 0 < finished < len(local_shards)
     assert build.returncode == 0, said
