@@ -90,7 +90,7 @@ def look_alike(names: Iterable[str]) -> list[list[str]]:
     """
     alike = collections.defaultdict[str, list[str]](list)
     for name in sorted(set(names)):
-        alike[_appearance(name)].append(name)
+        alike[appearance(name)].append(name)
     return [same for same in alike.values() if len(same) > 1]
 
 
@@ -109,7 +109,7 @@ def misspelled(counts: Mapping[str, int]) -> dict[str, str]:
         for name in frequent if len(frequent) <= _MOST_COMPARED else ():
             if counts[name] < 10 * counts[rare]:
                 break
-            if _signs(rare) == _signs(name) and _is_near(_appearance(rare), _appearance(name)):
+            if _signs(rare) == _signs(name) and _is_near(appearance(rare), appearance(name)):
                 found[rare] = name
                 break
     return found
@@ -168,7 +168,8 @@ def rename_example(names: Sequence[str], known: Sequence[str]) -> str:
     return rename_flag({name: forms[some[0]] if some else "NAME" for name, some in close.items()})
 
 
-def _appearance(name: str) -> str:
+def appearance(name: str) -> str:
+    """Returns what is the same of names that `look_alike`."""
     if name.isdecimal() and name.isascii():
         return name
     plain = unicodedata.normalize("NFKC", name).casefold().translate(_LOOKS_LIKE)
