@@ -102,7 +102,9 @@ class Exclusion:
         while True:
             files = chosen(rest.members(), options.include_regex, options.exclude_regex)
             names = [member.name for member, is_chosen in files if is_chosen]
-            tags = dict(_patients_in_tags(rest)) if images is None else {}
+            # Objects that are not pictures, and those of other modalities, are counted, not listed.
+            has_others = images is None or (images.frames and images.ledger.ignored)
+            tags = dict(_patients_in_tags(rest)) if has_others else {}
             gone, rows = self.find(names, images, options, labels, tags)
             if not gone | rows:
                 break
@@ -131,7 +133,7 @@ class Exclusion:
             images: those among them, with their patients; None if they could not be listed.
             options: the folder to look in, and how patients are found.
             labels: the table of labels.
-            tags: the patients of DICOM files by name, if they could not be listed.
+            tags: the patients of DICOM files by name, if some could not be listed.
         """
         wanted = {patient: patient for patient in self.patients if patient} | self.codes
         files = set[str]()

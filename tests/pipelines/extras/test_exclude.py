@@ -333,9 +333,14 @@ def test_a_patient_of_dicom_files_is_found_and_each_frame_counts(tmp_path, form)
     for number in range(12):
         pixels = grey_pixels(number)
         many = np.stack([pixels, grey_pixels(number + 50)]) if number == 0 else pixels
-        patient = {(0x0010, 0x0020, "LO"): f"p{number // 2}"}
+        patient = {(0x0010, 0x0020, "LO"): f"p{number // 2}", (0x0008, 0x0060, "CS"): "OPT"}
         patient |= {(0x0010, 0x0021, "LO"): "Bern"} if site else {}
         files[f"{('CNV', 'DME')[number % 2]}/{number}.dcm"] = dicom_file(many, patient)
+        # Another modality, and a report: files that are not listed.
+        more = {"op": {(0x0008, 0x0060, "CS"): "OP"},
+                "sr": {(0x0008, 0x0016, "UI"): "1.2.840.10008.5.1.4.1.1.88.11"}}  # fmt: skip
+        for kind, tag in more.items() if number in (0, 5) else ():
+            files[f"CNV/{number}{kind}.dcm"] = dicom_file(pixels, patient | tag)
     name = "p0"
     if "code" in form:
         (tmp_path / "first").mkdir()
@@ -343,9 +348,13 @@ def test_a_patient_of_dicom_files_is_found_and_each_frame_counts(tmp_path, form)
         rows = rows_of(build_here(source, tmp_path / "first.out", *FLAGS))
         name = next(row["patient"] for row in rows if row["path"].endswith("/1.dcm"))
     output = assert_as_if_never_there(
-        tmp_path, files, lambda path: path in ("CNV/0.dcm", "DME/1.dcm"), [{"patient": name} | site]
+        tmp_path,
+        files,
+        lambda path: path.startswith("CNV/0") or path == "DME/1.dcm",
+        [{"patient": name} | site],
+        "--modality=OPT",
     )
-    assert Manifest.load(output).counts["excluded"] == 3
+    assert Manifest.load(output).counts["excluded"] == 5
 
 
 @pytest.mark.parametrize("of_dicom", [True, False])
