@@ -115,14 +115,14 @@ def _read_table(file: Path, notes: list[str], faults: dict[int, str]) -> pa.Tabl
     if ending == ".xlsx":
         with zipfile.ZipFile(file) as archive:
             budget.take(sum(info.file_size for info in archive.infolist()))
-        return _read_excel(file, notes)
+        return _read_excel(file, notes, faults)
     text = _decoded(file, notes)
     if ending in (".json", ".jsonl"):
         return _read_json(text, is_lines=ending == ".jsonl")
     return _read_csv(text, notes, faults)
 
 
-def _read_excel(file: Path, notes: list[str]) -> pa.Table:
+def _read_excel(file: Path, notes: list[str], faults: dict[int, str]) -> pa.Table:
     if importlib.util.find_spec("openpyxl") is None:
         raise errors.UserError(f"{file}: Excel needs openpyxl; pip install openpyxl")
     from openpyxl.reader.excel import ExcelReader
@@ -141,11 +141,8 @@ def _read_excel(file: Path, notes: list[str]) -> pa.Table:
         rows = [[_shown(cell) for cell in row] for row in sheet.iter_rows()] or [[]]
         links = {part.name: link.target for part, link in reader.parser.find_sheets()}
         content = reader.archive.read(links[sheet.title]).decode()
-    if cell := re.search(r'<(\w+:)?c r="(\w+)"( s="\d+")?><\1?f>[^<]*</\1?f><\1?v ?/>', content):
-        raise ValueError(
-            f"the cell {cell[2]} has a formula without a value; open the table in Excel or "
-            "LibreOffice, and save it"
-        )
+    empty = r'<(\w+:)?c r="([A-Z]+(\d+))"( s="\d+")?><\1?f>[^<]*</\1?f><\1?v ?/>'
+    without_value = {int(cell[3]): cell[2] for cell in re.finditer(empty, content)}
     # openpyxl tells merged cells only of a book of which it makes an object for each cell.
     below = content.rpartition("sheetData>")[2]
     for area in re.findall(r'\bmergeCell [^>]*\bref="([^"]+)"', below):
@@ -154,8 +151,20 @@ def _read_excel(file: Path, notes: list[str]) -> pa.Table:
             row += [None] * (column - len(row))
             row[column - 1] = rows[first - 1][column - 1]
     start = _header_in(rows, notes)
-    header, *rows = rows[start:]
-    return _table_of(header, [row for row in rows if any(cell is not None for cell in row)])
+    numbers = [
+        number
+        for number, row in enumerate(rows, 1)
+        if number == start + 1
+        or (number > start and (number in without_value or any(cell is not None for cell in row)))
+    ]
+    for place, number in enumerate(numbers, -1):
+        if number in without_value:
+            faults[max(place, 0)] = (
+                f"the cell {without_value[number]} has a formula without a value (open the table "
+                "in Excel or LibreOffice, and save it)"
+            )
+    header, *rows = (rows[number - 1] for number in numbers)
+    return _table_of(header, rows)
 
 
 def _shown(cell: Any) -> Any:

@@ -320,6 +320,7 @@ def test_merged_cells_of_excel_count_for_each_of_their_rows(tmp_path):
     book.save(tmp_path / "labels.xlsx")
     with pytest.raises(errors.UserError, match="the cell C6 has a formula without a value"):
         read_label_table(tmp_path / "labels.xlsx")
+    assert read_label_table(tmp_path / "labels.xlsx", left_out={3}).cells["patient"] == ["P1"] * 3
     write_zip(tmp_path / "labels.xlsx", {"[Content_Types].xml": b"<damaged"})
     with pytest.raises(errors.UserError, match="could not be read: "):
         read_label_table(tmp_path / "labels.xlsx")
