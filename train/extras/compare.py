@@ -28,6 +28,10 @@ from train.powers import POWERS
 
 _SAME = "the settings and the dataset are the same"
 
+# What is known of a result without the settings of its network: dataset, split, and how many of
+# the measured images the network had seen before.
+_OF_RESULT = 3
+
 
 class Measured(NamedTuple):
     """A run, or an evaluation of one: its settings, its metrics.json, and every answer.
@@ -66,6 +70,7 @@ def read(run: str) -> Measured:
         dataset = metrics.get("dataset") or content["dataset"]
         data = f"{dataset['name']} ({dataset['fingerprint'][:8]})"
         settings |= {"dataset": data, "split": metrics["split"]}
+        settings["seen before"] = metrics["seen_images"] if metrics.get("include_seen") else 0
         patients = [row[2] for row in rows]
         people = {
             key: (name and f"patient {name}") or key
@@ -90,8 +95,8 @@ def sections(runs: Sequence[Measured], num_samples: int = 1000) -> Iterator[page
     table = {name: [str(page.plain(run.settings.get(name))) for run in runs] for name in every}
     changed = [[name, *values] for name, values in table.items() if len(set(values)) > 1]
     note = f"{command('diff')} OLD NEW tells how datasets differ" * (len(set(table["dataset"])) > 1)
-    if len(every) == 2:
-        told = ", ".join(run.name for run in runs if len(run.settings) == 2)
+    if len(every) == _OF_RESULT:
+        told = ", ".join(run.name for run in runs if len(run.settings) == _OF_RESULT)
         note = f"the settings of the network are not beside {told}; {note}".rstrip("; ")
     yield _section("What differs", ["", *names], changed, note if changed else note or _SAME)
     tasks = [task_of(kind_in(run.metrics)) for run in runs]

@@ -178,5 +178,6 @@ def test_what_cannot_be_compared_is_said(class_run, class_data, tmp_path, capsys
     assert evaluated(copy, class_data, "--split=val", "--include_seen") == 0
     (output,) = (copy / "evaluation").iterdir()
     what, _, difference = compare.sections([run, compare.read(str(output))])
-    assert [row[0] for row in what.blocks[0].rows] == ["split"]
+    assert [row[0] for row in what.blocks[0].rows] == ["split", "seen before"]
+    assert what.blocks[0].rows[1][1:] == ["0", "20"]
     assert difference.blocks[0].text == "they have measured no file in common"
