@@ -479,10 +479,17 @@ def place_by_table(files: Images, labels: LabelTable, tree: str | None) -> Image
     files = files.then(found=found)
     if not chosen:
         why = {reject.reason: reject.detail for reject in files.ledger.rejects}
+        advice = "Its `path` should be a file's path in the input, or the end of it"
+        if problems:
+            advice = "Its paths fit files; " + (
+                "write its numbers as in -1234.5"
+                if "not_a_number" in why
+                else "fill in its labels, or name their column with --columns label=COLUMN"
+            )
         raise errors.UserError(
             f"no row of --labels {labels.name} gives a label to one of the files: "
             + (printable("; ".join(why.values())) or "no file looks like an image")
-            + ". Its `path` should be a file's path in the input, or the end of it"
+            + f". {advice}"
         )
     places, rows = list(chosen), list(chosen.values())
     root = "/".join(_common_folders({names[place].rpartition("/")[0] for place in places}))

@@ -871,9 +871,9 @@ def test_line_breaks_in_a_long_note_end_no_row(tmp_path):
 
 @pytest.mark.parametrize(
     ("change", "flags", "message"),
-    [({"label": "   "}, (), "row 8 of labels.csv has no label"),
-     ({"label": "true"}, ("--target=label",), "row 8 of labels.csv has 'true'"),
-     ({"path": "x.png", "age": "3"}, (), "no row of --labels")],
+    [({"label": "   "}, (), "no label (see --missing). Its paths fit files; fill in its labels"),
+     ({"label": "5 %"}, ("--target=label",), "5 %'. Its paths fit files; write its numbers as"),
+     ({"path": "x.png", "age": "3"}, (), "Its `path` should be a file's path in the input")],
 )  # fmt: skip
 def test_a_table_without_any_label_is_an_error_that_says_why(
     build_rows, capsys, change, flags, message
