@@ -158,8 +158,9 @@ def figures_on_top(result: Result) -> list[Any]:
         (data_url(each.pictures["what the network sees"], _SIDE_ON_TOP), _told(each))
         for each in mistakes
     ]
-    link = '<a href="#answers">Mistakes</a>, the surest first'
-    return [*blocks, page.markup(link), page.Pictures(pictures)] if pictures else blocks
+    which = "surest" if result.task.gives_probabilities else "largest"
+    link = page.markup('<a href="#answers">Mistakes</a>, the {} first', which)
+    return [*blocks, link, page.Pictures(pictures)] if pictures else blocks
 
 
 def _columns(first: Iterable[str], measures: Iterable[str]) -> list[str]:

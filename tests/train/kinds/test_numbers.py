@@ -19,6 +19,7 @@ from marked_images import (
 )
 from sklearn import metrics as sk_metrics
 
+from tfrecord_io.format import visible
 from tfrecord_io.format.kinds import CLASSES, GRADES, NUMBER
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.terminal.errors import UserError
@@ -27,6 +28,7 @@ from train.kinds import numbers
 from train.kinds.classes import GRADES as GRADE_TASK
 from train.kinds.classes import KAPPA
 from train.results import charts, metrics, report
+from train.results.examples import ShownAnswer
 from train.results.options import MeasureOptions
 from train.results.sections import Result
 
@@ -134,7 +136,14 @@ def test_a_small_unit_keeps_its_digits_in_the_metrics_and_on_the_page():
         label_kind=NUMBER,
     )  # fmt: skip
     found = measured | spread | {"split": "2 folds of train", "best_epoch": None}
-    page = report.render(Result(title="run", manifest=manifest, config={}, metrics=found))
+    (worst, *_), sees = numbers.NUMBER.examples(predictions, 2)["wrong"], "what the network sees"
+    shown = ShownAnswer(worst, {sees: visible.picture(np.zeros((2, 2, 1), np.uint8))}, "a.png")
+    page = report.render(
+        Result(
+            title="run", manifest=manifest, config={}, metrics=found, examples={"wrong": [shown]}
+        )
+    )
+    assert "Mistakes</a>, the largest first" in page
     for run_of_fold in spread["folds"]:
         assert f'<td class="count">{run_of_fold["scores"]["mae"]:.3g}</td>' in page
     assert f'<td class="count">{spread["spread"]["mae"]["std_over_folds"]:.3g}</td>' in page
