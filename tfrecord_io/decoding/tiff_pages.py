@@ -32,6 +32,9 @@ _NEW_SUBFILE_TYPE, _SUBFILE_TYPE = 254, 255
 _DESCRIPTION, _PLANES_OF_METAMORPH = 270, 33629
 _WIDTH, _HEIGHT, _COMPRESSION, _SAMPLES, _TILE_WIDTH = 256, 257, 259, 277, 322
 _IMAGEJ, _SHAPED = re.compile(rb"ImageJ=.*?^images=(\d+)", re.DOTALL | re.MULTILINE), b'{"shape"'
+# OME names them too, and the other files of a set, which have one plane each.
+_PIXELS_OF_OME = re.compile(rb"<(?:\w+:)?Pixels\b(?=[^>]*\bSizeZ=)")
+_SIZES_OF_OME = re.compile(rb"\bSize[ZCT]=\"(\d{1,9})\"")
 
 # A picture needs five tags: its two sides, the place and length of its pixels, and what they mean.
 _LEAST_DIRECTORY_BYTES = 2 + 5 * 12 + 4
@@ -218,6 +221,10 @@ class Tiff:
                 text = self.read(int.from_bytes(value, self.order), count * _SIZES.get(kind, 1))
                 if match := _IMAGEJ.match(text):
                     return max(int(match[1]), 1)
+                if len(_PIXELS_OF_OME.findall(text)) == 1 and b"FileName" not in text:
+                    # Colours of one plane count as channels, too.
+                    num_planes = math.prod(int(size) for size in _SIZES_OF_OME.findall(text))
+                    return max(num_planes // self._numbers(tags).get(_SAMPLES, 1), 1)
                 if text.startswith(_SHAPED):
                     with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
                         sides = self._numbers(tags)

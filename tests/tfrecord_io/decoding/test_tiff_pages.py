@@ -137,6 +137,7 @@ def test_smaller_versions_and_masks_are_told_apart_by_their_tags(order):
 
 
 IMAGEJ = "ImageJ=1.54f\nimages=5\nslices=5\nloop=false\n"
+OME = '<?xml version="1.0"?><OME><Image><Pixels SizeC="1" SizeT="1" SizeZ="5"/></Image></OME>'
 
 
 def stack_of(description, num_planes=5, **settings):
@@ -149,8 +150,8 @@ def stack_of(description, num_planes=5, **settings):
 
 @pytest.mark.parametrize(
     ("description", "settings"),
-    [(IMAGEJ, {}), (IMAGEJ, {"big_endian": True}), ('{"shape": [5, 20, 28]}', {})],
-    ids=["ImageJ", "big-endian", "tifffile"],
+    [(IMAGEJ, {}), (IMAGEJ, {"big_endian": True}), ('{"shape": [5, 20, 28]}', {}), (OME, {})],
+    ids=["ImageJ", "big-endian", "tifffile", "OME"],
 )
 def test_every_plane_of_a_stack_with_one_directory_is_a_page(description, settings):
     data, planes = stack_of(description, **settings)
@@ -162,12 +163,18 @@ def test_every_plane_of_a_stack_with_one_directory_is_a_page(description, settin
         tiff_pages.with_first_page(io.BytesIO(data), 6)
 
 
+@pytest.mark.parametrize("description", [IMAGEJ, OME])
 @pytest.mark.parametrize("made", [{"num_planes": 4}, {"compression": "tiff_lzw"}])
-def test_a_stack_that_is_not_all_there_is_refused_with_the_reason(made):
-    data, _ = stack_of(IMAGEJ, **made)
+def test_a_stack_that_is_not_all_there_is_refused_with_the_reason(made, description):
+    data, _ = stack_of(description, **made)
     (frame,) = find_pictures("a.tif", len(data), data, lambda: io.BytesIO(data)).frames
     with pytest.raises(Reject, match="multiple_frames: a TIFF of 5 images with one directory"):
         decode_image(data, Preprocessing(height=8, width=8, dtype="uint16"), frame)
+
+
+def test_a_file_of_a_set_of_ome_has_its_own_plane_alone():
+    data, planes = stack_of(OME.replace("/></Im", '><UUID FileName="b.tif"/></Pixels></Im'), 1)
+    np.testing.assert_array_equal(decoded(data, None, "uint16"), planes[0])
 
 
 def test_smaller_pages_of_tiles_are_no_images_even_if_no_tag_says_so():
