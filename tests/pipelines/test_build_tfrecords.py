@@ -538,7 +538,7 @@ def with_commas(folder):
 
 @pytest.mark.parametrize(
     ("write", "flag"),
-    [(linked, "--follow_links"), (unlabelled("test/"), "--exclude_regex '^test/[^/]*$'"),
+    [(linked, "--follow_links"), (unlabelled("test/"), "--exclude_regex '^test/'"),
      (unlabelled(""), "--exclude_regex '^[^/]*$'"), (with_commas, "--decimal ,")],
     ids=["links to folders", "an unlabelled test folder", "images beside the folders", "commas"],
 )  # fmt: skip
