@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import sys
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -28,20 +29,19 @@ from train.powers import POWERS
 
 _SAME = "the settings and the dataset are the same"
 
-# What is known of a result without the settings of its network: dataset, split, and how many of
-# the measured images the network had seen before.
-_OF_RESULT = 3
-
 
 class Measured(NamedTuple):
     """A run, or an evaluation of one: its settings, its metrics.json, and every answer.
 
-    A key is of an image's path and its file, so that another clinic's file of that name differs.
-    `people` has the patient of each key, or the key where none is known; `answers` a row a key.
+    `settings` are those of the network, and empty where they are not known; `measured_on` has the
+    dataset, the split, and how many of the images the network had seen before. A key is of an
+    image's path and its file, so that another clinic's file of that name differs. `people` has the
+    patient of each key, or the key where none is known; `answers` a row a key.
     """
 
     name: str
     settings: dict[str, Any]
+    measured_on: dict[str, Any]
     metrics: dict[str, Any]
     keys: np.ndarray
     people: dict[str, str]
@@ -69,8 +69,8 @@ def read(run: str) -> Measured:
         answers = Answers(**arrays, label_names=tuple(metrics["label_counts"]))
         dataset = metrics.get("dataset") or content["dataset"]
         data = f"{dataset['name']} ({dataset['fingerprint'][:8]})"
-        settings |= {"dataset": data, "split": metrics["split"]}
-        settings["seen before"] = metrics["seen_images"] if metrics.get("include_seen") else 0
+        seen = metrics["seen_images"] if metrics.get("include_seen") else 0
+        measured_on = {"dataset": data, "split": metrics["split"], "seen before": seen}
         patients = [row[2] for row in rows]
         people = {
             key: (name and f"patient {name}") or key
@@ -82,7 +82,7 @@ def read(run: str) -> Measured:
             f"{METRICS_NAME} and predictions; {command('train')} or {command('evaluate')} writes "
             f"them ({error})"
         ) from None
-    return Measured(run, settings, metrics, keys, people, answers)
+    return Measured(run, settings, measured_on, metrics, keys, people, answers)
 
 
 def sections(runs: Sequence[Measured], num_samples: int = 1000) -> Iterator[page.Section]:
@@ -91,13 +91,15 @@ def sections(runs: Sequence[Measured], num_samples: int = 1000) -> Iterator[page
     from train.kinds.registry import task_of
 
     names = [run.name for run in runs]
-    every = min((run.settings for run in runs), key=len)
-    table = {name: [str(page.plain(run.settings.get(name))) for run in runs] for name in every}
+    unknown = [run.name for run in runs if not run.settings]
+    facts = [run.measured_on if unknown else run.settings | run.measured_on for run in runs]
+    every = dict.fromkeys(itertools.chain(*facts))
+    table = {name: [str(page.plain(some.get(name))) for some in facts] for name in every}
     changed = [[name, *values] for name, values in table.items() if len(set(values)) > 1]
     note = f"{command('diff')} OLD NEW tells how datasets differ" * (len(set(table["dataset"])) > 1)
-    if len(every) == _OF_RESULT:
-        told = ", ".join(run.name for run in runs if len(run.settings) == _OF_RESULT)
-        note = f"the settings of the network are not beside {told}; {note}".rstrip("; ")
+    if unknown:
+        note = f"the settings of the network are not beside {', '.join(unknown)}; {note}"
+        note = note.rstrip("; ")
     yield _section("What differs", ["", *names], changed, note if changed else note or _SAME)
     tasks = [task_of(kind_in(run.metrics)) for run in runs]
     labels = [f"sensitivity/{label}" for run in runs for label in run.metrics["label_counts"]]
