@@ -5,9 +5,11 @@ The dataset is that of an input that never had them.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
+import itertools
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -22,11 +24,12 @@ from pipelines.listing.label_table import LabelTable, read_texts
 from pipelines.listing.labels import Labels
 from pipelines.listing.matching import find_files, folders_in, match_files, rows_of_files
 from pipelines.listing.options import ListingOptions
-from pipelines.listing.refs import iterate_refs
+from pipelines.listing.refs import OTHER, ImageRef, iterate_refs
 from pipelines.sources.source import Member, Reader, Source
 from tfrecord_io.decoding.dicom import patient_code
 from tfrecord_io.decoding.preprocess import SINGLE_SUFFIXES, START_BYTES, find_pictures
 from tfrecord_io.decoding.rejects import Reject
+from tfrecord_io.format.groups import COPY_OF
 from tfrecord_io.format.person import persons
 from tfrecord_io.terminal.printing import counted, listed
 from tfrecord_io.terminal.spelling import found_in, look_alike, one_form
@@ -140,16 +143,22 @@ class Exclusion:
         for path, places in find_files(names, [*filter(None, self.paths)]).items():
             self.met.update([path] if places else [])
             files.update(names[place] for place in places)
-        listed_files = set[str]()
-        for ref in iterate_refs(images.table) if images else ():
+        listed_files, copies = set[str](), collections.defaultdict[str, set[str]](set)
+        gone_sources = set[str]()
+        for ref, source in _with_sources(images) if images else ():
             name = one_form(ref.source_path)
             listed_files.add(name)
+            copies[source].add(name)
             if ref.patient in wanted:
                 self.met.add(wanted[ref.patient])
                 files.add(name)
             if name in files or (ref.path, ref.size) in self.copied:
                 files.add(name)
                 self.copied.add((ref.path, ref.size))
+                # The name of a copy may not tell the patient, and its source is listed only once.
+                if ref.patient in wanted or ref.path.rpartition(".")[0] == source:
+                    gone_sources.add(source)
+        files.update(*(copies[source] for source in gone_sources if source))
         # Rejects and texts have no patient in the listing, but their names can tell it.
         for name in names:
             if name not in listed_files:
@@ -255,6 +264,15 @@ def read_exclusion(options: ListingOptions) -> Exclusion | None:
     codes = {patient_code(name, site or ""): who for name, site, who in rows if name and who}
     paths = cells.get("path", [None] * num_rows)
     return Exclusion(patients, [path or "" for path in paths], codes)
+
+
+def _with_sources(images: Images) -> Iterator[tuple[ImageRef, str]]:
+    """Yields each image with the source that its name names, or that it is; else with none."""
+    column = f"{OTHER}{COPY_OF}"
+    has_copies = column in images.table.column_names
+    sources = images.table[column].to_pylist() if has_copies else itertools.repeat(None)
+    for ref, source in zip(iterate_refs(images.table), sources, strict=False):
+        yield ref, source or ""
 
 
 def _patients_in_tags(source: Source) -> Iterator[tuple[str, str | None]]:

@@ -94,6 +94,24 @@ def test_a_patient_leaves_no_trace(tmp_path, capsys):
     assert f"{counts['excluded']}</td>" in (output / "report.html").read_text()
 
 
+@pytest.mark.parametrize("entry", [{"patient": "100"}, {"path": "train/CNV/CNV-100-0.jpeg"}])
+def test_copies_whose_names_do_not_tell_the_patient_go_with_their_source(tmp_path, entry):
+    ends = ("_aug_3", " (2)", "-flip")
+    copies = {f"train/CNV/CNV-100-0{end}.jpeg": jpeg(90 + n) for n, end in enumerate(ends)}
+    gone = of_patients("100") if "patient" in entry else lambda path: "CNV-100-0" in path
+    output = assert_as_if_never_there(
+        tmp_path, {**SCANS, **copies}, lambda path: gone(path) or path in copies, [entry]
+    )
+    assert Manifest.load(output).counts["excluded"] >= 4
+
+
+def test_a_copy_may_be_excluded_without_its_source(tmp_path):
+    copy = {"train/CNV/CNV-100-0_aug_3.jpeg": jpeg(90)}
+    entries = [{"path": name} for name in copy]
+    output = assert_as_if_never_there(tmp_path, {**SCANS, **copy}, copy.__contains__, entries)
+    assert Manifest.load(output).counts["excluded"] == 1
+
+
 @pytest.mark.parametrize("given", ["NFC", "NFD"])
 @pytest.mark.parametrize("by", ["patient", "path"])
 def test_a_name_is_excluded_in_each_of_its_forms(tmp_path, given, by):
