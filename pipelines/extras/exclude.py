@@ -107,7 +107,9 @@ class Exclusion:
             names = [member.name for member, is_chosen in files if is_chosen]
             # Objects that are not pictures, and those of other modalities, are counted, not listed.
             has_others = images is None or (images.frames and images.ledger.ignored)
-            tags = dict(_patients_in_tags(rest)) if has_others else {}
+            refs = iterate_refs(images.table) if images else ()
+            listed_files = {one_form(ref.source_path) for ref in refs}
+            tags = dict(_patients_in_tags(rest, listed_files)) if has_others else {}
             gone, rows = self.find(names, images, options, labels, tags)
             if not gone | rows:
                 break
@@ -148,7 +150,8 @@ class Exclusion:
         for ref, source in _with_sources(images) if images else ():
             name = one_form(ref.source_path)
             listed_files.add(name)
-            copies[source].add(name)
+            if source:
+                copies[source].add(name)
             if ref.patient in wanted:
                 self.met.add(wanted[ref.patient])
                 files.add(name)
@@ -156,9 +159,9 @@ class Exclusion:
                 files.add(name)
                 self.copied.add((ref.path, ref.size))
                 # The name of a copy may not tell the patient, and its source is listed only once.
-                if ref.patient in wanted or ref.path.rpartition(".")[0] == source:
+                if source and (ref.patient in wanted or ref.path.rpartition(".")[0] == source):
                     gone_sources.add(source)
-        files.update(*(copies[source] for source in gone_sources if source))
+        files.update(*(copies[source] for source in gone_sources))
         # Rejects and texts have no patient in the listing, but their names can tell it.
         for name in names:
             if name not in listed_files:
@@ -266,19 +269,22 @@ def read_exclusion(options: ListingOptions) -> Exclusion | None:
     return Exclusion(patients, [path or "" for path in paths], codes)
 
 
-def _with_sources(images: Images) -> Iterator[tuple[ImageRef, str]]:
-    """Yields each image with the source that its name names, or that it is; else with none."""
+def _with_sources(images: Images) -> Iterator[tuple[ImageRef, str | None]]:
+    """Yields each image with the source of which its name makes it a copy; a source has itself."""
     column = f"{OTHER}{COPY_OF}"
     has_copies = column in images.table.column_names
     sources = images.table[column].to_pylist() if has_copies else itertools.repeat(None)
-    for ref, source in zip(iterate_refs(images.table), sources, strict=False):
-        yield ref, source or ""
+    return zip(iterate_refs(images.table), sources, strict=False)
 
 
-def _patients_in_tags(source: Source) -> Iterator[tuple[str, str | None]]:
-    """Yields each DICOM file that can be read, and the patient in its tags."""
+def _patients_in_tags(
+    source: Source, listed_files: Collection[str]
+) -> Iterator[tuple[str, str | None]]:
+    """Yields each DICOM file that can be read and is not listed, and the patient in its tags."""
     with source.open() as reader:
         for member in source.members():
+            if member.in_one_form.name in listed_files:
+                continue
             if member.problem or member.name.lower().endswith(SINGLE_SUFFIXES):
                 continue
             with contextlib.suppress(errors.ToldError, Reject, ModuleNotFoundError):

@@ -23,7 +23,7 @@ IMAGE_SUFFIXES = (*SINGLE_SUFFIXES, *TIFF_SUFFIXES, ".dcm", ".dicom")
 
 _SYSTEM_FILES = frozenset({".ds_store", "thumbs.db", "desktop.ini"})
 
-# Folders of what was deleted, and of the thumbnails that a server makes.
+# Folders in which a system keeps deleted files, and a file server its thumbnails.
 _SYSTEM_FOLDERS = frozenset(
     {"$recycle.bin", "recycler", "#recycle", "@eadir", "lost+found", "system volume information"}
 )

@@ -259,7 +259,7 @@ def test_runs_that_know_other_classes_are_not_averaged(run_folder, tmp_path):
 @pytest.mark.parametrize(
     ("name", "flags", "message"),
     [
-        ("a.jpeg", {"model": "nowhere"}, "preprocessing.json; there is no such folder"),
+        ("a.jpeg", {"model": "nowhere"}, "preprocessing.json; the folder does not exist"),
         ("a.jpeg", {"model": "x", "by": "patient", "patient_regex": "xy"}, "needs a group"),
         ("a.jpeg", {"model": "data"}, "this is a dataset; run"),
         ("nowhere", {}, "there is no such file or folder"),

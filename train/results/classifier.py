@@ -117,7 +117,7 @@ def load_classifier(path: Path) -> Classifier:
     if not saved.is_file() or not described.is_file():
         advice = f"run {flags.command('train')} --workdir {path} to its end"
         if not path.exists():
-            advice = "there is no such folder"
+            advice = "the folder does not exist"
         if (path / MANIFEST_NAME).is_file():
             advice = (
                 f"this is a dataset; run {flags.command('train')} --data {path} --workdir RUN, "
