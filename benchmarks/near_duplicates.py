@@ -1,14 +1,13 @@
 """How well and how fast are near duplicates found?
 
     python benchmarks/near_duplicates.py --input kermany2018-sample.zip
+    python benchmarks/near_duplicates.py --input SCANS --sizes 32 48 64 96 128 224 --num_copied 150
     python benchmarks/near_duplicates.py --input kermany2018-sample.zip --search 100000 1000000
-    python benchmarks/near_duplicates.py --input SCANS --sizes 28 48 64 96 128 224
 
-The first command measures recall on copies of real scans, and precision on all pairs of different
-scans, with the functions of the build and the audit. The second adds one copy of each real scan to
-many other hashes and times the search for the copies. The third shows for several stored sizes how
-far copies and different scans are apart; the thresholds come from it. SCANS is the sample, or a
-folder that the synthetic source wrote.
+The first two commands measure recall on copies of scans, and precision on all pairs of different
+scans, with the functions of the build and the audit; the thresholds come from them. The third adds
+one copy of each real scan to many other hashes and times the search for the copies. SCANS is the
+sample, or a folder that the synthetic source wrote.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from PIL import Image
 
 from tfrecord_io.auditing import twins
 from tfrecord_io.decoding.options import Preprocessing
-from tfrecord_io.decoding.preprocess import DecodedImage, decode_image
+from tfrecord_io.decoding.preprocess import decode_image
 from tfrecord_io.format import side_facts
 
 Change = Callable[[Image.Image], Image.Image]
@@ -76,24 +75,21 @@ BEYOND: list[tuple[str, Change, int]] = [
 
 
 class Pictures:
-    """Decoded pictures with their hashes and fine detail.
+    """The hashes and the fine detail of pictures, stored with a size of so many pixels a side."""
 
-    Args:
-        decoded: the pictures.
-        shape: (height, width) of all pictures.
-    """
-
-    def __init__(self, decoded: list[DecodedImage], shape: tuple[int, int]) -> None:
-        images = [Image.frombytes("L", shape[::-1], image.pixels) for image in decoded]
-        self.hashes = hashes_of(decoded, shape)
-        self.details = np.stack([twins.detail(image) for image in images])
+    def __init__(self, files: list[bytes], size: int) -> None:
+        options = Preprocessing(height=size, width=size)
+        stored = [decode_image(data, options).pixels for data in files]
+        pixels = np.frombuffer(b"".join(stored), np.uint8).reshape(-1, size, size, 1)
+        self.hashes = side_facts.perceptual_hash(side_facts.thumbnails(pixels))
+        self.details = np.stack([twins.detail(Image.fromarray(each[..., 0])) for each in pixels])
 
 
-def hashes_of(decoded: list[DecodedImage], shape: tuple[int, int]) -> np.ndarray:
-    """Returns the perceptual hashes of pictures of one shape (height, width)."""
-    pictures = np.frombuffer(b"".join(image.pixels for image in decoded), np.uint8)
-    thumbnails = side_facts.thumbnails(pictures.reshape(-1, *shape, 1))
-    return side_facts.perceptual_hash(thumbnails)
+def copy_of(data: bytes, change: Change, quality: int) -> bytes:
+    """Returns a changed image as a JPEG file."""
+    with Image.open(io.BytesIO(data)) as image, io.BytesIO() as file:
+        change(image.convert("L")).save(file, "JPEG", quality=quality)
+        return file.getvalue()
 
 
 def distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -101,119 +97,50 @@ def distances(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.bitwise_count(a ^ b).sum(axis=-1)
 
 
-def report_copies(names: list[str], files: list[bytes], preprocessing: Preprocessing) -> None:
-    """Prints how far copies are from their originals, and which are found."""
-    shape = preprocessing.height, preprocessing.width
-    originals = Pictures([decode_image(data, preprocessing) for data in files], shape)
-    print(f"{len(files)} scans, stored as {shape[1]}×{shape[0]}\n")
+def report(names: list[str], files: list[bytes], size: int, num_copied: int) -> None:
+    """Prints how far copies and different scans are apart, and which the audit takes for copies.
+
+    Args:
+        names: of the scans, with the patient between the dashes.
+        files: the scans, as image files.
+        size: pixels a side of the stored pictures.
+        num_copied: how many scans have copies.
+    """
+    needed = twins.min_similarity(size)
+    scans = Pictures(files, size)
+    chosen = np.sort(np.random.default_rng(0).permutation(len(files))[:num_copied])
+    print(f"\n{len(files)} scans, stored at {size}×{size}; similarity asked for: {needed:.2f}\n")
     print("| copy | bits, median | bits, most | similarity, least | found |")
     print("| --- | --- | --- | --- | --- |")
-    for title, group in (("", COPIES), ("beyond: ", BEYOND)):
-        found = total = 0
+    for title, group in (("promised", COPIES), ("beyond", BEYOND)):
+        found = []
         for name, change, quality in group:
-            decoded = []
-            for data in files:
-                with Image.open(io.BytesIO(data)) as image, io.BytesIO() as file:
-                    change(image.convert("L")).save(file, "JPEG", quality=quality)
-                    decoded.append(decode_image(file.getvalue(), preprocessing))
-            copies = Pictures(decoded, shape)
-            bits = distances(originals.hashes, copies.hashes)
-            alike = (originals.details * copies.details).sum(1)
-            hits = taken_for_copies(bits, alike, shape)
-            found, total = found + hits.sum(), total + len(hits)
+            copies = Pictures([copy_of(files[row], change, quality) for row in chosen], size)
+            bits = distances(scans.hashes[chosen], copies.hashes)
+            alike = (scans.details[chosen] * copies.details).sum(1)
+            found.append((bits <= twins.MAX_DISTANCE) & (alike >= needed))
             print(
-                f"| {title}{name} | {np.median(bits):.0f} | {bits.max()} | {alike.min():.2f} | "
-                f"{hits.mean():.1%} |"
+                f"| {title}: {name} | {np.median(bits):.0f} | {bits.max()} | {alike.min():.3f} | "
+                f"{found[-1].mean():.1%} |"
             )
-        print(f"| **{title or 'promised: '}{total:,} copies** | | | | **{found / total:.2%}** |")
-    report_others(names, originals, shape)
-
-
-def taken_for_copies(bits: np.ndarray, alike: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
-    """Returns which pairs are near duplicates by the rules of the audit."""
-    is_alike = alike >= twins.min_similarity(min(shape))
-    return (bits <= twins.MAX_DISTANCE) & is_alike
-
-
-def patients_of(names: list[str]) -> np.ndarray:
-    """Returns the patient of each scan, from its file name."""
-    return np.array([name.rsplit("/", 1)[-1].split("-")[1] for name in names])
-
-
-def compare_all(originals: Pictures) -> tuple[np.ndarray, np.ndarray]:
-    """Returns bits and similarity of all pairs, in the order of `np.triu_indices`."""
-    hashes = originals.hashes
-    bits = np.concatenate([distances(hashes[i], hashes[i + 1 :]) for i in range(len(hashes) - 1)])
-    alike = originals.details @ originals.details.T
-    return bits, alike[np.triu_indices(len(hashes), 1)]
-
-
-def report_others(names: list[str], originals: Pictures, shape: tuple[int, int]) -> None:
-    """Prints how far different scans are apart, separately for pairs of one patient."""
-    patients = patients_of(names)
+        print(f"| **{title}, all {np.size(found):,}** | | | | **{np.mean(found):.2%}** |")
+    patients = np.array([name.rsplit("/", 1)[-1].split("-")[1] for name in names])
     first, second = np.triu_indices(len(names), 1)
-    bits, alike = compare_all(originals)
+    bits = distances(scans.hashes[first], scans.hashes[second])
+    alike = (scans.details @ scans.details.T)[first, second]
+    taken = (bits <= twins.MAX_DISTANCE) & (alike >= needed)
     same = patients[first] == patients[second]
     print(
-        "\n| pairs of different scans | pairs | bits, least | similarity, most | taken for copies |"
+        "\n| pairs of different scans | pairs | least bits | most similarity | taken for copies |"
     )
     print("| --- | --- | --- | --- | --- |")
-    taken = taken_for_copies(bits, alike, shape)
-    for title, chosen in (("of one patient", same), ("of different patients", ~same)):
-        print(
-            f"| {title} | {chosen.sum():,} | {_join(np.sort(bits[chosen])[:2])} | "
-            f"{_join(np.sort(alike[chosen])[::-1][:2])} | {taken[chosen].sum()} |"
-        )
+    for title, rows in (("of one patient", same), ("of different patients", ~same)):
+        least = ", ".join(map(str, np.sort(bits[rows])[:2]))
+        most = ", ".join(f"{value:.3f}" for value in np.sort(alike[rows])[::-1][:2])
+        print(f"| {title} | {rows.sum():,} | {least} | {most} | {taken[rows].sum()} |", flush=True)
     for pair in np.flatnonzero(taken):
-        print(
-            f"\ntaken: {names[first[pair]]} and {names[second[pair]]}: {bits[pair]} bits, "
-            f"similarity {alike[pair]:.2f}"
-        )
-
-
-def _join(values: np.ndarray) -> str:
-    return ", ".join(f"{value:.2f}" if values.dtype.kind == "f" else str(value) for value in values)
-
-
-def report_sizes(names: list[str], files: list[bytes], sizes: list[int], num_copied: int) -> None:
-    """Prints for each stored size how far copies and scans of different patients are apart."""
-    chosen = np.sort(np.random.default_rng(0).permutation(len(files))[:num_copied])
-    copies = []
-    for _, change, quality in COPIES:
-        for row in chosen:
-            with Image.open(io.BytesIO(files[row])) as image, io.BytesIO() as file:
-                change(image.convert("L")).save(file, "JPEG", quality=quality)
-                copies.append(file.getvalue())
-    patients = patients_of(names)
-    first, second = np.triu_indices(len(names), 1)
-    differ = patients[first] != patients[second]
-    print(
-        f"{len(files):,} scans, {len(copies):,} copies of {len(chosen)} of them, "
-        f"{differ.sum():,} pairs of different patients\n\n"
-        "| side | needed | copies: least alike | found | pairs: most alike | of those proposed | "
-        "proposed | taken for copies |\n| --- | --- | --- | --- | --- | --- | --- | --- |"
-    )
-    for size in sizes:
-        preprocessing, shape = Preprocessing(height=size, width=size), (size, size)
-        originals = Pictures([decode_image(data, preprocessing) for data in files], shape)
-        changed = Pictures([decode_image(data, preprocessing) for data in copies], shape)
-        rows = np.tile(chosen, len(COPIES))
-        copied = (originals.details[rows] * changed.details).sum(1)
-        found = taken_for_copies(distances(originals.hashes[rows], changed.hashes), copied, shape)
-        bits, alike = compare_all(originals)
-        bits, alike = bits[differ], alike[differ]
-        proposed = alike[bits <= twins.MAX_DISTANCE]
-        taken = taken_for_copies(bits, alike, shape).sum()
-        # Smaller sizes are shown to explain why the audit does not search in them.
-        looked_for = size >= twins.MIN_SIDE
-        needed = f"{twins.min_similarity(size):.2f}" if looked_for else "–"
-        print(
-            f"| {size} | {needed} | "
-            f"{copied.min():.3f} | {f'{found.mean():.1%}' if looked_for else '–'} | "
-            f"{alike.max():.3f} | {proposed.max(initial=0):.3f} | {len(proposed):,} | "
-            f"{taken if looked_for else '–'} |",
-            flush=True,
-        )
+        print(f"\ntaken: {names[first[pair]]} and {names[second[pair]]}: {bits[pair]} bits, "
+              f"similarity {alike[pair]:.2f}")  # fmt: skip
 
 
 def crowd(files: list[bytes], num_hashes: int) -> np.ndarray:
@@ -246,17 +173,11 @@ def crowd(files: list[bytes], num_hashes: int) -> np.ndarray:
     return hashes
 
 
-def report_search(files: list[bytes], sizes: list[int], preprocessing: Preprocessing) -> None:
+def report_search(files: list[bytes], sizes: list[int]) -> None:
     """Prints the time and the recall of a search for planted copies among other hashes."""
     random = np.random.default_rng(1)
-    originals = [decode_image(data, preprocessing) for data in files]
-    copies = []
-    for data in files:
-        _, change, quality = COPIES[random.integers(len(COPIES))]
-        with Image.open(io.BytesIO(data)) as image, io.BytesIO() as file:
-            change(image.convert("L")).save(file, "JPEG", quality=quality)
-            copies.append(decode_image(file.getvalue(), preprocessing))
-    planted = hashes_of([*originals, *copies], (preprocessing.height, preprocessing.width))
+    copies = [copy_of(data, *COPIES[random.integers(len(COPIES))][1:]) for data in files]
+    planted = Pictures([*files, *copies], 224).hashes
     print("| hashes | seconds | planted pairs found | pairs proposed | memory added, MB |")
     print("| --- | --- | --- | --- | --- |")
     for size in sizes:
@@ -268,11 +189,8 @@ def report_search(files: list[bytes], sizes: list[int], preprocessing: Preproces
         added = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
         found = set(map(tuple, pairs.tolist()))
         hits = sum((row, row + len(files)) in found for row in range(len(files)))
-        print(
-            f"| {size:,} | {seconds:.1f} | {hits:,} of {len(files):,} | {len(pairs):,} | "
-            f"{added:.0f} |",
-            flush=True,
-        )
+        print(f"| {size:,} | {seconds:.1f} | {hits:,} of {len(files):,} | {len(pairs):,} | "
+              f"{added:.0f} |", flush=True)  # fmt: skip
 
 
 def read_scans(path: Path, most: int) -> tuple[list[str], list[bytes]]:
@@ -294,20 +212,17 @@ def read_scans(path: Path, most: int) -> tuple[list[str], list[bytes]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--input", required=True, help="kermany2018-sample.zip, or a folder")
-    parser.add_argument("--image_size", type=int, default=224)
+    parser.add_argument("--sizes", type=int, nargs="*", default=[224], help="stored sizes [224]")
     parser.add_argument("--num_images", type=int, default=1_000_000, help="most scans to use")
-    parser.add_argument("--search", type=int, nargs="*", help="search so many hashes")
-    parser.add_argument("--sizes", type=int, nargs="*", help="compare these stored sizes")
-    parser.add_argument("--num_copied", type=int, default=150, help="scans copied for --sizes")
+    parser.add_argument("--num_copied", type=int, default=1_000_000, help="most scans to copy")
+    parser.add_argument("--search", type=int, nargs="*", help="search so many hashes instead")
     args = parser.parse_args()
-    preprocessing = Preprocessing(height=args.image_size, width=args.image_size)
     names, files = read_scans(Path(args.input), args.num_images)
-    if args.sizes:
-        report_sizes(names, files, args.sizes, args.num_copied)
-    elif args.search:
-        report_search(files, args.search, preprocessing)
-    else:
-        report_copies(names, files, preprocessing)
+    if args.search:
+        report_search(files, args.search)
+        return
+    for size in args.sizes:
+        report(names, files, size, args.num_copied)
 
 
 if __name__ == "__main__":

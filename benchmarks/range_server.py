@@ -23,7 +23,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -166,38 +165,9 @@ class _Server:
         return None
 
 
-class RunningServer:
-    """A running server.
-
-    Attributes:
-        endpoint: its URL.
-    """
-
-    def __init__(self, port: int) -> None:
-        self.endpoint = f"http://127.0.0.1:{port}"
-
-    def take_count(self) -> int:
-        """Returns the number of bytes of objects sent since the last call."""
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(self.endpoint + _COUNT_PATH, timeout=10) as answer:
-            return int(answer.read())
-
-    @property
-    def flags(self) -> list[str]:
-        """The flags that make a build read from this server."""
-        return [
-            f"--s3_endpoint_url={self.endpoint}",
-            "--s3_access_key_id=nobody",
-            "--s3_secret_access_key=nothing",
-            "--s3_region_name=us-east-1",
-        ]
-
-
 @contextlib.contextmanager
-def running(
-    folder: Path, latency_ms: float = 0.0, mb_per_second: float = 0.0
-) -> Iterator[RunningServer]:
-    """Serves the files of a folder until the block ends.
+def running(folder: Path, latency_ms: float = 0.0, mb_per_second: float = 0.0) -> Iterator[str]:
+    """Serves the files of a folder until the block ends; yields the URL of the server.
 
     Args:
         folder: the files below it are the objects of the bucket.
@@ -208,7 +178,7 @@ def running(
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            yield RunningServer(int(process.stdout.readline()))
+            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
         finally:
             process.send_signal(signal.SIGTERM)
 

@@ -81,7 +81,6 @@ def draw_records(
     directory: Path,
     num_examples: int,
     image_shape: tuple[int, int, int] = IMAGE_SHAPE,
-    dtype: str = "uint8",
 ) -> Path:
     """Writes a dataset of drawn images in the project's format; `directory` if it is there.
 
@@ -91,7 +90,6 @@ def draw_records(
         directory: folder of the dataset.
         num_examples: number of images.
         image_shape: (height, width, channels) in pixels.
-        dtype: uint8, or uint16 of which each value has two bytes of a drawn image.
 
     Returns:
         the folder.
@@ -99,43 +97,18 @@ def draw_records(
     generator = np.random.default_rng(0)
 
     def pixels() -> Iterator[bytes]:
-        height, width = image_shape[0], image_shape[1] * np.dtype(dtype).itemsize
-        drawn = [speckled(generator, height, width) for _ in range(64)]
+        drawn = [speckled(generator, *image_shape[:2]) for _ in range(64)]
         for example in range(num_examples):
             yield np.roll(drawn[example % 64], example // 64, axis=(0, 1)).tobytes()
 
-    layout = RecordLayout(image_shape=image_shape, num_classes=len(LABEL_NAMES), dtype=dtype)
+    layout = RecordLayout(image_shape=image_shape, num_classes=len(LABEL_NAMES))
     labels = np.eye(len(LABEL_NAMES), dtype=np.float32)
     records = (
         layout.encode_record(image, labels[example % len(LABEL_NAMES)], image_key(str(example)))
         for example, image in enumerate(pixels())
     )
     num_shards = -(-num_examples // _SHARD_SIZE)
-    return _write_records(directory, records, num_examples, num_shards, image_shape, dtype)
 
-
-def cut_records(records: Path, directory: Path, *, num_shards: int, num_examples: int) -> Path:
-    """Writes the first training records of a dataset again, with another number of shards."""
-    manifest = Manifest.load(records)
-    stride = manifest.layout.stride
-
-    def copies() -> Iterator[bytes]:
-        for shard in manifest.split("train").shards:
-            with (records / shard.name).open("rb") as file:
-                while record := file.read(stride):
-                    yield record
-
-    return _write_records(directory, copies(), num_examples, num_shards)
-
-
-def _write_records(
-    directory: Path,
-    records: Iterator[bytes],
-    num_examples: int,
-    num_shards: int,
-    image_shape: tuple[int, int, int] = IMAGE_SHAPE,
-    dtype: str = "uint8",
-) -> Path:
     def write(directory: Path) -> None:
         shards = []
         for index in range(num_shards):
@@ -153,7 +126,6 @@ def _write_records(
         manifest = Manifest(
             name="read_speed",
             image_shape=image_shape,
-            dtype=dtype,
             label_names=LABEL_NAMES,
             splits={"train": Split(label_counts=label_counts, shards=tuple(shards))},
             preprocessing={},
@@ -237,36 +209,11 @@ def write_mosaicml(data: ReadData) -> None:
     def write(directory: Path) -> None:
         shape = ",".join(str(size) for size in data.manifest.image_shape)
         columns = {"image": f"ndarray:uint8:{shape}", "label": "int"}
-        # A cache must hold four shards.
-        with MDSWriter(out=str(directory), columns=columns, size_limit=1 << 25) as writer:
+        with MDSWriter(out=str(directory), columns=columns) as writer:
             for image, label in _examples(data):
                 writer.write({"image": image, "label": int(label.argmax())})
 
     make_once(data.peer("mosaicml"), write)
-
-
-def write_litdata(data: ReadData) -> None:
-    """Writes LitData's chunks, without compression."""
-    import litdata
-
-    def write(directory: Path) -> None:
-        litdata.optimize(
-            fn=_LitDataExample(data.records), inputs=list(range(data.num_examples)),
-            output_dir=str(directory), chunk_bytes="64MB", num_workers=1,
-        )  # fmt: skip
-
-    make_once(data.peer("litdata"), write)
-
-
-class _LitDataExample:
-    """Returns an example by its number; a class, because LitData passes it to other processes."""
-
-    def __init__(self, records: Path) -> None:
-        self._dataset = MappedDataset(records, "train")
-
-    def __call__(self, index: int) -> dict[str, np.ndarray | int]:
-        image, label = self._dataset[index]
-        return {"image": image, "label": int(label.argmax())}
 
 
 def flatten(data: ReadData) -> None:
@@ -301,9 +248,7 @@ WRITERS: dict[str, Callable[[ReadData], None]] = {
     "limit": flatten,
     "decode": draw_scans,
     "decode_grey": draw_scans,
-    "keras": draw_scans,
     "grain": write_array_record,
-    "litdata": write_litdata,
     "webdataset": write_webdataset,
     "mosaicml": write_mosaicml,
 }
@@ -313,7 +258,6 @@ _FOLDERS: dict[str, Callable[[ReadData], Path]] = {
     "limit": lambda data: data.peer("flat"),
     "decode": lambda data: data.scans,
     "decode_grey": lambda data: data.scans,
-    "keras": lambda data: data.scans,
     "grain": lambda data: data.peer("array_record"),
     "webdataset": lambda data: data.peer("webdataset"),
     "mosaicml": lambda data: data.peer("mosaicml"),

@@ -12,7 +12,7 @@ The ways (`read_ways.py`): `limit` is one thread that gathers from one memory ma
 it has already; `mmap` is `make_dataset`, `numpy` is `make_batches`;
 `tfrecord` is a plain TFRecordDataset that parses whole batches; `decode` and `decode_grey` read,
 decode and resize in each step, to three channels as the tutorial of 2018 did, or to one; the
-others are what their names say. `read_promises.py` asks what else the reader promises.
+others are what their names say.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ GOALS = (
     ("mmap", "limit", 0.5),
     ("numpy", "limit", 0.9),
     ("mmap", "tfrecord", 4.0),
-    *(("mmap", peer, 8.0) for peer in ("tfds", "grain", "webdataset", "mosaicml", "keras")),
+    *(("mmap", peer, 8.0) for peer in ("tfds", "grain", "webdataset", "mosaicml")),
     ("mmap", "decode", 100.0),
 )
 
@@ -47,41 +47,28 @@ GOALS = (
 class WayProcess:
     """A way in its own process, which is stopped with its workers unless it reads."""
 
-    def __init__(
-        self, name: str, data: ReadData, *, cpu: int | None = None, **options: int
-    ) -> None:
+    def __init__(self, name: str, data: ReadData) -> None:
         program = str(Path(__file__).with_name("read_ways.py"))
-        where = [str(data.records), str(data.work), json.dumps(options)]
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by `end`
         self._process = subprocess.Popen(
-            [sys.executable, program, name, *where],
+            [sys.executable, program, name, str(data.records), str(data.work)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
             process_group=0,
         )
-        if cpu is not None:
-            os.sched_setaffinity(self._process.pid, {cpu})
 
     def read_for(self, seconds: float) -> dict[str, float]:
-        """Reads for some seconds and returns the figures; raises what `figures` raises."""
-        self.start(seconds)
-        return self.figures()
-
-    def start(self, seconds: float) -> None:
-        """Lets the way read for some seconds, without waiting for it."""
-        self._signal(signal.SIGCONT)
-        with contextlib.suppress(BrokenPipeError):  # `figures` reports why the process ended
-            self._process.stdin.write(f"{seconds}\n")
-            self._process.stdin.flush()
-
-    def figures(self) -> dict[str, float]:
-        """Waits for the reading that `start` began, and returns its figures.
+        """Reads for some seconds and returns the figures.
 
         Raises:
             RuntimeError: if the way failed; the message is the last line of its error output.
         """
+        self._signal(signal.SIGCONT)
+        with contextlib.suppress(BrokenPipeError):  # the process's error output says why it ended
+            self._process.stdin.write(f"{seconds}\n")
+            self._process.stdin.flush()
         while line := self._process.stdout.readline():
             if line.startswith("{"):  # other lines come from packages that print
                 self._signal(signal.SIGSTOP)

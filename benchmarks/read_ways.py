@@ -1,9 +1,9 @@
 """The ways to read that `read_speed.py` compares, each tuned as its documentation recommends.
 
-    python benchmarks/read_ways.py WAY OUT WORK OPTIONS
+    python benchmarks/read_ways.py WAY OUT WORK
 
 It runs one way. Each line on standard input is a number of seconds; the way reads for that time and
-prints a line of figures. OPTIONS are arguments of the way, as JSON.
+prints a line of figures.
 """
 
 from __future__ import annotations
@@ -45,15 +45,12 @@ def limit(data: ReadData) -> Iterator[Any]:
         yield batch
 
 
-def mmap(data: ReadData, **options: Any) -> Iterator[Any]:
+def mmap(data: ReadData) -> Iterator[Any]:
     """Reads with this project's `make_dataset`."""
     import tfrecord_io
 
     return iter(
-        tfrecord_io.make_dataset(
-            data.records,
-            **{"split": "train", "batch_size": BATCH_SIZE, "epochs": None, **options},
-        )
+        tfrecord_io.make_dataset(data.records, split="train", batch_size=BATCH_SIZE, epochs=None)
     )
 
 
@@ -114,23 +111,6 @@ def decode(data: ReadData, channels: int = 3) -> Iterator[Any]:
         .batch(BATCH_SIZE, drop_remainder=True)
         .prefetch(tf.data.AUTOTUNE)
     )
-
-
-def keras(data: ReadData) -> Iterator[Any]:
-    """Reads JPEGs with Keras' `image_dataset_from_directory`."""
-    import keras
-    import tensorflow as tf
-
-    height, width, _ = data.manifest.image_shape
-    dataset = keras.utils.image_dataset_from_directory(
-        str(data.scans),
-        label_mode="categorical",
-        color_mode="grayscale",
-        image_size=(height, width),
-        batch_size=BATCH_SIZE,
-        verbose=False,
-    )
-    return iter(dataset.repeat().prefetch(tf.data.AUTOTUNE))
 
 
 def tfds(data: ReadData) -> Iterator[Any]:
@@ -215,7 +195,6 @@ WAYS: dict[str, Way] = {
     "tfrecord": tfrecord,
     "decode": decode,
     "decode_grey": functools.partial(decode, channels=1),
-    "keras": keras,
     "tfds": tfds,
     "grain": grain,
     "webdataset": webdataset,
@@ -231,8 +210,8 @@ def cpu_seconds() -> float:
 
 
 def main() -> None:
-    name, records, work, options = sys.argv[1:]
-    batches = WAYS[name](ReadData(Path(records), Path(work)), **json.loads(options))
+    name, records, work = sys.argv[1:]
+    batches = WAYS[name](ReadData(Path(records), Path(work)))
     next(batches)
     for line in sys.stdin:
         print(json.dumps(read_for(batches, float(line))), flush=True)
