@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from pipelines import errors, workers
 from pipelines.listing import modality
 from pipelines.listing.files import has_suffix
-from pipelines.listing.images import Images, Ledger, Note
+from pipelines.listing.images import Images, Ledger
 from pipelines.listing.refs import OTHER, REF_SCHEMA, ImageRef, iterate_refs
 from pipelines.sources.source import Reader, Source
 from tfrecord_io.decoding.options import SHARE
@@ -75,18 +75,7 @@ def with_frames(
     columns = dict(zip(refs.column_names, refs.columns, strict=True))
     numbers = [frame for some in pictures for frame in some.frames]
     columns["frame"] = pa.array(numbers, REF_SCHEMA.field("frame").type)
-    notes = list[Note]()
     if not keep_patients:
-        people = {(header.alike, header.patient) for header in headers if header.patient}
-        sizes = collections.Counter(alike for alike, _ in people)
-        if num_alike := sum(size for size in sizes.values() if size > 1):
-            text = (
-                f"{num_alike:,} patients of DICOM files have a PatientID that differs from another "
-                "one only in case, spaces, hyphens or invisible characters, and count as different "
-                "people; if they are not, give each one name in a column patient of a table of "
-                "--labels"
-            )
-            notes.append(Note(text))
         told = pa.array([header.patient or None for header in headers], pa.large_string())
         columns["patient"] = pc.coalesce(told, refs["patient"])
     for name in ("study", "series", "modality", "laterality", "device"):
@@ -99,11 +88,7 @@ def with_frames(
     has_unit = any(header.unit for header in headers)
     return images.then(
         pa.table(columns).combine_chunks(),
-        Ledger(
-            num_files=refs.num_rows - num_files + ignored.total(),
-            ignored=ignored,
-            notes=tuple(notes),
-        ),
+        Ledger(num_files=refs.num_rows - num_files + ignored.total(), ignored=ignored),
         frames=collections.Counter(name for name in formats if name),
         units=collections.Counter(h.unit or SHARE for h in headers) if has_unit else {},
         no_window=any(header.needs_range for header in headers),

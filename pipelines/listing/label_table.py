@@ -477,10 +477,10 @@ def _with_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _readable(file: str, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Returns a column with times in microseconds, the finest that Python has, or else as text.
+    """Returns a column with times in microseconds, the finest that Python has.
 
     Raises:
-        errors.UserError: if Python cannot read a value, and it has no text.
+        errors.UserError: if Python cannot read a value.
     """
     kind = column.type
     with contextlib.suppress(ValueError, OverflowError, LookupError):
@@ -489,15 +489,9 @@ def _readable(file: str, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
         if "[ns" not in str(column.type):
             column.to_pylist()
             return column
-    with contextlib.suppress(pa.ArrowException):
-        texts = column.cast(pa.string())
-        if pa.types.is_duration(kind):
-            texts = pc.binary_join_element_wise(texts, kind.unit, " ")
-        if not pc.any(pc.starts_with(texts, "<")).as_py():  # Arrow's mark of a year out of range
-            return texts
     raise errors.UserError(
         f"{file}: the column {name} ({kind}) has values that Python cannot read, such as "
-        "an unknown time zone; store it as text, or leave it out"
+        "nanoseconds or an unknown time zone; store it as text, or leave it out"
     )
 
 

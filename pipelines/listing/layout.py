@@ -9,7 +9,6 @@ Place(tree='scans', root='scans', label='DME')
 from __future__ import annotations
 
 import collections
-import dataclasses
 import functools
 import itertools
 import posixpath
@@ -507,29 +506,7 @@ def place_by_table(files: Images, labels: LabelTable, tree: str | None) -> Image
         columns[f"{OTHER}{name}"] = values.take(pa.array(rows, pa.int64()))
     refs = _make_refs(files.table.take(pa.array(places, pa.int64())), columns)
     refs = refs.sort_by([("path", "ascending"), ("offset", "ascending")])
-    return _with_rows_excluded(files.then(refs))
-
-
-def _with_rows_excluded(placed: Images) -> Images:
-    """Counts the rows of a table whose files are excluded as excluded, and not as rejects."""
-    ledger = placed.ledger
-    stems = {posixpath.basename(name).partition(".")[0] for name in ledger.excluded}
-    left_out = {
-        file
-        for file in ledger.rejects
-        if file.reason == "missing_file"
-        and posixpath.basename(file.source_path).partition(".")[0] in stems
-    }
-    # The row and the file of one path are counted once.
-    excluded = {*ledger.excluded}
-    others = [file.source_path for file in sorted(left_out) if file.source_path not in excluded]
-    ledger = dataclasses.replace(
-        ledger,
-        num_files=ledger.num_files - len(left_out) + len(others),
-        excluded=(*ledger.excluded, *others),
-        rejects=tuple(file for file in ledger.rejects if file not in left_out),
-    )
-    return dataclasses.replace(placed, ledger=ledger)
+    return files.then(refs)
 
 
 def _split_of(labels: LabelTable, row: int, name: str | None) -> str:

@@ -22,7 +22,7 @@ from pipelines.listing.matching import match_files, rows_of_files
 from pipelines.listing.modality import with_modalities_noted
 from pipelines.listing.options import DEFAULT_PATIENT_REGEX, ListingOptions
 from pipelines.listing.pairs import with_checked_pairs
-from pipelines.listing.refs import OTHER, REF_SCHEMA, ImageRef, RejectedFile, iterate_refs
+from pipelines.listing.refs import OTHER, REF_SCHEMA, RejectedFile, iterate_refs
 from pipelines.sources.source import Member, Source
 from tfrecord_io.format.kinds import LabelKind
 from tfrecord_io.format.person import column_in_one_form, persons
@@ -30,7 +30,7 @@ from tfrecord_io.format.schema import SPLITS
 from tfrecord_io.terminal.printing import counted
 from tfrecord_io.terminal.spelling import found_in, look_alike, misspelled, rename_flag, written
 
-_PATH, _LABEL, _PATIENT = map(REF_SCHEMA.get_field_index, ("path", "label", "patient"))
+_LABEL, _PATIENT = map(REF_SCHEMA.get_field_index, ("label", "patient"))
 
 
 def list_images(
@@ -128,8 +128,7 @@ def of_classes(images: Images, classes: tuple[str, ...]) -> Images:
 def without_second_trees(images: Images, same_content: Callable[[Member, Member], bool]) -> Images:
     """Keeps the first of several files of the same path, which are adjacent in the table.
 
-    Each of the others is a copy if its content is the same, otherwise a reject; or an image if its
-    name has another Unicode form, which its path then keeps.
+    Each of the others is a copy if its content is the same, otherwise a reject.
     """
     refs = images.table
     paths = refs["path"].combine_chunks()
@@ -139,27 +138,15 @@ def without_second_trees(images: Images, same_content: Callable[[Member, Member]
     firsts = np.maximum.accumulate(np.where(is_first, np.arange(len(is_first)), 0))[repeated]
     pairs = (iterate_refs(refs.take(rows)) for rows in (repeated, firsts))
     copies, rejects = 0, list[RejectedFile]()
-    own_paths: dict[int, str] = {}
-    for row, first_row, ref, first in zip(repeated.tolist(), firsts.tolist(), *pairs, strict=True):
+    for ref, first in zip(*pairs, strict=True):
         if ref.size == first.size and same_content(ref.member, first.member):
             copies += 1
-        elif ref.spelled != first.spelled:
-            is_first[row] = True
-            own_paths |= {row: _own_path(ref), first_row: _own_path(first)}
         else:
             detail = f"same path as {first.source_path}, but different content"
             rejects.append(RejectedFile(ref.source_path, "path_conflict", detail))
     kept = refs.filter(pa.array(is_first))
-    if own_paths:
-        texts = [own_paths.get(row, path) for row, path in enumerate(paths.to_pylist())]
-        column = pa.array(texts, pa.large_string())
-        kept = refs.set_column(_PATH, "path", column).filter(pa.array(is_first)).sort_by("path")
     found = Ledger(copies=copies, rejects=tuple(rejects))
     return images.then(kept.combine_chunks(), found)
-
-
-def _own_path(ref: ImageRef) -> str:
-    return "/".join(ref.source_path.split("/")[-1 - ref.path.count("/") :])
 
 
 def _label_counts(images: Images, kind: LabelKind) -> collections.Counter[str]:

@@ -16,13 +16,6 @@ COLUMN = f"{OTHER}modality"
 
 _UNKNOWN = "none named"
 
-# Modalities of pictures (PS3.3, C.7.3.1.1.1). Another text may name a person.
-_KNOWN = {
-    "BI", "CR", "CT", "DG", "DX", "ES", "GM", "IO", "IVOCT", "IVUS", "LS", "MG", "MR", "NM", "OCT",
-    "OP", "OPT", "OPTBSV", "OPTENF", "OT", "PT", "PX", "RF", "RG", "RTIMAGE", "SC", "SM", "TG",
-    "US", "XA", "XC",
-}  # fmt: skip
-
 
 def of_modality(
     pictures: Sequence[Pictures], known: Sequence[str | None] | None, wanted: Collection[str]
@@ -74,8 +67,8 @@ def with_modalities_noted(images: Images) -> Images:
         f"the images have {len(counts)} modalities, {where}: {_shown(counts)}; --modality "
         f"{first} uses one alone"
     )
-    is_plain = _KNOWN.issuperset(name for name in counts if name)
-    return images.then(found=Ledger(notes=(Note(text, is_private=not is_plain),)))
+    # A text in the place of a modality may name a person.
+    return images.then(found=Ledger(notes=(Note(text, is_private=True),)))
 
 
 def _shown(counts: collections.Counter[str | None]) -> str:

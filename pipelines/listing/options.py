@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,20 +28,13 @@ _PATTERNS = {
 }  # fmt: skip
 
 
-def _columns(text: str) -> dict[str, str]:
-    pairs = [name.partition("=") for name in names(text)]
-    columns = {new.strip(): old.strip() for new, _, old in pairs}
-    if len(columns) < len(pairs) or not all(columns) or not all(columns.values()):
+def _pairs(text: str, divided: Callable[[str, str], tuple[str, str, str]]) -> dict[str, str]:
+    """Returns the pairs of NAME=NAME,...; `divided` divides one at its `=`."""
+    pairs = [divided(name, "=") for name in names(text)]
+    found = {one.strip(): other.strip() for one, _, other in pairs}
+    if len(found) < len(pairs) or not all(found) or not all(found.values()):
         raise ValueError
-    return columns
-
-
-def _renames(text: str) -> dict[str, str]:
-    pairs = [name.rpartition("=") for name in names(text)]
-    renames = {old: new.strip() for old, _, new in pairs}
-    if len(renames) < len(pairs) or not all(renames) or not all(renames.values()):
-        raise ValueError
-    return renames
+    return found
 
 
 def _files(text: str) -> tuple[Path, ...]:
@@ -85,7 +78,7 @@ class ListingOptions:
     rename_classes: dict[str, str] | None = flag(
         None,
         "new names of classes; two with one name are joined; --classes takes the new names",
-        parse=_renames,
+        parse=lambda text: _pairs(text, str.rpartition),
         expected="OLD=NEW,... such as cnv=CNV,DRUSEN=AMD",
         metavar="OLD=NEW,...",
         adds_up=True,
@@ -152,7 +145,7 @@ class ListingOptions:
         None,
         "what the table calls its columns, such as path=filename,label=finding; path=folder/name "
         "joins two",
-        parse=_columns,
+        parse=lambda text: _pairs(text, str.partition),
         expected="path=COLUMN,label=COLUMN and the like",
         metavar="NAME=COLUMN,...",
         adds_up=True,

@@ -45,9 +45,8 @@ _EXPECTED = ".csv, .parquet, .xlsx, .json or .jsonl"
 _MOST_ABOVE = 20
 _USUAL = frozenset({"path", "label", "patient", "site", "split"})
 
-# Number formats of Excel that pad with zeros, such as 000 or "P-"0000, and their parts.
-_PART = re.compile(r'"([^"]*)"|\\(.)|([-/ ()])|(0)|(?:\[\$[^]]*\])')
-_PADDED = re.compile(rf"(?:{_PART.pattern})+")
+# Number formats of Excel that pad with zeros behind a short text, such as 000 or "P-"000.
+_PADDED = re.compile(r'(?:"([^"]*)"|\\(.))?(0{2,})(?:\\ )?')
 
 
 def read_columns(
@@ -172,20 +171,8 @@ def _shown(cell: Any) -> Any:
     value = cell.value
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0 == value % 1:
         return value
-    pattern = cell.number_format.partition(";")[0]
-    if pattern.count("0") < 2 or not _PADDED.fullmatch(pattern):
-        return value
-    parts = [match.groups() for match in _PART.finditer(pattern)]
-    digits = str(int(value)).zfill(sum(zero is not None for *_, zero in parts))
-    # Digits that have no place of their own stand at the first one.
-    text, num_left = "", len(digits) - sum(zero is not None for *_, zero in parts)
-    for *others, zero in parts:
-        if zero is None:
-            text += next((other for other in others if other is not None), "")
-            continue
-        text, digits = text + digits[: num_left + 1], digits[num_left + 1 :]
-        num_left = 0
-    return text
+    match = _PADDED.fullmatch(cell.number_format.partition(";")[0])
+    return f"{match[1] or match[2] or ''}{int(value):0{len(match[3])}}" if match else value
 
 
 def _header_in(rows: Sequence[Sequence[Any]], notes: list[str]) -> int:

@@ -16,7 +16,7 @@ from dicom_files import dicom_file
 from hypothesis import given
 from hypothesis import strategies as st
 from image_files import grey_pixels, png, scans_of, write_tree, write_zip
-from listed import list_files, list_members, list_source, notes_of, places
+from listed import list_members, list_source, notes_of
 
 from pipelines import errors
 from pipelines.listing.label_table import CellOptions, LabelTable, read_label_table, read_texts
@@ -164,35 +164,25 @@ def test_a_column_that_examples_parquet_has_for_itself_is_left_out_with_a_note(
 
 
 @pytest.mark.parametrize(
-    ("column", "text"),
+    ("name", "column"),
     [
-        (pa.array([1] * 8, pa.timestamp("ns")), "1970-01-01 00:00:00.000000001"),
-        (pa.array([1] * 8, pa.duration("ns")), "1 ns"),
-        (pa.array([10**7] * 8, pa.date32()), "29349-01-26"),
-        (pa.array([1] * 8, pa.time64("ns")), "00:00:00.000000001"),
-        (pa.array([10**14] * 8, pa.timestamp("s")), None),
-        (pa.array([1000] * 8, pa.timestamp("ns", "Mars/Base")), None),
-        (pa.array([[1]] * 8, pa.list_(pa.timestamp("ns"))), None),
+        ("odd", pa.array([1] * 8, pa.timestamp("ns"))),
+        ("odd", pa.array([1] * 8, pa.duration("ns"))),
+        ("odd", pa.array([10**7] * 8, pa.date32())),
+        ("odd", pa.array([1] * 8, pa.time64("ns"))),
+        ("odd", pa.array([10**14] * 8, pa.timestamp("s"))),
+        ("odd", pa.array([1000] * 8, pa.timestamp("ns", "Mars/Base"))),
+        ("odd", pa.array([[1]] * 8, pa.list_(pa.timestamp("ns")))),
+        ("label", pa.array([["sick", "old"]] * 8)),
     ],
     ids=lambda value: str(getattr(value, "type", "")),
-)  # fmt: skip
-def test_a_column_that_python_cannot_read_is_kept_as_text_or_is_an_error_that_names_it(
-    tmp_path, column, text
-):
+)
+def test_a_column_that_cannot_be_read_is_an_error_that_names_it(tmp_path, name, column):
     path = tmp_path / "labels.parquet"
-    pq.write_table(pa.Table.from_pylist(ROWS).append_column("odd", column), path)
-    if text is None:
-        with pytest.raises(errors.UserError, match=r"labels\.parquet: the column odd \("):
-            read_label_table(path)
-    else:
-        assert read_label_table(path).others["odd"].to_pylist() == [text] * 8
-
-
-def test_a_column_of_lists_is_an_error_that_names_it(tmp_path):
-    table = pa.table({"path": ["a.png"], "label": [["sick", "old"]]})
-    pq.write_table(table, tmp_path / "labels.parquet")
-    with pytest.raises(errors.UserError, match=r"labels\.parquet.* column label.*list"):
-        read_label_table(tmp_path / "labels.parquet")
+    table = pa.Table.from_pylist(ROWS)
+    pq.write_table(pa.table({n: table[n] for n in table.column_names} | {name: column}), path)
+    with pytest.raises(errors.UserError, match=rf"labels\.parquet: .*the column {name}( \(|,)"):
+        read_label_table(path)
 
 
 def test_columns_of_any_other_type_are_kept(scans, tmp_path):
@@ -329,7 +319,7 @@ def test_merged_cells_of_excel_count_for_each_of_their_rows(tmp_path):
 @pytest.mark.parametrize(
     ("value", "number_format", "text"),
     [(7, "000", "007"), (7.0, "00000", "00007"), (12345, "000", "12345"), (7, '"P-"000', "P-007"),
-     (1234567, "000-0000", "123-4567"), (7, "000;-000", "007"), (7, "General", "7"), (7, "0", "7"),
+     (7, "000-0000", "7"), (7, "000;-000", "007"), (7, "General", "7"), (7, "0", "7"),
      (7, "0.00", "7"), (7, "#,##0", "7"), (7.5, "000", "7.5"), ("7", "000", "7"), (-7, "000", "-7"),
      (7, "0%", "7"), (7, "\\P000", "P007"), (7, "00000\\ ", "00007")],
 )  # fmt: skip
@@ -658,16 +648,6 @@ def test_a_row_is_matched_by_the_longest_end_of_its_path_which_is_said(tmp_path)
     assert "'kaggle/input/oct/a/1.PNG' is 'a/1.png', 'C:/scans/A/2.jpeg' is 'a/2.png', " in note
     # The source has the folder b, and this file is not in it.
     assert [reject.source_path for reject in ledger.rejects] == ["x/4.png", "b/2.png"]
-
-
-def test_a_row_that_may_mean_several_excluded_files_is_excluded_with_them(tmp_path):
-    rows = [{"path": path, "label": "x"} for path in ("a/1.png", "x/1_mask.jpg")]
-    labels = write_csv(tmp_path / "labels.csv", rows)
-    files = ["s/a/1.png", "s/b/x/1_mask.png", "s/c/x/1_mask.png"]
-    listing = list_files(dict.fromkeys(files, b""), labels=labels, exclude_regex="_mask")
-    assert places(listing) == {"s/a/1.png": ("train", "x")}
-    assert not listing.ledger.rejects
-    assert {*files[1:]} <= {*listing.ledger.excluded}
 
 
 def test_many_rows_are_matched_by_the_ends_of_their_paths_without_comparing_all(tmp_path):
