@@ -58,13 +58,14 @@ def build(argv: Sequence[str]) -> None:
         if job is None:
             summary.print_complete(options.output.output)
             return
-        with launch.watched(job):
+        made, stride = job.build, job.build.draft.layout.stride
+        with launch.progress_bar(made.output, job.todo, job.num_finished, stride):
             run(job, pipeline, engine.num_processes(beam_args))
         if returns_early:
             summary.print_not_waiting(options.output.output)
             return
-        require_finished(job.build.output)
-        reuse.print_copied(job.build)
+        require_finished(made.output)
+        reuse.print_copied(made)
     seconds = time.monotonic() - job.started
     summary.print_built(options.output.output, seconds, job.num_finished)
 

@@ -221,7 +221,7 @@ def flag_names() -> list[str]:
 
 
 def _default_name(source: SourceOptions, output: OutputOptions) -> str:
-    if output.anonymize:
+    if output.has_codes:
         return "images"
     if source.source == "synthetic":
         return "synthetic_oct"

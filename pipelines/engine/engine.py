@@ -12,7 +12,6 @@ import contextlib
 import importlib.util
 import logging
 import os
-import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -135,9 +134,9 @@ def _require_job_server(endpoint: str | None) -> None:
 def clear_errors(options: PipelineOptions) -> Iterator[None]:
     """Turns an error of the engine that runs in the block into a readable message.
 
-    A worker's own error keeps its message. Any other error of a remote engine becomes a
-    `BuildError` with the engine's message. Any other error of the local engine is raised unchanged,
-    because it is a bug. `options` are those of the pipeline.
+    An error that a worker of this machine raised for the user keeps its message. Any other error of
+    a remote engine becomes a `BuildError` with the engine's message, and one of the local engine is
+    raised unchanged, because it is a bug. `options` are those of the pipeline.
 
     Raises:
         errors.BuildError: with the message for the user.
@@ -148,12 +147,16 @@ def clear_errors(options: PipelineOptions) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        message: str | None = None
         cause: BaseException | None = error
         while cause is not None:
             if isinstance(cause, KeyboardInterrupt):
                 raise KeyboardInterrupt from None  # Beam turns it into a RuntimeError
+            # Beam raises a copy of an error, with this attribute and the step in its message.
+            is_copy = hasattr(cause, "_tagged_with_step")
+            if message is None and isinstance(cause, errors.ToldError) and not is_copy:
+                message = str(cause)
             cause = cause.__cause__ or cause.__context__
-        message = _own_message(error)
         if message is None:
             if workers_of(runner) == "here":
                 raise
@@ -165,20 +168,6 @@ def clear_errors(options: PipelineOptions) -> Iterator[None]:
             summary = "\n  ".join(shown) or type(error).__name__
             message = f"{runner} did not finish the job: {summary}"
         raise errors.BuildError(message) from error
-
-
-def _own_message(error: Exception) -> str | None:
-    """Returns the message of the build's own error that ended a job, or None for other errors.
-
-    Beam reports an exception of another process as text, so the message is searched for in it.
-    """
-    if isinstance(error, errors.ToldError):
-        told = [str(error)]
-    else:
-        kinds = (errors.BuildError, errors.UserError, errors.StoreError)
-        own = "|".join(re.escape(f"{kind.__module__}.{kind.__qualname__}") for kind in kinds)
-        told = re.findall(rf"^\s*(?:{own}): (.*)", str(error), re.MULTILINE)
-    return told[-1].split(" [while running")[0] if told else None
 
 
 def check_flags(beam_args: Sequence[str], own_flags: Iterable[str]) -> None:

@@ -17,9 +17,7 @@ from types import FrameType
 from pipelines import errors, workers
 from pipelines.options import flag_names
 from pipelines.planning.plan import ShardTask
-from pipelines.shards.job import Job
 from pipelines.stores import beam_flags
-from pipelines.stores.output_state import is_finished_elsewhere
 from tfrecord_io.format import manifest
 from tfrecord_io.stores.folder import BUILD_DIR, Folder
 from tfrecord_io.terminal import printing, redaction
@@ -54,21 +52,6 @@ def start(beam_args: Sequence[str], *, needs_workers: bool) -> list[str]:
     if passed := beam_flags.for_beam_alone(beam_args):
         print(f"passed to Beam: {shlex.join(passed)}")
     return beam_args
-
-
-@contextlib.contextmanager
-def watched(job: Job) -> Iterator[None]:
-    """Shows the progress of a job that runs in the block.
-
-    An error of a build on a store is suppressed if another build has finished the same dataset.
-    """
-    output, draft = job.build.output, job.build.draft
-    try:
-        with progress_bar(output, job.todo, job.num_finished, draft.layout.stride):
-            yield
-    except (errors.BuildError, errors.StoreError):
-        if not is_finished_elsewhere(output, draft.options):
-            raise
 
 
 @contextlib.contextmanager
@@ -128,12 +111,9 @@ def exit_code(command: Callable[[Sequence[str]], None], argv: Sequence[str]) -> 
     with redaction.redacted_output(), _signals_as_ctrl_c() as received:
         try:
             command(argv)
-        except (errors.UserError, manifest.ManifestError) as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 2
         except (errors.ToldError, OSError) as error:
             print(f"error: {error}", file=sys.stderr)
-            return 1
+            return error.exit_code if isinstance(error, errors.ToldError) else 1
         except KeyboardInterrupt:
             print("\nstopped; run the same command again to resume", file=sys.stderr)
             return 128 + (received or [signal.SIGINT])[0]

@@ -50,8 +50,7 @@ def print_preview(options: BuildOptions, planned: Planned, beam_args: Sequence[s
             with planned(dataclasses.replace(options, output=elsewhere, beam_args=())) as job:
                 lines = list(_lines(job, output, num_processes)) if job else []
         except errors.RefusedError as error:
-            told = str(error).replace(scratch, output)
-            raise errors.RefusedError(f"the build would fail: {told}") from None
+            raise errors.RefusedError(f"the build would fail: {error.why}") from None
     print(*lines, "nothing was written", sep="\n")
 
 

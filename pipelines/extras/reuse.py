@@ -95,15 +95,14 @@ def print_copied(build: Build) -> None:
     """Prints how many images were copied, if some could be."""
     if not isinstance(build.known, Reuse):
         return
-    with contextlib.suppress(FileNotFoundError):  # another build has finished on the same store
-        tasks = read_tasks(build.output, build.draft.fingerprint)
-        schemas = build.output.map(build.read_schema, tasks)
-        counts = [json.loads((each.metadata or {}).get(COUNTS, "[0, 0, 0]")) for each in schemas]
-        copied, images, damaged = map(sum, zip(*counts, strict=True))
-        text = f"{copied:,} of {counted(images, 'image')} copied from {build.known.folder.root}"
-        if damaged:
-            text += f"; {counted(damaged, 'record')} of it damaged, and decoded again"
-        print(text)
+    tasks = read_tasks(build.output, build.draft.fingerprint)
+    schemas = build.output.map(build.read_schema, tasks)
+    counts = [json.loads((each.metadata or {}).get(COUNTS, "[0, 0, 0]")) for each in schemas]
+    copied, images, damaged = map(sum, zip(*counts, strict=True))
+    text = f"{copied:,} of {counted(images, 'image')} copied from {build.known.folder.root}"
+    if damaged:
+        text += f"; {counted(damaged, 'record')} of it damaged, and decoded again"
+    print(text)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

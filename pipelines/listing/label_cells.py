@@ -29,11 +29,7 @@ def read_labels(
             name: [meant if cell in ("-1", "-1.0") else cell for cell in cells]
             for name, cells in columns.items()
         }
-    try:
-        texts, wrong = (MULTI_LABEL if is_one_hot else kind).read_columns(columns)
-    except ValueError as error:
-        hint = "; --uncertain says what -1 means" if "has '-1" in str(error) else ""
-        raise ValueError(f"{error}{hint}") from None
+    texts, wrong = (MULTI_LABEL if is_one_hot else kind).read_columns(columns)
     for row, text in enumerate(texts if is_one_hot else (), 1):
         if len(MULTI_LABEL.names_in(text)) > 1:
             raise ValueError(f"row {row:,} has a 1 for {text}; --one_class expects a single one")

@@ -197,7 +197,7 @@ def _pair(pair: Mapping[str, Any]) -> page.Figure:
 
 
 def _pictures(dataset: Manifest, examples: pa.Table, images: ImageReader) -> list[Any]:
-    """Returns pictures of each class, and of an anonymous dataset the corners of some."""
+    """Returns pictures of each class, and with codes for names the corners of some."""
     kind, num_more = dataset.label_kind, dataset.num_classes - _MAX_CLASSES
     told = f"Some stored images of each {kind.noun}, taken at even intervals; a click enlarges one."
     told += f" {num_more:,} more {kind.plural} are not shown." if num_more > 0 else ""

@@ -195,7 +195,7 @@ def require_policies(
         parts.append(f"{gap} (--leaks is fail)")
     if parts:
         page = storage.path(manifest.REPORT_FILE_NAME)
-        raise errors.RefusedError(f"{'; '.join(parts)}. See {page}")
+        raise errors.RefusedError("; ".join(parts), f"See {page}")
 
 
 def write_table(storage: Folder, name: str, table: pa.Table) -> None:

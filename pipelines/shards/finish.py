@@ -143,9 +143,9 @@ def list_rejects(
     rejects.sort(key=lambda reject: (reject.source_path, reject.reason))
     rows = map(dataclasses.astuple, rejects)
     _write_reasons(build.output, manifest.REJECTS_FILE_NAME, rows)
-    see = f". See {build.output.path(manifest.REJECTS_FILE_NAME)}"
+    see = f"See {build.output.path(manifest.REJECTS_FILE_NAME)}"
     if replace.is_waiting(build.output):  # that goes again
-        see = ". A build into another --output lists them"
+        see = "A build into another --output lists them"
     counts, num_listed = build.draft.counts, len(build.rejected_files)
     num_planned = sum(task.num_refs for task in tasks) - counts.get("variants", 0)
     num_images, over_limit = num_planned + num_listed, counts["over_limit"]
@@ -156,7 +156,7 @@ def list_rejects(
         details = [reject.detail for reject in rejects if reject.reason == reason]
         why += f"; {reason}: {max(details, key=details.count)}" if any(details) else ""
     if len(rejects) == num_images:
-        raise errors.RefusedError(f"all {num_images:,} images were rejected: {why}{see}")
+        raise errors.RefusedError(f"all {num_images:,} images were rejected: {why}", see)
     # The listing rejects files of the whole source, but with --limit only a sample of the other
     # files is decoded. So the rejects of the sample are scaled up to all of them.
     num_all = num_images + over_limit
@@ -169,8 +169,9 @@ def list_rejects(
         sampled = f" of all {num_all:,}, by this sample" if over_limit else ""
         raise errors.RefusedError(
             f"{len(rejects):,} of {num_images:,} images were rejected "
-            f"({share:.2%}{sampled}, allowed {allowed:.2%}): {why}{see}; to accept them, "
-            "run again with a larger --max_reject_fraction"
+            f"({share:.2%}{sampled}, allowed {allowed:.2%}): {why}; to accept them, "
+            "run again with a larger --max_reject_fraction",
+            see,
         )
     return rejects
 

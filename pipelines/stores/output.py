@@ -50,6 +50,11 @@ class OutputOptions:
     )
     preview: bool = flag(False, "say what would be made, and about how fast, and write nothing")
 
+    @property
+    def has_codes(self) -> bool:
+        """Whether codes stand for the names of files and patients."""
+        return self.anonymize is not None
+
     def __post_init__(self) -> None:
         check(self)
         if not self.output.strip("/"):

@@ -148,19 +148,6 @@ def _require_same(
         )
 
 
-def is_finished_elsewhere(storage: Folder, identity: Mapping[str, Any]) -> bool:
-    """Returns whether another build has finished this dataset meanwhile.
-
-    That can be on an object store, which has no lock. The other build has then removed the plan
-    and the parts of tables, so that this one cannot go on.
-    """
-    try:
-        state = storage.remote and state_of(storage, identity, overwrite=False, has_lock=False)
-    except errors.ToldError:
-        return False
-    return state == "complete"
-
-
 @contextlib.contextmanager
 def replaced(storage: Folder) -> Iterator[Folder]:
     """Yields a folder for the plan of a build, which in the end replaces all that is there.

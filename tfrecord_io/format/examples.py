@@ -75,7 +75,7 @@ IDENTITY = ("key", "pixels_xxh3", GROUP.name, "patient", SITE)
 
 #: A run's table with the `IDENTITY` of the images that its network has seen, and the entry of its
 #: metadata with facts of their dataset: JSON, as is `patients` in it, how these got their names:
-#: the pattern, the code of the secret of an anonymous dataset, and whether a table named them.
+#: the pattern, the code of the secret of `Manifest.has_codes`, and whether a table named them.
 SEEN_FILE_NAME, SEEN_ORIGIN = "seen.parquet", b"origin"
 
 

@@ -184,7 +184,8 @@ class ManyLabels(LabelKind):
                 text = (cell or "").lower()
                 if text not in _TRUTHS:
                     found = f"row {row:,} has {cell!a} in the column {name}"
-                    raise ValueError(f"{found}; expected 0 or 1")
+                    hint = "; --uncertain says what -1 means" if text in ("-1", "-1.0") else ""
+                    raise ValueError(f"{found}; expected 0 or 1{hint}")
                 truths[name] = _TRUTHS[text]
             chosen = [name for name, is_true in truths.items() if is_true]
             texts.append("" if None in truths.values() else self.text_of(chosen))

@@ -23,7 +23,7 @@ from train.results.sections import Result, figures_on_top, sections_of
 def page_of_data(data: str, directory: Path, manifest: Manifest) -> str | None:
     """Returns the URL of the page of a dataset relative to a run's, or None if there is none.
 
-    That of an anonymous dataset could name folders that the command did not name.
+    That of a dataset with codes could name folders that the command did not name.
     """
     path = Path(data) / "report.html"
     if not path.is_file() or manifest.has_codes:

@@ -1,4 +1,3 @@
-import re
 import tempfile
 
 import pytest
@@ -55,5 +54,6 @@ def test_it_refuses_what_the_build_would_refuse(tmp_path, capsys):
     assert run_build_here(scans, output, "--preview", "--clases=CNV") == 2
     (scans / "train" / "CNV" / "link.png").symlink_to("nowhere")
     assert run_build_here(scans, output, "--preview") == 1
-    said = "the build would fail: 1 of 30 images were rejected .* See {}/rejects.csv"
-    assert re.search(said.format(output), capsys.readouterr().err)
+    said = capsys.readouterr().err
+    assert "the build would fail: 1 of 30 images were rejected" in said
+    assert "rejects.csv" not in said  # nothing was written
