@@ -1,39 +1,39 @@
-"""Kills a process of its own between two changes of a disk."""
+"""What a process that is killed leaves on a disk."""
 
+import contextlib
 import os
-import signal
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from unittest import mock
+
+from builds import files_of
 
 _CHANGES = ("replace", "unlink", "rmdir", "fsync")
 
 
-def is_killed(do: Callable[[], object], number: int) -> bool:
-    """Calls a function in a fork of this process, which is killed after so many changes.
+def killed_anywhere(folder: Path, copies: Path, do: Callable[[], object]) -> Iterator[None]:
+    """Calls a function; then puts a folder, in turn, into each state in which a kill leaves it.
 
-    Returns False if the function ended before.
+    These are the states before the changes that the function makes to the disk, each once, copied
+    into another folder meanwhile.
     """
-    child = os.fork()
-    if not child:
-        left = iter(range(number))
+    states: list[dict[str, bytes]] = []
 
-        def counted(change: Callable[..., object]) -> Callable[..., object]:
-            def call(*arguments: object, **named: object) -> object:
-                if next(left, None) is None:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return change(*arguments, **named)
+    def noted(change: Callable[..., object]) -> Callable[..., object]:
+        def call(*arguments: object, **named: object) -> object:
+            if (state := files_of(folder)) not in states:
+                shutil.copytree(folder, copies / str(len(states)))
+                states.append(state)
+            return change(*arguments, **named)
 
-            return call
+        return call
 
-        code = 1
-        try:
-            for name in _CHANGES:
-                setattr(os, name, counted(getattr(os, name)))
-            do()
-            code = 0
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(child, 0)
-    if not os.WIFSIGNALED(status):
-        assert os.WEXITSTATUS(status) == 0, "the function failed"
-        return False
-    return True
+    with contextlib.ExitStack() as patches:
+        for name in _CHANGES:
+            patches.enter_context(mock.patch.object(os, name, noted(getattr(os, name))))
+        do()
+    for number in range(len(states)):
+        shutil.rmtree(folder)
+        shutil.copytree(copies / str(number), folder)
+        yield

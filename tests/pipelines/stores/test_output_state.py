@@ -1,5 +1,4 @@
 import contextlib
-import itertools
 import json
 import os
 import shutil
@@ -10,7 +9,7 @@ import pytest
 import s3_server
 from builds import build_here, build_of, files_of, prepare, run_build_here, shards_of
 from image_files import scan_tree, scans_of, write_tree
-from killed import is_killed
+from killed import killed_anywhere
 
 from pipelines import errors
 from pipelines.shards import write
@@ -240,7 +239,6 @@ def test_whatever_is_refused_leaves_the_dataset_as_it_was(
     assert len(before) > 8
 
 
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_build_that_is_killed_while_it_replaces_leaves_the_old_or_the_new(
     scans, complete, tmp_path
 ):
@@ -249,11 +247,8 @@ def test_a_build_that_is_killed_while_it_replaces_leaves_the_old_or_the_new(
             return job
 
     output, wanted, outcomes = tmp_path / "out", files_of(complete), set()
-    for number in itertools.count():
-        shutil.rmtree(output, ignore_errors=True)
-        shutil.copytree(complete, output)
-        if not is_killed(lambda: plan("--overwrite"), number):
-            break
+    shutil.copytree(complete, output)
+    for _ in killed_anywhere(output, tmp_path / "states", lambda: plan("--overwrite")):
         try:
             job = plan()
         except errors.UserError:  # it holds a dataset that differs

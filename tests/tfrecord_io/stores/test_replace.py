@@ -1,12 +1,11 @@
 import itertools
 import re
-import shutil
 from pathlib import Path
 
 import pytest
 from builds import files_of
 from image_files import write_tree
-from killed import is_killed
+from killed import killed_anywhere
 from s3_server import BUCKET
 
 from tfrecord_io.stores import replace
@@ -17,8 +16,6 @@ OWN = re.compile(r"(sub/)?[a-z]+\.json")
 OLD = {"manifest.json": b"old", "metrics.json": b"old", "sub/deep.json": b"old"}
 NEW = {"manifest.json": b"new", "sub/more.json": b"new"}
 MINE = {"notes.txt": b"mine", "sub/notes.txt": b"mine"}
-
-pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
 
 def by_waiting(folder):
@@ -40,19 +37,22 @@ def by_moving(folder):
 
 @pytest.mark.parametrize("way", [by_waiting, by_moving])
 def test_a_kill_anywhere_leaves_the_old_or_the_new_and_what_the_tool_did_not_write(way, tmp_path):
-    folder, left = Folder(tmp_path / "run"), []
-    for number in itertools.count():
-        shutil.rmtree(folder.root, ignore_errors=True)
-        write_tree(tmp_path / "run", OLD | MINE)
-        if not is_killed(lambda: way(folder), number):
-            break
+    run, left = write_tree(tmp_path / "run", OLD | MINE), []
+    folder = Folder(run)
+
+    def settle():
+        replace.settle(folder, OWN)
+        left.append(files_of(run))
+        assert not list(run.rglob(".*"))
+
+    for number, _ in enumerate(killed_anywhere(run, tmp_path / "first", lambda: way(folder))):
         # Whoever settles it may be killed as well.
-        next(n for n in itertools.count() if not is_killed(lambda: replace.settle(folder, OWN), n))
-        left.append(files_of(tmp_path / "run"))
+        for _ in killed_anywhere(run, tmp_path / f"second{number}", settle):
+            settle()
+    assert len(left) > 20
     assert {True, False} == {found == OLD | MINE for found in left}
     assert all(found in (OLD | MINE, NEW | MINE) for found in left)
-    assert files_of(tmp_path / "run") == NEW | MINE
-    assert not list(tmp_path.rglob(".*"))
+    assert left[-1] == NEW | MINE
 
 
 def test_on_a_store_a_failure_anywhere_leaves_the_old_or_the_new(s3, tmp_path):
