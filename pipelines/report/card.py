@@ -14,12 +14,13 @@ from jinja2.filters import do_filesizeformat
 from PIL import Image
 
 from pipelines.listing.refs import RejectedFile
-from tfrecord_io.auditing import shortcuts, twins
+from tfrecord_io.auditing import twins
 from tfrecord_io.auditing.audit import LIMITS
 from tfrecord_io.auditing.findings import MAX_LISTED, Audit
 from tfrecord_io.auditing.twins import ImageReader
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.decoding.rejects import in_words
+from tfrecord_io.extras import shortcuts
 from tfrecord_io.format import shapes
 from tfrecord_io.format.examples import as_classes, numbers_of
 from tfrecord_io.format.manifest import Manifest

@@ -15,10 +15,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from tfrecord_io.auditing import content_checks, leak_checks, shortcuts
+from tfrecord_io.auditing import content_checks, leak_checks
 from tfrecord_io.auditing.examined import Examined
 from tfrecord_io.auditing.findings import MAX_LISTED, SEVERITIES, Audit
 from tfrecord_io.auditing.twins import ImageReader, Twins, find_twins
+from tfrecord_io.extras import shortcuts
 from tfrecord_io.format.examples import audited, in_stored_order, read
 from tfrecord_io.format.manifest import Manifest, ManifestError
 from tfrecord_io.stores.folder import Folder

@@ -25,7 +25,8 @@ from PIL import Image
 from pipelines import errors
 from pipelines.shards import drops
 from tfrecord_io import __main__ as command_line
-from tfrecord_io.auditing import audit, shortcuts, twins
+from tfrecord_io.auditing import audit, twins
+from tfrecord_io.extras import shortcuts
 from tfrecord_io.format.groups import group_images
 from tfrecord_io.format.manifest import Manifest, Split
 from tfrecord_io.stores.folder import Folder
