@@ -32,6 +32,7 @@ from pipelines.shards.finish import finish_dataset, require_finished
 from pipelines.shards.job import Job, start_job
 from pipelines.sources.factory import open_source
 from pipelines.stores import output_state
+from tfrecord_io.extras import shortcuts
 
 # Beam is imported inside functions: each local worker imports this module and does not need Beam.
 if TYPE_CHECKING:
@@ -88,6 +89,9 @@ def planned(options: BuildOptions) -> Iterator[Job | None]:
     labels = open_labels(options.listing)
     exclusion = exclude.read_exclusion(options.listing)
     secret = codes.read_secret(options.output, options.source.input)
+    checks = [
+        shortcuts.CHECK,
+    ]
     known = None
     known = reuse.load(options.output.reuse, options.workers, options.splits)
     with output_state.locked(output):
@@ -127,6 +131,7 @@ def planned(options: BuildOptions) -> Iterator[Job | None]:
             max_reject_fraction=options.output.max_reject_fraction,
             rejected_files=images.ledger.rejects,
             known=known,
+            checks=checks,
         )
         yield start_job(build, refs, tasks, dropped, state=state, started=started)
 

@@ -9,7 +9,10 @@ import pytest
 from builds import ROOT
 
 #: Tests of the way of each package, which ask for no extra and, to be quick, import no TensorFlow.
-CORE = {"pipelines": ("tests/tfrecord_io/format/test_golden.py", "-k", "always_wrote")}
+CORE = {
+    "pipelines": ("tests/tfrecord_io/format/test_golden.py", "-k", "always_wrote"),
+    "tfrecord_io": ("tests/tfrecord_io/auditing/test_audit.py", "-k", "found or limit"),
+}
 EXTRAS = sorted(
     path.relative_to(ROOT)
     for package in CORE
@@ -28,10 +31,11 @@ def tree(tmp_path_factory):
 
 def without_lines(text, extra):
     """Returns the text of a command without an extra in its imports, and its other lines."""
-    (imported,) = re.findall(r"^from \w+\.extras import .*$", text, re.MULTILINE)
-    start, names = imported.split(" import ")
-    others = ", ".join(name for name in names.split(", ") if name != extra)
-    lines = text.replace(imported, f"{start} import {others}" if others else "").split("\n")
+    for imported in re.findall(rf"^from \w+\.extras import .*\b{extra}\b.*$", text, re.MULTILINE):
+        start, names = imported.split(" import ")
+        others = ", ".join(name for name in names.split(", ") if name != extra)
+        text = text.replace(imported, f"{start} import {others}" if others else "")
+    lines = text.split("\n")
     return "\n".join(line for line in lines if not re.search(rf"\b{extra}\.", line))
 
 
@@ -41,7 +45,8 @@ def test_without_an_extra_and_its_lines_the_rest_works(path, tree):
     package = path.parts[0]
     commands = [
         command
-        for command in (tree / package).glob("*.py")
+        for folder in CORE
+        for command in (tree / folder).glob("*.py")
         if re.search(rf"\b{path.stem}\.", command.read_text()) and "extras" in command.read_text()
     ]
     before = {file: file.read_text() for file in (tree / path, *commands)}

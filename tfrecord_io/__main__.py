@@ -6,15 +6,19 @@ import sys
 from collections.abc import Sequence
 
 from tfrecord_io.auditing import audit, verify
-from tfrecord_io.extras import diff, labels_from
+from tfrecord_io.extras import diff, labels_from, shortcuts
 from tfrecord_io.terminal.printing import refuse
 
+# A line with the name of an extra can be deleted with it.
+_CHECKS = [
+    shortcuts.CHECK,
+]
 COMMANDS = {
     command.name: command
     for command in (
         verify.COMMAND,
         labels_from.COMMAND,
-        audit.COMMAND,
+        audit.command(_CHECKS),
         diff.COMMAND,
     )
 }

@@ -16,16 +16,26 @@ from PIL import Image
 from pipelines.listing.refs import RejectedFile
 from tfrecord_io.auditing import twins
 from tfrecord_io.auditing.audit import LIMITS
+from tfrecord_io.auditing.examined import Check
 from tfrecord_io.auditing.findings import MAX_LISTED, Audit
 from tfrecord_io.auditing.twins import ImageReader
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.decoding.rejects import in_words
-from tfrecord_io.extras import shortcuts
 from tfrecord_io.format import shapes
 from tfrecord_io.format.examples import as_classes, numbers_of
 from tfrecord_io.format.manifest import Manifest
 from tfrecord_io.pages import page
-from tfrecord_io.pages.charts import NUM_COLOURS, Axis, Bar, Bars, Chart, Series, steps
+from tfrecord_io.pages.charts import (
+    NUM_COLOURS,
+    Axis,
+    Bar,
+    Bars,
+    Chart,
+    Series,
+    described,
+    histograms,
+    steps,
+)
 from tfrecord_io.pages.pictures import data_url
 from tfrecord_io.terminal.printing import counted, sentence
 
@@ -37,19 +47,10 @@ _CORNERS_SIDE = 224
 _MAX_PAIRS = 12
 _MAX_CORNERS = 24
 _MAX_FILES = 50
-_MAX_VALUES = 8
 
 # With more classes than this, the charts of class sizes would be unreadable and are left out.
 _MAX_BARS = 40
 
-_NUM_BINS = 32
-
-_ON_SIDE_FACTS = (
-    "Facts about an image other than what it shows, such as its original size or its JPEG "
-    "quantization, the sum of a table: a larger one loses more detail. Where a fact is frequent in "
-    "one class and rare in another, a network can learn it instead of the disease. Percentages are "
-    "shares of the class, and a stronger shade is a larger share."
-)
 _ON_CORNERS = (
     "Names were taken out of paths, tables and tags, but not out of the pixels: text that a device "
     "has written into a picture stays. Most devices write in the corners. These are the corners of "
@@ -80,11 +81,12 @@ def render(
     images: ImageReader,
     rejects: Sequence[RejectedFile],
     dropped: pa.Table,
+    checks: Sequence[Check] = (),
 ) -> str:
     """Returns the card as HTML, from the manifest as it will be written and its audit.
 
     `examples` is what `examples.audited` returns, and `dropped` are the images that a policy
-    left out, a table of `splits.DROPPED_SCHEMA`.
+    left out, a table of `splits.DROPPED_SCHEMA`. The audit had `checks` besides its own.
     """
     labels = dataset.label_kind.describe(dataset.label_names)
     of_labels = numbers(dataset, examples)
@@ -100,22 +102,23 @@ def render(
         page.spelled_out(dataset.label_names),
         page.Box(charts, "grid"),
     ]
-    sections = {
-        "findings": ("Findings", [page.Box(_findings(audit, images), "stack")]),
-        "classes": (f"{dataset.label_kind.plural.capitalize()} and splits", classes),
-        "pictures": ("Pictures", _pictures(dataset, examples, images)),
-        "side-facts": ("Facts about the files", _side_facts(dataset, audit, examples)),
-        "files": ("What became of every file", [_files(dataset, rejects, dropped)]),
-        "provenance": ("Provenance", _provenance(dataset)),
-        "limits": ("What this audit cannot see", [page.Box([page.Items(LIMITS)])]),
-    }
+    findings, limits = page.Box(_findings(audit, images), "stack"), page.Box([page.Items(LIMITS)])
+    sections = [
+        page.Section("findings", "Findings", [findings]),
+        page.Section("classes", f"{dataset.label_kind.plural.capitalize()} and splits", classes),
+        page.Section("pictures", "Pictures", _pictures(dataset, examples, images)),
+        *(check.section(dataset, audit.measures, examples) for check in checks),
+        page.Section("files", "What became of every file", [_files(dataset, rejects, dropped)]),
+        page.Section("provenance", "Provenance", _provenance(dataset)),
+        page.Section("limits", "What this audit cannot see", [limits]),
+    ]
     return page.render(
         page.Page(
             title=f"{dataset.name} – dataset card",
             over="Dataset card",
             heading=f"The dataset {dataset.name}",
             top=_top(dataset, audit, sizes, labels),
-            sections=[page.Section(name, *each) for name, each in sections.items()],
+            sections=sections,
             footer=_FOOTER,
         )
     )
@@ -209,35 +212,6 @@ def _pictures(dataset: Manifest, examples: pa.Table, images: ImageReader) -> lis
         on_corners = _ON_CORNERS.format(len(corners))
         blocks += [page.Heading("Text in the pictures"), on_corners, page.Pictures(corners)]
     return blocks
-
-
-def _side_facts(dataset: Manifest, audit: Audit, examples: pa.Table) -> list[Any]:
-    """Returns of each fact about the files the number and share of the images of each class.
-
-    The rarest values of a fact are shown as one.
-    """
-    charts = side_facts_of_classes(audit.measures.get("shortcuts"))
-    boxes: list[Any] = [*charts, *brightness(dataset, examples)]
-    notes, files = [_ON_SIDE_FACTS], {}
-    if dataset.num_classes <= _MAX_CLASSES:
-        files = shortcuts.facts_of_files(shapes.with_padding(dataset, examples))
-        del files["mean brightness"]  # it has a chart of its own
-    has = dataset.label_kind.has(examples["label"].to_pylist(), dataset.label_names)
-    totals = np.maximum(has.sum(0), 1)
-    for name, (codes, texts) in files.items():
-        numbers, rows, title = np.minimum(codes, _MAX_VALUES), [], name[:1].upper() + name[1:]
-        for number, text in enumerate([*texts[:_MAX_VALUES], "others"]):
-            if (chosen := numbers == number).any():
-                counts = has[chosen].sum(0)
-                cells = zip(counts.tolist(), (counts / totals).tolist(), strict=True)
-                rows.append([text, *(page.Cell.heat(*each, is_right=True) for each in cells)])
-        if len(rows) == 1:
-            notes.append(f"{title}: {rows[0][0]}, all images.")
-        elif rows:
-            columns = ["value", *dataset.label_names]
-            table = page.Table(f"{title} by class", columns, rows, title, "matrix")
-            boxes.append(page.Box([table]))
-    return [*notes, page.Box(boxes, "grid")]
 
 
 def _files(dataset: Manifest, rejects: Sequence[RejectedFile], dropped: pa.Table) -> page.Box:
@@ -342,7 +316,7 @@ def classes_of_splits(dataset: Manifest, sizes: Mapping[str, int]) -> list[Bars]
             )
         ]
         title = f"{name}: {sizes[name]:,} images"
-        told = f"Images by {dataset.label_kind.noun} in {name}: {_told(bars)}"
+        told = f"Images by {dataset.label_kind.noun} in {name}: {described(bars)}"
         charts.append(Bars(title=title, description=told, bars=bars))
     return charts
 
@@ -368,43 +342,6 @@ def images_of_patients(examples: pa.Table) -> list[Chart]:
     ]
 
 
-def side_facts_of_classes(measured: Mapping[str, Any] | None) -> list[Bars]:
-    """Returns a chart of how well side facts predict the class, compared with guessing.
-
-    Without the audit's measure `shortcuts` there is none.
-    """
-    if measured is None:
-        return []
-    signals = sorted(measured["by_signal"].items(), key=lambda item: -item[1])
-    values = [("all together", measured["accuracy"]), *signals]
-    chance = measured["chance"]
-    longest = max(chance, *(value for _, value in values))
-    bars = [Bar(name, value / longest, f"{100 * value:.0f} %") for name, value in values]
-    guessing = f"guessing {100 * chance:.0f} %"
-    told = f"Classes predicted correctly from facts about the file: {_told(bars)}; {guessing}"
-    title = "How often facts about the file alone predict the right class"
-    return [Bars(title=title, description=told, bars=bars, mark=(guessing, chance / longest))]
-
-
-def brightness(dataset: Manifest, examples: pa.Table) -> list[Chart]:
-    """Returns a histogram of mean brightness, 0 to 255, for each class.
-
-    With more classes than colours, all classes share one histogram.
-    """
-    kind, values = dataset.label_kind, examples["brightness"].to_numpy()
-    groups = {f"all {kind.plural}": values}
-    if dataset.num_classes <= NUM_COLOURS:
-        has = kind.has(examples["label"].to_pylist(), dataset.label_names)
-        groups = {name: values[has[:, i]] for i, name in enumerate(dataset.label_names)}
-    texts = {
-        "title": "Mean brightness",
-        "description": "Histogram of the mean brightness of the images, by class",
-        "axis": "mean brightness of the image, 0 black to 255 white",
-        "unit": f"% of the {kind.noun}",
-    }
-    return [_histograms(groups, 0.0, max(values.max(initial=0) * 1.02, 1.0), **texts)]
-
-
 def numbers(dataset: Manifest, examples: pa.Table) -> list[Chart]:
     """Returns a histogram of the labels of each split, or none if they are not numbers."""
     if not dataset.label_kind.is_number:
@@ -416,28 +353,4 @@ def numbers(dataset: Manifest, examples: pa.Table) -> list[Chart]:
     texts = {"title": number, "description": f"Histogram of {number}, by split", "axis": number}
     low, top = values.min(), values.max()
     top = top if top > low else low + 1
-    return [_histograms(groups, low, top, unit="% of the split", **texts)]
-
-
-def _told(bars: Sequence[Bar]) -> str:
-    return ", ".join(f"{bar.name} {bar.value}" for bar in bars)
-
-
-def _histograms(
-    groups: Mapping[str, np.ndarray], low: float, top: float, axis: str, unit: str, **texts: str
-) -> Chart:
-    """Returns a chart with a histogram of each group's values, all between `low` and `top`."""
-    edges, shares = np.linspace(low, top, _NUM_BINS + 1), []
-    for values in groups.values():
-        counts = np.histogram(values, edges)[0]
-        shares.append(100 * counts / max(counts.sum(), 1))
-    alone = len(groups) == 1
-    return Chart(
-        **texts,
-        x=Axis.of(axis, float(low), float(top)),
-        y=Axis.of(unit, 0.0, max(1.0, *(float(each.max()) for each in shares))),
-        series=[
-            Series("" if alone else name, steps(edges, each), "area" if alone else "line", place)
-            for place, (name, each) in enumerate(zip(groups, shares, strict=True))
-        ],
-    )
+    return [histograms(groups, low, top, unit="% of the split", **texts)]

@@ -21,6 +21,7 @@ from pipelines.planning.splits import SplitOptions
 from pipelines.shards.known import ImageStore
 from pipelines.sources.source import Source
 from tfrecord_io.auditing import twins
+from tfrecord_io.auditing.examined import Check
 from tfrecord_io.format import manifest
 from tfrecord_io.format.statistics import PixelStatistics
 from tfrecord_io.stores.folder import BUILD_DIR, Folder
@@ -85,6 +86,7 @@ class Build:
         max_reject_fraction: the build fails if more than this share of the images is rejected.
         rejected_files: images already rejected by the listing.
         known: a store of images that were decoded before, which are copied.
+        checks: what the audit checks besides its own.
     """
 
     output: Folder
@@ -94,6 +96,7 @@ class Build:
     max_reject_fraction: float
     rejected_files: tuple[RejectedFile, ...] = ()
     known: ImageStore | None = None
+    checks: Sequence[Check] = ()
 
     def find_finished(self, tasks: Sequence[ShardTask]) -> dict[int, Sidecar]:
         """Returns the sidecars of the tasks whose shard is written, by task index."""

@@ -1,1 +1,1 @@
-"""Finds leaks, duplicates, contradicting labels and shortcuts in a dataset."""
+"""Finds leaks, duplicates and contradicting labels in a dataset."""

@@ -1,4 +1,4 @@
-"""`python -m tfrecord_io audit`: finds leaks between splits, duplicates, wrong labels, shortcuts.
+"""`python -m tfrecord_io audit`: finds leaks between splits, duplicates and wrong labels.
 
 It reads the examples table, the manifest, and the pixels of pairs that look alike. An audit without
 findings does not prove that the data is clean; `LIMITS` lists what it cannot see.
@@ -7,19 +7,19 @@ findings does not prove that the data is clean; `LIMITS` lists what it cannot se
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from tfrecord_io.auditing import content_checks, leak_checks
-from tfrecord_io.auditing.examined import Examined
+from tfrecord_io.auditing.examined import Check, Examined
 from tfrecord_io.auditing.findings import MAX_LISTED, SEVERITIES, Audit
 from tfrecord_io.auditing.twins import ImageReader, Twins, find_twins
-from tfrecord_io.extras import shortcuts
 from tfrecord_io.format.examples import audited, in_stored_order, read
 from tfrecord_io.format.manifest import Manifest, ManifestError
 from tfrecord_io.stores.folder import Folder
@@ -35,7 +35,6 @@ _CHECKS = (
     leak_checks.check_patient_labels,
     leak_checks.check_exact,
     leak_checks.check_near,
-    shortcuts.check_shortcuts,
     content_checks.check_classes,
     content_checks.check_sizes,
     content_checks.check_blank,
@@ -50,8 +49,6 @@ LIMITS = (
     "turned, mirrored and heavily edited copies are not looked for.",
     "Near duplicates of one patient in one split under one label are not looked for, because scans "
     "of one eye look alike.",
-    "How well facts about the files predict the class is measured with a simple model. A stronger "
-    "model may predict more.",
     "The audit does not check whether the labels are medically right.",
 )
 
@@ -71,10 +68,15 @@ _COUNTED = {
 }
 
 
-def audit(directory: str | os.PathLike[str], *, most_listed: int | None = MAX_LISTED) -> Audit:
+def audit(
+    directory: str | os.PathLike[str],
+    checks: Sequence[Check] = (),
+    *,
+    most_listed: int | None = MAX_LISTED,
+) -> Audit:
     """Audits a finished dataset in a folder or at a URL.
 
-    A finding lists up to `most_listed` cases, or all for None.
+    `checks` come after the audit's own. A finding lists up to `most_listed` cases, or all for None.
 
     Raises:
         ManifestError: if the dataset is unfinished or unusable.
@@ -84,43 +86,53 @@ def audit(directory: str | os.PathLike[str], *, most_listed: int | None = MAX_LI
     examples = audited(in_stored_order(read(directory), dataset))
     images = ImageReader(dataset.layout, Folder(directory))
     twins = find_twins(examples, images, dataset)
-    return audit_examples(examples, twins, dataset, most_listed)
+    return audit_examples(examples, twins, dataset, checks, most_listed)
 
 
 def audit_examples(
-    examples: pa.Table, twins: Twins, dataset: Manifest, most_listed: int | None = MAX_LISTED
+    examples: pa.Table,
+    twins: Twins,
+    dataset: Manifest,
+    checks: Sequence[Check] = (),
+    most_listed: int | None = MAX_LISTED,
 ) -> Audit:
-    """Audits the examples of a dataset, see `Examined` for the arguments."""
+    """Audits the examples of a dataset, see `audit`, and `Examined` for the arguments."""
     examined = Examined(examples, twins, dataset, most_listed)
-    findings = itertools.chain.from_iterable(check(examined) for check in _CHECKS)
+    finders = (*_CHECKS, *(check.find for check in checks))
+    findings = itertools.chain.from_iterable(find(examined) for find in finders)
     ranked = sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
     return Audit(tuple(ranked), examined.measures)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of `python -m tfrecord_io audit`."""
+def command(checks: Sequence[Check]) -> Command:
+    """Returns `python -m tfrecord_io audit`, with some checks besides its own."""
+    return Command(
+        name="audit",
+        purpose="look for leaks, copies, contradictions and shortcuts",
+        add_arguments=functools.partial(_add_arguments, checks),
+        run=functools.partial(_run, checks),
+        codes={ManifestError: 1},
+    )
+
+
+def _add_arguments(checks: Sequence[Check], parser: argparse.ArgumentParser) -> None:
     flags.add_dataset(parser)
     for name, (meaning, _) in _COUNTED.items():
         text = f"exit with 1 if there are more {meaning}"
         parser.add_argument(f"--{name}", type=int, metavar="N", help=text)
-    parser.add_argument(
-        "--max_shortcut_gain",
-        type=float,
-        metavar="X",
-        help="exit with 1 if facts about the files predict the class better than guessing by more",
-    )
+    for check in checks:
+        check.add_arguments(parser)
     parser.add_argument(
         "--json", action="store_true", help="print the findings as JSON, with all cases"
     )
 
 
-def run(args: argparse.Namespace) -> int:
+def _run(checks: Sequence[Check], args: argparse.Namespace) -> int:
     """Prints the findings; returns 1 if a limit is exceeded and 0 otherwise."""
     directory = flags.dataset_of(args)
-    given = {name: getattr(args, name) for name in (*_COUNTED, "max_shortcut_gain")}
-    limits = {name: limit for name, limit in given.items() if limit is not None}
-    result = audit(directory, most_listed=None if args.json else MAX_LISTED)
-    violations = _violations(limits, result.measures)
+    result = audit(directory, checks, most_listed=None if args.json else MAX_LISTED)
+    violations = _violations(args, result.measures)
+    violations += [line for check in checks for line in check.violations(args, result.measures)]
     if args.json:
         print(json.dumps({**result.to_dict(), "violations": violations}, indent=1))
         return 1 if violations else 0
@@ -132,28 +144,15 @@ def run(args: argparse.Namespace) -> int:
     return 1 if violations else 0
 
 
-def _violations(limits: Mapping[str, float], measures: Mapping[str, Any]) -> list[str]:
-    """Returns a line for each limit, by its flag, that is exceeded or cannot be checked."""
+def _violations(args: argparse.Namespace, measures: Mapping[str, Any]) -> list[str]:
+    """Returns a line for each limit that is exceeded or cannot be checked."""
     lines = []
-    for name, limit in limits.items():
-        gap = None
-        if name in _COUNTED:
-            counts = [measures[measure] for measure in _COUNTED[name][1]]
-            found = sum(count or 0 for count in counts)
-            if len(counts) > 1:
-                gap = leak_checks.near_search_gap(counts[1], measures)
-        else:
-            shortcut = measures.get("shortcuts", {"accuracy": 0, "chance": 0})
-            found = round(shortcut["accuracy"] - shortcut["chance"], 4)
+    for name, (_, counted) in _COUNTED.items():
+        if (limit := getattr(args, name)) is None:
+            continue
+        counts = [measures[measure] for measure in counted]
+        found = sum(count or 0 for count in counts)
+        gap = leak_checks.near_search_gap(counts[1], measures) if len(counts) > 1 else None
         if found > limit or gap:
             lines.append(f"--{name} {limit}: {f'found {found:,}' if found > limit else gap}")
     return lines
-
-
-COMMAND = Command(
-    name="audit",
-    purpose="look for leaks, copies, contradictions and shortcuts",
-    add_arguments=add_arguments,
-    run=run,
-    codes={ManifestError: 1},
-)

@@ -1,18 +1,21 @@
-"""A dataset as the checks of an audit see it: its columns as integers."""
+"""A dataset as the checks of an audit see it, and what a check from beside the audit is."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import argparse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tfrecord_io.auditing.findings import Finding
 from tfrecord_io.auditing.twins import Twins
 from tfrecord_io.format.examples import FILE_NAME, as_classes
 from tfrecord_io.format.groups import group_images
 from tfrecord_io.format.manifest import Manifest, ManifestError
+from tfrecord_io.pages.page import Section
 
 
 class Examined:
@@ -49,6 +52,23 @@ class Examined:
         self.label = _index(in_classes["label"], self.labels)
         self.groups = group_images(examples)
         self.joined = group_images(examples, twins.pairs)
+
+
+class Check(NamedTuple):
+    """A check that a command adds to the audit's own, as functions.
+
+    Attributes:
+        find: yields its findings, and adds its numbers to the measures.
+        add_arguments: adds the flags of its limits to the audit command.
+        violations: returns a line for each of these limits that the measures exceed.
+        section: returns its part of the dataset's page, from the manifest, the measures, and the
+            table that `examples.audited` returns; with ranges instead of numbers.
+    """
+
+    find: Callable[[Examined], Iterator[Finding]]
+    add_arguments: Callable[[argparse.ArgumentParser], object]
+    violations: Callable[[argparse.Namespace, Mapping[str, Any]], list[str]]
+    section: Callable[[Manifest, Mapping[str, Any], pa.Table], Section]
 
 
 def _index(column: pa.ChunkedArray, names: Sequence[str]) -> np.ndarray:

@@ -1,25 +1,45 @@
-"""Measures how well scanners, export settings or padding alone predict the class of an image."""
+"""Measures how well scanners, export settings or padding alone predict the class of an image.
+
+For those who must know whether a network could learn these instead of the disease.
+"""
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tfrecord_io.auditing.examined import Examined
+from tfrecord_io.auditing.examined import Check, Examined
 from tfrecord_io.auditing.findings import MAX_LISTED, Finding, good, note, problem, warning
 from tfrecord_io.format import shapes
 from tfrecord_io.format.examples import encode
 from tfrecord_io.format.groups import Groups
+from tfrecord_io.format.manifest import Manifest
+from tfrecord_io.pages import page
+from tfrecord_io.pages.charts import NUM_COLOURS, Bar, Bars, Chart, described, histograms
 
 _NUM_FOLDS = 5
 _MAX_CATEGORIES = 30
 _BRIGHTNESS_BINS = 8
 _NUM_RESAMPLES = 200
+
+# Limits of the tables of the page.
+_MAX_CLASSES = 24
+_MAX_VALUES = 8
+
+_ON_SIDE_FACTS = (
+    "Facts about an image other than what it shows, such as its original size or its JPEG "
+    "quantization, the sum of a table: a larger one loses more detail. Where a fact is frequent in "
+    "one class and rare in another, a network can learn it instead of the disease. Percentages are "
+    "shares of the class, and a stronger shade is a larger share. A simple model predicts the "
+    "class from them; a stronger one may predict more."
+)
 
 # Largest probability that a fact listed as one class's is so by chance, over all its values.
 _CHANCE = 0.05
@@ -283,3 +303,91 @@ def _interval(
     ends = accuracy + factor * (np.quantile(values or [0.0, 1.0], [0.025, 0.975]) - accuracy)
     low, high = np.clip(ends, 0, 1)
     return float(low), float(high)
+
+
+def section(dataset: Manifest, measures: Mapping[str, Any], examples: pa.Table) -> page.Section:
+    """Returns of each fact about the files the number and share of the images of each class.
+
+    The rarest values of a fact are shown as one.
+    """
+    boxes: list[Any] = side_facts_of_classes(measures.get("shortcuts"))
+    boxes += brightness(dataset, examples)
+    notes, files = [_ON_SIDE_FACTS], {}
+    if dataset.num_classes <= _MAX_CLASSES:
+        files = facts_of_files(shapes.with_padding(dataset, examples))
+        del files["mean brightness"]  # it has a chart of its own
+    has = dataset.label_kind.has(examples["label"].to_pylist(), dataset.label_names)
+    totals = np.maximum(has.sum(0), 1)
+    for name, (codes, texts) in files.items():
+        numbers, rows, title = np.minimum(codes, _MAX_VALUES), [], name[:1].upper() + name[1:]
+        for number, text in enumerate([*texts[:_MAX_VALUES], "others"]):
+            if (chosen := numbers == number).any():
+                counts = has[chosen].sum(0)
+                cells = zip(counts.tolist(), (counts / totals).tolist(), strict=True)
+                rows.append([text, *(page.Cell.heat(*each, is_right=True) for each in cells)])
+        if len(rows) == 1:
+            notes.append(f"{title}: {rows[0][0]}, all images.")
+        elif rows:
+            columns = ["value", *dataset.label_names]
+            table = page.Table(f"{title} by class", columns, rows, title, "matrix")
+            boxes.append(page.Box([table]))
+    blocks = [*notes, page.Box(boxes, "grid")]
+    return page.Section("side-facts", "Facts about the files", blocks)
+
+
+def side_facts_of_classes(measured: Mapping[str, Any] | None) -> list[Bars]:
+    """Returns a chart of how well side facts predict the class, compared with guessing.
+
+    Without the audit's measure `shortcuts` there is none.
+    """
+    if measured is None:
+        return []
+    signals = sorted(measured["by_signal"].items(), key=lambda item: -item[1])
+    values = [("all together", measured["accuracy"]), *signals]
+    chance = measured["chance"]
+    longest = max(chance, *(value for _, value in values))
+    bars = [Bar(name, value / longest, f"{100 * value:.0f} %") for name, value in values]
+    guessing = f"guessing {100 * chance:.0f} %"
+    told = f"Classes predicted correctly from facts about the file: {described(bars)}; {guessing}"
+    title = "How often facts about the file alone predict the right class"
+    return [Bars(title=title, description=told, bars=bars, mark=(guessing, chance / longest))]
+
+
+def brightness(dataset: Manifest, examples: pa.Table) -> list[Chart]:
+    """Returns a histogram of mean brightness, 0 to 255, for each class.
+
+    With more classes than colours, all classes share one histogram.
+    """
+    kind, values = dataset.label_kind, examples["brightness"].to_numpy()
+    groups = {f"all {kind.plural}": values}
+    if dataset.num_classes <= NUM_COLOURS:
+        has = kind.has(examples["label"].to_pylist(), dataset.label_names)
+        groups = {name: values[has[:, i]] for i, name in enumerate(dataset.label_names)}
+    texts = {
+        "title": "Mean brightness",
+        "description": "Histogram of the mean brightness of the images, by class",
+        "axis": "mean brightness of the image, 0 black to 255 white",
+        "unit": f"% of the {kind.noun}",
+    }
+    return [histograms(groups, 0.0, max(values.max(initial=0) * 1.02, 1.0), **texts)]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the limit of this check to the flags of the audit."""
+    parser.add_argument(
+        "--max_shortcut_gain",
+        type=float,
+        metavar="X",
+        help="exit with 1 if facts about the files predict the class better than guessing by more",
+    )
+
+
+def violations(args: argparse.Namespace, measures: Mapping[str, Any]) -> list[str]:
+    """Returns that the limit is exceeded, or nothing."""
+    limit, measured = args.max_shortcut_gain, measures.get("shortcuts")
+    gain = round(measured["accuracy"] - measured["chance"], 4) if measured else 0
+    is_exceeded = limit is not None and gain > limit
+    return [f"--max_shortcut_gain {limit}: found {gain:,}"] if is_exceeded else []
+
+
+CHECK = Check(check_shortcuts, add_arguments, violations, section)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ NUM_COLOURS = 8
 _WIDTH, _PLOT_HEIGHT = 400, 220
 _TOP, _RIGHT = 24, 16
 _ROW = 20
+_NUM_BINS = 32
 _MAX_NAME_LENGTH = 44
 
 # Width of a letter, in names that are mostly capitals.
@@ -194,6 +195,31 @@ def steps(edges: np.ndarray, heights: np.ndarray) -> list[tuple[float, float]]:
     """Returns the outline of bars: [num_bars + 1] edges and [num_bars] heights."""
     heights = np.pad(np.repeat(heights, 2), 1)
     return list(zip(np.repeat(edges, 2).tolist(), heights.tolist(), strict=True))
+
+
+def described(bars: Sequence[Bar]) -> str:
+    """Returns the names and values of bars, for the description of their chart."""
+    return ", ".join(f"{bar.name} {bar.value}" for bar in bars)
+
+
+def histograms(
+    groups: Mapping[str, np.ndarray], low: float, top: float, axis: str, unit: str, **texts: str
+) -> Chart:
+    """Returns a chart with a histogram of each group's values, all between `low` and `top`."""
+    edges, shares = np.linspace(low, top, _NUM_BINS + 1), []
+    for values in groups.values():
+        counts = np.histogram(values, edges)[0]
+        shares.append(100 * counts / max(counts.sum(), 1))
+    alone = len(groups) == 1
+    return Chart(
+        **texts,
+        x=Axis.of(axis, float(low), float(top)),
+        y=Axis.of(unit, 0.0, max(1.0, *(float(each.max()) for each in shares))),
+        series=[
+            Series("" if alone else name, steps(edges, each), "area" if alone else "line", place)
+            for place, (name, each) in enumerate(zip(groups, shares, strict=True))
+        ],
+    )
 
 
 def svg_of(charts: Sequence[Chart]) -> str:

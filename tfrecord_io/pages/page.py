@@ -10,12 +10,14 @@ import html
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import jinja2
 import markupsafe
 
 from tfrecord_io.terminal.printing import number, printable
+
+if TYPE_CHECKING:
+    import jinja2
 
 #: What the class names of the OCT data stand for.
 _SPELLED_OUT = {
@@ -193,6 +195,9 @@ class Page(NamedTuple):
 @functools.cache
 def environment(*folders: Path) -> jinja2.Environment:
     """Returns what compiles the templates of these folders and of this one, once in a process."""
+    # Workers import this module and render no page.
+    import jinja2
+
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader([*folders, Path(__file__).parent]),
         autoescape=True,

@@ -16,6 +16,7 @@ from pages import Page
 import tfrecord_io
 from pipelines import build_tfrecords
 from tfrecord_io.auditing import audit, verify
+from tfrecord_io.extras import shortcuts
 from tfrecord_io.format.kinds import (
     CLASSES,
     GRADES,
@@ -232,7 +233,7 @@ def test_cells_without_a_finite_number_are_rejects_with_their_reason(numbers, tm
 
 
 def test_the_audit_describes_the_numbers_and_finds_one_picture_under_two_of_them(numbers):
-    found = audit.audit(numbers.output)
+    found = audit.audit(numbers.output, [shortcuts.CHECK])
     table = rows_of(numbers.output)
     target = found.measures["target"]
     assert target["name"] == "ef"
@@ -287,7 +288,7 @@ def test_an_unknown_label_is_a_reject_and_another_value_an_error_that_names_its_
 
 
 def test_the_audit_and_the_card_look_at_each_label_for_itself(findings):
-    found = audit.audit(findings.output)
+    found = audit.audit(findings.output, [shortcuts.CHECK])
     assert found.measures["shortcuts"]["label"] in NAMES
     assert found.measures["shortcuts"]["chance"] == 0.5
     assert "class" not in " ".join(f.title for f in found.findings)

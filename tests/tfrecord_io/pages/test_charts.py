@@ -9,6 +9,7 @@ from dataset_factory import bare_manifest
 from hypothesis import given
 
 from pipelines.report import card
+from tfrecord_io.extras import shortcuts
 from tfrecord_io.format.manifest import Shard, Split
 from tfrecord_io.pages import charts
 
@@ -53,7 +54,9 @@ def test_patients_are_counted_by_how_many_images_they_have():
 
 def test_side_facts_stand_beside_guessing_the_strongest_first():
     by_signal = {"original size": 0.2, "white border": 0.4}
-    (chart,) = card.side_facts_of_classes({"chance": 0.25, "accuracy": 0.5, "by_signal": by_signal})
+    (chart,) = shortcuts.side_facts_of_classes(
+        {"chance": 0.25, "accuracy": 0.5, "by_signal": by_signal}
+    )
     assert [bar.name for bar in chart.bars] == ["all together", "white border", "original size"]
     assert [bar.length for bar in chart.bars] == pytest.approx([1, 0.8, 0.4])
     assert [bar.value for bar in chart.bars] == ["50 %", "40 %", "20 %"]
@@ -63,7 +66,7 @@ def test_side_facts_stand_beside_guessing_the_strongest_first():
 def test_what_is_not_known_or_too_much_is_not_drawn():
     assert card.classes_of_splits(a_manifest([[1] * 1000]), {}) == []
     assert card.images_of_patients(pa.table({"patient": pa.nulls(2, pa.string())})) == []
-    assert card.side_facts_of_classes(None) == []
+    assert shortcuts.side_facts_of_classes(None) == []
 
 
 LABELLED = st.tuples(st.sampled_from(["a", "b", "c"]), st.floats(0, 255, width=32))
@@ -74,7 +77,7 @@ def test_a_histogram_shows_every_image_of_a_class_once(values):
     labels, brightness = zip(*values, strict=True)
     table = pa.table({"label": labels, "brightness": np.array(brightness)})
     names = tuple(sorted(set(labels)))
-    (chart,) = card.brightness(a_manifest([[1] * len(names)], names), table)
+    (chart,) = shortcuts.brightness(a_manifest([[1] * len(names)], names), table)
     corners = [series.points for series in chart.series]
     areas = [
         sum((right - left) * height for (left, height), (right, _) in itertools.pairwise(outline))
@@ -90,7 +93,7 @@ def test_a_histogram_shows_every_image_of_a_class_once(values):
 
 def test_a_step_of_a_histogram_is_as_high_as_its_share_of_the_class():
     table = pa.table({"label": ["class 0"] * 4, "brightness": [1.0, 1.0, 1.0, 100.0]})
-    (chart,) = card.brightness(a_manifest([[4]]), table)
+    (chart,) = shortcuts.brightness(a_manifest([[4]]), table)
     width = 102 / 32
     high = [corner for corner in chart.series[0].points if corner[1]]
     assert np.ravel(high) == pytest.approx([0, 75, width, 75, 102 - width, 25, 102, 25])
@@ -100,7 +103,7 @@ def test_a_step_of_a_histogram_is_as_high_as_its_share_of_the_class():
 def test_many_classes_share_one_histogram():
     names = tuple(f"class {n}" for n in range(20))
     table = pa.table({"label": names, "brightness": np.linspace(0, 200, 20)})
-    (chart,) = card.brightness(a_manifest([[1] * 20], names), table)
+    (chart,) = shortcuts.brightness(a_manifest([[1] * 20], names), table)
     assert [series.look for series in chart.series] == ["area"]
 
 
