@@ -312,14 +312,16 @@ def section(dataset: Manifest, measures: Mapping[str, Any], examples: pa.Table) 
     """
     boxes: list[Any] = side_facts_of_classes(measures.get("shortcuts"))
     boxes += brightness(dataset, examples)
-    notes, files = [_ON_SIDE_FACTS], {}
+    notes = [_ON_SIDE_FACTS]
+    files: Facts = {}
     if dataset.num_classes <= _MAX_CLASSES:
         files = facts_of_files(shapes.with_padding(dataset, examples))
         del files["mean brightness"]  # it has a chart of its own
     has = dataset.label_kind.has(examples["label"].to_pylist(), dataset.label_names)
     totals = np.maximum(has.sum(0), 1)
     for name, (codes, texts) in files.items():
-        numbers, rows, title = np.minimum(codes, _MAX_VALUES), [], name[:1].upper() + name[1:]
+        numbers, title = np.minimum(codes, _MAX_VALUES), name[:1].upper() + name[1:]
+        rows: list[list[Any]] = []
         for number, text in enumerate([*texts[:_MAX_VALUES], "others"]):
             if (chosen := numbers == number).any():
                 counts = has[chosen].sum(0)

@@ -203,16 +203,25 @@ def described(bars: Sequence[Bar]) -> str:
 
 
 def histograms(
-    groups: Mapping[str, np.ndarray], low: float, top: float, axis: str, unit: str, **texts: str
+    groups: Mapping[str, np.ndarray],
+    low: float,
+    top: float,
+    *,
+    axis: str,
+    unit: str,
+    title: str,
+    description: str,
 ) -> Chart:
     """Returns a chart with a histogram of each group's values, all between `low` and `top`."""
-    edges, shares = np.linspace(low, top, _NUM_BINS + 1), []
+    edges = np.linspace(low, top, _NUM_BINS + 1)
+    shares: list[np.ndarray] = []
     for values in groups.values():
         counts = np.histogram(values, edges)[0]
         shares.append(100 * counts / max(counts.sum(), 1))
     alone = len(groups) == 1
     return Chart(
-        **texts,
+        title=title,
+        description=description,
         x=Axis.of(axis, float(low), float(top)),
         y=Axis.of(unit, 0.0, max(1.0, *(float(each.max()) for each in shares))),
         series=[
