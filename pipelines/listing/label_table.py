@@ -30,7 +30,6 @@ from pipelines.listing.table_files import (
 )
 from pipelines.sources.rows import RowSource
 from tfrecord_io.format.kinds import CLASSES, LabelKind
-from tfrecord_io.format.manifest import NO_WEIGHT
 from tfrecord_io.format.schema import SPLIT_NAME
 from tfrecord_io.terminal.printing import counted
 
@@ -268,8 +267,6 @@ def _read_files(
             f"{_told_of_flags(cells) if absent == ['label'] else ''}"
             + "".join(f"; {note}" for note in notes if note != NOT_UTF_8)
         )
-    if "weight" in cells.keys() - {*columns}:
-        raise errors.UserError(f"{file}: {NO_WEIGHT}")
     return cells
 
 

@@ -12,7 +12,7 @@ kind, write a class here, name it in `KINDS`, and write what a network learns fr
 
 from __future__ import annotations
 
-import abc
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -37,8 +37,9 @@ _TRUTHS = {
 _NUM_RANGES = 4
 
 
-class LabelKind(abc.ABC):
-    """What an example's label can be; by default, a 0 or 1 for each name.
+@dataclasses.dataclass(frozen=True)  # so that the copies that workers get are equal
+class LabelKind:
+    """What an example's label can be; by default any number of names, a 0 or 1 for each.
 
     Attributes:
         name: in the manifest; a dataset of classes does not name it.
@@ -49,14 +50,8 @@ class LabelKind(abc.ABC):
         is_number: whether the label is a number; then there are no classes to count.
     """
 
-    name: str
-    format_version: int
-    noun: str
-    plural: str
-    values: str
-    flag: str
-    one_hot: bool = False
-    is_number: bool = False
+    name, format_version, noun, plural = "multi_label", 2, "label", "labels"
+    values, flag, one_hot, is_number = "of 0 and 1", "--label_columns", False, False
 
     @property
     def entry(self) -> dict[str, str]:
@@ -64,32 +59,37 @@ class LabelKind(abc.ABC):
         # Version 1 of the format has classes alone, and does not name them.
         return {} if self.format_version == 1 else {"label_kind": self.name}
 
-    def __eq__(self, other: object) -> bool:
-        # Workers get copies.
-        return type(self) is type(other)
-
-    def __hash__(self) -> int:
-        return hash(type(self))
-
-    @abc.abstractmethod
     def read_columns(self, columns: Columns) -> tuple[list[str], dict[int, str]]:
         """Returns the texts of the labels in a user's table, and by row what cannot be a label.
 
         The text is "" for those, and where a cell is empty or None. A ValueError is raised if a
         cell shows that the column holds something else.
         """
+        texts = []
+        for row, cells in enumerate(zip(*columns.values(), strict=True), 1):
+            truths = {}
+            for name, cell in zip(columns, cells, strict=True):
+                text = (cell or "").lower()
+                if text not in _TRUTHS:
+                    found = f"row {row:,} has {cell!a} in the column {name}"
+                    hint = "; --uncertain says what -1 means" if text in ("-1", "-1.0") else ""
+                    raise ValueError(f"{found}; expected 0 or 1{hint}")
+                truths[name] = _TRUTHS[text]
+            chosen = [name for name, is_true in truths.items() if is_true]
+            texts.append("" if None in truths.values() else self.text_of(chosen))
+        return texts, {}
 
-    @abc.abstractmethod
     def names_in(self, text: str) -> list[str]:
         """Returns the names of the labels in a label's text; a number has none."""
+        return [] if text == NONE else text.split(SEPARATOR)
 
-    @abc.abstractmethod
     def is_label(self, values: np.ndarray) -> bool:
         """Tells whether the values of a record, float32 [num_labels], are a label."""
+        return set(values.tolist()) <= {0.0, 1.0}
 
-    @abc.abstractmethod
     def fits_counts(self, counts: Sequence[int], num_examples: int) -> bool:
         """Tells whether so many examples can have so many of each label."""
+        return all(0 <= count <= num_examples for count in counts)
 
     def text_of(self, names: Sequence[str]) -> str:
         """Returns the text of a label that has these names, in the dataset's order."""
@@ -137,7 +137,11 @@ class LabelKind(abc.ABC):
         From int64 [num_groups, num_texts], the number of examples by the text of their label, it
         makes int64 [num_groups, num_numbers], which count each example equally often.
         """
-        return counts
+        names = sorted({name for text in texts for name in self.names_in(text)})
+        if self.one_hot or not names:
+            return counts
+        with_label = self.has(texts, names).astype(np.int64)
+        return counts @ np.hstack([with_label, 1 - with_label])
 
     def describe(self, label_names: Sequence[str]) -> str:
         """Returns what labels a dataset has, such as `in 4 classes`."""
@@ -168,44 +172,6 @@ class OneGrade(OneClass):
     """Each example has one grade; their names are in ascending order."""
 
     name, format_version, noun, plural, flag = "grade", 2, "grade", "grades", "--grades"
-
-
-class ManyLabels(LabelKind):
-    """Each example has any number of labels; their names are in the dataset's order."""
-
-    name, format_version, noun, plural = "multi_label", 2, "label", "labels"
-    values, flag = "of 0 and 1", "--label_columns"
-
-    def read_columns(self, columns: Columns) -> tuple[list[str], dict[int, str]]:
-        texts = []
-        for row, cells in enumerate(zip(*columns.values(), strict=True), 1):
-            truths = {}
-            for name, cell in zip(columns, cells, strict=True):
-                text = (cell or "").lower()
-                if text not in _TRUTHS:
-                    found = f"row {row:,} has {cell!a} in the column {name}"
-                    hint = "; --uncertain says what -1 means" if text in ("-1", "-1.0") else ""
-                    raise ValueError(f"{found}; expected 0 or 1{hint}")
-                truths[name] = _TRUTHS[text]
-            chosen = [name for name, is_true in truths.items() if is_true]
-            texts.append("" if None in truths.values() else self.text_of(chosen))
-        return texts, {}
-
-    def names_in(self, text: str) -> list[str]:
-        return [] if text == NONE else text.split(SEPARATOR)
-
-    def is_label(self, values: np.ndarray) -> bool:
-        return set(values.tolist()) <= {0.0, 1.0}
-
-    def fits_counts(self, counts: Sequence[int], num_examples: int) -> bool:
-        return all(0 <= count <= num_examples for count in counts)
-
-    def balance(self, counts: np.ndarray, texts: Sequence[str]) -> np.ndarray:
-        names = sorted({name for text in texts for name in self.names_in(text)})
-        if not names:
-            return counts
-        with_label = self.has(texts, names).astype(np.int64)
-        return counts @ np.hstack([with_label, 1 - with_label])
 
 
 class OneNumber(LabelKind):
@@ -286,7 +252,7 @@ def ranges_of(values: np.ndarray) -> tuple[tuple[str, ...], np.ndarray]:
     return tuple(names), codes.astype(np.int64)
 
 
-CLASSES, GRADES, MULTI_LABEL, NUMBER = KINDS = OneClass(), OneGrade(), ManyLabels(), OneNumber()
+CLASSES, GRADES, MULTI_LABEL, NUMBER = KINDS = OneClass(), OneGrade(), LabelKind(), OneNumber()
 
 
 def kind_in(content: Mapping[str, Any]) -> LabelKind:

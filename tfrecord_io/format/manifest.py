@@ -33,13 +33,6 @@ REJECTS_FILE_NAME = "rejects.csv"
 DROPPED_FILE_NAME = "dropped.csv"
 REPORT_FILE_NAME = "report.html"
 
-#: What is said of a column `weight` in a table of labels or of examples, which is refused.
-NO_WEIGHT = (
-    "the column weight no longer says how much an example counts. To keep the column, call it "
-    "otherwise (--columns body_weight=weight) and build again; --class_weights of scan-tfrecords "
-    "train weights the classes"
-)
-
 #: The split whose pixels the manifest's statistics describe, because inputs are normalized by the
 #: statistics of the training data.
 STATISTICS_SPLIT = "train"
@@ -378,27 +371,24 @@ class Manifest:
         try:
             content = folder.read(FILE_NAME)
         except FileNotFoundError:
-            hint = "the build did not finish; run the same build command again to resume it"
-            if not folder.remote and not Path(directory).is_dir():
-                hint = "the folder does not exist"
-            elif not folder.remote and Path(directory, "export").is_dir():
-                hint = "this is a run, not a dataset; give the folder of a finished dataset"
-            elif not folder.remote and _is_raw(Path(directory)):
-                hint = (
-                    "this is a folder of images, not of a dataset; build it first: "
-                    f"{command('build')} --input {shlex.quote(str(directory))} --output OUT"
-                )
-            raise ManifestError(f"{path} is missing: {hint}") from None
+            raise ManifestError(f"{path} is missing: {_why_missing(folder)}") from None
         except OSError as error:
             raise ManifestError(f"cannot read {path}: {error}") from error
         return cls.from_json(content, file_name=path)
 
 
-def _is_raw(directory: Path) -> bool:
-    """Returns whether a folder has files, and nothing that a build writes."""
-    names = os.listdir(directory)  # noqa: PTH208
-    ours = (name == BUILD_DIR or name.endswith(".tfrecord") for name in names)
-    return bool(names) and not any(ours)
+def _why_missing(folder: Folder) -> str:
+    names = () if folder.remote else folder.names()
+    if not folder.remote and not Path(folder).is_dir():
+        return "the folder does not exist"
+    if "export" in names:
+        return "this is a run, not a dataset; give the folder of a finished dataset"
+    if names and not any(name == BUILD_DIR or name.endswith(".tfrecord") for name in names):
+        return (
+            "this is a folder of images, not of a dataset; build it first: "
+            f"{command('build')} --input {shlex.quote(str(folder))} --output OUT"
+        )
+    return "the build did not finish; run the same build command again to resume it"
 
 
 def _by_reason(what: str, reasons: Mapping[str, int]) -> list[tuple[str, int]]:

@@ -21,7 +21,7 @@ from tfrecord_io.format import examples
 from tfrecord_io.format.examples import HASH, IDENTITY, SITE
 from tfrecord_io.format.groups import Groups
 from tfrecord_io.format.hashing import draw, hash_names
-from tfrecord_io.format.manifest import NO_WEIGHT, STATISTICS_SPLIT, Manifest, ManifestError
+from tfrecord_io.format.manifest import STATISTICS_SPLIT, Manifest, ManifestError
 from tfrecord_io.format.side_facts import HASH_LENGTH
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.stores.folder import Folder
@@ -149,7 +149,7 @@ def open_dataset(path: str | Folder, columns: Sequence[str] = ()) -> Dataset:
 
     Raises:
         UserError: if the table is missing or damaged, lacks one of these columns or the groups,
-            has a column `weight`, or does not have one row for each example.
+            or does not have one row for each example.
     """
     path = Folder(path)
     manifest = Manifest.load(path)
@@ -161,8 +161,6 @@ def open_dataset(path: str | Folder, columns: Sequence[str] = ()) -> Dataset:
     except ManifestError as error:
         raise UserError(f"{path}: {error}") from None
     known = table.column_names
-    if "weight" in known:
-        raise UserError(f"{file}: {NO_WEIGHT}")
     if unknown := [name for name in columns if name not in known]:
         raise UserError(
             f"--by {unknown[0]}: expected a column of {file}, which has {', '.join(known)}"

@@ -58,7 +58,7 @@ def test_a_kill_anywhere_leaves_the_old_or_the_new_and_what_the_tool_did_not_wri
 def test_on_a_store_a_failure_anywhere_leaves_the_old_or_the_new(s3, tmp_path):
     folder, left = Folder(f"s3://{BUCKET}/{tmp_path.name}"), []
     for number in itertools.count():
-        for name, content in (OLD | MINE).items():
+        for name, content in (OLD | MINE).items() if left[-1:] != [OLD | MINE] else ():
             folder.write(name, content)
         try:
             with s3.failing("403 Forbidden", after=number):

@@ -198,20 +198,15 @@ def test_rows_in_another_order_are_found_by_their_places_in_the_shards(tmp_path)
     assert before[0][:5] == ["test-0", "test-0", "test-1", "test-1", "test-2"]
 
 
-def _add_weights(path):
-    pq.write_table(pq.read_table(path).append_column("weight", pa.array([1.0] * 5)), path)
-
-
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
         (lambda path: pq.write_table(pq.read_table(path).slice(1), path), "does not have one row"),
         (lambda path: path.write_bytes(b"PAR1"), "is damaged"),
         (Path.unlink, "is missing"),
-        (_add_weights, ": the column weight no longer says how much an example counts"),
     ],
 )
-def test_a_table_that_lacks_examples_or_weighs_them_is_refused(tmp_path, damage, message):
+def test_a_table_that_lacks_examples_is_refused(tmp_path, damage, message):
     write_marked_dataset(tmp_path, num_examples={"test": 5})
     damage(tmp_path / "examples.parquet")
     with pytest.raises(UserError, match=rf"examples\.parquet ?{message}"):
