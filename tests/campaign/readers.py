@@ -1,18 +1,15 @@
-"""Readers of stores that fail, and of caches that were damaged, linked or given away.
+"""Readers of stores that fail.
 
 A batch must be right, or an error must name the file. After a reader was disturbed, the next one,
-with the same cache and a store that works, must give the batches of a local copy. So must one whose
-cache was damaged, unless nothing is checked; where a link in it leads, nothing may change.
+with the same cache and a store that works, must give the batches of a local copy.
 """
 
 import contextlib
 import functools
 import hashlib
 import json
-import os
 import random
 import shutil
-import stat
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,10 +17,9 @@ from pathlib import Path
 
 import builds
 from dataset_factory import write_dataset
-from image_files import write_tree
 from web_server import WebFile, WebServer, running_web
 
-from campaign import damage, faults
+from campaign import faults
 from campaign.case import Case
 from campaign.processes import Ending, Fault, Run, home
 from tfrecord_io import ManifestError, make_batches
@@ -175,103 +171,3 @@ def _judge(case: Case, kind: str, code: int, text: str, right: list[str]) -> Non
     elif code == 1:
         is_due = kind == "files" or (kind in ("changed", "dead") and "/data/" in text)
         case.require(is_due, f"{kind}: an error that is not due, or names no file: {text[:500]}")
-
-
-# ---- of a damaged cache
-
-_ID = "0123456789abcdef" * 4
-
-
-def _damaged(rng: random.Random, path: Path, outside: Path) -> None:
-    path.unlink() if rng.random() < 0.2 else damage.damage_file(rng, path)
-
-
-def _filled(rng: random.Random, path: Path, outside: Path) -> None:
-    """Has the cache count all records as present, and none is."""
-    for name, start in (("states", 64), ("records", 0)):
-        content = (path.parent / name).read_bytes()
-        (path.parent / name).write_bytes(content[:start] + b"\1" * len(content[start:]))
-
-
-def _linked(rng: random.Random, path: Path, outside: Path) -> None:
-    path.unlink()
-    path.symlink_to(outside / rng.choice(("nowhere", path.name, path.name)))
-
-
-def _moved(rng: random.Random, path: Path, outside: Path) -> None:
-    shutil.move(path.parent, outside / "moved")
-    path.parent.symlink_to(outside / "moved")
-
-
-def _planted(rng: random.Random, path: Path, outside: Path) -> None:
-    """Puts something else where datasets are kept."""
-    place = path.parents[1] / _ID
-    rng.choice(
-        (
-            lambda: place.symlink_to(outside),
-            lambda: place.write_bytes(b"stray"),
-            lambda: write_tree(place, {"records": bytes(99), "notes.txt": b"stray"}),
-        )
-    )()
-
-
-def _other_kind(rng: random.Random, path: Path, outside: Path) -> None:
-    path.unlink()
-    rng.choice((Path.mkdir, os.mkfifo))(path)
-
-
-def _given_away(rng: random.Random, path: Path, outside: Path) -> None:
-    os.chown(rng.choice((path, path.parent)), 12345, 12345)
-
-
-def _opened(rng: random.Random, path: Path, outside: Path) -> None:
-    for each in (path.parent, *path.parent.iterdir()):
-        each.chmod(0o777)
-
-
-#: What becomes of a file of the cache, or of its folder; to all of it, or to one of a dataset only.
-_TO_ANY = (_damaged, _linked, _other_kind, *[_given_away] * (os.geteuid() == 0))
-_TO_DATASETS = (_filled, _moved, _planted, _opened)
-
-
-def try_cache(case: Case) -> str:
-    """Damages the cache of a dataset between two readers."""
-    files, right = _dataset(0)
-    where, outside = case.folder / "cache", case.folder / "outside"
-    names = ("records", "states", "lock", "CACHEDIR.TAG")
-    write_tree(outside, {name: case.rng.randbytes(5000) for name in names})
-    way = case.pick(*_TO_ANY, *_TO_DATASETS)
-    verify, room = case.pick("size", "crc", "sha256"), case.pick(None, None, 1e-4, 0)
-    with running_web(kind=_Store) as server:
-        server.hold(files)
-        start = functools.partial(_start, data=server.url("data"), cache_dir=str(where))
-        _judge(case, "the first one", *start().wait(), [right])
-        (folder,) = (path for path in where.iterdir() if path.is_dir())
-        places = [folder / name for name in names[:3]]
-        places += [where / "lock", where / "CACHEDIR.TAG"] if way in _TO_ANY else []
-        path = case.pick(*places)
-        way(case.rng, path, outside)
-        name = way.__name__.strip("_").replace("_", " ")
-        case.what = f"{path.relative_to(where)} {name}, verify={verify}, room {room}"
-        before = _states_of(outside)
-        code, text = start(verify=verify, cache_gb=room).wait()
-    case.compare("outside of the cache", _states_of(outside), before)
-    case.require_message(text, code)
-    is_unseen = verify == "size" and way in (_damaged, _filled)
-    is_right = _is_of(text, [right]) or (code == 1 and path.parent == where and str(where) in text)
-    is_right |= code == 1 and way is _given_away and "another user" in text
-    case.require(is_right or is_unseen, f"it ends with {code}: {text[:900]}")
-    kept = [path for path in folder.iterdir() if path.is_file() and not folder.is_symlink()]
-    is_open = any(path.lstat().st_mode & 0o077 for path in kept)
-    case.require(not (is_open and way is _opened and not code), "others can read what is kept")
-    seen = "right" if _is_of(text, [right]) else "refused" if code else "wrong"
-    return f"{name}, {seen}"
-
-
-def _states_of(folder: Path) -> dict[str, tuple[bytes, int]]:
-    """Returns content and mode of each file below a folder."""
-    return {
-        str(path.relative_to(folder)): (path.read_bytes(), stat.S_IMODE(path.stat().st_mode))
-        for path in folder.rglob("*")
-        if path.is_file()
-    }

@@ -52,7 +52,6 @@ AREAS: dict[str, tuple[Callable[[Case], str], int]] = {
     "stores": (kills.try_store, 600),
     "replacing": (replacing.try_replacing, 600),
     "remote": (readers.try_remote, 300),
-    "caches": (readers.try_cache, 60),
     "trainings": (trainings.try_training, 2400),
     "crowds": (crowds.try_case, 60),
 }

@@ -14,7 +14,6 @@ import re
 import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePath
 from typing import IO, NamedTuple, TypeVar
 from urllib.parse import urlsplit
@@ -146,8 +145,7 @@ class Folder(os.PathLike[str]):
             return None
 
         if self.root.startswith(_WEB):  # which has no listing
-            with ThreadPoolExecutor(NUM_THREADS) as executor:
-                described = [file for file in executor.map(describe, names) if file is not None]
+            described = [file for file in self.map(describe, names) if file is not None]
         else:
             described = remote.list_files(self.root, recursive=False)
         files = {file.url.rpartition("/")[2]: file for file in described}
@@ -248,11 +246,10 @@ class Folder(os.PathLike[str]):
             for name in names:
                 Path(self.path(name)).unlink(missing_ok=True)
 
-    def clean_build_dir(self, *endings: str, but: tuple[str, ...] = ()) -> None:
-        """Deletes the files of the build folder with these ends of names (default: all)."""
+    def clean_build_dir(self, ending: str = "") -> None:
+        """Deletes the files of the build folder with this end of their names (default: all)."""
         names = self.names(BUILD_DIR)
-        chosen = [name for name in names if name.endswith(endings or "") and not name.endswith(but)]
-        self.delete([f"{BUILD_DIR}/{name}" for name in chosen])
+        self.delete([f"{BUILD_DIR}/{name}" for name in names if name.endswith(ending)])
 
     def delete_build_dir(self) -> None:
         """Removes the build folder, which a finished build no longer needs."""

@@ -7,7 +7,6 @@ store when it first uses it. In names of buckets and files, `*` and `[` are not 
 from __future__ import annotations
 
 import base64
-import collections
 import contextlib
 import dataclasses
 import datetime
@@ -21,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import IO, Any, ParamSpec, TypeVar
 from urllib.parse import unquote_to_bytes, urlsplit
 
@@ -187,13 +186,11 @@ read = _patient(read_once)
 @_patient
 def read_file(url: str, size: int | None = None, version: int | None = None) -> bytes:
     """Returns a whole file as `read` does; with this size and `version`, None for any."""
-    store, path, url = _open(url)
-    with _clear_errors(url):
-        answer = obstore.get(store, path)
-        file = _described(url, answer.meta)
-        if size not in (None, file.size) or version not in (None, file.version):
-            raise _changed(url)
-        return bytes(_whole(url, answer.bytes(), file.size))
+    content, meta = _get(url)
+    file = _described(url, meta)
+    if size not in (None, file.size) or version not in (None, file.version):
+        raise _changed(Address(url))
+    return content
 
 
 def stream(url: str) -> tuple[RemoteFile, Iterator[Any]]:
@@ -220,22 +217,19 @@ def write(url: str, source: IO[bytes]) -> None:
         StoreError: if the store refuses the file or does not answer.
     """
     store, path, url = _open(url, web=False)
-    try:
-        with _clear_errors(url):
-            obstore.put(
-                store, path, source, chunk_size=_PART_BYTES, max_concurrency=_NUM_PARTS_AT_ONCE
-            )
-    except FileNotFoundError as error:
-        raise StoreError(f"cannot write {url}: there is no such bucket") from error
+    with _clear_errors(url):
+        obstore.put(store, path, source, chunk_size=_PART_BYTES, max_concurrency=_NUM_PARTS_AT_ONCE)
 
 
-@_patient
-def read_version(url: str) -> tuple[bytes, Any]:
-    """Returns a whole file, and its version for `replace`; raises what `read_file` raises."""
+def _get(url: str) -> tuple[bytes, Any]:
     store, path, url = _open(url)
     with _clear_errors(url):
         answer = obstore.get(store, path)
         return bytes(_whole(url, answer.bytes(), answer.meta["size"])), answer.meta
+
+
+#: Returns a whole file, and its version for `replace`; raises what `read_file` raises.
+read_version = _patient(_get)
 
 
 @_patient
@@ -281,8 +275,7 @@ def list_files(folder: str, *, recursive: bool) -> list[RemoteFile]:
 
     Raises:
         UserError: for a web server, which does not list files.
-        StoreError: if the store does not answer, or an object has a name that no file
-            can have, such as one with an empty part.
+        StoreError: if the store does not answer, or an object has a name that no file can have.
     """
     store, prefix, folder = _open(folder, web=False)
     root, prefix = _split(folder)[0], prefix.strip("/")
@@ -292,12 +285,8 @@ def list_files(folder: str, *, recursive: bool) -> list[RemoteFile]:
         else:
             metas = obstore.list_with_delimiter(store, prefix)["objects"]
     folders = {prefix}
-    if any(not meta["size"] for meta in metas):
-        folders.update(
-            "/".join(parts[:depth])
-            for parts in (meta["path"].split("/") for meta in metas)
-            for depth in range(1, len(parts))
-        )
+    if not all(meta["size"] for meta in metas):
+        folders.update(str(part) for meta in metas for part in PurePath(meta["path"]).parents)
     return [
         _described(f"{root}/{meta['path']}", meta)
         for meta in metas
@@ -318,7 +307,7 @@ def delete(urls: Iterable[str]) -> None:
             obstore.delete(store, path)
 
     with ThreadPoolExecutor(NUM_CONNECTIONS) as pool:
-        collections.deque(pool.map(delete_one, urls), maxlen=0)
+        list(pool.map(delete_one, urls))
 
 
 def _split(url: str) -> tuple[str, str]:
@@ -377,13 +366,15 @@ def _store(root: str, max_retries: int) -> Any:
         named = unquote_to_bytes(login if ":" in login else f"{login}:")  # RFC 7617
         basic = base64.b64encode(named).decode()
         client_options["default_headers"] = {"authorization": f"Basic {basic}"}
-    limit = datetime.timedelta(seconds=RETRY_SECONDS)
-    retries = {"max_retries": max_retries, "retry_timeout": limit}
-    # Its overloads do not allow for settings that are found at run time.
-    from_url: Callable[..., Any] = obstores.from_url
-    options = {"client_options": client_options, "retry_config": retries}
+    options: dict[str, Any] = {
+        "client_options": client_options,
+        "retry_config": {
+            "max_retries": max_retries,
+            "retry_timeout": datetime.timedelta(seconds=RETRY_SECONDS),
+        },
+    }
     try:
-        return from_url(root, **options, **credentials.settings(scheme))
+        return obstores.from_url(root, **options, **credentials.settings(scheme))
     except (exceptions.BaseError, ValueError) as error:
         raise UserError(f"cannot use {address}: {_reason(error)}") from None
 
@@ -416,11 +407,6 @@ def _clear_errors(url: str, mark: str = "") -> Iterator[None]:
         raise FileNotFoundError(url) from None
     except (exceptions.PreconditionError, exceptions.AlreadyExistsError):
         raise _changed(url) from None
-    except exceptions.InvalidPathError as error:
-        raise StoreError(
-            f"cannot list {url}: no file can have the name of an object there, with an empty part "
-            f"or one of dots ({_reason(error)}). Rename it, or give the folder of the others"
-        ) from None
     except (exceptions.BaseError, ValueError) as error:
         # The first words come from object stores, the others from web servers.
         if re.search("non-partial response|[Rr]ange request", str(error)):

@@ -19,7 +19,6 @@ import csv
 import dataclasses
 import difflib
 import functools
-import itertools
 import math
 import operator
 import shutil
@@ -176,11 +175,9 @@ def add_flags(
     section = parser.add_argument_group(heading)
     if is_hidden and "--help_all" not in parser._option_string_actions:
         parser.add_argument("--help_all", action=_HelpAll, nargs=0, help="show every flag and exit")
-    fields = list(itertools.chain.from_iterable(map(fields_of, groups)))
-    if only is not None:
-        fields.sort(key=lambda each: only.index(each[0].name) if each[0].name in only else 0)
-    for field, kind in fields:
-        if field.name in without or (only is not None and field.name not in only):
+    fields = {field.name: (field, kind) for each in groups for field, kind in fields_of(each)}
+    for field, kind in [fields[name] for name in only or fields if name in fields]:
+        if field.name in without:
             continue
         # argparse reads a single % as a placeholder.
         text = (field.metadata["help"] + _shown_default(field)).replace("%", "%%")

@@ -128,18 +128,9 @@ def _is_near(one: str, other: str) -> bool:
     """Returns whether few letters are added, dropped, replaced or swapped with the next one."""
     if min(sum(map(str.isalpha, name)) for name in (one, other)) < 5 or one == other:
         return False
-    most = 2 if max(len(one), len(other)) >= 8 else 1
-    if abs(len(one) - len(other)) > most:
-        return False
-    before, last = [0] * (len(other) + 1), [*range(len(other) + 1)]
-    for i, char in enumerate(one, 1):
-        row = [i]
-        for j, wanted in enumerate(other, 1):
-            row.append(min(last[j] + 1, row[-1] + 1, last[j - 1] + (char != wanted)))
-            if i > 1 < j and char == other[j - 2] and one[i - 2] == wanted:
-                row[-1] = min(row[-1], before[j - 2] + 1)
-        before, last = last, row
-    return last[-1] <= most
+    longest = max(len(one), len(other))
+    same = difflib.SequenceMatcher(None, one, other, autojunk=False).get_matching_blocks()
+    return longest - sum(block.size for block in same) <= (2 if longest >= 8 else 1)
 
 
 def rename_flag(names: Mapping[str, str]) -> str:
