@@ -28,7 +28,7 @@ from tfrecord_io.decoding.dicom_preamble import lacks_preamble, with_preamble
 from tfrecord_io.decoding.formats import Picture, jpeg_markers
 from tfrecord_io.decoding.options import SHARE, Physical, Preprocessing
 from tfrecord_io.decoding.rejects import Reject, check_size
-from tfrecord_io.terminal.spelling import one_form
+from tfrecord_io.terminal.spelling import appearance, one_form
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -106,6 +106,7 @@ class Header:
 
     Attributes:
         patient: a hash of the patient's identity; `study` and `series` are hashes of their UIDs.
+        alike: a hash that is the same for identities that look alike, see `spelling.appearance`.
         laterality: `L`, `R` or `B`.
         device: the model's name.
         needs_range: whether grey levels of uint8 depend on the range of the frame's values,
@@ -117,6 +118,7 @@ class Header:
 
     num_frames: int = 1
     patient: str | None = None
+    alike: str | None = None
     study: str | None = None
     series: str | None = None
     modality: str | None = None
@@ -197,6 +199,7 @@ def _header(tags: Dataset) -> Header:
     return Header(
         num_frames=int(tags.get("NumberOfFrames") or 1),
         patient=patient_code(patient, issuer) if patient else None,
+        alike=patient_code(appearance(patient), appearance(issuer)) if patient else None,
         study=_hashed(study) if study else None,
         series=_hashed(series) if series else None,
         modality=text("Modality") or None,

@@ -9,6 +9,7 @@ import pytest
 from builds import build_here, build_of, bytes_read, csv_rows
 from dicom_files import dicom_file
 from image_files import encoded, grey_pixels, pack, png, scans_of, write_tree
+from listed import list_files, notes_of
 from PIL import Image
 from pydicom.data import get_testdata_file
 from tiff_files import NEW_SUBFILE_TYPE, tiff_file, with_damaged_page
@@ -178,6 +179,17 @@ def test_two_modalities_in_one_class_are_told_and_one_can_be_chosen(tmp_path, ca
     assert (found.options["modality"], found.preprocessing.get("no_window")) == (["OPT"], None)
     with pytest.raises(errors.UserError, match=r"--modality CT: the modalities .* are OPT 6, OP 4"):
         list_images(DirectorySource(folder), ListingOptions(modality=("CT",)))
+
+
+@pytest.mark.parametrize(("other", "num_told"), [("smith 1", "2"), ("SMITH-2", "")])
+def test_patients_in_tags_whose_identities_look_alike_are_told(other, num_told):
+    files = {
+        f"{c}/{k}.dcm": dicom_file(grey_pixels(k), {(0x0010, 0x0020, "LO"): name})
+        for c in ("CNV", "DME")
+        for k, name in enumerate(("SMITH-1", other))
+    }
+    notes = notes_of(list_files(files))
+    assert "".join(note.partition(" patients of DICOM")[0] for note in notes) == num_told
 
 
 def test_a_file_that_is_named_like_a_page_is_a_reject_that_says_so(tmp_path):
