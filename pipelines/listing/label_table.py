@@ -21,20 +21,17 @@ import pyarrow.compute as pc
 
 from pipelines import errors
 from pipelines.listing.label_cells import read_labels, split_labels
+from pipelines.listing.options import ListingOptions
 from pipelines.listing.table_files import (
     NOT_UTF_8,
+    OPTIONAL,
     Columns,
     in_one_form,
     is_text,
     read_columns,
 )
-from pipelines.sources.rows import RowSource
-from tfrecord_io.format.kinds import CLASSES, LabelKind
 from tfrecord_io.format.schema import SPLIT_NAME
 from tfrecord_io.terminal.printing import counted
-
-#: Columns that a table may have besides `path` and the labels, each with a meaning of its own.
-OPTIONAL = ("patient", "split", "site")
 
 #: Texts of a CSV cell that has no value: the `na_values` of `pandas.read_csv`, written exactly so,
 #: and the errors of formulas, which in Excel stand for a value, too.
@@ -116,10 +113,8 @@ def read_texts(
     columns = read_columns(file, [], faults, flag)
     _require_none(f"{flag} {file}", faults)
     cells = {name: cells for name, cells in columns.items() if name in names}
-    missing = _missing_in(file, missing)
     cells = _read_cells(f"{flag} {file}", is_text(file), cells, names, missing, [])
-    texts = {name: column.to_pylist() for name, column in cells.items()}
-    return texts | ({"path": _plain_paths(texts["path"])} if "path" in texts else {})
+    return {name: column.to_pylist() for name, column in cells.items()}
 
 
 def _require_none(file: str, faults: Mapping[int, str]) -> None:
@@ -127,92 +122,46 @@ def _require_none(file: str, faults: Mapping[int, str]) -> None:
         raise errors.UserError(f"{file}: {fault}; correct the row, or remove it")
 
 
-def _missing_in(file: Path, missing: Sequence[str] | None) -> Sequence[str]:
-    return (MISSING if is_text(file) else ()) if missing is None else missing
+def read_label_table(options: ListingOptions, left_out: Collection[int] = ()) -> LabelTable:
+    """Reads the table of labels that the options name, or that of the source.
 
-
-def _plain_paths(paths: Sequence[str | None]) -> list[str]:
-    """Returns paths as sources write them: `/` between folders, and no `./` in front."""
-    plain = ((path or "").replace("\\", "/") for path in paths)
-    return [re.sub("^(\\./)*/*", "", path) for path in plain]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CellOptions:
-    """How the cells of a table become labels.
-
-    Attributes:
-        kind: what an image's label can be.
-        columns: those of the label. A class can be one-hot: several columns, exactly one with a 1.
-        missing: texts of cells that have no value; by default `MISSING` in CSV, none in Parquet.
-        renamed: columns of the file by the names that they get, see `--columns`.
-        separator: what is between several labels in a cell; then they name the labels.
-        uncertain: what -1 means in a column of a label: `positive`, `negative` or `missing`.
-        decimal: the decimal mark of numbers, a point or a comma.
-    """
-
-    kind: LabelKind = CLASSES
-    columns: Sequence[str] = ("label",)
-    missing: Sequence[str] | None = None
-    renamed: Mapping[str, str] | None = None
-    separator: str = ""
-    uncertain: str | None = None
-    decimal: str = "."
-
-    @property
-    def used(self) -> set[str]:
-        """The columns that have a meaning here; others follow into examples.parquet."""
-        return {"path", *self.columns, *OPTIONAL}
-
-
-def read_label_table(
-    *files: Path,
-    options: CellOptions = CellOptions(),
-    rows: RowSource | None = None,
-    left_out: Collection[int] = (),
-) -> LabelTable:
-    """Reads a label table from one file, or from several that have a split each.
-
-    Args:
-        files: see `read_columns`. The split of each of several is in its name or its folder's.
-        options: what the cells mean.
-        rows: the source that has the table, if it is not in a file of its own.
-        left_out: rows, from 0, without which the table is read, as if they were not in the file.
+    It may be in several files; the split of each is in its name or its folder's. In `left_out` are
+    rows, from 0, without which it is read, as if they were not in the file.
 
     Raises:
         errors.UserError: if the file or one of its columns cannot be read, `path` or a label column
             is missing, a column has the name of another column, a label is neither 0 nor 1, a row
             has no site, a column is called `weight`, or the split of a file is not known.
     """
-    notes, faults = list[str](), dict[int, str]()
-    whole = _read_files(files, rows, options, notes, faults)
-    order = _order(whole[options.columns[0]]) if rows else ()
-    cells = _without_rows(files, whole, left_out, options.used)
-    file, used, notes = _flag(files), options.used, list(_quoted(notes, cells))
+    notes, faults, files = list[str](), dict[int, str](), options.tables
+    whole = _read_files(options, notes, faults)
+    order = () if options.labels else _order(whole[options.cell_columns[0]])
+    used = {"path", *options.cell_columns, *OPTIONAL}
+    cells = _without_rows(files, whole, left_out, used)
+    file, notes = _flag(files), list(_quoted(notes, cells))
     _require_none(file, {row: faults[row] for row in faults if row not in left_out})
-    missing = _missing_in(files[0], options.missing)
-    cells = _read_cells(file, is_text(files[0]), cells, used, missing, notes)
+    cells = _read_cells(file, is_text(files[0]), cells, used, options.missing, notes)
     texts = {name: cells[name].to_pylist() for name in used & cells.keys()}
     _require_sites(file, texts.get("site", ()))
     label_names: tuple[str, ...] = ()
-    of_label = {name: texts[name] for name in options.columns}
-    if options.kind.is_number:
+    of_label = {name: texts[name] for name in options.cell_columns}
+    if options.label_kind.is_number:
         of_label = {
             name: _with_points(file, name, numbers, options.decimal)
             for name, numbers in of_label.items()
         }
     not_numbers: dict[int, str] = {}
     try:
-        if options.separator:
-            label, label_names = split_labels(of_label, options.separator)
+        if options.label_separator:
+            label, label_names = split_labels(of_label, options.label_separator)
         else:
-            label, not_numbers = read_labels(of_label, options.kind, options.uncertain)
+            label, not_numbers = read_labels(of_label, options.label_kind, options.uncertain)
     except ValueError as error:
         raise errors.UserError(f"{file}: {error}") from None
     optional = {name: texts[name] for name in OPTIONAL if name in texts}
     return LabelTable(
         name=", ".join(each.name for each in files),
-        cells={"path": _plain_paths(texts["path"]), "label": label, **optional},
+        cells={"path": texts["path"], "label": label, **optional},
         others={name: column for name, column in cells.items() if name not in used},
         not_numbers=not_numbers,
         label_names=label_names,
@@ -221,21 +170,15 @@ def read_label_table(
     )
 
 
-def read_names(
-    *files: Path,
-    options: CellOptions,
-    rows: RowSource | None = None,
-    left_out: Collection[int] = (),
-) -> LabelTable:
-    """Reads the paths, patients and sites as `read_label_table` does; checks no other cell."""
-    whole = _read_files(files, rows, options, [], {})
-    cells = _without_rows(files, whole, left_out, options.used)
-    cells = {name: cells[name] for name in ("path", "patient", "site") if name in cells}
-    missing = _missing_in(files[0], options.missing)
-    cells = _read_cells(_flag(files), is_text(files[0]), cells, options.used, missing, [])
+def read_names(options: ListingOptions, left_out: Collection[int] = ()) -> LabelTable:
+    """Reads paths, patients, sites and splits as `read_label_table` does; checks no other cell."""
+    files, used = options.tables, ("path", *OPTIONAL)
+    whole = _read_files(options, [], {})
+    cells = _without_rows(files, {name: whole[name] for name in used if name in whole}, left_out)
+    cells = _read_cells(_flag(files), is_text(files[0]), cells, used, options.missing, [])
     names = {name: column.to_pylist() for name, column in cells.items()}
-    blank = {"path": _plain_paths(names.pop("path")), "label": [""] * len(cells["path"])}
-    return LabelTable(name=", ".join(each.name for each in files), cells=blank | names)
+    names["label"] = [""] * len(names["path"])
+    return LabelTable(name=", ".join(each.name for each in files), cells=names)
 
 
 def _flag(files: Sequence[Path]) -> str:
@@ -244,15 +187,12 @@ def _flag(files: Sequence[Path]) -> str:
 
 
 def _read_files(
-    files: Sequence[Path],
-    rows: RowSource | None,
-    options: CellOptions,
-    notes: list[str],
-    faults: dict[int, str],
+    options: ListingOptions, notes: list[str], faults: dict[int, str]
 ) -> dict[str, pa.Array]:
-    """Returns the cells of one table or of several, by column; see `read_label_table`."""
+    """Returns the cells of the table by column, see `read_label_table`."""
+    files, rows = options.tables, None if options.labels else options.rows
     file, raw = _flag(files), [in_one_form(rows.columns(notes))] if rows else []
-    num_rows, columns, renamed = 0, options.columns, options.renamed or {}
+    num_rows, columns, renamed = 0, options.cell_columns, options.columns or {}
     for each in files if not rows else ():
         own: dict[int, str] = {}
         raw.append(read_columns(each, notes, own))
@@ -274,7 +214,7 @@ def _without_rows(
     files: Sequence[Path],
     cells: dict[str, pa.Array],
     left_out: Collection[int],
-    used: Collection[str],
+    used: Collection[str] = (),
 ) -> dict[str, pa.Array]:
     """Returns the cells without some rows, and of JSON without columns that only these had."""
     if not left_out:
@@ -412,14 +352,16 @@ def _read_cells(
     has_texts: bool,
     cells: Columns,
     used: Collection[str],
-    missing: Sequence[str],
+    missing: Sequence[str] | None,
     notes: list[str],
 ) -> Columns:
     """Reads each cell: null for no value, which `notes` counts; `read_columns` stripped the text.
 
     Columns in `used` are text afterwards, where a whole number is written without `.0`; paths are
-    never missing. The others become numbers if all their cells are.
+    never missing, and as sources write them: `/` between folders, and no `./` in front. The others
+    become numbers if all their cells are.
     """
+    missing = (MISSING if has_texts else ()) if missing is None else missing
     read: Columns = {}
     written, counts = set[str](), []
     for name, column in cells.items():
@@ -435,6 +377,9 @@ def _read_cells(
                 column = _without_point(column) if name in used else _with_numbers(column)
         else:
             column = _readable(file, name, column)
+        if name == "path":
+            plain = pc.replace_substring(pc.fill_null(column, ""), "\\", "/")
+            column = pc.replace_substring_regex(plain, r"^(\./)*/*", "")
         read[name] = _without_nan(column)
         if name != "path" and (num_missing := read[name].null_count):
             counts.append(f"{num_missing:,} in {name}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from pipelines import errors
 from pipelines.listing.label_cells import combined_in
@@ -32,9 +32,10 @@ class Labels:
         Raises:
             errors.UserError: if it cannot be used, see `read_label_table`.
         """
-        options, table = self.options, self._read(read_label_table)
-        if table is None:
+        options = self.options
+        if not options.tables:
             return None
+        table = read_label_table(options, self.left_out)
         is_free = options.label_kind == kinds.CLASSES
         is_free = is_free and not options.classes and not options.one_class
         if is_free and (combined := combined_in(dict.fromkeys(table.cells["label"]))):
@@ -55,7 +56,7 @@ class Labels:
         Raises:
             errors.UserError: if the file cannot be read or lacks a column.
         """
-        return self._read(read_names)
+        return read_names(self.options, self.left_out) if self.options.tables else None
 
     def without(self, rows: Iterable[int]) -> Labels:
         """Returns the table without some more of its rows, which are counted as it is now."""
@@ -65,19 +66,6 @@ class Labels:
         num_rows = len(self.names.cells["path"]) + len(self.left_out)
         present = [row for row in range(num_rows) if row not in self.left_out]
         return dataclasses.replace(self, left_out=self.left_out.union(present[row] for row in rows))
-
-    def _read(self, read: Callable[..., LabelTable]) -> LabelTable | None:
-        """Calls `read_label_table` or `read_names`, if there is a table."""
-        options = self.options
-        files = options.labels or (options.rows.path if options.rows else None)
-        if files is None:
-            return None
-        return read(
-            *(files if isinstance(files, tuple) else (files,)),
-            options=options.cells,
-            rows=None if options.labels else options.rows,
-            left_out=self.left_out,
-        )
 
 
 def open_labels(options: ListingOptions) -> Labels:

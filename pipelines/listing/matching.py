@@ -129,8 +129,7 @@ def _assign(
         else:
             raise errors.UserError(
                 f"--labels {table.name}: rows {other + 1:,} and {row + 1:,} both name "
-                f"{names[places[0]]!a}, and differ in label, patient, split or site; a file needs "
-                "one row"
+                f"{names[places[0]]!a}, and differ in what they say of it; a file needs one row"
             )
     return num_repeated
 

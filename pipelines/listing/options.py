@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.listing import roles
-from pipelines.listing.label_table import OPTIONAL, CellOptions
+from pipelines.listing.table_files import OPTIONAL
 from pipelines.sources.rows import RowSource
 from tfrecord_io.format import kinds
 from tfrecord_io.format.kinds import NONE, SEPARATOR, LabelKind
@@ -256,17 +256,15 @@ class ListingOptions:
         return self.label_columns or self.grades or self.classes
 
     @property
-    def cells(self) -> CellOptions:
-        """What the cells of the table mean."""
-        return CellOptions(
-            kind=self.label_kind,
-            columns=self.label_columns or (self.target or "label",),
-            missing=self.missing,
-            renamed=self.columns,
-            separator=self.label_separator,
-            uncertain=self.uncertain,
-            decimal=self.decimal,
-        )
+    def tables(self) -> tuple[Path, ...]:
+        """The files of the table of labels, which may be those of the source; empty without one."""
+        files = self.labels or (self.rows.path if self.rows else ())
+        return files if isinstance(files, tuple) else (files,)
+
+    @property
+    def cell_columns(self) -> tuple[str, ...]:
+        """The columns of the table that hold the labels."""
+        return self.label_columns or (self.target or "label",)
 
     def identity(self) -> dict[str, Any]:
         """Returns what decides the labels and the patients, by flag.

@@ -28,9 +28,13 @@ import pyarrow.parquet as pq
 from pipelines import errors
 from pipelines.sources.archive import Budget
 from pipelines.sources.parquet import read_within
+from tfrecord_io.format.examples import SITE
 from tfrecord_io.format.person import column_in_one_form
 from tfrecord_io.terminal.printing import counted
 from tfrecord_io.terminal.spelling import one_form
+
+#: Columns that a table may have besides `path` and the labels, each with a meaning of its own.
+OPTIONAL = ("patient", "split", SITE)
 
 #: The columns of a table by name, without a dictionary or views. They are not in an Arrow table,
 #: which would be copied for each column that changes.
@@ -43,7 +47,7 @@ _EXPECTED = ".csv, .parquet, .xlsx, .json or .jsonl"
 
 # The header is looked for in so many rows, and these names are those of columns.
 _MOST_ABOVE = 20
-_USUAL = frozenset({"path", "label", "patient", "site", "split"})
+_USUAL = frozenset({"path", "label", *OPTIONAL})
 
 # Number formats of Excel that pad with zeros behind a short text, such as 000 or "P-"000.
 _PADDED = re.compile(r'(?:"([^"]*)"|\\(.))?(0{2,})(?:\\ )?')

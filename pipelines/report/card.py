@@ -22,7 +22,7 @@ from tfrecord_io.auditing.twins import ImageReader
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.decoding.rejects import in_words
 from tfrecord_io.format import shapes
-from tfrecord_io.format.examples import as_classes, numbers_of
+from tfrecord_io.format.examples import SITE, as_classes, numbers_of
 from tfrecord_io.format.manifest import Manifest
 from tfrecord_io.pages import page
 from tfrecord_io.pages.charts import (
@@ -268,10 +268,10 @@ def _contact_sheets(dataset: Manifest, examples: pa.Table, images: ImageReader) 
 def _corners_of_devices(dataset: Manifest, examples: pa.Table, images: ImageReader) -> list[str]:
     """Returns the corners of some pictures, in which devices write names, as URLs.
 
-    There is a picture of each size, format and site that the files have, because most devices have
-    a size of their own, and others are spread evenly over the dataset.
+    There is a picture of each size, format and hospital that the files have, because most devices
+    have a size of their own, and others are spread evenly over the dataset.
     """
-    columns = {"site", "width", "height", "mode", "file_format"} & set(examples.column_names)
+    columns = {SITE, "width", "height", "mode", "file_format"} & set(examples.column_names)
     places = pa.array(range(len(examples)))
     table = examples.select(sorted(columns)).append_column("place", places)
     kinds = table.group_by(sorted(columns)).aggregate([("place", "min"), ("place", "count")])

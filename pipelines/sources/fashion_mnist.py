@@ -1,6 +1,6 @@
 """Fashion-MNIST: four gzipped IDX files, read from a folder or downloaded, become image files.
 
-Names, classes, address and MD5 sums are from https://github.com/zalandoresearch/fashion-mnist, the
+Names, classes and MD5 sums are from https://github.com/zalandoresearch/fashion-mnist, the
 file format from http://yann.lecun.com/exdb/mnist/.
 """
 
@@ -25,7 +25,8 @@ from tfrecord_io.terminal.address import Address
 LABEL_NAMES = ("T-shirt or top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt",
                "Sneaker", "Bag", "Ankle boot")  # fmt: skip
 IMAGE_SIZE = (28, 28)
-BASE_URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
+#: The copy that Keras downloads; that of the publisher has no https.
+BASE_URL = "https://storage.googleapis.com/tensorflow/tf-keras-datasets/"
 
 # MD5 of each gzip file, as 32 hexadecimal digits.
 MD5_SUMS = {

@@ -15,7 +15,7 @@ import contextlib
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -205,19 +205,15 @@ def fetch(dataset: str, archive: Path) -> Path:
 
     Nobody else may write the file meanwhile. If it raises, the bytes that arrived are kept.
     """
-    login, in_parts = find_login(), True
+    login = find_login()
     with printing.bar(desc=f"downloading {archive.name}", unit="B", unit_scale=True) as bar:
 
         def attempt() -> Path:
-            nonlocal in_parts
             try:
-                return _attempt(dataset, archive, login, bar, in_parts=in_parts)
+                return _attempt(dataset, archive, login, bar)
             except FileNotFoundError as error:
                 raise errors.StoreError(f"{error} does not exist") from None
             except errors.StoreError as error:
-                if error.cause == "whole":
-                    in_parts = False
-                    raise errors.StoreError("The server sends no parts; reading it all") from None
                 # The next attempt may find another version, and has a new address.
                 raise errors.StoreError(str(error)) from None
 
@@ -231,10 +227,8 @@ def fetch(dataset: str, archive: Path) -> Path:
             ) from None
 
 
-def _attempt(dataset: str, archive: Path, login: Login, bar: tqdm, *, in_parts: bool) -> Path:
+def _attempt(dataset: str, archive: Path, login: Login, bar: tqdm) -> Path:
     """Downloads what is missing of an archive; returns the whole file, under its partial name.
-
-    If not `in_parts`, the archive is read from its beginning, and what had arrived is skipped.
 
     Raises:
         errors.BuildError: if Kaggle refuses, or the disk has too little space.
@@ -242,7 +236,7 @@ def _attempt(dataset: str, archive: Path, login: Login, bar: tqdm, *, in_parts: 
             stops sending or has another version now.
     """
     url = archive_address(dataset, login)
-    file, whole = (remote.describe(url), iter(())) if in_parts else remote.stream(url)
+    file = remote.describe(url)
     part = archive.with_name(f"{archive.name}.{file.size}-{file.version:x}.part")
     for other in set(_parts(archive)) - {part}:
         other.unlink()
@@ -261,23 +255,13 @@ def _attempt(dataset: str, archive: Path, login: Login, bar: tqdm, *, in_parts: 
         return remote.read_once(url, place, min(_PART_BYTES, file.size - place), file.mark)
 
     places = range(start, file.size, _PART_BYTES)
-    blocks: Iterator[Any] = _behind(start, whole)
-    if in_parts:
-        blocks = map_ahead(read, places, _NUM_PARTS_AT_ONCE, num_threads=_NUM_PARTS_AT_ONCE)
     with part.open("ab") as target:
-        for block in blocks:
+        for block in map_ahead(read, places, _NUM_PARTS_AT_ONCE, num_threads=_NUM_PARTS_AT_ONCE):
             target.write(block)
             bar.update(len(block))
         target.flush()
         os.fsync(target.fileno())
     return part
-
-
-def _behind(start: int, blocks: Iterator[Any]) -> Iterator[memoryview]:
-    """Yields what blocks of bytes have from this byte on."""
-    for block in blocks:
-        yield memoryview(block)[start:]
-        start = max(start - len(block), 0)
 
 
 def _parts(archive: Path) -> list[Path]:

@@ -55,18 +55,13 @@ class RemoteZipSource(Source):
             yield from zip_members(file, self.url)
 
     @contextlib.contextmanager
-    def open(self) -> Iterator[_ZipReader]:
-        yield _ZipReader(self.file)
+    def open(self) -> Iterator[ArchiveReader]:
+        reader = ArchiveReader(self.file.read, self.file.size, is_zip=True)
+        reader.num_parallel_reads = remote.NUM_CONNECTIONS
+        yield reader
 
     def describe(self) -> dict[str, Any]:
         return {"kind": "archive", "name": self.url.rsplit("/", 1)[-1], **self.facts}
-
-
-class _ZipReader(ArchiveReader):
-    num_parallel_reads = remote.NUM_CONNECTIONS
-
-    def __init__(self, file: remote.RemoteFile) -> None:
-        super().__init__(file.read, file.size, is_zip=True)
 
 
 @dataclasses.dataclass(frozen=True)

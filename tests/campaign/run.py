@@ -33,7 +33,6 @@ from campaign import (
     processes,
     readers,
     replacing,
-    tables,
     trainings,
 )
 from campaign.case import Case
@@ -46,7 +45,6 @@ _WITH_TENSORFLOW = {"trainings"}
 AREAS: dict[str, tuple[Callable[[Case], str], int]] = {
     "archives": (functools.partial(archives.try_archive, read=archives.list_all), 30),
     "builds": (functools.partial(archives.try_archive, read=archives.build), 30),
-    "tables": (tables.try_table, 30),
     "datasets": (hostile.try_dataset, 60),
     "kills": (kills.try_build, 600),
     "stores": (kills.try_store, 600),

@@ -8,7 +8,7 @@ from builds import ROOT, run_command
 
 #: Areas that one process runs, and how many cases of each.
 CASES = {
-    "archives tables": 400,
+    "archives": 400,
     "builds datasets crowds": 8,
     "kills stores remote replacing": 4,
     "trainings": 1,

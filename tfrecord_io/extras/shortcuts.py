@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from tfrecord_io.auditing.examined import Check, Examined
 from tfrecord_io.auditing.findings import MAX_LISTED, Finding, good, note, problem, warning
 from tfrecord_io.format import shapes
-from tfrecord_io.format.examples import encode
+from tfrecord_io.format.examples import SITE, encode
 from tfrecord_io.format.groups import Groups
 from tfrecord_io.format.manifest import Manifest
 from tfrecord_io.pages import page
@@ -59,7 +59,7 @@ _CATEGORIES: dict[str, tuple[tuple[str, ...], Callable[..., str]]] = {
         lambda total: "no JPEG" if total == "0" else total,
     ),
     "padded share": (("padding",), "{} %".format),
-    "site": (("site",), str),
+    SITE: ((SITE,), str),
 }
 
 # Bounds of the intervals of the white share of a picture's border, and the names of these.

@@ -51,7 +51,7 @@ RETRY_SECONDS = 120
 
 _REFUSALS = (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)
 
-# Seconds for a whole answer, such as an archive of 11 GB through a proxy that ignores ranges.
+# Seconds for a whole answer, such as a large file over a slow line.
 _ANSWER_SECONDS = 24 * 3600
 
 # A larger file is uploaded in parts of this size, and buffered on the disk instead of in memory.
@@ -191,22 +191,6 @@ def read_file(url: str, size: int | None = None, version: int | None = None) -> 
     if size not in (None, file.size) or version not in (None, file.version):
         raise _changed(Address(url))
     return content
-
-
-def stream(url: str) -> tuple[RemoteFile, Iterator[Any]]:
-    """Returns a file, and its bytes from first to last in blocks, for servers that ignore ranges.
-
-    There is one attempt. Raises what `read_file` raises, also while blocks are read.
-    """
-    store, path, url = _open(url)
-    with _clear_errors(url):
-        answer = obstore.get(store, path)
-
-    def blocks() -> Iterator[Any]:
-        with _clear_errors(url):
-            yield from answer.stream()
-
-    return _described(url, answer.meta), blocks()
 
 
 def write(url: str, source: IO[bytes]) -> None:

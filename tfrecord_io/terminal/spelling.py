@@ -119,9 +119,9 @@ def _signs(name: str) -> tuple[object, ...]:
     """Returns what two spellings of one name share: the first letter, digits and short signs."""
     words = re.findall(r"[^\W\d_]?[^\W\d_A-Z]+|[A-Z]+", name)
     short = [word for word in words if len(word) == 1 or re.fullmatch("[IVXivx]+", word)]
-    # Names of opposites, such as hypertension and hypotension, differ in two letters.
-    opposites = re.findall("hyper|hypo|intra|inter|micro|macro", name.casefold())
-    return name[:1].casefold(), re.findall(r"\d+", name), short, opposites
+    # Contrary names, such as hypertension and hypotension, differ in two letters.
+    contrary = re.findall("hyper|hypo|intra|inter|micro|macro", name.casefold())
+    return name[:1].casefold(), re.findall(r"\d+", name), short, contrary
 
 
 def _is_near(one: str, other: str) -> bool:

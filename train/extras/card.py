@@ -1,6 +1,6 @@
 """For those who give a model away: its card, README.md in the export.
 
-It leaves with the model, so it names no path, patient or site.
+It leaves with the model, so it names no path, person or hospital.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ class Task(abc.ABC):
         digits: format of the outputs and their measures in files.
         charts: names of the charts of its answers, see `results.charts`.
         label_measures: of each label, columns of a table of the page.
-        run_measures: figures on top of the page, and columns of its tables of runs and sites.
+        run_measures: figures on top of the page, and columns of its tables of runs and groups.
         glossary: what the measures mean.
         decision: how an answer follows from probabilities.
     """

@@ -19,7 +19,8 @@ from image_files import grey_pixels, png, scans_of, write_tree, write_zip
 from listed import list_members, list_source, notes_of
 
 from pipelines import errors
-from pipelines.listing.label_table import CellOptions, LabelTable, read_label_table, read_texts
+from pipelines.listing import label_table
+from pipelines.listing.label_table import LabelTable, read_texts
 from pipelines.listing.labels import Labels
 from pipelines.listing.matching import match_files
 from pipelines.listing.options import ListingOptions
@@ -27,7 +28,7 @@ from pipelines.listing.refs import iterate_refs
 from pipelines.sources.directory import DirectorySource
 from pipelines.sources.source import Member
 from tfrecord_io.auditing import verify
-from tfrecord_io.format.kinds import CLASSES, MULTI_LABEL, NUMBER
+from tfrecord_io.format.kinds import CLASSES
 from train.data.dataset import open_dataset
 
 #: Images without class folders, by file name.
@@ -43,9 +44,13 @@ ROWS = [
 ]
 
 
+def read_label_table(*files, left_out=(), **options):
+    return label_table.read_label_table(ListingOptions(labels=files, **options), left_out)
+
+
 def table_of(folder, rows, delimiter=",", **options):
     path = write_csv(folder / "labels.csv", rows, delimiter)
-    return read_label_table(path, options=CellOptions(**options))
+    return read_label_table(path, **options)
 
 
 def build(source, labels, output, *more):
@@ -278,7 +283,7 @@ def test_lines_above_the_header_are_passed_over_and_told(tmp_path, above, delimi
     path.write_text(above + "".join(f"{delimiter.join(line)}\n" for line in lines))
     if renamed and above.startswith("Clinic"):
         return  # nothing tells such a title from a header
-    table = read_label_table(path, options=CellOptions(renamed=renamed))
+    table = read_label_table(path, columns=renamed)
     assert table.cells == {"path": ["a.png", "b.png"], "label": ["CNV", "DME"]}
     assert list(table.others) == ["eye", "x"]
     told = [f"row {row} of the table of --labels was read as its header"] if row else []
@@ -452,10 +457,11 @@ def test_columns_of_exclusive_classes_are_one_class(tmp_path):
 )
 def test_an_uncertain_label_is_what_the_user_says(tmp_path, meaning, label):
     rows = [{"path": "1.png", "a": "-1.0", "b": "0.0"}, {"path": "2.png", "a": "1.0", "b": ""}]
-    told = {"kind": MULTI_LABEL, "columns": ("a", "b")}
-    assert table_of(tmp_path, rows, **told, uncertain=meaning).cells["label"] == [label, ""]
+    columns = ("a", "b")
+    table = table_of(tmp_path, rows, label_columns=columns, uncertain=meaning)
+    assert table.cells["label"] == [label, ""]
     with pytest.raises(errors.UserError, match=r"row 1 has '-1' .*; --uncertain says what"):
-        table_of(tmp_path, rows, **told)
+        table_of(tmp_path, rows, label_columns=columns)
 
 
 # ---- cells without a value
@@ -485,8 +491,8 @@ def test_missing_names_the_texts_that_are_missing_instead(tmp_path):
     assert table_of(tmp_path, rows, missing=("?", "NA")).cells["label"] == ["", "None", "", ""]
     assert table_of(tmp_path, rows, missing=("",)).cells["label"] == ["NA", "None", "?", ""]
     rows = [{"path": f"{cell}.png", "a": cell} for cell in ("1", "NA", "0")]
-    for kind, labels in ((MULTI_LABEL, ["a", "", "none"]), (NUMBER, ["1", "", "0"])):
-        assert table_of(tmp_path, rows, kind=kind, columns=("a",)).cells["label"] == labels
+    assert table_of(tmp_path, rows, label_columns=("a",)).cells["label"] == ["a", "", "none"]
+    assert table_of(tmp_path, rows, target="a").cells["label"] == ["1", "", "0"]
 
 
 def test_in_parquet_null_and_nan_are_missing_and_texts_only_if_they_are_named(tmp_path):
@@ -500,11 +506,7 @@ def test_in_parquet_null_and_nan_are_missing_and_texts_only_if_they_are_named(tm
     assert table.others["age"].to_pylist() == [None, 1.5, None]
     counts = "cells without a value in the table of --labels: 1 in label, 2 in patient, 2 in age"
     assert table.notes == (counts,)
-    assert read_label_table(file, options=CellOptions(missing=("NA",))).cells["label"] == [
-        "",
-        "x",
-        "",
-    ]
+    assert read_label_table(file, missing=("NA",)).cells["label"] == ["", "x", ""]
 
 
 def test_images_of_unknown_patients_are_not_one_patient(build_rows, tmp_path, capsys):
@@ -593,7 +595,7 @@ def test_columns_of_a_clinical_table_get_the_names_that_are_expected(tmp_path):
     assert "left out what the table of --labels has in columns without a name" in table.notes[0]
     assert "left out the column label of the table of --labels, whose place" in table.notes[1]
     with pytest.raises(errors.UserError, match="--columns path=file: --labels"):
-        table_of(tmp_path, rows, renamed={"path": "file"})
+        table_of(tmp_path, rows, columns={"path": "file"})
 
 
 @pytest.mark.slow
