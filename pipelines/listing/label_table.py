@@ -131,7 +131,7 @@ def read_label_table(options: ListingOptions, left_out: Collection[int] = ()) ->
     Raises:
         errors.UserError: if the file or one of its columns cannot be read, `path` or a label column
             is missing, a column has the name of another column, a label is neither 0 nor 1, a row
-            has no site, a column is called `weight`, or the split of a file is not known.
+            has no site, or the split of a file is not known.
     """
     notes, faults, files = list[str](), dict[int, str](), options.tables
     whole = _read_files(options, notes, faults)
