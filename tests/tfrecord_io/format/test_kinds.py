@@ -1,9 +1,9 @@
 """The kinds of label: their text and records; and datasets of them, from the table to the card."""
 
-import dataclasses
 import json
 import pickle
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -132,8 +132,7 @@ FINDINGS = [
 ]  # fmt: skip
 
 
-@dataclasses.dataclass
-class Built:
+class Built(NamedTuple):
     """A dataset of a kind of label, and what it should hold: the values of each image's label."""
 
     kind: LabelKind
@@ -147,8 +146,7 @@ class Built:
 
 def build_kind(folder, kind, rows, chosen, label_names, values, rejects):
     files = {row["path"]: png(k, 64, 64) for k, row in enumerate(rows)}
-    if kind == NUMBER:
-        files["22.png"] = files["0.png"]
+    files["22.png"] = files["0.png"] if kind == NUMBER else files["22.png"]
     source = write_tree(folder / "scans", files)
     flags = [f"--labels={write_csv(folder / 'table.csv', rows)}", chosen, "--splits=patient",
              "--max_reject_fraction=0.2", "--split_fractions=train=0.6,test=0.4",
@@ -160,11 +158,9 @@ def build_kind(folder, kind, rows, chosen, label_names, values, rejects):
 
 @pytest.fixture(scope="module")
 def numbers(tmp_path_factory):
-    rejects = {"no_label": 1, "not_a_number": 2}
-    folder = tmp_path_factory.mktemp("number")
-    return build_kind(
-        folder, NUMBER, NUMBERS, "--target=ef", ["ef"], lambda row: [float(row["ef"])], rejects
-    )
+    folder, rejects = tmp_path_factory.mktemp("number"), {"no_label": 1, "not_a_number": 2}
+    chosen = "--target=ef", ["ef"], lambda row: [float(row["ef"])]
+    return build_kind(folder, NUMBER, NUMBERS, *chosen, rejects)
 
 
 @pytest.fixture(scope="module")
@@ -176,45 +172,28 @@ def findings(tmp_path_factory):
     return build_kind(folder, MULTI_LABEL, FINDINGS, chosen, list(NAMES), values, {"no_label": 1})
 
 
-@pytest.fixture(params=["numbers", "findings"])
-def built(request):
-    return request.getfixturevalue(request.param)
-
-
-def test_the_manifest_names_the_kind_in_the_format_that_needs_it(built):
+@pytest.mark.parametrize("name", ["numbers", "findings"])
+def test_manifest_table_and_records_have_the_labels_of_each_image(name, request, capsys):
+    built = request.getfixturevalue(name)
     content = json.loads((built.output / "manifest.json").read_text())
     assert content["format_version"] == 2
     assert content["label_kind"] == content["options"]["label_kind"] == built.kind.name
     assert content["label_names"] == content["options"]["classes"] == built.label_names
-    manifest = tfrecord_io.Manifest.load(built.output)
+    manifest, table, found = tfrecord_io.Manifest.load(built.output), rows_of(built.output), {}
     assert tfrecord_io.Manifest.from_json(manifest.to_json()).to_json() == manifest.to_json()
     assert manifest.rejects == built.rejects
-    table = rows_of(built.output)
-    for name, split in manifest.splits.items():
-        texts = [row["label"] for row in table if row["split"] == name]
-        assert split.num_examples == len(texts)
-        assert split.label_counts == built.kind.counts(texts, built.label_names)
-
-
-def test_the_reader_and_the_table_give_the_label_of_each_image(built):
-    table = rows_of(built.output)
-    expected = {row["key"]: built.values[row["path"]] for row in table}
-    assert {row["path"] for row in table} == built.values.keys()
-    assert len(expected) > 24
-    found = {}
-    for split in ("train", "test"):
+    for split in manifest.splits:
+        texts = [row["label"] for row in table if row["split"] == split]
+        assert manifest.splits[split].label_counts == built.kind.counts(texts, built.label_names)
         for _, labels, keys in tfrecord_io.make_batches(
             built.output, split=split, batch_size=5, shuffle=False, with_keys=True
         ):
             assert labels.shape == (len(keys), len(built.label_names))
             found |= zip((bytes(key).decode() for key in keys), labels.tolist(), strict=True)
-    assert found == expected
-    for row in table:
-        (values,) = built.kind.vectors([row["label"]], built.label_names).tolist()
-        assert values == built.values[row["path"]]
-
-
-def test_verify_finds_nothing_wrong_and_the_same_command_nothing_to_do(built, capsys):
+    assert {row["path"] for row in table} == built.values.keys()
+    assert found == {row["key"]: built.values[row["path"]] for row in table}
+    vectors = built.kind.vectors([row["label"] for row in table], built.label_names).tolist()
+    assert vectors == [built.values[row["path"]] for row in table]
     assert verify.verify(built.output, source_input=built.source) == []
     assert build(built.source, built.output, *built.flags) == 0
     assert "is complete" in capsys.readouterr().out
@@ -250,14 +229,6 @@ def test_the_audit_describes_the_numbers_and_finds_one_picture_under_two_of_them
     assert conflict.listed[0]["labels"] == "20, 31"
     assert "different numbers" in conflict.detail
     assert found.measures["shortcuts"]["chance"] == 0.25
-
-
-def test_a_picture_under_two_numbers_is_dropped_with_the_duplicates(numbers, tmp_path):
-    flags = (*numbers.flags, "--duplicates=drop")
-    assert build(numbers.source, tmp_path / "out", *flags) == 0
-    manifest = tfrecord_io.Manifest.load(tmp_path / "out")
-    assert manifest.counts["dropped"] == {"conflicting_label": 2}
-    assert verify.verify(tmp_path / "out") == []
 
 
 def test_the_card_shows_how_the_numbers_are_distributed(numbers):
