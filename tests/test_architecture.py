@@ -170,9 +170,10 @@ def modules_after(program):
     ("program", "absent"),
     [
         (
-            "from tfrecord_io import Manifest, RecordLayout, image_key\n"
+            "from tfrecord_io import Manifest, RecordLayout, image_key, make_batches\n"
             "from tfrecord_io.auditing import verify\nfrom tfrecord_io.format import descriptions\n"
-            "from tfrecord_io.decoding import preprocess",
+            "from tfrecord_io.decoding import preprocess\n"
+            "list(make_batches('tests/testdata/golden_v1', split='train', batch_size=4))",
             ("tensorflow", "keras", "apache_beam", "pipelines", "train", "torch"),
         ),
         (

@@ -17,7 +17,7 @@ from tfrecord_io.format.examples import CROISSANT_FILE
 from tfrecord_io.format.manifest import Manifest
 
 # TFDS 4.9.10 asks protobuf 6 for a field's label, in the way of protobuf 5.
-reads_with_tfds = pytest.mark.filterwarnings(r"ignore:label\(\) is deprecated:DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings(r"ignore:label\(\) is deprecated:DeprecationWarning")
 
 
 def read_by_tfds(builder, split):
@@ -29,32 +29,20 @@ def read_by_tfds(builder, split):
     return images, labels, [one["key"].decode() for one in examples]
 
 
-@pytest.fixture(scope="module")
-def builder(built_dataset):
-    import tensorflow_datasets as tfds  # takes seconds to import
+@pytest.mark.slow  # TFDS takes seconds to import
+def test_tfds_reads_the_same_splits_shards_and_examples_in_the_same_order(built_dataset):
+    import tensorflow_datasets as tfds
 
-    return tfds.builder_from_directory(built_dataset)
-
-
-@reads_with_tfds
-def test_tfds_finds_the_splits_shards_and_counts(builder, built_dataset):
-    found = Manifest.load(built_dataset)
+    builder, found = tfds.builder_from_directory(built_dataset), Manifest.load(built_dataset)
     assert builder.info.name == found.name
     assert sorted(builder.info.splits) == sorted(found.splits)
     for name, split in found.splits.items():
-        assert builder.info.splits[name].num_examples == split.num_examples
-        lengths = [shard.num_examples for shard in split.shards]
-        assert builder.info.splits[name].shard_lengths == lengths
-        assert builder.info.splits[name].num_bytes == split.num_bytes
+        info, lengths = builder.info.splits[name], [shard.num_examples for shard in split.shards]
+        assert (info.shard_lengths, info.num_bytes) == (lengths, split.num_bytes)
+        assert_same([read_by_tfds(builder, name)], [stored(built_dataset, name)])
 
 
-@reads_with_tfds
-@pytest.mark.parametrize("split", ["train", "val", "test"])
-def test_tfds_reads_the_same_examples_in_the_same_order(builder, built_dataset, split):
-    assert_same([read_by_tfds(builder, split)], [stored(built_dataset, split)])
-
-
-@reads_with_tfds
+@pytest.mark.slow
 def test_tfds_reads_16_bits(tmp_path):
     import tensorflow_datasets as tfds
 

@@ -1,15 +1,15 @@
-"""Mapped shards as a map-style dataset: for PyTorch, in processes that never see TensorFlow."""
+"""Mapped shards as a map-style dataset, as PyTorch asks for it."""
 
-import json
 import pickle
 
 import numpy as np
 import pytest
-from dataset_factory import stored
-from marked_images import run_python
+from dataset_factory import assert_same, stored
 
+import tfrecord_io
 from tfrecord_io.format import schema
 from tfrecord_io.reading.mapped import MappedDataset
+from tfrecord_io.reading.order import BatchOrder
 from tfrecord_io.reading.records import Rows, lay_out
 
 NUM_EXAMPLES = 23
@@ -76,45 +76,11 @@ def test_every_shard_begins_at_a_page_and_at_a_row(stride):
     assert [index.find(row) for row in rows.tolist()] == places
 
 
-def _run(program, directory, **variables):
-    """Runs a program in a process of its own; returns the JSON that it prints."""
-    done = run_python(program, directory, **variables)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-#: As a DataLoader does it: by whole batches, and by numbers if it was not told of batches.
-_BY_HAND = """
-import json, sys
-import numpy as np
-import tfrecord_io
-from tfrecord_io.reading.mapped import MappedDataset
-from tfrecord_io.reading.order import BatchOrder
-
-dataset = MappedDataset(sys.argv[1], "train")
-order = BatchOrder(num_examples=len(dataset), batch_size=4, seed=7)
-batches = [dataset[batch] for batch in order]
-fetched = [dataset.__getitems__(list(batch)) for batch in order]
-stacked = [[np.stack(column) for column in zip(*batch)] for batch in fetched]
-sums = [
-    [[int(images.sum()), len(labels), labels.sum(0).tolist()] for images, labels in found]
-    for found in (batches, stacked)
-]
-next(iter(tfrecord_io.make_batches(sys.argv[1], split="train", batch_size=4, epochs=None)))
-print(json.dumps([*sums, "tensorflow" in sys.modules]))
-"""
-_BY_TORCH = _BY_HAND.replace(
-    "batches = [dataset[batch] for batch in order]",
-    "from torch.utils.data import DataLoader\n"
-    "batches = DataLoader(dataset, sampler=order, batch_size=None, num_workers=2)",
-)
-
-
-@pytest.mark.parametrize("program", [_BY_HAND, _BY_TORCH], ids=["by hand", "by torch"])
-def test_a_process_without_tensorflow_reads_the_batches_of_the_order(small_dataset, program):
-    if program == _BY_TORCH:
-        pytest.importorskip("torch", reason="PyTorch is not installed")
-    batches, stacked, has_tensorflow = _run(program, small_dataset, PYTHONWARNINGS="error")
-    assert not has_tensorflow
-    assert sum(count for _, count, _ in batches) == NUM_EXAMPLES
-    assert batches == stacked
+def test_a_data_loader_gets_whole_batches_or_their_examples_one_by_one(small_dataset):
+    dataset = MappedDataset(small_dataset, "train")
+    order = BatchOrder(num_examples=len(dataset), batch_size=4, seed=7)
+    for batch in order:
+        fetched = dataset.__getitems__(list(batch))
+        assert_same([dataset[batch]], [map(np.stack, zip(*fetched, strict=True))])
+    batches = tfrecord_io.make_batches(small_dataset, split="train", batch_size=4, seed=7)
+    assert_same(batches, [dataset[batch] for batch in order])
