@@ -21,10 +21,9 @@ from pipelines.extras import codes, exclude, preview, rename, reuse
 from pipelines.listing.labels import open_labels
 from pipelines.listing.listing import list_images
 from pipelines.options import BuildOptions, parse_options
-from pipelines.planning.contents import content_names
 from pipelines.planning.draft import fitted, make_draft
 from pipelines.planning.plan import make_plan, with_counts
-from pipelines.planning.splits import assign_splits
+from pipelines.planning.splits import assign_splits, content_names
 from pipelines.report import summary
 from pipelines.shards.build import Build
 from pipelines.shards.drops import require_policies

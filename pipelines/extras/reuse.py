@@ -9,11 +9,9 @@ workers map it into memory, which they share.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import io
 import json
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,8 +24,7 @@ from pipelines import errors
 from pipelines.planning.plan import read_tasks
 from pipelines.planning.splits import SplitOptions
 from pipelines.report.summary import say
-from pipelines.shards.build import Build
-from pipelines.shards.known import ImageStore, KnownImage, KnownImages
+from pipelines.shards.build import Build, ImageStore, KnownImage, KnownImages
 from pipelines.sources.factory import Workers
 from pipelines.stores.output_state import open_output
 from tfrecord_io.decoding.options import Preprocessing
@@ -52,9 +49,6 @@ _FACTS = ("width", "height", "mode", "file_format", "quantization", "shape")
 _SIDE_FACTS = ("brightness", "white_border", examples.HASH)
 _FOUND_BY = ("file_xxh3", "file_bytes", "pixels_xxh3", "shard", "row")
 _COLUMNS = (*_FOUND_BY, *_FACTS, *_SIDE_FACTS)
-
-# Shards that a worker keeps open; it may usually have a thousand files open.
-_MOST_OPEN = 256
 
 
 def load(address: Address | None, workers: Workers, splits: SplitOptions) -> Reuse | None:
@@ -117,32 +111,28 @@ class Reuse(ImageStore):
         return OldImages(self, output, pixels)
 
     def fitting(self, draft: Manifest, output: Folder) -> Reuse | None:
-        """Writes the index of images to the output; returns None, and says why, if none fits."""
-        if why := self.write_index(draft, output):
-            say(
-                "warning: all images are decoded, because nothing can be copied from --reuse "
-                f"{self.folder.root}: {'; '.join(why)}"
-            )
-            return None
-        return self
-
-    def write_index(self, draft: Manifest, output: Folder) -> list[str]:
-        """Writes the index, unless nothing can be copied; then it returns why.
-
-        Args:
-            draft: the manifest of the new dataset, as far as the listing tells it.
-            output: folder of the new dataset.
+        """Writes the index of images to the output; returns None, and says why, if none fits.
 
         Raises:
             errors.UserError: if the table of examples is missing or damaged.
         """
+        if why := self._why_not(draft) or self._write_index(output):
+            say(
+                "warning: all images are decoded, because nothing can be copied from --reuse "
+                f"{self.folder.root}: {'; '.join(why)}"
+            )
+        return None if why else self
+
+    def _why_not(self, draft: Manifest) -> list[str]:
+        """Returns what makes other pixels of a file in the new dataset than in the old one."""
         decoder, versions = self.dataset.options.get("decoder", {}), draft.options["decoder"]
         # Those for DICOM are present only if some files are DICOM.
         shared = decoder.keys() & versions.keys() or versions.keys()
         old, new = ({name: some.get(name) for name in shared} for some in (decoder, versions))
-        pixels = self.dataset.preprocessing, draft.preprocessing
-        if changed := differences({**pixels[0], **old}, {**pixels[1], **new}):
-            return changed
+        return differences({**self.dataset.preprocessing, **old}, {**draft.preprocessing, **new})
+
+    def _write_index(self, output: Folder) -> list[str]:
+        """Writes the index; returns why it is empty, if it is."""
         table = self._read_rows()
         columns = {name: _as_numpy(table[name]) for name in _COLUMNS}
         order = np.argsort(columns["file_xxh3"], kind="stable")
@@ -197,10 +187,8 @@ def _as_numpy(column: pa.ChunkedArray) -> np.ndarray:
     return column.to_numpy()
 
 
-class OldImages(contextlib.ExitStack, KnownImages):
+class OldImages(KnownImages):
     """Finds images of an old dataset by the content of their files; for one worker.
-
-    It is closed by `close` or at the end of a `with` block.
 
     Attributes:
         damaged: places in the index of the records that were found damaged.
@@ -210,7 +198,6 @@ class OldImages(contextlib.ExitStack, KnownImages):
     """
 
     def __init__(self, reuse: Reuse, output: Folder, preprocessing: Preprocessing) -> None:
-        super().__init__()
         self._folder, self._layout = reuse.folder, reuse.dataset.layout
         self._preprocessing = preprocessing
         if not reuse.folder.exists(examples.FILE_NAME):
@@ -223,7 +210,6 @@ class OldImages(contextlib.ExitStack, KnownImages):
             else np.asarray(np.load(output.path(name), mmap_mode="r"))
             for name in (HASHES_FILE, ROWS_FILE)
         )
-        self._files: dict[str, io.FileIO] = {}
         self.damaged = set[int]()
 
     @property
@@ -262,24 +248,11 @@ class OldImages(contextlib.ExitStack, KnownImages):
         self.damaged.clear()
         return rows.replace_schema_metadata({COUNTS: counts})
 
-    def _read(self, name: str, place: int, length: int) -> bytes | memoryview:
-        """Returns bytes of a shard; a local one stays open unless too many are."""
-        if self._folder.remote:
-            return self._folder.read_part(name, place, length)
-        with contextlib.ExitStack() as block:
-            file = self._files.get(name)
-            if file is None:
-                stays = len(self._files) < _MOST_OPEN
-                file = (self if stays else block).enter_context(io.FileIO(self._folder.path(name)))
-                if stays:
-                    self._files[name] = file
-            return os.pread(file.fileno(), length, place)
-
     def _read_pixels(self, row: Mapping[str, Any]) -> bytes | None:
         """Returns the pixels of a record, or None if it is missing, damaged or another one."""
         stride = self._layout.stride
         try:
-            record = self._read(row["shard"], row["row"] * stride, stride)
+            record = self._folder.read_part(row["shard"], row["row"] * stride, stride)
         except OSError:
             return None
         if len(record) < stride:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
@@ -19,10 +20,13 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import xxhash
 
 from pipelines import errors
 from pipelines.listing.images import Images, Ledger, Note
 from pipelines.listing.refs import OTHER, REF_SCHEMA, iterate_refs
+from pipelines.sources.source import Member, Source, read_in_order
+from tfrecord_io.decoding.rejects import Reject
 from tfrecord_io.format.groups import INPUTS, Groups, group_images, plural_unit
 from tfrecord_io.format.hashing import draw, hash_names
 from tfrecord_io.format.kinds import CLASSES, LabelKind
@@ -272,6 +276,22 @@ def _with_content(
     )
     named = pa.array([f"content:{name}" for name in read_content(rows)], pa.large_string())
     return pc.replace_with_mask(groups.names, lone, named)
+
+
+def content_names(source: Source, refs: pa.Table) -> list[str]:
+    """Returns a name for the content of each image's file, which is the same for copies of it."""
+    names: dict[Member, str] = {}
+    # Each file is read once, whatever the number of its frames.
+    members = list(dict.fromkeys(ref.member for ref in iterate_refs(refs)))
+    with source.open() as reader:
+        reads = ((member, functools.partial(reader.read, member)) for member in members)
+        for member, read in zip(members, read_in_order(reader, reads), strict=True):
+            try:
+                names[member] = xxhash.xxh3_128_hexdigest(read())
+            except Reject:
+                # The decoder will reject it later; here its path serves as a unique name.
+                names[member] = member.name
+    return [names[ref.member] for ref in iterate_refs(refs)]
 
 
 def _is_patient_known(refs: pa.Table) -> bool:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Sequence
-from typing import IO
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO, Any, NamedTuple, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,10 +18,11 @@ from pipelines import errors
 from pipelines.listing.refs import RejectedFile
 from pipelines.planning.plan import ShardTask
 from pipelines.planning.splits import SplitOptions
-from pipelines.shards.known import ImageStore
 from pipelines.sources.source import Source
 from tfrecord_io.auditing import twins
 from tfrecord_io.auditing.examined import Check
+from tfrecord_io.decoding.options import Preprocessing
+from tfrecord_io.decoding.preprocess import DecodedImage
 from tfrecord_io.format import manifest
 from tfrecord_io.format.statistics import PixelStatistics
 from tfrecord_io.stores.folder import BUILD_DIR, Folder
@@ -72,6 +73,42 @@ class Sidecar:
             return cls(**content)
         except (KeyError, TypeError) as error:
             raise ValueError(f"not the sidecar of a shard: {error!r}") from error
+
+
+class KnownImage(NamedTuple):
+    """An image as if it had been decoded, and the side facts of its pixels, by their names."""
+
+    image: DecodedImage
+    side_facts: Mapping[str, Any]
+
+
+class KnownImages(Protocol):
+    """The images of a store, open in a worker."""
+
+    @property
+    def num_parallel_reads(self) -> int:
+        """Number of threads that should call `find`, more than one for a store on a network."""
+        ...
+
+    def find(self, data: bytes, frame: int | None) -> KnownImage | None:
+        """Returns the image of a file's bytes, or None if it must be decoded."""
+        ...
+
+    def noted(self, rows: pa.Table, num_copied: int) -> pa.Table:
+        """Returns the rows of a shard, with what was copied in the metadata of their schema."""
+        ...
+
+
+class ImageStore(Protocol):
+    """A store of images that were decoded before, as it is sent to the workers."""
+
+    def fitting(self, draft: manifest.Manifest, output: Folder) -> ImageStore | None:
+        """Writes what workers need into the output of a build; None if no image can be used."""
+        ...
+
+    def open(self, output: Folder, pixels: Preprocessing) -> KnownImages:
+        """Opens the store in a worker that writes to `output`."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

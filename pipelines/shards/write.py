@@ -19,8 +19,7 @@ import xxhash
 from pipelines import errors, workers
 from pipelines.listing.refs import OTHER, ImageRef, RejectedFile, iterate_refs
 from pipelines.planning import plan
-from pipelines.shards.build import Build, Create, Sidecar, rows_name
-from pipelines.shards.known import KnownImage, KnownImages
+from pipelines.shards.build import Build, Create, KnownImage, KnownImages, Sidecar, rows_name
 from pipelines.sources.source import Reader, read_in_order
 from pipelines.stores import output_state
 from pipelines.stores.output import WriteBehind
@@ -106,9 +105,7 @@ class TaskWriter(contextlib.ExitStack):
         self._build = build
         self._reader = self.enter_context(build.source.open())
         pixels = Preprocessing.from_dict(build.draft.preprocessing)
-        self._old = None
-        if build.known:
-            self._old = self.enter_context(build.known.open(build.output, pixels))
+        self._old = build.known and build.known.open(build.output, pixels)
         self._files = self.enter_context(contextlib.closing(WriteBehind(build.output)))
 
     def write(self, task: plan.ShardTask) -> Counts:

@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import functools
 import io
 import itertools
 import os
@@ -12,8 +11,6 @@ import random
 import resource
 import shutil
 import signal
-import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,11 +24,6 @@ from campaign.processes import Ending, Job, Way
 
 def kill(rng: random.Random, job: Job) -> Ending:
     return job.start().end(rng, job.seconds)
-
-
-def run_on(rng: random.Random, job: Job) -> Ending:
-    """Runs it where something is wrong already, as on a full disk."""
-    return job.run()
 
 
 def _failing_write(rng: random.Random, job: Job) -> Ending:
@@ -162,26 +154,3 @@ def small_files(num_bytes: int) -> Iterator[None]:
     """Lets no file of this process grow beyond some bytes."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, num_bytes))
     yield
-
-
-@functools.cache
-def can_mount() -> bool:
-    """Tells whether this process may make a file system in memory."""
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            with small_disk(Path(folder, "disk"), 1 << 16):
-                return True
-        except (OSError, subprocess.CalledProcessError):
-            return False
-
-
-@contextlib.contextmanager
-def small_disk(folder: Path, num_bytes: int) -> Iterator[Path]:
-    """Makes a folder that is a disk of some bytes."""
-    folder.mkdir()
-    words = ["mount", "-t", "tmpfs", "-o", f"size={num_bytes}", "tmpfs", folder]
-    subprocess.run(words, check=True, capture_output=True)
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", folder], check=True)

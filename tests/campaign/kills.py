@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import os
 import random
-import subprocess
 from pathlib import Path
 
 import azure_server
@@ -14,7 +13,7 @@ import image_files
 import s3_server
 
 from campaign.case import Case
-from campaign.faults import FAULTS, can_mount, cut, failing_read, kill, run_on, small_disk
+from campaign.faults import FAULTS, cut, failing_read, kill
 from campaign.processes import Ending, Job, Run, disturbed, home, undisturbed
 
 _STATUSES = (
@@ -43,19 +42,12 @@ servers = contextlib.ExitStack()
 def try_build(case: Case) -> str:
     """Disturbs one of the builds onto a local disk."""
     number, ways = case.pick(*ALL), [kill, kill, kill, *FAULTS, *[failing_read] * 2]
-    with contextlib.ExitStack() as stack:
-        folder, before_last = case.folder, int
-        if can_mount() and case.happens(0.3):
-            size = case.rng.randrange(20, 400) << 10
-            folder, ways = stack.enter_context(small_disk(folder / "disk", size)), [run_on]
-            grow = ["mount", "-o", "remount,size=64m", str(folder)]
-            before_last = functools.partial(subprocess.run, grow, check=True)
-        # Mostly in one process, which is quick; now and then with workers as by default.
-        has_workers = case.happens(0.15)
-        job = build_job(folder, number, "--direct_num_workers=2" if has_workers else IN_MEMORY)
-        # Only the syncs of one process are watched.
-        ways = [way for way in ways if way is not cut or not has_workers]
-        return disturbed(case, job.like(undisturbed(build_job, number)), ways, before_last)
+    # Mostly in one process, which is quick; now and then with workers as by default.
+    has_workers = case.happens(0.15)
+    job = build_job(case.folder, number, "--direct_num_workers=2" if has_workers else IN_MEMORY)
+    # Only the syncs of one process are watched.
+    ways = [way for way in ways if way is not cut or not has_workers]
+    return disturbed(case, job.like(undisturbed(build_job, number)), ways)
 
 
 def try_store(case: Case) -> str:

@@ -173,26 +173,18 @@ def undisturbed(make: Callable[..., Job], *arguments: object) -> Job:
 Way = Callable[[random.Random, Job], Ending]
 
 
-def disturbed(
-    case: Case, job: Job, ways: Sequence[Way], before_last: Callable[[], object] = int
-) -> str:
+def disturbed(case: Case, job: Job, ways: Sequence[Way]) -> str:
     """Disturbs a job some times in one way, and lets it end."""
     way, codes = case.pick(*ways), []
     for _ in range(case.pick(1, 1, 2, 3)):
         code, text = way(case.rng, job)
         codes.append(code)
         case.require_message(text, code)
-    before_last()
     code, text = job.run()
-    _require_done(case, job, code, text)
+    case.require_message(text, code)
+    case.require(not code, f"the last run ends with {code}: {text}")
+    case.compare("other than of an undisturbed run", job.found(), job.wanted)
     name = way.__name__.strip("_")
     case.what = f"{' '.join(job.words)}, {name} {codes}"
     num_ended = sum(code != 0 for code in codes)
     return f"{name}: ended {num_ended} times"
-
-
-def _require_done(case: Case, job: Job, code: int, text: str) -> None:
-    """Requires that a job succeeded in the end, and left what an undisturbed one leaves."""
-    case.require_message(text, code)
-    case.require(not code, f"the last run ends with {code}: {text}")
-    case.compare("other than of an undisturbed run", job.found(), job.wanted)

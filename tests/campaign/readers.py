@@ -4,7 +4,6 @@ A batch must be right, or an error must name the file. After a reader was distur
 with the same cache and a store that works, must give the batches of a local copy.
 """
 
-import contextlib
 import functools
 import hashlib
 import json
@@ -109,16 +108,11 @@ def try_remote(case: Case) -> str:
     files, right = _dataset(0)
     num_bytes = sum(map(len, files.values()))
     room = case.pick(None, num_bytes // 4, 2 * num_bytes, 0)
-    kinds = (*_RARE, "kill", "kill", "silent", "dead", "two", "changed", "files", "disk")
+    kinds = (*_RARE, "kill", "kill", "silent", "dead", "two", "changed", "files")
     kind, where = case.pick(*kinds), case.folder / "cache"
     case.what = f"{kind}, room {'for all' if room is None else room}"
-    with running_web(kind=_Store) as server, contextlib.ExitStack() as stack:
+    with running_web(kind=_Store) as server:
         server.hold(files)
-        if kind == "disk":
-            if not faults.can_mount():
-                return "no disk to fill"
-            size = case.rng.randrange(100 << 10, num_bytes)
-            where = stack.enter_context(faults.small_disk(case.folder / "disk", size)) / "cache"
         cache_gb = None if room is None else room / 1e9
         start = functools.partial(
             _start, data=server.url("data"), cache_dir=str(where), cache_gb=cache_gb

@@ -32,7 +32,6 @@ from campaign import (
     kills,
     processes,
     readers,
-    replacing,
     trainings,
 )
 from campaign.case import Case
@@ -48,7 +47,6 @@ AREAS: dict[str, tuple[Callable[[Case], str], int]] = {
     "datasets": (hostile.try_dataset, 60),
     "kills": (kills.try_build, 600),
     "stores": (kills.try_store, 600),
-    "replacing": (replacing.try_replacing, 600),
     "remote": (readers.try_remote, 300),
     "trainings": (trainings.try_training, 2400),
     "crowds": (crowds.try_case, 60),

@@ -237,16 +237,18 @@ def test_notes_terminal_and_page_are_those_of_a_table_without_the_rows(
 
 
 @pytest.mark.parametrize(
-    ("cells", "flags"),
+    ("by", "cells", "flags"),
     [
-        ({"label": "7"}, ("--label_columns=label,grey",)),
-        ({"split": "a split!"}, ()),
-        ({"site": ""}, ()),
-        ({"label": "nonsense"}, ("--target=label",)),
-        ({"more": "cells"}, ()),
+        ("patient", {"label": "7"}, ("--label_columns=label,grey",)),
+        ("patient", {"split": "a split!"}, ()),
+        ("patient", {"site": ""}, ()),
+        ("patient", {"label": "nonsense"}, ("--target=label",)),
+        ("patient", {"more": "cells"}, ()),
+        ("path", {"site": ""}, ()),
+        ("path", {"more": "cells"}, ()),
+        ("regex", {"split": "a split!"}, ()),
     ],
 )
-@pytest.mark.parametrize("by", ["patient", "path", "regex"])
 def test_a_fault_in_what_is_excluded_does_not_stop_the_build(tmp_path, capsys, by, cells, flags):
     rows = [{**row, "label": str(k % 2), "grey": "1", "split": "train"}
             for k, row in enumerate(TABLE)]  # fmt: skip

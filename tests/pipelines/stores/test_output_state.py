@@ -231,7 +231,8 @@ def test_whatever_is_refused_leaves_the_dataset_as_it_was(
 
     build_here(scans, output, "--num_shards=4", *more)
     before = found()
-    for flags in refused_flags(tmp_path, scans, output, complete):
+    refused = refused_flags(tmp_path, scans, output, complete)
+    for flags in refused if place == "disk" else refused[1::4]:
         assert run_build_here(scans, output, "--overwrite", *flags, *more), flags
         assert found() == before, flags
     with pytest.raises(errors.RefusedError, match=r"to accept .* another --output lists them"):
