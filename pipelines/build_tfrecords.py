@@ -150,7 +150,7 @@ def run(job: Job, pipeline: beam.Pipeline, num_processes: int | None = None) -> 
     if not job.todo:
         finish_dataset(job.build)
         return
-    with engine.clear_errors(pipeline.options), pipeline:
+    with engine.clear_errors(pipeline.runner), pipeline:
         (
             pipeline
             | "Tasks" >> beam.Create(job.todo)

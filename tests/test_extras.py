@@ -84,7 +84,7 @@ def without_lines(text, extra):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", EXTRAS, ids=str)
-def test_without_an_extra_and_its_lines_the_rest_works(path, tree, server, small_dataset):
+def test_without_an_extra_and_its_lines_the_rest_works(path, tree, server, built_dataset):
     package = path.parts[0]
     module, words = CORE[package]
     log = tree / "log"
@@ -98,7 +98,7 @@ def test_without_an_extra_and_its_lines_the_rest_works(path, tree, server, small
             file.write_text(without)
     assert len(before) > 1
     (tree / path).unlink()
-    words = [*words, f"--data={small_dataset}"] if package == "train" else words
+    words = [*words, f"--data={built_dataset}"] if package == "train" else words
     print(json.dumps([module, words, str(log)]), file=server.stdin, flush=True)
     assert server.stdout.readline() == "0\n", log.read_text()
     for file, text in before.items():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import contextlib
+import functools
 import importlib.util
 import logging
 import os
@@ -20,8 +21,16 @@ from typing import Any
 import apache_beam as beam
 import grpc
 from apache_beam.metrics import Metrics
-from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions
+from apache_beam.options.pipeline_options import (
+    DirectOptions,
+    GoogleCloudOptions,
+    PipelineOptions,
+    PortableOptions,
+    StandardOptions,
+    TestOptions,
+)
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+from apache_beam.runners.runner import PipelineRunner
 
 from pipelines import errors, workers
 from pipelines.options import workers_of
@@ -44,16 +53,15 @@ def make_pipeline(beam_args: Sequence[str]) -> beam.Pipeline:
         errors.BuildError: if the job server does not answer.
     """
     options = PipelineOptions(list(beam_args), save_main_session=False)
-    chosen = options.get_all_options()
-    if (where := workers_of(chosen["runner"])) != "here":
+    if (where := workers_of(options.view_as(StandardOptions).runner)) != "here":
         # A remote engine logs the job's address at INFO. There the type checker logs too much, and
         # workers within this process log after its last message.
         logging.getLogger().setLevel(logging.INFO)
         for name in ("typehints", "runners.worker"):
             logging.getLogger(f"apache_beam.{name}").setLevel(logging.WARNING)
         if where == "dataflow":
-            _require_package(chosen)
-        _require_job_server(chosen["job_endpoint"])
+            _require_package(options.get_all_options())
+        _require_job_server(options.view_as(PortableOptions).job_endpoint)
         try:
             return beam.Pipeline(options=options)
         except ValueError as error:
@@ -83,20 +91,25 @@ def num_processes(beam_args: Sequence[str]) -> int | None:
     """
     # Of two flags of the same name the last one counts, so these are defaults in place of Beam's.
     defaults = ["--direct_running_mode=multi_processing", "--direct_num_workers=0"]
-    chosen = PipelineOptions([*defaults, *beam_args]).get_all_options()
-    if chosen["direct_running_mode"] == "in_memory" or workers_of(chosen["runner"]) != "here":
+    options = PipelineOptions([*defaults, *beam_args])
+    chosen = options.view_as(DirectOptions)
+    is_here = workers_of(options.view_as(StandardOptions).runner) == "here"
+    if chosen.direct_running_mode == "in_memory" or not is_here:
         return None
     # For 0 Beam would count all cores of the machine, also those that this process may not use, as
     # in a container.
-    if chosen["direct_num_workers"] < 1:
+    if chosen.direct_num_workers < 1:
         return len(os.sched_getaffinity(0))
-    return chosen["direct_num_workers"]
+    return chosen.direct_num_workers
 
 
 def returns_early(options: PipelineOptions) -> bool:
     """Returns whether the pipeline's run ends before the job: a template, dry run or no waiting."""
-    chosen = options.get_all_options()
-    return any(chosen[name] for name in ("template_location", "dry_run", "no_wait_until_finish"))
+    return bool(
+        options.view_as(GoogleCloudOptions).template_location
+        or options.view_as(TestOptions).dry_run
+        or options.view_as(StandardOptions).no_wait_until_finish
+    )
 
 
 def _require_package(chosen: Mapping[str, Any]) -> None:
@@ -131,19 +144,17 @@ def _require_job_server(endpoint: str | None) -> None:
 
 
 @contextlib.contextmanager
-def clear_errors(options: PipelineOptions) -> Iterator[None]:
+def clear_errors(runner: PipelineRunner) -> Iterator[None]:
     """Turns an error of the engine that runs in the block into a readable message.
 
     An error that a worker of this machine raised for the user keeps its message. Any other error of
     a remote engine becomes a `BuildError` with the engine's message, and one of the local engine is
-    raised unchanged, because it is a bug. `options` are those of the pipeline.
+    raised unchanged, because it is a bug.
 
     Raises:
         errors.BuildError: with the message for the user.
         KeyboardInterrupt: if the user stopped the job.
     """
-    # Read before the job runs: Beam's portable runners remove their name from the options.
-    runner = options.get_all_options()["runner"]
     try:
         yield
     except Exception as error:
@@ -158,7 +169,7 @@ def clear_errors(options: PipelineOptions) -> Iterator[None]:
                 message = str(cause)
             cause = cause.__cause__ or cause.__context__
         if message is None:
-            if workers_of(runner) == "here":
+            if isinstance(runner, FnApiRunner):
                 raise
             text = error.details() if isinstance(error, grpc.Call) else str(error)
             lines = [line.strip() for line in (text or "").splitlines() if line.strip()]
@@ -166,7 +177,7 @@ def clear_errors(options: PipelineOptions) -> Iterator[None]:
             lines = lines if len(lines) < 3 else [lines[0], "…", lines[-1]]
             shown = [line if len(line) <= 400 else f"{line[:400]} …" for line in lines]
             summary = "\n  ".join(shown) or type(error).__name__
-            message = f"{runner} did not finish the job: {summary}"
+            message = f"{type(runner).__name__} did not finish the job: {summary}"
         raise errors.BuildError(message) from error
 
 
@@ -176,18 +187,23 @@ def check_flags(beam_args: Sequence[str], own_flags: Iterable[str]) -> None:
     Raises:
         errors.UserError: naming the flag and the most similar known one.
     """
-    parsers: list[argparse.ArgumentParser] = []
-    PipelineOptions([]).get_all_options(add_extra_args_fn=parsers.append)
-    (parser,) = parsers
-    # Otherwise the parser prints all of Beam's flags with each error.
-    parser.usage = "%(prog)s [flags]; see --help"
-    found, unknown = parser.parse_known_args(list(beam_args))
+    found, unknown = _beams_parser().parse_known_args(list(beam_args))
     if unknown:
         flag = unknown[0].split("=")[0]
         if not flag.startswith("-"):
             raise errors.UserError(f"unknown argument {flag}; did you mean --input {flag}?")
         known = [*own_flags, *(f"--{name}" for name in vars(found))]
         raise errors.UserError(f"unknown flag {flag}{flags.meant(flag, known) or '; see --help'}")
+
+
+@functools.cache
+def _beams_parser() -> argparse.ArgumentParser:
+    """Returns the parser of all flags of Beam."""
+    parsers: list[argparse.ArgumentParser] = []
+    PipelineOptions([]).get_all_options(add_extra_args_fn=parsers.append)
+    # Otherwise the parser prints all of Beam's flags with each error.
+    parsers[0].usage = "%(prog)s [flags]; see --help"
+    return parsers[0]
 
 
 @beam.ptransform_fn

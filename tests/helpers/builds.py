@@ -42,7 +42,7 @@ def _run_without_engine(job: Any, pipeline: Any, _: int | None) -> None:
     from pipelines.shards.write import TaskWriter
 
     build, todo = pickle.loads(pickle.dumps((job.build, job.todo)))
-    with engine.clear_errors(pipeline.options):
+    with engine.clear_errors(pipeline.runner):
         with TaskWriter(build) as writer:
             for task in todo:
                 writer.write(task)
@@ -50,12 +50,29 @@ def _run_without_engine(job: Any, pipeline: Any, _: int | None) -> None:
         finish_dataset(build)
 
 
+#: Empty pipelines by their flags: to make one takes as long as half of a tiny build.
+_pipelines: dict[tuple[str, ...], Any] = {}
+
+
 @contextlib.contextmanager
 def without_engine(command: Any) -> Iterator[None]:
     """Has a command of the pipelines run without Beam, unless a test has replaced its `run`."""
-    patch = mock.patch.object(command, "run", _run_without_engine)
-    is_replaced = command.run.__module__ != "pipelines.build_tfrecords"
-    with contextlib.nullcontext() if is_replaced else patch:
+    from pipelines.engine import engine
+
+    real = engine.make_pipeline
+
+    def make_once(flags: Sequence[str]) -> Any:
+        if tuple(flags) not in _pipelines:
+            _pipelines[tuple(flags)] = real(flags)
+        return _pipelines[tuple(flags)]
+
+    if command.run.__module__ != "pipelines.build_tfrecords":
+        yield
+        return
+    with (
+        mock.patch.object(command, "run", _run_without_engine),
+        mock.patch.object(engine, "make_pipeline", make_once),
+    ):
         yield
 
 

@@ -289,7 +289,8 @@ def _broken_rule(value: Any, rules: Mapping[str, Any]) -> str | None:
     return None
 
 
-def fields_of(group: type) -> list[tuple[dataclasses.Field[Any], Any]]:
+@functools.cache
+def fields_of(group: type) -> Sequence[tuple[dataclasses.Field[Any], Any]]:
     """Returns the fields that are flags, each with the type of its values besides None."""
     hints = typing.get_type_hints(group)
     fields = []

@@ -3,7 +3,7 @@ import time
 
 import apache_beam as beam
 import pytest
-from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.runners.portability.flink_runner import FlinkRunner
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from builds import IN_MEMORY, prepare
 
@@ -80,14 +80,14 @@ GONE = "/data/scans.zip is gone; every worker must be able to read it"
     ],
 )
 def test_a_workers_own_error_comes_back_as_its_message_alone(error, kind, message):
-    clear = engine.clear_errors(PipelineOptions([]))
+    clear = engine.clear_errors(FnApiRunner())
     with pytest.raises(kind) as raised, clear, engine.make_pipeline([IN_MEMORY]) as pipeline:
         pipeline | beam.Create([1]) | beam.Map(fail_with, error)
     assert str(raised.value) == message
 
 
 def test_an_error_nobody_foresaw_is_passed_on():
-    with pytest.raises(ZeroDivisionError), engine.clear_errors(PipelineOptions([])):
+    with pytest.raises(ZeroDivisionError), engine.clear_errors(FnApiRunner()):
         _ = 1 // 0
 
 
@@ -102,7 +102,7 @@ def test_an_error_nobody_foresaw_is_passed_on():
     ],
 )
 def test_what_a_remote_engine_says_of_a_failure_is_kept_and_shortened(error, message):
-    clear = engine.clear_errors(PipelineOptions(["--runner=FlinkRunner"]))
+    clear = engine.clear_errors(FlinkRunner())
     with pytest.raises(errors.BuildError) as raised, clear:
         raise error
     assert str(raised.value) == message
