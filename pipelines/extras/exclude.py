@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines import errors
-from pipelines.listing.files import chosen
+from pipelines.listing.files import chosen, in_tree
 from pipelines.listing.images import Images, Ledger, Note
 from pipelines.listing.label_table import LabelTable, read_texts
 from pipelines.listing.labels import Labels
@@ -173,8 +173,7 @@ class Exclusion:
                 files.update([name] if patients else [])
         if labels.names is None:
             return files, set()
-        folder = f"{options.tree.strip(' /')}/" if options.tree else ""
-        names = [name for name in names if name.startswith(folder)]
+        names = [name for name in names if re.match(in_tree(options.tree), name)]
         return files, self._find_rows(names, files, wanted.keys(), labels.names)
 
     def _find_rows(

@@ -165,6 +165,13 @@ def ending_of(name: str) -> str | None:
     return "" if last.isdecimal() else last
 
 
+def in_tree(tree: str | None) -> str:
+    """Returns a pattern of the names in the folder of `--tree`; of all names without one."""
+    name = (tree or "").strip(" /")
+    # It may end with spaces, as that of the Kermany data.
+    return f"^{re.escape(name)} */" if name else "^"
+
+
 def has_suffix(names: pa.Array, suffixes: Sequence[str]) -> pa.Array:
     """Returns bool [num_names], whether each ends with one of these, in any case."""
     pattern = f"({'|'.join(map(re.escape, suffixes))})$"

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from pipelines import errors
 from pipelines.listing import roles
-from pipelines.listing.files import IMAGE_SUFFIXES, ending_of, has_suffix
+from pipelines.listing.files import IMAGE_SUFFIXES, ending_of, has_suffix, in_tree
 from pipelines.listing.images import Images, Ledger, Note
 from pipelines.listing.label_table import LabelTable
 from pipelines.listing.matching import match_files
@@ -80,12 +80,16 @@ def _make_refs(files: pa.Table, columns: Mapping[str, Any]) -> pa.Table:
 
 
 def _inside_tree(files: Images, tree: str | None) -> Images:
-    """Returns the files in a folder of the input, if it is given; the ledger counts the others."""
-    if tree is None:
-        return files
-    inside = files.table.filter(pc.starts_with(files.table["name"], f"{tree.strip(' /')}/"))
-    num_others = files.table.num_rows - inside.num_rows
-    return files.then(inside, Ledger(ignored={"other_tree": num_others}))
+    """Returns the files in a folder of the input, if it is given; the ledger counts the others.
+
+    Raises:
+        errors.UserError: if there are none.
+    """
+    table = files.table.filter(pc.match_substring_regex(files.table["name"], in_tree(tree)))
+    if tree and not table.num_rows:
+        raise errors.UserError(f"--tree {tree!r}: no file of the input is in such a folder")
+    num_others = files.table.num_rows - table.num_rows
+    return files.then(table, Ledger(ignored={"other_tree": num_others}))
 
 
 # ---- by folders
@@ -119,12 +123,11 @@ def place_by_folders(files: Images, options: ListingOptions) -> Images:
     instead. For the tree and the order see `_choose_tree`.
 
     Raises:
-        errors.UserError: if there is no image, if the folders can be read in several ways, if the
-            tree does not exist, or if there are several and `--tree` chooses none.
+        errors.UserError: if there is no image, if the folders can be read in several ways, or if
+            there are several trees and `--tree` chooses none.
     """
     is_one_tree = bool(options.layout or options.label_regex)
-    if is_one_tree:
-        files = _inside_tree(files, options.tree)
+    files = _inside_tree(files, options.tree)
     names = files.table["name"].combine_chunks()
     encoded = pc.replace_substring_regex(names, "[^/]*$", "").dictionary_encode()
     folders, codes = encoded.dictionary.to_pylist(), encoded.indices
@@ -168,14 +171,14 @@ def place_by_folders(files: Images, options: ListingOptions) -> Images:
         pa.scalar("", pa.large_string()),
     )
     placed = files.then(_make_refs(files.table.filter(is_placed), columns))
-    placed = _choose_tree(placed, places, None if is_one_tree else options.tree)
+    placed = _choose_tree(placed, places)
     roots = set(placed.table["root"].unique().to_pylist())
     chosen = {folder: place for folder, place in places.items() if place.root in roots}
     try:
         return _with_roles(placed, chosen, images, splits, options)
     except errors.UserError as error:
         trees = sorted({place.tree for place in places.values()})
-        if len(trees) == 1 or options.tree is not None:
+        if len(trees) == 1:
             raise
         raise errors.UserError(
             f"{len(trees)} folders hold splits: {quoted(trees[:5])}. If they are the classes, give "
@@ -328,20 +331,14 @@ def require_no_masks(paths: pa.ChunkedArray) -> None:
         raise roles.masks_error(files, set(patterns))
 
 
-def _choose_tree(placed: Images, places: Mapping[str, Place], tree: str | None) -> Images:
-    """Keeps one tree and its copies; sorts the files of the chosen tree before their copies.
+def _choose_tree(placed: Images, places: Mapping[str, Place]) -> Images:
+    """Keeps the largest tree, or that of the OCT data, and its copies; sorts its files before them.
 
     Trees are copies if they share half of their paths: Kaggle's archive of the Kermany data holds
     its whole tree twice, and a copy may be incomplete.
 
-    Args:
-        placed: the images of all trees, with the columns `tree` and `root`.
-        places: by folder.
-        tree: the tree that the user chose; None for the largest one, or that of the OCT data.
-
     Raises:
-        errors.UserError: if the chosen tree does not exist, or there are several unrelated trees
-            and none was chosen.
+        errors.UserError: if there are several unrelated trees.
     """
     labels, refs = collections.defaultdict[str, set[str]](set), placed.table
     for place in places.values():
@@ -349,17 +346,12 @@ def _choose_tree(placed: Images, places: Mapping[str, Place], tree: str | None) 
     names = refs["tree"].cast(pa.string())
     sizes = {pair["values"]: pair["counts"] for pair in names.value_counts().to_pylist()}
     ranked = sorted(sizes, key=lambda name: (-sizes[name], len(name), name))
-    if tree is not None:
-        leader = next((name for name in ranked if name.strip(" /") == tree.strip(" /")), None)
-        if leader is None:
-            raise errors.UserError(f"no tree {tree!r} in the source; it has {quoted(ranked)}")
-    else:
-        leader = next((name for name in ranked if labels[name] == _OCT_LABELS), ranked[0])
+    leader = next((name for name in ranked if labels[name] == _OCT_LABELS), ranked[0])
     is_known = pc.is_in(refs["path"], refs["path"].filter(pc.equal(names, leader)).combine_chunks())
     pairs = names.filter(is_known).value_counts().to_pylist()
     shared = {pair["values"]: pair["counts"] for pair in pairs}
     others = [name for name in ranked if 2 * shared.get(name, 0) < sizes[name]]
-    if others and tree is None and labels[leader] != _OCT_LABELS:
+    if others and labels[leader] != _OCT_LABELS:
         raise errors.UserError(
             f"the source holds {len(others) + 1} unrelated trees: {quoted([leader, *others])}; "
             "choose one with --tree, or say what the folders are, as with --layout '*/split/class'"

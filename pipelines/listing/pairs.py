@@ -236,13 +236,9 @@ def _some(refs: pa.Table) -> pa.Table:
     every = -(-refs.num_rows // _MAX_FILES)
     if every == 1:
         return refs
-    best = pa.array([], pa.string()).dictionary_encode()
-    for pattern in _NUMBERS:
-        found = pc.struct_field(pc.extract_regex(refs["path"], pattern), "number")
-        numbers = found.combine_chunks().dictionary_encode()
-        best = max(numbers, best, key=lambda some: len(some.dictionary))
-        if len(best.dictionary) > every * _MAX_NAMES:
-            break
+    found = (pc.extract_regex(refs["path"], pattern).combine_chunks() for pattern in _NUMBERS)
+    numbers = (pc.struct_field(some, "number").dictionary_encode() for some in found)
+    best = max(numbers, key=lambda some: len(some.dictionary))
     codes = best.indices.fill_null(0).to_numpy(zero_copy_only=False)
     return refs.filter(pa.array(codes % every == 0))
 

@@ -77,8 +77,11 @@ def test_a_parquet_file_has_the_digest_of_the_same_csv_in_any_order(tmp_path):
     pq.write_table(pa.Table.from_pylist(ROWS[::-1]), tmp_path / "labels.parquet")
     table = read_label_table(tmp_path / "labels.parquet")
     assert table.digest == table_of(tmp_path, ROWS).digest
-    changed = [ROWS[0] | {"label": "well"}, *ROWS[1:]]
-    assert table_of(tmp_path, changed).digest != table.digest
+    for change in ({"label": "well"}, {"patient": "9"}, {"split": "test"}):
+        assert table_of(tmp_path, [ROWS[0] | change, *ROWS[1:]]).digest != table.digest
+    sited = table_of(tmp_path, [row | {"site": "a"} for row in ROWS])
+    others = {"site": pa.chunked_array([["a"] * len(ROWS)])}
+    assert len({sited.digest, table.digest, dataclasses.replace(table, others=others).digest}) == 3
 
 
 @pytest.mark.parametrize(
@@ -330,12 +333,11 @@ def test_merged_cells_of_excel_count_for_each_of_their_rows(tmp_path):
 def test_a_number_of_excel_keeps_the_zeros_that_its_format_shows(
     tmp_path, value, number_format, text
 ):
-    book = openpyxl.Workbook()
-    for row in (["path", "label", "patient"], ["0.png", "a", value]):
-        book.active.append(row)
+    path = write_table(tmp_path / "a.xlsx", [{"path": "0.png", "label": "a", "patient": value}])
+    book = openpyxl.load_workbook(path)
     book.active["C2"].number_format = number_format
-    book.save(tmp_path / "labels.xlsx")
-    assert read_label_table(tmp_path / "labels.xlsx").cells["patient"] == [text]
+    book.save(path)
+    assert read_label_table(path).cells["patient"] == [text]
 
 
 def test_labels_on_another_sheet_are_told_of_and_the_advice_reads_them(tmp_path):
@@ -354,39 +356,37 @@ def test_labels_on_another_sheet_are_told_of_and_the_advice_reads_them(tmp_path)
     assert read_label_table(tmp_path / "labels.xlsx").cells["label"] == ["a"]
 
 
-@pytest.mark.parametrize("ending", ["json", "jsonl"])
-def test_a_single_row_of_json_is_a_table(tmp_path, ending):
-    (tmp_path / f"labels.{ending}").write_text('{"path": "0.png", "label": "a"}')
-    assert read_label_table(tmp_path / f"labels.{ending}").cells["label"] == ["a"]
+def test_a_single_object_of_json_is_a_table_of_one_row(tmp_path):
+    (tmp_path / "labels.json").write_text('{"path": "0.png", "label": "a"}')
+    assert read_label_table(tmp_path / "labels.json").cells["label"] == ["a"]
 
 
-def _as_excel(path, rows):
-    book = openpyxl.Workbook()
-    for row in [list(rows[0]), *(list(row.values()) for row in rows), [None] * 3]:
-        book.active.append(row)
-    book.save(path)
+def write_table(path, rows):
+    """Writes rows as the ending of a file says: CSV, Excel, JSON or Parquet."""
+    if path.suffix == ".csv":
+        return write_csv(path, rows)
+    if path.suffix == ".xlsx":
+        book = openpyxl.Workbook()
+        for row in ([*rows[0]], *([*row.values()] for row in rows), [None] * 3):
+            book.active.append(row)
+        book.save(path)
+    elif path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        lines = "\n".join(map(json.dumps, rows))
+        path.write_text(lines if path.suffix == ".jsonl" else json.dumps(rows))
+    return path
 
 
-def _as_columns(path, rows):
-    columns = {name: {str(k): row[name] for k, row in enumerate(rows)} for name in rows[0]}
-    path.write_text(json.dumps(columns))
-
-
-@pytest.mark.parametrize(
-    ("ending", "write"),
-    [
-        ("xlsx", _as_excel),
-        ("json", lambda path, rows: path.write_text(json.dumps(rows))),
-        ("json", _as_columns),
-        ("jsonl", lambda path, rows: path.write_text("\n".join(map(json.dumps, rows)))),
-    ],
-    ids=["excel", "json", "columns", "lines"],
-)
-def test_excel_and_json_are_read_as_the_csv_that_they_would_be(tmp_path, ending, write):
+@pytest.mark.parametrize("name", ["a.xlsx", "a.json", "a.jsonl", "columns.json"])
+def test_excel_and_json_are_read_as_the_csv_that_they_would_be(tmp_path, name):
     rows = [row | {"age": 60 + k, "dose": 0.5 * k} for k, row in enumerate(ROWS)]
     rows[3]["age"] = rows[4]["patient"] = None
-    write(tmp_path / f"labels.{ending}", rows)
-    table = read_label_table(tmp_path / f"labels.{ending}")
+    path = write_table(tmp_path / name, rows)
+    if name == "columns.json":
+        columns = {key: {str(k): row[key] for k, row in enumerate(rows)} for key in rows[0]}
+        path.write_text(json.dumps(columns))
+    table = read_label_table(path)
     assert table.digest == table_of(tmp_path, rows).digest
     assert table.cells["patient"][3:5] == ["001", None]
     assert table.others["age"].to_pylist()[2:4] == [62, None]
@@ -600,8 +600,8 @@ def test_columns_of_a_clinical_table_get_the_names_that_are_expected(tmp_path):
 
 @pytest.mark.slow
 def test_a_table_may_have_thousands_of_columns(tmp_path):
-    wide = {f"feature{number}": str(number) for number in range(20_000)}
-    assert len(table_of(tmp_path, [ROWS[0] | wide]).others) == 20_000
+    wide = {f"feature{number}": str(number) for number in range(5_000)}
+    assert len(table_of(tmp_path, [ROWS[0] | wide]).others) == 5_000
 
 
 @given(
@@ -729,23 +729,6 @@ def test_a_table_and_a_folder_may_have_other_unicode_forms(tmp_path, form, other
     assert found == {name: str(k) for k, name in enumerate(names)}
 
 
-def write_table(path, rows):
-    """Writes rows as the ending of a file says: CSV, Excel, JSON or Parquet."""
-    if path.suffix == ".csv":
-        return write_csv(path, rows)
-    if path.suffix == ".xlsx":
-        book = openpyxl.Workbook()
-        for row in ([*rows[0]], *([*row.values()] for row in rows)):
-            book.active.append(row)
-        book.save(path)
-    elif path.suffix == ".parquet":
-        pq.write_table(pa.Table.from_pylist(rows), path)
-    else:
-        lines = "\n".join(map(json.dumps, rows))
-        path.write_text(lines if path.suffix == ".jsonl" else json.dumps(rows))
-    return path
-
-
 @pytest.mark.parametrize("ending", ["csv", "xlsx", "json", "jsonl", "parquet"])
 @pytest.mark.parametrize("form", ["NFC", "NFD"])
 def test_names_in_a_table_and_in_flags_are_one_whatever_their_form(tmp_path, ending, form):
@@ -804,24 +787,6 @@ def test_a_site_is_part_of_patients_from_dicom_tags_and_names(tmp_path):
     assert refs["path"].to_pylist() == ["0.dcm", "1.dcm", "a-17-0.png", "a-17-1.png"]
     assert sites == ("s0", "s1", "s0", "s1")
     assert patients[0] == patients[1] != patients[2] == patients[3] == "17"
-
-
-def test_a_slash_in_a_site_does_not_make_two_patients_one(tmp_path):
-    pairs = [("a", "b/1"), ("a/b", "1"), ("a%2Fb", "1"), ("a", "1")]
-    rows = [
-        {"path": f"{k}.png", "label": "x", "site": site, "patient": patient}
-        for k, (site, patient) in enumerate(pairs)
-    ]
-    patients = list_rows(tmp_path, [row["path"] for row in rows], rows).table["patient"].to_pylist()
-    assert patients == ["a/b/1", "a%2Fb/1", "a%252Fb/1", "a/1"]
-
-
-def test_a_site_decides_the_patients_so_it_is_in_the_digest(tmp_path):
-    sited = [row | {"site": "a"} for row in ROWS]
-    digests = [table_of(tmp_path, rows).digest for rows in (ROWS, sited)]
-    others = {"site": pa.chunked_array([["a"] * len(ROWS)])}
-    as_other = dataclasses.replace(table_of(tmp_path, ROWS), others=others).digest
-    assert len({*digests, as_other}) == 3
 
 
 def test_a_build_takes_labels_patients_and_splits_from_the_table(tmp_path, capsys):

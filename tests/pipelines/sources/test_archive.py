@@ -219,7 +219,7 @@ def test_a_zip_whose_end_holds_the_signature_of_an_end_is_listed(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("comment", [b"", b"PK of a comment"])
-@pytest.mark.parametrize("num_members", [0, 1, 65_535, 65_536, "wrapped"])
+@pytest.mark.parametrize("num_members", [0, 65_535, 65_536, "wrapped"])
 def test_a_zip_of_any_number_of_members_is_whole(tmp_path, num_members, comment):
     path, is_wrapped = tmp_path / "a.zip", num_members == "wrapped"
     count = 65_537 if is_wrapped else num_members

@@ -129,17 +129,6 @@ def test_fashion_mnist_is_stored_as_it_is_in_the_published_order_of_labels(folde
         assert row["label"] == source.LABEL_NAMES[LABELS[index]]
 
 
-def test_fashion_mnist_can_be_split_anew_resized_and_cut_to_some_classes(folder, tmp_path):
-    splits = ["--splits=file", "--split_fractions=train=0.5,val=0.3,test=0.2"]
-    flags = ["--image_size=5x9", "--classes=Bag,Coat", *splits]
-    output = build_fashion(tmp_path / "out", f"--input={folder}", *flags)
-    manifest = Manifest.load(output)
-    assert manifest.image_shape == (5, 9, 1)
-    assert manifest.label_names == ("Bag", "Coat")
-    assert manifest.counts["ignored"]["class_not_chosen"] == 48
-    assert set(manifest.splits) == {"train", "val", "test"}
-
-
 def test_without_a_folder_fashion_mnist_is_downloaded_and_kept(web, tmp_path, monkeypatch):
     def build_from(folder, url):
         monkeypatch.setattr(source, "BASE_URL", web.url(url))

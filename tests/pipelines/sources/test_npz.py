@@ -76,14 +76,6 @@ def test_other_arrays_are_columns_or_named_as_not_read(tmp_path, capsys):
     assert "not read: the arrays masks of a.npz" in capsys.readouterr().err
 
 
-def test_the_labels_can_be_grades_or_numbers(tmp_path):
-    write_npz(tmp_path / "retina.npz", np.arange(30).reshape(-1, 1) % 5)
-    assert build_rows(tmp_path / "retina.npz", tmp_path / "a", "--grades=4,3,2,1,0") == 0
-    assert Manifest.load(tmp_path / "a").label_names == ("4", "3", "2", "1", "0")
-    assert build_rows(tmp_path / "retina.npz", tmp_path / "b", "--target=label") == 0
-    assert Manifest.load(tmp_path / "b").label_kind.is_number
-
-
 IMAGES = np.zeros((4, 8, 8), np.uint8)
 
 
