@@ -13,6 +13,7 @@ from pipelines.listing.files import IMAGE_SUFFIXES
 from pipelines.listing.images import Ledger, Note
 from pipelines.listing.label_table import LabelTable
 from pipelines.listing.refs import RejectedFile
+from pipelines.listing.table_files import OPTIONAL
 
 # How many pairs of a path and a file are shown, and how many files with the same end are compared.
 _NUM_SHOWN, _MOST_ALIKE = 3, 1000
@@ -129,7 +130,8 @@ def _assign(
         else:
             raise errors.UserError(
                 f"--labels {table.name}: rows {other + 1:,} and {row + 1:,} both name "
-                f"{names[places[0]]!a}, and differ in what they say of it; a file needs one row"
+                f"{names[places[0]]!a}, and differ in one of label, {', '.join(OPTIONAL)}; a file "
+                "needs one row"
             )
     return num_repeated
 
