@@ -1,6 +1,7 @@
 """Who may import whom, as the design says it."""
 
 import ast
+import functools
 import graphlib
 import itertools
 import json
@@ -68,6 +69,7 @@ def name_of(path):
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
+@functools.cache
 def imports_of(path):
     """Returns the names of all that a module imports, wherever and for whatever it does so."""
     names = set()
@@ -77,7 +79,7 @@ def imports_of(path):
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: imports are absolute here"
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
+    return frozenset(names)
 
 
 def floor_of(name):
@@ -89,38 +91,37 @@ def floor_of(name):
     return FLOORS.index(max(floors, key=len)) if floors else None
 
 
-each_module = pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_no_module_imports_what_its_package_must_not():
+    for path in MODULES:
+        forbidden = FORBIDDEN[path.relative_to(ROOT).parts[0]]
+        found = {name.split(".")[0] for name in imports_of(path)} & forbidden
+        assert not found, f"{path} imports {found}"
 
 
-@each_module
-def test_no_module_imports_what_its_package_must_not(path):
-    package = path.relative_to(ROOT).parts[0]
-    forbidden = FORBIDDEN[package]
-    assert not {name.split(".")[0] for name in imports_of(path)} & forbidden
+def test_only_the_stores_see_the_secrets_of_an_address():
+    allowed = "tfrecord_io.stores", "tfrecord_io.terminal.address"
+    others = [path for path in MODULES if not name_of(path).startswith(allowed)]
+    assert [path for path in others if ".opened" in path.read_text(encoding="utf-8")] == []
 
 
-@each_module
-def test_only_the_stores_see_the_secrets_of_an_address(path):
-    if not name_of(path).startswith(("tfrecord_io.stores", "tfrecord_io.terminal.address")):
-        assert ".opened" not in path.read_text(encoding="utf-8")
+def test_no_module_imports_from_a_floor_above_its_own():
+    api = ROOT / "tfrecord_io" / "__init__.py"  # which names what lies on every floor
+    for path in MODULES:
+        floor = floor_of(name_of(path))
+        if floor is None:
+            is_room = name_of(path).split(".")[0] == "tfrecord_io" or path.name == "__init__.py"
+            assert is_room, f"{path} stands on no floor"
+        elif path != api:
+            floors = {name: floor_of(name) for name in imports_of(path)}
+            above = [name for name, place in floors.items() if place is not None and place < floor]
+            assert above == [], f"{path} imports {above}"
 
 
-@each_module
-def test_no_module_imports_from_a_floor_above_its_own(path):
-    if path == ROOT / "tfrecord_io" / "__init__.py":
-        return  # the public API, which names what lies on every floor
-    floor = floor_of(name_of(path))
-    if floor is None:
-        assert name_of(path).split(".")[0] == "tfrecord_io" or path.name == "__init__.py"
-        return
-    floors = {name: floor_of(name) for name in imports_of(path)}
-    assert [name for name, place in floors.items() if place is not None and place < floor] == []
-
-
-@each_module
-def test_no_module_imports_a_command(path):
+def test_no_module_imports_a_command():
     commands = {module for module, _ in scan_tfrecords.COMMANDS.values()}
-    assert not commands & {part for name in imports_of(path) for part in prefixes(name)}
+    for path in MODULES:
+        found = commands & {part for name in imports_of(path) for part in prefixes(name)}
+        assert not found, f"{path} imports {found}"
 
 
 def test_only_a_command_or_the_list_of_powers_imports_an_extra():
