@@ -27,7 +27,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from campaign import (
     archives,
-    crowds,
     hostile,
     kills,
     processes,
@@ -49,7 +48,6 @@ AREAS: dict[str, tuple[Callable[[Case], str], int]] = {
     "stores": (kills.try_store, 600),
     "remote": (readers.try_remote, 300),
     "trainings": (trainings.try_training, 2400),
-    "crowds": (crowds.try_case, 60),
 }
 
 

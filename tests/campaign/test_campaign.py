@@ -9,7 +9,7 @@ from builds import ROOT, run_command
 #: Areas that one process runs, and how many cases of each.
 CASES = {
     "archives": 400,
-    "builds datasets crowds": 8,
+    "builds datasets": 8,
     "kills stores remote": 4,
     "trainings": 1,
 }
