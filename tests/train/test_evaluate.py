@@ -64,6 +64,7 @@ def test_no_file_shows_the_login_of_a_url(measured):
         assert not [content for content in written if secret.encode() in content]
 
 
+@pytest.mark.slow
 def test_two_builds_of_one_folder_have_results_of_their_own(class_run, other, tmp_path):
     run = shutil.copytree(class_run, tmp_path / "run")
     for digit in "12":

@@ -36,6 +36,7 @@ def run_url(url, class_run):
     return url
 
 
+@pytest.mark.slow
 def test_an_upload_that_ends_anywhere_leaves_a_state_that_is_whole(s3, run_url, tmp_path):
     names = s3.read(f"{tmp_path.name}/").keys()
     assert not [name for name in names if "tensorboard" in name]
@@ -53,6 +54,7 @@ def test_an_upload_that_ends_anywhere_leaves_a_state_that_is_whole(s3, run_url, 
         assert ("checkpoint.npz" in new) == (number == len(names) - 1)
 
 
+@pytest.mark.slow
 def test_a_run_in_a_bucket_goes_on_from_there_and_ends_as_a_local_one(
     s3, url, class_data, class_run, tmp_path, capsys
 ):
@@ -92,6 +94,7 @@ def test_the_forms_of_a_finished_run_are_written_anew(s3, run_url, tmp_path, mon
     assert "expected the folder of a finished run" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_of_two_trainers_the_one_that_saves_second_is_refused(url, class_data):
     config = TrainConfig.of(data=str(class_data), **marked.CLASS_RUN)
     with working_folder(url) as folder:
@@ -144,6 +147,7 @@ def test_a_replacement_that_ends_anywhere_leaves_the_old_run_or_the_new(s3, url,
     assert s3.read(f"{tmp_path.name}/") == new | mine
 
 
+@pytest.mark.slow
 def test_a_run_in_a_bucket_predicts_is_measured_and_starts_another(
     run_url, class_run, class_data, tmp_path, capsys
 ):
