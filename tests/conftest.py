@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,10 @@ from image_files import scan_tree, write_tree
 # TensorFlow's notes on the processor and on missing GPUs say nothing about a test.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+
+# The tests start Python a hundred times; bytecode that is kept spares each start the compilation.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # What a script starts in the background ignores Ctrl-C, and so would the commands that the tests
 # interrupt.
