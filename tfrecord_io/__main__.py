@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from tfrecord_io.auditing import audit, verify
-from tfrecord_io.extras import diff, labels_from, shortcuts
+from tfrecord_io.extras import diff, labels_from, sample, shortcuts
 from tfrecord_io.terminal.printing import refuse
 
 # A line with the name of an extra can be deleted with it.
@@ -17,6 +17,7 @@ COMMANDS = {
     command.name: command
     for command in (
         verify.COMMAND,
+        sample.COMMAND,  # verify with more flags, in its place
         labels_from.COMMAND,
         audit.command(_CHECKS),
         diff.COMMAND,

@@ -10,30 +10,19 @@ import io
 import itertools
 import json
 import operator
-import random
-import tarfile
-import zipfile
-import zlib
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow.parquet as pq
 
-from tfrecord_io.decoding import augment, preprocess
-from tfrecord_io.decoding.options import Preprocessing
-from tfrecord_io.decoding.rejects import Reject
 from tfrecord_io.format import examples, manifest, schema
 from tfrecord_io.format.statistics import PixelStatistics
-from tfrecord_io.stores import archives
 from tfrecord_io.stores.folder import Folder
 from tfrecord_io.terminal import flags
-from tfrecord_io.terminal.address import local_path
 from tfrecord_io.terminal.command import Command
-from tfrecord_io.terminal.errors import UserError
-from tfrecord_io.terminal.printing import printable, refuse
+from tfrecord_io.terminal.printing import printable
 
 #: Number of records read at once, a few megabytes.
 _CHUNK_RECORDS = 256
@@ -58,40 +47,20 @@ class _Record(NamedTuple):
     split: str
 
 
-def verify(
-    directory: str | Path,
-    *,
-    source_input: str | Path | None = None,
-    names: str | Path | None = None,
-    num_samples: int = 100,
-    seed: int = 0,
-) -> list[Finding]:
+def verify(directory: str | Path) -> list[Finding]:
     """Checks every byte of a dataset against its manifest, sidecars and tables.
 
     It checks sizes, SHA-256, framing and CRCs of all shards and records, labels and their counts,
     keys (unique), each row of the examples table, the sums over the train split's pixels, the
     digests in `croissant.json`, and the ledger of the source's files.
 
-    Args:
-        directory: folder or URL of the dataset.
-        source_input: the archive or folder from which the dataset was built: a random sample of it
-            is decoded again and compared pixel by pixel.
-        names: the private table of an anonymous dataset, which `source_input` needs.
-        num_samples: number of images in the random sample, drawn with `seed`.
-        seed: seed of the sample.
-
     Returns:
         everything that is wrong; empty if nothing is.
 
     Raises:
         manifest.ManifestError: if there is no usable manifest.
-        OSError: if the source or the private table cannot be read.
-        UserError: if the source is a URL, or of a kind of which no sample can be taken.
     """
     dataset, folder = manifest.Manifest.load(directory), Folder(directory)
-    kind = dataset.source.get("kind")
-    if source_input is not None and kind in ("npz", "parquet"):
-        raise UserError(f"--source_input takes folders and archives, and no source of kind {kind}")
     findings: list[Finding] = []
     # The records that are right, by shard; and the sums over their pixels, if they count.
     records: dict[str, list[_Record]] = {shard.name: [] for shard in dataset.shards}
@@ -110,11 +79,6 @@ def verify(
         (manifest.REJECTS_FILE_NAME, _check_rejects(folder, dataset)),
     ):
         findings += _read(name, messages)
-    if source_input is not None and not findings:
-        table = examples.read(directory)
-        drawn = random.Random(seed).sample(range(len(table)), min(num_samples, len(table)))
-        rows = table.take(sorted(drawn)).to_pylist()
-        findings += _check_sample(folder, dataset, local_path(source_input), names, rows)
     return findings
 
 
@@ -249,145 +213,22 @@ def _check_rejects(folder: Folder, dataset: manifest.Manifest) -> Iterator[str]:
         yield f"has rejects {reasons}, but the manifest says {dataset.rejects}"
 
 
-def _check_sample(
-    folder: Folder,
-    dataset: manifest.Manifest,
-    source_input: Path,
-    names: str | Path | None,
-    rows: Sequence[Mapping[str, Any]],
-) -> Iterator[Finding]:
-    """Decodes the files of some rows of the examples table again, and compares the records."""
-    try:
-        options = Preprocessing.from_dict(dataset.preprocessing)
-    except (KeyError, TypeError, ValueError) as error:
-        raise manifest.ManifestError(
-            f"{folder.path(manifest.FILE_NAME)} is damaged: its preprocessing: {error!r}"
-        ) from error
-    source_paths = _read_names(names) if dataset.has_codes else {}
-    # Several examples may be frames or augmented copies of one file.
-    wanted: dict[str, list[tuple[Mapping[str, Any], int | None]]] = defaultdict(list)
-    for row in rows:
-        path, frame = row["path"], None
-        # A DICOM file is read by frames, if it has only one, too; a later page has no hash.
-        if row["file_format"] == "DICOM" or row["file_xxh3"] is None:
-            path, frame = preprocess.split_frame_path(path)
-        wanted[source_paths.get(row["path"], path)].append((row, frame))
-    layout, slot = dataset.layout, dataset.layout.features[schema.IMAGE]
-    missing = dict(wanted)
-    try:
-        for path, data in _read_files(source_input, wanted):
-            for row, frame in missing.pop(path):
-                name = f"record {row['row']}"
-                try:
-                    decoded = preprocess.decode_image(data, options, frame)
-                except Reject as reject:
-                    yield Finding(row["shard"], f"{name}: {row['path']} is now rejected: {reject}")
-                    continue
-                pixels = augment.pixels_of(row, decoded.pixels, layout.image_shape, decoded.box)
-                start = row["row"] * layout.stride + slot.offset
-                stored = folder.read_part(row["shard"], start, slot.length)
-                if pixels != stored:
-                    yield Finding(
-                        row["shard"], f"{name} differs from what {row['path']} decodes to"
-                    )
-    except (zipfile.BadZipFile, tarfile.TarError, zlib.error, ValueError, EOFError) as error:
-        raise OSError(f"cannot read {source_input}: {error}") from error
-    for (row, _), *_ in missing.values():
-        yield Finding(str(source_input), f"has no file {row['path']}")
-
-
-def _read_names(names: str | Path | None) -> dict[str, str]:
-    """Returns the paths in the source by their codes in an anonymous dataset."""
-    if names is None:
-        raise OSError(
-            "the dataset is anonymous, so --source_input needs --names FILE, the table that the "
-            "build wrote beside the secret"
-        )
-    try:
-        private = pq.read_table(names, columns=["path", "source_path"])
-    except (ValueError, KeyError) as error:
-        raise OSError(f"cannot read --names {names}: {error}") from error
-    return dict(zip(*(column.to_pylist() for column in private.columns), strict=True))
-
-
-def _read_files(source_input: Path, paths: Collection[str]) -> Iterator[tuple[str, bytes]]:
-    """Yields those of the files that are there, read with the standard library.
-
-    So the build's own code for reading is checked, too.
-    """
-    if source_input.is_dir():
-        for path in paths:
-            file = source_input / path
-            # An untrusted table may name files outside of the folder.
-            is_inside = ".." not in Path(path).parts and file.is_relative_to(source_input)
-            if is_inside and file.is_file():
-                yield path, file.read_bytes()
-    elif zipfile.is_zipfile(source_input):
-        with source_input.open("rb") as raw, archives.open_zip(raw) as archive:
-            # The build uses the first of several members with the same name.
-            members = sorted(archive.infolist(), key=lambda info: -info.header_offset)
-            for name, info in {info.filename: info for info in members}.items():
-                if name in paths:
-                    yield name, archive.read(info)
-    else:
-        # A tar may be compressed, so it is read once from beginning to end.
-        missing = set(paths)
-        with tarfile.open(source_input) as archive:
-            for info in archive:
-                if info.name in missing and info.isreg():
-                    missing.remove(info.name)
-                    file = archive.extractfile(info) or io.BytesIO()
-                    yield info.name, file.read()
-            stream: Any = archive.fileobj
-            archives.check_tar_end(stream, archive.offset)
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of `python -m tfrecord_io verify`."""
-    flags.add_dataset(parser)
-    parser.add_argument(
-        "--source_input",
-        type=local_path,
-        metavar="PATH",
-        help="the archive or folder it was built from: decode a random sample of it again",
-    )
-    parser.add_argument(
-        "--names",
-        type=local_path,
-        metavar="FILE",
-        help="anonymous datasets: the table beside the secret, to find the images of that sample",
-    )
-    parser.add_argument(
-        "--num_samples", type=int, default=100, help="size of that sample (default: %(default)s)"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="seed of that sample")
-
-
 def run(args: argparse.Namespace) -> int:
     """Prints one finding per line, or that nothing is wrong; returns the exit code."""
     directory = flags.dataset_of(args)
-    if args.num_samples < 0:
-        return refuse(f"--num_samples must be at least 0, received {args.num_samples}")
-    findings = verify(
-        directory,
-        source_input=args.source_input,
-        names=args.names,
-        num_samples=args.num_samples,
-        seed=args.seed,
-    )
+    return report(directory, verify(directory))
+
+
+def report(directory: str | Path, findings: Sequence[Finding], more: str = "") -> int:
+    """Prints one finding per line, or that nothing is wrong, and `more`; returns the exit code."""
     for finding in findings:
         print(finding)
     if findings:
         return 1
     dataset = manifest.Manifest.load(directory)
-    sampled = ""
-    if args.source_input:
-        # Nothing is missing, so every example of the sample was compared.
-        num_compared = min(args.num_samples, dataset.num_examples)
-        sampled = f"; {num_compared} images decoded again from {args.source_input} are the same"
     print(
         f"{directory} matches its manifest: {dataset.num_examples:,} examples in "
-        f"{len(dataset.shards)} shards, {dataset.num_bytes / 1e6:,.1f} MB{sampled}"
+        f"{len(dataset.shards)} shards, {dataset.num_bytes / 1e6:,.1f} MB{more}"
     )
     return 0
 
@@ -395,7 +236,7 @@ def run(args: argparse.Namespace) -> int:
 COMMAND = Command(
     name="verify",
     purpose="recount and re-hash everything",
-    add_arguments=add_arguments,
+    add_arguments=flags.add_dataset,
     run=run,
     codes={manifest.ManifestError: 1},
 )

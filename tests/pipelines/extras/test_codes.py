@@ -32,7 +32,7 @@ from pipelines.extras import codes
 from pipelines.shards.write import TaskWriter
 from pipelines.stores.output import OutputOptions
 from tfrecord_io import __main__, image_key
-from tfrecord_io.auditing import verify
+from tfrecord_io.extras import sample
 
 SECRET = "8f1d3c5a7b9e2046" * 4  # in hexadecimal
 
@@ -262,7 +262,7 @@ def test_verify_decodes_an_anonymous_dataset_again(secret, source_tree, tmp_path
     assert __main__.main([*words, f"--names={names}"]) == 0
     assert "images decoded again" in capsys.readouterr().out
     moved = write_tree(tmp_path / "moved", {"train/CNV/CNV-1-1.jpeg": b""})
-    findings = verify.verify(built, source_input=moved, names=names)
+    findings = sample.verify(built, source_input=moved, names=names)
     assert findings
     assert not [line for line in map(str, findings) if "CNV-" in line]
 

@@ -27,7 +27,7 @@ from pipelines.listing.options import ListingOptions
 from pipelines.listing.refs import iterate_refs
 from pipelines.sources.directory import DirectorySource
 from pipelines.sources.source import Member
-from tfrecord_io.auditing import verify
+from tfrecord_io.extras import sample
 from tfrecord_io.format.kinds import CLASSES
 from train.data.dataset import open_dataset
 
@@ -167,7 +167,7 @@ def test_a_column_that_examples_parquet_has_for_itself_is_left_out_with_a_note(
     assert set(found["width"].to_pylist()) != {"wide"}
     assert "old" not in found["label"].to_pylist()
     assert set(found["note"].to_pylist()) == {"x"}
-    assert verify.verify(tmp_path / "out", source_input=scans) == []
+    assert sample.verify(tmp_path / "out", source_input=scans) == []
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_columns_of_any_other_type_are_kept(scans, tmp_path):
     output = tmp_path / "out"
     assert build(scans, tmp_path / "labels.parquet", output) == 0
     assert set(plain) <= set(pq.read_schema(output / "examples.parquet").names)
-    assert verify.verify(output, source_input=scans) == []
+    assert sample.verify(output, source_input=scans) == []
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
@@ -858,4 +858,4 @@ def test_other_columns_follow_their_images_into_the_table_of_examples(tmp_path, 
     for row in kept:
         for name in ("age", "site", "offset", "size"):
             assert row[name] == by_path[row["path"]][name]
-    assert verify.verify(output, source_input=source) == []
+    assert sample.verify(output, source_input=source) == []

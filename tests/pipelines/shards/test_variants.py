@@ -14,6 +14,7 @@ from tfrecord_io.__main__ import main
 from tfrecord_io.auditing import audit
 from tfrecord_io.auditing.verify import verify
 from tfrecord_io.decoding import augment
+from tfrecord_io.extras import sample
 
 
 def files():
@@ -68,7 +69,9 @@ def test_a_variant_is_made_of_its_original_by_its_own_key(built):
 
 def test_a_wrong_variant_is_found(built, scans, tmp_path, monkeypatch):
     monkeypatch.setattr(augment, "RECIPE", {**augment.RECIPE, "brightness_fraction": 0.9})
-    assert any("differs from what" in str(finding) for finding in verify(built, source_input=scans))
+    assert any(
+        "differs from what" in str(finding) for finding in sample.verify(built, source_input=scans)
+    )
 
 
 def test_the_variants_are_part_of_what_a_dataset_is(built, scans):
@@ -133,7 +136,7 @@ def test_verify_decodes_every_copy_of_its_sample_anew_from_a_tar(
     assert main(["verify", str(built), "--source_input", str(same)]) == 0
     assert "46 images decoded again" in capsys.readouterr().out
     other = repacked(scans, tmp_path / f"other.{kind}", lambda content: jpeg(len(content) + 99))
-    findings = verify(built, source_input=other)
+    findings = sample.verify(built, source_input=other)
     assert len(findings) == 46
     assert all("differs from what" in finding.message for finding in findings)
 
@@ -153,6 +156,6 @@ def test_a_file_named_like_a_variant_has_a_key_of_its_own(tmp_path):
     output = build_here(scans, tmp_path / "out", "--variants=2")
     rows = rows_of(output)
     assert len({row["key"] for row in rows}) == len(rows) == 3 * len(names)
-    assert verify(output, source_input=scans) == []
+    assert sample.verify(output, source_input=scans) == []
     plain = rows_of(build_here(scans, tmp_path / "plain"))
     assert {row["key"] for row in plain} == {image_key(name) for name in names}

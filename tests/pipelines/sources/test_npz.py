@@ -11,6 +11,7 @@ from row_files import build_rows, write_npz
 
 from tfrecord_io import Manifest
 from tfrecord_io.auditing.verify import verify
+from tfrecord_io.extras import sample
 from tfrecord_io.terminal.errors import UserError
 
 
@@ -177,4 +178,4 @@ def test_a_sample_of_its_images_cannot_be_verified(tmp_path):
     write_npz(tmp_path / "a.npz", np.arange(30) % 2)
     assert build_rows(tmp_path / "a.npz", tmp_path / "out") == 0
     with pytest.raises(UserError, match="takes folders and archives, and no source of kind npz"):
-        verify(tmp_path / "out", source_input=tmp_path / "a.npz")
+        sample.verify(tmp_path / "out", source_input=tmp_path / "a.npz")

@@ -31,7 +31,7 @@ from pipelines.sources.archive import ArchiveSource
 from pipelines.sources.remote import RemoteDirectorySource, RemoteZipSource
 from tfrecord_io import Manifest
 from tfrecord_io.__main__ import main as tfrecord_io_main
-from tfrecord_io.auditing import verify
+from tfrecord_io.extras import sample
 from tfrecord_io.stores import remote
 
 
@@ -73,7 +73,7 @@ def test_a_dataset_on_a_store_is_the_one_on_a_disk(scheme, running, s3, scans_zi
     assert all(SECRET_KEY.encode() not in content for content in copy.values())
     copy = write_tree(tmp_path / "remote", copy)
     assert shards_of(copy) == shards_of(local)
-    assert verify.verify(copy, source_input=scans_zip) == []
+    assert sample.verify(copy, source_input=scans_zip) == []
 
 
 # "us@er:pa/ss" in base64, as RFC 7617 has it.

@@ -11,9 +11,9 @@ from image_files import encoded, grey_pixels, jpeg, png, rgb_pixels, write_tree
 from PIL import Image, ImageOps
 
 from tfrecord_io import Manifest
-from tfrecord_io.auditing.verify import verify
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.decoding.preprocess import decode_image
+from tfrecord_io.extras.sample import verify
 from tfrecord_io.reading.mapped import MappedDataset
 
 SPACING = (0x0028, 0x0030, "DS")

@@ -14,7 +14,7 @@ from image_files import encoded, write_tree
 import tfrecord_io
 from pipelines.errors import BuildError, UserError
 from tfrecord_io import Manifest, PixelStatistics, RecordLayout
-from tfrecord_io.auditing.verify import verify
+from tfrecord_io.extras.sample import verify
 from tfrecord_io.format import side_facts, visible
 from tfrecord_io.format.manifest import FILE_NAME
 from tfrecord_io.format.shard_writer import ShardWriter

@@ -1,0 +1,63 @@
+"""Files of the source give the pixels of a dataset again, or the difference is told."""
+
+import shutil
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from dataset_factory import change_column, change_json
+from image_files import pack
+
+from tfrecord_io.__main__ import main
+from tfrecord_io.extras import sample
+from tfrecord_io.format import manifest
+
+
+@pytest.fixture
+def dataset(built_dataset, tmp_path):
+    """A copy of a small built dataset, to damage."""
+    return Path(shutil.copytree(built_dataset, tmp_path / "dataset"))
+
+
+def test_a_source_that_gives_other_pixels_is_found(dataset, source_tree, tmp_path):
+    other = Path(shutil.copytree(source_tree, tmp_path / "other"))
+    paths = pq.read_table(dataset / "examples.parquet")["path"].to_pylist()
+    shutil.copy(other / paths[0], other / paths[1])
+    (finding,) = sample.verify(dataset, source_input=other)
+    assert paths[1] in finding.message
+    (other / paths[1]).unlink()
+    assert "has no file" in sample.verify(dataset, source_input=other)[0].message
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar.gz"])
+def test_an_archive_that_was_joined_to_another_does_not_agree(dataset, source_tree, tmp_path, kind):
+    paths = [path for path in source_tree.rglob("*") if path.is_file()]
+    files = {path.relative_to(source_tree).as_posix(): path.read_bytes() for path in paths}
+    whole = pack(tmp_path / f"a.{kind}", files)
+    assert sample.verify(dataset, source_input=whole) == []
+    whole.write_bytes(whole.read_bytes() * 2)
+    message = "(belong to no member that its index names|other data follows)"
+    with pytest.raises(OSError, match=rf"cannot read .*{whole.name}: .*{message}"):
+        sample.verify(dataset, source_input=whole)
+
+
+def test_no_file_beside_the_source_is_read(dataset, source_tree, tmp_path):
+    source = Path(shutil.copytree(source_tree, tmp_path / "in"))
+    (tmp_path / "beside.jpeg").write_bytes(next(source.rglob("*.jpeg")).read_bytes())
+    # It has the table's digest, which a stranger would not leave wrong.
+    (dataset / "croissant.json").unlink()
+    for path in ("../beside.jpeg", str(tmp_path / "beside.jpeg")):
+        change_column(dataset / "examples.parquet", "path", lambda old, new=path: [new] * len(old))
+        findings = sample.verify(dataset, source_input=source)
+        assert [str(finding) for finding in findings] == [f"{source}: has no file {path}"]
+
+
+def test_wrong_usage_and_a_damaged_recipe_are_errors(dataset, source_tree, capsys):
+    recipe = manifest.Manifest.load(dataset).preprocessing
+    change_json(dataset / manifest.FILE_NAME, preprocessing={**recipe, "height": None})
+    for flag, code, message in (
+        (f"--source_input={source_tree}", 1, "manifest.json is damaged: its preprocessing"),
+        ("--num_samples=-1", 2, "--num_samples must be at least 0, received -1"),
+    ):
+        assert main(["verify", str(dataset), flag]) == code
+        assert message in capsys.readouterr().err
