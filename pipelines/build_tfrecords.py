@@ -48,7 +48,11 @@ def build(argv: Sequence[str]) -> None:
     options = parse_options(argv)
     beam_args = launch.start(options.beam_args, needs_workers=not options.output.preview)
     if options.output.preview:
-        preview.print_preview(options, planned, beam_args)
+
+        def planned_in(folder: str) -> contextlib.AbstractContextManager[Job | None]:
+            return planned(options.elsewhere(folder))
+
+        preview.print_preview(planned_in, options.source, options.output.output, beam_args)
         return
     from pipelines.engine import engine
 

@@ -6,7 +6,6 @@ The build is listed and planned as always, but in a temporary folder, which is t
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import io
 import tempfile
 import time
@@ -16,38 +15,38 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines import errors
-from pipelines.options import BuildOptions
 from pipelines.shards.job import Job
 from pipelines.shards.write import write_images
 from pipelines.sources.factory import SourceOptions
 from pipelines.stores.output_state import PLAN_FILE
 from tfrecord_io.decoding.rejects import in_words
 from tfrecord_io.format.shard_writer import ShardWriter
-from tfrecord_io.terminal.address import Address, is_remote
+from tfrecord_io.terminal.address import is_remote
 from tfrecord_io.terminal.printing import counted, printable
 
 # The images that are made for the estimate.
 _MOST_TRIED = 32
 
 
-#: Lists and plans a build in a block, as the command does.
-Planned = Callable[[BuildOptions], contextlib.AbstractContextManager[Job | None]]
+def print_preview(
+    planned_in: Callable[[str], contextlib.AbstractContextManager[Job | None]],
+    source: SourceOptions,
+    output: str,
+    beam_args: Sequence[str],
+) -> None:
+    """Prints what a build into `output` would make, whatever that holds.
 
-
-def print_preview(options: BuildOptions, planned: Planned, beam_args: Sequence[str]) -> None:
-    """Prints what a build would make, whatever the output holds; raises as `planned` does."""
+    `planned_in` lists and plans the build into another folder, in a block, and may raise errors.
+    """
     from pipelines.engine import engine
 
     num_processes = engine.num_processes(beam_args) or 1
-    if first := _done_first(options.source):
+    if first := _done_first(source):
         print(f"the build would first {first}; nothing was written or downloaded")
         return
-    output = options.output.output
     with tempfile.TemporaryDirectory(prefix="scan-tfrecords-") as scratch:
-        elsewhere = dataclasses.replace(options.output, output=Address(scratch))
         try:
-            # Without the flags of an engine, no archive is uploaded for its workers.
-            with planned(dataclasses.replace(options, output=elsewhere, beam_args=())) as job:
+            with planned_in(scratch) as job:
                 lines = list(_lines(job, output, num_processes)) if job else []
         except errors.RefusedError as error:
             raise errors.RefusedError(f"the build would fail: {error.why}") from None

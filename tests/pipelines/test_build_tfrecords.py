@@ -101,6 +101,7 @@ def test_the_terminal_shows_progress_and_a_summary_and_no_noise(undisturbed):
     assert "found 46 images among 132 files (46 copies in a second tree" in done.stderr
     assert "46/46" in done.stderr
     assert "  45 examples in the dataset\n        1 rejected: not an image" in done.stdout
+    assert f"the rejected files are in {output}/rejects.csv" in done.stdout
     assert "  46 copies in a second folder tree" in done.stdout
     assert f"python -m tfrecord_io verify {output}" in done.stdout
 

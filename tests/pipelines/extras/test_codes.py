@@ -19,7 +19,6 @@ from builds import (
     prepare,
     read_csv,
     rows_of,
-    shards_of,
     write_csv,
 )
 from dicom_files import dicom_file
@@ -29,7 +28,6 @@ from PIL import Image, PngImagePlugin, TiffImagePlugin
 
 from pipelines import errors
 from pipelines.extras import codes
-from pipelines.shards.write import TaskWriter
 from pipelines.stores.output import OutputOptions
 from tfrecord_io import __main__, image_key
 from tfrecord_io.extras import sample
@@ -290,19 +288,6 @@ def test_a_secret_that_protects_nothing_is_refused(content, place, message, tmp_
     (file := tmp_path / "base64.txt").write_text("kC2zQ-Y7_0aT1bV5nXwE8rUoLsDfGhJq4iZpMxN6cBvA\n")
     options = OutputOptions(output="out", anonymize=file)
     assert codes.read_secret(options, None).key == file.read_bytes()
-
-
-def test_an_anonymous_build_goes_on_where_it_was_stopped(secret, tmp_path):
-    files = {f"train/{c}/{c}-1-{n}.jpeg": jpeg(n) for n in range(9) for c in "ab"}
-    source = write_zip(tmp_path / "in.zip", files)
-    flags = ("--num_shards=3", f"--anonymize={secret}")
-    whole = build_here(source, tmp_path / "whole", *flags)
-    with prepare(source, tmp_path / "out", *flags) as job, TaskWriter(job.build) as writer:
-        writer.write(job.todo[1])
-        writer.wait()
-    with prepare(source, tmp_path / "out", *flags) as job:
-        assert len(job.todo) == 2
-    assert shards_of(build_here(source, tmp_path / "out", *flags)) == shards_of(whole)
 
 
 def test_the_card_shows_the_corners_in_which_devices_write_names(secret, tmp_path):

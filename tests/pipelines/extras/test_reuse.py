@@ -1,11 +1,7 @@
 """`--reuse OLD`: the bytes of a build without it, with pixels that are copied."""
 
-import os
-import random
 import re
 import shutil
-import signal
-import time
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,15 +9,12 @@ import pytest
 import xxhash
 from builds import (
     build_here,
-    command,
     files_of,
     prepare,
     rows_of,
     run_build,
     run_build_here,
-    run_command,
     shards_of,
-    started,
     write_csv,
 )
 from dataset_factory import change_column, change_json, write_table
@@ -352,22 +345,6 @@ def test_with_a_seed_that_is_searched_the_build_names_that_of_the_old_dataset(tm
         assert advice in capsys.readouterr().err.partition("listing the images")[0]
     build_here(source, tmp_path / "new", *FLAGS, *flags, "--split_seed=7", f"--reuse={old}")
     assert "--split_seed auto chooses" not in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_a_build_that_is_killed_again_and_again_has_the_same_bytes_in_the_end(tmp_path):
-    first = {**scans(range(150)), "train/NORMAL/a.png": png(1)}
-    later = first | scans(range(200, 240), "NORMAL")
-    old, source, plain = pair(tmp_path, "--num_shards=30", first=first, later=later)
-    output, chance = tmp_path / "out", random.Random(7)
-    words = command(source, output, *FLAGS, "--num_shards=30", f"--reuse={old}")
-    for _ in range(4):
-        with started(words) as process:
-            time.sleep(chance.uniform(1, 4))
-            os.killpg(process.pid, signal.SIGKILL)
-    done = run_command(words)
-    assert done.returncode == 0, done.stderr
-    assert files_of(output) == files_of(plain)
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from listed import list_members
 
-from pipelines import errors
 from pipelines.listing.images import Images, Ledger
 from pipelines.listing.refs import REF_SCHEMA, iterate_refs
 from pipelines.planning import plan
@@ -156,17 +155,6 @@ def test_a_worker_reads_from_the_file_what_was_planned_for_its_task(counts, num_
             refs = list(iterate_refs(plan.read_task_refs(reader, task, "mine")))
         assert refs == list(iterate_refs(made.refs.slice(start, task.num_refs)))
         start += task.num_refs
-
-
-def test_a_plan_of_another_build_is_not_read(tmp_path):
-    made = planned({"train": 3})
-    file = io.BytesIO()
-    plan.write_refs(file, made.refs, made.tasks, "theirs")
-    with (
-        pa.BufferReader(file.getvalue()) as reader,
-        pytest.raises(errors.BuildError, match=r"belongs to build theirs, but this build is mine"),
-    ):
-        plan.read_task_refs(reader, made.tasks[0], "mine")
 
 
 # ---- fingerprints

@@ -34,16 +34,6 @@ def test_the_end_says_what_there_is_and_what_became_of_every_file(output, capsys
     assert f"open {output}/report.html" in lines[-1]
 
 
-def test_rejects_are_told_by_reason_and_where_to_read_more(tmp_path, capsys):
-    files = {**scan_tree({"train": 4}), "train/CNV/1.png": b"", "train/CNV/2.png": b"?"}
-    files["train/CNV/3.png"] = b"??"
-    archive = write_zip(tmp_path / "scans.zip", files)
-    output = build_here(archive, tmp_path / "out", "--max_reject_fraction=0.5")
-    text = capsys.readouterr().out
-    assert "1 rejected: empty\n        2 rejected: not an image\n" in text
-    assert f"the rejected files are in {output}/rejects.csv" in text
-
-
 def test_leaks_and_contradictions_are_said_in_the_last_lines_with_the_page(tmp_path, capsys):
     files = scan_tree({"train": 4, "test": 2})
     # Patient 100 is in both splits anyway; one picture is there under two labels.

@@ -11,7 +11,6 @@ from image_files import (
     png,
     scan_tree,
     scans_of,
-    under,
     write_tar,
     write_tree,
 )
@@ -43,25 +42,6 @@ def test_a_job_is_listed_and_planned_before_any_engine_starts(archive, tmp_path,
     assert f"listing the images of {archive}" in said
     assert f"found {len(TREE)} images among {len(kermany_archive(TREE))} files" in said
     assert f"{len(TREE)} copies in a second tree" in said
-
-
-@pytest.mark.parametrize(
-    ("same", "more", "message"),
-    [
-        ("--tree=a/", "--seed=7", "seed: 0 there, 7 now"),
-        ("--tree=a", "--tree=b", "tree: 'a' there, 'b' now"),
-        ("--classes=CNV,DME", "--classes=CNV,DRUSEN", "classes: "),
-    ],
-)
-def test_another_build_of_a_tar_gz_is_refused_after_it_was_listed(tmp_path, same, more, message):
-    second = {name.replace("CNV", "AMD"): content for name, content in TREE.items()}
-    path = write_tar(tmp_path / "scans.tar.gz", {**under("a", TREE), **under("b", second)})
-    flags = ["--tree=a", "--classes=CNV,DME"]
-    output = build_here(path, tmp_path / "out", *flags)
-    with prepare(path, output, *flags, same) as job:
-        assert job is None
-    with pytest.raises(errors.UserError, match=message), prepare(path, output, *flags, more):
-        pass
 
 
 @pytest.mark.parametrize("name", ["nowhere", "empty", "text.zip"])
