@@ -15,7 +15,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tfrecord_io.pages.charts import Axis, Chart, Series
 from tfrecord_io.stores.files import write_json
 from tfrecord_io.terminal import flags
 from tfrecord_io.terminal.flags import flag
@@ -51,7 +50,7 @@ class BenchmarkOptions:
     )
     steps: int = flag(30, "steps of a round", least=1)
     rounds: int = flag(5, "the median counts", least=1)
-    output: Path | None = flag(None, "folder for table (CSV, JSON) and plot", metavar="DIR")
+    output: Path | None = flag(None, "folder for the table (CSV, JSON)", metavar="DIR")
 
     __post_init__ = flags.check
 
@@ -89,28 +88,6 @@ def compared(row: Mapping[str, float], first: Mapping[str, float]) -> dict[str, 
     return {**row, "speedup": round(speedup, 3), "efficiency": round(efficiency, 3)}
 
 
-def _chart(rows: Sequence[Mapping[str, float]], title: str) -> Chart:
-    """Returns images a second by replicas, beside the line of perfect scaling."""
-    most = max(row["replicas"] for row in rows)
-    perfect = most * rows[0]["images_per_second_on_device"] / rows[0]["replicas"]
-    fed, on_device = (
-        [(row["replicas"], row[name]) for row in rows]
-        for name in ("images_per_second", "images_per_second_on_device")
-    )
-    top = 1.05 * max([perfect, *(speed for _, speed in [*fed, *on_device])])
-    return Chart(
-        title=title,
-        description="Images a second by number of replicas.",
-        x=Axis.of("replicas", 0, most, whole=True),
-        y=Axis.of("images a second", 0, top),
-        series=[
-            Series("fed by the reader", fed, "marked", 0),
-            Series("batch already on the devices", on_device, "marked", 1),
-            Series("perfect scaling", [(0, 0.0), (most, perfect)], "dotted", None),
-        ],
-    )
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of the command."""
     flags.add_flags(parser, "benchmark", BenchmarkOptions)
@@ -138,22 +115,18 @@ def benchmark(arguments: argparse.Namespace) -> None:
         cells = (f"{rows[-1][name]:{form}}".rjust(len(name)) for name, form in COLUMNS.items())
         print("  ".join(cells), flush=True)
         if options.output:
-            title = f"{config.network.model}, {config.input.replica_batch_size} images a device"
-            _write(options.output, rows, title)
+            _write(options.output, rows)
     if options.output:
-        print(f"table and plot are in {options.output}")
+        print(f"the table is in {options.output}")
 
 
-def _write(directory: Path, rows: Sequence[dict[str, float]], title: str) -> None:
-    from train.results import charts
-
+def _write(directory: Path, rows: Sequence[dict[str, float]]) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     with (directory / "scaling.csv").open("w", newline="") as file:
         table = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         table.writeheader()
         table.writerows(rows)
     write_json(directory / "scaling.json", rows)
-    charts.write_svg(directory / "scaling.svg", [_chart(rows, title)])
 
 
 main = console.TrainerCommand(

@@ -105,7 +105,8 @@ def evaluate(arguments: argparse.Namespace) -> None:
     from train.kinds.task import require_numbers
     from train.results import metrics
     from train.results.predictions import Predictions
-    from train.results.write import METRICS_NAME, PAGE_NAME, Outcome, write_results
+    from train.results.sections import Result
+    from train.results.write import METRICS_NAME, PAGE_NAME, write_results
 
     # Of a class that the dataset does not name it has no images. Whether its images have a label
     # that it does not name is not known, so that label is not measured.
@@ -141,10 +142,10 @@ def evaluate(arguments: argparse.Namespace) -> None:
         "best_epoch": own_results.get("best_epoch"),
         **metrics.measure(predictions, options, 0, classifier.thresholds),
     }
-    outcome = Outcome(
+    result = Result(
         dataset=dataset,
-        settings={"data": data},
-        results=results,
+        config={"data": data},
+        metrics=results,
         predictions=predictions,
         own_metrics=own_results,
         is_own=is_own and own_results.get("split") in (None, *manifest.splits),
@@ -153,7 +154,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
     explanation = POWERS.explain and POWERS.explain(
         lambda images: predict_images(classifier, images)[:, outputs], task.gives_probabilities
     )
-    write_results(output, outcome, explanation=explanation)
+    write_results(output, result, explanation=explanation)
     print(f"The metrics and {PAGE_NAME} are in {output}")
 
 

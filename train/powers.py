@@ -5,12 +5,11 @@ Delete a file in `train/extras/` and the lines with its name here, and the rest 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import train.extras.bucket
 import train.extras.by_patient
@@ -21,38 +20,13 @@ import train.extras.preview
 from train.machine.places import RunFolder, open_local
 
 if TYPE_CHECKING:
-    from train.results.classifier import Classifier, Prediction
     from train.results.examples import Explain
-    from train.results.write import Finished
+    from train.results.sections import Result
     from train.training.config import TrainConfig
 
 
 def _local_folder(workdir: str) -> AbstractContextManager[RunFolder]:
     return contextlib.nullcontext(RunFolder.at(workdir))
-
-
-class Maps(Protocol):
-    """What `predict` draws of each image: made of the flags, it writes when all are predicted."""
-
-    @staticmethod
-    def add_arguments(parser: argparse.ArgumentParser) -> None: ...
-
-    def __init__(self, arguments: argparse.Namespace) -> None: ...
-
-    def write(self, classifier: Classifier, predictions: Sequence[Prediction]) -> None: ...
-
-
-class Together(Protocol):
-    """How `predict` answers for several images at once: made of the flags, like `Maps`."""
-
-    @staticmethod
-    def add_arguments(parser: argparse.ArgumentParser) -> None: ...
-
-    def __init__(self, arguments: argparse.Namespace) -> None: ...
-
-    def together(
-        self, classifier: Classifier, predictions: Sequence[Prediction]
-    ) -> Sequence[Prediction]: ...
 
 
 class Powers(NamedTuple):
@@ -64,9 +38,10 @@ class Powers(NamedTuple):
         preview: shows what a training would be, instead of it.
         explain: makes pictures that explain mistakes.
         forms: write another form of the model into an export folder, or say why not.
-        after: is called with each finished run.
-        maps: draws a map for each predicted image: its flags, and what it does with them.
-        together: answers for images that belong together, likewise.
+        after: is called with the export folder and the result of each finished run.
+        maps: class that `predict` makes of its flags, which its `add_arguments` adds; its `write`
+            draws a map for each predicted image.
+        together: likewise; its `together` returns answers for images that belong together.
     """
 
     working_folder: Callable[[str], AbstractContextManager[RunFolder]] = _local_folder
@@ -74,9 +49,9 @@ class Powers(NamedTuple):
     preview: Callable[[TrainConfig], None] | None = None
     explain: Explain | None = None
     forms: Sequence[Callable[[Path], str]] = ()
-    after: Sequence[Callable[[Finished], object]] = ()
-    maps: type[Maps] | None = None
-    together: type[Together] | None = None
+    after: Sequence[Callable[[Path, Result], object]] = ()
+    maps: type[Any] | None = None
+    together: type[Any] | None = None
 
 
 POWERS = Powers(
@@ -87,5 +62,5 @@ POWERS = Powers(
     maps=train.extras.occlusion.Maps,
     together=train.extras.by_patient.ByPatient,
     forms=(train.extras.onnx.write,),
-    after=(train.extras.card.after,),
+    after=(train.extras.card.write_card,),
 )

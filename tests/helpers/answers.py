@@ -1,5 +1,7 @@
 """Predictions of no network, and how they are measured."""
 
+import dataclasses
+
 import numpy as np
 import pyarrow as pa
 from marked_images import OCT_NAMES
@@ -21,8 +23,13 @@ def dataset_of(num_examples, patients=None, **columns):
     keys = [f"k{place}" for place in range(num_examples)]
     columns |= {"patient": patients} if patients else {}
     groups = group_images(pa.table({"path": pa.array(keys, pa.string())} | columns))
-    unknown = dict.fromkeys(("path", "manifest"))
-    return Dataset(table=pa.table({"key": keys} | columns), groups=groups, measured=(), **unknown)
+    table = pa.table({"key": keys} | columns)
+    return Dataset(table=table, groups=groups, measured=(), path=None, manifest=None)
+
+
+def dataset_with(manifest):
+    """Returns a dataset of which nothing but its manifest is known."""
+    return dataclasses.replace(dataset_of(1), manifest=manifest)
 
 
 def predictions_of(probabilities, truths, names=OCT_NAMES, task=CLASSES, **fields):

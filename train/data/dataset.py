@@ -143,9 +143,7 @@ class Dataset:
 def open_dataset(path: str | Folder, columns: Sequence[str] = ()) -> Dataset:
     """Reads what is known of a dataset, each file of it once.
 
-    Args:
-        path: folder or URL of the dataset.
-        columns: of the table of examples, to be measured besides `SITE`.
+    `columns` of the table of examples are measured besides `SITE`.
 
     Raises:
         UserError: if the table is missing or damaged, lacks one of these columns or the groups,

@@ -24,8 +24,7 @@ from tfrecord_io.stores.folder import Folder
 from tfrecord_io.terminal.address import Address, is_remote
 from tfrecord_io.terminal.errors import StoreError, UserError
 from train.machine import console
-from train.machine.places import RunFolder, open_local
-from train.training.own_files import OWN_FILES
+from train.machine.places import OWN_FILES, RunFolder, open_local
 
 # Uploaded after all other files, in this order. The first one completes an export.
 _LAST = ("preprocessing.json", "checkpoint.npz", "metrics.json")

@@ -6,41 +6,30 @@ It leaves with the model, so it names no path, person or hospital.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from tfrecord_io.format.manifest import Manifest
 from tfrecord_io.pages.page import environment, markdown
 from tfrecord_io.stores.files import atomic_write
 from tfrecord_io.terminal.printing import printable
 
 if TYPE_CHECKING:
-    from train.results.write import Finished
+    from train.results.sections import Result
 
 
-def after(run: Finished) -> None:
-    """Writes the card of a finished run."""
-    outcome = run.outcome
-    write_card(run.export, outcome.dataset.manifest, outcome.settings, run.results)
+def write_card(folder: Path, result: Result) -> None:
+    """Writes README.md into the folder of an export; `result` is that of the finished run.
 
-
-def write_card(
-    folder: Path, manifest: Manifest, settings: Mapping[str, Any], results: Mapping[str, Any]
-) -> None:
-    """Writes README.md into the folder of an export.
-
-    The manifest is that of the training data, the settings are those of config.json, and the
-    results those of metrics.json, without `scores` if nothing was measured. Source of the fields:
-    "Model Cards" in the documentation of the Hugging Face Hub.
+    Its metrics have no `scores` if nothing was measured. Source of the fields: "Model Cards" in the
+    documentation of the Hugging Face Hub.
     """
     from train.kinds import words  # with Keras, which takes seconds
     from train.kinds.measures import parts_of
-    from train.kinds.registry import task_of
 
-    task, scores = task_of(manifest.label_kind), results.get("scores", {})
+    manifest, settings, results = result.manifest, result.config, result.metrics
+    task, scores = result.task, results.get("scores", {})
     told = {*task.run_measures, *task.label_measures}
     labels = {"", "urgent", *(words.shown_classes(results) if scores else ())}
     measured = [
@@ -52,13 +41,13 @@ def write_card(
     title = f"{settings['model']} on {manifest.name}"
     job = f"image-{'classification' if task.gives_probabilities else 'regression'}"
     data = {"type": manifest.name, "name": manifest.name, "split": results["split"]}
-    result = {"task": {"type": job}, "dataset": data, "metrics": measured}
+    entry = {"task": {"type": job}, "dataset": data, "metrics": measured}
     fields = (
         ("library_name", "keras"),
         ("pipeline_tag", task.gives_probabilities and job),  # the Hub has none for numbers
         ("tags", ["medical", job]),
         ("metrics", measured and task.run_measures),
-        ("model-index", measured and [{"name": title, "results": [result]}]),
+        ("model-index", measured and [{"name": title, "results": [entry]}]),
     )
     # Markdown, not HTML. A JSON value is one of YAML too.
     templates = environment(Path(__file__).parent).overlay(autoescape=False, finalize=markdown)

@@ -135,12 +135,7 @@ def draw_map(image: np.ndarray, drops: np.ndarray, answer: str) -> Image.Image:
 
 
 def explain(predict: Predict, gives_probabilities: bool) -> Explanation:
-    """Returns what a page shows beside mistakes: a map, which costs about 150 predictions each.
-
-    Args:
-        predict: the function that gave the answers.
-        gives_probabilities: whether these are probabilities.
-    """
+    """Returns what a page shows beside mistakes: a map, which costs about 150 predictions each."""
     from train.results.examples import Explanation
 
     def pictures(image: np.ndarray, answer: OneAnswer) -> dict[str, Image.Image]:

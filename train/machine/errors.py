@@ -1,7 +1,5 @@
 """The error of the trainer that a command tells without a traceback, besides those of its data."""
 
-import signal
-
 from tfrecord_io.terminal.errors import ToldError
 
 
@@ -14,12 +12,3 @@ class TrainingError(ToldError):
     def __init__(self, message: str, exit_code: int = 1) -> None:
         super().__init__(message)
         self.exit_code = exit_code
-
-
-def stopped(signal_number: int, step: int) -> TrainingError:
-    """Returns the error of a run that a signal has asked to stop, with its state saved."""
-    return TrainingError(
-        f"stopped by {signal.Signals(signal_number).name} after step {step}; the state is saved; "
-        "run the same command again to continue",
-        128 + signal_number,
-    )

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 from tfrecord_io.stores import replace
 from tfrecord_io.stores.folder import Folder
 from tfrecord_io.terminal.address import local_path
+
+#: Names of the files in the folder of a run that the trainer writes; nothing else is ever replaced
+#: or removed. A cross-validation has the same in RUN/seed-S/fold-F, and
+#: an evaluation on another dataset its results in RUN/evaluation.
+OWN_FILES = re.compile(
+    r"((seed-\d+/fold-\d+|evaluation/[^/]+)/)?(config|history|metrics)\.json"
+    r"|((seed-\d+/fold-\d+|evaluation/[^/]+)/)?(report\.html|predictions\.(csv|npz)|plots/\w+\.svg)"
+    r"|(seed-\d+/fold-\d+/)?((checkpoint|best)\.npz|seen\.parquet)"
+    r"|(seed-\d+/fold-\d+/)?export/(model\.(keras|weights\.h5|onnx)|features\.npz|README\.md"
+    r"|(architecture|preprocessing|thresholds)\.json|saved_model/.*)"
+    r"|(seed-\d+/fold-\d+/)?(tensorboard/events\.out\.tfevents\..*|profile/plugins/.*)"
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

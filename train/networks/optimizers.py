@@ -88,14 +88,11 @@ def make_optimizer(
     pretrained: Iterable[str] = (),
     head_steps: int = 0,
 ) -> keras.optimizers.Optimizer:
-    """Returns a fresh optimizer.
+    """Returns a fresh optimizer; the options are resolved.
 
-    Args:
-        options: resolved.
-        precision: arithmetic of the layers; in float16 the loss is scaled.
-        num_steps: of the training; a cosine reaches zero at their end.
-        pretrained: paths of the variables whose rate is the one for fine-tuning.
-        head_steps: first steps, in which these variables stay as they are.
+    In float16 precision it scales the loss. A cosine reaches zero after `num_steps`. `pretrained`
+    are the paths of the variables whose rate is the one for fine-tuning; in the first `head_steps`
+    these stay as they are.
     """
     warmup_steps = min(options.warmup_steps or 0, num_steps)
     rate: float | WarmupSchedule = options.learning_rate

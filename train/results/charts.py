@@ -58,17 +58,12 @@ def write_charts(
                 drawn = DRAWN[name](predictions, metrics)
             directory.mkdir(exist_ok=True)
             if drawn:
-                write_svg(path, drawn)
+                with atomic_write(path) as file:
+                    file.write(svg_of(drawn).encode())
             charts[name] = drawn
         except Exception as error:
             print(f"warning: {path} was not written: {error!r}", file=sys.stderr)
     return charts
-
-
-def write_svg(path: Path, charts: Sequence[Chart]) -> None:
-    """Writes charts beside each other into one file."""
-    with atomic_write(path) as file:
-        file.write(svg_of(charts).encode())
 
 
 def training_curves(history: Sequence[Mapping[str, Any]], best_epoch: int) -> list[Chart]:

@@ -104,10 +104,7 @@ class Prediction:
 
 
 def load_classifier(path: Path) -> Classifier:
-    """Loads what a run exported.
-
-    Args:
-        path: folder of a run, or its export folder.
+    """Loads what a run exported; the path is that of the run, or of its export folder.
 
     Raises:
         UserError: if no exported model is there.

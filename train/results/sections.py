@@ -15,6 +15,7 @@ from tfrecord_io.pages import page
 from tfrecord_io.pages.charts import Chart
 from tfrecord_io.pages.pictures import data_url
 from tfrecord_io.terminal.printing import counted, listed, sentence
+from train.data.dataset import Dataset
 from train.data.seen import Exposure
 from train.kinds import words
 from train.kinds.measures import parts_of
@@ -22,6 +23,7 @@ from train.kinds.registry import task_of
 from train.kinds.task import Task, View
 from train.results.examples import ShownAnswer
 from train.results.metrics import FEW_BEHIND, FEW_GROUPS
+from train.results.predictions import Predictions
 
 #: The page warns of classes with fewer training images than this.
 _FEW_IMAGES = 50
@@ -49,39 +51,53 @@ COLOURS = page.markup(
 )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Result:
-    """What a page is about.
+    """What came of a network on a dataset, and what is drawn of it for its page.
 
     Attributes:
-        title: name of its folder.
-        manifest: of the dataset.
+        dataset: that was evaluated.
         config: of the run, see config.json; `data` alone if this is another dataset.
-        metrics: content of metrics.json; empty if there was nothing to evaluate.
+        metrics: content of metrics.json; on the page empty if there was nothing to evaluate.
+        predictions: the measured ones; None if there was no example to predict.
+        exposure: what the network has seen of what was measured; None if nothing was.
+        history: one row per epoch.
         own_metrics: those of the training run, if this is another dataset.
-        exposure: what the network has seen of what was measured.
+        in_folds: splits that were divided into folds.
+        is_own: whether the splits of this dataset were those of the training.
+        is_copy: whether the folder is uploaded to a URL, from which no link leads to the dataset.
+        facts: on the network and how the page was made, by the title of their frame.
+        title: name of its folder.
         charts: by name.
         examples: answers with their images, as `Task.examples` names them.
         legend: how to read the pictures that explain mistakes.
         files: beside the page, and what they hold.
         flow: the way of the images into the figures.
-        facts: more of them, by the title of their frame.
         data_page: URL of the dataset's page.
     """
 
-    title: str
-    manifest: Manifest
+    dataset: Dataset
     config: Mapping[str, Any]
     metrics: Mapping[str, Any]
-    own_metrics: Mapping[str, Any] | None = None
+    predictions: Predictions | None = None
     exposure: Exposure | None = None
+    history: Sequence[Mapping[str, Any]] = ()
+    own_metrics: Mapping[str, Any] | None = None
+    in_folds: Sequence[str] = ()
+    is_own: bool = True
+    is_copy: bool = False
+    facts: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    title: str = ""
     charts: Mapping[str, Sequence[Chart]] = dataclasses.field(default_factory=dict)
     examples: Mapping[str, Sequence[ShownAnswer]] = dataclasses.field(default_factory=dict)
     legend: str = ""
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
     flow: Sequence[Sequence[page.Step]] = ()
-    facts: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     data_page: str | None = None
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.dataset.manifest
 
     @property
     def task(self) -> Task:

@@ -140,12 +140,7 @@ def tensorboard(
 def tracer(
     steps: Sequence[int], directory: Path, backend: str
 ) -> Iterator[Callable[[int, int], None]]:
-    """Traces a range of steps.
-
-    Args:
-        steps: first and last step to trace, counted from 1; empty for no trace.
-        directory: folder of the trace, created if it is missing.
-        backend: `tensorflow` or `jax`.
+    """Traces a range of steps: the first and the last, counted from 1; empty for no trace.
 
     Yields:
         a function to call before and after steps, with the numbers of the first and the last step

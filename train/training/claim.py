@@ -16,11 +16,10 @@ from tfrecord_io.terminal.errors import UserError
 from tfrecord_io.terminal.flags import command
 from train.machine import console
 from train.machine.devices import Devices, versions
-from train.machine.places import RunFolder
+from train.machine.places import OWN_FILES, RunFolder
 from train.training import config as train_config
 from train.training.checkpoint import CHECKPOINT_NAME
 from train.training.config import TrainConfig
-from train.training.own_files import OWN_FILES
 
 
 @contextlib.contextmanager
@@ -36,13 +35,6 @@ def claim(
 
     Only the chief does so. What another configuration left is replaced if it never came to a
     checkpoint, or with `overwrite`; then it comes back if the block ends before a checkpoint.
-
-    Args:
-        folder: of the run.
-        config: of the run.
-        manifest: of its dataset.
-        devices: of the run.
-        overwrite: whether to replace the run that is there.
 
     Raises:
         UserError: if the folder cannot be written, belongs to a run of another configuration, is

@@ -216,12 +216,9 @@ def from_arguments(
 ) -> TrainConfig:
     """Returns the configuration of the flags, over that of the file that `--config` names.
 
-    Refuses before the long imports what need not wait for them.
-
-    Args:
-        arguments: of a parser with the flags of `add_arguments`.
-        start: folder of the run that `--init` names; by default that path.
-        **defaults: values of fields that neither the flags nor the file have.
+    Refuses before the long imports what need not wait for them. `start` is the folder of the run
+    that `--init` names, by default that path; `defaults` are values of fields that neither the
+    flags nor the file have.
 
     Raises:
         UserError: if the file cannot be used, a value is out of range, `data` is missing, or the

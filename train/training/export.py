@@ -30,7 +30,7 @@ from tfrecord_io.format import shapes
 from tfrecord_io.stores.files import write_json
 from train.kinds.task import require_numbers
 from train.machine.errors import TrainingError
-from train.training.own_files import OWN_FILES
+from train.machine.places import OWN_FILES
 
 FOLDER_NAME = "export"
 SAVED_MODEL_NAME = "saved_model"
@@ -43,9 +43,7 @@ _TOLERANCE = 1e-5
 def write_forms(model: keras.Model, directory: Path) -> None:
     """Writes the model in every form, loads each again and compares their predictions.
 
-    Args:
-        model: stored images → float32 probabilities.
-        directory: made; if it is there, the old model is removed first.
+    If the directory is there, the old model is removed first.
 
     Raises:
         TrainingError: if a form predicts something else than the model, or the model predicts no
@@ -120,16 +118,10 @@ def export_model(
     *,
     splits: Sequence[str],
 ) -> None:
-    """Writes the model in every form, and how files become its input.
+    """Writes the model in every form, see `write_forms`, and how files become its input.
 
-    Args:
-        model: images of the manifest's type → float32 probabilities.
-        directory: made; if it is there, the old model is removed first.
-        manifest: of the training data, for preprocessing and names.
-        splits: names of those with the training images, whose shapes `predict` compares.
-
-    Raises:
-        TrainingError: see `write_forms`.
+    The manifest is that of the training data, and `splits` have the training images, whose shapes
+    `predict` compares.
     """
     write_forms(model, directory)
     content = {

@@ -92,14 +92,13 @@ class FirstWeights:
             UserError: if the network is another one.
         """
         _, groups = load_checkpoint(self.folder / BEST_NAME)
-        values, places = [*groups["model"]], places_of(self.ours, self.theirs)
+        values = [*groups["model"]]
         of_outputs = {id(variable) for variable in network.logits.get_layer("logits").variables}
         variables = network.model.variables
         try:
             for index, variable in enumerate(variables[: len(values)]):
                 if id(variable) in of_outputs:
-                    fresh = variable.numpy()
-                    values[index] = moved(values[index], fresh, places)
+                    values[index] = moved(values[index], variable.numpy(), self.ours, self.theirs)
             restore(variables, values)
         except (TrainingError, ValueError, IndexError):
             raise UserError(
@@ -108,22 +107,15 @@ class FirstWeights:
             ) from None
 
 
-def places_of(ours: Sequence[str], theirs: Sequence[str]) -> np.ndarray:
-    """Returns the place of each of our names in theirs, or -1, int64 [num_ours].
+def moved(
+    values: np.ndarray, fresh: np.ndarray, ours: Sequence[str], theirs: Sequence[str]
+) -> np.ndarray:
+    """Returns weights of outputs by the names of ours, [..., num_ours]; new ones are `fresh`.
 
-    >>> places_of(["NORMAL", "CNV", "DME"], ["CNV", "NORMAL"]).tolist()
-    [1, 0, -1]
+    `values` is [..., num_theirs].
+
+    >>> moved(np.array([1, 2]), np.zeros(3), ["NORMAL", "CNV", "DME"], ["CNV", "NORMAL"]).tolist()
+    [2.0, 1.0, 0.0]
     """
-    places = {name: place for place, name in enumerate(theirs)}
-    return np.array([places.get(name, -1) for name in ours], np.int64)
-
-
-def moved(values: np.ndarray, fresh: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Returns weights whose last axis is that of our outputs; those of new ones are `fresh`.
-
-    Args:
-        values: [..., num_theirs].
-        fresh: [..., num_ours].
-        places: see `places_of`.
-    """
+    places = np.array([theirs.index(name) if name in theirs else -1 for name in ours])
     return np.where(places < 0, fresh, values[..., places])

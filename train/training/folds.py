@@ -14,7 +14,8 @@ from train.machine.devices import Devices
 from train.machine.places import RunFolder
 from train.results import metrics, thresholds
 from train.results.predictions import Predictions, read_predictions
-from train.results.write import PAGE_NAME, Additions, Outcome, write_results
+from train.results.sections import Result
+from train.results.write import PAGE_NAME, Additions, write_results
 from train.training.claim import claim
 from train.training.config import TrainConfig
 from train.training.first_weights import FirstWeights
@@ -33,14 +34,8 @@ def cross_validate(
 ) -> dict[str, Any]:
     """Trains every fold with every seed and measures all held-out predictions together.
 
-    Args:
-        config: of the whole.
-        plans: all folds of the first seed first.
-        data: that they learn from, and are measured on.
-        devices: that train.
-        folder: of the whole, claimed.
-        first: the weights to start from; None for those of the configuration.
-        additions: see `single.complete`.
+    The configuration and the folder, which is claimed, are those of the whole; all folds of the
+    first seed come first in `plans`. For the other arguments see `single.complete`.
 
     Returns:
         the content of metrics.json: the measures, and `folds` and `spread`, see
@@ -73,16 +68,16 @@ def cross_validate(
         return {}
     results, predictions = _pool(config, plans, data, everyone, folder)
     of_seed = plans[: folds.folds]
-    outcome = Outcome(
+    result = Result(
         dataset=data,
-        settings=config.to_dict(),
-        results=results,
+        config=config.to_dict(),
+        metrics=results,
         predictions=predictions,
         exposure=exposure_of([(plan, what_is_seen(plan, data, first)) for plan in of_seed], data),
         in_folds=everyone.splits,
         is_copy=folder.is_copy,
     )
-    results = write_results(folder.path, outcome)
+    results = write_results(folder.path, result)
     folder.save()
     print(f"the metrics and {PAGE_NAME} of all folds are in {folder.address}")
     return results

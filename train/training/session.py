@@ -56,13 +56,10 @@ class Session:
         temperature: float = 1.0,
         is_final: bool = False,
     ) -> Network:
-        """Builds the network on the devices.
+        """Builds the network on the devices, see `models.build_network`.
 
-        Args:
-            precision: arithmetic of the layers, such as `float32` or `bfloat16`.
-            weights: see `NetworkOptions`; "none" where a checkpoint overrides them all.
-            temperature: see `models.build_network`, also for what is raised.
-            is_final: whether it is the one to export.
+        The precision is the arithmetic of the layers, such as `bfloat16`; the weights are "none"
+        where a checkpoint overrides them all; `is_final` tells whether it is the one to export.
         """
         keras.config.set_dtype_policy(precision if precision == "float32" else f"mixed_{precision}")
         plan, devices = self.plan, self.devices

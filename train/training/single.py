@@ -22,12 +22,11 @@ from train.machine.places import RunFolder
 from train.networks.models import Network, restore
 from train.results import metrics, thresholds
 from train.results.predictions import Predictions
+from train.results.sections import Result
 from train.results.write import (
     METRICS_NAME,
     PAGE_NAME,
     Additions,
-    Finished,
-    Outcome,
     write_results,
 )
 from train.training.export import FOLDER_NAME, answer, export_model, milliseconds_of
@@ -45,18 +44,10 @@ def complete(
     first: FirstWeights | None = None,
     additions: Additions = Additions(),  # noqa: B008 - it cannot be changed
 ) -> dict[str, Any]:
-    """Does what is left to do of a run; returns the content of metrics.json.
+    """Does what is left to do of a run, whose folder is claimed; returns what metrics.json holds.
 
-    Args:
-        plan: of the run.
-        data: that it learns from, and is measured on.
-        devices: that train.
-        folder: of the run, claimed.
-        first: the weights to start from; None for those of the configuration.
-        additions: what else is made of a finished run.
-
-    Raises:
-        UserError, TrainingError: see `trainer.train_and_evaluate`.
+    `first` are the weights to start from; None for those of the configuration. For what is raised
+    see `trainer.train_and_evaluate`.
     """
     if results := read_json(folder.path / METRICS_NAME):
         devices.say(f"the run in {folder.address} is complete; nothing to do")
@@ -82,20 +73,21 @@ def complete(
     if not devices.is_chief:
         return measured
     progressed = {"best_epoch": progress.best_epoch, "steps": progress.step}
-    outcome = Outcome(
+    network_facts = {
+        "parameters": f"{final.network.logits.count_params():,}",
+        "time of training": f"{sum(row['seconds'] for row in progress.history):,.0f} s",
+        "time of an answer to one image": f"{milliseconds_of(final.network.model):.0f} ms",
+    }
+    result = Result(
         dataset=data,
-        settings=plan.config.to_dict(),
-        results={"split": measured["split"], **progressed, **measured},
+        config=plan.config.to_dict(),
+        metrics={"split": measured["split"], **progressed, **measured},
         predictions=predictions,
         exposure=exposure_of([(plan, has_seen)], data),
         history=progress.history,
         in_folds=plan.parts.train.splits if plan.config.folds.folds else (),
         is_copy=folder.is_copy,
-        facts={
-            "parameters": f"{final.network.logits.count_params():,}",
-            "time of training": f"{sum(row['seconds'] for row in progress.history):,.0f} s",
-            "time of an answer to one image": f"{milliseconds_of(final.network.model):.0f} ms",
-        },
+        facts={"Network": network_facts},
     )
     model = final.network.model
     explanation = None
@@ -103,14 +95,14 @@ def complete(
         predict = functools.partial(answer, model)
         explanation = additions.explain(predict, plan.task.gives_probabilities)
 
-    def add(results: dict[str, Any]) -> None:
+    def add(result: Result) -> None:
         with stage("other forms and the model card"):
             for write_form in additions.forms:
                 write_form(export)
             for make in additions.after:
-                make(Finished(export, outcome, results))
+                make(export, result)
 
-    results = write_results(folder.path, outcome, explanation=explanation, before_last=add)
+    results = write_results(folder.path, result, explanation=explanation, before_last=add)
     folder.save()
     usual = usual_epochs(plan.parts.train.num_examples, plan.config.network.fine_tunes)
     if measured["split"] and plan.task.doubt(results) and (plan.config.input.epochs or 0) < usual:

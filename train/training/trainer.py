@@ -37,7 +37,7 @@ def train_and_evaluate(
 
     Args:
         config: what to do.
-        workdir: the folder of the run, made if it is missing.
+        workdir: made if it is missing.
         overwrite: whether to replace the run that is there.
         start: folder of the run that `init` of the configuration names; by default that path.
         additions: what else is made of a finished run.

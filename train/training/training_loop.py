@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ from tfrecord_io.auditing.findings import alarms
 from tfrecord_io.terminal import flags
 from tfrecord_io.terminal.printing import counted, printable
 from tfrecord_io.terminal.stages import stage
-from train.machine.errors import TrainingError, stopped
+from train.machine.errors import TrainingError
 from train.machine.places import RunFolder
 from train.networks.models import restore
 from train.networks.optimizers import averaged_weights
@@ -66,13 +67,7 @@ def train(
     first: FirstWeights | None = None,
     notes: Sequence[str] = (),
 ) -> tuple[Progress, list[np.ndarray]]:
-    """Trains from the last checkpoint, if there is one, to the last epoch.
-
-    Args:
-        session: what to train, and on what.
-        folder: of the checkpoints.
-        first: the weights to start from; None for those of the configuration.
-        notes: see `announce`.
+    """Trains from the last checkpoint, or from `first`, to the last epoch; `notes`: see `announce`.
 
     Returns:
         the progress, and the values of the network's variables in the epoch to keep.
@@ -262,7 +257,11 @@ class _Training:
                 self._folder.save()
             self._saved_at = time.monotonic()
         if stops:
-            raise stopped(stops[0], self.progress.step)
+            raise TrainingError(
+                f"stopped by {signal.Signals(stops[0]).name} after step {self.progress.step}; the "
+                "state is saved; run the same command again to continue",
+                128 + stops[0],
+            )
 
 
 def announce(

@@ -5,12 +5,14 @@ from html import unescape
 
 import markdown_it
 import numpy as np
+from answers import dataset_with
 from marked_images import metrics_of
 
 import tfrecord_io
 from tfrecord_io.pages.page import markdown
 from tfrecord_io.terminal.printing import printable
 from train.extras.card import write_card
+from train.results.sections import Result
 
 CARD = {"model": "vgg16", "epochs": 1, "init": None, "weights": "/home/ann/w.h5"}
 
@@ -59,7 +61,8 @@ def test_a_card_shows_names_as_names_whatever_their_characters(class_run, class_
     results = metrics | {"scores": scores, "notes": [f"rare: {name}" for name in HOSTILE]}
     results["label_counts"] = dict.fromkeys(HOSTILE, 1)
     results["confusion_matrix"] = np.eye(len(HOSTILE), dtype=int).tolist()
-    write_card(tmp_path, dataclasses.replace(manifest, **facts), CARD, results)
+    dataset = dataset_with(dataclasses.replace(manifest, **facts))
+    write_card(tmp_path, Result(dataset=dataset, config=CARD, metrics=results))
     _, front, text = (tmp_path / "README.md").read_text().split("---\n", 2)
     (index,) = json.loads(re.search(r"^model-index: (.*)$", front, re.MULTILINE)[1])
     assert index["results"][0]["dataset"]["name"] == HOSTILE[0]
@@ -78,8 +81,9 @@ def test_a_card_shows_names_as_names_whatever_their_characters(class_run, class_
 
 
 def test_a_card_without_a_result_says_so_and_tells_no_file(class_data, tmp_path):
-    manifest = tfrecord_io.Manifest.load(class_data)
-    write_card(tmp_path, manifest, CARD, {"split": None, "notes": []})
+    dataset = dataset_with(tfrecord_io.Manifest.load(class_data))
+    metrics = {"split": None, "notes": []}
+    write_card(tmp_path, Result(dataset=dataset, config=CARD, metrics=metrics))
     card = (tmp_path / "README.md").read_text()
     found = [text in card for text in ("It was not measured", "model-index", "/home")]
     assert found == [True, False, False]

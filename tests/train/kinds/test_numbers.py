@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from answers import certain, predictions_of, scores_of
+from answers import certain, dataset_with, predictions_of, scores_of
 from dataset_factory import bare_manifest, split_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -140,7 +140,7 @@ def test_a_small_unit_keeps_its_digits_in_the_metrics_and_on_the_page():
     shown = ShownAnswer(worst, {sees: visible.picture(np.zeros((2, 2, 1), np.uint8))}, "a.png")
     page = report.render(
         Result(
-            title="run", manifest=manifest, config={}, metrics=found, examples={"wrong": [shown]}
+            dataset=dataset_with(manifest), config={}, metrics=found, examples={"wrong": [shown]}
         )
     )
     assert "Mistakes</a>, the largest first" in page

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from answers import dataset_of, measured, predictions_of, scores_of
+from answers import dataset_of, dataset_with, measured, predictions_of, scores_of
 from dataset_factory import bare_manifest, split_of
 from marked_images import OCT_NAMES, write_marked_dataset
 from pages import Page, needs_chromium, overhang, require_good_page, require_shown, words
@@ -94,8 +94,8 @@ def report_of(names=OCT_NAMES, *, num_examples=80, with_patients=True, manifest=
     return fields | changes
 
 
-def page_of(**fields):
-    return report.render(Result(**fields))
+def page_of(*, manifest, **fields):
+    return report.render(Result(dataset=dataset_with(manifest), **fields))
 
 
 def test_the_page_of_its_data_is_a_link_where_a_relative_one_leads_there(tmp_path, monkeypatch):
@@ -147,15 +147,9 @@ def text(full):
 # ---- the page as a page
 
 
-def test_the_page_stands_alone_and_can_be_read_in_every_way(text):
+def test_the_page_stands_alone_can_be_read_in_every_way_and_is_always_the_same(full, text):
     require_good_page(text, "png|jpeg")
-
-
-def test_the_same_run_has_the_same_page(full, text):
     assert page_of(**full) == text
-
-
-# ---- what it says
 
 
 def test_the_page_tells_the_result_first_and_then_how_it_came_about(full, text):
@@ -324,14 +318,12 @@ def test_what_was_seen_is_said_and_only_what_is_proven_is_claimed(fields, said, 
     assert (claims[0] in found) == is_claimed
 
 
-@pytest.mark.parametrize("own", [None, {}])
-def test_only_a_run_without_a_test_split_made_its_choices_with_the_validation_images(own):
-    made = report_of(own_metrics=own)
-    page = words(page_of(**made | {"metrics": made["metrics"] | {"split": "val"}}))
-    assert ("made its choices with these" in page) == (own is None)
-
-
-# ---- runs of every kind
+def test_only_a_run_without_a_test_split_made_its_choices_with_the_validation_images():
+    made = report_of()
+    made["metrics"] |= {"split": "val"}
+    for own in (None, {}):
+        page = words(page_of(**made | {"own_metrics": own}))
+        assert ("made its choices with these" in page) == (own is None)
 
 
 def test_a_cross_validation_shows_its_runs_and_their_spread():
@@ -360,8 +352,8 @@ def test_names_are_text_and_never_markup_and_control_characters_are_seen():
     names = ("<img src=x onerror=alert(1)>", "$x^$ & \"'", "\x1b[31mred\x07", "NORMAL")
     text = page_of(**report_of(names, title="<b>run\x1b</b>"))
     assert not re.search(r"<(?!img src=\"data:)img|<b>", text)
-    assert "&lt;img src=x onerror=alert(1)&gt;" in text
-    assert "\\x1b[31mred\\x07" in text
+    for shown in ("&lt;img src=x onerror=alert(1)&gt;", "\\x1b[31mred\\x07"):
+        assert shown in text
     assert all(line.isprintable() for line in text.splitlines())
     assert Page(text).open == []
 
@@ -488,10 +480,10 @@ def test_images_that_were_seen_are_left_out_of_the_measured_split_alone(data):
 
 def test_of_a_cross_validation_some_splits_are_in_folds(data):
     metrics = TEST | {"split": "5 folds of train, val"}
-    *_, splits, figures = flow(data, metrics, in_folds=["train", "val"])
-    assert [box.lines[-1] for box in splits] == ["divided into folds"] * 2 + ["not used"]
-    assert [box.is_measured for box in splits] == [True, True, False]
-    assert figures[0].title == "measured: 5 folds of train, val"
+    *_, splits, (figures,) = flow(data, metrics, in_folds=["train", "val"])
+    found = [(box.lines[-1], box.is_measured) for box in splits]
+    assert found == [("divided into folds", True)] * 2 + [("not used", False)]
+    assert figures.title == "measured: 5 folds of train, val"
 
 
 def test_copies_are_not_images_and_a_run_without_results_ends_with_the_splits(data, tmp_path):

@@ -13,7 +13,7 @@ from train.kinds.registry import task_of
 from train.networks.models import Pixels, build_network
 from train.networks.options import NetworkOptions
 from train.training.checkpoint import BEST_NAME, save_checkpoint
-from train.training.first_weights import FirstWeights, moved, places_of
+from train.training.first_weights import FirstWeights, moved
 
 NAMES = st.lists(st.sampled_from("abcdefgh"), unique=True, min_size=1)
 
@@ -21,11 +21,11 @@ NAMES = st.lists(st.sampled_from("abcdefgh"), unique=True, min_size=1)
 @given(ours=NAMES, theirs=NAMES)
 def test_weights_move_with_their_names_and_new_names_keep_their_own(ours, theirs):
     old, fresh = (np.arange(2 * len(names)).reshape(2, -1) for names in (theirs, ours))
-    found = moved(old, fresh - 100, places_of(ours, theirs))
+    found = moved(old, fresh - 100, ours, theirs)
     for place, name in enumerate(ours):
         expected = old[:, theirs.index(name)] if name in theirs else fresh[:, place] - 100
         assert found[:, place].tolist() == expected.tolist()
-    assert moved(found, found, places_of(ours, ours)).tolist() == found.tolist()
+    assert moved(found, found, ours, ours).tolist() == found.tolist()
 
 
 def network_of(kind, names, model="convnet", seed=0):
