@@ -164,14 +164,6 @@ def test_augmented_copies_stay_with_their_original_and_are_not_scored(tmp_path):
     assert sorted(held_out) == sorted(set(paths))
 
 
-@pytest.mark.parametrize("names", [None, ["treated"] * 4])
-def test_a_table_whose_groups_are_not_ours_is_refused(tmp_path, names):
-    write_marked_dataset(tmp_path, num_examples={"train": 4})
-    with_columns(tmp_path, group=names or pa.nulls(4))
-    with pytest.raises(UserError, match="no groups of images: build the dataset again"):
-        open_dataset(str(tmp_path))
-
-
 def test_folds_are_even_within_a_split_though_one_hash_decides_both():
     names = [f"patient:{number}" for number in range(5000)]
     places = splits.positions(hash_names(names), np.zeros(1, np.uint64))[0]
@@ -204,6 +196,8 @@ def test_rows_in_another_order_are_found_by_their_places_in_the_shards(tmp_path)
         (lambda path: pq.write_table(pq.read_table(path).slice(1), path), "does not have one row"),
         (lambda path: path.write_bytes(b"PAR1"), "is damaged"),
         (Path.unlink, "is missing"),
+        (lambda path: with_columns(path.parent, group=pa.nulls(5)), "has no groups of images"),
+        (lambda path: with_columns(path.parent, group=["x"] * 5), "has no groups of images"),
     ],
 )
 def test_a_table_that_lacks_examples_is_refused(tmp_path, damage, message):

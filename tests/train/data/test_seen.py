@@ -224,10 +224,8 @@ def test_of_the_split_that_was_trained_on_nothing_is_left(class_run, class_data,
     found = metrics_of(tmp_path / "out")
     assert (found["num_examples"], found["seen_images"]) == (90, 90)
     page = words(tmp_path / "out")
-    assert (
-        "including 90 that it had seen before"
-        in page.partition("treated by it. ")[2].partition(". ")[0]
-    )
+    first = page.partition("treated by it. ")[2].partition(". ")[0]
+    assert "including 90 that it had seen before" in first
     assert "watched during training" in page
     assert not any(claim in page for claim in CLAIMS)
 
@@ -243,16 +241,16 @@ def test_of_another_dataset_only_unseen_patients_are_measured(class_run, other, 
     assert f"{PIXELS}, {NAMES}." in page
 
 
-def without_list(run, folder):
-    """Returns the folder with nothing but the export of a run."""
+def test_without_its_table_it_cannot_be_known_and_a_damaged_one_is_named(
+    class_run, other, tmp_path, capsys
+):
+    folder = tmp_path / "run"
     folder.mkdir()
-    (folder / "export").symlink_to(run / "export")
-    return folder
-
-
-def test_of_an_older_run_it_cannot_be_known(class_run, other, tmp_path, capsys):
-    folder = without_list(class_run, tmp_path / "older")
-    assert read_seen(folder).unknown
+    (folder / "export").symlink_to(class_run / "export")
+    (folder / "seen.parquet").write_bytes(b"PAR1")
+    assert measure(folder, other, tmp_path / "out") == 2
+    assert "seen.parquet is damaged" in capsys.readouterr().err
+    (folder / "seen.parquet").unlink()
     assert measure(folder, other, tmp_path / "out") == 0
     assert "cannot be known" in capsys.readouterr().out
     found, page = metrics_of(tmp_path / "out"), words(tmp_path / "out")
@@ -268,21 +266,14 @@ def test_the_export_in_the_folder_of_a_run_has_seen_what_the_run_has(class_run, 
         assert len(read_seen(folder).images) == 110
 
 
-def test_a_damaged_table_is_named(class_run, other, tmp_path, capsys):
-    folder = without_list(class_run, tmp_path / "run")
-    (folder / "seen.parquet").write_bytes(b"PAR1")
-    assert measure(folder, other, tmp_path / "out") == 2
-    assert "seen.parquet is damaged" in capsys.readouterr().err
-
-
 # ---- the page of a run
 
 
 def test_a_run_claims_what_its_table_proves(class_run):
-    claim = f"with these {metrics_of(class_run)['num_examples']} images"
-    assert claim in words(class_run)
-    assert f"it had seen {PIXELS}, {NAMES}." in words(class_run)
-    assert metrics_of(class_run)["seen_images"] == 0
+    found, page = metrics_of(class_run), words(class_run)
+    assert f"with these {found['num_examples']} images" in page
+    assert f"it had seen {PIXELS}, {NAMES}." in page
+    assert found["seen_images"] == 0
 
 
 def test_a_run_on_splits_that_share_patients_counts_them_and_claims_nothing(tmp_path):

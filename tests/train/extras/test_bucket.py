@@ -6,6 +6,7 @@ import tempfile
 
 import marked_images as marked
 import pytest
+from image_files import write_tree
 from s3_server import BUCKET
 
 import scan_tfrecords
@@ -15,7 +16,6 @@ from train import evaluate, export
 from train.extras import compare, onnx
 from train.extras.bucket import open_run, working_folder
 from train.training.config import TrainConfig
-from train.training.trainer import train_and_evaluate
 
 pytestmark = pytest.mark.filterwarnings(marked.KERAS_ARRAY_WARNING)
 
@@ -36,13 +36,15 @@ def run_url(url, class_run):
     return url
 
 
-@pytest.mark.slow
-def test_an_upload_that_ends_anywhere_leaves_a_state_that_is_whole(s3, run_url, tmp_path):
-    names = s3.read(f"{tmp_path.name}/").keys()
-    assert not [name for name in names if "tensorboard" in name]
+def test_an_upload_that_ends_anywhere_leaves_a_state_that_is_whole(s3, url, tmp_path):
+    names = {"config.json", "a.csv", "export/preprocessing.json", "checkpoint.npz", "metrics.json"}
+    with working_folder(url) as folder:
+        write_tree(folder.path, dict.fromkeys({*names, "tensorboard/events.out"}, b"old"))
+        folder.save()
+    assert s3.read(f"{tmp_path.name}/").keys() == names
     assert {path.parent.name for path in tmp_path.rglob("*.*") if path.is_file()} == {"tensorboard"}
     for number in range(1, len(names)):  # each attempt uploads one more
-        with working_folder(run_url) as folder, s3.failing("403 Forbidden", after=1):
+        with working_folder(url) as folder, s3.failing("403 Forbidden", after=1):
             for name in names:
                 (folder.path / name).write_bytes(b"new")
             with pytest.raises(StoreError) as raised:
@@ -54,7 +56,6 @@ def test_an_upload_that_ends_anywhere_leaves_a_state_that_is_whole(s3, run_url, 
         assert ("checkpoint.npz" in new) == (number == len(names) - 1)
 
 
-@pytest.mark.slow
 def test_a_run_in_a_bucket_goes_on_from_there_and_ends_as_a_local_one(
     s3, url, class_data, class_run, tmp_path, capsys
 ):
@@ -94,13 +95,14 @@ def test_the_forms_of_a_finished_run_are_written_anew(s3, run_url, tmp_path, mon
     assert "expected the folder of a finished run" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_of_two_trainers_the_one_that_saves_second_is_refused(url, class_data):
-    config = TrainConfig.of(data=str(class_data), **marked.CLASS_RUN)
-    with working_folder(url) as folder:
-        assert marked.train(class_data, url, **marked.CLASS_RUN) == 0
+def test_of_two_trainers_the_one_that_saves_second_is_refused(url):
+    with working_folder(url) as ours, working_folder(url) as theirs:
+        for folder in (ours, theirs):
+            folder.path.mkdir(parents=True)
+            (folder.path / "config.json").write_text(str(folder.path))
+        ours.save()
         with pytest.raises(UserError, match=f"another process is training in {url}: it has cha"):
-            train_and_evaluate(config, folder)
+            theirs.save()
 
 
 def test_what_is_not_this_run_is_refused_or_removed(s3, run_url, class_data, tmp_path):
@@ -122,7 +124,7 @@ def test_what_is_not_this_run_is_refused_or_removed(s3, run_url, class_data, tmp
 
 
 def test_a_replacement_that_ends_anywhere_leaves_the_old_run_or_the_new(s3, url, tmp_path):
-    names = "config.json", "checkpoint.npz", "export/preprocessing.json", "metrics.json"
+    names = "config.json", "checkpoint.npz", "metrics.json"
     old, new = dict.fromkeys(names, b"old"), dict.fromkeys(names[:2], b"new")
     mine, outcomes = {"notes.txt": b"mine"}, []
     for number in itertools.count():
@@ -147,7 +149,6 @@ def test_a_replacement_that_ends_anywhere_leaves_the_old_run_or_the_new(s3, url,
     assert s3.read(f"{tmp_path.name}/") == new | mine
 
 
-@pytest.mark.slow
 def test_a_run_in_a_bucket_predicts_is_measured_and_starts_another(
     run_url, class_run, class_data, tmp_path, capsys
 ):

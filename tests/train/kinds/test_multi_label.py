@@ -78,9 +78,7 @@ def test_the_loss_of_several_labels_is_the_mean_binary_cross_entropy():
     np.testing.assert_allclose(reported, expected(labels), rtol=1e-4)
     np.testing.assert_allclose(learnt, expected(labels * 0.8 + 0.1), rtol=1e-4)
     np.testing.assert_allclose(right, ((logits >= 0) == truths).mean(-1))
-
-
-def test_a_sure_answer_has_a_finite_loss_and_positives_and_negatives_have_their_weights():
+    # A sure answer has a finite loss, and positives and negatives have their weights.
     labels, logits = np.array([[1, 0, 0]], np.float32), np.array([[-200, 200, 0]], np.float32)
     learnt, reported, _ = MULTI_LABEL.losses(labels, logits, ((1, 5), (3, 1), (2, 1)), 0.0)
     assert float(reported[0]) == pytest.approx((200 + 200 + np.log(2)) / 3)
@@ -88,9 +86,9 @@ def test_a_sure_answer_has_a_finite_loss_and_positives_and_negatives_have_their_
 
 
 def test_the_rarer_side_of_a_label_weighs_more_and_all_weigh_one_on_average():
-    for (without, with_label), count in zip(
-        MULTI_LABEL.class_weights((50, 10, 0), 100, 1.0), (50, 10, 0), strict=True
-    ):
+    counts = (50, 10, 0)
+    weights = MULTI_LABEL.class_weights(counts, 100, 1.0)
+    for (without, with_label), count in zip(weights, counts, strict=True):
         assert (without * (100 - count) + with_label * count) / 100 == pytest.approx(1)
         assert with_label == pytest.approx(without * (100 - count) / count if count else 0)
     assert MULTI_LABEL.class_weights((50, 10), 100, 0.0) == ((1, 1), (1, 1))
@@ -263,10 +261,12 @@ def write(folder, kind, num_examples, names=None):
 @pytest.fixture(scope="module")
 def data(kind, tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
-    return write(folder, kind, {"train": 120, "val": 24, "test": 40})
+    return write(folder, kind, {"train": 96, "val": 24, "test": 40})
 
 
-finished = trained_run(epochs=12, mixup=0.1, test_time_flip=True, best_by="val_loss")
+finished = trained_run(
+    epochs=8, replica_batch_size=8, mixup=0.1, test_time_flip=True, best_by="val_loss"
+)
 
 
 def test_a_network_learns_each_kind_and_is_measured_as_that(kind, finished):
@@ -360,7 +360,7 @@ def test_a_cross_validation_measures_every_label(kind, data, tmp_path):
     assert [row["key"] for row in first] == [row["key"] for row in second]
     assert [row[LABELS[kind][0]] for row in first] != [row[LABELS[kind][0]] for row in second]
     measured = metrics_of(workdir)
-    assert (measured["num_images"], measured["num_examples"]) == (144, 144)
+    assert (measured["num_images"], measured["num_examples"]) == (120, 120)
     measure = "mae" if kind == "number" else "macro_auc"
     assert measured["spread"][measure]["std_over_seeds"] is not None
     assert measure in measured["folds"][0]["scores"]
@@ -370,7 +370,6 @@ def test_a_cross_validation_measures_every_label(kind, data, tmp_path):
 
 @pytest.mark.slow
 def test_jax_learns_each_kind(kind, data, tmp_path):
-    scores = train_on_jax(data, tmp_path / "run", epochs=30)["scores"]
-    assert scores["r2" if kind == "number" else "auc/mass"]["value"] > 0.5 + 0.4 * (
-        kind != "number"
-    )
+    scores = train_on_jax(data, tmp_path / "run", epochs=36)["scores"]
+    name, least = ("r2", 0.5) if kind == "number" else ("auc/mass", 0.9)
+    assert scores[name]["value"] > least

@@ -1,8 +1,10 @@
 import contextlib
 import os
 import signal
+from pathlib import Path
 
 import pytest
+from image_files import write_tree
 from marked_images import run_python
 
 from tfrecord_io.terminal.errors import UserError
@@ -32,6 +34,31 @@ def test_what_the_user_set_stays(monkeypatch):
     assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == "2"
 
 
+def test_files_are_listed_once_without_hidden_ones_and_pipes_wherever_their_folder_is(
+    tmp_path, monkeypatch
+):
+    names = ("b.png", "a.jpeg", "more/c.png", ".hidden/d.png", ".DS_Store")
+    folder = write_tree(tmp_path / ".cache" / "scans", dict.fromkeys(names, b""))
+    (folder / "broken.png").symlink_to("nowhere.png")
+    (folder / "link").symlink_to(folder / "more")
+    os.mkfifo(folder / "pipe")
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    shown = ["a.jpeg", "b.png", "broken.png", "link", "more/c.png"]
+    for path in (folder, Path("../.cache/scans")):
+        assert console.list_files([path]) == [path / name for name in shown]
+    first, again = folder / "b.png", folder / ".." / "scans" / "b.png"
+    found = console.list_files([first, folder / ".DS_Store", folder, again])
+    assert found == [folder / name for name in ("b.png", ".DS_Store", "a.jpeg", *shown[2:])]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
+def test_a_folder_that_may_not_be_listed_is_an_error(tmp_path):
+    (tmp_path / "secret").mkdir(mode=0)
+    with pytest.raises(UserError, match="secret cannot be listed: Permission denied"):
+        console.list_files([tmp_path])
+
+
 # Ctrl-C while an object is destroyed, which Python alone would print and forget; and while a
 # library does something that it turns into another error, with its messages hidden.
 DESTROYED = """
@@ -49,14 +76,16 @@ with console.hide_native_noise():
 """
 
 
-@pytest.mark.parametrize("act", [DESTROYED, TRACED])
-def test_a_signal_ends_a_command_whatever_libraries_make_of_it(act):
-    pressed = f"""
+@pytest.mark.parametrize(
+    ("act", "name", "code"), [(DESTROYED, "SIGINT", 130), (TRACED, "SIGTERM", 143)]
+)
+def test_a_signal_ends_a_command_whatever_libraries_make_of_it(act, name, code):
+    program = f"""
 import os, signal, time
 from train.machine import console
 
 def press():
-    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.{name})
     time.sleep(60)
 
 def act(arguments):
@@ -66,10 +95,9 @@ def act(arguments):
 
 console.TrainerCommand(name="act", purpose="", add_arguments=lambda parser: None, run=act)([])
 """
-    for name, code in (("SIGINT", 130), ("SIGTERM", 143)):
-        result = run_python(pressed.replace("SIGINT", name))
-        assert (result.returncode, result.stdout) == (code, "cleaned up\n")
-        assert result.stderr == "stopped; run the same command again to continue\n"
+    result = run_python(program)
+    assert (result.returncode, result.stdout) == (code, "cleaned up\n")
+    assert result.stderr == "stopped; run the same command again to continue\n"
 
 
 def test_reading_a_mapped_file_that_was_cut_off_says_where_it_was(tmp_path):

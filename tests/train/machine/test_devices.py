@@ -4,7 +4,7 @@ import pytest
 
 from tfrecord_io.terminal.errors import UserError
 from train.machine import devices
-from train.machine.devices import DeviceOptions, Devices
+from train.machine.devices import DeviceOptions
 
 
 @pytest.mark.parametrize(
@@ -30,15 +30,10 @@ def test_devices_are_chosen_as_asked(kind, gpus, expected):
 
 def test_devices_asked_for_without_a_gpu_are_those_of_the_cpu_and_told(capsys):
     for options in (DeviceOptions(), DeviceOptions(gpus=1)):
-        has_gpu = devices.configure_devices(options).on_gpu
+        found = devices.configure_devices(options)
         is_told = "warning: --devices 1: there is no GPU here" in capsys.readouterr().err
-        assert is_told == (options.gpus == 1 and not has_gpu)
-
-
-def test_replicas_are_counted_over_workers():
-    devices = Devices(backend="tensorflow", names=("GPU:0", "GPU:1"), num_workers=3, worker_index=1)
-    assert devices.num_replicas == 6
-    assert not devices.is_chief
+        assert is_told == (options.gpus == 1 and not found.on_gpu)
+    assert (found.num_replicas, found.is_chief) == (1, True)
 
 
 def test_tf_config_means_several_workers(monkeypatch):
@@ -68,15 +63,6 @@ def test_a_wrong_tf_config_is_explained(monkeypatch, text, message):
         monkeypatch.setenv("TF_CONFIG", text)
     with pytest.raises(UserError, match=message):
         devices.configure_devices(DeviceOptions(strategy="multi_worker"))
-
-
-def test_the_cpu_alone_is_one_replica_in_float32():
-    found = devices.configure_devices(DeviceOptions(strategy="single"))
-    assert found.num_replicas == 1
-    assert found.is_chief
-    assert not found.on_gpu
-    assert found.best_precision == "float32"
-    assert not found.best_jit_compile
 
 
 def test_devices_cannot_be_set_up_too_late():

@@ -25,21 +25,6 @@ def test_the_rate_rises_to_its_peak_and_stays_or_falls_along_a_cosine(
     assert rates == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("fields", "kind"),
-    [
-        ({"optimizer": "adamw"}, keras.optimizers.Adam),
-        ({"optimizer": "adam"}, keras.optimizers.Adam),
-        ({"optimizer": "sgd"}, keras.optimizers.SGD),
-        ({}, keras.optimizers.LossScaleOptimizer),
-    ],
-)
-def test_the_optimizer_is_the_one_asked_for(fields, kind):
-    precision = "float32" if fields else "float16"
-    optimizer = make_optimizer(OptimizerOptions(**fields), precision=precision, num_steps=10)
-    assert isinstance(optimizer, kind)
-
-
 def test_a_warm_up_is_no_longer_than_the_training():
     optimizer = make_optimizer(
         OptimizerOptions(warmup_steps=100, learning_rate=1.0), precision="float32", num_steps=2
@@ -67,7 +52,9 @@ def updated(variables, precision="float32", pretrained=(), head_steps=0, **field
 def test_weight_decay_shrinks_kernels_and_leaves_biases_and_scales_alone(optimizer):
     names = ("kernel", "bias", "beta", "gamma")
     variables = [keras.Variable([2.0], name=name) for name in names]
-    updated(variables, optimizer=optimizer, weight_decay=0.5, schedule="constant", warmup_steps=0)
+    fields = {"weight_decay": 0.5, "schedule": "constant", "warmup_steps": 0}
+    found = updated(variables, optimizer=optimizer, **fields)
+    assert isinstance(found, keras.optimizers.SGD) == (optimizer == "sgd")
     # Less the share 0.5, times the learning rate 0.1.
     assert [float(variable.numpy()[0]) for variable in variables] == pytest.approx([1.9, 2, 2, 2])
 
@@ -101,6 +88,8 @@ def test_the_moving_average_stands_in_for_the_weights_inside_a_block_even_one_th
     optimizer = updated(
         [variable], optimizer="sgd", weight_decay=0.0, ema_decay=0.75, precision=precision
     )
+    is_scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    assert is_scaled == (precision == "float16")
     for value in (1.0, 2.0):
         variable.assign([value])
         optimizer.apply([np.zeros(1, np.float32)])

@@ -105,12 +105,12 @@ def test_no_larger_threshold_would_do(seed, wanted, num_values):
     assert thresholds.threshold_for_sensitivity(ranking, ~is_positive & is_positive, 0.9) is None
 
 
-@pytest.mark.parametrize(("wanted", "num_called"), [(0.29, 29), (0.07, 7)])
-def test_rounding_does_not_cost_a_positive(wanted, num_called):
-    # 0.29 * 100 is 28.999999999999996, and 0.07 * 100 is 7.000000000000001.
+def test_rounding_does_not_cost_a_positive():
     ranking = np.arange(100) / 100
-    threshold = thresholds.threshold_for_sensitivity(ranking, ranking >= 0, wanted)
-    assert (ranking >= threshold).sum() == num_called
+    # 0.29 * 100 is 28.999999999999996, and 0.07 * 100 is 7.000000000000001.
+    for wanted, num_called in ((0.29, 29), (0.07, 7)):
+        threshold = thresholds.threshold_for_sensitivity(ranking, ranking >= 0, wanted)
+        assert (ranking >= threshold).sum() == num_called
 
 
 def three_classes(num_examples, seed=0):
@@ -193,13 +193,17 @@ def test_predictive_values_follow_from_the_prevalence_and_not_from_the_share_of_
 
 
 def test_exported_thresholds_are_read_as_they_were_chosen(tmp_path):
-    chosen = thresholds.choose_thresholds(three_classes(80), 0.9)
+    val = three_classes(80)
+    chosen = thresholds.choose_thresholds(val, 0.9)
     (tmp_path / thresholds.FILE_NAME).write_text(json.dumps(chosen))
     assert thresholds.read_thresholds(tmp_path, OCT_NAMES) == chosen
     above = thresholds.views_above(chosen, np.eye(4)[[0, 3]], OCT_NAMES)
     assert above == [["urgent", "CNV"], []]
     assert thresholds.read_thresholds(tmp_path / "none", OCT_NAMES) == []
     assert thresholds.views_above([], np.eye(4)[:2], OCT_NAMES) == [None, None]
+    # One that every image reaches is not chosen.
+    flat = dataclasses.replace(val, probabilities=np.full_like(val.probabilities, 0.25))
+    assert thresholds.choose_thresholds(flat, 0.9) == []
 
 
 @pytest.mark.parametrize(
@@ -211,12 +215,6 @@ def test_a_damaged_file_of_thresholds_is_refused_by_name(tmp_path, content):
     (tmp_path / "thresholds.json").write_text(content)
     with pytest.raises(UserError, match=r"thresholds\.json does not hold thresholds"):
         thresholds.read_thresholds(tmp_path, OCT_NAMES)
-
-
-def test_a_threshold_that_every_image_reaches_is_not_exported():
-    val = three_classes(80)
-    flat = dataclasses.replace(val, probabilities=np.full_like(val.probabilities, 0.25))
-    assert thresholds.choose_thresholds(flat, 0.9) == []
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from train.machine.devices import Devices
 from train.machine.errors import TrainingError
 from train.training import callbacks, training_loop
 from train.training.steps import StepResults
@@ -27,11 +26,11 @@ def step_of(*, num_traces=1, losses=(1.0,), training=None):
     return training
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_the_step_whose_loss_is_no_number_is_named(bad):
-    training = step_of(losses=[0.0, 1e30])
-    with pytest.raises(TrainingError, match="at step 5"):
-        step_of(losses=[0.0, 1e30, bad, bad], training=training)
+def test_the_step_whose_loss_is_no_number_is_named():
+    for bad in (np.nan, np.inf):
+        training = step_of(losses=[0.0, 1e30])
+        with pytest.raises(TrainingError, match="at step 5"):
+            step_of(losses=[0.0, 1e30, bad, bad], training=training)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -98,11 +97,6 @@ def test_scalars_are_written_for_tensorboard(tmp_path):
         for value in event.summary.value
     }
     assert values == {"loss": (3, 1.5)}
-
-
-def test_memory_is_that_of_this_process():
-    memory = callbacks.memory_megabytes(Devices(backend="tensorflow", names=("CPU:0",)))
-    assert 20 < memory["peak_rss_mb"] < 1_000_000
 
 
 @pytest.mark.parametrize("steps_at_a_time", [1, 4])

@@ -52,16 +52,6 @@ def test_a_damaged_file_is_reported_not_used(tmp_path, keep):
         checkpoint.load_checkpoint(path)
 
 
-def test_an_interrupted_save_leaves_the_old_file(tmp_path):
-    path = tmp_path / "checkpoint.npz"
-    checkpoint.save_checkpoint(path, {"model": variables_of([1.0])}, {"step": 1}, [])
-    with pytest.raises(TypeError):
-        checkpoint.save_checkpoint(path, {"model": variables_of([2.0])}, {"step": object()}, [])
-    assert checkpoint.load_checkpoint(path)[0] == {"step": 1}
-    names = {entry.name for entry in tmp_path.iterdir()}
-    assert names == {"checkpoint.npz", "history.json"}
-
-
 def test_a_complete_run_has_all_its_files_whatever_a_power_cut_takes(tmp_path):
     disk = power_cut.Disk(tmp_path, random.Random(0))
     export = tmp_path / "export" / "saved_model"

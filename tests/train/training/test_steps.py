@@ -168,7 +168,6 @@ def test_smooth_labels_change_what_is_learnt_and_not_what_is_reported(data):
     [
         ({}, False, False),
         ({"augment": True}, True, False),
-        ({"augment": True, "augment_strength": 0.0}, True, False),
         ({"mixup": 0.3}, True, True),
     ],
 )
@@ -188,8 +187,6 @@ def test_augmentation_changes_images_alone_and_mixup_labels_too(
         np.testing.assert_array_equal(prepared_labels, labels)
     if not changes_images:
         np.testing.assert_array_equal(prepared, images)
-    if "augment_strength" in fields:  # Without strength, images are at most mirrored.
-        np.testing.assert_allclose(np.sort(prepared, axis=2), np.sort(images, axis=2), atol=1e-2)
 
 
 def test_the_augmentation_knows_that_the_images_are_padded(data):

@@ -36,7 +36,7 @@ from marked_images import (
 )
 
 from tfrecord_io.decoding.preprocess import decoder_versions
-from tfrecord_io.format.kinds import MULTI_LABEL
+from tfrecord_io.format.kinds import CLASSES, MULTI_LABEL
 from tfrecord_io.reading.mapped import MappedDataset
 from tfrecord_io.stores.files import atomic_write
 from tfrecord_io.terminal.errors import UserError
@@ -116,11 +116,10 @@ def test_it_learns_and_is_measured_in_its_best_epoch_on_the_test_split_by_patien
 def test_a_result_at_chance_after_fewer_epochs_than_usual_says_so(tmp_path, capsys):
     data, workdir = tmp_path / "data", tmp_path / "run"
     write_marked_dataset(data, num_examples={"train": 20, "val": 8, "test": 30})
-    few = QUICK | {"epochs": 1, "learning_rate": 1e-9, "bootstrap_samples": 20}
-    assert run.main([f"--data={data}", f"--workdir={workdir}", *flags(**few)]) == 0
+    few = {"epochs": 1, "learning_rate": 1e-9, "replica_batch_size": 20}
+    assert train(data, workdir, **few) == 0
     assert "note: 1 step is few: without --epochs it trains 300 epochs" in capsys.readouterr().out
-    more = flags(**few | {"epochs": 2})
-    assert run.main([f"--data={data}", f"--workdir={workdir}", *more]) == 2
+    assert train(data, workdir, **few | {"epochs": 2}) == 2
     said = capsys.readouterr().err
     assert "epochs: 1 in the folder, 2 requested\nTrain on from that run with --init" in said
 
@@ -146,8 +145,12 @@ def claimed(config, folder, **how):
         return folder
 
 
-def test_a_folder_of_another_run_is_refused_with_what_differs(class_data, tmp_path):
-    folder = claimed(config_of(class_data), tmp_path / "run")
+def test_a_folder_of_another_run_is_refused_with_what_differs_from_its_first_checkpoint_on(
+    class_data, tmp_path
+):
+    folder = claimed(config_of(class_data, seed=3), tmp_path / "run")
+    claimed(config_of(class_data), folder)
+    assert json.loads((folder / "config.json").read_text())["config"]["seed"] == 1
     (folder / "checkpoint.npz").touch()
     other = shutil.copytree(class_data, tmp_path / "data")
     change_json(other / "manifest.json", fingerprint="1" * 64)
@@ -156,22 +159,13 @@ def test_a_folder_of_another_run_is_refused_with_what_differs(class_data, tmp_pa
         (class_data, {"learning_rate": 0.5}, "learning_rate: 0.01 in the folder, 0.5 requested"),
         (other, {}, "dataset: '0000"),
     ):
-        config = config_of(data, **fields)
         with pytest.raises(UserError) as raised:
-            claimed(config, folder)
+            claimed(config_of(data, **fields), folder)
         assert message in str(raised.value)
     assert "python -m tfrecord_io diff OLD NEW tells how two datasets differ" in str(raised.value)
     (folder / "config.json").write_text('{"config": {}}')
     with pytest.raises(UserError, match="contains a run with another configuration"):
         claimed(config_of(class_data), folder)
-
-
-def test_a_start_that_failed_before_its_first_checkpoint_does_not_lock_its_folder(
-    class_data, tmp_path
-):
-    folder = claimed(config_of(class_data), tmp_path / "run")
-    claimed(config_of(class_data, seed=2), folder)
-    assert json.loads((folder / "config.json").read_text())["config"]["seed"] == 2
 
 
 def test_overwrite_replaces_a_run_at_the_first_checkpoint_and_nothing_else(
@@ -223,6 +217,8 @@ def test_overwrite_that_is_refused_leaves_the_run_as_it_was(
 
 def test_what_is_no_run_or_read_by_other_workers_is_not_replaced(class_data, tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(UserError, match="it is not a run folder"):
+        claimed(config_of(class_data), tmp_path)
     (tmp_path / "config.json").write_text('{"model": "of another program"}')
     with pytest.raises(UserError, match="not the configuration of a run"):
         claimed(config_of(class_data), tmp_path, overwrite=True)
@@ -234,45 +230,24 @@ def test_what_is_no_run_or_read_by_other_workers_is_not_replaced(class_data, tmp
     assert (tmp_path / "thesis.txt").exists()
 
 
-def test_a_run_starts_from_another_one_and_has_seen_what_that_has_seen(
+def test_a_run_that_starts_from_another_one_knows_its_names_and_has_seen_what_that_has_seen(
     class_run, class_data, tmp_path, capsys
 ):
-    write_marked_dataset(tmp_path / "data", num_examples={"train": 8, "test": 4})
-    words = [f"--data={tmp_path / 'data'}", f"--workdir={tmp_path / 'run'}", f"--init={class_run}"]
-    words += flags(epochs=1, learning_rate=1e-9, replica_batch_size=8, ema_decay=0.0)
-    with without_saved_model():
-        assert run.main(words) == 0
-    num_seen = len(read_seen(class_run).images)
-    assert f"which have seen {num_seen} images" in capsys.readouterr().out
+    names = ("AMD", "NORMAL", "CNV")
+    write_marked_dataset(tmp_path / "data", {"train": 8}, label_names=names)
+    # Its learning rate is too small to change the weights.
+    few = {"epochs": 1, "learning_rate": 1e-9, "replica_batch_size": 8}
+    assert train(tmp_path / "data", tmp_path / "run", init=class_run, **few) == 0
+    said, num_seen = capsys.readouterr().out, len(read_seen(class_run).images)
+    assert "kept: NORMAL, CNV; new, untrained: AMD; lost: DME, DRUSEN\n" in said
+    assert f"which have seen {num_seen} images" in said
     parts = read_seen(tmp_path / "run").images["part"].to_pylist()
     assert Counter(parts) == {"train": 8, "init": num_seen}
-    # Its learning rate is too small to change them.
-    ours, theirs = (np.load(folder / "best.npz") for folder in (tmp_path / "run", class_run))
-    assert np.allclose(ours["model/00000"], theirs["model/00000"], atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("names", "told"),
-    [
-        (OCT_NAMES[::-1], "follow their names; kept: NORMAL, DRUSEN, DME, CNV\n"),
-        (("AMD", "NORMAL", "CNV"), "NORMAL, CNV; new, untrained: AMD; lost: DME, DRUSEN\n"),
-    ],
-)
-def test_the_outputs_of_a_run_that_starts_from_another_one_follow_their_names(
-    class_run, class_data, tmp_path, capsys, names, told
-):
-    write_marked_dataset(tmp_path / "data", {"train": 8}, label_names=names)
-    words = [f"--data={tmp_path / 'data'}", f"--workdir={tmp_path / 'run'}", f"--init={class_run}"]
-    words += flags(epochs=1, learning_rate=1e-9, replica_batch_size=8, ema_decay=0.0)
-    with without_saved_model():
-        assert run.main(words) == 0
-    assert told in capsys.readouterr().out
     images, _ = MappedDataset(class_data, "test")[np.arange(30)]
     new, old = map(load_classifier, (tmp_path / "run", class_run))
-    shared = [name for name in names if name in OCT_NAMES]
     # Only the logits are comparable: the temperature of the old run is not a weight.
     ours, theirs = (
-        answers_of(each, images)[:, [each.label_names.index(name) for name in shared]]
+        answers_of(each, images)[:, [each.label_names.index(name) for name in names[1:]]]
         for each in (new, old)
     )
     np.testing.assert_allclose(ours, theirs, atol=1e-3)
@@ -284,28 +259,17 @@ def answers_of(classifier, images):
     return logits(images.astype(np.float32)).numpy()
 
 
-def test_a_start_from_a_run_that_shares_no_output_is_refused(class_run, tmp_path):
-    write_marked_dataset(tmp_path / "names", {"train": 4}, label_names=("cnv", "normal"))
-    write_marked_dataset(tmp_path / "kind", {"train": 4}, label_kind=MULTI_LABEL)
-    told = {"names": "such as .*build.* --rename_classes cnv=CNV,normal=NORMAL, or",
-            "kind": "learned classes, but the dataset has labels"}  # fmt: skip
-    for name, message in told.items():
+def test_what_cannot_be_learned_is_refused_before_a_folder_is_made(class_run, tmp_path):
+    for (names, kind), init, message in (
+        ((("cnv", "normal"), CLASSES), class_run, "such as .* cnv=CNV,normal=NORMAL, or"),
+        ((OCT_NAMES, MULTI_LABEL), class_run, "learned classes, but the dataset has labels"),
+        ((("NORMAL",), CLASSES), None, "has one class, NORMAL, so there is nothing to tell"),
+    ):
+        write_marked_dataset(tmp_path / "data", {"train": 4}, label_names=names, label_kind=kind)
+        config = config_of(tmp_path / "data", init=init and str(init))
         with pytest.raises(UserError, match=message):
-            train_and_evaluate(config_of(tmp_path / name, init=str(class_run)), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_folder_that_is_none_of_a_run_is_not_written_to(class_data, tmp_path):
-    (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(UserError, match="it is not a run folder"):
-        claimed(config_of(class_data), tmp_path)
-    assert not (tmp_path / "config.json").exists()
-
-
-def test_a_dataset_of_one_class_is_refused(tmp_path):
-    write_marked_dataset(tmp_path / "data", num_examples={"train": 2}, label_names=("NORMAL",))
-    with pytest.raises(UserError, match="has one class, NORMAL, so there is nothing to tell"):
-        train_and_evaluate(config_of(tmp_path / "data"), tmp_path / "run")
+            train_and_evaluate(config, tmp_path / "run")
+        shutil.rmtree(tmp_path / "data")
     assert not (tmp_path / "run").exists()
 
 
@@ -375,23 +339,6 @@ def test_what_a_killed_process_left_half_written_does_not_block_its_folder(class
     claimed(config_of(class_data), tmp_path)
     assert not leftover.exists()
     assert (tmp_path / "config.json").exists()
-
-
-@pytest.mark.slow
-def test_a_stop_at_a_step_saves_and_the_next_call_ends_with_the_same_weights(
-    class_data, class_run, tmp_path, monkeypatch
-):
-    """The exact example, optimizer and metrics; test_train_run does it with real signals."""
-    workdir = tmp_path / "run"
-    config = config_of(class_data)
-    for step in (9, 12):  # in the middle of the second epoch and at its end
-        train_until(step, config, workdir, monkeypatch)
-    train_and_evaluate(config, workdir)
-    ours = arrays_of(workdir / "checkpoint.npz")
-    assert len(ours) > 20
-    check_equal(ours, arrays_of(class_run / "checkpoint.npz"))
-    for row, other in zip(history_of(workdir), history_of(class_run), strict=True):
-        assert (row["loss"], row["val_loss"]) == (other["loss"], other["val_loss"])
 
 
 def same_values(ours, theirs):
