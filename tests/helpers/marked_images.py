@@ -177,28 +177,10 @@ def marked_data(num_examples: Mapping[str, int], **options: Any) -> Any:
     return data
 
 
-def trained_run(**fields: object) -> Any:
-    """Returns a fixture: the folder of a run on a module's `data`, which its tests share."""
-
-    @pytest.fixture(scope="module")
-    def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        workdir = tmp_path_factory.mktemp("runs") / "run"
-        assert train(data, workdir, **fields) == 0
-        return workdir
-
-    return run
-
-
 def groups_in(directory: str | os.PathLike[str], *splits: str) -> Groups:
     """Returns which examples of some splits belong together."""
     dataset = open_dataset(str(directory))
     return dataset.groups.take(dataset.part(*splits).rows)
-
-
-def values_in(directory: str | os.PathLike[str], column: str, *splits: str) -> list[Any]:
-    """Returns what a column of the table of examples says of those of some splits."""
-    dataset = open_dataset(str(directory))
-    return dataset.values(column, dataset.part(*splits).rows)
 
 
 def command(script: str, *arguments: object) -> list[str]:
@@ -236,13 +218,6 @@ def run_on_jax(program: str, *arguments: object) -> subprocess.CompletedProcess[
     result = run_python(program, *arguments, timeout=850, KERAS_BACKEND="jax")
     assert result.returncode == 0, result.stderr
     return result
-
-
-def train_on_jax(data: Path, workdir: Path, **fields: object) -> dict[str, Any]:
-    """Runs the trainer's command on JAX; returns what it measured."""
-    words = [f"--data={data}", f"--workdir={workdir}", *flags(**SMALL_RUN | fields)]
-    run_on_jax("import sys; from train import run; sys.exit(run.main(sys.argv[1:]))", *words)
-    return metrics_of(workdir)
 
 
 def run_script(

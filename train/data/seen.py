@@ -197,8 +197,8 @@ def expose(
 ) -> Exposure:
     """Counts what networks have seen of the images of a dataset that each is to be measured on.
 
-    A look is what a network has seen, and the rows of these images. There are several looks for the
-    networks of a cross-validation, which start from the same weights and whose datasets are one.
+    A look is what a network has seen, and the rows of these images; the networks of a
+    cross-validation have several, start from the same weights, and their datasets are one.
     `is_measured` tells whether the images that they have seen are measured with the others.
     """
     seen, rows = looks[0][0], np.concatenate([rows for _, rows in looks])

@@ -66,14 +66,8 @@ def write_results(
 
     The presence of metrics.json means that a run is complete, with its export; it is the last.
 
-    Args:
-        directory: created if it is missing.
-        result: to write, without what is drawn of it.
-        explanation: of mistakes; None for none.
-        before_last: is called with the result before metrics.json is written.
-
-    Returns:
-        the content of metrics.json: the measures, what was seen, and the notes.
+    Returns the content of metrics.json: the measures, what was seen, and the notes. The directory
+    is made if it is missing; `before_last` is called with the result before that file is written.
     """
     directory.mkdir(parents=True, exist_ok=True)
     dataset, predictions, exposure = result.dataset, result.predictions, result.exposure

@@ -66,9 +66,7 @@ def write_forms(model: keras.Model, directory: Path) -> None:
 def write_other_forms(model: keras.Model, directory: Path) -> None:
     """Writes the forms beside `model.keras`, loads each again and compares their predictions.
 
-    Args:
-        model: that in `model.keras`, loaded, so that it lies on one device.
-        directory: the export folder.
+    The model is that in `model.keras`, loaded, so that it lies on one device.
 
     Raises:
         TrainingError: if a form predicts something else than the model.

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from answers import dataset_of
 from dataset_factory import change_column
-from marked_images import groups_in, marked_data, regroup, values_in, write_marked_dataset
+from marked_images import groups_in, marked_data, regroup, write_marked_dataset
 
 import tfrecord_io
 from pipelines.planning import splits
@@ -179,8 +179,10 @@ def test_rows_in_another_order_are_found_by_their_places_in_the_shards(tmp_path)
     write_marked_dataset(tmp_path, num_examples={"train": 4, "val": 0, "test": 5})
 
     def known():
-        columns = (values_in(tmp_path, name, "test", "train") for name in ("patient", "key"))
-        return *columns, groups_in(tmp_path, "test", "train").names
+        dataset = open_dataset(str(tmp_path))
+        rows = dataset.part("test", "train").rows
+        columns = (dataset.values(name, rows) for name in ("patient", "key"))
+        return *columns, dataset.groups.take(rows).names
 
     before = known()
     path = tmp_path / "examples.parquet"

@@ -8,15 +8,16 @@ import pytest
 from answers import dataset_of, predictions_of, scores_of
 from marked_images import (
     KERAS_ARRAY_WARNING,
+    SMALL_RUN,
     evaluated,
+    flags,
     history_of,
     metrics_of,
     picture_files,
     predicted,
     rows_of,
+    run_on_jax,
     train,
-    train_on_jax,
-    trained_run,
     write_marked_dataset,
 )
 from pages import Page
@@ -264,9 +265,12 @@ def data(kind, tmp_path_factory):
     return write(folder, kind, {"train": 96, "val": 24, "test": 40})
 
 
-finished = trained_run(
-    epochs=8, replica_batch_size=8, mixup=0.1, test_time_flip=True, best_by="val_loss"
-)
+@pytest.fixture(scope="module")
+def finished(data, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("runs") / "run"
+    options = {"mixup": 0.1, "test_time_flip": True, "best_by": "val_loss"}
+    assert train(data, workdir, epochs=8, replica_batch_size=8, **options) == 0
+    return workdir
 
 
 def test_a_network_learns_each_kind_and_is_measured_as_that(kind, finished):
@@ -370,6 +374,8 @@ def test_a_cross_validation_measures_every_label(kind, data, tmp_path):
 
 @pytest.mark.slow
 def test_jax_learns_each_kind(kind, data, tmp_path):
-    scores = train_on_jax(data, tmp_path / "run", epochs=36)["scores"]
+    words = [f"--data={data}", f"--workdir={tmp_path}", *flags(**SMALL_RUN | {"epochs": 36})]
+    run_on_jax("import sys; from train import run; sys.exit(run.main(sys.argv[1:]))", *words)
+    scores = metrics_of(tmp_path)["scores"]
     name, least = ("r2", 0.5) if kind == "number" else ("auc/mass", 0.9)
     assert scores[name]["value"] > least

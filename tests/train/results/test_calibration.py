@@ -208,7 +208,7 @@ def test_exported_thresholds_are_read_as_they_were_chosen(tmp_path):
 
 @pytest.mark.parametrize(
     "content",
-    ["{", "[1]", '{"a": 1}', '[{"view": "CNV", "labels": ["X"], "threshold": 0.5}]',
+    ["{", "[1]", "[{}]", '{"a": 1}', '[{"view": "CNV", "labels": ["X"], "threshold": 0.5}]',
      '[{"view": "CNV", "labels": ["CNV"], "threshold": NaN}]'],
 )  # fmt: skip
 def test_a_damaged_file_of_thresholds_is_refused_by_name(tmp_path, content):
