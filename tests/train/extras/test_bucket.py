@@ -56,6 +56,7 @@ def test_an_upload_that_ends_anywhere_leaves_a_state_that_is_whole(s3, url, tmp_
         assert ("checkpoint.npz" in new) == (number == len(names) - 1)
 
 
+@pytest.mark.slow
 def test_a_run_in_a_bucket_goes_on_from_there_and_ends_as_a_local_one(
     s3, url, class_data, class_run, tmp_path, capsys
 ):
@@ -149,6 +150,7 @@ def test_a_replacement_that_ends_anywhere_leaves_the_old_run_or_the_new(s3, url,
     assert s3.read(f"{tmp_path.name}/") == new | mine
 
 
+@pytest.mark.slow
 def test_a_run_in_a_bucket_predicts_is_measured_and_starts_another(
     run_url, class_run, class_data, tmp_path, capsys
 ):
