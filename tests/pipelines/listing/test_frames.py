@@ -206,6 +206,7 @@ def test_a_file_that_is_tiff_and_dicom_at_once_is_what_its_name_says(tmp_path):
     assert sorted(rows_of(output)) == expected
 
 
+@pytest.mark.slow
 def test_many_headers_are_read_by_several_processes_with_the_same_result(folder, monkeypatch):
     wanted = list_images(DirectorySource(folder), ListingOptions())
     monkeypatch.setattr(frames, "_MOST_IN_ONE_PROCESS", 1)
