@@ -333,20 +333,12 @@ class Budget:
             )
 
 
-class _Limited:
-    """An open file that takes no more than a budget allows."""
-
-    def __init__(self, file: IO[bytes], budget: Budget) -> None:
-        self._file, self._budget = file, budget
-        self.tell = file.tell
-
-    def write(self, data: bytes) -> int:
-        self._budget.take(len(data))
-        return self._file.write(data)
-
-
 def make_tar(
-    scratch_dir: Path, path: Path, mark: object, write: Callable[[Any], None], num_bytes: int
+    scratch_dir: Path,
+    path: Path,
+    mark: object,
+    write: Callable[[IO[bytes], Budget], None],
+    num_bytes: int,
 ) -> Path:
     """Returns a tar with the images of an input, which is written unless it is already there.
 
@@ -354,7 +346,7 @@ def make_tar(
         scratch_dir: a local folder.
         path: the input.
         mark: what identifies the input's version.
-        write: writes the tar into an open file, which takes at most what a `Budget` allows.
+        write: writes the tar into an open file, and takes its bytes from a budget first.
         num_bytes: size of the input.
     """
     digest = hashlib.blake2b(repr(mark).encode(), digest_size=8).hexdigest()
@@ -363,13 +355,14 @@ def make_tar(
         scratch_dir.mkdir(0o700, parents=True, exist_ok=True)
         shown = f"{tar}, into which {path.name} is unpacked; a .zip or .tar is read in place"
         with errors.clear_write_errors(shown), atomic_write(tar) as file:
-            write(_Limited(file, Budget(path, num_bytes)))
+            write(file, Budget(path, num_bytes))
     return tar
 
 
-def _gunzip(path: Path, file: IO[bytes]) -> None:
+def _gunzip(path: Path, file: IO[bytes], budget: Budget) -> None:
     """Unpacks a gzip stream, because a stream can be read only from its beginning."""
     for block in _gzip_blocks(path):
+        budget.take(len(block))
         file.write(block)
 
 

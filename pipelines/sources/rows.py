@@ -58,7 +58,7 @@ class PackedSource(ArchiveSource, abc.ABC):
         packed = make_tar(scratch_dir, self.path, versions, self._pack, num_bytes)
         return ArchiveSource(packed, {"kind": self.kind}, self.path).prepare(scratch_dir)
 
-    def _pack(self, file: IO[bytes]) -> None:
+    def _pack(self, file: IO[bytes], budget: Budget) -> None:
         with (
             bar(desc="unpacking", unit=" images", delay=1.0) as unpacked,
             tarfile.open(fileobj=file, mode="w") as archive,
@@ -66,6 +66,7 @@ class PackedSource(ArchiveSource, abc.ABC):
             for name, content in self._rows():
                 info = tarfile.TarInfo(name)
                 info.size = len(content)
+                budget.take(ROW_BYTES + info.size)
                 archive.addfile(info, io.BytesIO(content))
                 # tarfile keeps every member in memory, and none is needed again.
                 archive.members.clear()
