@@ -30,7 +30,6 @@ from campaign import (
     hostile,
     kills,
     processes,
-    readers,
     trainings,
 )
 from campaign.case import Case
@@ -46,7 +45,6 @@ AREAS: dict[str, tuple[Callable[[Case], str], int]] = {
     "datasets": (hostile.try_dataset, 60),
     "kills": (kills.try_build, 600),
     "stores": (kills.try_store, 600),
-    "remote": (readers.try_remote, 300),
     "trainings": (trainings.try_training, 2400),
 }
 

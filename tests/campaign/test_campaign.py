@@ -10,7 +10,7 @@ from builds import ROOT, run_command
 CASES = {
     "archives": 400,
     "builds datasets": 8,
-    "kills stores remote": 4,
+    "kills stores": 4,
     "trainings": 1,
 }
 

@@ -9,11 +9,15 @@ import pickle
 import pwd
 import resource
 import shutil
+import signal
 import stat
+import subprocess
+import sys
 import traceback
 
 import numpy as np
 import pytest
+from builds import ROOT, wait_until
 from dataset_factory import assert_same, write_dataset
 from s3_server import BUCKET
 from web_server import WebFile, running_web
@@ -387,6 +391,25 @@ def test_after_a_crash_of_the_system_each_record_is_checked_before_it_is_used(
     web.bytes_sent = 0
     assert_same(_numpy(url), wanted)
     assert web.bytes_sent < 20_000
+
+
+def test_a_process_that_is_killed_leaves_the_cache_right_for_the_one_that_shares_it(
+    local, url, folder
+):
+    program = (
+        "import sys, tfrecord_io\n"
+        "options = {'split': 'train', 'batch_size': 6, 'epochs': None}\n"
+        "for _ in tfrecord_io.make_batches(sys.argv[1], **options): pass"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program, url], cwd=ROOT)
+    try:
+        wait_until(lambda: num_kept(folder), process)
+        assert_same(_numpy(url, epochs=2), _numpy(local, epochs=2))
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == -signal.SIGKILL
+    assert_same(_numpy(url), _numpy(local))
 
 
 @pytest.mark.parametrize("read", [_numpy, _tensorflow])

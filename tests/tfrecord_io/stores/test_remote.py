@@ -288,21 +288,15 @@ def test_a_web_server_is_not_a_folder(web):
             use()
 
 
-@pytest.fixture
-def certificate(tmp_path):
-    """Files with a certificate for 127.0.0.1 that vouches for itself, and with its key."""
-    files = tmp_path / "cert.pem", tmp_path / "key.pem"
-    words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=store"
-    more = ["subjectAltName=IP:127.0.0.1", "-addext", "basicConstraints=critical,CA:FALSE"]
-    named = ["-addext", *more, "-out", files[0], "-keyout", files[1]]
-    subprocess.run(["openssl", *words.split(), *named], check=True, capture_output=True)
-    return files
-
-
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
-def test_only_a_server_whom_an_authority_vouches_for_is_read(certificate, impatient, monkeypatch):
+def test_only_a_server_whom_an_authority_vouches_for_is_read(tmp_path, impatient, monkeypatch):
     for variable in ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"):
         monkeypatch.delenv(variable, raising=False)
+    certificate = tmp_path / "cert.pem", tmp_path / "key.pem"  # vouches for itself
+    words = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=store"
+    more = "-addext subjectAltName=IP:127.0.0.1 -addext basicConstraints=critical,CA:FALSE"
+    files = ["-out", certificate[0], "-keyout", certificate[1]]
+    subprocess.run(["openssl", *words.split(), *more.split(), *files], check=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*certificate)
     with running_web(context) as server:
