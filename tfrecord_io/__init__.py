@@ -13,7 +13,6 @@ from tfrecord_io.format.manifest import Manifest, ManifestError, Shard, Split
 from tfrecord_io.format.schema import FeatureSlot, RecordLayout, image_key
 from tfrecord_io.format.statistics import PixelStatistics
 from tfrecord_io.reading.batches import make_batches
-from tfrecord_io.reading.opening import read_statistics
 from tfrecord_io.version import VERSION
 
 if TYPE_CHECKING:
@@ -34,7 +33,6 @@ __all__ = [
     "make_batches",
     "make_dataset",
     "read_examples",
-    "read_statistics",
 ]
 
 

@@ -57,7 +57,7 @@ class _Blobs(Files):
 
     def _request(self) -> tuple[str, dict[str, str], bytes]:
         """Draws the fault of this request; returns its path, its query and its body."""
-        self._fault = self.server.next_fault(self.path)
+        self._fault = self.server.next_fault()
         parts = urlsplit(self.path)
         query = {key: values[0] for key, values in parse_qs(parts.query, True).items()}
         return unquote(parts.path)[1:], query, self._receive()

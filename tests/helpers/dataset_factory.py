@@ -62,7 +62,7 @@ def write_dataset(
         seed: of pixels and labels.
         num_left_out: examples missing from the first shards of each split, one a shard, as
             rejected images leave them.
-        dtype: type of the pixels; floats are normally distributed.
+        dtype: type of the pixels.
 
     Returns:
         the manifest, as written. Example i of split s has key `image_key(f"{s}/{i}")`, counted
@@ -80,8 +80,10 @@ def write_dataset(
             shards.append([])
             for _ in range(count - (shard_index < num_left_out)):
                 label = one_hot[generator.integers(len(label_names))]
-                pixels = _random_pixels(generator, image_shape, layout.numpy_dtype).tobytes()
-                shards[-1].append((pixels, label, image_key(f"{split}/{next(place)}")))
+                most = np.iinfo(layout.numpy_dtype).max
+                pixels = generator.integers(most + 1, size=image_shape, dtype=layout.numpy_dtype)
+                key = image_key(f"{split}/{next(place)}")
+                shards[-1].append((pixels.tobytes(), label, key))
     return write_examples(Path(directory), layout, label_names, examples)
 
 
@@ -201,11 +203,3 @@ def assert_same(found: Iterable[Iterable[Any]], wanted: Iterable[Iterable[Any]])
     for ours, theirs in zip(found, wanted, strict=True):
         for array, other in zip(ours, theirs, strict=True):
             np.testing.assert_array_equal(np.asarray(array), np.asarray(other), strict=True)
-
-
-def _random_pixels(
-    generator: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype
-) -> np.ndarray:
-    if dtype.kind == "f":
-        return generator.standard_normal(shape).astype(dtype)
-    return generator.integers(np.iinfo(dtype).max + 1, size=shape, dtype=dtype)

@@ -69,7 +69,7 @@ class S3Server(Faulty):
         return [item["Key"] for page in pages for item in page.get("Contents", [])]
 
     def _answer(self, environ, start_response):
-        fault = self.next_fault(environ["PATH_INFO"])
+        fault = self.next_fault()
         if fault == "denied":
             start_response("200 OK", [("Content-Length", str(len(_REFUSAL)))])
             yield _REFUSAL

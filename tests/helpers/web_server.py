@@ -84,7 +84,7 @@ class Files(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._receive()
         parts = urlsplit(self.path)
-        self._fault = self.server.next_fault(parts.path)
+        self._fault = self.server.next_fault()
         if self._fault == "silent":
             self.server.woken.wait(60)
             self.close_connection = True
@@ -132,7 +132,7 @@ class Faulty:
         self.faults: collections.deque[str] = collections.deque()
         self.fault = ""
 
-    def next_fault(self, path: str) -> str:
+    def next_fault(self) -> str:
         """Returns what is wrong with the answer to a request."""
         return self.faults.popleft() if self.faults else self.fault
 

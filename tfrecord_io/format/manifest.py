@@ -127,7 +127,7 @@ class Manifest:
         versions: those of the software that wrote the dataset.
         audit: findings about the data; empty without an audit.
         statistics: sums over the pixels of the train split. None if that split is empty, or if
-            whoever wrote the dataset did not count them, see `opening.read_statistics`.
+            whoever wrote the dataset did not count them.
         dtype: type of the values of images, one of `options.DTYPES`.
     """
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import operator
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, get_args
 
-from tfrecord_io.format.manifest import STATISTICS_SPLIT, Manifest, ManifestError, Shard
-from tfrecord_io.format.statistics import PixelStatistics
+from tfrecord_io.format.manifest import Manifest, ManifestError, Shard
 from tfrecord_io.stores.folder import NUM_THREADS, Folder, StoredFiles
 
 #: How much of each shard is checked: its size; also each record's checksum; or the file's digest.
@@ -77,27 +74,3 @@ def open_split(
                     "it again with --overwrite"
                 )
     return manifest, files
-
-
-def read_statistics(
-    directory: str | os.PathLike[str], split: str = STATISTICS_SPLIT
-) -> PixelStatistics:
-    """Returns the sums over the pixels of a split, of a folder or a URL.
-
-    Those of the train split are usually in the manifest; otherwise the shards are read once.
-
-    Raises:
-        ManifestError: as `open_split` does.
-    """
-    manifest = Manifest.load(directory)
-    if split == STATISTICS_SPLIT and manifest.statistics is not None:
-        return manifest.statistics
-    open_split(directory, split)
-
-    def count(shard: Shard) -> PixelStatistics:
-        with Folder(directory).open(shard.name) as file:
-            return PixelStatistics.from_shard(file, manifest.layout)
-
-    with ThreadPoolExecutor(NUM_THREADS) as executor:
-        counted = executor.map(count, manifest.split(split).shards)
-        return functools.reduce(operator.add, counted)

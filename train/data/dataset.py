@@ -131,9 +131,10 @@ class Dataset:
 
     def statistics(self, part: Part) -> tfrecord_io.PixelStatistics:
         """Returns the pixel statistics of a part; all but the whole split `train` is read."""
-        whole = self.part(STATISTICS_SPLIT)
-        if whole and (part.splits, part.num_examples) == (whole.splits, whole.num_examples):
-            return self.manifest.statistics or tfrecord_io.read_statistics(self.path)
+        whole, known = self.part(STATISTICS_SPLIT), self.manifest.statistics
+        is_whole = whole and (part.splits, part.num_examples) == (whole.splits, whole.num_examples)
+        if is_whole and known:
+            return known
         # Some 256 images at a time.
         blocks = np.array_split(part.rows, part.num_examples // 256 + 1)
         counted = (tfrecord_io.PixelStatistics.from_images(self.stored[rows][0]) for rows in blocks)

@@ -1,16 +1,13 @@
-import dataclasses
 import io
 import math
 
 import numpy as np
 import pytest
-from dataset_factory import stored, write_dataset
+from dataset_factory import stored
 from hypothesis import given
 from hypothesis import strategies as st
-from web_server import running_web
 
-from tfrecord_io import ManifestError, PixelStatistics, RecordLayout, image_key, read_statistics
-from tfrecord_io.format.manifest import FILE_NAME
+from tfrecord_io import Manifest, PixelStatistics, RecordLayout, image_key
 
 
 def random_images(shape, seed=0, dtype=np.uint8):
@@ -116,34 +113,6 @@ def test_a_shard_is_counted_over_its_images_alone_and_not_if_it_is_cut_off(num_e
             PixelStatistics.from_shard(io.BytesIO(shard[:-1]), layout)
 
 
-# ---- of a dataset
-
-
-@pytest.mark.parametrize("split", ["train", "val", "test"])
-def test_a_built_dataset_tells_its_statistics(built_dataset, split):
-    found = read_statistics(built_dataset, split)
-    assert found == PixelStatistics.from_images(stored(built_dataset, split)[0])
-
-
-def test_a_dataset_without_statistics_is_read_from_a_disk_or_a_store(tmp_path):
-    manifest = write_dataset(tmp_path, image_shape=(6, 5, 3), num_shards=4)
-    assert manifest.statistics is None
-    expected = PixelStatistics.from_images(stored(tmp_path)[0])
-    assert read_statistics(tmp_path) == expected
-    with running_web() as server:
-        assert read_statistics(server.serve(tmp_path)) == expected
-
-
-def test_the_manifest_answers_for_train_without_reading_a_shard(tmp_path):
-    manifest = write_dataset(tmp_path, num_examples={"train": 1}, image_shape=(1, 1, 1))
-    known = PixelStatistics(num_pixels=1, sums=(7,), sums_of_squares=(49,))
-    (tmp_path / FILE_NAME).write_text(dataclasses.replace(manifest, statistics=known).to_json())
-    for shard in manifest.split("train").shards:
-        (tmp_path / shard.name).unlink()
-    assert read_statistics(tmp_path) == known
-
-
-def test_an_empty_split_has_no_statistics_to_read(tmp_path):
-    write_dataset(tmp_path, num_examples={"train": 0})
-    with pytest.raises(ManifestError, match=r"'train' of .* has no examples"):
-        read_statistics(tmp_path)
+def test_a_built_dataset_tells_its_statistics(built_dataset):
+    found = Manifest.load(built_dataset).statistics
+    assert found == PixelStatistics.from_images(stored(built_dataset)[0])
