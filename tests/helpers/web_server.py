@@ -50,6 +50,7 @@ class Files(BaseHTTPRequestHandler):
     """Answers a request for a file."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # otherwise a small answer may wait for 40 ms
     server: WebServer
 
     def log_message(self, *_: object) -> None:
