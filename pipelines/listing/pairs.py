@@ -26,8 +26,7 @@ from pipelines.listing.images import Images, Ledger, Note
 from pipelines.listing.options import ListingOptions
 from pipelines.listing.refs import ImageRef, iterate_refs
 from pipelines.sources.source import Reader, Source
-from tfrecord_io.decoding.dicom import read_frame
-from tfrecord_io.decoding.dicom_preamble import is_dicom
+from tfrecord_io.decoding.dicom import is_dicom, read_frame
 from tfrecord_io.decoding.formats import read_picture
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.decoding.preprocess import TIFF_SUFFIXES

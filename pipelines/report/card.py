@@ -14,7 +14,6 @@ from jinja2.filters import do_filesizeformat
 from PIL import Image
 
 from pipelines.listing.refs import RejectedFile
-from tfrecord_io.auditing import twins
 from tfrecord_io.auditing.audit import LIMITS
 from tfrecord_io.auditing.examined import Check
 from tfrecord_io.auditing.findings import MAX_LISTED, Audit
@@ -172,7 +171,7 @@ def _findings(audit: Audit, images: ImageReader) -> list[page.Details]:
     for finding in audit.findings:
         listed, cases, more = finding.listed, None, ""
         if listed and isinstance(listed[0].get("first"), Mapping):
-            pairs = [_pair(each) for each in twins.pairs(listed, images=images, most=_MAX_PAIRS)]
+            pairs = [_pair(each, images) for each in listed[:_MAX_PAIRS]]
             cases = page.Box(pairs, "figures")
             if finding.count > len(pairs):
                 more = f"The first {len(pairs)} of {finding.count:,} pairs are shown."
@@ -190,13 +189,14 @@ def _findings(audit: Audit, images: ImageReader) -> list[page.Details]:
     return details
 
 
-def _pair(pair: Mapping[str, Any]) -> page.Figure:
+def _pair(pair: Mapping[str, Any], images: ImageReader) -> page.Figure:
     """Returns two pictures that look alike."""
     sides = []
-    for side in pair["sides"]:
+    for side in (pair["first"], pair["second"]):
         split, label, path = (side[name] for name in ("split", "label", "path"))
         told = page.markup("<strong>{}, {}</strong><br>{}", split, label, path)
-        sides.append((side["src"], f"{label} in {split}: {path}", told))
+        url = data_url(images.read(side["shard"], side["row"]), _PICTURE_SIDE)
+        sides.append((url, f"{label} in {split}: {path}", told))
     return page.Figure(sides, f"Fine detail correlates by {pair['similarity']:.3f}")
 
 

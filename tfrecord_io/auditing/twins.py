@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import compress, islice
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from itertools import compress
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +23,6 @@ from tfrecord_io.format.examples import encode, encode_labels
 from tfrecord_io.format.groups import believe, group_images
 from tfrecord_io.format.manifest import Manifest
 from tfrecord_io.format.side_facts import HASH_LENGTH
-from tfrecord_io.pages.pictures import data_url
 from tfrecord_io.stores.folder import Folder
 
 #: Largest number of different bits in the hashes of a proposed pair. In the real sample, copies
@@ -45,8 +44,6 @@ _SIDES, _MIN_SIMILARITIES = (MIN_SIDE, 224), (0.93, 0.80)
 
 _DETAIL_SIDE = 128
 _DETAIL_RADIUS = 2
-
-_PAIR_SIDE = 512
 
 # What many pictures share, such as the frame of a screen, is the mean detail of so many of them. Of
 # fewer than the least, copies of a picture would count as what is shared.
@@ -80,20 +77,6 @@ class ImageReader:
             raise OSError(f"{shard} ends before its record {row}")
         values = np.frombuffer(pixels, self.layout.numpy_dtype)
         return visible.picture(values.reshape(self.layout.image_shape))
-
-
-def pairs(
-    listed: Iterable[Mapping[str, Any]], images: ImageReader, most: int
-) -> list[dict[str, Any]]:
-    """Returns up to `most` pairs that a finding lists, with the pictures to show side by side."""
-    shown = []
-    for pair in islice(listed, most):
-        sides = [
-            {**side, "src": data_url(images.read(side["shard"], side["row"]), _PAIR_SIDE)}
-            for side in (pair["first"], pair["second"])
-        ]
-        shown.append({"sides": sides, "similarity": pair["similarity"]})
-    return shown
 
 
 class NearPair(NamedTuple):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from numpy.random import PCG64, Generator, SeedSequence
@@ -42,16 +41,6 @@ def variant_path(path: str, variant: int) -> str:
     if not variant and not _VARIANT_NAME.search(path):
         return path
     return f"{path}#variant-{variant}"
-
-
-def pixels_of(
-    row: Mapping[str, Any],
-    pixels: bytes,
-    image_shape: tuple[int, int, int],
-    box: tuple[int, int, int, int],
-) -> bytes:
-    """Returns what is stored for a row of the examples table, from the pixels of its file."""
-    return vary(pixels, image_shape, row["key"], box) if row["variant"] else pixels
 
 
 def vary(

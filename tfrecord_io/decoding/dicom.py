@@ -24,7 +24,6 @@ import numpy as np
 from PIL import Image
 
 from tfrecord_io.decoding.dicom_kinds import kind_without_pixels
-from tfrecord_io.decoding.dicom_preamble import lacks_preamble, with_preamble
 from tfrecord_io.decoding.formats import Picture, jpeg_markers
 from tfrecord_io.decoding.options import SHARE, Physical, Preprocessing
 from tfrecord_io.decoding.rejects import Reject, check_size
@@ -129,6 +128,11 @@ class Header:
     kind: str = ""
 
 
+def is_dicom(start: bytes) -> bool:
+    """Tells by the first 132 bytes of a file whether it is DICOM (PS3.10, 7.1)."""
+    return start[128:132] == b"DICM"
+
+
 def codec_versions() -> dict[str, str]:
     """Returns the versions of the packages that decide the pixels.
 
@@ -165,7 +169,6 @@ def read_header(start: bytes) -> Header | None:
     if DEFLATED in start:
         return None
     wanted = [tag_for_keyword(name) or 0 for name in _HEADER_TAGS]
-    start = with_preamble(start)
     file = io.BytesIO(start)
     try:
         tags = read_partial(file, lambda tag, *_: tag > wanted[-1], specific_tags=wanted)
@@ -287,9 +290,6 @@ def cut_frame(file: BinaryIO, frame: int) -> Dataset | None:
         Reject: if it holds other frames than it says.
     """
     try:
-        if lacks_preamble(file.read(1024)):
-            return None
-        file.seek(0)
         dataset = import_pydicom().dcmread(file, stop_before_pixels=True)
         return _with_frame(dataset, file, frame - 1)
     except Reject:
@@ -349,17 +349,9 @@ def read_frame(data: bytes | Dataset, frame: int, preprocessing: Preprocessing) 
     pydicom = import_pydicom()
     if isinstance(data, bytes) and DEFLATED in data:
         raise Reject("unsupported_syntax", "DICOM that is deflated as a whole")
-    is_guessed = isinstance(data, bytes) and lacks_preamble(data)
-    dataset = pydicom.dcmread(io.BytesIO(with_preamble(data))) if isinstance(data, bytes) else data
+    dataset = pydicom.dcmread(io.BytesIO(data)) if isinstance(data, bytes) else data
     if "PixelData" not in dataset:
         raise Reject("no_pixels", "a DICOM file without integer pixels")
-    is_compressed = dataset["PixelData"].is_undefined_length
-    if is_guessed and is_compressed and not dataset.file_meta.TransferSyntaxUID.is_encapsulated:
-        raise Reject(
-            "unsupported_syntax",
-            "DICOM without its first part, which says how the pixels are compressed: export it "
-            "again, or write that part with dcmodify or pydicom",
-        )
     missing = [name for name in _NEEDED if name not in dataset]
     if missing:
         raise Reject("missing_tag", f"a DICOM file without {', '.join(missing)}")

@@ -17,8 +17,7 @@ import PIL
 from PIL import Image, features
 
 from tfrecord_io.decoding import dicom, formats, tiff_pages, unread
-from tfrecord_io.decoding.dicom import Header, codec_versions, read_header
-from tfrecord_io.decoding.dicom_preamble import is_dicom
+from tfrecord_io.decoding.dicom import Header, codec_versions, is_dicom, read_header
 from tfrecord_io.decoding.options import SHARE, Preprocessing
 from tfrecord_io.decoding.rejects import Reject, is_of_content
 from tfrecord_io.decoding.resize import stored_pixels

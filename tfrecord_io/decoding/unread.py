@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import zlib
 
+_BARE = "DICOM without its preamble: dcmconv old.dcm new.dcm of DCMTK writes one that has it"
 _ARCHIVE = "an archive: unpack it, and give the folder"
 _NIFTI = "a NIfTI volume: export its slices as PNG or DICOM"
 _ARRAYS = "arrays of HDF5, MATLAB or NumPy: export them as PNG, with a table of labels"
@@ -38,6 +39,10 @@ _MICROSCOPE = "a microscope's file: export it as TIFF, as with bfconvert of Bio-
 _STARTS = (
     (0, b"version https://git-lfs", "a pointer of Git LFS: git lfs pull fetches the file"),
     (0, b"/annex/objects/", "a pointer of git-annex: datalad get fetches the file"),
+    # By the first element, of the group of the file or of identification, in either order of bytes.
+    (0, b"\2\0\0\0ul", _BARE), (0, b"\2\0\x10\0ui", _BARE), (0, b"\x08\0\0\0", _BARE),
+    (0, b"\x08\0\5\0", _BARE), (0, b"\x08\0\x08\0", _BARE), (0, b"\x08\0\x16\0", _BARE),
+    (0, b"\0\x08\0\0", _BARE), (0, b"\0\x08\0\5", _BARE), (0, b"\0\x08\0\x08", _BARE),
     (0, b"pk\x03\x04", _ARCHIVE), (0, b"rar!", _ARCHIVE), (0, b"7z\xbc\xaf", _ARCHIVE),
     (0, b"bzh", _ARCHIVE), (0, b"\xfd7zxz", _ARCHIVE), (257, b"ustar", _ARCHIVE),
     (0, b"\x1f\x8b", "compressed with gzip: unpack it"),

@@ -101,7 +101,9 @@ def _check_sample(
                 except Reject as reject:
                     yield Finding(row["shard"], f"{name}: {row['path']} is now rejected: {reject}")
                     continue
-                pixels = augment.pixels_of(row, decoded.pixels, layout.image_shape, decoded.box)
+                pixels = decoded.pixels
+                if row["variant"]:
+                    pixels = augment.vary(pixels, layout.image_shape, row["key"], decoded.box)
                 start = row["row"] * layout.stride + slot.offset
                 stored = folder.read_part(row["shard"], start, slot.length)
                 if pixels != stored:

@@ -86,7 +86,7 @@ def test_a_damaged_page_is_read_as_it_is_in_its_file(name):
     generator = np.random.default_rng(1)
     places = places_of(FILES[name])
     whole, different = pixels_or_reason(in_its_file(FILES[name], 2), 2), 0
-    for _ in range(300):
+    for _ in range(100):
         damaged = bytearray(FILES[name])
         place = places[1] + int(generator.integers(180))
         damaged[place % len(damaged)] ^= 1 << int(generator.integers(8))
@@ -95,7 +95,7 @@ def test_a_damaged_page_is_read_as_it_is_in_its_file(name):
             found = pixels_or_reason(tiff_pages.with_first_page(io.BytesIO(data), 2), 2)
             assert found == pixels_or_reason(in_its_file(data, 2), 2)
             different += found != whole
-    assert different > 30
+    assert different > 10
 
 
 @pytest.mark.parametrize(
