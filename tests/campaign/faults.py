@@ -28,7 +28,7 @@ def kill(rng: random.Random, job: Job) -> Ending:
 
 def _failing_write(rng: random.Random, job: Job) -> Ending:
     number = rng.choice((errno.EIO, errno.ENOSPC, errno.EDQUOT))
-    return job.run(failing, "write", rng.randrange(60 * job.scale), 1, number)
+    return job.run(failing, "write", rng.randrange(60), 1, number)
 
 
 def _failing_sync(rng: random.Random, job: Job) -> Ending:
@@ -44,7 +44,7 @@ def failing_read(rng: random.Random, job: Job) -> Ending:
 
 
 def _small_files(rng: random.Random, job: Job) -> Ending:
-    return job.run(small_files, rng.randrange(20_000 * job.scale))
+    return job.run(small_files, rng.randrange(20_000))
 
 
 def cut(rng: random.Random, job: Job) -> Ending:

@@ -41,11 +41,10 @@ Fault = Callable[[], contextlib.AbstractContextManager[None]]
 Ending = tuple[int, str]
 
 
-def preload(*, with_tensorflow: bool) -> None:
+def preload() -> None:
     """Says what the server has imported from which `Run` forks; to be called before the first."""
     # Each run begins with the program itself, so what that imports has to be there, too.
-    more = ["campaign.preloaded_training"] if with_tensorflow else list(_OF_A_BUILD)
-    _context.set_forkserver_preload(["campaign.run", *more])
+    _context.set_forkserver_preload(["campaign.run", *_OF_A_BUILD])
 
 
 @functools.cache
@@ -129,8 +128,6 @@ class Job:
         folder: all that it writes on the disk is below.
         found: returns what is there now, by name.
         variables: of its environment.
-        command: see `Run`.
-        scale: how much more it writes than a tiny build, so that faults hit all of it.
         wanted: what an undisturbed run leaves.
         seconds: how long an undisturbed run takes.
     """
@@ -139,15 +136,13 @@ class Job:
     folder: Path
     found: Callable[[], Mapping[str, bytes]]
     variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    command: str = "pipelines.build_tfrecords"
-    scale: int = 1
     wanted: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
     seconds: float = 0
 
     def start(self, fault: Callable[..., Any] | None = None, *arguments: object) -> Run:
         """Starts it with a fault, which is called with the arguments there."""
         made = functools.partial(fault, *arguments) if fault else None
-        return Run(self.words, made, self.variables, self.command)
+        return Run(self.words, made, self.variables)
 
     def run(self, fault: Callable[..., Any] | None = None, *arguments: object) -> Ending:
         """Runs it to its end; see `start`."""

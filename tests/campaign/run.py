@@ -25,18 +25,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from campaign import (
-    archives,
-    hostile,
-    kills,
-    processes,
-    trainings,
-)
+from campaign import archives, hostile, kills, processes
 from campaign.case import Case
 
 _MOST_KIB = 1 << 20
-#: Areas whose commands import TensorFlow.
-_WITH_TENSORFLOW = {"trainings"}
 
 #: What tries a case of each area and says what came of it, and the seconds that it may take.
 AREAS: dict[str, tuple[Callable[[Case], str], int]] = {
@@ -45,7 +37,6 @@ AREAS: dict[str, tuple[Callable[[Case], str], int]] = {
     "datasets": (hostile.try_dataset, 60),
     "kills": (kills.try_build, 600),
     "stores": (kills.try_store, 600),
-    "trainings": (trainings.try_training, 2400),
 }
 
 
@@ -125,7 +116,7 @@ def main() -> int:
         parser.error(f"no area {', '.join(sorted(unknown))}; there are {', '.join(AREAS)}")
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
-    processes.preload(with_tensorflow=not _WITH_TENSORFLOW.isdisjoint(chosen.area))
+    processes.preload()
     numbers = range(chosen.cases) if chosen.case is None else [chosen.case]
     with kills.servers:
         failed = [run_area(a, chosen.seed, numbers, chosen.case is not None) for a in chosen.area]

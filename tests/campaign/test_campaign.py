@@ -11,7 +11,6 @@ CASES = {
     "archives": 400,
     "builds datasets": 8,
     "kills stores": 4,
-    "trainings": 1,
 }
 
 
