@@ -33,7 +33,7 @@ settings.register_profile(
     derandomize=True,
     # A deadline for each example would measure the machine, not the code.
     deadline=None,
-    max_examples=30,
+    max_examples=20,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 settings.register_profile(

@@ -138,16 +138,10 @@ def test_from_python_lists_and_mappings_are_what_their_flags_take():
     assert words == ['--classes="a, b",c', "--columns=path=file", "--fit=pad"]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"splts": "patient"}, "unknown flag --splts; did you mean --splits?"),
-        ({"splits": "patient"}, "--input nowhere does not exist"),
-    ],
-)
-def test_from_python_an_error_has_the_message_of_the_command(options, message, tmp_path):
+def test_from_python_an_error_has_the_message_of_the_command(tmp_path):
     with pytest.raises(scan_tfrecords.CommandError) as caught:
-        scan_tfrecords.build("nowhere", tmp_path / "out", **options)
+        scan_tfrecords.build("nowhere", tmp_path / "out", splts="patient")
+    message = "unknown flag --splts; did you mean --splits?"
     assert (str(caught.value), caught.value.exit_code) == (message, 2)
 
 
