@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import importlib
 import multiprocessing
 import os
 import random
@@ -55,13 +54,12 @@ def home() -> Path:
 
 
 class Run:
-    """A command in a process of its own, forked from a server that has imported everything.
+    """A build in a process of its own, forked from a server that has imported everything.
 
     Args:
         words: its arguments.
         fault: what goes wrong in it.
         variables: of its environment.
-        command: the module whose `main` it is.
     """
 
     def __init__(
@@ -69,12 +67,11 @@ class Run:
         words: Sequence[str],
         fault: Fault | None = None,
         variables: Mapping[str, str] | None = None,
-        command: str = "pipelines.build_tfrecords",
     ) -> None:
         descriptor, self._log = tempfile.mkstemp(prefix="campaign-log-")
         os.close(descriptor)
         self.process: BaseProcess = _context.Process(
-            target=_run, args=(command, list(words), self._log, fault, variables)
+            target=_run, args=(list(words), self._log, fault, variables)
         )
         self.process.start()
         builds.wait_until(lambda: Path(self._log).stat().st_size > 0, limit_s=_MOST_SECONDS)
@@ -99,13 +96,13 @@ class Run:
 
 
 def _run(
-    command: str,
     words: list[str],
     log: str,
     fault: Fault | None,
     variables: Mapping[str, str] | None,
 ) -> None:
-    main = importlib.import_module(command).main
+    from pipelines import build_tfrecords
+
     file = os.open(log, os.O_WRONLY)
     os.dup2(file, 1)
     os.dup2(file, 2)
@@ -114,14 +111,14 @@ def _run(
     os.environ.update(variables or {})
     print(flush=True)
     with fault() if fault else contextlib.nullcontext():
-        code = main(words)
+        code = build_tfrecords.main(words)
     sys.stdout.flush()
     os._exit(code)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
-    """A command that is disturbed and run again.
+    """A build that is disturbed and run again.
 
     Attributes:
         words: its arguments.

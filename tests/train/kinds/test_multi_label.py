@@ -247,7 +247,9 @@ PHRASES = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(
+    scope="module", params=["multi_label", pytest.param("number", marks=pytest.mark.slow)]
+)
 def kind(request):
     return request.param
 
