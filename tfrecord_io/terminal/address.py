@@ -95,11 +95,6 @@ def is_same(one: str, other: str) -> bool:
     return is_inside(one, other) and is_inside(other, one)
 
 
-def local_text(given: str) -> str:
-    """Returns a path on this machine as a text, for options that JSON holds; see `local_path`."""
-    return str(local_path(given))
-
-
 def local_path(given: str | os.PathLike[str]) -> Path:
     """Returns a path on this machine; raises UserError for a URL."""
     if is_remote(given):

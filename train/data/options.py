@@ -6,7 +6,7 @@ import dataclasses
 
 from tfrecord_io.stores.folder import Folder
 from tfrecord_io.terminal import flags
-from tfrecord_io.terminal.address import Address, local_text
+from tfrecord_io.terminal.address import Address, local_path
 from tfrecord_io.terminal.flags import flag
 
 
@@ -52,7 +52,7 @@ class InputOptions:
         None,
         "for a URL: folder on a local disk that keeps what was read (default: tfrecord_io in the "
         "user's cache folder)",
-        parse=local_text,
+        parse=lambda text: str(local_path(text)),
         metavar="DIR",
         is_operational=True,
     )

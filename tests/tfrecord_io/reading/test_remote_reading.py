@@ -13,6 +13,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import traceback
 
 import numpy as np
@@ -379,6 +380,8 @@ def test_after_a_crash_of_the_system_each_record_is_checked_before_it_is_used(
 ):
     wanted = _numpy(local)
     assert_same(_numpy(url), wanted)
+    # A thread that has not ended yet holds the lock of the cache.
+    wait_until(lambda: "fetch_ahead" not in {thread.name for thread in threading.enumerate()})
     gc.collect()
     (states,) = folder.glob("*/states")
     np.memmap(states, np.uint8, "r+")[:7] = 0  # another start of the system

@@ -76,8 +76,5 @@ def test_nobody_who_reads_the_output_is_no_traceback(monkeypatch, capfd):
     with open(write, "w") as closed:  # noqa: PTH123 - not a path
         monkeypatch.setattr(sys, "stdout", closed)
         run = functools.partial(print, "x" * 100_000)
-        command = Command(
-            name="try", purpose="", add_arguments=lambda parser: None, run=lambda arguments: run()
-        )
-        assert command([]) == 1
+        assert Command(name="try", purpose="", add_arguments=lambda parser: None, run=run)([]) == 1
     assert capfd.readouterr() == ("", "")
