@@ -25,6 +25,7 @@ from marked_images import (
     environment,
     export_untrained,
     predicted,
+    without_saved_model,
 )
 from PIL import Image
 from tiff_files import NEW_SUBFILE_TYPE, tiff_file
@@ -53,7 +54,8 @@ FILES = ("a.jpeg", "b.png", "c.png")
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
-    export_untrained(folder, SHAPE, model="convnet")
+    with without_saved_model():
+        export_untrained(folder, SHAPE, model="convnet")
     return folder
 
 
