@@ -67,7 +67,10 @@ def complete(
     export = folder.path / FOLDER_NAME
     if devices.is_chief:
         with stage("export, each form loaded again and compared"):
-            _export(final, export)
+            splits = plan.parts.train.splits
+            export_model(final.network.model, export, data.manifest, splits=splits)
+            if final.thresholds:
+                write_json(export / thresholds.FILE_NAME, final.thresholds)
     with stage("evaluation", is_told=devices.is_chief):
         measured, predictions = _measure(final)
     if not devices.is_chief:
@@ -89,11 +92,9 @@ def complete(
         is_copy=folder.is_copy,
         facts={"Network": network_facts},
     )
-    model = final.network.model
-    explanation = None
-    if additions.explain:
-        predict = functools.partial(answer, model)
-        explanation = additions.explain(predict, plan.task.gives_probabilities)
+    explanation = additions.explain and additions.explain(
+        functools.partial(answer, final.network.model), plan.task.gives_probabilities
+    )
 
     def add(result: Result) -> None:
         with stage("other forms and the model card"):
@@ -197,13 +198,6 @@ def _predict(session: Session, network: Network, part: Part) -> Predictions:
         truths=truths,
         label_names=session.data.manifest.label_names,
     )
-
-
-def _export(final: _Final, folder: Path) -> None:
-    data, parts, model = final.session.data, final.session.plan.parts, final.network.model
-    export_model(model, folder, data.manifest, splits=parts.train.splits)
-    if final.thresholds:
-        write_json(folder / thresholds.FILE_NAME, final.thresholds)
 
 
 def _measure(final: _Final) -> tuple[dict[str, Any], Predictions | None]:

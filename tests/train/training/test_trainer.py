@@ -113,6 +113,7 @@ def test_it_learns_and_is_measured_in_its_best_epoch_on_the_test_split_by_patien
     assert metrics["scores"]["accuracy"]["value"] > 0.4  # chance is 0.25
 
 
+@pytest.mark.slow
 def test_a_result_at_chance_after_fewer_epochs_than_usual_says_so(tmp_path, capsys):
     data, workdir = tmp_path / "data", tmp_path / "run"
     write_marked_dataset(data, num_examples={"train": 20, "val": 8, "test": 30})
@@ -273,6 +274,7 @@ def test_what_cannot_be_learned_is_refused_before_a_folder_is_made(class_run, tm
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_weights_that_went_out_of_range_in_the_last_step_are_a_failed_run(class_data, tmp_path):
     """Nobody sees the loss of the step that would come next."""
     fields = {"epochs": 1, "replica_batch_size": 90, "learning_rate": 1e30, "optimizer": "sgd"}
