@@ -14,7 +14,7 @@ from builds import ROOT
 CORE = {
     "pipelines": ("pytest", ["tests/tfrecord_io/format/test_golden.py", "-k", "always_wrote"]),
     "tfrecord_io": ("pytest", ["tests/tfrecord_io/auditing/test_audit.py", "-k", "found or limit"]),
-    "train": ("train.run", ["--epochs=1", "--overwrite", "--workdir=run", "--bootstrap_samples=5"]),
+    "train": ("train.run", ["--model=convnet", "--epochs=1", "--workdir=run", "--overwrite"]),
 }
 EXTRAS = sorted(
     path.relative_to(ROOT)
