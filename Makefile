@@ -54,8 +54,8 @@ run: $(VENV)/installed-run
 	@echo "the network: $(WORKDIR)/report.html"
 	@echo "next:        $(NEXT)"
 
-# What takes longer than ten seconds runs in .ci/run. Two processes share the test files, because
-# much of the time goes into waiting for single-threaded starts; conftest.py orders the files.
+# What takes longer than about four seconds runs in .ci/run. Two processes share the test files,
+# because much of the time goes into waiting for single-threaded starts; conftest.py orders them.
 test: $(VENV)/installed
 	$(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist loadfile --no-loadscope-reorder
 

@@ -1,10 +1,11 @@
 """Settings and data that all tests share."""
 
+import fcntl
 import gc
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -104,14 +105,25 @@ def s3(s3_server: Any) -> Iterator[Any]:
     remote.forget_stores()
 
 
+def made_once(path: Path, make: Callable[[], object]) -> Path:
+    """Returns a folder that a function makes, unless another process of these tests has done so."""
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            make()
+    return path
+
+
 @pytest.fixture(scope="session")
 def class_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Images of four classes in three splits, which a network can learn; not to be written to."""
     from marked_images import write_marked_dataset
 
-    path = tmp_path_factory.mktemp("classes") / "data"
-    write_marked_dataset(path, {"train": 90, "val": 20, "test": 30})
-    return path
+    own = tmp_path_factory.getbasetemp()  # below a folder of all processes, if there are several
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "classes"
+    folder.mkdir(exist_ok=True)
+    path, num_examples = folder / "data", {"train": 90, "val": 20, "test": 30}
+    return made_once(path, lambda: write_marked_dataset(path, num_examples))
 
 
 @pytest.fixture(scope="session")
@@ -121,6 +133,8 @@ def class_run(class_data: Path) -> Path:
 
     from train import run
 
+    def train() -> None:
+        assert run.main([f"--data={class_data}", f"--workdir={workdir}", *flags(**CLASS_RUN)]) == 0
+
     workdir = class_data.parent / "run"
-    assert run.main([f"--data={class_data}", f"--workdir={workdir}", *flags(**CLASS_RUN)]) == 0
-    return workdir
+    return made_once(workdir, train)
