@@ -92,11 +92,15 @@ class Folder(os.PathLike[str]):
 
     def size(self, name: str) -> int | None:
         """Returns a file's size in bytes, or None if it does not exist."""
-        path = self.path(name)
-        try:
-            return remote.describe(path).size if self.remote else Path(path).stat().st_size
-        except FileNotFoundError:
-            return None
+        if self.remote:
+            return file.size if (file := self._find(name)) else None
+        path = Path(self.path(name))
+        return path.stat().st_size if path.exists() else None
+
+    def _find(self, name: str) -> remote.RemoteFile | None:
+        with contextlib.suppress(FileNotFoundError):
+            return remote.describe(self.path(name))
+        return None
 
     def exists(self, name: str) -> bool:
         """Returns whether there is such a file."""
@@ -133,29 +137,20 @@ class Folder(os.PathLike[str]):
 
     def describe(self, names: Sequence[str]) -> StoredFiles:
         """Describes files; of a local folder all shards, whatever the names."""
-        if self.remote:
-            return self._describe_remote(names)
-        shards = Path(self.root).glob("*.tfrecord")
-        return StoredFiles({path.name: path.stat().st_size for path in shards}, self.read_part)
-
-    def _describe_remote(self, names: Sequence[str]) -> StoredFiles:
-        def describe(name: str) -> remote.RemoteFile | None:
-            with contextlib.suppress(FileNotFoundError):
-                return remote.describe(self.path(name))
-            return None
-
+        if not self.remote:
+            shards = Path(self.root).glob("*.tfrecord")
+            return StoredFiles({path.name: path.stat().st_size for path in shards}, self.read_part)
         if self.root.startswith(_WEB):  # which has no listing
-            described = [file for file in self.map(describe, names) if file is not None]
+            found = [file for file in self.map(self._find, names) if file]
         else:
-            described = remote.list_files(self.root, recursive=False)
-        files = {file.url.rpartition("/")[2]: file for file in described}
+            found = remote.list_files(self.root, recursive=False)
+        files = {file.url.rpartition("/")[2]: file for file in found}
 
         def read(name: str, start: int, length: int) -> memoryview:
-            file = files[name]
-            return remote.read_once(file.url, start, length, file.mark)
+            return remote.read_once(files[name].url, start, length, files[name].mark)
 
         # A mark tells the versions of one file apart, and says nothing of a copy elsewhere.
-        marks = repr([(files[n].url, files[n].mark) for n in names if n in files])
+        marks = repr([(files[name].url, files[name].mark) for name in names if name in files])
         sizes = {name: file.size for name, file in files.items()}
         return StoredFiles(sizes, read, hashlib.sha256(marks.encode()).hexdigest())
 

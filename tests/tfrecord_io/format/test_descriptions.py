@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import shutil
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -80,30 +81,23 @@ def test_columns_of_a_label_table_are_fields_by_their_types_except_bytes_and_lis
     assert fields["age (years)"]["@id"] == "examples/age%20%28years%29"
 
 
-@pytest.fixture
-def small(tmp_path):
-    """A dataset, and its source."""
-    source = write_tree(tmp_path / "in", {f"{label}/1.jpeg": jpeg(1) for label in "ab"})
-    return build_here(source, tmp_path / "out"), source
-
-
-def test_the_same_dataset_in_another_folder_has_the_same_file(small, tmp_path):
-    built, source = small
-    text = (built / CROISSANT_FILE).read_text()
-    assert (build_here(source, tmp_path / "2") / CROISSANT_FILE).read_text() == text
+def test_the_same_dataset_in_another_folder_has_the_same_file(built_dataset, source_tree, tmp_path):
+    flags = ("--image_size=12x10", "--num_shards=3", "--max_reject_fraction=0.5")
+    text = (build_here(source_tree, tmp_path / "again", *flags) / CROISSANT_FILE).read_text()
+    assert (built_dataset / CROISSANT_FILE).read_text() == text
     assert str(tmp_path) not in text
     assert not re.search(r"20\d\d-\d\d", text)
 
 
 @pytest.mark.parametrize("name", ["examples.parquet", CROISSANT_FILE])
-def test_verify_finds_a_file_that_is_not_the_one_that_was_described(name, small):
-    path = small[0] / name
+def test_verify_finds_a_file_that_is_not_the_one_that_was_described(name, built_dataset, tmp_path):
+    path = shutil.copytree(built_dataset, tmp_path / "copy") / name
     if name == CROISSANT_FILE:
         path.write_text(path.read_text().replace('"sha256": "', '"sha256": "0', 1))
     else:
         table = pq.read_table(path)
         pq.write_table(table.set_column(5, "patient", table["label"]), path)
-    (finding,) = verify.verify(small[0])
+    (finding,) = verify.verify(path.parent)
     assert finding.file_name == CROISSANT_FILE
     assert "says that examples.parquet has SHA-256" in finding.message
 
