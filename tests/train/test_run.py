@@ -198,7 +198,7 @@ def test_a_full_disk_ends_with_a_message_and_the_same_command_continues(data, fi
     full = run_command(with_file_limit(words), environment(), timeout=600)
     assert full.returncode == 1
     message = f"error: the run in {tmp_path / 'run'} cannot go on: [Errno 27] File too large; "
-    assert full.stderr.startswith(message), full.stderr
+    assert message in full.stderr
     result = run_script("run", "--data", data, "--workdir", tmp_path / "run", *FLAGS)
     assert result.returncode == 0, result.stderr
     check_same(tmp_path / "run", finished)
