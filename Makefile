@@ -54,10 +54,10 @@ run: $(VENV)/installed-run
 	@echo "the network: $(WORKDIR)/report.html"
 	@echo "next:        $(NEXT)"
 
-# What takes longer than about four seconds runs in .ci/run. Two processes share the test files,
+# What takes longer than about four seconds runs in .ci/run. Three processes share the test files,
 # because much of the time goes into waiting for single-threaded starts; conftest.py orders them.
 test: $(VENV)/installed
-	$(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "not slow" --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 # Property tests with new random examples, many of each; a failure prints how to run it again.
 search: $(VENV)/installed

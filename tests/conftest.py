@@ -52,7 +52,7 @@ gc.disable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the files first that take longest, so that two processes end at nearly the same time."""
+    """Puts the files first that take longest, so that the processes end at nearly the same time."""
     items.sort(key=lambda item: ("docs" not in item.path.parts, "train" not in item.path.parts))
 
 
