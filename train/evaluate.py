@@ -81,20 +81,11 @@ def evaluate(arguments: argparse.Namespace) -> None:
         )
     dataset = open_dataset(data, options.columns)
     manifest = dataset.manifest
-    splits = tuple(manifest.splits) if split == "all" else tuple(split.split(","))
-    if missing := [name for name in splits if name not in manifest.splits]:
-        raise UserError(
-            f"{data} has no split {missing[0]!r}, but {listed(list(manifest.splits))}; name one "
-            "with --split, or measure all with --split all"
-        )
-    if not manifest.split(splits).num_examples:
-        raise UserError(f"split {split!r} of {data} is empty; name another --split")
+    splits = _chosen_splits(manifest, split, data)
     runs = single_runs([POWERS.open_run(each) for each in arguments.run])
     classifier = load_classifiers(runs)
     task = classifier.task
     _require_fit(classifier, manifest, address, data)
-    ours, theirs = classifier.label_names, manifest.label_names
-    places = np.array([ours.index(name) for name in theirs], np.int64)
     if is_own := classifier.fingerprint == manifest.fingerprint:
         print("note: this is the dataset that the model was trained on, not an external one")
     seen = shapes.of_dataset(manifest, splits)
@@ -110,9 +101,12 @@ def evaluate(arguments: argparse.Namespace) -> None:
 
     # Of a class that the dataset does not name it has no images. Whether its images have a label
     # that it does not name is not known, so that label is not measured.
-    outputs = np.arange(len(ours)) if task.kind.one_hot else places
-    columns = places if task.kind.one_hot else np.arange(len(places))
-    label_names = tuple(ours[output] for output in outputs)
+    label_names = classifier.label_names if task.kind.one_hot else manifest.label_names
+    outputs = [classifier.label_names.index(name) for name in label_names]
+
+    def predict(images: np.ndarray) -> np.ndarray:
+        return predict_images(classifier, images)[:, outputs]
+
     # They are used at the end; a wrong one is told now.
     options.prevalences([view.name for view in task.views(label_names)])
     part, exposure = _unseen(runs, dataset, splits, arguments.include_seen)
@@ -122,14 +116,14 @@ def evaluate(arguments: argparse.Namespace) -> None:
     batches = tfrecord_io.make_batches(
         data, split=part.splits, examples=part.examples, batch_size=_BATCH_SIZE, shuffle=False
     )
-    answers = [(predict_images(classifier, images), labels) for images, labels in batches]
+    answers = [(predict(images), labels) for images, labels in batches]
     probabilities, labels = map(np.concatenate, zip(*answers, strict=True))
     require_numbers(probabilities, f"split {split} of {data}")
-    matched = np.zeros((len(labels), len(outputs)), labels.dtype)
-    matched[:, columns] = labels
+    matched = np.zeros(probabilities.shape, labels.dtype)
+    matched[:, [label_names.index(name) for name in manifest.label_names]] = labels
     predictions = Predictions(
         task=task,
-        probabilities=probabilities[:, outputs],
+        probabilities=probabilities,
         truths=task.truths(matched),
         label_names=label_names,
         dataset=dataset,
@@ -151,11 +145,22 @@ def evaluate(arguments: argparse.Namespace) -> None:
         is_own=is_own and own_results.get("split") in (None, *manifest.splits),
         exposure=exposure,
     )
-    explanation = POWERS.explain and POWERS.explain(
-        lambda images: predict_images(classifier, images)[:, outputs], task.gives_probabilities
-    )
+    explanation = POWERS.explain and POWERS.explain(predict, task.gives_probabilities)
     write_results(output, result, explanation=explanation)
     print(f"The metrics and {PAGE_NAME} are in {output}")
+
+
+def _chosen_splits(manifest: tfrecord_io.Manifest, split: str, data: Address) -> tuple[str, ...]:
+    """Returns the names in --split, which is checked."""
+    splits = tuple(manifest.splits) if split == "all" else tuple(split.split(","))
+    if missing := [name for name in splits if name not in manifest.splits]:
+        raise UserError(
+            f"{data} has no split {missing[0]!r}, but {listed(list(manifest.splits))}; name one "
+            "with --split, or measure all with --split all"
+        )
+    if not manifest.split(splits).num_examples:
+        raise UserError(f"split {split!r} of {data} is empty; name another --split")
+    return splits
 
 
 def _require_fit(
