@@ -158,16 +158,17 @@ def clear_errors(runner: PipelineRunner) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        message: str | None = None
-        cause: BaseException | None = error
-        while cause is not None:
-            if isinstance(cause, KeyboardInterrupt):
-                raise KeyboardInterrupt from None  # Beam turns it into a RuntimeError
-            # Beam raises a copy of an error, with this attribute and the step in its message.
-            is_copy = hasattr(cause, "_tagged_with_step")
-            if message is None and isinstance(cause, errors.ToldError) and not is_copy:
-                message = str(cause)
-            cause = cause.__cause__ or cause.__context__
+        chain: list[BaseException] = [error]
+        while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None:
+            chain.append(cause)
+        if any(isinstance(each, KeyboardInterrupt) for each in chain):
+            raise KeyboardInterrupt from None  # Beam turns it into a RuntimeError
+        told = [each for each in chain if isinstance(each, errors.ToldError)]
+        message = str(told[0]) if told else None
+        # Beam raises a copy of a worker's error, whose message ends with the name of the step.
+        if len(told) > 1 and told[0].__cause__ is None and type(told[0]) is type(told[1]):
+            original = str(told[1])
+            message = original if str(told[0]).startswith(original) else message
         if message is None:
             if isinstance(runner, FnApiRunner):
                 raise

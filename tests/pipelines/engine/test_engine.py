@@ -68,6 +68,8 @@ def fail_with(_, error):
 
 
 GONE = "/data/scans.zip is gone; every worker must be able to read it"
+CAUSED = errors.BuildError(f"{GONE}. Try again")
+CAUSED.__cause__ = errors.BuildError(GONE)
 
 
 @pytest.mark.parametrize(
@@ -75,6 +77,7 @@ GONE = "/data/scans.zip is gone; every worker must be able to read it"
     [
         (errors.BuildError(GONE), errors.BuildError, GONE),
         (errors.UserError(GONE), errors.BuildError, GONE),
+        (CAUSED, errors.BuildError, f"{GONE}. Try again"),
         # Beam turns it into a RuntimeError.
         (KeyboardInterrupt(), KeyboardInterrupt, ""),
     ],
