@@ -95,8 +95,8 @@ class _HelpAll(argparse.Action):
     """Prints the help with the flags that `add_flags` hides, and ends the command."""
 
     def __call__(self, parser: Any, *_: Any, **__: Any) -> None:
-        for action in parser._actions:
-            action.help = getattr(action, "hidden_help", action.help)
+        for action, text in parser.hidden:
+            action.help = text
         parser.print_help()
         parser.exit()
 
@@ -173,7 +173,8 @@ def add_flags(
     add, in their order, or `without` those to leave out; `is_hidden` shows them in --help_all only.
     """
     section = parser.add_argument_group(heading)
-    if is_hidden and "--help_all" not in parser._option_string_actions:
+    hidden = vars(parser).setdefault("hidden", [])
+    if is_hidden and not hidden:
         parser.add_argument("--help_all", action=_HelpAll, nargs=0, help="show every flag and exit")
     fields = {field.name: (field, kind) for each in groups for field, kind in fields_of(each)}
     for field, kind in [fields[name] for name in only or fields if name in fields]:
@@ -194,7 +195,7 @@ def add_flags(
         names = [f"--{name}" for name in (field.metadata.get("alias"), field.name) if name]
         action = section.add_argument(*names, dest=field.name, **settings)
         if is_hidden:
-            vars(action)["hidden_help"] = text
+            hidden.append((action, text))
         if settings.get("action") == "store_true":  # from Python, `overwrite=False` is given so
             settings |= {"action": "store_false", "help": argparse.SUPPRESS}
             section.add_argument(f"--no-{field.name}", dest=field.name, **settings)
