@@ -24,7 +24,8 @@ else
 NAME := synthetic
 NUM_EXAMPLES ?= 3200
 EPOCHS ?= 8
-BUILD = --source synthetic --num_examples $(NUM_EXAMPLES) $(BUILD_FLAGS)
+# They all have one shape, so that stretching them to small squares loses less than padding.
+BUILD = --source synthetic --num_examples $(NUM_EXAMPLES) --fit stretch $(BUILD_FLAGS)
 # Drawn scans vary less than real ones, so less augmentation teaches them sooner.
 TRAIN_FLAGS ?= --augment_strength 0.25 --mixup 0 --class_weight_power 1
 NEXT = make run INPUT=FOLDER_OR_ARCHIVE_OF_YOUR_SCANS
