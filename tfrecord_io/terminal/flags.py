@@ -177,7 +177,8 @@ def add_flags(
     if is_hidden and not hidden:
         parser.add_argument("--help_all", action=_HelpAll, nargs=0, help="show every flag and exit")
     fields = {field.name: (field, kind) for each in groups for field, kind in fields_of(each)}
-    for field, kind in [fields[name] for name in only or fields if name in fields]:
+    chosen = fields if only is None else only
+    for field, kind in [fields[name] for name in chosen if name in fields]:
         if field.name in without:
             continue
         # argparse reads a single % as a placeholder.

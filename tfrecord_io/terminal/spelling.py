@@ -119,13 +119,13 @@ def _signs(name: str) -> tuple[object, ...]:
     """Returns what two spellings of one name share: the first letter, digits and short signs."""
     words = re.findall(r"[^\W\d_]?[^\W\d_A-Z]+|[A-Z]+", name)
     short = [word for word in words if len(word) == 1 or re.fullmatch("[IVXivx]+", word)]
-    # Contrary names, such as hypertension and hypotension, differ in two letters.
-    contrary = re.findall("hyper|hypo|intra|inter|micro|macro", name.casefold())
-    return name[:1].casefold(), re.findall(r"\d+", name), short, contrary
+    # Names of opposites, such as hypertension and hypotension, differ in two letters.
+    opposites = re.findall("hyper|hypo|intra|inter|micro|macro", name.casefold())
+    return name[:1].casefold(), re.findall(r"\d+", name), short, opposites
 
 
 def _is_near(one: str, other: str) -> bool:
-    """Returns whether few letters are added, dropped, replaced or swapped with the next one."""
+    """Returns whether few letters are added, dropped, replaced or moved."""
     if min(sum(map(str.isalpha, name)) for name in (one, other)) < 5 or one == other:
         return False
     longest = max(len(one), len(other))

@@ -59,8 +59,8 @@ class Result:
         dataset: that was evaluated.
         config: of the run, see config.json; `data` alone if this is another dataset.
         metrics: content of metrics.json; on the page empty if there was nothing to evaluate.
-        predictions: the measured ones; None if there was no example to predict.
-        exposure: what the network has seen of what was measured; None if nothing was.
+        predictions: those for the measured images; None if there was no image to predict.
+        exposure: which measured images the network had seen; None if none was measured.
         history: one row per epoch.
         own_metrics: those of the training run, if this is another dataset.
         in_folds: splits that were divided into folds.
