@@ -11,7 +11,6 @@ from pipelines import errors
 from pipelines.listing.options import ListingOptions
 from pipelines.planning.plan import PlanOptions
 from pipelines.planning.splits import SplitOptions
-from pipelines.sources import fashion_mnist
 from pipelines.sources.factory import SourceOptions, Workers
 from pipelines.stores.output import OutputOptions
 from tfrecord_io.auditing.twins import MIN_SIDE
@@ -41,7 +40,7 @@ class ImageOptions:
 
     image_size: tuple[int, int] | None = flag(
         None,
-        "height and width in pixels (default: 224; for fashion_mnist and npz those of the images)",
+        "height and width in pixels (default: 224; for npz those of the images)",
         parse=_image_size,
         expected="224 or HEIGHTxWIDTH",
         metavar="N|HxW",
@@ -91,7 +90,6 @@ examples:
   {build} --source synthetic --output data/synthetic
   {build} --input kermany2018.zip --output data/oct
   {build} --input scans/ --output data/scans
-  {build} --source fashion_mnist --output data/fashion_mnist
 
 --help_all shows every flag. All others are Beam's, for example --runner=DataflowRunner or
 --direct_num_workers=4.
@@ -102,7 +100,7 @@ examples:
 class BuildOptions:
     """Everything the user chose: the options of each room, and the flags of Beam.
 
-    What depends on the source is filled in: the name, and classes and size of Fashion-MNIST.
+    What depends on the source is filled in: the name, and the size of images in arrays.
 
     Raises:
         ValueError: if options of two rooms contradict each other.
@@ -118,15 +116,6 @@ class BuildOptions:
     beam_args: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.source.source == "fashion_mnist":
-            if self.listing.labels:
-                raise ValueError("--source fashion_mnist has labels of its own; leave --labels out")
-            if not self.listing.label_names:
-                new = self.listing.rename_classes or {}
-                names = dict.fromkeys(new.get(name, name) for name in fashion_mnist.LABEL_NAMES)
-                self._fill_in("listing", classes=tuple(names))
-            if not self.images.image_size:
-                self._fill_in("images", image_size=fashion_mnist.IMAGE_SIZE)
         rows = self.source.rows
         if rows and not self.images.image_size:
             self._fill_in("images", image_size=rows.image_size)
@@ -231,8 +220,6 @@ def _default_name(source: SourceOptions, output: OutputOptions) -> str:
         return "images"
     if source.source == "synthetic":
         return "synthetic_oct"
-    if source.source == "fashion_mnist":
-        return "fashion_mnist"
     path = source.kaggle_dataset if source.source == "kaggle" else source.input or ""
     stem = re.split(r"[./]", path.rstrip("/").rsplit("/", 1)[-1])[0]
     name = re.sub(r"[^a-z0-9]+", "_", stem.lower()).strip("_")

@@ -61,8 +61,8 @@ def _done_first(options: SourceOptions) -> str | None:
         return f"list {options.input}, and then read it over the network"
     if options.source == "kaggle" and not archive.exists():
         return f"download {dataset} from Kaggle to {archive} (11 GB by default)"
-    if options.source in ("synthetic", "fashion_mnist"):
-        return f"download or draw the images of {options.source} in {folder}, unless they are there"
+    if options.source == "synthetic":
+        return f"draw images in {folder}, unless they are there"
     return None
 
 

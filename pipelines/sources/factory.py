@@ -17,7 +17,7 @@ from typing import Literal
 from tqdm.utils import CallbackIOWrapper
 
 from pipelines import errors
-from pipelines.sources import fashion_mnist, kaggle, synthetic
+from pipelines.sources import kaggle, synthetic
 from pipelines.sources.archive import ArchiveSource, zip_members
 from pipelines.sources.directory import DirectorySource
 from pipelines.sources.npz import NpzSource
@@ -27,11 +27,11 @@ from pipelines.sources.rows import RowSource
 from pipelines.sources.source import Source
 from tfrecord_io.stores import remote
 from tfrecord_io.stores.folder import BUILD_DIR, Folder
-from tfrecord_io.terminal.address import Address, is_remote, local_path
+from tfrecord_io.terminal.address import Address, is_remote
 from tfrecord_io.terminal.flags import check, flag
 from tfrecord_io.terminal.printing import bar
 
-SOURCES = ("kaggle", "archive", "directory", "npz", "parquet", "fashion_mnist", "synthetic")
+SOURCES = ("kaggle", "archive", "directory", "npz", "parquet", "synthetic")
 
 #: Where the images are decoded: on this machine; on machines that may share its disk; on machines
 #: that do not.
@@ -41,7 +41,7 @@ Workers = Literal["here", "cluster", "dataflow"]
 _ARCHIVES = (".zip", ".tar", ".gz", ".tgz")
 _TABLES = (".csv", ".tsv", ".parquet", ".xlsx", ".json", ".jsonl")
 
-# What --input must be for a source that requires it; None for a source that accepts no --input.
+# What --input must be; None for a source that accepts none.
 _INPUTS = {
     "archive": "a .zip, .tar or .tar.gz file",
     "directory": "a folder",
@@ -70,8 +70,7 @@ class SourceOptions:
     input: Address | None = flag(
         None,
         "a folder, or a .zip, .tar or .tar.gz file; a .npz file, or a .parquet file or folder of "
-        "them, with images and labels; fashion_mnist: the folder with its four files (default: "
-        "download them). A zip or folder may be a URL such as s3://bucket/scans.zip",
+        "them, with images and labels. A zip or folder may be a URL such as s3://bucket/scans.zip",
         metavar="PATH",
     )
     follow_links: bool = flag(
@@ -120,7 +119,7 @@ class SourceOptions:
         if not self.source:
             object.__setattr__(self, "source", _source_of(self.input))  # the dataclass is frozen
         check(self)
-        needed = _INPUTS.get(self.source, "")
+        needed = _INPUTS[self.source]
         if needed and not self.input:
             raise ValueError(f"--source {self.source} needs --input, {needed}")
         if self.input is not None and not self.input.strip():
@@ -193,11 +192,6 @@ def make_source(options: SourceOptions, workers: Workers, seed: int) -> Source:
         with bar(desc="drawing", total=num, unit=" images", delay=1.0) as drawn:
             synthetic.write_tree(folder, num, seed, drawn.update)
         return DirectorySource(folder, kind="synthetic")
-    if options.source == "fashion_mnist":
-        files = local_path(address).absolute() if address else downloads / "fashion-mnist"
-        if not address:
-            fashion_mnist.download(files, fashion_mnist.BASE_URL)
-        return fashion_mnist.FashionMnistSource(files).prepare(downloads)
     is_archive = options.source == "archive"
     if is_remote(address):
         return RemoteZipSource(address) if is_archive else RemoteDirectorySource(address)

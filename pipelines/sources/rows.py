@@ -1,6 +1,6 @@
 """Images in the rows of a table or array: a tar is made of them, which can be read in any order.
 
-A `RowSource` holds the labels, too. The listing reads them as it reads a table of `--labels`.
+The rows hold the labels, too. The listing reads them as it reads a table of `--labels`.
 """
 
 from __future__ import annotations
@@ -29,15 +29,27 @@ ROW_BYTES = tarfile.BLOCKSIZE
 
 
 @dataclasses.dataclass(frozen=True)
-class PackedSource(ArchiveSource, abc.ABC):
-    """Images in the rows of a file, or of the files in a folder; it must be prepared.
+class RowSource(ArchiveSource, abc.ABC):
+    """Images beside their labels in the rows of a file, or of files in a folder; to be prepared.
 
     Attributes:
         path: the file or folder.
         kind: the source's name in flags and in the manifest.
+        label_columns: the columns of 0 and 1 that hold the labels, if there are several.
+        image_size: height and width of all images in pixels, if it is known that they have one.
     """
 
     kind: ClassVar[str]
+    label_columns: ClassVar = ()
+    image_size: ClassVar = None
+
+    @abc.abstractmethod
+    def columns(self, notes: list[str]) -> dict[str, pa.ChunkedArray]:
+        """Returns `path`, the name of each row's image, and all that is known of it, by name.
+
+        A column of classes whose names have an order is a dictionary. `notes` takes what the user
+        should know. Raises `errors.UserError` if the file cannot be read.
+        """
 
     @abc.abstractmethod
     def rows(self) -> Iterator[tuple[str, bytes]]:
@@ -88,26 +100,6 @@ class PackedSource(ArchiveSource, abc.ABC):
             raise errors.UserError(
                 f"--input {self.path} could not be read as --source {self.kind}: {error}"
             ) from None
-
-
-class RowSource(PackedSource):
-    """Images in rows, beside their labels.
-
-    Attributes:
-        label_columns: the columns of 0 and 1 that hold the labels, if there are several.
-        image_size: height and width of all images in pixels, if it is known that they have one.
-    """
-
-    label_columns: ClassVar = ()
-    image_size: ClassVar = None
-
-    @abc.abstractmethod
-    def columns(self, notes: list[str]) -> dict[str, pa.ChunkedArray]:
-        """Returns `path`, the name of each row's image, and all that is known of it, by name.
-
-        A column of classes whose names have an order is a dictionary. `notes` takes what the user
-        should know. Raises `errors.UserError` if the file cannot be read.
-        """
 
 
 def split_in(*names: str) -> str | None:

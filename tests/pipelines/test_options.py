@@ -124,7 +124,6 @@ def test_the_runner_tells_where_the_images_are_read(flags, workers):
         (["--columns=path="], "--columns: expected path=COLUMN"),
         (["--columns==a"], "--columns: expected path=COLUMN"),
         (["--columns=path=a,path=b"], "--columns: expected path=COLUMN"),
-        (["--source=fashion_mnist", "--labels=labels.csv"], "leave --labels out"),
         (["--variants=-1"], r"variants must be in 0\.\.100"),
         (["--variants=101"], r"variants must be in 0\.\.100"),
         (["--staging=bucket/folder"], "--staging must be a URL"),

@@ -38,7 +38,7 @@ def test_it_says_what_the_build_makes_and_leaves_nothing(name, tmp_path, monkeyp
     ("flag", "message"),
     [
         ("--seed=0", "download paultimothymooney/kermany2018 from Kaggle to later/kermany2018.zip"),
-        ("--source=synthetic", "draw the images of synthetic in later"),
+        ("--source=synthetic", "draw images in later"),
         ("--input=https://nowhere.invalid/a.zip", "list https://nowhere.invalid/a.zip, and then"),
     ],
 )

@@ -7,7 +7,6 @@ import pytest
 from builds import build_here, rows_of, run_build_here, write_csv
 from image_files import jpeg, write_tree
 
-from pipelines.options import parse_options
 from tfrecord_io.format.manifest import Manifest
 
 CLASSES = ("CNV", "DME", "DRUSEN", "healthy")
@@ -127,10 +126,3 @@ def test_of_many_classes_ten_are_shown(tmp_path, capsys):
     write_tree(tmp_path / "in", {f"class {n:02}/{n}.png": jpeg(n) for n in range(12)})
     assert run_build_here(tmp_path / "in", tmp_path / "out", "--rename_classes=a=b") == 2
     assert "'class 08', 'class 09' and 2 more" in capsys.readouterr().err
-
-
-def test_fashion_mnist_keeps_the_order_of_its_classes(tmp_path):
-    words = ["--source=fashion_mnist", f"--output={tmp_path}"]
-    names = parse_options([*words, "--rename_classes=Coat=Top,Shirt=Top"]).listing.classes
-    assert len(names) == 9
-    assert names.index("Top") == 4

@@ -340,10 +340,3 @@ def test_a_command_that_reads_local_files_says_so(words, capsys):
     assert tfrecord_io_main([*words.split(), "gs://bucket/out"]) == 2
     message = "error: expected local files, received gs://bucket/out"
     assert message in capsys.readouterr().err
-
-
-def test_fashion_mnist_on_a_store_is_refused(tmp_path):
-    with pytest.raises(errors.UserError, match="copy them to a disk of this machine"):
-        build_tfrecords.build(
-            ["--source=fashion_mnist", "--input=gs://b/f", f"--output={tmp_path}"]
-        )
