@@ -117,10 +117,10 @@ def test_ctrl_c_outside_of_the_steps_ends_with_a_message_and_code_130(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_console_is_clean_and_the_steps_asked_for_are_traced(data, tmp_path):
+def test_the_console_is_clean(data, tmp_path):
     workdir = tmp_path / "run"
     arguments = [word.replace("epochs=3", "epochs=2") for word in FLAGS]
-    words = ("--data", data, "--workdir", workdir, *arguments, "--profile=3,4")
+    words = ("--data", data, "--workdir", workdir, *arguments)
     result = run_script("run", *words)
     # A slow machine says that it is still at work.
     told = re.sub(r"^.*, \d+ s so far\n", "", result.stderr, flags=re.MULTILINE)
@@ -129,8 +129,6 @@ def test_the_console_is_clean_and_the_steps_asked_for_are_traced(data, tmp_path)
     assert f"The model, its metrics and report.html are in {workdir}" in result.stdout
     stages = re.findall(r"^(\w+).*: \d+\.\d s$", result.stdout, re.MULTILINE)
     assert stages == ["temperature", "export", "evaluation", "page", "other"]
-    (trace,) = (workdir / "profile").rglob("*.xplane.pb")
-    assert b"Conv2D" in trace.read_bytes()
 
 
 def check_same(workdir, other):

@@ -163,7 +163,7 @@ def open_run(run: str) -> Path:
 
 def _is_mirrored(name: str) -> bool:
     parts = name.split("/")
-    return not ({"tensorboard", "profile"} & {*parts} or any(part[:1] == "." for part in parts))
+    return "tensorboard" not in parts and not any(part[:1] == "." for part in parts)
 
 
 def _rank(name: str) -> tuple[int, str]:

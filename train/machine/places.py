@@ -21,7 +21,7 @@ OWN_FILES = re.compile(
     r"|(seed-\d+/fold-\d+/)?((checkpoint|best)\.npz|seen\.parquet)"
     r"|(seed-\d+/fold-\d+/)?export/(model\.(keras|weights\.h5|onnx)|features\.npz|README\.md"
     r"|(architecture|preprocessing|thresholds)\.json|saved_model/.*)"
-    r"|(seed-\d+/fold-\d+/)?(tensorboard/events\.out\.tfevents\..*|profile/plugins/.*)"
+    r"|(seed-\d+/fold-\d+/)?tensorboard/events\.out\.tfevents\..*"
 )
 
 

@@ -1,8 +1,4 @@
-"""Monitors of a run: stop signals, progress, memory, TensorBoard, traces.
-
-None of them changes what is learnt. TensorFlow and JAX both write a trace of a few steps as an
-XSpace protocol buffer, which TensorBoard's profile plugin reads.
-"""
+"""Monitors of a run: stop signals, progress, memory, TensorBoard. None changes what is learnt."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ import math
 import resource
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -134,36 +130,3 @@ def tensorboard(
             writer.flush()
 
         yield write
-
-
-@contextlib.contextmanager
-def tracer(
-    steps: Sequence[int], directory: Path, backend: str
-) -> Iterator[Callable[[int, int], None]]:
-    """Traces a range of steps: the first and the last, counted from 1; empty for no trace.
-
-    Yields:
-        a function to call before and after steps, with the numbers of the first and the last step
-        that come next; after steps the last may be one less than the first.
-    """
-    with contextlib.ExitStack() as trace:
-        was_on = False
-
-        def turn(first: int, last: int) -> None:
-            nonlocal was_on
-            if was_on and first > steps[1]:
-                trace.close()
-            elif not was_on and steps and first <= steps[1] and last >= steps[0]:
-                was_on = True
-                directory.mkdir(exist_ok=True)
-                trace.callback(print, f"trace written to {directory}, for TensorBoard")
-                if backend == "jax":
-                    import jax
-
-                    trace.enter_context(jax.profiler.trace(str(directory)))
-                else:
-                    import tensorflow as tf
-
-                    trace.enter_context(tf.profiler.experimental.Profile(str(directory)))
-
-        yield turn

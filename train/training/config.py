@@ -10,7 +10,6 @@ import argparse
 import dataclasses
 import json
 import os
-import re
 import typing
 from collections.abc import Mapping
 from pathlib import Path
@@ -71,27 +70,9 @@ class LoopOptions:
     checkpoint_seconds: float = flag(
         120.0, "seconds between checkpoints within an epoch", least=0, is_operational=True
     )
-    profile: str | None = flag(
-        None,
-        "first and last step to trace, such as 10,20; the trace is written to RUN/profile, for "
-        "TensorBoard",
-        metavar="FIRST,LAST",
-        is_operational=True,
-    )
 
     def __post_init__(self) -> None:
         flags.check(self)
-        found = re.fullmatch(r"([1-9]\d*),(\d+)", self.profile or "1,1", re.ASCII)
-        if not found or int(found[1]) > int(found[2]):
-            raise ValueError(
-                "--profile must be the first and the last step, such as 10,20; received "
-                f"{self.profile!r}"
-            )
-
-    @property
-    def profile_steps(self) -> list[int]:
-        """First and last step to trace, counted from 1; empty for no trace."""
-        return [int(step) for step in self.profile.split(",")] if self.profile else []
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

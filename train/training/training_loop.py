@@ -126,8 +126,6 @@ class _Training:
             enter = stack.enter_context
             # With several workers one alone cannot stop between steps: all take part in each.
             self._stops = enter(callbacks.stop_signals(enabled=devices.num_workers == 1))
-            steps, traces = config.loop.profile_steps, folder / "profile"
-            self._trace = enter(callbacks.tracer(steps, traces, devices.backend))
             board = folder / "tensorboard"
             write_scalars = enter(callbacks.tensorboard(board, enabled=devices.is_chief))
             done = part.num_examples * progress.epoch + progress.totals.get("num_examples", 0)
@@ -167,7 +165,6 @@ class _Training:
     def _train_steps(self, batches: Any, num_steps: int, meter: callbacks.EpochMeter) -> None:
         """Runs some steps in one call, and lets all monitors see what came of them."""
         progress = self.progress
-        self._trace(progress.step + 1, progress.step + num_steps)
         started = time.monotonic()
         results = self._steps.train(batches, num_steps)
         seconds = time.monotonic() - started
@@ -180,7 +177,6 @@ class _Training:
                 "--precision float32. The last checkpoint is older than that step"
             )
         progress.step += num_steps
-        self._trace(progress.step + 1, progress.step)
         is_warm, num_traces = self._num_traces > 0, self._steps.num_traces
         if num_traces > max(1, self._num_traces):
             raise TrainingError(

@@ -44,7 +44,6 @@ def parse(*argv, **defaults):
             {"model": "small_resnet", "weights": "imagenet"},
             "small_resnet has no ImageNet weights",
         ),
-        ({"profile": "20,10"}, "--profile must be the first and the last step"),
     ],
 )
 def test_a_wrong_value_is_refused_with_the_flag_and_what_was_received(fields, message):

@@ -81,8 +81,8 @@ data, out, *flags = sys.argv[1:]
 def train(name, *more):
     return run.main(["--data", data, "--workdir", f"{out}/{name}", *more, *flags])
 
-# The same command again and again: undisturbed, profiled, stopped at a step, and gone on with.
-codes = [train("whole"), train("profiled", "--profile=2,3")]
+# The same command again and again: undisturbed, stopped at a step, and gone on with.
+codes = [train("whole")]
 interrupt_step_5(signal.SIGTERM)
 codes.append(train("resumed"))
 callbacks.EpochMeter.add = real_add
@@ -121,7 +121,7 @@ def losses_of(workdir):
 def test_every_command_ends_well_and_none_imports_tensorflow(out):
     printed = (out / "stdout.txt").read_text()
     facts = json.loads(printed.splitlines()[-1])
-    assert facts == {"codes": [0, 0, 143, 0, 0, 0, 0], "tensorflow": False}
+    assert facts == {"codes": [0, 143, 0, 0, 0, 0], "tensorflow": False}
     assert "no saved_model" in printed
     written = json.loads((out / "whole" / "config.json").read_text())
     assert written["backend"] == "jax"
@@ -140,10 +140,6 @@ def test_a_stopped_run_goes_on_to_the_weights_of_an_undisturbed_one(out):
     assert losses_of(out / "resumed") == losses_of(out / "whole")
     ours, theirs = (arrays_of(out / name / "best.npz", "model/") for name in ("resumed", "whole"))
     check_equal(ours, theirs)
-
-
-def test_steps_are_traced_by_jax_alone(out):
-    assert [*(out / "profiled" / "profile").rglob("*.xplane.pb")]
 
 
 def test_a_backend_that_is_not_supported_or_not_installed_ends_with_code_2(data, tmp_path):

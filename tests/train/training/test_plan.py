@@ -17,7 +17,7 @@ def test_a_resolved_configuration_has_decided_everything_that_can_be_decided():
     left_open = [name for name, value in resolve(model="vgg16").to_dict().items() if value is None]
     assert set(left_open) == {
         "cache_dir", "cache_gb", "init", "normalize", "folds", "fold_splits", "fold", "gpus",
-        "cpu_devices", "profile",
+        "cpu_devices",
     }  # fmt: skip
 
 
