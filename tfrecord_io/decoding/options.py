@@ -75,6 +75,9 @@ class Preprocessing:
         physical: the formula of the values of uint16; None for those of the files, from the lowest
             that a file can store, where no DICOM file needs a formula.
         fit: `pad` scales both sides by one factor, to the nearest pixel, and centers the picture.
+        min_fill: the least share of a stored side that a padded picture fills. By default a picture
+            of more than twice the stored shape is squeezed: a scan of 1536x496 would have 72 of 224
+            rows, too few to see the disease (figures: benchmarks/README.md).
 
     Values out of range raise a ValueError, as in `Physical`.
     """
@@ -107,8 +110,16 @@ class Preprocessing:
     )
     fit: str = flag(
         "pad",
-        "pictures of another shape: pad keeps it and adds black, stretch changes it",
+        "pictures of another shape: pad keeps it, up to twice the stored one, and adds black; stretch "
+        "changes it",
         choices=tuple(FITS),
+    )
+    min_fill: float = flag(
+        0.5,
+        "pad: the least share of a side that a picture fills; one that is wider or higher is "
+        "squeezed. 0 keeps every shape",
+        least=0,
+        most=1,
     )
 
     def __post_init__(self) -> None:
@@ -138,9 +149,9 @@ class Preprocessing:
         """
         columns, rows = self.width, self.height
         if self.fit == "pad" and width * rows > height * columns:
-            rows = max(round(height / width * columns), 1)
+            rows = max(round(height / width * columns), math.ceil(self.min_fill * rows), 1)
         elif self.fit == "pad":
-            columns = max(round(width / height * rows), 1)
+            columns = max(round(width / height * rows), math.ceil(self.min_fill * columns), 1)
         left, top = round((self.width - columns) / 2), round((self.height - rows) / 2)
         return left, top, left + columns, top + rows
 

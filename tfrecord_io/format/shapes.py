@@ -43,7 +43,8 @@ def with_padding(dataset: Manifest, examples: pa.Table) -> pa.Table:
         return examples
     height, width, _ = dataset.image_shape
     factors = examples["shape"].to_numpy() * (height / width)
-    percentages = np.rint(100 - 100 * np.minimum(factors, 1 / factors)).astype(np.int64)
+    filled = np.maximum(np.minimum(factors, 1 / factors), dataset.preprocessing["min_fill"])
+    percentages = np.rint(100 - 100 * filled).astype(np.int64)
     return examples.append_column("padding", pa.array(percentages))
 
 
@@ -54,7 +55,7 @@ def describe(dataset: Manifest) -> str | None:
     if all(1 / _SAME < shape / stored < _SAME for shape in shapes):
         return None
     several = f" ({len(shapes)} shapes)" if len(shapes) > 1 else ""
-    advice = " (--fit pad keeps their shape)" if preprocessing.fit == "stretch" else ""
+    advice = " (--fit pad keeps their shape, up to twice the stored one)" if preprocessing.fit == "stretch" else ""
     done = _fitted(preprocessing)
     return f"the images are {_range(shapes)} times as wide as high{several}; {done}{advice}"
 

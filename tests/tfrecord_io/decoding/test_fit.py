@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import numpy as np
 import pytest
@@ -76,9 +77,9 @@ def by_hand(picture, aspect, settings):
     height, width, _ = picture.shape
     columns, rows = settings["width"], settings["height"]
     if width / (height * aspect) > columns / rows:
-        inner = columns, round(height * aspect / width * columns)
+        inner = columns, max(round(height * aspect / width * columns), math.ceil(rows / 2))
     else:
-        inner = round(width / (height * aspect) * rows), rows
+        inner = max(round(width / (height * aspect) * rows), math.ceil(columns / 2)), rows
     left, top = round((columns - inner[0]) / 2), round((rows - inner[1]) / 2)
     stored = np.zeros((rows, columns, picture.shape[2]), picture.dtype)
     resized = [
@@ -123,14 +124,32 @@ def test_the_shape_of_each_picture_counts_its_pixels_as_they_are(built):
 
 def test_square_pixels_are_padded_as_pillow_pads():
     settings = Preprocessing(height=33, width=47, fit="pad")
-    for height, width in ((20, 60), (60, 20), (31, 44), (1, 500), (500, 1), (33, 47)):
+    for height, width in ((20, 55), (60, 45), (31, 44), (33, 47)):
         picture = grey_pixels(1, height, width)
         found = np.frombuffer(decode_image(encoded(picture), settings).pixels, np.uint8)
-        if min(height, width) == 1:  # of which Pillow's function would leave no pixel
-            assert np.count_nonzero(found.reshape(33, 47).any(axis=int(width == 1) ^ 1)) == 1
-            continue
         expected = ImageOps.pad(Image.fromarray(picture), (47, 33), Image.Resampling.BILINEAR)
         np.testing.assert_array_equal(found.reshape(33, 47), np.asarray(expected))
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "box"),
+    [
+        (496, 768, (0, 40, 224, 185)),
+        (496, 1536, (0, 56, 224, 168)),
+        (1, 500, (0, 56, 224, 168)),
+        (1536, 496, (56, 0, 168, 224)),
+        (496, 992, (0, 56, 224, 168)),
+    ],
+)
+def test_a_picture_fills_at_least_half_of_each_side(height, width, box):
+    assert Preprocessing(fit="pad").box(width, height) == box
+    assert Preprocessing(fit="pad", min_fill=1).box(width, height) == (0, 0, 224, 224)
+    assert Preprocessing(fit="stretch").box(width, height) == (0, 0, 224, 224)
+
+
+def test_without_a_least_share_every_shape_is_kept():
+    assert Preprocessing(fit="pad", min_fill=0).box(1536, 496) == (0, 76, 224, 148)
+    assert Preprocessing(fit="pad", min_fill=0).box(1, 500) == (112, 0, 113, 224)
 
 
 @pytest.mark.parametrize("sides", ["0\\0", "1", "x\\y", "-1\\1", "1\\100000", ""])
