@@ -110,8 +110,8 @@ class Preprocessing:
     )
     fit: str = flag(
         "pad",
-        "pictures of another shape: pad keeps it, up to twice the stored one, and adds black; stretch "
-        "changes it",
+        "pictures of another shape: pad keeps it, up to twice the stored one, and adds black; "
+        "stretch changes it",
         choices=tuple(FITS),
     )
     min_fill: float = flag(

@@ -55,7 +55,8 @@ def describe(dataset: Manifest) -> str | None:
     if all(1 / _SAME < shape / stored < _SAME for shape in shapes):
         return None
     several = f" ({len(shapes)} shapes)" if len(shapes) > 1 else ""
-    advice = " (--fit pad keeps their shape, up to twice the stored one)" if preprocessing.fit == "stretch" else ""
+    is_stretched = preprocessing.fit == "stretch"
+    advice = " (--fit pad keeps them, up to twice the stored one)" if is_stretched else ""
     done = _fitted(preprocessing)
     return f"the images are {_range(shapes)} times as wide as high{several}; {done}{advice}"
 
