@@ -110,14 +110,14 @@ class Preprocessing:
     )
     fit: str = flag(
         "pad",
-        "pictures of another shape: pad keeps it, up to twice the stored one, and adds black; "
-        "stretch changes it",
+        "pictures of another shape: pad keeps it and adds black, down to --min_fill; stretch "
+        "changes it",
         choices=tuple(FITS),
     )
     min_fill: float = flag(
         0.5,
-        "pad: the least share of a side that a picture fills; one that is wider or higher is "
-        "squeezed. 0 keeps every shape",
+        "pad: the share of each stored side that a picture fills at least; wider and higher ones "
+        "are squeezed to it, and 0 keeps every shape",
         least=0,
         most=1,
     )
