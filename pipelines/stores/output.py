@@ -46,7 +46,9 @@ class OutputOptions:
         metavar="OLD",
     )
     overwrite: bool = flag(
-        False, "replace the dataset in the output folder, finished or not, once the new is planned"
+        False,
+        "replace the dataset in the output folder, finished or not, as soon as the new one is "
+        "planned",
     )
     preview: bool = flag(False, "say what would be made, and about how fast, and write nothing")
 
