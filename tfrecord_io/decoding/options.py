@@ -167,7 +167,7 @@ class Preprocessing:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Preprocessing:
         """Returns the options for a result of `to_dict`, or raises a KeyError or a ValueError."""
-        values = dict(values)
+        values = {"min_fill": 0.0, **values}  # where it is not named, every shape was kept
         try:
             if values["window"]:
                 values["window"] = tuple(values["window"])

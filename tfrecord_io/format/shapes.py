@@ -43,7 +43,8 @@ def with_padding(dataset: Manifest, examples: pa.Table) -> pa.Table:
         return examples
     height, width, _ = dataset.image_shape
     factors = examples["shape"].to_numpy() * (height / width)
-    filled = np.maximum(np.minimum(factors, 1 / factors), dataset.preprocessing["min_fill"])
+    min_fill = Preprocessing.from_dict(dataset.preprocessing).min_fill
+    filled = np.maximum(np.minimum(factors, 1 / factors), min_fill)
     percentages = np.rint(100 - 100 * filled).astype(np.int64)
     return examples.append_column("padding", pa.array(percentages))
 

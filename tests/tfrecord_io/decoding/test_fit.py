@@ -150,6 +150,9 @@ def test_a_picture_fills_at_least_half_of_each_side(height, width, box):
 def test_without_a_least_share_every_shape_is_kept():
     assert Preprocessing(fit="pad", min_fill=0).box(1536, 496) == (0, 76, 224, 148)
     assert Preprocessing(fit="pad", min_fill=0).box(1, 500) == (112, 0, 113, 224)
+    values = Preprocessing(fit="pad").to_dict()
+    del values["min_fill"]
+    assert Preprocessing.from_dict(values).min_fill == 0
 
 
 @pytest.mark.parametrize("sides", ["0\\0", "1", "x\\y", "-1\\1", "1\\100000", ""])
