@@ -143,7 +143,7 @@ def measure_backend(backend: str, arguments: argparse.Namespace) -> dict[str, An
         if done.returncode:
             return {"failed": f"exit code {done.returncode}"}
         figures = done.stdout.splitlines()[-1]
-        print(figures, file=sys.stderr, flush=True)  # in case that the rest does not come
+        print(figures, file=sys.stderr, flush=True)  # a run that is cut short keeps them
         return json.loads(figures)
 
     facts = measure("devices")

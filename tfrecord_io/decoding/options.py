@@ -110,14 +110,14 @@ class Preprocessing:
     )
     fit: str = flag(
         "pad",
-        "pictures of another shape: pad keeps it and adds black, down to --min_fill; stretch "
+        "pictures of another shape: pad keeps it and adds black (but see --min_fill), stretch "
         "changes it",
         choices=tuple(FITS),
     )
     min_fill: float = flag(
         0.5,
-        "pad: the share of each stored side that a picture fills at least; wider and higher ones "
-        "are squeezed to it, and 0 keeps every shape",
+        "with --fit pad: a picture fills at least this share of the height and of the width; a "
+        "very wide or high one is squeezed for that. 0 keeps every shape",
         least=0,
         most=1,
     )
@@ -167,7 +167,7 @@ class Preprocessing:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Preprocessing:
         """Returns the options for a result of `to_dict`, or raises a KeyError or a ValueError."""
-        values = {"min_fill": 0.0, **values}  # where it is not named, every shape was kept
+        values = {"min_fill": 0.0, **values}  # a dataset that does not name it kept every shape
         try:
             if values["window"]:
                 values["window"] = tuple(values["window"])

@@ -165,7 +165,7 @@ class Manifest:
 
     @property
     def is_padded(self) -> bool:
-        """Whether pictures keep their shapes, with black padding around them."""
+        """Whether pictures have black padding around them, which keeps all but extreme shapes."""
         return self.preprocessing.get("fit") == "pad"
 
     @functools.cached_property

@@ -57,7 +57,7 @@ def describe(dataset: Manifest) -> str | None:
         return None
     several = f" ({len(shapes)} shapes)" if len(shapes) > 1 else ""
     is_stretched = preprocessing.fit == "stretch"
-    advice = " (--fit pad keeps them, up to twice the stored one)" if is_stretched else ""
+    advice = " (--fit pad keeps all but very wide or high ones)" if is_stretched else ""
     done = _fitted(preprocessing)
     return f"the images are {_range(shapes)} times as wide as high{several}; {done}{advice}"
 

@@ -59,7 +59,7 @@ class Result:
         dataset: that was evaluated.
         config: of the run, see config.json; `data` alone if this is another dataset.
         metrics: content of metrics.json; on the page empty if there was nothing to evaluate.
-        predictions: those for the measured images; None if there was no image to predict.
+        predictions: the network's answers for the evaluated images; None if there are none.
         exposure: which measured images the network had seen; None if none was measured.
         history: one row per epoch.
         own_metrics: those of the training run, if this is another dataset.

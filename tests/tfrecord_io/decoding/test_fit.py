@@ -123,10 +123,13 @@ def test_the_shape_of_each_picture_counts_its_pixels_as_they_are(built):
 
 
 def test_square_pixels_are_padded_as_pillow_pads():
-    settings = Preprocessing(height=33, width=47, fit="pad")
-    for height, width in ((20, 55), (60, 45), (31, 44), (33, 47)):
+    settings = Preprocessing(height=33, width=47, fit="pad", min_fill=0)
+    for height, width in ((20, 60), (60, 20), (31, 44), (1, 500), (500, 1), (33, 47)):
         picture = grey_pixels(1, height, width)
         found = np.frombuffer(decode_image(encoded(picture), settings).pixels, np.uint8)
+        if min(height, width) == 1:  # of which Pillow's function would leave no pixel
+            assert np.count_nonzero(found.reshape(33, 47).any(axis=int(width == 1) ^ 1)) == 1
+            continue
         expected = ImageOps.pad(Image.fromarray(picture), (47, 33), Image.Resampling.BILINEAR)
         np.testing.assert_array_equal(found.reshape(33, 47), np.asarray(expected))
 

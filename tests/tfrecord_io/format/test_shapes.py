@@ -41,7 +41,7 @@ def test_the_shapes_of_a_dataset_are_those_of_the_splits_that_are_asked_for():
         (
             dataset_of(train=[1.0323, 1.0, 3.0968], test=[0.7742]),
             "the images are 0.77 to 3.1 times as wide as high (4 shapes); all are stretched to "
-            "224 x 224 pixels (--fit pad keeps them, up to twice the stored one)",
+            "224 x 224 pixels (--fit pad keeps all but very wide or high ones)",
         ),
         (
             dataset_of("pad", train=[12.5]),

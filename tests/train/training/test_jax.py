@@ -78,8 +78,8 @@ from train import benchmark, evaluate, predict
 
 data, out, *flags = sys.argv[1:]
 
-def train(name, *more):
-    return run.main(["--data", data, "--workdir", f"{out}/{name}", *more, *flags])
+def train(name):
+    return run.main(["--data", data, "--workdir", f"{out}/{name}", *flags])
 
 # The same command again and again: undisturbed, stopped at a step, and gone on with.
 codes = [train("whole")]
