@@ -28,7 +28,7 @@ from PIL import Image
 
 from pipelines.listing.listing import ListingOptions, list_images
 from pipelines.listing.refs import iterate_refs
-from pipelines.sources.archive import ArchiveSource
+from pipelines.sources.archive import open_archive
 from tfrecord_io.decoding import preprocess
 from tfrecord_io.decoding.options import RESIZE_FILTERS
 from tfrecord_io.format import schema
@@ -63,7 +63,7 @@ def pool_seconds(path: Path) -> float:
 
 def cost_table(path: Path, num_images: int) -> str:
     """Returns a table of a worker's steps, in ms per image on one core."""
-    source = ArchiveSource(path)
+    source = open_archive(path, path.parent)
     listing = list_images(source, ListingOptions())
     members = [ref.member for ref in iterate_refs(listing.table.slice(0, num_images))]
     layout = schema.RecordLayout(image_shape=(224, 224, 1), num_classes=4)

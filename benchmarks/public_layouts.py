@@ -26,7 +26,8 @@ from PIL import Image
 
 from pipelines import options
 from pipelines.listing.listing import list_images
-from pipelines.sources.factory import make_source
+from pipelines.sources.factory import open_source
+from tfrecord_io.stores.folder import Folder
 from tfrecord_io.terminal.errors import UserError
 
 
@@ -283,7 +284,8 @@ def listed(folder: Path, flags: str) -> tuple[set[str], set[str], int, int]:
         ["--input", str(folder), "--output", str(folder.parent / "out"), *words]
     )
     with contextlib.redirect_stderr(io.StringIO()):
-        source = make_source(chosen.source, chosen.workers, chosen.plan.seed)
+        output = Folder(chosen.output.output)
+        source = open_source(chosen.source, chosen.workers, chosen.plan.seed, output)
         images = list_images(source, chosen.listing)
     refs, names = images.table, images.label_names
     kind = chosen.listing.label_kind

@@ -1,4 +1,4 @@
-"""Images in an archive: a zip or tar is read in place, a tar.gz is first unpacked to a tar.
+"""Images in a zip or tar, on a disk, or of a zip on a store: each is read in place.
 
 The launcher lists the members once, and a worker reads each at the offset that was found: opening a
 zip of 170,000 members would take a second and a hundred megabytes in each worker. A tar has no
@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-import gzip
-import hashlib
 import io
 import mmap
 import os
@@ -28,80 +25,112 @@ from typing import IO, Any, BinaryIO
 import deflate
 
 from pipelines import errors
+from pipelines.sources.packing import gunzipped, version_of
 from pipelines.sources.source import MAX_FILE_BYTES, Member, Reader, Source
 from tfrecord_io.decoding.rejects import Reject
 from tfrecord_io.decoding.unread import START_BYTES, what_is
-from tfrecord_io.stores import archives
-from tfrecord_io.stores.files import announce, atomic_write
+from tfrecord_io.stores import archives, remote
+from tfrecord_io.stores.files import announce
 from tfrecord_io.stores.range_file import RangeFile
+from tfrecord_io.terminal.address import Address
 from tfrecord_io.terminal.printing import counted
 
-# What unpacks to a larger multiple is taken for a bomb, because JPEGs hardly compress.
-# A tar of a few tiny files does compress, being mostly padding, so a small result is accepted.
-_MAX_RATIO = 50
-_HARMLESS_BYTES = 64 * 1024 * 1024
 _COPY_BYTES = 4 * 1024 * 1024
 _ENCRYPTED = 0x1
 _GZIP = b"\x1f\x8b"
 
 
 @dataclasses.dataclass(frozen=True)
-class ArchiveSource(Source):
-    """Images in a .zip, .tar or .tar.gz file on a disk that every worker can read.
+class LocalFile:
+    """An archive on a disk that every worker can read, as `remote.RemoteFile` is one on a store.
 
     Attributes:
-        path: the archive, or the tar that was unpacked from it.
-        facts: other entries of `describe`: its kind, if not "archive", and Kaggle's dataset.
-        packed: the tar.gz of which `path` was unpacked.
-        version: size in bytes and time of change in ns of the file that is listed and read.
+        path: the file.
+        url: what the user gave: this file, or what was packed into it.
+        version: its size in bytes, and the time of its last change in ns.
     """
 
     path: Path
-    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    packed: Path | None = None
-    version: tuple[int, int] | None = None
+    url: str
+    version: tuple[int, int]
 
-    def prepare(self, scratch_dir: Path) -> ArchiveSource:
-        """Unpacks a tar.gz, unless it is already there."""
-        source = self
-        if _start(self.path).startswith(_GZIP):
-            # The last eight bytes are the CRC-32 and the length of the unpacked data (RFC 1952).
-            size, changed = version_of(self.path)
-            with self.path.open("rb") as file:
-                file.seek(max(size - 8, 0))
-                trailer = file.read()
-            facts: dict[str, Any] = {"bytes": size, "trailer": trailer.hex()}
-            if not any(trailer):  # bgzip ends a file with an empty stream
-                facts["mtime_ns"] = changed
-            mark = tuple(facts.values())
-            write = functools.partial(_gunzip, self.path)
-            unpacked = make_tar(scratch_dir, self.path, mark, write, size)
-            source = ArchiveSource(unpacked, {"gzip": facts, **self.facts}, self.path)
-        return dataclasses.replace(source, version=version_of(source.path))
+    def open(self) -> BinaryIO:
+        with errors.clear_read_errors(f"{self.path} (every worker must be able to read it)"):
+            return self.path.open("rb")
+
+
+@dataclasses.dataclass(frozen=True)
+class ArchiveSource(Source):
+    """Images in a zip or tar, of which no other version is read; see `open_archive`.
+
+    Attributes:
+        file: the archive.
+        is_zip: whether it is a zip; else it is a tar.
+        facts: its entry in the manifest.
+    """
+
+    file: LocalFile | remote.RemoteFile
+    is_zip: bool
+    facts: Mapping[str, Any]
 
     def members(self) -> Iterator[Member]:
-        if not self.is_zip:
-            yield from _tar_members(self.path, self.packed or self.path)
-            return
-        with self.path.open("rb") as file:
-            yield from zip_members(file, str(self.path))
-
-    @property
-    def is_zip(self) -> bool:
-        """Whether the file is a zip, by its name or its first bytes."""
-        # `zipfile.is_zipfile` would take a tar for a zip if the tar's last member is a zip.
-        return self.path.suffix.lower() == ".zip" or _start(self.path) in archives.SIGNATURES
+        with self.file.open() as file:
+            yield from (zip_members if self.is_zip else _tar_members)(file, self.file.url)
 
     @contextlib.contextmanager
     def open(self) -> Iterator[ArchiveReader]:
-        with contextlib.ExitStack() as stack:
-            with errors.clear_read_errors(f"{self.path} (every worker must be able to read it)"):
-                descriptor = stack.enter_context(self.path.open("rb")).fileno()
-            version, shown = self.version or version_of(descriptor), self.packed or self.path
-            yield _LocalReader(descriptor, version, str(shown), is_zip=self.is_zip)
+        if isinstance(self.file, LocalFile):
+            with self.file.open() as file:
+                yield _LocalReader(file.fileno(), self.file, is_zip=self.is_zip)
+        else:
+            reader = ArchiveReader(self.file.read, self.file.size, is_zip=self.is_zip)
+            reader.num_parallel_reads = remote.NUM_CONNECTIONS
+            yield reader
 
     def describe(self) -> dict[str, Any]:
-        return {"kind": "archive", "name": (self.packed or self.path).name, **self.facts}
+        return {**self.facts}
+
+
+def open_archive(place: Path | Address, scratch_dir: Path, **facts: Any) -> ArchiveSource:
+    """Returns the source of a local zip or tar, or of a zip on an object store or web server.
+
+    A tar.gz is unpacked to a tar in the local folder `scratch_dir`, unless it is already there.
+    A zip on a store is never downloaded as a whole: exact ranges are read of its directory and its
+    members. `facts` are entries for the manifest.
+
+    Raises:
+        errors.UserError: if there is no such file, or it cannot be read in parts.
+        errors.StoreError: if the store does not answer, or refuses.
+    """
+    if isinstance(place, Path):
+        if not _start(place).startswith(_GZIP):
+            return local_archive(place, place, **facts)
+        tar, gzip_facts = gunzipped(place, scratch_dir)
+        return local_archive(tar, place, gzip=gzip_facts, **facts)
+    try:
+        file = remote.describe(place)
+    except FileNotFoundError:
+        raise errors.UserError(f"--input {place} is not a file") from None
+    with file.open() as opened:
+        if opened.read(4) not in archives.SIGNATURES:
+            raise errors.UserError(
+                f"{place} is not a zip; only a zip has an index and can be read from a store "
+                "without downloading all of it. Copy the file to a local disk, or give a .zip"
+            )
+    name = place.rsplit("/", 1)[-1]
+    return ArchiveSource(file, True, {"kind": "archive", "name": name, **facts})
+
+
+def local_archive(path: Path, given: Path, **facts: Any) -> ArchiveSource:
+    """Returns the source of a zip or tar, into which `given` was packed; `facts` as above."""
+    file = LocalFile(path, str(given), version_of(path))
+    return ArchiveSource(file, is_zip(path), {"kind": "archive", "name": given.name, **facts})
+
+
+def is_zip(path: Path) -> bool:
+    """Returns whether a file is a zip, by its name or its first bytes."""
+    # `zipfile.is_zipfile` would take a tar for a zip if the tar's last member is a zip.
+    return path.suffix.lower() == ".zip" or _start(path) in archives.SIGNATURES
 
 
 class ArchiveReader(Reader):
@@ -196,26 +225,23 @@ class ArchiveReader(Reader):
 
 
 class _LocalReader(ArchiveReader):
-    """Reads an archive that is an open file of this version; errors call it `shown`."""
+    """Reads an archive on a disk, which is open."""
 
-    def __init__(
-        self, descriptor: int, version: tuple[int, int], shown: str, *, is_zip: bool
-    ) -> None:
-        super().__init__(self._pread, version[0], is_zip=is_zip)
+    def __init__(self, descriptor: int, file: LocalFile, *, is_zip: bool) -> None:
+        super().__init__(self._pread, file.version[0], is_zip=is_zip)
         self._descriptor = descriptor
-        self._version = version
-        self._shown = shown
+        self._file = file
 
     def _pread(self, start: int, length: int) -> bytes:
-        with errors.clear_read_errors(self._shown):
+        with errors.clear_read_errors(self._file.url):
             data = os.pread(self._descriptor, length, start)
         if len(data) != length:
-            raise errors.changed(self._shown)
+            raise errors.changed(self._file.url)
         return data
 
     def require_unchanged(self) -> None:
-        if version_of(self._descriptor) != self._version:
-            raise errors.changed(self._shown)
+        if version_of(self._descriptor) != self._file.version:
+            raise errors.changed(self._file.url)
 
     def announce(self, member: Member) -> None:
         # An invalid offset is reported when the member is read.
@@ -254,12 +280,11 @@ def zip_members(file: IO[bytes], shown: str) -> Iterator[Member]:
             yield Member(info.filename, info.file_size, *place, info.CRC, problem)
 
 
-def _tar_members(data_path: Path, path: Path) -> Iterator[Member]:
+def _tar_members(file: IO[bytes], shown: str) -> Iterator[Member]:
     try:
         with (
-            errors.clear_read_errors(str(path)),
-            tarfile.open(data_path, "r:") as archive,
-            data_path.open("rb") as file,
+            errors.clear_read_errors(shown),
+            tarfile.open(fileobj=file, mode="r:") as archive,
         ):
             for info in archive:
                 if archive.offset <= info.offset:
@@ -274,12 +299,11 @@ def _tar_members(data_path: Path, path: Path) -> Iterator[Member]:
                 archive.members.clear()
             archives.check_tar_end(file, archive.offset)
     except (tarfile.TarError, EOFError, OSError, ValueError, OverflowError) as error:
-        with path.open("rb") as file:
-            start = file.read(START_BYTES)
-        is_tar = b"ustar" in start or start.startswith(_GZIP)
-        if (kind := what_is("", start)) and not is_tar:  # such as a .tar.xz
-            raise errors.UserError(f"cannot read {path} as a tar archive; it is {kind}") from None
-        raise _incomplete(f"{path} is not a complete tar archive", error) from None
+        file.seek(0)
+        start = file.read(START_BYTES)
+        if (kind := what_is("", start)) and b"ustar" not in start:  # such as a .tar.xz
+            raise errors.UserError(f"cannot read {shown} as a tar archive; it is {kind}") from None
+        raise _incomplete(f"{shown} is not a complete tar archive", error) from None
 
 
 def _crc32(file: IO[bytes], start: int, length: int) -> int:
@@ -309,67 +333,3 @@ def _start(path: Path) -> bytes:
     """Returns the first four bytes of a file, which identify its format."""
     with errors.clear_read_errors(str(path)), path.open("rb") as file:
         return file.read(4)
-
-
-def version_of(file: Path | int) -> tuple[int, int]:
-    """Returns the size in bytes and the time of change in ns of a file or descriptor."""
-    status = os.stat(file)  # noqa: PTH116 - a Path has no descriptor
-    return status.st_size, status.st_mtime_ns
-
-
-class Budget:
-    """What an input of `num_bytes` may unpack to; errors name its path."""
-
-    def __init__(self, path: Path, num_bytes: int) -> None:
-        self._path, self._left = path, max(num_bytes * _MAX_RATIO, _HARMLESS_BYTES)
-
-    def take(self, num_bytes: int) -> None:
-        """Counts bytes that are going to be unpacked; raises `errors.UserError` if too many."""
-        self._left -= num_bytes
-        if self._left < 0:
-            raise errors.UserError(
-                f"{self._path} unpacks to more than {_MAX_RATIO} times its size, which neither "
-                "images nor tables do"
-            )
-
-
-def make_tar(
-    scratch_dir: Path,
-    path: Path,
-    mark: object,
-    write: Callable[[IO[bytes], Budget], None],
-    num_bytes: int,
-) -> Path:
-    """Returns a tar with the images of an input, which is written unless it is already there.
-
-    Args:
-        scratch_dir: a local folder.
-        path: the input.
-        mark: what identifies the input's version.
-        write: writes the tar into an open file, and takes its bytes from a budget first.
-        num_bytes: size of the input.
-    """
-    digest = hashlib.blake2b(repr(mark).encode(), digest_size=8).hexdigest()
-    tar = scratch_dir / f"{path.name}.{digest}.tar"
-    if not tar.exists():
-        scratch_dir.mkdir(0o700, parents=True, exist_ok=True)
-        shown = f"{tar}, into which {path.name} is unpacked; a .zip or .tar is read in place"
-        with errors.clear_write_errors(shown), atomic_write(tar) as file:
-            write(file, Budget(path, num_bytes))
-    return tar
-
-
-def _gunzip(path: Path, file: IO[bytes], budget: Budget) -> None:
-    """Unpacks a gzip stream, because a stream can be read only from its beginning."""
-    for block in _gzip_blocks(path):
-        budget.take(len(block))
-        file.write(block)
-
-
-def _gzip_blocks(path: Path) -> Iterator[bytes]:
-    try:
-        with errors.clear_read_errors(str(path)), gzip.open(path) as stream:
-            while block := stream.read(_COPY_BYTES):
-                yield block
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise _incomplete(f"{path} is not a complete gzip file", error) from None

@@ -1,4 +1,4 @@
-"""Images in a local folder, as SPLIT/CLASS/files or CLASS/files."""
+"""Images in a folder, on a disk or on an object store, as SPLIT/CLASS/files or CLASS/files."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import errno
 import filecmp
+import io
 import itertools
 import os
 import stat
@@ -15,10 +16,15 @@ from typing import Any, BinaryIO
 
 from pipelines import errors
 from pipelines.sources.source import NOT_PERMITTED, Member, Reader, Source
+from tfrecord_io.decoding.rejects import Reject
+from tfrecord_io.stores import remote
+from tfrecord_io.terminal.address import Address
 
 # A link that leads nowhere, to itself, or through a file.
 _BROKEN_LINK = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
 _NOT_PERMITTED = frozenset({errno.EACCES, errno.EPERM})
+# The tags of most files on a store are in one request of this length.
+_BUFFER_BYTES = 64 * 1024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,3 +151,57 @@ def _member(name: str, path: str) -> Member:
     if status.st_mode & 0o444 != 0o444 and not os.access(path, os.R_OK):
         return Member(name, 0, problem=(NOT_PERMITTED, "permission denied"))
     return Member(name, status.st_size, 0, status.st_size, status.st_mtime_ns)
+
+
+@dataclasses.dataclass(frozen=True)
+class RemoteDirectorySource(Source):
+    """Images in a folder on an object store."""
+
+    url: Address
+
+    def members(self) -> Iterator[Member]:
+        files = remote.list_files(self.url, recursive=True)
+        if not files:
+            raise errors.UserError(f"--input {self.url} holds no files")
+        for file in sorted(files, key=lambda file: file.url):
+            name = file.url.removeprefix(f"{self.url.rstrip('/')}/")
+            yield Member(name, file.size, 0, file.size, file.version)
+
+    def same_content(self, one: Member, other: Member) -> bool:
+        with self.open() as reader:
+            return reader.read(one) == reader.read(other)
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[_RemoteReader]:
+        yield _RemoteReader(self.url.rstrip("/"))
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "directory", "name": self.url.rstrip("/").rsplit("/", 1)[-1]}
+
+
+@dataclasses.dataclass(frozen=True)
+class _RemoteReader(Reader):
+    url: str
+
+    num_parallel_reads = remote.NUM_CONNECTIONS
+
+    def open(self, member: Member) -> BinaryIO:
+        with contextlib.suppress(FileNotFoundError):
+            file = remote.describe(f"{self.url}/{member.name}")
+            if (file.size, file.version) == (member.size, member.version):
+                return io.BufferedReader(file.open(), _BUFFER_BYTES)
+        return super().open(member)  # which reports what has changed
+
+    def read(self, member: Member) -> bytes:
+        if not member.size:
+            return b""
+        url = f"{self.url}/{member.name}"
+        try:
+            return remote.read_file(url, member.size, member.version)
+        except FileNotFoundError:
+            # Without the slash at its end, a store lists the name and does not find it.
+            if url in [file.url for file in remote.list_files(url, recursive=True)]:
+                raise Reject(
+                    "unreadable_name", "the store's name for it ends with /; rename it"
+                ) from None
+            raise errors.changed(url, "was removed") from None

@@ -18,11 +18,10 @@ from tqdm.utils import CallbackIOWrapper
 
 from pipelines import errors
 from pipelines.sources import kaggle, synthetic
-from pipelines.sources.archive import ArchiveSource, zip_members
-from pipelines.sources.directory import DirectorySource
+from pipelines.sources.archive import is_zip, open_archive, zip_members
+from pipelines.sources.directory import DirectorySource, RemoteDirectorySource
 from pipelines.sources.npz import NpzSource
 from pipelines.sources.parquet import ParquetSource
-from pipelines.sources.remote import RemoteDirectorySource, RemoteZipSource
 from pipelines.sources.rows import RowSource
 from pipelines.sources.source import Source
 from tfrecord_io.stores import remote
@@ -161,31 +160,22 @@ def _source_of(address: str | None) -> str:
 def open_source(options: SourceOptions, workers: Workers, seed: int, output: Folder) -> Source:
     """Returns the source that the user chose, ready for random reads.
 
-    An archive may be unpacked into the output, if that is a local folder. For `seed` and errors see
-    `make_source`.
-    """
-    source = make_source(options, workers, seed)
-    folder = options.download_dir if output.remote else output.path(BUILD_DIR)
-    return source.prepare(Path(folder).absolute())
-
-
-def make_source(options: SourceOptions, workers: Workers, seed: int) -> Source:
-    """Returns the source that the user chose; `seed` is that of synthetic images.
-
-    The output folder is not touched, so a failed download leaves nothing there.
+    `seed` is that of synthetic images. What must be unpacked goes into the output, if that is a
+    local folder, when all else is known to be there.
 
     Raises:
         errors.UserError: if credentials are missing, or an option does not fit the source.
         errors.BuildError: if the data could not be downloaded, drawn or uploaded.
     """
     require_reachable(options, workers)
-    if options.rows:
-        return options.rows
     address, downloads = options.input or Address(""), options.download_dir.absolute()
+    scratch_dir = downloads if output.remote else Path(output.path(BUILD_DIR)).absolute()
+    if options.rows:
+        return options.rows.packed(scratch_dir)
     if options.source == "kaggle":
         path = kaggle.download_archive(options.kaggle_dataset, downloads)
         facts = {"kind": "kaggle", "dataset": options.kaggle_dataset}
-        return staged(ArchiveSource(path, facts), options, workers)
+        return open_archive(staged(path, options, workers), scratch_dir, **facts)
     if options.source == "synthetic":
         num = options.num_examples
         folder = downloads / f"synthetic-{num}-seed-{seed}"
@@ -194,7 +184,7 @@ def make_source(options: SourceOptions, workers: Workers, seed: int) -> Source:
         return DirectorySource(folder, kind="synthetic")
     is_archive = options.source == "archive"
     if is_remote(address):
-        return RemoteZipSource(address) if is_archive else RemoteDirectorySource(address)
+        return open_archive(address, scratch_dir) if is_archive else RemoteDirectorySource(address)
     path = Path(address).absolute()
     if not path.exists():
         raise errors.UserError(f"--input {address} does not exist")
@@ -207,7 +197,7 @@ def make_source(options: SourceOptions, workers: Workers, seed: int) -> Source:
             "its images as --input"
         )
     if is_archive:
-        return staged(ArchiveSource(path), options, workers)
+        return open_archive(staged(path, options, workers), scratch_dir)
     return DirectorySource(path, follow_links=options.follow_links)
 
 
@@ -241,15 +231,14 @@ def require_reachable(options: SourceOptions, workers: Workers) -> None:
         )
 
 
-def staged(source: ArchiveSource, options: SourceOptions, workers: Workers) -> Source:
-    """Uploads a local zip to `--staging` once, if the workers are remote; returns its source there.
+def staged(path: Path, options: SourceOptions, workers: Workers) -> Path | Address:
+    """Uploads a zip to `--staging` once, if the workers are remote; returns where they read it.
 
-    Raises what `make_source` does.
+    Raises what `open_source` does.
     """
-    path = source.path
     if workers == "here" or not options.staging:
-        return source
-    if not source.is_zip:
+        return path
+    if not is_zip(path):
         raise errors.UserError(
             f"{path}: only a zip can be read in parts from --staging; pack the images as a .zip"
         )
@@ -263,4 +252,4 @@ def staged(source: ArchiveSource, options: SourceOptions, workers: Workers) -> S
             file.seek(0)
             with bar(desc="uploading to --staging", total=size, unit="B", unit_scale=True) as sent:
                 remote.write(folder.path(path.name), CallbackIOWrapper(sent.update, file, "read"))
-    return RemoteZipSource(folder.path(path.name), source.facts)
+    return folder.path(path.name)

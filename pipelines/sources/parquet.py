@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipelines import errors
-from pipelines.sources.archive import Budget
+from pipelines.sources.packing import Budget
 from pipelines.sources.rows import ROW_BYTES, RowSource, split_in
 from tfrecord_io.decoding.preprocess import SINGLE_SUFFIXES, TIFF_SUFFIXES
 from tfrecord_io.format.kinds import NONE

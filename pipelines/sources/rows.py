@@ -20,7 +20,8 @@ from typing import IO, ClassVar
 import pyarrow as pa
 
 from pipelines import errors
-from pipelines.sources.archive import ArchiveSource, Budget, make_tar, version_of
+from pipelines.sources.archive import ArchiveSource, local_archive
+from pipelines.sources.packing import Budget, make_tar, version_of
 from tfrecord_io.format.schema import SPLIT_NAME
 from tfrecord_io.terminal.printing import bar
 
@@ -29,8 +30,8 @@ ROW_BYTES = tarfile.BLOCKSIZE
 
 
 @dataclasses.dataclass(frozen=True)
-class RowSource(ArchiveSource, abc.ABC):
-    """Images beside their labels in the rows of a file, or of files in a folder; to be prepared.
+class RowSource(abc.ABC):
+    """Images beside their labels in the rows of a file, or of files in a folder.
 
     Attributes:
         path: the file or folder.
@@ -39,6 +40,7 @@ class RowSource(ArchiveSource, abc.ABC):
         image_size: height and width of all images in pixels, if it is known that they have one.
     """
 
+    path: Path
     kind: ClassVar[str]
     label_columns: ClassVar = ()
     image_size: ClassVar = None
@@ -63,12 +65,12 @@ class RowSource(ArchiveSource, abc.ABC):
         """Returns what the files may unpack to."""
         return Budget(self.path, sum(path.stat().st_size for path in self.files().values()))
 
-    def prepare(self, scratch_dir: Path) -> ArchiveSource:
-        """Packs the images into a tar, unless it is already there."""
+    def packed(self, scratch_dir: Path) -> ArchiveSource:
+        """Returns the source of the images in a tar, which is made unless it is already there."""
         versions = [(name, *version_of(path)) for name, path in self.files().items()]
         num_bytes = sum(size for _, size, _ in versions)
-        packed = make_tar(scratch_dir, self.path, versions, self._pack, num_bytes)
-        return ArchiveSource(packed, {"kind": self.kind}, self.path).prepare(scratch_dir)
+        tar = make_tar(scratch_dir, self.path, versions, self._pack, num_bytes)
+        return local_archive(tar, self.path, kind=self.kind)
 
     def _pack(self, file: IO[bytes], budget: Budget) -> None:
         with (

@@ -10,7 +10,6 @@ import io
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol, TypeVar
 
 from tfrecord_io.stores.ahead import map_ahead
@@ -96,10 +95,6 @@ class Source(Protocol):
     Sources inherit from this class. Its methods raise `errors.UserError` if the input is missing or
     damaged, and `errors.BuildError` if it cannot be read.
     """
-
-    def prepare(self, scratch_dir: Path) -> Source:
-        """Returns the source ready for random reads, on the launcher; it may use a local folder."""
-        return self
 
     def members(self) -> Iterable[Member]:
         """Returns all files, on the launcher: images and others, in any order."""

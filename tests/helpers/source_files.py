@@ -2,7 +2,7 @@
 
 from pipelines.listing.listing import ListingOptions, list_images
 from pipelines.listing.refs import iterate_refs
-from pipelines.sources.archive import ArchiveSource
+from pipelines.sources.archive import open_archive
 from pipelines.sources.directory import DirectorySource
 from tfrecord_io.decoding.rejects import Reject
 
@@ -17,8 +17,7 @@ FIRST = "train/CNV/CNV-1-1.jpeg"
 
 def list_archive(path, scratch_dir):
     scratch_dir.mkdir(exist_ok=True)
-    source = DirectorySource(path) if path.is_dir() else ArchiveSource(path)
-    source = source.prepare(scratch_dir)
+    source = DirectorySource(path) if path.is_dir() else open_archive(path, scratch_dir)
     return source, list_images(source, ListingOptions())
 
 

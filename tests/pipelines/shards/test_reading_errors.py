@@ -18,7 +18,7 @@ from web_server import WebFile, running_web
 from pipelines import build_tfrecords, errors
 from pipelines.listing.listing import ListingOptions, list_images
 from pipelines.sources import directory
-from pipelines.sources.archive import ArchiveSource
+from pipelines.sources.archive import open_archive
 from pipelines.sources.directory import DirectorySource
 from tfrecord_io.decoding.rejects import is_of_content
 from tfrecord_io.format.manifest import Manifest
@@ -75,7 +75,7 @@ def list_input(kind, inputs, scratch_dir):
     if kind in ("folder", "file"):
         source = DirectorySource(inputs / "tree")
     else:
-        source = ArchiveSource(inputs / f"scans.{kind}").prepare(scratch_dir)
+        source = open_archive(inputs / f"scans.{kind}", scratch_dir)
     return list_images(source, ListingOptions())
 
 

@@ -26,7 +26,7 @@ from source_files import FIRST, TREE, list_archive, read_archive
 
 from pipelines import errors
 from pipelines.listing.refs import iterate_refs
-from pipelines.sources.archive import ArchiveSource
+from pipelines.sources.archive import open_archive
 from tfrecord_io.decoding.rejects import Reject
 from tfrecord_io.stores import archives
 
@@ -85,8 +85,7 @@ def test_a_tar_that_changes_during_the_build_ends_it(tmp_path, kind):
     path = write_archive(tmp_path, kind)
     source, listing = list_archive(path, tmp_path / "scratch")
     changed = write_tar(tmp_path / "changed.tar", {**TREE, FIRST: TREE[FIRST][::-1]})
-    read_from = source.path
-    read_from.write_bytes(changed.read_bytes())
+    source.file.path.write_bytes(changed.read_bytes())
     with (
         source.open() as reader,
         pytest.raises(errors.BuildError, match=rf"{path} changed since .*--overwrite"),
@@ -95,9 +94,11 @@ def test_a_tar_that_changes_during_the_build_ends_it(tmp_path, kind):
 
 
 def test_an_archive_that_a_worker_does_not_see_is_named(tmp_path):
+    source = open_archive(write_archive(tmp_path, "zip"), tmp_path)
+    source.file.path.unlink()
     with (
         pytest.raises(errors.BuildError, match="every worker must be able to read it"),
-        ArchiveSource(tmp_path / "nowhere.zip").open(),
+        source.open(),
     ):
         pass
 
@@ -387,11 +388,11 @@ def test_a_gzip_stream_is_unpacked_once_and_told_from_another_of_its_size(tmp_pa
     for time, content in enumerate((b"one", b"one", b"two")):
         path.write_bytes(gzip.compress(content, compresslevel=0, mtime=0) + end)
         os.utime(path, ns=(0, time // 2 if end else time))
-        source = ArchiveSource(path).prepare(tmp_path / "scratch")
+        source = open_archive(path, tmp_path / "scratch")
         # These facts are in the fingerprint; without an empty stream, a copy has the same.
         named = {"bytes", "trailer"} | ({"mtime_ns"} if end else set())
         assert source.describe()["gzip"].keys() == named
-        unpacked.append(source.path)
+        unpacked.append(source.file.path)
         inodes.append(unpacked[-1].stat().st_ino)
     assert inodes[0] == inodes[1] != inodes[2]
     assert [file.read_bytes() for file in unpacked] == [b"one", b"one", b"two"]

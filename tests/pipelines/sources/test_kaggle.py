@@ -41,6 +41,7 @@ from pipelines.sources import factory, kaggle
 from tfrecord_io import Manifest
 from tfrecord_io.auditing.verify import verify
 from tfrecord_io.stores import remote
+from tfrecord_io.stores.folder import Folder
 
 PART = 1 << 18  # Bytes that the download asks for at a time.
 LEGACY_KEY = {"username": USERNAME, "key": KEY}
@@ -308,6 +309,7 @@ CHILD = f"""
 import pathlib, sys
 from pipelines.sources import kaggle
 from tfrecord_io.stores import remote
+from tfrecord_io.stores.folder import Folder
 remote.SILENT_SECONDS = 2
 kaggle._PART_BYTES, kaggle._NUM_PARTS_AT_ONCE = {PART}, 1
 kaggle.download_archive({DATASET!r}, pathlib.Path(sys.argv[1]))
@@ -430,7 +432,7 @@ def test_no_credential_goes_to_the_workers(desk):
         [f"--kaggle_dataset={DATASET}", f"--download_dir={desk.downloads}", IN_MEMORY]
     )
 
-    source = factory.make_source(chosen.source, chosen.workers, 0)
+    source = factory.open_source(chosen.source, chosen.workers, 0, Folder(desk.folder))
 
     assert TOKEN.encode() not in pickle.dumps((source, chosen))
     assert TOKEN not in repr(chosen.beam_args)

@@ -27,12 +27,13 @@ from web_server import WebFile, running_web
 from pipelines import build_tfrecords, errors, options
 from pipelines.listing.listing import ListingOptions, list_images
 from pipelines.sources import factory
-from pipelines.sources.archive import ArchiveSource
-from pipelines.sources.remote import RemoteDirectorySource, RemoteZipSource
+from pipelines.sources.archive import open_archive
+from pipelines.sources.directory import RemoteDirectorySource
 from tfrecord_io import Manifest
 from tfrecord_io.__main__ import main as tfrecord_io_main
 from tfrecord_io.extras import sample
 from tfrecord_io.stores import remote
+from tfrecord_io.terminal.address import Address
 
 
 def files():
@@ -247,7 +248,7 @@ def test_an_input_that_changes_under_the_build_is_not_mixed(kind, s3, scans_zip)
     source = (
         RemoteDirectorySource(url)
         if kind == "folder"
-        else RemoteZipSource(f"{url}/CNV/a.zip").prepare(Path())
+        else open_archive(Address(f"{url}/CNV/a.zip"), Path())
     )
     member = next(source.members())
     other = bytes(scans_zip.stat().st_size)
@@ -297,16 +298,16 @@ def test_what_every_worker_sees_is_not_refused():
 
 def test_a_local_archive_is_uploaded_once_and_read_from_there(s3, scans_zip):
     words = ["--source=archive", f"--input={scans_zip}", f"--staging=s3://{BUCKET}/stage"]
-    chosen, local = parsed(*words, *DATAFLOW), ArchiveSource(scans_zip)
-    assert factory.staged(local, *parsed(*words)) is local  # whose workers are here
-    source = factory.staged(local, *chosen)
+    chosen = parsed(*words, *DATAFLOW)
+    assert factory.staged(scans_zip, *parsed(*words)) == scans_zip  # whose workers are here
+    url = factory.staged(scans_zip, *chosen)
     [key] = [key for key in s3.object_names() if key.startswith("stage/")]
     time = s3.client.head_object(Bucket=BUCKET, Key=key)["LastModified"]
-    again = factory.staged(ArchiveSource(scans_zip), *chosen)
-    assert again == source == RemoteZipSource(f"s3://{BUCKET}/{key}")
-    assert source.describe() == ArchiveSource(scans_zip).describe()
+    assert factory.staged(scans_zip, *chosen) == url == f"s3://{BUCKET}/{key}"
+    source = open_archive(url, Path())
+    assert source.describe() == open_archive(scans_zip, Path()).describe()
     assert s3.client.head_object(Bucket=BUCKET, Key=key)["LastModified"] == time
-    assert len(list(source.prepare(Path()).members())) == len(files())
+    assert len(list(source.members())) == len(files())
 
 
 def test_an_archive_that_differs_in_its_first_image_alone_is_uploaded_too(s3, tmp_path):
@@ -316,9 +317,9 @@ def test_an_archive_that_differs_in_its_first_image_alone_is_uploaded_too(s3, tm
         path = write_zip(
             tmp_path / "a.zip", {"A/first": content} | {f"A/{i}": b"" for i in range(1500)}
         )
-        source = factory.staged(ArchiveSource(path), *parsed(*words))
-        found.append((source.url, path.stat().st_size))
-        assert remote.read_file(source.url) == path.read_bytes()
+        url = factory.staged(path, *parsed(*words))
+        found.append((url, path.stat().st_size))
+        assert remote.read_file(url) == path.read_bytes()
     assert found[0][0] != found[1][0]
     assert found[0][1] == found[1][1]
 
@@ -326,7 +327,7 @@ def test_an_archive_that_differs_in_its_first_image_alone_is_uploaded_too(s3, tm
 def test_a_tar_cannot_be_staged(tmp_path):
     path = write_tar(tmp_path / "a.tar", scan_tree({"train": 1}))
     with pytest.raises(errors.UserError, match="only a zip can be read in parts from --staging"):
-        factory.staged(ArchiveSource(path), *parsed("--staging=gs://b/x", *DATAFLOW))
+        factory.staged(path, *parsed("--staging=gs://b/x", *DATAFLOW))
 
 
 # ---- What stays local
