@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from pipelines.engine import launch
 from pipelines.extras import codes, exclude, preview, rename, reuse
-from pipelines.listing.labels import open_labels
+from pipelines.listing.label_table import open_labels
 from pipelines.listing.listing import list_images
 from pipelines.options import BuildOptions, parse_options
 from pipelines.planning.draft import fitted, make_draft

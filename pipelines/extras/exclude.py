@@ -20,11 +20,11 @@ import pyarrow.compute as pc
 from pipelines import errors
 from pipelines.listing.files import chosen, in_tree
 from pipelines.listing.images import Images, Ledger, Note
-from pipelines.listing.label_table import LabelTable, read_texts
-from pipelines.listing.labels import Labels
+from pipelines.listing.label_table import Labels, LabelTable
 from pipelines.listing.matching import find_files, folders_in, match_files, rows_of_files
 from pipelines.listing.options import ListingOptions
 from pipelines.listing.refs import OTHER, ImageRef, iterate_refs
+from pipelines.listing.table_cells import read_texts
 from pipelines.sources.source import Member, Reader, Source
 from tfrecord_io.decoding.dicom import patient_code
 from tfrecord_io.decoding.preprocess import SINGLE_SUFFIXES, START_BYTES, find_pictures
@@ -35,7 +35,7 @@ from tfrecord_io.terminal.printing import counted, listed
 from tfrecord_io.terminal.spelling import found_in, look_alike, one_form
 
 #: Lists a source with these options and this table of labels.
-List = Callable[[Source, ListingOptions, Labels], Images]
+List = Callable[[Source, ListingOptions, Labels | None], Images]
 
 _COLUMNS = ("patient", "site", "path")
 
@@ -93,7 +93,7 @@ class Exclusion:
     copied: set[tuple[str, int]] = dataclasses.field(default_factory=set)
 
     def list(
-        self, list_images: List, source: Source, options: ListingOptions, labels: Labels
+        self, list_images: List, source: Source, options: ListingOptions, labels: Labels | None
     ) -> Images:
         """Lists a source, see `excluding`; raises as `list_images` does."""
         images, fault, rest = None, None, _Without(source)
@@ -113,7 +113,7 @@ class Exclusion:
             gone, rows = self.find(names, images, options, labels, tags)
             if not gone | rows:
                 break
-            rest, labels = _Without(source, rest.gone | gone), labels.without(rows)
+            rest, labels = _Without(source, rest.gone | gone), labels and labels.without(rows)
             images = list_images(rest, options, labels)
             num_files = num_files or images.ledger.num_files + len(gone)
         if images is None:
@@ -128,7 +128,7 @@ class Exclusion:
         names: Sequence[str],
         images: Images | None,
         options: ListingOptions,
-        labels: Labels,
+        labels: Labels | None,
         tags: Mapping[str, str | None],
     ) -> tuple[set[str], set[int]]:
         """Returns the files to leave out, and the rows of the table of labels, from 0.
@@ -137,7 +137,7 @@ class Exclusion:
             names: of all files of the source that are not yet left out.
             images: those among them, with their patients; None if they could not be listed.
             options: the folder to look in, and how patients are found.
-            labels: the table of labels.
+            labels: the table of labels, if there is one.
             tags: the patients of DICOM files by name, if some could not be listed.
         """
         wanted = {patient: patient for patient in self.patients if patient} | self.codes
@@ -145,6 +145,7 @@ class Exclusion:
         for path, places in find_files(names, [*filter(None, self.paths)]).items():
             self.met.update([path] if places else [])
             files.update(names[place] for place in places)
+        table = labels and labels.names
         listed_files, copies = set[str](), collections.defaultdict[str, set[str]](set)
         gone_sources = set[str]()
         for ref, source in _with_sources(images) if images else ():
@@ -165,16 +166,16 @@ class Exclusion:
         # Rejects and texts have no patient in the listing, but their names can tell it.
         for name in names:
             if name not in listed_files:
-                told = set(_patients_in(name, images, options, labels.names))
-                if labels.names is None or "patient" not in labels.names.cells:
+                told = set(_patients_in(name, images, options, table))
+                if table is None or "patient" not in table.cells:
                     told.add(tags.get(name) or "")
                 patients = wanted.keys() & told
                 self.met.update(wanted[patient] for patient in patients)
                 files.update([name] if patients else [])
-        if labels.names is None:
+        if table is None:
             return files, set()
         names = [name for name in names if re.match(in_tree(options.tree), name)]
-        return files, self._find_rows(names, files, wanted.keys(), labels.names)
+        return files, self._find_rows(names, files, wanted.keys(), table)
 
     def _find_rows(
         self,

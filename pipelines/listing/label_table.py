@@ -8,8 +8,8 @@ them.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import functools
 import hashlib
 import itertools
 import re
@@ -20,9 +20,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines import errors
-from pipelines.listing.label_cells import read_labels, split_labels
 from pipelines.listing.options import ListingOptions
+from pipelines.listing.table_cells import (
+    read_cells,
+    read_labels,
+    split_labels,
+    without_faults,
+)
 from pipelines.listing.table_files import (
+    FAULT,
     NOT_UTF_8,
     OPTIONAL,
     Columns,
@@ -30,23 +36,9 @@ from pipelines.listing.table_files import (
     is_text,
     read_columns,
 )
+from tfrecord_io.format import kinds
 from tfrecord_io.format.schema import SPLIT_NAME
 from tfrecord_io.terminal.printing import counted
-
-#: Texts of a CSV cell that has no value: the `na_values` of `pandas.read_csv`, written exactly so,
-#: and the errors of formulas, which in Excel stand for a value, too.
-MISSING = (
-    "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN",
-    "<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null",
-    "#DIV/0!", "#NAME?", "#NULL!", "#NUM!", "#REF!", "#VALUE!",
-)  # fmt: skip
-
-# Text of a CSV column that becomes a number: no leading zeros, which a code such as 007 has, no
-# exponents, which a code such as 1E5 may be, and no more digits than the type keeps.
-_NUMBERS = (
-    (r"^(0|-?[1-9][0-9]{0,17})$", pa.int64()),
-    (r"^(0|-?[1-9][0-9]{0,8}|-?(0|[1-9][0-9]{0,8})\.[0-9]{1,6})$", pa.float64()),
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,84 +93,141 @@ class LabelTable:
         return digest.hexdigest()
 
 
-def read_texts(
-    file: Path, flag: str, names: Collection[str], missing: Sequence[str] | None
-) -> dict[str, list[str | None]]:
-    """Returns those of some columns that the table of a flag has, read as those of `--labels`.
+@dataclasses.dataclass(frozen=True)
+class Labels:
+    """A table of labels as its files hold it; its cells are read when they are needed.
+
+    Attributes:
+        options: name the files, and say what the columns mean.
+        columns: the cells by column, with `table_files.FAULT` if rows are wrong.
+        notes: what the user should know about the files; they quote no cell.
+        order: all names of classes, if the file has an order of them; else empty.
+    """
+
+    options: ListingOptions
+    columns: Columns
+    notes: Sequence[str]
+    order: tuple[str, ...]
+
+    def without(self, rows: Collection[int]) -> Labels:
+        """Returns the table as if some rows, from 0, were not in its files."""
+        if not rows:
+            return self
+        num_rows = len(self.columns["path"])
+        kept = pa.array([row for row in range(num_rows) if row not in rows], pa.int64())
+        columns = {name: column.take(kept) for name, column in self.columns.items()}
+        if self.options.tables[0].suffix.lower() in (".json", ".jsonl"):
+            # A column of JSON is there because one of its rows has it.
+            for name in columns.keys() - self._used:
+                if pc.all(pc.equal(columns[name], "")).as_py():
+                    del columns[name]
+        return dataclasses.replace(self, columns=columns)
+
+    @functools.cached_property
+    def names(self) -> LabelTable:
+        """Its paths, patients, sites and splits; no other cell is looked at.
+
+        Raises:
+            errors.UserError: if these are not text or numbers.
+        """
+        used = [name for name in ("path", *OPTIONAL) if name in self.columns]
+        cells = self._read({name: self.columns[name] for name in used}, [])
+        names = {name: cells[name].to_pylist() for name in used}
+        names["label"] = [""] * len(names["path"])
+        return LabelTable(name=_names_of(self.options.tables), cells=names)
+
+    @functools.cached_property
+    def table(self) -> LabelTable:
+        """All of it.
+
+        Raises:
+            errors.UserError: if a row or a column cannot be read, a label is neither 0 nor 1, a row
+                has no site, or a label looks like several.
+        """
+        options, file = self.options, _flag(self.options.tables)
+        columns = without_faults(file, self.columns)
+        notes = list(_quoted(self.notes, columns))
+        cells = self._read(columns, notes)
+        texts = {name: cells[name].to_pylist() for name in self._used & cells.keys()}
+        _require_sites(file, texts.get("site", ()))
+        of_label = {name: texts[name] for name in options.cell_columns}
+        if options.label_kind.is_number:
+            of_label = {
+                name: _with_points(file, name, numbers, options.decimal)
+                for name, numbers in of_label.items()
+            }
+        label_names: tuple[str, ...] = ()
+        not_numbers: dict[int, str] = {}
+        try:
+            if options.label_separator:
+                label, label_names = split_labels(of_label, options.label_separator)
+            else:
+                label, not_numbers = read_labels(of_label, options.label_kind, options.uncertain)
+        except ValueError as error:
+            raise errors.UserError(f"{file}: {error}") from None
+        notes += _notes_on_combined(dict.fromkeys(label), options)
+        optional = {name: texts[name] for name in OPTIONAL if name in texts}
+        return LabelTable(
+            name=_names_of(options.tables),
+            cells={"path": texts["path"], "label": label, **optional},
+            others={name: column for name, column in cells.items() if name not in texts},
+            not_numbers=not_numbers,
+            label_names=label_names,
+            order=self.order,
+            notes=tuple(notes),
+        )
+
+    @property
+    def _used(self) -> set[str]:
+        return {"path", *self.options.cell_columns, *OPTIONAL}
+
+    def _read(self, columns: Columns, notes: list[str]) -> Columns:
+        files, missing = self.options.tables, self.options.missing
+        return read_cells(_flag(files), is_text(files[0]), columns, self._used, missing, notes)
+
+
+def open_labels(options: ListingOptions) -> Labels | None:
+    """Reads the table of labels now, as far as it can be checked before the files are listed.
 
     Raises:
-        errors.UserError: if it cannot be read.
+        errors.UserError: if it cannot be used.
     """
-    faults: dict[int, str] = {}
-    columns = read_columns(file, [], faults, flag)
-    _require_none(f"{flag} {file}", faults)
-    cells = {name: cells for name, cells in columns.items() if name in names}
-    cells = _read_cells(f"{flag} {file}", is_text(file), cells, names, missing, [])
-    return {name: column.to_pylist() for name, column in cells.items()}
+    labels = read_table(options)
+    if labels:
+        # A fault in what is excluded is none.
+        _ = labels.names if options.exclude or options.exclude_regex else labels.table
+    return labels
 
 
-def _require_none(file: str, faults: Mapping[int, str]) -> None:
-    for fault in faults.values():
-        raise errors.UserError(f"{file}: {fault}; correct the row, or remove it")
+def read_table(options: ListingOptions) -> Labels | None:
+    """Reads the table of `--labels`, or that of the source's own files; None without one.
 
-
-def read_label_table(options: ListingOptions, left_out: Collection[int] = ()) -> LabelTable:
-    """Reads the table of labels that the options name, or that of the source.
-
-    It may be in several files; the split of each is in its name or its folder's. In `left_out` are
-    rows, from 0, without which it is read, as if they were not in the file.
+    It may be in several files; the split of each is in its name or its folder's.
 
     Raises:
-        errors.UserError: if the file or one of its columns cannot be read, `path` or a label column
-            is missing, a column has the name of another column, a label is neither 0 nor 1, a row
-            has no site, or the split of a file is not known.
+        errors.UserError: if a file cannot be read, `path` or a label column is missing, a column
+            has the name of another column, or the split of a file is not known.
     """
-    notes, faults, files = list[str](), dict[int, str](), options.tables
-    whole = _read_files(options, notes, faults)
-    order = () if options.labels else _order(whole[options.cell_columns[0]])
-    used = {"path", *options.cell_columns, *OPTIONAL}
-    cells = _without_rows(files, whole, left_out, used)
-    file, notes = _flag(files), list(_quoted(notes, cells))
-    _require_none(file, {row: faults[row] for row in faults if row not in left_out})
-    cells = _read_cells(file, is_text(files[0]), cells, used, options.missing, notes)
-    texts = {name: cells[name].to_pylist() for name in used & cells.keys()}
-    _require_sites(file, texts.get("site", ()))
-    label_names: tuple[str, ...] = ()
-    of_label = {name: texts[name] for name in options.cell_columns}
-    if options.label_kind.is_number:
-        of_label = {
-            name: _with_points(file, name, numbers, options.decimal)
-            for name, numbers in of_label.items()
-        }
-    not_numbers: dict[int, str] = {}
-    try:
-        if options.label_separator:
-            label, label_names = split_labels(of_label, options.label_separator)
-        else:
-            label, not_numbers = read_labels(of_label, options.label_kind, options.uncertain)
-    except ValueError as error:
-        raise errors.UserError(f"{file}: {error}") from None
-    optional = {name: texts[name] for name in OPTIONAL if name in texts}
-    return LabelTable(
-        name=", ".join(each.name for each in files),
-        cells={"path": texts["path"], "label": label, **optional},
-        others={name: column for name, column in cells.items() if name not in used},
-        not_numbers=not_numbers,
-        label_names=label_names,
-        order=order,
-        notes=tuple(notes),
-    )
-
-
-def read_names(options: ListingOptions, left_out: Collection[int] = ()) -> LabelTable:
-    """Reads paths, patients, sites and splits as `read_label_table` does; checks no other cell."""
-    files, used = options.tables, ("path", *OPTIONAL)
-    whole = _read_files(options, [], {})
-    cells = _without_rows(files, {name: whole[name] for name in used if name in whole}, left_out)
-    cells = _read_cells(_flag(files), is_text(files[0]), cells, used, options.missing, [])
-    names = {name: column.to_pylist() for name, column in cells.items()}
-    names["label"] = [""] * len(names["path"])
-    return LabelTable(name=", ".join(each.name for each in files), cells=names)
+    files, notes = options.tables, list[str]()
+    if not files:
+        return None
+    if options.labels or not options.rows:
+        raw = [read_columns(each, notes) for each in files]
+    else:
+        raw = [in_one_form(options.rows.columns(notes))]
+    tables = [
+        _renamed(*pair, options.columns or {}, notes) for pair in zip(files, raw, strict=True)
+    ]
+    columns = tables[0] if len(files) == 1 else _joined(files, tables)
+    if absent := [name for name in ("path", *options.cell_columns) if name not in columns]:
+        raise errors.UserError(
+            f"{_flag(files)} has {_shown(columns)}, and needs {' and '.join(absent)}; name yours "
+            f"with --columns {','.join(f'{name}=COLUMN' for name in absent)}"
+            f"{_told_of_flags(columns) if absent == ['label'] else ''}"
+            + "".join(f"; {note}" for note in notes if note != NOT_UTF_8)
+        )
+    order = () if options.labels else _order(columns[options.cell_columns[0]])
+    return Labels(options, columns, tuple(notes), order)
 
 
 def _flag(files: Sequence[Path]) -> str:
@@ -186,52 +235,33 @@ def _flag(files: Sequence[Path]) -> str:
     return f"--labels {','.join(map(str, files))}"
 
 
-def _read_files(
-    options: ListingOptions, notes: list[str], faults: dict[int, str]
-) -> dict[str, pa.Array]:
-    """Returns the cells of the table by column, see `read_label_table`."""
-    files, rows = options.tables, None if options.labels else options.rows
-    file, raw = _flag(files), [in_one_form(rows.columns(notes))] if rows else []
-    num_rows, columns, renamed = 0, options.cell_columns, options.columns or {}
-    for each in files if not rows else ():
-        own: dict[int, str] = {}
-        raw.append(read_columns(each, notes, own))
-        faults |= {num_rows + row: f"{fault} in {each.name}" for row, fault in own.items()}
-        num_rows += len(next(iter(raw[-1].values()), ()))
-    tables = [_renamed(*pair, renamed, notes) for pair in zip(files, raw, strict=True)]
-    cells = tables[0] if len(files) == 1 else _joined(files, tables)
-    if absent := [name for name in ("path", *columns) if name not in cells]:
-        raise errors.UserError(
-            f"{file} has {_shown(cells)}, and needs {' and '.join(absent)}; name yours "
-            f"with --columns {','.join(f'{name}=COLUMN' for name in absent)}"
-            f"{_told_of_flags(cells) if absent == ['label'] else ''}"
-            + "".join(f"; {note}" for note in notes if note != NOT_UTF_8)
+def _names_of(files: Sequence[Path]) -> str:
+    return ", ".join(each.name for each in files)
+
+
+def _notes_on_combined(labels: Collection[str], options: ListingOptions) -> list[str]:
+    """Returns a note if a class may be several, such as `wet;active`.
+
+    Raises:
+        errors.UserError: if a part of it is in other classes, too.
+    """
+    if options.label_kind != kinds.CLASSES or options.classes or options.one_class:
+        return []
+    for separator in ("|", ";"):
+        if not (several := [name for name in labels if separator in name]):
+            continue
+        text = (
+            f"the label {several[0]!a} may be several; --label_separator '{separator}' divides "
+            "it, and --classes names the classes if it is one"
         )
-    return cells
+        parts = [part.strip() for name in several for part in name.split(separator)]
+        if options.rows or len({*parts, *labels}) < len(parts) + len(labels):
+            raise errors.UserError(f"--labels {_names_of(options.tables)}: {text}")
+        return [text]
+    return []
 
 
-def _without_rows(
-    files: Sequence[Path],
-    cells: dict[str, pa.Array],
-    left_out: Collection[int],
-    used: Collection[str] = (),
-) -> dict[str, pa.Array]:
-    """Returns the cells without some rows, and of JSON without columns that only these had."""
-    if not left_out:
-        return cells
-    num_rows = len(cells["path"])
-    kept = pa.array([row for row in range(num_rows) if row not in left_out], pa.int64())
-    rest = {name: column.take(kept) for name, column in cells.items()}
-    if files[0].suffix.lower() not in (".json", ".jsonl"):
-        return rest
-    return {
-        name: column
-        for name, column in rest.items()
-        if name in used or not pc.all(pc.equal(column, "")).as_py()
-    }
-
-
-def _quoted(notes: Sequence[str], cells: Mapping[str, pa.Array]) -> Iterator[str]:
+def _quoted(notes: Sequence[str], cells: Columns) -> Iterator[str]:
     """Yields notes; that on an encoding is last, and quotes a text which it may have changed."""
     yield from (note for note in notes if note != NOT_UTF_8)
     if NOT_UTF_8 in notes:
@@ -307,7 +337,8 @@ def _joined(files: Sequence[Path], tables: Sequence[Columns]) -> Columns:
 
 
 def _shown(names: Collection[str]) -> str:
-    return f"the columns {', '.join(list(names)[:30])}{', ...' if len(names) > 30 else ''}"
+    shown = [name for name in names if name != FAULT]
+    return f"the columns {', '.join(shown[:30])}{', ...' if len(shown) > 30 else ''}"
 
 
 def _told_of_flags(cells: Columns) -> str:
@@ -345,107 +376,3 @@ def _renamed(file: Path, cells: Columns, renamed: Mapping[str, str], notes: list
             "another one takes by --columns"
         )
     return kept | by_name
-
-
-def _read_cells(
-    file: str,
-    has_texts: bool,
-    cells: Columns,
-    used: Collection[str],
-    missing: Sequence[str] | None,
-    notes: list[str],
-) -> Columns:
-    """Reads each cell: null for no value, which `notes` counts; `read_columns` stripped the text.
-
-    Columns in `used` are text afterwards, where a whole number is written without `.0`; paths are
-    never missing, and as sources write them: `/` between folders, and no `./` in front. The others
-    become numbers if all their cells are.
-    """
-    missing = (MISSING if has_texts else ()) if missing is None else missing
-    read: Columns = {}
-    written, counts = set[str](), []
-    for name, column in cells.items():
-        if pa.types.is_dictionary(column.type):
-            column = column.cast(column.type.value_type)
-        texts = ("",) if name == "path" else ("", *missing)
-        column = _as_text(file, name, column) if name in used else column
-        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-            is_missing = pc.is_in(column, pa.array(texts, column.type))
-            written.update(column.filter(is_missing).unique().to_pylist())
-            column = pc.if_else(is_missing, None, column)
-            if has_texts and name != "path":
-                column = _without_point(column) if name in used else _with_numbers(column)
-        else:
-            column = _readable(file, name, column)
-        if name == "path":
-            plain = pc.replace_substring(pc.fill_null(column, ""), "\\", "/")
-            column = pc.replace_substring_regex(plain, r"^(\./)*/*", "")
-        read[name] = _without_nan(column)
-        if name != "path" and (num_missing := read[name].null_count):
-            counts.append(f"{num_missing:,} in {name}")
-    if counts:
-        shown = " or ".join(map(ascii, sorted(written)))
-        how = f" (written {shown}; --missing says which texts count as none)" if shown else ""
-        note = f"cells without a value in the table of --labels: {', '.join(counts)}{how}"
-        notes.append(note)
-    return read
-
-
-def _without_nan(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Returns a column of floats with null for NaN, and 0 for -0; any other one as it is."""
-    if not pa.types.is_floating(column.type):
-        return column
-    column = pc.if_else(pc.is_nan(column), None, column)
-    return pc.add(column.cast(pa.float64()), 0.0).cast(column.type)
-
-
-def _without_point(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Returns a column of text with 1 for 1.0, as pandas writes it beside a cell without a value.
-
-    Only if all cells are whole numbers: `1.0` may be a version, and 250.00 a code.
-    """
-    is_whole = pc.match_substring_regex(column, r"^-?(0|[1-9][0-9]{0,17})(\.0)?$")
-    plain = pc.replace_substring_regex(column, r"^-?(0)(\.0)?$|\.0$", r"\1")
-    return plain if pc.all(is_whole).as_py() else column
-
-
-def _with_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Returns a column of text as numbers if all of it that is not null is numbers."""
-    for pattern, kind in _NUMBERS:
-        is_number = pc.match_substring_regex(column, pattern)
-        if column.null_count < len(column) and pc.all(is_number).as_py():
-            return column.cast(kind)
-    return column
-
-
-def _readable(file: str, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Returns a column with times in microseconds, the finest that Python has.
-
-    Raises:
-        errors.UserError: if Python cannot read a value.
-    """
-    kind = column.type
-    with contextlib.suppress(ValueError, OverflowError, LookupError):
-        if pa.types.is_timestamp(kind) and kind.unit == "ns":
-            column = column.cast(pa.timestamp("us", kind.tz))
-        if "[ns" not in str(column.type):
-            column.to_pylist()
-            return column
-    raise errors.UserError(
-        f"{file}: the column {name} ({kind}) has values that Python cannot read, such as "
-        "nanoseconds or an unknown time zone; store it as text, or leave it out"
-    )
-
-
-def _as_text(file: str, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
-    column = _without_nan(column)
-    try:
-        if pa.types.is_floating(column.type):
-            # Only if all are whole: Arrow would write 10^14 with an exponent.
-            with contextlib.suppress(pa.ArrowInvalid):
-                column = column.cast(pa.int64())
-        return column.cast(pa.string())
-    except pa.ArrowException:
-        raise errors.UserError(
-            f"{file}: expected text or numbers in the column {name}, received {column.type}"
-        ) from None

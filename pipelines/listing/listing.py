@@ -17,7 +17,7 @@ from pipelines.listing.copies import with_copies
 from pipelines.listing.files import chosen, read_files
 from pipelines.listing.frames import with_frames
 from pipelines.listing.images import Images, Ledger, Note
-from pipelines.listing.labels import Labels
+from pipelines.listing.label_table import Labels, read_table
 from pipelines.listing.matching import match_files, rows_of_files
 from pipelines.listing.modality import with_modalities_noted
 from pipelines.listing.options import DEFAULT_PATIENT_REGEX, ListingOptions
@@ -56,8 +56,9 @@ def list_images(
             file and pydicom or a codec is not installed.
         errors.BuildError: if a store does not answer, or this user may not read some files.
     """
-    labels = with_rows_excluded(labels or Labels(options), source)
-    table = labels.table
+    if labels := labels or read_table(options):
+        labels = with_rows_excluded(labels, source)
+    table = labels and labels.table
     names_patients = table is not None and "patient" in table.cells
     files = read_files(
         source.members(), options.include_regex, options.exclude_regex, has_folders=table is None
@@ -96,7 +97,7 @@ def list_images(
 def with_rows_excluded(labels: Labels, source: Source) -> Labels:
     """Returns the table of labels without the rows of files that a pattern leaves out."""
     options = labels.options
-    if not (options.include_regex or options.exclude_regex) or labels.names is None:
+    if not (options.include_regex or options.exclude_regex):
         return labels
     members = chosen(source.members(), options.include_regex, options.exclude_regex)
     is_wanted = {member.name: is_chosen for member, is_chosen in members}

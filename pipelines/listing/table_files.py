@@ -40,6 +40,10 @@ OPTIONAL = ("patient", "split", SITE)
 #: which would be copied for each column that changes.
 Columns = dict[str, pa.ChunkedArray]
 
+#: A column with what is wrong with a row, which matters only if the row is used. No column of a
+#: file has this name.
+FAULT = ""
+
 #: A note, which holds as long as a cell is not ASCII: that may be one of a person who is excluded.
 NOT_UTF_8 = "the table of --labels is not UTF-8 and was read as Windows-1252"
 
@@ -53,20 +57,18 @@ _USUAL = frozenset({"path", "label", *OPTIONAL})
 _PADDED = re.compile(r'(?:"([^"]*)"|\\(.))?(0{2,})(?:\\ )?')
 
 
-def read_columns(
-    file: Path, notes: list[str], faults: dict[int, str], flag: str = "--labels"
-) -> Columns:
-    """Returns the columns of a table; of any file but Parquet they are text.
+def read_columns(file: Path, notes: list[str], flag: str = "--labels") -> Columns:
+    """Returns the columns of a table, with `FAULT`; of any file but Parquet they are text.
 
     Args:
         file: CSV, Parquet (`.parquet`), Excel (`.xlsx`) or JSON (`.json`, `.jsonl`).
         notes: takes what the user should know.
-        faults: takes what is wrong with a row, from 0, which matters only if the row is used.
         flag: the one that names the file.
 
     Raises:
         errors.UserError: if the file cannot be read, or two columns have the same name.
     """
+    faults = dict[int, str]()
     try:
         table = _read_table(file, notes, faults)
         columns = list(map(_plain, table.columns))
@@ -84,7 +86,12 @@ def read_columns(
             f"{flag} {file} has the column {', '.join(repeated)} more than once; rename it, or "
             "leave it out"
         )
-    return in_one_form(dict(zip(names, columns, strict=True)))
+    found = in_one_form(dict(zip(names, columns, strict=True)))
+    if faults:
+        told = (faults.get(row) for row in range(table.num_rows))
+        texts = [text and f"{text} in {file.name}" for text in told]
+        found[FAULT] = pa.chunked_array([texts], pa.string())
+    return found
 
 
 def in_one_form(columns: Columns) -> Columns:

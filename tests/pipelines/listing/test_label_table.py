@@ -19,12 +19,11 @@ from image_files import grey_pixels, png, scans_of, write_tree, write_zip
 from listed import list_members, list_source, notes_of
 
 from pipelines import errors
-from pipelines.listing import label_table
-from pipelines.listing.label_table import LabelTable, read_texts
-from pipelines.listing.labels import Labels
+from pipelines.listing.label_table import LabelTable, read_table
 from pipelines.listing.matching import match_files
 from pipelines.listing.options import ListingOptions
 from pipelines.listing.refs import iterate_refs
+from pipelines.listing.table_cells import read_texts
 from pipelines.sources.directory import DirectorySource
 from pipelines.sources.source import Member
 from tfrecord_io.extras import sample
@@ -45,7 +44,7 @@ ROWS = [
 
 
 def read_label_table(*files, left_out=(), **options):
-    return label_table.read_label_table(ListingOptions(labels=files, **options), left_out)
+    return read_table(ListingOptions(labels=files, **options)).without(left_out).table
 
 
 def table_of(folder, rows, delimiter=",", **options):
@@ -417,15 +416,15 @@ def test_several_labels_are_divided_by_their_separator(tmp_path):
     rows = [row | {"label": label} for row, label in zip(ROWS, labels, strict=False)]
     path = write_csv(tmp_path / "labels.csv", rows)
     options = ListingOptions(labels=path, label_separator="|")
-    table = Labels(options).table
+    table = read_table(options).table
     assert table.label_names == ("Effusion", "Hernia", "Mass", "No Finding")
     expected = ["Effusion|Mass", "No Finding", "", "Hernia|Mass", "none"]
     assert table.cells["label"] == expected
     with pytest.raises(errors.UserError, match=r"label 'Mass\|Effusion' may be several; --label_s"):
-        _ = Labels(ListingOptions(labels=path)).table
-    assert Labels(ListingOptions(labels=path, classes=("No Finding",))).table
+        _ = read_table(ListingOptions(labels=path)).table
+    assert read_table(ListingOptions(labels=path, classes=("No Finding",))).table
     write_csv(path, [ROWS[0] | {"label": "wet; active"}])
-    alone = Labels(ListingOptions(labels=path)).table
+    alone = read_table(ListingOptions(labels=path)).table
     assert "the label 'wet; active' may be several" in alone.notes[-1]
 
 
@@ -445,11 +444,11 @@ def test_columns_of_exclusive_classes_are_one_class(tmp_path):
     rows = [{" path": f"{k}.png", " Lep": a, " Non Lep": b} for k, (a, b) in enumerate(pairs)]
     path = write_csv(tmp_path / "_classes.csv", rows)
     options = ListingOptions(labels=path, label_columns=("Lep", "Non Lep"), one_class=True)
-    assert Labels(options).table.cells["label"] == ["Lep", "Non Lep", "", ""]
+    assert read_table(options).table.cells["label"] == ["Lep", "Non Lep", "", ""]
     assert (options.label_kind, options.label_names) == (CLASSES, ("Lep", "Non Lep"))
     write_csv(path, [*rows, {" path": "x", " Lep": "1", " Non Lep": "1"}])
     with pytest.raises(errors.UserError, match=r"row 5 has a 1 for Lep\|Non Lep; --one_class"):
-        _ = Labels(options).table
+        _ = read_table(options).table
 
 
 @pytest.mark.parametrize(
@@ -587,7 +586,7 @@ def test_columns_of_a_clinical_table_get_the_names_that_are_expected(tmp_path):
     renamed = {"path": "folder/filename", "label": "finding", "patient": "patientid"}
     path = write_csv(tmp_path / "clinical.csv", rows)
     columns = renamed | {"kilograms": "weight"}
-    table = Labels(ListingOptions(labels=path, columns=columns)).table
+    table = read_table(ListingOptions(labels=path, columns=columns)).table
     for name in ("label", "patient"):
         assert table.cells[name] == [row[name] for row in ROWS]
     assert table.cells["path"][0] == "left/scan0.png"

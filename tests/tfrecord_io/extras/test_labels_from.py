@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from pipelines.listing.labels import Labels
+from pipelines.listing.label_table import read_table
 from pipelines.listing.options import ListingOptions
 from tfrecord_io.__main__ import main
 
@@ -32,7 +32,7 @@ def write(folder, files):
 def table_from(folder, files):
     output = folder / "labels.csv"
     assert main(["labels_from", str(write(folder / "in", files)), f"--output={output}"]) == 0
-    assert Labels(ListingOptions(labels=output, label_separator="|")).table.label_names == (
+    assert read_table(ListingOptions(labels=output, label_separator="|")).table.label_names == (
         "cyst",
         "mass",
     )
@@ -89,7 +89,7 @@ def test_a_class_of_two_unicode_forms_is_one(tmp_path):
     write(tmp_path / "in", {"all.json": json.dumps(COCO | {"categories": names})})
     output = tmp_path / "labels.csv"
     assert main(["labels_from", str(tmp_path / "in"), f"--output={output}"]) == 0
-    labels = Labels(ListingOptions(labels=output, label_separator="|"))
+    labels = read_table(ListingOptions(labels=output, label_separator="|"))
     assert labels.table.label_names == ("d\xe9me",)
 
 
