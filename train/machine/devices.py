@@ -262,6 +262,8 @@ def _configure_jax(options: DeviceOptions) -> Devices:
     parallel = functools.partial(keras.distribution.DataParallel, auto_shard_dataset=False)
     keras.distribution.set_distribution(parallel(devices=devices) if len(devices) > 1 else None)
     on_gpu = devices[0].platform == "gpu"
+    if on_gpu:
+        keep_compiled()
     return Devices(
         backend="jax",
         names=tuple(map(str, local)),
@@ -271,6 +273,21 @@ def _configure_jax(options: DeviceOptions) -> Devices:
         on_gpu=on_gpu,
         best_precision="bfloat16" if on_gpu else "float32",
     )
+
+
+def keep_compiled() -> None:
+    """JAX: keeps what XLA compiles for the next run; JAX_COMPILATION_CACHE_DIR names another place.
+
+    On a GPU, XLA tries algorithms for each convolution, which takes longer than a short training.
+    """
+    import jax
+
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "scan_tfrecords", "xla")
+    # Without a home to write to, every run compiles.
+    with contextlib.suppress(OSError, RuntimeError):
+        if jax.config.jax_compilation_cache_dir is None:
+            (folder := folder.expanduser()).mkdir(parents=True, exist_ok=True)
+            jax.config.update("jax_compilation_cache_dir", str(folder))
 
 
 def _workers(options: DeviceOptions) -> tuple[list[str], int]:

@@ -1,10 +1,16 @@
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from tfrecord_io.terminal.errors import UserError
 from train.machine import devices
 from train.machine.devices import DeviceOptions
+
+REPO = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.parametrize(
@@ -72,3 +78,23 @@ def test_devices_cannot_be_set_up_too_late():
     num_devices = len(tf.config.list_logical_devices("CPU"))
     with pytest.raises(UserError, match="too late"):
         devices.configure_devices(DeviceOptions(cpu_devices=num_devices + 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("named", [True, False])
+def test_what_jax_compiles_is_kept_for_the_next_run(tmp_path, named):
+    pytest.importorskip("jax")
+    script = """
+import jax
+from train.machine.devices import keep_compiled
+keep_compiled()
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.jit(lambda x: x * 2 + 1)(1.0)
+"""
+    own, users = tmp_path / "own", tmp_path / "scan_tfrecords/xla"
+    environ = {name: value for name, value in os.environ.items() if "COMPILATION" not in name}
+    environ |= {"KERAS_BACKEND": "jax", "XDG_CACHE_HOME": str(tmp_path)}
+    environ |= {"JAX_COMPILATION_CACHE_DIR": str(own)} if named else {}
+    subprocess.run([sys.executable, "-c", script], env=environ, check=True, cwd=REPO)
+    assert list((own if named else users).glob("*-cache"))
+    assert users.exists() != named
