@@ -21,6 +21,7 @@ from pipelines.stores import beam_flags
 from tfrecord_io.format import manifest
 from tfrecord_io.stores.folder import BUILD_DIR, Folder
 from tfrecord_io.terminal import printing, redaction
+from tfrecord_io.terminal.errors import StoreError
 
 # Flags with which the job may need no local worker process.
 _NEEDS_NO_WORKER = ("--runner", "--direct_running_mode")
@@ -74,8 +75,10 @@ def progress_bar(
             is_last = False
             while not is_last:
                 is_last = stop.wait(_REMOTE_SECONDS if storage.remote else _LOCAL_SECONDS)
-                done = num_finished + _count_images(storage, tasks, record_stride)
-                bar.update(min(done, total) - bar.n)
+                # A store that fails here fails the build too, which has the message.
+                with contextlib.suppress(StoreError):
+                    done = num_finished + _count_images(storage, tasks, record_stride)
+                    bar.update(min(done, total) - bar.n)
 
         thread = threading.Thread(target=watch, name="progress", daemon=True)
         thread.start()

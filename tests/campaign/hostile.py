@@ -15,13 +15,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from campaign import damage, kills
+import builds
+import image_files
+
+from campaign import damage
 from campaign.case import Case
-from campaign.processes import undisturbed
 
 _PROGRAMS = ("os.system", "subprocess.Popen", "os.exec", "os.posix_spawn", "os.fork")
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _CHANGES = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.truncate", "os.chmod", "os.link")
+
+_FLAGS = ("--num_shards=5", "--variants=1")
 
 _report: Callable[[str], None] | None = None
 _allowed: tuple[str, ...] = ()
@@ -60,10 +64,24 @@ def watched(report: Callable[[str], None], *allowed: str) -> Iterator[None]:
         _report = None
 
 
+@functools.cache
+def _built() -> Path:
+    """Returns a folder with a source and the dataset of it, which is removed at the end."""
+    _built.folder = tempfile.TemporaryDirectory(prefix="campaign-")  # type: ignore[attr-defined]
+    folder = Path(_built.folder.name)
+    image_files.write_zip(folder / "scans.zip", image_files.scan_tree())
+    builds.build_here(folder / "scans.zip", folder / "output", *_FLAGS)
+    return folder
+
+
+def _words(output: Path) -> list[str]:
+    return builds.arguments(_built() / "scans.zip", output, builds.IN_MEMORY, *_FLAGS)
+
+
 def try_dataset(case: Case) -> str:
     """Alters a file of a dataset and uses the dataset."""
     data, output = case.folder / "data", case.folder / "output"
-    shutil.copytree(undisturbed(kills.build_job, 5).folder / "output", data)
+    shutil.copytree(_built() / "output", data)
     output.mkdir()
     path = data / "manifest.json"
     if case.happens(0.3):
@@ -92,7 +110,7 @@ def _use(command: str, data: Path) -> int:
     from tfrecord_io import ManifestError, __main__, make_batches
 
     if command == "build":
-        return build_tfrecords.main(kills.words_of(5, data, kills.IN_MEMORY))
+        return build_tfrecords.main(_words(data))
     if command == "read":
         try:
             for split in ("train", "test"):

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "helpers"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from campaign import archives, hostile, kills, processes
+from campaign import archives, hostile
 from campaign.case import Case
 
 _MOST_KIB = 1 << 20
@@ -35,8 +35,6 @@ AREAS: dict[str, tuple[Callable[[Case], str], int]] = {
     "archives": (functools.partial(archives.try_archive, read=archives.list_all), 30),
     "builds": (functools.partial(archives.try_archive, read=archives.build), 30),
     "datasets": (hostile.try_dataset, 60),
-    "kills": (kills.try_build, 600),
-    "stores": (kills.try_store, 600),
 }
 
 
@@ -116,10 +114,9 @@ def main() -> int:
         parser.error(f"no area {', '.join(sorted(unknown))}; there are {', '.join(AREAS)}")
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
-    processes.preload()
+    sys.dont_write_bytecode = True  # a module that is imported late would count as a file written
     numbers = range(chosen.cases) if chosen.case is None else [chosen.case]
-    with kills.servers:
-        failed = [run_area(a, chosen.seed, numbers, chosen.case is not None) for a in chosen.area]
+    failed = [run_area(a, chosen.seed, numbers, chosen.case is not None) for a in chosen.area]
     return 1 if sum(failed) else 0
 
 

@@ -7,11 +7,7 @@ import pytest
 from builds import ROOT, run_command
 
 #: Areas that one process runs, and how many cases of each.
-CASES = {
-    "archives": 400,
-    "builds datasets": 8,
-    "kills stores": 4,
-}
+CASES = {"archives": 400, "builds datasets": 8}
 
 
 @pytest.mark.slow

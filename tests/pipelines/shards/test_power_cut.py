@@ -1,11 +1,17 @@
-"""A build survives a power cut at any moment, as far as a file system keeps what it was told to."""
+"""A build survives a power cut at any moment, as far as a file system keeps what it was told to.
 
+It survives a full disk and a store that fails as well.
+"""
+
+import errno
+import itertools
 import os
 import random
 
 import pytest
-from builds import build_here, files_of
-from image_files import jpeg, write_zip
+from azure_server import CONTAINER, running_azure
+from builds import build_here, files_of, run_build_here
+from image_files import jpeg, write_tree, write_zip
 from kaggle_stand_in import ARCHIVE, DATASET, NAME, TOKEN, StandIn
 from power_cut import Disk
 
@@ -21,15 +27,64 @@ def source(tmp_path):
     return write_zip(tmp_path / "in.zip", files)
 
 
+FLAGS = ("--num_shards=3", "--max_reject_fraction=0.5", "--duplicates=drop")
+
+
 @pytest.mark.parametrize("duplicates", ["keep", "drop"])
-def test_after_the_command_no_power_cut_takes_anything(duplicates, source, tmp_path):
-    flags = (f"--duplicates={duplicates}", "--num_shards=3", "--max_reject_fraction=0.5")
+def test_after_a_power_cut_the_same_command_ends_the_same(duplicates, source, tmp_path):
+    flags = (*FLAGS, f"--duplicates={duplicates}")
     (tmp_path / "disk").mkdir()
-    disk = Disk(tmp_path / "disk", random.Random(duplicates))
-    with disk.watched(int):
+    disk, states = Disk(tmp_path / "disk", random.Random(duplicates)), []
+    with disk.watched(lambda: states.append(disk.after_cut())):
         output = build_here(source, disk.folder / "out", *flags)
-    assert disk.sure() == {f"out/{name}": content for name, content in files_of(output).items()}
+    wanted = {f"out/{name}": content for name, content in files_of(output).items()}
+    assert disk.sure() == wanted  # after the command no power cut takes anything
     disk.close()
+    assert len(states) > 60
+    for number, state in enumerate(random.Random(1).sample(states, 3)):
+        left = write_tree(tmp_path / str(number), state)
+        build_here(source, left / "out", *flags)
+        assert files_of(left) == wanted
+
+
+@pytest.mark.slow
+def test_a_disk_that_fails_ends_the_build_and_the_same_command_resumes(source, tmp_path, capsys):
+    wanted = files_of(build_here(source, tmp_path / "undisturbed", *FLAGS))
+    for number in range(0, 70, 7):
+        output, changes = tmp_path / f"{number}" / "out", itertools.count()
+        output.parent.mkdir()
+
+        def change(number=number, changes=changes):
+            if next(changes) == number:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        disk = Disk(output.parent, random.Random(0))
+        with disk.watched(change):
+            assert run_build_here(source, output, *FLAGS) in (1, 2)
+        disk.close()
+        assert "error: " in (said := capsys.readouterr().err)
+        assert "Traceback" not in said
+        assert run_build_here(source, output, *FLAGS) == 0
+        assert files_of(output) == wanted
+
+
+@pytest.mark.slow
+def test_a_store_that_fails_ends_the_build_and_the_same_command_resumes(source, tmp_path, capsys):
+    wanted, url = files_of(build_here(source, tmp_path / "out", *FLAGS)), f"az://{CONTAINER}/out"
+    flags = (*FLAGS, f"--download_dir={tmp_path}")
+    with running_azure() as store:
+        for number in itertools.count(step=7):
+            with store.failing("403 Forbidden", after=number):
+                code = run_build_here(source, url, *flags)
+            said = capsys.readouterr().err
+            assert "Traceback" not in said
+            if code == 0:
+                break
+            assert "error: " in said
+            assert run_build_here(source, url, *flags) == 0
+            assert store.read("out/") == wanted
+            store.files.clear()
+        assert number > 20
 
 
 def test_a_power_cut_never_leaves_a_part_of_a_download_that_counts_as_whole(tmp_path, monkeypatch):
