@@ -97,9 +97,8 @@ def read_picture(data: bytes | io.BytesIO, dtype: str) -> Picture:
             if not is_page and (planes := tiff_pages.planes_named(content)) > 1:
                 raise Reject(
                     "multiple_frames",
-                    f"a TIFF of {planes:,} images with one directory, which are compressed or not "
-                    "all there; save it with a page for each image, as in tifffile.imwrite(new, "
-                    "tifffile.imread(old))",
+                    f"a TIFF of {planes:,} images with one directory; save it with a page for each "
+                    "image, as in tifffile.imwrite(new, tifffile.imread(old))",
                 )
             _check_tiff(image, content)
         mode, file_format = image.mode, (image.format or "").replace("MPO", "JPEG")

@@ -27,10 +27,11 @@ MAX_PAGES = 16_384
 # transparency mask. In the obsolete second one, 2 marks a smaller version.
 _NEW_SUBFILE_TYPE, _SUBFILE_TYPE = 254, 255
 
-# Programs of microscopes write all planes behind each other and one directory, that of the first.
-# ImageJ and tifffile tell their number in the description, MetaMorph by the length of its own tag.
+# Programs of microscopes may write all planes behind each other and one directory, of the first,
+# which Pillow takes for the only one. ImageJ and tifffile name their number in the description,
+# MetaMorph by the length of its own tag.
 _DESCRIPTION, _PLANES_OF_METAMORPH = 270, 33629
-_WIDTH, _HEIGHT, _COMPRESSION, _SAMPLES, _TILE_WIDTH = 256, 257, 259, 277, 322
+_WIDTH, _HEIGHT, _SAMPLES, _TILE_WIDTH = 256, 257, 277, 322
 _IMAGEJ, _SHAPED = re.compile(rb"ImageJ=.*?^images=(\d+)", re.DOTALL | re.MULTILINE), b'{"shape"'
 # OME names them too, and the other files of a set, which have one plane each.
 _PIXELS_OF_OME = re.compile(rb"<(?:\w+:)?Pixels\b(?=[^>]*\bSizeZ=)")
@@ -59,23 +60,20 @@ def read_pages(file: BinaryIO, *, is_whole: bool) -> list[str] | None:
     """Returns the kinds of a file's pages, in order, up to the first whose directory is damaged.
 
     A kind is empty for an image, `reduced_page` for a smaller version of a page, `mask_page` for a
-    transparency mask. There is at most one more than `MAX_PAGES`. A plane without a directory is a
-    page too. Returns None if the file is not whole, and the next page lies beyond the bytes at
-    hand.
+    transparency mask. There is at most one more than `MAX_PAGES`. A file that names more planes
+    than it has pages counts as one page, which the decoder rejects. Returns None if the file is not
+    whole, and the next page lies beyond the bytes at hand.
     """
     kinds: list[str] = []
-    largest = tags = b""
+    largest = b""
     try:
         tiff = Tiff(file)
         for _, tags in itertools.islice(tiff.directories(), MAX_PAGES + 1):
             largest = largest or tags
             is_smaller = bool(kinds) and tiff.is_smaller(tags, largest)
             kinds.append(tiff.kind(tags) or ("reduced_page" if is_smaller else ""))
-        # The planes lie beyond the bytes at hand.
-        if len(kinds) == 1 and tiff.planes_named(tags) > 1:
-            if not is_whole:
-                return None
-            kinds *= min(tiff.num_planes(tags), MAX_PAGES + 1)
+        if tiff.planes_named(largest) > len(kinds):
+            return [""]
     except EOFError:
         if not is_whole:
             return None
@@ -103,12 +101,11 @@ def with_first_page(file: BinaryIO, number: int) -> io.BytesIO:
     """
     tiff = Tiff(file)
     directories = list(itertools.islice(tiff.directories(), number))
-    place, tags = directories[-1] if directories else (0, b"")
-    plane = number - 1 if len(directories) == 1 else 0
-    if plane >= tiff.num_planes(tags) or number not in (len(directories), plane + 1):
+    if len(directories) < number:
         raise IndexError(f"the file has no page {number}")
+    place, tags = directories[-1]
     with contextlib.suppress(EOFError):
-        if page := _cut_out(tiff, tags, plane):
+        if page := _cut_out(tiff, tags):
             return page
     whole = io.BytesIO(tiff.read(0, tiff.size))
     tiff.places.pack_into(whole.getbuffer(), tiff.first, place)
@@ -118,16 +115,13 @@ def with_first_page(file: BinaryIO, number: int) -> io.BytesIO:
 def end_of_pages(file: BinaryIO) -> int:
     """Returns where the last part of a page ends, in bytes; the file's end if that is unknown."""
     tiff = Tiff(file)
-    end = num_pages = 0
+    end = 0
     try:
         for _, tags in tiff.directories():
-            num_pages += 1
             values = tiff.values(tags)
             if values is None or (parts := tiff.parts(values)) is None:
                 return tiff.size
             end = max([end, *map(sum, parts)])
-            if num_pages == 1:
-                end += (tiff.num_planes(tags) - 1) * sum(length for _, length in parts)
     except EOFError:
         return tiff.size
     return max(end, tiff.end)
@@ -233,18 +227,6 @@ class Tiff:
                         return max(size // page, 1)
         return 1
 
-    def num_planes(self, tags: bytes) -> int:
-        """Returns how many planes of a page are in the file, behind each other: all, or one."""
-        with contextlib.suppress(EOFError):
-            number, values = self.planes_named(tags), self.values(tags)
-            parts = self.parts(values) if number > 1 and values else None
-            is_plain = self._numbers(tags).get(_COMPRESSION, 1) == 1
-            if parts and values and TILES not in values and is_plain:
-                follows = all(a + b == c for (a, b), (c, _) in itertools.pairwise(parts))
-                end = parts[0][0] + number * sum(length for _, length in parts)
-                return number if follows and end <= self.size else 1
-        return 1
-
     def _numbers(self, tags: bytes) -> dict[int, int]:
         """Returns the first value of each tag that is a number in its place."""
         return {
@@ -288,11 +270,8 @@ class Tiff:
         return form.unpack(self.read(place, form.size))[0]
 
 
-def _cut_out(tiff: Tiff, tags: bytes, plane: int = 0) -> io.BytesIO | None:
-    """Returns a file with one page alone, None if the page is not all in strips of known length.
-
-    `plane` is the number of the plane among those of the page, from 0.
-    """
+def _cut_out(tiff: Tiff, tags: bytes) -> io.BytesIO | None:
+    """Returns a file with one page alone, None if the page is not all in strips of known length."""
     values = tiff.values(tags)
     strips = None if values is None or TILES in values else tiff.parts(values)
     # As above, strips that overlap could take any memory.
@@ -307,8 +286,7 @@ def _cut_out(tiff: Tiff, tags: bytes, plane: int = 0) -> io.BytesIO | None:
         page.write(content + b"\0" * (len(content) % 2))
         return place
 
-    skipped = plane * sum(length for _, length in strips)
-    moved = [append(tiff.read(place + skipped, length)) for place, length in strips]
+    moved = [append(tiff.read(*strip)) for strip in strips]
     kind = _LONG if tiff.places.size == 4 else _LONG_8
     content = struct.pack(f"{tiff.mark}{len(moved)}{_NUMBERS[kind]}", *moved)
     values[STRIPS] = kind, len(moved), content

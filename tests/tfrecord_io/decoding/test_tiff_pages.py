@@ -140,41 +140,35 @@ IMAGEJ = "ImageJ=1.54f\nimages=5\nslices=5\nloop=false\n"
 OME = '<?xml version="1.0"?><OME><Image><Pixels SizeC="1" SizeT="1" SizeZ="5"/></Image></OME>'
 
 
-def stack_of(description, num_planes=5, **settings):
-    """Returns a file with one directory, as ImageJ writes a stack; and its planes."""
-    planes = [grey_pixels(seed).astype(np.uint16) * 257 for seed in range(5)]
-    data = encoded(Image.fromarray(planes[0]), "TIFF", description=description, **settings)
-    order = ">u2" if settings.get("big_endian") else "<u2"
-    return data + b"".join(plane.astype(order).tobytes() for plane in planes[1:num_planes]), planes
+SHAPED, ONE_OF_SET = '{"shape": [5, 20, 28]}', '><UUID FileName="b.tif"/></Pixels></Im'
 
 
-@pytest.mark.parametrize(
-    ("description", "settings"),
-    [(IMAGEJ, {}), (IMAGEJ, {"big_endian": True}), ('{"shape": [5, 20, 28]}', {}), (OME, {})],
-    ids=["ImageJ", "big-endian", "tifffile", "OME"],
-)
-def test_every_plane_of_a_stack_with_one_directory_is_a_page(description, settings):
-    data, planes = stack_of(description, **settings)
-    found = find_pictures("a.tif", len(data), data[:600], lambda: io.BytesIO(data))
-    assert (found.frames, found.ignored) == ([1, 2, 3, 4, 5], [])
-    for number, plane in enumerate(planes, start=1):
-        np.testing.assert_array_equal(decoded(data, number, "uint16"), plane)
-    with pytest.raises(IndexError, match="no page 6"):
-        tiff_pages.with_first_page(io.BytesIO(data), 6)
+def stack_of(description, num_pages=1, **settings):
+    """Returns a file of five planes, the first of which have a directory."""
+    first, *more = (Image.fromarray(DEEP[0][:20, :28]) for _ in range(num_pages))
+    settings |= {"save_all": True, "append_images": more}
+    data = encoded(first, "TIFF", description=description, **settings)
+    return data + DEEP[0][:20, :28].tobytes() * (5 - num_pages)
 
 
-@pytest.mark.parametrize("description", [IMAGEJ, OME])
-@pytest.mark.parametrize("made", [{"num_planes": 4}, {"compression": "tiff_lzw"}])
-def test_a_stack_that_is_not_all_there_is_refused_with_the_reason(made, description):
-    data, _ = stack_of(description, **made)
-    (frame,) = find_pictures("a.tif", len(data), data, lambda: io.BytesIO(data)).frames
-    with pytest.raises(Reject, match="multiple_frames: a TIFF of 5 images with one directory"):
-        decode_image(data, Preprocessing(height=8, width=8, dtype="uint16"), frame)
+def frames_of(data):
+    return find_pictures("a.tif", len(data), data[:600], lambda: io.BytesIO(data)).frames
 
 
-def test_a_file_of_a_set_of_ome_has_its_own_plane_alone():
-    data, planes = stack_of(OME.replace("/></Im", '><UUID FileName="b.tif"/></Pixels></Im'), 1)
-    np.testing.assert_array_equal(decoded(data, None, "uint16"), planes[0])
+@pytest.mark.parametrize("description", [IMAGEJ, SHAPED, OME])
+@pytest.mark.parametrize("settings", [{}, {"big_endian": True}, {"num_pages": 2}])
+def test_a_stack_that_names_more_planes_than_it_has_pages_is_refused(description, settings):
+    data = stack_of(description, **settings)
+    assert list(frames_of(data)) == [None]
+    with pytest.raises(Reject, match=r"multiple_frames: .*; save (it with a page for )?each"):
+        decode_image(data, Preprocessing(height=8, width=8, dtype="uint16"))
+
+
+def test_a_stack_with_a_page_for_each_plane_and_a_file_of_a_set_are_read():
+    for description in (IMAGEJ, SHAPED, OME):
+        assert list(frames_of(stack_of(description, num_pages=5))) == [1, 2, 3, 4, 5]
+    alone = encoded(DEEP[0][:20, :28], "TIFF", description=OME.replace("/></Im", ONE_OF_SET))
+    np.testing.assert_array_equal(decoded(alone, None, "uint16"), DEEP[0][:20, :28])
 
 
 def test_smaller_pages_of_tiles_are_no_images_even_if_no_tag_says_so():
