@@ -42,7 +42,7 @@ _GZIP = b"\x1f\x8b"
 
 @dataclasses.dataclass(frozen=True)
 class LocalFile:
-    """An archive on a disk that every worker can read, as `remote.RemoteFile` is one on a store.
+    """An archive on a disk that every worker can read, as `remote.StoredFile` is one on a store.
 
     Attributes:
         path: the file.
@@ -69,7 +69,7 @@ class ArchiveSource(Source):
         facts: its entry in the manifest.
     """
 
-    file: LocalFile | remote.RemoteFile
+    file: LocalFile | remote.StoredFile
     is_zip: bool
     facts: Mapping[str, Any]
 

@@ -70,7 +70,7 @@ def verify(directory: str | Path) -> list[Finding]:
         sidecar = manifest.sidecar_name(shard.name)
         findings += _read(sidecar, _check_sidecar(folder, sidecar, shard, dataset))
     # A glob over the folder would read these.
-    strangers = sorted(folder.describe([]).sizes.keys() - records.keys())
+    strangers = sorted(folder.describe([]).keys() - records.keys())
     findings += [Finding(n, "is not in the manifest") for n in strangers if n.endswith(".tfrecord")]
     for name, messages in (
         (manifest.FILE_NAME, _check_manifest(dataset, records, sums)),

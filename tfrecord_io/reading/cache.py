@@ -98,7 +98,7 @@ class DatasetCache:
 
         Args:
             manifest: whose shards are kept.
-            versions: of the shards on their store, see `opening.open_split`.
+            versions: a digest of the URLs and versions of the shards on their store.
             cache_dir: folder of the caches of all datasets; None for that of the user.
             cache_gb: 10^9 bytes that they may take together; None for half of what is free there.
             recheck: compare each record that was kept earlier with its checksum before its use.

@@ -17,7 +17,7 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple
 
@@ -26,8 +26,7 @@ import numpy as np
 from tfrecord_io.format.manifest import Shard
 from tfrecord_io.reading.cache import ABSENT, PRESENT, UNCHECKED, DatasetCache
 from tfrecord_io.reading.records import BufferPool, Records, Rows
-from tfrecord_io.stores.folder import StoredFiles
-from tfrecord_io.stores.remote import patiently
+from tfrecord_io.stores.remote import StoredFile, patiently
 from tfrecord_io.terminal.errors import StoreError
 
 #: A batch: what holds its records, and their rows there, int64 [batch].
@@ -63,7 +62,7 @@ class Unmapped:
     """
 
     shards: Sequence[Shard]
-    files: StoredFiles
+    files: Mapping[str, StoredFile]
     records: Records
     cache: DatasetCache | None = None
 
@@ -257,7 +256,7 @@ class _Work:
         shard, stride = self._source.shards[number], self._layout.stride
 
         def read() -> np.ndarray:
-            content = self._source.files.read(shard.name, start * stride, run.count * stride)
+            content = self._source.files[shard.name].read_once(start * stride, run.count * stride)
             array = np.frombuffer(content, np.uint8)
             if len(array) != run.count * stride:
                 raise StoreError(f"{shard.name} was cut off while it was read")

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
 import mmap
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ from tfrecord_io.reading.fetch import Fetched, Unmapped
 from tfrecord_io.reading.opening import Verify, open_split
 from tfrecord_io.reading.records import Records, Rows, lay_out
 from tfrecord_io.stores.files import announce
-from tfrecord_io.stores.folder import Folder, StoredFiles
+from tfrecord_io.stores.folder import Folder
+from tfrecord_io.stores.remote import StoredFile
 from tfrecord_io.terminal.address import is_remote
 
 # The flag MAP_FIXED, which Python's mmap module lacks. Source: sys/mman.h, the same on Linux and
@@ -76,7 +78,11 @@ class MappedDataset:
         self.manifest, files = open_split(directory, split, verify)
         self.name = f"split {split!r} of {directory}"
         self._arguments = directory, split
-        self._identity = self.manifest.fingerprint, files.versions
+        # A mark tells the versions of one file apart, and says nothing of a copy elsewhere.
+        found = (files[shard.name] for shard in self.manifest.shards if shard.name in files)
+        versions = repr([(file.url, file.mark) for file in found])
+        versions = hashlib.sha256(versions.encode()).hexdigest()
+        self._identity = self.manifest.fingerprint, versions
         self.layout = layout = self.manifest.layout
         shards = self.manifest.split(split).shards
         sizes = [shard.num_examples for shard in shards]
@@ -105,11 +111,17 @@ class MappedDataset:
             self.rows = Rows(sizes)
             self.unmapped = Unmapped(shards, files, self.records)
 
-    def _map_cache(self, directory: Folder, files: StoredFiles, *, recheck: bool) -> None:
+    def _map_cache(
+        self, directory: Folder, files: Mapping[str, StoredFile], *, recheck: bool
+    ) -> None:
         """Maps the records of a remote dataset that this machine keeps."""
         layout, every = self.layout, self.manifest.shards
         self.cache = cache = DatasetCache(
-            self.manifest, files.versions, directory.cache_dir, directory.cache_gb, recheck=recheck
+            self.manifest,
+            self._identity[1],
+            directory.cache_dir,
+            directory.cache_gb,
+            recheck=recheck,
         )
         self.records = Records(layout, cache.memory)
         self.unmapped = Unmapped(every, files, self.records, cache)

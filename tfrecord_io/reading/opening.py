@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, get_args
 
 from tfrecord_io.format.manifest import Manifest, ManifestError, Shard
-from tfrecord_io.stores.folder import NUM_THREADS, Folder, StoredFiles
+from tfrecord_io.stores.folder import NUM_THREADS, Folder
+from tfrecord_io.stores.remote import StoredFile
 
 #: How much of each shard is checked: its size; also each record's checksum; or the file's digest.
 Verify = Literal["size", "crc", "sha256"]
@@ -17,7 +18,7 @@ Verify = Literal["size", "crc", "sha256"]
 
 def open_split(
     directory: str | os.PathLike[str], split: str | Sequence[str], verify: Verify = "size"
-) -> tuple[Manifest, StoredFiles]:
+) -> tuple[Manifest, Mapping[str, StoredFile]]:
     """Reads the manifest of a dataset and checks the shards of one split, or of several.
 
     Args:
@@ -27,7 +28,7 @@ def open_split(
             checksums (about 1 GB/s), `sha256` the whole file's digest.
 
     Returns:
-        the manifest, and the shards of all splits.
+        the manifest, and the shards of all splits that are there, by name.
 
     Raises:
         ManifestError: if the dataset is unfinished, of a newer format, or has no such split; if
@@ -48,11 +49,10 @@ def open_split(
     layout = manifest.layout
 
     def find_damage(shard: Shard) -> str | None:
-        size = files.sizes.get(shard.name)
-        if size is None:
+        if (file := files.get(shard.name)) is None:
             return "is missing, though the manifest lists it"
-        if size != shard.num_bytes:
-            return f"has {size} bytes, not {shard.num_bytes}: it was cut off or replaced"
+        if file.size != shard.num_bytes:
+            return f"has {file.size} bytes, not {shard.num_bytes}: it was cut off or replaced"
         if verify == "size":
             return None
         with folder.open(shard.name) as file:

@@ -7,20 +7,20 @@ an object appears only when its upload is complete, so it has its final name at 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import os
 import re
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePath
-from typing import IO, NamedTuple, TypeVar
+from typing import IO, TypeVar
 from urllib.parse import urlsplit
 
 from tfrecord_io.stores import remote
 from tfrecord_io.stores.ahead import map_ahead
 from tfrecord_io.stores.files import atomic_write, sync_folder
+from tfrecord_io.stores.remote import StoredFile
 from tfrecord_io.terminal.address import Address, is_remote
 from tfrecord_io.terminal.errors import UserError
 
@@ -36,21 +36,6 @@ _LOOPBACK = re.compile(r"localhost|127\.\d+\.\d+\.\d+|::1")
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
-
-
-class StoredFiles(NamedTuple):
-    """Files of a folder as they were when they were described.
-
-    Attributes:
-        sizes: bytes of each file that exists, by its name.
-        read: returns bytes of a file, by name, start and length, in one attempt; on a store, those
-            of the described version, or a StoreError is raised.
-        versions: a digest of the URLs and versions of files on a store; "" for a local folder.
-    """
-
-    sizes: Mapping[str, int]
-    read: Callable[[str, int, int], bytes | memoryview]
-    versions: str = ""
 
 
 class Folder(os.PathLike[str]):
@@ -92,14 +77,12 @@ class Folder(os.PathLike[str]):
 
     def size(self, name: str) -> int | None:
         """Returns a file's size in bytes, or None if it does not exist."""
-        if self.remote:
-            return file.size if (file := self._find(name)) else None
-        path = Path(self.path(name))
-        return path.stat().st_size if path.exists() else None
+        return file.size if (file := self._find(name)) else None
 
-    def _find(self, name: str) -> remote.RemoteFile | None:
-        with contextlib.suppress(FileNotFoundError):
-            return remote.describe(self.path(name))
+    def _find(self, name: str) -> StoredFile | None:
+        path = self.path(name)
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            return remote.describe(path) if self.remote else _local(Path(path))
         return None
 
     def exists(self, name: str) -> bool:
@@ -128,31 +111,17 @@ class Folder(os.PathLike[str]):
 
     def read_part(self, name: str, start: int, length: int) -> bytes | memoryview:
         """Returns bytes of a file; fewer than `length` at its end."""
-        path = self.path(name)
-        if self.remote:
-            return remote.read(path, start, length)
-        with open(path, "rb") as file:  # noqa: PTH123 - the path is a string here
-            file.seek(start)
-            return file.read(length)
+        return remote.read(self.path(name), start, length)
 
-    def describe(self, names: Sequence[str]) -> StoredFiles:
-        """Describes files; of a local folder all shards, whatever the names."""
-        if not self.remote:
-            shards = Path(self.root).glob("*.tfrecord")
-            return StoredFiles({path.name: path.stat().st_size for path in shards}, self.read_part)
+    def describe(self, names: Sequence[str]) -> dict[str, StoredFile]:
+        """Describes files by name; all shards, whatever the names, where these can be listed."""
         if self.root.startswith(_WEB):  # which has no listing
             found = [file for file in self.map(self._find, names) if file]
-        else:
+        elif self.remote:
             found = remote.list_files(self.root, recursive=False)
-        files = {file.url.rpartition("/")[2]: file for file in found}
-
-        def read(name: str, start: int, length: int) -> memoryview:
-            return remote.read_once(files[name].url, start, length, files[name].mark)
-
-        # A mark tells the versions of one file apart, and says nothing of a copy elsewhere.
-        marks = repr([(files[name].url, files[name].mark) for name in names if name in files])
-        sizes = {name: file.size for name, file in files.items()}
-        return StoredFiles(sizes, read, hashlib.sha256(marks.encode()).hexdigest())
+        else:
+            found = list(map(_local, Path(self.root).glob("*.tfrecord")))
+        return {file.url.rpartition("/")[2]: file for file in found}
 
     def map(self, read: Callable[[_Item], _Result], items: Iterable[_Item]) -> Iterator[_Result]:
         """Returns the results of `read` in order; on a store, threads read ahead."""
@@ -253,6 +222,10 @@ class Folder(os.PathLike[str]):
             return
         self.sync_names()  # the plan must not go before the manifest has its name on the disk
         shutil.rmtree(self.path(BUILD_DIR), ignore_errors=True)
+
+
+def _local(path: Path) -> StoredFile:
+    return StoredFile(path.as_posix(), path.stat().st_size)
 
 
 def _require_safe(folder: Address) -> None:

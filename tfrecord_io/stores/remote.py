@@ -31,7 +31,7 @@ from obstore import store as obstores
 from tfrecord_io.stores import credentials
 from tfrecord_io.stores.range_file import RangeFile
 from tfrecord_io.terminal import redaction
-from tfrecord_io.terminal.address import Address
+from tfrecord_io.terminal.address import Address, is_remote
 from tfrecord_io.terminal.errors import StoreError, UserError
 
 _log = logging.getLogger(__name__)
@@ -65,24 +65,28 @@ _opened_by = 0
 
 
 @dataclasses.dataclass(frozen=True)
-class RemoteFile:
-    """A file as its store describes it, with its size in bytes.
+class StoredFile:
+    """A file as its store or disk describes it, with its size in bytes.
 
     `mark` identifies its version: its ETag, or the time of its last change if a web server gives no
-    ETag.
+    ETag. It is empty for a local file, whose `url` is its path.
     """
 
     url: str
     size: int
-    mark: str
+    mark: str = ""
 
     @property
     def version(self) -> int:
         """The mark as an integer in 0..2**63-1."""
         return int.from_bytes(hashlib.blake2b(self.mark.encode(), digest_size=8).digest()) >> 1
 
-    def read(self, start: int, length: int) -> memoryview:
-        """Returns bytes of this version of the file, see `read`."""
+    def read_once(self, start: int, length: int) -> bytes | memoryview:
+        """Returns bytes of this version of the file, see the function `read_once`."""
+        return read_once(self.url, start, length, self.mark)
+
+    def read(self, start: int, length: int) -> bytes | memoryview:
+        """Reads as `read_once`, in several attempts."""
         return read(self.url, start, length, self.mark)
 
     def open(self) -> RangeFile:
@@ -135,7 +139,7 @@ def _patient(read: Callable[Asked, Result]) -> Callable[Asked, Result]:
 
 
 @_patient
-def describe(url: str) -> RemoteFile:
+def describe(url: str) -> StoredFile:
     """Returns the size and version of a file.
 
     Raises:
@@ -156,16 +160,20 @@ def describe(url: str) -> RemoteFile:
     return _described(url, meta)
 
 
-def read_once(url: str, start: int, length: int, mark: str = "") -> memoryview:
-    """Returns bytes of a file, at least one; fewer than `length` at the end of the file.
+def read_once(url: str, start: int, length: int, mark: str = "") -> bytes | memoryview:
+    """Returns bytes of a file by its URL or path; fewer than `length` at the end of the file.
 
-    There is one attempt. The first byte must exist. `mark` is that of the wanted version; empty
-    for any version.
+    There is one attempt. On a store, the first byte must exist. `mark` is that of the wanted
+    version; empty for any version.
 
     Raises:
         FileNotFoundError: if the file does not exist, and no version of it was asked for.
         StoreError: if the file has changed or was removed, or the store does not answer.
     """
+    if not is_remote(url):
+        with open(url, "rb") as file:  # noqa: PTH123 - the path is a string here
+            file.seek(start)
+            return file.read(length)
     options: obstore.GetOptions = {"range": (start, start + length)}
     # Weak ETags, those with a quote inside, and times cannot be conditions.
     if mark and not mark.startswith(("W/", "time ")) and '"' not in mark:
@@ -183,14 +191,9 @@ def read_once(url: str, start: int, length: int, mark: str = "") -> memoryview:
 read = _patient(read_once)
 
 
-@_patient
 def read_file(url: str, size: int | None = None, version: int | None = None) -> bytes:
     """Returns a whole file as `read` does; with this size and `version`, None for any."""
-    content, meta = _get(url)
-    file = _described(url, meta)
-    if size not in (None, file.size) or version not in (None, file.version):
-        raise _changed(Address(url))
-    return content
+    return read_version(url, size, version)[0]
 
 
 def write(url: str, source: IO[bytes]) -> None:
@@ -205,15 +208,19 @@ def write(url: str, source: IO[bytes]) -> None:
         obstore.put(store, path, source, chunk_size=_PART_BYTES, max_concurrency=_NUM_PARTS_AT_ONCE)
 
 
-def _get(url: str) -> tuple[bytes, Any]:
+@_patient
+def read_version(
+    url: str, size: int | None = None, version: int | None = None
+) -> tuple[bytes, Any]:
+    """Returns what `read_file` does, and the file's version for `replace`."""
     store, path, url = _open(url)
     with _clear_errors(url):
         answer = obstore.get(store, path)
-        return bytes(_whole(url, answer.bytes(), answer.meta["size"])), answer.meta
-
-
-#: Returns a whole file, and its version for `replace`; raises what `read_file` raises.
-read_version = _patient(_get)
+        file = _described(url, answer.meta)
+        # Before the content is fetched: another version may be large.
+        if size not in (None, file.size) or version not in (None, file.version):
+            raise _changed(url)
+        return bytes(_whole(url, answer.bytes(), file.size)), answer.meta
 
 
 @_patient
@@ -252,7 +259,7 @@ def create(url: str) -> Iterator[IO[bytes]]:
         write(url, spool)
 
 
-def list_files(folder: str, *, recursive: bool) -> list[RemoteFile]:
+def list_files(folder: str, *, recursive: bool) -> list[StoredFile]:
     """Returns the files of a folder, with those of its subfolders if `recursive`.
 
     Empty objects with which some tools represent folders are left out.
@@ -363,11 +370,11 @@ def _store(root: str, max_retries: int) -> Any:
         raise UserError(f"cannot use {address}: {_reason(error)}") from None
 
 
-def _described(url: str, meta: Any) -> RemoteFile:
+def _described(url: str, meta: Any) -> StoredFile:
     """Returns what a store's answer says of a file."""
     # In a listing, Azure gives the ETag without quotes; elsewhere it has quotes.
     mark = re.sub('^(W/)?"(.*)"$', r"\1\2", meta["e_tag"] or "")
-    return RemoteFile(url, meta["size"], mark or f"time {meta['last_modified'].isoformat()}")
+    return StoredFile(url, meta["size"], mark or f"time {meta['last_modified'].isoformat()}")
 
 
 def _changed(url: str) -> StoreError:

@@ -19,7 +19,7 @@ from pipelines.planning import plan
 from pipelines.shards.build import Build
 from pipelines.shards.job import Job
 from pipelines.sources.archive import ArchiveSource
-from tfrecord_io.stores.remote import RemoteFile
+from tfrecord_io.stores.remote import StoredFile
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("google.cloud.dataflow", reason="needs pip install 'apache-beam[gcp]'")
@@ -85,7 +85,7 @@ def job_of(chosen):
     build = Build(
         output=chosen.output.output,
         draft=bare_manifest(image_shape=(224, 224, 1), label_names=("CNV", "DME"), splits={}),
-        source=ArchiveSource(RemoteFile(chosen.source.input, 0, ""), is_zip=True, facts={}),
+        source=ArchiveSource(StoredFile(chosen.source.input, 0, ""), is_zip=True, facts={}),
         max_reject_fraction=chosen.output.max_reject_fraction,
     )
     return Job(build=build, todo=tasks, num_finished=0, started=0.0)

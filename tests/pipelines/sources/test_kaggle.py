@@ -104,7 +104,7 @@ class Desk:
     def keep_partial(self, num_bytes):
         """Leaves a partial download of the first `num_bytes`."""
         self.downloads.mkdir(parents=True)
-        version = remote.RemoteFile("", 0, self.server.file.e_tag.strip('"')).version
+        version = remote.StoredFile("", 0, self.server.file.e_tag.strip('"')).version
         part = self.downloads / f"{NAME}.{len(ARCHIVE)}-{version:x}.part"
         part.write_bytes(self.server.file.content[:num_bytes])
         return part.read_bytes()

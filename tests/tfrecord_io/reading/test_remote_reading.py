@@ -26,7 +26,7 @@ from web_server import WebFile, running_web
 import tfrecord_io
 from tfrecord_io import Manifest, ManifestError
 from tfrecord_io.auditing.verify import verify
-from tfrecord_io.reading import cache, fetch, mapped, opening
+from tfrecord_io.reading import cache, fetch, mapped
 from tfrecord_io.reading.cache import DatasetCache
 from tfrecord_io.stores import remote
 from tfrecord_io.stores.folder import Folder
@@ -132,8 +132,7 @@ def num_kept(folder):
 
 def test_a_cache_that_is_full_keeps_what_it_has_and_stays_within_its_limit(local, web, url, folder):
     _numpy(url, cache_gb=QUARTER)
-    versions = opening.open_split(url, "train")[1].versions
-    held = DatasetCache(Manifest.load(local), versions, folder, QUARTER)
+    held = mapped.MappedDataset(Folder(url, folder, QUARTER), "train").cache
     before = held.states.copy()
     assert 20 < before.sum() < 36
     assert num_kept(folder) <= 1.1e6
