@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import os
-import urllib.parse
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from tfrecord_io.format.groups import plural_unit
-from tfrecord_io.format.manifest import Manifest
 from tfrecord_io.pages import page
 from tfrecord_io.terminal.printing import counted, listed, sentence
-from train.data.dataset import Dataset
 from train.kinds import words
 from train.results.sections import Result, figures_on_top, sections_of
 
-
-def page_of_data(data: str, directory: Path, manifest: Manifest) -> str | None:
-    """Returns the URL of the page of a dataset relative to a run's, or None if there is none.
-
-    That of a dataset with codes could name folders that the command did not name.
-    """
-    path = Path(data) / "report.html"
-    if not path.is_file() or manifest.has_codes:
-        return None
-    return urllib.parse.quote(os.fsencode(os.path.relpath(path, directory)))
+# Files beside the page that it names, as far as they are there, and what they hold.
+_FILES = {
+    "predictions.csv": "every answer",
+    "config.json": "every setting",
+    "history.json": "every epoch",
+    "export/thresholds.json": "the thresholds",
+    "plots/": "plots for papers",
+}
 
 
 def render(result: Result) -> str:
@@ -39,15 +29,18 @@ def render(result: Result) -> str:
     heading = f"How well {'the network' if is_own else run} reads {result.manifest.name}"
     over = "Cross-validation" if result.folds else "Result of the run"
     files = [
-        page.markup(', <a href="{0}">{0}</a> with {1}', *each) for each in result.files.items()
+        page.markup(', <a href="{0}">{0}</a> with {1}', name, what)
+        for name, what in _FILES.items()
+        if (result.directory / name).exists()
     ]
+    title = result.directory.resolve().name
     beside = 'Beside this page: <a href="metrics.json">metrics.json</a> with every figure{}.'
     warning = "This is not a medical device. Nobody may be diagnosed or treated by it."
     warning = page.markup("<strong>{}</strong>", warning)
     return page.render(
         page.Page(
-            title=f"{heading} – {result.title}",
-            over=f"{over if is_own else 'Evaluation'} {result.title}",
+            title=f"{heading} – {title}",
+            over=f"{over if is_own else 'Evaluation'} {title}",
             heading=heading,
             top=[warning, *(_top(result) if result.metrics else _without_result(result))],
             sections=sections_of(result),
@@ -145,66 +138,3 @@ def _tiles(result: Result) -> list[Any]:
     if by_patient:
         about += " By patient, each counts once, and is answered by the mean of the images."
     return [page.Tiles(tiles), about if metrics["bootstrap_samples"] else ""]
-
-
-# ---- the flow of images and patients, as the diagrams of STARD 2015 and CONSORT 2010
-
-
-def flow_of(
-    dataset: Dataset, metrics: Mapping[str, Any], *, in_folds: Sequence[str] = (), is_own: bool
-) -> list[list[page.Step]]:
-    """Returns the steps of the flow; the boxes of a step stand beside each other.
-
-    For the arguments see `write.write_results`; the metrics are empty if nothing was measured, and
-    `is_own` tells whether the network was trained on this dataset.
-    """
-    manifest, split = dataset.manifest, str(metrics.get("split"))
-    measured = in_folds or (list(manifest.splits) if split == "all" else split.split(","))
-    table = pa.table({name: dataset.column(name) for name in ("split", "variant", "patient")})
-    uses = dict.fromkeys(measured, "measured")
-    if is_own:
-        watched = "chose temperature and thresholds" if metrics.get("calibration") else None
-        uses = {"train": "trained on", "val": watched or "watched during training"} | uses
-    if in_folds:
-        uses = dict.fromkeys(in_folds, "divided into folds")
-
-    def box(title: str, num_examples: int, rows: pa.Table, *lines: str) -> page.Step:
-        copies = pc.sum(pc.greater(rows["variant"], 0)).as_py() or 0
-        more = [f"and {counted(copies, 'augmented copy', 'augmented copies')}"] if copies else []
-        num_patients = pc.count_distinct(rows["patient"]).as_py()
-        people = words.images_of(num_examples - copies, num_patients)
-        left_out = seen if [title] == measured else []
-        return page.Step(title, [people, *more, *lines], left_out, title in measured)
-
-    seen = []
-    if not in_folds and metrics.get("seen_images") and not metrics.get("include_seen"):
-        seen = [("seen by the network before, or of the same patients", metrics["seen_images"])]
-
-    names = table["split"].cast(pa.string())
-    parts = [
-        box(
-            name, part.num_examples, table.filter(pc.equal(names, name)), uses.get(name, "not used")
-        )
-        for name, part in manifest.splits.items()
-    ]
-    steps = [[box("dataset", manifest.num_examples, table)], parts]
-    if files := manifest.counts.get("files"):
-        # Copies, which are not files, are counted below zero.
-        left_out = [(why, count) for why, count in manifest.ledger[1:] if count > 0]
-        steps.insert(0, [page.Step("source", [counted(files, "file")], left_out)])
-    if not metrics:
-        return steps
-    # How many of each of several splits is not told.
-    figures = _figures(metrics)._replace(left_out=seen if measured[1:] else [])
-    return [*steps, [figures]]
-
-
-def _figures(metrics: Mapping[str, Any]) -> page.Step:
-    """Returns the images behind the figures, and those of each label unless there are many."""
-    lines = [words.images_of(metrics["num_examples"], metrics["num_patients"])]
-    groups, unit = metrics["label_groups"], metrics["bootstrap_by"]
-    if groups and len(groups) <= words.MAX_CLASSES:
-        for name, count in metrics["label_counts"].items():
-            behind = f" of {counted(groups[name], unit, plural_unit(unit))}"
-            lines.append(f"{name}: {counted(count, 'image')}{behind if unit != 'image' else ''}")
-    return page.Step(f"measured: {metrics['split']}", lines, is_measured=True)

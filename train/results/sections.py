@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
+import urllib.parse
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from tfrecord_io.format.groups import plural_unit
 from tfrecord_io.format.manifest import Manifest
@@ -67,13 +72,10 @@ class Result:
         is_own: whether the splits of this dataset were those of the training.
         is_copy: whether the folder is uploaded to a URL, from which no link leads to the dataset.
         facts: on the network and how the page was made, by the title of their frame.
-        title: name of its folder.
         charts: by name.
         examples: answers with their images, as `Task.examples` names them.
         legend: how to read the pictures that explain mistakes.
-        files: beside the page, and what they hold.
-        flow: the way of the images into the figures.
-        data_page: URL of the dataset's page.
+        directory: of the page.
     """
 
     dataset: Dataset
@@ -87,13 +89,10 @@ class Result:
     is_own: bool = True
     is_copy: bool = False
     facts: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
-    title: str = ""
     charts: Mapping[str, Sequence[Chart]] = dataclasses.field(default_factory=dict)
     examples: Mapping[str, Sequence[ShownAnswer]] = dataclasses.field(default_factory=dict)
     legend: str = ""
-    files: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    flow: Sequence[Sequence[page.Step]] = ()
-    data_page: str | None = None
+    directory: Path = Path()
 
     @property
     def manifest(self) -> Manifest:
@@ -417,7 +416,7 @@ def _thresholds(result: Result) -> list[Any]:
 
 
 def _flow(result: Result) -> _Found:
-    return ("From the files to the figures", [page.Flow(result.flow)]) if result.flow else None
+    return "From the files to the figures", [page.Flow(flow_of(result))]
 
 
 def _training(result: Result) -> _Found:
@@ -431,10 +430,10 @@ def _training(result: Result) -> _Found:
         splits = "new, each patient in one split"
     elif measures.get("patients"):
         splits = "new, each patient in one split as far as patients are known"
-    link = page.markup('<a href="{}">{}</a>', result.data_page or "", data)
+    url = page_of_data(result)
     facts = {
         "name": manifest.name,
-        "its page": link if result.data_page else data,
+        "its page": page.markup('<a href="{}">{}</a>', url, data) if url else data,
         "images": f"{manifest.num_examples:,} of {width}×{height} pixels, "
         f"{'grey' if channels == 1 else 'colour'}, "
         f"{manifest.label_kind.describe(manifest.label_names)}",
@@ -497,6 +496,76 @@ def _limits(result: Result) -> _Found:
         if finding["severity"] in ("problem", "warning") and not is_told:
             told.append(said)
     return ("Limits of this result", [page.Box([page.Items(told)])]) if told else None
+
+
+def page_of_data(result: Result) -> str | None:
+    """Returns the URL of the page of the dataset relative to this page, or None if there is none.
+
+    That of a dataset with codes could name folders that the command did not name.
+    """
+    path = Path(str(result.dataset.path)) / "report.html"
+    if result.is_copy or not path.is_file() or result.manifest.has_codes:
+        return None
+    return urllib.parse.quote(os.fsencode(os.path.relpath(path, result.directory)))
+
+
+# ---- the flow of images and patients, as the diagrams of STARD 2015 and CONSORT 2010
+
+
+def flow_of(result: Result) -> list[list[page.Step]]:
+    """Returns the steps of the flow; the boxes of a step stand beside each other."""
+    manifest, metrics, in_folds = result.manifest, result.metrics, result.in_folds
+    split = str(metrics.get("split"))
+    measured = in_folds or (list(manifest.splits) if split == "all" else split.split(","))
+    columns = ("split", "variant", "patient")
+    table = pa.table({name: result.dataset.column(name) for name in columns})
+    uses = dict.fromkeys(measured, "measured")
+    if result.is_own:
+        watched = "chose temperature and thresholds" if metrics.get("calibration") else None
+        uses = {"train": "trained on", "val": watched or "watched during training"} | uses
+    if in_folds:
+        uses = dict.fromkeys(in_folds, "divided into folds")
+
+    def box(title: str, num_examples: int, rows: pa.Table, *lines: str) -> page.Step:
+        copies = pc.sum(pc.greater(rows["variant"], 0)).as_py() or 0
+        more = [f"and {counted(copies, 'augmented copy', 'augmented copies')}"] if copies else []
+        num_patients = pc.count_distinct(rows["patient"]).as_py()
+        people = words.images_of(num_examples - copies, num_patients)
+        left_out = seen if [title] == measured else []
+        return page.Step(title, [people, *more, *lines], left_out, title in measured)
+
+    seen = []
+    if not in_folds and metrics.get("seen_images") and not metrics.get("include_seen"):
+        seen = [("seen by the network before, or of the same patients", metrics["seen_images"])]
+
+    names = table["split"].cast(pa.string())
+    parts = [
+        box(
+            name, part.num_examples, table.filter(pc.equal(names, name)), uses.get(name, "not used")
+        )
+        for name, part in manifest.splits.items()
+    ]
+    steps = [[box("dataset", manifest.num_examples, table)], parts]
+    if files := manifest.counts.get("files"):
+        # Copies, which are not files, are counted below zero.
+        left_out = [(why, count) for why, count in manifest.ledger[1:] if count > 0]
+        steps.insert(0, [page.Step("source", [counted(files, "file")], left_out)])
+    if not metrics:
+        return steps
+    # How many of each of several splits is not told.
+    figures = _figures(metrics)._replace(left_out=seen if measured[1:] else [])
+    return [*steps, [figures]]
+
+
+def _figures(metrics: Mapping[str, Any]) -> page.Step:
+    """Returns the images behind the figures, and those of each label unless there are many."""
+    lines = [words.images_of(metrics["num_examples"], metrics["num_patients"])]
+    groups, unit = metrics["label_groups"], metrics["bootstrap_by"]
+    if groups and len(groups) <= words.MAX_CLASSES:
+        for name, count in metrics["label_counts"].items():
+            behind = f" of {counted(groups[name], unit, plural_unit(unit))}"
+            lines.append(f"{name}: {counted(count, 'image')}{behind if unit != 'image' else ''}")
+    return page.Step(f"measured: {metrics['split']}", lines, is_measured=True)
 
 
 #: The sections in their order, by anchor.

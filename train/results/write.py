@@ -23,21 +23,12 @@ from train.machine.devices import versions
 from train.results.charts import write_charts
 from train.results.examples import Explain, Explanation, find_examples
 from train.results.predictions import write_predictions
-from train.results.report import flow_of, page_of_data, render
+from train.results.report import render
 from train.results.sections import Result
 
 #: Of a run it is the last file: a run without it, or with a damaged one, is not complete.
 METRICS_NAME = "metrics.json"
 PAGE_NAME = "report.html"
-
-# Files beside the page that it names, as far as they are there, and what they hold.
-_FILES = {
-    "predictions.csv": "every answer",
-    "config.json": "every setting",
-    "history.json": "every epoch",
-    "export/thresholds.json": "the thresholds",
-    "plots/": "plots for papers",
-}
 
 
 class Additions(NamedTuple):
@@ -70,9 +61,8 @@ def write_results(
     is made if it is missing; `before_last` is called with the result before that file is written.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    dataset, predictions, exposure = result.dataset, result.predictions, result.exposure
-    manifest = dataset.manifest
-    notes = [*result.metrics.get("notes", ()), *alarms(manifest.audit)]
+    predictions, exposure = result.predictions, result.exposure
+    notes = [*result.metrics.get("notes", ()), *alarms(result.manifest.audit)]
     seen: dict[str, Any] = {}
     if exposure:
         notes += [exposure.note] if exposure.note else []
@@ -94,19 +84,14 @@ def write_results(
         },
         "Versions": versions(),
     }
-    data = None if result.is_copy else page_of_data(str(dataset.path), directory, manifest)
-    result = dataclasses.replace(result, metrics=metrics)
+    result = dataclasses.replace(result, metrics=metrics, directory=directory)
     page = dataclasses.replace(
         result,
-        title=directory.resolve().name,
         metrics=measured,
         charts=charts,
         examples=examples,
         legend=explanation.legend if explanation else "",
-        files={name: _FILES[name] for name in _FILES if (directory / name).exists()},
-        flow=flow_of(dataset, measured, in_folds=result.in_folds, is_own=result.is_own),
         facts={**result.facts, **facts},
-        data_page=data,
     )
     if measured:
         print(describe(result.task, metrics, result.own_metrics))

@@ -34,8 +34,7 @@ from train.results.examples import (
     ShownAnswer,
     find_examples,
 )
-from train.results.report import flow_of, page_of_data
-from train.results.sections import Result
+from train.results.sections import Result, flow_of
 
 HISTORY = (
     {"epoch": 1, "loss": 1.2, "accuracy": 0.4, "val_loss": 1.3, "val_accuracy": 0.35},
@@ -91,7 +90,7 @@ def report_of(names=OCT_NAMES, *, num_examples=80, with_patients=True, manifest=
     """Returns what a page is rendered from."""
     found, examples = some_answers(tuple(names), num_examples, with_patients)
     fields = {
-        "title": "a run",
+        "directory": Path("a run"),
         "manifest": manifest or manifest_of(names),
         "config": {"model": "convnet", "seed": 3, "checkpoint_seconds": 120.0},
         "metrics": found | {"split": "test", "best_epoch": 2},
@@ -107,23 +106,25 @@ def page_of(*, manifest, **fields):
 
 def test_the_page_of_its_data_is_a_link_where_a_relative_one_leads_there(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    manifest = manifest_of(OCT_NAMES)
+    run, manifest = Path("runs/a/b"), manifest_of(OCT_NAMES)
+    anonymous = dataclasses.replace(manifest, options={"anonymize": "0"})
+
+    def link_to(data, manifest=manifest, **fields):
+        dataset = dataclasses.replace(dataset_with(manifest), path=data)
+        result = Result(dataset=dataset, config={"data": data}, metrics={}, directory=run, **fields)
+        links = [a["href"] for a in Page(report.render(result)).all("a")]
+        return next((link for link in links if link.endswith("report.html")), None)
+
     for data in ("data/50% <new>: #1?", "data/o'clock"):
-        folder, run = Path(data), Path("runs/a/b")
-        assert page_of_data(data, run, manifest) is None
-        folder.mkdir(parents=True)
-        (folder / "report.html").write_text("its page")
-        link = page_of_data(data, run, manifest)
-        text = page_of(**report_of(config={"data": data}, data_page=link))
-        (href,) = [a["href"] for a in Page(text).all("a") if a["href"].endswith("report.html")]
-        address = urllib.parse.urljoin((tmp_path / run / "report.html").as_uri(), href)
-        assert Path(urllib.request.url2pathname(urllib.parse.urlsplit(address).path)) == (
-            tmp_path / data / "report.html"
-        )
-        # That of an anonymous dataset could name a folder.
-        anonymous = dataclasses.replace(manifest, options={"anonymize": "0"})
-        assert page_of_data(data, run, anonymous) is None
-    assert page_of_data("gs://bucket/oct", run, manifest) is None
+        assert link_to(data) is None
+        (page := tmp_path / data / "report.html").parent.mkdir(parents=True)
+        page.write_text("its page")
+        address = urllib.parse.urljoin((tmp_path / run / "report.html").as_uri(), link_to(data))
+        assert Path(urllib.request.url2pathname(urllib.parse.urlsplit(address).path)) == page
+        # That of an anonymous dataset could name a folder, and a bucket has no way to it.
+        assert link_to(data, anonymous) is None
+        assert link_to(data, is_copy=True) is None
+    assert link_to("gs://bucket/oct") is None
 
 
 @pytest.fixture(scope="module")
@@ -357,7 +358,7 @@ def test_a_cross_validation_shows_its_runs_and_their_spread():
 
 def test_names_are_text_and_never_markup_and_control_characters_are_seen():
     names = ("<img src=x onerror=alert(1)>", "$x^$ & \"'", "\x1b[31mred\x07", "NORMAL")
-    text = page_of(**report_of(names, title="<b>run\x1b</b>"))
+    text = page_of(**report_of(names, directory=Path("<b>run\x1b")))
     assert not re.search(r"<(?!img src=\"data:)img|<b>", text)
     for shown in ("&lt;img src=x onerror=alert(1)&gt;", "\\x1b[31mred\\x07"):
         assert shown in text
@@ -420,7 +421,7 @@ def test_a_browser_shows_the_page_in_light_and_dark(text, tmp_path, width, dark)
 @needs_chromium
 def test_on_a_phone_nothing_sticks_out_at_the_side(full, tmp_path):
     names = ("a" * 60, "CNV", "b " * 40, "NORMAL")
-    page = page_of(**full | {"title": "x" * 80, "manifest": manifest_of(names)})
+    page = page_of(**full | {"directory": Path("x" * 80), "manifest": manifest_of(names)})
     (tmp_path / "report.html").write_text(page, encoding="utf-8")
     assert overhang(tmp_path / "report.html", tmp_path, width=390) == 0
 
@@ -448,7 +449,7 @@ def data(tmp_path_factory):
 def flow(data, metrics, is_own=True, **options):
     path, manifest = data
     dataset = dataclasses.replace(open_dataset(str(path)), manifest=manifest)
-    return flow_of(dataset, metrics, is_own=is_own, **options)
+    return flow_of(Result(dataset=dataset, config={}, metrics=metrics, is_own=is_own, **options))
 
 
 def test_every_file_and_every_image_is_counted_down_to_the_figures(data):
