@@ -17,11 +17,9 @@ from train.kinds.measures import NUM_CALIBRATION_BINS
 from train.kinds.words import decimal, thousandths, with_interval
 from train.results.predictions import Predictions
 
-#: With at most this many classes, each cell of the confusion matrix shows its count.
-MAX_CLASSES_WITH_TEXT = 40
+#: With more classes than this, a confusion matrix cannot be read; metrics.json has it.
+MAX_CLASSES = 40
 
-# Most class names beside the confusion matrix; with more classes, some have no name.
-_MAX_NAMES = 60
 _MAX_NAME_LENGTH = 28
 
 # Answers behind each point of the reliability chart, about, and the most points it has.
@@ -268,18 +266,19 @@ def agreement(predictions: Predictions, metrics: Mapping[str, Any]) -> list[Char
 
 def confusion(predictions: Predictions, metrics: Mapping[str, Any]) -> list[Chart]:
     """Returns counts by true and predicted class; the shade is the share of the true class."""
-    matrix, label_names = np.asarray(metrics["confusion_matrix"]), predictions.label_names
-    num_classes = len(label_names)
+    matrix, names = (
+        np.asarray(metrics["confusion_matrix"]),
+        list(map(_short, predictions.label_names)),
+    )
+    if len(names) > MAX_CLASSES:
+        return []
     shares = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
-    has_text = num_classes <= MAX_CLASSES_WITH_TEXT
     cells = [
-        Cell(column, row, [number(count), f"{share:.0%}"] if has_text else [], share)
+        Cell(column, row, [number(count), f"{share:.0%}"], float(share))
         for (row, column), count in np.ndenumerate(matrix)
-        if (share := float(shares[row, column])) or has_text
+        for share in [shares[row, column]]
     ]
-    every = -(-num_classes // _MAX_NAMES)
-    names = [_short(name) if place % every == 0 else "" for place, name in enumerate(label_names)]
-    side = num_classes * (56 if has_text else 12)
+    side = 56 * len(names)
     return [
         Chart(
             title=f"{metrics['split']}: {number(round(matrix.sum()))} images",

@@ -33,9 +33,6 @@ FEW_BEHIND = 10
 #: one core.
 MAX_AREA_COST = 6_000_000_000
 
-#: Fewer resamples than this are too few for a 95 % interval.
-_MIN_RESAMPLES = 100
-
 #: Most values of a column that are measured by themselves; of more, those with the most images.
 MAX_VALUES = 50
 
@@ -88,7 +85,13 @@ def measure(
         values = [_value(value) for value in predictions.values(column)]
         # Of sites, only those of whole datasets unless they are asked for.
         if column in options.columns or None not in values:
-            by[column] = {name: of_subgroup(rows) for name, rows in subgroups(values).items()}
+            parts = subgroups(values)
+            by[column] = {name: of_subgroup(rows) for name, rows in parts.items()}
+            if sum(map(len, parts.values())) < len(values):
+                results["notes"].append(
+                    f"only the {MAX_VALUES} most frequent values of {printable(column)} are "
+                    "measured by themselves"
+                )
     if SITE in by:
         results["sites"] = by.pop(SITE)
     return results | ({"by": by} if by else {})
@@ -182,8 +185,6 @@ def evaluate_predictions(
     # Several networks of a cross-validation may have answered to an image.
     _, images = np.unique(predictions.rows, return_index=True)
     num_area_samples = min(num_samples, MAX_AREA_COST // probabilities.size)
-    if num_area_samples < min(num_samples, _MIN_RESAMPLES):
-        num_area_samples = 0
     behind = examples_behind(views, task.has(truths, len(label_names)), indices)
     interval = functools.partial(
         with_intervals, groups=indices, behind=behind, seed=seed, digits=task.digits

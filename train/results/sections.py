@@ -19,7 +19,7 @@ from tfrecord_io.format.manifest import Manifest
 from tfrecord_io.pages import page
 from tfrecord_io.pages.charts import Chart
 from tfrecord_io.pages.pictures import data_url
-from tfrecord_io.terminal.printing import counted, listed, sentence
+from tfrecord_io.terminal.printing import counted, listed, number, sentence
 from train.data.dataset import Dataset
 from train.data.seen import Exposure
 from train.kinds import words
@@ -44,8 +44,6 @@ _FEW_ON_A_LINE = 20
 
 # With fewer positives, a sensitivity of 95 % depends on a single image.
 _FEW_POSITIVES = 20
-
-_MAX_RUNS = 60
 
 # Most columns and rows of a table of answers on top of the page, mistakes there, and their side.
 _MAX_ON_TOP, _MISTAKES_ON_TOP, _SIDE_ON_TOP = 7, 6, 160
@@ -270,15 +268,16 @@ def _agreement(result: Result) -> _Found:
 def _answers(result: Result) -> _Found:
     task, metrics = result.task, result.metrics
     matrices = [metrics.get("confusion_matrix"), *metrics.get("confusion_matrices", {}).values()]
-    wrong = int(sum(np.sum(matrix) - np.trace(matrix) for matrix in matrices if matrix))
     num_wrong, which = metrics["num_examples"], "answers that are furthest off"
     if task.gives_probabilities:
-        num_wrong, which = wrong, "wrong answers with the highest probability"
+        # Of an image that several networks answered, each answer is a part of one.
+        wrong = sum(float(np.sum(matrix) - np.trace(matrix)) for matrix in matrices if matrix)
+        num_wrong, which = round(wrong, 2), "wrong answers with the highest probability"
     none = "" if num_wrong else "The network made no mistakes."
     # A small table stands on top of the page.
     table = None if matrix_of(result) else task.answers(metrics)
     card = [table and page.Heading(table.label), table, table and COLOURS, none]
-    first = f"The {len(result.examples.get('wrong', ()))} of {num_wrong:,} {which}."
+    first = f"The {len(result.examples.get('wrong', ()))} of {number(num_wrong)} {which}."
     blocks = [page.Box(card) if any(card) else None]
     for name, title, told, legend in (
         ("wrong", "Mistakes", first, result.legend),
@@ -322,7 +321,7 @@ def _spread(result: Result) -> _Found:
         if name.partition("/")[2] not in labels or (has_all and name.startswith("sensitivity/"))
     ]
     runs = []
-    for run in folds[:_MAX_RUNS]:
+    for run in folds:
         link = '<a href="seed-{0}/fold-{1}/report.html">{1}</a>'
         texts = [page.markup(link, str(run["seed"]), str(run["fold"])), str(run["seed"])]
         texts += [words.teller_of(each)(run["scores"].get(each)) for each in task.run_measures]
@@ -331,9 +330,8 @@ def _spread(result: Result) -> _Found:
     spread = page.Table("Spread over folds and seeds", columns, rows)
     columns = _columns(("fold", "seed"), task.run_measures)
     each = page.Table("Each run of the cross-validation", columns, runs, look="tall")
-    first = f", the first {_MAX_RUNS} of {len(folds):,}" if len(folds) > _MAX_RUNS else ""
-    boxes = {"Mean and standard deviation": spread, f"Each run{first}": each}
-    boxes = [page.Box([table], title=title) for title, table in boxes.items()]
+    boxes = [page.Box([spread], title="Mean and standard deviation")]
+    boxes.append(page.Box([each], title="Each run"))
     return ("Cross-validation", [folded(told), page.Box(boxes, "grid")]) if folds else None
 
 

@@ -110,17 +110,12 @@ def test_the_reliability_is_accuracy_by_confidence_above_the_share_of_the_answer
     assert "50% right at 60%, 75% right at 90%" in chart.description
 
 
-def test_the_confusion_matrix_shows_counts_and_shares_unless_it_is_large():
+def test_the_confusion_matrix_shows_counts_and_shares():
     chart = confusion_of([[3, 1], [0, 0]], ("cat", "dog"))
     shown = [" ".join(cell.lines) for cell in chart.cells]
     assert shown == ["3 75%", "1 25%", "0 0%", "0 0%"]
     assert chart.up(0) < chart.up(1)  # the first class is on top
     assert chart.title == "test: 4 images"
-    names = [f"class {index}" for index in range(41)]
-    small = confusion_of(np.eye(40, dtype=int), names[:40])
-    large = confusion_of(np.eye(41, dtype=int), names)
-    assert len(small.cells) == 1600
-    assert [cell.lines for cell in large.cells] == [[]] * 41
 
 
 @pytest.mark.parametrize(
@@ -129,11 +124,10 @@ def test_the_confusion_matrix_shows_counts_and_shares_unless_it_is_large():
         (OCT_NAMES, 60, ALL),
         (("a$x^$b", "$\\frac{1}$", "\x1b[31mred", "黄斑", "long name " * 9), 40, ALL),
         (("only",), 5, {"curves", "confusion"}),
-        pytest.param(
-            [f"class number {index}" for index in range(300)], 900, ALL, marks=pytest.mark.slow
-        ),
+        ([f"class number {index}" for index in range(40)], 80, ALL),
+        ([f"class number {index}" for index in range(41)], 82, ALL - {"confusion"}),
     ],
-    ids=["oct", "odd_names", "one", "very_many"],
+    ids=["oct", "odd_names", "one", "many", "very_many"],
 )
 def test_all_charts_are_written_as_well_formed_files_of_bounded_size(
     names, num_examples, expected, tmp_path, capsys
