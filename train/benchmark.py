@@ -99,9 +99,8 @@ def benchmark(arguments: argparse.Namespace) -> None:
     options = flags.from_flags(BenchmarkOptions, arguments)
     # Speed does not depend on the values of the weights. The batch of a replica must not depend on
     # how many there are.
-    init = getattr(arguments, "init", None)
-    start = POWERS.open_run(init) if init else None
-    config = train_config.from_arguments(arguments, start, weights="none", replica_batch_size=64)
+    defaults = {"weights": "none", "replica_batch_size": 64}
+    config = train_config.from_arguments(arguments, POWERS.open_run, **defaults)
     with console.hide_native_noise():
         from train.machine.devices import configure_devices
         from train.training import trainer  # noqa: F401 - imports all that writes notes at import

@@ -31,9 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def train(arguments: argparse.Namespace) -> None:
     """Trains, or looks at what a training would be."""
-    init, workdir = getattr(arguments, "init", None), arguments.workdir
-    start = POWERS.open_run(init) if init else None
-    chosen = config.from_arguments(arguments, start)
+    workdir, chosen = arguments.workdir, config.from_arguments(arguments, POWERS.open_run)
     with console.hide_native_noise():
         from train.results.write import Additions
         from train.training import trainer
@@ -41,9 +39,9 @@ def train(arguments: argparse.Namespace) -> None:
         if POWERS.preview and arguments.preview:
             return POWERS.preview(chosen)
         with POWERS.working_folder(workdir) as folder:
-            additions = Additions(POWERS.explain, POWERS.forms, POWERS.after)
+            more = Additions(POWERS.open_run, POWERS.explain, POWERS.forms, POWERS.after)
             trainer.train_and_evaluate(
-                chosen, folder, overwrite=arguments.overwrite, start=start, additions=additions
+                chosen, folder, overwrite=arguments.overwrite, additions=more
             )
     except OSError as error:
         how = "fix that and run the same command again to continue"

@@ -20,6 +20,7 @@ from tfrecord_io.terminal import redaction
 from tfrecord_io.terminal.stages import stage
 from train.kinds.words import describe
 from train.machine.devices import versions
+from train.machine.places import open_local
 from train.results.charts import write_charts
 from train.results.examples import Explain, Explanation, find_examples
 from train.results.predictions import write_predictions
@@ -32,15 +33,17 @@ PAGE_NAME = "report.html"
 
 
 class Additions(NamedTuple):
-    """What a command adds to the results of a run.
+    """What a command adds to a training.
 
     Attributes:
+        open_run: returns the local folder of the finished run that a training starts from.
         explain: explains mistakes; None for no explanation.
         forms: write another form of the model into the export folder.
         after: what is called with the export folder and the result of each finished run, which has
             all its files but metrics.json.
     """
 
+    open_run: Callable[[str], Path] = open_local
     explain: Explain | None = None
     forms: Sequence[Callable[[Path], object]] = ()
     after: Sequence[Callable[[Path, Result], object]] = ()

@@ -11,7 +11,7 @@ import dataclasses
 import json
 import os
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from tfrecord_io.terminal.flags import flag
 from train.data.options import AugmentOptions, FoldOptions, InputOptions
 from train.machine import console
 from train.machine.devices import DeviceOptions
+from train.machine.places import open_local
 from train.networks.options import NetworkOptions, OptimizerOptions
 from train.results.options import MeasureOptions, ThresholdOptions
 
@@ -193,13 +194,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> Any:
 
 
 def from_arguments(
-    arguments: argparse.Namespace, start: Path | None = None, **defaults: Any
+    arguments: argparse.Namespace, open_run: Callable[[str], Path] = open_local, **defaults: Any
 ) -> TrainConfig:
     """Returns the configuration of the flags, over that of the file that `--config` names.
 
-    Refuses before the long imports what need not wait for them. `start` is the folder of the run
-    that `--init` names, by default that path; `defaults` are values of fields that neither the
-    flags nor the file have.
+    Refuses before the long imports what need not wait for them. `open_run` returns the folder of
+    the run that `--init` names; `defaults` are values of fields that neither the flags nor the file
+    have.
 
     Raises:
         UserError: if the file cannot be used, a value is out of range, `data` is missing, or the
@@ -208,7 +209,7 @@ def from_arguments(
     """
     file, init = (getattr(arguments, name, None) for name in ("config", "init"))
     if init:
-        of_init = load(start or init)["config"]
+        of_init = load(open_run(init))["config"]
         names = (field.name for field in dataclasses.fields(NetworkOptions))
         defaults |= {name: of_init[name] for name in names if name in of_init}
         given, known = flags.given(NetworkOptions, arguments).get("model"), defaults.get("model")

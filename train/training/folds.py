@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
 from train.data.dataset import Dataset, Part, divided
+from train.data.seen import expose, read_seen
 from train.kinds.registry import task_of
 from train.machine.devices import Devices
 from train.machine.places import RunFolder
 from train.results import metrics, thresholds
 from train.results.predictions import Predictions, read_predictions
 from train.results.sections import Result
-from train.results.write import PAGE_NAME, Additions, write_results
-from train.training.claim import claim
+from train.results.write import PAGE_NAME, write_results
 from train.training.config import TrainConfig
-from train.training.first_weights import FirstWeights
 from train.training.plan import Plan
-from train.training.single import complete, exposure_of, what_is_seen
 
 
 def cross_validate(
@@ -29,13 +27,12 @@ def cross_validate(
     data: Dataset,
     devices: Devices,
     folder: RunFolder,
-    first: FirstWeights | None,
-    additions: Additions,
+    run: Callable[[Plan, RunFolder], object],
 ) -> dict[str, Any]:
     """Trains every fold with every seed and measures all held-out predictions together.
 
     The configuration and the folder, which is claimed, are those of the whole; all folds of the
-    first seed come first in `plans`. For the other arguments see `single.complete`.
+    first seed come first in `plans`. `run` completes one of them in its folder.
 
     Returns:
         the content of metrics.json: the measures, and `folds` and `spread`, see
@@ -58,22 +55,23 @@ def cross_validate(
     for number, plan in enumerate(plans, 1):
         fold, seed = _fold_and_seed(plan)
         devices.say(f"\nrun {number} of {len(plans)}: fold {fold}, seed {seed}")
-        own = _folder_of(plan, folder)
-        with claim(own, plan.config, data.manifest, devices):
-            # Maps of what mattered would take as long as the rest of a fold's stages.
-            complete(plan, data, devices, own, first, additions._replace(explain=None))
+        run(plan, _folder_of(plan, folder))
         # Without this, the graphs of all runs stay in memory.
         keras.utils.clear_session()
     if not devices.is_chief:
         return {}
     results, predictions = _pool(config, plans, data, everyone, folder)
-    of_seed = plans[: folds.folds]
+    looks = [
+        (read_seen(_folder_of(plan, folder).path), part.rows)
+        for plan in plans[: folds.folds]
+        if (part := plan.parts.test)
+    ]
     result = Result(
         dataset=data,
         config=config.to_dict(),
         metrics=results,
         predictions=predictions,
-        exposure=exposure_of([(plan, what_is_seen(plan, data, first)) for plan in of_seed], data),
+        exposure=expose(data, looks, is_measured=True),
         in_folds=everyone.splits,
         is_copy=folder.is_copy,
     )

@@ -12,7 +12,7 @@ import math
 from typing import Any
 
 from tfrecord_io.terminal.errors import UserError
-from train.data.dataset import Dataset, Parts, choose_parts
+from train.data.dataset import Dataset, Part, Parts, choose_parts
 from train.kinds.registry import task_of
 from train.kinds.task import Task
 from train.machine.devices import Devices
@@ -46,6 +46,12 @@ class Plan:
             math.ceil(epoch * self.parts.train.num_examples / (options.global_batch_size or 1))
             for epoch in range((options.epochs or 0) + 1)
         ]
+
+    @property
+    def fitted_part(self) -> Part | None:
+        """The part to which temperature and thresholds are fitted; None for none of them."""
+        # What is reported of a part must not be fitted to it.
+        return self.parts.val if self.parts.test and self.task.gives_probabilities else None
 
     @property
     def class_weights(self) -> tuple[float, ...]:
