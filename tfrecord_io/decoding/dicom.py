@@ -59,9 +59,8 @@ _UNIT = re.compile(r"[A-Z][A-Z0-9_]{0,15}")
 _HEADER_TAGS = (
     "SOPClassUID", "Modality", "ManufacturerModelName", "PatientID", "IssuerOfPatientID",
     "StudyInstanceUID", "SeriesInstanceUID", "Laterality", "ImageLaterality",
-    "PhotometricInterpretation", "NumberOfFrames", "Rows", "BitsStored", "WindowCenter",
-    "WindowWidth", "RescaleIntercept", "RescaleSlope", "RescaleType", "ModalityLUTSequence",
-    "VOILUTSequence",
+    "PhotometricInterpretation", "NumberOfFrames", "BitsStored", "WindowCenter", "WindowWidth",
+    "RescaleIntercept", "RescaleSlope", "RescaleType", "ModalityLUTSequence", "VOILUTSequence",
 )  # fmt: skip
 
 
@@ -210,7 +209,7 @@ def _header(tags: Dataset) -> Header:
         device=text("ManufacturerModelName") or None,
         needs_range=is_grey and not has_levels,
         unit=unit if is_grey and (unit != SHARE or tags.get("BitsStored") not in (8, 16)) else "",
-        kind=kind_without_pixels(text("SOPClassUID"), text("Modality"), has_sides="Rows" in tags),
+        kind=kind_without_pixels(text("SOPClassUID")),
     )
 
 

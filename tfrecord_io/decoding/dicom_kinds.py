@@ -13,8 +13,8 @@ import re
 _STORAGE = r"1\.2\.840\.10008\.5\.1\.4\.1\.1\."
 
 # By the end of the SOP class. Segmentations have pixels, but these are masks of other pictures.
-_KINDS = tuple(
-    (re.compile(rf"{_STORAGE}(?:{ends})"), kind)
+_KINDS = {
+    re.compile(rf"{_STORAGE}(?:{ends})"): kind
     for ends, kind in {
         r"88\.59": "key_object_selection",
         r"88\.\d+(\.\d+)*": "structured_report",
@@ -31,29 +31,12 @@ _KINDS = tuple(
         r"90\.1|91\.1": "annotation",
         r"68\.\d|131": "surface_or_color_palette",
     }.items()
-)
+}
 # The second is Siemens' own, in which spectra and protocols are beside the pictures of a study.
 _OTHERS = {"1.2.840.10008.1.3.10": "media_directory", "1.3.12.2.1107.5.9.1": "raw_data"}
 
-# What a file says that has no sides of a picture and a SOP class that is not in the table.
-_MODALITIES = {
-    "SR": "structured_report", "PR": "presentation_state", "KO": "key_object_selection",
-    "DOC": "encapsulated_document", "RTSTRUCT": "structure_set",
-    "RTPLAN": "treatment_plan_or_record", "RTRECORD": "treatment_plan_or_record",
-    "PLAN": "treatment_plan_or_record",
-    "REG": "registration_or_surface", "FID": "registration_or_surface", "SEG": "segmentation",
-    "ECG": "waveform", "HD": "waveform", "AU": "waveform", "RWV": "value_mapping",
-    "ANN": "annotation", "OPV": "eye_measurement", "AR": "eye_measurement",
-    "KER": "eye_measurement", "LEN": "eye_measurement", "SRF": "eye_measurement",
-    "VA": "eye_measurement", "OAM": "eye_measurement", "IOL": "eye_measurement",
-}  # fmt: skip
 
-
-def kind_without_pixels(sop_class: str, modality: str = "", *, has_sides: bool = True) -> str:
+def kind_without_pixels(sop_class: str) -> str:
     """Returns what a DICOM object is, such as `structured_report`; empty for a picture."""
-    if sop_class in _OTHERS:
-        return _OTHERS[sop_class]
-    for pattern, kind in _KINDS:
-        if pattern.fullmatch(sop_class):
-            return kind
-    return "" if has_sides else _MODALITIES.get(modality, "")
+    kinds = (kind for pattern, kind in _KINDS.items() if pattern.fullmatch(sop_class))
+    return _OTHERS.get(sop_class) or next(kinds, "")

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import zlib
 
 _BARE = "DICOM without its preamble: dcmconv old.dcm new.dcm of DCMTK writes one that has it"
@@ -35,30 +36,25 @@ _ZEISS = f"raw pixels of Zeiss Cirrus: {_CONVERTER}; or of Analyze, beside a .hd
 _VOLUME = "a volume (NRRD, MetaImage, Analyze, MGH): export its slices as PNG or DICOM"
 _MICROSCOPE = "a microscope's file: export it as TIFF, as with bfconvert of Bio-Formats"
 
+# The first element of DICOM is of group 2 or 8, in either order of bytes.
+_BARE_START = re.compile(rb"\x02\0[\0-\x1f]\0u[il]|\x08\0[\0-\x1f]\0|\0\x08\0[\0-\x1f]")
+
 # How files begin: where, with which bytes in any case.
 _STARTS = (
     (0, b"version https://git-lfs", "a pointer of Git LFS: git lfs pull fetches the file"),
     (0, b"/annex/objects/", "a pointer of git-annex: datalad get fetches the file"),
-    # By the first element, of the group of the file or of identification, in either order of bytes.
-    (0, b"\2\0\0\0ul", _BARE), (0, b"\2\0\x10\0ui", _BARE), (0, b"\x08\0\0\0", _BARE),
-    (0, b"\x08\0\5\0", _BARE), (0, b"\x08\0\x08\0", _BARE), (0, b"\x08\0\x16\0", _BARE),
-    (0, b"\0\x08\0\0", _BARE), (0, b"\0\x08\0\5", _BARE), (0, b"\0\x08\0\x08", _BARE),
-    (0, b"pk\x03\x04", _ARCHIVE), (0, b"rar!", _ARCHIVE), (0, b"7z\xbc\xaf", _ARCHIVE),
-    (0, b"bzh", _ARCHIVE), (0, b"\xfd7zxz", _ARCHIVE), (257, b"ustar", _ARCHIVE),
-    (0, b"\x1f\x8b", "compressed with gzip: unpack it"),
-    (344, b"n+1\0", _NIFTI), (344, b"ni1\0", _NIFTI),
-    (0, b"\x89hdf", _ARRAYS), (0, b"matlab 5.0", _ARRAYS), (0, b"\x93numpy", _ARRAYS),
-    (0, b"par1", _TABLE), (8, b"avi ", _VIDEO), (0, b"\x1ae\xdf\xa3", _VIDEO),
-    (4, b"moov", _VIDEO), (4, b"mdat", _VIDEO), (0, b"\0\0\x01\xba", _VIDEO),
-    (0, b"oggs", _VIDEO), (0, b"flv\x01", _VIDEO), (4, b"jp  ", _CONVERT),
-    (0, b"\xff\n", _JPEG_XL), (4, b"jxl ", _JPEG_XL), (4, b"ftypjxl ", _JPEG_XL),
-    (0, b"hsf-oct-", _HEIDELBERG), (0, b"cmdb", _HEIDELBERG), (0, b"mdbd", _HEIDELBERG),
-    (0, b"foct", _TOPCON), (0, b"nrrd0", _VOLUME), (0, b"objecttype", _VOLUME),
-    (0, b"\x5c\x01\0\0", _VOLUME), (0, b"\0\0\x01\x5c", _VOLUME),
-    (0, b"zisraw", _MICROSCOPE), (0, b"\xda\xce\xbe\n", _MICROSCOPE), (0, b"8bps", _RAW),
-    (0, b"v/1\x01", _RAW), (0, b"simple  =", _RAW), (4, b"ftypcrx ", _RAW), (0, b"bpg\xfb", _RAW),
-    (0, b"\xffo\xffq", _CONVERT), (0, b"<svg", _CONVERT), (0, b"%pdf", _PDF),
-    (0, b"<!doctype html", _HTML), (0, b"<html", _HTML), (0, b"<?xml", _NOTES), (0, b"{", _NOTES),
+    (0, (b"pk\x03\x04", b"rar!", b"7z\xbc\xaf", b"bzh", b"\xfd7zxz"), _ARCHIVE),
+    (257, b"ustar", _ARCHIVE), (0, b"\x1f\x8b", "compressed with gzip: unpack it"),
+    (344, (b"n+1\0", b"ni1\0"), _NIFTI), (0, (b"\x89hdf", b"matlab 5.0", b"\x93numpy"), _ARRAYS),
+    (0, b"par1", _TABLE), (8, b"avi ", _VIDEO), (4, (b"moov", b"mdat"), _VIDEO),
+    (0, (b"\x1ae\xdf\xa3", b"\0\0\x01\xba", b"oggs", b"flv\x01"), _VIDEO),
+    (0, b"\xff\n", _JPEG_XL), (4, (b"jxl ", b"ftypjxl "), _JPEG_XL),
+    (0, (b"hsf-oct-", b"cmdb", b"mdbd"), _HEIDELBERG), (0, b"foct", _TOPCON),
+    (0, (b"nrrd0", b"objecttype", b"\x5c\x01\0\0", b"\0\0\x01\x5c"), _VOLUME),
+    (0, (b"zisraw", b"\xda\xce\xbe\n"), _MICROSCOPE), (4, b"ftypcrx ", _RAW),
+    (0, (b"8bps", b"v/1\x01", b"simple  =", b"bpg\xfb"), _RAW),
+    (4, b"jp  ", _CONVERT), (0, (b"\xffo\xffq", b"<svg"), _CONVERT), (0, b"%pdf", _PDF),
+    (0, (b"<!doctype html", b"<html"), _HTML), (0, (b"<?xml", b"{"), _NOTES),
 )  # fmt: skip
 
 #: As many bytes as tell a NIfTI volume.
@@ -110,6 +106,8 @@ def what_is(name: str, start: bytes = b"") -> str | None:
         with contextlib.suppress(zlib.error):
             start = zlib.decompressobj(31).decompress(start, START_BYTES) or start
     start, text = start.lower(), start.lstrip().lower()
+    if _BARE_START.match(start):
+        return _BARE
     for place, found, told in _STARTS:
         if (start if place else text).startswith(found, place):
             return told

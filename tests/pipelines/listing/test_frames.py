@@ -140,11 +140,9 @@ def test_objects_of_dicom_that_are_no_pictures_are_ignored_and_counted_by_their_
     spectra = dicom_file(grey_pixels(), {SOP_CLASS: "1.3.12.2.1107.5.9.1"})
     files["DME/spectra"] = spectra[: spectra.index(b"\x28\0\x02\0US")]
     files["DME/report"] = Path(get_testdata_file("test-SR.dcm")).read_bytes()
-    private = dicom_file(grey_pixels(), {SOP_CLASS: "1.2.3", MODALITY: "PR"})
-    files["DME/private"] = private[: private.index(b"\x28\0\x02\0US")]
     out = build_here(write_tree(tmp_path / "in", files), tmp_path / "out")
     found = Manifest.load(out)
-    counted = Counter([*KINDS.values(), "structured_report", "presentation_state", "raw_data"])
+    counted = Counter([*KINDS.values(), "structured_report", "raw_data"])
     assert (found.counts["examples"], found.counts["ignored"]) == (4, dict(sorted(counted.items())))
     assert found.rejects == {}
 
