@@ -36,8 +36,8 @@ _COMPARED = {"label": "label", "split": "split", "patient": "patient", "pixels_x
 
 _SHOWN = ("path", *_COMPARED)
 
-# What says what the bytes of a record mean.
-_MEANING = ("image_shape", "dtype", "label_names", "label_kind", "preprocessing")
+# What the bytes of a record mean, and what became of the files.
+_COMPARED_FACTS = ("image_shape", "dtype", "label_names", "label_kind", "preprocessing", "counts")
 
 
 def diff(old: str | os.PathLike[str], new: str | os.PathLike[str]) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def diff(old: str | os.PathLike[str], new: str | os.PathLike[str]) -> dict[str, 
         {
             **{shard.name: shard.sha256 for shard in manifest.shards},
             **{name: _read(directory, name) for name in (REJECTS_FILE_NAME, DROPPED_FILE_NAME)},
-            FILE_NAME: [getattr(manifest, name) for name in _MEANING],
+            FILE_NAME: [getattr(manifest, name) for name in _COMPARED_FACTS],
         }
         for directory, manifest in zip((old, new), manifests, strict=True)
     ]

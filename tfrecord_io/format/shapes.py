@@ -41,11 +41,11 @@ def with_padding(dataset: Manifest, examples: pa.Table) -> pa.Table:
     """Adds a column `padding`, the percentage of each stored image, to that of a padded dataset."""
     if not dataset.is_padded:
         return examples
-    height, width, _ = dataset.image_shape
-    factors = examples["shape"].to_numpy() * (height / width)
-    min_fill = Preprocessing.from_dict(dataset.preprocessing).min_fill
-    filled = np.maximum(np.minimum(factors, 1 / factors), min_fill)
-    percentages = np.rint(100 - 100 * filled).astype(np.int64)
+    fit = Preprocessing.from_dict(dataset.preprocessing)
+    unique, places = np.unique(examples["shape"].to_numpy(), return_inverse=True)
+    boxes = np.array([fit.box(shape, 1) for shape in unique]).reshape(-1, 4)
+    filled = np.prod(boxes[:, 2:] - boxes[:, :2], axis=1) / (fit.width * fit.height)
+    percentages = np.rint(100 - 100 * filled).astype(np.int64)[places]
     return examples.append_column("padding", pa.array(percentages))
 
 

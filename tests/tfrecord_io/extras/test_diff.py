@@ -175,8 +175,12 @@ def test_other_rejects_and_tables_are_differences_too(old, tmp_path, capsys):
     swapped = shutil.copytree(more, tmp_path / "swapped")
     names = Manifest.load(more).label_names
     change_json(swapped / "manifest.json", label_names=names[::-1])
+    recounted = shutil.copytree(more, tmp_path / "recounted")
+    counts = Manifest.load(more).counts
+    change_json(recounted / "manifest.json", counts={**counts, "files": counts["files"] + 1})
     for other, name in (
-        (reworded, "rejects.csv"), (aged, "examples.parquet"), (swapped, "manifest.json")
+        (reworded, "rejects.csv"), (aged, "examples.parquet"), (swapped, "manifest.json"),
+        (recounted, "manifest.json"),
     ):  # fmt: skip
         assert diff(capsys, more, other) == (1, f"other content: {name}\n", "")
 
