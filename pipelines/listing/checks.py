@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from pipelines import errors
 from pipelines.listing import roles
-from pipelines.listing.images import Images, Ledger, Note
+from pipelines.listing.images import Images
 from pipelines.listing.options import ListingOptions
 from tfrecord_io.format.kinds import CLASSES
 from tfrecord_io.terminal.printing import listed, printable
@@ -47,7 +47,7 @@ def with_checked_classes(images: Images, options: ListingOptions) -> Images:
         text = f"half of the {len(counts):,} classes have {median:g} images or fewer: {shown}"
         if len(counts) > roles.MANY_CLASSES:
             raise errors.UserError(f"{text}; {_ADVICE}")
-        images = images.then(found=Ledger(notes=(Note(text, is_private=True),)))
+        images = images.noted(text)
     _require_classes_of_train(refs)
     known = refs.select(["label", "patient"]).drop_null()
     pairs = known.group_by(["label", "patient"]).aggregate([])

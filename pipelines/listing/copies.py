@@ -15,7 +15,7 @@ from collections.abc import Collection
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.listing.images import Images, Ledger, Note
+from pipelines.listing.images import Images
 from pipelines.listing.refs import OTHER
 from tfrecord_io.format.groups import COPY_OF
 from tfrecord_io.terminal.printing import counted, printable
@@ -56,10 +56,8 @@ def with_copies(images: Images) -> Images:
         f"such as {printable(example)}; each source and its copies stay together in splits and "
         "folds (--no-copies_by_name takes them for different images)"
     )
-    return images.then(
-        images.table.append_column(column, pa.array(of_copies, pa.string())),
-        Ledger(notes=(Note(text, is_private=True),)),
-    )
+    table = images.table.append_column(column, pa.array(of_copies, pa.string()))
+    return images.then(table).noted(text)
 
 
 def source_of(path: str, stems: Collection[str]) -> str | None:

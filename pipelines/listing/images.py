@@ -134,6 +134,15 @@ class Images:
         table = self.table if table is None else table
         return dataclasses.replace(self, table=table, ledger=ledger, **facts)
 
+    def noted(self, *texts: str) -> Images:
+        """Returns the images with private notes; see `Note`."""
+        return self.then(found=Ledger(notes=tuple(Note(text, is_private=True) for text in texts)))
+
+    def with_column(self, name: str, column: pa.Array | pa.ChunkedArray) -> Images:
+        """Returns the images with other values in a column of `REF_SCHEMA`."""
+        place = REF_SCHEMA.get_field_index(name)
+        return self.then(self.table.set_column(place, name, column))
+
     @property
     def digest(self) -> str:
         """Hexadecimal SHA-256 of the names, sizes and versions of all images, and their facts.

@@ -13,7 +13,7 @@ import functools
 import itertools
 import posixpath
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -94,39 +94,39 @@ def _inside_tree(files: Images, tree: str | None) -> Images:
 
 # ---- by folders
 
-#: Columns of the folder of each file in its tree, and of the one that is named after the patient.
-FOLDER, PATIENT = "folder", "folder_patient"
+#: A column of the patient whose name a folder has.
+PATIENT = "folder_patient"
 
 
 class Place(NamedTuple):
-    """What a folder says of its files, if the class is the first folder of a tree or split.
+    """What a folder says of its files.
 
     Attributes:
         tree: the folder of all its splits: `root`, or what is above it if an archive wraps each
             split in a folder of the same name, as in train/train and test/test.
         root: the folders above the split.
-        label: the class.
+        label: the class; of `place_folders`, the first folder of the tree or split.
+        split: the split.
+        patient: the person after whom a folder is named.
     """
 
     tree: str
     root: str
-    label: str
-
-
-_NOWHERE = Place("", "", "")
+    label: str | None
+    split: str | None = None
+    patient: str | None = None
 
 
 def place_by_folders(files: Images, options: ListingOptions) -> Images:
     """Returns the files in the folders of a tree, of `REF_SCHEMA`, with `PATIENT`.
 
     The look at the tree says which level of folders is what, see `roles.read`; `--layout` says it
-    instead. For the tree and the order see `_choose_tree`.
+    instead. Files of one path are adjacent, and first is that of the tree of `_choose_tree`.
 
     Raises:
         errors.UserError: if there is no image, if the folders can be read in several ways, or if
             there are several trees and `--tree` chooses none.
     """
-    is_one_tree = bool(options.layout or options.label_regex)
     files = _inside_tree(files, options.tree)
     names = files.table["name"].combine_chunks()
     encoded = pc.replace_substring_regex(names, "[^/]*$", "").dictionary_encode()
@@ -135,55 +135,78 @@ def place_by_folders(files: Images, options: ListingOptions) -> Images:
     for pair in codes.filter(_are_images(names)).value_counts().to_pylist():
         images[folders[pair["values"]]] = pair["counts"]
     splits = roles.split_names([folder for folder in folders if images[folder]])
-    places = place_folders(images, splits)
-    if is_one_tree:
+    if options.layout or options.label_regex:
         places = _below_one_root(images, options.layout, splits)
+    else:
+        places = place_folders(images, splits)
+
+    def column(tell: Callable[[str], str | None]) -> pa.Array:
+        """Returns what each file's folder tells; null for a file without a place."""
+        texts = (tell(folder) if folder in places else None for folder in folders)
+        return pa.array(texts, pa.string()).dictionary_encode().take(codes)
+
+    trees = column(lambda folder: places[folder].tree).cast(pa.string())
     layout = "SPLIT/CLASS" if any(_split_folders(name, splits) for name in folders) else "CLASS"
-    is_placed = pa.array([folder in places for folder in folders], pa.bool_()).take(codes)
-    outside = names.filter(pc.invert(is_placed)).to_pylist()
     why = f"lies outside the {layout} folders"
+    outside = names.filter(trees.is_null()).to_pylist()
     files = files.then(found=_without_label(outside, why, inside=places))
     if not places:
-        num_files = counted(files.ledger.num_files, "file")
-        raise errors.UserError(
-            f"found no image in SPLIT/CLASS or CLASS folders among {num_files}; "
-            "check --input: it should hold folders like "
-            "train/CNV/, or CNV/. If the class is not the folder of a file, name it in a table: "
-            "--labels labels.csv, with the columns path and label; or find it in names with "
-            "--label_regex" + "".join(f". {text}" for text in files.ledger.unread)
-        )
-    names, codes = names.filter(is_placed), codes.filter(is_placed)
-    each = [places.get(folder, _NOWHERE) for folder in folders]
-    below = [
-        folder.removeprefix(f"{place.root}/") for folder, place in zip(folders, each, strict=True)
-    ]
-    columns: dict[str, Any] = {
-        name: pa.array(texts, pa.string()).dictionary_encode().take(codes)
-        for name, texts in (
-            ("tree", [place.tree for place in each]),
-            ("root", [place.root for place in each]),
-            (FOLDER, below),
-        )
-    }
-    columns["path"] = pc.binary_join_element_wise(
-        pa.array(below, pa.large_string()).take(codes),
-        pc.replace_substring_regex(names, "(?s)^.*/", ""),
-        pa.scalar("", pa.large_string()),
-    )
-    placed = files.then(_make_refs(files.table.filter(is_placed), columns))
-    placed = _choose_tree(placed, places)
-    roots = set(placed.table["root"].unique().to_pylist())
-    chosen = {folder: place for folder, place in places.items() if place.root in roots}
+        raise _no_image(files)
+    below = column(lambda folder: folder.removeprefix(f"{places[folder].root}/"))
+    file_names = pc.replace_substring_regex(names, "(?s)^.*/", "")
+    empty = pa.scalar("", pa.large_string())
+    paths = pc.binary_join_element_wise(below.cast(pa.large_string()), file_names, empty)
+    leader, others = _choose_tree(trees, paths, places)
+    is_other = pc.is_in(trees, pa.array(others, pa.string()))
+    files = files.then(found=Ledger(ignored={"other_tree": pc.sum(is_other).as_py()}))
+    all_trees = sorted({place.tree for place in places.values()})
+    places = {folder: place for folder, place in places.items() if place.tree not in others}
     try:
-        return _with_roles(placed, chosen, images, splits, options)
+        places, levels, shown = _with_roles(places, images, splits, options)
     except errors.UserError as error:
-        trees = sorted({place.tree for place in places.values()})
-        if len(trees) == 1:
+        if len(all_trees) == 1:
             raise
         raise errors.UserError(
-            f"{len(trees)} folders hold splits: {quoted(trees[:5])}. If they are the classes, give "
-            f"--layout class/split; choose one of them with --tree. In {trees[0]!r}, {error}"
+            f"{len(all_trees)} folders hold splits: {quoted(all_trees[:5])}. If they are the "
+            "classes, give --layout class/split; choose one of them with --tree. In "
+            f"{all_trees[0]!r}, {error}"
         ) from None
+    columns = {
+        "path": paths,
+        "root": column(lambda folder: places[folder].root),
+        "split": column(lambda folder: places[folder].split),
+        PATIENT: column(lambda folder: places[folder].patient),
+    }
+    is_kept = pc.is_valid(columns["root"])
+    if not options.label_regex:
+        columns["label"] = column(lambda folder: places[folder].label)
+        has_label = pc.is_valid(columns["label"])
+        without = names.filter(pc.and_not(is_kept, has_label)).to_pylist()
+        files = files.then(found=_without_label(without, "is in no folder of a class"))
+        is_kept = has_label
+    keys = {
+        "path": paths,
+        "is_copy": pc.not_equal(trees, leader).cast(pa.int8()),
+        "root": columns["root"].cast(pa.string()),
+        "offset": files.table["offset"],
+    }
+    order = pc.sort_indices(pa.table(keys), [(key, "ascending") for key in keys])
+    order = order.filter(is_kept.take(order))
+    return files.then(
+        _make_refs(files.table, columns).take(order),
+        layout=shown,
+        identity={**files.identity, "layout": "/".join(levels)},
+    )
+
+
+def _no_image(files: Images) -> errors.UserError:
+    return errors.UserError(
+        "found no image in SPLIT/CLASS or CLASS folders among "
+        f"{counted(files.ledger.num_files, 'file')}; check --input: it should hold folders like "
+        "train/CNV/, or CNV/. If the class is not the folder of a file, name it in a table: "
+        "--labels labels.csv, with the columns path and label; or find it in names with "
+        "--label_regex" + "".join(f". {text}" for text in files.ledger.unread)
+    )
 
 
 def _are_images(names: pa.Array) -> pa.Array:
@@ -219,52 +242,32 @@ def _below_one_root(
 
 
 def _with_roles(
-    placed: Images,
     places: Mapping[str, Place],
-    counts_of: Mapping[str, int],
+    images: Mapping[str, int],
     splits: Mapping[str, str],
     options: ListingOptions,
-) -> Images:
-    """Returns the images with what the levels of their folders mean.
+) -> tuple[dict[str, Place], Sequence[str], tuple[tuple[str, str], ...]]:
+    """Returns the places with split, class and patient, the roles of the levels, and these to show.
 
-    `counts_of` is the number of images in each folder, `splits` the split of each name of one.
+    `images` is the number of images in each folder, `splits` what `roles.split_names` returns.
     """
-    refs = placed.table
     below = {folder: folder.removeprefix(f"{place.root}/") for folder, place in places.items()}
     counts = collections.Counter[str]()
     for folder, name in below.items():
-        counts[name] = max(counts[name], counts_of[folder])
-    root = next(iter(places.values())).root
+        counts[name] = max(counts[name], images[folder])
     classes = () if options.label_regex else options.grades or options.classes
+    above = posixpath.basename(next(iter(places.values())).root)
     levels = options.layout or roles.read(
-        counts,
-        splits,
-        classes,
-        need_class=not options.label_regex,
-        above=posixpath.basename(root),
+        counts, splits, classes, need_class=not options.label_regex, above=above
     )
-    used = refs[FOLDER].unique().to_pylist()
-    facts = {folder: roles.facts(levels, folder, splits) for folder in used}
+    facts = {name: roles.facts(levels, name, splits) for name in counts}
     if "class" in levels and not options.layout:
         _require_no_other_classes(facts, levels.index("class"), classes)
-    encoded = refs[FOLDER].combine_chunks()
-    refs = refs.drop_columns(FOLDER)
-    meanings = [facts.get(folder, (None,) * 3) for folder in encoded.dictionary.to_pylist()]
-    for name, texts in zip(("split", "label", PATIENT), zip(*meanings, strict=True), strict=True):
-        column = pa.array(texts, pa.string()).dictionary_encode().take(encoded.indices)
-        if name == PATIENT:
-            refs = refs.append_column(name, column)
-        elif name == "split" or not options.label_regex:
-            refs = refs.set_column(refs.schema.get_field_index(name), name, column)
-    layout = tuple(roles.table(counts, levels, splits))
-    identity = {**placed.identity, "layout": "/".join(levels)}
-    if options.label_regex:
-        return placed.then(refs, layout=layout, identity=identity)
-    has_label = pc.is_valid(refs["label"])
-    others = refs["path"].filter(pc.invert(has_label)).to_pylist()
-    names = (f"{root}/{path}" if root else path for path in others)
-    found = _without_label(names, "is in no folder of a class")
-    return placed.then(refs.filter(has_label), found, layout=layout, identity=identity)
+    placed = dict[str, Place]()
+    for folder, place in places.items():
+        split, label, patient = facts[below[folder]]
+        placed[folder] = place._replace(split=split, label=label, patient=patient)
+    return placed, levels, tuple(roles.table(counts, levels, splits))
 
 
 def _require_no_other_classes(
@@ -308,47 +311,27 @@ def _require_no_classes_below(classes: set[str], pairs: Collection[tuple[str, ..
         )
 
 
-def require_no_masks(paths: pa.ChunkedArray) -> None:
-    """Refuses images of which some are named like masks of others, such as X_mask.png beside X.png.
-
-    Raises:
-        errors.UserError: with the flag that leaves them out.
-    """
-    is_mask = pc.match_substring_regex(paths, roles.MASK_PATH)
-    masks = paths.filter(is_mask).to_pylist()
-    if not masks:
-        return
-    stems = pc.replace_substring_regex(paths.filter(pc.invert(is_mask)), r"^.*/|\.[^./]*$", "")
-    others, patterns = set(stems.to_pylist()), list[str]()
-    for path in masks:
-        match = re.search(roles.MASK_FILE, path)
-        if match and match[1] in others:
-            patterns.append(f"[ _.-]{match[2]}[ _-]*[0-9]*[.]")
-        elif not match and posixpath.splitext(posixpath.basename(path))[0] in others:
-            patterns.append(f"(^|/){path.split('/')[-2]}/")
-    if 2 * len(patterns) >= len(masks):
-        files = f"{counted(len(patterns), 'file')}, such as {printable(masks[0])}, are"
-        raise roles.masks_error(files, set(patterns))
-
-
-def _choose_tree(placed: Images, places: Mapping[str, Place]) -> Images:
-    """Keeps the largest tree, or that of the OCT data, and its copies; sorts its files before them.
+def _choose_tree(
+    trees: pa.Array, paths: pa.Array, places: Mapping[str, Place]
+) -> tuple[str, list[str]]:
+    """Returns the largest tree, or that of the OCT data, and those that are not copies of it.
 
     Trees are copies if they share half of their paths: Kaggle's archive of the Kermany data holds
-    its whole tree twice, and a copy may be incomplete.
+    its whole tree twice, and a copy may be incomplete. `trees` and `paths` are those of each file.
 
     Raises:
         errors.UserError: if there are several unrelated trees.
     """
-    labels, refs = collections.defaultdict[str, set[str]](set), placed.table
+    labels = collections.defaultdict[str, set[str | None]](set)
     for place in places.values():
         labels[place.tree].add(place.label)
-    names = refs["tree"].cast(pa.string())
-    sizes = {pair["values"]: pair["counts"] for pair in names.value_counts().to_pylist()}
+    sizes = {
+        pair["values"]: pair["counts"] for pair in trees.drop_null().value_counts().to_pylist()
+    }
     ranked = sorted(sizes, key=lambda name: (-sizes[name], len(name), name))
     leader = next((name for name in ranked if labels[name] == _OCT_LABELS), ranked[0])
-    is_known = pc.is_in(refs["path"], refs["path"].filter(pc.equal(names, leader)).combine_chunks())
-    pairs = names.filter(is_known).value_counts().to_pylist()
+    is_known = pc.is_in(paths, paths.filter(pc.equal(trees, leader)))
+    pairs = trees.filter(is_known).drop_null().value_counts().to_pylist()
     shared = {pair["values"]: pair["counts"] for pair in pairs}
     others = [name for name in ranked if 2 * shared.get(name, 0) < sizes[name]]
     if others and labels[leader] != _OCT_LABELS:
@@ -356,17 +339,7 @@ def _choose_tree(placed: Images, places: Mapping[str, Place]) -> Images:
             f"the source holds {len(others) + 1} unrelated trees: {quoted([leader, *others])}; "
             "choose one with --tree, or say what the folders are, as with --layout '*/split/class'"
         )
-    ledger = Ledger(ignored={"other_tree": sum(sizes[name] for name in others)})
-    is_kept = pc.invert(pc.is_in(names, pa.array(others, pa.string())))
-    refs, names = refs.filter(is_kept), names.filter(is_kept)
-    keys = {
-        "path": refs["path"],
-        "is_copy": pc.not_equal(names, leader).cast(pa.int8()),
-        "root": refs["root"].cast(pa.string()),
-        "offset": refs["offset"],
-    }
-    order = pc.sort_indices(pa.table(keys), [(key, "ascending") for key in keys])
-    return placed.then(refs.drop_columns("tree").take(order), ledger)
+    return leader, others
 
 
 def place_folders(folders: Mapping[str, int], names: Mapping[str, str]) -> dict[str, Place]:

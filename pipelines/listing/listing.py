@@ -22,15 +22,13 @@ from pipelines.listing.matching import match_files, rows_of_files
 from pipelines.listing.modality import with_modalities_noted
 from pipelines.listing.options import DEFAULT_PATIENT_REGEX, ListingOptions
 from pipelines.listing.pairs import with_checked_pairs
-from pipelines.listing.refs import OTHER, REF_SCHEMA, RejectedFile, iterate_refs
+from pipelines.listing.refs import OTHER, RejectedFile, iterate_refs
 from pipelines.sources.source import Member, Source
 from tfrecord_io.format.kinds import LabelKind
 from tfrecord_io.format.person import column_in_one_form, persons
 from tfrecord_io.format.schema import SPLITS
 from tfrecord_io.terminal.printing import counted
 from tfrecord_io.terminal.spelling import found_in, look_alike, misspelled, rename_flag, written
-
-_LABEL, _PATIENT = map(REF_SCHEMA.get_field_index, ("label", "patient"))
 
 
 def list_images(
@@ -164,11 +162,10 @@ def with_notes(
 
     `counts` has the number of images of each label, `chosen` the labels that the user chose.
     """
-    notes = [Note(text) for text in _label_notes(counts, chosen, has_table)]
-    if not has_table:
-        layout.require_no_masks(images.table["path"])
-        notes += [Note(text, is_private=True) for text in images.ledger.unread]
-    return images.then(found=Ledger(notes=tuple(notes)))
+    notes = tuple(map(Note, _label_notes(counts, chosen, has_table)))
+    return images.then(found=Ledger(notes=notes)).noted(
+        *(images.ledger.unread if not has_table else ())
+    )
 
 
 def _label_notes(
@@ -228,7 +225,7 @@ def with_labels_in_names(images: Images, label_regex: str) -> Images:
         )
     counts = collections.Counter(labels.filter(has_label).to_pylist())
     column = labels.cast(pa.string()).dictionary_encode()
-    refs = refs.set_column(_LABEL, "label", column).filter(has_label)
+    refs = images.with_column("label", column).table.filter(has_label)
     text = (
         f"--label_regex {label_regex!r} finds one class in all images ({_found_in(refs, 'label')});"
         " its first group should be what differs between classes"
@@ -253,7 +250,7 @@ def with_patients_in_names(images: Images, patient_regex: str) -> Images:
     """
     paths = images.table["path"]
     patients = _find(paths, patient_regex)
-    images = images.then(images.table.set_column(_PATIENT, "patient", patients))
+    images = images.with_column("patient", patients)
     num_without, num_images = patients.null_count, len(patients)
     images = images.then(found=_constant_patients(images.table, patient_regex))
     if patient_regex == DEFAULT_PATIENT_REGEX:
@@ -273,7 +270,7 @@ def with_patients_in_names(images: Images, patient_regex: str) -> Images:
             f"{text}. Its first group should be the patient, as in (patient[0-9]+)/ for a folder "
             "for each patient; a table of --labels can name the patients, too"
         )
-    return images.then(found=Ledger(notes=(Note(text, is_private=True),)))
+    return images.noted(text)
 
 
 def _constant_patients(refs: pa.Table, patient_regex: str) -> Ledger:
@@ -312,11 +309,10 @@ def with_patients_in_folders(images: Images, options: ListingOptions) -> Images:
     if layout.PATIENT not in refs.column_names:
         return images
     folders = refs[layout.PATIENT].cast(pa.large_string())
-    refs = refs.drop_columns(layout.PATIENT)
+    images = images.then(refs.drop_columns(layout.PATIENT))
     if options.patient_regex == DEFAULT_PATIENT_REGEX or "patient" in options.layout:
-        patients = pc.coalesce(refs["patient"], folders)
-        refs = refs.set_column(_PATIENT, "patient", patients)
-    return images.then(refs)
+        return images.with_column("patient", pc.coalesce(refs["patient"], folders))
+    return images
 
 
 def with_sites(images: Images) -> Images:
@@ -328,7 +324,7 @@ def with_sites(images: Images) -> Images:
     if f"{OTHER}site" not in refs.column_names:
         return images
     patients = persons(refs["patient"], refs[f"{OTHER}site"])
-    return images.then(refs.set_column(_PATIENT, "patient", patients))
+    return images.with_column("patient", patients)
 
 
 def with_patients_noted(images: Images, *, in_table: bool) -> Images:
@@ -342,7 +338,7 @@ def with_patients_noted(images: Images, *, in_table: bool) -> Images:
         f"hyphens or invisible characters, such as {' and '.join(map(ascii, alike[0]))}, and "
         f"count as different people; if they are not, give each one name {how}"
     )
-    return images.then(found=Ledger(notes=(Note(text, is_private=True),)))
+    return images.noted(text)
 
 
 def with_label_names(images: Images, options: ListingOptions) -> Images:

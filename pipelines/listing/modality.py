@@ -6,7 +6,7 @@ import collections
 from collections.abc import Collection, Sequence
 
 from pipelines import errors
-from pipelines.listing.images import Images, Ledger, Note
+from pipelines.listing.images import Images
 from pipelines.listing.refs import OTHER
 from tfrecord_io.decoding.preprocess import Pictures
 from tfrecord_io.terminal.printing import printable
@@ -68,7 +68,7 @@ def with_modalities_noted(images: Images) -> Images:
         f"{first} uses one alone"
     )
     # A text in the place of a modality may name a person.
-    return images.then(found=Ledger(notes=(Note(text, is_private=True),)))
+    return images.noted(text)
 
 
 def _shown(counts: collections.Counter[str | None]) -> str:

@@ -22,7 +22,7 @@ from pipelines import errors
 from pipelines.listing import roles
 from pipelines.listing.copies import source_of
 from pipelines.listing.files import has_suffix
-from pipelines.listing.images import Images, Ledger, Note
+from pipelines.listing.images import Images
 from pipelines.listing.options import ListingOptions
 from pipelines.listing.refs import ImageRef, iterate_refs
 from pipelines.sources.source import Reader, Source
@@ -30,7 +30,7 @@ from tfrecord_io.decoding.dicom import is_dicom, read_frame
 from tfrecord_io.decoding.formats import read_picture
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.decoding.preprocess import TIFF_SUFFIXES
-from tfrecord_io.terminal.printing import printable
+from tfrecord_io.terminal.printing import counted, printable
 
 # Of more files, those of some numbers are compared; with more folders beside each other, none.
 _MAX_FILES, _MAX_NAMES = 10_000, 20
@@ -118,7 +118,8 @@ def with_checked_pairs(images: Images, source: Source, options: ListingOptions) 
         errors.UserError: with both sides, names of each, and the flags that leave one out.
     """
     layout = [role for role, _ in images.layout if role in roles.ROLES]
-    refs, notes = images.table, list[Note]()
+    refs, notes = images.table, list[str]()
+    _require_no_masks(refs["path"], layout, is_given=bool(options.layout))
     with source.open() as reader:
         look = functools.cache(functools.partial(_look, reader))
         for _, found in itertools.groupby(_pairs(refs, layout), lambda some: some.kind):
@@ -128,8 +129,7 @@ def with_checked_pairs(images: Images, source: Source, options: ListingOptions) 
                 is_settled = _is_settled(options, some)
                 if drawn and is_settled and some.is_in_classes:
                     what = _shown(some.kind, some.names[drawn[0]])
-                    text = f"the pictures of {what} are {drawn[1]}"
-                    notes.append(Note(text, is_private=True))
+                    notes.append(f"the pictures of {what} are {drawn[1]}")
                 elif (drawn or some.is_sure) and not is_settled:
                     open_pairs.append((some, drawn))
             if open_pairs:
@@ -146,13 +146,43 @@ def with_checked_pairs(images: Images, source: Source, options: ListingOptions) 
                 some = refs.take(rows[:: -(-len(rows) // _NUM_READ)])
                 looks = list(filter(None, map(look, iterate_refs(some))))
                 if _are_drawn(looks):
-                    text = (
+                    notes.append(
                         f"the pictures of the {what} {printable(name)!r} are {_BINARY}; if they "
                         f"are masks, leave them out with --exclude_regex '(^|/){re.escape(name)}/'"
                     )
-                    notes.append(Note(text, is_private=True))
             seen.update(names)
-    return images.then(found=Ledger(notes=tuple(notes)))
+    return images.noted(*notes)
+
+
+def _require_no_masks(paths: pa.ChunkedArray, layout: Sequence[str], *, is_given: bool) -> None:
+    """Refuses images of which some are in folders of masks, or are named like masks of others.
+
+    If the layout is given, a folder holds masks if its files have the names of others, too.
+
+    Raises:
+        errors.UserError: with the flag that leaves them out.
+    """
+    is_mask = pc.match_substring_regex(paths, roles.MASK_PATH)
+    stems = pc.replace_substring_regex(paths.filter(pc.invert(is_mask)), r"^.*/|\.[^./]*$", "")
+    others, found, num_alike = set(stems.to_pylist()), list[tuple[str, str]](), 0
+    for path in paths.filter(is_mask).to_pylist() if others else ():
+        match, (*folders, file) = re.search(roles.MASK_FILE, path), path.split("/")
+        named = [
+            name for name, role in itertools.zip_longest(folders, layout[: len(folders)])
+            # Whether a face wears a mask is a class.
+            if roles.MASK_FOLDER.fullmatch(name) and (name, role) != ("mask", "class")
+        ]  # fmt: skip
+        num_alike += bool(match or named)
+        if match and match[1] in others:
+            found.append((path, f"[ _.-]{match[2]}[ _-]*[0-9]*[.]"))
+        elif named and (not is_given or file.rpartition(".")[0] in others):
+            found.append((path, f"(^|/){re.escape(named[-1])}/"))
+    if found and 2 * len(found) >= num_alike:
+        raise errors.UserError(
+            f"{counted(len(found), 'file')}, such as {printable(found[0][0])}, are masks, labels "
+            "or the like, which are not images of a class; leave them out with --exclude_regex "
+            f"'{'|'.join(sorted({pattern for _, pattern in found}))}'"
+        )
 
 
 def _is_settled(options: ListingOptions, pairs: _Pairs) -> bool:

@@ -40,11 +40,11 @@ _MASKS = (
     r"masks?|labels?|annotations?|annots?|ground[ _-]?truths?|gt|segmentations?|segs?|overlays?"
     r"|thumbnails?|thumbs?|contours?|\d(st|nd|rd)[ _-]?(manual|ho)|manual[ _-]?\d*"
 )
-_MASK_FOLDER = re.compile(_MASKS, re.IGNORECASE)
 _KIND_OF_FILE = re.compile(f"{_IMAGES}|raw|originals?|{_MASKS}", re.IGNORECASE)
 
-#: `MASK_FILE` finds a mask by its file name, as in X_mask.png, where group 1 is the name of its
-#: image; `MASK_PATH` finds it by its file name or its folder. Arrow (RE2) reads both as well.
+#: Names of folders of masks. `MASK_FILE` finds a mask by its file name, as in X_mask.png, where
+#: group 1 is the name of its image; `MASK_PATH` by its file name or folder. Arrow (RE2) reads both.
+MASK_FOLDER = re.compile(_MASKS, re.IGNORECASE)
 MASK_FILE = rf"(?i)(?:^|/)([^/]+?)[ _.-]+({_MASKS})[ _-]*\d*\.[^./]*$"
 MASK_PATH = rf"{MASK_FILE}|(?i)(?:^|/)(?:{_MASKS})/"
 
@@ -146,8 +146,8 @@ def read(
         above: the folder that holds all others, which is another reading if these are patients.
 
     Raises:
-        errors.UserError: if no level is the class, several could be, or folders hold masks; with
-            the readings that are possible, and the flag for each.
+        errors.UserError: if no level is the class, or several could be; with the readings that are
+            possible, and the flag for each.
     """
     levels = _names_of_levels(folders)
     # Every image is in so many folders; deeper levels are not the class.
@@ -160,7 +160,6 @@ def read(
             break
     meanings = {place: _meaning(levels[place]) for place in range(depth) if roles[place] == "*"}
     could_be = _classes_among(levels, meanings, set(classes))
-    _require_no_masks(levels, could_be)
     example = min((folder for folder, count in folders.items() if count), default="")
     if need_class and len(could_be) != 1:
         readings = [(levels, some) for some in _readings(levels, roles, meanings, could_be)]
@@ -294,26 +293,6 @@ def tell(names: Iterable[str]) -> bool:
 def is_no_class(name: str) -> bool:
     """Returns whether a name is that of a split or a kind of file."""
     return name.lower() in SPLITS or _KIND_OF_FILE.fullmatch(name) is not None
-
-
-def _require_no_masks(levels: Sequence[Mapping[str, int]], could_be: Sequence[int]) -> None:
-    """Raises an error if some images, but not all, are in folders of masks."""
-    for place, names in enumerate(levels):
-        masks = sorted(name for name in names if _MASK_FOLDER.fullmatch(name))
-        num_masks = sum(names[name] for name in masks)
-        # Whether a face wears a mask is a class.
-        is_class = place in could_be and masks == ["mask"]
-        if masks and num_masks < sum(levels[0].values()) and not is_class:
-            patterns = [f"(^|/){re.escape(name)}/" for name in masks]
-            raise masks_error(f"the folder {printable(masks[0])} holds", patterns)
-
-
-def masks_error(found: str, patterns: Iterable[str]) -> errors.UserError:
-    """Returns the error of images that are masks or the like, in paths of these patterns."""
-    return errors.UserError(
-        f"{found} masks, labels or the like, which are not images of a class; leave them out with "
-        f"--exclude_regex '{'|'.join(sorted(patterns))}'"
-    )
 
 
 def _readings(
