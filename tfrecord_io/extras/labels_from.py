@@ -167,20 +167,11 @@ def _yolo(folder: Path) -> Iterator[_Row]:
     The names of its codes are in another file: `data.yaml`, with a list or a mapping called names,
     or `classes.txt`, a name a line.
     """
-    names: dict[int, str] = {}
+    names: dict[str, str] = {}
     lists = sorted(folder.rglob("classes.txt"))
     for file in [*sorted([*folder.rglob("*.yaml"), *folder.rglob("*.yml")]), *lists]:
-        text = file.read_bytes()
-        if file not in lists and b"names" not in text:
-            continue
         with _named(file, "names of classes in YAML, or a name a line"):
-            # As texts: YAML takes yes, no, on and 1 for something else.
-            content = (
-                {"names": text.decode("utf-8-sig").rstrip().splitlines()}
-                if file in lists
-                else yaml.load(text, Loader=yaml.BaseLoader)
-            )
-            found = _names_in(content)
+            found = _names_in(file)
             if names and found and names != found:
                 raise ValueError("other names than in another file; give one dataset's folder")
         names = names or found
@@ -192,10 +183,10 @@ def _yolo(folder: Path) -> Iterator[_Row]:
         path = f"{head}/images/{tail}".lstrip("/")
         with _named(file, "a code of a class and numbers in each line"):
             lines = file.read_text("utf-8-sig").splitlines()
-            codes = {_code(line, path) for line in lines if line.strip()}
-            found = {_known(names, code, "code", f"the image {path}") for code in codes}
+            codes = {line.split()[0] for line in lines if line.strip()}
+            classes = {_known(names, code, "code", f"the image {path}") for code in codes}
         told.add(path)
-        yield path, file, found
+        yield path, file, classes
     # A picture without a text shows none of the classes.
     for file in sorted(folder.rglob("images/**/*")) if texts else []:
         path = _stem(folder, file)
@@ -209,26 +200,23 @@ def _stem(folder: Path, file: Path) -> str:
     return file.relative_to(folder).with_suffix("").as_posix()
 
 
-def _code(line: str, path: str) -> int:
-    first = line.split()[0]
-    try:
-        return int(first)
-    except ValueError:
-        raise ValueError(f"{first!r} in a line of the image {path}") from None
-
-
-def _names_in(content: Any) -> dict[int, str]:
+def _names_in(file: Path) -> dict[str, str]:
     """Returns the names of classes by code, empty if a YAML file has none."""
-    found = content.get("names") if isinstance(content, dict) else None
-    if found is None:
-        return {}
-    if not isinstance(found, list | dict):
-        raise ValueError(f"{found!r} for names, which should be a list or a mapping")
-    pairs = found.items() if isinstance(found, dict) else enumerate(found)
+    text = file.read_bytes()
+    named: Any = []
+    if file.name == "classes.txt":
+        named = text.decode("utf-8-sig").rstrip().splitlines()
+    elif b"names" in text:
+        # As texts: YAML takes yes, no, on and 1 for something else.
+        content = yaml.load(text, Loader=yaml.BaseLoader)
+        named = content.get("names", []) if isinstance(content, dict) else []
+    if not isinstance(named, list | dict):
+        raise ValueError(f"{named!r} for names, which should be a list or a mapping")
+    pairs = named.items() if isinstance(named, dict) else enumerate(named)
     # A name that is missing would move those behind it.
-    names = {int(code): name.strip() if isinstance(name, str) else "" for code, name in pairs}
+    names = {str(code): name.strip() if isinstance(name, str) else "" for code, name in pairs}
     if not all(names.values()):
-        raise ValueError(f"a class without a name in {found!r}")
+        raise ValueError(f"a class without a name in {named!r}")
     return names
 
 

@@ -98,7 +98,7 @@ def test_a_class_of_two_unicode_forms_is_one(tmp_path):
     [({"a.txt": ""}, "has no annotations"),
      ({"a.xml": "<annotation>"}, "in/a.xml: expected annotations in VOC, received no element"),
      ({"data.yaml": "names: [a]", "labels/a.txt": "3 0 0 1 1"},
-      "in/labels/a.txt: .* the code 3 of the image images/a; known are 0"),
+      "in/labels/a.txt: .* the code '3' of the image images/a; known are 0"),
      ({"data.yaml": "names: [a]", "labels/a.txt": "x 0 0 1 1"}, "labels/a.txt: .* image images/a"),
      ({"data.yaml": "names: [a", "labels/a.txt": "0 0 0 1 1"}, "in/data.yaml: expected names"),
      ({"data.yaml": "names: [a]", "b.yml": "names: [b]", "labels/a.txt": ""}, "data.yaml: .*other"),
