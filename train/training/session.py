@@ -18,7 +18,7 @@ from train.networks.optimizers import make_optimizer
 from train.networks.options import slow_network
 from train.training.config import TrainConfig
 from train.training.plan import Plan, make_plans
-from train.training.steps import Lesson, Steps, make_steps
+from train.training.steps import JaxSteps, Lesson, Steps, TensorFlowSteps
 
 
 def open_data_and_devices(config: TrainConfig) -> tuple[Dataset, Devices]:
@@ -86,8 +86,7 @@ class Session:
             class_weights=self.plan.class_weights,
             label_smoothing=config.loss.label_smoothing,
             augmentation=config.augmentation,
-            grey_factor=self.pixels.grey_factor,
-            is_padded=self.pixels.is_padded,
+            pixels=self.pixels,
         )
 
     def training_batches(self, start_step: int) -> Any:
@@ -118,15 +117,21 @@ class Session:
                 head_steps=steps_after[config.network.head_epochs or 0],
             )
             optimizer.build(variables)
-        return make_steps(network, self.devices, self.lesson, config.devices, optimizer)
+        return self.steps(network, optimizer)
 
     def evaluation_batches(self, part: Part) -> Any:
         """Returns a part in its stored order, see `feed.evaluation_batches`."""
         return evaluation_batches(self.plan.config.input, self.devices, part)
 
-    def predicting_steps(self, network: Network) -> Steps:
-        """Returns steps that only predict."""
-        return make_steps(network, self.devices, self.lesson, self.plan.config.devices)
+    def steps(self, network: Network, optimizer: Any = None) -> Steps:
+        """Returns steps of the backend in use; without an optimizer they only predict."""
+        return (JaxSteps if self.devices.backend == "jax" else TensorFlowSteps)(
+            network=network,
+            devices=self.devices,
+            lesson=self.lesson,
+            options=self.plan.config.devices,
+            optimizer=optimizer,
+        )
 
 
 def open_session(plan: Plan, data: Dataset, devices: Devices) -> Session:

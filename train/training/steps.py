@@ -26,7 +26,7 @@ from train.data import augmentation
 from train.data.options import AugmentOptions
 from train.kinds.task import Task
 from train.machine.devices import DeviceOptions, Devices
-from train.networks.models import Network
+from train.networks.models import Network, Pixels
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -56,16 +56,14 @@ class Lesson:
         class_weights: weight of each class in the loss.
         label_smoothing: share of each label that is spread evenly over all classes.
         augmentation: how the images change at random.
-        grey_factor: what turns stored values into grey levels, see `Pixels`.
-        is_padded: whether the images are padded, see `augmentation.augment`.
+        pixels: what is known of the stored images.
     """
 
     task: Task
     class_weights: tuple[float, ...]
     label_smoothing: float
     augmentation: AugmentOptions
-    grey_factor: float = 1.0
-    is_padded: bool = False
+    pixels: Pixels
 
     def prepare(self, images, labels, draws):
         """Returns augmented, mixed images (float32, 0..255) and mixed labels of a replica.
@@ -78,10 +76,10 @@ class Lesson:
         changes = self.augmentation
 
         def change(images, draws):
-            if self.grey_factor != 1:
-                images = keras.ops.cast(images, "float32") * self.grey_factor
+            if self.pixels.grey_factor != 1:
+                images = keras.ops.cast(images, "float32") * self.pixels.grey_factor
             if changes.augment:
-                strength, is_padded = changes.augment_strength, self.is_padded
+                strength, is_padded = changes.augment_strength, self.pixels.is_padded
                 images = augmentation.augment(images, draws, strength, is_padded=is_padded)
             return keras.ops.cast(images, "float32")
 
@@ -117,22 +115,7 @@ class Lesson:
         return ops.sum(losses * weights), totals
 
 
-def make_steps(
-    network: Network,
-    devices: Devices,
-    lesson: Lesson,
-    options: DeviceOptions,
-    optimizer: keras.optimizers.Optimizer | None = None,
-) -> Steps:
-    """Returns steps of the backend in use; without an optimizer they only predict.
-
-    Raises:
-        UserError: if XLA cannot compile the network on these devices.
-    """
-    kind = JaxSteps if devices.backend == "jax" else TensorFlowSteps
-    return kind(network, devices, lesson, options, optimizer)
-
-
+@dataclasses.dataclass(kw_only=True, eq=False)
 class Steps(abc.ABC):
     """Training and prediction on the devices of a run; each backend has its own.
 
@@ -144,22 +127,15 @@ class Steps(abc.ABC):
         num_traces: how often the training graph was built; more than once wastes time and memory.
     """
 
-    def __init__(
-        self,
-        network: Network,
-        devices: Devices,
-        lesson: Lesson,
-        options: DeviceOptions,
-        optimizer: Any,
-    ) -> None:
-        self.optimizer = optimizer
-        self.num_traces = 0
-        self._network, self._devices, self._lesson = network, devices, lesson
-        self._options = options
-        self._set_up()
+    network: Network
+    devices: Devices
+    lesson: Lesson
+    options: DeviceOptions
+    optimizer: Any = None
+    num_traces: int = dataclasses.field(default=0, init=False)
 
     @abc.abstractmethod
-    def _set_up(self) -> None:
+    def __post_init__(self) -> None:
         """Makes the functions of a step."""
 
     def iterate(self, batches: Any) -> Iterator[Any]:
@@ -183,7 +159,7 @@ class Steps(abc.ABC):
             rows, row_labels = (np.asarray(values)[np.asarray(weights) > 0] for values in answers)
             probabilities.append(rows)
             labels.append(row_labels)
-        return np.concatenate(probabilities), self._lesson.task.truths(np.concatenate(labels))
+        return np.concatenate(probabilities), self.lesson.task.truths(np.concatenate(labels))
 
     @abc.abstractmethod
     def _predict(self, batches: Any) -> Iterator[tuple[Any, Any, Any]]:
@@ -193,7 +169,7 @@ class Steps(abc.ABC):
 class TensorFlowSteps(Steps):
     """Steps under a `tf.distribute` strategy."""
 
-    def _set_up(self) -> None:
+    def __post_init__(self) -> None:
         import tensorflow as tf
 
         from tfrecord_io.reading.reader import errors_as_raised
@@ -204,15 +180,15 @@ class TensorFlowSteps(Steps):
         self._predict_function = tf.function(self._compute_predictions, autograph=False)
         self._train_function = tf.function(self._train, autograph=False)
         # XLA makes a single loop of the augmentation; op by op it takes ten times as long.
-        self._prepare = tf.function(self._lesson.prepare, autograph=False, jit_compile=True)
+        self._prepare = tf.function(self.lesson.prepare, autograph=False, jit_compile=True)
         # Of the rest, gradients alone are compiled: the exchange between replicas cannot be.
         # Without XLA they are part of the step's graph, because replicas exchange statistics
         # inside of them.
         self._gradients = self._compute_gradients
-        if self.optimizer and self._options.jit_compile:
-            layers = self._network.logits.layers
+        if self.optimizer and self.options.jit_compile:
+            layers = self.network.logits.layers
             exchanges = any(getattr(each, "synchronized", False) for each in layers)
-            if exchanges and self._devices.num_replicas > 1:
+            if exchanges and self.devices.num_replicas > 1:
                 raise UserError(
                     "--jit_compile: the replicas of this network exchange statistics within a "
                     "step, which XLA cannot compile; leave it out, or train on one device"
@@ -220,7 +196,7 @@ class TensorFlowSteps(Steps):
             self._gradients = tf.function(self._gradients, autograph=False, jit_compile=True)
 
     def iterate(self, batches: tf.data.Dataset) -> Iterator[Any]:
-        distribute = self._devices.strategy.distribute_datasets_from_function
+        distribute = self.devices.strategy.distribute_datasets_from_function
         return iter(distribute(lambda context: batches))
 
     def train(self, batches: Any, num_steps: int) -> StepResults:
@@ -230,7 +206,7 @@ class TensorFlowSteps(Steps):
         return StepResults(totals.numpy(), float(waited))
 
     def _predict(self, batches: Any) -> Iterator[tuple[Any, Any, Any]]:
-        local = self._devices.strategy.experimental_local_results
+        local = self.devices.strategy.experimental_local_results
         with self._errors_as_raised():
             for images, *others in batches:
                 probabilities = self._predict_function(images)
@@ -239,7 +215,7 @@ class TensorFlowSteps(Steps):
     def _train(self, batches: Any, num_steps: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         # Runs while the graph is built, and only then.
         self.num_traces += 1
-        tf, strategy = self._tf, self._devices.strategy
+        tf, strategy = self._tf, self.devices.strategy
 
         def train_one(step, results, wait_seconds):
             asked_at = self._now()
@@ -260,7 +236,7 @@ class TensorFlowSteps(Steps):
 
     def _now(self) -> tf.Tensor:
         # TensorFlow refuses to read a clock when only deterministic operations are allowed.
-        if self._options.deterministic:
+        if self.options.deterministic:
             return self._tf.constant(math.nan, self._tf.float64)
         return self._tf.timestamp()
 
@@ -268,29 +244,29 @@ class TensorFlowSteps(Steps):
         images, labels = self._prepare(images, labels, draws)
         gradients, totals = self._gradients(images, labels, weights)
         # Keras sums the gradients of the replicas in here.
-        self.optimizer.apply(gradients, self._network.logits.trainable_variables)
+        self.optimizer.apply(gradients, self.network.logits.trainable_variables)
         return totals
 
     def _compute_gradients(self, images, labels, weights):
         with self._tf.GradientTape() as tape:
-            logits = self._network.logits(images, training=True)
-            loss, totals = self._lesson.loss_and_totals(labels, logits, weights)
+            logits = self.network.logits(images, training=True)
+            loss, totals = self.lesson.loss_and_totals(labels, logits, weights)
             loss = self.optimizer.scale_loss(loss)
-        variables = self._network.logits.trainable_variables
+        variables = self.network.logits.trainable_variables
         return tape.gradient(loss, [variable.value for variable in variables]), totals
 
     def _compute_predictions(self, images: tf.Tensor) -> tf.Tensor:
-        model = self._network.model
-        return self._devices.strategy.run(lambda each: model(each, training=False), args=(images,))
+        model = self.network.model
+        return self.devices.strategy.run(lambda each: model(each, training=False), args=(images,))
 
 
 class JaxSteps(Steps):
     """Steps as pure functions, batches split over the devices of a mesh; XLA compiles them all."""
 
-    def _set_up(self) -> None:
+    def __post_init__(self) -> None:
         import jax
 
-        self._jax, copied = jax, self._devices.sharding()
+        self._jax, copied = jax, self.devices.sharding()
         copy = functools.partial(jax.tree.map, jax.numpy.copy)
         self._copy = jax.jit(copy, out_shardings=copied)
         # On every device, so that each worker has all results.
@@ -317,7 +293,7 @@ class JaxSteps(Steps):
         return StepResults(np.stack(self._jax.device_get(totals)), waited)
 
     def _predict(self, batches: Iterator[Any]) -> Iterator[tuple[Any, Any, Any]]:
-        model = self._network.model
+        model = self.network.model
         groups = model.trainable_variables, model.non_trainable_variables
         weights = [[variable.value for variable in group] for group in groups]
         for images, *others in batches:
@@ -334,20 +310,20 @@ class JaxSteps(Steps):
         self._state = None
 
     def _state_variables(self) -> tuple[list[Any], list[Any], list[Any]]:
-        model = self._network.logits
+        model = self.network.logits
         return model.trainable_variables, model.non_trainable_variables, self.optimizer.variables
 
     def _train(self, state, images, labels, weights, draws):
         # Runs while the function is traced, and only then.
         self.num_traces += 1
         trainable, other, optimizer_state = state
-        images, labels = self._lesson.prepare(images, labels, draws)
+        images, labels = self.lesson.prepare(images, labels, draws)
 
         def compute_loss(trainable, other):
-            logits, other = self._network.logits.stateless_call(
+            logits, other = self.network.logits.stateless_call(
                 trainable, other, images, training=True
             )
-            loss, totals = self._lesson.loss_and_totals(labels, logits, weights)
+            loss, totals = self.lesson.loss_and_totals(labels, logits, weights)
             mapping = list(zip(self.optimizer.variables, optimizer_state, strict=True))
             with keras.StatelessScope(state_mapping=mapping):
                 loss = self.optimizer.scale_loss(loss)
@@ -360,5 +336,5 @@ class JaxSteps(Steps):
         return (trainable, other, optimizer_state), totals
 
     def _compute_predictions(self, trainable: Any, other: Any, images: Any) -> Any:
-        call = self._network.model.stateless_call
+        call = self.network.model.stateless_call
         return call(trainable, other, images, training=False)[0]

@@ -226,7 +226,7 @@ def _final_network(
 
 
 def _predict(session: Session, network: Network, part: Part) -> Predictions:
-    steps = session.predicting_steps(network)
+    steps = session.steps(network)
     probabilities, truths = steps.predict(session.evaluation_batches(part))
     require_numbers(probabilities, part.name)
     return Predictions(
