@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import csv
-import io
 import json
 import sys
 from collections.abc import Sequence
@@ -179,8 +179,8 @@ def _row(prediction: Prediction, names: Sequence[str]) -> dict[str, Any]:
 
 def _print_csv(table: Sequence[Sequence[Any]]) -> None:
     # A program gets names as they are, even bytes that are not UTF-8.
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="surrogateescape")
+    with contextlib.suppress(AttributeError):  # what stands in for it in a notebook
+        sys.stdout.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]
     cleaned = csv_cell if sys.stdout.isatty() else no_formula
     # A negative number is not a formula.
     csv.writer(sys.stdout, lineterminator="\n").writerows(

@@ -5,7 +5,6 @@ import json
 import marshal
 import os
 import shutil
-import subprocess
 import zipfile
 from pathlib import Path
 
@@ -19,10 +18,7 @@ from image_files import encoded, grey_pixels, write_tree
 from marked_images import (
     KERAS_ARRAY_WARNING,
     OCT_NAMES,
-    REPOSITORY,
-    command,
     edited_run,
-    environment,
     export_untrained,
     predicted,
     without_saved_model,
@@ -190,20 +186,9 @@ def test_by_patient_the_mean_of_the_images_answers(run_folder, files, tmp_path, 
     assert "reject: why there is no answer" in legend
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ({"by": "eye"}, "a pattern that finds patient and eye answers for each eye"),
-        ({"by": "patient"}, "the run has no seen.parquet that says how the build found patients"),
-        ({"by": "patient", "patient_regex": "x(y)"}, "the pattern 'x(y)' finds no patient in"),
-        ({"patient_regex": "(x)"}, "add --by patient"),
-    ],
-)
-def test_by_what_nothing_tells_is_refused(run_folder, files, capsys, flags, message):
-    assert message in answer(capsys, run_folder, files, code=2, **flags).err
-
-
-def test_several_runs_and_the_folds_of_one_answer_by_their_mean(run_folder, files, tmp_path):
+def test_several_runs_and_the_folds_of_one_answer_by_their_mean_by_the_names_of_classes(
+    run_folder, files, tmp_path
+):
     folds = tmp_path / "folds"
     for fold in range(2):
         shutil.copytree(run_folder, folds / "seed-0" / f"fold-{fold}")
@@ -211,29 +196,19 @@ def test_several_runs_and_the_folds_of_one_answer_by_their_mean(run_folder, file
     for variable in other.trainable_variables:
         variable.assign(variable + 0.1)
     other.save(folds / "seed-0" / "fold-1" / "export" / "model.keras")
-    path = [files / "a.jpeg"]
-    one, two, both, mixed = (
-        next(predict_files(load_classifiers(runs), path)).probabilities
+    reverse = edited_run(run_folder, tmp_path / "run", label_names=OCT_NAMES[::-1])
+    one, two, both, mixed, mean = (
+        next(predict_files(load_classifiers(runs), [files / "a.jpeg"])).probabilities
         for runs in (
-            [run_folder], [folds / "seed-0" / "fold-1"], [folds], [run_folder, run_folder, folds]
+            [run_folder], [folds / "seed-0" / "fold-1"], [folds], [run_folder, run_folder, folds],
+            [run_folder, reverse],
         )
     )  # fmt: skip
     assert not np.allclose(one, two)
     assert np.allclose(both, (one + two) / 2)
     assert np.allclose(mixed, (3 * one + two) / 4)
-
-
-def test_runs_are_averaged_by_the_names_of_their_classes_which_must_be_the_same(
-    run_folder, files, tmp_path
-):
-    other = edited_run(run_folder, tmp_path / "run", label_names=OCT_NAMES[::-1])
-    one, mean, reverse = (
-        next(predict_files(load_classifiers(runs), [files / "a.jpeg"])).probabilities
-        for runs in ([run_folder], [run_folder, other], [other, run_folder])
-    )
     assert not np.allclose(one, one[::-1])
     assert np.allclose(mean, (one + one[::-1]) / 2)
-    assert np.allclose(reverse, mean[::-1])
     unlike = edited_run(run_folder, tmp_path / "unlike", label_names=["1", "2", "3", "4"])
     with pytest.raises(UserError, match="cannot be averaged: their labels"):
         load_classifiers([run_folder, unlike])
@@ -244,6 +219,10 @@ def test_runs_are_averaged_by_the_names_of_their_classes_which_must_be_the_same(
     [
         ("a.jpeg", {"model": "nowhere"}, "preprocessing.json; the folder does not exist"),
         ("a.jpeg", {"model": "x", "by": "patient", "patient_regex": "xy"}, "needs a group"),
+        ("a.jpeg", {"by": "eye"}, "finds patient and eye answers for each eye"),
+        ("a.jpeg", {"by": "patient"}, "no seen.parquet that says how the build found patients"),
+        ("a.jpeg", {"by": "patient", "patient_regex": "x(y)"}, "'x(y)' finds no patient in"),
+        ("a.jpeg", {"patient_regex": "(x)"}, "add --by patient"),
         ("a.jpeg", {"model": "data"}, "this is a dataset; run"),
         ("nowhere", {}, "there is no such file or folder"),
         ("pipe", {}, "received a pipe or a device"),
@@ -343,9 +322,7 @@ def test_facts_that_are_not_those_of_the_model_are_refused(facts, message, run_f
         load_classifier(edited_run(run_folder, tmp_path / "run", **facts))
 
 
-def test_links_that_lead_to_no_file_and_names_of_frames_are_rejected_by_name(
-    run_folder, files, tmp_path, capsys
-):
+def test_links_to_no_file_and_names_of_frames_are_rejected(run_folder, files, tmp_path, capsys):
     shutil.copy(files / "c.png", tmp_path / "c.png#frame-1")
     (tmp_path / "broken.jpeg").symlink_to("nowhere.jpeg")
     rows = predicted(capsys, run_folder, tmp_path, code=1)
@@ -386,19 +363,11 @@ def test_a_name_that_would_steer_the_terminal_is_printed_escaped(
     assert {row["path"] for row in predicted(capsys, run_folder, odd)} == {str(odd)}
 
 
-@pytest.mark.slow
-def test_a_name_that_is_no_utf_8_reaches_a_program_byte_by_byte(run_folder, files, tmp_path):
-    name = os.fsdecode(b"scan-\xff.png")
-    shutil.copy(files / "c.png", tmp_path / name)
-    done = subprocess.run(
-        command("predict", "--model", run_folder, "--input", tmp_path, "--format", "csv"),
-        cwd=REPOSITORY,
-        env=environment(),
-        capture_output=True,
-        check=True,
-        timeout=240,
-    )
-    assert b"/scan-\xff.png," in done.stdout
+def test_a_name_that_is_no_utf_8_reaches_a_program_byte_by_byte(
+    run_folder, files, tmp_path, capsysbinary
+):
+    shutil.copy(files / "c.png", tmp_path / os.fsdecode(b"scan-\xff.png"))
+    assert b"/scan-\xff.png," in answer(capsysbinary, run_folder, tmp_path, format="csv").out
 
 
 @pytest.mark.slow

@@ -59,9 +59,7 @@ def test_all_batches_have_one_shape_and_their_weights_add_up_to_one(whole):
         assert weights.sum() == pytest.approx(1)
         assert draws.shape == (8, augmentation.NUM_DRAWS)
     assert [np.count_nonzero(weights) for *_, weights, _ in whole] == [8, 8, 8, 8, 8, 6]
-
-
-def test_every_example_counts_once_an_epoch(whole):
+    # Every example counts once an epoch.
     seen = collections.Counter(
         image.tobytes() for images, _, weights, _ in whole for image in images[weights > 0]
     )

@@ -222,20 +222,6 @@ def test_pixels_are_scaled_as_keras_does_for_the_weights():
         np.testing.assert_allclose(found, expected, atol=1e-4, err_msg=name)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "num_parameters"),
-    # Without the top, as Keras' table counts them.
-    [("mobilenet", 3_228_864), ("densenet121", 7_037_504), ("resnet50v2", 23_564_800)],
-)
-def test_a_name_builds_its_network(name, num_parameters):
-    config = NetworkOptions(model=name, weights="none")
-    network = build_network(config, Pixels(shape=(32, 40, 1)), num_classes=3)
-    assert network.backbone.name.startswith(name[:8])
-    assert network.backbone.count_params() == num_parameters
-    assert network.logits.output_shape == (None, 3)
-
-
 @pytest.mark.parametrize(
     ("name", "smallest"), [("xception", 71), ("inceptionv3", 75), ("resnet50", 32)]
 )

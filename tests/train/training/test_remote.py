@@ -45,13 +45,6 @@ def test_losses_and_metrics_are_those_of_a_local_copy(built_dataset, url, tmp_pa
     assert _losses(tmp_path / "remote") == _losses(tmp_path / "local")
 
 
-def test_a_folder_of_other_files_is_not_taken_for_the_cache(url, tmp_path):
-    (tmp_path / "scan.png").touch()
-    done = _train(url, tmp_path / "run", f"--cache_dir={tmp_path}")
-    assert done.returncode == 2
-    assert "holds" in done.stderr
-
-
 def _losses(run):
     history, metrics = (
         json.loads((run / name).read_text()) for name in ("history.json", "metrics.json")
