@@ -50,6 +50,9 @@ _INPUTS = {
     "synthetic": None,
 }
 
+# Flags that only one source reads.
+_ONLY_FOR = {"follow_links": "directory", "kaggle_dataset": "kaggle", "num_examples": "synthetic"}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SourceOptions:
@@ -129,6 +132,9 @@ class SourceOptions:
                 + ("directory" if Path(self.input).is_dir() else "archive")
                 + " to build your own images"
             )
+        for name, source in _ONLY_FOR.items():
+            if source != self.source and getattr(self, name) != getattr(SourceOptions, name):
+                raise ValueError(f"--{name} is for --source {source}; received {self.source}")
         slug = r"[A-Za-z0-9][A-Za-z0-9_-]*"
         if not re.fullmatch(f"{slug}/{slug}", self.kaggle_dataset):
             raise ValueError(

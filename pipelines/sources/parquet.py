@@ -52,11 +52,20 @@ class ParquetSource(RowSource):
         return {name: self.path / name for name in self._names((".parquet",))}
 
     def _names(self, endings: tuple[str, ...]) -> list[str]:
-        """Returns the names of the files below the folder that end so."""
+        """Returns the names of the files below the folder that end so; of links to folders with /.
+
+        Raises:
+            OSError: if a folder cannot be listed, which os.walk alone would skip.
+        """
+
+        def fail(error: OSError) -> None:
+            if not isinstance(error, NotADirectoryError):  # the path of a single file
+                raise error
+
         return sorted(
             Path(folder, name).relative_to(self.path).as_posix()
-            for folder, _, names in os.walk(self.path)
-            for name in names
+            for folder, folders, files in os.walk(self.path, onerror=fail)
+            for name in (*files, *(f"{n}/" for n in folders if Path(folder, n).is_symlink()))
             if name.lower().endswith(endings) and not name.startswith(".")
         )
 
@@ -108,9 +117,11 @@ class ParquetSource(RowSource):
             table = pa.concat_tables(parts, promote_options="permissive")
         if unread:
             notes.append(f"not read: the columns {', '.join(sorted(unread))} of {self.path.name}")
-        if pictures := self._names((*SINGLE_SUFFIXES, *TIFF_SUFFIXES)):
-            found = f"{counted(len(pictures), 'picture')} beside the Parquet files"
-            notes.append(f"not read: {found}, such as {printable(pictures[0])}")
+        pictures = (*SINGLE_SUFFIXES, *TIFF_SUFFIXES)
+        for what, endings in (("picture", pictures), ("linked folder", ("/",))):
+            if others := self._names(endings):
+                found = f"{counted(len(others), what)} beside the Parquet files"
+                notes.append(f"not read: {found}, such as {printable(others[0])}")
         return dict(zip(table.column_names, table.columns, strict=True))
 
 

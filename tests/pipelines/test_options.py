@@ -29,8 +29,8 @@ def test_without_a_flag_the_oct_scans_are_downloaded_from_kaggle():
 def test_flags_of_each_form_arrive_where_they_belong():
     chosen = parse_options(
         [*ARCHIVE, "--image_size=100x70", "--resize=box", "--shard_size_mb=0.5", "--overwrite",
-         "--classes=NORMAL, CNV", "--tree=OCT2017 ", r"--patient_regex=^(\d)", "--num_examples=30",
-         "--download_dir=d", "--splits=patient", "--split_seed=auto",
+         "--classes=NORMAL, CNV", "--tree=OCT2017 ", r"--patient_regex=^(\d)", "--download_dir=d",
+         "--splits=patient", "--split_seed=auto",
          "--split_fractions=train=0.7,holdout=0.3"]
     )  # fmt: skip
     assert chosen.output == OutputOptions(name="scans", overwrite=True)
@@ -44,7 +44,7 @@ def test_flags_of_each_form_arrive_where_they_belong():
         classes=("NORMAL", "CNV"), tree="OCT2017 ", patient_regex=r"^(\d)"
     )
     assert chosen.source == SourceOptions(
-        source="archive", input="scans.zip", num_examples=30, download_dir=Path("d")
+        source="archive", input="scans.zip", download_dir=Path("d")
     )
 
 
@@ -114,6 +114,9 @@ def test_the_runner_tells_where_the_images_are_read(flags, workers):
         ([*PATIENT, "--split_fractions=../a=1"], "lower-case"),
         (["--limit=0"], "limit must be at least 1"),
         (["--num_examples=11"], "num_examples must be at least 12"),
+        ([*ARCHIVE, "--num_examples=99"], "--num_examples is for --source synthetic; received arc"),
+        ([*ARCHIVE, "--follow_links"], "--follow_links is for --source directory"),
+        (["--source=synthetic", "--kaggle_dataset=a/b"], "--kaggle_dataset is for --source kaggle"),
         (["--num_shards=0"], "num_shards must be at least 1"),
         (["--num_shards=2", "--shard_size_mb=1"], "either --shard_size_mb or --num_shards"),
         (["--shard_size_mb=-1"], "shard_size_mb must be above 0"),

@@ -1,5 +1,7 @@
 """Images in a column of Parquet files."""
 
+import errno
+import os
 import unicodedata
 
 import numpy as np
@@ -41,6 +43,7 @@ def oct_set(tmp_path_factory):
     for place, name in enumerate(FILES):
         write_parquet(folder / f"{name}.parquet", rows_from(12 * place), {"label": NAMES})
     write_tree(folder, {"README.md": b"# OCT", "assets/example.png": png(0)})
+    (folder / "more").symlink_to(folder / "data")
     return folder
 
 
@@ -62,6 +65,7 @@ def test_a_folder_is_read_with_its_classes_splits_patients_and_columns(oct_set, 
         assert (row["label"], row["patient"]) == (NAMES[number % 3], str(number // 2))
     said = capsys.readouterr().err
     assert "not read: 1 picture beside the Parquet files, such as assets/example.png" in said
+    assert "not read: 1 linked folder beside the Parquet files, such as more" in said
 
 
 def test_a_class_of_two_unicode_forms_is_one(tmp_path):
@@ -177,6 +181,21 @@ def test_what_unpacks_to_many_times_its_size_is_refused(tmp_path, capsys, rows):
     assert build_rows(tmp_path / "a.parquet", tmp_path / "out") == 2
     assert "unpacks to more than 50 times its size" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be_listed_ends_the_build(oct_set, tmp_path, monkeypatch, capsys):
+    scandir = os.scandir
+
+    def fail(path):
+        if str(path).endswith("data"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", fail)
+    assert build_rows(oct_set, tmp_path / "out", SMALL) == 1
+    assert "may not read 1 files or folders of the input, such as data" in capsys.readouterr().err
+    assert build_rows(oct_set, tmp_path / "out", SMALL, "--source=parquet") == 1
+    assert f"Permission denied: '{oct_set / 'data'}'" in capsys.readouterr().err
 
 
 def test_a_damaged_file_is_refused(oct_set, tmp_path, capsys):
