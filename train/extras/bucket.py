@@ -152,7 +152,7 @@ def open_run(run: str) -> Path:
     for ends in (atexit.register, console.cleanups.append):
         ends(functools.partial(shutil.rmtree, mirror.folder.parent))
     # Facts, tables, the exported network and the kept weights; a training has more.
-    wanted = (".json", ".parquet", ".keras", "best.npz", "predictions.npz", "predictions.csv")
+    wanted = (".json", ".parquet", ".keras", "best.npz", "predictions.npz")
     mirror.download([name for name in mirror.names() if name.endswith(wanted)])
     if not any(mirror.folder.rglob(_LAST[0])):
         raise UserError(

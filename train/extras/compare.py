@@ -7,7 +7,6 @@ runs draws patients, each with the answers of both, so it is narrower than two i
 from __future__ import annotations
 
 import argparse
-import csv
 import itertools
 import sys
 import zipfile
@@ -51,7 +50,7 @@ class Measured(NamedTuple):
 def read(run: str) -> Measured:
     """Reads what a run, or an evaluation in one, has measured; raises UserError if it has not."""
     from train.kinds.task import Answers
-    from train.results.predictions import EXACT_NAME, PREDICTIONS_NAME
+    from train.results.predictions import EXACT_NAME
     from train.results.write import METRICS_NAME
 
     folder = POWERS.open_run(run)
@@ -63,19 +62,14 @@ def read(run: str) -> Measured:
         with np.load(folder / EXACT_NAME) as exact:
             arrays = dict(exact)
         keys = np.char.add(arrays.pop("keys"), arrays.pop("files"))
-        with (folder / PREDICTIONS_NAME).open(encoding="utf-8", errors="surrogateescape") as file:
-            rows = list(csv.reader(file))[1:]
-        # The header of the table has quotes before formulas.
+        patients = arrays.pop("patients").tolist()
         answers = Answers(**arrays, label_names=tuple(metrics["label_counts"]))
         dataset = metrics.get("dataset") or content["dataset"]
         data = f"{dataset['name']} ({dataset['fingerprint'][:8]})"
         seen = metrics["seen_images"] if metrics.get("include_seen") else 0
         measured_on = {"dataset": data, "split": metrics["split"], "seen before": seen}
-        patients = [row[2] for row in rows]
-        people = {
-            key: (name and f"patient {name}") or key
-            for key, name in zip(keys, patients, strict=True)
-        }
+        named = [name and f"patient {name}" for name in patients]
+        people = {key: name or key for key, name in zip(keys, named, strict=True)}
     except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise UserError(
             f"{run}: expected the folder of a finished run, or of an evaluation in one, with "

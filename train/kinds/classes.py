@@ -24,7 +24,6 @@ class Classes(Task):
     """One class for each image. Truths are int64 [num_examples]."""
 
     kind = kinds.CLASSES
-    label_measures = ("sensitivity", "specificity", "precision", "f1", "auc", "average_precision")
     run_measures = ("accuracy", "balanced_accuracy", "ece")
     glossary = (
         "Sensitivity: the share of the images of a class that was recognised. Specificity: the "

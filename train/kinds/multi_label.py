@@ -28,7 +28,6 @@ class MultiLabel(Task):
 
     kind = kinds.MULTI_LABEL
     charts = ("roc", "reliability")
-    label_measures = ("sensitivity", "specificity", "precision", "f1", "auc", "average_precision")
     run_measures = ("accuracy", "macro_auc", "macro_average_precision", "ece")
     glossary = (
         "Sensitivity: the share of the images with a label for which it was found. Specificity: "

@@ -31,8 +31,6 @@ MIN_TEMPERATURE, MAX_TEMPERATURE = 0.25, 4.0
 # Weight of the prior belief in a temperature of 1, see `Task.fit_temperature`.
 _PRIOR_STRENGTH = 2.0
 
-Arrays = tuple[np.ndarray, np.ndarray]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Answers:
@@ -141,7 +139,9 @@ class Task(abc.ABC):
     gives_probabilities: bool = True
     digits: str = ".6f"
     charts: tuple[str, ...] = ("roc", "reliability", "confusion")
-    label_measures: tuple[str, ...]
+    label_measures: tuple[str, ...] = (
+        "sensitivity", "specificity", "precision", "f1", "auc", "average_precision",
+    )  # fmt: skip
     run_measures: tuple[str, ...]
     glossary: str
     decision: str
@@ -207,7 +207,9 @@ class Task(abc.ABC):
         """Returns the answers as probabilities of classes, [..., num_classes], that add up to 1."""
         return probabilities
 
-    def choices(self, probabilities: np.ndarray, truths: np.ndarray) -> Arrays:
+    def choices(
+        self, probabilities: np.ndarray, truths: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Returns distributions [num_choices, num_classes] and right classes, int [num_choices]."""
         answers = self.distributions(probabilities)
         return answers.reshape(-1, answers.shape[-1]), truths.ravel().astype(np.int64)

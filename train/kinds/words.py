@@ -117,11 +117,11 @@ def row_of_counts(
     name: str, counts: Sequence[float], totals: Sequence[float], right: Sequence[int]
 ) -> list[Any]:
     """Returns a row of `Task.answers`; `right` has the places of the right answers."""
-    pairs = enumerate(zip(counts, totals, strict=True))
-    shares = (
-        (place, float(count), float(count / max(total, 1))) for place, (count, total) in pairs
-    )
-    return [name, *(page.Cell.heat(count, share, place in right) for place, count, share in shares)]
+    cells = [
+        page.Cell.heat(float(count), float(count / max(total, 1)), place in right)
+        for place, (count, total) in enumerate(zip(counts, totals, strict=True))
+    ]
+    return [name, *cells]
 
 
 # ---- sentences on the labels

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -46,16 +47,15 @@ def write_charts(
     run must not fail for a picture.
     """
     charts: dict[str, list[Chart]] = {}
-    names = ["curves", *(predictions.task.charts if predictions else ())]
-    for name in names:
+    curves = functools.partial(training_curves, history, metrics.get("best_epoch") or 0)
+    draw: dict[str, Callable[[], list[Chart]]] = {"curves": curves}
+    for name in predictions.task.charts if predictions else ():
+        draw[name] = functools.partial(DRAWN[name], predictions, metrics)
+    for name, chart in draw.items():
         path = directory / f"{name}.svg"
         try:
-            if predictions is None or name == "curves":
-                drawn = training_curves(history, metrics.get("best_epoch") or 0)
-            else:
-                drawn = DRAWN[name](predictions, metrics)
             directory.mkdir(exist_ok=True)
-            if drawn:
+            if drawn := chart():
                 with atomic_write(path) as file:
                     file.write(svg_of(drawn).encode())
             charts[name] = drawn

@@ -54,7 +54,6 @@ class Classifier:
         thresholds: see `thresholds.choose_thresholds`; empty if none were exported.
         shapes: of the training images, see `shapes.distinct`; empty if they are not known.
         others: models of other runs; an answer is the mean of all.
-        places: of each model, the places of `label_names` in its answers; empty if in that order.
         folder: of the export.
     """
 
@@ -67,7 +66,6 @@ class Classifier:
     thresholds: Sequence[Mapping[str, Any]] = ()
     shapes: Sequence[float] = ()
     others: Sequence[keras.Model] = ()
-    places: Sequence[Sequence[int]] = ()
     folder: Path = Path()
 
 
@@ -187,7 +185,6 @@ def load_classifiers(runs: Sequence[Path]) -> Classifier:
     """Loads what several runs exported as one classifier, whose answers are the mean of theirs.
 
     A cross-validation stands for its runs. Thresholds are of one network, so several have none.
-    The answers of all are in the order of the first one's names.
 
     Raises:
         UserError: if a run has no exported model, or does not fit the first one.
@@ -197,18 +194,15 @@ def load_classifiers(runs: Sequence[Path]) -> Classifier:
     if not others:
         return first
     for folder, other in zip(folders[1:], others, strict=True):
-        facts = [
-            (each.task.kind, sorted(each.label_names), each.preprocessing)
-            for each in (first, other)
-        ]
-        if facts[0] != facts[1]:
+        ours, theirs = (
+            (each.task.kind, each.label_names, each.preprocessing) for each in (first, other)
+        )
+        if ours != theirs:
             raise UserError(
-                f"the runs {folders[0]} and {folder} cannot be averaged: their labels or their "
-                "preprocessing differ"
+                f"the runs {folders[0]} and {folder} cannot be averaged: their labels, the order "
+                "of these or their preprocessing differ"
             )
-    models = [other.model for other in others]
-    places = [[*map(each.label_names.index, first.label_names)] for each in (first, *others)]
-    return dataclasses.replace(first, thresholds=(), others=models, places=places)
+    return dataclasses.replace(first, thresholds=(), others=[other.model for other in others])
 
 
 def other_decoder(classifier: Classifier) -> str | None:
@@ -306,6 +300,4 @@ def predict_images(classifier: Classifier, images: np.ndarray) -> np.ndarray:
 
     models = (classifier.model, *classifier.others)
     answers = [keras.ops.convert_to_numpy(model(images, training=False)) for model in models]
-    for place, order in enumerate(classifier.places):
-        answers[place] = answers[place][:, order]
     return answers[0] if len(answers) == 1 else np.mean(answers, axis=0, dtype=np.float32)

@@ -52,8 +52,8 @@ class Predictions(Answers):
 def write_predictions(directory: Path, predictions: Predictions) -> None:
     """Writes a table of key, path, patient, label, predicted label and probabilities.
 
-    Beside it, `keys`, `probabilities` and `truths` are written in full precision, with `files`, the
-    hashes of their files, empty if unknown.
+    Beside it, `keys`, `probabilities` and `truths` are written in full precision, with `patients`
+    and `files`, the hashes of their files, each empty if unknown.
     """
     task = predictions.task
     names = [csv_cell(name) for name in predictions.label_names]
@@ -64,8 +64,7 @@ def write_predictions(directory: Path, predictions: Predictions) -> None:
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(("key", "path", "patient", "label", "predicted", *names))
-    keys = predictions.values("key")
-    columns = keys, predictions.values("path"), predictions.values("patient"), *texts
+    columns = *map(predictions.values, ("key", "path", "patient")), *texts
     rows = zip(predictions.probabilities, *columns, strict=True)
     for probabilities, key, path, patient, label, answer in rows:
         outputs = (f"{number:{task.digits}}" for number in probabilities)
@@ -73,13 +72,18 @@ def write_predictions(directory: Path, predictions: Predictions) -> None:
         writer.writerow((key, *identity, cell(label), cell(answer), *outputs))
     with atomic_write(directory / PREDICTIONS_NAME) as file:
         file.write(text.getvalue().encode("utf-8", "surrogateescape"))
+
+    def column(name: str) -> np.ndarray:
+        return np.array([value or "" for value in predictions.values(name)], str)
+
     with atomic_write(directory / EXACT_NAME) as file:
         np.savez(
             file,
-            keys=np.array(keys),
+            keys=column("key"),
             probabilities=predictions.probabilities,
             truths=predictions.truths,
-            files=np.array([value or "" for value in predictions.values("file_xxh3")], str),
+            patients=column("patient"),
+            files=column("file_xxh3"),
         )
 
 

@@ -86,12 +86,11 @@ def choose_thresholds(val: Predictions, wanted: float) -> list[dict[str, Any]]:
         the content of export/thresholds.json: a list of dicts with `view`, the `labels` whose
         probabilities are added up, `wanted_sensitivity`, `threshold`, and `val` with
         `num_positives`, `sensitivity` and `specificity`. A view without a positive validation image
-        or whose threshold separates nothing has no entry, nor have a single class and many labels.
+        or whose threshold separates nothing has no entry, nor have many labels.
     """
     task, names = val.task, val.label_names
-    has, views = task.has(val.truths, len(names)), task.views(names)
-    if len(names) > MAX_VIEWS or (task.kind.one_hot and len(names) < 2):
-        views = []
+    has = task.has(val.truths, len(names))
+    views = task.views(names) if len(names) <= MAX_VIEWS else []
     chosen = []
     for view in views:
         ranking, is_positive = view.ranking(val.probabilities), view.is_positive(has)
