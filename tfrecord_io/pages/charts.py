@@ -88,11 +88,7 @@ class Chart:
     """A chart with two axes.
 
     Attributes:
-        title: heading of the chart.
         description: its content as text, for screen readers.
-        x: the axis to the right.
-        y: the axis upwards.
-        series: what it shows.
         cells: of a matrix, whose axes are `Axis.named`.
         plot_width: between the ends of the axis; None for that of a chart on a page.
         plot_height: between the ends of the axis.

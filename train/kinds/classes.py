@@ -25,15 +25,6 @@ class Classes(Task):
 
     kind = kinds.CLASSES
     run_measures = ("accuracy", "balanced_accuracy", "ece")
-    glossary = (
-        "Sensitivity: the share of the images of a class that was recognised. Specificity: the "
-        "share of all other images that was not taken for this class. Precision: the share of "
-        "right ones among the answers that name the class; it depends on how many images are of "
-        "it. F1: the harmonic mean of sensitivity and precision. Area: the chance that an image "
-        "of the class gets a higher probability than another image. Average precision: the "
-        "precision among the images with the highest probabilities, on average over all cuts; "
-        "guessing gives the share of the class."
-    )
     decision = (
         "A threshold answers “this class, or not?”. The predicted class does not depend on the "
         "thresholds; it is always the most probable class."

@@ -29,15 +29,6 @@ class MultiLabel(Task):
     kind = kinds.MULTI_LABEL
     charts = ("roc", "reliability")
     run_measures = ("accuracy", "macro_auc", "macro_average_precision", "ece")
-    glossary = (
-        "Sensitivity: the share of the images with a label for which it was found. Specificity: "
-        "the share of the images without it for which it was not. Precision: the share of the "
-        "images that were given the label that have it; it depends on how many images have it. F1: "
-        "the harmonic mean of sensitivity and precision. Area: the chance that an image with the "
-        "label gets a higher probability for it than an image without. Average precision: the "
-        "precision among the images with the highest probabilities, on average over all cuts; "
-        "guessing gives the share of all images that has the label."
-    )
     decision = (
         "A threshold answers “this label, or not?”. The predicted labels do not depend on the "
         f"thresholds; they are those with a probability of at least {100 * LABEL_THRESHOLD:.0f} %."

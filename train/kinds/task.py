@@ -123,14 +123,11 @@ class Task(abc.ABC):
     A task of numbers gives no probabilities; what is about them is not called for it.
 
     Attributes:
-        kind: of the dataset's labels.
         quantity: name in history.json of what `losses` reports beside the loss.
-        gives_probabilities: whether the outputs are probabilities.
         digits: format of the outputs and their measures in files.
         charts: names of the charts of its answers, see `results.charts`.
         label_measures: of each label, columns of a table of the page.
         run_measures: figures on top of the page, and columns of its tables of runs and groups.
-        glossary: what the measures mean.
         decision: how an answer follows from probabilities.
     """
 
@@ -143,7 +140,15 @@ class Task(abc.ABC):
         "sensitivity", "specificity", "precision", "f1", "auc", "average_precision",
     )  # fmt: skip
     run_measures: tuple[str, ...]
-    glossary: str
+    glossary: str = (
+        "Sensitivity: the share of the images of a class or label for which it was the answer. "
+        "Specificity: the share of all other images for which it was not. Precision: the share of "
+        "right ones among the answers that name it; it depends on how many images are of it. F1: "
+        "the harmonic mean of sensitivity and precision. Area: the chance that an image of it gets "
+        "a higher probability of it than another image. Average precision: the precision among the "
+        "images with the highest probabilities, on average over all cuts; guessing gives the share "
+        "of its images."
+    )
     decision: str
 
     # ---- learning

@@ -46,15 +46,10 @@ class Classifier:
 
     Attributes:
         model: stored images [batch, height, width, channels] → float32 [batch, num_classes].
-        task: what it answers.
-        preprocessing: how a file becomes its input.
-        label_names: of its outputs.
         decoder: versions of the libraries that decoded the training images, as far as known.
-        fingerprint: of the dataset it was trained on.
         thresholds: see `thresholds.choose_thresholds`; empty if none were exported.
         shapes: of the training images, see `shapes.distinct`; empty if they are not known.
         others: models of other runs; an answer is the mean of all.
-        folder: of the export.
     """
 
     model: keras.Model
@@ -74,7 +69,6 @@ class Prediction:
     """The prediction for one picture; a rejected one has no values, but `reject`, the reason.
 
     Attributes:
-        path: of the file.
         frame: number of the picture in the file, see `pictures.Pictures`.
         probabilities: float32 [num_classes].
         predicted: name of the likeliest class, names of the labels, or the number.

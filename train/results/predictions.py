@@ -28,8 +28,6 @@ class Predictions(Answers):
     """The predictions of a network for some examples.
 
     Attributes:
-        task: what the network answers.
-        dataset: that the examples are in.
         rows: int64 [num_examples], their places in it, see `Dataset.table`.
         uncalibrated: probabilities before the temperature; None if there is no temperature.
     """

@@ -59,21 +59,16 @@ class Result:
     """What came of a network on a dataset, and what is drawn of it for its page.
 
     Attributes:
-        dataset: that was evaluated.
         config: of the run, see config.json; `data` alone if this is another dataset.
         metrics: content of metrics.json; on the page empty if there was nothing to evaluate.
-        predictions: the network's answers for the evaluated images; None if there are none.
         exposure: which measured images the network had seen; None if none was measured.
-        history: one row per epoch.
         own_metrics: those of the training run, if this is another dataset.
         in_folds: splits that were divided into folds.
         is_own: whether the splits of this dataset were those of the training.
         is_copy: whether the folder is uploaded to a URL, from which no link leads to the dataset.
         facts: on the network and how the page was made, by the title of their frame.
-        charts: by name.
         examples: answers with their images, as `Task.examples` names them.
         legend: how to read the pictures that explain mistakes.
-        directory: of the page.
     """
 
     dataset: Dataset
