@@ -105,11 +105,6 @@ def build_network(
     kernel = keras.initializers.RandomNormal(stddev=0.01, seed=seed)
     outputs = keras.layers.Dense(num_classes, kernel_initializer=kernel, name="logits")(features)
     logits = keras.Model(pixels, outputs, name=options.model)
-    if backbone is None:
-        head = logits.get_layer("logits")
-        fresh = head.get_weights()
-        _load_weights(logits, options)
-        head.set_weights(fresh)  # the file does not name its outputs, which may be others
     images = keras.Input(stored.shape, dtype=stored.dtype, name="image")
     pixels = keras.layers.Rescaling(stored.grey_factor, dtype="float32", name="to_float")(images)
     probabilities = _answer(pixels, logits, task, options.test_time_flip, temperature)

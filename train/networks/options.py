@@ -75,8 +75,8 @@ class NetworkOptions:
     )
     weights: str | None = flag(
         None,
-        "initial weights: imagenet, none, or a weights file (default: none for small_resnet and "
-        "convnet, else imagenet)",
+        "initial weights: imagenet, none, or a file that Keras publishes (default: imagenet; "
+        "small_resnet and convnet have none)",
         metavar="imagenet|none|FILE",
     )
     init: str | None = flag(
@@ -125,10 +125,10 @@ class NetworkOptions:
 
     def __post_init__(self) -> None:
         flags.check(self)
-        if self.model in OWN_MODELS and self.weights == "imagenet":
+        if self.model in OWN_MODELS and self.weights not in (None, "none"):
             raise ValueError(
-                f"--model {self.model} has no ImageNet weights; use --weights none, a weights "
-                "file, or another --model"
+                f"--model {self.model} starts from random weights, or from those of a run with "
+                "--init RUN; remove --weights, or use another --model"
             )
         if self.normalize and self.model not in (None, *OWN_MODELS):
             raise ValueError(

@@ -72,8 +72,7 @@ class LoopOptions:
         120.0, "seconds between checkpoints within an epoch", least=0, is_operational=True
     )
 
-    def __post_init__(self) -> None:
-        flags.check(self)
+    __post_init__ = flags.check
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -43,17 +43,11 @@ class FirstWeights:
             raise UserError(f"--init {init} is not a finished run: it has no {BEST_NAME}")
         try:
             facts, _ = load_checkpoint(path)
-        except TrainingError:
-            raise UserError(
-                f"--init {init}: its {BEST_NAME} is damaged; copy that run again"
-            ) from None
-        try:
             check_types(facts, {"label_names": [str]}, BEST_NAME)
             theirs = kind_in(facts)
-        except (KeyError, ValueError) as error:
+        except (TrainingError, KeyError, ValueError):
             raise UserError(
-                f"--init {init}: its {BEST_NAME} does not name the outputs ({error}); train that "
-                "run again"
+                f"--init {init}: its {BEST_NAME} is damaged; copy that run again"
             ) from None
         ours, names = manifest.label_kind, tuple(facts["label_names"])
         if (ours.one_hot, ours.is_number) != (theirs.one_hot, theirs.is_number):

@@ -123,10 +123,16 @@ def with_decisions(config: TrainConfig, num_examples: int, devices: Devices) -> 
 
     Raises:
         UserError: if the global batch size cannot be split evenly over the replicas, or is
-            larger than the training split.
+            larger than the training split, or if XLA cannot compile the step.
     """
     num_replicas = devices.num_replicas
     network, optimizer = config.network, config.optimizer
+    is_exchanging = network.model == "small_resnet" and exchange_statistics(devices)
+    if config.devices.jit_compile and is_exchanging:
+        raise UserError(
+            "--jit_compile: the replicas of this network exchange statistics within a step, which "
+            "XLA cannot compile; leave it out, or train on one device"
+        )
     is_tutorial, fine_tunes = network.model in TUTORIAL_MODELS, network.fine_tunes
     usual = min(64 if num_examples >= 10_000 else 32, max(1, num_examples // num_replicas))
     replica_batch_size = config.input.replica_batch_size or usual
@@ -175,6 +181,11 @@ def with_decisions(config: TrainConfig, num_examples: int, devices: Devices) -> 
         rates = ("learning_rate", "fine_tune_learning_rate")
         chosen |= {name: (fields | chosen)[name] * num_replicas for name in rates}
     return config.replace(**chosen, scale_learning_rate=False)
+
+
+def exchange_statistics(devices: Devices) -> bool:
+    """Tells whether replicas exchange the statistics of a batch, of which each sees its share."""
+    return devices.backend == "tensorflow" and devices.num_replicas > 1  # JAX's see all of it
 
 
 def usual_epochs(num_examples: int, fine_tunes: bool) -> int:

@@ -17,7 +17,7 @@ from train.networks.models import Network, Pixels, build_network, freeze
 from train.networks.optimizers import make_optimizer
 from train.networks.options import slow_network
 from train.training.config import TrainConfig
-from train.training.plan import Plan, make_plans
+from train.training.plan import Plan, exchange_statistics, make_plans
 from train.training.steps import JaxSteps, Lesson, Steps, TensorFlowSteps
 
 
@@ -63,9 +63,8 @@ class Session:
         """
         keras.config.set_dtype_policy(precision if precision == "float32" else f"mixed_{precision}")
         plan, devices = self.plan, self.devices
-        # TensorFlow's replicas see their own share of a batch, JAX's all of it. Other backends
-        # refuse to load a network whose layers ask the other replicas.
-        exchanges = devices.backend == "tensorflow" and devices.num_replicas > 1
+        # Other backends refuse to load a network whose layers ask the other replicas.
+        exchanges = exchange_statistics(devices)
         with devices.scope():
             return build_network(
                 dataclasses.replace(plan.config.network, weights=weights),
@@ -96,11 +95,7 @@ class Session:
         return training_batches(config.input, mixup, self.devices, part, start_step=start_step)
 
     def training_steps(self, network: Network) -> Steps:
-        """Returns steps with a fresh optimizer of the layers that train.
-
-        Raises:
-            UserError: if XLA cannot compile the network on these devices.
-        """
+        """Returns steps with a fresh optimizer of the layers that train."""
         config, steps_after, pretrained = self.plan.config, self.plan.steps_after, []
         if note := slow_network(config.network.model, self.devices.backend, self.devices.names):
             self.devices.warn(note)

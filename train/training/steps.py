@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import keras
 import numpy as np
 
-from tfrecord_io.terminal.errors import UserError
 from train.data import augmentation
 from train.data.options import AugmentOptions
 from train.kinds.task import Task
@@ -186,13 +185,6 @@ class TensorFlowSteps(Steps):
         # inside of them.
         self._gradients = self._compute_gradients
         if self.optimizer and self.options.jit_compile:
-            layers = self.network.logits.layers
-            exchanges = any(getattr(each, "synchronized", False) for each in layers)
-            if exchanges and self.devices.num_replicas > 1:
-                raise UserError(
-                    "--jit_compile: the replicas of this network exchange statistics within a "
-                    "step, which XLA cannot compile; leave it out, or train on one device"
-                )
             self._gradients = tf.function(self._gradients, autograph=False, jit_compile=True)
 
     def iterate(self, batches: tf.data.Dataset) -> Iterator[Any]:

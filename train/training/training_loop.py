@@ -149,8 +149,6 @@ class _Training:
         if self._config.network.fine_tunes:
             trained = sum(math.prod(each.shape) for each in network.model.trainable_variables)
             self._devices.say(f"training {trained:,} of these parameters")
-        # The first call of the graph also builds it, and is not timed.
-        self._num_traces = 0
 
     def _train_epoch(self, batches: Any) -> None:
         progress, last_step = self.progress, self._plan.steps_after[self.progress.epoch + 1]
@@ -165,7 +163,8 @@ class _Training:
     def _train_steps(self, batches: Any, num_steps: int, meter: callbacks.EpochMeter) -> None:
         """Runs some steps in one call, and lets all monitors see what came of them."""
         progress = self.progress
-        started = time.monotonic()
+        # The first call of the graph also builds it, and is not timed.
+        is_warm, started = self._steps.num_traces > 0, time.monotonic()
         results = self._steps.train(batches, num_steps)
         seconds = time.monotonic() - started
         losses = results.totals[:, 0]
@@ -177,14 +176,12 @@ class _Training:
                 "--precision float32. The last checkpoint is older than that step"
             )
         progress.step += num_steps
-        is_warm, num_traces = self._num_traces > 0, self._steps.num_traces
-        if num_traces > max(1, self._num_traces):
+        if self._steps.num_traces > 1:
             raise TrainingError(
-                f"the training graph was traced again before step {progress.step} ({num_traces} "
-                "traces so far), which costs minutes and memory; feed it tensors of one shape and "
-                "dtype, and no Python numbers that change"
+                f"the training graph was traced again before step {progress.step}, which costs "
+                "minutes and memory; feed it tensors of one shape and dtype, and no Python numbers "
+                "that change"
             )
-        self._num_traces = num_traces
         meter.add(results, seconds, timed=is_warm)
         progress.totals = meter.totals()
         self._bar.set_postfix_str(f"loss {meter.means()[0]:.4f}", refresh=False)
@@ -281,9 +278,6 @@ def announce(
     )
     for note in notes:
         say(printable(note))
-    network = config.network
-    if not (network.init or network.has_backbone or network.initial_weights == "none"):
-        say(f"note: {network.weights} does not name its outputs; these start untrained")
     for alarm in alarms(manifest.audit):
         devices.warn(printable(alarm))
     if parts.evaluated is None:

@@ -36,7 +36,7 @@ def parse(*argv, **defaults):
         ({"gpu_memory": "some"}, "--gpu_memory must be growth, all or a number"),
         (
             {"model": "small_resnet", "weights": "imagenet"},
-            "small_resnet has no ImageNet weights",
+            "small_resnet starts from random weights",
         ),
     ],
 )

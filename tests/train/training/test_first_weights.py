@@ -71,8 +71,7 @@ def test_weights_of_another_network_or_without_names_are_refused(tmp_path):
     with pytest.raises(UserError, match="must be those of that run; leave --model out"):
         first.load(network_of(kinds.CLASSES, ("b", "c"), "small_resnet"))
     save_checkpoint(tmp_path / BEST_NAME, {"model": []}, {"epoch": 1}, [])
-    with pytest.raises(UserError, match="does not name the outputs"):
-        first_of(tmp_path, kinds.CLASSES, ("a", "b"))
-    (tmp_path / BEST_NAME).write_bytes(b"PK")
-    with pytest.raises(UserError, match="is damaged; copy that run again"):
-        first_of(tmp_path, kinds.CLASSES, ("a", "b"))
+    for content in ((tmp_path / BEST_NAME).read_bytes(), b"PK"):
+        (tmp_path / BEST_NAME).write_bytes(content)
+        with pytest.raises(UserError, match="is damaged; copy that run again"):
+            first_of(tmp_path, kinds.CLASSES, ("a", "b"))

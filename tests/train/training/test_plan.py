@@ -105,7 +105,10 @@ def test_the_network_follows_from_the_size_of_the_images(image_shape, fields, ex
     assert resolve(image_shape=image_shape, **fields).network.model == expected
 
 
-def test_a_batch_that_does_not_suit_the_data_or_the_devices_is_refused():
+def test_what_does_not_suit_the_data_or_the_devices_is_refused():
+    with pytest.raises(UserError, match="replicas of this network exchange statistics"):
+        resolve(num_replicas=2, model="small_resnet", jit_compile=True)
+    assert resolve(num_replicas=2, model="convnet", jit_compile=True).devices.jit_compile
     with pytest.raises(UserError, match="10 cannot be split evenly over 4 replicas"):
         resolve(num_replicas=4, global_batch_size=10)
     message = "takes 64 images, but the training split has only 10"

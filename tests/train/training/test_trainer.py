@@ -201,11 +201,11 @@ def test_overwrite_that_is_refused_leaves_the_run_as_it_was(
 ):
     folder = shutil.copytree(class_run, tmp_path / "run")
     (tmp_path / "broken.weights.h5").write_bytes(b"cut off")
-    before = files_of(folder)
+    before, lite = files_of(folder), {"model": "efficientnet_lite0"}
     for told, how in {
         f"--init {folder} is in --workdir {folder}": {"init": folder},
-        "no.weights.h5": {"weights": tmp_path / "no.weights.h5"},
-        "broken.weights.h5": {"weights": tmp_path / "broken.weights.h5"},
+        "no.weights.h5": {"weights": tmp_path / "no.weights.h5"} | lite,
+        "broken.weights.h5": {"weights": tmp_path / "broken.weights.h5"} | lite,
         "do not fit": {"init": class_run, "head_units": 7},
         "--model mobilenetv2 is another one": {"init": class_run, "model": "mobilenet_v2"},
         "config.json does not exist": {"init": tmp_path},
