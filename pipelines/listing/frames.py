@@ -1,4 +1,8 @@
-"""Replaces each file of a listing that holds several images by a reference to each of them."""
+"""Replaces each file that holds several images by a reference to each of them.
+
+Of pictures of several modalities, such as B-scans and infrared ones of an eye, it keeps those that
+the user chose.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines import errors, workers
-from pipelines.listing import modality
 from pipelines.listing.files import has_suffix
 from pipelines.listing.images import Images, Ledger, Note
 from pipelines.listing.refs import OTHER, REF_SCHEMA, ImageRef, iterate_refs
@@ -28,7 +31,10 @@ from tfrecord_io.decoding.preprocess import (
 )
 from tfrecord_io.decoding.rejects import Reject
 from tfrecord_io.stores.ahead import map_ahead
-from tfrecord_io.terminal.printing import bar
+from tfrecord_io.terminal.printing import bar, printable
+
+# The column of the modality, from tags of DICOM or a table.
+_MODALITY = f"{OTHER}modality"
 
 # Threads that wait for a disk, where the source does not say how many reads it takes at a time.
 _NUM_THREADS = 8
@@ -69,8 +75,8 @@ def with_frames(
     for row, some in zip(rows.tolist(), read, strict=True):
         pictures[row] = some
     if modalities:
-        known = refs[modality.COLUMN].to_pylist() if modality.COLUMN in refs.column_names else None
-        pictures = modality.of_modality(pictures, known, {*modalities})
+        known = refs[_MODALITY].to_pylist() if _MODALITY in refs.column_names else None
+        pictures = _of_modality(pictures, known, {*modalities})
     refs = refs.take(np.repeat(np.arange(num_files), [len(some.frames) for some in pictures]))
     headers = [some.header for some in pictures for _ in some.frames]
     columns = dict(zip(refs.column_names, refs.columns, strict=True))
@@ -159,3 +165,64 @@ def _read_with(reader: Reader, refs: Iterable[ImageRef]) -> Iterator[Pictures]:
 
     num_threads = max(_NUM_THREADS, reader.num_parallel_reads)
     return map_ahead(read, refs, 2 * num_threads, num_threads=num_threads)
+
+
+def _of_modality(
+    pictures: Sequence[Pictures], known: Sequence[str | None] | None, wanted: Collection[str]
+) -> list[Pictures]:
+    """Returns the pictures of each file without those of other modalities, which are ignored.
+
+    Args:
+        pictures: of each file.
+        known: the modality of each file, if a table of labels tells it.
+        wanted: modalities.
+
+    Raises:
+        errors.UserError: if no picture has one of them.
+    """
+    found = known or [some.header.modality for some in pictures]
+    if not wanted & {*found}:
+        counts = collections.Counter[str | None]()
+        for name, some in zip(found, pictures, strict=True):
+            counts[name] += len(some.frames)
+        raise errors.UserError(
+            f"--modality {','.join(sorted(wanted))}: the modalities of the input are "
+            f"{_told(counts)}; DICOM files name them, or a column modality of --labels"
+        )
+    others = Pictures(frames=[])
+    return [
+        some if name in wanted else others._replace(
+            ignored=[*some.ignored, *["other_modality"] * len(some.frames)]
+        )
+        for name, some in zip(found, pictures, strict=True)
+    ]  # fmt: skip
+
+
+def with_modalities_noted(images: Images) -> Images:
+    """Adds a note with their counts, if the images have several modalities."""
+    if _MODALITY not in images.table.column_names:
+        return images
+    groups = images.table.select(["label", _MODALITY]).group_by(["label", _MODALITY])
+    rows = groups.aggregate([([], "count_all")]).to_pylist()
+    counts, classes = collections.Counter[str | None](), collections.Counter[str]()
+    for row in rows:
+        counts[row[_MODALITY]] += row["count_all"]
+        classes[row["label"]] += 1
+    if len(counts) < 2:
+        return images
+    mixed = sum(count > 1 for count in classes.values())
+    where = f"mixed in {mixed} of {len(classes)} classes" if mixed else "each in its own class"
+    first = next(name for name, _ in counts.most_common() if name)
+    text = (
+        f"the images have {len(counts)} modalities, {where}: {_told(counts)}; --modality "
+        f"{first} uses one alone"
+    )
+    # A text in the place of a modality may name a person.
+    return images.noted(text)
+
+
+def _told(counts: collections.Counter[str | None]) -> str:
+    return ", ".join(
+        f"{'none named' if name is None else printable(name)} {count:,}"
+        for name, count in counts.most_common()
+    )

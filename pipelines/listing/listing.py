@@ -15,11 +15,10 @@ from pipelines.listing import layout, roles
 from pipelines.listing.checks import with_checked_classes
 from pipelines.listing.copies import with_copies
 from pipelines.listing.files import chosen, read_files
-from pipelines.listing.frames import with_frames
+from pipelines.listing.frames import with_frames, with_modalities_noted
 from pipelines.listing.images import Images, Ledger, Note
 from pipelines.listing.label_table import Labels, read_table
 from pipelines.listing.matching import match_files, rows_of_files
-from pipelines.listing.modality import with_modalities_noted
 from pipelines.listing.options import DEFAULT_PATIENT_REGEX, ListingOptions
 from pipelines.listing.pairs import with_checked_pairs
 from pipelines.listing.refs import OTHER, RejectedFile, iterate_refs
@@ -226,16 +225,14 @@ def with_labels_in_names(images: Images, label_regex: str) -> Images:
     counts = collections.Counter(labels.filter(has_label).to_pylist())
     column = labels.cast(pa.string()).dictionary_encode()
     refs = images.with_column("label", column).table.filter(has_label)
-    text = (
-        f"--label_regex {label_regex!r} finds one class in all images ({_found_in(refs, 'label')});"
-        " its first group should be what differs between classes"
-    )
-    notes = (Note(text, is_private=True),) if len(counts) == 1 < len(refs) else ()
-    return images.then(
-        refs,
-        Ledger(rejects=rejects, notes=notes),
-        layout=(*images.layout, ("class in names", roles.told(counts))),
-    )
+    notes = [
+        f"--label_regex {label_regex!r} finds one class in all images ({name!a} in "
+        f"{_some(refs['path'])}); its first group should be what differs between classes"
+        for name in counts
+        if len(counts) == 1 < len(refs)
+    ]
+    layout = (*images.layout, ("class in names", roles.told(counts)))
+    return images.then(refs, Ledger(rejects=rejects), layout=layout).noted(*notes)
 
 
 def _some(paths: pa.ChunkedArray) -> str:
@@ -252,7 +249,7 @@ def with_patients_in_names(images: Images, patient_regex: str) -> Images:
     patients = _find(paths, patient_regex)
     images = images.with_column("patient", patients)
     num_without, num_images = patients.null_count, len(patients)
-    images = images.then(found=_constant_patients(images.table, patient_regex))
+    images = images.noted(*_note_on_constant(images.table, patient_regex))
     if patient_regex == DEFAULT_PATIENT_REGEX:
         return images
     if images.layout:
@@ -273,34 +270,24 @@ def with_patients_in_names(images: Images, patient_regex: str) -> Images:
     return images.noted(text)
 
 
-def _constant_patients(refs: pa.Table, patient_regex: str) -> Ledger:
-    """Returns a note if a pattern finds one patient in all images, or in all of each class."""
-    labels = refs["label"].cast(pa.string())
-    known = refs.select(["path", "patient"]).append_column("label", labels)
+def _note_on_constant(refs: pa.Table, patient_regex: str) -> Iterator[str]:
+    """Yields a note if a pattern finds one patient in all images, or in all of each class."""
+    known = refs.select(["path", "patient"])
+    known = known.append_column("label", refs["label"].cast(pa.string()))
     known = known.filter(pc.is_valid(known["patient"]))
-    people = known.group_by(["label", "patient"]).aggregate([("path", "count")])
-    names = people["label"].unique()
-    is_one, is_default = (
-        len(people["patient"].unique()) == 1,
-        patient_regex == DEFAULT_PATIENT_REGEX,
-    )
-    is_constant = len(people) == len(names) and (pc.min(people["path_count"]).as_py() or 0) > 1
-    if not is_constant or (is_one and is_default):
-        return Ledger()
-    rows = [pc.index(known["label"], name).as_py() for name in names[:3]]
-    rows += [row for row in range(len(known.slice(0, 3))) if row not in rows]
-    text = (
-        f"--patient_regex {patient_regex!r}{' (the default)' if is_default else ''} finds one "
-        f"patient in all images{'' if is_one else ' of each class'} "
-        f"({_found_in(known.take(sorted(rows[:3])), 'patient')}); its first group should be what "
-        "differs between patients"
-    )
-    return Ledger(notes=(Note(text, is_private=True),))
-
-
-def _found_in(refs: pa.Table, column: str) -> str:
-    pairs = refs.slice(0, 3).select(["path", column]).to_pylist()
-    return ", ".join(f"{pair[column]!a} in {pair['path']!a}" for pair in pairs)
+    found = [("path", "min"), ("path", "count")]
+    people = known.group_by(["label", "patient"]).aggregate(found).sort_by("label").to_pylist()
+    is_one = len({one["patient"] for one in people}) == 1
+    default = " (the default)" if patient_regex == DEFAULT_PATIENT_REGEX else ""
+    is_constant = len(people) == len({one["label"] for one in people}) and not (is_one and default)
+    if is_constant and any(one["path_count"] > 1 for one in people):
+        shown = ", ".join(f"{one['patient']!a} in {one['path_min']!a}" for one in people[:3])
+        shown = f"{people[0]['patient']!a} in {_some(known['path'])}" if is_one else shown
+        yield (
+            f"--patient_regex {patient_regex!r}{default} finds one patient in all images"
+            f"{'' if is_one else ' of each class'} ({shown}); its first group should be what "
+            "differs between patients"
+        )
 
 
 def with_patients_in_folders(images: Images, options: ListingOptions) -> Images:

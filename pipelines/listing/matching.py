@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import collections
 import itertools
 import posixpath
@@ -155,8 +154,7 @@ def _match_ends(
     """
     names, paths = files.names, table.cells["path"]
     rows = [row for row, others in near.items() if not others]
-    inner = {posixpath.dirname(name) for name in names}
-    folders = sorted({folder for name in inner for folder in (name, *_folders_of(name))} - {""})
+    folders = sorted({folder for name in names for folder in _folders_of(name)})
     parts = {part for folder in folders for part in folder.lower().split("/")}
     found = {row: _pictures(names, files.nearest(paths[row], parts)) for row in rows}
     # Rows of different folders may mean different files of one name, so none of them is sure.
@@ -209,36 +207,30 @@ def _are_in_order(some: Sequence[str], parts: Sequence[str]) -> bool:
     return all(part in rest for part in some)
 
 
-def _key_of(name: str) -> str:
-    """Returns the parts of a name in reverse order, each with a `/` behind it."""
-    return "/".join([*reversed(name.split("/")), ""])
-
-
 class _Ends:
-    """Names by their parts in reverse order, so that those with the same end are adjacent.
-
-    They are compared without case and, if they have some, without endings.
-    """
+    """Names by the ends of their paths, in lower case and, if they have some, without endings."""
 
     def __init__(self, names: Sequence[str], *, has_endings: bool = True) -> None:
         self.names = names
         self._has_endings = has_endings
-        self._keys = sorted((self._key(name), place) for place, name in enumerate(names))
+        self._places = collections.defaultdict[str, list[int]](list)
+        for place, name in enumerate(names):
+            for end in self._ends(name):
+                self._places[end].append(place)
 
-    def _key(self, name: str) -> str:
-        name = name.lower()
-        return _key_of(_split_ending(name)[0] if self._has_endings else name)
+    def _ends(self, path: str) -> list[str]:
+        """Returns the ends of a path, the longest first: a/b/1, b/1 and 1 of A/b/1.png."""
+        path = path.lower()
+        parts = (_split_ending(path)[0] if self._has_endings else path).split("/")
+        return ["/".join(parts[start:]) for start in range(len(parts))]
 
     def with_end(self, path: str) -> list[int]:
         """Returns the places of the names that end with a path, with or else without its ending."""
-        end = f"/{path}"
-        for key, parts in ((self._key(path), 2), (_key_of(path.lower()), 1)):
-            alike = [place for _, place in self._beginning_with(key)]
-            if len(alike) == _MOST_ALIKE:
-                return alike
-            names = (_split_ending(f"/{self.names[k]}") for k in alike)
-            ends = ("".join(name[:parts]).endswith(end) for name in names)
-            if found := sorted(itertools.compress(alike, ends)):
+        for end, parts in ((self._ends(path)[0], 2), (path.lower(), 1)):
+            alike = self._places.get(end, [])[:_MOST_ALIKE]
+            names = ("".join(_split_ending(f"/{self.names[k]}")[:parts]) for k in alike)
+            fits = (name.endswith(f"/{path}") for name in names)
+            if found := [*itertools.compress(alike, fits)]:
                 return found
         return []
 
@@ -248,20 +240,16 @@ class _Ends:
         Where the path's next folder is one of `folders`, they are below it and below all others of
         the path that are in `folders`: a table in Test/ with `1.png` may mean Test/images/1.png.
         """
-        key = self._key(path)
-        at = bisect.bisect_left(self._keys, (key, 0))
-        beside = (posixpath.commonprefix([key, k]) for k, _ in self._keys[max(at - 1, 0) : at + 1])
-        shared = max((key[: text.rfind("/") + 1] for text in beside), key=len, default="")
-        above = key[len(shared) :].split("/")
-        found = self._beginning_with(shared) if shared else []
-        if above[0] in folders:
+        ends = self._ends(path)
+        shared = next((end for end in ends if end in self._places), None)
+        if shared is None:
+            return []
+        found = self._places[shared][:_MOST_ALIKE]
+        above = ends[0][: -len(shared)].split("/")[:-1]
+        if above and above[-1] in folders:
             wanted = [folder for folder in above if folder in folders]
-            found = [pair for pair in found if _are_in_order(wanted, pair[0].split("/"))]
-        found = [place for other, place in found if other == key] or [place for _, place in found]
+            below = (self.names[k].lower().split("/")[:-1] for k in found)
+            found = [*itertools.compress(found, (_are_in_order(wanted, some) for some in below))]
+        found = [k for k in found if self._ends(self.names[k])[0] == ends[0]] or found
         ending = _split_ending(path)[1].lower()
         return [k for k in found if ending and self.names[k].lower().endswith(ending)] or found
-
-    def _beginning_with(self, key: str) -> list[tuple[str, int]]:
-        start = bisect.bisect_left(self._keys, (key, 0))
-        end = bisect.bisect_left(self._keys, (f"{key}\U0010ffff", 0), start)
-        return self._keys[start : min(end, start + _MOST_ALIKE)]

@@ -630,6 +630,11 @@ def test_every_row_is_matched_once_or_named(tmp_path_factory, files, rows):
 def test_a_file_may_lie_deeper_in_the_folder_that_its_row_names(tmp_path):
     found, details, _ = match(tmp_path, ["b/3.png", "a/3.png", "c/b/3.png"])
     assert (found, len(details)) == ([None, None, None, 0, None], 2)
+    # The name of the file itself is not a folder on its path.
+    found, _ = match_files(
+        ["b/3.png", "3/a/3.png"], table_of(tmp_path, [{"path": "3/3.png", "label": "x"}])
+    )
+    assert found == [None, 0]
 
 
 def test_a_row_is_matched_by_the_longest_end_of_its_path_which_is_said(tmp_path):

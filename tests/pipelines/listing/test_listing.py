@@ -1,3 +1,4 @@
+import re
 import unicodedata
 
 import pytest
@@ -424,11 +425,7 @@ def test_patients_whose_names_look_alike_are_told():
     [
         ("patient_regex", "^(scan)", "one patient in all images ('scan' in 'A/scan-"),
         ("patient_regex", "(CNV|DME)", "one patient in all images ('CNV' in 'A/scan-"),
-        (
-            "patient_regex",
-            "CNV-([A-Z])",
-            "one patient in all images of each class ('A' in 'A/scan-",
-        ),
+        ("patient_regex", "CNV-([A-Z])", "one patient in all images of each class ('A' in 'A/scan"),
         ("label_regex", "(DME|CNV)", "one class in all images ('CNV' in 'A/scan-"),
     ],
 )
@@ -436,8 +433,7 @@ def test_a_pattern_that_finds_the_same_in_all_images_is_told(option, regex, told
     files = {f"{label}/scan-CNV-{label}-{k}.png": bytes([k]) for label in "AB" for k in range(2)}
     (note,) = notes_of(list_files(files, **{option: regex}), private=True)
     assert f"{regex}' finds {told}" in note
-    assert note.count(" in 'A/scan-") == 2
-    assert note.count(" in '") == 3
+    assert re.findall("'([AB])/scan", note) == ["A", "B"] if "each" in told else ["A", "A", "B"]
 
 
 def test_the_default_pattern_that_finds_a_patient_for_each_class_is_told():

@@ -133,6 +133,9 @@ def test_the_layout_and_the_classes_decide():
     assert above.table["path"][0].as_py() == "CNV/P0/0.jpeg"
     files = tree(("train", "test"), OCT)
     assert list_files(files, layout=("split", "class")).table.equals(list_files(files).table)
+    files = tree(OCT, ("images/a", "masks/a"))
+    with pytest.raises(errors.UserError, match=r"--exclude_regex '\(\^\|/\)masks/'"):
+        list_files(files, layout=("class", "*"))
     with pytest.raises(errors.UserError, match="has 3 levels of folders, but no image is in more"):
         list_files(tree(OCT, "12"), layout=("split", "class", "patient"))
 
