@@ -183,13 +183,12 @@ def _require_fit(
             f"{command('build')} ... {how}"
         )
     ours = classifier.preprocessing.identity()
-    try:
-        theirs = Preprocessing.from_dict(manifest.preprocessing).identity()
-    except (KeyError, ValueError) as error:
+    if not manifest.preprocessing:
         raise UserError(
-            f"the manifest of {data} does not say how files became its images ({error!r}), so it "
-            "cannot be compared with the training images; build it again with this program"
-        ) from error
+            f"the manifest of {data} does not say how files became its images, so it cannot be "
+            "compared with the training images; build it again with this program"
+        )
+    theirs = Preprocessing.from_dict(manifest.preprocessing).identity()
     # Whether files without a window were among them is a fact about the files.
     theirs["no_window"] = ours["no_window"]
     # The formula follows from the files.

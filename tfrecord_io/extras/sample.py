@@ -56,8 +56,8 @@ def verify(
         UserError: if the source is a URL, or of a kind of which no sample can be taken.
     """
     dataset, folder = manifest.Manifest.load(directory), Folder(directory)
-    kind = dataset.source.get("kind")
-    if kind in ("npz", "parquet"):
+    kind = dataset.source.get("kind", "unknown")
+    if kind in ("npz", "parquet", "unknown"):
         raise UserError(f"--source_input takes folders and archives, and no source of kind {kind}")
     if findings := core.verify(directory):
         return findings
@@ -75,12 +75,7 @@ def _check_sample(
     rows: Sequence[Mapping[str, Any]],
 ) -> Iterator[Finding]:
     """Decodes the files of some rows of the examples table again, and compares the records."""
-    try:
-        options = Preprocessing.from_dict(dataset.preprocessing)
-    except (KeyError, TypeError, ValueError) as error:
-        raise manifest.ManifestError(
-            f"{folder.path(manifest.FILE_NAME)} is damaged: its preprocessing: {error!r}"
-        ) from error
+    options = Preprocessing.from_dict(dataset.preprocessing)
     source_paths = _read_names(names) if dataset.has_codes else {}
     # Several examples may be frames or augmented copies of one file.
     wanted: dict[str, list[tuple[Mapping[str, Any], int | None]]] = defaultdict(list)

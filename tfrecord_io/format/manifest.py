@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.decoding.rejects import in_words
 from tfrecord_io.format import schema
 from tfrecord_io.format.kinds import CLASSES, LabelKind, kind_in
@@ -118,7 +119,8 @@ class Manifest:
     Attributes:
         image_shape: (height, width, channels) of every image.
         label_names: class names in the order of their indices; of a number, its name.
-        preprocessing: how a file became pixels; `predict` repeats it.
+        preprocessing: how a file became pixels, see `Preprocessing`; `predict` repeats it. It is
+            empty if no build made the dataset.
         source: where the images came from.
         counts: number of files in the source, and their number by what became of them.
         rejects: number of rejected images, by reason.
@@ -329,6 +331,12 @@ class Manifest:
             raise ManifestError(
                 f"the record layout does not match image shape {self.image_shape} of {self.dtype} "
                 f"and {self.num_classes} classes; build the dataset again"
+            )
+        made = Preprocessing.from_dict(self.preprocessing) if self.preprocessing else None
+        if made and (made.image_shape, made.dtype) != (self.image_shape, self.dtype):
+            raise ManifestError(
+                f"expected images of shape {self.image_shape} of {self.dtype}, but its "
+                f"preprocessing makes {made.image_shape} of {made.dtype}; build the dataset again"
             )
         audit: dict[str, Any] = {"measures": {}, "findings": [], **self.audit}
         check_types(audit, {"measures": {}, "findings": [{}]}, "audit")

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from builds import ROOT, build_here, build_of, read_csv, rows_of, run_build_here, shards_of
-from dataset_factory import bare_manifest, change_column, cut_shards, write_table
+from dataset_factory import bare_manifest, change_column, change_json, cut_shards, write_table
 from image_files import (
     encoded,
     jpeg,
@@ -306,6 +306,16 @@ def with_value(name, value):
     return lambda path: change_column(path, name, lambda old: [value, *old[1:]])
 
 
+def with_recipe(**facts):
+    """Returns what changes how the manifest says that files became pixels."""
+
+    def change(path):
+        recipe = Manifest.load(path.parent).preprocessing
+        change_json(path.with_name("manifest.json"), preprocessing={**recipe, **facts})
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -317,6 +327,11 @@ def with_value(name, value):
         (with_value("split", "holdout"), "the split or label 'holdout'"),
         (with_value("shard", "../beside.tfrecord"), "does not have one row for each of the "),
         (cut_shards, ".tfrecord ends before its record"),
+        (
+            with_recipe(height=None),
+            'manifest.json is damaged: ValueError("preprocessing of another',
+        ),
+        (with_recipe(width=999), "but its preprocessing makes (96, 999, 1) of uint8"),
     ],
 )
 def test_a_dataset_that_cannot_be_audited_is_an_error_that_says_why(
