@@ -154,8 +154,10 @@ def _source_of(address: str | None) -> str:
     if address.lower().endswith(".npz"):
         return "npz"
     if is_remote(address):
-        is_zip = urllib.parse.urlsplit(address).path.lower().endswith(".zip")
-        return "archive" if is_zip else "directory"
+        ending = Path(urllib.parse.urlsplit(address).path).suffix.lower()
+        # Tars and tables on a store are refused as what they are, and not as empty folders.
+        kinds = dict.fromkeys(_ARCHIVES, "archive") | {".parquet": "parquet"}
+        return kinds.get(ending, "directory")
     path = Path(address)
     if (path.is_dir() or path.suffix.lower() == ".parquet") and ParquetSource(path).has_images():
         return "parquet"
