@@ -1,10 +1,18 @@
 """A small tree of files in folders of classes, and what the sources list and read of it."""
 
+import io
+from pathlib import Path
+
+from image_files import pack
+from s3_server import BUCKET
+
 from pipelines.listing.listing import ListingOptions, list_images
 from pipelines.listing.refs import iterate_refs
 from pipelines.sources.archive import open_archive
-from pipelines.sources.directory import DirectorySource
+from pipelines.sources.directory import DirectorySource, RemoteDirectorySource
 from tfrecord_io.decoding.rejects import Reject
+from tfrecord_io.stores import remote
+from tfrecord_io.terminal.address import Address
 
 TREE = {
     f"{split}/{label}/{label}-{patient}-1.jpeg": f"{split} {label} {patient}".encode() * 9
@@ -15,9 +23,30 @@ TREE = {
 FIRST = "train/CNV/CNV-1-1.jpeg"
 
 
-def list_archive(path, scratch_dir):
+def upload(path, url):
+    """Writes a file, or those of a folder, to a store."""
+    for file in [path] if path.is_file() else filter(Path.is_file, path.rglob("*")):
+        remote.write(f"{url}{str(file).removeprefix(str(path))}", io.BytesIO(file.read_bytes()))
+    return Address(url)
+
+
+def write_input(folder, kind, files=TREE):
+    """Returns the path of an archive, such as `deflated.zip`, or of a `folder`; or its URL."""
+    kind, _, place = kind.partition(" on a ")
+    path = pack(folder / f"scans.{kind}", files)
+    return upload(path, f"s3://{BUCKET}/{folder.name}/{path.name}") if place else path
+
+
+def open_input(place, scratch_dir):
+    if isinstance(place, Address):
+        is_folder = place.endswith("folder")
+        return RemoteDirectorySource(place) if is_folder else open_archive(place, scratch_dir)
+    return DirectorySource(place) if place.is_dir() else open_archive(place, scratch_dir)
+
+
+def list_archive(place, scratch_dir):
     scratch_dir.mkdir(exist_ok=True)
-    source = DirectorySource(path) if path.is_dir() else open_archive(path, scratch_dir)
+    source = open_input(place, scratch_dir)
     return source, list_images(source, ListingOptions())
 
 

@@ -21,19 +21,14 @@ import pytest
 from campaign import damage, trees
 from hypothesis import given
 from hypothesis import strategies as st
-from image_files import jpeg, kermany_archive, pack, tar_info, write_tar, write_zip
-from source_files import FIRST, TREE, list_archive, read_archive
+from image_files import jpeg, kermany_archive, tar_info, write_tar, write_zip
+from source_files import FIRST, TREE, list_archive, read_archive, upload, write_input
 
 from pipelines import errors
 from pipelines.listing.refs import iterate_refs
 from pipelines.sources.archive import open_archive
 from tfrecord_io.decoding.rejects import Reject
 from tfrecord_io.stores import archives
-
-
-def write_archive(folder, kind, files=TREE):
-    """Returns an archive of a kind: `zip`, `deflated.zip`, `tar`, or `tar.gz`; or a `folder`."""
-    return pack(folder / f"scans.{kind}", files)
 
 
 def assert_refused(path, message):
@@ -43,12 +38,18 @@ def assert_refused(path, message):
 
 ARCHIVES = ("zip", "deflated.zip", "tar", "tar.gz")
 KINDS = pytest.mark.parametrize("kind", ARCHIVES)
-ALL_KINDS = pytest.mark.parametrize("kind", [*ARCHIVES, "folder"])
 
 
-@ALL_KINDS
-def test_every_file_is_read_as_it_was_written_and_no_place_is_told(tmp_path, kind):
-    path = write_archive(tmp_path, kind)
+@pytest.fixture(params=[*ARCHIVES, "folder", "zip on a store", "folder on a store"])
+def everywhere(request):
+    """Each container in each place."""
+    if request.param.endswith("store"):
+        request.getfixturevalue("s3")
+    return request.param
+
+
+def test_every_file_is_read_as_it_was_written_and_no_place_is_told(tmp_path, everywhere):
+    path, kind = write_input(tmp_path, everywhere), everywhere.split()[0]
     assert read_archive(path, tmp_path / "scratch") == TREE
     source, _ = list_archive(path, tmp_path / "scratch")
     described = source.describe()
@@ -57,10 +58,10 @@ def test_every_file_is_read_as_it_was_written_and_no_place_is_told(tmp_path, kin
     assert described == {"kind": what, "name": f"scans.{kind}"}
 
 
-@ALL_KINDS
-def test_a_header_is_read_without_the_rest_of_the_file(tmp_path, kind):
+def test_a_header_is_read_without_the_rest_of_the_file(tmp_path, everywhere):
     content = np.random.default_rng(0).bytes(50_000)
-    path = write_archive(tmp_path, kind, {"CNV/scan": content, "CNV/empty": b"", "CNV/few": b"abc"})
+    files = {"CNV/scan": content, "CNV/empty": b"", "CNV/few": b"abc"}
+    path = write_input(tmp_path, everywhere, files)
     source, listing = list_archive(path, tmp_path / "scratch")
     with source.open() as reader:
         starts = {
@@ -71,30 +72,39 @@ def test_a_header_is_read_without_the_rest_of_the_file(tmp_path, kind):
     assert (starts["CNV/empty"], starts["CNV/few"]) == (b"", b"abc")
 
 
-@ALL_KINDS
-def test_a_second_tree_with_other_content_of_the_same_size_is_noticed(tmp_path, kind):
+def test_a_second_tree_with_other_content_of_the_same_size_is_noticed(tmp_path, everywhere):
     files = kermany_archive(TREE)
     name = f"oct2017/OCT2017 /{FIRST}"
     files[name] = files[name][::-1]
-    _, listing = list_archive(write_archive(tmp_path, kind, files), tmp_path / "scratch")
+    _, listing = list_archive(write_input(tmp_path, everywhere, files), tmp_path / "scratch")
     assert [(r.source_path, r.reason) for r in listing.ledger.rejects] == [(name, "path_conflict")]
+    assert listing.ledger.copies == len(TREE) - 1
 
 
-@pytest.mark.parametrize("kind", ["tar", "tar.gz"])
-def test_a_tar_that_changes_during_the_build_ends_it(tmp_path, kind):
-    path = write_archive(tmp_path, kind)
-    source, listing = list_archive(path, tmp_path / "scratch")
-    changed = write_tar(tmp_path / "changed.tar", {**TREE, FIRST: TREE[FIRST][::-1]})
-    source.file.path.write_bytes(changed.read_bytes())
-    with (
-        source.open() as reader,
-        pytest.raises(errors.BuildError, match=rf"{path} changed since .*--overwrite"),
-    ):
-        reader.read(next(ref for ref in iterate_refs(listing.table) if ref.path == FIRST).member)
+def test_an_input_that_changes_during_the_build_ends_it(tmp_path, everywhere):
+    place = write_input(tmp_path, everywhere)
+    source, listing = list_archive(place, tmp_path / "scratch")
+    ref = next(ref for ref in iterate_refs(listing.table) if ref.path == FIRST)
+    (tmp_path / "new").mkdir()
+    changed = {**TREE, FIRST: TREE[FIRST][::-1]}
+    kind = everywhere.replace("tar.gz", "tar")
+    new = write_input(tmp_path / "new", kind.split()[0], changed)
+    if everywhere.endswith("store"):
+        upload(new, place)
+    elif kind == "folder":
+        (place / FIRST).write_bytes(changed[FIRST])
+    else:
+        source.file.path.write_bytes(new.read_bytes())
+    message = rf"{re.escape(str(place))}.* changed since .*--overwrite"
+    with source.open() as reader:
+        with pytest.raises(errors.ToldError, match=message):
+            reader.read(ref.member)
+        with pytest.raises(errors.ToldError, match=message):
+            reader.open(ref.member).read(9)
 
 
 def test_an_archive_that_a_worker_does_not_see_is_named(tmp_path):
-    source = open_archive(write_archive(tmp_path, "zip"), tmp_path)
+    source = open_archive(write_input(tmp_path, "zip"), tmp_path)
     source.file.path.unlink()
     with (
         pytest.raises(errors.BuildError, match="every worker must be able to read it"),
@@ -205,7 +215,7 @@ FLAGS, CRC, STORED_SIZE, SIZE, COMMENT_LENGTH, MODE, OFFSET = 8, 16, 20, 24, 32,
 def test_a_hostile_entry_of_a_zip_is_a_reject_and_the_others_are_read(
     tmp_path, offset, form, value, reason
 ):
-    path = write_archive(tmp_path, "deflated.zip")
+    path = write_input(tmp_path, "deflated.zip")
     path.write_bytes(patched(path, offset, form, value))
     assert read_archive(path, tmp_path / "scratch") == {**TREE, FIRST: reason}
 
@@ -259,7 +269,7 @@ def test_a_member_with_content_that_is_named_like_a_folder_or_not_at_all_is_a_re
 def whole(tmp_path_factory):
     """The bytes of an archive of each kind."""
     folder = tmp_path_factory.mktemp("whole")
-    return {kind: write_archive(folder, kind).read_bytes() for kind in ARCHIVES}
+    return {kind: write_input(folder, kind).read_bytes() for kind in ARCHIVES}
 
 
 @KINDS
@@ -491,7 +501,7 @@ DAMAGES = [
 def test_an_archive_that_may_lack_members_is_refused_and_leaves_nothing(
     tmp_path, kind, change, message
 ):
-    path = write_archive(tmp_path, kind)
+    path = write_input(tmp_path, kind)
     path.write_bytes(change(path))
     assert_refused(path, rf"(?s)scans\.{kind} .*{message}")
     assert [file.suffix for file in (tmp_path / "scratch").iterdir()] in ([], [".tar"])

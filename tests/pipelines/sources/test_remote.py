@@ -21,19 +21,17 @@ from image_files import (
     write_zip,
 )
 from s3_server import BUCKET, SECRET_KEY, running_gcs
+from source_files import upload
 from tiff_files import tiff_file
 from web_server import WebFile, running_web
 
 from pipelines import build_tfrecords, errors, options
-from pipelines.listing.listing import ListingOptions, list_images
 from pipelines.sources import factory
 from pipelines.sources.archive import open_archive
-from pipelines.sources.directory import RemoteDirectorySource
 from tfrecord_io import Manifest
 from tfrecord_io.__main__ import main as tfrecord_io_main
 from tfrecord_io.extras import sample
 from tfrecord_io.stores import remote
-from tfrecord_io.terminal.address import Address
 
 
 def files():
@@ -63,8 +61,7 @@ def build(s3, source, given, output, *more):
 def test_a_dataset_on_a_store_is_the_one_on_a_disk(scheme, running, s3, scans_zip, local, tmp_path):
     copy = {}
     with running():
-        with scans_zip.open("rb") as file:
-            remote.write(f"{scheme}://scans/in/scans.zip", file)
+        upload(scans_zip, f"{scheme}://scans/in/scans.zip")
         url = f"{scheme}://scans"
         build_here(f"{url}/in/scans.zip", f"{url}/out", "--max_reject_fraction=0.5")
         for found in remote.list_files(f"{scheme}://scans/out", recursive=True):
@@ -186,9 +183,7 @@ def test_an_input_on_a_store_is_read_in_parts_and_gives_the_bytes_of_the_local_o
     files["train/CNV/volume"] = dicom_file(volume)
     local = pack(tmp_path / ("a.zip" if kind == "zip" else "tree"), files)
     url = f"s3://{BUCKET}/{kind.replace(' ', '-')}/{local.name}"
-    for path in [local] if kind == "zip" else [local / name for name in files]:
-        with path.open("rb") as file:
-            remote.write(f"{url}{str(path).removeprefix(str(local))}", file)
+    upload(local, url)
     s3.client.put_object(Bucket=BUCKET, Key="folder/tree/train/", Body=b"")
     flags, before = [], s3.bytes_sent
     if kind.endswith("table"):
@@ -210,17 +205,6 @@ def test_a_picture_whose_name_on_a_store_ends_like_a_folder_is_a_reject(s3, tmp_
     assert Manifest.load(output).rejects == {"unreadable_name": 1}
 
 
-def test_a_second_tree_on_a_store_with_other_content_of_the_same_size_is_noticed(s3):
-    tree = {"train/CNV/1.png": b"1", "train/CNV/2.png": b"2"}
-    files = under("a", tree) | under("b", {**tree, "train/CNV/2.png": b"?"})
-    for name, content in files.items():
-        s3.client.put_object(Bucket=BUCKET, Key=f"trees/{name}", Body=content)
-    listing = list_images(RemoteDirectorySource(f"s3://{BUCKET}/trees"), ListingOptions())
-    (reject,) = listing.ledger.rejects
-    assert (reject.source_path, reject.reason) == ("b/train/CNV/2.png", "path_conflict")
-    assert listing.ledger.copies == 1
-
-
 @pytest.mark.parametrize(
     ("source", "name", "message"),
     [
@@ -239,23 +223,6 @@ def test_an_input_on_a_store_that_cannot_be_read_in_place_is_refused(
     with pytest.raises(errors.UserError, match=message):
         build(s3, source, f"s3://{BUCKET}/{name}", tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("kind", ["zip", "folder"])
-def test_an_input_that_changes_under_the_build_is_not_mixed(kind, s3, scans_zip):
-    s3.client.upload_file(str(scans_zip), BUCKET, "changes/CNV/a.zip")
-    url = f"s3://{BUCKET}/changes"
-    source = (
-        RemoteDirectorySource(url)
-        if kind == "folder"
-        else open_archive(Address(f"{url}/CNV/a.zip"), Path())
-    )
-    member = next(source.members())
-    other = bytes(scans_zip.stat().st_size)
-    s3.client.put_object(Bucket=BUCKET, Key="changes/CNV/a.zip", Body=other)
-    for read in (lambda reader: reader.read(member), lambda reader: reader.open(member).read(9)):
-        with source.open() as reader, pytest.raises(errors.StoreError, match="changed since"):
-            read(reader)
 
 
 # ---- Workers elsewhere
