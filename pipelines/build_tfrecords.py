@@ -68,8 +68,7 @@ def build(argv: Sequence[str]) -> None:
         if returns_early:
             summary.print_not_waiting(options.output.output)
             return
-        require_finished(made.output)
-        reuse.print_copied(made)
+        reuse.print_copied(require_finished(made))
     seconds = time.monotonic() - job.started
     summary.print_built(options.output.output, seconds, job.num_finished)
 
@@ -118,6 +117,8 @@ def planned(options: BuildOptions) -> Iterator[Job | None]:
             overwrite=options.output.overwrite,
             has_lock=options.workers == "here",
         )
+        if state != "replace":
+            output_state.forget_waiting(output)
         if state == "complete":
             require_policies(output, splits)
             yield None
@@ -126,8 +127,11 @@ def planned(options: BuildOptions) -> Iterator[Job | None]:
         images, dropped, notes = assign_splits(images, splits, read_content, kind)
         summary.say(*notes)
         refs, tasks = make_plan(images.table, draft.layout.stride, options.plan)
+        is_anew = state == "replace"
+        place = output_state.beside(output, draft.fingerprint) if is_anew else output
         build = Build(
-            output=output,
+            output=place,
+            replaces=output if is_anew else None,
             draft=with_counts(draft, images, refs),
             source=source,
             policies=splits,
@@ -136,7 +140,7 @@ def planned(options: BuildOptions) -> Iterator[Job | None]:
             known=known,
             checks=checks,
         )
-        yield start_job(build, refs, tasks, dropped, state=state, started=started)
+        yield start_job(build, refs, tasks, dropped, started=started)
 
 
 def run(job: Job, pipeline: beam.Pipeline, num_processes: int | None = None) -> None:

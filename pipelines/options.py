@@ -142,11 +142,6 @@ class BuildOptions:
                 f"--output {output} is inside --input {folder}: the next build would list the "
                 "dataset as a class; choose an --output outside --input"
             )
-        if self.output.reuse and is_inside(self.output.reuse, output):
-            raise ValueError(
-                f"--reuse {self.output.reuse} is --output {output} or inside it, where this build "
-                "writes; choose another --output"
-            )
 
     def _fill_in(self, group: str, **values: object) -> None:
         filled = dataclasses.replace(getattr(self, group), **values)

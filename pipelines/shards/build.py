@@ -116,7 +116,9 @@ class Build:
     """A dataset that workers write.
 
     Attributes:
-        output: folder of the dataset.
+        output: folder where it is written.
+        replaces: folder whose dataset it replaces when it is finished; None if it stays in
+            `output`.
         draft: the manifest, as far as it is known before the shards are written.
         source: where the images come from.
         policies: what happens to pictures that occur more than once.
@@ -127,6 +129,7 @@ class Build:
     """
 
     output: Folder
+    replaces: Folder | None = None
     draft: manifest.Manifest
     source: Source
     policies: SplitOptions = dataclasses.field(default_factory=SplitOptions)

@@ -27,7 +27,8 @@ from pipelines.listing.refs import RejectedFile, iterate_refs
 from pipelines.planning.plan import ShardTask, read_task_refs, read_tasks
 from pipelines.shards import drops
 from pipelines.shards.build import Build, Sidecar
-from pipelines.stores.output_state import FAILURE_FILE, PLAN_FILE
+from pipelines.stores import output_state
+from pipelines.stores.output_state import FAILURE_FILE, PLAN_FILE, PLAN_JSON
 from tfrecord_io.auditing import audit, twins
 from tfrecord_io.format import descriptions, groups, manifest
 from tfrecord_io.format.examples import (
@@ -38,7 +39,6 @@ from tfrecord_io.format.examples import (
     are_originals,
     audited,
 )
-from tfrecord_io.stores import replace
 from tfrecord_io.stores.folder import Folder
 from tfrecord_io.terminal.printing import csv_cell
 
@@ -56,6 +56,8 @@ _TOLD_BY_EXAMPLE = {"link", "no_label", "not_an_image", "not_a_number", "unreada
 def finish_dataset(build: Build) -> None:
     """Writes the tables, the card and last the manifest, which marks the dataset complete.
 
+    Then it takes the place of the dataset that it replaces, if there is one.
+
     If too many images were rejected or a policy is violated, the reason is written to
     `FAILURE_FILE`, with the tables made so far, but no manifest. That is not raised as an error,
     because an engine would retry the step.
@@ -66,6 +68,11 @@ def finish_dataset(build: Build) -> None:
     """
     storage = build.output
     with errors.clear_write_errors(storage.root):
+        if build.replaces:
+            # An engine may repeat this step after its end, or after a kill in the middle of it.
+            output_state.complete(build.replaces)
+            if not storage.exists(PLAN_JSON):
+                return
         tasks = read_tasks(storage, build.draft.fingerprint)
         try:
             made = describe_images(build, tasks, build.require_sidecars(tasks))
@@ -78,17 +85,27 @@ def finish_dataset(build: Build) -> None:
             text = descriptions.croissant(made, examples)
         storage.write(CROISSANT_FILE, text.encode())
         storage.write(manifest.FILE_NAME, made.to_json().encode())
+        if build.replaces:
+            output_state.take_place(build.replaces)
 
 
-def require_finished(output: Folder) -> None:
-    """Raises `errors.BuildError` if the dataset was refused, or the manifest is missing."""
+def require_finished(build: Build) -> Build:
+    """Returns the build of a finished dataset, in its final place.
+
+    Raises:
+        errors.BuildError: if the dataset was refused, or the manifest is missing.
+    """
+    output, replaces = build.output, build.replaces
     if output.exists(FAILURE_FILE):
-        raise errors.BuildError(output.read(FAILURE_FILE).decode())
-    if not output.exists(manifest.FILE_NAME):
+        reason = output.read(FAILURE_FILE).decode()
+        kept = f". What {replaces} held is as it was" if replaces else ""
+        raise errors.BuildError(f"{reason}{kept}")
+    if output.exists(PLAN_JSON) if replaces else not output.exists(manifest.FILE_NAME):
         raise errors.BuildError(
             f"the engine reports that the job is done, but {output.path(manifest.FILE_NAME)} is "
             "missing; run the same command again to resume"
         )
+    return dataclasses.replace(build, output=replaces or output, replaces=None)
 
 
 def describe_images(
@@ -144,8 +161,6 @@ def list_rejects(
     rows = map(dataclasses.astuple, rejects)
     _write_reasons(build.output, manifest.REJECTS_FILE_NAME, rows)
     see = f"See {build.output.path(manifest.REJECTS_FILE_NAME)}"
-    if replace.is_waiting(build.output):  # that goes again
-        see = "A build into another --output lists them"
     counts, num_listed = build.draft.counts, len(build.rejected_files)
     num_planned = sum(task.num_refs for task in tasks) - counts.get("variants", 0)
     num_images, over_limit = num_planned + num_listed, counts["over_limit"]

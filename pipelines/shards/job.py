@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Sequence
 
@@ -14,7 +13,6 @@ from pipelines.shards import drops
 from pipelines.shards.build import Build
 from pipelines.shards.finish import list_rejects
 from pipelines.stores import output_state
-from pipelines.stores.output_state import State
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,7 +38,6 @@ def start_job(
     tasks: Sequence[plan.ShardTask],
     dropped: pa.Table,
     *,
-    state: State,
     started: float,
 ) -> Job:
     """Writes a plan to the output, and finds which of its shards are finished.
@@ -50,7 +47,6 @@ def start_job(
         refs: the images in the order of their records.
         tasks: all shards, in the same order.
         dropped: the images that the splits leave out.
-        state: of the output; a dataset that is there stays if the new one is refused.
         started: see `Job`.
 
     Raises:
@@ -58,14 +54,12 @@ def start_job(
     """
     output = build.output
     output.clean_build_dir(".tmp")
-    is_anew = state == "replace"
-    with output_state.replaced(output) if is_anew else contextlib.nullcontext(output) as place:
-        known = build.known and build.known.fitting(build.draft, place)
-        build = dataclasses.replace(build, known=known)
-        plan.write_plan(place, build.draft, tasks, refs)
-        drops.write_table(place, drops.PLANNED_FILE, dropped)
-        # The listing alone may reject too many; then no image needs to be decoded to know it.
-        list_rejects(dataclasses.replace(build, output=place), tasks)
+    known = build.known and build.known.fitting(build.draft, output)
+    build = dataclasses.replace(build, known=known)
+    plan.write_plan(output, build.draft, tasks, refs)
+    drops.write_table(output, drops.PLANNED_FILE, dropped)
+    # The listing alone may reject too many; then no image needs to be decoded to know it.
+    list_rejects(build, tasks)
     output.delete([output_state.FAILURE_FILE])
     finished = build.find_finished(tasks)
     if finished:

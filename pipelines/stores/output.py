@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from tfrecord_io.stores.folder import Folder
-from tfrecord_io.terminal.address import Address, is_same
+from tfrecord_io.terminal.address import Address
 from tfrecord_io.terminal.flags import check, flag
 
 # Largest number of files waiting to be finished, besides the current one: those of one task.
@@ -47,8 +47,7 @@ class OutputOptions:
     )
     overwrite: bool = flag(
         False,
-        "replace the dataset in the output folder, finished or not, as soon as the new one is "
-        "planned",
+        "replace the dataset in the output folder, finished or not, when the new one is finished",
     )
     preview: bool = flag(False, "say what would be made, and about how fast, and write nothing")
 
@@ -64,11 +63,6 @@ class OutputOptions:
         if self.name is not None and not re.fullmatch(r"[a-z][a-z0-9_]*", self.name):
             raise ValueError(
                 f"--name must be lower-case letters, digits and underscores, received {self.name!r}"
-            )
-        if self.overwrite and self.reuse and is_same(self.reuse, self.output):
-            raise ValueError(
-                f"--reuse {self.reuse} is the dataset that --overwrite would replace; build into "
-                "another --output, and remove the old dataset then"
             )
 
 

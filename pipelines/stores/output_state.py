@@ -30,7 +30,7 @@ PLAN_JSON = f"{BUILD_DIR}/plan.json"
 FAILURE_FILE = f"{BUILD_DIR}/failure.txt"
 
 #: What an output holds: this dataset, finished; shards of this build, or nothing; or what the build
-#: may replace once it is planned.
+#: may replace once it is finished.
 State = Literal["complete", "resume", "replace"]
 
 _LOCK = f"{BUILD_DIR}/lock"
@@ -62,7 +62,7 @@ def locked(storage: Folder) -> Iterator[None]:
     if storage.remote:
         try:
             storage.names()
-            replace.settle(storage, _OWN_FILES)
+            complete(storage)
         except errors.ToldError as error:
             raise errors.UserError(f"cannot use --output {storage.root}: {error}") from None
         yield
@@ -81,7 +81,7 @@ def locked(storage: Folder) -> Iterator[None]:
                 f"cannot write to --output {storage.root}: {error.strerror}"
             ) from None
         stack.callback(_tidy, storage, made)
-        replace.settle(storage, _OWN_FILES)
+        complete(storage)
         yield
 
 
@@ -148,19 +148,32 @@ def _require_same(
         )
 
 
-@contextlib.contextmanager
-def replaced(storage: Folder) -> Iterator[Folder]:
-    """Yields a folder for the plan of a build, which in the end replaces all that is there.
+def beside(storage: Folder, fingerprint: str) -> Folder:
+    """Returns the folder for a dataset that will replace what is there, see `take_place`.
 
-    Until then, and if the block fails, the old dataset stays as it is.
+    It holds what an earlier build of the same fingerprint has made there.
     """
-    try:
-        yield replace.waiting(storage)
-        replace.take(storage, _OWN_FILES)
-    except BaseException:
-        with contextlib.suppress(errors.ToldError, OSError):  # the next build repeats it
-            replace.settle(storage, _OWN_FILES)
-        raise
+    place = replace.beside(storage)
+    with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+        if json.loads(place.read(PLAN_JSON))["fingerprint"] == fingerprint:
+            return place
+    return replace.waiting(storage)
+
+
+def take_place(storage: Folder) -> None:
+    """Replaces the dataset that is there by the one beside it, which is finished."""
+    replace.take(storage, _OWN_FILES)
+
+
+def forget_waiting(storage: Folder) -> None:
+    """Removes what an unfinished build left that was to replace the dataset, if it has ended."""
+    if not storage.remote:  # where another build may be writing it
+        replace.drop(storage)
+
+
+def complete(storage: Folder) -> None:
+    """Completes what a process has begun that was killed while it replaced the dataset."""
+    replace.complete(storage, _OWN_FILES)
 
 
 def _tidy(storage: Folder, made: bool) -> None:

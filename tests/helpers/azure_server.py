@@ -71,6 +71,8 @@ class _Blobs(Files):
             return self._answer(409)
         if self.headers.get("If-Match") not in (None, there and there.e_tag):
             return self._answer(412)
+        if source := self.headers.get("x-ms-copy-source"):
+            body = self.server.files[unquote(urlsplit(source).path)[1:]].content
         if query.get("comp") == "block":
             self.server.blocks[name, query["blockid"]] = body
             return self._answer(201)

@@ -146,11 +146,9 @@ class Folder(os.PathLike[str]):
         return sorted(path.relative_to(self.root).as_posix() for path in paths)
 
     def move(self, names: Sequence[str], to: Folder) -> None:
-        """Moves files to the same names in another folder, where they are on the disk then."""
+        """Moves files to the same names in a folder on the same disk or store, and syncs them."""
         if self.remote:
-            for name in names:
-                with self.open(name) as source, to.create(name) as file:
-                    shutil.copyfileobj(source, file, _BUFFER_LENGTH)
+            list(self.map(lambda name: remote.copy(self.path(name), to.path(name)), names))
             self.delete(names)
             return
         for name in names:

@@ -285,6 +285,19 @@ def list_files(folder: str, *, recursive: bool) -> list[StoredFile]:
     ]
 
 
+def copy(url: str, to: str) -> None:
+    """Copies a file to a URL of the same store, which does it by itself.
+
+    Raises:
+        StoreError: if the store refuses, or has not copied all of it, as Azure may while it works.
+    """
+    store, path, url = _open(url, web=False)
+    with _clear_errors(url):
+        obstore.copy(store, path, _open(to, web=False)[1])
+    if describe(to).size != describe(url).size:
+        raise StoreError(f"{url} was not copied whole to {to}; run the same command again")
+
+
 def delete(urls: Iterable[str]) -> None:
     """Deletes files; ignores those that do not exist.
 

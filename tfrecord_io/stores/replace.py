@@ -2,12 +2,12 @@
 
 One of the two waits in a hidden subfolder. If a list is there, the files in it are the content of
 the folder: those that wait go to their places, and all other files that the tool wrote are
-removed. Without a list, what waits is not needed. So one file decides, which appears or goes at
-once, and `settle` does the rest, also for a process that was killed in between.
+removed. Without a list, what waits is not the content. So one file decides, which appears or goes
+at once, and `complete` does the rest, also for a process that was killed in between.
 
-Where the first files of the new content are few, they wait (`waiting`, `take`): the plan of a
-build, and the first checkpoint of a run on a store, where a rename is a copy. A run on a disk
-writes to its final place from the start, so its old content waits (`set_aside`, `forget`).
+New content waits until it is whole (`waiting`, `take`): a dataset, and the first checkpoint of a
+run on a store. A run on a disk writes to its final place from the start, so its old content waits
+(`set_aside`, `forget`).
 """
 
 from __future__ import annotations
@@ -23,38 +23,41 @@ from tfrecord_io.stores.files import sync_folder
 from tfrecord_io.stores.folder import Folder
 from tfrecord_io.terminal.errors import UserError
 
-_FOLDER, _LIST = ".replaced", "list.json"
-#: Files that promise that the others are there, so they go first.
+_FOLDER, _LIST = ".waiting", "list.json"
+#: Files that promise that the others are there, so they go first and come last.
 _PROOFS = ("manifest.json", "metrics.json")
+
+
+def beside(folder: Folder) -> Folder:
+    """Returns the folder in which content waits, as it is."""
+    return Folder(folder.path(_FOLDER))
 
 
 def waiting(folder: Folder) -> Folder:
     """Returns the folder, now empty, in which new content waits for `take`."""
-    aside = Folder(folder.path(_FOLDER))
-    _drop(aside)
+    aside = beside(folder)
+    drop(folder)
+    if not aside.remote:
+        Path(aside.root).mkdir()
+        shutil.copymode(folder.root, aside.root)  # whoever may write there may write here
     aside.make_build_dir()
     return aside
 
 
-def is_waiting(folder: Folder) -> bool:
-    """Returns whether this is a folder that `waiting` has returned."""
-    return PurePath(folder.root).name == _FOLDER
-
-
 def promise(folder: Folder) -> None:
-    """From now on, `settle` replaces the content by what waits."""
-    aside = Folder(folder.path(_FOLDER))
+    """From now on, `complete` replaces the content by what waits."""
+    aside = beside(folder)
     _write_list(aside, aside.tree())
 
 
 def take(folder: Folder, own: re.Pattern[str]) -> None:
     """Replaces the files whose names match `own` by those that wait."""
     promise(folder)
-    settle(folder, own)
+    complete(folder, own)
 
 
 def set_aside(folder: Folder, own: re.Pattern[str]) -> None:
-    """Has the files whose names match `own` wait; `settle` brings them back."""
+    """Has the files whose names match `own` wait; `complete` brings them back."""
     aside, names = waiting(folder), _own_names(folder, own)
     _write_list(aside, names)
     folder.move(names, aside)
@@ -63,31 +66,40 @@ def set_aside(folder: Folder, own: re.Pattern[str]) -> None:
 
 def forget(folder: Folder) -> bool:
     """Removes what waits; returns whether there was something that `settle` would have used."""
-    aside = Folder(folder.path(_FOLDER))
+    aside = beside(folder)
     if not aside.exists(_LIST):
         return False
     aside.delete([_LIST])
-    _drop(aside)
+    drop(folder)
     return True
 
 
+def complete(folder: Folder, own: re.Pattern[str]) -> None:
+    """Completes what a process has begun with a list, see above; may be repeated at any time."""
+    aside = beside(folder)
+    if not aside.exists(_LIST):
+        return
+    listed = set(json.loads(aside.read(_LIST)))
+    coming = sorted(listed.intersection(aside.tree()))
+    gone = set(_own_names(folder, own)) - listed
+    folder.delete(name for name in gone.union(coming) if name.endswith(_PROOFS))
+    aside.move([name for name in coming if not name.endswith(_PROOFS)], folder)
+    folder.delete(gone)
+    _prune(folder, gone)
+    aside.move([name for name in coming if name.endswith(_PROOFS)], folder)
+    aside.delete([_LIST])
+    drop(folder)
+
+
 def settle(folder: Folder, own: re.Pattern[str]) -> None:
-    """Completes or undoes what a process has begun, see above; may be repeated at any time."""
-    aside = Folder(folder.path(_FOLDER))
-    if aside.exists(_LIST):
-        listed = set(json.loads(aside.read(_LIST)))
-        aside.move(sorted(listed.intersection(aside.tree())), folder)
-        others = sorted(set(_own_names(folder, own)) - listed)
-        folder.delete(name for name in others if name.endswith(_PROOFS))
-        folder.delete(others)
-        _prune(folder, others)
-        aside.delete([_LIST])
-    _drop(aside)
+    """Completes or undoes what a process has begun; may be repeated at any time."""
+    complete(folder, own)
+    drop(folder)
 
 
 def require_settled(folder: Folder) -> None:
     """Raises a `UserError` if a process that replaces this run has not ended, or was killed."""
-    if Folder(folder.path(_FOLDER)).exists(_LIST):
+    if beside(folder).exists(_LIST):
         raise UserError(
             f"the run in {folder.root} is being replaced, or that was interrupted. Wait for the "
             "first checkpoint of the new run; or repeat the `train` command of either, which "
@@ -117,7 +129,9 @@ def _prune(folder: Folder, names: Collection[str]) -> None:
             sync_folder(path)
 
 
-def _drop(aside: Folder) -> None:
+def drop(folder: Folder) -> None:
+    """Removes what waits."""
+    aside = beside(folder)
     if aside.remote:
         aside.delete(aside.tree())
     else:

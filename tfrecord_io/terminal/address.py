@@ -90,11 +90,6 @@ def is_inside(one: str, other: str) -> bool:
     return Path(one).resolve().is_relative_to(Path(other).resolve())
 
 
-def is_same(one: str, other: str) -> bool:
-    """Returns whether two addresses are those of the same folder."""
-    return is_inside(one, other) and is_inside(other, one)
-
-
 def local_path(given: str | os.PathLike[str]) -> Path:
     """Returns a path on this machine; raises UserError for a URL."""
     if is_remote(given):

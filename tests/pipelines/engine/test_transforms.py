@@ -233,7 +233,7 @@ def test_the_engine_can_show_what_the_job_has_done(job, num_processes):
 
 def test_an_engine_that_only_says_it_is_done_is_not_believed(job):
     with pytest.raises(errors.BuildError, match=r"manifest\.json is missing"):
-        require_finished(job.build.output)
+        require_finished(job.build)
 
 
 def test_the_manifest_comes_last(job, monkeypatch):

@@ -243,8 +243,6 @@ def test_a_file_that_was_decoded_as_another_kind_than_its_name_says_now_is_not_c
 @pytest.mark.parametrize(
     ("old", "message"),
     [
-        ("out", "--reuse out is --output out or inside it"),
-        ("out/old", "is --output out or inside it"),
         ("nowhere", "nowhere/manifest.json is missing: the folder does not exist"),
         ("unfinished", "the build did not finish"),
     ],

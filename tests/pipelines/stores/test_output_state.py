@@ -13,6 +13,7 @@ from killed import killed_anywhere
 
 from pipelines import errors
 from pipelines.shards import write
+from pipelines.shards.finish import finish_dataset, require_finished
 from pipelines.stores import output_state
 from tfrecord_io import ManifestError
 from tfrecord_io.stores import file_lock
@@ -185,20 +186,55 @@ def test_a_damaged_manifest_or_plan_is_named_and_replaced_when_told(scans, tmp_p
 # ---- replacing
 
 
-def test_a_new_plan_replaces_a_dataset_and_nothing_else(complete, tmp_path):
+OTHER = ("--num_shards=2", "--overwrite")
+
+
+def write_all(job):
+    with job.build.source.open() as reader:
+        for task in job.todo:
+            write.write_shard(job.build, task, reader, job.build.output.create)
+
+
+def without_waiting(output):
+    """Returns the files of a folder, without those of a dataset that is to replace it."""
+    return {n: text for n, text in files_of(output).items() if not n.startswith((".w", BUILD_DIR))}
+
+
+def test_a_dataset_and_nothing_else_is_replaced_when_the_new_one_is_finished(
+    scans, complete, tmp_path
+):
     output = Path(shutil.copytree(complete, tmp_path / "out"))
     strangers = {"notes.txt": b"mine", "train.json": b"mine", "sub/manifest.json": b"mine"}
-    # The lock of this build, and an archive that it unpacked before.
-    kept = strangers | {f"{BUILD_DIR}/lock": b"1", f"{BUILD_DIR}/scans.tar": b"unpacked"}
-    write_tree(output, {**kept, f"{BUILD_DIR}/train.parquet": b"of the old build"})
+    write_tree(output, strangers)
     before = files_of(output)
-    with output_state.replaced(Folder(str(output))) as place:
-        place.write(output_state.PLAN_JSON, b"new")
-        assert files_of(output).items() >= before.items()
-    assert files_of(output) == kept | {output_state.PLAN_JSON: b"new"}
+    with prepare(scans, output, *OTHER) as job:
+        write_all(job)
+        assert without_waiting(output) == before
+        finish_dataset(job.build)
+    assert files_of(output) == strangers | files_of(build_here(scans, tmp_path / "new", *OTHER))
 
 
-def refused_flags(folder, scans, output, old):
+@pytest.mark.parametrize("is_known", [False, True])
+def test_what_only_decoding_shows_leaves_the_dataset_and_a_build_that_goes_on(
+    complete, tmp_path, capsys, is_known
+):
+    output = Path(shutil.copytree(complete, tmp_path / "out"))
+    before, folder = files_of(output), scan_tree({"train": 6, "test": 2})
+    damaged = next(name for name in folder if "train" in name)
+    damaged_scans = write_tree(tmp_path / "scans", folder | {damaged: b"\xff\xd8cut off"})
+    flags = [*OTHER, *([f"--reuse={output}"] if is_known else [])]
+    assert run_build_here(damaged_scans, output, *flags, "--max_reject_fraction=0") == 1
+    assert f"What {output} held is as it was" in capsys.readouterr().err
+    assert without_waiting(output) == before
+    written = finished_files(output / ".waiting")
+    build_here(damaged_scans, output, *flags, "--max_reject_fraction=1")
+    assert written == finished_files(output)
+    wanted = build_here(damaged_scans, tmp_path / "new", *OTHER, "--max_reject_fraction=1")
+    assert files_of(output) == files_of(wanted)
+    assert ("copied from" in capsys.readouterr().out) == is_known
+
+
+def refused_flags(folder, scans, old):
     """Returns flags with which a build is refused, each at another point of its preparation."""
     damaged = shutil.copytree(old, folder / "damaged")
     (damaged / "examples.parquet").write_bytes(b"cut off")
@@ -211,7 +247,6 @@ def refused_flags(folder, scans, output, old):
         [f"--labels={folder / 'one.csv'}"],
         [f"--reuse={damaged}"],
         [f"--reuse={folder / 'none'}"],
-        [f"--reuse={output}"],
         ["--exclude_regex=."],
         ["--classes=AMD,CNV"],
     ]
@@ -227,39 +262,79 @@ def test_whatever_is_refused_leaves_the_dataset_as_it_was(
         output, more = f"s3://{s3_server.BUCKET}/{tmp_path.name}", s3.flags
 
     def found():
-        return files_of(tmp_path / "out") if place == "disk" else s3.read(f"{tmp_path.name}/")
+        files = files_of(tmp_path / "out") if place == "disk" else s3.read(f"{tmp_path.name}/")
+        return {name: text for name, text in files.items() if not name.startswith(".waiting/")}
 
     build_here(scans, output, "--num_shards=4", *more)
     before = found()
-    refused = refused_flags(tmp_path, scans, output, complete)
+    refused = refused_flags(tmp_path, scans, complete)
     for flags in refused if place == "disk" else refused[1::4]:
         assert run_build_here(scans, output, "--overwrite", *flags, *more), flags
         assert found() == before, flags
-    with pytest.raises(errors.RefusedError, match=r"to accept .* another --output lists them"):
+    with pytest.raises(errors.RefusedError, match=r"to accept .* See \S+\.waiting/rejects\.csv"):
         build_here(scans, output, "--overwrite", f"--labels={tmp_path / 'one.csv'}", *more)
     assert len(before) > 8
+    assert found() == before
 
 
 def test_a_build_that_is_killed_while_it_replaces_leaves_the_old_or_the_new(
     scans, complete, tmp_path
 ):
-    def plan(*flags):
-        with prepare(scans, output, "--num_shards=2", *flags) as job:
-            return job
+    def replace():
+        with prepare(scans, output, *OTHER) as job:
+            write_all(job)
+            finish_dataset(job.build)
 
-    output, wanted, outcomes = tmp_path / "out", files_of(complete), set()
-    shutil.copytree(complete, output)
-    for _ in killed_anywhere(output, tmp_path / "states", lambda: plan("--overwrite")):
-        try:
-            job = plan()
-        except errors.UserError:  # it holds a dataset that differs
-            outcomes.add("old")
-            assert files_of(output) == wanted
-        else:
-            outcomes.add("new")
-            assert len(job.todo) == 3
-            assert not list(output.glob("*.tfrecord"))
-    assert outcomes == {"old", "new"}
+    output, outcomes = Path(shutil.copytree(complete, tmp_path / "out")), set()
+    new = without_waiting(build_here(scans, tmp_path / "new", *OTHER))
+    old = without_waiting(complete)
+    for _ in killed_anywhere(output, tmp_path / "states", replace):
+        with output_state.locked(Folder(str(output))):
+            found = without_waiting(output)
+        assert found in (old, new)
+        outcomes.add(found == new)
+        if found == old:
+            build_here(scans, output, *OTHER)
+            assert without_waiting(output) == new
+            assert not list(output.glob(".*"))
+    assert outcomes == {False, True}
+
+
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_an_engine_may_repeat_the_last_step(scans, complete, tmp_path, attempts):
+    output = Path(shutil.copytree(complete, tmp_path / "out"))
+    with prepare(scans, output, *OTHER) as job:
+        write_all(job)
+        with pytest.raises(errors.BuildError, match=r"\.waiting/manifest\.json is missing"):
+            require_finished(job.build)
+        for _ in range(attempts):
+            finish_dataset(job.build)
+        assert require_finished(job.build).output.root == str(output)
+    assert files_of(output) == files_of(build_here(scans, tmp_path / "new", *OTHER))
+
+
+def test_on_a_store_the_dataset_stays_until_the_new_one_is_finished(scans, complete, tmp_path, s3):
+    output = f"s3://{s3_server.BUCKET}/{tmp_path.name}"
+    build_here(scans, output, "--num_shards=4", *s3.flags)
+    before = s3.read(f"{tmp_path.name}/")
+    with prepare(scans, output, *OTHER, *s3.flags) as job:
+        write_all(job)
+        waiting = s3.read(f"{tmp_path.name}/.waiting/")
+        assert len(waiting) > 8
+        assert s3.read(f"{tmp_path.name}/") == before | {
+            f".waiting/{n}": waiting[n] for n in waiting
+        }
+        finish_dataset(job.build)
+    assert s3.read(f"{tmp_path.name}/") == files_of(build_here(scans, tmp_path / "new", *OTHER))
+
+
+def test_what_was_to_replace_a_dataset_goes_when_that_is_to_stay(scans, complete, tmp_path):
+    output = Path(shutil.copytree(complete, tmp_path / "out"))
+    with prepare(scans, output, *OTHER) as job:
+        write_all(job)
+    assert (output / ".waiting").exists()
+    build_here(scans, output, "--num_shards=4")
+    assert files_of(output) == files_of(complete)
 
 
 def test_leftovers_of_killed_attempts_are_removed_and_parts_are_kept(storage):
