@@ -11,7 +11,6 @@ import contextlib
 import inspect
 import os
 import pickle
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
@@ -20,7 +19,6 @@ import tensorflow as tf
 
 from tfrecord_io.format import schema
 from tfrecord_io.reading.batches import make_batches
-from tfrecord_io.reading.records import BufferPool
 from tfrecord_io.terminal.errors import ToldError
 
 Arguments = ParamSpec("Arguments")
@@ -68,7 +66,12 @@ def make_dataset(*args: Any, **arguments: Any) -> tf.data.Dataset:
     pickled = pickle.dumps(batches)
 
     def read() -> Iterator[tuple[np.ndarray, ...]]:
-        return ((records.blocks, *part) for records, *part in pickle.loads(pickled).parts())
+        try:
+            for records, *part in pickle.loads(pickled).parts():
+                yield records.blocks, *part
+        except ToldError as error:
+            _raised.append(error)
+            raise
 
     def split(blocks: tf.Tensor, *many: tf.Tensor) -> tf.data.Dataset:
         every = tf.data.Dataset.from_tensors(blocks).repeat()
@@ -81,14 +84,13 @@ def make_dataset(*args: Any, **arguments: Any) -> tf.data.Dataset:
 
     has_one_size = order.num_steps in (None, order.num_full_steps)
     shape = None, order.replica_batch_size if has_one_size else None
-    parts = _from_iterator(
-        read,
-        (
-            tf.TensorSpec((None, layout.block_length), tf.uint8),
-            tf.TensorSpec(shape, tf.int64),
-            tf.TensorSpec(shape, tf.float32),
-        ),
+    specs = (
+        tf.TensorSpec((None, layout.block_length), tf.uint8),
+        tf.TensorSpec(shape, tf.int64),
+        tf.TensorSpec(shape, tf.float32),
     )
+    # Arrays that begin at a multiple of 64 bytes, as the blocks do, are passed by reference.
+    parts = tf.data.Dataset.from_generator(read, output_signature=specs)
     num_gathers = min(_MAX_GATHERS, os.cpu_count() or 1)
     rows = parts.prefetch(1).flat_map(split)
     # In a function, where TensorFlow's deterministic mode leaves the threads as they are.
@@ -141,44 +143,3 @@ def _gather(
         tf.bitcast(labels, tf.float32),
         tf.strings.unicode_encode(tf.cast(keys, tf.int32), "UTF-8"),
     )
-
-
-def _from_iterator(
-    start: Callable[[], Iterator[tuple[np.ndarray, ...]]], signature: tuple[tf.TensorSpec, ...]
-) -> tf.data.Dataset:
-    """Elements of an iterator; no array may have length 0.
-
-    `Dataset.from_generator` runs Python within another function of tf.data, for which TensorFlow's
-    deterministic mode would print an error, and warns when a program ends before the iterator.
-    """
-    # TensorFlow copies a function's state and knows only tensors, so the iterator itself cannot be
-    # one. Its ticket is: an int64, the key under which `running` has it. When nothing holds the
-    # ticket any more, the epoch is over or was left, and the iterator goes with its open files.
-    running: dict[int, Iterator[tuple[np.ndarray, ...]]] = {}
-    types, shapes = [spec.dtype for spec in signature], [spec.shape for spec in signature]
-    end = [np.empty([size or 0 for size in spec.shape], spec.dtype.name) for spec in signature]
-
-    def begin() -> np.ndarray:
-        iterator = start()
-        # TensorFlow makes no copy of memory that begins at a page: it frees this array when it
-        # frees the last tensor, and that ends the iterator.
-        ticket = BufferPool(8).take().view(np.int64)
-        ticket[0] = id(iterator)
-        running[id(iterator)] = iterator
-        weakref.finalize(ticket, running.pop, id(iterator))
-        return ticket
-
-    def take(ticket: np.ndarray) -> Any:
-        try:
-            return next(running[ticket[0]], end)
-        except ToldError as error:
-            _raised.append(error)
-            raise
-
-    def proceed(ticket: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        arrays = tf.numpy_function(take, [ticket], types)
-        return tuple(map(tf.ensure_shape, arrays, shapes))
-
-    tickets = tf.data.Dataset.range(1).map(lambda _: tf.numpy_function(begin, [], tf.int64))
-    tickets = tickets.flat_map(lambda ticket: tf.data.Dataset.from_tensors(ticket).repeat())
-    return tickets.map(proceed).take_while(lambda *part: tf.shape(part[-1])[0] > 0)
