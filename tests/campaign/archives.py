@@ -1,11 +1,8 @@
 """Archives and folders, whole or damaged: nothing may be lost without a word."""
 
 import collections
-import json
-from collections.abc import Callable
 from pathlib import Path
 
-import builds
 from source_files import list_archive
 
 from campaign import damage, tools, trees
@@ -16,8 +13,8 @@ from pipelines.listing.refs import iterate_refs
 from tfrecord_io.decoding.rejects import Reject
 
 
-def try_archive(case: Case, read: Callable[[Path, Path], Ledger]) -> str:
-    """Makes one archive or folder and has it read by `list_all` or `build`."""
+def try_archive(case: Case) -> str:
+    """Makes one archive or folder, and lists and reads it."""
     rng, kind = case.rng, case.pick(*trees.KINDS)
     entries = trees.make_tree(rng, kind)
     path = trees.pack(rng, kind, entries, case.folder / "scans")
@@ -26,7 +23,7 @@ def try_archive(case: Case, read: Callable[[Path, Path], Ledger]) -> str:
         done = (damage.damage_folder if path.is_dir() else damage.damage_archive)(rng, path)
     case.what = f"{kind}, {done or 'whole'}"
     try:
-        ledger = read(path, case.folder)
+        ledger = _list_all(path, case.folder)
     except (errors.UserError, errors.BuildError) as refusal:
         case.require(done, f"a valid {kind} is refused: {refusal}")
         case.require_message(f"error: {refusal}")
@@ -39,7 +36,7 @@ def try_archive(case: Case, read: Callable[[Path, Path], Ledger]) -> str:
     return "read, with rejects" if ledger.rejects and done else "read"
 
 
-def list_all(path: Path, folder: Path) -> Ledger:
+def _list_all(path: Path, folder: Path) -> Ledger:
     """Lists an input and reads every image."""
     source, listing = list_archive(path, folder / "scratch")
     examples, rejects = (
@@ -56,16 +53,3 @@ def list_all(path: Path, folder: Path) -> Ledger:
     return Ledger(
         examples, rejects, listing.ledger.copies, listing.ledger.ignored, listing.ledger.num_files
     )
-
-
-def build(path: Path, folder: Path) -> Ledger:
-    """Builds a dataset of an input."""
-    output = folder / "output"
-    builds.build_here(path, output, "--num_shards=2", "--max_reject_fraction=1")
-    counts = json.loads((output / "manifest.json").read_bytes())["counts"]
-    rejects = [(row["path"], row["reason"]) for row in builds.read_csv(output / "rejects.csv")]
-    # What could be a formula has a quote before it.
-    formulas = ("'=", "'+", "'-", "'@")
-    rejects = [(name[name.startswith(formulas) :], reason) for name, reason in rejects]
-    examples = {row["path"]: row["file_xxh3"] for row in builds.rows_of(output)}
-    return Ledger(examples, rejects, counts["copies"], counts["ignored"], counts["files"])

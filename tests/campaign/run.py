@@ -7,7 +7,6 @@ import argparse
 import collections
 import contextlib
 import faulthandler
-import functools
 import io
 import logging
 import random
@@ -32,8 +31,7 @@ _MOST_KIB = 1 << 20
 
 #: What tries a case of each area and says what came of it, and the seconds that it may take.
 AREAS: dict[str, tuple[Callable[[Case], str], int]] = {
-    "archives": (functools.partial(archives.try_archive, read=archives.list_all), 30),
-    "builds": (functools.partial(archives.try_archive, read=archives.build), 30),
+    "archives": (archives.try_archive, 30),
     "datasets": (hostile.try_dataset, 60),
 }
 

@@ -6,18 +6,15 @@ import sys
 import pytest
 from builds import ROOT, run_command
 
-#: Areas that one process runs, and how many cases of each.
-CASES = {"archives": 400, "builds datasets": 8}
-
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("areas", CASES)
-def test_a_short_search_finds_no_fault(areas):
-    words = [sys.executable, "tests/campaign/run.py", *areas.split(), f"--cases={CASES[areas]}"]
+@pytest.mark.parametrize(("area", "num_cases"), [("archives", 400), ("datasets", 40)])
+def test_a_short_search_finds_no_fault(area, num_cases):
+    words = [sys.executable, "tests/campaign/run.py", area, f"--cases={num_cases}"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
-    num_whole = done.stdout.count(f": {CASES[areas]} cases, 0 failed")
-    assert (num_whole, done.returncode) == (len(areas.split()), 0), done.stdout + done.stderr
+    assert f": {num_cases} cases, 0 failed" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 0
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from PIL import Image
 from pydicom.pixels import apply_color_lut, apply_modality_lut, pixel_array
 
 from pipelines.errors import UserError
-from tfrecord_io import Manifest, image_key
+from tfrecord_io import Manifest
 from tfrecord_io.__main__ import main
 from tfrecord_io.decoding import dicom, preprocess
 from tfrecord_io.decoding.dicom import SHARE, is_dicom
@@ -687,21 +687,6 @@ FLAGS = ("--splits=patient", "--split_seed=auto", "--split_fractions=train=0.5,t
 
 
 built = build_of("folder", *FLAGS)
-
-
-def test_every_frame_is_an_image_with_a_name_and_a_key_in_the_ledger(built, folder, capsys):
-    found = Manifest.load(built)
-    assert found.counts["files"] == 12 + 12 * 4 + 4
-    assert found.counts["examples"] == 12 + 12 * 4 + 1
-    assert sum(found.rejects.values()) == 3
-    # It compares the stored pixels with those of the frames.
-    assert main(["verify", str(built), f"--source_input={folder}"]) == 0
-    assert "61 images decoded again" in capsys.readouterr().out
-    rows = rows_of(built)
-    names = {row["path"] for row in rows}
-    assert {"CNV/IM-0", "CNV/volume-0.dcm#frame-1", "CNV/volume-0.dcm#frame-4"} <= names
-    assert all(row["key"] == image_key(row["path"]) for row in rows)
-    assert {row["file_format"] for row in rows} == {"DICOM", "PNG"}
 
 
 def test_tags_about_an_image_are_columns_and_a_table_has_the_last_word(tmp_path):
