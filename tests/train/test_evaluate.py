@@ -182,6 +182,7 @@ def test_exported_thresholds_are_applied_to_the_other_dataset(class_run, other, 
     [
         ("--prevalence=0", "expected a number between 0 and 1"),
         ("--prevalence=1.5", "received '1.5'"),
+        ("--prevalence=CNV=0.1,0.02", "received 'CNV=0.1,0.02'"),
         ("--prevalence=AMD=0.1", "some of urgent, CNV, DME, DRUSEN, NORMAL"),
         ("--by=device", "split, shard, row, key, label, path, pixels_xxh3, patient, group, site"),
         ("--bootstrap_samples=many", "expected a whole number"),

@@ -58,7 +58,7 @@ class MeasureOptions:
         """Returns the prevalence of each view that has one; they are given by name.
 
         Raises:
-            UserError: if a prevalence is not between 0 and 1 or names something else.
+            UserError: if a prevalence is not between 0 and 1, or names something else or again.
         """
         shares: dict[str, float] = {}
         for cell in _cells(self.prevalence):
@@ -67,14 +67,15 @@ class MeasureOptions:
                 share = float(text)
             except ValueError:
                 share = -1
-            known = name in views if is_named else views
-            if not known or not 0 < share < 1:
+            those = [name] if is_named else views
+            left = {*views} - shares.keys()
+            if not those or not left.issuperset(those) or not 0 < share < 1:
                 raise UserError(
-                    f"--prevalence: expected a number between 0 and 1, or such numbers for some of "
-                    f"{', '.join(views) or 'the classes, which a dataset of numbers does not have'}"
-                    f"; received {cell!r}"
+                    "--prevalence: expected a number between 0 and 1, or one such number for some "
+                    f"of {', '.join(views) or 'the classes, which numbers do not have'}; received "
+                    f"{self.prevalence!r}"
                 )
-            shares |= {name: share} if is_named else dict.fromkeys(views, share)
+            shares |= dict.fromkeys(those, share)
         return shares
 
 
