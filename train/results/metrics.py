@@ -55,31 +55,21 @@ def measure(
 
     Returns:
         see `evaluate_predictions`; `label_kind` if the labels are not classes; `thresholds` if some
-        were chosen; `prevalence` by view if one was stated; `by_patient`, scores with each patient
-        counting once, answered by the mean of the images, if every image names its patient. If the
-        dataset names the site of every example, `sites` has `num_examples`, `num_patients` and
-        `scores` by the name of the site; `by` has the same by column and value for the columns that
-        the options name.
+        were chosen; `by_patient`, scores with each patient counting once, answered by the mean of
+        the images, if every image names its patient. If the dataset names the site of every
+        example, `sites` has `num_examples`, `num_patients` and `scores` by the name of the site;
+        `by` has the same by column and value for the columns that the options name.
     """
-    views, num_samples = predictions.task.views(predictions.label_names), options.bootstrap_samples
-    prevalences = options.prevalences([view.name for view in views])
-    evaluate = functools.partial(
-        evaluate_predictions, prevalences=prevalences, num_samples=num_samples, seed=seed
-    )
 
     def of_subgroup(rows: np.ndarray) -> dict[str, Any]:
-        results = evaluate(predictions.some(rows))
+        results = evaluate_predictions(predictions.some(rows), options, seed)
         return {name: results[name] for name in ("num_examples", "num_patients", "scores")}
 
-    results = predictions.task.kind.entry | evaluate(predictions)
-    if prevalences:
-        results["prevalence"] = prevalences
-    if by_patient := _by_patient(predictions, num_samples, seed):
+    results = predictions.task.kind.entry | evaluate_predictions(predictions, options, seed)
+    if by_patient := _by_patient(predictions, options.bootstrap_samples, seed):
         results["by_patient"] = by_patient
     if chosen:
-        results["thresholds"] = measure_thresholds(
-            chosen, predictions, prevalences, num_samples, seed
-        )
+        results["thresholds"] = measure_thresholds(chosen, predictions, options, seed)
     by = {}
     for column in predictions.dataset.measured:
         values = [_value(value) for value in predictions.values(column)]
@@ -157,16 +147,11 @@ def subgroups(values: Sequence[Any]) -> dict[str, np.ndarray]:
 
 
 def evaluate_predictions(
-    predictions: Predictions, *, prevalences: Mapping[str, float], num_samples: int, seed: int
+    predictions: Predictions, options: MeasureOptions, seed: int
 ) -> dict[str, Any]:
     """Returns the measures of all predictions together for metrics.json.
 
-    Args:
-        predictions: at least one, of finite probabilities.
-        prevalences: the share of positives where the model is to be used, for `ppv` and `npv`, by
-            view.
-        num_samples: of the bootstrap.
-        seed: of the bootstrap.
+    There is at least one, of finite probabilities; the seed is that of the bootstrap.
 
     Returns:
         a dict of JSON values: `num_examples`, `num_patients` (those that are known, None if none
@@ -177,18 +162,21 @@ def evaluate_predictions(
         of a cross-validation also `areas_left_out`, how many runs each area under a curve leaves
         out because a class is missing. `scores` has `value`, `low` and `high` of the 95 % interval
         by the name of the measure; an entry is None if it is undefined or rests on a single group
-        (see `with_intervals`). `notes` are sentences about what limits these figures.
+        (see `with_intervals`). `notes` are sentences about what limits these figures;
+        `prevalence`, by view, is there if one was stated.
     """
     task, groups, label_names = predictions.task, predictions.groups, predictions.label_names
     probabilities, truths = predictions.probabilities, predictions.truths
     indices, views = groups.codes, task.views(label_names)
     # Several networks of a cross-validation may have answered to an image.
     _, images = np.unique(predictions.rows, return_index=True)
+    num_samples = options.bootstrap_samples
     num_area_samples = min(num_samples, MAX_AREA_COST // probabilities.size)
     behind = examples_behind(views, task.has(truths, len(label_names)), indices)
     interval = functools.partial(
         with_intervals, groups=indices, behind=behind, seed=seed, digits=task.digits
     )
+    prevalences = options.prevalences([view.name for view in views])
     quick = functools.partial(_score, predictions, prevalences)
     scores = interval(quick, num_samples=num_samples)
     scores |= interval(functools.partial(_areas, predictions), num_samples=num_area_samples)
@@ -216,7 +204,8 @@ def evaluate_predictions(
     result["label_groups"] = {
         name: int(np.count_nonzero(behind[f"sensitivity/{name}"])) for name in label_names if views
     }
-    return result | {"scores": scores, "notes": _notes(result, list(unknown))}
+    result |= {"scores": scores, "notes": _notes(result, list(unknown))}
+    return result | ({"prevalence": prevalences} if prevalences else {})
 
 
 def _score(

@@ -21,6 +21,7 @@ from train.kinds.measures import called_rates, means_by_place, predictive_values
 from train.kinds.task import MAX_VIEWS, View
 from train.kinds.words import separates_nothing
 from train.results.bootstrap import behind_rates, rounded, with_intervals
+from train.results.options import MeasureOptions
 from train.results.predictions import Predictions
 
 #: In the export folder.
@@ -162,8 +163,7 @@ def views_above(
 def measure_thresholds(
     chosen: Sequence[Mapping[str, Any]],
     predictions: Predictions,
-    prevalences: Mapping[str, float],
-    num_samples: int,
+    options: MeasureOptions,
     seed: int,
 ) -> list[dict[str, Any]]:
     """Returns the entry `thresholds` of metrics.json: what the chosen thresholds give elsewhere.
@@ -171,7 +171,7 @@ def measure_thresholds(
     A patient is positive if any of its images is, and is called positive if the mean of their
     probabilities reaches the threshold. A threshold for a label that the answers do not have is
     left out. The predictions are on other images than those of the choice, with the temperature
-    applied. The prevalences are shares of positives by view, for predictive values.
+    applied.
 
     Returns:
         the entries of `chosen`, each with `test`: `num_positives`, `num_negatives`, and with their
@@ -179,6 +179,8 @@ def measure_thresholds(
         stated `ppv` and `npv`. Where patients are known, `test_by_patient` has the same.
     """
     patients, label_names = predictions.values("patient"), predictions.label_names
+    views = predictions.task.views(label_names)
+    prevalences = options.prevalences([view.name for view in views])
     has = predictions.task.has(predictions.truths, len(label_names))
     groups = predictions.groups.codes
     known = np.flatnonzero([patient is not None for patient in patients])
@@ -199,7 +201,7 @@ def measure_thresholds(
             is_positive = np.bincount(of_patient, is_positive[known]) > 0
             is_called = view.ranking(means) >= threshold
             counted["test_by_patient"] = (is_called, is_positive, groups_of_patients)
-        sampling = prevalences.get(view.name), num_samples, seed
+        sampling = prevalences.get(view.name), options.bootstrap_samples, seed
         reached = {name: _reached(*answers, *sampling) for name, answers in counted.items()}
         measured.append({**entry, **reached})
     return measured
