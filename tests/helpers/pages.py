@@ -119,7 +119,11 @@ def screenshot(page_path: Path, folder: Path, width: int, dark: bool) -> np.ndar
 
 
 def require_shown(page_path: Path, folder: Path, width: int, dark: bool) -> None:
-    """Requires that a browser shows a page in its colours, at its full width and height."""
+    """Requires that a browser shows a page in its colours, at its full width and height.
+
+    Nothing sticks out at the side.
+    """
+    assert _overhang(page_path, folder, width) == 0
     shown = screenshot(page_path, folder, width, dark)
     assert shown.shape[1] == width
     corner = shown[2, 2].astype(int)
@@ -128,7 +132,7 @@ def require_shown(page_path: Path, folder: Path, width: int, dark: bool) -> None
     assert (shown.reshape(24, -1).std(1) > 3).all()
 
 
-def overhang(page_path: Path, folder: Path, width: int) -> int:
+def _overhang(page_path: Path, folder: Path, width: int) -> int:
     """Returns by how many pixels the page is wider than a window of this width."""
     # A script in a copy tells the width that the page wants; the page itself has none.
     text = page_path.read_text(encoding="utf-8")

@@ -4,7 +4,7 @@ import planted_scans as planted
 import pytest
 from builds import build_here
 from image_files import encoded, jpeg, rgb_pixels, scan_tree, write_tree
-from pages import Page, needs_chromium, overhang, require_good_page, require_shown
+from pages import Page, needs_chromium, require_good_page, require_shown
 
 FLAGS = ("--image_size=96", "--max_reject_fraction=0.5")
 
@@ -104,8 +104,3 @@ def test_a_browser_shows_the_page_in_light_and_dark_at_its_full_width(
     flawed_card, tmp_path, width, dark
 ):
     require_shown(flawed_card, tmp_path, width, dark)
-
-
-@needs_chromium
-def test_on_a_phone_nothing_sticks_out_at_the_side(flawed_card, tmp_path):
-    assert overhang(flawed_card, tmp_path, width=390) == 0

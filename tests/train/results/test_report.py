@@ -15,7 +15,7 @@ import pytest
 from answers import dataset_of, dataset_with, measured, predictions_of, scores_of
 from dataset_factory import bare_manifest, split_of
 from marked_images import OCT_NAMES, write_marked_dataset
-from pages import Page, needs_chromium, overhang, require_good_page, require_shown, words
+from pages import Page, needs_chromium, require_good_page, require_shown, words
 from PIL import Image
 
 import tfrecord_io
@@ -23,7 +23,6 @@ from tfrecord_io.format import visible
 from tfrecord_io.pages.page import Step
 from train.data.dataset import open_dataset
 from train.data.seen import Exposure
-from train.extras.occlusion import explain
 from train.kinds.classes import CLASSES
 from train.results import metrics, report, thresholds
 from train.results.charts import write_charts
@@ -254,7 +253,7 @@ def test_right_and_wrong_answers_and_mistakes_stand_on_top_and_prose_is_folded(f
     assert [title in words(f"<body>{part}") for part in (top, rest)] == [False, True]
 
 
-def test_mistakes_are_found_with_their_images_paths_and_maps(tmp_path):
+def test_mistakes_are_found_with_their_images_and_paths(tmp_path):
     write_marked_dataset(tmp_path, num_examples={"test": 300})
     batches = tfrecord_io.make_dataset(tmp_path, split="test", batch_size=300, shuffle=False)
     ((images, one_hots),) = batches.as_numpy_iterator()
@@ -265,23 +264,14 @@ def test_mistakes_are_found_with_their_images_paths_and_maps(tmp_path):
     probabilities[290, (labels[290] + 1) % 4] = 0.9
     probabilities[7, (labels[7] + 2) % 4] = 0.8
 
-    def predict(images):
-        bright = images[:, 2, 3, 0] / 255
-        return np.stack([bright, 1 - bright, 0 * bright, 0 * bright], axis=-1)
-
     dataset = open_dataset(str(tmp_path))
-    answers = predictions_of(probabilities, labels, dataset=dataset)
-    examples = find_examples(answers, explain(predict, gives_probabilities=True))
-    found = examples["wrong"]
+    found = find_examples(predictions_of(probabilities, labels, dataset=dataset))["wrong"]
     assert [mistake.path for mistake in found] == dataset.values("path", np.array([290, 7]))
     shown = np.asarray(found[1].pictures["what the network sees"])
     np.testing.assert_array_equal(shown, images[7, ..., 0])
     assert found[0].answer.true == OCT_NAMES[labels[290]]
     assert found[0].answer.predicted == OCT_NAMES[(labels[290] + 1) % 4]
     assert found[0].answer.probability == pytest.approx(0.9)
-    colours = np.asarray(found[0].pictures["what mattered"])
-    assert len(set(colours[2, 3])) > 1
-    assert len(set(colours[9, 9])) == 1  # grey
 
 
 def test_right_and_unsure_answers_stand_beside_the_mistakes():
@@ -411,17 +401,11 @@ def test_what_is_not_meaningful_is_not_shown(full):
 
 @needs_chromium
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
-def test_a_browser_shows_the_page_in_light_and_dark(text, tmp_path, width, dark):
-    (tmp_path / "report.html").write_text(text, encoding="utf-8")
-    require_shown(tmp_path / "report.html", tmp_path, width, dark)
-
-
-@needs_chromium
-def test_on_a_phone_nothing_sticks_out_at_the_side(full, tmp_path):
+def test_a_browser_shows_the_page_with_long_names_in_light_and_dark(full, tmp_path, width, dark):
     names = ("a" * 60, "CNV", "b " * 40, "NORMAL")
     page = page_of(**full | {"directory": Path("x" * 80), "manifest": manifest_of(names)})
     (tmp_path / "report.html").write_text(page, encoding="utf-8")
-    assert overhang(tmp_path / "report.html", tmp_path, width=390) == 0
+    require_shown(tmp_path / "report.html", tmp_path, width, dark)
 
 
 # ---- the way of the images into the figures

@@ -135,18 +135,6 @@ def test_as_many_groups_are_drawn_as_there_are_and_fewer_draws_are_the_first_of_
     np.testing.assert_array_equal(few, many[:3])
 
 
-def test_all_images_of_a_group_are_drawn_together():
-    seen = []
-
-    def measure(weights):
-        seen.extend(weights)
-        return {"total": weights.sum(-1)}
-
-    with_intervals(measure, np.array([0, 0, 0, 1, 2, 2]), {}, num_samples=50, seed=0)
-    by_image = np.transpose(seen)
-    np.testing.assert_array_equal(by_image, by_image[[0, 0, 0, 3, 4, 4]])
-
-
 def uneven_answers(generator, num_groups):
     """Returns (group, whether it is right) of images; 95 % are right, and a few groups are not."""
     sizes = np.clip(np.exp(generator.normal(np.log(4), 1.5, num_groups)).astype(int), 1, 60)
