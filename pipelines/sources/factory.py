@@ -30,8 +30,6 @@ from tfrecord_io.terminal.address import Address, is_remote
 from tfrecord_io.terminal.flags import check, flag
 from tfrecord_io.terminal.printing import bar
 
-SOURCES = ("kaggle", "archive", "directory", "npz", "parquet", "synthetic")
-
 #: Where the images are decoded: on this machine; on machines that may share its disk; on machines
 #: that do not.
 Workers = Literal["here", "cluster", "dataflow"]
@@ -40,13 +38,13 @@ Workers = Literal["here", "cluster", "dataflow"]
 _ARCHIVES = (".zip", ".tar", ".gz", ".tgz")
 _TABLES = (".csv", ".tsv", ".parquet", ".xlsx", ".json", ".jsonl")
 
-# What --input must be; None for a source that accepts none.
+# The sources, and what --input must be; None for a source that accepts none.
 _INPUTS = {
+    "kaggle": None,
     "archive": "a .zip, .tar or .tar.gz file",
     "directory": "a folder",
     "npz": "a .npz file",
     "parquet": "a .parquet file, or a folder of them",
-    "kaggle": None,
     "synthetic": None,
 }
 
@@ -67,7 +65,7 @@ class SourceOptions:
         "where the images come from (default: archive, directory, npz or parquet, as --input is; "
         "without --input kaggle, which downloads them and needs a free account; synthetic draws "
         "them and needs no account)",
-        choices=SOURCES,
+        choices=tuple(_INPUTS),
     )
     input: Address | None = flag(
         None,

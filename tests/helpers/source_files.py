@@ -44,15 +44,15 @@ def open_input(place, scratch_dir):
     return DirectorySource(place) if place.is_dir() else open_archive(place, scratch_dir)
 
 
-def list_archive(place, scratch_dir):
+def list_input(place, scratch_dir):
     scratch_dir.mkdir(exist_ok=True)
     source = open_input(place, scratch_dir)
     return source, list_images(source, ListingOptions())
 
 
-def read_archive(path, scratch_dir):
+def read_input(path, scratch_dir):
     """Returns every file's content, or the reason of its reject, by name."""
-    source, listing = list_archive(path, scratch_dir)
+    source, listing = list_input(path, scratch_dir)
     found = {reject.source_path: reject.reason for reject in listing.ledger.rejects}
     with source.open() as reader:
         for ref in iterate_refs(listing.table):

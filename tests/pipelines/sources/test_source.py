@@ -3,95 +3,70 @@
 import functools
 import threading
 
+import pytest
+
 from pipelines import errors
 from pipelines.sources.source import Member, Reader, read_in_order
 
 
-class CountingReader(Reader):
-    """Answers with the member's offset; remembers how many reads ran at the same time."""
+class Notes(Reader):
+    """Answers with the member's offset; notes what is asked, and by which thread."""
 
-    def __init__(self, num_parallel_reads):
+    def __init__(self, num_parallel_reads=1, at_once=1):
         self.num_parallel_reads = num_parallel_reads
-        self.together = threading.Barrier(num_parallel_reads, timeout=20)
-        self.started = 0
+        self.together = threading.Barrier(at_once, timeout=20)
+        self.happened = []
+        self.threads = set()
+
+    def announce(self, member):
+        self.happened.append(("announced", member.offset))
 
     def read(self, member):
-        self.started += 1
+        self.happened.append(("read", member.offset))
+        self.threads.add(threading.current_thread())
         self.together.wait()
         if member.offset == 5:
             raise errors.BuildError("the fifth")
-        return b"%d" % member.offset
+        return member.offset
 
 
-def reads_of(reader, count, stored_size=1):
-    members = [Member("", 1, i, stored_size) for i in range(count)]
+def reads_of(reader, members):
     return read_in_order(
-        reader, [(member, functools.partial(reader.read, member)) for member in members]
+        reader, ((member, functools.partial(reader.read, member)) for member in members)
     )
 
 
 def test_reads_run_at_once_and_come_back_in_order():
-    reader = CountingReader(4)
-    found = []
-    for read in reads_of(reader, 40):
+    reader, found = Notes(num_parallel_reads=4, at_once=4), []
+    for read in reads_of(reader, [Member("", 1, place, 1) for place in range(40)]):
         try:
             found.append(read())
         except errors.BuildError:
-            found.append(b"failed")
-    assert found == [b"failed" if i == 5 else b"%d" % i for i in range(40)]
-
-
-def test_a_local_reader_is_asked_by_the_caller_itself():
-    class Local(Reader):
-        def read(self, member):
-            return threading.current_thread().name.encode()
-
-    names = [read() for read in reads_of(Local(), 3)]
-    assert names == [threading.current_thread().name.encode()] * 3
+            found.append("failed")
+    assert found == [*range(5), "failed", *range(6, 40)]
 
 
 def test_a_reader_of_a_disk_announces_images_far_ahead_in_the_order_of_their_places():
-    happened = []
-
-    class Disk(Reader):
-        def announce(self, member):
-            happened.append(("announced", member.offset))
-
-        def read(self, member):
-            happened.append(("read", member.offset))
-            return b"%d" % member.offset
-
-    offsets = [number * 7 % 1000 for number in range(1000)]
+    reader, offsets = Notes(), [number * 7 % 1000 + 10 for number in range(1000)]
     # A large file is not announced.
     members = [Member("", 1, offset, 10**8 * (offset == 500)) for offset in offsets]
-    reader = Disk()
-    reads = ((member, functools.partial(reader.read, member)) for member in members)
-    assert [read() for read in read_in_order(reader, reads)] == [b"%d" % i for i in offsets]
-    places = {event: place for place, event in enumerate(happened)}
+    assert [read() for read in reads_of(reader, members)] == offsets
+    assert reader.threads == {threading.current_thread()}
+    places = {event: place for place, event in enumerate(reader.happened)}
     assert ("announced", 500) not in places
     offsets.remove(500)
     early = [places["read", i] - places["announced", i] for i in offsets]
     assert min(early[32:-256]) >= 200
     assert max(early) <= 600
-    told = [offset for kind, offset in happened if kind == "announced"]
+    told = [offset for kind, offset in reader.happened if kind == "announced"]
     assert told[:32] == sorted(told[:32])
 
 
-def test_large_files_are_not_read_or_announced_far_ahead():
-    reader = CountingReader(1)
-    reader.num_parallel_reads = 8  # A barrier of one holds nobody up.
-    reads = reads_of(reader, 20, stored_size=40_000_000)
+@pytest.mark.parametrize(("num_parallel_reads", "size", "most"), [(8, 4e7, 2), (1, 1e7, 20)])
+def test_large_files_are_not_read_or_announced_far_ahead(num_parallel_reads, size, most):
+    reader = Notes(num_parallel_reads)
+    reads = reads_of(reader, [Member("", 1, place, int(size)) for place in range(100)])
     next(reads)()
-    assert reader.started <= 2
+    kind = "read" if num_parallel_reads > 1 else "announced"
+    assert 0 < len([event for event in reader.happened if event[0] == kind]) <= most
     reads.close()
-    announced = []
-
-    class Disk(Reader):
-        def announce(self, member):
-            announced.append(member.offset)
-
-        def read(self, member):
-            return b""
-
-    next(reads_of(Disk(), 100, stored_size=10_000_000))()
-    assert len(announced) < 20
