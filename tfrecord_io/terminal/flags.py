@@ -70,13 +70,18 @@ def flag(default: Any, help_text: str, **rules: Any) -> Any:
 
 
 class _Store(argparse.Action):
-    """Stores a value. A flag that is given again adds to its list, or must say the same again."""
+    """Stores a value; of a flag without one, whether it does not begin with `--no-`.
+
+    A flag that is given again adds to its list, or must say the same again.
+    """
 
     def __init__(self, *args: Any, adds_up: bool = False, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self._adds_up = adds_up
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        if self.nargs == 0:
+            values = not option_string.startswith("--no-")
         given = vars(parser).setdefault("given", {})
         before = given.get(self.dest, values) if option_string else values
         if before != values:
@@ -185,20 +190,19 @@ def add_flags(
         text = (field.metadata["help"] + _shown_default(field)).replace("%", "%%")
         settings: dict[str, Any] = {"default": argparse.SUPPRESS}
         settings["help"] = argparse.SUPPRESS if is_hidden else text
+        settings["action"] = functools.partial(_Store, adds_up=field.metadata.get("adds_up", False))
+        names = [f"--{name}" for name in (field.metadata.get("alias"), field.name) if name]
         if kind is bool:
-            negated = field.metadata.get("can_be_negated")
-            settings["action"] = argparse.BooleanOptionalAction if negated else "store_true"
+            settings["nargs"] = 0
         else:
             settings["metavar"] = field.metadata.get("metavar") or _metavar(field, kind)
-            settings["action"] = functools.partial(
-                _Store, adds_up=field.metadata.get("adds_up", False)
-            )
-        names = [f"--{name}" for name in (field.metadata.get("alias"), field.name) if name]
+        if field.metadata.get("can_be_negated"):
+            names.append(f"--no-{field.name}")
         action = section.add_argument(*names, dest=field.name, **settings)
         if is_hidden:
             hidden.append((action, text))
-        if settings.get("action") == "store_true":  # from Python, `overwrite=False` is given so
-            settings |= {"action": "store_false", "help": argparse.SUPPRESS}
+        if kind is bool and len(names) == 1:  # from Python, `overwrite=False` is given so
+            settings["help"] = argparse.SUPPRESS
             section.add_argument(f"--no-{field.name}", dest=field.name, **settings)
     return section
 

@@ -48,6 +48,13 @@ def parser():
             ["--rate=1", "--rate", "2"],
             "--rate is given twice, as 1 and 2; give it once; see tool --help",
         ),
+        *(
+            (
+                [f"--{name}", f"--no-{name}"],
+                f"--no-{name} is given twice, as True and False; give it once; see tool --help",
+            )
+            for name in ("augment", "overwrite")
+        ),
         (["--no-augment", "--rnu=x"], "--run; --rnu is unknown; did you mean --run?"),
     ],
 )
@@ -95,7 +102,7 @@ def test_a_flag_that_is_given_again_adds_to_its_list_or_says_the_same():
     made = Parser(prog="tool")
     add_flags(made, "training", Options)
     made.add_argument("--run", nargs="+")
-    words = "--tables=a --rate=2 --run x --tables b,c --rate 2 --run y z"
+    words = "--tables=a --rate=2 --run x --augment --tables b,c --rate 2 --augment --run y z"
     for _ in range(2):
         found = made.parse_args(words.split())
         assert (found.run, from_flags(Options, found)) == (
