@@ -3,7 +3,7 @@
 import collections
 from pathlib import Path
 
-from source_files import list_archive
+from source_files import list_input
 
 from campaign import damage, tools, trees
 from campaign.case import Case
@@ -38,14 +38,14 @@ def try_archive(case: Case) -> str:
 
 def _list_all(path: Path, folder: Path) -> Ledger:
     """Lists an input and reads every image."""
-    source, listing = list_archive(path, folder / "scratch")
+    source, listing = list_input(path, folder / "scratch")
     examples, rejects = (
         {},
         [(tools.escaped(r.source_path), r.reason) for r in listing.ledger.rejects],
     )
     with source.open() as reader:
         for ref in iterate_refs(listing.table):
-            reader.announce(ref.member) if hasattr(reader, "announce") else None
+            reader.announce(ref.member)
             try:
                 examples[ref.source_path] = tools.digest(reader.read(ref.member))
             except Reject as reject:
