@@ -56,6 +56,7 @@ def write_card(folder: Path, result: Result) -> None:
         title=title,
         manifest=manifest,
         task=task,
+        result=result,
         results=results,
         measured=measured,
         words=words,

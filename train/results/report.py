@@ -55,7 +55,7 @@ def _without_result(result: Result) -> list[Any]:
         "There is no result for this network: the dataset has no images besides the training "
         "images. Build it with a test split, or evaluate the run on another dataset."
     )
-    num_images = result.manifest.split("train").num_examples
+    num_images, *_ = result.images_of("train")
     labels = page.Tile(result.task.kind.plural, f"{result.manifest.num_classes:,}")
     tiles = [page.Tile("training images", f"{num_images:,}"), labels]
     return [page.Note(why, "lead first"), page.Tiles(tiles)]

@@ -112,6 +112,13 @@ class Result:
         labels = [views.get(name, View(name, [])) for name in self.shown]
         return [*labels, *(view for view in views.values() if view.is_group)]
 
+    def images_of(self, split: str) -> list[int]:
+        """Returns the images of a split and of each label in it, without augmented copies."""
+        part = self.manifest.splits[split]
+        # Each training image has as many.
+        size = 1 + self.manifest.options.get("variants", 0) * (split == "train")
+        return [count // size for count in (part.num_examples, *part.label_counts)]
+
     @property
     def with_lines(self) -> list[View]:
         """The views with enough images for a line of calibration."""
@@ -416,6 +423,7 @@ def _training(result: Result) -> _Found:
     manifest, data = result.manifest, f"{result.config.get('data')}/report.html"
     height, width, channels = manifest.image_shape
     measures = manifest.audit.get("measures", {})
+    images = {name: result.images_of(name) for name in manifest.splits}
     splits = "new, without patients: none is known, so a patient can be in several"
     if manifest.options.get("splits", "source") == "source":
         splits = "the splits of the source"
@@ -427,17 +435,14 @@ def _training(result: Result) -> _Found:
     facts = {
         "name": manifest.name,
         "its page": page.markup('<a href="{}">{}</a>', url, data) if url else data,
-        "images": f"{manifest.num_examples:,} of {width}×{height} pixels, "
+        "images": f"{sum(total for total, *_ in images.values()):,} of {width}×{height} pixels, "
         f"{'grey' if channels == 1 else 'colour'}, "
         f"{manifest.label_kind.describe(manifest.label_names)}",
         "splits": splits,
         "fingerprint": manifest.fingerprint,
     }
     labels = manifest.label_names if manifest.num_classes <= words.MAX_CLASSES else ()
-    rows = [
-        [name, split.num_examples, *split.label_counts[: len(labels)]]
-        for name, split in manifest.splits.items()
-    ]
+    rows = [[name, *counts[: 1 + len(labels)]] for name, counts in images.items()]
     table = page.Table("Images of each split", ["split", "all", *labels], rows)
     # An evaluation's configuration has the defaults of a training, which are not the run's.
     settings = result.config if result.own_metrics is None else {}
@@ -476,7 +481,7 @@ def _limits(result: Result) -> _Found:
                 "This is one run. Another seed or another choice of patients gives another result; "
                 "a cross-validation (--folds 5 --seeds 3) shows how much it varies."
             )
-    learnt = manifest.splits["train"].label_counts if is_own and "train" in manifest.splits else ()
+    learnt = result.images_of("train")[1:] if is_own and "train" in manifest.splits else ()
     counts = zip(manifest.label_names, learnt, strict=False)
     if rare := [name for name, count in counts if count < _FEW_IMAGES]:
         told.append(
