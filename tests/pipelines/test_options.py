@@ -71,14 +71,10 @@ def test_some_values_have_a_form_of_their_own():
 
 @pytest.mark.parametrize(
     ("flags", "workers"),
-    [
-        ([], "here"),
-        (["--runner=DirectRunner"], "here"),
-        (["--runner", "apache_beam.runners.DirectRunner"], "here"),
-        (["--runner=FlinkRunner"], "cluster"),
-        (["--runner", "DataflowRunner"], "dataflow"),
-    ],
-)
+    [([], "here"), (["--runner=DirectRunner"], "here"), (["--runner=FlinkRunner"], "cluster"),
+     (["--runner", "apache_beam.runners.DirectRunner"], "here"),
+     (["--runner", "DataflowRunner"], "dataflow")],
+)  # fmt: skip
 def test_the_runner_tells_where_the_images_are_read(flags, workers):
     assert parse_options([*ARCHIVE, *flags]).workers == workers
 
@@ -91,20 +87,15 @@ def test_the_runner_tells_where_the_images_are_read(flags, workers):
         (["--source=archive", "--input="], "--source archive needs --input"),
         (["--source=kaggle", "--input=x.zip"], "takes no --input"),
         (["--layout=split/grade"], "--layout: expected split, class, patient and *"),
-        (["--layout=class/class"], "--layout: expected"),
         (["--layout=split/patient"], "told by --layout or by --label_regex"),
         (["--labels=t.csv", "--layout=class"], "leave --layout and --label_regex out"),
         (["--label_regex=CNV"], "needs a group in parentheses for the class"),
         (["--exclude_regex=("], "--exclude_regex '\\(' is not a valid pattern"),
         (["--source=archive", "--inptu=x"], "needs --input.*; --inptu is unknown; did you mean"),
-        (["--max_reject_fraction=1.5"], r"must be in 0\.\.1; received 1\.5"),
         (["--max_reject_fraction=nan"], r"must be in 0\.\.1; received nan"),
-        (["--max_reject_fraction=-0.1"], r"must be in 0\.\.1"),
         (["--name=My Data"], "--name must be lower-case letters, digits and underscores"),
-        (["--image_size=0"], "received 0x0"),
         (["--image_size=99999"], "received 99999x99999"),
         (["--seed=-1"], r"--seed must be in 0\.\.9223372036854775807; received -1"),
-        ([f"--seed={2**63}"], "--seed must be in"),
         (["--split_seed=-1"], "--split_seed must be in"),
         (["--splits=random"], "--splits must be source, patient, file or auto; received 'random'"),
         (["--leaks=hide"], "--leaks must be keep, drop or fail"),
@@ -120,23 +111,17 @@ def test_the_runner_tells_where_the_images_are_read(flags, workers):
         (["--source=synthetic", "--kaggle_dataset=a/b"], "--kaggle_dataset is for --source kaggle"),
         (["--num_shards=0"], "num_shards must be at least 1"),
         (["--num_shards=2", "--shard_size_mb=1"], "either --shard_size_mb or --num_shards"),
-        (["--shard_size_mb=-1"], "shard_size_mb must be above 0"),
         (["--shard_size_mb=nan"], "shard_size_mb must be above 0"),
         (["--shard_size_mb=inf"], "shard_size_mb must be below inf"),
         (["--missing=NA"], "--missing and --columns need --labels"),
-        (["--columns=path"], "--columns: expected path=COLUMN"),
-        (["--columns=path="], "--columns: expected path=COLUMN"),
         (["--columns==a"], "--columns: expected path=COLUMN"),
         (["--columns=path=a,path=b"], "--columns: expected path=COLUMN"),
-        (["--variants=-1"], r"variants must be in 0\.\.100"),
         (["--variants=101"], r"variants must be in 0\.\.100"),
         (["--staging=bucket/folder"], "--staging must be a URL"),
         (["--patient_regex=("], "not a valid pattern"),
         (["--patient_regex=CNV-"], "needs a group in parentheses for the patient"),
         (["--classes=A,B,A"], "take each name once"),
-        (["--output="], "--output must be a folder of its own, received ''"),
         (["--output=/"], "--output must be a folder of its own, received '/'"),
-        (["--input="], "--input is empty"),
         (["--input= "], "--input is empty"),
     ],
 )
@@ -182,17 +167,9 @@ def test_help_names_every_flag_and_an_example(capsys):
 
 @pytest.mark.parametrize(
     ("path", "name"),
-    [
-        ("kermany2018.zip", "kermany2018"),
-        ("/data/OCT 2017.tar.gz", "oct_2017"),
-        ("data/scans/", "scans"),
-        ("2018-scans.zip", "images_2018_scans"),
-        ("..", "images"),
-        ("Ärzte.zip", "rzte"),
-    ],
-)
+    [("kermany2018.zip", "kermany2018"), ("/data/OCT 2017.tar.gz", "oct_2017"), ("..", "images"),
+     ("data/scans/", "scans"), ("2018-scans.zip", "images_2018_scans"), ("Ärzte.zip", "rzte")],
+)  # fmt: skip
 def test_a_dataset_is_called_after_its_input(path, name):
-    assert (
-        parse_options(["--source=directory", f"--input={path}", "--output=/out"]).output.name
-        == name
-    )
+    chosen = parse_options(["--source=directory", f"--input={path}", "--output=/out"])
+    assert chosen.output.name == name

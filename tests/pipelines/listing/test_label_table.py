@@ -22,7 +22,6 @@ from pipelines import errors
 from pipelines.listing.label_table import LabelTable, read_table
 from pipelines.listing.matching import match_files
 from pipelines.listing.options import ListingOptions
-from pipelines.listing.refs import iterate_refs
 from pipelines.listing.table_cells import read_texts
 from pipelines.sources.directory import DirectorySource
 from pipelines.sources.source import Member
@@ -79,8 +78,9 @@ def test_a_parquet_file_has_the_digest_of_the_same_csv_in_any_order(tmp_path):
     for change in ({"label": "well"}, {"patient": "9"}, {"split": "test"}):
         assert table_of(tmp_path, [ROWS[0] | change, *ROWS[1:]]).digest != table.digest
     sited = table_of(tmp_path, [row | {"site": "a"} for row in ROWS])
-    others = {"site": pa.chunked_array([["a"] * len(ROWS)])}
-    assert len({sited.digest, table.digest, dataclasses.replace(table, others=others).digest}) == 3
+    others = [pa.chunked_array([cells]) for cells in (["a"] * 8, range(8), [*map(str, range(8))])]
+    digests = {dataclasses.replace(table, others={"site": column}).digest for column in others}
+    assert len({sited.digest, table.digest, *digests}) == 5
 
 
 @pytest.mark.parametrize(
@@ -140,20 +140,6 @@ def test_other_columns_of_a_csv_are_numbers_only_if_all_of_them_plainly_are(tmp_
     assert repr(found) == repr(kept)
 
 
-def test_other_columns_are_in_the_digest_with_their_types(tmp_path):
-    plain = table_of(tmp_path, ROWS).digest
-    digests = {
-        table_of(tmp_path, [row | {"age": age} for row, age in zip(ROWS, ages, strict=True)]).digest
-        for ages in (range(8), range(1, 9), ["", *range(1, 8)])
-    }
-    assert len(digests | {plain}) == 4
-    pq.write_table(
-        pa.table({name: [row[name] for row in ROWS] for name in ROWS[0]} | {"age": range(8)}),
-        tmp_path / "labels.parquet",
-    )
-    assert read_label_table(tmp_path / "labels.parquet").digest in digests
-
-
 @pytest.mark.parametrize("flags", [["--target=age"], ["--label_columns=a,b"]])
 def test_a_column_that_examples_parquet_has_for_itself_is_left_out_with_a_note(
     build_rows, scans, tmp_path, flags, capsys
@@ -173,9 +159,7 @@ def test_a_column_that_examples_parquet_has_for_itself_is_left_out_with_a_note(
     ("name", "column"),
     [
         ("odd", pa.array([1] * 8, pa.timestamp("ns"))),
-        ("odd", pa.array([1] * 8, pa.duration("ns"))),
         ("odd", pa.array([10**7] * 8, pa.date32())),
-        ("odd", pa.array([1] * 8, pa.time64("ns"))),
         ("odd", pa.array([10**14] * 8, pa.timestamp("s"))),
         ("odd", pa.array([1000] * 8, pa.timestamp("ns", "Mars/Base"))),
         ("odd", pa.array([[1]] * 8, pa.list_(pa.timestamp("ns")))),
@@ -189,26 +173,6 @@ def test_a_column_that_cannot_be_read_is_an_error_that_names_it(tmp_path, name, 
     pq.write_table(pa.table({n: table[n] for n in table.column_names} | {name: column}), path)
     with pytest.raises(errors.UserError, match=rf"labels\.parquet: .*the column {name}( \(|,)"):
         read_label_table(path)
-
-
-def test_columns_of_any_other_type_are_kept(scans, tmp_path):
-    plain = {
-        "seen": pa.array([10**15] * 8, pa.timestamp("us", "Europe/Zurich")),
-        "scan": pa.array([10**18] * 8, pa.timestamp("ns")),
-        "half": pa.array([0.5] * 7 + [None], pa.float16()),
-        "view": pa.array(["x"] * 8, pa.string_view()),
-        "blob": pa.array([b"x"] * 8).cast(pa.binary_view()),
-        "dose": pa.array([1] * 8, pa.decimal128(5, 2)),
-        "none": pa.nulls(8),
-    }
-    table = pa.Table.from_pylist(ROWS)
-    for name, column in plain.items():
-        table = table.append_column(name, column)
-    pq.write_table(table, tmp_path / "labels.parquet")
-    output = tmp_path / "out"
-    assert build(scans, tmp_path / "labels.parquet", output) == 0
-    assert set(plain) <= set(pq.read_schema(output / "examples.parquet").names)
-    assert sample.verify(output, source_input=scans) == []
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
@@ -355,11 +319,6 @@ def test_labels_on_another_sheet_are_told_of_and_the_advice_reads_them(tmp_path)
     assert read_label_table(tmp_path / "labels.xlsx").cells["label"] == ["a"]
 
 
-def test_a_single_object_of_json_is_a_table_of_one_row(tmp_path):
-    (tmp_path / "labels.json").write_text('{"path": "0.png", "label": "a"}')
-    assert read_label_table(tmp_path / "labels.json").cells["label"] == ["a"]
-
-
 def write_table(path, rows):
     """Writes rows as the ending of a file says: CSV, Excel, JSON or Parquet."""
     if path.suffix == ".csv":
@@ -389,6 +348,9 @@ def test_excel_and_json_are_read_as_the_csv_that_they_would_be(tmp_path, name):
     assert table.digest == table_of(tmp_path, rows).digest
     assert table.cells["patient"][3:5] == ["001", None]
     assert table.others["age"].to_pylist()[2:4] == [62, None]
+    if path.suffix == ".json":  # a single object is a row
+        path.write_text(json.dumps(rows[0]))
+        assert read_label_table(path).digest == table_of(tmp_path, rows[:1]).digest
 
 
 @pytest.mark.parametrize(
@@ -518,10 +480,7 @@ def test_images_of_unknown_patients_are_not_one_patient(build_rows, tmp_path, ca
     assert "scan7.png,no_label" in (output / "rejects.csv").read_text()
     note = "1 in label, 8 in patient (written 'NA' or 'nan'; --missing says which texts count"
     assert note in capsys.readouterr().err
-    notes = json.loads((output / "manifest.json").read_text())["audit"]["notes"]
-    assert any(note in text for text in notes)
-    assert build_rows(rows, "--missing=nan", "--overwrite") == 0
-    assert {row["label"] for row in rows_of(output)} == {"x", "NA"}
+    assert note in (output / "manifest.json").read_text()
 
 
 # ---- matching
@@ -551,9 +510,13 @@ NO_FILE = "the source has no such file; it has files such as"
         (["london/2.png", "zurich/2.png"], NONE, ["that of 'a/2.png' has another row"] * 2, 0),
         (["a/2.png", "MURA/a/", "b", "b/c", "d"], [1, 0, 2, 3, None], [NO_FILE], 0),
         (["2.png", "a/2.png", "a/1.png"], [2, 0, None, None, None], [], 1),
+        *(
+            ([path], [0 if k == place else None for k in range(5)], [], 0)
+            for path, place in {"a/1.png": 0, "./a/1.png": 0, "\\b\\1.png": 2, "2.png": 1,
+                                "c/3.png": 3, "c/3": 3, "3": 3, "b/1": 2}.items()
+        ),
     ],
-    ids=["several files or none", "two rows for one end", "folders", "a row again"],
-)
+)  # fmt: skip
 def test_what_rows_mean_and_what_is_said_of_others(
     tmp_path, paths, row_of_file, details, num_notes
 ):
@@ -561,15 +524,6 @@ def test_what_rows_mean_and_what_is_said_of_others(
     assert found == row_of_file
     assert all(detail in text for detail, text in zip(details, said, strict=True))
     assert [note.startswith("1 rows of the table of") for note in notes] == [True] * num_notes
-
-
-@pytest.mark.parametrize(
-    ("path", "place"),
-    [("a/1.png", 0), ("./a/1.png", 0), ("\\b\\1.png", 2), ("2.png", 1), ("c/3.png", 3),
-     ("c/3", 3), ("3", 3), ("b/1", 2)],
-)  # fmt: skip
-def test_a_row_matches_a_whole_path_or_an_end_that_only_one_picture_has(tmp_path, path, place):
-    assert match(tmp_path, [path]) == ([0 if k == place else None for k in range(5)], [], [])
 
 
 def test_two_rows_for_one_file_are_an_error_that_names_both(tmp_path):
@@ -595,12 +549,6 @@ def test_columns_of_a_clinical_table_get_the_names_that_are_expected(tmp_path):
     assert "left out the column label of the table of --labels, whose place" in table.notes[1]
     with pytest.raises(errors.UserError, match="--columns path=file: --labels"):
         table_of(tmp_path, rows, columns={"path": "file"})
-
-
-@pytest.mark.slow
-def test_a_table_may_have_thousands_of_columns(tmp_path):
-    wide = {f"feature{number}": str(number) for number in range(5_000)}
-    assert len(table_of(tmp_path, [ROWS[0] | wide]).others) == 5_000
 
 
 @given(
@@ -693,7 +641,10 @@ def test_what_the_table_and_the_source_do_not_share_is_counted(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "label_columns", "alike"),
     [
-        ([{"label": "Mass"}, {"label": "mass"}, {"label": "test"}], (), ["'Mass' and 'mass'"]),
+        *(
+            ([{"label": one}, {"label": other}, {"label": "test"}], (), [f"{one!a} and {other!a}"])
+            for one, other in (("Mass", "mass"), ("CNV", "CNV\u200b"), ("no_tumor", "notumor"))
+        ),
         ([{"A": 1, "a": 1}, {"A": 0, "a": 1}], ("A", "a"), ["'A' and 'a'"]),
         ([{"a": 1, "b": 1}, {"a": 1, "b": 0}, {"a": 0, "b": 0}], ("a", "b"), []),
     ],
@@ -722,17 +673,6 @@ def test_a_file_without_a_row_is_a_reject_whatever_the_names_of_an_export_are(tm
     assert listing.ledger.ignored == {"no_image_name": 2}
 
 
-@pytest.mark.parametrize(("form", "other"), [("NFC", "NFD"), ("NFD", "NFC")])
-def test_a_table_and_a_folder_may_have_other_unicode_forms(tmp_path, form, other):
-    names = [unicodedata.normalize(form, f"Gerät/ä{k}.png") for k in range(3)]
-    paths = [unicodedata.normalize(other, name) for name in [*names[:2], "ä2.png"]]
-    rows = [{"path": path, "label": str(k)} for k, path in enumerate(paths)]
-    found = {
-        ref.source_path: ref.label for ref in iterate_refs(list_rows(tmp_path, names, rows).table)
-    }
-    assert found == {name: str(k) for k, name in enumerate(names)}
-
-
 @pytest.mark.parametrize("ending", ["csv", "xlsx", "json", "jsonl", "parquet"])
 @pytest.mark.parametrize("form", ["NFC", "NFD"])
 def test_names_in_a_table_and_in_flags_are_one_whatever_their_form(tmp_path, ending, form):
@@ -740,13 +680,14 @@ def test_names_in_a_table_and_in_flags_are_one_whatever_their_form(tmp_path, end
         return unicodedata.normalize(("NFC", "NFD")[number % 2], text)
 
     rows = [
-        {"path": f"{number}.png", of("Größe", 1): of(("Œdéme", "Žádný")[number // 4], number),
+        {"path": of(f"ä{number}.png", number),
+         of("Größe", 1): of(("Œdéme", "Žádný")[number // 4], number),
          of("Pacienté", 0): of("Müller", number), of("Säule", 1): of("Zürich", number)}
         for number in range(8)
     ]  # fmt: skip
     renamed = {"label": "Größe", "patient": "Pacienté", "site": "Säule"}
     listing = list_members(
-        [Member(f"{number}.png", 1) for number in range(8)],
+        [Member(of(f"Gerät/ä{number}.png", number // 2), 1) for number in range(8)],
         labels=write_table(tmp_path / f"labels.{ending}", rows),
         columns={name: unicodedata.normalize(form, column) for name, column in renamed.items()},
         classes=tuple(unicodedata.normalize(form, name) for name in ("Žádný", "Œdéme")),
@@ -793,24 +734,6 @@ def test_a_site_is_part_of_patients_from_dicom_tags_and_names(tmp_path):
     assert patients[0] == patients[1] != patients[2] == patients[3] == "17"
 
 
-def test_a_build_takes_labels_patients_and_splits_from_the_table(tmp_path, capsys):
-    files = {f"export/images/{name}": content for name, content in IMAGES.items()}
-    source = write_zip(tmp_path / "in.zip", files)
-    labels, output = write_csv(tmp_path / "labels.csv", ROWS), tmp_path / "out"
-    assert build(source, labels, output) == 0
-    found = {row["path"]: (row["split"], row["label"], row["patient"]) for row in rows_of(output)}
-    splits = {"Training": "train", "test": "test"}
-    assert found == {
-        f"export/images/{row['path']}": (splits[row["split"]], row["label"], row["patient"])
-        for row in ROWS
-    }
-    # Again it is complete; with another label it is another dataset.
-    assert build(source, labels, output) == 0
-    write_csv(labels, [ROWS[0] | {"label": "well"}, *ROWS[1:]])
-    assert build(source, labels, output) == 2
-    assert "labels" in capsys.readouterr().err
-
-
 def test_line_breaks_in_a_long_note_end_no_row(tmp_path):
     # More than a block of Arrow's, which would otherwise end at one of these lines.
     note = "scan0.png,well,,\n" * 70_000
@@ -831,34 +754,61 @@ def test_a_table_without_any_label_is_an_error_that_says_why(
     assert message in capsys.readouterr().err
 
 
+def of_other_types(num_rows):
+    return {
+        "seen": pa.array([10**15] * num_rows, pa.timestamp("us", "Europe/Zurich")),
+        "scan": pa.array([10**18] * num_rows, pa.timestamp("ns")),
+        "half": pa.array([0.5, *[None] * (num_rows - 1)], pa.float16()),
+        "view": pa.array(["x"] * num_rows, pa.string_view()),
+        "blob": pa.array([b"x"] * num_rows).cast(pa.binary_view()),
+        "dose": pa.array([1] * num_rows, pa.decimal128(5, 2)),
+        "none": pa.nulls(num_rows),
+    }
+
+
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
-def test_other_columns_follow_their_images_into_the_table_of_examples(tmp_path, kind):
+def test_all_that_a_table_says_of_an_image_follows_it_into_the_table_of_examples(
+    tmp_path, kind, capsys
+):
     # One image is rejected, two are dropped as copies of others, and train has copies.
     files = IMAGES | {"scan1.png": b"no image", "copy.png": IMAGES["scan2.png"]}
-    source = write_tree(tmp_path / "in", files)
+    files = {f"export/images/{name}": content for name, content in files.items()}
+    source = write_zip(tmp_path / "in.zip", files)
     rows = [
         # The plan has columns `offset` and `size` of its own.
         row | {"age": 60 + number, "site": f"s{number % 3}", "offset": number, "size": "small"}
         for number, row in enumerate([*ROWS, ROWS[2] | {"path": "copy.png"}])
     ]
+    labels = tmp_path / f"labels.{kind}"
     if kind == "csv":
-        labels = write_csv(tmp_path / "labels.csv", rows)
+        write_csv(labels, rows)
     else:
-        labels = tmp_path / "labels.parquet"
         table = pa.Table.from_pylist(rows[::-1])
-        site = table["site"].dictionary_encode()
-        pq.write_table(table.set_column(5, "site", site), labels)
+        table = table.set_column(5, "site", table["site"].dictionary_encode())
+        for name, column in of_other_types(len(rows)).items():
+            table = table.append_column(name, column)
+        pq.write_table(table, labels)
     output = tmp_path / "out"
     options = ["--max_reject_fraction=0.5", "--duplicates=drop", "--variants=1", "--num_shards=3"]
     assert build(source, labels, output, *options) == 0
     found = pq.read_table(output / "examples.parquet")
     assert found.schema.field("age").type == pa.int64()
     assert found.schema.field("site").type == pa.string()
-    by_path = {row["path"]: row for row in rows}
+    assert kind == "csv" or of_other_types(1).keys() <= {*found.column_names}
+    by_path = {f"export/images/{row['path']}": row for row in rows}
     kept = found.to_pylist()
-    assert {row["path"] for row in kept} == set(files) - {"scan1.png", "scan2.png"}
+    unused = {f"export/images/scan{number}.png" for number in (1, 2)}
+    assert {row["path"] for row in kept} == set(files) - unused
     assert {row["split"] for row in kept if row["variant"]} == {"train"}
     for row in kept:
-        for name in ("age", "site", "offset", "size"):
-            assert row[name] == by_path[row["path"]][name]
+        told = by_path[row["path"]]
+        assert row["split"] == {"Training": "train", "test": "test"}[told["split"]]
+        assert row["patient"] == f"{told['site']}/{told['patient']}"
+        for name in ("label", "age", "site", "offset", "size"):
+            assert row[name] == told[name]
     assert sample.verify(output, source_input=source) == []
+    if kind == "csv":  # again it is complete; with another label it is another dataset
+        assert build(source, labels, output, *options) == 0
+        write_csv(labels, [rows[0] | {"label": "well"}, *rows[1:]])
+        assert build(source, labels, output, *options) == 2
+        assert "labels" in capsys.readouterr().err
