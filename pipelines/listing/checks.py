@@ -5,7 +5,6 @@ from __future__ import annotations
 import posixpath
 import re
 import statistics
-from collections.abc import Iterable
 
 import pyarrow as pa
 
@@ -14,7 +13,6 @@ from pipelines.listing import roles
 from pipelines.listing.images import Images
 from pipelines.listing.options import ListingOptions
 from tfrecord_io.format.kinds import CLASSES
-from tfrecord_io.terminal.printing import listed, printable
 
 # With fewer classes than this, few images of each are said of no collection.
 _FEW_CLASSES = 5
@@ -36,7 +34,7 @@ def with_checked_classes(images: Images, options: ListingOptions) -> Images:
         return images
     refs = images.table
     counts = {pair["values"]: pair["counts"] for pair in refs["label"].value_counts().to_pylist()}
-    shown = _shown(counts)
+    shown = roles.shown(counts)
     if counts and all(map(roles.is_no_class, counts)):
         raise errors.UserError(
             f"the classes would be {shown}, which are names of splits or of kinds of files; "
@@ -72,11 +70,7 @@ def _require_classes_of_train(refs: pa.Table) -> None:
         pattern = f" '(^|/){folder}/'" if folder else ""
         raise errors.UserError(
             f"the split {split} has none of the classes of train, but "
-            f"{_shown(row['label'] for row in own)}. If its images have no labels, leave them out "
-            f"with --exclude_regex{pattern}; or name all classes with --classes, or let them have "
-            "the same names with --rename_classes"
+            f"{roles.shown(row['label'] for row in own)}. If its images have no labels, leave "
+            f"them out with --exclude_regex{pattern}; or name all classes with --classes, or let "
+            "them have the same names with --rename_classes"
         )
-
-
-def _shown(names: Iterable[str]) -> str:
-    return listed([printable(name) for name in sorted(names)])

@@ -53,8 +53,7 @@ class LabelTable:
             value.
         others: the other columns of the file, by name.
         not_numbers: what the table has instead of a finite number, by row.
-        label_names: of labels that a separator divides, sorted.
-        order: all names of classes, if the file has an order of them; else empty.
+        label_names: all names, if a separator divides them or the file has an order; else empty.
         notes: what the user should know, one sentence each; they name columns of the table.
     """
 
@@ -63,7 +62,6 @@ class LabelTable:
     others: Mapping[str, pa.ChunkedArray] = dataclasses.field(default_factory=dict)
     not_numbers: Mapping[int, str] = dataclasses.field(default_factory=dict)
     label_names: tuple[str, ...] = ()
-    order: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     def facts(self, row: int) -> tuple[object, ...]:
@@ -156,8 +154,7 @@ class Labels:
                 name: _with_points(file, name, numbers, options.decimal)
                 for name, numbers in of_label.items()
             }
-        label_names: tuple[str, ...] = ()
-        not_numbers: dict[int, str] = {}
+        label_names, not_numbers = self.order, dict[int, str]()
         try:
             if options.label_separator:
                 label, label_names = split_labels(of_label, options.label_separator)
@@ -173,7 +170,6 @@ class Labels:
             others={name: column for name, column in cells.items() if name not in texts},
             not_numbers=not_numbers,
             label_names=label_names,
-            order=self.order,
             notes=tuple(notes),
         )
 

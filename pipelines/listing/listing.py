@@ -39,14 +39,9 @@ def list_images(
 ) -> Images:
     """Sorts the files of a source into images, copies of images, rejects and ignored files.
 
-    Two layouts are recognised, below any folder: SPLIT/CLASS/files and, if there is no split
-    folder, CLASS/files, whose images all go to the split `train`. Files may be in subfolders of
-    their class. If all images below a folder with a split's name are in further such folders, as
-    in train/train/CNV or dev/scans/train/CNV, the inner ones are the splits. A table of labels
-    `labels` takes the place of the folders, by default the one that the options name. `relabel`
-    may give the labels other names, of which `label_names` has those with an order.
-
-    Each frame of a DICOM file, and each page of a TIFF, is an image, see `frames.with_frames`.
+    Folders tell split, class and patient, see `layout.place_by_folders`; or a table of labels, by
+    default the one that the options name. `relabel` may give the labels other names, of which
+    `label_names` has those with an order.
 
     Raises:
         errors.UserError: if the input or an option is wrong, no image is found, or there is a DICOM
@@ -68,7 +63,7 @@ def list_images(
         images = layout.place_by_table(files, table, options.tree)
     if options.label_regex:
         images = with_labels_in_names(images, options.label_regex)
-    names = options.label_columns or (table.label_names or table.order if table else ())
+    names = options.label_columns or (table.label_names if table else ())
     images = images.then(label_names=names)
     if relabel:
         images = relabel(images)

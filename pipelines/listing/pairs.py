@@ -11,7 +11,7 @@ import collections
 import functools
 import itertools
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -68,17 +68,8 @@ _DIVIDED = {
 _BEFORE = ("before", "ahead")
 
 
-class _Kind(NamedTuple):
-    """What can pair files: folders of a depth, or words in their names.
-
-    Attributes:
-        name: `folder`, or where the word is.
-        depth: of the folder.
-    """
-
-    name: str
-    depth: int = 0
-
+# What can pair files: folders of a depth, or words at a place of their names, a key of `_DIVIDED`.
+_Kind = int | str
 
 #: The files of a folder or word, by what they share with their partners.
 _Files = dict[str, ImageRef]
@@ -134,24 +125,27 @@ def with_checked_pairs(images: Images, source: Source, options: ListingOptions) 
                     open_pairs.append((some, drawn))
             if open_pairs:
                 raise _error(open_pairs, layout, refs)
-        # TIFFs may hold many pictures.
-        refs = refs.filter(pc.invert(has_suffix(refs["path"], TIFF_SUFFIXES)))
-        labels = refs["label"].cast(pa.string())
-        folders = pc.replace_substring_regex(refs["path"], r"^(.*/)?([^/]*)/[^/]*$", r"\2")
-        seen = set[str]()
-        for what, column in (("class", labels), ("folder", folders)):
-            names = sorted(set(column.unique().to_pylist()) - seen)
-            for name in names if len(names) <= roles.MANY_CLASSES else ():
-                rows = np.flatnonzero(pc.equal(column, name).to_numpy())
-                some = refs.take(rows[:: -(-len(rows) // _NUM_READ)])
-                looks = list(filter(None, map(look, iterate_refs(some))))
-                if _are_drawn(looks):
-                    notes.append(
-                        f"the pictures of the {what} {printable(name)!r} are {_BINARY}; if they "
-                        f"are masks, leave them out with --exclude_regex '(^|/){re.escape(name)}/'"
-                    )
-            seen.update(names)
-    return images.noted(*notes)
+        return images.noted(*notes, *_notes_on_drawn(refs, look))
+
+
+def _notes_on_drawn(refs: pa.Table, look: Callable[[ImageRef], _Look | None]) -> Iterator[str]:
+    """Yields the classes and the folders whose pictures are nearly binary."""
+    # TIFFs may hold many pictures.
+    refs = refs.filter(pc.invert(has_suffix(refs["path"], TIFF_SUFFIXES)))
+    labels = refs["label"].cast(pa.string())
+    folders = pc.replace_substring_regex(refs["path"], r"^(.*/)?([^/]*)/[^/]*$", r"\2")
+    seen = set[str]()
+    for what, column in (("class", labels), ("folder", folders)):
+        names = sorted(set(column.unique().to_pylist()) - seen)
+        for name in names if len(names) <= roles.MANY_CLASSES else ():
+            rows = np.flatnonzero(pc.equal(column, name).to_numpy())
+            some = refs.take(rows[:: -(-len(rows) // _NUM_READ)])
+            if _are_drawn(list(filter(None, map(look, iterate_refs(some))))):
+                yield (
+                    f"the pictures of the {what} {printable(name)!r} are {_BINARY}; if they "
+                    f"are masks, leave them out with --exclude_regex '(^|/){re.escape(name)}/'"
+                )
+        seen.update(names)
 
 
 def _require_no_masks(paths: pa.ChunkedArray, layout: Sequence[str], *, is_given: bool) -> None:
@@ -194,7 +188,8 @@ def _is_settled(options: ListingOptions, pairs: _Pairs) -> bool:
 def _pairs(refs: pa.Table, layout: Sequence[str]) -> Iterator[_Pairs]:
     """Yields folders or words whose files have the same names."""
     for kind, sides in _sides(refs).items():
-        role = layout[kind.depth] if kind.name == "folder" and kind.depth < len(layout) else "*"
+        is_folder = isinstance(kind, int)
+        role = layout[kind] if isinstance(kind, int) and kind < len(layout) else "*"
         if role == "split" or not 2 <= len(sides) <= _MAX_NAMES:
             continue
         for names in itertools.combinations(sorted(sides), 2):
@@ -211,7 +206,7 @@ def _pairs(refs: pa.Table, layout: Sequence[str]) -> Iterator[_Pairs]:
                 continue
             stems = {key.rpartition("/")[2] for key in shared}
             is_sure = (
-                kind.name == "folder" and role != "patient" and not form
+                is_folder and role != "patient" and not form
                 and share >= _SAME_FOR_SURE and len(stems) >= _LEAST_FOR_SURE
                 and not all(map(roles.says_nothing, names))
                 and not _are_numbered(stems)
@@ -243,7 +238,7 @@ def _sides(refs: pa.Table) -> Mapping[_Kind, dict[str, tuple[_Files, ...]]]:
             short = "-".join(word for word in some if word not in common) or stem
             for depth, name in enumerate([*names, ""]):
                 above, below = "/".join(names[:depth]), "/".join(names[depth + 1 :])
-                side = sides[_Kind("folder", depth)][name]
+                side = sides[depth][name]
                 for known, key in zip(
                     side, (f"{below}/{stem}", f"{below}/{short}", stem), strict=True
                 ):
@@ -253,7 +248,7 @@ def _sides(refs: pa.Table) -> Mapping[_Kind, dict[str, tuple[_Files, ...]]]:
             counts = collections.Counter(name for name, _ in divided)
             for (name, key), (_, ref) in zip(divided, files, strict=True):
                 if name[0] == "" or counts[name] > 1 or kind == "whole":
-                    sides[_Kind(kind)]["".join(name)][0][f"{folder}/{key}"] = ref
+                    sides[kind]["".join(name)][0][f"{folder}/{key}"] = ref
     return sides
 
 
@@ -358,7 +353,7 @@ def _drawn_side(looks: Sequence[tuple[_Look | None, ...]]) -> tuple[int, str] | 
 
 
 def _shown(kind: _Kind, name: str) -> str:
-    if kind.name == "folder":
+    if isinstance(kind, int):
         return f"the folder {printable(name)!r}" if name else "the folder itself"
     return f"names with {printable(name)!r}" if name else "the other names"
 
@@ -366,11 +361,11 @@ def _shown(kind: _Kind, name: str) -> str:
 def _pattern(kind: _Kind, name: str) -> str:
     """Returns a pattern of the paths of one side; empty for files directly in a folder."""
     word = re.escape(name)
-    if not name or kind.name == "folder":
+    if not name or isinstance(kind, int):
         return f"(^|/){word}/" if name else ""
-    if kind.name in _BEFORE:
+    if kind in _BEFORE:
         return f"(^|/){word}[^/]*$"
-    start = {"whole": "(^|/)", "number": "[ _.-]"}.get(kind.name, "[ _.0-9-]")
+    start = {"whole": "(^|/)", "number": "[ _.-]"}.get(kind, "[ _.0-9-]")
     return f"{'' if name.startswith('.') else start}{word}$"
 
 

@@ -181,7 +181,7 @@ def read(
         with_patient = [*roles[:place], "patient", *roles[place + 1 :]]
         is_odd = meaning == "numbers" or (need_class and _is_grid(folders, could_be[0], place))
         if need_class and is_odd and not is_sure:
-            why = f"it is not clear whether the folders {_few(names)} are patients"
+            why = f"it is not clear whether the folders {shown(names, 4)} are patients"
             _refuse(why, example, [(levels, with_patient), (levels, roles)])
         if is_sure or not is_odd:
             roles = with_patient
@@ -320,7 +320,7 @@ def _refuse(
     lines = []
     for levels, roles in readings:
         told = "; ".join(
-            f"{counted(len(names), role, {'class': 'classes'}.get(role))}: {_few(names)}"
+            f"{counted(len(names), role, {'class': 'classes'}.get(role))}: {shown(names, 4)}"
             for role, names in zip(roles, levels, strict=False)
             if role != "*"
         )
@@ -336,8 +336,9 @@ def _refuse(
     )
 
 
-def _few(names: Iterable[str]) -> str:
-    return listed([printable(name) for name in sorted(names)], 4)
+def shown(names: Iterable[str], most: int = 5) -> str:
+    """Returns some names for a message, sorted, and how many more there are."""
+    return listed([printable(name) for name in sorted(names)], most)
 
 
 def facts(
