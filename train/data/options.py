@@ -124,6 +124,8 @@ class FoldOptions:
             raise ValueError("--fold, --fold_splits and --seeds need --folds; add --folds")
         if self.fold is not None and self.fold >= (self.folds or 0):
             raise ValueError(f"--fold must be in 0..{(self.folds or 0) - 1}, received {self.fold}")
+        if self.fold is not None and self.seeds > 1:
+            raise ValueError("--fold trains one run, with --seed; remove --seeds, or remove --fold")
 
     @property
     def is_cross_validation(self) -> bool:

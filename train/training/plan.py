@@ -96,6 +96,11 @@ def _make_plan(config: TrainConfig, data: Dataset, devices: Devices) -> Plan:
     task = task_of(data.manifest.label_kind).fitted(data, parts.train)
     if config.loop.best_by == "val_accuracy" and task.quantity != "accuracy":
         raise UserError("--best_by val_accuracy needs classes or labels; use val_loss")
+    if config.loop.best_by != "last" and not parts.val:
+        raise UserError(
+            f"--best_by {config.loop.best_by} needs validation images, and this run has none; "
+            "leave it out to keep the last epoch"
+        )
     config = with_decisions(config, parts.train.num_examples, devices)
     return Plan(config=config, parts=parts, task=task)
 
@@ -123,10 +128,16 @@ def with_decisions(config: TrainConfig, num_examples: int, devices: Devices) -> 
 
     Raises:
         UserError: if the global batch size cannot be split evenly over the replicas, or is
-            larger than the training split, or if XLA cannot compile the step.
+            larger than the training split, if XLA cannot compile the step, or an option is for
+            another network.
     """
     num_replicas = devices.num_replicas
     network, optimizer = config.network, config.optimizer
+    if not network.fine_tunes and (network.head_epochs or network.trainable_layers is not None):
+        raise UserError(
+            "--head_epochs and --trainable_layers are for pretrained networks, and --model "
+            f"{network.model} with --weights none trains all layers in all epochs; remove them"
+        )
     is_exchanging = network.model == "small_resnet" and exchange_statistics(devices)
     if config.devices.jit_compile and is_exchanging:
         raise UserError(

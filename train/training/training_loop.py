@@ -226,7 +226,7 @@ class _Training:
     def _is_best(self, row: Mapping[str, Any]) -> bool:
         """Returns whether an epoch replaces the one that is kept, and notes its value if so."""
         progress, best_by = self.progress, self._config.loop.best_by
-        if best_by == "last" or "val_loss" not in row:
+        if best_by == "last":
             return True
         value = row["val_loss"] if best_by == "val_loss" else -row["val_accuracy"]
         # NaN must not become the best value, because no later value compares below it. The first

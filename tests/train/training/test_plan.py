@@ -106,6 +106,9 @@ def test_the_network_follows_from_the_size_of_the_images(image_shape, fields, ex
 
 
 def test_what_does_not_suit_the_data_or_the_devices_is_refused():
+    for fields in ({"trainable_layers": 4}, {"model": "vgg16", "head_epochs": 1}):
+        with pytest.raises(UserError, match="with --weights none trains all layers in all epochs"):
+            resolve(weights="none", **fields)
     with pytest.raises(UserError, match="replicas of this network exchange statistics"):
         resolve(num_replicas=2, model="small_resnet", jit_compile=True)
     assert resolve(num_replicas=2, model="convnet", jit_compile=True).devices.jit_compile

@@ -265,6 +265,7 @@ def test_what_cannot_be_learned_is_refused_before_a_folder_is_made(class_run, tm
         ((("cnv", "normal"), CLASSES), class_run, "such as .* cnv=CNV,normal=NORMAL, or"),
         ((OCT_NAMES, MULTI_LABEL), class_run, "learned classes, but the dataset has labels"),
         ((("NORMAL",), CLASSES), None, "has one class, NORMAL, so there is nothing to tell"),
+        ((OCT_NAMES, CLASSES), None, "--best_by val_loss needs validation images, and this run"),
     ):
         write_marked_dataset(tmp_path / "data", {"train": 4}, label_names=names, label_kind=kind)
         config = config_of(tmp_path / "data", init=init and str(init))
@@ -324,7 +325,8 @@ def test_without_one_split_the_other_is_measured_without_a_temperature(
     """What is fitted to the validation split must not be reported of it."""
     data = tmp_path / "data"
     write_marked_dataset(data, num_examples={"train": 40, measured: 12}, with_patients=False)
-    found = train_and_evaluate(config_of(data, epochs=best_epoch), tmp_path / "run")
+    config = config_of(data, epochs=best_epoch, best_by="last")
+    found = train_and_evaluate(config, tmp_path / "run")
     assert (found["split"], found["num_examples"]) == (measured, 12)
     assert (found["best_epoch"], found["bootstrap_by"]) == (best_epoch, "image")
     assert not {"calibration", "thresholds"} & set(found)
@@ -405,7 +407,7 @@ def test_fine_tuning_trains_the_head_first_and_then_the_last_layers_alone(tmp_pa
     before = {layer.name: [w.numpy() for w in layer.weights] for layer in source.layers}
     config = config_of(
         data, model="vgg16", weights=str(weights), epochs=2, replica_batch_size=8,
-        fine_tune_learning_rate=0.02, optimizer="sgd",
+        fine_tune_learning_rate=0.02, optimizer="sgd", best_by="last",
     )  # fmt: skip
     train_and_evaluate(config, tmp_path / "run")
     rows = history_of(tmp_path / "run")
