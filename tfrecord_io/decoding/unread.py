@@ -10,9 +10,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-import zlib
 
 _BARE = "DICOM without its preamble: dcmconv old.dcm new.dcm of DCMTK writes one that has it"
 _ARCHIVE = "an archive: unpack it, and give the folder"
@@ -23,7 +21,7 @@ _TABLE = "a table: give it with --labels if it names the images"
 _PDF = "a PDF: export its pages or pictures"
 _HTML = "a web page, perhaps of a failed download: download the file again"
 _NOTES = "annotations, perhaps: a table of labels can name the class of each image"
-_CONVERT = "a picture that is not read, in SVG or plain JPEG 2000: convert it to PNG"
+_CONVERT = "a picture in plain JPEG 2000: convert it to PNG"
 _HEIC = "a picture in HEIC: convert it to PNG, as with heif-convert of libheif"
 _AVIF = "a picture in AVIF: convert it to PNG, as with avifdec of libavif"
 _JPEG_XL = "a picture in JPEG XL: convert it to PNG with djxl of libjxl"
@@ -39,26 +37,25 @@ _MICROSCOPE = "a microscope's file: export it as TIFF, as with bfconvert of Bio-
 # The first element of DICOM is of group 2 or 8, in either order of bytes.
 _BARE_START = re.compile(rb"\x02\0[\0-\x1f]\0u[il]|\x08\0[\0-\x1f]\0|\0\x08\0[\0-\x1f]")
 
-# How files begin: where, with which bytes in any case.
+# How files begin that may be named like pictures, or have no ending: where, and in any case.
 _STARTS = (
     (0, b"version https://git-lfs", "a pointer of Git LFS: git lfs pull fetches the file"),
     (0, b"/annex/objects/", "a pointer of git-annex: datalad get fetches the file"),
     (0, (b"pk\x03\x04", b"rar!", b"7z\xbc\xaf", b"bzh", b"\xfd7zxz"), _ARCHIVE),
-    (257, b"ustar", _ARCHIVE), (0, b"\x1f\x8b", "compressed with gzip: unpack it"),
-    (344, (b"n+1\0", b"ni1\0"), _NIFTI), (0, (b"\x89hdf", b"matlab 5.0", b"\x93numpy"), _ARRAYS),
-    (0, b"par1", _TABLE), (8, b"avi ", _VIDEO), (4, (b"moov", b"mdat"), _VIDEO),
-    (0, (b"\x1ae\xdf\xa3", b"\0\0\x01\xba", b"oggs", b"flv\x01"), _VIDEO),
-    (0, b"\xff\n", _JPEG_XL), (4, (b"jxl ", b"ftypjxl "), _JPEG_XL),
-    (0, (b"hsf-oct-", b"cmdb", b"mdbd"), _HEIDELBERG), (0, b"foct", _TOPCON),
-    (0, (b"nrrd0", b"objecttype", b"\x5c\x01\0\0", b"\0\0\x01\x5c"), _VOLUME),
-    (0, (b"zisraw", b"\xda\xce\xbe\n"), _MICROSCOPE), (4, b"ftypcrx ", _RAW),
-    (0, (b"8bps", b"v/1\x01", b"simple  =", b"bpg\xfb"), _RAW),
-    (4, b"jp  ", _CONVERT), (0, (b"\xffo\xffq", b"<svg"), _CONVERT), (0, b"%pdf", _PDF),
-    (0, (b"<!doctype html", b"<html"), _HTML), (0, (b"<?xml", b"{"), _NOTES),
-)  # fmt: skip
+    (257, b"ustar", _ARCHIVE),
+    (0, b"\x1f\x8b", "compressed with gzip: unpack it"),
+    (0, (b"<!doctype html", b"<html"), _HTML),
+    (0, b"%pdf", _PDF),
+    (0, (b"hsf-oct-", b"cmdb", b"mdbd"), _HEIDELBERG),
+    (0, b"foct", _TOPCON),
+    (0, b"\xff\n", _JPEG_XL),
+    (4, b"jxl ", _JPEG_XL),
+    (0, b"\xffo\xffq", _CONVERT),
+    (4, b"jp  ", _CONVERT),
+)
 
-#: As many bytes as tell a NIfTI volume.
-START_BYTES = 352
+#: As many bytes as tell an archive.
+START_BYTES = 512
 
 _ENDINGS = {
     (".nii", ".nii.gz"): _NIFTI,
@@ -87,6 +84,7 @@ _BRANDS = (
     ({b"avif", b"avis", b"avio", b"ma1b", b"ma1a"}, _AVIF),
     ({b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs", b"mif1", b"mif2",
       b"msf1", b"heif", b"j2ki"}, _HEIC),
+    ({b"crx "}, _RAW),
 )  # fmt: skip
 
 
@@ -100,11 +98,8 @@ def _media_of(start: bytes) -> str:
 def what_is(name: str, start: bytes = b"") -> str | None:
     """Returns what a file is and what to do, by its first bytes or else its name; None if unknown.
 
-    `start` is at least the first `START_BYTES`; of a compressed file, some more.
+    `start` is at least the first `START_BYTES`.
     """
-    if start.startswith(b"\x1f\x8b"):
-        with contextlib.suppress(zlib.error):
-            start = zlib.decompressobj(31).decompress(start, START_BYTES) or start
     start, text = start.lower(), start.lstrip().lower()
     if _BARE_START.match(start):
         return _BARE

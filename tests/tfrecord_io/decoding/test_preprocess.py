@@ -389,9 +389,7 @@ def media(*brands):
         (media(b"isom", b"mp42"), "a video"), (media(b"qt  "), "a video"),
         (b"\xff\x0a\xfa\x1f", "djxl"), (b"\0\0\0\x0cJXL \r\n\x87\n", "djxl"),
         (b"HSF-OCT-103\0", "Heidelberg .*oct-converter"), (b"CMDb\0\0", "e2e.*oct-converter"),
-        (b"FOCTFDA\2", "Topcon .*oct-converter"), (b"NRRD0005\n", "export its slices"),
-        (b"ZISRAWFILE\0", "bfconvert"), (b"\xda\xce\xbe\n", "bfconvert"),
-        (b"8BPS\0\1", "convert it to PNG"),
+        (b"FOCTFDA\2", "Topcon .*oct-converter"), (b"\x1f\x8b\x08", "with gzip: unpack it"),
     ],
 )  # fmt: skip
 def test_a_file_of_another_format_is_told_with_what_converts_it(start, told):
