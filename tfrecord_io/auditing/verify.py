@@ -52,7 +52,7 @@ def verify(directory: str | Path) -> list[Finding]:
 
     It checks sizes, SHA-256, framing and CRCs of all shards and records, labels and their counts,
     keys (unique), each row of the examples table, the sums over the train split's pixels, the
-    digests in `croissant.json`, and the ledger of the source's files.
+    digests in `croissant.json`, the ledger of the source's files, and the tables of those left out.
 
     Returns:
         everything that is wrong; empty if nothing is.
@@ -72,11 +72,14 @@ def verify(directory: str | Path) -> list[Finding]:
     # A glob over the folder would read these.
     strangers = sorted(folder.describe([]).keys() - records.keys())
     findings += [Finding(n, "is not in the manifest") for n in strangers if n.endswith(".tfrecord")]
+    dropped = dataset.counts.get("dropped")
+    left_out = {manifest.REJECTS_FILE_NAME: dataset.rejects}
+    left_out |= {manifest.DROPPED_FILE_NAME: dropped} if dropped else {}
     for name, messages in (
         (manifest.FILE_NAME, _check_manifest(dataset, records, sums)),
         (examples.FILE_NAME, _check_examples(folder, records)),
         (examples.CROISSANT_FILE, _check_croissant(folder, dataset)),
-        (manifest.REJECTS_FILE_NAME, _check_rejects(folder, dataset)),
+        *((name, _check_reasons(folder, name, counts)) for name, counts in left_out.items()),
     ):
         findings += _read(name, messages)
     return findings
@@ -205,12 +208,11 @@ def _check_croissant(folder: Folder, dataset: manifest.Manifest) -> Iterator[str
             yield f"says that {name} has SHA-256 {said}, expected {right}"
 
 
-def _check_rejects(folder: Folder, dataset: manifest.Manifest) -> Iterator[str]:
-    text = folder.read(manifest.REJECTS_FILE_NAME).decode("utf-8")
-    rows = csv.DictReader(io.StringIO(text, newline=""))
+def _check_reasons(folder: Folder, name: str, expected: Mapping[str, int]) -> Iterator[str]:
+    rows = csv.DictReader(io.StringIO(folder.read(name).decode("utf-8"), newline=""))
     reasons = dict(Counter(row["reason"] for row in rows))
-    if reasons != dataset.rejects:
-        yield f"has rejects {reasons}, but the manifest says {dataset.rejects}"
+    if reasons != expected:
+        yield f"has the reasons {reasons}, but the manifest says {dict(expected)}"
 
 
 def run(args: argparse.Namespace) -> int:

@@ -25,7 +25,7 @@ from PIL import Image
 from pipelines import errors
 from pipelines.shards import drops
 from tfrecord_io import __main__ as command_line
-from tfrecord_io.auditing import audit, twins
+from tfrecord_io.auditing import audit, twins, verify
 from tfrecord_io.format.manifest import Manifest, Split
 from tfrecord_io.stores.folder import Folder
 
@@ -183,7 +183,7 @@ def dropped_rows(directory):
     return {row["path"]: row["reason"] for row in read_csv(directory / "dropped.csv")}
 
 
-def test_dropping_leaves_nothing_twice_and_nothing_in_two_splits(dropped):
+def test_dropping_leaves_nothing_twice_and_nothing_in_two_splits(dropped, tmp_path):
     rows = dropped_rows(dropped)
     assert rows[planted.SAME_FILE[0]] == "duplicate"
     assert {rows[name] for name in planted.CONFLICT} == {"conflicting_label"}
@@ -195,7 +195,11 @@ def test_dropping_leaves_nothing_twice_and_nothing_in_two_splits(dropped):
     names = "leaked_patients", "leaked_pictures", "duplicates", "label_conflicts"
     limits = [f"--max_{name}=0" for name in names]
     assert command_line.main(["audit", str(dropped), *limits]) == 0
-    assert command_line.main(["verify", str(dropped)]) == 0
+    assert verify.verify(dropped) == []
+    table = shutil.copytree(dropped, tmp_path / "out") / "dropped.csv"
+    table.write_text(table.read_text().replace("duplicate", "missing_file"))
+    (found,) = verify.verify(table.parent)
+    assert str(found).startswith("dropped.csv: has the reasons {")
 
 
 def test_failing_on_duplicates_keeps_the_evidence_and_writes_no_manifest(flawed_tree, tmp_path):

@@ -125,7 +125,7 @@ def change_a_number(path):
         *((file, Path.unlink, "cannot be read") for file in (a_shard, EXAMPLES, REJECTS, sidecar)),
         *((file, garble, "") for file in (EXAMPLES, REJECTS, sidecar)),
         (EXAMPLES, lose_a_row, "differ, such as None"),
-        (REJECTS, lose_a_line, "has rejects"),
+        (REJECTS, lose_a_line, "has the reasons"),
         (sidecar, change_a_number, "but the manifest says"),
         (file_named("train-00007-of-00008.tfrecord"), garble, "is not in the manifest"),
     ],
