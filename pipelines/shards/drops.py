@@ -138,6 +138,7 @@ def _copy_without(
     storage, layout, shard_name = build.output, build.draft.layout, task.shard_name
     keys, digest = rows["key"].to_pylist(), hashlib.sha256()
     slot = layout.features[schema.KEY]
+    statistics = PixelStatistics.from_images(np.empty((0, *layout.image_shape), layout.numpy_dtype))
     with storage.open(shard_name) as old, storage.create(shard_name) as new:
         for row in np.flatnonzero(keep.to_numpy()).tolist():
             old.seek(row * layout.stride)
@@ -150,6 +151,8 @@ def _copy_without(
                 )
             new.write(record)
             digest.update(record)
+            framed = np.frombuffer(record, np.uint8)[np.newaxis]
+            statistics += PixelStatistics.from_images(layout.images_in(framed))
     # The shard's name must be on the disk before the new rows are. If a power cut keeps the shard
     # alone, its size no longer fits the sidecar, so it is written again.
     storage.sync_names()
@@ -158,8 +161,6 @@ def _copy_without(
     rows = rows.set_column(place, rows.schema.field("row"), numbers)
     with storage.create(rows_name(task)) as file:
         pq.write_table(rows, file)
-    with storage.open(shard_name) as file:
-        statistics = PixelStatistics.from_shard(file, layout)
     smaller = dataclasses.replace(
         sidecar,
         num_examples=len(rows),

@@ -9,11 +9,9 @@ import dataclasses
 import math
 import operator
 from collections.abc import Mapping
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
-
-from tfrecord_io.format import schema
 
 # Rows of pixels added up at once: the sum of this many squares, at most 255² each, fits into 32
 # bits, and the rows of a scan fit into the processor's cache.
@@ -24,9 +22,6 @@ _SUM_TYPES = {
     np.dtype("<u1"): (np.uint16, np.uint32),
     np.dtype("<u2"): (np.uint32, np.uint64),
 }
-
-# Bytes of a shard read at once.
-_BLOCK_BYTES = 1024 * 1024
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -127,22 +122,6 @@ class PixelStatistics:
             sums_of_squares=tuple(of_squares),
             max_value=int(np.iinfo(images.dtype).max),
         )
-
-    @classmethod
-    def from_shard(cls, file: IO[bytes], layout: schema.RecordLayout) -> PixelStatistics:
-        """Adds up the pixels of a shard, read from its beginning.
-
-        Raises:
-            ValueError: if the file does not hold whole records.
-        """
-        total = cls.from_images(np.empty((0, *layout.image_shape), layout.numpy_dtype))
-        for records in layout.read_records(file, max(_BLOCK_BYTES // layout.stride, 1)):
-            total += cls.from_images(layout.images_in(records))
-        if rest := file.tell() % layout.stride:
-            raise ValueError(
-                f"expected records of {layout.stride:,} bytes, but the last one has {rest:,}"
-            )
-        return total
 
     def to_dict(self) -> dict[str, Any]:
         """Returns JSON values, as the manifest and the sidecars keep them."""

@@ -41,9 +41,7 @@ class Mirror:
 
     def names(self) -> list[str]:
         """Returns the names of the files at the URL, with those in subfolders."""
-        start = len(self.url.rstrip("/")) + 1
-        files = remote.list_files(self.url, recursive=True)
-        return [name for file in files if _is_mirrored(name := file.url[start:])]
+        return list(filter(_is_mirrored, self._store.tree()))
 
     def download(self, names: Sequence[str]) -> None:
         """Copies files from the URL."""

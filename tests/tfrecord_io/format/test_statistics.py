@@ -1,4 +1,3 @@
-import io
 import math
 
 import numpy as np
@@ -7,7 +6,7 @@ from dataset_factory import stored
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfrecord_io import Manifest, PixelStatistics, RecordLayout, image_key
+from tfrecord_io import Manifest, PixelStatistics
 
 
 def random_images(shape, seed=0, dtype=np.uint8):
@@ -96,21 +95,6 @@ def test_sums_that_no_pixels_can_have_are_refused(change):
     values = {"num_pixels": 4, "sums": (4,), "sums_of_squares": (8,), **change}
     with pytest.raises(ValueError, match="cannot have"):
         PixelStatistics(**values)
-
-
-@pytest.mark.parametrize("num_examples", [0, 1, 5, 3000])
-def test_a_shard_is_counted_over_its_images_alone_and_not_if_it_is_cut_off(num_examples):
-    layout = RecordLayout(image_shape=(17, 23, 3), num_classes=2)
-    images = random_images((num_examples, *layout.image_shape))
-    shard = b"".join(
-        layout.encode_record(image.tobytes(), np.eye(2)[row % 2], image_key(str(row)))
-        for row, image in enumerate(images)
-    )
-    counted = PixelStatistics.from_shard(io.BytesIO(shard), layout)
-    assert counted == PixelStatistics.from_images(images)
-    if num_examples:
-        with pytest.raises(ValueError, match=f"the last one has {layout.stride - 1:,}"):
-            PixelStatistics.from_shard(io.BytesIO(shard[:-1]), layout)
 
 
 def test_a_built_dataset_tells_its_statistics(built_dataset):
