@@ -1,9 +1,9 @@
 """Finds the split and the class of each file of a source: from its folders, or from a table.
 
->>> place_folders({"oct/train/CNV/left/": 7, "oct/": 0}, {})
-{'oct/train/CNV/left/': Place(tree='oct', root='oct', label='CNV')}
->>> place_folders({"scans/CNV/": 3, "scans/DME/": 5}, {})["scans/DME/"]
-Place(tree='scans', root='scans', label='DME')
+>>> place_folders({"oct/train/CNV/left/": 7, "oct/": 0}, {})["oct/train/CNV/left/"][:4]
+('oct', 'oct', 'train/CNV/left/', 'CNV')
+>>> place_folders({"scans/CNV/": 3, "scans/DME/": 5}, {})["scans/DME/"][:4]
+('scans', 'scans', 'DME/', 'DME')
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import functools
 import itertools
 import posixpath
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -105,6 +105,7 @@ class Place(NamedTuple):
         tree: the folder of all its splits: `root`, or what is above it if an archive wraps each
             split in a folder of the same name, as in train/train and test/test.
         root: the folders above the split.
+        below: the folders below `root`, with a `/` behind each.
         label: the class; of `place_folders`, the first folder of the tree or split.
         split: the split.
         patient: the person after whom a folder is named.
@@ -112,6 +113,7 @@ class Place(NamedTuple):
 
     tree: str
     root: str
+    below: str
     label: str | None
     split: str | None = None
     patient: str | None = None
@@ -140,22 +142,22 @@ def place_by_folders(files: Images, options: ListingOptions) -> Images:
     else:
         places = place_folders(images, splits)
 
-    def column(tell: Callable[[str], str | None]) -> pa.Array:
-        """Returns what each file's folder tells; null for a file without a place."""
-        texts = (tell(folder) if folder in places else None for folder in folders)
+    def column(name: str) -> pa.Array:
+        """Returns an attribute of each file's place; null for a file without one."""
+        texts = (getattr(places.get(folder), name, None) for folder in folders)
         return pa.array(texts, pa.string()).dictionary_encode().take(codes)
 
-    trees = column(lambda folder: places[folder].tree).cast(pa.string())
+    trees = column("tree").cast(pa.string())
     layout = "SPLIT/CLASS" if any(_split_folders(name, splits) for name in folders) else "CLASS"
     why = f"lies outside the {layout} folders"
     outside = names.filter(trees.is_null()).to_pylist()
     files = files.then(found=_without_label(outside, why, inside=places))
     if not places:
         raise _no_image(files)
-    below = column(lambda folder: folder.removeprefix(f"{places[folder].root}/"))
     file_names = pc.replace_substring_regex(names, "(?s)^.*/", "")
     empty = pa.scalar("", pa.large_string())
-    paths = pc.binary_join_element_wise(below.cast(pa.large_string()), file_names, empty)
+    below = column("below").cast(pa.large_string())
+    paths = pc.binary_join_element_wise(below, file_names, empty)
     leader, others = _choose_tree(trees, paths, places)
     is_other = pc.is_in(trees, pa.array(others, pa.string()))
     files = files.then(found=Ledger(ignored={"other_tree": pc.sum(is_other).as_py()}))
@@ -171,15 +173,10 @@ def place_by_folders(files: Images, options: ListingOptions) -> Images:
             "classes, give --layout class/split; choose one of them with --tree. In "
             f"{all_trees[0]!r}, {error}"
         ) from None
-    columns = {
-        "path": paths,
-        "root": column(lambda folder: places[folder].root),
-        "split": column(lambda folder: places[folder].split),
-        PATIENT: column(lambda folder: places[folder].patient),
-    }
+    columns = {name: column(name) for name in ("root", "split", "label")}
+    columns |= {"path": paths, PATIENT: column("patient")}
     is_kept = pc.is_valid(columns["root"])
     if not options.label_regex:
-        columns["label"] = column(lambda folder: places[folder].label)
         has_label = pc.is_valid(columns["label"])
         without = names.filter(pc.and_not(is_kept, has_label)).to_pylist()
         files = files.then(found=_without_label(without, "is in no folder of a class"))
@@ -238,7 +235,11 @@ def _below_one_root(
         depth -= 1
     root = "/".join(common[:depth])
     inside = f"{root}/" if root else ""
-    return {folder: Place(root, root, "") for folder in images if folder.startswith(inside)}
+    return {
+        folder: Place(root, root, folder.removeprefix(inside), "")
+        for folder in images
+        if folder.startswith(inside)
+    }
 
 
 def _with_roles(
@@ -251,10 +252,9 @@ def _with_roles(
 
     `images` is the number of images in each folder, `splits` what `roles.split_names` returns.
     """
-    below = {folder: folder.removeprefix(f"{place.root}/") for folder, place in places.items()}
     counts = collections.Counter[str]()
-    for folder, name in below.items():
-        counts[name] = max(counts[name], images[folder])
+    for folder, place in places.items():
+        counts[place.below] = max(counts[place.below], images[folder])
     classes = () if options.label_regex else options.grades or options.classes
     above = posixpath.basename(next(iter(places.values())).root)
     levels = options.layout or roles.read(
@@ -265,7 +265,7 @@ def _with_roles(
         _require_no_other_classes(facts, levels.index("class"), classes)
     placed = dict[str, Place]()
     for folder, place in places.items():
-        split, label, patient = facts[below[folder]]
+        split, label, patient = facts[place.below]
         placed[folder] = place._replace(split=split, label=label, patient=patient)
     return placed, levels, tuple(roles.table(counts, levels, splits))
 
@@ -364,7 +364,7 @@ def place_folders(folders: Mapping[str, int], names: Mapping[str, str]) -> dict[
             parts = folder.split("/")
             if len(parts) > depth + 1:
                 root = "/".join(parts[:depth])
-                places[folder] = Place(root, root, parts[depth])
+                places[folder] = Place(root, root, "/".join(parts[depth:]), parts[depth])
         return places
     innermost = {levels[-1] for folder, levels in splits.items() if folders[folder]}
     # A file that is not an image, such as train/labels/labels.npy, must not choose a folder above
@@ -380,7 +380,7 @@ def place_folders(folders: Mapping[str, int], names: Mapping[str, str]) -> dict[
         if level := next((level for level in levels if level in chosen), None):
             root, _, name = level.rpartition("/")
             label = folder[len(level) + 1 :].partition("/")[0]
-            places[folder] = Place(root, root, label)
+            places[folder] = Place(root, root, folder.removeprefix(f"{root}/"), label)
             splits_of[root].add(roles.split_named(name, names) or name)
     for folder, place in places.items():
         above, _, name = place.root.rpartition("/")
