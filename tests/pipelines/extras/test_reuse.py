@@ -207,7 +207,7 @@ def test_a_record_whose_row_tells_other_pixels_is_decoded_again(tmp_path, capsys
 @pytest.mark.parametrize(
     ("facts", "name", "change", "told"),
     [
-        ("preprocessing", "height", 9, "height: 9 there, 8 now"),
+        ("preprocessing", "resize", "box", "resize: 'box' there, 'bilinear' now"),
         ("options", "decoder", {"pillow": "1.0"}, "pillow: '1.0' there"),
     ],
 )
