@@ -10,7 +10,7 @@ import tarfile
 import zipfile
 import zlib
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,54 +61,51 @@ def verify(
         raise UserError(f"--source_input takes folders and archives, and no source of kind {kind}")
     if findings := core.verify(directory):
         return findings
-    table = examples.read(directory)
+    source, table = local_path(source_input), examples.read(directory)
     drawn = random.Random(seed).sample(range(len(table)), min(num_samples, len(table)))
-    rows = table.take(sorted(drawn)).to_pylist()
-    return [*_check_sample(folder, dataset, local_path(source_input), names, rows)]
-
-
-def _check_sample(
-    folder: Folder,
-    dataset: manifest.Manifest,
-    source_input: Path,
-    names: str | Path | None,
-    rows: Sequence[Mapping[str, Any]],
-) -> Iterator[Finding]:
-    """Decodes the files of some rows of the examples table again, and compares the records."""
-    options = Preprocessing.from_dict(dataset.preprocessing)
     source_paths = _read_names(names) if dataset.has_codes else {}
     # Several examples may be frames or augmented copies of one file.
     wanted: dict[str, list[tuple[Mapping[str, Any], int | None]]] = defaultdict(list)
-    for row in rows:
+    for row in table.take(sorted(drawn)).to_pylist():
         path, frame = row["path"], None
         # A DICOM file is read by frames, if it has only one, too; a later page has no hash.
         if row["file_format"] == "DICOM" or row["file_xxh3"] is None:
             path, frame = preprocess.split_frame_path(path)
         wanted[source_paths.get(row["path"], path)].append((row, frame))
-    layout, slot = dataset.layout, dataset.layout.features[schema.IMAGE]
     missing = dict(wanted)
     try:
-        for path, data in _read_files(source_input, wanted):
+        for path, data in _read_files(source, wanted):
             for row, frame in missing.pop(path):
-                name = f"record {row['row']}"
-                try:
-                    decoded = preprocess.decode_image(data, options, frame)
-                except Reject as reject:
-                    yield Finding(row["shard"], f"{name}: {row['path']} is now rejected: {reject}")
-                    continue
-                pixels = decoded.pixels
-                if row["variant"]:
-                    pixels = augment.vary(pixels, layout.image_shape, row["key"], decoded.box)
-                start = row["row"] * layout.stride + slot.offset
-                stored = folder.read_part(row["shard"], start, slot.length)
-                if pixels != stored:
-                    yield Finding(
-                        row["shard"], f"{name} differs from what {row['path']} decodes to"
-                    )
+                if problem := _problem(folder, dataset, data, row, frame):
+                    findings.append(Finding(row["shard"], problem))
     except (zipfile.BadZipFile, tarfile.TarError, zlib.error, ValueError, EOFError) as error:
-        raise OSError(f"cannot read {source_input}: {error}") from error
-    for (row, _), *_ in missing.values():
-        yield Finding(str(source_input), f"has no file {row['path']}")
+        raise OSError(f"cannot read {source}: {error}") from error
+    lost = (f"has no file {row['path']}" for (row, _), *_ in missing.values())
+    return findings + [Finding(str(source), message) for message in lost]
+
+
+def _problem(
+    folder: Folder,
+    dataset: manifest.Manifest,
+    data: bytes,
+    row: Mapping[str, Any],
+    frame: int | None,
+) -> str | None:
+    """Returns in what the record of a row differs from what its file decodes to."""
+    layout, slot = dataset.layout, dataset.layout.features[schema.IMAGE]
+    try:
+        decoded = preprocess.decode_image(
+            data, Preprocessing.from_dict(dataset.preprocessing), frame
+        )
+    except Reject as reject:
+        return f"record {row['row']}: {row['path']} is now rejected: {reject}"
+    pixels = decoded.pixels
+    if row["variant"]:
+        pixels = augment.vary(pixels, layout.image_shape, row["key"], decoded.box)
+    start = row["row"] * layout.stride + slot.offset
+    is_same = pixels == folder.read_part(row["shard"], start, slot.length)
+    found = f"record {row['row']} differs from what {row['path']} decodes to"
+    return None if is_same else found
 
 
 def _read_names(names: str | Path | None) -> dict[str, str]:
