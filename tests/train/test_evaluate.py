@@ -186,6 +186,8 @@ def test_exported_thresholds_are_applied_to_the_other_dataset(class_run, other, 
         ("--prevalence=AMD=0.1", "some of urgent, CNV, DME, DRUSEN, NORMAL"),
         ("--by=device", "split, shard, row, key, label, path, pixels_xxh3, patient, group, site"),
         ("--bootstrap_samples=many", "expected a whole number"),
+        ("--output=README.md", "--output README.md cannot be a folder: File exists"),
+        ("--split=val", "or measure all with --split all"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_predicted(
@@ -253,13 +255,3 @@ def test_names_of_labels_cannot_control_the_terminal(class_run, tmp_path, capsys
     assert r"\x1b]0;title\x07" in told
     # The summary in words stands before the table.
     assert told.index("named the right class") < told.index("balanced accuracy")
-
-
-def test_what_is_missing_or_cannot_be_made_is_refused(class_run, other, tmp_path, capsys):
-    for run, flag, message in (
-        (class_run, f"--output={class_run / 'metrics.json'}", "cannot be a folder: File exists"),
-        (class_run, "--split=val", "or measure all with --split all"),
-        (tmp_path, "--split=test", str(tmp_path)),
-    ):
-        assert evaluated(run, other, flag) == 2
-        assert message in capsys.readouterr().err

@@ -79,15 +79,13 @@ class Dataset:
         names = [name for name in splits if name in _splits(self.manifest)]
         if not names:
             return None
-        sizes = [split.num_examples for split in self.manifest.splits.values()]
-        ranges = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
-        rows = dict(zip(self.manifest.splits, ranges, strict=True))
+        is_in = (pc.equal(self.table["split"], name).to_numpy() for name in names)
         whole = self.manifest.split(names)
         return Part(
             name=", ".join(names),
             splits=tuple(names),
             examples=np.arange(whole.num_examples),
-            rows=np.concatenate([rows[name] for name in names]),
+            rows=np.concatenate([*map(np.flatnonzero, is_in)]),
             label_counts=whole.label_counts,
         )
 

@@ -23,17 +23,15 @@ _STEPS, _ROUNDS, _IN_ROW = 4, 3, 8
 
 def preview(config: TrainConfig) -> None:
     """Prints what a run would be, times some steps and draws a batch; raises `UserError`."""
-    from train.training.plan import make_plans
-    from train.training.session import open_data_and_devices, open_session
+    from train.training.session import session_of
     from train.training.timing import prepare_steps, time_rounds
     from train.training.training_loop import Progress, announce
 
-    data, devices = open_data_and_devices(config)
-    plan, *others = make_plans(config, data, devices)
-    say, num_runs = devices.say, 1 + len(others)
-    if others:
+    session, folds = session_of(config), config.folds
+    plan, data, devices, say = session.plan, session.data, session.devices, session.devices.say
+    num_runs = (folds.folds or 1) * folds.seeds if folds.is_cross_validation else 1
+    if folds.is_cross_validation:
         say(f"cross-validation of {num_runs} runs, of which this is the first")
-    session = open_session(plan, data, devices)
     timed, network, steps = prepare_steps(session, num_steps=_STEPS * (_ROUNDS + 1))
     announce(session, Progress(), network.model.count_params())
     manifest, size = data.manifest, plan.config.input.global_batch_size
