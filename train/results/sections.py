@@ -39,10 +39,7 @@ _MAIN_SETTINGS = (
     "schedule", "class_weights", "augment", "precision", "seed",
 )  # fmt: skip
 
-# A line of calibration through fewer images of a class, or fewer others, is not shown.
-_FEW_ON_A_LINE = 20
-
-# With fewer positives, a sensitivity of 95 % depends on a single image.
+# Of fewer positives a sensitivity of 95 % depends on one image, and a line of calibration is noise.
 _FEW_POSITIVES = 20
 
 # Most columns and rows of a table of answers on top of the page, mistakes there, and their side.
@@ -122,7 +119,7 @@ class Result:
     @property
     def with_lines(self) -> list[View]:
         """The views with enough images for a line of calibration."""
-        few, total = _FEW_ON_A_LINE, self.metrics["num_examples"]
+        few, total = _FEW_POSITIVES, self.metrics["num_examples"]
         counts = self.metrics["label_counts"]
         enough = [name for name, count in counts.items() if few <= count <= total - few]
         return [v for v in self.views if v.name in enough or (v.is_group and enough)]

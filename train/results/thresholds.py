@@ -182,27 +182,27 @@ def measure_thresholds(
     views = predictions.task.views(label_names)
     prevalences = options.prevalences([view.name for view in views])
     has = predictions.task.has(predictions.truths, len(label_names))
-    groups = predictions.groups.codes
+    units = {"test": (predictions.probabilities, has, predictions.groups.codes)}
     known = np.flatnonzero([patient is not None for patient in patients])
-    names = [str(patient) for patient in patients if patient is not None]
-    _, first, of_patient = np.unique(names, return_index=True, return_inverse=True)
-    means = means_by_place(of_patient, predictions.probabilities[known])
-    # Two patients with the same picture are one group.
-    _, groups_of_patients = np.unique(groups[known[first]], return_inverse=True)
+    if len(known):
+        names = [str(patients[place]) for place in known]
+        _, first, of_patient = np.unique(names, return_index=True, return_inverse=True)
+        means, shares = (
+            means_by_place(of_patient, rows[known])
+            for rows in (predictions.probabilities, has.astype(np.float64))
+        )
+        # Two patients with the same picture are one group.
+        _, groups = np.unique(predictions.groups.codes[known[first]], return_inverse=True)
+        units["test_by_patient"] = means, shares > 0, groups
     measured = []
     for entry in chosen:
         if not set(entry["labels"]) <= set(label_names):
             continue
-        view = view_of(entry, label_names)
-        is_positive, threshold = view.is_positive(has), entry["threshold"]
-        is_called = view.ranking(predictions.probabilities) >= threshold
-        counted = {"test": (is_called, is_positive, groups)}
-        if names:
-            is_positive = np.bincount(of_patient, is_positive[known]) > 0
-            is_called = view.ranking(means) >= threshold
-            counted["test_by_patient"] = (is_called, is_positive, groups_of_patients)
+        view, reached = view_of(entry, label_names), {}
         sampling = prevalences.get(view.name), options.bootstrap_samples, seed
-        reached = {name: _reached(*answers, *sampling) for name, answers in counted.items()}
+        for unit, (answers, truths, groups) in units.items():
+            is_called = view.ranking(answers) >= entry["threshold"]
+            reached[unit] = _reached(is_called, view.is_positive(truths), groups, *sampling)
         measured.append({**entry, **reached})
     return measured
 
