@@ -98,9 +98,7 @@ def test_a_step_of_a_histogram_is_as_high_as_its_share_of_the_class():
     high = [corner for corner in chart.series[0].points if corner[1]]
     assert np.ravel(high) == pytest.approx([0, 75, width, 75, 102 - width, 25, 102, 25])
     assert [text for _, text in chart.y.marks] == ["0", "20", "40", "60"]
-
-
-def test_many_classes_share_one_histogram():
+    # Many classes share one histogram.
     names = tuple(f"class {n}" for n in range(20))
     table = pa.table({"label": names, "brightness": np.linspace(0, 200, 20)})
     (chart,) = shortcuts.brightness(a_manifest([[1] * 20], names), table)

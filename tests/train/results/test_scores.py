@@ -15,7 +15,6 @@ from train.kinds import measures
 from train.kinds.classes import CLASSES
 from train.kinds.measures import calibration_line, predictive_values
 from train.kinds.registry import TASKS
-from train.results import bootstrap as intervals
 from train.results.bootstrap import draws_of, examples_behind, with_intervals
 
 
@@ -159,15 +158,6 @@ def test_intervals_hold_the_truth_where_a_few_uneven_groups_make_all_mistakes(na
         low, high = interval_of_mean(name, *uneven_answers(generator, num_groups=40))
         held.append(low is None or low <= 0.95 <= high)
     assert np.mean(held) > 0.92
-
-
-def test_leaving_out_parts_of_many_groups_tells_as_much_as_each_of_them(monkeypatch):
-    answers = uneven_answers(np.random.default_rng(1), num_groups=800)
-    widths = []
-    for most in (100, 1000):
-        monkeypatch.setattr(intervals, "_MAX_PARTS", most)
-        widths.append([np.ptp(interval_of_mean(name, *answers)) for name in ("accuracy", "auc")])
-    np.testing.assert_allclose(*widths, rtol=0.15)
 
 
 def test_many_weightings_at_once_measure_what_each_does_alone():
