@@ -118,15 +118,15 @@ def load_classifier(path: Path) -> Classifier:
         )
     try:
         facts = json.loads(described.read_text(encoding="utf-8"))
-        check_types(facts, {"preprocessing": {}, "label_names": [str]}, "")
-        decoder = facts.get("decoder", {})
-        dataset = facts.get("dataset", {"fingerprint": ""})
-        check_types([decoder, dataset], [{"*": str}, {"fingerprint": str}], "decoder, dataset")
+        named = {"label_names": [str], "decoder": {"*": str}, "dataset": {"fingerprint": str}}
+        check_types(facts, {"preprocessing": {}, **named}, "")
         preprocessing = Preprocessing.from_dict(facts["preprocessing"])
         kind = kind_in(facts)
         label_names = tuple(facts["label_names"])
-        trained = tuple(map(float, facts.get("shapes", ())))
-        if "pydicom" not in decoder:  # no training image says what a DICOM file should look like
+        trained = tuple(map(float, facts["shapes"]))
+        if (
+            "pydicom" not in facts["decoder"]
+        ):  # no training image says what a DICOM file should look like
             preprocessing = dataclasses.replace(preprocessing, no_window=FRAME_RANGE)
     except (KeyError, ValueError, TypeError, RecursionError) as error:
         raise UserError(
@@ -162,8 +162,8 @@ def load_classifier(path: Path) -> Classifier:
         task_of(kind),
         preprocessing,
         label_names,
-        decoder,
-        dataset["fingerprint"],
+        facts["decoder"],
+        facts["dataset"]["fingerprint"],
         read_thresholds(folder, label_names),
         trained,
         folder=folder,
