@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import io
 import itertools
-import json
 import math
 import re
 import struct
@@ -32,7 +31,8 @@ _NEW_SUBFILE_TYPE, _SUBFILE_TYPE = 254, 255
 # MetaMorph by the length of its own tag.
 _DESCRIPTION, _PLANES_OF_METAMORPH = 270, 33629
 _WIDTH, _HEIGHT, _SAMPLES, _TILE_WIDTH = 256, 257, 277, 322
-_IMAGEJ, _SHAPED = re.compile(rb"ImageJ=.*?^images=(\d+)", re.DOTALL | re.MULTILINE), b'{"shape"'
+_IMAGEJ = re.compile(rb"ImageJ=.*?^images=(\d{1,9})", re.DOTALL | re.MULTILINE)
+_SHAPED = re.compile(rb'\{"shape": \[([\d, ]{1,99})\]')
 # OME names them too, and the other files of a set, which have one plane each.
 _PIXELS_OF_OME = re.compile(rb"<(?:\w+:)?Pixels\b(?=[^>]*\bSizeZ=)")
 _SIZES_OF_OME = re.compile(rb"\bSize[ZCT]=\"(\d{1,9})\"")
@@ -181,14 +181,11 @@ class Tiff:
 
     def kind(self, tags: bytes) -> str:
         """Returns the kind of a page, see `read_pages`."""
-        kind = ""
-        for tag, tag_type, _, value in self.tags.iter_unpack(tags):
-            if tag in (_NEW_SUBFILE_TYPE, _SUBFILE_TYPE):
-                number = int.from_bytes(value[: 2 if tag_type == _SHORT else 4], self.order)
-                is_reduced = number == 2 if tag == _SUBFILE_TYPE else number & 1
-                is_mask = tag == _NEW_SUBFILE_TYPE and number & 4
-                kind = "reduced_page" if is_reduced else "mask_page" if is_mask else kind
-        return kind
+        numbers = self._numbers(tags)
+        kind = numbers.get(_NEW_SUBFILE_TYPE, 0)
+        if kind & 1 or numbers.get(_SUBFILE_TYPE) == 2:
+            return "reduced_page"
+        return "mask_page" if kind & 4 else ""
 
     def is_smaller(self, tags: bytes, largest: bytes) -> bool:
         """Tells whether a page of tiles is the largest one, smaller by a whole number.
@@ -219,12 +216,11 @@ class Tiff:
                     # Colours of one plane count as channels, too.
                     num_planes = math.prod(int(size) for size in _SIZES_OF_OME.findall(text))
                     return max(num_planes // self._numbers(tags).get(_SAMPLES, 1), 1)
-                if text.startswith(_SHAPED):
-                    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
-                        sides = self._numbers(tags)
-                        size = math.prod(json.loads(text.rstrip(b"\0"))["shape"])
-                        page = sides[_WIDTH] * sides[_HEIGHT] * sides.get(_SAMPLES, 1)
-                        return max(size // page, 1)
+                if match := _SHAPED.match(text):
+                    sides = self._numbers(tags)
+                    page = math.prod(sides.get(tag, 1) for tag in (_WIDTH, _HEIGHT, _SAMPLES))
+                    size = math.prod(map(int, re.findall(rb"\d+", match[1])))
+                    return max(size // max(page, 1), 1)
         return 1
 
     def _numbers(self, tags: bytes) -> dict[int, int]:

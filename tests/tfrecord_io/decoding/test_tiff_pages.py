@@ -171,6 +171,16 @@ def test_a_stack_with_a_page_for_each_plane_and_a_file_of_a_set_are_read():
     np.testing.assert_array_equal(decoded(alone, None, "uint16"), DEEP[0][:20, :28])
 
 
+@pytest.mark.parametrize(
+    "description", [f"ImageJ=1\nimages={'9' * 5000}\n", '{"shape": ' + "[" * 100_000, SHAPED]
+)
+def test_a_description_of_nonsense_does_not_stop_the_listing(description):
+    data = bytearray(encoded(PAGES[0], "TIFF", description=description))
+    width = data.index(struct.pack("<H", 256)) + 8
+    data[width : width + 4] = bytes(4)
+    assert list(frames_of(bytes(data))) == [None]
+
+
 def test_smaller_pages_of_tiles_are_no_images_even_if_no_tag_says_so():
     tiles = {322: 16, 323: 16}
     sides = [(64, 96), (32, 48), (16, 24), (40, 40)]
