@@ -142,14 +142,9 @@ class NetworkOptions:
         return self.weights or ("none" if self.model in OWN_MODELS else "imagenet")
 
     @property
-    def has_backbone(self) -> bool:
-        """Whether there are layers below the head that can be frozen."""
-        return self.model not in OWN_MODELS
-
-    @property
     def fine_tunes(self) -> bool:
         """Whether pretrained layers lie below a new head."""
-        return self.has_backbone and self.initial_weights != "none"
+        return self.initial_weights != "none"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -40,10 +40,17 @@ SAVED_MODEL_NAME = "saved_model"
 _TOLERANCE = 1e-5
 
 
-def write_forms(model: keras.Model, directory: Path) -> None:
-    """Writes the model in every form, loads each again and compares their predictions.
+def export_model(
+    model: keras.Model,
+    directory: Path,
+    manifest: tfrecord_io.Manifest,
+    *,
+    splits: Sequence[str],
+) -> None:
+    """Writes the model in every form, and how files become its input; replaces an old export.
 
-    If the directory is there, the old model is removed first.
+    Each form is loaded again, and its predictions are compared. The manifest is that of the
+    training data, and `splits` have the training images, whose shapes `predict` compares.
 
     Raises:
         TrainingError: if a form predicts something else than the model, or the model predicts no
@@ -61,6 +68,21 @@ def write_forms(model: keras.Model, directory: Path) -> None:
     copy = keras.saving.load_model(directory / "model.keras", compile=False)
     require_same("model.keras", answer(copy, images), expected)
     write_other_forms(copy, directory)
+    content = {
+        "input": {"shape": list(manifest.image_shape), "dtype": manifest.dtype, "name": "image"},
+        "preprocessing": dict(manifest.preprocessing),
+        "shapes": shapes.of_dataset(manifest, splits),
+        "label_names": list(manifest.label_names),
+        **manifest.label_kind.entry,
+        # What made the pixels of the files; predict warns where it differs.
+        "decoder": {
+            name: manifest.versions[name]
+            for name in (*decoder_versions(), *dicom.PACKAGES)
+            if name in manifest.versions
+        },
+        "dataset": {"name": manifest.name, "fingerprint": manifest.fingerprint},
+    }
+    write_json(directory / "preprocessing.json", content)
 
 
 def write_other_forms(model: keras.Model, directory: Path) -> None:
@@ -107,36 +129,6 @@ def require_same(
             f"{form}, loaded again, predicts something else than the trained model: its answers "
             f"differ by up to {difference:.2g}, allowed is {allowed:g}; do not use this export"
         )
-
-
-def export_model(
-    model: keras.Model,
-    directory: Path,
-    manifest: tfrecord_io.Manifest,
-    *,
-    splits: Sequence[str],
-) -> None:
-    """Writes the model in every form, see `write_forms`, and how files become its input.
-
-    The manifest is that of the training data, and `splits` have the training images, whose shapes
-    `predict` compares.
-    """
-    write_forms(model, directory)
-    content = {
-        "input": {"shape": list(manifest.image_shape), "dtype": manifest.dtype, "name": "image"},
-        "preprocessing": dict(manifest.preprocessing),
-        "shapes": shapes.of_dataset(manifest, splits),
-        "label_names": list(manifest.label_names),
-        **manifest.label_kind.entry,
-        # What made the pixels of the files; predict warns where it differs.
-        "decoder": {
-            name: manifest.versions[name]
-            for name in (*decoder_versions(), *dicom.PACKAGES)
-            if name in manifest.versions
-        },
-        "dataset": {"name": manifest.name, "fingerprint": manifest.fingerprint},
-    }
-    write_json(directory / "preprocessing.json", content)
 
 
 def answer(model: keras.Model, images: np.ndarray) -> np.ndarray:

@@ -34,6 +34,7 @@ from marked_images import (
     write_marked_dataset,
 )
 
+from tfrecord_io import Manifest
 from tfrecord_io.decoding.preprocess import decoder_versions
 from tfrecord_io.format.kinds import CLASSES, MULTI_LABEL
 from tfrecord_io.reading.mapped import MappedDataset
@@ -51,7 +52,7 @@ from train.training import callbacks
 from train.training.checkpoint import load_checkpoint
 from train.training.claim import claim
 from train.training.config import TrainConfig
-from train.training.export import write_forms
+from train.training.export import export_model
 from train.training.session import session_of
 from train.training.trainer import train_and_evaluate
 
@@ -190,7 +191,8 @@ def test_overwrite_replaces_a_run_at_the_first_checkpoint_and_nothing_else(
     model = keras.Sequential([keras.Input((2, 2, 1), dtype="uint8"), keras.layers.Flatten()])
     (folder / "export" / "model.onnx").write_bytes(b"old")
     with without_saved_model():
-        write_forms(model, folder / "export")
+        manifest = Manifest.load(class_data)
+        export_model(model, folder / "export", manifest, splits=["train"])
     assert {name: files_of(folder).get(name) for name in mine} == mine
     assert not (folder / "export" / "model.onnx").exists()
 
