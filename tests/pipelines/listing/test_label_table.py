@@ -22,7 +22,7 @@ from pipelines import errors
 from pipelines.listing.label_table import LabelTable, read_table
 from pipelines.listing.matching import match_files
 from pipelines.listing.options import ListingOptions
-from pipelines.listing.table_cells import read_texts
+from pipelines.listing.table_cells import MISSING, read_texts
 from pipelines.sources.directory import DirectorySource
 from pipelines.sources.source import Member
 from tfrecord_io.extras import sample
@@ -427,22 +427,15 @@ def test_an_uncertain_label_is_what_the_user_says(tmp_path, meaning, label):
 
 # ---- cells without a value
 
-#: `pandas.read_csv` (3.0) takes each of these texts for a missing value, or they are errors of
-#: Excel; the next ones it keeps.
-PANDAS = [
-    "#DIV/0!", "#NAME?", "#NULL!", "#NUM!", "#REF!", "#VALUE!",
-    "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>",
-    "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null", "",
-]  # fmt: skip
 KEPT = ["Na", "NONE", "none", "-", "?", "na", "NAN"]
 
 
 @pytest.mark.parametrize("name", ["label", "patient", "note"])
 def test_in_a_csv_the_texts_that_pandas_takes_for_missing_are_missing(tmp_path, name):
-    rows = [ROWS[0] | {"note": "x", name: text} for text in [*PANDAS, *KEPT]]
+    rows = [ROWS[0] | {"note": "x", name: text} for text in [*MISSING, *KEPT]]
     table = table_of(tmp_path, rows)
     cells = table.others["note"].to_pylist() if name == "note" else table.cells[name]
-    assert [cell or None for cell in cells] == [None] * len(PANDAS) + KEPT
+    assert [cell or None for cell in cells] == [None] * len(MISSING) + KEPT
     (note,) = table.notes
     assert f"table of --labels: 25 in {name} (written '' or '#DIV/0!' or" in note
 
