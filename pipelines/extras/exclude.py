@@ -120,7 +120,7 @@ class Exclusion:
             raise fault or RuntimeError("nothing was listed")
         withdrawn = num_files - images.ledger.num_files
         notes = [*self._notes_of_unmet(images), *self._notes_of_sites(images)]
-        found = Ledger(num_files=withdrawn, withdrawn=withdrawn, notes=tuple(notes))
+        found = Ledger(num_files=withdrawn, excluded=withdrawn, notes=tuple(notes))
         return images.then(found=found)
 
     def find(

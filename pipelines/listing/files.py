@@ -76,15 +76,15 @@ def read_files(
         errors.BuildError: if this user may not read some files.
         errors.UserError: if no file can be used.
     """
-    num_files, excluded, others = 0, list[str](), list[str]()
+    num_files, excluded, others = 0, 0, list[str]()
     rejects, ignored = list[RejectedFile](), collections.Counter[str]()
 
     def candidates() -> Iterator[tuple[str | int | None, ...]]:
-        nonlocal num_files
+        nonlocal num_files, excluded
         for member, is_chosen in chosen(members, include_regex, exclude_regex):
             num_files += 1
             if not is_chosen:
-                excluded.append(member.name)
+                excluded += 1
             elif reason := _ignored_reason(member.name):
                 ignored[reason] += 1
             elif problem := _problem_of(member):
@@ -110,9 +110,7 @@ def read_files(
             f"none of {counted(num_files, 'file')} can be used; "
             f"{printable(rejects[0].source_path)}: {rejects[0].detail}"
         )
-    ledger = Ledger(
-        num_files=num_files, rejects=tuple(rejects), ignored=ignored, excluded=tuple(excluded)
-    )
+    ledger = Ledger(num_files=num_files, rejects=tuple(rejects), ignored=ignored, excluded=excluded)
     table = pa.Table.from_batches(batches, _FILE_SCHEMA).combine_chunks()
     if table["spelled"].null_count == len(table):
         table = table.drop_columns("spelled")

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from pipelines import errors, workers
 from pipelines.listing.files import has_suffix
-from pipelines.listing.images import Images, Ledger, Note
+from pipelines.listing.images import Images, Ledger
 from pipelines.listing.refs import OTHER, REF_SCHEMA, ImageRef, iterate_refs
 from pipelines.sources.source import Reader, Source
 from tfrecord_io.decoding.dicom import Header
@@ -82,8 +82,8 @@ def with_frames(
     columns = dict(zip(refs.column_names, refs.columns, strict=True))
     numbers = [frame for some in pictures for frame in some.frames]
     columns["frame"] = pa.array(numbers, REF_SCHEMA.field("frame").type)
-    notes = () if keep_patients else _notes_on_alike(headers)
     if not keep_patients:
+        images = images.noted(*_notes_on_alike(headers), is_private=False)
         told = pa.array([header.patient or None for header in headers], pa.large_string())
         columns["patient"] = pc.coalesce(told, refs["patient"])
     for name in ("study", "series", "modality", "laterality", "device"):
@@ -99,7 +99,6 @@ def with_frames(
         Ledger(
             num_files=refs.num_rows - num_files + ignored.total(),
             ignored=ignored,
-            notes=notes,
         ),
         frames=collections.Counter(name for name in formats if name),
         units=collections.Counter(h.unit or SHARE for h in headers) if has_unit else {},
@@ -107,18 +106,16 @@ def with_frames(
     )
 
 
-def _notes_on_alike(headers: Sequence[Header]) -> tuple[Note, ...]:
-    """Returns a note if patients have identities that only their writing tells apart."""
+def _notes_on_alike(headers: Sequence[Header]) -> Iterator[str]:
+    """Yields a note if patients have identities that only their writing tells apart."""
     people = {(header.alike, header.patient) for header in headers if header.patient}
     sizes = collections.Counter(alike for alike, _ in people)
-    if not (num_alike := sum(size for size in sizes.values() if size > 1)):
-        return ()
-    text = (
-        f"{num_alike:,} patients of DICOM files have a PatientID that differs from another one "
-        "only in case, spaces, hyphens or invisible characters, and count as different people; if "
-        "they are not, give each one name in a column patient of a table of --labels"
-    )
-    return (Note(text),)
+    if num_alike := sum(size for size in sizes.values() if size > 1):
+        yield (
+            f"{num_alike:,} patients of DICOM files have a PatientID that differs from another one "
+            "only in case, spaces, hyphens or invisible characters, and count as different people; "
+            "if they are not, give each one name in a column patient of a table of --labels"
+        )
 
 
 def _read_all(refs: pa.Table, source: Source) -> list[Pictures]:

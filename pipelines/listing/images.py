@@ -47,8 +47,7 @@ class Ledger:
         rejects: files that should be images of a class but cannot be used.
         ignored: number of files that are not data, by reason.
         others: the names of those of a known kind, by what they are and what to do with them.
-        excluded: the names of files that --include_regex and --exclude_regex leave out.
-        withdrawn: number of images and other files that --exclude leaves out.
+        excluded: number of images and other files that the user left out.
         copies: number of files in a second tree that repeat a listed one.
         notes: what the user should know.
     """
@@ -57,8 +56,7 @@ class Ledger:
     rejects: tuple[RejectedFile, ...] = ()
     ignored: Mapping[str, int] = dataclasses.field(default_factory=dict)
     others: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-    excluded: tuple[str, ...] = ()
-    withdrawn: int = 0
+    excluded: int = 0
     copies: int = 0
     notes: tuple[Note, ...] = ()
 
@@ -76,11 +74,6 @@ class Ledger:
                 others[kind].append(name)
         found = {kind: tuple(alike) for kind, alike in others.items()}
         return cls(ignored={"no_image_name": count}, others=found)
-
-    @property
-    def num_excluded(self) -> int:
-        """Number of files that the user left out."""
-        return len(self.excluded) + self.withdrawn
 
     @property
     def unread(self) -> tuple[str, ...]:
@@ -134,9 +127,9 @@ class Images:
         table = self.table if table is None else table
         return dataclasses.replace(self, table=table, ledger=ledger, **facts)
 
-    def noted(self, *texts: str) -> Images:
-        """Returns the images with private notes; see `Note`."""
-        return self.then(found=Ledger(notes=tuple(Note(text, is_private=True) for text in texts)))
+    def noted(self, *texts: str, is_private: bool = True) -> Images:
+        """Returns the images with more notes, see `Note`."""
+        return self.then(found=Ledger(notes=tuple(Note(text, is_private) for text in texts)))
 
     def with_column(self, name: str, column: pa.Array | pa.ChunkedArray) -> Images:
         """Returns the images with other values in a column of `REF_SCHEMA`."""
@@ -175,8 +168,8 @@ class Images:
         )
         ignored = {reason: count for reason, count in sorted(self.ledger.ignored.items()) if count}
         ledger = dataclasses.replace(self.ledger, rejects=tuple(rejects), ignored=ignored)
-        parts = self.table.num_rows + len(rejects) + len(ledger.excluded) + ledger.withdrawn
-        parts += ledger.copies + sum(ignored.values())
+        parts = self.table.num_rows + len(rejects) + ledger.excluded + ledger.copies
+        parts += sum(ignored.values())
         if parts != ledger.num_files:
             raise RuntimeError(
                 f"the listing saw {ledger.num_files} files, but {parts} are accounted for; this is "

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from pipelines import errors
 from pipelines.listing import roles
 from pipelines.listing.files import IMAGE_SUFFIXES, ending_of, has_suffix, in_tree
-from pipelines.listing.images import Images, Ledger, Note
+from pipelines.listing.images import Images, Ledger
 from pipelines.listing.label_table import LabelTable
 from pipelines.listing.matching import match_files
 from pipelines.listing.options import ListingOptions
@@ -37,32 +37,30 @@ _OCT_LABELS = frozenset({"CNV", "DME", "DRUSEN", "NORMAL"})
 def _without_label(
     names: Iterable[str],
     why: str,
-    endings: Collection[str | None] = (),
     *,
-    in_folders: bool = True,
-    inside: Collection[str] = ("",),
+    endings: Collection[str | None] = (),
+    labelled: Collection[str] = (),
 ) -> Ledger:
     """Rejects files without a label that look like images; the others are not data.
 
-    A file looks like an image by its name, or because its ending is one of `endings`. The rejects
-    name the flag that leaves them out, if their labels are in folders; those with a label are in
-    the folders `inside`.
+    A file looks like an image by its name, or because its ending is one of `endings`. If labels
+    are in folders, `labelled`, the rejects name the flag that leaves them out.
     """
     rejects, others = list[RejectedFile](), list[str]()
-    leave_out = functools.cache(functools.partial(_leave_out, inside))
+    leave_out = functools.cache(functools.partial(_leave_out, labelled))
     for name in names:
         if name.lower().endswith(IMAGE_SUFFIXES) or ending_of(name) in endings:
-            detail = f"{why}; {leave_out(name.rpartition('/')[0])}" if in_folders else why
+            detail = f"{why}; {leave_out(name.rpartition('/')[0])}" if labelled else why
             rejects.append(RejectedFile(name, "no_label", detail))
         else:
             others.append(name)
     return Ledger(rejects=tuple(rejects)) + Ledger.of_others(others)
 
 
-def _leave_out(inside: Collection[str], folder: str) -> str:
+def _leave_out(labelled: Collection[str], folder: str) -> str:
     """Returns the flag that leaves out the outermost folder, or else the files of this one."""
     for above in itertools.accumulate(folder.split("/"), "{}/{}".format) if folder else ():
-        if not any(f"{other}/".startswith((f"{above}/", "/")) for other in inside):
+        if not any(f"{other}/".startswith((f"{above}/", "/")) for other in labelled):
             return f"--exclude_regex '^{re.escape(above)}/' leaves out that folder"
     folder = re.escape(folder)
     return f"--exclude_regex '^{folder}{'/' if folder else ''}[^/]*$' leaves out what is beside it"
@@ -151,7 +149,7 @@ def place_by_folders(files: Images, options: ListingOptions) -> Images:
     layout = "SPLIT/CLASS" if any(_split_folders(name, splits) for name in folders) else "CLASS"
     why = f"lies outside the {layout} folders"
     outside = names.filter(trees.is_null()).to_pylist()
-    files = files.then(found=_without_label(outside, why, inside=places))
+    files = files.then(found=_without_label(outside, why, labelled=places))
     if not places:
         raise _no_image(files)
     file_names = pc.replace_substring_regex(names, "(?s)^.*/", "")
@@ -179,7 +177,9 @@ def place_by_folders(files: Images, options: ListingOptions) -> Images:
     if not options.label_regex:
         has_label = pc.is_valid(columns["label"])
         without = names.filter(pc.and_not(is_kept, has_label)).to_pylist()
-        files = files.then(found=_without_label(without, "is in no folder of a class"))
+        files = files.then(
+            found=_without_label(without, "is in no folder of a class", labelled=[""])
+        )
         is_kept = has_label
     keys = {
         "path": paths,
@@ -417,12 +417,7 @@ def place_by_table(files: Images, labels: LabelTable, tree: str | None) -> Image
     files = _inside_tree(files, tree)
     names = files.table["name"].to_pylist()
     row_of_file, found = match_files(names, labels)
-    # A file without a row counts as an image if one with a row has the same ending. The files of a
-    # DICOM export have none.
-    endings = {
-        ending_of(name) for name, row in zip(names, row_of_file, strict=True) if row is not None
-    }
-    chosen: dict[int, int] = {}
+    places, rows = list[int](), list[int]()
     problems, without = list[RejectedFile](), list[str]()
     for place, (name, row) in enumerate(zip(names, row_of_file, strict=True)):
         if row is None:
@@ -430,18 +425,21 @@ def place_by_table(files: Images, labels: LabelTable, tree: str | None) -> Image
         elif problem := labels.problem_of(row):
             problems.append(RejectedFile(name, *problem))
         else:
-            chosen[place] = row
-    found += _without_label(without, f"{labels.name} has no row for it", endings, in_folders=False)
-    notes = [Note(text, is_private=True) for text in labels.notes]
+            places.append(place)
+            rows.append(row)
+    # A file without a row counts as an image if one with a row has the same ending. The files of a
+    # DICOM export have none.
+    matched = zip(names, row_of_file, strict=True)
+    endings = {ending_of(name) for name, row in matched if row is not None}
+    found += _without_label(without, f"{labels.name} has no row for it", endings=endings)
+    found += Ledger(rejects=tuple(problems))
+    files = files.then(found=found).noted(*labels.notes)
     if taken := labels.others.keys() & {*OWN}:
-        text = (
+        files = files.noted(
             f"left out the column {', '.join(sorted(taken))} of the table of --labels, which "
             "examples.parquet has for itself; rename it to keep it"
         )
-        notes.append(Note(text, is_private=True))
-    found += Ledger(rejects=tuple(problems), notes=tuple(notes))
-    files = files.then(found=found)
-    if not chosen:
+    if not rows:
         why = {reject.reason: reject.detail for reject in files.ledger.rejects}
         advice = "Its `path` should be a file's path in the input, or the end of it"
         if problems:
@@ -455,7 +453,6 @@ def place_by_table(files: Images, labels: LabelTable, tree: str | None) -> Image
             + (printable("; ".join(why.values())) or "no file looks like an image")
             + f". {advice}"
         )
-    places, rows = list(chosen), list(chosen.values())
     root = "/".join(_common_folders({names[place].rpartition("/")[0] for place in places}))
     columns: dict[str, Any] = {"root": [root] * len(rows)}
     for name, cells in labels.cells.items():

@@ -16,7 +16,7 @@ from pipelines.listing.checks import with_checked_classes
 from pipelines.listing.copies import with_copies
 from pipelines.listing.files import chosen, read_files
 from pipelines.listing.frames import with_frames, with_modalities_noted
-from pipelines.listing.images import Images, Ledger, Note
+from pipelines.listing.images import Images, Ledger
 from pipelines.listing.label_table import Labels, read_table
 from pipelines.listing.matching import match_files, rows_of_files
 from pipelines.listing.options import DEFAULT_PATIENT_REGEX, ListingOptions
@@ -71,9 +71,10 @@ def list_images(
     chosen = options.grades or options.classes
     images = of_classes(images, chosen)
     images = without_second_trees(images, source.same_content)
-    images = with_notes(images, counts, chosen, has_table=table is not None)
+    notes = _label_notes(counts, chosen, has_table=table is not None)
+    images = images.noted(*notes, is_private=False)
     if table is None:
-        images = with_checked_pairs(images, source, options)
+        images = with_checked_pairs(images.noted(*images.ledger.unread), source, options)
     if not names_patients:
         images = with_patients_in_names(images, options.patient_regex)
     images = with_frames(images, source, keep_patients=names_patients, modalities=options.modality)
@@ -149,23 +150,13 @@ def _label_counts(images: Images, kind: LabelKind) -> collections.Counter[str]:
     return counts
 
 
-def with_notes(
-    images: Images, counts: Mapping[str, int], chosen: Sequence[str], *, has_table: bool
-) -> Images:
-    """Notes what the user should know about the classes, and which files are not read.
+def _label_notes(
+    counts: Mapping[str, int], chosen: Sequence[str], *, has_table: bool
+) -> Iterator[str]:
+    """Yields what the user should know about the classes, without the name of a table.
 
     `counts` has the number of images of each label, `chosen` the labels that the user chose.
     """
-    notes = tuple(map(Note, _label_notes(counts, chosen, has_table)))
-    return images.then(found=Ledger(notes=notes)).noted(
-        *(images.ledger.unread if not has_table else ())
-    )
-
-
-def _label_notes(
-    counts: Mapping[str, int], chosen: Sequence[str], has_table: bool
-) -> Iterator[str]:
-    """Yields what the user should know about the classes, without the name of a table."""
     for name in sorted(chosen or counts):
         if not has_table and name.lower() in SPLITS:
             yield (

@@ -249,7 +249,7 @@ def with_counts(draft: manifest.Manifest, images: Images, planned: pa.Table) -> 
         "files": ledger.num_files,
         "copies": ledger.copies,
         "ignored": dict(ledger.ignored),
-        **({"excluded": ledger.num_excluded} if ledger.num_excluded else {}),
+        **({"excluded": ledger.excluded} if ledger.excluded else {}),
         "over_limit": images.table.num_rows - (planned.num_rows - num_copies),
         **({"variants": num_copies} if num_copies else {}),
     }

@@ -33,7 +33,7 @@ def print_listed(images: Images) -> None:
     counts = [
         (num_empty, "empty"),
         (ledger.copies, "copies in a second tree"),
-        (ledger.num_excluded, "excluded"),
+        (ledger.excluded, "excluded"),
         *((count, in_words(reason)) for reason, count in ledger.ignored.items()),
         (len(ledger.rejects), "rejected"),
     ]
