@@ -3,14 +3,13 @@
 A file is known by its content, whatever its name: by its length and XXH3-128, which the table of
 examples has. So all files are read and hashed as in any build, and its bytes are the same.
 
-The launcher writes an index of the old images into the build folder, sorted by those hashes. The
-workers map it into memory, which they share.
+The launcher writes an index of the old images into the build folder, which the workers map into
+memory that they share.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -36,13 +35,16 @@ from tfrecord_io.stores.folder import BUILD_DIR, NUM_THREADS, Folder
 from tfrecord_io.terminal.address import Address, is_remote
 from tfrecord_io.terminal.printing import counted, differences
 
-#: The sorted hashes of the files, and the rows in the same order: arrays that can be mapped.
-HASHES_FILE, ROWS_FILE = f"{BUILD_DIR}/reuse-hashes.npy", f"{BUILD_DIR}/reuse-rows.npy"
+#: The old images, sorted by the hashes of their files, as Arrow in one piece.
+INDEX_FILE = f"{BUILD_DIR}/reuse.arrow"
 
 #: Key of the numbers of copied images, all images, and damaged records in the metadata of the rows
 #: of a shard. The sidecar leaves them out, because a build without `--reuse` must write the same
 #: bytes.
 COUNTS = b"reused"
+
+# Length of a hash in hexadecimal.
+_HASH_BYTES = 32
 
 # Facts of an image that do not depend on its name, and side facts of its pixels.
 _FACTS = ("width", "height", "mode", "file_format", "quantization", "shape")
@@ -133,17 +135,12 @@ class Reuse(ImageStore):
 
     def _write_index(self, output: Folder) -> list[str]:
         """Writes the index; returns why it is empty, if it is."""
-        table = self._read_rows()
-        columns = {name: _as_numpy(table[name]) for name in _COLUMNS}
-        order = np.argsort(columns["file_xxh3"], kind="stable")
-        fields = [(name, values.dtype, values.shape[1:]) for name, values in columns.items()]
-        rows = np.empty(len(order), fields)
-        for name, values in columns.items():
-            rows[name] = values[order]
-        for name, array in ((HASHES_FILE, rows["file_xxh3"].copy()), (ROWS_FILE, rows)):
-            with output.create(name) as file:
-                np.save(file, array)
-        return [] if len(order) else ["it has no image that is a whole file"]
+        table = self._read_rows().sort_by("file_xxh3").combine_chunks()
+        hashes = table["file_xxh3"].cast(pa.binary()).cast(pa.binary(_HASH_BYTES))
+        table = table.set_column(0, "file_xxh3", hashes)
+        with output.create(INDEX_FILE) as file, pa.ipc.new_file(file, table.schema) as writer:
+            writer.write(table)
+        return [] if table.num_rows else ["it has no image that is a whole file"]
 
     def _read_rows(self) -> pa.Table:
         """Returns the columns of the index, for the images that are whole files."""
@@ -166,7 +163,8 @@ class Reuse(ImageStore):
             ) from None
         names = pa.array([shard.name for shard in self.dataset.shards], pa.string())
         # A frame of a file with several has no hash of its file.
-        is_whole = pc.and_(examples.are_originals(table), pc.is_valid(table["file_xxh3"]))
+        has_hash = pc.equal(pc.binary_length(table["file_xxh3"]), _HASH_BYTES)
+        is_whole = pc.and_(examples.are_originals(table), has_hash)
         is_there = pc.and_(pc.is_in(table["shard"], names), pc.greater_equal(table["row"], 0))
         table = table.filter(pc.and_(is_whole, is_there)).select(_COLUMNS)
         if empty := [name for name in _COLUMNS if table[name].null_count]:
@@ -175,16 +173,6 @@ class Reuse(ImageStore):
                 f"{', '.join(empty)}; build that dataset again, or leave --reuse out"
             )
         return table
-
-
-def _as_numpy(column: pa.ChunkedArray) -> np.ndarray:
-    """Returns a column as an array of numbers, of texts in UTF-8, or uint8 [rows, bytes]."""
-    if pa.types.is_fixed_size_binary(column.type):
-        content = b"".join(column.to_pylist())
-        return np.frombuffer(content, np.uint8).reshape(-1, column.type.byte_width)
-    if pa.types.is_string(column.type):
-        return column.cast(pa.binary()).to_numpy().astype("S")
-    return column.to_numpy()
 
 
 class OldImages(KnownImages):
@@ -204,12 +192,11 @@ class OldImages(KnownImages):
             raise errors.BuildError(
                 f"a worker cannot read --reuse {reuse.folder.root}; every worker must reach it"
             )
-        self._hashes, self._rows = (
-            np.load(io.BytesIO(output.read(name)))
-            if output.remote
-            else np.asarray(np.load(output.path(name), mmap_mode="r"))
-            for name in (HASHES_FILE, ROWS_FILE)
-        )
+        index = output.read(INDEX_FILE) if output.remote else pa.memory_map(output.path(INDEX_FILE))
+        rows = pa.ipc.open_file(index).get_batch(0)
+        self._columns = dict(zip(_COLUMNS, rows.columns, strict=True))
+        _, content = self._columns["file_xxh3"].buffers()
+        self._hashes = np.frombuffer(content, f"S{_HASH_BYTES}", rows.num_rows)
         self.damaged = set[int]()
 
     @property
@@ -223,9 +210,8 @@ class OldImages(KnownImages):
         place = int(np.searchsorted(self._hashes, wanted))
         if place == len(self._hashes) or self._hashes[place] != wanted:
             return None
-        values = self._rows[place].item()
-        texts = (value.decode() if isinstance(value, bytes) else value for value in values)
-        row = dict(zip(_COLUMNS, texts, strict=True))
+        row = {name: column[place].as_py() for name, column in self._columns.items()}
+        row[examples.HASH] = np.frombuffer(row[examples.HASH], np.uint8)
         is_dicom = row["file_format"] == "DICOM"
         # A file can be a DICOM file and a picture, and its name decides as what it is decoded. The
         # table does not tell exactly where a picture whose pixels are not square lies in padding.
