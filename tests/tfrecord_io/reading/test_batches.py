@@ -57,6 +57,11 @@ def test_batches_can_be_gone_through_again_and_belong_to_the_caller(small_datase
         ({"split": ["train", "train"]}, ManifestError, r"several different ones, received \["),
         ({"start_step": 5}, ValueError, "start_step"),
         ({"start_step": 1.5}, TypeError, "start_step must be a whole number, received 1.5"),
+        ({"batch_size": 0}, ValueError, "batch_size must be at least 1, received 0"),
+        ({"epochs": 0}, ValueError, "epochs must be at least 1, received 0"),
+        ({"num_replicas": 4}, ValueError, "received 6, which 4 replicas cannot share equally"),
+        ({"replica_index": 1}, ValueError, r"replica_index must be in 0\.\.0, received 1"),
+        ({"drop_remainder": True, "pad_remainder": True}, ValueError, "exclude each other"),
         ({"shuffle": "no"}, TypeError, "shuffle must be True or False, received 'no'"),
         ({"seed": True}, TypeError, "seed must be a whole number, received True"),
         (

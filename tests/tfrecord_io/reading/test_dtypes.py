@@ -1,7 +1,6 @@
 """Datasets of other types than uint8, through every way in which a dataset is read."""
 
 import functools
-import io
 import itertools
 import json
 
@@ -13,11 +12,10 @@ from image_files import encoded, write_tree
 
 import tfrecord_io
 from pipelines.errors import BuildError, UserError
-from tfrecord_io import Manifest, PixelStatistics, RecordLayout
+from tfrecord_io import Manifest
 from tfrecord_io.extras.sample import verify
-from tfrecord_io.format import side_facts, visible
+from tfrecord_io.format import visible
 from tfrecord_io.format.manifest import FILE_NAME
-from tfrecord_io.format.shard_writer import ShardWriter
 from tfrecord_io.reading.mapped import MappedDataset
 
 
@@ -54,19 +52,6 @@ def test_every_reader_gets_the_stored_values_and_numpy_to_keep(dataset):
 def test_an_image_is_shown_from_its_darkest_to_its_brightest_value(image, shown):
     picture = visible.picture(image)
     assert (picture.mode, np.asarray(picture).tolist()) == ("L", shown)
-
-
-def test_a_shard_of_16_bits_has_the_facts_of_its_pictures():
-    layout = RecordLayout(image_shape=(64, 64, 1), num_classes=2, dtype="uint16")
-    images = np.random.default_rng(0).integers(50_000, size=(5, 64, 64, 1), dtype=np.uint16)
-    with ShardWriter(io.BytesIO(), layout) as shard:
-        for number, image in enumerate(images):
-            shard.write(image.tobytes(), np.eye(2)[0], tfrecord_io.image_key(str(number)))
-    assert shard.statistics == PixelStatistics.from_images(images)
-    facts = shard.facts()
-    assert facts["brightness"] == pytest.approx(images.mean(axis=(1, 2, 3)) / 257)
-    in_eight_bits = side_facts.side_facts(visible.eight_bits(images))
-    assert_same(facts["perceptual_hash"], in_eight_bits["perceptual_hash"])
 
 
 # ---- 16 bits from the files to a prediction

@@ -3,7 +3,6 @@
 import dataclasses
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -60,18 +59,3 @@ def test_a_later_start_gives_the_rest_of_the_same_batches_however_many_come_at_o
     every = [batch.tolist() for batch in order]
     parts = order.parts(start, most)
     assert [batch.tolist() for examples, _ in parts for batch in examples] == every[start:]
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"batch_size": 0},
-        {"batch_size": 3, "num_replicas": 2},
-        {"replica_index": 1},
-        {"epochs": 0},
-        {"drop_remainder": True, "pad_remainder": True},
-    ],
-)
-def test_numbers_that_do_not_fit_are_refused(wrong):
-    with pytest.raises(ValueError, match=r"received|exclude"):
-        BatchOrder(**{"num_examples": 10, "batch_size": 2, **wrong})
