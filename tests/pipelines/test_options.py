@@ -84,7 +84,6 @@ def test_the_runner_tells_where_the_images_are_read(flags, workers):
     [
         (["--source=archive"], r"--source archive needs --input, a \.zip, \.tar or \.tar\.gz file"),
         (["--source=directory"], "--source directory needs --input, a folder"),
-        (["--source=archive", "--input="], "--source archive needs --input"),
         (["--source=kaggle", "--input=x.zip"], "takes no --input"),
         (["--layout=split/grade"], "--layout: expected split, class, patient and *"),
         (["--layout=split/patient"], "told by --layout or by --label_regex"),

@@ -91,10 +91,12 @@ def is_inside(one: str, other: str) -> bool:
 
 
 def local_path(given: str | os.PathLike[str]) -> Path:
-    """Returns a path on this machine; raises UserError for a URL."""
+    """Returns a path on this machine; raises UserError for a URL or an empty text."""
     if is_remote(given):
         raise UserError(
             f"expected local files, received {Address(given)}; copy them to a disk of this machine "
             "and give that path"
         )
+    if not os.fspath(given):
+        raise UserError("expected a path, received an empty text; for this folder give .")
     return Path(given)

@@ -82,6 +82,9 @@ class _Store(argparse.Action):
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
         if self.nargs == 0:
             values = not option_string.startswith("--no-")
+        elif values == "" or (isinstance(values, list) and "" in values):
+            # As of a variable of the shell that is not set: it would name the current folder.
+            parser.error(f"{option_string or self.dest} has no value; give one, or leave it out")
         given = vars(parser).setdefault("given", {})
         before = given.get(self.dest, values) if option_string else values
         if before != values:

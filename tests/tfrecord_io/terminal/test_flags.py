@@ -43,6 +43,8 @@ def parser():
         (["--rate"], "argument --rate: expected one argument; see tool --help"),
         (["--augm"], "--run; --augm is unknown; did you mean --augment?"),
         (["--optim=adam"], "unknown argument --optim; did you mean --optimizer?"),
+        (["--names="], "--names has no value; give one, or leave it out; see tool --help"),
+        (["--run", ""], "--run has no value; give one, or leave it out; see tool --help"),
         (["--size=3"], "unknown argument --size: the data has it; see tool --help"),
         (
             ["--rate=1", "--rate", "2"],
