@@ -215,7 +215,7 @@ class Tiff:
                 if len(_PIXELS_OF_OME.findall(text)) == 1 and b"FileName" not in text:
                     # Colours of one plane count as channels, too.
                     num_planes = math.prod(int(size) for size in _SIZES_OF_OME.findall(text))
-                    return max(num_planes // self._numbers(tags).get(_SAMPLES, 1), 1)
+                    return max(num_planes // (self._numbers(tags).get(_SAMPLES) or 1), 1)
                 if match := _SHAPED.match(text):
                     sides = self._numbers(tags)
                     page = math.prod(sides.get(tag, 1) for tag in (_WIDTH, _HEIGHT, _SAMPLES))
