@@ -66,7 +66,8 @@ def build(argv: Sequence[str]) -> None:
         with launch.progress_bar(made.output, job.todo, job.num_finished, stride):
             run(job, pipeline, engine.num_processes(beam_args))
         if returns_early:
-            summary.print_not_waiting(options.output.output)
+            is_replacing = made.replaces is not None
+            summary.print_not_waiting(options.output.output, is_replacing=is_replacing)
             return
         reuse.print_copied(require_finished(made))
     seconds = time.monotonic() - job.started

@@ -68,9 +68,10 @@ def say(*lines: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-def print_not_waiting(output: str) -> None:
+def print_not_waiting(output: str, *, is_replacing: bool) -> None:
     """Prints that the job goes on without this process."""
-    print(f"not waiting for the job; when it is done, {output} has a manifest.json")
+    sign = ".waiting in {} is gone" if is_replacing else "{} has a manifest.json"
+    print(f"not waiting for the job; when it is done, {sign.format(output)}")
 
 
 def print_built(output: str, seconds: float, num_finished_before: int) -> None:
