@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import itertools
@@ -195,12 +196,12 @@ def evaluate_predictions(
         **_of_images(task.tables(predictions), len(images) / len(truths)),
     }
     if predictions.runs is not None:
-        by_run = _areas_by_run(predictions, np.ones((1, len(truths))))
-        result["areas_left_out"] = {
-            name: int(np.isnan(values).sum())
-            for name, values in by_run.items()
-            if np.isnan(values).any() and known(name).unit != "number"
-        }
+        result["areas_left_out"] = collections.Counter(
+            name
+            for rows in predictions.by_run()
+            for name, (area,) in _areas(predictions.some(rows), np.ones((1, len(rows)))).items()
+            if np.isnan(area) and known(name).unit != "number"
+        )
     result["label_groups"] = {
         name: int(np.count_nonzero(behind[f"sensitivity/{name}"])) for name in label_names if views
     }
@@ -237,15 +238,9 @@ def _areas(predictions: Predictions, weights: np.ndarray) -> dict[str, np.ndarra
     Of a cross-validation they are the means over its networks, because probabilities of different
     networks cannot be ranked together. A network to which an area is not defined is left out.
     """
-    by_run = _areas_by_run(predictions, weights)
-    return {name: defined_mean(areas) for name, areas in by_run.items()}
-
-
-def _areas_by_run(predictions: Predictions, weights: np.ndarray) -> dict[str, np.ndarray]:
-    """Returns the areas of each network, float64 [num_runs, num_weightings] by name."""
     areas_of = predictions.task.areas
     by_run = [areas_of(predictions.some(rows), weights[:, rows]) for rows in predictions.by_run()]
-    return {name: np.stack([areas[name] for areas in by_run]) for name in by_run[0]}
+    return {name: defined_mean(np.stack([areas[name] for areas in by_run])) for name in by_run[0]}
 
 
 def _of_images(table: Any, share: float) -> Any:
