@@ -175,7 +175,7 @@ def test_a_stack_with_a_page_for_each_plane_and_a_file_of_a_set_are_read():
     "description", [f"ImageJ=1\nimages={'9' * 5000}\n", '{"shape": ' + "[" * 100_000, SHAPED, OME]
 )
 def test_a_description_of_nonsense_does_not_stop_the_listing(description):
-    data = bytearray(encoded(PAGES[0], "TIFF", description=description))
+    data = bytearray(encoded(COLOUR[0], "TIFF", description=description))
     for tag in (256, 277):  # width, samples of a pixel
         place = data.index(struct.pack("<H", tag)) + 8
         data[place : place + 4] = bytes(4)
