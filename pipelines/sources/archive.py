@@ -122,7 +122,7 @@ def open_archive(place: Path | Address, scratch_dir: Path, **facts: Any) -> Arch
 
 
 def local_archive(path: Path, given: Path, **facts: Any) -> ArchiveSource:
-    """Returns the source of a zip or tar, into which `given` was packed; `facts` as above."""
+    """Returns the source of a zip or tar that is `given`, or was made of it; see `open_archive`."""
     file = LocalFile(path, str(given), version_of(path))
     return ArchiveSource(file, is_zip(path), {"kind": "archive", "name": given.name, **facts})
 

@@ -37,16 +37,12 @@ def write_input(folder, kind, files=TREE):
     return upload(path, f"s3://{BUCKET}/{folder.name}/{path.name}") if place else path
 
 
-def open_input(place, scratch_dir):
-    if isinstance(place, Address):
-        is_folder = place.endswith("folder")
-        return RemoteDirectorySource(place) if is_folder else open_archive(place, scratch_dir)
-    return DirectorySource(place) if place.is_dir() else open_archive(place, scratch_dir)
-
-
 def list_input(place, scratch_dir):
     scratch_dir.mkdir(exist_ok=True)
-    source = open_input(place, scratch_dir)
+    if not str(place).endswith("folder") and not Path(place).is_dir():
+        source = open_archive(place, scratch_dir)
+    else:
+        source = (RemoteDirectorySource if isinstance(place, Address) else DirectorySource)(place)
     return source, list_images(source, ListingOptions())
 
 
