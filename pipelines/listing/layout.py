@@ -273,7 +273,7 @@ def _with_roles(
 def _require_no_other_classes(
     facts: Mapping[str, tuple[str, str | None, str | None]], place: int, chosen: Collection[str]
 ) -> None:
-    """Raises an error if folders in a class are named like other classes: it may be a second tree.
+    """Raises an error if a class holds folders that are named like classes: it may be another tree.
 
     Args:
         facts: what `roles.facts` returns, by folder.
@@ -281,33 +281,31 @@ def _require_no_other_classes(
         chosen: the classes to use; none for all.
     """
     classes = {label for _, label, _ in facts.values() if label and label in (chosen or [label])}
-    pairs = {tuple(folder.split("/")[place : place + 2]) for folder in facts}
-    nested = sorted(pair for pair in pairs if classes.issuperset(pair) and len({*pair}) > 1)
-    if not chosen and not nested:
-        _require_no_classes_below(classes, pairs)
-    if nested:
-        outer = sorted({name for name, _ in nested})
-        shown = ", ".join(ascii("/".join(pair)) for pair in nested[:4])
+    below = {label: set[str]() for label in classes}
+    for folder, (_, label, _) in facts.items():
+        if label in classes:
+            below[label].update(filter(None, folder.split("/")[place + 1 : place + 2]))
+    nested = {label: names & classes - {label} for label, names in sorted(below.items())}
+    if outer := [label for label, names in nested.items() if names]:
+        pairs = [f"{label}/{name}" for label in outer for name in sorted(nested[label])]
         raise errors.UserError(
             f"the class folder {' and '.join(map(ascii, outer))} holds folders named like other "
-            f"classes: {shown}; if it is not a class, name the classes with --classes "
-            f"{','.join(sorted(classes.difference(outer)))}, or give that folder as --input"
+            f"classes: {', '.join(map(ascii, pairs[:4]))}; if it is not a class, name the classes "
+            f"with --classes {','.join(sorted(classes.difference(outer)))}, or give that folder as "
+            "--input"
         )
-
-
-def _require_no_classes_below(classes: set[str], pairs: Collection[tuple[str, ...]]) -> None:
-    """Raises an error if one class alone holds folders, and these have names of classes."""
-    below = collections.defaultdict[str, set[str]](set)
-    for outer, *names in pairs:
-        below[outer].update(filter(None, names))
-    (outer, names), *others = sorted(below.items(), key=lambda item: -len(item[1]))
-    is_odd = roles.is_no_class(outer) or (roles.tell(names) and not roles.tell(classes))
-    if others and len(names) > 1 and is_odd and not any(inner for _, inner in others):
-        rest = "|".join(re.escape(name) for name, _ in sorted(others))
+    # One class alone holds folders, and these have names of classes.
+    holding = [label for label, names in below.items() if names]
+    if chosen or len(holding) != 1 or len(classes) == 1:
+        return
+    (label,), names = holding, below[holding[0]]
+    is_odd = roles.is_no_class(label) or (roles.tell(names) and not roles.tell(classes))
+    if len(names) > 1 and is_odd:
+        rest = "|".join(re.escape(name) for name in sorted(classes - {label}))
         raise errors.UserError(
-            f"the class folder {outer!a} holds the folders {quoted(sorted(names)[:4])}. If these "
+            f"the class folder {label!a} holds the folders {quoted(sorted(names)[:4])}. If these "
             f"are the classes, leave the others out with --exclude_regex '(^|/)({rest})/'; or name "
-            f"the classes with --classes '{','.join(sorted(classes))}', if {outer!a} is one"
+            f"the classes with --classes '{','.join(sorted(classes))}', if {label!a} is one"
         )
 
 

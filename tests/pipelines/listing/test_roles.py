@@ -55,6 +55,14 @@ READ = {
 }  # fmt: skip
 
 
+def test_a_file_that_is_no_image_may_lie_above_the_patients():
+    files = tree(("hosp1", "hosp2"), ("P1", "P2", "P3"), OCT) | {"hosp1/labels.npy": b""}
+    listing = list_files(files)
+    assert (listing.identity["layout"], listing.ledger.ignored) == (
+        "*/patient/class", {"no_image_name": 1},
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(("files", "layout"), READ.values(), ids=READ)
 def test_what_the_folders_are_follows_from_names_and_counts(files, layout):
     listing = list_files(files)
