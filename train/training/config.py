@@ -211,11 +211,15 @@ def from_arguments(
         of_init = load(open_run(init))["config"]
         names = (field.name for field in dataclasses.fields(NetworkOptions))
         defaults |= {name: of_init[name] for name in names if name in of_init}
-        given, known = flags.given(NetworkOptions, arguments).get("model"), defaults.get("model")
-        if given and known and given != known:
+        given, known = flags.given(NetworkOptions, arguments), defaults.get("model")
+        if known and given.get("model", known) != known:
             raise UserError(
-                f"--init {init} has the network {known}, and --model {given} is another one; leave "
-                "out either"
+                f"--init {init} has the network {known}, and --model {given['model']} is another "
+                "one; leave out either"
+            )
+        if "weights" in given:
+            raise UserError(
+                f"--init {init} gives the first weights; leave out --weights, or --init"
             )
     fields = defaults | (load(file)["config"] if file else {})
     for _, group in _groups():

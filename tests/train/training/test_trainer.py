@@ -209,6 +209,7 @@ def test_overwrite_that_is_refused_leaves_the_run_as_it_was(
         "broken.weights.h5": {"weights": tmp_path / "broken.weights.h5"} | lite,
         "do not fit": {"init": class_run, "head_units": 7},
         "--model mobilenetv2 is another one": {"init": class_run, "model": "mobilenet_v2"},
+        "gives the first weights; leave out": {"init": class_run, "weights": "none"},
         "config.json does not exist": {"init": tmp_path},
     }.items():
         words = [f"--data={class_data}", f"--workdir={folder}", "--overwrite"]
