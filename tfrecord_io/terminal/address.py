@@ -38,6 +38,8 @@ class Address(str):
         given = os.fspath(given)
         if isinstance(given, cls):
             return given
+        # Stores pass over a second slash, so names in a folder would not begin with its address.
+        given = re.sub(f"^((?:{'|'.join(_BUCKETS)})://[^/]+)//+", r"\1/", given)
         address = super().__new__(cls, _shown(given))
         address.opened = given
         return address

@@ -181,7 +181,7 @@ def test_an_input_on_a_store_is_read_in_parts_and_gives_the_bytes_of_the_local_o
     files["train/CNV/pages.tif"] = tiff_file([grey_pixels(seed) for seed in range(3)])
     files["train/CNV/volume"] = dicom_file(volume)
     local = pack(tmp_path / ("a.zip" if kind == "zip" else "tree"), files)
-    url = f"s3://{BUCKET}/{kind.replace(' ', '-')}/{local.name}"
+    url = f"s3://{BUCKET}//{kind.replace(' ', '-')}/{local.name}"
     upload(local, url)
     s3.client.put_object(Bucket=BUCKET, Key="folder/tree/train/", Body=b"")
     flags, before = [], s3.bytes_sent
