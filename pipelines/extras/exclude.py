@@ -21,7 +21,7 @@ from pipelines import errors
 from pipelines.listing.files import chosen, in_tree
 from pipelines.listing.images import Images, Ledger, Note
 from pipelines.listing.label_table import Labels, LabelTable
-from pipelines.listing.matching import find_files, folders_in, match_files, rows_of_files
+from pipelines.listing.matching import find_files, folders_in, match_files
 from pipelines.listing.options import ListingOptions
 from pipelines.listing.refs import OTHER, ImageRef, iterate_refs
 from pipelines.listing.table_cells import read_texts
@@ -196,9 +196,11 @@ class Exclusion:
         }
         for row in rows:
             self.met.update(filter(None, (named[row], table.cells["path"][row])))
-        matched, _ = match_files(names, table)
-        files.update(name for name, row in zip(names, matched, strict=True) if row in rows)
-        return rows | rows_of_files(names, table, matched, files)
+        match = match_files(names, table)
+        files.update(
+            name for name, row in zip(names, match.row_of_file, strict=True) if row in rows
+        )
+        return rows | match.rows_of([name in files for name in names])
 
     def _notes_of_unmet(self, images: Images) -> Iterator[Note]:
         """Yields which rows fit nothing, without a name in them; or only nearly."""

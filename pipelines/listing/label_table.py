@@ -268,26 +268,24 @@ def _quoted(notes: Sequence[str], cells: Columns) -> Iterator[str]:
 
 
 def _require_sites(file: str, sites: Sequence[str | None]) -> None:
-    for row, site in enumerate(sites, 1):
-        if site is None:
-            raise errors.UserError(
-                f"{file}: row {row:,} has no site, which is part of the patient; expected "
-                "a site in each row, such as unknown (a site named NA needs --missing ''). Rename "
-                "the column if it means something else"
-            )
+    if None in sites:
+        raise errors.UserError(
+            f"{file}: row {sites.index(None) + 1:,} has no site, which is part of the patient; "
+            "expected a site in each row, such as unknown (a site named NA needs --missing ''). "
+            "Rename the column if it means something else"
+        )
 
 
 def _with_points(
     file: str, column: str, cells: Sequence[str | None], decimal: str
 ) -> list[str | None]:
     """Returns numbers with a decimal point; those with a comma need the flag that says so."""
-    with_comma = [cell for cell in cells if cell and re.fullmatch(r"[+-]?\d*,\d+", cell)]
-    if decimal == "," or not with_comma:
+    if decimal == ",":
         # A point would divide thousands, and is not read.
-        return [
-            cell and (cell.replace(".", "?").replace(",", ".") if decimal == "," else cell)
-            for cell in cells
-        ]
+        return [cell and cell.replace(".", "?").replace(",", ".") for cell in cells]
+    with_comma = [cell for cell in cells if cell and re.fullmatch(r"[+-]?\d*,\d+", cell)]
+    if not with_comma:
+        return list(cells)
     raise errors.UserError(
         f"{file}: the column {column} has a comma in {counted(len(with_comma), 'number')}"
         f", such as {with_comma[0]!a}; --decimal , reads it as the decimal mark. If it divides "

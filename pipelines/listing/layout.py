@@ -414,7 +414,7 @@ def place_by_table(files: Images, labels: LabelTable, tree: str | None) -> Image
     """
     files = _inside_tree(files, tree)
     names = files.table["name"].to_pylist()
-    row_of_file, found = match_files(names, labels)
+    row_of_file, _, found = match_files(names, labels)
     places, rows = list[int](), list[int]()
     problems, without = list[RejectedFile](), list[str]()
     for place, (name, row) in enumerate(zip(names, row_of_file, strict=True)):

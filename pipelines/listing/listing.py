@@ -18,7 +18,7 @@ from pipelines.listing.files import chosen, read_files
 from pipelines.listing.frames import with_frames, with_modalities_noted
 from pipelines.listing.images import Images, Ledger
 from pipelines.listing.label_table import Labels, read_table
-from pipelines.listing.matching import match_files, rows_of_files
+from pipelines.listing.matching import match_files
 from pipelines.listing.options import DEFAULT_PATIENT_REGEX, ListingOptions
 from pipelines.listing.pairs import with_checked_pairs
 from pipelines.listing.refs import OTHER, RejectedFile, iterate_refs
@@ -93,10 +93,9 @@ def with_rows_excluded(labels: Labels, source: Source) -> Labels:
     if not (options.include_regex or options.exclude_regex):
         return labels
     members = chosen(source.members(), options.include_regex, options.exclude_regex)
-    is_wanted = {member.name: is_chosen for member, is_chosen in members}
-    names, unwanted = [*is_wanted], {name for name, wanted in is_wanted.items() if not wanted}
-    row_of_file, _ = match_files(names, labels.names)
-    return labels.without(rows_of_files(names, labels.names, row_of_file, unwanted))
+    is_left_out = {member.name: not is_chosen for member, is_chosen in members}
+    match = match_files([*is_left_out], labels.names)
+    return labels.without(match.rows_of([*is_left_out.values()]))
 
 
 def of_classes(images: Images, classes: tuple[str, ...]) -> Images:

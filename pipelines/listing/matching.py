@@ -6,6 +6,7 @@ import collections
 import itertools
 import posixpath
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from pipelines import errors
 from pipelines.listing.files import IMAGE_SUFFIXES
@@ -18,8 +19,27 @@ from pipelines.listing.table_files import OPTIONAL
 _NUM_SHOWN, _MOST_ALIKE = 3, 1000
 
 
-def match_files(names: Sequence[str], table: LabelTable) -> tuple[list[int | None], Ledger]:
-    """Finds the row of each file, from 0; None for a file without one.
+class Match(NamedTuple):
+    """How the rows of a table fit the files of a source.
+
+    Attributes:
+        row_of_file: the row of each file, from 0; None for a file without one.
+        files_of_row: the places of all files that a row could mean.
+        ledger: rows without a file, and notes.
+    """
+
+    row_of_file: list[int | None]
+    files_of_row: dict[int, list[int]]
+    ledger: Ledger
+
+    def rows_of(self, is_chosen: Sequence[bool]) -> set[int]:
+        """Returns the rows that mean chosen files, and no other file."""
+        found = self.files_of_row.items()
+        return {row for row, some in found if some and all(is_chosen[place] for place in some)}
+
+
+def match_files(names: Sequence[str], table: LabelTable) -> Match:
+    """Finds the row of each file.
 
     A row belongs to the file whose name in the source is its path. If there is none, it belongs to
     the file whose name ends with its path, if there is only one, with or without the ending of the
@@ -60,7 +80,11 @@ def match_files(names: Sequence[str], table: LabelTable) -> tuple[list[int | Non
             "first row says in other columns is kept"
         )
         notes.append(Note(text))
-    return row_of_file, Ledger(num_files=len(rejects), rejects=tuple(rejects), notes=tuple(notes))
+    for place, row in enumerate(row_of_file):
+        if row is not None:
+            found[row].append(place)
+    ledger = Ledger(num_files=len(rejects), rejects=tuple(rejects), notes=tuple(notes))
+    return Match(row_of_file, found, ledger)
 
 
 def find_files(names: Sequence[str], paths: Sequence[str]) -> dict[str, list[int]]:
@@ -82,25 +106,6 @@ def folders_in(name: str) -> Iterator[str]:
     parts = name.split("/")[:-1]
     for start in range(len(parts)):
         yield from itertools.accumulate(parts[start:], "{}/{}".format)
-
-
-def rows_of_files(
-    names: Sequence[str],
-    table: LabelTable,
-    row_of_file: Sequence[int | None],
-    chosen: Collection[str],
-) -> set[int]:
-    """Returns the rows of a table that mean chosen files, and no other file.
-
-    `row_of_file` is what `match_files` returns; a row that repeats another one is not in it.
-    """
-    _, found = _find(names, table.cells["path"])
-    means = {row: _pictures(names, some) for row, some in found.items()}
-    for place, row in enumerate(row_of_file):
-        if row is not None:
-            means[row] = [*means[row], place]
-    is_chosen = [name in chosen for name in names]
-    return {row for row, some in means.items() if some and all(is_chosen[k] for k in some)}
 
 
 def _find(names: Sequence[str], paths: Sequence[str]) -> tuple[_Ends, dict[int, list[int]]]:

@@ -486,7 +486,7 @@ def match(folder, paths, **columns):
     rows = [{"path": path, "label": "x"} for path in paths]
     for name, values in columns.items():
         rows = [row | {name: value} for row, value in zip(rows, values, strict=True)]
-    found, ledger = match_files(NAMES, table_of(folder, rows))
+    found, _, ledger = match_files(NAMES, table_of(folder, rows))
     notes = [note.text for note in ledger.notes if not note.is_private]
     return found, [reject.detail for reject in ledger.rejects], notes
 
@@ -553,7 +553,7 @@ def test_every_row_is_matched_once_or_named(tmp_path_factory, files, rows):
     names = sorted(name for name in files if "//" not in name)
     table = table_of(folder, [{"path": path, "label": "x"} for path in sorted(rows)] or ROWS)
     try:
-        row_of_file, ledger = match_files(names, table)
+        row_of_file, _, ledger = match_files(names, table)
     except errors.UserError:
         return
     paths = table.cells["path"]
@@ -572,7 +572,7 @@ def test_a_file_may_lie_deeper_in_the_folder_that_its_row_names(tmp_path):
     found, details, _ = match(tmp_path, ["b/3.png", "a/3.png", "c/b/3.png"])
     assert (found, len(details)) == ([None, None, None, 0, None], 2)
     # The name of the file itself is not a folder on its path.
-    found, _ = match_files(
+    found, *_ = match_files(
         ["b/3.png", "3/a/3.png"], table_of(tmp_path, [{"path": "3/3.png", "label": "x"}])
     )
     assert found == [None, 0]
@@ -587,7 +587,7 @@ def test_a_row_is_matched_by_the_longest_end_of_its_path_which_is_said(tmp_path)
         "b/2.png",
     ]
     rows = [{"path": path, "label": "x"} for path in paths]
-    row_of_file, ledger = match_files(NAMES, table_of(tmp_path, rows))
+    row_of_file, _, ledger = match_files(NAMES, table_of(tmp_path, rows))
     assert row_of_file == [0, 1, None, None, 3]
     ((note, *_),) = ledger.notes
     assert "3 rows of the table of --labels were matched by the end of their path: " in note
