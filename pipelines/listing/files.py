@@ -16,7 +16,9 @@ from pipelines.listing.images import Images, Ledger
 from pipelines.listing.refs import BATCH_ROWS, REF_SCHEMA, RejectedFile
 from pipelines.sources.source import MAX_FILE_BYTES, NOT_PERMITTED, Member
 from tfrecord_io.decoding.preprocess import SINGLE_SUFFIXES, TIFF_SUFFIXES, split_frame_path
+from tfrecord_io.format.person import column_in_one_form
 from tfrecord_io.terminal.printing import counted, printable
+from tfrecord_io.terminal.spelling import found_in
 
 #: Endings of the names of images.
 IMAGE_SUFFIXES = (*SINGLE_SUFFIXES, *TIFF_SUFFIXES, ".dcm", ".dicom")
@@ -174,3 +176,16 @@ def has_suffix(names: pa.Array, suffixes: Sequence[str]) -> pa.Array:
     """Returns bool [num_names], whether each ends with one of these, in any case."""
     pattern = f"({'|'.join(map(re.escape, suffixes))})$"
     return pc.match_substring_regex(names, pattern, ignore_case=True)
+
+
+def find_in_names(paths: pa.ChunkedArray, regex: str) -> pa.Array:
+    """Returns the first group of a pattern in each name, or else in the path; null without one."""
+    pattern = re.compile(regex)
+    # One by one, because a list of all paths would take ten times the memory of the column.
+    found = pa.array((found_in(path.as_py(), pattern) for path in paths), pa.large_string())
+    return column_in_one_form(found)
+
+
+def first_of(paths: pa.ChunkedArray) -> str:
+    """Returns the first three paths for a message."""
+    return ", ".join(map(ascii, paths.slice(0, 3).to_pylist()))

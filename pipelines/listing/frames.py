@@ -13,7 +13,6 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pipelines import errors, workers
 from pipelines.listing.files import has_suffix
@@ -84,8 +83,8 @@ def with_frames(
     columns["frame"] = pa.array(numbers, REF_SCHEMA.field("frame").type)
     if not keep_patients:
         images = images.noted(*_notes_on_alike(headers), is_private=False)
-        told = pa.array([header.patient or None for header in headers], pa.large_string())
-        columns["patient"] = pc.coalesce(told, refs["patient"])
+        patients = [header.patient or None for header in headers]
+        columns["patient"] = pa.array(patients, pa.large_string())
     for name in ("study", "series", "modality", "laterality", "device"):
         values = [getattr(header, name) for header in headers]
         # A table of labels knows better.

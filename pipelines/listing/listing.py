@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -14,20 +13,20 @@ from pipelines import errors
 from pipelines.listing import layout, roles
 from pipelines.listing.checks import with_checked_classes
 from pipelines.listing.copies import with_copies
-from pipelines.listing.files import chosen, read_files
+from pipelines.listing.files import chosen, find_in_names, first_of, read_files
 from pipelines.listing.frames import with_frames, with_modalities_noted
 from pipelines.listing.images import Images, Ledger
 from pipelines.listing.label_table import Labels, read_table
 from pipelines.listing.matching import match_files
-from pipelines.listing.options import DEFAULT_PATIENT_REGEX, ListingOptions
+from pipelines.listing.options import ListingOptions
 from pipelines.listing.pairs import with_checked_pairs
-from pipelines.listing.refs import OTHER, RejectedFile, iterate_refs
+from pipelines.listing.patients import with_patients
+from pipelines.listing.refs import RejectedFile, iterate_refs
 from pipelines.sources.source import Member, Source
 from tfrecord_io.format.kinds import LabelKind
-from tfrecord_io.format.person import column_in_one_form, persons
 from tfrecord_io.format.schema import SPLITS
 from tfrecord_io.terminal.printing import counted
-from tfrecord_io.terminal.spelling import found_in, look_alike, misspelled, rename_flag, written
+from tfrecord_io.terminal.spelling import look_alike, misspelled, rename_flag, written
 
 
 def list_images(
@@ -75,15 +74,12 @@ def list_images(
     images = images.noted(*notes, is_private=False)
     if table is None:
         images = with_checked_pairs(images.noted(*images.ledger.unread), source, options)
-    if not names_patients:
-        images = with_patients_in_names(images, options.patient_regex)
     images = with_frames(images, source, keep_patients=names_patients, modalities=options.modality)
     images = with_modalities_noted(images)
-    images = with_patients_in_folders(images, options)
+    images = with_patients(images, options, in_table=names_patients)
     if options.copies_by_name:
         images = with_copies(images)
     images = with_checked_classes(images, options)
-    images = with_patients_noted(with_sites(images), in_table=names_patients)
     return with_label_names(images, options).checked()
 
 
@@ -180,14 +176,6 @@ def _label_notes(
             )
 
 
-def _find(paths: pa.ChunkedArray, regex: str) -> pa.Array:
-    """Returns the first group of a pattern in each name, or else in the path; null without one."""
-    pattern = re.compile(regex)
-    # One by one, because a list of all paths would take ten times the memory of the column.
-    found = pa.array((found_in(path.as_py(), pattern) for path in paths), pa.large_string())
-    return column_in_one_form(found)
-
-
 def with_labels_in_names(images: Images, label_regex: str) -> Images:
     """Returns the images with the classes of a pattern; those without a match are rejects.
 
@@ -195,7 +183,7 @@ def with_labels_in_names(images: Images, label_regex: str) -> Images:
         errors.UserError: if no image has one.
     """
     refs = images.table
-    labels = _find(refs["path"], label_regex)
+    labels = find_in_names(refs["path"], label_regex)
     has_label = pc.fill_null(pc.not_equal(labels, ""), False)
     detail = "--label_regex finds no class in its path"
     rejects = tuple(
@@ -205,112 +193,19 @@ def with_labels_in_names(images: Images, label_regex: str) -> Images:
     if not pc.any(has_label).as_py():
         raise errors.UserError(
             f"--label_regex {label_regex!r} finds no class in the names or paths of "
-            f"{counted(len(refs), 'file')}, such as {_some(refs['path'])}"
+            f"{counted(len(refs), 'file')}, such as {first_of(refs['path'])}"
         )
     counts = collections.Counter(labels.filter(has_label).to_pylist())
     column = labels.cast(pa.string()).dictionary_encode()
     refs = images.with_column("label", column).table.filter(has_label)
     notes = [
         f"--label_regex {label_regex!r} finds one class in all images ({name!a} in "
-        f"{_some(refs['path'])}); its first group should be what differs between classes"
+        f"{first_of(refs['path'])}); its first group should be what differs between classes"
         for name in counts
         if len(counts) == 1 < len(refs)
     ]
     layout = (*images.layout, ("class in names", roles.told(counts)))
     return images.then(refs, Ledger(rejects=rejects), layout=layout).noted(*notes)
-
-
-def _some(paths: pa.ChunkedArray) -> str:
-    return ", ".join(map(ascii, paths.slice(0, 3).to_pylist()))
-
-
-def with_patients_in_names(images: Images, patient_regex: str) -> Images:
-    """Returns the images with the patient in the name of each, or else in its folders.
-
-    Raises:
-        errors.UserError: if the user's pattern finds no patient.
-    """
-    paths = images.table["path"]
-    patients = _find(paths, patient_regex)
-    images = images.with_column("patient", patients)
-    num_without, num_images = patients.null_count, len(patients)
-    images = images.noted(*_note_on_constant(images.table, patient_regex))
-    if patient_regex == DEFAULT_PATIENT_REGEX:
-        return images
-    if images.layout:
-        names = roles.told(collections.Counter(patients.drop_null().to_pylist()))
-        images = images.then(layout=(*images.layout, ("patient in names", names)))
-    if num_without <= num_images / 2:
-        return images
-    text = (
-        f"--patient_regex {patient_regex!r} finds a patient in the names or paths of "
-        f"{num_images - num_without:,} of {num_images:,} images; others are "
-        + _some(paths.filter(patients.is_null()))
-    )
-    if num_without == num_images:
-        raise errors.UserError(
-            f"{text}. Its first group should be the patient, as in (patient[0-9]+)/ for a folder "
-            "for each patient; a table of --labels can name the patients, too"
-        )
-    return images.noted(text)
-
-
-def _note_on_constant(refs: pa.Table, patient_regex: str) -> Iterator[str]:
-    """Yields a note if a pattern finds one patient in all images, or in all of each class."""
-    known = refs.select(["path", "patient"])
-    known = known.append_column("label", refs["label"].cast(pa.string()))
-    known = known.filter(pc.is_valid(known["patient"]))
-    found = [("path", "min"), ("path", "count")]
-    people = known.group_by(["label", "patient"]).aggregate(found).sort_by("label").to_pylist()
-    is_one = len({one["patient"] for one in people}) == 1
-    default = " (the default)" if patient_regex == DEFAULT_PATIENT_REGEX else ""
-    is_constant = len(people) == len({one["label"] for one in people}) and not (is_one and default)
-    if is_constant and any(one["path_count"] > 1 for one in people):
-        shown = ", ".join(f"{one['patient']!a} in {one['path_min']!a}" for one in people[:3])
-        shown = f"{people[0]['patient']!a} in {_some(known['path'])}" if is_one else shown
-        yield (
-            f"--patient_regex {patient_regex!r}{default} finds one patient in all images"
-            f"{'' if is_one else ' of each class'} ({shown}); its first group should be what "
-            "differs between patients"
-        )
-
-
-def with_patients_in_folders(images: Images, options: ListingOptions) -> Images:
-    """Takes the patients that nothing else tells from their folders, unless a pattern was given."""
-    refs = images.table
-    if layout.PATIENT not in refs.column_names:
-        return images
-    folders = refs[layout.PATIENT].cast(pa.large_string())
-    images = images.then(refs.drop_columns(layout.PATIENT))
-    if options.patient_regex == DEFAULT_PATIENT_REGEX or "patient" in options.layout:
-        return images.with_column("patient", pc.coalesce(refs["patient"], folders))
-    return images
-
-
-def with_sites(images: Images) -> Images:
-    """Puts the site of each image, if there are sites, in front of its patient.
-
-    Patient 17 of one site and patient 17 of another are two patients.
-    """
-    refs = images.table
-    if f"{OTHER}site" not in refs.column_names:
-        return images
-    patients = persons(refs["patient"], refs[f"{OTHER}site"])
-    return images.with_column("patient", patients)
-
-
-def with_patients_noted(images: Images, *, in_table: bool) -> Images:
-    """Notes which patients may be one, with their names; `in_table` says that a table has them."""
-    alike = look_alike(images.table["patient"].drop_null().unique().to_pylist())
-    if not alike:
-        return images
-    how = "in the column patient" if in_table else "in a column patient of a table of --labels"
-    text = (
-        f"{sum(map(len, alike)):,} patients have names that differ only in case, spaces, "
-        f"hyphens or invisible characters, such as {' and '.join(map(ascii, alike[0]))}, and "
-        f"count as different people; if they are not, give each one name {how}"
-    )
-    return images.noted(text)
 
 
 def with_label_names(images: Images, options: ListingOptions) -> Images:
