@@ -50,10 +50,7 @@ _FILE_SCHEMA = pa.schema(
 def chosen(
     members: Iterable[Member], include_regex: str | None, exclude_regex: str | None
 ) -> Iterator[tuple[Member, bool]]:
-    """Yields each file, by its name in the form in which names are compared.
-
-    With it comes whether the patterns choose it.
-    """
+    """Yields each file, by its name as names are compared, and whether the patterns choose it."""
     for member in (member.in_one_form for member in members):
         is_chosen = bool(re.search(include_regex or "", member.name))
         yield member, is_chosen and not (exclude_regex and re.search(exclude_regex, member.name))
@@ -68,11 +65,7 @@ def read_files(
 ) -> Images:
     """Counts the files of a source, and returns those that may be images, by their names and sizes.
 
-    Args:
-        members: the files.
-        include_regex: files without a match in their path are excluded, if it is given.
-        exclude_regex: files with a match are excluded.
-        has_folders: whether folders name the classes, beside which texts may lie.
+    `has_folders` says that folders name the classes, beside which texts may lie.
 
     Raises:
         errors.BuildError: if this user may not read some files.

@@ -168,10 +168,7 @@ def _of_modality(
 ) -> list[Pictures]:
     """Returns the pictures of each file without those of other modalities, which are ignored.
 
-    Args:
-        pictures: of each file.
-        known: the modality of each file, if a table of labels tells it.
-        wanted: modalities.
+    `known` has the modality of each file, if a table of labels tells it.
 
     Raises:
         errors.UserError: if no picture has one of them.

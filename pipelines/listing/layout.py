@@ -275,10 +275,7 @@ def _require_no_other_classes(
 ) -> None:
     """Raises an error if a class holds folders that are named like classes: it may be another tree.
 
-    Args:
-        facts: what `roles.facts` returns, by folder.
-        place: the level of the class.
-        chosen: the classes to use; none for all.
+    `facts` has what `roles.facts` says of each folder, `place` is the level of the class.
     """
     classes = {label for _, label, _ in facts.values() if label and label in (chosen or [label])}
     below = {label: set[str]() for label in classes}

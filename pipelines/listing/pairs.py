@@ -83,10 +83,7 @@ class _Look(NamedTuple):
 
 
 class _Pairs(NamedTuple):
-    """Two folders or words, and some of their files that have the same names.
-
-    `is_sure` if the names are enough to ask what they are.
-    """
+    """Two folders or words, and files of the same names; `is_sure` if these are enough to ask."""
 
     kind: _Kind
     names: tuple[str, str]

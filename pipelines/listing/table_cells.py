@@ -166,10 +166,7 @@ def read_labels(
 ) -> tuple[list[str], dict[int, str]]:
     """Returns what `LabelKind.read_columns` does; a class may have several columns, of 0 and 1.
 
-    Args:
-        columns: the cells by the name of their column.
-        kind: what a label can be.
-        uncertain: what -1 means in a column of 0 and 1: `positive`, `negative` or `missing`.
+    `uncertain` is what -1 means in a column of 0 and 1: `positive`, `negative` or `missing`.
 
     Raises:
         ValueError: if a cell shows that its column holds something else, or a row has two classes.

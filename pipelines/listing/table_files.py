@@ -60,10 +60,7 @@ _PADDED = re.compile(r'(?:"([^"]*)"|\\(.))?(0{2,})(?:\\ )?')
 def read_columns(file: Path, notes: list[str], flag: str = "--labels") -> Columns:
     """Returns the columns of a table, with `FAULT`; of any file but Parquet they are text.
 
-    Args:
-        file: CSV, Parquet (`.parquet`), Excel (`.xlsx`) or JSON (`.json`, `.jsonl`).
-        notes: takes what the user should know.
-        flag: the one that names the file.
+    `notes` takes what the user should know; `flag` is the one that names the file.
 
     Raises:
         errors.UserError: if the file cannot be read, or two columns have the same name.
