@@ -260,11 +260,11 @@ def test_too_many_rejects_of_the_listing_are_told_of_an_anonymous_dataset_too(tm
 
 
 def test_a_folder_that_is_no_class_fails_and_the_message_tells_what_to_do(tmp_path):
-    files = {**scan_tree({"train": 5}), "train/labels/labels.npy": b"numbers"}
+    files = {**scan_tree({"train": 5}), "train/sheets/numbers.npy": b"numbers"}
     scans, output = write_tree(tmp_path / "scans", files), tmp_path / "out"
     message = refusal(scans, output, FEW_REJECTS)
-    assert message.startswith("class 'labels' has no image left: all its files were rejected, such")
-    assert "such as train/labels/labels.npy" in message
+    assert message.startswith("class 'sheets' has no image left: all its files were rejected, such")
+    assert "such as train/sheets/numbers.npy" in message
     advice = message.partition("run again with ")[2].split()
     found = Manifest.load(build_here(scans, output, FEW_REJECTS, *advice))
     assert found.label_names == ("CNV", "DME", "DRUSEN", "NORMAL")
