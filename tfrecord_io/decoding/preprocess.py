@@ -69,11 +69,8 @@ def find_pictures(
     if name.endswith(SINGLE_SUFFIXES):
         return ONE_PICTURE
     if not is_dicom(start):
-        return (
-            _pages(size, start, open_file)
-            if start.startswith(tiff_pages.SIGNATURES)
-            else ONE_PICTURE
-        )
+        is_tiff = start.startswith(tiff_pages.SIGNATURES)
+        return _pages(size, start, open_file) if is_tiff else ONE_PICTURE
     if name.endswith(TIFF_SUFFIXES):  # the decoder rejects it, unless it is a TIFF of one page, too
         return ONE_PICTURE
     header = read_header(start)
