@@ -1,11 +1,13 @@
 """HTML pages as a test sees them: parsed, and in a headless browser."""
 
+import contextlib
 import html
 import html.parser
 import itertools
 import re
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -90,13 +92,20 @@ def require_good_page(text: str, picture: str) -> Page:
     return page
 
 
-def _chromium(*arguments: str) -> str:
-    """Runs the browser without a window and a network; returns what it prints."""
+def _chromium(folder: Path, *arguments: str) -> str:
+    """Runs the browser without a window and a network; returns what it prints.
+
+    On a busy machine it rarely hangs as it starts, so it gets three attempts.
+    """
     off = ("gpu", "quic", "sync", "background-networking", "component-update")
     flags = ["--headless", "--no-sandbox", "--no-first-run", *(f"--disable-{name}" for name in off)]
-    command = [_CHROMIUM, *flags, *arguments]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
-    return done.stdout
+    for _ in range(3):
+        profile = f"--user-data-dir={tempfile.mkdtemp(dir=folder)}"
+        command = [_CHROMIUM, *flags, profile, *arguments]
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=40)
+            return done.stdout
+    pytest.fail("the browser hung three times")
 
 
 def screenshot(page_path: Path, folder: Path, width: int, dark: bool) -> np.ndarray:
@@ -104,9 +113,9 @@ def screenshot(page_path: Path, folder: Path, width: int, dark: bool) -> np.ndar
     picture = folder / f"shot-{width}-{dark}.png"
     scheme = 0 if dark else 1
     _chromium(
+        folder,
         "--hide-scrollbars",
         f"--blink-settings=preferredColorScheme={scheme}",
-        f"--user-data-dir={folder / f'profile-{width}-{dark}'}",
         # On a busy machine the last rows of the window may not be painted yet.
         "--run-all-compositor-stages-before-draw",
         f"--window-size={width},2600",
@@ -147,8 +156,8 @@ def _overhang(page_path: Path, folder: Path, width: int) -> int:
         encoding="utf-8",
     )
     printed = _chromium(
+        folder,
         "--allow-file-access-from-files",
-        f"--user-data-dir={folder / 'profile'}",
         "--virtual-time-budget=5000",
         "--dump-dom",
         outer.as_uri(),
