@@ -18,7 +18,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import NamedTuple
 
 import numpy as np
@@ -92,6 +92,7 @@ class Unmapped:
                     work.fill()
         finally:
             work.close()
+            work.has_ended.set()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -132,10 +133,11 @@ class _Work:
         self._threads: list[threading.Thread] = []
         self._closed = threading.Event()
         self._is_filling = False
+        self.has_ended = threading.Event()
         # A run exists as long as it is read, or a batch needs it.
         self._runs: weakref.WeakValueDictionary[int, _Run] = weakref.WeakValueDictionary()
         self._fill_lock = threading.Lock()
-        atexit.register(self.close, _EXIT_SECONDS)
+        atexit.register(self._end)
 
     def is_done(self) -> bool:
         """Returns whether all wanted records are mapped."""
@@ -165,7 +167,7 @@ class _Work:
 
     def take(self, plan: _Plan) -> Fetched:
         """Waits for the records of a batch; copies them together unless all are mapped."""
-        results = {row: run.result.result() for row, run in plan.runs.items()}
+        results = {row: self._result(run) for row, run in plan.runs.items()}
         mapped = self._source.records
         if all(result is None for result in results.values()):
             return mapped, plan.rows
@@ -175,6 +177,15 @@ class _Work:
             result = results.get(row)
             record[:] = mapped.array[row] if result is None else result[row - plan.runs[row].first]
         return found, np.arange(len(plan.rows))
+
+    def _result(self, run: _Run) -> np.ndarray | None:
+        """Waits for a run; raises StoreError once the threads have been ended."""
+        while not run.result.done():
+            wait([run.result], _EXIT_SECONDS / 10)
+            # TensorFlow asks in a thread of its own, for which the end of the program would wait.
+            if self._closed.is_set() and not run.result.done():
+                raise StoreError("the program ends, so no more records are read")
+        return run.result.result()
 
     def fill(self) -> None:
         """Starts to read what the cache has room for."""
@@ -196,7 +207,13 @@ class _Work:
         deadline = time.monotonic() + seconds
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        atexit.unregister(self.close)
+        atexit.unregister(self._end)
+
+    def _end(self) -> None:
+        """Ends the iteration with the program."""
+        self.close(_EXIT_SECONDS)
+        self.has_ended.wait(_EXIT_SECONDS)
+        time.sleep(_EXIT_SECONDS / 10)
 
     def _checked(self, rows: np.ndarray) -> np.ndarray:
         """Returns the states of records after the check of those that were not checked yet."""

@@ -414,6 +414,19 @@ def test_a_process_that_is_killed_leaves_the_cache_right_for_the_one_that_shares
     assert_same(_numpy(url), _numpy(local))
 
 
+@pytest.mark.slow  # TensorFlow takes seconds to import
+@pytest.mark.parametrize("read", ["make_batches", "make_dataset"])
+def test_a_program_ends_while_a_silent_server_is_waited_for(web, url, read):
+    program = (
+        "import sys, tfrecord_io\n"
+        f"batches = iter(tfrecord_io.{read}(sys.argv[1], split='train', batch_size=6, epochs=None, "
+        "cache_gb=0))\n"
+        "next(batches)"
+    )
+    with web.failing("silent", after=40):
+        subprocess.run([sys.executable, "-c", program, url], cwd=ROOT, check=True, timeout=15)
+
+
 @pytest.mark.parametrize("read", [_numpy, _tensorflow])
 def test_files_that_cannot_be_mapped_are_read_in_the_same_order(local, monkeypatch, caplog, read):
     options = {"epochs": 2, "num_replicas": 2, "replica_index": 1}
