@@ -210,10 +210,14 @@ class _Work:
         atexit.unregister(self._end)
 
     def _end(self) -> None:
-        """Ends the iteration with the program."""
+        """Ends the iteration with the program.
+
+        TensorFlow reads in threads of its own, which it cannot end while they wait for Python, and
+        it does not say when they have ended.
+        """
         self.close(_EXIT_SECONDS)
         self.has_ended.wait(_EXIT_SECONDS)
-        time.sleep(_EXIT_SECONDS / 10)
+        time.sleep(_EXIT_SECONDS / 10)  # for what it does between the last read and its end
 
     def _checked(self, rows: np.ndarray) -> np.ndarray:
         """Returns the states of records after the check of those that were not checked yet."""
