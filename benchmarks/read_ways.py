@@ -76,7 +76,7 @@ def tfrecord(data: ReadData) -> Iterator[Any]:
         }
         features = tf.io.parse_example(records, spec)
         image = tf.io.decode_raw(features[schema.IMAGE], tf.uint8, fixed_length=layout.image_length)
-        return layout.images_of(image), features[schema.LABEL]
+        return tf.reshape(image, (-1, *layout.image_shape)), features[schema.LABEL]
 
     options = tf.data.Options()
     options.deterministic = False

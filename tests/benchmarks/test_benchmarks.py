@@ -43,6 +43,7 @@ def write_sample(path, num_images):
         ("near_duplicates.py --input sample.zip --num_images 6", "promised"),
         ("near_duplicates.py --input sample.zip --search 200", "200"),
         ("near_duplicates.py --input sample.zip --sizes 28 64 --num_copied 2", "for: 0.93"),
+        ("read_speed.py --ways mmap tfrecord --rounds 1 --seconds 0.1", "mmap / tfrecord"),
         ("plan_scale.py --num_images 2000", "2,000"),
         ("dicom_speed.py --sample sample.zip --num_images 8 --repeats 1", "JPEG 2000"),
         (
