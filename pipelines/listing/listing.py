@@ -38,9 +38,9 @@ def list_images(
 ) -> Images:
     """Sorts the files of a source into images, copies of images, rejects and ignored files.
 
-    Folders tell split, class and patient, see `layout.place_by_folders`; or a table of labels, by
-    default the one that the options name. `relabel` may give the labels other names, of which
-    `label_names` has those with an order.
+    Split, class and patient come from the folders, see `layout.place_by_folders`, or from a table
+    of labels, by default the one that the options name. `relabel` may rename the labels; if their
+    order matters, it renames those in `label_names` too.
 
     Raises:
         errors.UserError: if the input or an option is wrong, no image is found, or there is a DICOM

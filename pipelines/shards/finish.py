@@ -56,7 +56,7 @@ _TOLD_BY_EXAMPLE = {"link", "no_label", "not_an_image", "not_a_number", "unreada
 def finish_dataset(build: Build) -> None:
     """Writes the tables, the card and last the manifest, which marks the dataset complete.
 
-    Then it takes the place of the dataset that it replaces, if there is one.
+    Then the dataset takes the place of the one that it replaces, if there is one.
 
     If too many images were rejected or a policy is violated, the reason is written to
     `FAILURE_FILE`, with the tables made so far, but no manifest. That is not raised as an error,
@@ -70,7 +70,7 @@ def finish_dataset(build: Build) -> None:
     with errors.clear_write_errors(storage.root):
         if build.replaces:
             # An engine may repeat this step after its end, or after a kill in the middle of it.
-            output_state.complete(build.replaces)
+            output_state.finish_replacing(build.replaces)
             if not storage.exists(PLAN_JSON):
                 return
         tasks = read_tasks(storage, build.draft.fingerprint)

@@ -1,4 +1,4 @@
-"""Images in a zip or tar, on a disk, or of a zip on a store: each is read in place.
+"""Images in a zip or tar on a disk, or in a zip on a store; each is read in place.
 
 The launcher lists the members once, and a worker reads each at the offset that was found: opening a
 zip of 170,000 members would take a second and a hundred megabytes in each worker. A tar has no
@@ -61,7 +61,7 @@ class LocalFile:
 
 @dataclasses.dataclass(frozen=True)
 class ArchiveSource(Source):
-    """Images in a zip or tar, of which no other version is read; see `open_archive`.
+    """Images in a zip or tar, see `open_archive`. If the file changes, reading it is an error.
 
     Attributes:
         file: the archive.
@@ -99,7 +99,8 @@ def open_archive(place: Path | Address, scratch_dir: Path, **facts: Any) -> Arch
     members. `facts` are entries for the manifest.
 
     Raises:
-        errors.UserError: if there is no such file, or it cannot be read in parts.
+        errors.UserError: if there is no such file, a file on a store is not a zip, or a tar.gz is
+            damaged.
         errors.StoreError: if the store does not answer, or refuses.
     """
     if isinstance(place, Path):

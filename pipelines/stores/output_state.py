@@ -62,7 +62,7 @@ def locked(storage: Folder) -> Iterator[None]:
     if storage.remote:
         try:
             storage.names()
-            complete(storage)
+            finish_replacing(storage)
         except errors.ToldError as error:
             raise errors.UserError(f"cannot use --output {storage.root}: {error}") from None
         yield
@@ -81,7 +81,7 @@ def locked(storage: Folder) -> Iterator[None]:
                 f"cannot write to --output {storage.root}: {error.strerror}"
             ) from None
         stack.callback(_tidy, storage, made)
-        complete(storage)
+        finish_replacing(storage)
         yield
 
 
@@ -166,13 +166,16 @@ def take_place(storage: Folder) -> None:
 
 
 def forget_waiting(storage: Folder) -> None:
-    """Removes what an unfinished build left that was to replace the dataset, if it has ended."""
-    if not storage.remote:  # where another build may be writing it
+    """Removes the unfinished dataset of a build that was to replace this one.
+
+    On a store it stays: there is no lock, so another build may still be writing it.
+    """
+    if not storage.remote:
         replace.drop(storage)
 
 
-def complete(storage: Folder) -> None:
-    """Completes what a process has begun that was killed while it replaced the dataset."""
+def finish_replacing(storage: Folder) -> None:
+    """Completes `take_place`, if a process was killed in the middle of it."""
     replace.complete(storage, _OWN_FILES)
 
 

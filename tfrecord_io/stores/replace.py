@@ -65,7 +65,7 @@ def set_aside(folder: Folder, own: re.Pattern[str]) -> None:
 
 
 def forget(folder: Folder) -> bool:
-    """Removes what waits; returns whether there was something that `settle` would have used."""
+    """Removes what waits; returns whether there was something that `complete` would have used."""
     aside = beside(folder)
     if not aside.exists(_LIST):
         return False

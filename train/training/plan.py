@@ -195,8 +195,11 @@ def with_decisions(config: TrainConfig, num_examples: int, devices: Devices) -> 
 
 
 def exchange_statistics(devices: Devices) -> bool:
-    """Tells whether replicas exchange the statistics of a batch, of which each sees its share."""
-    return devices.backend == "tensorflow" and devices.num_replicas > 1  # JAX's see all of it
+    """Returns whether replicas must exchange the statistics of a batch.
+
+    On TensorFlow each replica sees only its share of the batch; on JAX each sees all of it.
+    """
+    return devices.backend == "tensorflow" and devices.num_replicas > 1
 
 
 def usual_epochs(num_examples: int, fine_tunes: bool) -> int:

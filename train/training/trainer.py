@@ -84,7 +84,8 @@ def train_and_evaluate(
         with claim(folder, plan.config, data.manifest, devices, overwrite=overwrite):
             return _complete(plan, data, devices, folder, first, additions)
 
-    # Maps of what mattered would take as long as the rest of a fold's stages.
+    # A fold has no maps that explain its answers: they would take as long as its evaluation, export
+    # and page together.
     of_fold = additions._replace(explain=None)
 
     def run(plan: Plan, own: RunFolder) -> None:
@@ -186,7 +187,7 @@ def what_is_seen(plan: Plan, data: Dataset, first: FirstWeights | None) -> Seen:
 
 
 def exposure_of(plan: Plan, data: Dataset, has_seen: Seen) -> Exposure | None:
-    """Returns how much a run has seen of what it is measured on; None if that is nothing."""
+    """Returns how much a run has seen of the images that measure it; None if no image does."""
     if not (measured := plan.parts.evaluated):
         return None
     # That validation images were watched is said elsewhere.

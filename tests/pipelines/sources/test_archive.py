@@ -291,7 +291,7 @@ def test_an_archive_that_is_cut_or_damaged_anywhere_gives_no_wrong_bytes_and_no_
     except errors.UserError as error:
         assert str(path) in str(error)  # noqa: PT017
         return
-    if is_cut:  # a tar ends in blocks of zeros, of which one is enough
+    if is_cut:  # a tar ends in two or more blocks of zeros; it is whole if one is left
         assert (kind, found) == ("tar", TREE)
     elif kind != "tar":  # which has no checksums of contents
         for name, content in found.items():
