@@ -141,13 +141,13 @@ class Task(abc.ABC):
     )  # fmt: skip
     run_measures: tuple[str, ...]
     glossary: str = (
-        "Sensitivity: the share of the images of a class or label for which it was the answer. "
-        "Specificity: the share of all other images for which it was not. Precision: the share of "
-        "right ones among the answers that name it; it depends on how many images are of it. F1: "
-        "the harmonic mean of sensitivity and precision. Area: the chance that an image of it gets "
-        "a higher probability of it than another image. Average precision: the precision among the "
-        "images with the highest probabilities, on average over all cuts; guessing gives the share "
-        "of its images."
+        "For each class or label, sensitivity is the share of its images that was recognised, and "
+        "specificity the share of all other images that was not taken for it. Precision is the "
+        "share of right ones among the answers that name the class; it depends on how frequent the "
+        "class is. F1 is the harmonic mean of sensitivity and precision. Area is the chance that "
+        "an image of the class gets a higher probability than another image. Average precision is "
+        "the precision among the images with the highest probabilities, on average over all cuts; "
+        "guessing gives the share of images that have the class."
     )
     decision: str
 
