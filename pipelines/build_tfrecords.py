@@ -29,9 +29,10 @@ from pipelines.shards.build import Build
 from pipelines.shards.drops import require_policies
 from pipelines.shards.finish import finish_dataset, require_finished
 from pipelines.shards.job import Job, start_job
-from pipelines.sources.factory import open_source
+from pipelines.sources.factory import Workers, open_source
 from pipelines.stores import output_state
 from tfrecord_io.extras import shortcuts
+from tfrecord_io.stores.folder import Folder
 
 # Beam is imported inside functions: each local worker imports this module and does not need Beam.
 if TYPE_CHECKING:
@@ -46,37 +47,39 @@ def build(argv: Sequence[str]) -> None:
         errors.BuildError: if the build could not be finished.
     """
     options = parse_options(argv)
+    output = options.output.output
     beam_args = launch.start(options.beam_args, needs_workers=not options.output.preview)
     if options.output.preview:
-
-        def planned_in(folder: str) -> contextlib.AbstractContextManager[Job | None]:
-            return planned(options.elsewhere(folder))
-
-        preview.print_preview(planned_in, options.source, options.output.output, beam_args)
+        preview.print_preview(
+            functools.partial(planned, options), options.source, output, beam_args
+        )
         return
     from pipelines.engine import engine
 
     pipeline = engine.make_pipeline(beam_args)
     returns_early = engine.returns_early(pipeline.options)
-    with planned(options) as job:
+    with planned(options, output_state.open_output(output), options.workers) as job:
         if job is None:
-            summary.print_complete(options.output.output)
+            summary.print_complete(output)
             return
         made, stride = job.build, job.build.draft.layout.stride
         with launch.progress_bar(made.output, job.todo, job.num_finished, stride):
             run(job, pipeline, engine.num_processes(beam_args))
         if returns_early:
-            is_replacing = made.replaces is not None
-            summary.print_not_waiting(options.output.output, is_replacing=is_replacing)
+            summary.print_not_waiting(output, is_replacing=made.replaces is not None)
             return
         reuse.print_copied(require_finished(made))
-    seconds = time.monotonic() - job.started
-    summary.print_built(options.output.output, seconds, job.num_finished)
+    summary.print_built(output, time.monotonic() - job.started, job.num_finished)
 
 
 @contextlib.contextmanager
-def planned(options: BuildOptions) -> Iterator[Job | None]:
+def planned(options: BuildOptions, output: Folder, workers: Workers) -> Iterator[Job | None]:
     """Lists the images and plans the shards, and locks the output folder until the block ends.
+
+    Args:
+        options: what the user chose.
+        output: folder of the dataset.
+        workers: where the images are decoded.
 
     Yields:
         the job, or None if the output is already complete.
@@ -86,7 +89,6 @@ def planned(options: BuildOptions) -> Iterator[Job | None]:
             dataset.
         errors.BuildError: if a download fails, or a policy is to fail and the data violates it.
     """
-    output = output_state.open_output(options.output.output)
     # What is small is read first, because a download can take hours. Each line that names an extra
     # can be deleted with it.
     labels = open_labels(options.listing)
@@ -96,9 +98,9 @@ def planned(options: BuildOptions) -> Iterator[Job | None]:
         shortcuts.CHECK,
     ]
     known = None
-    known = reuse.load(options.output.reuse, options.workers, options.splits)
+    known = reuse.load(options.output.reuse, workers, options.splits)
     with output_state.locked(output):
-        source = open_source(options.source, options.workers, options.plan.seed, output)
+        source = open_source(options.source, workers, options.plan.seed, output)
         started = time.monotonic()
         summary.say(f"listing the images of {options.source.input or options.source.source}")
         list_source = list_images
@@ -112,15 +114,9 @@ def planned(options: BuildOptions) -> Iterator[Job | None]:
         decided = {**splits.identity(), **options.plan.identity()}
         kind = options.listing.label_kind
         draft = make_draft(images, pixels, kind, options.output.name or "", decided)
-        state = output_state.state_of(
-            output,
-            draft.options,
-            overwrite=options.output.overwrite,
-            has_lock=options.workers == "here",
-        )
-        if state != "replace":
-            output_state.forget_waiting(output)
-        if state == "complete":
+        overwrite, has_lock = options.output.overwrite, workers == "here"
+        place = output_state.place_of(output, draft.options, overwrite=overwrite, has_lock=has_lock)
+        if place is None:
             require_policies(output, splits)
             yield None
             return
@@ -128,11 +124,9 @@ def planned(options: BuildOptions) -> Iterator[Job | None]:
         images, dropped, notes = assign_splits(images, splits, read_content, kind)
         summary.say(*notes)
         refs, tasks = make_plan(images.table, draft.layout.stride, options.plan)
-        is_anew = state == "replace"
-        place = output_state.beside(output, draft.fingerprint) if is_anew else output
         build = Build(
-            output=place,
-            replaces=output if is_anew else None,
+            output=place.folder,
+            replaces=place.replaces,
             draft=with_counts(draft, images, refs),
             source=source,
             policies=splits,

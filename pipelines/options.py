@@ -16,7 +16,7 @@ from pipelines.stores.output import OutputOptions
 from tfrecord_io.auditing.twins import MIN_SIDE
 from tfrecord_io.decoding.options import Physical, Preprocessing, two_numbers
 from tfrecord_io.terminal import flags
-from tfrecord_io.terminal.address import Address, is_inside, is_remote
+from tfrecord_io.terminal.address import is_inside, is_remote
 from tfrecord_io.terminal.flags import flag
 
 # Values of `--runner`, in lower case, that mean the engine in this process.
@@ -146,12 +146,6 @@ class BuildOptions:
     def _fill_in(self, group: str, **values: object) -> None:
         filled = dataclasses.replace(getattr(self, group), **values)
         object.__setattr__(self, group, filled)  # the dataclass is frozen
-
-    def elsewhere(self, folder: str) -> BuildOptions:
-        """Returns the options of the same build into another folder, on this machine."""
-        output = dataclasses.replace(self.output, output=Address(folder))
-        # With the flags of an engine, an archive would be uploaded for its workers.
-        return dataclasses.replace(self, output=output, beam_args=())
 
     @property
     def workers(self) -> Workers:

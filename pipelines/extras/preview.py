@@ -17,10 +17,11 @@ import pyarrow.compute as pc
 from pipelines import errors
 from pipelines.shards.job import Job
 from pipelines.shards.write import write_images
-from pipelines.sources.factory import SourceOptions
+from pipelines.sources.factory import SourceOptions, Workers
 from pipelines.stores.output_state import PLAN_FILE
 from tfrecord_io.decoding.rejects import in_words
 from tfrecord_io.format.shard_writer import ShardWriter
+from tfrecord_io.stores.folder import Folder
 from tfrecord_io.terminal.address import is_remote
 from tfrecord_io.terminal.printing import counted, printable
 
@@ -29,14 +30,14 @@ _MOST_TRIED = 32
 
 
 def print_preview(
-    planned_in: Callable[[str], contextlib.AbstractContextManager[Job | None]],
+    planned: Callable[[Folder, Workers], contextlib.AbstractContextManager[Job | None]],
     source: SourceOptions,
     output: str,
     beam_args: Sequence[str],
 ) -> None:
     """Prints what a build into `output` would make, whatever that holds.
 
-    `planned_in` lists and plans the build into another folder, in a block, and may raise errors.
+    `planned` lists and plans the build into another folder, in a block, and may raise errors.
     """
     from pipelines.engine import engine
 
@@ -46,7 +47,8 @@ def print_preview(
         return
     with tempfile.TemporaryDirectory(prefix="scan-tfrecords-") as scratch:
         try:
-            with planned_in(scratch) as job:
+            # Workers on a cluster would need an archive to be uploaded.
+            with planned(Folder(scratch), "here") as job:
                 lines = list(_lines(job, output, num_processes)) if job else []
         except errors.RefusedError as error:
             raise errors.RefusedError(f"the build would fail: {error.why}") from None

@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pipelines import errors
 from tfrecord_io.format import manifest
@@ -29,9 +29,9 @@ PLAN_JSON = f"{BUILD_DIR}/plan.json"
 #: Holds the reason why the dataset was refused.
 FAILURE_FILE = f"{BUILD_DIR}/failure.txt"
 
-#: What an output holds: this dataset, finished; shards of this build, or nothing; or what the build
-#: may replace once it is finished.
-State = Literal["complete", "resume", "replace"]
+# What an output holds: this dataset, finished; shards of this build, or nothing; or what the build
+# may replace once it is finished.
+_State = Literal["complete", "resume", "replace"]
 
 _LOCK = f"{BUILD_DIR}/lock"
 # Without the lock, which another build may be about to open, and an unpacked archive, which is made
@@ -85,16 +85,29 @@ def locked(storage: Folder) -> Iterator[None]:
         yield
 
 
-def state_of(
+class Place(NamedTuple):
+    """Where a build writes its dataset.
+
+    Attributes:
+        folder: the folder.
+        replaces: the output whose dataset the finished one replaces, see `take_place`; None if it
+            stays in `folder`.
+    """
+
+    folder: Folder
+    replaces: Folder | None = None
+
+
+def place_of(
     storage: Folder, identity: Mapping[str, Any], *, overwrite: bool, has_lock: bool
-) -> State:
-    """Returns what the output folder holds for a build, see `State`.
+) -> Place | None:
+    """Returns where a build writes, by what the output folder holds; None if it is complete.
 
     An unfinished build of another identity is replaced, which is said, if no process can be writing
     it. Where that is not known, as on a store, which has no lock, it counts as running.
 
     Args:
-        storage: the folder.
+        storage: the output folder.
         identity: everything that decides the bytes of the dataset.
         overwrite: whether any dataset may be replaced.
         has_lock: whether the lock of the folder proves that no other build is writing it.
@@ -104,8 +117,15 @@ def state_of(
             plan or manifest.
         manifest.ManifestError: if it holds the dataset, but not all of its shards.
     """
-    if overwrite:
-        return "replace"
+    state = "replace" if overwrite else _state_of(storage, identity, has_lock)
+    if state == "replace":
+        return Place(_beside(storage, fingerprint(identity)), storage)
+    if not storage.remote:  # without a lock, another build may still be writing there
+        replace.drop(storage)
+    return Place(storage) if state == "resume" else None
+
+
+def _state_of(storage: Folder, identity: Mapping[str, Any], has_lock: bool) -> _State:
     names = storage.names()
     if manifest.FILE_NAME in names:
         try:
@@ -148,8 +168,8 @@ def _require_same(
         )
 
 
-def beside(storage: Folder, fingerprint: str) -> Folder:
-    """Returns the folder for a dataset that will replace what is there, see `take_place`.
+def _beside(storage: Folder, fingerprint: str) -> Folder:
+    """Returns the folder for a dataset that will replace what is there.
 
     It holds what an earlier build of the same fingerprint has made there.
     """
@@ -163,15 +183,6 @@ def beside(storage: Folder, fingerprint: str) -> Folder:
 def take_place(storage: Folder) -> None:
     """Replaces the dataset that is there by the one beside it, which is finished."""
     replace.take(storage, _OWN_FILES)
-
-
-def forget_waiting(storage: Folder) -> None:
-    """Removes the unfinished dataset of a build that was to replace this one.
-
-    On a store it stays: there is no lock, so another build may still be writing it.
-    """
-    if not storage.remote:
-        replace.drop(storage)
 
 
 def finish_replacing(storage: Folder) -> None:

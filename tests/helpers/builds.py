@@ -105,8 +105,10 @@ def prepare_flags(argv: Sequence[str]):
     """Returns the block of `prepare` for all flags of a build."""
     from pipelines.build_tfrecords import planned
     from pipelines.options import parse_options
+    from pipelines.stores.output_state import open_output
 
-    return planned(parse_options(argv))
+    options = parse_options(argv)
+    return planned(options, open_output(options.output.output), options.workers)
 
 
 def run_build_here(source: Path, output: Path | str, *more: str) -> int:

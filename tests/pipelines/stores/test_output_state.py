@@ -129,17 +129,17 @@ def test_a_lock_on_a_file_that_its_last_holder_deleted_is_taken_anew(tmp_path, m
 # ---- what is there already
 
 
-def state_of(storage):
-    return output_state.state_of(storage, {"seed": 0}, overwrite=False, has_lock=True)
+def place_of(storage):
+    return output_state.place_of(storage, {"seed": 0}, overwrite=False, has_lock=True)
 
 
 @pytest.mark.parametrize("name", ["train-00000-of-00001.tfrecord", "report.html"])
 def test_a_folder_with_files_of_nobody_that_a_build_writes_is_refused(storage, name):
     write_tree(Path(storage.root), {"notes.txt": b"mine"})
-    assert state_of(storage) == "resume"
+    assert place_of(storage) == (storage, None)
     write_tree(Path(storage.root), {name: b"theirs"})
     with pytest.raises(errors.UserError, match=f"{name} but no plan"):
-        state_of(storage)
+        place_of(storage)
 
 
 @pytest.mark.parametrize(
