@@ -1,4 +1,4 @@
-"""The options of the sources, and the source that they choose.
+"""The kinds of sources, their options, and the source that these choose.
 
 Its images are downloaded, drawn or uploaded first. The paths in it are absolute, because a worker
 may have another working directory.
@@ -11,8 +11,9 @@ import functools
 import hashlib
 import re
 import urllib.parse
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from tqdm.utils import CallbackIOWrapper
 
@@ -38,18 +39,94 @@ Workers = Literal["here", "cluster", "dataflow"]
 _ARCHIVES = (".zip", ".tar", ".gz", ".tgz")
 _TABLES = (".csv", ".tsv", ".parquet", ".xlsx", ".json", ".jsonl")
 
-# The sources, and what --input must be; None for a source that accepts none.
-_INPUTS = {
-    "kaggle": None,
-    "archive": "a .zip, .tar or .tar.gz file",
-    "directory": "a folder",
-    "npz": "a .npz file",
-    "parquet": "a .parquet file, or a folder of them",
-    "synthetic": None,
-}
 
-# Flags that only one source reads.
-_ONLY_FOR = {"follow_links": "directory", "kaggle_dataset": "kaggle", "num_examples": "synthetic"}
+class _Context(NamedTuple):
+    """What a source is given besides its options.
+
+    Attributes:
+        workers: where the images are decoded.
+        seed: that of synthetic images.
+        downloads: local folder for what later builds need, too.
+        scratch_dir: local folder for what this build alone needs.
+    """
+
+    workers: Workers
+    seed: int
+    downloads: Path
+    scratch_dir: Path
+
+
+def _open_kaggle(options: SourceOptions, context: _Context) -> Source:
+    path = kaggle.download_archive(options.kaggle_dataset, context.downloads)
+    facts = {"kind": "kaggle", "dataset": options.kaggle_dataset}
+    return open_archive(staged(path, options, context.workers), context.scratch_dir, **facts)
+
+
+def _open_archive(options: SourceOptions, context: _Context) -> Source:
+    if is_remote(address := options.input or ""):
+        return open_archive(address, context.scratch_dir)
+    path = _require_input(options, is_folder=False)
+    if path.suffix.lower() in _TABLES:
+        raise errors.UserError(
+            f"--input {address} is a table; give it as --labels, and the folder or archive of "
+            "its images as --input"
+        )
+    return open_archive(staged(path, options, context.workers), context.scratch_dir)
+
+
+def _open_directory(options: SourceOptions, context: _Context) -> Source:
+    if is_remote(address := options.input or ""):
+        return RemoteDirectorySource(address)
+    path = _require_input(options, is_folder=True)
+    return DirectorySource(path, follow_links=options.follow_links)
+
+
+def _open_rows(options: SourceOptions, context: _Context) -> Source:
+    return options.rows.packed(context.scratch_dir)
+
+
+def _open_synthetic(options: SourceOptions, context: _Context) -> Source:
+    num = options.num_examples
+    folder = context.downloads / f"synthetic-{num}-seed-{context.seed}"
+    with bar(desc="drawing", total=num, unit=" images", delay=1.0) as drawn:
+        synthetic.write_tree(folder, num, context.seed, drawn.update)
+    return DirectorySource(folder, kind="synthetic")
+
+
+def _require_input(options: SourceOptions, *, is_folder: bool) -> Path:
+    path = Path(options.input).absolute()
+    if not path.exists():
+        raise errors.UserError(f"--input {options.input} does not exist")
+    if path.is_dir() != is_folder:
+        kind, other = ("file, not a folder", "archive") if is_folder else ("folder", "directory")
+        raise errors.UserError(f"--input is a {kind}; use --source {other}")
+    return path
+
+
+class _Kind(NamedTuple):
+    """A value of `--source`.
+
+    Attributes:
+        open: returns the source that the options choose.
+        input: what `--input` must be; None for a source that accepts none.
+        only: flags that no other source reads.
+        rows: class of a source whose images are rows of files that hold their labels, too.
+    """
+
+    open: Callable[[SourceOptions, _Context], Source]
+    input: str | None = None
+    only: Sequence[str] = ()
+    rows: type[RowSource] | None = None
+
+
+_KINDS = {
+    "kaggle": _Kind(_open_kaggle, only=["kaggle_dataset"]),
+    "archive": _Kind(_open_archive, "a .zip, .tar or .tar.gz file"),
+    "directory": _Kind(_open_directory, "a folder", only=["follow_links"]),
+    "npz": _Kind(_open_rows, "a .npz file", rows=NpzSource),
+    "parquet": _Kind(_open_rows, "a .parquet file, or a folder of them", rows=ParquetSource),
+    "synthetic": _Kind(_open_synthetic, only=["num_examples"]),
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,7 +142,7 @@ class SourceOptions:
         "where the images come from (default: archive, directory, npz or parquet, as --input is; "
         "without --input kaggle, which downloads them and needs a free account; synthetic draws "
         "them and needs no account)",
-        choices=tuple(_INPUTS),
+        choices=tuple(_KINDS),
     )
     input: Address | None = flag(
         None,
@@ -100,8 +177,7 @@ class SourceOptions:
         Raises:
             errors.UserError: if the files are not on a disk of this machine.
         """
-        kinds = {"npz": NpzSource, "parquet": ParquetSource}
-        if self.source not in kinds:
+        if not (kind := _KINDS[self.source].rows):
             return None
         address = self.input or Address("")
         if is_remote(address):
@@ -113,13 +189,13 @@ class SourceOptions:
             raise errors.UserError(f"--input {address} does not exist")
         if self.source == "npz" and Path(address).is_dir():
             raise errors.UserError(f"--input {address} is a folder; --source npz needs a .npz file")
-        return kinds[self.source](Path(address).absolute())
+        return kind(Path(address).absolute())
 
     def __post_init__(self) -> None:
         if not self.source:
             object.__setattr__(self, "source", _source_of(self.input))  # the dataclass is frozen
         check(self)
-        needed = _INPUTS[self.source]
+        needed = _KINDS[self.source].input
         if needed and not self.input:
             raise ValueError(f"--source {self.source} needs --input, {needed}")
         if self.input is not None and not self.input.strip():
@@ -130,9 +206,10 @@ class SourceOptions:
                 + ("directory" if Path(self.input).is_dir() else "archive")
                 + " to build your own images"
             )
-        for name, source in _ONLY_FOR.items():
-            if source != self.source and getattr(self, name) != getattr(SourceOptions, name):
-                raise ValueError(f"--{name} is for --source {source}; received {self.source}")
+        for source, kind in _KINDS.items():
+            for name in kind.only if source != self.source else ():
+                if getattr(self, name) != getattr(SourceOptions, name):
+                    raise ValueError(f"--{name} is for --source {source}; received {self.source}")
         slug = r"[A-Za-z0-9][A-Za-z0-9_-]*"
         if not re.fullmatch(f"{slug}/{slug}", self.kaggle_dataset):
             raise ValueError(
@@ -174,37 +251,10 @@ def open_source(options: SourceOptions, workers: Workers, seed: int, output: Fol
         errors.BuildError: if the data could not be downloaded, drawn or uploaded.
     """
     require_reachable(options, workers)
-    address, downloads = options.input or Address(""), options.download_dir.absolute()
+    downloads = options.download_dir.absolute()
     scratch_dir = downloads if output.remote else Path(output.path(BUILD_DIR)).absolute()
-    if options.rows:
-        return options.rows.packed(scratch_dir)
-    if options.source == "kaggle":
-        path = kaggle.download_archive(options.kaggle_dataset, downloads)
-        facts = {"kind": "kaggle", "dataset": options.kaggle_dataset}
-        return open_archive(staged(path, options, workers), scratch_dir, **facts)
-    if options.source == "synthetic":
-        num = options.num_examples
-        folder = downloads / f"synthetic-{num}-seed-{seed}"
-        with bar(desc="drawing", total=num, unit=" images", delay=1.0) as drawn:
-            synthetic.write_tree(folder, num, seed, drawn.update)
-        return DirectorySource(folder, kind="synthetic")
-    is_archive = options.source == "archive"
-    if is_remote(address):
-        return open_archive(address, scratch_dir) if is_archive else RemoteDirectorySource(address)
-    path = Path(address).absolute()
-    if not path.exists():
-        raise errors.UserError(f"--input {address} does not exist")
-    if path.is_dir() == is_archive:
-        kind, other = ("folder", "directory") if is_archive else ("file, not a folder", "archive")
-        raise errors.UserError(f"--input is a {kind}; use --source {other}")
-    if is_archive and path.suffix.lower() in _TABLES:
-        raise errors.UserError(
-            f"--input {address} is a table; give it as --labels, and the folder or archive of "
-            "its images as --input"
-        )
-    if is_archive:
-        return open_archive(staged(path, options, workers), scratch_dir)
-    return DirectorySource(path, follow_links=options.follow_links)
+    context = _Context(workers, seed, downloads, scratch_dir)
+    return _KINDS[options.source].open(options, context)
 
 
 def require_reachable(options: SourceOptions, workers: Workers) -> None:
