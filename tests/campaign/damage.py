@@ -1,23 +1,14 @@
-"""Ways in which an archive, a folder or an image file is damaged on its way."""
+"""Ways in which an archive or a folder is damaged on its way."""
 
 import gzip
 import io
-import json
 import os
 import random
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 Way = Callable[[random.Random, bytes], bytes]
-#: What may stand in a JSON file instead of a value.
-VALUES: tuple[Any, ...] = (
-    None, 0, 1, -1, 2**31, 2**63, 2**70, 10**13, 0.5, 1e308, float("nan"), "", "x",
-    "../../etc/passwd", "/tmp/campaign-outside", "\0", "a\nb", "\ud800", [], {}, [[]], True, [1, 2],
-    {"a": 1}, ["x"], "9" * 400, "train", "1", "os.system", "uint8", "label_names",
-    "train-00000-of-00003.tfrecord",
-)  # fmt: skip
 
 _MARKS = (b"PK\1\2", b"PK\3\4", b"PK\5\6", b"PK\6\6", b"PK\6\7", b"ustar")
 _NUMBERS = (0, 1, 2, 0x7F, 0xFF, 0x100, 0x7FFF, 0xFFFE, 0xFFFF, 0x10000, 0x7FFFFFFF, 0xFFFFFFFF)
@@ -75,8 +66,7 @@ def _pad(rng: random.Random, data: bytes) -> bytes:
     return data + bytes(rng.choice((1, 511, 512, 10_240)))
 
 
-#: For files of any kind, and for archives.
-ANY: tuple[Way, ...] = (
+_ANY: tuple[Way, ...] = (
     _truncate,
     _run("flip", lambda rng, run: bytes([run[0] ^ 1 << rng.randrange(8)]) + run[1:]),
     _run("set", lambda rng, run: rng.randbytes(len(run[:30])) + run[30:]),
@@ -86,51 +76,7 @@ ANY: tuple[Way, ...] = (
     _run("repeat", lambda rng, run: run + run),
     _run("swap", lambda rng, run: run[len(run) // 2 :] + run[: len(run) // 2]),
 )
-_ARCHIVE = (*ANY, *[_set_number] * 3, _change_name, _join_with_itself, _pad)
-
-
-def damage(
-    rng: random.Random,
-    data: bytes,
-    times: Sequence[int] = (0, 0, 1, 1, 2),
-    ways: Sequence[Way] = ANY,
-) -> tuple[bytes, str]:
-    """Damages data some times; returns it and what was done, which is "" if nothing was."""
-    done = rng.choices(ways, k=rng.choice(times))
-    for way in done:
-        data = way(rng, data) or b"\0"
-    return data, ", ".join(way.__name__.strip("_") for way in done)
-
-
-def damage_file(rng: random.Random, path: Path) -> str:
-    """Damages a file once, and says how."""
-    data, done = damage(rng, path.read_bytes() or b"\0", (1,))
-    path.write_bytes(data)
-    return done
-
-
-def alter_json(rng: random.Random, path: Path) -> str:
-    """Damages a JSON file, or changes, renames or removes values in it; says what was done."""
-    if rng.random() < 0.15:
-        return damage_file(rng, path)
-    content, done = json.loads(path.read_bytes()), []
-    for _ in range(rng.choice((1, 1, 2))):
-        holders = [content]
-        for holder in holders:
-            inner = holder.values() if isinstance(holder, dict) else holder
-            holders += [each for each in inner if isinstance(each, dict | list) and each]
-        holder = rng.choice(holders)
-        key = rng.choice(list(holder)) if isinstance(holder, dict) else rng.randrange(len(holder))
-        what, value = rng.choice(("change", "change", "remove", "rename")), rng.choice(VALUES)
-        if what == "change":
-            holder[key] = value
-        elif what == "remove" or not isinstance(holder, dict):
-            del holder[key]
-        else:
-            holder[str(value)] = holder.pop(key)
-        done.append(f"{what} {key} {value!a}"[:90])
-    path.write_text(json.dumps(content))
-    return ", ".join(done)
+_ARCHIVE = (*_ANY, *[_set_number] * 3, _change_name, _join_with_itself, _pad)
 
 
 def change_index(data: bytes, change: Callable[[list[zipfile.ZipInfo]], object]) -> bytes:
@@ -160,7 +106,7 @@ def _change_directory(rng: random.Random, data: bytes) -> bytes:
     try:
         return change_index(data, change)
     except Exception:  # it is damaged already, and zipfile refuses it in one of many ways
-        return rng.choice(ANY)(rng, data)
+        return rng.choice(_ANY)(rng, data)
 
 
 def _change_tar_header(rng: random.Random, data: bytes) -> bytes:
@@ -168,7 +114,7 @@ def _change_tar_header(rng: random.Random, data: bytes) -> bytes:
     places = range(0, len(data), 512)
     blocks = [place for place in places if data[place + 257 : place + 262] == b"ustar"]
     if not blocks:
-        return rng.choice(ANY)(rng, data)
+        return rng.choice(_ANY)(rng, data)
     start = rng.choice(blocks)
     header = bytearray(data[start : start + 512])
     field, width = rng.choice(((124, 12), (124, 12), (156, 1), (0, 100), (157, 100), (345, 100)))
@@ -186,8 +132,10 @@ def _change_tar_header(rng: random.Random, data: bytes) -> bytes:
     return data[:start] + bytes(header[:512]) + data[start + 512 :]
 
 
-def damage_archive(rng: random.Random, path: Path) -> str:
-    """Damages an archive once or several times; returns what was done."""
+def damage(rng: random.Random, path: Path) -> str:
+    """Damages an archive or a folder once or several times; returns what was done."""
+    if path.is_dir():
+        return _damage_folder(rng, path)
     data = path.read_bytes()
     # Of a packed stream hardly any damage but its checksum is seen; so mostly the tar in it.
     is_inner = path.suffix == ".gz" and rng.random() < 0.7
@@ -195,9 +143,11 @@ def damage_archive(rng: random.Random, path: Path) -> str:
         data = gzip.decompress(data)
     is_tar = is_inner or path.suffix == ".tar"
     more = [_change_tar_header] * 8 if is_tar else [_change_directory] * 3
-    data, done = damage(rng, data, (1, 1, 1, 2, 4), (*_ARCHIVE, *more))
+    done = rng.choices((*_ARCHIVE, *more), k=rng.choice((1, 1, 1, 2, 4)))
+    for way in done:
+        data = way(rng, data) or b"\0"
     path.write_bytes(gzip.compress(data, 1, mtime=0) if is_inner else data)
-    return done
+    return ", ".join(way.__name__.strip("_") for way in done)
 
 
 _IN_FOLDER: dict[str, Callable[[Path, bytes], object]] = {
@@ -212,7 +162,7 @@ _IN_FOLDER: dict[str, Callable[[Path, bytes], object]] = {
 }
 
 
-def damage_folder(rng: random.Random, folder: Path) -> str:
+def _damage_folder(rng: random.Random, folder: Path) -> str:
     """Damages a folder as a disk, a sync program or a colleague does; returns what was done."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     done = rng.choices(list(_IN_FOLDER), k=min(len(files), rng.choice((1, 2, 3))))
