@@ -3,6 +3,7 @@
 import fcntl
 import gc
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -75,6 +76,20 @@ def built_dataset(source_tree: Path, tmp_path_factory: pytest.TempPathFactory) -
     """The dataset that the real job makes of `source_tree`; not to be written to."""
     flags = ("--image_size=12x10", "--num_shards=3", "--max_reject_fraction=0.5")
     return build_here(source_tree, tmp_path_factory.mktemp("built") / "dataset", *flags)
+
+
+@pytest.fixture
+def dataset(built_dataset: Path, tmp_path: Path) -> Path:
+    """A copy of `built_dataset`, to damage."""
+    return shutil.copytree(built_dataset, tmp_path / "dataset")
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    """A file with a secret for `--anonymize`, in a folder of its own."""
+    (folder := tmp_path / "private").mkdir()
+    (file := folder / "secret.txt").write_text("8f1d3c5a7b9e2046" * 4)
+    return file
 
 
 @pytest.fixture(scope="session")

@@ -134,6 +134,13 @@ def change_first_label(directory: Path, label: Sequence[float]) -> None:
     shard.write_bytes(content)
 
 
+def flip(path: Path) -> None:
+    """Changes a bit in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
 def cut_shards(path: Path) -> None:
     """Cuts off the shards beside a file of a dataset, in their first record."""
     for shard in path.parent.glob("*.tfrecord"):
@@ -196,6 +203,14 @@ def stored(
         labels.view("<f4"),
         [bytes(key).decode() for key in keys],
     )
+
+
+def pixels_of(directory: Path) -> dict[str, np.ndarray]:
+    """Returns the pixels of every example of all splits by its key."""
+    found = (stored(directory, split) for split in Manifest.load(directory).splits)
+    return {
+        key: image for images, _, keys in found for image, key in zip(images, keys, strict=True)
+    }
 
 
 def assert_same(found: Iterable[Iterable[Any]], wanted: Iterable[Iterable[Any]]) -> None:

@@ -32,8 +32,6 @@ from pipelines.stores.output import OutputOptions
 from tfrecord_io import __main__, image_key
 from tfrecord_io.extras import sample
 
-SECRET = "8f1d3c5a7b9e2046" * 4  # in hexadecimal
-
 
 class Names:
     """Gives identifiers that occur nowhere else, and remembers them."""
@@ -141,14 +139,6 @@ def source_of(kind, names, folder):
     return write_zip(place / f"{names.new()}.zip", files), [*flags, f"--labels={table}"]
 
 
-@pytest.fixture
-def secret(tmp_path):
-    file = tmp_path / "private" / "secret.txt"
-    file.parent.mkdir()
-    file.write_text(SECRET)
-    return file
-
-
 def everything(folder):
     """Returns all bytes of a dataset's files, with their names, and the tables also unpacked."""
     content = io.BytesIO()
@@ -173,7 +163,7 @@ def test_no_name_of_the_input_is_in_an_output(kind, secret, tmp_path, capfd):
     assert "is complete" in capfd.readouterr().out
     content = everything(hidden)
     assert names.found_in(content) == []
-    assert SECRET.encode() not in content
+    assert secret.read_bytes() not in content
     # Nor is there a plain hash of a name, which could be guessed.
     for column in ("key", "patient", "study", "series"):
         values = set(_column(plain, column)) - {None}
@@ -187,7 +177,7 @@ def test_the_secret_and_the_names_of_files_stay_out_of_the_job(secret, tmp_path)
     source, flags = source_of("tar.gz", names, tmp_path)
     with prepare(source, tmp_path / "out", *flags, f"--anonymize={secret}") as job:
         content = pickle.dumps((job.build, job.todo))
-    assert SECRET.encode() not in content
+    assert secret.read_bytes() not in content
     # A worker must know where the input is, but nothing else.
     assert set(names.found_in(content)) <= {name for name in names.given if name in str(source)}
 
@@ -197,7 +187,7 @@ def test_the_same_secret_gives_the_same_bytes_and_another_one_other_keys(secret,
     source, flag = write_zip(tmp_path / "in.zip", files), f"--anonymize={secret}"
     built = [build_here(source, tmp_path / name, flag) for name in "12"]
     assert files_of(built[0]) == files_of(built[1])
-    secret.write_text(SECRET.upper())
+    secret.write_text(secret.read_text().upper())
     with pytest.raises(errors.UserError, match="anonymize:"):
         build_here(source, tmp_path / "1", flag)
     other = build_here(source, tmp_path / "3", flag)

@@ -393,10 +393,7 @@ def test_a_patient_who_stays_at_a_site_is_told(tmp_path, capsys, of_dicom, also_
     assert "without a site" not in capsys.readouterr().err
 
 
-def test_no_name_of_an_excluded_patient_is_kept_of_an_anonymous_dataset(tmp_path, capsys):
-    secret = tmp_path / "private" / "secret"
-    secret.parent.mkdir()
-    secret.write_text("0123456789abcdef" * 4)
+def test_no_name_of_an_excluded_patient_is_kept_of_an_anonymous_dataset(secret, tmp_path, capsys):
     files = {**SCANS, **ODD}
     flags = (f"--anonymize={secret}", *BY_PATIENT)
     rows = [{"patient": "100"}, {"patient": "555"}]

@@ -11,11 +11,12 @@ FILES = {**scan_tree({"train": 5, "test": 2}), "train/CNV/CNV-900-1.jpeg": b"no 
 
 
 @pytest.mark.parametrize("name", ["scans", "scans.zip", "scans.tar.gz"])
-def test_it_says_what_the_build_makes_and_leaves_nothing(name, tmp_path, monkeypatch, capsys):
+def test_it_says_what_the_build_makes_and_leaves_nothing(
+    name, secret, tmp_path, monkeypatch, capsys
+):
     (scratch := tmp_path / "scratch").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
-    source, output, secret = pack(tmp_path / name, FILES), tmp_path / "out", tmp_path / "secret"
-    secret.write_text("0123456789abcdef" * 4)
+    source, output = pack(tmp_path / name, FILES), tmp_path / "out"
     flags, before = ("--max_reject_fraction=0.1", "--num_shards=3"), files_of(tmp_path)
     assert run_build_here(source, output, *flags, f"--anonymize={secret}", "--preview") == 0
     capsys.readouterr()

@@ -17,16 +17,17 @@ from builds import (
     shards_of,
     write_csv,
 )
-from dataset_factory import change_column, change_json, write_table
+from dataset_factory import change_column, change_json, flip, write_table
 from dicom_files import dicom_file
 from image_files import encoded, grey_pixels, jpeg, png, write_tree, write_zip
 from PIL import Image
+from s3_server import BUCKET
+from source_files import upload
 
 from pipelines import errors
 from pipelines.shards.write import TaskWriter
 from tfrecord_io.format.manifest import Manifest
 from tfrecord_io.format.schema import FOOTER_LENGTH, HEADER_LENGTH, masked_crc32c
-from tfrecord_io.stores.folder import Folder
 
 FLAGS = ("--num_shards=3", "--max_reject_fraction=0.9", "--fit=stretch")
 
@@ -165,12 +166,6 @@ def test_pixels_and_facts_come_from_the_old_dataset(default, tmp_path):
     assert forged in (output / row["shard"]).read_bytes()
     (new,) = (row for row in rows_of(output) if row["path"] == "train/CNV/CNV-3-1.jpeg")
     assert new in rows_of(plain)
-
-
-def flip(path):
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 @pytest.mark.parametrize(
@@ -316,12 +311,8 @@ def test_the_workers_of_a_cluster_must_reach_the_old_dataset(default, tmp_path):
 
 
 def test_an_old_dataset_is_read_from_a_store(default, tmp_path, s3, capsys):
-    from s3_server import BUCKET
-
     old, source, plain = default
-    for name, content in files_of(old).items():
-        Folder(f"s3://{BUCKET}/reuse/old").write(name, content)
-    url = f"s3://{BUCKET}/reuse/old"
+    url = upload(old, f"s3://{BUCKET}/reuse/old")
     for output in (tmp_path / "out", f"s3://{BUCKET}/reuse/new"):
         capsys.readouterr()
         build_here(source, output, *FLAGS, *s3.flags, f"--reuse={url}")

@@ -13,13 +13,11 @@ import pytest
 from builds import IN_MEMORY, run_build_here
 from image_files import pack, scan_tree, write_tree, write_zip
 from PIL import ImageFile, UnidentifiedImageError
+from source_files import list_input
 from web_server import WebFile, running_web
 
 from pipelines import build_tfrecords, errors
-from pipelines.listing.listing import ListingOptions, list_images
 from pipelines.sources import directory
-from pipelines.sources.archive import open_archive
-from pipelines.sources.directory import DirectorySource
 from tfrecord_io.decoding.rejects import is_of_content
 from tfrecord_io.format.manifest import Manifest
 from tfrecord_io.stores import remote
@@ -66,17 +64,9 @@ LISTINGS = {
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("inputs")
-    for name in ("tree", "scans.zip", "scans.tar", "scans.tar.gz"):
-        pack(folder / name, TREE)
+    for kind in ("zip", "tar", "tar.gz", "folder"):
+        pack(folder / f"scans.{kind}", TREE)
     return folder
-
-
-def list_input(kind, inputs, scratch_dir):
-    if kind in ("folder", "file"):
-        source = DirectorySource(inputs / "tree")
-    else:
-        source = open_archive(inputs / f"scans.{kind}", scratch_dir)
-    return list_images(source, ListingOptions())
 
 
 # Listing a folder needs no memory to speak of, and a link that leads nowhere is a reject.
@@ -102,7 +92,7 @@ def test_an_input_that_cannot_be_listed_ends_the_build(inputs, tmp_path, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr(where, name, fail)
         with pytest.raises(errors.BuildError, match=r"may not read 1 files|cannot read .*again"):
-            list_input(kind, inputs, tmp_path)
+            list_input(inputs / f"scans.{kind.replace('file', 'folder')}", tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["zip", "tar"])
@@ -114,7 +104,7 @@ def test_an_archive_whose_index_is_damaged_is_refused(inputs, tmp_path, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(*LISTINGS[kind], fail)
         with pytest.raises(errors.UserError, match="is not a complete"):
-            list_input(kind, inputs, tmp_path)
+            list_input(inputs / f"scans.{kind}", tmp_path)
 
 
 def test_files_that_may_not_be_read_end_the_build_before_an_image_is_decoded(
@@ -157,7 +147,7 @@ def after_listing(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "where", "function", "error"),
     [
-        ("tree", Path, "open", system_error(errno.EIO)),
+        ("scans.folder", Path, "open", system_error(errno.EIO)),
         ("scans.zip", os, "pread", system_error(errno.EIO)),
         ("scans.zip", ImageFile.ImageFile, "load", MemoryError()),
     ],
@@ -169,7 +159,7 @@ def test_a_machine_that_fails_at_an_image_ends_the_build_and_the_next_one_reads_
     path, original, calls = inputs / name, getattr(where, function), itertools.count()
 
     def fail(*arguments, **options):
-        if arguments[0] == path / NAME if name == "tree" else next(calls) >= 4:
+        if arguments[0] == path / NAME if where is Path else next(calls) >= 4:
             raise error
         return original(*arguments, **options)
 
@@ -177,7 +167,7 @@ def test_a_machine_that_fails_at_an_image_ends_the_build_and_the_next_one_reads_
         patch.setattr(where, function, fail)
         assert run_build_here(path, tmp_path / "out") == 1
     assert "run the same command again" in (message := capsys.readouterr().err)
-    assert name != "tree" or f"cannot read {path / NAME}: " in message
+    assert where is not Path or f"cannot read {path / NAME}: " in message
     assert run_build_here(path, tmp_path / "out") == 0
     found = Manifest.load(tmp_path / "out")
     assert (found.counts["examples"], found.rejects) == (len(TREE), {})
@@ -245,5 +235,5 @@ def test_a_server_that_garbles_a_file_without_a_checksum_is_found_out(
         return content if member.name != NAME else os.urandom(len(content))
 
     monkeypatch.setattr(directory._DirectoryReader, "read", garble)
-    assert run_build_here(inputs / "tree", tmp_path / "out") == 1
+    assert run_build_here(inputs / "scans.folder", tmp_path / "out") == 1
     assert f"{NAME} has other bytes each time" in capsys.readouterr().err

@@ -2,9 +2,9 @@
 
 import zipfile
 
-import numpy as np
 import pytest
 from builds import build_here, build_of, rows_of
+from dataset_factory import pixels_of
 from image_files import jpeg, scan_tree, scans_of, write_tar, write_tree, write_zip
 
 from pipelines import errors
@@ -28,13 +28,6 @@ built = build_of(
 )
 
 
-def pixels_of(output, row):
-    layout = Manifest.load(output).layout
-    shard = np.fromfile(output / row["shard"], np.uint8).reshape(-1, layout.stride)
-    slot = layout.features["image"]
-    return shard[row["row"], slot.offset : slot.offset + slot.length]
-
-
 def test_only_the_train_split_has_variants_and_each_image_all_of_them(built):
     by_path: dict[tuple[str, str], list[int]] = {}
     for row in rows_of(built):
@@ -56,15 +49,15 @@ def test_the_ledger_counts_files_not_variants(built):
 
 
 def test_a_variant_is_made_of_its_original_by_its_own_key(built):
-    rows = rows_of(built)
-    originals = {row["path"]: row for row in rows if row["variant"] == 0}
+    rows, pixels = rows_of(built), pixels_of(built)
+    originals = {row["path"]: pixels[row["key"]] for row in rows if row["variant"] == 0}
     for row in rows:
         path = augment.variant_path(row["path"], row["variant"])
         assert row["key"] == image_key(path)
-        original = pixels_of(built, originals[row["path"]])
         if row["variant"]:
-            expected = augment.vary(original.tobytes(), (8, 8, 1), row["key"], (0, 0, 8, 8))
-            assert pixels_of(built, row).tobytes() == expected
+            original = originals[row["path"]].tobytes()
+            expected = augment.vary(original, (8, 8, 1), row["key"], (0, 0, 8, 8))
+            assert pixels[row["key"]].tobytes() == expected
 
 
 def test_a_wrong_variant_is_found(built, scans, tmp_path, monkeypatch):

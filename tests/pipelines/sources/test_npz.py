@@ -6,6 +6,7 @@ import zipfile
 import numpy as np
 import pytest
 from builds import rows_of, shards_of
+from dataset_factory import pixels_of
 from numpy.lib import format as npy
 from row_files import build_rows, write_npz
 
@@ -14,15 +15,6 @@ from tfrecord_io import Manifest
 from tfrecord_io.auditing.verify import verify
 from tfrecord_io.extras import sample
 from tfrecord_io.terminal.errors import UserError
-
-
-def pixels_of(output, row):
-    """Returns the stored pixels of a row of the table of examples."""
-    manifest = Manifest.load(output)
-    feature, dtype = manifest.layout.features["image"], np.dtype(manifest.dtype)
-    content = (output / row["shard"]).read_bytes()[row["row"] * manifest.layout.stride :]
-    pixels = content[feature.offset : feature.offset + feature.length]
-    return np.frombuffer(pixels, dtype).reshape(manifest.image_shape)
 
 
 @pytest.mark.parametrize(
@@ -44,12 +36,12 @@ def test_pixels_classes_and_splits_are_those_of_the_arrays(tmp_path, shape, dtyp
     # In the order of numbers: as text, 10 would come before 2.
     assert manifest.label_names == tuple(map(str, range(12)))
     assert manifest.source == {"kind": "npz", "name": "dots.npz"}
-    rows = rows_of(tmp_path / "out")
+    rows, pixels = rows_of(tmp_path / "out"), pixels_of(tmp_path / "out")
     assert len(rows) == 36
     for row in rows:
         name, _, place = row["path"].partition("#")
-        stored = pixels_of(tmp_path / "out", row).reshape(shape)
-        np.testing.assert_array_equal(stored, arrays[name][int(place)])
+        found = pixels[row["key"]].reshape(shape)
+        np.testing.assert_array_equal(found, arrays[name][int(place)])
         assert row["label"] == str(arrays[f"{row['split']}_labels"][int(place), 0])
         assert name == f"{row['split']}_images"
 

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
+from builds import files_of
 from PIL import Image
 
 from pipelines import errors
@@ -24,12 +25,6 @@ from pipelines.sources.synthetic import (
 )
 
 FEW = 13
-
-
-def files_of(directory):
-    """Returns the content of every scan in the tree by its path within the directory."""
-    paths = sorted((directory / ARCHIVE_FOLDER).rglob("*.jpeg"))
-    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in paths}
 
 
 @pytest.fixture
@@ -123,17 +118,17 @@ def test_patients_have_several_images_a_few_have_two_classes_and_none_two_splits
 
 
 def test_the_tree_has_the_real_archives_shape_and_one_constant_time(tmp_path):
-    folder = tmp_path / "tree"
-    write_tree(folder, FEW, seed=3)
-    files = files_of(folder)
+    write_tree(tmp_path / "tree", FEW, seed=3)
+    scans = tmp_path / "tree" / "OCT2017 "
+    files = files_of(scans)
     assert len(files) == FEW
     for path, content in files.items():
-        top, split, label, name = path.split("/")
-        assert (top, split in SPLITS, label in LABEL_NAMES) == ("OCT2017 ", True, True)
+        split, label, name = path.split("/")
+        assert (split in SPLITS, label in LABEL_NAMES) == (True, True)
         prefix, patient, index = name.removesuffix(".jpeg").split("-")
         assert prefix == label
         assert content == encode_jpeg(draw_bscan(label, int(patient), int(index), 3))
-        assert (folder / path).stat().st_mtime == FILE_MTIME
+        assert (scans / path).stat().st_mtime == FILE_MTIME
 
 
 @pytest.mark.usefixtures("quick")
@@ -166,12 +161,12 @@ def older_generator(_, monkeypatch):
 def test_a_tree_that_is_not_as_it_would_be_drawn_is_drawn_again(tmp_path, change, monkeypatch):
     folder = tmp_path / "tree"
     write_tree(folder, 12, seed=3)
-    before = files_of(folder)
-    change(folder / next(iter(before)), monkeypatch)
+    before = files_of(folder / ARCHIVE_FOLDER)
+    change(folder / ARCHIVE_FOLDER / next(iter(before)), monkeypatch)
     reported: list[int] = []
     write_tree(folder, 12, seed=3, progress=reported.append)
     assert sum(reported) == 12
-    assert files_of(folder) == before
+    assert files_of(folder / ARCHIVE_FOLDER) == before
 
 
 @pytest.mark.usefixtures("quick")
@@ -187,7 +182,7 @@ def test_a_stopped_drawing_leaves_what_was_there_and_the_next_run_draws_a_whole_
         write_tree(folder, 14, seed=3, progress=stop)
     assert files_of(folder) == before
     write_tree(folder, 14, seed=3)
-    assert len(files_of(folder)) == 14
+    assert len(files_of(folder / ARCHIVE_FOLDER)) == 14
     assert [path.name for path in tmp_path.iterdir()] == ["tree"]
     assert sorted(path.name for path in folder.iterdir()) == [COMPLETE_MARKER, ARCHIVE_FOLDER]
 

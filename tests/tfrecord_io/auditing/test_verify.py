@@ -11,18 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 from dataset_factory import change_column, change_first_label
 from s3_server import BUCKET
+from source_files import upload
 
 from tfrecord_io.__main__ import main
 from tfrecord_io.auditing import audit, verify
 from tfrecord_io.format import manifest
-from tfrecord_io.stores import remote
 from tfrecord_io.terminal.flags import command
-
-
-@pytest.fixture
-def dataset(built_dataset, tmp_path):
-    """A copy of a small built dataset, to damage."""
-    return Path(shutil.copytree(built_dataset, tmp_path / "dataset"))
 
 
 def test_no_thread_of_arrow_is_left_that_could_abort_the_end_of_the_process(built_dataset):
@@ -72,9 +66,7 @@ def test_a_dataset_as_built_has_no_finding(dataset, capsys):
 def test_a_dataset_in_a_bucket_is_checked_as_its_copy_on_a_disk(dataset, s3):
     url = f"s3://{BUCKET}/{dataset.parent.name}"
     for num_wrong in (0, 1):
-        for path in dataset.iterdir():
-            with remote.create(f"{url}/{path.name}") as file:
-                file.write(path.read_bytes())
+        upload(dataset, url)
         assert verify.verify(url) == (found := verify.verify(dataset))
         assert len(found) == num_wrong
         assert audit.audit(url).to_dict() == audit.audit(dataset).to_dict()

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 from builds import build_here, rows_of
+from dataset_factory import pixels_of
 from dicom_files import dicom_file
 from image_files import encoded, grey_pixels, jpeg, png, rgb_pixels, write_tree
 from PIL import Image, ImageOps
@@ -15,7 +16,6 @@ from tfrecord_io import Manifest
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.decoding.preprocess import decode_image
 from tfrecord_io.extras.sample import verify
-from tfrecord_io.reading.mapped import MappedDataset
 
 SPACING = (0x0028, 0x0030, "DS")
 OF_ALL_FRAMES = {
@@ -63,13 +63,10 @@ def built(request, source, tmp_path_factory):
 
 def stored_pictures(built):
     """Yields (path, number of the frame, stored pixels)."""
-    rows = {row["key"]: row for row in rows_of(built)}
-    for split in Manifest.load(built).splits:
-        dataset = MappedDataset(built, split)
-        images, _ = dataset[range(len(dataset))] if len(dataset) else ((), ())
-        for key, image in zip(dataset.keys(range(len(dataset))), images, strict=True):
-            path, _, frame = rows[key]["path"].partition("#frame-")
-            yield path, int(frame or 0) or None, image
+    pixels = pixels_of(built)
+    for row in rows_of(built):
+        path, _, frame = row["path"].partition("#frame-")
+        yield path, int(frame or 0) or None, pixels[row["key"]]
 
 
 def by_hand(picture, aspect, settings):

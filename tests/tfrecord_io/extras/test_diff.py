@@ -9,15 +9,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from builds import build_here, write_csv
-from dataset_factory import change_json, write_table
+from dataset_factory import change_json, flip, write_table
 from image_files import jpeg, write_tree
 from s3_server import BUCKET
+from source_files import upload
 from web_server import running_web
 
 from tfrecord_io import Manifest
 from tfrecord_io.__main__ import main
-
-SECRET = "8f1d3c5a7b9e2046" * 4
 
 
 def row(number, patient, split="train", label="CNV"):
@@ -127,9 +126,9 @@ def test_augmented_copies_are_no_images(old, tmp_path, capsys):
     ]
 
 
-def test_of_datasets_with_different_secrets_it_says_why_no_image_is_in_both(old, tmp_path, capsys):
-    secret = tmp_path / "secret.txt"
-    secret.write_text(SECRET)
+def test_of_datasets_with_different_secrets_it_says_why_no_image_is_in_both(
+    old, secret, tmp_path, capsys
+):
     flags = f"--labels={old.parent / 'labels.csv'}", f"--anonymize={secret}"
     hidden = build_here(old.parent / "scans", tmp_path / "data", *flags)
     code, out, _ = diff(capsys, old, hidden)
@@ -139,9 +138,7 @@ def test_of_datasets_with_different_secrets_it_says_why_no_image_is_in_both(old,
 
 
 def test_a_dataset_is_compared_by_its_url_too(old, new, s3, capsys):
-    for file in filter(Path.is_file, new.iterdir()):
-        s3.client.put_object(Bucket=BUCKET, Key=f"new/{file.name}", Body=file.read_bytes())
-    code, out, _ = diff(capsys, old, f"s3://{BUCKET}/new")
+    code, out, _ = diff(capsys, old, upload(new, f"s3://{BUCKET}/new"))
     assert (code, out) == diff(capsys, old, new)[:2]
 
 
@@ -183,12 +180,6 @@ def test_other_rejects_and_tables_are_differences_too(old, tmp_path, capsys):
         (recounted, "manifest.json"),
     ):  # fmt: skip
         assert diff(capsys, more, other) == (1, f"other content: {name}\n", "")
-
-
-def flip(path):
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 def lose_a_column(table):

@@ -13,12 +13,6 @@ from tfrecord_io.extras import sample
 from tfrecord_io.format import manifest
 
 
-@pytest.fixture
-def dataset(built_dataset, tmp_path):
-    """A copy of a small built dataset, to damage."""
-    return Path(shutil.copytree(built_dataset, tmp_path / "dataset"))
-
-
 def test_a_source_that_gives_other_pixels_is_found(dataset, source_tree, tmp_path):
     other = Path(shutil.copytree(source_tree, tmp_path / "other"))
     paths = pq.read_table(dataset / "examples.parquet")["path"].to_pylist()

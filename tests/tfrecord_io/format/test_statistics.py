@@ -2,11 +2,10 @@ import math
 
 import numpy as np
 import pytest
-from dataset_factory import stored
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfrecord_io import Manifest, PixelStatistics
+from tfrecord_io import PixelStatistics
 
 
 def random_images(shape, seed=0, dtype=np.uint8):
@@ -95,8 +94,3 @@ def test_sums_that_no_pixels_can_have_are_refused(change):
     values = {"num_pixels": 4, "sums": (4,), "sums_of_squares": (8,), **change}
     with pytest.raises(ValueError, match="cannot have"):
         PixelStatistics(**values)
-
-
-def test_a_built_dataset_tells_its_statistics(built_dataset):
-    found = Manifest.load(built_dataset).statistics
-    assert found == PixelStatistics.from_images(stored(built_dataset)[0])
