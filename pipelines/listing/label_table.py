@@ -86,8 +86,8 @@ class LabelTable:
         digest = hashlib.sha256(repr((names, types)).encode())
         columns = [self.cells[name] for name in names]
         columns += [column.to_pylist() for column in self.others.values()]
-        for row in sorted(zip(*columns, strict=True), key=repr):
-            digest.update(repr(row).encode("utf-8", "surrogatepass"))
+        for row in sorted(map(repr, zip(*columns, strict=True))):
+            digest.update(row.encode("utf-8", "surrogatepass"))
         return digest.hexdigest()
 
 

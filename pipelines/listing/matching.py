@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
 import collections
+import functools
 import itertools
 import posixpath
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from pipelines import errors
@@ -24,18 +26,22 @@ class Match(NamedTuple):
 
     Attributes:
         row_of_file: the row of each file, from 0; None for a file without one.
-        files_of_row: the places of all files that a row could mean.
+        others: (place of a file, row) for each row that repeats that of the file, or could mean
+            several files.
         ledger: rows without a file, and notes.
     """
 
-    row_of_file: list[int | None]
-    files_of_row: dict[int, list[int]]
+    row_of_file: Sequence[int | None]
+    others: Sequence[tuple[int, int]]
     ledger: Ledger
 
     def rows_of(self, is_chosen: Sequence[bool]) -> set[int]:
         """Returns the rows that mean chosen files, and no other file."""
-        found = self.files_of_row.items()
-        return {row for row, some in found if some and all(is_chosen[place] for place in some)}
+        chosen, rest = set[int](), set[int]()
+        for place, row in itertools.chain(enumerate(self.row_of_file), self.others):
+            if row is not None:
+                (chosen if is_chosen[place] else rest).add(row)
+        return chosen - rest
 
 
 def match_files(names: Sequence[str], table: LabelTable) -> Match:
@@ -55,45 +61,46 @@ def match_files(names: Sequence[str], table: LabelTable) -> Match:
     Raises:
         errors.UserError: if two rows say different things of one file or folder.
     """
-    paths = table.cells["path"]
-    files, means = _find(names, paths)
-    found = {row: _pictures(names, some) for row, some in means.items()}
-    row_of_file: list[int | None] = [None] * len(names)
-    num_repeated = _assign(row_of_file, names, found, table)
-    near = {row: [names[k] for k in some] for row, some in found.items() if len(some) != 1}
-    notes, rejects = list[Note](), list[RejectedFile]()
-    if not all(near.values()):
-        more, notes = _match_ends(files, row_of_file, near, table)
-        num_repeated += more
-    for row, others in near.items():
-        shown = ", ".join(map(ascii, others[:2]))
+    paths, files = table.cells["path"], _Names(names)
+    # What a row that has no file could mean.
+    near, several = dict[int, tuple[str, ...]](), list[tuple[int, int]]()
+    for row, path in enumerate(paths):
+        places = files.pictures(files.meant_by(path))
+        if len(places) == 1:
+            files.give(places[0], row, table)
+        else:
+            near[row] = tuple(names[place] for place in places)
+            several += [(place, row) for place in places]
+    others = [*several, *files.repeated]
+    notes = [] if all(near.values()) else _match_ends(files, near, table)
+    rejects = list[RejectedFile]()
+    for row, some in near.items():
+        shown = ", ".join(map(ascii, some[:2]))
         why = f"the source has no such file; it has files such as {names[0]!a}" if names else ""
-        if len(others) > 1:
-            why = f"{len(others):,} files end with this path, such as {shown}; give more of it"
-        elif others:
+        if len(some) > 1:
+            why = f"{len(some):,} files end with this path, such as {shown}; give more of it"
+        elif some:
             why = f"the source has no such file; that of {shown} has another row"
         detail = f"row {row + 1} of {table.name}: {why}"
         rejects.append(RejectedFile(paths[row], "missing_file", detail))
-    if num_repeated:
+    if files.repeated:
         text = (
-            f"{num_repeated:,} rows of the table of --labels repeat the label of a file; what its "
-            "first row says in other columns is kept"
+            f"{len(files.repeated):,} rows of the table of --labels repeat the label of a file; "
+            "what its first row says in other columns is kept"
         )
         notes.append(Note(text))
-    for place, row in enumerate(row_of_file):
-        if row is not None:
-            found[row].append(place)
     ledger = Ledger(num_files=len(rejects), rejects=tuple(rejects), notes=tuple(notes))
-    return Match(row_of_file, found, ledger)
+    return Match(files.rows, others, ledger)
 
 
-def find_files(names: Sequence[str], paths: Sequence[str]) -> dict[str, list[int]]:
+def find_files(names: Sequence[str], paths: Collection[str]) -> dict[str, list[int]]:
     """Returns the places of the files that each path means, which may be none.
 
     That is the file of this name, or all files whose names end with the path, with or without the
     ending of the name; or all files below the folders of this name.
     """
-    found = dict(zip(paths, _find(names, paths)[1].values(), strict=True))
+    files = _Names(names)
+    found = {path: files.meant_by(path) for path in paths}
     folders = {path.rstrip("/"): places for path, places in found.items() if not places}
     for place, name in enumerate(names if folders else ()):
         for folder in folders.keys() & {*folders_in(name)}:
@@ -108,90 +115,52 @@ def folders_in(name: str) -> Iterator[str]:
         yield from itertools.accumulate(parts[start:], "{}/{}".format)
 
 
-def _find(names: Sequence[str], paths: Sequence[str]) -> tuple[_Ends, dict[int, list[int]]]:
-    """Returns the names by their ends, and by row the places of a path's file or of such an end."""
-    places = {name: place for place, name in enumerate(names)}
-    files = _Ends(names if set(paths) - places.keys() else ())
-    return files, {
-        row: [places[path]] if path in places else files.with_end(path)
-        for row, path in enumerate(paths)
-    }
-
-
-def _assign(
-    rows: list[int | None], names: Sequence[str], found: Mapping[int, list[int]], table: LabelTable
-) -> int:
-    """Gives each file that is the only one of a row this row; returns how many repeat another."""
-    num_repeated = 0
-    for row, places in found.items():
-        if len(places) != 1:
-            continue
-        other = rows[places[0]]
-        if other is None:
-            rows[places[0]] = row
-        elif table.facts(other) == table.facts(row):
-            num_repeated += 1
-        else:
-            raise errors.UserError(
-                f"--labels {table.name}: rows {other + 1:,} and {row + 1:,} both name "
-                f"{names[places[0]]!a}, and differ in one of label, {', '.join(OPTIONAL)}; a file "
-                "needs one row"
-            )
-    return num_repeated
-
-
-def _pictures(names: Sequence[str], places: list[int]) -> list[int]:
-    """Keeps the pictures of several files: beside one there may be a text of the same name."""
-    pictures = [k for k in places if names[k].lower().endswith(IMAGE_SUFFIXES)]
-    return (pictures or places) if len(places) > 1 else places
-
-
-def _match_ends(
-    files: _Ends,
-    row_of_file: list[int | None],
-    near: dict[int, list[str]],
-    table: LabelTable,
-) -> tuple[int, list[Note]]:
+def _match_ends(files: _Names, near: dict[int, tuple[str, ...]], table: LabelTable) -> list[Note]:
     """Matches the rows without a file by the longest end of their path; see `match_files`.
 
-    Takes matched rows out of `near`, and puts there what others could mean. Returns how many rows
-    repeat another one, and what the user should know.
+    Takes matched rows out of `near`, and puts there what others could mean. Returns a note.
     """
-    names, paths = files.names, table.cells["path"]
-    rows = [row for row, others in near.items() if not others]
-    folders = sorted({folder for name in names for folder in _folders_of(name)})
-    parts = {part for folder in folders for part in folder.lower().split("/")}
-    found = {row: _pictures(names, files.nearest(paths[row], parts)) for row in rows}
+    names, paths, num_rows = files.names, table.cells["path"], len(near)
+    folders = _Names(sorted({folder for name in names for folder in _folders_of(name)}),
+                     has_endings=False)  # fmt: skip
+    parts = {part for folder in folders.names for part in folder.lower().split("/")}
+    found = {row: files.pictures(files.nearest(paths[row], parts))
+             for row, some in near.items() if not some}  # fmt: skip
     # Rows of different folders may mean different files of one name, so none of them is sure.
     claims = collections.Counter(place for places in found.values() for place in places)
-    meant: dict[int, str] = {}
-    for row, places in found.items():
-        near[row] = [names[place] for place in places]
-        if len(places) == 1 == claims[places[0]] and row_of_file[places[0]] is None:
-            row_of_file[places[0]], meant[row] = row, near[row][0]
-    ends = _Ends(folders, has_endings=False)
-    of_folder = {row: ends.nearest(paths[row].strip("/"), parts) for row in rows if not near[row]}
-    row_of_folder: list[int | None] = [None] * len(folders)
-    num_repeated = _assign(row_of_folder, folders, of_folder, table)
-    for row, places in of_folder.items():
-        near[row] = [f"{folders[place]}/" for place in places]
-        if len(places) == 1:
-            meant[row] = near[row][0]
-    told = dict(zip(folders, row_of_folder, strict=True))
-    for place, name in enumerate(names):
-        if row_of_file[place] is None:
-            above = (told[folder] for folder in _folders_of(name))
-            row_of_file[place] = next((row for row in above if row is not None), None)
-    for row in meant:
+    shown = list[str]()
+
+    def take_out(row: int, name: str) -> None:
         del near[row]
-    if not meant:
-        return num_repeated, []
-    pairs = [f"{paths[row]!a} is {name!a}" for row, name in meant.items()]
+        if len(shown) < _NUM_SHOWN:
+            shown.append(f"{paths[row]!a} is {name!a}")
+
+    for row, places in found.items():
+        if len(places) == 1 == claims[places[0]] and files.rows[places[0]] is None:
+            files.rows[places[0]] = row
+            take_out(row, names[places[0]])
+        else:
+            near[row] = tuple(names[place] for place in places)
+    lost = [row for row, places in found.items() if not places]
+    for row in lost:
+        places = folders.nearest(paths[row].strip("/"), parts)
+        near[row] = tuple(f"{folders.names[place]}/" for place in places)
+        if len(places) == 1:
+            folders.give(places[0], row, table)
+            take_out(row, near[row][0])
+    files.repeated += folders.repeated
+    told = dict(zip(folders.names, folders.rows, strict=True))
+    for place, name in enumerate(names if lost else ()):
+        if files.rows[place] is None:
+            above = (told[folder] for folder in _folders_of(name))
+            files.rows[place] = next((row for row in above if row is not None), None)
+    if not shown:
+        return []
     text = (
-        f"{len(meant):,} rows of the table of --labels were matched by the end of their path: "
-        f"{', '.join(pairs[:_NUM_SHOWN])}"
+        f"{num_rows - len(near):,} rows of the table of --labels were matched by the end of their "
+        f"path: {', '.join(shown)}"
     )
-    return num_repeated, [Note(text, is_private=True)]
+    return [Note(text, is_private=True)]
 
 
 def _folders_of(name: str) -> Iterator[str]:
@@ -212,27 +181,49 @@ def _are_in_order(some: Sequence[str], parts: Sequence[str]) -> bool:
     return all(part in rest for part in some)
 
 
-class _Ends:
-    """Names by the ends of their paths, in lower case and, if they have some, without endings."""
+class _Names:
+    """Names of files or folders, which are found by the ends of paths, and the row of each.
+
+    Attributes:
+        rows: the row of each name; None without one.
+        repeated: place and row, if a row says the same of a name as its first one.
+    """
 
     def __init__(self, names: Sequence[str], *, has_endings: bool = True) -> None:
-        self.names = names
+        self.names, self.rows = names, list[int | None]([None] * len(names))
+        self.repeated = list[tuple[int, int]]()
         self._has_endings = has_endings
-        self._places = collections.defaultdict[str, list[int]](list)
-        for place, name in enumerate(names):
-            for end in self._ends(name):
-                self._places[end].append(place)
+        self._places = {name: place for place, name in enumerate(names)}
 
-    def _ends(self, path: str) -> list[str]:
-        """Returns the ends of a path, the longest first: a/b/1, b/1 and 1 of A/b/1.png."""
-        path = path.lower()
-        parts = (_split_ending(path)[0] if self._has_endings else path).split("/")
-        return ["/".join(parts[start:]) for start in range(len(parts))]
+    def give(self, place: int, row: int, table: LabelTable) -> None:
+        """Gives a name its row, or notes that the row repeats that which it has."""
+        other = self.rows[place]
+        if other is None:
+            self.rows[place] = row
+        elif table.facts(other) == table.facts(row):
+            self.repeated.append((place, row))
+        else:
+            raise errors.UserError(
+                f"--labels {table.name}: rows {other + 1:,} and {row + 1:,} both name "
+                f"{self.names[place]!a}, and differ in one of label, {', '.join(OPTIONAL)}; a file "
+                "needs one row"
+            )
 
-    def with_end(self, path: str) -> list[int]:
-        """Returns the places of the names that end with a path, with or else without its ending."""
-        for end, parts in ((self._ends(path)[0], 2), (path.lower(), 1)):
-            alike = self._places.get(end, [])[:_MOST_ALIKE]
+    def pictures(self, places: list[int]) -> list[int]:
+        """Keeps the pictures of several files: beside one there may be a text of the same name."""
+        if len(places) < 2:
+            return places
+        return [k for k in places if self.names[k].lower().endswith(IMAGE_SUFFIXES)] or places
+
+    def meant_by(self, path: str) -> list[int]:
+        """Returns the places of the name that is a path, or of all that end with it.
+
+        These have the path's ending, or else any, behind the path.
+        """
+        if path in self._places:
+            return [self._places[path]]
+        for end, parts in ((self._parts(path), 2), (path.lower().split("/"), 1)):
+            alike = self._with_end(end)
             names = ("".join(_split_ending(f"/{self.names[k]}")[:parts]) for k in alike)
             fits = (name.endswith(f"/{path}") for name in names)
             if found := [*itertools.compress(alike, fits)]:
@@ -245,16 +236,34 @@ class _Ends:
         Where the path's next folder is one of `folders`, they are below it and below all others of
         the path that are in `folders`: a table in Test/ with `1.png` may mean Test/images/1.png.
         """
-        ends = self._ends(path)
-        shared = next((end for end in ends if end in self._places), None)
-        if shared is None:
-            return []
-        found = self._places[shared][:_MOST_ALIKE]
-        above = ends[0][: -len(shared)].split("/")[:-1]
+        parts, found, start = self._parts(path), list[int](), -1
+        while not found and (start := start + 1) < len(parts):
+            found = self._with_end(parts[start:])
+        above = parts[:start]
         if above and above[-1] in folders:
             wanted = [folder for folder in above if folder in folders]
             below = (self.names[k].lower().split("/")[:-1] for k in found)
             found = [*itertools.compress(found, (_are_in_order(wanted, some) for some in below))]
-        found = [k for k in found if self._ends(self.names[k])[0] == ends[0]] or found
+        found = [k for k in found if self._parts(self.names[k]) == parts] or found
         ending = _split_ending(path)[1].lower()
         return [k for k in found if ending and self.names[k].lower().endswith(ending)] or found
+
+    def _parts(self, path: str) -> list[str]:
+        """Returns the parts of a path in lower case, the last one without its ending, if any."""
+        path = path.lower()
+        return (_split_ending(path)[0] if self._has_endings else path).split("/")
+
+    @functools.cached_property
+    def _sorted(self) -> tuple[list[str], list[int]]:
+        """The names by their parts from the last to the first, sorted, and the place of each."""
+        # One text a name: a dictionary of all ends would take several times the memory.
+        keys = ["/".join([*self._parts(name)[::-1], ""]) for name in self.names]
+        places = sorted(range(len(keys)), key=keys.__getitem__)
+        return [keys[place] for place in places], places
+
+    def _with_end(self, parts: Sequence[str]) -> list[int]:
+        """Returns the places of the names whose last parts are these."""
+        keys, places = self._sorted
+        end = "/".join(parts[::-1])
+        first, last = (bisect.bisect_left(keys, f"{end}{mark}") for mark in "/0")  # 0 follows /
+        return sorted(places[first : min(last, first + _MOST_ALIKE)])
