@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from pipelines import errors
 from pipelines.listing.files import chosen, in_tree
+from pipelines.listing.frames import map_starts, pictures_in
 from pipelines.listing.images import Images, Ledger, Note
 from pipelines.listing.label_table import Labels, LabelTable
 from pipelines.listing.matching import find_files, folders_in, match_files
@@ -27,7 +28,7 @@ from pipelines.listing.refs import OTHER, ImageRef, iterate_refs
 from pipelines.listing.table_cells import read_texts
 from pipelines.sources.source import Member, Reader, Source
 from tfrecord_io.decoding.dicom import patient_code
-from tfrecord_io.decoding.preprocess import SINGLE_SUFFIXES, START_BYTES, find_pictures
+from tfrecord_io.decoding.preprocess import SINGLE_SUFFIXES
 from tfrecord_io.decoding.rejects import Reject
 from tfrecord_io.format.groups import COPY_OF
 from tfrecord_io.format.person import persons
@@ -109,7 +110,7 @@ class Exclusion:
             has_others = images is None or (images.frames and images.ledger.ignored)
             refs = iterate_refs(images.table) if images else ()
             listed_files = {one_form(ref.source_path) for ref in refs}
-            tags = dict(_patients_in_tags(rest, listed_files)) if has_others else {}
+            tags = _patients_in_tags(rest, listed_files) if has_others else {}
             gone, rows = self.find(names, images, options, labels, tags)
             if not gone | rows:
                 break
@@ -279,21 +280,22 @@ def _with_sources(images: Images) -> Iterator[tuple[ImageRef, str | None]]:
     return zip(iterate_refs(images.table), sources, strict=False)
 
 
-def _patients_in_tags(
-    source: Source, listed_files: Collection[str]
-) -> Iterator[tuple[str, str | None]]:
-    """Yields each DICOM file that can be read and is not listed, and the patient in its tags."""
+def _patients_in_tags(source: Source, listed_files: Collection[str]) -> dict[str, str | None]:
+    """Returns the patient in the tags of each DICOM file that can be read and is not listed."""
+    members = {
+        name: member
+        for member in source.members()
+        if (name := member.in_one_form.name) not in listed_files
+        and not (member.problem or name.lower().endswith(SINGLE_SUFFIXES))
+    }
     with source.open() as reader:
-        for member in source.members():
-            if member.in_one_form.name in listed_files:
-                continue
-            if member.problem or member.name.lower().endswith(SINGLE_SUFFIXES):
-                continue
+
+        def patient(member: Member) -> str | None:
             with contextlib.suppress(errors.ToldError, Reject, ModuleNotFoundError):
-                start = reader.read_start(member, START_BYTES)
-                opened = functools.partial(reader.open, member)
-                found = find_pictures(member.name, member.size, start, opened)
-                yield member.in_one_form.name, found.header.patient
+                return pictures_in(reader, member).header.patient
+            return None
+
+        return dict(zip(members, map_starts(reader, patient, members.values()), strict=True))
 
 
 def _patients_in(

@@ -9,7 +9,8 @@ from __future__ import annotations
 import collections
 import itertools
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +19,7 @@ from pipelines import errors, workers
 from pipelines.listing.files import has_suffix
 from pipelines.listing.images import Images, Ledger
 from pipelines.listing.refs import OTHER, REF_SCHEMA, ImageRef, iterate_refs
-from pipelines.sources.source import Reader, Source
+from pipelines.sources.source import Member, Reader, Source
 from tfrecord_io.decoding.dicom import Header
 from tfrecord_io.decoding.options import SHARE
 from tfrecord_io.decoding.preprocess import (
@@ -42,6 +43,8 @@ _NUM_THREADS = 8
 # processes would take longer.
 _NUM_AT_ONCE = 250
 _MOST_IN_ONE_PROCESS = 1000
+
+_Item, _Result = TypeVar("_Item"), TypeVar("_Result")
 
 
 def with_frames(
@@ -145,22 +148,38 @@ def _read_with(reader: Reader, refs: Iterable[ImageRef]) -> Iterator[Pictures]:
     """Yields the pictures of each file, in this process."""
 
     def read(ref: ImageRef) -> Pictures:
-        member = ref.member
         try:
-            with errors.clear_read_errors(ref.source_path):
-                return find_pictures(
-                    ref.path,
-                    ref.size,
-                    reader.read_start(member, START_BYTES),
-                    lambda: reader.open(member),
-                )
+            return pictures_in(reader, ref.member)
         except Reject:
             return ONE_PICTURE  # the worker will reject it too
         except ModuleNotFoundError as error:
             raise errors.UserError(str(error)) from None
 
+    return map_starts(reader, read, refs)
+
+
+def pictures_in(reader: Reader, member: Member) -> Pictures:
+    """Returns the pictures of a file, of which the start is read if that is enough.
+
+    Raises:
+        Reject: if the file is damaged.
+        errors.BuildError: if it cannot be read.
+        ModuleNotFoundError: if it is a DICOM file, and pydicom or a codec is not installed.
+    """
+    with errors.clear_read_errors(member.name):
+        start = reader.read_start(member, START_BYTES)
+        return find_pictures(member.name, member.size, start, lambda: reader.open(member))
+
+
+def map_starts(
+    reader: Reader, function: Callable[[_Item], _Result], items: Iterable[_Item]
+) -> Iterator[_Result]:
+    """Yields the result of a function that reads the start of each file, in order; see `ahead`.
+
+    As many are read at a time as the reader takes.
+    """
     num_threads = max(_NUM_THREADS, reader.num_parallel_reads)
-    return map_ahead(read, refs, 2 * num_threads, num_threads=num_threads)
+    return map_ahead(function, items, 2 * num_threads, num_threads=num_threads)
 
 
 def _of_modality(

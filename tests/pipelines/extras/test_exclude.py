@@ -2,6 +2,7 @@
 
 import json
 import re
+import threading
 import unicodedata
 
 import numpy as np
@@ -17,7 +18,11 @@ from builds import (
 )
 from dicom_files import dicom_file
 from image_files import grey_pixels, jpeg, kermany_archive, write_zip
+from listed import Listed, members_of
 
+from pipelines.extras.exclude import read_exclusion
+from pipelines.listing.listing import list_images
+from pipelines.listing.options import ListingOptions
 from tfrecord_io.format.manifest import Manifest
 
 BY_PATIENT = ("--splits=patient", "--split_fractions=train=0.6,test=0.4")
@@ -366,6 +371,48 @@ def test_a_patient_of_dicom_files_is_found_and_each_frame_counts(tmp_path, form)
         "--modality=OPT",
     )
     assert Manifest.load(output).counts["excluded"] == 5
+
+
+class Store(Listed):
+    """A store, whose reads end when as many as it takes at a time are under way, if it is armed."""
+
+    num_parallel_reads = 16
+    together = None
+
+    def read(self, member):
+        if self.together:
+            self.together.wait()
+        return super().read(member)
+
+
+def test_the_tags_of_files_that_are_not_listed_are_read_as_many_at_a_time_as_a_store_takes(
+    tmp_path,
+):
+    files = {}
+    for number in range(16):
+        person = {(0x0010, 0x0020, "LO"): f"p{number // 2}", (0x0008, 0x0060, "CS"): "OPT"}
+        other = {(0x0008, 0x0060, "CS"): "OP"}
+        if number // 2 == 3:  # the reports are those of one patient
+            other = {(0x0008, 0x0016, "UI"): "1.2.840.10008.5.1.4.1.1.88.11"}
+        for name, tags in (("scan", person), ("other", person | other)):
+            path = f"{('CNV', 'DME')[number % 2]}/{name}{number}.dcm"
+            files[path] = dicom_file(grey_pixels(number), tags)
+    store, disk = (kind(members_of(files), files) for kind in (Store, Listed))
+    table = write_csv(tmp_path / "withdrawn.csv", [{"patient": "p3"}])
+    options = ListingOptions(exclude=table, modality=("OPT",))
+
+    def list_and_arm(source, options, labels):
+        is_first, store.together = store.together is None, None
+        images = list_images(source, options, labels)
+        # Sixteen other files are read next, for the patients in their tags.
+        store.together = threading.Barrier(16, timeout=20) if is_first else None
+        return images
+
+    found = read_exclusion(options).list(list_and_arm, store, options, None)
+    assert (found.ledger.excluded, found.ledger.ignored) == (4, {"other_modality": 14})
+    wanted = read_exclusion(options).list(list_images, disk, options, None)
+    assert found.table.equals(wanted.table)
+    assert found.ledger == wanted.ledger
 
 
 @pytest.mark.parametrize("of_dicom", [True, False])
