@@ -213,9 +213,12 @@ class DatasetCache:
     def _repair(self, records: int, states: int) -> None:
         """Gives the open files their lengths, and marks as unchecked what is not certain."""
         length = (self._num_records + 1) * self._stride
-        if os.fstat(records).st_size != length:
-            for file, num_bytes in ((states, 0), (records, 0), (records, length)):
-                os.truncate(file, num_bytes)
+        if (found := os.fstat(records).st_size) != length:
+            os.truncate(states, 0)
+            # Of a file that was cut to 0 bytes, ext4 and XFS write all new pages when it is closed.
+            if found:
+                os.truncate(records, 0)
+            os.truncate(records, length)
         content = bytearray(_HEADER_LENGTH + self._num_records)
         if os.fstat(states).st_size == len(content):
             content[:] = os.pread(states, len(content), 0)
