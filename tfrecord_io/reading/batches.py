@@ -189,7 +189,7 @@ class Batches:
         dataset, order, examples, step = self.dataset, self.order, self.examples, self.start_step
         batches = (examples[places] for part, _ in order.parts(step) for places in part)
         for records, rows in dataset.until_mapped(batches, examples):
-            yield records, rows[np.newaxis], order.batch(step)[1][np.newaxis]
+            yield records, rows[np.newaxis], order.weights(step)[np.newaxis]
             step += 1
         waiting: list[tuple[Records, np.ndarray, np.ndarray]] = []
         most = min(EXAMPLES_AT_ONCE, _ANNOUNCED_BYTES // dataset.layout.stride)

@@ -1,23 +1,21 @@
 """Records that are not mapped into memory, read ahead of the batches that take them.
 
 The order says which records come next, and where they lie in their shards. So many reads are under
-way at a time. While the cache has room, a few threads also read in runs what no batch waits for
-yet, because a store gives runs at less cost.
+way at a time. While the cache has room, the absent neighbours of a record are read with it: they
+will all be wanted, and a store gives them at less cost together.
 """
 
 from __future__ import annotations
 
 import atexit
 import collections
-import contextlib
 import dataclasses
 import itertools
 import queue
-import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import NamedTuple
 
@@ -32,24 +30,19 @@ from tfrecord_io.terminal.errors import StoreError
 #: A batch: what holds its records, and their rows there, int64 [batch].
 Fetched = tuple[Records, np.ndarray]
 
-# Threads that read for batches, and those that fill the cache.
 _NUM_READERS = 64
-_NUM_FILLERS = 12
 
 # Longer reads cost more: their memory is taken from the system, and given back, each time.
-_MOST_BYTES_A_READ = 512 << 10
-# With a record that a batch waits for, so many bytes of neighbours are read while all of them will
-# be kept: single records cost the most of a processor. The first batch does not wait for others.
-_BYTES_TOGETHER = 256 << 10
-# Batches are planned ahead up to so many bytes, but at least two. They are mostly read record by
-# record, which costs more than the runs that fill the cache: more would be slower.
+_BYTES_A_READ = 256 << 10
+# Batches are planned ahead up to so many bytes, but at least two.
 _MOST_BYTES_AHEAD = 16 << 20
 _LEAST_BATCHES_AHEAD, _MOST_BATCHES_AHEAD = 2, 256
 
 # Batches after which the states of all wanted records are looked at again.
 _STEPS_A_CHECK = 32
 
-_EXIT_SECONDS = 1.0
+# At the end of the program: for threads that read, and between looks at whether it has come.
+_EXIT_SECONDS, _LOOK_SECONDS = 1.0, 0.1
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -68,31 +61,29 @@ class Unmapped:
 
     def ahead(self, batches: Iterator[np.ndarray], wanted: np.ndarray) -> Iterator[Fetched]:
         """Yields what `MappedDataset.until_mapped` does; takes sorted rows in place of examples."""
-        planned: collections.deque[_Plan] = collections.deque()
-        bytes_ahead = 0
         work = _Work(self, wanted)
-        try:
+
+        def plans() -> Iterator[_Plan]:
             for step in itertools.count():
                 if step % _STEPS_A_CHECK == 0 and work.is_done():
-                    yield from ((self.records, plan.rows) for plan in planned)
                     return
-                while len(planned) < _LEAST_BATCHES_AHEAD or (
-                    bytes_ahead < _MOST_BYTES_AHEAD and len(planned) < _MOST_BATCHES_AHEAD
+                if (rows := next(batches, None)) is None:
+                    return
+                yield work.plan(rows, alone=step == 0)
+
+        planned: collections.deque[_Plan] = collections.deque()
+        try:
+            for plan in plans():
+                planned.append(plan)
+                while len(planned) > _LEAST_BATCHES_AHEAD and (
+                    len(planned) > _MOST_BATCHES_AHEAD
+                    or sum(plan.num_bytes for plan in planned) > _MOST_BYTES_AHEAD
                 ):
-                    if (rows := next(batches, None)) is None:
-                        break
-                    planned.append(work.plan(rows))
-                    bytes_ahead += planned[-1].num_bytes
-                if not planned:
-                    return
-                plan = planned.popleft()
-                bytes_ahead -= plan.num_bytes
-                yield work.take(plan)
-                if step == 0:  # now that the first batch is there
-                    work.fill()
+                    yield work.take(planned.popleft())
+            while planned:
+                yield work.take(planned.popleft())
         finally:
             work.close()
-            work.has_ended.set()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -128,15 +119,13 @@ class _Work:
         sizes = [shard.num_examples for shard in source.shards]
         self._rows = Rows(sizes)
         self._states = self._cache.states if self._cache else np.zeros(sum(sizes), np.uint8)
-        self._most_together = max(1, _MOST_BYTES_A_READ // self._layout.stride)
+        self._most_together = max(1, _BYTES_A_READ // self._layout.stride)
         self._queue: queue.SimpleQueue[_Run | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._closed = threading.Event()
-        self._is_filling = False
-        self.has_ended = threading.Event()
+        self._waiting = threading.Lock()
         # A run exists as long as it is read, or a batch needs it.
         self._runs: weakref.WeakValueDictionary[int, _Run] = weakref.WeakValueDictionary()
-        self._fill_lock = threading.Lock()
         atexit.register(self._end)
 
     def is_done(self) -> bool:
@@ -144,26 +133,24 @@ class _Work:
         states = self._states[self._wanted]
         return states.size > 0 and bool((states == PRESENT).all())
 
-    def plan(self, rows: np.ndarray) -> _Plan:
-        """Starts to read what is absent of a batch."""
-        states = self._checked(rows)
-        absent = np.unique(rows[states == ABSENT])
-        running = {row: self._runs.get(row) for row in absent.tolist()}
-        runs = {row: run for row, run in running.items() if run is not None}
-        cache, together = self._cache, max(1, _BYTES_TOGETHER // self._layout.stride)
-        is_kept = self._is_filling and cache is not None and cache.fits and not cache.is_full
-        if len(runs) < len(absent) and is_kept:
-            groups = np.unique(np.searchsorted(self._wanted, absent) // together)
-            absent = np.concatenate([self._absent(group, together) for group in groups])
+    def plan(self, rows: np.ndarray, *, alone: bool) -> _Plan:
+        """Starts to read what is absent of a batch; `alone` is one that waits for nothing else."""
+        absent = np.unique(rows[self._checked(rows) == ABSENT])
+        # Held here, because a run whose result nobody holds is forgotten.
+        runs = {row: run for row in absent.tolist() if (run := self._runs.get(row))}
+        if len(runs) < len(absent) and not alone:
+            absent = self._with_neighbours(absent)
         for run in self._join(absent):
-            for row in range(run.first, run.first + run.count):
-                self._runs[row] = run
-                if row in running:
-                    runs[row] = run
+            rows_of_run = range(run.first, run.first + run.count)
+            self._runs.update(dict.fromkeys(rows_of_run, run))
+            runs.update(dict.fromkeys(rows_of_run, run))
             self._queue.put(run)
             if len(self._threads) < _NUM_READERS:
-                self._start_thread(self._read_queue)
-        return _Plan(rows, runs, len(absent) * self._layout.stride)
+                thread = threading.Thread(target=self._read_queue, name="fetch_ahead", daemon=True)
+                thread.start()
+                self._threads.append(thread)  # one that Ctrl-C kept from starting cannot be joined
+        needed = {row: runs[row] for row in rows.tolist() if row in runs}
+        return _Plan(rows, needed, len(absent) * self._layout.stride)
 
     def take(self, plan: _Plan) -> Fetched:
         """Waits for the records of a batch; copies them together unless all are mapped."""
@@ -179,45 +166,34 @@ class _Work:
         return found, np.arange(len(plan.rows))
 
     def _result(self, run: _Run) -> np.ndarray | None:
-        """Waits for a run; raises StoreError once the threads have been ended."""
-        while not run.result.done():
-            wait([run.result], _EXIT_SECONDS / 10)
-            # TensorFlow asks in a thread of its own, for which the end of the program would wait.
-            if self._closed.is_set() and not run.result.done():
-                raise StoreError("the program ends, so no more records are read")
+        """Waits for a run; raises StoreError once the program ends."""
+        with self._waiting:
+            while not run.result.done():
+                wait([run.result], _LOOK_SECONDS)
+                if self._closed.is_set() and not run.result.done():
+                    raise StoreError("the program ends, so no more records are read")
         return run.result.result()
 
-    def fill(self) -> None:
-        """Starts to read what the cache has room for."""
-        if not self._wanted.size or self._cache is None:
-            return
-        self._is_filling = True
-        # Processes that share a cache begin at different places.
-        num_groups = -(-len(self._wanted) // self._most_together)
-        first = random.randrange(num_groups)
-        groups = itertools.chain(range(first, num_groups), range(first))
-        for _ in range(_NUM_FILLERS):
-            self._start_thread(lambda: self._fill(groups))
-
-    def close(self, seconds: float = 0.0) -> None:
-        """Ends the threads soon; waits so long for those that read."""
+    def close(self) -> None:
+        """Ends the threads soon."""
         self._closed.set()
-        for _ in range(_NUM_READERS):
+        for _ in self._threads:
             self._queue.put(None)
-        deadline = time.monotonic() + seconds
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
         atexit.unregister(self._end)
 
     def _end(self) -> None:
         """Ends the iteration with the program.
 
-        TensorFlow reads in threads of its own, which it cannot end while they wait for Python, and
-        it does not say when they have ended.
+        A thread that comes back from a store, or one of TensorFlow's that waits here, would wait
+        for Python for ever. TensorFlow does not say when its threads have left Python.
         """
-        self.close(_EXIT_SECONDS)
-        self.has_ended.wait(_EXIT_SECONDS)
-        time.sleep(_EXIT_SECONDS / 10)  # for what it does between the last read and its end
+        self.close()
+        deadline = time.monotonic() + _EXIT_SECONDS
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        with self._waiting:
+            pass
+        time.sleep(_LOOK_SECONDS)  # for what TensorFlow does with the last answer
 
     def _checked(self, rows: np.ndarray) -> np.ndarray:
         """Returns the states of records after the check of those that were not checked yet."""
@@ -230,9 +206,14 @@ class _Work:
                 self._cache.mark(row, 1, states[place])
         return states
 
-    def _absent(self, group: int, count: int) -> np.ndarray:
-        """Returns the absent rows of a group of so many wanted ones."""
-        rows = self._wanted[group * count : (group + 1) * count]
+    def _with_neighbours(self, absent: np.ndarray) -> np.ndarray:
+        """Adds to absent rows those of their groups of wanted ones, while the cache has room."""
+        if self._cache is None or self._cache.is_full or not self._wanted.size:
+            return absent
+        size = self._most_together
+        groups = np.unique(np.searchsorted(self._wanted, absent) // size)
+        places = (groups[:, np.newaxis] * size + np.arange(size)).ravel()
+        rows = self._wanted[places[places < len(self._wanted)]]
         return rows[self._states[rows] == ABSENT]
 
     def _join(self, absent: np.ndarray) -> list[_Run]:
@@ -245,11 +226,6 @@ class _Work:
             for first in range(0, len(run), self._most_together)
         ]
 
-    def _start_thread(self, function: Callable[[], None]) -> None:
-        thread = threading.Thread(target=function, name="fetch_ahead", daemon=True)
-        thread.start()
-        self._threads.append(thread)  # a thread that Ctrl-C kept from starting cannot be joined
-
     def _read_queue(self) -> None:
         while (run := self._queue.get()) is not None and not self._closed.is_set():
             try:
@@ -257,19 +233,6 @@ class _Work:
             except BaseException as error:
                 run.result.set_exception(error)
             del run
-
-    def _fill(self, groups: Iterator[int]) -> None:
-        """Reads groups of absent records that no batch waits for."""
-        assert self._cache is not None
-        while not self._cache.is_full and not self._closed.is_set():
-            with self._fill_lock:
-                group = next(groups, None)
-            if group is None:
-                return
-            for run in self._join(self._absent(group, self._most_together)):
-                # A batch that needs these records will say what is wrong with them.
-                with contextlib.suppress(StoreError):
-                    self._read(run)
 
     def _read(self, run: _Run) -> np.ndarray | None:
         """Reads and checks a run, and keeps it if it can; returns its result."""

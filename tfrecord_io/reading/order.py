@@ -185,20 +185,17 @@ class BatchOrder:
         permuted = permute(index.ravel(), self.num_examples, seed=self.seed, epoch=epoch.ravel())
         return permuted.reshape(index.shape)
 
-    def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns a row of `parts`: the examples and the weights of one batch."""
-        examples, weights = self._part(step, step + 1)
-        return examples[0], weights[0]
+    def weights(self, step: int) -> np.ndarray:
+        """Returns float32 [examples of the share]: 1, or 0 for a filler of `pad_remainder`."""
+        return (self._positions(step, step + 1)[0] < self.num_positions).astype(np.float32)
 
-    def _part(self, step: int, last: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns batches before step `last`; one that is not full must be asked for alone."""
+    def _positions(self, step: int, last: int) -> np.ndarray:
+        """Returns int64 [steps, examples of the share], before step `last`; a short batch alone."""
         is_full = step < self.num_full_steps
         size = self.batch_size if is_full else self.num_positions % self.batch_size
         share = np.array([self.replica_index, self.replica_index + 1]) * size // self.num_replicas
         steps = np.arange(step, last, dtype=np.int64)
-        places = steps[:, np.newaxis] * self.batch_size + np.arange(*share)
-        weights = (places < self.num_positions).astype(np.float32)
-        return self.examples_at(np.minimum(places, self.num_positions - 1)), weights
+        return steps[:, np.newaxis] * self.batch_size + np.arange(*share)
 
     def check_start(self, start_step: int) -> None:
         """Raises an error if no reading can begin at a step; the end of the order is allowed.
@@ -229,7 +226,11 @@ class BatchOrder:
         step, full = start_step, self.num_full_steps
         while self.num_steps is None or step < self.num_steps:
             last = min(step + num_together, max(full, step + 1))
-            yield self._part(step, last)
+            positions = self._positions(step, last)
+            yield (
+                self.examples_at(np.minimum(positions, self.num_positions - 1)),
+                (positions < self.num_positions).astype(np.float32),
+            )
             step = last
 
     def __iter__(self) -> Iterator[np.ndarray]:

@@ -60,10 +60,9 @@ def training_batches(
 
     def beside(step: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the weights and the draws of this worker's examples of a step."""
-        _, weights = order.batch(int(step))
         in_step = min(batch_size, order.num_positions - int(step) * batch_size)
         draws = augmentation.draw(options.seed, int(step), batch_size=batch_size, mixup=mixup)
-        return weights / np.float32(in_step), draws[first : first + share]
+        return order.weights(int(step)) / np.float32(in_step), draws[first : first + share]
 
     if devices.backend == "jax":
         batches = tfrecord_io.make_batches(options.data_path, **reading)
