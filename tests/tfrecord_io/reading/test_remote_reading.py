@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import traceback
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -182,7 +183,7 @@ def test_the_records_of_a_new_cache_are_not_cut_because_their_file_is_then_writt
     cut, truncate = [], os.truncate
 
     def record(file, num_bytes):
-        cut.append((os.readlink(f"/proc/self/fd/{file}").rpartition("/")[2], num_bytes))
+        cut.append((Path(f"/proc/self/fd/{file}").readlink().name, num_bytes))
         truncate(file, num_bytes)
 
     monkeypatch.setattr(os, "truncate", record)
