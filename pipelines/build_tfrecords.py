@@ -14,11 +14,11 @@ import functools
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipelines.engine import launch
 from pipelines.extras import codes, exclude, preview, rename, reuse
-from pipelines.listing.label_table import open_labels
+from pipelines.listing.label_table import read_table
 from pipelines.listing.listing import list_images
 from pipelines.options import BuildOptions, parse_options
 from pipelines.planning.draft import fitted, make_draft
@@ -28,11 +28,20 @@ from pipelines.report import summary
 from pipelines.shards.build import Build
 from pipelines.shards.drops import require_policies
 from pipelines.shards.finish import finish_dataset, require_finished
-from pipelines.shards.job import Job, start_job
-from pipelines.sources.factory import Workers, open_source
+from pipelines.shards.job import Job, prepare_job
+from pipelines.sources.factory import open_source
 from pipelines.stores import output_state
 from tfrecord_io.extras import shortcuts
 from tfrecord_io.stores.folder import Folder
+
+#: The options of the extras; a line can be deleted with its extra.
+EXTRAS = (
+    exclude.Options,
+    rename.Options,
+    codes.Options,
+    reuse.Options,
+    preview.Options,
+)
 
 # Beam is imported inside functions: each local worker imports this module and does not need Beam.
 if TYPE_CHECKING:
@@ -46,19 +55,21 @@ def build(argv: Sequence[str]) -> None:
         errors.UserError: if the usage or the input is wrong.
         errors.BuildError: if the build could not be finished.
     """
-    options = parse_options(argv)
+    options = parse_options(argv, EXTRAS)
+    carry_out = make_dataset
+    carry_out = preview.or_preview(carry_out, planned, options)
+    carry_out(options)
+
+
+def make_dataset(options: BuildOptions) -> None:
+    """Builds a dataset; raises as `build` does."""
     output = options.output.output
-    beam_args = launch.start(options.beam_args, needs_workers=not options.output.preview)
-    if options.output.preview:
-        preview.print_preview(
-            functools.partial(planned, options), options.source, output, beam_args
-        )
-        return
+    beam_args = launch.start(options)
     from pipelines.engine import engine
 
     pipeline = engine.make_pipeline(beam_args)
     returns_early = engine.returns_early(pipeline.options)
-    with planned(options, output_state.open_output(output), options.workers) as job:
+    with planned(options, output_state.open_output(output)) as job:
         if job is None:
             summary.print_complete(output)
             return
@@ -68,18 +79,22 @@ def build(argv: Sequence[str]) -> None:
         if returns_early:
             summary.print_not_waiting(output, is_replacing=made.replaces is not None)
             return
-        reuse.print_copied(require_finished(made))
+        made = require_finished(made)
+        reuse.print_copied(made)
     summary.print_built(output, time.monotonic() - job.started, job.num_finished)
 
 
 @contextlib.contextmanager
-def planned(options: BuildOptions, output: Folder, workers: Workers) -> Iterator[Job | None]:
+def planned(
+    options: BuildOptions, output: Folder, *, is_trial: bool = False
+) -> Iterator[Job | None]:
     """Lists the images and plans the shards, and locks the output folder until the block ends.
 
     Args:
         options: what the user chose.
         output: folder of the dataset.
-        workers: where the images are decoded.
+        is_trial: the build is only planned, so no worker elsewhere needs the input, and nothing is
+            written outside the folder.
 
     Yields:
         the job, or None if the output is already complete.
@@ -91,21 +106,20 @@ def planned(options: BuildOptions, output: Folder, workers: Workers) -> Iterator
     """
     # What is small is read first, because a download can take hours. Each line that names an extra
     # can be deleted with it.
-    labels = open_labels(options.listing)
-    exclusion = exclude.read_exclusion(options.listing)
-    secret = codes.read_secret(options.output, options.source.input)
-    checks = [
-        shortcuts.CHECK,
-    ]
-    known = None
-    known = reuse.load(options.output.reuse, workers, options.splits)
+    workers = "here" if is_trial else options.workers
+    labels = read_table(options.listing)
+    list_source = list_images
+    list_source = rename.renaming(list_source, options)
+    list_source = exclude.excluding(list_source, options)
+    secret = codes.read_secret(options, keeps_names=not is_trial)
+    additions: dict[str, Any] = {
+        "reusable": reuse.load(options, workers),
+        "checks": [shortcuts.CHECK],
+    }
     with output_state.locked(output):
         source = open_source(options.source, workers, options.plan.seed, output)
         started = time.monotonic()
         summary.say(f"listing the images of {options.source.input or options.source.source}")
-        list_source = list_images
-        list_source = rename.renaming(list_source, options.listing)
-        list_source = exclude.excluding(list_source, exclusion)
         images = list_source(source, options.listing, labels)
         summary.print_listed(images)
         images = codes.coded(images, secret)
@@ -113,7 +127,7 @@ def planned(options: BuildOptions, output: Folder, workers: Workers) -> Iterator
         pixels = fitted(options.pixels, images, options.images.rescale)
         decided = {**splits.identity(), **options.plan.identity()}
         kind = options.listing.label_kind
-        draft = make_draft(images, pixels, kind, options.output.name or "", decided)
+        draft = make_draft(images, pixels, kind, options.output.name, decided)
         overwrite, has_lock = options.output.overwrite, workers == "here"
         place = output_state.place_of(output, draft.options, overwrite=overwrite, has_lock=has_lock)
         if place is None:
@@ -132,10 +146,9 @@ def planned(options: BuildOptions, output: Folder, workers: Workers) -> Iterator
             policies=splits,
             max_reject_fraction=options.output.max_reject_fraction,
             rejected_files=images.ledger.rejects,
-            known=known,
-            checks=checks,
+            **additions,
         )
-        yield start_job(build, refs, tasks, dropped, started=started)
+        yield prepare_job(build, refs, tasks, dropped, started=started)
 
 
 def run(job: Job, pipeline: beam.Pipeline, num_processes: int | None = None) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
 from pipelines import errors
 from pipelines.listing.options import ListingOptions
@@ -18,6 +19,8 @@ from tfrecord_io.decoding.options import Physical, Preprocessing, two_numbers
 from tfrecord_io.terminal import flags
 from tfrecord_io.terminal.address import is_inside, is_remote
 from tfrecord_io.terminal.flags import flag
+
+_Extra = TypeVar("_Extra")
 
 # Values of `--runner`, in lower case, that mean the engine in this process.
 _LOCAL_RUNNERS = ("directrunner", "fnapirunner", "bundlebaseddirectrunner", "direct")
@@ -98,9 +101,9 @@ examples:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BuildOptions:
-    """Everything the user chose: the options of each room, and the flags of Beam.
+    """Everything the user chose: the options of each room and extra, and the flags of Beam.
 
-    What depends on the source is filled in: the name, and the size of images in arrays.
+    The size of images in arrays is filled in.
 
     Raises:
         ValueError: if options of two rooms contradict each other.
@@ -113,7 +116,12 @@ class BuildOptions:
     pixels: Preprocessing
     plan: PlanOptions
     output: OutputOptions
+    extras: tuple[Any, ...] = ()
     beam_args: tuple[str, ...] = ()
+
+    def of(self, kind: type[_Extra]) -> _Extra:
+        """Returns the options of an extra, by their class."""
+        return next((each for each in self.extras if isinstance(each, kind)), kind())
 
     def __post_init__(self) -> None:
         rows = self.source.rows
@@ -122,8 +130,6 @@ class BuildOptions:
         if self.images.image_size:
             height, width = self.images.image_size
             self._fill_in("pixels", height=height, width=width)
-        if self.output.name is None:
-            self._fill_in("output", name=_default_name(self.source, self.output))
         if self.images.rescale and self.pixels.dtype != "uint16":
             raise ValueError("--rescale is for --dtype uint16")
         self.plan.check_type(self.pixels.dtype)
@@ -142,6 +148,11 @@ class BuildOptions:
                 f"--output {output} is inside --input {folder}: the next build would list the "
                 "dataset as a class; choose an --output outside --input"
             )
+
+    @property
+    def flag_names(self) -> list[str]:
+        """The flags of the build, such as `--source`."""
+        return _flag_names([*_GROUPS.values(), *map(type, self.extras)])
 
     def _fill_in(self, group: str, **values: object) -> None:
         filled = dataclasses.replace(getattr(self, group), **values)
@@ -163,8 +174,12 @@ def workers_of(runner: str | None) -> Workers:
     return "dataflow" if "dataflow" in name else "cluster"
 
 
-def parse_options(argv: Sequence[str]) -> BuildOptions:
+def parse_options(argv: Sequence[str], extras: Sequence[type] = ()) -> BuildOptions:
     """Parses the command line.
+
+    Args:
+        argv: the command line, without the program.
+        extras: the options of the extras, each a dataclass with a `heading` of --help.
 
     Raises:
         errors.UserError: if a value is wrong.
@@ -178,9 +193,11 @@ def parse_options(argv: Sequence[str]) -> BuildOptions:
         epilog=_EXAMPLES.format(build=program),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    flags.add_flags(parser, "the flags that matter first", *_GROUPS.values(), only=_FIRST)
+    every = (*_GROUPS.values(), *extras)
+    flags.add_flags(parser, "the flags that matter first", *every, only=_FIRST)
     for heading, groups in _HEADINGS.items():
-        flags.add_flags(parser, heading, *groups.values(), without=_FIRST, is_hidden=True)
+        some = (*groups.values(), *(extra for extra in extras if extra.heading == heading))
+        flags.add_flags(parser, heading, *some, without=_FIRST, is_hidden=True)
     namespace, beam_args = parser.parse_known_args(argv)
     try:
         values_of = {name: flags.given(group, namespace) for name, group in _GROUPS.items()}
@@ -188,28 +205,17 @@ def parse_options(argv: Sequence[str]) -> BuildOptions:
         if "labels" not in values_of["listing"]:
             values_of["listing"]["rows"] = source.rows
         chosen = {name: _GROUPS[name](**values) for name, values in values_of.items()}
-        return BuildOptions(source=source, **chosen, beam_args=tuple(beam_args))
+        more = tuple(extra(**flags.given(extra, namespace)) for extra in extras)
+        return BuildOptions(source=source, **chosen, extras=more, beam_args=tuple(beam_args))
     except (ValueError, errors.UserError) as error:
         # A misspelled flag is among those of Beam, and its absence may be the error.
         named = [arg.partition("=")[0] for arg in beam_args if arg.startswith("--")]
-        hints = [(name, flags.meant(name, flag_names())) for name in named]
+        hints = [(name, flags.meant(name, _flag_names(every))) for name in named]
         advice = next((f"; {name} is unknown{hint}" for name, hint in hints if hint), "")
         raise errors.UserError(f"{error}{advice}") from None
 
 
-def flag_names() -> list[str]:
-    """Returns the flags of the build, such as `--source`."""
-    fields = [field for group in _GROUPS.values() for field, _ in flags.fields_of(group)]
+def _flag_names(groups: Iterable[type]) -> list[str]:
+    fields = [field for group in groups for field, _ in flags.fields_of(group)]
     aliases = [field.metadata["alias"] for field in fields if "alias" in field.metadata]
     return [f"--{name}" for name in (*(field.name for field in fields), *aliases)]
-
-
-def _default_name(source: SourceOptions, output: OutputOptions) -> str:
-    if output.has_codes:
-        return "images"
-    if source.source == "synthetic":
-        return "synthetic_oct"
-    path = source.kaggle_dataset if source.source == "kaggle" else source.input or ""
-    stem = re.split(r"[./]", path.rstrip("/").rsplit("/", 1)[-1])[0]
-    name = re.sub(r"[^a-z0-9]+", "_", stem.lower()).strip("_")
-    return name if name[:1].isalpha() else f"images_{name}".rstrip("_")

@@ -23,6 +23,9 @@ EXTRAS = sorted(
     if path.stem != "__init__"
 )
 
+#: A flag that an extra of the build declares.
+FLAG = re.compile(r"^    (\w+): .* = flag\(", re.MULTILINE)
+
 #: Imports what takes long, and then calls each `main` that it reads of in a fork of itself.
 SERVER = """
 import importlib, json, os, sys
@@ -99,7 +102,16 @@ def test_without_an_extra_and_its_lines_the_rest_works(path, tree, server, built
     assert len(before) > 1
     (tree / path).unlink()
     words = [*words, f"--data={built_dataset}"] if package == "train" else words
-    print(json.dumps([module, words, str(log)]), file=server.stdin, flush=True)
-    assert server.stdout.readline() == "0\n", log.read_text()
+
+    def run(module, words):
+        print(json.dumps([module, words, str(log)]), file=server.stdin, flush=True)
+        return int(server.stdout.readline())
+
+    assert run(module, words) == 0, log.read_text()
+    # A flag that did nothing would be worse than none.
+    for name in FLAG.findall(before[tree / path]) if package == "pipelines" else ():
+        words = ["--source=synthetic", f"--output={tree / 'out'}", f"--{name}=x"]
+        assert run("pipelines.build_tfrecords", words) == 2
+        assert f"unknown flag --{name}" in log.read_text()
     for file, text in before.items():
         file.write_text(text)

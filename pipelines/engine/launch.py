@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 from pipelines import errors, workers
-from pipelines.options import flag_names
+from pipelines.options import BuildOptions
 from pipelines.planning.plan import ShardTask
 from pipelines.stores import beam_flags
 from tfrecord_io.format import manifest
@@ -31,7 +31,7 @@ _LOCAL_SECONDS = 0.5
 _REMOTE_SECONDS = 15.0
 
 
-def start(beam_args: Sequence[str], *, needs_workers: bool) -> list[str]:
+def start(options: BuildOptions, *, needs_workers: bool = True) -> list[str]:
     """Imports Beam, and starts local worker processes meanwhile if the job needs some.
 
     Returns:
@@ -41,7 +41,7 @@ def start(beam_args: Sequence[str], *, needs_workers: bool) -> list[str]:
         errors.UserError: for a flag that neither the build nor Beam knows.
     """
     # Before any worker starts: workers inherit the store settings through the environment.
-    beam_args = beam_flags.use(beam_args)
+    beam_args = beam_flags.use(options.beam_args)
     needs_none = any(arg.split("=")[0] in _NEEDS_NO_WORKER for arg in beam_args)
     # The workers' server process imports while this one imports Beam. A worker renders the card.
     modules = ["pipelines.build_tfrecords", "pipelines.report.card"]
@@ -49,7 +49,7 @@ def start(beam_args: Sequence[str], *, needs_workers: bool) -> list[str]:
     _import_beam()
     from pipelines.engine import engine
 
-    engine.check_flags(beam_args, flag_names())
+    engine.check_flags(beam_args, options.flag_names)
     if passed := beam_flags.for_beam_alone(beam_args):
         print(f"passed to Beam: {shlex.join(passed)}")
     return beam_args

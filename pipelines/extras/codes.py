@@ -14,7 +14,7 @@ import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,12 +22,13 @@ import pyarrow.parquet as pq
 from pipelines import errors
 from pipelines.listing.images import Images, Ledger
 from pipelines.listing.refs import OTHER, REF_SCHEMA, RejectedFile, iterate_refs
+from pipelines.options import BuildOptions
 from pipelines.report.summary import say
-from pipelines.stores.output import OutputOptions
 from tfrecord_io.format import schema
 from tfrecord_io.format.groups import COPY_OF
 from tfrecord_io.stores.files import atomic_write, sync_folder
 from tfrecord_io.terminal.address import is_inside
+from tfrecord_io.terminal.flags import flag
 
 #: The digest of the secret is in the manifest, so a short secret could be found by trying.
 MIN_SECRET_BYTES = 32
@@ -38,6 +39,20 @@ _NAMING_ENTRIES = ("labels", "tree", "patient_regex", "label_regex", "rename_cla
 #: The private table: the code of each file and patient, and what it stands for.
 _NAMES = ("key", "path", "source_path", "patient", "source_patient", "detail")
 NAMES_SCHEMA = pa.schema([(name, pa.large_string()) for name in _NAMES])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """Whether codes stand for names."""
+
+    heading: ClassVar = "output"
+
+    anonymize: Path | None = flag(
+        None,
+        "put no name or path of the input into any output: images and patients get codes, made "
+        "with the secret in FILE, which stays outside --output (docs/privacy.md)",
+        metavar="FILE",
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,23 +80,26 @@ class Secret:
         return pa.array(codes, pa.string())
 
 
-def read_secret(options: OutputOptions, source: str | None) -> Secret | None:
+def read_secret(options: BuildOptions, *, keeps_names: bool) -> Secret | None:
     """Reads the secret of `--anonymize`, every byte of which counts; None without a file.
 
-    `source` is the address of the input.
+    For `keeps_names` see `Secret`.
 
     Raises:
         errors.UserError: if the file cannot be read, does not look like random bytes, or is inside
             the output or the input, with which it could be passed on.
     """
-    file = options.anonymize
+    file = options.of(Options).anonymize
     if file is None:
         return None
     advice = "make one with: openssl rand -hex 32 > secret.txt"
-    for flag, folder in (("--output", options.output), ("--input", source or "")):
+    for name, folder in (
+        ("--output", options.output.output),
+        ("--input", options.source.input or ""),
+    ):
         if folder and is_inside(str(file), folder):
             raise errors.UserError(
-                f"--anonymize {file} is inside {flag}, with which it could be passed on; move "
+                f"--anonymize {file} is inside {name}, with which it could be passed on; move "
                 "the secret to a private folder elsewhere"
             )
     try:
@@ -95,7 +113,7 @@ def read_secret(options: OutputOptions, source: str | None) -> Secret | None:
             f"--anonymize {file} holds {len(key)} bytes that are not a secret; expected at "
             f"least {MIN_SECRET_BYTES} random bytes in hexadecimal or base64; {advice}"
         )
-    return Secret(file.resolve(), key, keeps_names=not options.preview)
+    return Secret(file.resolve(), key, keeps_names=keeps_names)
 
 
 def coded(images: Images, secret: Secret | None) -> Images:

@@ -12,7 +12,8 @@ import functools
 import itertools
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,14 +27,31 @@ from pipelines.listing.matching import find_files, folders_in, match_files
 from pipelines.listing.options import ListingOptions
 from pipelines.listing.refs import OTHER, ImageRef, iterate_refs
 from pipelines.listing.table_cells import read_texts
+from pipelines.options import BuildOptions
 from pipelines.sources.source import Member, Reader, Source
 from tfrecord_io.decoding.dicom import patient_code
 from tfrecord_io.decoding.preprocess import SINGLE_SUFFIXES
 from tfrecord_io.decoding.rejects import Reject
 from tfrecord_io.format.groups import COPY_OF
 from tfrecord_io.format.person import persons
+from tfrecord_io.terminal.flags import flag
 from tfrecord_io.terminal.printing import counted, listed
 from tfrecord_io.terminal.spelling import found_in, look_alike, one_form
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """Who and what is left out."""
+
+    heading: ClassVar = "input"
+
+    exclude: Path | None = flag(
+        None,
+        "leave out the patients and files that a table names in the columns patient (with site, if "
+        "there are sites) and path, as if the input never had them; read as for --labels",
+        metavar="FILE",
+    )
+
 
 #: Lists a source with these options and this table of labels.
 List = Callable[[Source, ListingOptions, Labels | None], Images]
@@ -41,15 +59,20 @@ List = Callable[[Source, ListingOptions, Labels | None], Images]
 _COLUMNS = ("patient", "site", "path")
 
 
-def excluding(list_images: List, exclusion: Exclusion | None) -> List:
-    """Returns a function that lists a source as another one does, without what is excluded.
+def excluding(list_images: List, options: BuildOptions) -> List:
+    """Returns a function that lists a source as another one does, without what a table names.
 
     What is excluded is known only when all is listed. Then all else is listed again, so that
     nothing knows of it: neither layout and classes nor the table of labels. This repeats where a
     second copy of an excluded file took its place. Where listing all fails, what is excluded by
     its name goes first, since the fault may lie in it.
+
+    Raises:
+        errors.UserError: if the table cannot be read, or has neither patients nor paths.
     """
-    return list_images if exclusion is None else functools.partial(exclusion.list, list_images)
+    if not (file := options.of(Options).exclude):
+        return list_images
+    return functools.partial(read_exclusion(file, options.listing.missing).list, list_images)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,16 +269,9 @@ class Exclusion:
             yield Note(text, is_stored=False)
 
 
-def read_exclusion(options: ListingOptions) -> Exclusion | None:
-    """Reads the table of `--exclude`, if there is one.
-
-    Raises:
-        errors.UserError: if it cannot be read, or has neither patients nor paths.
-    """
-    file = options.exclude
-    if file is None:
-        return None
-    cells = read_texts(file, "--exclude", _COLUMNS, options.missing)
+def read_exclusion(file: Path, missing: Sequence[str] | None) -> Exclusion:
+    """Reads the table of `--exclude`, see `excluding`."""
+    cells = read_texts(file, "--exclude", _COLUMNS, missing)
     if not cells.keys() & {"patient", "path"}:
         raise errors.UserError(
             f"--exclude {file} needs a column patient (and site, if the input has sites) or path"

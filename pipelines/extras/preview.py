@@ -6,50 +6,68 @@ The build is listed and planned as always, but in a temporary folder, which is t
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import io
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from typing import ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines import errors
+from pipelines.engine import launch
+from pipelines.options import BuildOptions
 from pipelines.shards.job import Job
 from pipelines.shards.write import write_images
-from pipelines.sources.factory import SourceOptions, Workers
+from pipelines.sources.factory import SourceOptions
 from pipelines.stores.output_state import PLAN_FILE
 from tfrecord_io.decoding.rejects import in_words
 from tfrecord_io.format.shard_writer import ShardWriter
 from tfrecord_io.stores.folder import Folder
 from tfrecord_io.terminal.address import is_remote
+from tfrecord_io.terminal.flags import flag
 from tfrecord_io.terminal.printing import counted, printable
+
+#: Lists and plans a build with some options into a folder, see `build_tfrecords.planned`.
+Planned = Callable[..., contextlib.AbstractContextManager[Job | None]]
 
 # The images that are made for the estimate.
 _MOST_TRIED = 32
 
 
-def print_preview(
-    planned: Callable[[Folder, Workers], contextlib.AbstractContextManager[Job | None]],
-    source: SourceOptions,
-    output: str,
-    beam_args: Sequence[str],
-) -> None:
-    """Prints what a build into `output` would make, whatever that holds.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """Whether to build at all."""
 
-    `planned` lists and plans the build into another folder, in a block, and may raise errors.
-    """
+    heading: ClassVar = "output"
+
+    preview: bool = flag(False, "say what would be made, and about how fast, and write nothing")
+
+
+def or_preview(
+    make_dataset: Callable[[BuildOptions], None], planned: Planned, options: BuildOptions
+) -> Callable[[BuildOptions], None]:
+    """Returns what the command does: a preview with `--preview`, else a dataset."""
+    is_wanted = options.of(Options).preview
+    return functools.partial(print_preview, planned) if is_wanted else make_dataset
+
+
+def print_preview(planned: Planned, options: BuildOptions) -> None:
+    """Prints what a build would make, whatever its output holds; raises as `planned` does."""
+    beam_args = launch.start(options, needs_workers=False)
     from pipelines.engine import engine
 
     num_processes = engine.num_processes(beam_args) or 1
-    if first := _done_first(source):
+    if first := _done_first(options.source):
         print(f"the build would first {first}; nothing was written or downloaded")
         return
     with tempfile.TemporaryDirectory(prefix="scan-tfrecords-") as scratch:
         try:
-            # Workers on a cluster would need an archive to be uploaded.
-            with planned(Folder(scratch), "here") as job:
-                lines = list(_lines(job, output, num_processes)) if job else []
+            with planned(options, Folder(scratch), is_trial=True) as job:
+                lines = list(_lines(job, options.output.output, num_processes)) if job else []
         except errors.RefusedError as error:
             raise errors.RefusedError(f"the build would fail: {error.why}") from None
     print(*lines, "nothing was written", sep="\n")

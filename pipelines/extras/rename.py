@@ -2,28 +2,67 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
 from pipelines import errors
 from pipelines.listing.images import Images
-from pipelines.listing.options import ListingOptions
-from tfrecord_io.format.kinds import LabelKind
+from pipelines.listing.options import pairs
+from pipelines.options import BuildOptions
+from tfrecord_io.format import kinds
+from tfrecord_io.format.kinds import NONE, SEPARATOR, LabelKind
+from tfrecord_io.terminal.flags import flag
 from tfrecord_io.terminal.printing import listed
-from tfrecord_io.terminal.spelling import written
+from tfrecord_io.terminal.spelling import in_one_form, written
 
 
-def renaming(list_images: Callable[..., Images], options: ListingOptions) -> Callable[..., Images]:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """New names of classes."""
+
+    heading: ClassVar = "input"
+
+    rename_classes: dict[str, str] | None = flag(
+        None,
+        "new names of classes; two with one name are joined; --classes takes the new names",
+        parse=lambda text: in_one_form(pairs(text, str.rpartition)),
+        expected="OLD=NEW,... such as cnv=CNV,DRUSEN=AMD",
+        metavar="OLD=NEW,...",
+        adds_up=True,
+    )
+
+
+def renaming(list_images: Callable[..., Images], options: BuildOptions) -> Callable[..., Images]:
     """Returns a function that lists a source as `list_images` does, with other names of labels.
 
     They are renamed before they are chosen, counted and checked: `--classes` has the new names.
+
+    Raises:
+        errors.UserError: if labels of this kind have no names, or cannot have a new one.
     """
-    if not (names := options.rename_classes):
+    names, kind = options.of(Options).rename_classes, options.listing.label_kind
+    if not names:
         return list_images
-    relabel = functools.partial(renamed, names=names, kind=options.label_kind)
-    return functools.partial(list_images, relabel=relabel)
+    if kind.is_number:
+        raise errors.UserError(
+            "--rename_classes is for classes; --target names a column of numbers"
+        )
+    new = "".join(names.values())
+    if kind == kinds.MULTI_LABEL and (SEPARATOR in new or NONE in names.values()):
+        raise errors.UserError(
+            f"--rename_classes takes no new name with {SEPARATOR}, and not {NONE}"
+        )
+    relabel = functools.partial(renamed, names=names, kind=kind)
+
+    def list_renamed(*args: Any) -> Images:
+        images = list_images(*args, relabel=relabel)
+        return images.then(identity={**images.identity, "rename_classes": dict(names)})
+
+    return list_renamed
 
 
 def renamed(images: Images, names: Mapping[str, str], kind: LabelKind) -> Images:

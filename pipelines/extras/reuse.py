@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -20,10 +20,10 @@ import pyarrow.compute as pc
 import xxhash
 
 from pipelines import errors
+from pipelines.options import BuildOptions
 from pipelines.planning.plan import read_tasks
-from pipelines.planning.splits import SplitOptions
 from pipelines.report.summary import say
-from pipelines.shards.build import Build, ImageStore, KnownImage, KnownImages
+from pipelines.shards.build import Build, ReusableDataset, ReusableImage, ReusableImages
 from pipelines.sources.factory import Workers
 from pipelines.stores.output_state import open_output
 from tfrecord_io.decoding.options import Preprocessing
@@ -33,6 +33,7 @@ from tfrecord_io.format.manifest import Manifest, ManifestError
 from tfrecord_io.format.schema import IMAGE
 from tfrecord_io.stores.folder import BUILD_DIR, NUM_THREADS, Folder
 from tfrecord_io.terminal.address import Address, is_remote
+from tfrecord_io.terminal.flags import check, flag
 from tfrecord_io.terminal.printing import counted, differences
 
 #: The old images, sorted by the hashes of their files, as Arrow in one piece.
@@ -53,15 +54,31 @@ _FOUND_BY = ("file_xxh3", "file_bytes", "pixels_xxh3", "shard", "row")
 _COLUMNS = (*_FOUND_BY, *_FACTS, *_SIDE_FACTS)
 
 
-def load(address: Address | None, workers: Workers, splits: SplitOptions) -> Reuse | None:
-    """Loads the manifest of a dataset that some workers will read; None without an address.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """The dataset from which images are copied."""
+
+    heading: ClassVar = "output"
+
+    reuse: Address | None = flag(
+        None,
+        "folder or URL of a finished dataset from which images are copied, as far as their files "
+        "have the same content and pixels are made in the same way; the bytes are the same",
+        metavar="OLD",
+    )
+
+    __post_init__ = check
+
+
+def load(options: BuildOptions, workers: Workers) -> Reuse | None:
+    """Loads the manifest of the dataset that some workers will read; None without `--reuse`.
 
     Says if the new splits will be other ones than those of the dataset.
 
     Raises:
         errors.UserError: if it cannot be used, or the workers will not reach the dataset.
     """
-    if address is None:
+    if (address := options.of(Options).reuse) is None:
         return None
     if workers != "here" and address.hides_something:
         raise errors.UserError(
@@ -79,7 +96,7 @@ def load(address: Address | None, workers: Workers, splits: SplitOptions) -> Reu
     except (ManifestError, errors.UserError) as error:
         raise errors.UserError(f"--reuse: {error}") from None
     seed = old.dataset.audit.get("split_seed")
-    if seed is not None and splits.split_seed is None:
+    if seed is not None and options.splits.split_seed is None:
         say(
             "warning: --split_seed auto chooses by the images of this build, so patients may "
             f"change their split; --split_seed {seed} keeps them where they are in {address}"
@@ -89,20 +106,20 @@ def load(address: Address | None, workers: Workers, splits: SplitOptions) -> Reu
 
 def print_copied(build: Build) -> None:
     """Prints how many images were copied, if some could be."""
-    if not isinstance(build.known, Reuse):
+    if not isinstance(build.reusable, Reuse):
         return
     tasks = read_tasks(build.output, build.draft.fingerprint)
     schemas = build.output.map(build.read_schema, tasks)
     counts = [json.loads((each.metadata or {}).get(COUNTS, "[0, 0, 0]")) for each in schemas]
     copied, images, damaged = map(sum, zip(*counts, strict=True))
-    text = f"{copied:,} of {counted(images, 'image')} copied from {build.known.folder.root}"
+    text = f"{copied:,} of {counted(images, 'image')} copied from {build.reusable.folder.root}"
     if damaged:
         text += f"; {counted(damaged, 'record')} of it damaged, and decoded again"
     print(text)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Reuse(ImageStore):
+class Reuse(ReusableDataset):
     """The dataset of `--reuse`: its folder and its manifest."""
 
     folder: Folder
@@ -175,7 +192,7 @@ class Reuse(ImageStore):
         return table
 
 
-class OldImages(KnownImages):
+class OldImages(ReusableImages):
     """Finds images of an old dataset by the content of their files; for one worker.
 
     Attributes:
@@ -204,7 +221,7 @@ class OldImages(KnownImages):
         """Number of threads that should call `find`, more than one for a store."""
         return NUM_THREADS if self._folder.remote else 1
 
-    def find(self, data: bytes, frame: int | None) -> KnownImage | None:
+    def find(self, data: bytes, frame: int | None) -> ReusableImage | None:
         """Returns the image of a file's bytes, or None if it must be decoded."""
         wanted = xxhash.xxh3_128_hexdigest(data).encode()
         place = int(np.searchsorted(self._hashes, wanted))
@@ -225,7 +242,7 @@ class OldImages(KnownImages):
             return None
         box = self._preprocessing.box(row["width"], row["height"])
         image = DecodedImage(pixels=pixels, box=box, **{name: row[name] for name in _FACTS})
-        return KnownImage(image, {name: row[name] for name in _SIDE_FACTS})
+        return ReusableImage(image, {name: row[name] for name in _SIDE_FACTS})
 
     def noted(self, rows: pa.Table, num_copied: int) -> pa.Table:
         """Returns the rows of a shard with the counts of `COUNTS`. Forgets the damaged records."""

@@ -182,19 +182,6 @@ class Labels:
         return read_cells(_flag(files), is_text(files[0]), columns, self._used, missing, notes)
 
 
-def open_labels(options: ListingOptions) -> Labels | None:
-    """Reads the table of labels now, as far as it can be checked before the files are listed.
-
-    Raises:
-        errors.UserError: if it cannot be used.
-    """
-    labels = read_table(options)
-    if labels:
-        # A fault in what is excluded is none.
-        _ = labels.names if options.exclude or options.exclude_regex else labels.table
-    return labels
-
-
 def read_table(options: ListingOptions) -> Labels | None:
     """Reads the table of `--labels`, or that of the source's own files; None without one.
 

@@ -28,7 +28,7 @@ _PATTERNS = {
 }  # fmt: skip
 
 
-def _pairs(text: str, divided: Callable[[str, str], tuple[str, str, str]]) -> dict[str, str]:
+def pairs(text: str, divided: Callable[[str, str], tuple[str, str, str]]) -> dict[str, str]:
     """Returns the pairs of NAME=NAME,...; `divided` divides one at its `=`."""
     pairs = [divided(name, "=") for name in names(text)]
     found = {one.strip(): other.strip() for one, _, other in pairs}
@@ -75,14 +75,6 @@ class ListingOptions:
         metavar="A,B,...",
         adds_up=True,
     )
-    rename_classes: dict[str, str] | None = flag(
-        None,
-        "new names of classes; two with one name are joined; --classes takes the new names",
-        parse=lambda text: _pairs(text, str.rpartition),
-        expected="OLD=NEW,... such as cnv=CNV,DRUSEN=AMD",
-        metavar="OLD=NEW,...",
-        adds_up=True,
-    )
     tree: str | None = flag(
         None, "folder that holds train/, val/ and test/, if several do", metavar="FOLDER"
     )
@@ -99,12 +91,6 @@ class ListingOptions:
     )
     exclude_regex: str | None = flag(
         None, "leave out files with a match in their path", metavar="REGEX"
-    )
-    exclude: Path | None = flag(
-        None,
-        "leave out the patients and files that a table names in the columns patient (with site, if "
-        "there are sites) and path, as if the input never had them; read as for --labels",
-        metavar="FILE",
     )
     modality: tuple[str, ...] = flag(
         (),
@@ -145,7 +131,7 @@ class ListingOptions:
         None,
         "what the table calls its columns, such as path=filename,label=finding; path=folder/name "
         "joins two",
-        parse=lambda text: _pairs(text, str.partition),
+        parse=lambda text: pairs(text, str.partition),
         expected="path=COLUMN,label=COLUMN and the like",
         metavar="NAME=COLUMN,...",
         adds_up=True,
@@ -230,12 +216,6 @@ class ListingOptions:
                 f"--label_columns takes no name with {SEPARATOR}, and not {NONE}, "
                 f"{', '.join(taken)}; received {','.join(chosen)}"
             )
-        renames = self.rename_classes or {}
-        if renames and self.label_kind.is_number:
-            yield "--rename_classes is for classes; --target names a column of numbers"
-        new = renames.values() if self.label_kind == kinds.MULTI_LABEL else ()
-        if NONE in new or SEPARATOR in "".join(new):
-            yield f"--rename_classes takes no new name with {SEPARATOR}, and not {NONE}"
         if target in ("", *taken):
             yield f"--target must name a column with numbers or grades, received {target!r}"
 
@@ -280,5 +260,4 @@ class ListingOptions:
             "copies_by_name": self.copies_by_name,
             "modality": list(self.modality),
             "label_kind": self.label_kind.name,
-            **({"rename_classes": self.rename_classes} if self.rename_classes else {}),
         }

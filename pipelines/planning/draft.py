@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,7 +20,7 @@ def make_draft(
     images: Images,
     pixels: Preprocessing,
     label_kind: LabelKind,
-    name: str,
+    name: str | None,
     decided: Mapping[str, Any],
 ) -> Manifest:
     """Returns the manifest, as far as the listing tells it.
@@ -30,7 +31,7 @@ def make_draft(
         images: the images.
         pixels: how they are decoded, see `fitted`.
         label_kind: what an example's label can be.
-        name: of the dataset.
+        name: of the dataset; None for that of the source.
         decided: the identities of the splits and the plan.
 
     Raises:
@@ -40,6 +41,7 @@ def make_draft(
         decoder = preprocess.decoder_versions(with_dicom="DICOM" in images.frames)
     except ModuleNotFoundError as error:
         raise errors.UserError(str(error)) from None
+    name = name or name_of(images.source)
     identity = {
         "source": images.source["kind"],
         "source_listing": images.digest,
@@ -65,6 +67,15 @@ def make_draft(
         dtype=pixels.dtype,
         label_kind=label_kind,
     )
+
+
+def name_of(source: Mapping[str, Any]) -> str:
+    """Returns a name for the dataset of a source, by its entry in the manifest."""
+    if source["kind"] == "synthetic":
+        return "synthetic_oct"
+    stem = source.get("name", "images").partition(".")[0]
+    name = re.sub(r"[^a-z0-9]+", "_", stem.lower()).strip("_")
+    return name if name[:1].isalpha() else f"images_{name}".rstrip("_")
 
 
 def fitted(

@@ -75,14 +75,14 @@ class Sidecar:
             raise ValueError(f"not the sidecar of a shard: {error!r}") from error
 
 
-class KnownImage(NamedTuple):
+class ReusableImage(NamedTuple):
     """An image as if it had been decoded, and the side facts of its pixels, by their names."""
 
     image: DecodedImage
     side_facts: Mapping[str, Any]
 
 
-class KnownImages(Protocol):
+class ReusableImages(Protocol):
     """The images of a store, open in a worker."""
 
     @property
@@ -90,7 +90,7 @@ class KnownImages(Protocol):
         """Number of threads that should call `find`, more than one for a store on a network."""
         ...
 
-    def find(self, data: bytes, frame: int | None) -> KnownImage | None:
+    def find(self, data: bytes, frame: int | None) -> ReusableImage | None:
         """Returns the image of a file's bytes, or None if it must be decoded."""
         ...
 
@@ -99,14 +99,14 @@ class KnownImages(Protocol):
         ...
 
 
-class ImageStore(Protocol):
+class ReusableDataset(Protocol):
     """A store of images that were decoded before, as it is sent to the workers."""
 
-    def fitting(self, draft: manifest.Manifest, output: Folder) -> ImageStore | None:
+    def fitting(self, draft: manifest.Manifest, output: Folder) -> ReusableDataset | None:
         """Writes what workers need into the output of a build; None if no image can be used."""
         ...
 
-    def open(self, output: Folder, pixels: Preprocessing) -> KnownImages:
+    def open(self, output: Folder, pixels: Preprocessing) -> ReusableImages:
         """Opens the store in a worker that writes to `output`."""
         ...
 
@@ -124,7 +124,7 @@ class Build:
         policies: what happens to pictures that occur more than once.
         max_reject_fraction: the build fails if more than this share of the images is rejected.
         rejected_files: images already rejected by the listing.
-        known: a store of images that were decoded before, which are copied.
+        reusable: images that were decoded before, which are copied.
         checks: what the audit checks besides its own.
     """
 
@@ -135,7 +135,7 @@ class Build:
     policies: SplitOptions = dataclasses.field(default_factory=SplitOptions)
     max_reject_fraction: float
     rejected_files: tuple[RejectedFile, ...] = ()
-    known: ImageStore | None = None
+    reusable: ReusableDataset | None = None
     checks: Sequence[Check] = ()
 
     def find_finished(self, tasks: Sequence[ShardTask]) -> dict[int, Sidecar]:

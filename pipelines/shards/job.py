@@ -32,7 +32,7 @@ class Job:
     started: float
 
 
-def start_job(
+def prepare_job(
     build: Build,
     refs: pa.Table,
     tasks: Sequence[plan.ShardTask],
@@ -54,8 +54,8 @@ def start_job(
     """
     output = build.output
     output.clean_build_dir(".tmp")
-    known = build.known and build.known.fitting(build.draft, output)
-    build = dataclasses.replace(build, known=known)
+    reusable = build.reusable and build.reusable.fitting(build.draft, output)
+    build = dataclasses.replace(build, reusable=reusable)
     plan.write_plan(output, build.draft, tasks, refs)
     drops.write_table(output, drops.PLANNED_FILE, dropped)
     # The listing alone may reject too many; then no image needs to be decoded to know it.

@@ -19,7 +19,7 @@ import xxhash
 from pipelines import errors, workers
 from pipelines.listing.refs import OTHER, ImageRef, RejectedFile, iterate_refs
 from pipelines.planning import plan
-from pipelines.shards.build import Build, Create, KnownImage, KnownImages, Sidecar, rows_name
+from pipelines.shards.build import Build, Create, ReusableImage, ReusableImages, Sidecar, rows_name
 from pipelines.sources.source import Reader, read_in_order
 from pipelines.stores import output_state
 from pipelines.stores.output import WriteBehind
@@ -43,13 +43,13 @@ def write_shard(
     task: plan.ShardTask,
     reader: Reader,
     create: Create,
-    old: KnownImages | None = None,
+    reusable: ReusableImages | None = None,
 ) -> Sidecar:
     """Decodes the images of one task into one shard, one image at a time.
 
     The files appear in this order, each only when it is complete: shard, rows of the examples
     table, sidecar. So a sidecar that fits the build proves that the other two files exist.
-    Images that are in `old` are copied from there.
+    Images that are in `reusable` are copied from there.
 
     Returns:
         the sidecar that was written.
@@ -66,7 +66,7 @@ def write_shard(
         create(task.shard_name) as file,
         shard_writer.ShardWriter(file, layout) as shard,
     ):
-        rows, rejects = write_images(build, task, planned, reader, old, shard)
+        rows, rejects = write_images(build, task, planned, reader, reusable, shard)
     places = pa.array([row["place"] for row in rows], pa.int64())
     others = {
         field.name.removeprefix(OTHER): planned[field.name].take(places)
@@ -74,9 +74,9 @@ def write_shard(
         if field.name.startswith(OTHER)
     }
     table = table_of(rows, shard.facts(), others)
-    if old:
-        num_copied = sum(row["is_copied"] and not row["variant"] for row in rows)
-        table = old.noted(table, num_copied)
+    if reusable:
+        num_copied = sum(row["is_reused"] and not row["variant"] for row in rows)
+        table = reusable.noted(table, num_copied)
     with create(rows_name(task)) as file:
         pq.write_table(table, file)
     sidecar = Sidecar(
@@ -105,7 +105,7 @@ class TaskWriter(contextlib.ExitStack):
         self._build = build
         self._reader = self.enter_context(build.source.open())
         pixels = Preprocessing.from_dict(build.draft.preprocessing)
-        self._old = build.known and build.known.open(build.output, pixels)
+        self._reusable = build.reusable and build.reusable.open(build.output, pixels)
         self._files = self.enter_context(contextlib.closing(WriteBehind(build.output)))
 
     def write(self, task: plan.ShardTask) -> Counts:
@@ -123,7 +123,7 @@ class TaskWriter(contextlib.ExitStack):
         started = time.monotonic()
         with errors.clear_write_errors(self._build.output.root):
             create = self._files.create
-            sidecar = write_shard(self._build, task, self._reader, create, self._old)
+            sidecar = write_shard(self._build, task, self._reader, create, self._reusable)
         return Counts(
             images=sidecar.num_examples,
             rejects=len(sidecar.rejects),
@@ -181,7 +181,7 @@ def write_images(
     task: plan.ShardTask,
     planned: pa.RecordBatch,
     reader: Reader,
-    old: KnownImages | None,
+    reusable: ReusableImages | None,
     shard: shard_writer.ShardWriter,
 ) -> tuple[list[dict[str, Any]], list[RejectedFile]]:
     """Decodes the planned images, rows of a plan, into a shard.
@@ -197,9 +197,9 @@ def write_images(
         paths = [augment.variant_path(path, n) for path, n in zip(paths, variants, strict=True)]
     texts = list({ref.label for ref in refs})
     labels = dict(zip(texts, draft.label_kind.vectors(texts, draft.label_names), strict=True))
-    parts = ((ref.member, functools.partial(_read_part, reader, old, ref)) for ref in refs)
+    parts = ((ref.member, functools.partial(_read_part, reader, reusable, ref)) for ref in refs)
     # Records of a store are fetched ahead, as files are.
-    num_threads = max(reader.num_parallel_reads, old.num_parallel_reads if old else 1)
+    num_threads = max(reader.num_parallel_reads, reusable.num_parallel_reads if reusable else 1)
     reads = read_in_order(reader, parts, num_threads)
     planned_rows = zip(refs, reads, variants, map(schema.image_key, paths), strict=True)
     examples: list[dict[str, Any]] = []
@@ -209,7 +209,7 @@ def write_images(
         warnings.simplefilter("ignore")
         for place, (ref, read, variant, key) in enumerate(planned_rows):
             try:
-                data, image, known = _decode(preprocessing, reader, old, ref, read)
+                data, image, side_facts = _decode(preprocessing, reader, reusable, ref, read)
             except Reject as reject:
                 # A file is rejected only once, not again for each of its variants.
                 if not variant:
@@ -221,12 +221,12 @@ def write_images(
             pixels = facts.pop("pixels")
             if variant:
                 pixels = augment.vary(pixels, draft.image_shape, key, image.box)
-            shard.write(pixels, labels[ref.label], key, image.box, None if variant else known)
+            shard.write(pixels, labels[ref.label], key, image.box, None if variant else side_facts)
             examples.append(
                 facts
                 | {
                     "place": place,
-                    "is_copied": known is not None,
+                    "is_reused": side_facts is not None,
                     "split": task.split,
                     "shard": task.shard_name,
                     "row": len(examples),
@@ -245,12 +245,12 @@ def write_images(
 
 
 def _read_part(
-    reader: Reader, old: KnownImages | None, ref: ImageRef
-) -> tuple[_Data, KnownImage | None]:
+    reader: Reader, reusable: ReusableImages | None, ref: ImageRef
+) -> tuple[_Data, ReusableImage | None]:
     """Reads a file and finds its image, or only the wanted frame, where that is possible."""
     if not ref.frame:
         data = reader.read(ref.member)
-        return data, old.find(data, ref.frame) if old else None
+        return data, reusable.find(data, ref.frame) if reusable else None
     with reader.open(ref.member) as file:
         # Over a network, going from page to page of a TIFF takes longer than reading it.
         if part := preprocess.cut_picture(file, ref.frame, pages=reader.num_parallel_reads == 1):
@@ -262,9 +262,9 @@ def _read_part(
 def _decode(
     preprocessing: Preprocessing,
     reader: Reader,
-    old: KnownImages | None,
+    reusable: ReusableImages | None,
     ref: ImageRef,
-    read: Callable[[], tuple[_Data, KnownImage | None]],
+    read: Callable[[], tuple[_Data, ReusableImage | None]],
 ) -> tuple[_Data, preprocess.DecodedImage, Mapping[str, Any] | None]:
     """Returns what was read of an image, the image, and its side facts if it is copied.
 
@@ -274,7 +274,7 @@ def _decode(
     """
     attempts: list[tuple[_Data, Reject]] = []
     # A server, a cable or a disk may have garbled the file the first time.
-    for read_again in (read, functools.partial(_read_part, reader, old, ref)):
+    for read_again in (read, functools.partial(_read_part, reader, reusable, ref)):
         data: _Data = b""
         try:
             with errors.clear_read_errors(ref.source_path):

@@ -7,7 +7,6 @@ import dataclasses
 import re
 from collections.abc import Iterator
 from concurrent import futures
-from pathlib import Path
 from typing import IO
 
 from tfrecord_io.stores.folder import Folder
@@ -20,7 +19,7 @@ _MOST_UNFINISHED = 3
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OutputOptions:
-    """Where the dataset goes, and what it may lack or hide.
+    """Where the dataset goes, and what it may lack.
 
     Raises:
         ValueError: if a value is wrong.
@@ -33,28 +32,10 @@ class OutputOptions:
     max_reject_fraction: float = flag(
         0.01, "fail if more than this share of the images cannot be used", least=0, most=1
     )
-    anonymize: Path | None = flag(
-        None,
-        "put no name or path of the input into any output: images and patients get codes, made "
-        "with the secret in FILE, which stays outside --output (docs/privacy.md)",
-        metavar="FILE",
-    )
-    reuse: Address | None = flag(
-        None,
-        "folder or URL of a finished dataset from which images are copied, as far as their files "
-        "have the same content and pixels are made in the same way; the bytes are the same",
-        metavar="OLD",
-    )
     overwrite: bool = flag(
         False,
         "replace the dataset in the output folder, finished or not, when the new one is finished",
     )
-    preview: bool = flag(False, "say what would be made, and about how fast, and write nothing")
-
-    @property
-    def has_codes(self) -> bool:
-        """Whether codes stand for the names of files and patients."""
-        return self.anonymize is not None
 
     def __post_init__(self) -> None:
         check(self)

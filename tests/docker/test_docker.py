@@ -11,7 +11,6 @@ import subprocess
 import builds
 import pytest
 
-from pipelines import options
 from pipelines.engine import engine
 
 DOCKERFILES = sorted((builds.ROOT / "docker").glob("*.Dockerfile"))
@@ -100,8 +99,8 @@ def test_the_flex_template_asks_for_flags_that_exist_and_takes_their_defaults():
     added += ["--temp_location=gs://bucket/t", "--staging_location=gs://bucket/s"]
     added += ["--job_name=oct-1", "--template_location=gs://bucket/t/graph"]
 
-    chosen = options.parse_options([*(f"--{n}={v}" for n, v in values.items()), *added])
+    chosen = builds.parsed([*(f"--{n}={v}" for n, v in values.items()), *added])
 
-    engine.check_flags(chosen.beam_args, options.flag_names())
+    engine.check_flags(chosen.beam_args, chosen.flag_names)
     assert chosen.pixels.image_shape == (224, 200, 3)
     assert chosen.plan.num_shards == 64

@@ -16,11 +16,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from builds import write_csv
+from builds import parsed, write_csv
 from image_files import jpeg, write_tree
 from listed import Listed
 
-from pipelines import options
 from pipelines.listing.listing import list_images
 from pipelines.report import summary
 from pipelines.sources.source import Member
@@ -134,7 +133,7 @@ def test_every_room_stands_in_the_tree_with_a_short_note():
 def test_every_flag_that_the_readme_gives_to_the_build_is_one():
     commands = re.findall(r"scan-tfrecords build((?: +[^\n`]+|\\\n)*)", README)
     flags = {flag for command in commands for flag in re.findall(r"--[a-z_]+", command)}
-    assert flags - set(options.flag_names()) == set()
+    assert flags - set(parsed().flag_names) == set()
     assert "--input" in flags
 
 
@@ -229,7 +228,7 @@ def test_the_build_reads_the_drawn_trees_as_the_page_says():
     trees = list(_drawn_trees())
     assert len(trees) == 5
     for paths, flags, said in trees:
-        chosen = options.parse_options(flags)
+        chosen = parsed(flags)
         folder = f"{chosen.source.input}/"
         members = [Member(path.removeprefix(folder), 9, 0, 9, n) for n, path in enumerate(paths)]
         assert summary.layout_lines(list_images(Listed(members), chosen.listing)) == said

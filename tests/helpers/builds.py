@@ -104,11 +104,18 @@ def prepare(source: Path | str, output: Path | str, *more: str):
 def prepare_flags(argv: Sequence[str]):
     """Returns the block of `prepare` for all flags of a build."""
     from pipelines.build_tfrecords import planned
-    from pipelines.options import parse_options
     from pipelines.stores.output_state import open_output
 
-    options = parse_options(argv)
-    return planned(options, open_output(options.output.output), options.workers)
+    options = parsed(argv)
+    return planned(options, open_output(options.output.output))
+
+
+def parsed(argv: Sequence[str] = ()):
+    """Returns the options of a build, with those of the extras."""
+    from pipelines.build_tfrecords import EXTRAS
+    from pipelines.options import parse_options
+
+    return parse_options(argv, EXTRAS)
 
 
 def run_build_here(source: Path, output: Path | str, *more: str) -> int:

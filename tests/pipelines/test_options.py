@@ -2,10 +2,10 @@ import re
 from pathlib import Path
 
 import pytest
+from builds import parsed
 
 from pipelines import build_tfrecords, errors
 from pipelines.listing.options import ListingOptions
-from pipelines.options import flag_names, parse_options
 from pipelines.planning.plan import PlanOptions
 from pipelines.planning.splits import SplitOptions
 from pipelines.sources.factory import SourceOptions
@@ -17,23 +17,23 @@ ARCHIVE = ["--source=archive", "--input=scans.zip"]
 
 
 def test_without_a_flag_the_oct_scans_are_downloaded_from_kaggle():
-    chosen = parse_options([])
+    chosen = parsed([])
     assert chosen.source == SourceOptions(source="kaggle")
     assert chosen.pixels == Preprocessing(height=224, width=224, channels=1)
     assert chosen.plan == PlanOptions()
     assert chosen.listing == ListingOptions()
-    assert chosen.output == OutputOptions(name="kermany2018", max_reject_fraction=0.01)
+    assert chosen.output == OutputOptions(max_reject_fraction=0.01)
     assert chosen.beam_args == ()
 
 
 def test_flags_of_each_form_arrive_where_they_belong():
-    chosen = parse_options(
+    chosen = parsed(
         [*ARCHIVE, "--image_size=100x70", "--resize=box", "--shard_size_mb=0.5", "--overwrite",
          "--classes=NORMAL, CNV", "--tree=OCT2017 ", r"--patient_regex=^(\d)", "--download_dir=d",
          "--splits=patient", "--split_seed=auto",
          "--split_fractions=train=0.7,holdout=0.3"]
     )  # fmt: skip
-    assert chosen.output == OutputOptions(name="scans", overwrite=True)
+    assert chosen.output == OutputOptions(overwrite=True)
     assert chosen.pixels == Preprocessing(height=100, width=70, resize="box")
     fractions = (("train", 0.7), ("holdout", 0.3))
     assert chosen.splits == SplitOptions(
@@ -60,12 +60,12 @@ def test_the_source_follows_from_the_input(given, source):
 
 
 def test_some_values_have_a_form_of_their_own():
-    assert parse_options(["--image_size=64"]).pixels.image_shape == (64, 64, 1)
+    assert parsed(["--image_size=64"]).pixels.image_shape == (64, 64, 1)
     # A class with a comma is in quotes, as in CSV.
-    chosen = parse_options([*ARCHIVE, '--classes="COVID-19, ARDS"', "--classes=NORMAL"])
+    chosen = parsed([*ARCHIVE, '--classes="COVID-19, ARDS"', "--classes=NORMAL"])
     assert chosen.listing.classes == ("COVID-19, ARDS", "NORMAL")
     # What the build does not know is for Beam, an abbreviated flag included.
-    chosen = parse_options(["--runner=DataflowRunner", *ARCHIVE, "--project", "p", "--overw"])
+    chosen = parsed(["--runner=DataflowRunner", *ARCHIVE, "--project", "p", "--overw"])
     assert chosen.beam_args == ("--runner=DataflowRunner", "--project", "p", "--overw")
 
 
@@ -76,7 +76,7 @@ def test_some_values_have_a_form_of_their_own():
      (["--runner", "DataflowRunner"], "dataflow")],
 )  # fmt: skip
 def test_the_runner_tells_where_the_images_are_read(flags, workers):
-    assert parse_options([*ARCHIVE, *flags]).workers == workers
+    assert parsed([*ARCHIVE, *flags]).workers == workers
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_the_runner_tells_where_the_images_are_read(flags, workers):
 )
 def test_a_value_that_makes_no_sense_is_named(argv, message):
     with pytest.raises(errors.UserError, match=message):
-        parse_options(argv)
+        parsed(argv)
 
 
 @pytest.mark.parametrize(
@@ -153,22 +153,12 @@ def test_help_names_every_flag_and_an_example(capsys):
     texts = {}
     for flag in ("--help", "--help_all"):
         with pytest.raises(SystemExit) as raised:
-            parse_options([flag])
+            parsed([flag])
         assert raised.value.code == 0
         texts[flag] = capsys.readouterr().out
     shown = re.findall(r"^  (--\w+)", texts["--help"], re.MULTILINE)
     assert shown[:4] == ["--help_all", "--input", "--output", "--splits"]
     assert len(shown) <= 30
     text = texts["--help_all"]
-    assert all(flag in text for flag in flag_names())
+    assert all(flag in text for flag in parsed().flag_names)
     assert "python pipelines/build_tfrecords.py --input" in text
-
-
-@pytest.mark.parametrize(
-    ("path", "name"),
-    [("kermany2018.zip", "kermany2018"), ("/data/OCT 2017.tar.gz", "oct_2017"), ("..", "images"),
-     ("data/scans/", "scans"), ("2018-scans.zip", "images_2018_scans"), ("Ärzte.zip", "rzte")],
-)  # fmt: skip
-def test_a_dataset_is_called_after_its_input(path, name):
-    chosen = parse_options(["--source=directory", f"--input={path}", "--output=/out"])
-    assert chosen.output.name == name

@@ -5,11 +5,10 @@ import apache_beam as beam
 import pytest
 from apache_beam.runners.portability.flink_runner import FlinkRunner
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
-from builds import IN_MEMORY, prepare
+from builds import IN_MEMORY, parsed, prepare
 
 from pipelines import errors
 from pipelines.engine import engine
-from pipelines.options import flag_names
 
 CORES = len(os.sched_getaffinity(0))
 LOCAL = ["DirectRunner", "directrunner", "FnApiRunner", "BundleBasedDirectRunner", "direct"]
@@ -49,14 +48,14 @@ def test_the_number_of_worker_processes_can_be_told(flags, num_processes):
     ],
 )
 def test_a_flag_that_nobody_knows_is_named_with_what_may_have_been_meant(flags, message):
-    engine.check_flags(["--runner=FlinkRunner", "--region", "west"], flag_names())
+    engine.check_flags(["--runner=FlinkRunner", "--region", "west"], parsed().flag_names)
     with pytest.raises(errors.UserError, match=message):
-        engine.check_flags(flags, flag_names())
+        engine.check_flags(flags, parsed().flag_names)
 
 
 def test_a_value_that_beam_cannot_read_is_wrong_usage_in_a_few_lines(capsys):
     with pytest.raises(SystemExit) as raised:
-        engine.check_flags(["--direct_num_workers=many"], flag_names())
+        engine.check_flags(["--direct_num_workers=many"], parsed().flag_names)
     assert raised.value.code == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2

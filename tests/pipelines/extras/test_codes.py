@@ -14,8 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 from builds import (
     ROOT,
+    arguments,
     build_here,
     files_of,
+    parsed,
     prepare,
     read_csv,
     rows_of,
@@ -28,7 +30,6 @@ from PIL import Image, PngImagePlugin, TiffImagePlugin
 
 from pipelines import errors
 from pipelines.extras import codes
-from pipelines.stores.output import OutputOptions
 from tfrecord_io import __main__, image_key
 from tfrecord_io.extras import sample
 
@@ -272,12 +273,12 @@ def test_a_secret_that_protects_nothing_is_refused(content, place, message, tmp_
     if content is not None:
         (tmp_path / place / "secret.txt").write_bytes(content)
     (tmp_path / "link").symlink_to(tmp_path / place / "secret.txt")
-    output, source = str(tmp_path / "out"), str(tmp_path / "in")
+    flags = arguments(tmp_path / "in", tmp_path / "out")
     with pytest.raises(errors.UserError, match=message):
-        codes.read_secret(OutputOptions(output=output, anonymize=tmp_path / "link"), source)
+        codes.read_secret(parsed([*flags, f"--anonymize={tmp_path / 'link'}"]), keeps_names=True)
     (file := tmp_path / "base64.txt").write_text("kC2zQ-Y7_0aT1bV5nXwE8rUoLsDfGhJq4iZpMxN6cBvA\n")
-    options = OutputOptions(output="out", anonymize=file)
-    assert codes.read_secret(options, None).key == file.read_bytes()
+    options = parsed([*flags, f"--anonymize={file}"])
+    assert codes.read_secret(options, keeps_names=True).key == file.read_bytes()
 
 
 def test_the_card_shows_the_corners_in_which_devices_write_names(secret, tmp_path):

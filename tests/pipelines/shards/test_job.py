@@ -4,7 +4,7 @@ import shutil
 
 import image_files
 import pytest
-from builds import build_here, prepare, prepare_flags
+from builds import build_here, parsed, prepare, prepare_flags
 from image_files import (
     kermany_archive,
     pack,
@@ -16,7 +16,6 @@ from image_files import (
 )
 
 from pipelines import errors
-from pipelines.options import flag_names
 from pipelines.stores.output_state import PLAN_JSON
 from tfrecord_io.stores.folder import BUILD_DIR
 
@@ -97,7 +96,7 @@ def test_what_decides_the_bytes_is_named_as_its_flag_is(archive, tmp_path):
             "no_window",
             "physical",
         }
-        assert {f"--{name}" for name in names} <= set(flag_names())
+        assert {f"--{name}" for name in names} <= set(parsed().flag_names)
 
 
 def test_what_does_not_decide_the_bytes_is_no_part_of_the_identity(archive, tmp_path):
