@@ -35,5 +35,5 @@ def killed_anywhere(folder: Path, copies: Path, do: Callable[[], object]) -> Ite
         do()
     for number in range(len(states)):
         shutil.rmtree(folder)
-        shutil.copytree(copies / str(number), folder)
+        (copies / str(number)).rename(folder)
         yield

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import xxhash
+from azure_server import CONTAINER
 from builds import (
     build_here,
     files_of,
@@ -21,7 +22,6 @@ from dataset_factory import change_column, change_json, flip, write_table
 from dicom_files import dicom_file
 from image_files import encoded, grey_pixels, jpeg, png, write_tree, write_zip
 from PIL import Image
-from s3_server import BUCKET
 from source_files import upload
 
 from pipelines import errors
@@ -310,15 +310,15 @@ def test_the_workers_of_a_cluster_must_reach_the_old_dataset(default, tmp_path):
             TaskWriter(job.build)
 
 
-def test_an_old_dataset_is_read_from_a_store(default, tmp_path, s3, capsys):
+def test_an_old_dataset_is_read_from_a_store(default, tmp_path, az, capsys):
     old, source, plain = default
-    url = upload(old, f"s3://{BUCKET}/reuse/old")
-    for output in (tmp_path / "out", f"s3://{BUCKET}/reuse/new"):
+    url = upload(old, f"az://{CONTAINER}/old")
+    for output in (tmp_path / "out", f"az://{CONTAINER}/new"):
         capsys.readouterr()
-        build_here(source, output, *FLAGS, *s3.flags, f"--reuse={url}")
+        build_here(source, output, *FLAGS, f"--reuse={url}")
         assert said(capsys)[0] == [f"17 of 26 images copied from {url}"]
     assert files_of(tmp_path / "out") == files_of(plain)
-    assert s3.read("reuse/new/") == files_of(plain)
+    assert az.read("new/") == files_of(plain)
 
 
 def test_with_a_seed_that_is_searched_the_build_names_that_of_the_old_dataset(tmp_path, capsys):

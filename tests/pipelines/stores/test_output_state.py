@@ -6,7 +6,7 @@ import stat
 from pathlib import Path
 
 import pytest
-import s3_server
+from azure_server import CONTAINER
 from builds import build_here, build_of, files_of, prepare, run_build_here, shards_of
 from image_files import scan_tree, scans_of, write_tree
 from killed import killed_anywhere
@@ -187,6 +187,7 @@ def test_a_damaged_manifest_or_plan_is_named_and_replaced_when_told(scans, tmp_p
 
 
 OTHER = ("--num_shards=2", "--overwrite")
+ON_STORE = f"az://{CONTAINER}/out"
 
 
 def write_all(job):
@@ -253,26 +254,21 @@ def refused_flags(folder, scans, old):
 
 
 @pytest.mark.parametrize("place", ["disk", "store"])
-def test_whatever_is_refused_leaves_the_dataset_as_it_was(
-    scans, complete, tmp_path, request, place
-):
-    output, more = str(tmp_path / "out"), []
-    if place == "store":
-        s3 = request.getfixturevalue("s3")
-        output, more = f"s3://{s3_server.BUCKET}/{tmp_path.name}", s3.flags
+def test_whatever_is_refused_leaves_the_dataset_as_it_was(scans, complete, tmp_path, az, place):
+    output = str(tmp_path / "out") if place == "disk" else ON_STORE
 
     def found():
-        files = files_of(tmp_path / "out") if place == "disk" else s3.read(f"{tmp_path.name}/")
+        files = files_of(tmp_path / "out") if place == "disk" else az.read("out/")
         return {name: text for name, text in files.items() if not name.startswith(".waiting/")}
 
-    build_here(scans, output, "--num_shards=4", *more)
+    build_here(scans, output, "--num_shards=4")
     before = found()
     refused = refused_flags(tmp_path, scans, complete)
     for flags in refused if place == "disk" else refused[1::4]:
-        assert run_build_here(scans, output, "--overwrite", *flags, *more), flags
+        assert run_build_here(scans, output, "--overwrite", *flags), flags
         assert found() == before, flags
     with pytest.raises(errors.RefusedError, match=r"to accept .* See \S+\.waiting/rejects\.csv"):
-        build_here(scans, output, "--overwrite", f"--labels={tmp_path / 'one.csv'}", *more)
+        build_here(scans, output, "--overwrite", f"--labels={tmp_path / 'one.csv'}")
     assert len(before) > 8
     assert found() == before
 
@@ -288,12 +284,12 @@ def test_a_build_that_is_killed_while_it_replaces_leaves_the_old_or_the_new(
     output, outcomes = Path(shutil.copytree(complete, tmp_path / "out")), set()
     new = without_waiting(build_here(scans, tmp_path / "new", *OTHER))
     old = without_waiting(complete)
-    for _ in killed_anywhere(output, tmp_path / "states", replace):
+    for number, _ in enumerate(killed_anywhere(output, tmp_path / "states", replace)):
         with output_state.locked(Folder(str(output))):
             found = without_waiting(output)
         assert found in (old, new)
         outcomes.add(found == new)
-        if found == old:
+        if found == old and number % 8 == 0:  # neighbours differ by a file
             build_here(scans, output, *OTHER)
             assert without_waiting(output) == new
             assert not list(output.glob(".*"))
@@ -313,19 +309,16 @@ def test_an_engine_may_repeat_the_last_step(scans, complete, tmp_path, attempts)
     assert files_of(output) == files_of(build_here(scans, tmp_path / "new", *OTHER))
 
 
-def test_on_a_store_the_dataset_stays_until_the_new_one_is_finished(scans, complete, tmp_path, s3):
-    output = f"s3://{s3_server.BUCKET}/{tmp_path.name}"
-    build_here(scans, output, "--num_shards=4", *s3.flags)
-    before = s3.read(f"{tmp_path.name}/")
-    with prepare(scans, output, *OTHER, *s3.flags) as job:
+def test_on_a_store_the_dataset_stays_until_the_new_one_is_finished(scans, tmp_path, az):
+    build_here(scans, ON_STORE, "--num_shards=4")
+    before = az.read("out/")
+    with prepare(scans, ON_STORE, *OTHER) as job:
         write_all(job)
-        waiting = s3.read(f"{tmp_path.name}/.waiting/")
+        waiting = az.read("out/.waiting/")
         assert len(waiting) > 8
-        assert s3.read(f"{tmp_path.name}/") == before | {
-            f".waiting/{n}": waiting[n] for n in waiting
-        }
+        assert az.read("out/") == before | {f".waiting/{n}": waiting[n] for n in waiting}
         finish_dataset(job.build)
-    assert s3.read(f"{tmp_path.name}/") == files_of(build_here(scans, tmp_path / "new", *OTHER))
+    assert az.read("out/") == files_of(build_here(scans, tmp_path / "new", *OTHER))
 
 
 def test_what_was_to_replace_a_dataset_goes_when_that_is_to_stay(scans, complete, tmp_path):

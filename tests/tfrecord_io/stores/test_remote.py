@@ -7,7 +7,6 @@ import shutil
 import ssl
 import subprocess
 
-import azure_server
 import pytest
 from s3_server import BUCKET
 from web_server import WebFile, running_web
@@ -31,12 +30,6 @@ def gs(s3, monkeypatch):
     """As `s3_server.running_gcs` says, without a server of its own."""
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", s3.endpoint)
     remote.forget_stores()
-
-
-@pytest.fixture
-def az():
-    with azure_server.running_azure():
-        yield
 
 
 @pytest.fixture(params=["s3", "gs", "az"])
