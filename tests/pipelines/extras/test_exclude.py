@@ -399,7 +399,7 @@ def test_the_tags_of_files_that_are_not_listed_are_read_as_many_at_a_time_as_a_s
             files[path] = dicom_file(grey_pixels(number), tags)
     store, disk = (kind(members_of(files), files) for kind in (Store, Listed))
     table = write_csv(tmp_path / "withdrawn.csv", [{"patient": "p3"}])
-    options = ListingOptions(exclude=table, modality=("OPT",))
+    options = ListingOptions(modality=("OPT",))
 
     def list_and_arm(source, options, labels):
         is_first, store.together = store.together is None, None
@@ -408,9 +408,9 @@ def test_the_tags_of_files_that_are_not_listed_are_read_as_many_at_a_time_as_a_s
         store.together = threading.Barrier(16, timeout=20) if is_first else None
         return images
 
-    found = read_exclusion(options).list(list_and_arm, store, options, None)
+    found = read_exclusion(table, None).list(list_and_arm, store, options, None)
     assert (found.ledger.excluded, found.ledger.ignored) == (4, {"other_modality": 14})
-    wanted = read_exclusion(options).list(list_images, disk, options, None)
+    wanted = read_exclusion(table, None).list(list_images, disk, options, None)
     assert found.table.equals(wanted.table)
     assert found.ledger == wanted.ledger
 
