@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from tfrecord_io.terminal.spelling import rename_example
 from train.data.dataset import Dataset, Part, open_dataset
 from train.data.seen import Exposure, Seen, expose, read_seen
 from train.machine import console
+from train.machine.places import METRICS_NAME, PAGE_NAME
 from train.powers import POWERS
 from train.results.classifier import (
     Classifier,
@@ -39,6 +40,11 @@ from train.results.classifier import (
     single_runs,
 )
 from train.results.options import MeasureOptions
+
+if TYPE_CHECKING:
+    from train.kinds.task import Task
+    from train.results.examples import Predict
+    from train.results.predictions import Predictions
 
 _BATCH_SIZE = 64
 
@@ -84,57 +90,38 @@ def evaluate(arguments: argparse.Namespace) -> None:
     splits = _chosen_splits(manifest, split, data)
     runs = single_runs([POWERS.open_run(each) for each in arguments.run])
     classifier = load_classifiers(runs)
-    task = classifier.task
     _require_fit(classifier, manifest, address, data)
     if is_own := classifier.fingerprint == manifest.fingerprint:
         print("note: this is the dataset that the model was trained on, not an external one")
-    seen = shapes.of_dataset(manifest, splits)
-    if warning := shapes.warn_of_unseen(seen, classifier.shapes, classifier.preprocessing):
-        print(f"warning: {warning}", file=sys.stderr)
-
-    # After the checks: these take seconds to import.
-    from train.kinds.task import require_numbers
-    from train.results import metrics
-    from train.results.predictions import Predictions
-    from train.results.sections import Result
-    from train.results.write import METRICS_NAME, PAGE_NAME, write_results
-
+    _warn_of_shapes(classifier, manifest, splits)
     # Of a class that the dataset does not name it has no images. Whether its images have a label
     # that it does not name is not known, so that label is not measured.
-    label_names = classifier.label_names if task.kind.one_hot else manifest.label_names
-    outputs = [classifier.label_names.index(name) for name in label_names]
-
-    def predict(images: np.ndarray) -> np.ndarray:
-        return predict_images(classifier, images)[:, outputs]
-
-    # They are used at the end; a wrong one is told now.
-    options.prevalences([view.name for view in task.views(label_names)])
+    task = classifier.task
+    names = classifier.label_names if task.kind.one_hot else manifest.label_names
+    # The prevalence is used at the end; a wrong one is told now.
+    how = options.decided([view.name for view in task.views(names)])
     part, exposure = _unseen(runs, dataset, splits, arguments.include_seen)
     own_results = read_json(runs[0] / METRICS_NAME) if len(runs) == 1 else {}
     output = arguments.output or folder_of(address, manifest, split)
     console.make_folder("--output", output)
-    batches = tfrecord_io.make_batches(
-        data, split=part.splits, examples=part.examples, batch_size=_BATCH_SIZE, shuffle=False
-    )
-    answers = [(predict(images), labels) for images, labels in batches]
-    probabilities, labels = map(np.concatenate, zip(*answers, strict=True))
-    require_numbers(probabilities, f"split {split} of {data}")
-    matched = np.zeros(probabilities.shape, labels.dtype)
-    matched[:, [label_names.index(name) for name in manifest.label_names]] = labels
-    predictions = Predictions(
-        task=task,
-        probabilities=probabilities,
-        truths=task.truths(matched),
-        label_names=label_names,
-        dataset=dataset,
-        rows=part.rows,
-    )
+
+    # After the checks: these take seconds to import.
+    from train.results import metrics
+    from train.results.sections import Result
+    from train.results.write import write_results
+
+    outputs = [classifier.label_names.index(name) for name in names]
+
+    def predict(images: np.ndarray) -> np.ndarray:
+        return predict_images(classifier, images)[:, outputs]
+
+    predictions = _predictions(predict, task, names, dataset, part)
     results: dict[str, Any] = {
         "split": split,
         "dataset": {"name": manifest.name, "fingerprint": manifest.fingerprint},
         "model": address,
         "best_epoch": own_results.get("best_epoch"),
-        **metrics.measure(predictions, options, 0, classifier.thresholds),
+        **metrics.measure(predictions, how, 0, classifier.thresholds),
     }
     result = Result(
         dataset=dataset,
@@ -161,6 +148,15 @@ def _chosen_splits(manifest: tfrecord_io.Manifest, split: str, data: Address) ->
     if not manifest.split(splits).num_examples:
         raise UserError(f"split {split!r} of {data} is empty; name another --split")
     return splits
+
+
+def _warn_of_shapes(
+    classifier: Classifier, manifest: tfrecord_io.Manifest, splits: Sequence[str]
+) -> None:
+    """Warns of images whose shape the network has hardly seen."""
+    seen = shapes.of_dataset(manifest, splits)
+    if warning := shapes.warn_of_unseen(seen, classifier.shapes, classifier.preprocessing):
+        print(f"warning: {warning}", file=sys.stderr)
 
 
 def _require_fit(
@@ -242,6 +238,39 @@ def _unseen(
     if num_seen and not include_seen:
         part = dataset.narrow(part, ~exposure.is_seen)
     return part, exposure
+
+
+def _predictions(
+    predict: Predict, task: Task, names: tuple[str, ...], dataset: Dataset, part: Part
+) -> Predictions:
+    """Returns the answers for a part, with an output for each of the names.
+
+    Raises:
+        TrainingError: if they are not numbers.
+    """
+    from train.kinds.task import require_numbers
+    from train.results.predictions import Predictions
+
+    batches = tfrecord_io.make_batches(
+        dataset.path,
+        split=dataset.splits,
+        examples=part.rows,
+        batch_size=_BATCH_SIZE,
+        shuffle=False,
+    )
+    answers = [(predict(images), labels) for images, labels in batches]
+    probabilities, labels = map(np.concatenate, zip(*answers, strict=True))
+    require_numbers(probabilities, f"split {part.name} of {dataset.path}")
+    matched = np.zeros(probabilities.shape, labels.dtype)
+    matched[:, [names.index(name) for name in dataset.manifest.label_names]] = labels
+    return Predictions(
+        task=task,
+        probabilities=probabilities,
+        truths=task.truths(matched),
+        label_names=names,
+        dataset=dataset,
+        rows=part.rows,
+    )
 
 
 main = console.TrainerCommand(

@@ -10,7 +10,7 @@ from tfrecord_io.format.groups import group_images
 from train.data.dataset import Dataset
 from train.kinds.classes import CLASSES
 from train.results import metrics
-from train.results.options import MeasureOptions
+from train.results.options import MeasurePlan
 from train.results.predictions import Predictions
 
 
@@ -56,5 +56,4 @@ def measured(probabilities, truths, names=OCT_NAMES, task=CLASSES, patients=None
 
 
 def measured_as(predictions, num_samples=20, seed=0):
-    options = MeasureOptions(bootstrap_samples=num_samples)
-    return metrics.evaluate_predictions(predictions, options, seed)
+    return metrics.evaluate_predictions(predictions, MeasurePlan(num_samples), seed)

@@ -59,6 +59,11 @@ def finished(data, tmp_path_factory):
         (["--workdir=x"], "error: --data is missing"),
         (["--workdir=x", "--data=x", "--epochs=0"], "error: --epochs must be at least 1; received"),
         (["--workdir=x", "--config=nowhere.json"], "error: nowhere.json does not exist"),
+        (
+            ["--workdir=x", "--data=x", "--cache_gb=1"],
+            "error: --cache_gb: only what a URL gives is",
+        ),
+        (["--workdir=x", "--data=x", "--cache_dir=y"], "error: --cache_dir: only what a URL gives"),
         (["--workdir=x", "--init=no"], "error: no does not exist; give a run, or its config.json"),
     ],
 )

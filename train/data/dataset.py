@@ -40,21 +40,19 @@ class Part:
 
     Attributes:
         name: in messages and metrics.
-        splits: those that contain the examples; they are read as one.
-        examples: int64 [num_examples], places of the examples in these splits.
-        rows: int64 [num_examples], their places in the whole dataset, see `Dataset.table`.
+        splits: those that contain the examples.
+        rows: int64 [num_examples], places of the examples in the dataset, see `Dataset.table`.
         label_counts: number of examples with each label.
     """
 
     name: str
     splits: tuple[str, ...]
-    examples: np.ndarray
     rows: np.ndarray
     label_counts: tuple[int, ...]
 
     @property
     def num_examples(self) -> int:
-        return len(self.examples)
+        return len(self.rows)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -74,26 +72,29 @@ class Dataset:
     groups: Groups
     measured: tuple[str, ...]
 
+    @property
+    def splits(self) -> list[str]:
+        """The splits that have examples; they are read as one, in the order of the table."""
+        return [name for name, split in self.manifest.splits.items() if split.num_examples]
+
     def part(self, *splits: str) -> Part | None:
         """Returns those of some splits that have examples as one part, or None if none has."""
-        names = [name for name in splits if name in _splits(self.manifest)]
+        names = [name for name in splits if name in self.splits]
         if not names:
             return None
         is_in = (pc.equal(self.table["split"], name).to_numpy() for name in names)
-        whole = self.manifest.split(names)
         return Part(
             name=", ".join(names),
             splits=tuple(names),
-            examples=np.arange(whole.num_examples),
             rows=np.concatenate([*map(np.flatnonzero, is_in)]),
-            label_counts=whole.label_counts,
+            label_counts=self.manifest.split(names).label_counts,
         )
 
     def narrow(self, part: Part, is_kept: np.ndarray) -> Part:
         """Returns the examples of a part where `is_kept`, bool [num_examples]."""
-        examples, rows = part.examples[is_kept], part.rows[is_kept]
+        rows = part.rows[is_kept]
         counts = self.manifest.label_kind.count(self.stored.labels(rows))
-        return dataclasses.replace(part, examples=examples, rows=rows, label_counts=counts)
+        return dataclasses.replace(part, rows=rows, label_counts=counts)
 
     def column(self, name: str) -> pa.ChunkedArray:
         """Returns a column of `table`; nulls if it has none of that name."""
@@ -125,7 +126,7 @@ class Dataset:
     @functools.cached_property
     def stored(self) -> MappedDataset:
         """The images and labels of all examples, by their rows."""
-        return MappedDataset(self.path, _splits(self.manifest))
+        return MappedDataset(self.path, self.splits)
 
     def statistics(self, part: Part) -> tfrecord_io.PixelStatistics:
         """Returns the pixel statistics of a part; all but the whole split `train` is read."""
@@ -151,7 +152,6 @@ def open_dataset(path: str | Folder, columns: Sequence[str] = ()) -> Dataset:
     path = Folder(path)
     manifest = Manifest.load(path)
     measured = tuple(dict.fromkeys((SITE, *columns)))
-    file = Folder(path).path(examples.FILE_NAME)
     try:
         table = examples.in_stored_order(examples.read(path), manifest)
         groups = examples.groups_in(table)
@@ -160,7 +160,8 @@ def open_dataset(path: str | Folder, columns: Sequence[str] = ()) -> Dataset:
     known = table.column_names
     if unknown := [name for name in columns if name not in known]:
         raise UserError(
-            f"--by {unknown[0]}: expected a column of {file}, which has {', '.join(known)}"
+            f"--by {unknown[0]}: expected a column of {path.path(examples.FILE_NAME)}, which has "
+            f"{', '.join(known)}"
         )
     wanted = dict.fromkeys((*_COLUMNS, *measured))
     return Dataset(
@@ -170,10 +171,6 @@ def open_dataset(path: str | Folder, columns: Sequence[str] = ()) -> Dataset:
         groups=groups,
         measured=tuple(name for name in measured if name in known),
     )
-
-
-def _splits(manifest: Manifest) -> list[str]:
-    return [name for name, split in manifest.splits.items() if split.num_examples]
 
 
 # ---- the parts of a run

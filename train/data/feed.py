@@ -18,7 +18,7 @@ import tfrecord_io
 from tfrecord_io.reading.order import BatchOrder
 from tfrecord_io.stores.ahead import map_ahead
 from train.data import augmentation
-from train.data.dataset import Part
+from train.data.dataset import Dataset, Part
 from train.data.options import InputOptions
 from train.machine.devices import Devices
 
@@ -33,7 +33,13 @@ _NUM_AHEAD = 2
 
 
 def training_batches(
-    options: InputOptions, mixup: float, devices: Devices, part: Part, *, start_step: int
+    data: Dataset,
+    part: Part,
+    options: InputOptions,
+    devices: Devices,
+    *,
+    mixup: float,
+    start_step: int,
 ) -> tf.data.Dataset | Iterator[tuple[Any, ...]]:
     """Returns the training batches of this worker from a step on, to the end of the run.
 
@@ -54,7 +60,7 @@ def training_batches(
         "replica_index": devices.worker_index,
     }
     order = BatchOrder(num_examples=part.num_examples, **ordered)
-    reading = {**_reading(options, part), **ordered, "start_step": start_step}
+    reading = {**_reading(data, part, options), **ordered, "start_step": start_step}
     share = order.replica_batch_size
     first = devices.worker_index * share
 
@@ -65,7 +71,7 @@ def training_batches(
         return order.weights(int(step)) / np.float32(in_step), draws[first : first + share]
 
     if devices.backend == "jax":
-        batches = tfrecord_io.make_batches(options.data_path, **reading)
+        batches = tfrecord_io.make_batches(data.path, **reading)
 
         def put(step_and_batch: tuple[int, Any]) -> tuple[jax.Array, ...]:
             step, batch = step_and_batch
@@ -80,7 +86,7 @@ def training_batches(
         draws = tf.ensure_shape(draws, (share, augmentation.NUM_DRAWS))
         return *features[:-1], tf.ensure_shape(weights, share), draws
 
-    dataset = tfrecord_io.make_dataset(options.data_path, **reading)
+    dataset = tfrecord_io.make_dataset(data.path, **reading)
     dataset = dataset.enumerate(start_step).map(finish)
     return _cut_for_replicas(dataset, len(devices.names))
 
@@ -97,7 +103,7 @@ class PlacedBatches:
 
 
 def evaluation_batches(
-    options: InputOptions, devices: Devices, part: Part
+    data: Dataset, part: Part, options: InputOptions, devices: Devices
 ) -> tf.data.Dataset | PlacedBatches:
     """Returns a part in its stored order, on each worker the whole part, again and again.
 
@@ -105,23 +111,23 @@ def evaluation_batches(
     that of a copy 0.
     """
     size = (options.replica_batch_size or 0) * len(devices.names)
-    reading = {**_reading(options, part), "shuffle": False, "pad_remainder": True}
+    reading = {**_reading(data, part, options), "shuffle": False, "pad_remainder": True}
     if devices.backend == "jax":
         # On JAX all workers together put a batch on the devices, each its share.
         whole, first = size * devices.num_workers, size * devices.worker_index
-        batches = tfrecord_io.make_batches(options.data_path, batch_size=whole, **reading)
+        batches = tfrecord_io.make_batches(data.path, batch_size=whole, **reading)
 
         def put(batch: tuple[np.ndarray, ...]) -> tuple[Any, ...]:
             images, *others = batch
             return _put(devices, images[first : first + size]), *others
 
         return PlacedBatches(batches, put)
-    dataset = tfrecord_io.make_dataset(options.data_path, batch_size=size, **reading)
+    dataset = tfrecord_io.make_dataset(data.path, batch_size=size, **reading)
     return _cut_for_replicas(dataset, len(devices.names))
 
 
-def _reading(options: InputOptions, part: Part) -> dict[str, Any]:
-    return {"split": part.splits, "examples": part.examples, "engine": options.engine}
+def _reading(data: Dataset, part: Part, options: InputOptions) -> dict[str, Any]:
+    return {"split": data.splits, "examples": part.rows, "engine": options.engine}
 
 
 def _cut_for_replicas(dataset: tf.data.Dataset, num_local_replicas: int) -> tf.data.Dataset:

@@ -30,7 +30,7 @@ from tfrecord_io.format.side_facts import HASH_LENGTH
 from tfrecord_io.stores.files import atomic_write
 from tfrecord_io.terminal.errors import UserError
 from tfrecord_io.terminal.spelling import one_form
-from train.data.dataset import Dataset
+from train.data.dataset import Dataset, Parts
 
 FILE_NAME = SEEN_FILE_NAME
 
@@ -129,6 +129,19 @@ def collect(dataset: Dataset, parts: Mapping[str, np.ndarray], unknown: str = ""
     return Seen(images=images, unknown=unknown, origin=_origin_of(dataset.manifest))
 
 
+def seen_by(data: Dataset, parts: Parts, weights: str | None, first: Path | None) -> Seen:
+    """Returns the images that a run sees, and those that its first weights have seen.
+
+    The `weights` are those of `--weights`; `first` is the run of `--init`.
+    """
+    unknown = ""
+    if weights not in (None, "imagenet", "none"):
+        unknown = f"its first weights are from elsewhere ({Path(weights).name})"
+    used = {"train": parts.train, "val": parts.val}
+    own = collect(data, {name: part.rows for name, part in used.items() if part}, unknown)
+    return own.after(read_seen(first)) if first else own
+
+
 def _origin_of(manifest: Manifest) -> dict[str, str]:
     """Returns what tells which names and pictures of two datasets can be compared.
 
@@ -190,6 +203,15 @@ class Exposure:
             "it cannot be known whether the network has seen more of these images, or other images "
             f"of their patients: {'; '.join(self.doubts)}"
         )
+
+
+def exposure_of(data: Dataset, parts: Parts, seen: Seen) -> Exposure | None:
+    """Returns how much a run has seen of the images that measure it; None if no image does."""
+    if not parts.evaluated:
+        return None
+    # That validation images were watched is said elsewhere.
+    seen = seen if parts.test else seen.without("val")
+    return expose(data, [(seen, parts.evaluated.rows)], is_measured=True)
 
 
 def expose(

@@ -24,6 +24,7 @@ from tfrecord_io.terminal.errors import UserError
 from tfrecord_io.terminal.flags import command
 from tfrecord_io.terminal.printing import printable
 from train.machine import console
+from train.machine.places import METRICS_NAME
 from train.powers import POWERS
 
 _SAME = "the settings and the dataset are the same"
@@ -51,7 +52,6 @@ def read(run: str) -> Measured:
     """Reads what a run, or an evaluation in one, has measured; raises UserError if it has not."""
     from train.kinds.task import Answers
     from train.results.predictions import EXACT_NAME
-    from train.results.write import METRICS_NAME
 
     folder = POWERS.open_run(run)
     metrics, content = read_json(folder / METRICS_NAME), read_json(folder / "config.json")

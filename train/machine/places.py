@@ -12,6 +12,10 @@ from tfrecord_io.stores import replace
 from tfrecord_io.stores.folder import Folder
 from tfrecord_io.terminal.address import local_path
 
+#: Of a run it is the last file: a run without it, or with a damaged one, is not complete.
+METRICS_NAME = "metrics.json"
+PAGE_NAME = "report.html"
+
 #: Names of the files in the folder of a run that the trainer writes; nothing else is ever replaced
 #: or removed. A cross-validation has the same in RUN/seed-S/fold-F, and
 #: an evaluation on another dataset its results in RUN/evaluation.
@@ -47,8 +51,10 @@ class RunFolder:
     is_copy: bool = False
 
     @classmethod
-    def at(cls, workdir: str | os.PathLike[str]) -> RunFolder:
-        """Returns a local folder; raises `UserError` for a URL."""
+    def at(cls, workdir: RunFolder | str | os.PathLike[str]) -> RunFolder:
+        """Returns a local folder, or what is one already; raises `UserError` for a URL."""
+        if isinstance(workdir, RunFolder):
+            return workdir
         path = local_path(workdir)
         return cls(path=path, home=path, address=str(path))
 

@@ -26,7 +26,7 @@ from tfrecord_io.decoding.preprocess import (
     split_frame_path,
 )
 from tfrecord_io.decoding.rejects import Reject
-from tfrecord_io.format.kinds import kind_in
+from tfrecord_io.format.kinds import LabelKind, kind_in
 from tfrecord_io.format.manifest import FILE_NAME as MANIFEST_NAME
 from tfrecord_io.format.manifest import check_types
 from tfrecord_io.terminal import flags
@@ -116,41 +116,14 @@ def load_classifier(path: Path) -> Classifier:
             f"--run {path}: expected the folder of a finished run, with export/{saved.name} and "
             f"export/{described.name}; {advice}"
         )
-    try:
-        facts = json.loads(described.read_text(encoding="utf-8"))
-        named = {"label_names": [str], "decoder": {"*": str}, "dataset": {"fingerprint": str}}
-        check_types(facts, {"preprocessing": {}, **named}, "")
-        preprocessing = Preprocessing.from_dict(facts["preprocessing"])
-        kind = kind_in(facts)
-        label_names = tuple(facts["label_names"])
-        trained = tuple(map(float, facts["shapes"]))
-        if (
-            "pydicom" not in facts["decoder"]
-        ):  # no training image says what a DICOM file should look like
-            preprocessing = dataclasses.replace(preprocessing, no_window=FRAME_RANGE)
-    except (KeyError, ValueError, TypeError, RecursionError) as error:
-        raise UserError(
-            f"{described} does not say how files became the training images ({error!r}): "
-            "the dataset's manifest had no complete preprocessing, or another release wrote it, so "
-            "no file can be predicted"
-        ) from error
+    facts, preprocessing, kind = _read_facts(described)
+    label_names = tuple(facts["label_names"])
     with console.hide_native_noise():
-        import keras
-
         from train.kinds.registry import task_of
         from train.results.thresholds import read_thresholds
 
         try:
-            model = keras.saving.load_model(saved, compile=False)
-            taken = (*model.input_shape[1:], model.inputs[0].dtype)
-            wanted = (*preprocessing.image_shape, preprocessing.dtype)
-            blank = np.zeros((1, *preprocessing.image_shape), preprocessing.dtype)
-            # A model that cannot answer is found here, not in the midst of the files.
-            if taken != wanted or model(blank).shape[-1] != len(label_names):
-                raise ValueError(
-                    f"it takes images of {taken}, but {described.name} says {wanted} and names "
-                    f"{len(label_names)} labels: they are of different runs"
-                )
+            model = _load_model(saved, preprocessing, len(label_names))
         # A stranger's or damaged file raises almost anything in Keras.
         except Exception as error:
             raise UserError(
@@ -165,9 +138,46 @@ def load_classifier(path: Path) -> Classifier:
         facts["decoder"],
         facts["dataset"]["fingerprint"],
         read_thresholds(folder, label_names),
-        trained,
+        facts["shapes"],
         folder=folder,
     )
+
+
+def _read_facts(path: Path) -> tuple[dict[str, Any], Preprocessing, LabelKind]:
+    """Returns the content of preprocessing.json, how files become images, and what is learned."""
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        named = {"label_names": [str], "decoder": {"*": str}, "dataset": {"fingerprint": str}}
+        check_types(facts, {"preprocessing": {}, **named}, "")
+        preprocessing = Preprocessing.from_dict(facts["preprocessing"])
+        facts["shapes"] = tuple(map(float, facts["shapes"]))
+        # Without DICOM files in training, nothing says what one should look like.
+        if "pydicom" not in facts["decoder"]:
+            preprocessing = dataclasses.replace(preprocessing, no_window=FRAME_RANGE)
+        return facts, preprocessing, kind_in(facts)
+    except (KeyError, ValueError, TypeError, RecursionError) as error:
+        raise UserError(
+            f"{path} does not say how files became the training images ({error!r}): "
+            "the dataset's manifest had no complete preprocessing, or another release wrote it, so "
+            "no file can be predicted"
+        ) from error
+
+
+def _load_model(path: Path, preprocessing: Preprocessing, num_labels: int) -> keras.Model:
+    """Loads a model and lets it answer once; raises ValueError if it is of another run."""
+    import keras
+
+    model = keras.saving.load_model(path, compile=False)
+    taken = (*model.input_shape[1:], model.inputs[0].dtype)
+    wanted = (*preprocessing.image_shape, preprocessing.dtype)
+    blank = np.zeros((1, *preprocessing.image_shape), preprocessing.dtype)
+    # A model that cannot answer is found here, not in the midst of the files.
+    if taken != wanted or model(blank).shape[-1] != num_labels:
+        raise ValueError(
+            f"it takes images of {taken}, but preprocessing.json says {wanted} and names "
+            f"{num_labels} labels: they are of different runs"
+        )
+    return model
 
 
 def single_runs(runs: Sequence[Path]) -> list[Path]:

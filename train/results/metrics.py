@@ -19,7 +19,7 @@ from train.kinds.measures import defined_mean, means_by_place, predictive_values
 from train.kinds.task import Task
 from train.kinds.words import known
 from train.results.bootstrap import CONFIDENCE_LEVEL, examples_behind, rounded, with_intervals
-from train.results.options import MeasureOptions
+from train.results.options import MeasurePlan
 from train.results.predictions import Predictions
 from train.results.thresholds import measure_thresholds
 
@@ -46,7 +46,7 @@ _UNKNOWN = "unknown"
 
 def measure(
     predictions: Predictions,
-    options: MeasureOptions,
+    how: MeasurePlan,
     seed: int,
     chosen: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
@@ -59,23 +59,23 @@ def measure(
         were chosen; `by_patient`, scores with each patient counting once, answered by the mean of
         the images, if every image names its patient. If the dataset names the site of every
         example, `sites` has `num_examples`, `num_patients` and `scores` by the name of the site;
-        `by` has the same by column and value for the columns that the options name.
+        `by` has the same by column and value for the columns of the plan.
     """
 
     def of_subgroup(rows: np.ndarray) -> dict[str, Any]:
-        results = evaluate_predictions(predictions.some(rows), options, seed)
+        results = evaluate_predictions(predictions.some(rows), how, seed)
         return {name: results[name] for name in ("num_examples", "num_patients", "scores")}
 
-    results = predictions.task.kind.entry | evaluate_predictions(predictions, options, seed)
-    if by_patient := _by_patient(predictions, options.bootstrap_samples, seed):
+    results = predictions.task.kind.entry | evaluate_predictions(predictions, how, seed)
+    if by_patient := _by_patient(predictions, how.num_samples, seed):
         results["by_patient"] = by_patient
     if chosen:
-        results["thresholds"] = measure_thresholds(chosen, predictions, options, seed)
+        results["thresholds"] = measure_thresholds(chosen, predictions, how, seed)
     by = {}
     for column in predictions.dataset.measured:
         values = [_value(value) for value in predictions.values(column)]
         # Of sites, only those of whole datasets unless they are asked for.
-        if column in options.columns or None not in values:
+        if column in how.columns or None not in values:
             parts = subgroups(values)
             by[column] = {name: of_subgroup(rows) for name, rows in parts.items()}
             if sum(map(len, parts.values())) < len(values):
@@ -147,9 +147,7 @@ def subgroups(values: Sequence[Any]) -> dict[str, np.ndarray]:
     return {name: np.array(places) for name, places in rows.items() if places and name in kept}
 
 
-def evaluate_predictions(
-    predictions: Predictions, options: MeasureOptions, seed: int
-) -> dict[str, Any]:
+def evaluate_predictions(predictions: Predictions, how: MeasurePlan, seed: int) -> dict[str, Any]:
     """Returns the measures of all predictions together for metrics.json.
 
     There is at least one, of finite probabilities; the seed is that of the bootstrap.
@@ -171,14 +169,13 @@ def evaluate_predictions(
     indices, views = groups.codes, task.views(label_names)
     # Several networks of a cross-validation may have answered to an image.
     _, images = np.unique(predictions.rows, return_index=True)
-    num_samples = options.bootstrap_samples
+    num_samples = how.num_samples
     num_area_samples = min(num_samples, MAX_AREA_COST // probabilities.size)
     behind = examples_behind(views, task.has(truths, len(label_names)), indices)
     interval = functools.partial(
         with_intervals, groups=indices, behind=behind, seed=seed, digits=task.digits
     )
-    prevalences = options.prevalences([view.name for view in views])
-    quick = functools.partial(_score, predictions, prevalences)
+    quick = functools.partial(_score, predictions, how.prevalences)
     scores = interval(quick, num_samples=num_samples)
     scores |= interval(functools.partial(_areas, predictions), num_samples=num_area_samples)
     sources = groups.take(images).sources
@@ -206,7 +203,7 @@ def evaluate_predictions(
         name: int(np.count_nonzero(behind[f"sensitivity/{name}"])) for name in label_names if views
     }
     result |= {"scores": scores, "notes": _notes(result, list(unknown))}
-    return result | ({"prevalence": prevalences} if prevalences else {})
+    return result | ({"prevalence": how.prevalences} if how.prevalences else {})
 
 
 def _score(

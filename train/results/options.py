@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from tfrecord_io.terminal import flags
 from tfrecord_io.terminal.errors import UserError
@@ -24,6 +25,20 @@ class ThresholdOptions:
         is_operational=True,
     )
     __post_init__ = flags.check
+
+
+class MeasurePlan(NamedTuple):
+    """How answers are measured.
+
+    Attributes:
+        num_samples: bootstrap resamples for each interval.
+        columns: those of examples.parquet whose values are measured by themselves.
+        prevalences: of the views that have one, by name.
+    """
+
+    num_samples: int
+    columns: Sequence[str] = ()
+    prevalences: Mapping[str, float] = {}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,8 +69,8 @@ class MeasureOptions:
         """The columns that `by` names, each once."""
         return list(dict.fromkeys(_cells(self.by)))
 
-    def prevalences(self, views: Sequence[str]) -> dict[str, float]:
-        """Returns the prevalence of each view that has one; they are given by name.
+    def decided(self, views: Sequence[str]) -> MeasurePlan:
+        """Returns how the answers to the questions of these names are measured.
 
         Raises:
             UserError: if a prevalence is not between 0 and 1, or names something else or again.
@@ -76,7 +91,7 @@ class MeasureOptions:
                     f"{self.prevalence!r}"
                 )
             shares |= dict.fromkeys(those, share)
-        return shares
+        return MeasurePlan(self.bootstrap_samples, self.columns, shares)
 
 
 def _cells(text: str) -> list[str]:

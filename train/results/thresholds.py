@@ -21,7 +21,7 @@ from train.kinds.measures import called_rates, means_by_place, predictive_values
 from train.kinds.task import MAX_VIEWS, View
 from train.kinds.words import separates_nothing
 from train.results.bootstrap import behind_rates, rounded, with_intervals
-from train.results.options import MeasureOptions
+from train.results.options import MeasurePlan
 from train.results.predictions import Predictions
 
 #: In the export folder.
@@ -163,7 +163,7 @@ def views_above(
 def measure_thresholds(
     chosen: Sequence[Mapping[str, Any]],
     predictions: Predictions,
-    options: MeasureOptions,
+    how: MeasurePlan,
     seed: int,
 ) -> list[dict[str, Any]]:
     """Returns the entry `thresholds` of metrics.json: what the chosen thresholds give elsewhere.
@@ -179,8 +179,6 @@ def measure_thresholds(
         stated `ppv` and `npv`. Where patients are known, `test_by_patient` has the same.
     """
     patients, label_names = predictions.values("patient"), predictions.label_names
-    views = predictions.task.views(label_names)
-    prevalences = options.prevalences([view.name for view in views])
     has = predictions.task.has(predictions.truths, len(label_names))
     units = {"test": (predictions.probabilities, has, predictions.groups.codes)}
     known = np.flatnonzero([patient is not None for patient in patients])
@@ -199,7 +197,7 @@ def measure_thresholds(
         if not set(entry["labels"]) <= set(label_names):
             continue
         view, reached = view_of(entry, label_names), {}
-        sampling = prevalences.get(view.name), options.bootstrap_samples, seed
+        sampling = how.prevalences.get(view.name), how.num_samples, seed
         for unit, (answers, truths, groups) in units.items():
             is_called = view.ranking(answers) >= entry["threshold"]
             reached[unit] = _reached(is_called, view.is_positive(truths), groups, *sampling)

@@ -20,16 +20,12 @@ from tfrecord_io.terminal import redaction
 from tfrecord_io.terminal.stages import stage
 from train.kinds.words import describe
 from train.machine.devices import versions
-from train.machine.places import open_local
+from train.machine.places import METRICS_NAME, PAGE_NAME, open_local
 from train.results.charts import write_charts
 from train.results.examples import Explain, Explanation, find_examples
 from train.results.predictions import write_predictions
 from train.results.report import render
 from train.results.sections import Result
-
-#: Of a run it is the last file: a run without it, or with a damaged one, is not complete.
-METRICS_NAME = "metrics.json"
-PAGE_NAME = "report.html"
 
 
 class Additions(NamedTuple):

@@ -17,9 +17,10 @@ from typing import Any
 
 from tfrecord_io.format.manifest import Manifest
 from tfrecord_io.terminal import flags, printing
-from tfrecord_io.terminal.address import Address, local_path
+from tfrecord_io.terminal.address import Address, is_remote, local_path
 from tfrecord_io.terminal.errors import UserError
 from tfrecord_io.terminal.flags import flag
+from tfrecord_io.terminal.printing import listed
 from train.data.options import AugmentOptions, FoldOptions, InputOptions
 from train.machine import console
 from train.machine.devices import DeviceOptions
@@ -207,6 +208,7 @@ def from_arguments(
         tfrecord_io.ManifestError: if the dataset is local, and has no manifest that can be used.
     """
     file, init = (getattr(arguments, name, None) for name in ("config", "init"))
+    cache = flags.given(InputOptions, arguments).keys() & {"cache_dir", "cache_gb"}
     if init:
         of_init = load(open_run(init))["config"]
         names = (field.name for field in dataclasses.fields(NetworkOptions))
@@ -230,8 +232,13 @@ def from_arguments(
             "--data is missing; give the folder of a finished dataset, such as the --output of "
             f"{flags.command('build')}"
         )
+    if cache and not is_remote(config.input.data):
+        raise UserError(
+            f"{listed([f'--{name}' for name in sorted(cache)])}: only what a URL gives is cached, "
+            f"and --data {config.input.data} is a local folder; leave it out"
+        )
     console.check_backend(os.environ.get("KERAS_BACKEND", "tensorflow"))
-    if "://" not in config.input.data:
+    if not is_remote(config.input.data):
         Manifest.load(config.input.data)
     return config
 

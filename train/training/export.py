@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import importlib.util
 import timeit
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import keras
 import numpy as np
@@ -31,8 +32,9 @@ from tfrecord_io.stores.files import write_json
 from train.kinds.task import require_numbers
 from train.machine.errors import TrainingError
 from train.machine.places import OWN_FILES
+from train.results import thresholds
 
-FOLDER_NAME = "export"
+EXPORT_NAME = "export"
 SAVED_MODEL_NAME = "saved_model"
 
 #: Largest difference of a probability between the model and its reloaded copy. Another graph may
@@ -46,11 +48,13 @@ def export_model(
     manifest: tfrecord_io.Manifest,
     *,
     splits: Sequence[str],
+    chosen: Sequence[Mapping[str, Any]] = (),
 ) -> None:
     """Writes the model in every form, and how files become its input; replaces an old export.
 
     Each form is loaded again, and its predictions are compared. The manifest is that of the
-    training data, and `splits` have the training images, whose shapes `predict` compares.
+    training data, and `splits` have the training images, whose shapes `predict` compares. The
+    `chosen` are thresholds.
 
     Raises:
         TrainingError: if a form predicts something else than the model, or the model predicts no
@@ -62,7 +66,7 @@ def export_model(
     directory.mkdir(exist_ok=True)
     # A run that was killed while it exported leaves a part of them.
     for path in filter(Path.is_file, directory.rglob("*")):
-        if OWN_FILES.fullmatch(f"{FOLDER_NAME}/{path.relative_to(directory).as_posix()}"):
+        if OWN_FILES.fullmatch(f"{EXPORT_NAME}/{path.relative_to(directory).as_posix()}"):
             path.unlink()
     model.save(directory / "model.keras")
     copy = keras.saving.load_model(directory / "model.keras", compile=False)
@@ -83,6 +87,8 @@ def export_model(
         "dataset": {"name": manifest.name, "fingerprint": manifest.fingerprint},
     }
     write_json(directory / "preprocessing.json", content)
+    if chosen:
+        write_json(directory / thresholds.FILE_NAME, chosen)
 
 
 def write_other_forms(model: keras.Model, directory: Path) -> None:

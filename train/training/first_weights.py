@@ -6,13 +6,14 @@ The datasets of both may have their classes in another order, and may not have t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from tfrecord_io.format.kinds import kind_in
 from tfrecord_io.format.manifest import Manifest, check_types
+from tfrecord_io.terminal.address import is_inside
 from tfrecord_io.terminal.errors import UserError
 from tfrecord_io.terminal.flags import command
 from tfrecord_io.terminal.printing import counted, listed
@@ -24,10 +25,19 @@ from train.training.checkpoint import BEST_NAME, load_checkpoint
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FirstWeights:
-    """The run of `--init` by its name and folder, the names of its outputs, and those of ours."""
+    """The weights of a finished run.
+
+    Attributes:
+        init: the run, as `--init` names it.
+        folder: where it is.
+        values: of the network's variables.
+        theirs: the names of its outputs.
+        ours: those of the run that starts from it.
+    """
 
     init: str
     folder: Path
+    values: Sequence[np.ndarray]
     theirs: tuple[str, ...]
     ours: tuple[str, ...]
 
@@ -42,7 +52,7 @@ class FirstWeights:
         if not path.is_file():
             raise UserError(f"--init {init} is not a finished run: it has no {BEST_NAME}")
         try:
-            facts, _ = load_checkpoint(path)
+            facts, groups = load_checkpoint(path)
             check_types(facts, {"label_names": [str]}, BEST_NAME)
             theirs = kind_in(facts)
         except (TrainingError, KeyError, ValueError):
@@ -62,7 +72,8 @@ class FirstWeights:
                 f"dataset with these names, such as {command('build')} ... "
                 f"{rename_example(manifest.label_names, names)}, or leave --init out"
             )
-        return cls(init=init, folder=folder, theirs=names, ours=manifest.label_names)
+        values = groups["model"]
+        return cls(init=init, folder=folder, values=values, theirs=names, ours=manifest.label_names)
 
     def describe(self, num_seen: int) -> Iterator[str]:
         """Yields where the weights are from, and what becomes of outputs that do not stay."""
@@ -85,8 +96,7 @@ class FirstWeights:
         Raises:
             UserError: if the network is another one.
         """
-        _, groups = load_checkpoint(self.folder / BEST_NAME)
-        values = [*groups["model"]]
+        values = [*self.values]
         of_outputs = {id(variable) for variable in network.logits.get_layer("logits").variables}
         variables = network.model.variables
         try:
@@ -99,6 +109,26 @@ class FirstWeights:
                 f"the weights of --init {self.init} do not fit: the network and the image size "
                 "must be those of that run; leave --model out to take its network"
             ) from None
+
+
+def first_weights(
+    init: str | None, open_run: Callable[[str], Path], workdir: str, manifest: Manifest
+) -> FirstWeights | None:
+    """Returns the weights of the run of `--init`; None without that flag.
+
+    `open_run` returns the folder of a run.
+
+    Raises:
+        UserError: if the training in `workdir` would replace that run; see also `FirstWeights.of`.
+    """
+    if not init:
+        return None
+    if is_inside(init, workdir):
+        raise UserError(
+            f"--init {init} is in --workdir {workdir}, where this run would replace it; "
+            "choose another --workdir"
+        )
+    return FirstWeights.of(init, open_run(init), manifest)
 
 
 def moved(

@@ -1,8 +1,12 @@
-"""A cross-validation: a loop over the plans of its folds and seeds, measured together."""
+"""A cross-validation: a loop around the training of one network, measured together.
+
+Each fold and seed is a run in its own folder, RUN/seed-S/fold-F, and can be resumed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -12,35 +16,69 @@ from train.data.dataset import Dataset, Part, divided
 from train.data.seen import expose, read_seen
 from train.kinds.registry import task_of
 from train.machine.devices import Devices
-from train.machine.places import RunFolder
+from train.machine.places import PAGE_NAME, RunFolder
 from train.results import metrics, thresholds
 from train.results.predictions import Predictions, read_predictions
 from train.results.sections import Result
-from train.results.write import PAGE_NAME, write_results
+from train.results.write import Additions, write_results
+from train.training.claim import claim
 from train.training.config import TrainConfig
-from train.training.plan import Plan
+from train.training.first_weights import first_weights
+from train.training.plan import Plan, make_plans, with_model
+from train.training.session import open_data_and_devices
+from train.training.trainer import complete
 
 
 def cross_validate(
     config: TrainConfig,
-    plans: Sequence[Plan],
-    data: Dataset,
-    devices: Devices,
-    folder: RunFolder,
-    run: Callable[[Plan, RunFolder], object],
+    workdir: RunFolder | str | os.PathLike[str],
+    *,
+    overwrite: bool = False,
+    additions: Additions = Additions(),  # noqa: B008 - it cannot be changed
 ) -> dict[str, Any]:
     """Trains every fold with every seed and measures all held-out predictions together.
 
-    The configuration and the folder, which is claimed, are those of the whole; all folds of the
-    first seed come first in `plans`. `run` completes one of them in its folder.
+    For the arguments and errors see `trainer.train_and_evaluate`.
 
     Returns:
         the content of metrics.json: the measures, and `folds` and `spread`, see
         `metrics.describe_folds`; empty on workers besides the chief.
     """
-    folds = config.folds
-    everyone = divided(data, folds)
-    groups = data.groups.take(everyone.rows)
+    folder = RunFolder.at(workdir)
+    data, devices = open_data_and_devices(config)
+    manifest = data.manifest
+    first = first_weights(config.network.init, additions.open_run, folder.address, manifest)
+    plans = make_plans(config, data, devices)
+    config = with_model(config, manifest.image_shape)
+    # A fold has no maps that explain its answers: they would take as long as its evaluation, export
+    # and page together.
+    of_fold = additions._replace(explain=None)
+    with claim(folder, config, manifest, devices, overwrite=overwrite):
+        everyone = divided(data, config.folds)
+        _announce(config, data, devices, everyone)
+        for number, plan in enumerate(plans, 1):
+            fold, seed = _fold_and_seed(plan)
+            devices.say(f"\nrun {number} of {len(plans)}: fold {fold}, seed {seed}")
+            own = _folder_of(plan, folder)
+            with claim(own, plan.config, manifest, devices):
+                complete(plan, data, devices, own, first, of_fold)
+            # Without this, the graphs of all runs stay in memory.
+            keras.utils.clear_session()
+        return _write(config, plans, data, everyone, folder) if devices.is_chief else {}
+
+
+def _fold_and_seed(plan: Plan) -> tuple[int, int]:
+    return plan.config.folds.fold or 0, plan.config.input.seed
+
+
+def _folder_of(plan: Plan, folder: RunFolder) -> RunFolder:
+    fold, seed = _fold_and_seed(plan)
+    return folder / f"seed-{seed}/fold-{fold}"
+
+
+def _announce(config: TrainConfig, data: Dataset, devices: Devices, everyone: Part) -> None:
+    """Prints what is divided into folds, and warns if images of a patient may be in several."""
+    folds, groups = config.folds, data.groups.take(everyone.rows)
     others = {name: count for name, count in groups.sources.items() if name != "patient"}
     if others:
         devices.warn(
@@ -50,20 +88,19 @@ def cross_validate(
         )
     devices.say(
         f"cross-validation of the splits {everyone.name}: {folds.folds} folds of "
-        f"{groups.units} x {folds.seeds} seeds = {len(plans)} runs"
+        f"{groups.units} x {folds.seeds} seeds = {(folds.folds or 0) * folds.seeds} runs"
     )
-    for number, plan in enumerate(plans, 1):
-        fold, seed = _fold_and_seed(plan)
-        devices.say(f"\nrun {number} of {len(plans)}: fold {fold}, seed {seed}")
-        run(plan, _folder_of(plan, folder))
-        # Without this, the graphs of all runs stay in memory.
-        keras.utils.clear_session()
-    if not devices.is_chief:
-        return {}
-    results, predictions = _pool(config, plans, data, everyone, folder)
+
+
+def _write(
+    config: TrainConfig, plans: Sequence[Plan], data: Dataset, everyone: Part, folder: RunFolder
+) -> dict[str, Any]:
+    """Measures all held-out predictions together and writes the files of the whole."""
+    predictions = _pool(plans, data, everyone, folder)
+    results = _measure(config, plans, predictions, everyone.name)
     looks = [
         (read_seen(_folder_of(plan, folder).path), part.rows)
-        for plan in plans[: folds.folds]
+        for plan in plans[: config.folds.folds]
         if (part := plan.parts.test)
     ]
     result = Result(
@@ -81,41 +118,31 @@ def cross_validate(
     return results
 
 
-def _fold_and_seed(plan: Plan) -> tuple[int, int]:
-    return plan.config.folds.fold or 0, plan.config.input.seed
-
-
-def _folder_of(plan: Plan, folder: RunFolder) -> RunFolder:
-    fold, seed = _fold_and_seed(plan)
-    return folder / f"seed-{seed}/fold-{fold}"
-
-
-def _pool(
-    config: TrainConfig,
-    plans: Sequence[Plan],
-    data: Dataset,
-    everyone: Part,
-    folder: RunFolder,
-) -> tuple[dict[str, Any], Predictions]:
-    """Returns the measures of the held-out predictions of all runs together, and these."""
-    task = task_of(data.manifest.label_kind)
+def _pool(plans: Sequence[Plan], data: Dataset, everyone: Part, folder: RunFolder) -> Predictions:
+    """Returns the held-out predictions of all runs together."""
     answers = [read_predictions(_folder_of(plan, folder).path) for plan in plans]
     keys, probabilities, truths = zip(*answers, strict=True)
-    run_of = np.repeat(np.arange(len(plans)), [len(of_run) for of_run in keys])
     row_of = dict(zip(data.values("key", everyone.rows), everyone.rows.tolist(), strict=True))
-    predictions = Predictions(
-        task=task,
+    return Predictions(
+        task=task_of(data.manifest.label_kind),
         probabilities=np.concatenate(probabilities),
         truths=np.concatenate(truths),
         label_names=data.manifest.label_names,
-        runs=run_of,
+        runs=np.repeat(np.arange(len(plans)), [len(of_run) for of_run in keys]),
         dataset=data,
         rows=np.array([row_of[key] for of_run in keys for key in of_run]),
     )
-    measured = metrics.measure(predictions, config.measures, config.input.seed)
+
+
+def _measure(
+    config: TrainConfig, plans: Sequence[Plan], predictions: Predictions, splits: str
+) -> dict[str, Any]:
+    """Returns what metrics.json says of the held-out predictions of all runs."""
+    task = predictions.task
+    measured = metrics.measure(predictions, plans[0].measures, config.input.seed)
     num_images = measured["num_examples"]
     results: dict[str, Any] = {
-        "split": f"{config.folds.folds} folds of {everyone.name}",
+        "split": f"{config.folds.folds} folds of {splits}",
         "best_epoch": None,
         "steps": None,
         "num_images": num_images,
@@ -123,9 +150,9 @@ def _pool(
     }
     folds, seeds = zip(*map(_fold_and_seed, plans), strict=True)
     if task.gives_probabilities:
-        facts = {"fitted_on": f"the other folds of {everyone.name}", "num_examples": num_images}
-        of_folds = thresholds.calibrate_folds(predictions, np.array(folds)[run_of])
+        facts = {"fitted_on": f"the other folds of {splits}", "num_examples": num_images}
+        of_folds = thresholds.calibrate_folds(predictions, np.array(folds)[predictions.runs])
         results["calibration"] = facts | of_folds
     scores = [metrics.scores(predictions.some(rows)) for rows in predictions.by_run()]
     of_runs = list(zip(folds, seeds, scores, strict=True))
-    return results | metrics.describe_folds(of_runs, task.digits), predictions
+    return results | metrics.describe_folds(of_runs, task.digits)

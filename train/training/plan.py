@@ -13,10 +13,12 @@ from typing import Any
 
 from tfrecord_io.terminal.errors import UserError
 from train.data.dataset import Dataset, Part, Parts, choose_parts
+from train.data.options import InputOptions
 from train.kinds.registry import task_of
 from train.kinds.task import Task
 from train.machine.devices import Devices
-from train.networks.options import OWN_MODELS, TUTORIAL_MODELS
+from train.networks.options import OWN_MODELS, TUTORIAL_MODELS, NetworkOptions
+from train.results.options import MeasurePlan
 from train.training.config import TrainConfig
 
 
@@ -28,11 +30,15 @@ class Plan:
         config: with every decision made.
         parts: what it trains on, validates on and tests on.
         task: what it learns.
+        measures: how its answers are measured.
+        usual_epochs: how many it trains if that is not given.
     """
 
     config: TrainConfig
     parts: Parts
     task: Task
+    measures: MeasurePlan
+    usual_epochs: int
 
     @functools.cached_property
     def steps_after(self) -> list[int]:
@@ -61,19 +67,36 @@ class Plan:
         return self.task.class_weights(learnt.label_counts, learnt.num_examples, power)
 
 
-def make_plans(config: TrainConfig, data: Dataset, devices: Devices) -> list[Plan]:
-    """Returns the plan of a training; of a cross-validation one for each fold and seed.
-
-    All folds of the first seed come first.
+def _make_plan(config: TrainConfig, data: Dataset, devices: Devices) -> Plan:
+    """Returns the plan of a training, which may be that of a single fold.
 
     Raises:
         UserError: if the configuration does not suit the data or the devices.
         tfrecord_io.ManifestError: if a split is missing.
     """
-    # They are used at the end of a run; a wrong one is told now.
-    manifest = data.manifest
-    views = task_of(manifest.label_kind).views(manifest.label_names)
-    config.measures.prevalences([view.name for view in views])
+    manifest, parts = data.manifest, choose_parts(data, config.folds)
+    # Labels from which nothing can be learnt are refused here.
+    task = task_of(manifest.label_kind).fitted(data, parts.train)
+    measures = config.measures.decided([view.name for view in task.views(manifest.label_names)])
+    best_by = config.loop.best_by
+    if best_by == "val_accuracy" and task.quantity != "accuracy":
+        raise UserError("--best_by val_accuracy needs classes or labels; use val_loss")
+    if best_by != "last" and not parts.val:
+        raise UserError(
+            f"--best_by {best_by} needs validation images, and this run has none; "
+            "leave it out to keep the last epoch"
+        )
+    config = with_model(config, manifest.image_shape)
+    config = with_decisions(config, parts.train.num_examples, devices)
+    usual = usual_epochs(parts.train.num_examples, config.network.fine_tunes)
+    return Plan(config=config, parts=parts, task=task, measures=measures, usual_epochs=usual)
+
+
+def make_plans(config: TrainConfig, data: Dataset, devices: Devices) -> list[Plan]:
+    """Returns the plans of a cross-validation, all folds of the first seed first.
+
+    Of any other training it is the only one. For what it raises see `_make_plan`.
+    """
     folds, seed = config.folds, config.input.seed
     if not folds.is_cross_validation:
         return [_make_plan(config, data, devices)]
@@ -87,22 +110,6 @@ def make_plans(config: TrainConfig, data: Dataset, devices: Devices) -> list[Pla
         for each in range(seed, seed + folds.seeds)
         for plan in first
     ]
-
-
-def _make_plan(config: TrainConfig, data: Dataset, devices: Devices) -> Plan:
-    config = with_model(config, data.manifest.image_shape)
-    parts = choose_parts(data, config.folds)
-    # Labels from which nothing can be learnt are refused here.
-    task = task_of(data.manifest.label_kind).fitted(data, parts.train)
-    if config.loop.best_by == "val_accuracy" and task.quantity != "accuracy":
-        raise UserError("--best_by val_accuracy needs classes or labels; use val_loss")
-    if config.loop.best_by != "last" and not parts.val:
-        raise UserError(
-            f"--best_by {config.loop.best_by} needs validation images, and this run has none; "
-            "leave it out to keep the last epoch"
-        )
-    config = with_decisions(config, parts.train.num_examples, devices)
-    return Plan(config=config, parts=parts, task=task)
 
 
 def with_model(config: TrainConfig, image_shape: tuple[int, int, int]) -> TrainConfig:
@@ -131,12 +138,46 @@ def with_decisions(config: TrainConfig, num_examples: int, devices: Devices) -> 
             larger than the training split, if XLA cannot compile the step, or an option is for
             another network.
     """
-    num_replicas = devices.num_replicas
-    network, optimizer = config.network, config.optimizer
-    if not network.fine_tunes and (network.head_epochs or network.trainable_layers is not None):
+    _require_suited(config, devices)
+    network, optimizer, num_replicas = config.network, config.optimizer, devices.num_replicas
+    sizes = batch_sizes(config.input, num_examples, num_replicas)
+    epochs = config.input.epochs or usual_epochs(num_examples, network.fine_tunes)
+    num_steps = math.ceil(epochs * num_examples / sizes["global_batch_size"])
+    warmup_steps = math.ceil(num_steps / 20)
+    if optimizer.scale_learning_rate:
+        five_epochs = math.ceil(5 * num_examples / sizes["global_batch_size"])
+        warmup_steps = min(five_epochs, num_steps // 2)
+    decisions: dict[str, Any] = {
+        "epochs": epochs,
+        "jit_compile": devices.best_jit_compile,
+        "weight_decay": 0.05 if optimizer.optimizer == "adamw" else 0.0,
+        "warmup_steps": warmup_steps,
+        # An average with this decay covers about 1 / (1 - decay) steps.
+        "ema_decay": max(0.0, round(1 - 25 / num_steps, 6)),
+        **_suited_to(network),
+    }
+    fields = config.to_dict()
+    chosen = {name: value for name, value in decisions.items() if fields[name] is None} | sizes
+    if config.devices.precision == "auto":
+        chosen["precision"] = devices.best_precision
+    if optimizer.scale_learning_rate:
+        rates = {name: (fields | chosen)[name] for name in _RATES}
+        chosen |= {name: rate and rate * num_replicas for name, rate in rates.items()}
+    return config.replace(**chosen, scale_learning_rate=False)
+
+
+_RATES = ("learning_rate", "fine_tune_learning_rate")
+
+
+def _require_suited(config: TrainConfig, devices: Devices) -> None:
+    """Refuses options that mean nothing for the network, or that these devices cannot follow."""
+    network, rate = config.network, config.optimizer.fine_tune_learning_rate
+    needs_pretrained = network.head_epochs or network.trainable_layers is not None or rate
+    if needs_pretrained and not network.fine_tunes:
         raise UserError(
-            "--head_epochs and --trainable_layers are for pretrained networks, and --model "
-            f"{network.model} with --weights none trains all layers in all epochs; remove them"
+            "--head_epochs, --trainable_layers and --fine_tune_learning_rate are for pretrained "
+            f"networks, and --model {network.model} with --weights none trains all layers in all "
+            "epochs, at --lr; remove them"
         )
     is_exchanging = network.model == "small_resnet" and exchange_statistics(devices)
     if config.devices.jit_compile and is_exchanging:
@@ -144,54 +185,45 @@ def with_decisions(config: TrainConfig, num_examples: int, devices: Devices) -> 
             "--jit_compile: the replicas of this network exchange statistics within a step, which "
             "XLA cannot compile; leave it out, or train on one device"
         )
-    is_tutorial, fine_tunes = network.model in TUTORIAL_MODELS, network.fine_tunes
+
+
+def batch_sizes(options: InputOptions, num_examples: int, num_replicas: int) -> dict[str, int]:
+    """Returns `global_batch_size` and `replica_batch_size`, given or usual for a training split.
+
+    Raises:
+        UserError: if a step cannot be split evenly over the replicas, or takes more than the split.
+    """
     usual = min(64 if num_examples >= 10_000 else 32, max(1, num_examples // num_replicas))
-    replica_batch_size = config.input.replica_batch_size or usual
-    global_batch_size = config.input.global_batch_size or replica_batch_size * num_replicas
-    if global_batch_size % num_replicas:
+    of_step = options.global_batch_size or (options.replica_batch_size or usual) * num_replicas
+    if of_step % num_replicas:
         raise UserError(
-            f"--batch_size {global_batch_size} cannot be split evenly over "
+            f"--batch_size {of_step} cannot be split evenly over "
             f"{num_replicas} replicas; choose a multiple of {num_replicas}"
         )
-    if global_batch_size > num_examples:
+    if of_step > num_examples:
         raise UserError(
-            f"a step takes {global_batch_size} images, but the training split has only "
+            f"a step takes {of_step} images, but the training split has only "
             f"{num_examples}; use a smaller --replica_batch_size or fewer replicas"
         )
-    epochs = config.input.epochs or usual_epochs(num_examples, fine_tunes)
-    num_steps = math.ceil(epochs * num_examples / global_batch_size)
-    five_epochs = math.ceil(5 * num_examples / global_batch_size)
-    is_scaled = optimizer.scale_learning_rate
-    decisions: dict[str, Any] = {
+    return {"global_batch_size": of_step, "replica_batch_size": of_step // num_replicas}
+
+
+def _suited_to(network: NetworkOptions) -> dict[str, Any]:
+    """Returns what is usual for a network; the tutorial's networks have its head and its steps."""
+    is_tutorial, fine_tunes = network.model in TUTORIAL_MODELS, network.fine_tunes
+    usual: dict[str, Any] = {
         "weights": network.initial_weights,
-        "epochs": epochs,
-        "jit_compile": devices.best_jit_compile,
         "head_units": 64 if is_tutorial else 0,
         "dropout": 0.0 if is_tutorial else 0.3,
-        "weight_decay": 0.05 if optimizer.optimizer == "adamw" else 0.0,
-        "warmup_steps": (
-            min(five_epochs, num_steps // 2) if is_scaled else math.ceil(num_steps / 20)
-        ),
-        # An average with this decay covers about 1 / (1 - decay) steps.
-        "ema_decay": max(0.0, round(1 - 25 / num_steps, 6)),
-        "head_epochs": min(1, epochs) if fine_tunes and is_tutorial else 0,
-        "fine_tune_learning_rate": 1e-4 if is_tutorial else 3e-4,
+        "head_epochs": 1 if fine_tunes and is_tutorial else 0,
         "mixup": 0.0 if fine_tunes and not is_tutorial else 0.3,
     }
     if network.model in OWN_MODELS:
-        decisions["normalize"] = "unit" if is_tutorial else "data"
-    if fine_tunes and is_tutorial:
-        decisions["trainable_layers"] = 4
-    fields = config.to_dict()
-    chosen = {name: value for name, value in decisions.items() if fields[name] is None}
-    chosen["global_batch_size"] = global_batch_size
-    chosen["replica_batch_size"] = global_batch_size // num_replicas
-    if config.devices.precision == "auto":
-        chosen["precision"] = devices.best_precision
-    if is_scaled:
-        rates = ("learning_rate", "fine_tune_learning_rate")
-        chosen |= {name: (fields | chosen)[name] * num_replicas for name in rates}
-    return config.replace(**chosen, scale_learning_rate=False)
+        usual["normalize"] = "unit" if is_tutorial else "data"
+    if fine_tunes:
+        usual["fine_tune_learning_rate"] = 1e-4 if is_tutorial else 3e-4
+        usual["trainable_layers"] = 4 if is_tutorial else None
+    return usual
 
 
 def exchange_statistics(devices: Devices) -> bool:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 from tfrecord_io.format.statistics import PixelStatistics
 from tfrecord_io.terminal.address import is_remote
 from train.data.dataset import Dataset, Part, open_dataset
 from train.data.feed import evaluation_batches, training_batches
+from train.kinds.task import require_numbers
 from train.machine.devices import Devices, configure_devices
-from train.networks.models import Network, Pixels, build_network, freeze
+from train.networks.models import Network, Pixels, build_network, freeze, restore
 from train.networks.optimizers import make_optimizer
 from train.networks.options import slow_network
+from train.results.predictions import Predictions
 from train.training.config import TrainConfig
 from train.training.plan import Plan, exchange_statistics, make_plans
 from train.training.steps import JaxSteps, Lesson, Steps, TensorFlowSteps
@@ -52,21 +56,23 @@ class Session:
         self,
         precision: str,
         *,
+        values: Sequence[np.ndarray] = (),
         weights: str | None = "none",
         temperature: float = 1.0,
         is_final: bool = False,
     ) -> Network:
         """Builds the network on the devices, see `models.build_network`.
 
-        The precision is the arithmetic of the layers, such as `bfloat16`; the weights are "none"
-        where a checkpoint overrides them all; `is_final` tells whether it is the one to export.
+        The precision is the arithmetic of the layers, such as `bfloat16`. The variables get the
+        `values`, if there are any, or else start from the `weights`. `is_final` tells whether the
+        network is the one to export.
         """
         keras.config.set_dtype_policy(precision if precision == "float32" else f"mixed_{precision}")
         plan, devices = self.plan, self.devices
         # Other backends refuse to load a network whose layers ask the other replicas.
         exchanges = exchange_statistics(devices)
         with devices.scope():
-            return build_network(
+            network = build_network(
                 dataclasses.replace(plan.config.network, weights=weights),
                 self.pixels,
                 num_classes=self.data.manifest.num_classes,
@@ -75,6 +81,9 @@ class Session:
                 temperature=temperature,
                 synchronized=exchanges and not is_final,
             )
+        if values:
+            restore(network.model.variables, values)
+        return network
 
     @functools.cached_property
     def lesson(self) -> Lesson:
@@ -90,9 +99,15 @@ class Session:
 
     def training_batches(self, start_step: int) -> Any:
         """Returns the training batches from a step on, see `feed.training_batches`."""
-        config = self.plan.config
-        mixup, part = config.augmentation.mixup, self.plan.parts.train
-        return training_batches(config.input, mixup, self.devices, part, start_step=start_step)
+        config, part = self.plan.config, self.plan.parts.train
+        return training_batches(
+            self.data,
+            part,
+            config.input,
+            self.devices,
+            mixup=config.augmentation.mixup or 0.0,
+            start_step=start_step,
+        )
 
     def training_steps(self, network: Network) -> Steps:
         """Returns steps with a fresh optimizer of the layers that train."""
@@ -116,7 +131,7 @@ class Session:
 
     def evaluation_batches(self, part: Part) -> Any:
         """Returns a part in its stored order, see `feed.evaluation_batches`."""
-        return evaluation_batches(self.plan.config.input, self.devices, part)
+        return evaluation_batches(self.data, part, self.plan.config.input, self.devices)
 
     def steps(self, network: Network, optimizer: Any = None) -> Steps:
         """Returns steps of the backend in use; without an optimizer they only predict."""
@@ -126,6 +141,23 @@ class Session:
             lesson=self.lesson,
             options=self.plan.config.devices,
             optimizer=optimizer,
+        )
+
+    def predict(self, network: Network, part: Part) -> Predictions:
+        """Returns a network's answers for a part.
+
+        Raises:
+            TrainingError: if they are not numbers.
+        """
+        answers, truths = self.steps(network).predict(self.evaluation_batches(part))
+        require_numbers(answers, part.name)
+        return Predictions(
+            task=self.plan.task,
+            dataset=self.data,
+            rows=part.rows,
+            probabilities=answers,
+            truths=truths,
+            label_names=self.data.manifest.label_names,
         )
 
 

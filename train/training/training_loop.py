@@ -96,17 +96,19 @@ class _Training:
     """The network in training, and its progress."""
 
     def __init__(self, session: Session, folder: RunFolder, first: FirstWeights | None) -> None:
-        self._session, self._folder = session, folder
+        self._session = session
+        self._folder = folder
         self._plan, self._config, self._devices = session.plan, session.plan.config, session.devices
         self._checkpoint = folder.path / CHECKPOINT_NAME
         facts, self._saved = load_checkpoint(self._checkpoint)
         self.progress = Progress(**facts)
         has_weights = self.progress.step or first
-        weights = "none" if has_weights else self._config.network.weights
-        self.network = session.build_network(self._config.devices.precision, weights=weights)
-        if facts:
-            restore(self.network.model.variables, self._saved["model"])
-        elif first:
+        self.network = session.build_network(
+            self._config.devices.precision,
+            weights="none" if has_weights else self._config.network.weights,
+            values=self._saved["model"],
+        )
+        if first and not facts:
             first.load(self.network)
         # The weights of the epoch to keep, on the host: each checkpoint holds them, so that a
         # kill can never leave the weights of one epoch beside the name of another.
@@ -263,11 +265,13 @@ def announce(
     """Prints what a training is before it starts or goes on; `notes` are lines about its start."""
     config, devices, parts = session.plan.config, session.devices, session.plan.parts
     options, manifest, say = config.input, session.data.manifest, devices.say
-    kind = manifest.label_kind
+    kind, num_copies = manifest.label_kind, int(session.data.is_copy(parts.train).sum())
     labels = kind.noun if manifest.num_classes == 1 else kind.plural
+    copies = f" and {counted(num_copies, 'augmented copy', 'augmented copies')} of them"
     say(
-        f"{config.network.model}, {num_parameters:,} parameters, {parts.train.num_examples:,} "
-        f"training images of {'x'.join(map(str, manifest.image_shape))}, "
+        f"{config.network.model}, {num_parameters:,} parameters, "
+        f"{parts.train.num_examples - num_copies:,} training images of "
+        f"{'x'.join(map(str, manifest.image_shape))}{copies if num_copies else ''}, "
         f"{manifest.num_classes} {labels}"
     )
     say(

@@ -25,13 +25,17 @@ def devices_of(num_replicas=1, num_workers=1, worker_index=0):
     )
 
 
-def parts_of(config):
-    return choose_parts(open_dataset(config.input.data), config.folds)
-
-
 def training_batches(config, devices, start_step):
-    part, mixup = parts_of(config).train, config.augmentation.mixup
-    return feed.training_batches(config.input, mixup, devices, part, start_step=start_step)
+    data, mixup = open_dataset(config.input.data), config.augmentation.mixup
+    part = choose_parts(data, config.folds).train
+    return feed.training_batches(
+        data, part, config.input, devices, mixup=mixup, start_step=start_step
+    )
+
+
+def evaluation_batches(config, devices):
+    data = open_dataset(config.input.data)
+    return feed.evaluation_batches(data, data.part("test"), config.input, devices)
 
 
 def batches_of(data, devices, *, start_step=0, seed=0):
@@ -85,8 +89,7 @@ def test_workers_share_each_step_and_their_weights_add_up(data, whole):
 @pytest.mark.parametrize("num_replicas", [1, 2])
 def test_evaluation_gives_each_example_once_in_the_stored_order(data, num_replicas):
     config = TrainConfig.of(data=str(data), replica_batch_size=4)
-    part = parts_of(config).test
-    batches = feed.evaluation_batches(config.input, devices_of(num_replicas), part)
+    batches = evaluation_batches(config, devices_of(num_replicas))
     images = np.concatenate([images[weights > 0] for images, _, weights in batches])
     stored = tfrecord_io.make_dataset(data, split="test", batch_size=10, shuffle=False)
     np.testing.assert_array_equal(images, next(stored.as_numpy_iterator())[0])
@@ -123,9 +126,8 @@ def test_jax_gets_the_batches_of_tensorflow(data, fields, start_step):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:jax")
 def test_jax_evaluates_the_batches_of_tensorflow_as_often_as_it_is_asked(data):
     config = TrainConfig.of(data=str(data), replica_batch_size=4)
-    part = parts_of(config).test
-    wanted = feed.evaluation_batches(config.input, devices_of(), part)
-    found = feed.evaluation_batches(config.input, jax_devices_of(), part)
+    wanted = evaluation_batches(config, devices_of())
+    found = evaluation_batches(config, jax_devices_of())
     for _ in range(2):
         assert_same(found, wanted.as_numpy_iterator())
 

@@ -23,10 +23,9 @@ from marked_images import (
 from tfrecord_io.format.groups import Groups
 from train import evaluate
 from train.data.dataset import Dataset
-from train.data.seen import Seen, collect, expose, read_seen
+from train.data.seen import Seen, collect, expose, exposure_of, read_seen, seen_by
 from train.training.config import TrainConfig
 from train.training.session import session_of
-from train.training.trainer import exposure_of, what_is_seen
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
 
@@ -278,8 +277,8 @@ def test_a_run_on_splits_that_share_patients_counts_them_and_claims_nothing(tmp_
     path = data / "examples.parquet"
     change_column(path, "patient", lambda names: [shared.get(name, name) for name in names])
     session = session_of(TrainConfig.of(data=str(data), strategy="single"))
-    seen = what_is_seen(session.plan, session.data, None)
-    found = exposure_of(session.plan, session.data, seen)
+    parts, dataset = session.plan.parts, session.data
+    found = exposure_of(dataset, parts, seen_by(dataset, parts, None, None))
     assert (found.num_images, found.num_patients, found.is_measured) == (4, 2, True)
 
 

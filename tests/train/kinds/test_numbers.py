@@ -29,7 +29,7 @@ from train.kinds.classes import GRADES as GRADE_TASK
 from train.kinds.classes import KAPPA
 from train.results import charts, metrics, report
 from train.results.examples import ShownAnswer
-from train.results.options import MeasureOptions
+from train.results.options import MeasurePlan
 from train.results.sections import Result
 
 pytestmark = pytest.mark.filterwarnings(KERAS_ARRAY_WARNING)
@@ -124,7 +124,7 @@ def test_a_small_unit_keeps_its_digits_in_the_metrics_and_on_the_page():
     truths = np.float32(generator.normal(7e-10, 1e-10, 40))
     answers = np.float32(truths + generator.normal(0, 3e-11, 40))
     predictions = predictions_of(answers[:, None], truths, ("adc",), numbers.NUMBER)
-    measured = metrics.measure(predictions, MeasureOptions(bootstrap_samples=20), seed=0)
+    measured = metrics.measure(predictions, MeasurePlan(20), seed=0)
     mae = measured["scores"]["mae"]
     assert mae["value"] == pytest.approx(np.abs(answers - truths).mean(), rel=1e-6)
     assert 0 < mae["low"] < mae["value"] < mae["high"]
@@ -196,7 +196,7 @@ data = marked_data({"train": 96, "val": 16}, label_names=("ef",), label_kind=NUM
 def part_of(data, num_examples):
     """Returns the first training images of a dataset."""
     rows = np.arange(num_examples)
-    return dataclasses.replace(open_dataset(str(data)).part("train"), examples=rows, rows=rows)
+    return dataclasses.replace(open_dataset(str(data)).part("train"), rows=rows)
 
 
 def test_what_is_learnt_first_is_the_mean_of_the_training_images(data):

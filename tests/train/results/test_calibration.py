@@ -15,7 +15,7 @@ from train.kinds.classes import CLASSES
 from train.kinds.measures import called_rates, expected_calibration_error
 from train.kinds.multi_label import MULTI_LABEL
 from train.results import thresholds
-from train.results.options import MeasureOptions
+from train.results.options import MeasurePlan
 
 
 def softmax(logits):
@@ -122,13 +122,13 @@ def three_classes(num_examples, seed=0):
     return predictions_of(softmax(logits).astype(np.float32), labels)
 
 
-def measured_thresholds(val, test, patients=None, groups=None, **options):
+def measured_thresholds(val, test, patients=None, groups=None, num_samples=20, **fields):
     chosen = thresholds.choose_thresholds(val, 0.9)
-    options = MeasureOptions(**{"bootstrap_samples": 20} | options)
     dataset = dataset_of(len(test.truths), patients)
     dataset = dataclasses.replace(dataset, groups=groups or dataset.groups)
     test = dataclasses.replace(test, dataset=dataset)
-    return thresholds.measure_thresholds(chosen, test, options, seed=0)
+    how = MeasurePlan(num_samples, **fields)
+    return thresholds.measure_thresholds(chosen, test, how, seed=0)
 
 
 def counts(reached):
@@ -138,7 +138,7 @@ def counts(reached):
 def test_thresholds_are_chosen_on_validation_and_measured_on_test():
     val, test = three_classes(80), three_classes(120, seed=1)
     patients = [str(index // 3) for index in range(120)]
-    found = measured_thresholds(val, test, patients=patients, bootstrap_samples=50)
+    found = measured_thresholds(val, test, patients=patients, num_samples=50)
     assert json.loads(json.dumps(found)) == found
     assert [entry["view"] for entry in found] == ["urgent", "CNV", "DME", "DRUSEN"]
     for entry in found:
@@ -181,7 +181,7 @@ def test_patients_of_one_group_count_alone_and_vary_together_and_unknown_ones_ar
 
 def test_predictive_values_follow_from_the_prevalence_and_not_from_the_share_of_these_images():
     urgent, cnv, *_ = measured_thresholds(
-        three_classes(80), three_classes(90), prevalence="CNV=0.02"
+        three_classes(80), three_classes(90), prevalences={"CNV": 0.02}
     )
     assert "ppv" not in urgent["test"]
     rates = {name: cnv["test"][name]["value"] for name in ("sensitivity", "specificity")}

@@ -15,7 +15,7 @@ from train.kinds.task import require_numbers
 from train.kinds.words import known
 from train.machine.errors import TrainingError
 from train.results import metrics as measures
-from train.results.options import MeasureOptions
+from train.results.options import MeasurePlan
 
 
 def measured_labels(labels, predicted=None, names=OCT_NAMES, **arguments):
@@ -222,8 +222,7 @@ def test_a_fold_without_a_class_is_left_out_of_the_area_and_counted():
 def by_patient(labels, predicted, patients, **fields):
     dataset = dataset_of(len(labels), patients)
     answers = predictions_of(predicted, labels, **{"dataset": dataset} | fields)
-    options = MeasureOptions(bootstrap_samples=50)
-    return measures.measure(answers, options, 0).get("by_patient")
+    return measures.measure(answers, MeasurePlan(50), 0).get("by_patient")
 
 
 def test_by_patient_each_patient_counts_once_whatever_its_number_of_images():
@@ -291,7 +290,7 @@ def test_of_very_many_values_the_largest_are_kept_and_this_is_noted():
     dataset = dataclasses.replace(dataset_of(len(values), site=values), measured=("site",))
     labels = np.zeros(len(values), int)
     answers = predictions_of(certain(labels), labels, dataset=dataset)
-    found = measures.measure(answers, MeasureOptions(bootstrap_samples=0), 0)
+    found = measures.measure(answers, MeasurePlan(0), 0)
     assert len(found["sites"]) == measures.MAX_VALUES
     assert "site 54" in found["sites"]
     assert "only the 50 most frequent values of site are measured by themselves" in found["notes"]

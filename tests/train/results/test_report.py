@@ -33,7 +33,7 @@ from train.results.examples import (
     ShownAnswer,
     find_examples,
 )
-from train.results.options import MeasureOptions
+from train.results.options import MeasurePlan
 from train.results.sections import Result, flow_of
 
 HISTORY = (
@@ -138,9 +138,10 @@ def full(tmp_path_factory):
     val = predictions_of(*mostly_right(4, 40, seed=1))
     chosen = thresholds.choose_thresholds(val, 0.95)
     dataset = dataset_of(80, [str(index // 2) for index in range(80)])
-    options = MeasureOptions(bootstrap_samples=20, prevalence="CNV=0.02")
     predictions = predictions_of(probabilities, truths, dataset=dataset)
-    found["thresholds"] = thresholds.measure_thresholds(chosen, predictions, options, seed=0)
+    found["thresholds"] = thresholds.measure_thresholds(
+        chosen, predictions, MeasurePlan(20, prevalences={"CNV": 0.02}), seed=0
+    )
     plots = tmp_path_factory.mktemp("plots")
     charts = write_charts(plots, HISTORY, found, predictions_of(probabilities, truths))
     return made | {"metrics": found, "charts": charts}

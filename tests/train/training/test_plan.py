@@ -52,6 +52,8 @@ GIVEN = {
         ({"model": "resnet50"}, 537, 1, {"fine_tune_learning_rate": 3e-4}),
         ({"model": "vgg16"}, 537, 1, {"fine_tune_learning_rate": 1e-4, "mixup": 0.3}),
         ({"model": "resnet50", "weights": "none"}, 537, 1, {"epochs": 147}),
+        ({"model": "convnet"}, 537, 1, {"fine_tune_learning_rate": None}),
+        ({"scale_learning_rate": True}, 537, 2, {"fine_tune_learning_rate": None}),
         ({"epochs": 4}, 537, 1, {"epochs": 4}),
         # A batch has at most as many images as the data.
         ({}, 5, 1, batches(5, 5)),
@@ -67,7 +69,7 @@ GIVEN = {
         # The decay of the average is never negative.
         ({"epochs": 1}, 5, 1, {"ema_decay": 0}),
         (
-            {"scale_learning_rate": True, "epochs": 20, "learning_rate": 0.1},
+            {"scale_learning_rate": True, "epochs": 20, "learning_rate": 0.1, "model": "resnet50"},
             640,
             2,
             {
@@ -106,7 +108,11 @@ def test_the_network_follows_from_the_size_of_the_images(image_shape, fields, ex
 
 
 def test_what_does_not_suit_the_data_or_the_devices_is_refused():
-    for fields in ({"trainable_layers": 4}, {"model": "vgg16", "head_epochs": 1}):
+    for fields in (
+        {"trainable_layers": 4},
+        {"model": "vgg16", "head_epochs": 1},
+        {"fine_tune_learning_rate": 1e-4},
+    ):
         with pytest.raises(UserError, match="with --weights none trains all layers in all epochs"):
             resolve(weights="none", **fields)
     with pytest.raises(UserError, match="replicas of this network exchange statistics"):
