@@ -93,7 +93,9 @@ def evaluate(arguments: argparse.Namespace) -> None:
     _require_fit(classifier, manifest, address, data)
     if is_own := classifier.fingerprint == manifest.fingerprint:
         print("note: this is the dataset that the model was trained on, not an external one")
-    _warn_of_shapes(classifier, manifest, splits)
+    seen = shapes.of_dataset(manifest, splits)
+    if warning := shapes.warn_of_unseen(seen, classifier.shapes, classifier.preprocessing):
+        print(f"warning: {warning}", file=sys.stderr)
     # Of a class that the dataset does not name it has no images. Whether its images have a label
     # that it does not name is not known, so that label is not measured.
     task = classifier.task
@@ -148,15 +150,6 @@ def _chosen_splits(manifest: tfrecord_io.Manifest, split: str, data: Address) ->
     if not manifest.split(splits).num_examples:
         raise UserError(f"split {split!r} of {data} is empty; name another --split")
     return splits
-
-
-def _warn_of_shapes(
-    classifier: Classifier, manifest: tfrecord_io.Manifest, splits: Sequence[str]
-) -> None:
-    """Warns of images whose shape the network has hardly seen."""
-    seen = shapes.of_dataset(manifest, splits)
-    if warning := shapes.warn_of_unseen(seen, classifier.shapes, classifier.preprocessing):
-        print(f"warning: {warning}", file=sys.stderr)
 
 
 def _require_fit(
@@ -215,8 +208,7 @@ def _unseen(
     """
     part = dataset.part(*splits)
     assert part is not None  # checked before the model was loaded
-    if (is_copy := dataset.is_copy(part)).any():
-        part = dataset.narrow(part, ~is_copy)
+    part = part.narrow(~dataset.is_copy(part))
     seen = functools.reduce(Seen.after, map(read_seen, runs))
     exposure = expose(dataset, [(seen, part.rows)], is_measured=include_seen)
     num_seen, num_patients = exposure.num_images, exposure.num_patients
@@ -236,7 +228,7 @@ def _unseen(
     if exposure.advice:  # what cannot be known is among the notes of the result
         print(f"note: {exposure.advice}")
     if num_seen and not include_seen:
-        part = dataset.narrow(part, ~exposure.is_seen)
+        part = part.narrow(~exposure.is_seen)
     return part, exposure
 
 

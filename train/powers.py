@@ -6,10 +6,10 @@ Delete a file in `train/extras/` and the lines with its name here, and the rest 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import train.extras.bucket
 import train.extras.by_patient
@@ -17,11 +17,10 @@ import train.extras.card
 import train.extras.occlusion
 import train.extras.onnx
 import train.extras.preview
-from train.machine.places import RunFolder, open_local
+from train.machine.places import RunFolder
+from train.results.additions import Additions
 
 if TYPE_CHECKING:
-    from train.results.examples import Explain
-    from train.results.sections import Result
     from train.training.config import TrainConfig
 
 
@@ -29,27 +28,20 @@ def _local_folder(workdir: str) -> AbstractContextManager[RunFolder]:
     return contextlib.nullcontext(RunFolder.at(workdir))
 
 
-class Powers(NamedTuple):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Powers(Additions):
     """What a command may do besides its own work.
 
     Attributes:
         working_folder: yields the folder of a run to train in, of a path or an address.
-        open_run: returns the local folder of a finished run.
         preview: shows what a training would be, instead of it.
-        explain: makes pictures that explain mistakes.
-        forms: write another form of the model into an export folder, or say why not.
-        after: is called with the export folder and the result of each finished run.
         maps: class that `predict` makes of its flags, which its `add_arguments` adds; its `write`
             draws a map for each predicted image.
         together: likewise; its `together` returns answers for images that belong together.
     """
 
     working_folder: Callable[[str], AbstractContextManager[RunFolder]] = _local_folder
-    open_run: Callable[[str], Path] = open_local
     preview: Callable[[TrainConfig], None] | None = None
-    explain: Explain | None = None
-    forms: Sequence[Callable[[Path], str]] = ()
-    after: Sequence[Callable[[Path, Result], object]] = ()
     maps: type[Any] | None = None
     together: type[Any] | None = None
 

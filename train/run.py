@@ -33,16 +33,14 @@ def train(arguments: argparse.Namespace) -> None:
     """Trains, or looks at what a training would be."""
     workdir, chosen = arguments.workdir, config.from_arguments(arguments, POWERS.open_run)
     with console.hide_native_noise():
-        from train.results.write import Additions
         from train.training import folds, trainer
     try:
         if POWERS.preview and arguments.preview:
             return POWERS.preview(chosen)
         with POWERS.working_folder(workdir) as folder:
-            more = Additions(POWERS.open_run, POWERS.explain, POWERS.forms, POWERS.after)
             is_divided = chosen.folds.is_cross_validation
             run = folds.cross_validate if is_divided else trainer.train_and_evaluate
-            run(chosen, folder, overwrite=arguments.overwrite, additions=more)
+            run(chosen, folder, overwrite=arguments.overwrite, additions=POWERS)
     except OSError as error:
         how = "fix that and run the same command again to continue"
         raise TrainingError(f"the run in {workdir} cannot go on: {error}; {how}") from error

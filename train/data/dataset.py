@@ -42,17 +42,19 @@ class Part:
         name: in messages and metrics.
         splits: those that contain the examples.
         rows: int64 [num_examples], places of the examples in the dataset, see `Dataset.table`.
-        label_counts: number of examples with each label.
     """
 
     name: str
     splits: tuple[str, ...]
     rows: np.ndarray
-    label_counts: tuple[int, ...]
 
     @property
     def num_examples(self) -> int:
         return len(self.rows)
+
+    def narrow(self, is_kept: np.ndarray) -> Part:
+        """Returns the examples where `is_kept`, bool [num_examples]."""
+        return dataclasses.replace(self, rows=self.rows[is_kept])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -83,18 +85,15 @@ class Dataset:
         if not names:
             return None
         is_in = (pc.equal(self.table["split"], name).to_numpy() for name in names)
-        return Part(
-            name=", ".join(names),
-            splits=tuple(names),
-            rows=np.concatenate([*map(np.flatnonzero, is_in)]),
-            label_counts=self.manifest.split(names).label_counts,
-        )
+        rows = np.concatenate([*map(np.flatnonzero, is_in)])
+        return Part(name=", ".join(names), splits=tuple(names), rows=rows)
 
-    def narrow(self, part: Part, is_kept: np.ndarray) -> Part:
-        """Returns the examples of a part where `is_kept`, bool [num_examples]."""
-        rows = part.rows[is_kept]
-        counts = self.manifest.label_kind.count(self.stored.labels(rows))
-        return dataclasses.replace(part, rows=rows, label_counts=counts)
+    def label_counts(self, part: Part) -> tuple[int, ...]:
+        """Returns the number of examples with each label; of whole splits nothing is read."""
+        whole = self.manifest.split(part.splits)
+        if part.num_examples == whole.num_examples:
+            return whole.label_counts
+        return self.manifest.label_kind.count(self.stored.labels(part.rows))
 
     def column(self, name: str) -> pa.ChunkedArray:
         """Returns a column of `table`; nulls if it has none of that name."""
@@ -219,7 +218,7 @@ def choose_parts(dataset: Dataset, folds: FoldOptions) -> Parts:
     is_held_out = in_fold & ~dataset.is_copy(everyone)
 
     def some(name: str, is_chosen: np.ndarray) -> Part:
-        return dataclasses.replace(dataset.narrow(everyone, is_chosen), name=name)
+        return dataclasses.replace(everyone.narrow(is_chosen), name=name)
 
     learnt = some(f"all but fold {folds.fold}", ~in_fold)
     return Parts(train=learnt, val=None, test=some(f"fold {folds.fold}", is_held_out))

@@ -8,9 +8,9 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 
@@ -20,29 +20,12 @@ from tfrecord_io.terminal import redaction
 from tfrecord_io.terminal.stages import stage
 from train.kinds.words import describe
 from train.machine.devices import versions
-from train.machine.places import METRICS_NAME, PAGE_NAME, open_local
+from train.machine.places import METRICS_NAME, PAGE_NAME
 from train.results.charts import write_charts
-from train.results.examples import Explain, Explanation, find_examples
+from train.results.examples import Explanation, find_examples
 from train.results.predictions import write_predictions
 from train.results.report import render
 from train.results.sections import Result
-
-
-class Additions(NamedTuple):
-    """What a command adds to a training.
-
-    Attributes:
-        open_run: returns the local folder of the finished run that a training starts from.
-        explain: explains mistakes; None for no explanation.
-        forms: write another form of the model into the export folder.
-        after: what is called with the export folder and the result of each finished run, which has
-            all its files but metrics.json.
-    """
-
-    open_run: Callable[[str], Path] = open_local
-    explain: Explain | None = None
-    forms: Sequence[Callable[[Path], object]] = ()
-    after: Sequence[Callable[[Path, Result], object]] = ()
 
 
 def write_results(

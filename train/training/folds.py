@@ -5,6 +5,7 @@ Each fold and seed is a run in its own folder, RUN/seed-S/fold-F, and can be res
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -18,9 +19,10 @@ from train.kinds.registry import task_of
 from train.machine.devices import Devices
 from train.machine.places import PAGE_NAME, RunFolder
 from train.results import metrics, thresholds
+from train.results.additions import Additions
 from train.results.predictions import Predictions, read_predictions
 from train.results.sections import Result
-from train.results.write import Additions, write_results
+from train.results.write import write_results
 from train.training.claim import claim
 from train.training.config import TrainConfig
 from train.training.first_weights import first_weights
@@ -52,7 +54,7 @@ def cross_validate(
     config = with_model(config, manifest.image_shape)
     # A fold has no maps that explain its answers: they would take as long as its evaluation, export
     # and page together.
-    of_fold = additions._replace(explain=None)
+    of_fold = dataclasses.replace(additions, explain=None)
     with claim(folder, config, manifest, devices, overwrite=overwrite):
         everyone = divided(data, config.folds)
         _announce(config, data, devices, everyone)

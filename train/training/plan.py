@@ -30,6 +30,7 @@ class Plan:
         config: with every decision made.
         parts: what it trains on, validates on and tests on.
         task: what it learns.
+        class_weights: of each class in the loss.
         measures: how its answers are measured.
         usual_epochs: how many it trains if that is not given.
     """
@@ -37,6 +38,7 @@ class Plan:
     config: TrainConfig
     parts: Parts
     task: Task
+    class_weights: tuple[float, ...]
     measures: MeasurePlan
     usual_epochs: int
 
@@ -59,13 +61,6 @@ class Plan:
         # What is reported of a part must not be fitted to it.
         return self.parts.val if self.parts.test and self.task.gives_probabilities else None
 
-    @property
-    def class_weights(self) -> tuple[float, ...]:
-        """The weight of each class in the loss."""
-        options, learnt = self.config.loss, self.parts.train
-        power = options.class_weight_power if options.class_weights == "balanced" else 0.0
-        return self.task.class_weights(learnt.label_counts, learnt.num_examples, power)
-
 
 def _make_plan(config: TrainConfig, data: Dataset, devices: Devices) -> Plan:
     """Returns the plan of a training, which may be that of a single fold.
@@ -86,10 +81,17 @@ def _make_plan(config: TrainConfig, data: Dataset, devices: Devices) -> Plan:
             f"--best_by {best_by} needs validation images, and this run has none; "
             "leave it out to keep the last epoch"
         )
+    loss, num_examples = config.loss, parts.train.num_examples
+    power = loss.class_weight_power if loss.class_weights == "balanced" else 0.0
     config = with_model(config, manifest.image_shape)
-    config = with_decisions(config, parts.train.num_examples, devices)
-    usual = usual_epochs(parts.train.num_examples, config.network.fine_tunes)
-    return Plan(config=config, parts=parts, task=task, measures=measures, usual_epochs=usual)
+    return Plan(
+        parts=parts,
+        task=task,
+        class_weights=task.class_weights(data.label_counts(parts.train), num_examples, power),
+        measures=measures,
+        usual_epochs=usual_epochs(num_examples, config.network.fine_tunes),
+        config=with_decisions(config, num_examples, devices),
+    )
 
 
 def make_plans(config: TrainConfig, data: Dataset, devices: Devices) -> list[Plan]:

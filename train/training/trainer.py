@@ -21,8 +21,9 @@ from train.data import seen
 from train.data.dataset import Dataset
 from train.machine.devices import Devices, set_seed
 from train.machine.places import METRICS_NAME, PAGE_NAME, RunFolder
+from train.results.additions import Additions
 from train.results.sections import Result
-from train.results.write import Additions, write_results
+from train.results.write import write_results
 from train.training.claim import claim
 from train.training.config import TrainConfig
 from train.training.export import EXPORT_NAME, answer, export_model, milliseconds_of

@@ -85,7 +85,7 @@ def test_counts_and_statistics_of_a_part_are_those_of_its_images(tmp_path):
     for part in (choose(data).train, choose(data).val, fold.train, fold.test):
         dataset = open_dataset(data)
         images, labels = dataset.stored[part.rows]
-        assert labels.sum(0).tolist() == list(part.label_counts)
+        assert labels.sum(0).tolist() == list(dataset.label_counts(part))
         assert dataset.statistics(part) == PixelStatistics.from_images(images)
 
 

@@ -133,7 +133,8 @@ def loss_and_totals(data, labels, logits, weights, **fields):
 
 
 def test_the_loss_is_weighted_by_class_and_filling_copies_count_nothing(data):
-    counts = session_with(data).plan.parts.train.label_counts
+    session = session_with(data)
+    counts = session.data.label_counts(session.plan.parts.train)
     of_class = CLASSES.class_weights(counts, NUM_EXAMPLES["train"], 0.5)
     labels = np.eye(4, dtype=np.float32)[[0, 1, 1]]
     logits = np.array([[0.0] * 4, [0.0] * 4, [-np.inf, np.inf, 0.0, 0.0]], np.float32)
