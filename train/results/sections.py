@@ -151,9 +151,9 @@ def _name(view: View, small: str = "") -> page.Cell:
     return page.Cell(view.name, small, "view" if view.is_group else "")
 
 
-def folded(text: str, title: str = "What the figures mean") -> page.Details:
+def folded(text: str) -> page.Details:
     """Returns a text that a phone shows after a click."""
-    return page.Details(title, [text], "fold")
+    return page.Details("What the figures mean", [text], "fold")
 
 
 def matrix_of(result: Result) -> page.Table | None:

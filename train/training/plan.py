@@ -140,8 +140,9 @@ def with_decisions(config: TrainConfig, num_examples: int, devices: Devices) -> 
             larger than the training split, if XLA cannot compile the step, or an option is for
             another network.
     """
-    _require_suited(config, devices)
     network, optimizer, num_replicas = config.network, config.optimizer, devices.num_replicas
+    usual = _suited_to(network)
+    _require_suited(config, devices, usual["fine_tune_learning_rate"])
     sizes = batch_sizes(config.input, num_examples, num_replicas)
     epochs = config.input.epochs or usual_epochs(num_examples, network.fine_tunes)
     num_steps = math.ceil(epochs * num_examples / sizes["global_batch_size"])
@@ -156,25 +157,25 @@ def with_decisions(config: TrainConfig, num_examples: int, devices: Devices) -> 
         "warmup_steps": warmup_steps,
         # An average with this decay covers about 1 / (1 - decay) steps.
         "ema_decay": max(0.0, round(1 - 25 / num_steps, 6)),
-        **_suited_to(network),
+        **usual,
     }
     fields = config.to_dict()
     chosen = {name: value for name, value in decisions.items() if fields[name] is None} | sizes
     if config.devices.precision == "auto":
         chosen["precision"] = devices.best_precision
     if optimizer.scale_learning_rate:
-        rates = {name: (fields | chosen)[name] for name in _RATES}
-        chosen |= {name: rate and rate * num_replicas for name, rate in rates.items()}
+        rates = ["learning_rate"]
+        rates += ["fine_tune_learning_rate"] if network.fine_tunes else []
+        chosen |= {name: (fields | chosen)[name] * num_replicas for name in rates}
     return config.replace(**chosen, scale_learning_rate=False)
 
 
-_RATES = ("learning_rate", "fine_tune_learning_rate")
-
-
-def _require_suited(config: TrainConfig, devices: Devices) -> None:
+def _require_suited(config: TrainConfig, devices: Devices, usual_rate: float) -> None:
     """Refuses options that mean nothing for the network, or that these devices cannot follow."""
     network, rate = config.network, config.optimizer.fine_tune_learning_rate
-    needs_pretrained = network.head_epochs or network.trainable_layers is not None or rate
+    # Every config.json has the usual rate, and can be repeated.
+    is_own_rate = rate not in (None, usual_rate)
+    needs_pretrained = network.head_epochs or network.trainable_layers is not None or is_own_rate
     if needs_pretrained and not network.fine_tunes:
         raise UserError(
             "--head_epochs, --trainable_layers and --fine_tune_learning_rate are for pretrained "
@@ -218,13 +219,12 @@ def _suited_to(network: NetworkOptions) -> dict[str, Any]:
         "head_units": 64 if is_tutorial else 0,
         "dropout": 0.0 if is_tutorial else 0.3,
         "head_epochs": 1 if fine_tunes and is_tutorial else 0,
+        "fine_tune_learning_rate": 1e-4 if is_tutorial else 3e-4,
         "mixup": 0.0 if fine_tunes and not is_tutorial else 0.3,
+        "trainable_layers": 4 if fine_tunes and is_tutorial else None,
     }
     if network.model in OWN_MODELS:
         usual["normalize"] = "unit" if is_tutorial else "data"
-    if fine_tunes:
-        usual["fine_tune_learning_rate"] = 1e-4 if is_tutorial else 3e-4
-        usual["trainable_layers"] = 4 if is_tutorial else None
     return usual
 
 

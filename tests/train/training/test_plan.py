@@ -52,8 +52,7 @@ GIVEN = {
         ({"model": "resnet50"}, 537, 1, {"fine_tune_learning_rate": 3e-4}),
         ({"model": "vgg16"}, 537, 1, {"fine_tune_learning_rate": 1e-4, "mixup": 0.3}),
         ({"model": "resnet50", "weights": "none"}, 537, 1, {"epochs": 147}),
-        ({"model": "convnet"}, 537, 1, {"fine_tune_learning_rate": None}),
-        ({"scale_learning_rate": True}, 537, 2, {"fine_tune_learning_rate": None}),
+        ({"scale_learning_rate": True}, 537, 2, {"fine_tune_learning_rate": 3e-4}),
         ({"epochs": 4}, 537, 1, {"epochs": 4}),
         # A batch has at most as many images as the data.
         ({}, 5, 1, batches(5, 5)),
@@ -111,7 +110,7 @@ def test_what_does_not_suit_the_data_or_the_devices_is_refused():
     for fields in (
         {"trainable_layers": 4},
         {"model": "vgg16", "head_epochs": 1},
-        {"fine_tune_learning_rate": 1e-4},
+        {"fine_tune_learning_rate": 1e-3},
     ):
         with pytest.raises(UserError, match="with --weights none trains all layers in all epochs"):
             resolve(weights="none", **fields)
