@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines import errors
-from pipelines.listing import layout, roles
-from pipelines.listing.checks import with_checked_classes
+from pipelines.listing import by_folders, roles
+from pipelines.listing.classes import with_checked_classes
 from pipelines.listing.copies import with_copies
 from pipelines.listing.files import chosen, find_in_names, first_of, read_files
 from pipelines.listing.frames import with_frames, with_modalities_noted
@@ -38,7 +38,7 @@ def list_images(
 ) -> Images:
     """Sorts the files of a source into images, copies of images, rejects and ignored files.
 
-    Split, class and patient come from the folders, see `layout.place_by_folders`, or from a table
+    Split, class and patient come from the folders, see `by_folders.place_by_folders`, or from a table
     of labels, by default the one that the options name. `relabel` may rename the labels; if their
     order matters, it renames those in `label_names` too.
 
@@ -57,9 +57,9 @@ def list_images(
     identity = {**options.identity(), "labels": table.digest if table else None}
     files = files.then(source=source.describe(), identity=identity)
     if table is None:
-        images = layout.place_by_folders(files, options)
+        images = by_folders.place_by_folders(files, options)
     else:
-        images = layout.place_by_table(files, table, options.tree)
+        images = by_folders.place_by_table(files, table, options.tree)
     if options.label_regex:
         images = with_labels_in_names(images, options.label_regex)
     names = options.label_columns or (table.label_names if table else ())
@@ -106,8 +106,8 @@ def of_classes(images: Images, classes: tuple[str, ...]) -> Images:
     present = set(labels.unique().to_pylist())
     if missing := set(classes) - present:
         raise errors.UserError(
-            f"--classes or --grades names {layout.quoted(sorted(missing))}, but the classes "
-            f"are {layout.quoted(sorted(present))}"
+            f"--classes or --grades names {by_folders.quoted(sorted(missing))}, but the classes "
+            f"are {by_folders.quoted(sorted(present))}"
         )
     kept = images.table.filter(pc.is_in(labels, pa.array(classes)))
     num_others = images.table.num_rows - kept.num_rows

@@ -10,9 +10,9 @@ import pyarrow.compute as pc
 
 from pipelines import errors
 from pipelines.listing import roles
+from pipelines.listing.by_folders import PATIENT
 from pipelines.listing.files import find_in_names, first_of
 from pipelines.listing.images import Images
-from pipelines.listing.layout import PATIENT
 from pipelines.listing.options import DEFAULT_PATIENT_REGEX, ListingOptions
 from pipelines.listing.refs import OTHER
 from tfrecord_io.format.person import persons
