@@ -127,7 +127,7 @@ class Exclusion:
             fault = error
         num_files = images.ledger.num_files if images else 0
         while True:
-            files = chosen(rest.members(), options.include_regex, options.exclude_regex)
+            files = chosen(rest.members(), options)
             names = [member.name for member, is_chosen in files if is_chosen]
             # Objects that are not pictures, and those of other modalities, are counted, not listed.
             has_others = images is None or (images.frames and images.ledger.ignored)

@@ -1,4 +1,6 @@
-"""Copies that carry the name of their source: they belong together in splits and folds.
+"""Copies of images: in a second tree, or with the name of their source.
+
+What has the name of its source belongs to it in splits and folds.
 
 >>> source_of("a/scan_jpg.rf.0123456789abcdef.jpg", set())
 'scan_jpg'
@@ -10,13 +12,15 @@ from __future__ import annotations
 
 import collections
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.listing.images import Images
-from pipelines.listing.refs import OTHER
+from pipelines.listing.images import Images, Ledger
+from pipelines.listing.refs import OTHER, RejectedFile, iterate_refs
+from pipelines.sources.source import Member
 from tfrecord_io.format.groups import COPY_OF
 from tfrecord_io.terminal.printing import counted, printable
 
@@ -31,6 +35,30 @@ _COPY = (
     r"|shift(?:ed)?|scaled?|shear(?:ed)?)[ _-]*-?\d*)"
 )
 _COPY_FILE = rf"{_COPY}\.[^./]+$"
+
+
+def without_second_trees(images: Images, same_content: Callable[[Member, Member], bool]) -> Images:
+    """Keeps the first of several files of the same path, which are adjacent in the table.
+
+    Each of the others is a copy if its content is the same, otherwise a reject.
+    """
+    refs = images.table
+    paths = refs["path"].combine_chunks()
+    is_first = np.ones(len(paths), bool)
+    is_first[1:] = pc.not_equal(paths[1:], paths[:-1]).to_numpy(zero_copy_only=False)
+    repeated = np.flatnonzero(~is_first)
+    firsts = np.maximum.accumulate(np.where(is_first, np.arange(len(is_first)), 0))[repeated]
+    pairs = (iterate_refs(refs.take(rows)) for rows in (repeated, firsts))
+    copies, rejects = 0, list[RejectedFile]()
+    for ref, first in zip(*pairs, strict=True):
+        if ref.size == first.size and same_content(ref.member, first.member):
+            copies += 1
+        else:
+            detail = f"same path as {first.source_path}, but different content"
+            rejects.append(RejectedFile(ref.source_path, "path_conflict", detail))
+    kept = refs.filter(pa.array(is_first))
+    found = Ledger(copies=copies, rejects=tuple(rejects))
+    return images.then(kept.combine_chunks(), found)
 
 
 def with_copies(images: Images) -> Images:

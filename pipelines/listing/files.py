@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import collections
 import itertools
+import posixpath
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines import errors
 from pipelines.listing.images import Images, Ledger
+from pipelines.listing.options import ListingOptions
 from pipelines.listing.refs import BATCH_ROWS, REF_SCHEMA, RejectedFile
 from pipelines.sources.source import MAX_FILE_BYTES, NOT_PERMITTED, Member
 from tfrecord_io.decoding.preprocess import SINGLE_SUFFIXES, TIFF_SUFFIXES, split_frame_path
@@ -47,22 +49,15 @@ _FILE_SCHEMA = pa.schema(
 )
 
 
-def chosen(
-    members: Iterable[Member], include_regex: str | None, exclude_regex: str | None
-) -> Iterator[tuple[Member, bool]]:
+def chosen(members: Iterable[Member], options: ListingOptions) -> Iterator[tuple[Member, bool]]:
     """Yields each file, by its name as names are compared, and whether the patterns choose it."""
+    include, exclude = options.include_regex or "", options.exclude_regex
     for member in (member.in_one_form for member in members):
-        is_chosen = bool(re.search(include_regex or "", member.name))
-        yield member, is_chosen and not (exclude_regex and re.search(exclude_regex, member.name))
+        is_chosen = bool(re.search(include, member.name))
+        yield member, is_chosen and not (exclude and re.search(exclude, member.name))
 
 
-def read_files(
-    members: Iterable[Member],
-    include_regex: str | None = None,
-    exclude_regex: str | None = None,
-    *,
-    has_folders: bool,
-) -> Images:
+def read_files(members: Iterable[Member], options: ListingOptions, *, has_folders: bool) -> Images:
     """Counts the files of a source, and returns those that may be images, by their names and sizes.
 
     `has_folders` says that folders name the classes, beside which texts may lie.
@@ -76,7 +71,7 @@ def read_files(
 
     def candidates() -> Iterator[tuple[str | int | None, ...]]:
         nonlocal num_files, excluded
-        for member, is_chosen in chosen(members, include_regex, exclude_regex):
+        for member, is_chosen in chosen(members, options):
             num_files += 1
             if not is_chosen:
                 excluded += 1
@@ -163,6 +158,46 @@ def in_tree(tree: str | None) -> str:
     name = (tree or "").strip(" /")
     # It may end with spaces, as that of the Kermany data.
     return f"^{re.escape(name)} */" if name else "^"
+
+
+def inside_tree(files: Images, tree: str | None) -> Images:
+    """Returns the files in a folder of the input, if it is given; the ledger counts the others.
+
+    Raises:
+        errors.UserError: if there are none.
+    """
+    table = files.table.filter(pc.match_substring_regex(files.table["name"], in_tree(tree)))
+    if tree and not table.num_rows:
+        raise errors.UserError(f"--tree {tree!r}: no file of the input is in such a folder")
+    num_others = files.table.num_rows - table.num_rows
+    return files.then(table, Ledger(ignored={"other_tree": num_others}))
+
+
+def without_label(
+    names: Iterable[str], why: Callable[[str], str], endings: Collection[str | None] = ()
+) -> Ledger:
+    """Rejects files without a label that look like images; the others are not data.
+
+    A file looks like an image by its name, or because its ending is one of `endings`.
+    """
+    rejects, others = list[RejectedFile](), list[str]()
+    for name in names:
+        if name.lower().endswith(IMAGE_SUFFIXES) or ending_of(name) in endings:
+            rejects.append(RejectedFile(name, "no_label", why(name)))
+        else:
+            others.append(name)
+    return Ledger(rejects=tuple(rejects)) + Ledger.of_others(others)
+
+
+def folders_above(name: str) -> Iterator[str]:
+    """Yields the folders above a file or folder, innermost first: `a/b` and `a` of `a/b/1.png`."""
+    while name := posixpath.dirname(name):
+        yield name
+
+
+def common_folders(folders: Iterable[str]) -> list[str]:
+    """Returns the names of the folders that hold all these, outermost first."""
+    return posixpath.commonprefix([folder.split("/") if folder else [] for folder in folders])
 
 
 def has_suffix(names: pa.Array, suffixes: Sequence[str]) -> pa.Array:

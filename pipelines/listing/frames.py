@@ -48,7 +48,7 @@ _Item, _Result = TypeVar("_Item"), TypeVar("_Result")
 
 
 def with_frames(
-    images: Images, source: Source, *, keep_patients: bool, modalities: Collection[str] = ()
+    images: Images, source: Source, modalities: Collection[str], *, keep_patients: bool
 ) -> Images:
     """Replaces each DICOM file, and each TIFF of several pages, by its frames.
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from pipelines import errors
-from pipelines.listing.files import IMAGE_SUFFIXES
+from pipelines.listing.files import IMAGE_SUFFIXES, folders_above
 from pipelines.listing.images import Ledger, Note
 from pipelines.listing.label_table import LabelTable
 from pipelines.listing.refs import RejectedFile
@@ -121,7 +121,7 @@ def _match_ends(files: _Names, near: dict[int, tuple[str, ...]], table: LabelTab
     Takes matched rows out of `near`, and puts there what others could mean. Returns a note.
     """
     names, paths, num_rows = files.names, table.cells["path"], len(near)
-    folders = _Names(sorted({folder for name in names for folder in _folders_of(name)}),
+    folders = _Names(sorted({folder for name in names for folder in folders_above(name)}),
                      has_endings=False)  # fmt: skip
     parts = {part for folder in folders.names for part in folder.lower().split("/")}
     found = {row: files.pictures(files.nearest(paths[row], parts))
@@ -152,7 +152,7 @@ def _match_ends(files: _Names, near: dict[int, tuple[str, ...]], table: LabelTab
     told = dict(zip(folders.names, folders.rows, strict=True))
     for place, name in enumerate(names if lost else ()):
         if files.rows[place] is None:
-            above = (told[folder] for folder in _folders_of(name))
+            above = (told[folder] for folder in folders_above(name))
             files.rows[place] = next((row for row in above if row is not None), None)
     if not shown:
         return []
@@ -161,12 +161,6 @@ def _match_ends(files: _Names, near: dict[int, tuple[str, ...]], table: LabelTab
         f"path: {', '.join(shown)}"
     )
     return [Note(text, is_private=True)]
-
-
-def _folders_of(name: str) -> Iterator[str]:
-    """Yields the folders above a file, innermost first."""
-    while name := posixpath.dirname(name):
-        yield name
 
 
 def _split_ending(name: str) -> tuple[str, str]:

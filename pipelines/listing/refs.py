@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -104,3 +104,14 @@ def iterate_refs(table: pa.Table | pa.RecordBatch) -> Iterator[ImageRef]:
             for name in ImageRef._fields
         ]
         yield from itertools.starmap(ImageRef, zip(*columns, strict=True))
+
+
+def make_refs(files: pa.Table, columns: Mapping[str, Any]) -> pa.Table:
+    """Returns a table of `REF_SCHEMA` and what else is in `columns`; what is in neither is null."""
+    own = [name for name in files.column_names if name in (*REF_SCHEMA.names, "spelled")]
+    present = {name: files[name] for name in own} | columns
+    nulls = pa.nulls(files.num_rows)
+    refs = pa.table([present.pop(name, nulls) for name in REF_SCHEMA.names], REF_SCHEMA)
+    for name, values in present.items():
+        refs = refs.append_column(name, values)
+    return refs
