@@ -223,6 +223,7 @@ def test_no_module_is_a_drawer_for_whatever_fits_nowhere():
 def test_every_name_of_the_public_api_is_there():
     import tfrecord_io
 
+    assert dir(tfrecord_io) == sorted(tfrecord_io.__all__)
     for name in tfrecord_io.__all__:
         assert getattr(tfrecord_io, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):

@@ -145,7 +145,3 @@ def test_from_python_an_error_has_the_message_of_the_command(tmp_path):
         scan_tfrecords.build("nowhere", tmp_path / "out", limit=0)
     message = "--limit must be at least 1; received 0"
     assert (str(caught.value), caught.value.exit_code) == (message, 2)
-
-
-def test_the_module_shows_what_is_public_and_nothing_else():
-    assert dir(tfrecord_io) == sorted(tfrecord_io.__all__)

@@ -14,6 +14,7 @@ from tfrecord_io.decoding.options import Preprocessing
 
 PATIENT = ["--splits=patient"]
 ARCHIVE = ["--source=archive", "--input=scans.zip"]
+LABELS = ["--labels=x.csv"]
 
 
 def test_without_a_flag_the_oct_scans_are_downloaded_from_kaggle():
@@ -93,7 +94,8 @@ def test_the_runner_tells_where_the_images_are_read(flags, workers):
         (["--source=archive", "--inptu=x"], "needs --input.*; --inptu is unknown; did you mean"),
         (["--max_reject_fraction=nan"], r"must be in 0\.\.1; received nan"),
         (["--name=My Data"], "--name must be lower-case letters, digits and underscores"),
-        (["--image_size=99999"], "received 99999x99999"),
+        (["--image_size=0x5"], r"must be in 1\.\.16384 pixels a side, received 0x5"),
+        (["--image_size=5x16385"], "received 5x16385"),
         (["--seed=-1"], r"--seed must be in 0\.\.9223372036854775807; received -1"),
         (["--split_seed=-1"], "--split_seed must be in"),
         (["--splits=random"], "--splits must be source, patient, file or auto; received 'random'"),
@@ -122,6 +124,18 @@ def test_the_runner_tells_where_the_images_are_read(flags, workers):
         (["--classes=A,B,A"], "take each name once"),
         (["--output=/"], "--output must be a folder of its own, received '/'"),
         (["--input= "], "--input is empty"),
+        (["--target=ef"], "need --labels"),
+        ([*LABELS, "--target=ef", "--classes=a"], "give one of --classes"),
+        ([*LABELS, "--target=ef", "--label_columns=a"], "--label_columns and"),
+        ([*LABELS, "--target=patient"], "a column with numbers or grades"),
+        (["--grades=a"], "two or more names"),
+        (["--grades=a,b,a"], "take each name once"),
+        (["--grades=a,b", "--classes=a,b"], "give one of --classes"),
+        (["--label_columns=a,b"], "need --labels"),
+        ([*LABELS, "--label_columns=a,a"], "each name once"),
+        ([*LABELS, "--label_columns=a|b,c"], r"no name with \|"),
+        ([*LABELS, "--label_columns=a,none"], "and not none"),
+        ([*LABELS, "--label_columns=a", "--classes=b"], "give one of"),
     ],
 )
 def test_a_value_that_makes_no_sense_is_named(argv, message):
@@ -136,7 +150,8 @@ def test_a_value_that_makes_no_sense_is_named(argv, message):
      ["--grades=0,,2"], ["--classes=A,"], ['--classes="A'],
      ["--split_seed=x"], ["--split_fractions=train"],
      ["--seed=1", "--seed=2"],
-     ["--window=40"], ["--channels=2"], ["--resize=nearest"], ["--source=s3"], ["--limit"]],
+     ["--window=40"], ["--channels=2"], ["--resize=nearest"], ["--dtype=float32"],
+     ["--source=s3"], ["--limit"]],
 )  # fmt: skip
 def test_a_value_that_cannot_be_read_is_wrong_usage(argv, capsys):
     try:

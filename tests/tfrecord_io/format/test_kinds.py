@@ -14,7 +14,6 @@ from image_files import png, under, write_tree
 from pages import Page
 
 import tfrecord_io
-from pipelines import build_tfrecords
 from tfrecord_io.auditing import audit
 from tfrecord_io.extras import sample, shortcuts
 from tfrecord_io.format.kinds import (
@@ -303,29 +302,6 @@ def test_folders_can_be_grades_and_differ_from_classes_in_the_fingerprint(tmp_pa
         assert manifest.label_names == ("0", "1", "2")
         prints.add(manifest.fingerprint)
     assert len(prints) == 2
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--target=ef"], "need --labels"),
-        (["--target=ef", "--labels=x.csv", "--classes=a"], "give one of --classes"),
-        (["--target=ef", "--labels=x.csv", "--label_columns=a"], "--label_columns and"),
-        (["--target=patient", "--labels=x.csv"], "a column with numbers or grades"),
-        (["--grades=a"], "two or more names"),
-        (["--grades=a,b,a"], "take each name once"),
-        (["--grades=a,b", "--classes=a,b"], "give one of --classes"),
-        (["--label_columns=a,b"], "need --labels"),
-        (["--labels=x.csv", "--label_columns=a,a"], "each name once"),
-        (["--labels=x.csv", "--label_columns=a|b,c"], "no name with |"),
-        (["--labels=x.csv", "--label_columns=a,none"], "and not none"),
-        (["--labels=x.csv", "--label_columns=a", "--classes=b"], "give one of"),
-    ],
-)
-def test_label_flags_that_cannot_be_are_refused(tmp_path, capsys, flags, message):
-    arguments = ["--source=directory", f"--input={tmp_path}", f"--output={tmp_path / 'out'}"]
-    assert build_tfrecords.main([*arguments, *flags]) == 2
-    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
