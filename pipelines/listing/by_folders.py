@@ -32,7 +32,7 @@ from pipelines.listing.files import (
 )
 from pipelines.listing.images import Images, Ledger
 from pipelines.listing.options import ListingOptions
-from pipelines.listing.refs import make_refs
+from pipelines.listing.refs import counts_of, make_refs
 from tfrecord_io.terminal.printing import counted, printable
 
 # The class folders of the Kermany OCT data, by which its tree is recognised among others.
@@ -77,9 +77,8 @@ def place_by_folders(files: Images, options: ListingOptions) -> Images:
     names = files.table["name"].combine_chunks()
     encoded = pc.replace_substring_regex(names, "[^/]*$", "").dictionary_encode()
     folders, codes = encoded.dictionary.to_pylist(), encoded.indices
-    images = dict.fromkeys(folders, 0)
-    for pair in codes.filter(_are_images(names)).value_counts().to_pylist():
-        images[folders[pair["values"]]] = pair["counts"]
+    counts = counts_of(codes.filter(_are_images(names)))
+    images = {folder: counts.get(code, 0) for code, folder in enumerate(folders)}
     splits = roles.split_names([folder for folder in folders if images[folder]])
     if options.layout or options.label_regex:
         places = _below_one_root(images, options.layout, splits)
@@ -188,13 +187,15 @@ def _below_one_root(
     depth = min(len(common), deepest - len(layout))
     while not layout and depth and common[depth - 1] in splits:
         depth -= 1
-    root = "/".join(common[:depth])
-    inside = f"{root}/" if root else ""
-    return {
-        folder: Place(root, root, folder.removeprefix(inside), "")
-        for folder in images
-        if folder.startswith(inside)
-    }
+    return _below(images, common[:depth])
+
+
+def _below(folders: Iterable[str], root: Sequence[str]) -> dict[str, Place]:
+    """Returns the places of the folders in one tree, below a folder."""
+    inside, tree = "".join(f"{name}/" for name in root), "/".join(root)
+    below = {folder: folder.removeprefix(inside) for folder in folders if folder.startswith(inside)}
+    return {folder: Place(tree, tree, path, path.partition("/")[0])
+            for folder, path in below.items()}  # fmt: skip
 
 
 def _with_roles(
@@ -232,18 +233,18 @@ def _require_no_other_classes(
 
     `facts` has what `roles.facts` says of each folder, `place` is the level of the class.
     """
-    classes = {label for _, label, _ in facts.values() if label and label in (chosen or [label])}
-    below = {label: set[str]() for label in classes}
+    below = collections.defaultdict[str, set[str]](set)
     for folder, (_, label, _) in facts.items():
-        if label in classes:
+        if label and (not chosen or label in chosen):
             below[label].update(filter(None, folder.split("/")[place + 1 : place + 2]))
+    classes = below.keys()
     nested = {label: names & classes - {label} for label, names in sorted(below.items())}
     if outer := [label for label, names in nested.items() if names]:
         pairs = [f"{label}/{name}" for label in outer for name in sorted(nested[label])]
         raise errors.UserError(
             f"the class folder {' and '.join(map(ascii, outer))} holds folders named like other "
             f"classes: {', '.join(map(ascii, pairs[:4]))}; if it is not a class, name the classes "
-            f"with --classes {','.join(sorted(classes.difference(outer)))}, or give that folder as "
+            f"with --classes {','.join(sorted(classes - {*outer}))}, or give that folder as "
             "--input"
         )
     # One class alone holds folders, and these have names of classes.
@@ -275,14 +276,11 @@ def _choose_tree(
     labels = collections.defaultdict[str, set[str | None]](set)
     for place in places.values():
         labels[place.tree].add(place.label)
-    sizes = {
-        pair["values"]: pair["counts"] for pair in trees.drop_null().value_counts().to_pylist()
-    }
+    sizes = counts_of(trees.drop_null())
     ranked = sorted(sizes, key=lambda name: (-sizes[name], len(name), name))
     leader = next((name for name in ranked if labels[name] == _OCT_LABELS), ranked[0])
     is_known = pc.is_in(paths, paths.filter(pc.equal(trees, leader)))
-    pairs = trees.filter(is_known).drop_null().value_counts().to_pylist()
-    shared = {pair["values"]: pair["counts"] for pair in pairs}
+    shared = counts_of(trees.filter(is_known))
     others = [name for name in ranked if 2 * shared.get(name, 0) < sizes[name]]
     if others and labels[leader] != _OCT_LABELS:
         raise errors.UserError(
@@ -304,18 +302,14 @@ def place_folders(folders: Mapping[str, int], names: Mapping[str, str]) -> dict[
         names: the split of names of folders, besides `roles.SPLITS`.
     """
     splits = {folder: levels for folder in folders if (levels := _split_folders(folder, names))}
-    places = {}
     if not splits:
-        images = {folder[:-1] for folder, has_images in folders.items() if has_images}
-        shallowest = min((folder.count("/") + bool(folder) for folder in images), default=0)
+        with_images = [folder for folder, num_images in folders.items() if num_images]
+        common = common_folders(folder[:-1] for folder in with_images)
         # If all images are in one folder, that folder is the class.
-        depth = max(min(len(common_folders(images)), shallowest - 1), 0)
-        for folder in folders:
-            parts = folder.split("/")
-            if len(parts) > depth + 1:
-                root = "/".join(parts[:depth])
-                places[folder] = Place(root, root, "/".join(parts[depth:]), parts[depth])
-        return places
+        depth = min((len(common), *(folder.count("/") - 1 for folder in with_images)))
+        places = _below(folders, common[: max(depth, 0)])
+        return {folder: place for folder, place in places.items() if place.below}
+    places = dict[str, Place]()
     innermost = {levels[-1] for folder, levels in splits.items() if folders[folder]}
     # A file that is not an image, such as train/labels/labels.npy, must not choose a folder above
     # those of the images.

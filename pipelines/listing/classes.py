@@ -16,7 +16,7 @@ from pipelines.listing import roles
 from pipelines.listing.files import find_in_names, first_of
 from pipelines.listing.images import Images, Ledger
 from pipelines.listing.options import ListingOptions
-from pipelines.listing.refs import RejectedFile, iterate_refs
+from pipelines.listing.refs import RejectedFile, counts_of, iterate_refs
 from tfrecord_io.format.kinds import CLASSES
 from tfrecord_io.format.schema import SPLITS
 from tfrecord_io.terminal.printing import counted
@@ -48,7 +48,7 @@ def with_labels_in_names(images: Images, label_regex: str) -> Images:
     detail = "--label_regex finds no class in its path"
     without = iterate_refs(refs.filter(pc.invert(has_label)))
     rejects = tuple(RejectedFile(ref.source_path, "no_label", detail) for ref in without)
-    counts = collections.Counter(labels.drop_null().to_pylist())
+    counts = counts_of(labels.drop_null())
     images = images.with_column("label", labels.cast(pa.string()).dictionary_encode())
     refs = images.table.filter(has_label)
     layout = (*images.layout, ("class in names", roles.told(counts)))
@@ -68,8 +68,8 @@ def of_classes(images: Images, options: ListingOptions) -> Images:
         errors.UserError: if a chosen class has no images.
     """
     counts = collections.Counter[str]()
-    for pair in images.table["label"].value_counts().to_pylist():
-        counts.update(dict.fromkeys(options.label_kind.names_in(pair["values"]), pair["counts"]))
+    for label, count in counts_of(images.table["label"]).items():
+        counts.update(dict.fromkeys(options.label_kind.names_in(label), count))
     chosen = options.grades or options.classes
     notes = _notes_on_names(counts, chosen or counts.keys(), in_folders=not options.tables)
     images = images.noted(*notes, is_private=False)
@@ -126,7 +126,7 @@ def with_checked_classes(images: Images, options: ListingOptions) -> Images:
     if options.label_kind != CLASSES or options.classes:
         return images
     refs = images.table
-    counts = {pair["values"]: pair["counts"] for pair in refs["label"].value_counts().to_pylist()}
+    counts = counts_of(refs["label"])
     shown = roles.shown(counts)
     if counts and all(map(roles.is_no_class, counts)):
         raise errors.UserError(

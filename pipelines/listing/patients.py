@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -14,7 +13,7 @@ from pipelines.listing.by_folders import PATIENT
 from pipelines.listing.files import find_in_names, first_of
 from pipelines.listing.images import Images
 from pipelines.listing.options import DEFAULT_PATIENT_REGEX, ListingOptions
-from pipelines.listing.refs import OTHER
+from pipelines.listing.refs import OTHER, counts_of
 from tfrecord_io.format.person import persons
 from tfrecord_io.terminal.spelling import look_alike
 
@@ -57,7 +56,7 @@ def _noted(images: Images, patient_regex: str) -> Images:
         return images
     paths, patients = images.table["path"], images.table["patient"]
     if images.layout:
-        names = roles.told(collections.Counter(patients.drop_null().to_pylist()))
+        names = roles.told(counts_of(patients.drop_null()))
         images = images.then(layout=(*images.layout, ("patient in names", names)))
     num_without, num_images = patients.null_count, len(patients)
     if num_without <= num_images / 2:

@@ -115,3 +115,8 @@ def make_refs(files: pa.Table, columns: Mapping[str, Any]) -> pa.Table:
     for name, values in present.items():
         refs = refs.append_column(name, values)
     return refs
+
+
+def counts_of(values: pa.Array | pa.ChunkedArray) -> dict[Any, int]:
+    """Returns the number of rows that have each value of a column."""
+    return {pair["values"]: pair["counts"] for pair in values.value_counts().to_pylist()}

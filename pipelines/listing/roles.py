@@ -381,7 +381,7 @@ def table(
     return [(role, told(patients if role == "patient" else names)) for role, names in levels]
 
 
-def told(names: collections.Counter[str]) -> str:
+def told(names: Mapping[str, int]) -> str:
     """Returns the number of names, and the most frequent ones with their numbers of images."""
     ranked = sorted((-count, name) for name, count in names.items() if count)
     few = [f"{printable(name)} {-count:,}" for count, name in ranked]
