@@ -25,7 +25,7 @@ from pipelines.listing.images import Images, Ledger, Note
 from pipelines.listing.label_table import Labels, LabelTable
 from pipelines.listing.matching import find_files, folders_in, match_files
 from pipelines.listing.options import ListingOptions
-from pipelines.listing.refs import OTHER, ImageRef, iterate_refs
+from pipelines.listing.refs import OTHER, iterate_refs
 from pipelines.listing.table_cells import read_texts
 from pipelines.options import BuildOptions
 from pipelines.sources.source import Member, Reader, Source
@@ -120,59 +120,66 @@ class Exclusion:
         self, list_images: List, source: Source, options: ListingOptions, labels: Labels | None
     ) -> Images:
         """Lists a source, see `excluding`; raises as `list_images` does."""
-        images, fault, rest = None, None, _Without(source)
+        images, fault, rest, num_files = None, None, _Without(source), 0
         try:
             images = list_images(source, options, labels)
+            num_files = images.ledger.num_files
         except (errors.UserError, errors.BuildError) as error:
             fault = error
-        num_files = images.ledger.num_files if images else 0
-        while True:
-            files = chosen(rest.members(), options)
-            names = [member.name for member, is_chosen in files if is_chosen]
-            # Objects that are not pictures, and those of other modalities, are counted, not listed.
-            has_others = images is None or (images.frames and images.ledger.ignored)
-            refs = iterate_refs(images.table) if images else ()
-            listed_files = {one_form(ref.source_path) for ref in refs}
-            tags = _patients_in_tags(rest, listed_files) if has_others else {}
-            gone, rows = self.find(names, images, options, labels, tags)
-            if not gone | rows:
-                break
-            rest, labels = _Without(source, rest.gone | gone), labels and labels.without(rows)
+        while any(found := self.find(rest, images, options, labels)):
+            files, rows = found
+            rest, labels = _Without(source, rest.gone | files), labels and labels.without(rows)
             images = list_images(rest, options, labels)
-            num_files = num_files or images.ledger.num_files + len(gone)
+            num_files = num_files or images.ledger.num_files + len(files)
         if images is None:
             raise fault or RuntimeError("nothing was listed")
         withdrawn = num_files - images.ledger.num_files
         notes = [*self._notes_of_unmet(images), *self._notes_of_sites(images)]
-        found = Ledger(num_files=withdrawn, excluded=withdrawn, notes=tuple(notes))
-        return images.then(found=found)
+        return images.then(
+            found=Ledger(num_files=withdrawn, excluded=withdrawn, notes=tuple(notes))
+        )
 
     def find(
-        self,
-        names: Sequence[str],
-        images: Images | None,
-        options: ListingOptions,
-        labels: Labels | None,
-        tags: Mapping[str, str | None],
+        self, source: Source, images: Images | None, options: ListingOptions, labels: Labels | None
     ) -> tuple[set[str], set[int]]:
         """Returns the files to leave out, and the rows of the table of labels, from 0.
 
-        Args:
-            names: of all files of the source that are not yet left out.
-            images: those among them, with their patients; None if they could not be listed.
-            options: the folder to look in, and how patients are found.
-            labels: the table of labels, if there is one.
-            tags: the patients of DICOM files by name, if some could not be listed.
+        `images` are those of the source, with their patients; None if they could not be listed.
         """
         wanted = {patient: patient for patient in self.patients if patient} | self.codes
-        files = set[str]()
+        names = [
+            member.name for member, is_chosen in chosen(source.members(), options) if is_chosen
+        ]
+        files, table = set[str](), labels and labels.names
         for path, places in find_files(names, [*filter(None, self.paths)]).items():
             self.met.update([path] if places else [])
             files.update(names[place] for place in places)
-        table = labels and labels.names
-        listed_files, copies = set[str](), collections.defaultdict[str, set[str]](set)
-        gone_sources = set[str]()
-        for ref, source in _with_sources(images) if images else ():
+        listed_files = self._find_images(images, wanted, files) if images else set()
+        # Rejects and texts have no patient in the listing, but their names can tell it. Objects
+        # that are not pictures, and those of other modalities, are counted, not listed.
+        names_patients = table is not None and "patient" in table.cells
+        has_others = images is None or (images.frames and images.ledger.ignored)
+        tags = _patients_in_tags(source, listed_files) if has_others and not names_patients else {}
+        pattern = None if names_patients else re.compile(options.patient_regex)
+        for name in names:
+            if name not in listed_files:
+                told = {tags.get(name), *_patients_in(name, images, options, pattern)}
+                patients = wanted.keys() & told
+                self.met.update(wanted[patient] for patient in patients)
+                files.update([name] if patients else [])
+        if table is None:
+            return files, set()
+        names = [name for name in names if re.match(in_tree(options.tree), name)]
+        return files, self._find_rows(names, files, wanted.keys(), table)
+
+    def _find_images(self, images: Images, wanted: Mapping[str, str], files: set[str]) -> set[str]:
+        """Returns the files of all images; adds to `files` those of patients, and copies."""
+        column, listed_files, gone_sources = f"{OTHER}{COPY_OF}", set[str](), set[str]()
+        has_copies = column in images.table.column_names
+        # A source is its own copy.
+        sources = images.table[column].to_pylist() if has_copies else itertools.repeat(None)
+        copies = collections.defaultdict[str, set[str]](set)
+        for ref, source in zip(iterate_refs(images.table), sources, strict=False):
             name = one_form(ref.source_path)
             listed_files.add(name)
             if source:
@@ -187,19 +194,7 @@ class Exclusion:
                 if source and (ref.patient in wanted or ref.path.rpartition(".")[0] == source):
                     gone_sources.add(source)
         files.update(*(copies[source] for source in gone_sources))
-        # Rejects and texts have no patient in the listing, but their names can tell it.
-        for name in names:
-            if name not in listed_files:
-                told = set(_patients_in(name, images, options, table))
-                if table is None or "patient" not in table.cells:
-                    told.add(tags.get(name) or "")
-                patients = wanted.keys() & told
-                self.met.update(wanted[patient] for patient in patients)
-                files.update([name] if patients else [])
-        if table is None:
-            return files, set()
-        names = [name for name in names if re.match(in_tree(options.tree), name)]
-        return files, self._find_rows(names, files, wanted.keys(), table)
+        return listed_files
 
     def _find_rows(
         self,
@@ -288,14 +283,6 @@ def read_exclusion(file: Path, missing: Sequence[str] | None) -> Exclusion:
     return Exclusion(patients, [path or "" for path in paths], codes)
 
 
-def _with_sources(images: Images) -> Iterator[tuple[ImageRef, str | None]]:
-    """Yields each image with the source of which its name makes it a copy; a source has itself."""
-    column = f"{OTHER}{COPY_OF}"
-    has_copies = column in images.table.column_names
-    sources = images.table[column].to_pylist() if has_copies else itertools.repeat(None)
-    return zip(iterate_refs(images.table), sources, strict=False)
-
-
 def _patients_in_tags(source: Source, listed_files: Collection[str]) -> dict[str, str | None]:
     """Returns the patient in the tags of each DICOM file that can be read and is not listed."""
     members = {
@@ -315,11 +302,10 @@ def _patients_in_tags(source: Source, listed_files: Collection[str]) -> dict[str
 
 
 def _patients_in(
-    name: str, images: Images | None, options: ListingOptions, table: LabelTable | None
-) -> Iterator[str]:
+    name: str, images: Images | None, options: ListingOptions, pattern: re.Pattern[str] | None
+) -> Iterator[str | None]:
     """Yields the patients that a file's name may tell: by the pattern for them, or by folders."""
-    if table is None or "patient" not in table.cells:
-        yield found_in(name, re.compile(options.patient_regex)) or ""
+    yield pattern and found_in(name, pattern)
     layout = images.layout if images else ()
     if "patient" in (*options.layout, *(role for role, _ in layout)):
         yield from folders_in(name)
