@@ -95,6 +95,11 @@ def read_files(members: Iterable[Member], options: ListingOptions, *, has_folder
             f"{printable(min(forbidden))}. Permit it (chmod), and run the same command again; or, "
             "to leave them out, move them out of the input or give them names that begin with a dot"
         )
+    if num_files and excluded == num_files:
+        raise errors.UserError(
+            f"--include_regex and --exclude_regex leave out all of {counted(num_files, 'file')}; "
+            "they are searched in the path of each"
+        )
     if not batches and rejects:
         raise errors.UserError(
             f"none of {counted(num_files, 'file')} can be used; "

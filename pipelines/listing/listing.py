@@ -19,7 +19,7 @@ from pipelines.listing.classes import (
 from pipelines.listing.copies import with_copies, without_second_trees
 from pipelines.listing.files import read_files
 from pipelines.listing.frames import with_frames, with_modalities_noted
-from pipelines.listing.images import Images
+from pipelines.listing.images import Images, Ledger, Note
 from pipelines.listing.label_table import Labels, read_table
 from pipelines.listing.options import ListingOptions
 from pipelines.listing.pairs import with_checked_pairs
@@ -49,6 +49,9 @@ def list_images(
     table = rows_of_chosen_files(labels, source).table if labels else None
     names_patients = table is not None and "patient" in table.cells
     files = read_files(source.members(), options, has_folders=table is None)
+    if options.exclude_regex and not files.ledger.excluded:
+        told = Note(f"--exclude_regex {options.exclude_regex!r} leaves out no file", is_stored=False)
+        files = files.then(found=Ledger(notes=(told,)))
     identity = {**options.identity(), "labels": table.digest if table else None}
     files = files.then(source=source.describe(), identity=identity)
     if table is None:

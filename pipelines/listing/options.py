@@ -216,6 +216,8 @@ class ListingOptions:
                 f"--label_columns takes no name with {SEPARATOR}, and not {NONE}, "
                 f"{', '.join(taken)}; received {','.join(chosen)}"
             )
+        if self.decimal != "." and not self.label_kind.is_number:
+            yield "--decimal is for the numbers of --target"
         if target in ("", *taken):
             yield f"--target must name a column with numbers or grades, received {target!r}"
 

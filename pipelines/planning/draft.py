@@ -84,7 +84,8 @@ def fitted(
     """Returns how these images are decoded: with rules for DICOM only if they need them.
 
     Raises:
-        errors.UserError: if `rescale` is given and the files have no physical unit.
+        errors.UserError: if `rescale` is given and the files have no physical unit, or a window
+            and there are no DICOM files.
     """
     # The formula of the stored numbers is in the unit that most images have.
     unit = max(sorted(images.units), key=images.units.__getitem__, default=SHARE)
@@ -93,6 +94,8 @@ def fitted(
             "--rescale needs DICOM files with a rescale slope and intercept; most images of this "
             "input have none, so leave it out"
         )
+    if pixels.window and "DICOM" not in images.frames:
+        raise errors.UserError("--window is for DICOM, and no image of this input is; leave it out")
     needs_formula = images.units and pixels.dtype == "uint16"
     needs_range = images.no_window and pixels.dtype == "uint8" and not pixels.window
     return dataclasses.replace(

@@ -211,11 +211,16 @@ def make_plan(
         the images in the order of their records, with a column `variant` (int32), the number of
         the augmented copy, 0 for the image itself; and the tasks in the same order, which together
         cover them exactly.
+
+    Raises:
+        errors.UserError: if there should be variants, and no image is in the split train.
     """
     names = refs["split"].cast(pa.string())
     ranks = _random_ranks(refs.num_rows, options.seed)
     rows_of: dict[str, np.ndarray] = {}
     variants: list[np.ndarray] = []
+    if options.variants and _AUGMENTED_SPLIT not in names.unique().to_pylist():
+        raise errors.UserError("--variants makes copies of the split train, and there is none")
     for split in sorted(names.unique().to_pylist(), key=lambda name: (_RANKS.get(name, 3), name)):
         rows = np.flatnonzero(pc.equal(names, split).to_numpy())
         rows = rows[np.argsort(ranks[rows], kind="stable")][: options.limit]

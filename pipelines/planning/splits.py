@@ -114,10 +114,10 @@ class SplitOptions:
 
     def __post_init__(self) -> None:
         check(self)
+        if self.splits == "source" and (self.split_fractions or self.split_seed != 0):
+            raise ValueError("--split_fractions and --split_seed need --splits patient or file")
         if self.split_fractions is None:
             return
-        if self.splits == "source":
-            raise ValueError("--split_fractions needs --splits patient or file")
         names, shares = zip(*self.split_fractions, strict=True)
         are_names = all(re.fullmatch(r"[a-z][a-z0-9_]*", name) for name in names)
         are_shares = all(0 < share <= 1 for share in shares) and abs(sum(shares) - 1) <= 1e-6

@@ -11,6 +11,7 @@ from pipelines.planning.splits import SplitOptions
 from pipelines.sources.factory import SourceOptions
 from pipelines.stores.output import OutputOptions
 from tfrecord_io.decoding.options import Preprocessing
+from tfrecord_io.terminal.address import Address
 
 PATIENT = ["--splits=patient"]
 ARCHIVE = ["--source=archive", "--input=scans.zip"]
@@ -31,10 +32,10 @@ def test_flags_of_each_form_arrive_where_they_belong():
     chosen = parsed(
         [*ARCHIVE, "--image_size=100x70", "--resize=box", "--shard_size_mb=0.5", "--overwrite",
          "--classes=NORMAL, CNV", "--tree=OCT2017 ", r"--patient_regex=^(\d)", "--download_dir=d",
-         "--splits=patient", "--split_seed=auto",
+         "--splits=patient", "--split_seed=auto", "--output=s3://b/out",
          "--split_fractions=train=0.7,holdout=0.3"]
     )  # fmt: skip
-    assert chosen.output == OutputOptions(overwrite=True)
+    assert chosen.output == OutputOptions(output=Address("s3://b/out"), overwrite=True)
     assert chosen.pixels == Preprocessing(height=100, width=70, resize="box")
     fractions = (("train", 0.7), ("holdout", 0.3))
     assert chosen.splits == SplitOptions(
@@ -100,7 +101,7 @@ def test_the_runner_tells_where_the_images_are_read(flags, workers):
         (["--split_seed=-1"], "--split_seed must be in"),
         (["--splits=random"], "--splits must be source, patient, file or auto; received 'random'"),
         (["--leaks=hide"], "--leaks must be keep, drop or fail"),
-        (["--split_fractions=train=1"], "needs --splits patient"),
+        (["--split_fractions=train=1"], "need --splits patient"),
         ([*PATIENT, "--split_fractions=train=0.8"], "add up to 1, received train=0.8"),
         ([*PATIENT, "--split_fractions=a=1.5,b=-0.5"], "positive"),
         ([*PATIENT, "--split_fractions=a=0.5,a=0.5"], "each split once"),
@@ -136,6 +137,14 @@ def test_the_runner_tells_where_the_images_are_read(flags, workers):
         ([*LABELS, "--label_columns=a|b,c"], r"no name with \|"),
         ([*LABELS, "--label_columns=a,none"], "and not none"),
         ([*LABELS, "--label_columns=a", "--classes=b"], "give one of"),
+        ([*ARCHIVE, "--download_dir=d"], "--download_dir is for what is downloaded"),
+        ([*ARCHIVE, "--staging=gs://b/x"], "--staging is for an archive"),
+        (["--input=scans", "--staging=gs://b/x", "--runner=FlinkRunner"], "--staging is for an arc"),
+        (["--split_seed=4"], "--split_seed need --splits patient"),
+        (["--split_seed=auto"], "--split_seed need --splits patient"),
+        (["--labels=t.csv", "--decimal=,"], "--decimal is for the numbers of --target"),
+        (["--labels=t.csv", "--grades=0,1", "--target=x", "--decimal=,"], "--decimal is for the"),
+        (["--fit=stretch", "--min_fill=0.2"], "--min_fill is for --fit pad"),
     ],
 )
 def test_a_value_that_makes_no_sense_is_named(argv, message):

@@ -242,6 +242,15 @@ def test_the_flag_that_a_reject_without_a_class_names_leaves_all_such_out(files,
     assert not list_files(files, exclude_regex=flag).ledger.rejects
 
 
+def test_patterns_that_leave_all_or_nothing_out_are_told():
+    for flags in ({"include_regex": "zzz"}, {"exclude_regex": "."}):
+        with pytest.raises(errors.UserError, match="--exclude_regex leave out all of 24 files"):
+            list_files(TREE, **flags)
+    (note,) = list_files(TREE, exclude_regex="withdrawn").ledger.notes
+    assert (note.text, note.is_stored) == ("--exclude_regex 'withdrawn' leaves out no file", False)
+    assert not list_files(TREE, exclude_regex="DME").ledger.notes
+
+
 def test_a_name_that_leads_elsewhere_is_a_reject():
     names = [
         "/train/CNV/1.png", "../train/CNV/1.png", "train/CNV/../../../../etc/1.png",

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from listed import list_members
 
+from pipelines import errors
 from pipelines.listing.images import Images, Ledger
 from pipelines.listing.refs import REF_SCHEMA, iterate_refs
 from pipelines.planning import plan
@@ -30,6 +31,11 @@ def listing_of(counts, root=""):
             name = f"{root}{split}/{label}/{label}-{i // 3}-{i}.jpeg"
             members.append(Member(name, 100 + i, i, 90, zlib.crc32(b"%d" % i)))
     return list_members(members)
+
+
+def test_copies_of_a_split_that_is_not_there_are_refused():
+    with pytest.raises(errors.UserError, match="--variants makes copies of the split train"):
+        planned({"test": 4}, variants=1)
 
 
 class Plan(NamedTuple):

@@ -774,7 +774,9 @@ def test_what_decides_the_values_is_in_the_manifest_and_the_identity(
     assert main(["verify", str(output), f"--source_input={source}"]) == 0
 
 
-def test_the_identity_of_a_dataset_without_dicom_names_no_codec_of_it(tmp_path):
+def test_a_dataset_without_dicom_names_no_codec_of_it_and_takes_no_window(tmp_path):
     alone = write_tree(tmp_path / "alone", {"DME/3.png": png()})
+    with pytest.raises(UserError, match="--window is for DICOM, and no image"):
+        build_here(alone, tmp_path / "windowed", "--window=40,400")
     output = build_here(alone, tmp_path / "pictures")
     assert "pydicom" not in Manifest.load(output).options["decoder"]
