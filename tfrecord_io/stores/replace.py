@@ -20,7 +20,7 @@ from collections.abc import Collection
 from pathlib import Path, PurePath
 
 from tfrecord_io.stores.files import sync_folder
-from tfrecord_io.stores.folder import Folder
+from tfrecord_io.stores.folder import BUILD_DIR, Folder
 from tfrecord_io.terminal.errors import UserError
 
 _FOLDER, _LIST = ".waiting", "list.json"
@@ -75,8 +75,13 @@ def forget(folder: Folder) -> bool:
 
 
 def complete(folder: Folder, own: re.Pattern[str]) -> None:
-    """Completes what a process has begun with a list, see above; may be repeated at any time."""
+    """Completes what a process has begun with a list, see above; may be repeated at any time.
+
+    Raises:
+        UserError: if a user keeps something of his own where content waits.
+    """
     aside = beside(folder)
+    _require_own(aside, own)
     if not aside.exists(_LIST):
         return
     listed = set(json.loads(aside.read(_LIST)))
@@ -104,6 +109,20 @@ def require_settled(folder: Folder) -> None:
             f"the run in {folder.root} is being replaced, or that was interrupted. Wait for the "
             "first checkpoint of the new run; or repeat the `train` command of either, which "
             "settles which run is there"
+        )
+
+
+def _require_own(aside: Folder, own: re.Pattern[str]) -> None:
+    path = Path(aside.root)
+    if aside.remote or not (path.exists() or path.is_symlink()):
+        return
+    is_own = path.is_dir() and not path.is_symlink()
+    for name in aside.tree() if is_own else []:
+        is_own &= name == _LIST or name.startswith(f"{BUILD_DIR}/") or bool(own.fullmatch(name))
+    if not is_own:
+        raise UserError(
+            f"{path} holds files of yours, but what is there is removed when a dataset or a run is "
+            "replaced; give it another name"
         )
 
 
