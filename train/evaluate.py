@@ -21,6 +21,7 @@ import tfrecord_io
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.format import shapes
 from tfrecord_io.format.kinds import CLASSES
+from tfrecord_io.format.manifest import FILE_NAME as MANIFEST_NAME
 from tfrecord_io.stores.files import read_json
 from tfrecord_io.terminal import flags
 from tfrecord_io.terminal.address import Address, is_remote, local_path
@@ -105,6 +106,11 @@ def evaluate(arguments: argparse.Namespace) -> None:
     part, exposure = _unseen(runs, dataset, splits, arguments.include_seen)
     own_results = read_json(runs[0] / METRICS_NAME) if len(runs) == 1 else {}
     output = arguments.output or folder_of(address, manifest, split)
+    if any((output / name).exists() for name in (MANIFEST_NAME, "config.json")):
+        raise UserError(
+            f"--output {output} holds a dataset or a run, whose page and measures would be "
+            "replaced; name another folder"
+        )
     console.make_folder("--output", output)
 
     # After the checks: these take seconds to import.

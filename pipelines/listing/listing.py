@@ -50,7 +50,9 @@ def list_images(
     names_patients = table is not None and "patient" in table.cells
     files = read_files(source.members(), options, has_folders=table is None)
     if options.exclude_regex and not files.ledger.excluded:
-        told = Note(f"--exclude_regex {options.exclude_regex!r} leaves out no file", is_stored=False)
+        told = Note(
+            f"--exclude_regex {options.exclude_regex!r} leaves out no file", is_stored=False
+        )
         files = files.then(found=Ledger(notes=(told,)))
     identity = {**options.identity(), "labels": table.digest if table else None}
     files = files.then(source=source.describe(), identity=identity)

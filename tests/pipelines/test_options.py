@@ -139,7 +139,10 @@ def test_the_runner_tells_where_the_images_are_read(flags, workers):
         ([*LABELS, "--label_columns=a", "--classes=b"], "give one of"),
         ([*ARCHIVE, "--download_dir=d"], "--download_dir is for what is downloaded"),
         ([*ARCHIVE, "--staging=gs://b/x"], "--staging is for an archive"),
-        (["--input=scans", "--staging=gs://b/x", "--runner=FlinkRunner"], "--staging is for an arc"),
+        (
+            ["--input=scans", "--staging=gs://b/x", "--runner=FlinkRunner"],
+            "--staging is for an arc",
+        ),
         (["--split_seed=4"], "--split_seed need --splits patient"),
         (["--split_seed=auto"], "--split_seed need --splits patient"),
         (["--labels=t.csv", "--decimal=,"], "--decimal is for the numbers of --target"),

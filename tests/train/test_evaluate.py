@@ -188,11 +188,14 @@ def test_exported_thresholds_are_applied_to_the_other_dataset(class_run, other, 
         ("--bootstrap_samples=many", "expected a whole number"),
         ("--output=README.md", "--output README.md cannot be a folder: File exists"),
         ("--split=val", "or measure all with --split all"),
+        ("--output={other}", "holds a dataset or a run, whose page and measures would be replaced"),
+        ("--output={class_run}", "holds a dataset or a run"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_predicted(
     class_run, other, capsys, flag, message
 ):
+    flag = flag.format(other=other, class_run=class_run)
     assert evaluated(class_run, other, flag) == 2
     assert message in capsys.readouterr().err
 

@@ -224,6 +224,7 @@ def test_several_runs_of_the_same_classes_and_the_folds_of_one_answer_by_their_m
         ("nowhere", {}, "there is no such file or folder"),
         ("pipe", {}, "received a pipe or a device"),
         ("a.jpeg", {"patch": 0}, "must be at least 1"),
+        ("a.jpeg", {"patch": 4}, "--patch says what --occlusion DIR hides"),
         ("a.jpeg", {"occlusion": "export/model.keras"}, "cannot be a folder: File exists"),
     ],
 )

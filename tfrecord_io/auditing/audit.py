@@ -25,6 +25,7 @@ from tfrecord_io.format.manifest import Manifest, ManifestError
 from tfrecord_io.stores.folder import Folder
 from tfrecord_io.terminal import flags
 from tfrecord_io.terminal.command import Command
+from tfrecord_io.terminal.errors import UserError
 from tfrecord_io.terminal.printing import printable
 
 # Each yields its findings and adds its numbers to the measures.
@@ -129,6 +130,10 @@ def _add_arguments(checks: Sequence[Check], parser: argparse.ArgumentParser) -> 
 
 def _run(checks: Sequence[Check], args: argparse.Namespace) -> int:
     """Prints the findings; returns 1 if a limit is exceeded and 0 otherwise."""
+    for name, limit in vars(args).items():
+        least = 0 if isinstance(limit, int) else -1  # guessing may be better than facts
+        if name.startswith("max_") and limit is not None and not limit >= least:
+            raise UserError(f"--{name} must be at least {least}, received {limit}")
     directory = flags.dataset_of(args)
     result = audit(directory, checks, most_listed=None if args.json else MAX_LISTED)
     violations = _violations(args, result.measures)

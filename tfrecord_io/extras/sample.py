@@ -53,7 +53,8 @@ def verify(
     Raises:
         manifest.ManifestError: if there is no usable manifest.
         OSError: if the source or the private table cannot be read.
-        UserError: if the source is a URL, or of a kind of which no sample can be taken.
+        UserError: if the source is a URL, or of a kind of which no sample can be taken, or if there
+            are names of a dataset that is not anonymous.
     """
     dataset, folder = manifest.Manifest.load(directory), Folder(directory)
     kind = dataset.source.get("kind", "unknown")
@@ -63,6 +64,8 @@ def verify(
         return findings
     source, table = local_path(source_input), examples.read(directory)
     drawn = random.Random(seed).sample(range(len(table)), min(num_samples, len(table)))
+    if names is not None and not dataset.has_codes:
+        raise UserError(f"--names is for anonymous datasets, and {directory} is not; leave it out")
     source_paths = _read_names(names) if dataset.has_codes else {}
     # Several examples may be frames or augmented copies of one file.
     wanted: dict[str, list[tuple[Mapping[str, Any], int | None]]] = defaultdict(list)
@@ -170,21 +173,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="anonymous datasets: the table beside the secret, to find the images of that sample",
     )
     parser.add_argument(
-        "--num_samples", type=int, default=100, help="size of that sample (default: %(default)s)"
+        "--num_samples", type=int, metavar="N", help="size of that sample (default: 100)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="seed of that sample")
+    parser.add_argument("--seed", type=int, metavar="N", help="seed of that sample (default: 0)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Prints what is wrong, as `verify` alone does; returns the exit code."""
-    if args.num_samples < 0:
-        return refuse(f"--num_samples must be at least 0, received {args.num_samples}")
+    given = {name: getattr(args, name) for name in ("names", "num_samples", "seed")}
+    options = {name: value for name, value in given.items() if value is not None}
+    if args.source_input is None and options:
+        return refuse(f"--{next(iter(options))} is about the sample of --source_input; add that")
+    num_samples = options.setdefault("num_samples", 100)
+    if num_samples < 0:
+        return refuse(f"--num_samples must be at least 0, received {num_samples}")
     if args.source_input is None:
         return core.run(args)
     directory, source_input = flags.dataset_of(args), args.source_input
-    options = {name: getattr(args, name) for name in ("names", "num_samples", "seed")}
     findings = verify(directory, source_input=source_input, **options)
-    num_compared = min(args.num_samples, manifest.Manifest.load(directory).num_examples)
+    num_compared = min(num_samples, manifest.Manifest.load(directory).num_examples)
     more = f"; {num_compared} images decoded again from {source_input} are the same"
     return core.report(directory, findings, more)
 

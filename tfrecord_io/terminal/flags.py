@@ -87,7 +87,7 @@ class _Store(argparse.Action):
             parser.error(f"{option_string or self.dest} has no value; give one, or leave it out")
         given = vars(parser).setdefault("given", {})
         before = given.get(self.dest, values) if option_string else values
-        if before != values:
+        if before is not values and before != values:  # NaN differs from itself
             if isinstance(values, list):
                 values = [*before, *values]
             elif self._adds_up:

@@ -188,9 +188,9 @@ def compare(arguments: argparse.Namespace) -> None:
     if len(folders) < max(2, len(arguments.run)):
         named = ", ".join(arguments.run)
         raise UserError(f"expected two different runs or more, each once; received {named}")
+    if arguments.output.is_dir() or arguments.output.suffix.lower() not in (".html", ".htm"):
+        raise UserError(f"--output {arguments.output} is not a page; name a file such as a.html")
     console.make_folder("--output", arguments.output.parent)
-    if arguments.output.is_dir():
-        raise UserError(f"--output {arguments.output} is a folder; name a file for the page")
     with console.hide_native_noise():
         found = list(sections([read(run) for run in arguments.run]))
     for section in found:

@@ -171,6 +171,8 @@ class Maps:
         self._folder, self._patch = arguments.occlusion, arguments.patch
         if self._patch is not None and self._patch < 1:
             raise UserError(f"--patch must be at least 1 pixel, received {self._patch}")
+        if self._patch is not None and not self._folder:
+            raise UserError("--patch says what --occlusion DIR hides; add --occlusion")
         if self._folder:
             console.make_folder("--occlusion", self._folder)
 

@@ -47,8 +47,14 @@ def test_no_file_beside_the_source_is_read(dataset, source_tree, tmp_path):
 
 
 def test_what_cannot_be_sampled_is_an_error(dataset, source_tree, capsys):
-    assert main(["verify", str(dataset), "--num_samples=-1"]) == 2
+    whole, source = ["verify", str(dataset)], f"--source_input={source_tree}"
+    assert main([*whole, source, "--num_samples=-1"]) == 2
     assert "--num_samples must be at least 0, received -1" in capsys.readouterr().err
+    for flag in ("--num_samples=5", "--seed=0", "--names=names.parquet"):
+        assert main([*whole, flag]) == 2
+        assert f"{flag.partition('=')[0]} is about the sample of" in capsys.readouterr().err
+    assert main([*whole, source, "--names=names.parquet"]) == 2
+    assert "--names is for anonymous datasets" in capsys.readouterr().err
     change_json(dataset / manifest.FILE_NAME, preprocessing={}, source={})
     assert main(["verify", str(dataset), f"--source_input={source_tree}"]) == 2
     assert "and no source of kind unknown" in capsys.readouterr().err

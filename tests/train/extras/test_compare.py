@@ -174,6 +174,11 @@ def test_what_cannot_be_compared_is_said(class_run, class_data, tmp_path, capsys
         assert compare.main([str(class_run), str(unfinished)]) == 2
         said = capsys.readouterr().err
         assert "expected the folder of a finished run, or of an evaluation" in said
+    (table := tmp_path / "labels.csv").write_text("mine")
+    for page in (table, tmp_path):
+        assert compare.main([str(class_run), str(begun), f"--output={page}"]) == 2
+        assert "is not a page" in capsys.readouterr().err
+    assert table.read_text() == "mine"
     copy = shutil.copytree(class_run, tmp_path / "copy")
     assert evaluated(copy, class_data, "--split=val", "--include_seen") == 0
     (output,) = (copy / "evaluation").iterdir()
