@@ -206,9 +206,7 @@ def parse_options(argv: Sequence[str], extras: Sequence[type] = ()) -> BuildOpti
             values_of["listing"]["rows"] = source.rows
         chosen = {name: _GROUPS[name](**values) for name, values in values_of.items()}
         more = tuple(extra(**flags.given(extra, namespace)) for extra in extras)
-        options = BuildOptions(
-            source=source, **chosen, extras=more, beam_args=tuple(beam_args)
-        )
+        options = BuildOptions(source=source, **chosen, extras=more, beam_args=tuple(beam_args))
         _require_used(options)
         return options
     except (ValueError, errors.UserError) as error:
