@@ -38,14 +38,14 @@ def test_it_says_what_the_build_makes_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("flag", "message"),
     [
-        ("--seed=0", "download paultimothymooney/kermany2018 from Kaggle to later/kermany2018.zip"),
-        ("--source=synthetic", "draw images in later"),
+        ("--download_dir=later", "from Kaggle to later/kermany2018.zip"),
+        ("--source=synthetic", "draw images in data/downloads"),
         ("--input=https://nowhere.invalid/a.zip", "list https://nowhere.invalid/a.zip, and then"),
     ],
 )
 def test_what_is_not_here_yet_is_named_not_fetched(flag, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert build_tfrecords.main([flag, "--download_dir=later", "--preview"]) == 0
+    assert build_tfrecords.main([flag, "--preview"]) == 0
     assert message in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
 
