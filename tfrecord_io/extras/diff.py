@@ -23,6 +23,7 @@ from tfrecord_io.format.manifest import (
     REJECTS_FILE_NAME,
     Manifest,
     ManifestError,
+    sidecar_name,
 )
 from tfrecord_io.reading.opening import open_split
 from tfrecord_io.stores.folder import Folder
@@ -49,8 +50,8 @@ def diff(old: str | os.PathLike[str], new: str | os.PathLike[str]) -> dict[str, 
         `counts` has their numbers by split and label, `old → new` where these differ; `options`
         has (old, new) of each option that differs, and `files_of_source` of each number of files
         that were rejected or left out. `moved_patients` are the patients of both with images in a
-        split of `new` where they had none in `old`. `files` names the shards and tables that hold
-        something else. `equal` tells that nothing differs; then all shards were read, and have the
+        split of `new` where they had none in `old`. `files` names the shards, sidecars and tables
+        that hold something else. `equal` tells that nothing differs; then all shards were read, and have the
         checksums of their manifests.
 
     Raises:
@@ -82,7 +83,7 @@ def diff(old: str | os.PathLike[str], new: str | os.PathLike[str]) -> dict[str, 
     contents = [
         {
             **{shard.name: shard.sha256 for shard in manifest.shards},
-            **{name: _read(directory, name) for name in (REJECTS_FILE_NAME, DROPPED_FILE_NAME)},
+            **_other_files(directory, manifest),
             FILE_NAME: [getattr(manifest, name) for name in _COMPARED_FACTS],
         }
         for directory, manifest in zip((old, new), manifests, strict=True)
@@ -123,12 +124,22 @@ def _left_out(manifest: Manifest) -> dict[str, int]:
     return {name: num for name, num in manifest.ledger if not name.startswith(kept)}
 
 
-def _read(directory: str | os.PathLike[str], name: str) -> bytes:
-    """Returns a file's content, which is nothing if it does not exist."""
-    try:
-        return Folder(directory).read(name)
-    except FileNotFoundError:
-        return b""
+def _other_files(directory: str | os.PathLike[str], manifest: Manifest) -> dict[str, bytes]:
+    """Returns the tables and sidecars by name, without the name of their build.
+
+    A file that does not exist is empty.
+    """
+    folder, build = Folder(directory), manifest.fingerprint.encode()
+    sidecars = [sidecar_name(shard.name) for shard in manifest.shards]
+    names = [REJECTS_FILE_NAME, DROPPED_FILE_NAME, *sidecars]
+
+    def read(name: str) -> bytes:
+        try:
+            return folder.read(name).replace(build, b"")
+        except FileNotFoundError:
+            return b""
+
+    return dict(zip(names, folder.map(read, names), strict=True))
 
 
 def _table(directory: str | os.PathLike[str], manifest: Manifest) -> pa.Table:

@@ -175,9 +175,11 @@ def test_other_rejects_and_tables_are_differences_too(old, tmp_path, capsys):
     recounted = shutil.copytree(more, tmp_path / "recounted")
     counts = Manifest.load(more).counts
     change_json(recounted / "manifest.json", counts={**counts, "files": counts["files"] + 1})
+    reread = shutil.copytree(more, tmp_path / "reread")
+    change_json(reread / "train-00000-of-00001.json", rejects=[])
     for other, name in (
         (reworded, "rejects.csv"), (aged, "examples.parquet"), (swapped, "manifest.json"),
-        (recounted, "manifest.json"),
+        (recounted, "manifest.json"), (reread, "train-00000-of-00001.json"),
     ):  # fmt: skip
         assert diff(capsys, more, other) == (1, f"other content: {name}\n", "")
 
