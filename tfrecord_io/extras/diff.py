@@ -51,8 +51,8 @@ def diff(old: str | os.PathLike[str], new: str | os.PathLike[str]) -> dict[str, 
         has (old, new) of each option that differs, and `files_of_source` of each number of files
         that were rejected or left out. `moved_patients` are the patients of both with images in a
         split of `new` where they had none in `old`. `files` names the shards, sidecars and tables
-        that hold something else. `equal` tells that nothing differs; then all shards were read, and have the
-        checksums of their manifests.
+        that hold something else. `equal` tells that nothing differs; then all shards were read,
+        and have the checksums of their manifests.
 
     Raises:
         ManifestError: if a dataset is unfinished or unusable, or a shard is missing or damaged.

@@ -62,9 +62,6 @@ _HEADER_LENGTH = 64
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 _PAGE = 4096
-# Where only a part of the dataset fits, fewer bytes by themselves would waste too much of the pages
-# that they touch.
-_LEAST_BYTES = 8 * _PAGE
 # Taken from the limit at once: the lock between processes costs as much as writing a record.
 _RESERVED_BYTES = 4 << 20
 _OPEN_SECONDS = 60.0
@@ -75,13 +72,11 @@ class DatasetCache:
     """The records of one dataset on this machine's disk, in use as long as this object exists.
 
     Attributes:
-        folder: of its files.
         path: of the file of records.
         memory: uint8 [(records + 1) * stride], read-only: that file, mapped into memory; zeros
             where a record is absent, and for one more.
         states: uint8 [records], read-only: the state of each record of the dataset. Other
             processes and threads change it at any time, but never to `ABSENT` from `PRESENT`.
-        fits: whether there was room for the whole dataset when it was opened.
         is_full: whether there is no room for another record.
     """
 
@@ -120,8 +115,7 @@ class DatasetCache:
             self._root = Path(cache_dir).expanduser().resolve()
         except RuntimeError as error:  # of a user without a home folder
             raise OSError(f"{error} Name a folder with cache_dir") from None
-        self.folder = self._root / identity
-        self.path = self.folder / _RECORDS
+        self.path = self._root / identity / _RECORDS
         self.is_full = False
         self._stride = manifest.layout.stride
         self._num_bytes, self._num_records = manifest.num_bytes, manifest.num_examples
@@ -130,14 +124,13 @@ class DatasetCache:
         self._files: dict[str, int] = {}
         _claim(self._root)
         with _locked(self._root / _LOCK, _OPEN_SECONDS) as total:
-            self.folder.mkdir(0o700, exist_ok=True)
-            os.close(open_private(self.folder, os.O_RDONLY | os.O_DIRECTORY))
+            self.path.parent.mkdir(0o700, exist_ok=True)
+            os.close(open_private(self.path.parent, os.O_RDONLY | os.O_DIRECTORY))
             self._open()
             if recheck:  # one by one: another process may mark others meanwhile
                 for place in np.flatnonzero(self.states == PRESENT).tolist():
                     self.mark(place, 1, UNCHECKED)
-            used = self._make_room(cache_gb)
-            os.pwrite(total, used.to_bytes(8, "little"), 0)
+            os.pwrite(total, self._make_room(cache_gb).to_bytes(8, "little"), 0)
 
     def __del__(self) -> None:
         for file in getattr(self, "_files", {}).values():
@@ -156,23 +149,19 @@ class DatasetCache:
 
         Returns whether all of them are there now, from the place `first` in `states` on.
         """
-        # Pages that hold a record in part. Those of a dataset that fits are all used in the end.
-        partial = 0 if self.fits else 2 * _PAGE
+        # Pages that are used in part. Those of a dataset that fits are all used in the end.
+        partial = 0 if self._fits else 2 * _PAGE
         try:
             with self._mutex:
                 if self._reserved < records.nbytes + partial:
                     self._reserve(records.nbytes + partial)
-                room = max(0, (self._reserved - partial) // self._stride)
-                is_all = room >= len(records)
-                self.is_full |= not is_all
-                records = records[:room]
-                if not self.fits and records.nbytes < _LEAST_BYTES:
-                    return False
-                if not (self.states[first : first + len(records)] == PRESENT).all():
-                    self._reserved -= records.nbytes + partial
-                    _write(self._files[_RECORDS], first * self._stride, records)
-                    self.mark(first, len(records), PRESENT)
-                return is_all
+                kept = records[: max(0, (self._reserved - partial) // self._stride)]
+                self.is_full |= len(kept) < len(records)
+                if not (self.states[first : first + len(kept)] == PRESENT).all():
+                    self._reserved -= kept.nbytes + partial
+                    _write(self._files[_RECORDS], first * self._stride, kept)
+                    self.mark(first, len(kept), PRESENT)
+                return len(kept) == len(records)
         except TimeoutError:
             return False  # a process that holds the lock was stopped
         except OSError as error:
@@ -195,7 +184,7 @@ class DatasetCache:
     def _open(self) -> None:
         """Takes the dataset into use; the folder of the cache is locked."""
         for name in (_LOCK, _RECORDS, _STATES):
-            self._files[name] = open_private(self.folder / name, os.O_RDWR | os.O_CREAT)
+            self._files[name] = open_private(self.path.with_name(name), os.O_RDWR | os.O_CREAT)
         lock, records, states = self._files.values()
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -242,13 +231,13 @@ class DatasetCache:
         total = sum(used.values())
         free = shutil.disk_usage(self._root).free
         self._limit = (free + total) / 2 if cache_gb is None else cache_gb * 1e9
-        wanted = self._num_bytes - used.pop(self.folder)
+        wanted = self._num_bytes - used.pop(self.path.parent)
         for path in sorted(used, key=_last_use):
             if total + wanted <= self._limit:
                 break
             if _remove(path):
                 total -= used[path]
-        self.fits = total + wanted <= self._limit
+        self._fits = total + wanted <= self._limit
         return total
 
 

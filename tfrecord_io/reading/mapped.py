@@ -13,10 +13,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
+import itertools
 import mmap
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,6 @@ from tfrecord_io.reading.opening import Verify, open_split
 from tfrecord_io.reading.records import Records, Rows, lay_out
 from tfrecord_io.stores.files import announce
 from tfrecord_io.stores.folder import Folder
-from tfrecord_io.stores.remote import StoredFile
 from tfrecord_io.terminal.address import is_remote
 
 # The flag MAP_FIXED, which Python's mmap module lacks. Source: sys/mman.h, the same on Linux and
@@ -74,25 +74,31 @@ class MappedDataset:
         Where the operating system cannot map files, or no cache of a remote dataset can be kept,
         each record is read from its file, or with `must_map` OSError is raised.
         """
-        directory = Folder(directory)
-        self.manifest, files = open_split(directory, split, verify)
-        self.name = f"split {split!r} of {directory}"
-        self._arguments = directory, split
-        # A mark tells the versions of one file apart, and says nothing of a copy elsewhere.
-        found = (files[shard.name] for shard in self.manifest.shards if shard.name in files)
-        versions = repr([(file.url, file.mark) for file in found])
-        versions = hashlib.sha256(versions.encode()).hexdigest()
-        self._identity = self.manifest.fingerprint, versions
+        self._folder = folder = Folder(directory)
+        self._split = split
+        self.name = f"split {split!r} of {folder}"
+        self.manifest, files = open_split(folder, split, verify)
         self.layout = layout = self.manifest.layout
-        shards = self.manifest.split(split).shards
+        shards, every = self.manifest.split(split).shards, self.manifest.shards
         sizes = [shard.num_examples for shard in shards]
+        # A mark tells the versions of one file apart, and says nothing of a copy elsewhere.
+        found = [files[shard.name] for shard in every if shard.name in files]
+        versions = repr([(file.url, file.mark) for file in found]).encode()
+        self._identity = self.manifest.fingerprint, hashlib.sha256(versions).hexdigest()
         self.unmapped: Unmapped | None = None
         self.cache: DatasetCache | None = None
         try:
-            if is_remote(directory):
-                self._map_cache(directory, files, recheck=verify != "size")
+            if is_remote(folder):
+                places, recheck = (folder.cache_dir, folder.cache_gb), verify != "size"
+                cache = DatasetCache(self.manifest, self._identity[1], *places, recheck=recheck)
+                starts = itertools.accumulate((shard.num_examples for shard in every), initial=0)
+                firsts = {shard.name: first for shard, first in zip(every, starts, strict=False)}
+                self.rows = Rows(sizes, [firsts[shard.name] for shard in shards])
+                self.records = Records(layout, cache.memory)
+                self.cold = ColdShards([cache.path], Rows([len(cache.states)]), layout.stride)
+                self.cache, self.unmapped = cache, Unmapped(every, files, self.records, cache)
             else:
-                paths = [Path(directory) / shard.name for shard in shards]
+                paths = [Path(folder) / shard.name for shard in shards]
                 *firsts, num_rows = lay_out(sizes, layout.stride)
                 self.rows = Rows(sizes, firsts)
                 self.cold = ColdShards(paths, self.rows, layout.stride)
@@ -111,40 +117,17 @@ class MappedDataset:
             self.rows = Rows(sizes)
             self.unmapped = Unmapped(shards, files, self.records)
 
-    def _map_cache(
-        self, directory: Folder, files: Mapping[str, StoredFile], *, recheck: bool
-    ) -> None:
-        """Maps the records of a remote dataset that this machine keeps."""
-        layout, every = self.layout, self.manifest.shards
-        self.cache = cache = DatasetCache(
-            self.manifest,
-            self._identity[1],
-            directory.cache_dir,
-            directory.cache_gb,
-            recheck=recheck,
-        )
-        self.records = Records(layout, cache.memory)
-        self.unmapped = Unmapped(every, files, self.records, cache)
-        firsts = Rows([shard.num_examples for shard in every]).firsts.tolist()
-        by_name = dict(zip([shard.name for shard in every], firsts, strict=True))
-        shards = self.manifest.split(self._arguments[1]).shards
-        self.rows = Rows(
-            [shard.num_examples for shard in shards], [by_name[shard.name] for shard in shards]
-        )
-        self.cold = ColdShards([cache.path], Rows([len(self.records.array)]), layout.stride)
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return _open_again, (*self._arguments, self._identity)
+        return _open_again, (self._folder, self._split, self._identity)
 
     def until_mapped(
         self, batches: Iterator[np.ndarray], wanted: Sequence[int] | np.ndarray
     ) -> Iterator[Fetched]:
         """Yields batches with their records, read ahead; ends once all wanted ones are mapped.
 
-        Args:
-            batches: places of examples in the split, int64 [batch] each. The rest is left.
-            wanted: all examples that any batch can hold, with which to fill the cache; none not to
-                fill it, and not to end.
+        Of `batches`, places of examples in the split, int64 [batch] each, the rest is left.
+        `wanted` are all examples that any batch can hold: neighbours among them are read together.
+        With none, each record is read alone, and this ends with the batches.
 
         Raises:
             StoreError: if a record cannot be read, or is damaged; it names the shard.
@@ -155,7 +138,7 @@ class MappedDataset:
         return self.unmapped.ahead(map(self.rows, batches), rows)
 
     def __len__(self) -> int:
-        return self.manifest.split(self._arguments[1]).num_examples
+        return self.manifest.split(self._split).num_examples
 
     def __getitem__(self, index: int | Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns copies of one example for a place, or of a batch for int64 [batch] places.

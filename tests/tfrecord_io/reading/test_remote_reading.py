@@ -167,7 +167,7 @@ def test_an_unused_dataset_makes_room_and_one_in_use_does_not(folder, tmp_path):
         return opened
 
     used, old = fill(0), fill(1)
-    part, old_folder = int(old.states.sum()), old.folder
+    part, old_folder = int(old.states.sum()), old.path.parent
     assert old.is_full
     assert 0 < part < 90
     del old
