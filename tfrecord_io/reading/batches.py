@@ -108,8 +108,8 @@ def make_batches(
         raise ValueError(f"engine must be auto or mmap, received {engine!r}")
     folder = Folder(directory, cache_dir, cache_gb)
     dataset = MappedDataset(folder, split, verify=verify, must_map=engine == "mmap")
-    chosen = as_places(range(len(dataset)) if examples is None else examples, len(dataset))
     last = len(dataset) - 1
+    chosen = as_places(range(last + 1) if examples is None else examples, last + 1)
     if chosen.ndim != 1 or not chosen.size or chosen.min() < 0 or chosen.max() > last:
         raise ValueError(f"examples must be a list of places in 0..{last}, received {chosen}")
     order = BatchOrder(

@@ -11,10 +11,8 @@ ID is a hash of the manifest's digests of the shards, and of the URLs and versio
 on the store: records of a shard that was replaced under the old manifest never mix with older ones.
 A record is written first and marked second, so a process can be killed at any moment. After a crash
 of the system, marks may have reached the disk and their records not, so each record is checked
-before it is used again.
-
-Records are images of patients, so folders and files are their owner's alone, and no link among them
-is followed.
+before it is used again. Records are images of patients: folders and files are their owner's alone,
+and no link is followed.
 
 No record of a dataset in use is ever removed: in random orders without repetition, a cache that
 makes room for newer records serves no more than one that keeps what it has.
@@ -91,12 +89,10 @@ class DatasetCache:
     ) -> None:
         """Opens the cache of a dataset, and makes room by removing unused datasets.
 
-        Args:
-            manifest: whose shards are kept.
-            versions: a digest of the URLs and versions of the shards on their store.
-            cache_dir: folder of the caches of all datasets; None for that of the user.
-            cache_gb: 10^9 bytes that they may take together; None for half of what is free there.
-            recheck: compare each record that was kept earlier with its checksum before its use.
+        `versions` is a digest of the URLs and versions of the shards on their store. `cache_dir`
+        is the folder of all caches, None for that of the user, and may take `cache_gb` 10^9 bytes,
+        None for half of what is free there. With `recheck`, each record that was kept earlier is
+        compared with its checksum before its use.
 
         Raises:
             UserError: if the folder belongs to another user, holds anything else than a cache, or
@@ -193,7 +189,7 @@ class DatasetCache:
             if os.pread(states, _HEADER_LENGTH, 0) != _boot_id():
                 told = "is in use by another machine; give each a cache on a disk of its own"
                 raise UserError(f"{self._root} {told}") from None
-        os.utime(lock)
+        os.utime(self.path.parent)
         fcntl.flock(lock, fcntl.LOCK_SH)
         self.memory = np.frombuffer(mmap.mmap(records, 0, prot=mmap.PROT_READ), np.uint8)
         mapped = mmap.mmap(states, 0, prot=mmap.PROT_READ)
@@ -202,11 +198,9 @@ class DatasetCache:
     def _repair(self, records: int, states: int) -> None:
         """Gives the open files their lengths, and marks as unchecked what is not certain."""
         length = (self._num_records + 1) * self._stride
-        if (found := os.fstat(records).st_size) != length:
+        if os.fstat(records).st_size != length:
             os.truncate(states, 0)
-            # Of a file that was cut to 0 bytes, ext4 and XFS write all new pages when it is closed.
-            if found:
-                os.truncate(records, 0)
+            # Not to 0 bytes first: ext4 then writes all that follows when any reader closes it.
             os.truncate(records, length)
         content = bytearray(_HEADER_LENGTH + self._num_records)
         if os.fstat(states).st_size == len(content):
@@ -232,7 +226,7 @@ class DatasetCache:
         free = shutil.disk_usage(self._root).free
         self._limit = (free + total) / 2 if cache_gb is None else cache_gb * 1e9
         wanted = self._num_bytes - used.pop(self.path.parent)
-        for path in sorted(used, key=_last_use):
+        for path in sorted(used, key=os.path.getmtime):  # when it was opened last
             if total + wanted <= self._limit:
                 break
             if _remove(path):
@@ -300,14 +294,6 @@ def _write(file: int, start: int, array: np.ndarray) -> None:
     while view:
         written = os.pwrite(file, view, start)
         view, start = view[written:], start + written
-
-
-def _last_use(folder: Path) -> float:
-    """Returns when a dataset was opened last; 0 if its removal was cut short."""
-    try:
-        return (folder / _LOCK).lstat().st_mtime
-    except FileNotFoundError:
-        return 0.0
 
 
 def _remove(folder: Path) -> bool:

@@ -61,20 +61,14 @@ class Unmapped:
 
     def ahead(self, batches: Iterator[np.ndarray], wanted: np.ndarray) -> Iterator[Fetched]:
         """Yields what `MappedDataset.until_mapped` does; takes sorted rows in place of examples."""
-        work = _Work(self, wanted)
-
-        def plans() -> Iterator[_Plan]:
+        work, planned = _Work(self, wanted), collections.deque[_Plan]()
+        try:
             for step in itertools.count():
                 if step % _STEPS_A_CHECK == 0 and work.is_done():
-                    return
+                    break
                 if (rows := next(batches, None)) is None:
-                    return
-                yield work.plan(rows, alone=step == 0)
-
-        planned: collections.deque[_Plan] = collections.deque()
-        try:
-            for plan in plans():
-                planned.append(plan)
+                    break
+                planned.append(work.plan(rows, alone=step == 0))
                 while len(planned) > _LEAST_BATCHES_AHEAD and (
                     len(planned) > _MOST_BATCHES_AHEAD
                     or sum(plan.num_bytes for plan in planned) > _MOST_BYTES_AHEAD
@@ -130,8 +124,7 @@ class _Work:
 
     def is_done(self) -> bool:
         """Returns whether all wanted records are mapped."""
-        states = self._states[self._wanted]
-        return states.size > 0 and bool((states == PRESENT).all())
+        return self._wanted.size > 0 and bool((self._states[self._wanted] == PRESENT).all())
 
     def plan(self, rows: np.ndarray, *, alone: bool) -> _Plan:
         """Starts to read what is absent of a batch; `alone` is one that waits for nothing else."""
@@ -158,8 +151,8 @@ class _Work:
         mapped = self._source.records
         if all(result is None for result in results.values()):
             return mapped, plan.rows
-        pool = BufferPool((len(plan.rows) + 1) * self._layout.stride)
-        found = Records(self._layout, pool.take())
+        memory = BufferPool((len(plan.rows) + 1) * self._layout.stride).take()
+        found = Records(self._layout, memory)
         for record, row in zip(found.array, plan.rows.tolist(), strict=True):
             result = results.get(row)
             record[:] = mapped.array[row] if result is None else result[row - plan.runs[row].first]

@@ -2,16 +2,15 @@
 
 Every record of a dataset has the same length, so a shard is an array of records. The shards of a
 split are mapped behind each other, each at a multiple of the record's stride, so the split is one
-array, and a batch from a thousand shards is a single gather. Gaps between them take no memory.
-
-Of a remote dataset, the cache is mapped. What is absent there is fetched, and so is everything
-where the files cannot be mapped.
+array, and a batch from a thousand shards is a single gather. Of a remote dataset, the cache is
+mapped. What is absent there is fetched, and so is everything where files cannot be mapped.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import hashlib
 import itertools
 import mmap
@@ -150,16 +149,14 @@ class MappedDataset:
         Raises:
             IndexError, TypeError: if an example does not exist, or places are not whole numbers.
         """
-        examples = as_places(index, len(self))
-        layout = self.layout
-        images = np.empty((examples.size, *layout.image_shape), layout.numpy_dtype)
-        labels = np.empty((examples.size, layout.num_classes), np.float32)
-        memory = images.reshape(-1).view(np.uint8)
-        first = 0
-        for records, rows in self._parts(np.atleast_1d(examples)):
-            last = first + len(rows)
-            _, labels[first:last] = records.gather(rows, memory[first * layout.image_length :])
-            first = last
+        examples, length = as_places(index, len(self)), self.layout.image_length
+        parts = [
+            records.gather(rows, np.empty(len(rows) * length, np.uint8))
+            for records, rows in self._parts(np.atleast_1d(examples))
+        ]
+        if len(parts) > 1:
+            parts = [map(np.concatenate, zip(*parts, strict=True))]
+        ((images, labels),) = parts
         return (images, labels) if examples.ndim else (images[0], labels[0])
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -184,11 +181,12 @@ class MappedDataset:
         if examples.size and not (-size <= examples.min() and examples.max() < size):
             raise IndexError(f"examples are 0..{size - 1}, received {examples}")
         examples = np.where(examples < 0, examples + size, examples)
-        chunks = np.array_split(examples, len(examples) // _CHUNK_EXAMPLES + 1)
         if self.unmapped is not None:
+            chunks = np.array_split(examples, len(examples) // _CHUNK_EXAMPLES + 1)
             return self.until_mapped(iter(chunks), ())
-        self.cold.announce(self.rows(examples))
-        return ((self.records, self.rows(chunk)) for chunk in chunks)
+        rows = self.rows(examples)
+        self.cold.announce(rows)
+        return iter([(self.records, rows)])
 
 
 def as_places(examples: int | Sequence[int] | np.ndarray, num_examples: int) -> np.ndarray:
@@ -210,14 +208,16 @@ def as_places(examples: int | Sequence[int] | np.ndarray, num_examples: int) -> 
     return array.astype(np.int64)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class ColdShards:
     """Tells the system which records of files come next, if they are not in memory.
 
     A disk that knows of many reads gives several times as many a second.
     """
 
-    def __init__(self, paths: Sequence[Path], rows: Rows, stride: int) -> None:
-        self._paths, self._rows, self._stride = paths, rows, stride
+    paths: Sequence[Path]
+    rows: Rows
+    stride: int
 
     def announce(self, rows: np.ndarray) -> None:
         """Announces records that will be read in this order, int64; does not wait for them."""
@@ -230,22 +230,22 @@ class ColdShards:
             ).start()
 
     def _is_in_memory(self, row: int) -> bool:
-        shard, place = self._rows.find(row)
-        with contextlib.suppress(OSError), self._paths[shard].open("rb", 0) as file:
-            start = place * self._stride
+        shard, place = self.rows.find(row)
+        with contextlib.suppress(OSError), self.paths[shard].open("rb", 0) as file:
+            start = place * self.stride
             return os.preadv(file.fileno(), [bytearray(1)], start, os.RWF_NOWAIT) == 1
         return False  # or the file system cannot tell
 
     def _announce(self, rows: np.ndarray) -> None:
         for first in range(0, len(rows), _GROUP):
             group = np.sort(rows[first : first + _GROUP])
-            breaks = np.flatnonzero(np.diff(self._rows.shards(group))) + 1
+            breaks = np.flatnonzero(np.diff(self.rows.shards(group))) + 1
             for run in np.split(group, breaks):
-                shard, place = self._rows.find(int(run[0]))
+                shard, place = self.rows.find(int(run[0]))
                 # Whoever reads a file that cannot be opened will say so.
-                with contextlib.suppress(OSError), self._paths[shard].open("rb", 0) as file:
-                    for start in ((run - run[0] + place) * self._stride).tolist():
-                        announce(file.fileno(), start, self._stride)
+                with contextlib.suppress(OSError), self.paths[shard].open("rb", 0) as file:
+                    for start in ((run - run[0] + place) * self.stride).tolist():
+                        announce(file.fileno(), start, self.stride)
 
 
 def _open_again(

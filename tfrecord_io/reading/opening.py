@@ -21,11 +21,8 @@ def open_split(
 ) -> tuple[Manifest, Mapping[str, StoredFile]]:
     """Reads the manifest of a dataset and checks the shards of one split, or of several.
 
-    Args:
-        directory: of the dataset; a local folder, or a URL such as s3://bucket/data.
-        split: its name, or several.
-        verify: `size` compares the length of each shard, `crc` also checks every record's
-            checksums (about 1 GB/s), `sha256` the whole file's digest.
+    `verify` says how: `size` compares the length of each shard, `crc` also checks every record's
+    checksums (about 1 GB/s), `sha256` the whole file's digest.
 
     Returns:
         the manifest, and the shards of all splits that are there, by name.
@@ -44,9 +41,7 @@ def open_split(
         raise ManifestError(f"{folder.root}: {error}") from None
     if not wanted.num_examples:
         raise ManifestError(f"split {split!r} of {folder.root} has no examples")
-    files = folder.describe([shard.name for shard in manifest.shards])
-
-    layout = manifest.layout
+    files, layout = folder.describe([shard.name for shard in manifest.shards]), manifest.layout
 
     def find_damage(shard: Shard) -> str | None:
         if (file := files.get(shard.name)) is None:
@@ -65,12 +60,9 @@ def open_split(
         return None
 
     with ThreadPoolExecutor(NUM_THREADS) as executor:
-        for shard, problem in zip(
-            wanted.shards, executor.map(find_damage, wanted.shards), strict=True
-        ):
+        problems = executor.map(find_damage, wanted.shards)
+        for shard, problem in zip(wanted.shards, problems, strict=True):
             if problem:
-                raise ManifestError(
-                    f"{folder.path(shard.name)} {problem}; copy the dataset again, or build "
-                    "it again with --overwrite"
-                )
+                told = "copy the dataset again, or build it again with --overwrite"
+                raise ManifestError(f"{folder.path(shard.name)} {problem}; {told}")
     return manifest, files

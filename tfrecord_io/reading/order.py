@@ -24,8 +24,8 @@ from tfrecord_io.format.hashing import WEYL, mix, splitmix64
 _SPREAD = np.uint64(0xD1342543DE82EF95)
 
 # Four rounds make a Feistel network a pseudorandom permutation of a large set (Luby and Rackoff
-# 1988). Halves of a few values need more: a chi-squared test finds all 720 orders of six examples
-# equally likely with 16 rounds, but not with 12.
+# 1988). Small ones need more: a chi-squared test finds all 720 orders of six examples equally
+# likely with 16 rounds, but not with 12.
 _NUM_ROUNDS = 8
 _NUM_ROUNDS_SMALL = 24
 _SMALL = 4096
@@ -100,23 +100,12 @@ def check_type(name: str, value: object, kind: type[bool | int | float]) -> None
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BatchOrder:
-    """Which examples each batch holds.
+    """Which of `num_examples` each batch holds; its other attributes are those of `make_batches`.
 
     The examples of epoch 0, 1, 2, ... follow each other without a gap; global batch k is rows
     [k * batch_size, (k + 1) * batch_size) of that sequence. So all but the very last are full, and
     training can go on with another number of replicas in the same global order. As a sampler of a
     PyTorch DataLoader with `batch_size=None` it yields its batches.
-
-    Attributes:
-        num_examples: of the split.
-        batch_size: examples in a global batch, over all replicas.
-        seed: decides the order; each epoch has a permutation of its own.
-        shuffle: if False, every epoch is 0, 1, ..., num_examples - 1.
-        epochs: how often each example occurs; None for an endless sequence.
-        drop_remainder: leave out a last batch that is not full.
-        pad_remainder: fill up a last batch that is not full, by repeating its last example.
-        num_replicas: readers that share each global batch, in equal slices.
-        replica_index: which slice this one gets.
 
     Raises:
         TypeError: if a number is not a whole one, or a switch not True or False.
@@ -198,12 +187,7 @@ class BatchOrder:
         return steps[:, np.newaxis] * self.batch_size + np.arange(*share)
 
     def check_start(self, start_step: int) -> None:
-        """Raises an error if no reading can begin at a step; the end of the order is allowed.
-
-        Raises:
-            TypeError: if it is not a whole number.
-            ValueError: if it lies outside of the order.
-        """
+        """Raises TypeError or ValueError unless a step is in the order, or at its end."""
         check_type("start_step", start_step, int)
         if start_step < 0 or (self.num_steps is not None and start_step > self.num_steps):
             last = "" if self.num_steps is None else f" and at most {self.num_steps}"
@@ -212,26 +196,20 @@ class BatchOrder:
     def parts(
         self, start_step: int = 0, most_examples: int = EXAMPLES_AT_ONCE
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields this replica's batches, many at once; a last one that is not full comes alone.
-
-        At once are `most_examples` or fewer, but at least a batch.
+        """Yields this replica's batches, a few thousand examples at once, but at least a batch.
 
         Yields:
             (examples, weights): int64 and float32 [steps, examples of the share]. A last batch
-            that is not full is cut into shares that differ by at most one, so one may be empty.
+            that is not full comes alone, in shares that differ by at most one, so one may be empty.
             The weight of an example is 1, that of a filler of `pad_remainder` 0.
         """
-        self.check_start(start_step)
         num_together = max(1, most_examples // self.replica_batch_size)
-        step, full = start_step, self.num_full_steps
-        while self.num_steps is None or step < self.num_steps:
-            last = min(step + num_together, max(full, step + 1))
-            positions = self._positions(step, last)
-            yield (
-                self.examples_at(np.minimum(positions, self.num_positions - 1)),
-                (positions < self.num_positions).astype(np.float32),
-            )
-            step = last
+        while self.num_steps is None or start_step < self.num_steps:
+            last = min(start_step + num_together, max(self.num_full_steps, start_step + 1))
+            positions = self._positions(start_step, last)
+            examples = self.examples_at(np.minimum(positions, self.num_positions - 1))
+            yield examples, (positions < self.num_positions).astype(np.float32)
+            start_step = last
 
     def __iter__(self) -> Iterator[np.ndarray]:
         for examples, _ in self.parts():

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import inspect
+import functools
 import os
 import pickle
 from collections.abc import Callable, Iterator
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy as np
 import tensorflow as tf
@@ -35,12 +35,7 @@ def _takes_those_of(
     other: Callable[Arguments, object],
 ) -> Callable[[Callable[..., Result]], Callable[Arguments, Result]]:
     """Declares the arguments of another function for one, to checks of types and to `help`."""
-
-    def declare(function: Callable[..., Result]) -> Callable[Arguments, Result]:
-        setattr(function, "__signature__", inspect.signature(other))  # noqa: B010
-        return function
-
-    return declare
+    return cast(Any, functools.partial(functools.update_wrapper, wrapped=other, assigned=()))
 
 
 # Without `do_not_convert`, AutoGraph searches the function for control flow that depends on
@@ -59,10 +54,9 @@ def make_dataset(*args: Any, **arguments: Any) -> tf.data.Dataset:
     """
     batches = make_batches(*args, **arguments)
     order, layout, with_keys = batches.order, batches.dataset.layout, batches.with_keys
-    # tf.data copies a tensor that a dataset or its functions hold into the graph of each iterator.
-    # A tensor that is made while the iterator runs is passed by reference. So the files are mapped
-    # when an iterator starts, and unmapped when it ends. TensorFlow never frees a function that it
-    # was given, so these hold no open dataset.
+    # A tensor that is made while an iterator runs is passed by reference; others are copied into
+    # the graph. So the files are mapped when an iterator starts, and unmapped when it ends.
+    # TensorFlow never frees a function that it was given, so these hold no open dataset.
     pickled = pickle.dumps(batches)
 
     def read() -> Iterator[tuple[np.ndarray, ...]]:

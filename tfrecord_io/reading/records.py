@@ -22,17 +22,14 @@ class Rows:
     [100, 101, 200, 202]
     >>> rows.find(202)
     (1, 2)
-
-    Attributes:
-        firsts: int64 [shards], row of each shard's first record.
     """
 
     def __init__(self, shard_sizes: Sequence[int], firsts: Sequence[int] | None = None) -> None:
         """Takes the examples of each shard, and its first row; None if no row lies between."""
         self._ends = np.cumsum(np.array(shard_sizes, np.int64))
         starts = self._ends - shard_sizes
-        self.firsts = starts if firsts is None else np.array(firsts, np.int64)
-        self._shifts = self.firsts - starts
+        self._firsts = starts if firsts is None else np.array(firsts, np.int64)
+        self._shifts = self._firsts - starts
 
     def __call__(self, examples: np.ndarray) -> np.ndarray:
         """Returns int64 [...], as `examples`: places in the split, shard after shard."""
@@ -40,12 +37,12 @@ class Rows:
 
     def shards(self, rows: np.ndarray) -> np.ndarray:
         """Returns int64 [...], as `rows`: the shard of each; the first rows must ascend."""
-        return np.searchsorted(self.firsts, rows, side="right") - 1
+        return np.searchsorted(self._firsts, rows, side="right") - 1
 
     def find(self, row: int) -> tuple[int, int]:
         """Returns the shard of a row, and its place there; the first rows must ascend."""
         shard = int(self.shards(np.array(row)))
-        return shard, row - int(self.firsts[shard])
+        return shard, row - int(self._firsts[shard])
 
 
 def lay_out(shard_sizes: Sequence[int], stride: int) -> list[int]:
@@ -88,7 +85,7 @@ class Records:
         firsts = rows[:, np.newaxis] * (layout.stride // length)
         blocks = (firsts + np.arange(layout.image_length // length)).ravel()
         images = memory[: len(rows) * layout.image_length]
-        # All are in range; with mode="raise" NumPy would first write to a copy.
+        # All are in range, and with mode="raise" NumPy would first write to a copy.
         np.take(self.blocks, blocks, 0, images.reshape(-1, length), mode="clip")
         images = images.view(layout.numpy_dtype).reshape(-1, *layout.image_shape)
         return images, self.feature(schema.LABEL, rows).view("<f4")
