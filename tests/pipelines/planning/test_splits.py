@@ -99,7 +99,7 @@ def test_auto_finds_a_seed_that_leaves_no_split_empty():
 
 
 def test_auto_finds_a_seed_that_balances_every_class_of_few_patients_within_a_point():
-    refs = refs_of(population(3000))
+    refs = refs_of(population(1500))
     chosen = by_patient(refs, split_seed=None)
     for label in CLASSES:
         assert shares(chosen.refs, label) == pytest.approx(FRACTIONS, abs=0.01)
