@@ -129,6 +129,8 @@ class Exclusion:
         while any(found := self.find(rest, images, options, labels)):
             files, rows = found
             rest, labels = _Without(source, rest.gone | files), labels and labels.without(rows)
+            if next(rest.members(), None) is None:
+                raise errors.UserError("--exclude leaves out every file of the input")
             images = list_images(rest, options, labels)
             num_files = num_files or images.ledger.num_files + len(files)
         if images is None:

@@ -67,7 +67,8 @@ def place_by_table(files: Images, labels: LabelTable, options: ListingOptions) -
             "examples.parquet has for itself; rename it to keep it"
         )
     if not rows:
-        raise _no_label(files.ledger.rejects, labels.name, is_found=bool(problems))
+        number = f"-1234{options.decimal}5"
+        raise _no_label(files.ledger.rejects, labels.name, number, is_found=bool(problems))
     root = "/".join(common_folders({names[place].rpartition("/")[0] for place in places}))
     columns: dict[str, Any] = {"root": [root] * len(rows)}
     for name, cells in labels.cells.items():
@@ -84,12 +85,14 @@ def place_by_table(files: Images, labels: LabelTable, options: ListingOptions) -
     return files.then(refs, label_names=options.label_columns or labels.label_names)
 
 
-def _no_label(rejects: Iterable[RejectedFile], table: str, *, is_found: bool) -> errors.UserError:
+def _no_label(
+    rejects: Iterable[RejectedFile], table: str, number: str, *, is_found: bool
+) -> errors.UserError:
     """Returns the error of a table of which no row gives a label; files are found or not."""
     why = {reject.reason: reject.detail for reject in rejects}
     advice = "Its `path` should be a file's path in the input, or the end of it"
     if "not_a_number" in why:
-        advice = "Its paths fit files; write its numbers as in -1234.5"
+        advice = f"Its paths fit files; write its numbers as in {number} (see --decimal)"
     elif is_found:
         advice = (
             "Its paths fit files; fill in its labels, or name their column with --columns "

@@ -162,6 +162,8 @@ class Labels:
                 label, not_numbers = read_labels(of_label, options.label_kind, options.uncertain)
         except ValueError as error:
             raise errors.UserError(f"{file}: {error}") from None
+        # As in the table, and not with another decimal mark.
+        not_numbers = {row: texts[options.cell_columns[0]][row] for row in not_numbers}
         notes += _notes_on_combined(dict.fromkeys(label), options)
         optional = {name: texts[name] for name in OPTIONAL if name in texts}
         return LabelTable(

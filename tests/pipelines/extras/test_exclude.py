@@ -484,7 +484,7 @@ def test_the_same_command_without_the_excluded_files_finds_the_dataset_complete(
     [
         ("name\nA\n", "needs a column patient"),
         (None, "could not be read: [Errno 2]"),
-        ("patient\n" + "\n".join(map(str, range(100, 200))), "found no image"),
+        ("patient\n" + "\n".join(map(str, range(100, 200))), "leaves out every file"),
     ],
     ids=["no column", "no file", "everybody"],
 )
@@ -495,5 +495,5 @@ def test_a_table_that_cannot_be_used_is_wrong_usage(tmp_path, capsys, table, mes
     assert run_build_here(source, tmp_path / "out", f"--exclude={file}") == 2
     said = capsys.readouterr().err
     assert message in said
-    assert ("listing the images" in said) == (message == "found no image")
+    assert ("listing the images" in said) == (message == "leaves out every file")
     assert not (tmp_path / "out").exists()

@@ -208,6 +208,11 @@ def test_cells_without_a_finite_number_are_rejects_with_their_reason(numbers, tm
     assert build(numbers.source, tmp_path / "out", *strict) == 1
     assert "2 not_a_number, 1 no_label" in capsys.readouterr().err
     assert {row["grade"] for row in rows_of(numbers.output)} == {"low", "mid", "high"}
+    with_commas = (*numbers.flags, "--decimal=,", "--max_reject_fraction=1")
+    assert build(numbers.source, tmp_path / "comma", *with_commas) == 2
+    said = capsys.readouterr().err
+    assert "has '24.50'" in said
+    assert "as in -1234,5 (see --decimal)" in said
 
 
 def test_the_audit_describes_the_numbers_and_finds_one_picture_under_two_of_them(numbers):
