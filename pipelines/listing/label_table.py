@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from pipelines import errors
 from pipelines.listing.options import ListingOptions
 from pipelines.listing.table_cells import (
+    naming,
     read_cells,
     read_labels,
     split_labels,
@@ -129,7 +130,8 @@ class Labels:
             errors.UserError: if these are not text or numbers.
         """
         used = [name for name in ("path", *OPTIONAL) if name in self.columns]
-        cells = self._read({name: self.columns[name] for name in used}, [])
+        with naming(_flag(self.options.tables)):
+            cells = self._read({name: self.columns[name] for name in used}, [])
         names = {name: cells[name].to_pylist() for name in used}
         names["label"] = [""] * len(names["path"])
         return LabelTable(name=_names_of(self.options.tables), cells=names)
@@ -142,26 +144,29 @@ class Labels:
             errors.UserError: if a row or a column cannot be read, a label is neither 0 nor 1, a row
                 has no site, or a label looks like several.
         """
-        options, file = self.options, _flag(self.options.tables)
-        columns = without_faults(file, self.columns)
+        with naming(_flag(self.options.tables)):
+            return self._table()
+
+    def _table(self) -> LabelTable:
+        options, columns = self.options, without_faults(self.columns)
         notes = list(_quoted(self.notes, columns))
         cells = self._read(columns, notes)
         texts = {name: cells[name].to_pylist() for name in self._used & cells.keys()}
-        _require_sites(file, texts.get("site", ()))
+        if None in (sites := texts.get("site", ())):
+            raise ValueError(
+                f"row {sites.index(None) + 1:,} has no site, which is part of the patient; "
+                "expected a site in each row, such as unknown (a site named NA needs --missing "
+                "''). Rename the column if it means something else"
+            )
         of_label = {name: texts[name] for name in options.cell_columns}
         if options.label_kind.is_number:
-            of_label = {
-                name: _with_points(file, name, numbers, options.decimal)
-                for name, numbers in of_label.items()
-            }
+            of_label = {name: _with_points(name, numbers, options.decimal)
+                        for name, numbers in of_label.items()}  # fmt: skip
         label_names, not_numbers = self.order, dict[int, str]()
-        try:
-            if options.label_separator:
-                label, label_names = split_labels(of_label, options.label_separator)
-            else:
-                label, not_numbers = read_labels(of_label, options.label_kind, options.uncertain)
-        except ValueError as error:
-            raise errors.UserError(f"{file}: {error}") from None
+        if options.label_separator:
+            label, label_names = split_labels(of_label, options.label_separator)
+        else:
+            label, not_numbers = read_labels(of_label, options.label_kind, options.uncertain)
         # As in the table, and not with another decimal mark.
         not_numbers = {row: texts[options.cell_columns[0]][row] for row in not_numbers}
         notes += _notes_on_combined(dict.fromkeys(label), options)
@@ -180,8 +185,8 @@ class Labels:
         return {"path", *self.options.cell_columns, *OPTIONAL}
 
     def _read(self, columns: Columns, notes: list[str]) -> Columns:
-        files, missing = self.options.tables, self.options.missing
-        return read_cells(_flag(files), is_text(files[0]), columns, self._used, missing, notes)
+        has_texts = is_text(self.options.tables[0])
+        return read_cells(has_texts, columns, self._used, self.options.missing, notes)
 
 
 def read_table(options: ListingOptions) -> Labels | None:
@@ -228,7 +233,7 @@ def _notes_on_combined(labels: Collection[str], options: ListingOptions) -> list
     """Returns a note if a class may be several, such as `wet;active`.
 
     Raises:
-        errors.UserError: if a part of it is in other classes, too.
+        ValueError: if a part of it is in other classes, too.
     """
     if options.label_kind != kinds.CLASSES or options.classes or options.one_class:
         return []
@@ -241,7 +246,7 @@ def _notes_on_combined(labels: Collection[str], options: ListingOptions) -> list
         )
         parts = [part.strip() for name in several for part in name.split(separator)]
         if options.rows or len({*parts, *labels}) < len(parts) + len(labels):
-            raise errors.UserError(f"--labels {_names_of(options.tables)}: {text}")
+            raise ValueError(text)
         return [text]
     return []
 
@@ -256,30 +261,19 @@ def _quoted(notes: Sequence[str], cells: Columns) -> Iterator[str]:
             yield f"{NOT_UTF_8}: {shown!r:.30}; if that is wrong, store it as UTF-8"
 
 
-def _require_sites(file: str, sites: Sequence[str | None]) -> None:
-    if None in sites:
-        raise errors.UserError(
-            f"{file}: row {sites.index(None) + 1:,} has no site, which is part of the patient; "
-            "expected a site in each row, such as unknown (a site named NA needs --missing ''). "
-            "Rename the column if it means something else"
-        )
-
-
-def _with_points(
-    file: str, column: str, cells: Sequence[str | None], decimal: str
-) -> list[str | None]:
+def _with_points(column: str, cells: Sequence[str | None], decimal: str) -> Sequence[str | None]:
     """Returns numbers with a decimal point; those with a comma need the flag that says so."""
     if decimal == ",":
         # A point would divide thousands, and is not read.
         return [cell and cell.replace(".", "?").replace(",", ".") for cell in cells]
     with_comma = [cell for cell in cells if cell and re.fullmatch(r"[+-]?\d*,\d+", cell)]
-    if not with_comma:
-        return list(cells)
-    raise errors.UserError(
-        f"{file}: the column {column} has a comma in {counted(len(with_comma), 'number')}"
-        f", such as {with_comma[0]!a}; --decimal , reads it as the decimal mark. If it divides "
-        "thousands, write the numbers without it"
-    )
+    if with_comma:
+        raise ValueError(
+            f"the column {column} has a comma in {counted(len(with_comma), 'number')}, such as "
+            f"{with_comma[0]!a}; --decimal , reads it as the decimal mark. If it divides "
+            "thousands, write the numbers without it"
+        )
+    return cells
 
 
 def _order(column: pa.ChunkedArray) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -38,27 +38,32 @@ def read_texts(
     Raises:
         errors.UserError: if it cannot be read.
     """
-    columns = without_faults(f"{flag} {file}", read_columns(file, [], flag))
-    cells = {name: cells for name, cells in columns.items() if name in names}
-    cells = read_cells(f"{flag} {file}", is_text(file), cells, names, missing, [])
+    columns = read_columns(file, [], flag)
+    with naming(f"{flag} {file}"):
+        columns = without_faults(columns)
+        cells = {name: cells for name, cells in columns.items() if name in names}
+        cells = read_cells(is_text(file), cells, names, missing, [])
     return {name: column.to_pylist() for name, column in cells.items()}
 
 
-def without_faults(file: str, columns: Columns) -> Columns:
-    """Returns the columns of a table in which no row is wrong.
+@contextlib.contextmanager
+def naming(file: str) -> Iterator[None]:
+    """Turns a ValueError of what a table holds into an error that names its file."""
+    try:
+        yield
+    except ValueError as error:
+        raise errors.UserError(f"{file}: {error}") from None
 
-    Raises:
-        errors.UserError: if a row is.
-    """
-    columns = dict(columns)
-    faults = columns.pop(FAULT, None)
+
+def without_faults(columns: Columns) -> Columns:
+    """Returns the columns of a table in which no row is wrong; raises a ValueError if one is."""
+    faults = columns.get(FAULT)
     if faults and (fault := next(filter(None, faults.to_pylist()), None)):
-        raise errors.UserError(f"{file}: {fault}; correct the row, or remove it")
-    return columns
+        raise ValueError(f"{fault}; correct the row, or remove it")
+    return {name: column for name, column in columns.items() if name != FAULT}
 
 
 def read_cells(
-    file: str,
     has_texts: bool,
     cells: Columns,
     used: Collection[str],
@@ -70,6 +75,9 @@ def read_cells(
     Columns in `used` are text afterwards, where a whole number is written without `.0`; paths are
     never missing, and as sources write them: `/` between folders, and no `./` in front. The others
     become numbers if all their cells are.
+
+    Raises:
+        ValueError: if a column cannot be read.
     """
     missing = (MISSING if has_texts else ()) if missing is None else missing
     read: Columns = {}
@@ -78,7 +86,7 @@ def read_cells(
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
         texts = ("",) if name == "path" else ("", *missing)
-        column = _as_text(file, name, column) if name in used else column
+        column = _as_text(name, column) if name in used else column
         if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
             is_missing = pc.is_in(column, pa.array(texts, column.type))
             written.update(column.filter(is_missing).unique().to_pylist())
@@ -86,7 +94,7 @@ def read_cells(
             if has_texts and name != "path":
                 column = _without_point(column) if name in used else _with_numbers(column)
         else:
-            column = _readable(file, name, column)
+            column = _readable(name, column)
         if name == "path":
             plain = pc.replace_substring(pc.fill_null(column, ""), "\\", "/")
             column = pc.replace_substring_regex(plain, r"^(\./)*/*", "")
@@ -128,12 +136,8 @@ def _with_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return column
 
 
-def _readable(file: str, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Returns a column with times in microseconds, the finest that Python has.
-
-    Raises:
-        errors.UserError: if Python cannot read a value.
-    """
+def _readable(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Returns a column with times in microseconds, the finest that Python has."""
     kind = column.type
     with contextlib.suppress(ValueError, OverflowError, LookupError):
         if pa.types.is_timestamp(kind) and kind.unit == "ns":
@@ -141,13 +145,13 @@ def _readable(file: str, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
         if "[ns" not in str(column.type):
             column.to_pylist()
             return column
-    raise errors.UserError(
-        f"{file}: the column {name} ({kind}) has values that Python cannot read, such as "
+    raise ValueError(
+        f"the column {name} ({kind}) has values that Python cannot read, such as "
         "nanoseconds or an unknown time zone; store it as text, or leave it out"
     )
 
 
-def _as_text(file: str, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+def _as_text(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
     column = _without_nan(column)
     try:
         if pa.types.is_floating(column.type):
@@ -156,8 +160,8 @@ def _as_text(file: str, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
                 column = column.cast(pa.int64())
         return column.cast(pa.string())
     except pa.ArrowException:
-        raise errors.UserError(
-            f"{file}: expected text or numbers in the column {name}, received {column.type}"
+        raise ValueError(
+            f"expected text or numbers in the column {name}, received {column.type}"
         ) from None
 
 
