@@ -470,15 +470,6 @@ def test_the_plan_of_a_running_build_does_not_name_who_is_excluded(tmp_path):
         assert not [name for name, data in plans.items() if b"-100-" in data]
 
 
-def test_the_same_command_without_the_excluded_files_finds_the_dataset_complete(tmp_path, capsys):
-    source, output = write_zip(tmp_path / "scans.zip", SCANS), tmp_path / "out"
-    build_here(source, output, *FLAGS, excluding(tmp_path, [{"patient": "100"}]))
-    gone = of_patients("100")
-    write_zip(source, {path: data for path, data in SCANS.items() if not gone(path)})
-    build_here(source, output, *FLAGS)
-    assert "is complete" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("table", "message"),
     [

@@ -76,14 +76,6 @@ def test_every_page_is_an_image_and_a_thumbnail_is_none(built, folder, capsys):
     assert "13 images decoded again" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["scans.zip", "scans.tar.gz"])
-def test_an_archive_gives_the_same_shards_as_the_folder(built, name, tmp_path):
-    archive = pack(tmp_path / name, tree())
-    output = build_here(archive, tmp_path / "out", *FLAGS)
-    for path in built.glob("*.tfrecord"):
-        assert (output / path.name).read_bytes() == path.read_bytes()
-
-
 def test_only_the_tags_of_a_file_are_read_to_list_its_pages(tmp_path):
     page = grey_pixels(0, 1000, 1000)
     source = DirectorySource(write_tree(tmp_path, {"CNV/two.tif": tiff_file([page, page])}))

@@ -458,19 +458,6 @@ def test_in_parquet_null_and_nan_are_missing_and_texts_only_if_they_are_named(tm
     assert read_label_table(file, missing=("NA",)).cells["label"] == ["", "x", ""]
 
 
-def test_images_of_unknown_patients_are_not_one_patient(build_rows, tmp_path, capsys):
-    rows = [
-        row | {"patient": "nan", "label": "NA" if k == 7 else "x"} for k, row in enumerate(ROWS)
-    ]
-    output = tmp_path / "out"
-    assert build_rows(rows, "--max_reject_fraction=0.5") == 0
-    assert {(row["label"], row["patient"]) for row in rows_of(output)} == {("x", None)}
-    assert "scan7.png,no_label" in (output / "rejects.csv").read_text()
-    note = "1 in label, 8 in patient (written 'NA' or 'nan'; --missing says which texts count"
-    assert note in capsys.readouterr().err
-    assert note in (output / "manifest.json").read_text()
-
-
 # ---- matching
 
 NAMES = ["a/1.png", "a/2.png", "b/1.png", "b/c/3.png", "c/3.json"]

@@ -4,7 +4,7 @@ import unicodedata
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from image_files import kermany_archive, under
+from image_files import under
 from listed import list_files, members_of, notes_of, places
 
 from pipelines import errors
@@ -39,14 +39,6 @@ def test_split_and_class_folders_are_found_below_any_folder_and_sorted(folder):
     assert listing.table.schema == REF_SCHEMA
     assert (listing.ledger.rejects, listing.ledger.copies, listing.ledger.ignored) == ((), 0, {})
     assert listing.ledger.num_files == len(TREE)
-
-
-def test_split_folders_go_by_their_usual_names():
-    splits = {"train": "train Training TRAIN", "val": "val valid validation dev", "test": "Testing"}
-    for split, folders in splits.items():
-        for folder in folders.split():
-            listing = list_files({f"{folder}/{label}/1.png": b"1" for label in ("CNV", "DME")})
-            assert set(places(listing).values()) == {(split, "CNV"), (split, "DME")}
 
 
 @pytest.mark.parametrize("folder", ["", "scans/", "data/2020/scans/", "./"])
@@ -109,17 +101,6 @@ def test_images_outside_the_class_folders_are_rejects_and_texts_are_no_data(
     assert reasons(listing) == dict.fromkeys(rejected, "no_label")
     assert listing.ledger.ignored == {"no_image_name": num_ignored}
     assert len(listing.table) == len(files) - len(rejected) - num_ignored
-
-
-def test_the_real_archive_is_its_tree_once():
-    files = kermany_archive(TREE)
-    listing = list_files(files)
-    assert places(listing) == expected_places(TREE, "OCT2017 /")
-    assert listing.ledger.copies == len(TREE)
-    assert listing.ledger.ignored == {"apple_double": 16, "system_file": 3}
-    assert (listing.ledger.rejects, listing.ledger.num_files) == ((), len(files))
-    once, twice = list_files(under("OCT2017 ", TREE)).table, listing.table
-    assert once.drop_columns("offset").to_pylist() == twice.drop_columns("offset").to_pylist()
 
 
 def test_of_two_incomplete_trees_the_union_is_taken_and_other_contents_are_rejects():

@@ -139,8 +139,6 @@ def test_the_layout_and_the_classes_decide():
     assert {label for _, label in places(chosen).values()} == {"x", "y"}
     above = list_files(tree(["in/CNV"], [f"P{p}" for p in range(9)]), layout=("class", "patient"))
     assert above.table["path"][0].as_py() == "CNV/P0/0.jpeg"
-    files = tree(("train", "test"), OCT)
-    assert list_files(files, layout=("split", "class")).table.equals(list_files(files).table)
     files = tree(OCT, ("images/a", "masks/a"))
     with pytest.raises(errors.UserError, match=r"--exclude_regex '\(\^\|/\)masks/'"):
         list_files(files, layout=("class", "*"))
