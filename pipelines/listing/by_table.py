@@ -72,12 +72,11 @@ def place_by_table(files: Images, labels: LabelTable, options: ListingOptions) -
     root = "/".join(common_folders({names[place].rpartition("/")[0] for place in places}))
     columns: dict[str, Any] = {"root": [root] * len(rows)}
     for name, cells in labels.cells.items():
-        texts = [cells[row] for row in rows]
-        is_other = name not in REF_SCHEMA.names
-        columns[f"{OTHER}{name}" if is_other else name] = pa.array(texts) if is_other else texts
+        texts = pa.array([cells[row] for row in rows], pa.string())
+        columns[name if name in REF_SCHEMA.names else f"{OTHER}{name}"] = texts
     columns["path"] = [names[place].removeprefix(f"{root}/") for place in places]
-    named = columns.get("split", ["train"] * len(rows))
-    columns["split"] = [_split_of(labels, row, name) for row, name in zip(rows, named, strict=True)]
+    named = labels.cells.get("split")
+    columns["split"] = [_split_of(labels, row, named[row] if named else "train") for row in rows]
     for name, values in labels.others.items():
         columns[f"{OTHER}{name}"] = values.take(pa.array(rows, pa.int64()))
     refs = make_refs(files.table.take(pa.array(places, pa.int64())), columns)
