@@ -72,7 +72,7 @@ def with_frames(
     rows = np.flatnonzero(~has_suffix(refs["path"], SINGLE_SUFFIXES).to_numpy())
     read = _read_all(refs.take(rows), source) if len(rows) else []
     if not any(some.file_format for some in read) and not modalities:
-        return images
+        return images.noted(*_note_on_modalities(refs))
     pictures = [ONE_PICTURE] * num_files
     for row, some in zip(rows.tolist(), read, strict=True):
         pictures[row] = some
@@ -96,16 +96,16 @@ def with_frames(
     formats = (some.file_format for some in pictures for _ in some.frames)
     ignored = collections.Counter(reason for some in pictures for reason in some.ignored)
     has_unit = any(header.unit for header in headers)
-    return images.then(
-        pa.table(columns).combine_chunks(),
-        Ledger(
-            num_files=refs.num_rows - num_files + ignored.total(),
-            ignored=ignored,
-        ),
+    refs = pa.table(columns).combine_chunks()
+    found = Ledger(num_files=refs.num_rows - num_files + ignored.total(), ignored=ignored)
+    images = images.then(
+        refs,
+        found,
         frames=collections.Counter(name for name in formats if name),
         units=collections.Counter(h.unit or SHARE for h in headers) if has_unit else {},
         no_window=any(header.needs_range for header in headers),
     )
+    return images.noted(*_note_on_modalities(refs))
 
 
 def _notes_on_alike(headers: Sequence[Header]) -> Iterator[str]:
@@ -210,27 +210,24 @@ def _of_modality(
     ]  # fmt: skip
 
 
-def with_modalities_noted(images: Images) -> Images:
-    """Adds a note with their counts, if the images have several modalities."""
-    if _MODALITY not in images.table.column_names:
-        return images
-    groups = images.table.select(["label", _MODALITY]).group_by(["label", _MODALITY])
+def _note_on_modalities(refs: pa.Table) -> Iterator[str]:
+    """Yields a note with their counts, if there are several. A modality may name a person."""
+    if _MODALITY not in refs.column_names:
+        return
+    groups = refs.select(["label", _MODALITY]).group_by(["label", _MODALITY])
     rows = groups.aggregate([([], "count_all")]).to_pylist()
     counts, classes = collections.Counter[str | None](), collections.Counter[str]()
     for row in rows:
         counts[row[_MODALITY]] += row["count_all"]
         classes[row["label"]] += 1
-    if len(counts) < 2:
-        return images
     mixed = sum(count > 1 for count in classes.values())
     where = f"mixed in {mixed} of {len(classes)} classes" if mixed else "each in its own class"
-    first = next(name for name, _ in counts.most_common() if name)
-    text = (
-        f"the images have {len(counts)} modalities, {where}: {_told(counts)}; --modality "
-        f"{first} uses one alone"
-    )
-    # A text in the place of a modality may name a person.
-    return images.noted(text)
+    if len(counts) > 1:
+        first = next(name for name, _ in counts.most_common() if name)
+        yield (
+            f"the images have {len(counts)} modalities, {where}: {_told(counts)}; --modality "
+            f"{first} uses one alone"
+        )
 
 
 def _told(counts: collections.Counter[str | None]) -> str:

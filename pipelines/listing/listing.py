@@ -1,7 +1,9 @@
-"""Lists the images of a source: a row each, with split, class and patient.
+"""Lists the images of a source in one table: a row each, with split, class and patient.
 
-Each step takes the images that the steps before it found, and returns them with what it knows or
-without what is not wanted. What it left out, and what the user should know, it adds to the ledger.
+These are in the names of folders (`by_folders`), or in the rows of a table of labels (`by_table`),
+which Parquet and npz files bring along. Each further step takes the images, and returns them with
+what it has found, or without what is not wanted. What it left out, and what the user should know,
+is in their ledger.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ from pipelines.listing.classes import (
 )
 from pipelines.listing.copies import with_copies, without_second_trees
 from pipelines.listing.files import read_files
-from pipelines.listing.frames import with_frames, with_modalities_noted
-from pipelines.listing.images import Images, Ledger, Note
+from pipelines.listing.frames import with_frames
+from pipelines.listing.images import Images
 from pipelines.listing.label_table import Labels, read_table
 from pipelines.listing.options import ListingOptions
 from pipelines.listing.pairs import with_checked_pairs
@@ -49,11 +51,6 @@ def list_images(
     table = rows_of_chosen_files(labels, source).table if labels else None
     names_patients = table is not None and "patient" in table.cells
     files = read_files(source.members(), options, has_folders=table is None)
-    if options.exclude_regex and not files.ledger.excluded:
-        told = Note(
-            f"--exclude_regex {options.exclude_regex!r} leaves out no file", is_stored=False
-        )
-        files = files.then(found=Ledger(notes=(told,)))
     identity = {**options.identity(), "labels": table.digest if table else None}
     files = files.then(source=source.describe(), identity=identity)
     if table is None:
@@ -69,7 +66,6 @@ def list_images(
     if table is None:
         images = with_checked_pairs(images.noted(*images.ledger.unread), source, options)
     images = with_frames(images, source, options.modality, keep_patients=names_patients)
-    images = with_modalities_noted(images)
     images = with_patients(images, options, in_table=names_patients)
     if options.copies_by_name:
         images = with_copies(images)

@@ -28,21 +28,19 @@ def with_patients(images: Images, options: ListingOptions, *, in_table: bool) ->
     Raises:
         errors.UserError: if the user's pattern finds no patient.
     """
+    refs, patients = images.table, images.table["patient"]
     if not in_table:
-        in_tags = images.table["patient"]
-        in_names = find_in_names(images.table["path"], options.patient_regex)
+        in_names = find_in_names(refs["path"], options.patient_regex)
         images = _noted(images.with_column("patient", in_names), options.patient_regex)
-        images = images.with_column("patient", pc.coalesce(in_tags, in_names))
-    refs = images.table
+        patients = pc.coalesce(patients, in_names)
     if PATIENT in refs.column_names:
-        images = images.then(refs.drop_columns(PATIENT))
+        images = images.then(images.table.drop_columns(PATIENT))
         if options.patient_regex == DEFAULT_PATIENT_REGEX or "patient" in options.layout:
-            folders = refs[PATIENT].cast(pa.large_string())
-            images = images.with_column("patient", pc.coalesce(refs["patient"], folders))
-    refs = images.table
+            patients = pc.coalesce(patients, refs[PATIENT].cast(pa.large_string()))
     if f"{OTHER}site" in refs.column_names:
-        images = images.with_column("patient", persons(refs["patient"], refs[f"{OTHER}site"]))
-    return images.noted(*_note_on_alike(images.table["patient"], in_table=in_table))
+        patients = persons(patients, refs[f"{OTHER}site"])
+    images = images.with_column("patient", patients)
+    return images.noted(*_note_on_alike(patients, in_table=in_table))
 
 
 def _noted(images: Images, patient_regex: str) -> Images:
