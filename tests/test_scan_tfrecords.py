@@ -1,6 +1,5 @@
 """One command for all, as a user runs it."""
 
-import json
 import os
 import subprocess
 import sys
@@ -91,20 +90,6 @@ def test_each_command_gets_its_own_arguments(command, capsys):
     flag |= {"audit": "--max_leaked_patients", "labels_from": "--output", "diff": "--json"}
     flag |= {"verify": "--source_input", "compare": "--output"}
     assert flag[command] in capsys.readouterr().out
-
-
-def test_it_builds_a_folder_and_verifies_what_it_built(source_tree, tmp_path):
-    output = tmp_path / "out"
-    few = ("--max_reject_fraction=0.5", builds.IN_MEMORY)
-    assert run_here("build", *builds.arguments(source_tree, output, *few)) == 0
-    assert run_here("verify", output) == 0
-
-    manifest = json.loads((output / "manifest.json").read_text())
-    shard = output / manifest["splits"]["train"]["shards"][0]["name"]
-    shard.write_bytes(shard.read_bytes()[:-1])
-    assert run_here("verify", output) == 1
-    other = builds.arguments(source_tree, output, "--image_size=9", *few)
-    assert run_here("build", *other) == 2
 
 
 def test_from_python_a_dataset_is_built_read_and_audited(source_tree, tmp_path, capfd):

@@ -224,13 +224,6 @@ LEAKY = [
 ]
 
 
-def test_by_default_everything_stays_as_the_source_has_it():
-    refs = refs_of(LEAKY)
-    result = apply(refs)
-    assert result.refs.equals(refs)
-    assert result.dropped.num_rows == 0
-
-
 def test_drop_keeps_a_patient_in_the_most_protected_split_alone():
     result = apply(LEAKY, leaks="drop")
     kept = [tuple(row.values()) for row in result.refs.select(["split", "patient"]).to_pylist()]

@@ -1,4 +1,3 @@
-import json
 import os
 import shutil
 
@@ -16,31 +15,11 @@ from image_files import (
 )
 
 from pipelines import errors
-from pipelines.stores.output_state import PLAN_JSON
-from tfrecord_io.stores.folder import BUILD_DIR
 
 TREE = scan_tree({"train": 4, "test": 2})
 
 
 archive = scans_of(lambda: kermany_archive(TREE), "scans.zip")
-
-
-def test_a_job_is_listed_and_planned_before_any_engine_starts(archive, tmp_path, capsys):
-    with prepare(archive, tmp_path / "out", "--num_shards=3") as job:
-        names = [task.shard_name for task in job.todo]
-        assert names == [
-            *(f"train-0000{index}-of-00003.tfrecord" for index in range(3)),
-            *(f"test-0000{index}-of-00002.tfrecord" for index in range(2)),
-        ]
-        assert sum(task.num_refs for task in job.todo) == len(TREE)
-        assert job.num_finished == 0
-        planned = json.loads(job.build.output.read(PLAN_JSON))
-        assert planned["fingerprint"] == job.build.draft.fingerprint
-        assert (tmp_path / "out" / BUILD_DIR / "plan.arrow").exists()
-    said = capsys.readouterr().err
-    assert f"listing the images of {archive}" in said
-    assert f"found {len(TREE)} images among {len(kermany_archive(TREE))} files" in said
-    assert f"{len(TREE)} copies in a second tree" in said
 
 
 @pytest.mark.parametrize("name", ["nowhere", "empty", "text.zip"])

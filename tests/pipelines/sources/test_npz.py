@@ -13,8 +13,6 @@ from row_files import build_rows, write_npz
 from pipelines.sources import npz
 from tfrecord_io import Manifest
 from tfrecord_io.auditing.verify import verify
-from tfrecord_io.extras import sample
-from tfrecord_io.terminal.errors import UserError
 
 
 @pytest.mark.parametrize(
@@ -166,10 +164,3 @@ def test_a_changed_file_is_unpacked_again_and_the_same_one_gives_the_same_bytes(
     write_npz(tmp_path / "a.npz", np.arange(30) % 3)
     assert build_rows(tmp_path / "a.npz", tmp_path / "one") == 2
     assert "holds a dataset that differs" in capsys.readouterr().err
-
-
-def test_a_sample_of_its_images_cannot_be_verified(tmp_path):
-    write_npz(tmp_path / "a.npz", np.arange(30) % 2)
-    assert build_rows(tmp_path / "a.npz", tmp_path / "out") == 0
-    with pytest.raises(UserError, match="takes folders and archives, and no source of kind npz"):
-        sample.verify(tmp_path / "out", source_input=tmp_path / "a.npz")

@@ -1,10 +1,10 @@
 """A table of labels from COCO, VOC and YOLO: which classes occur in an image."""
 
-import csv
 import json
 import re
 
 import pytest
+from builds import csv_rows
 
 from pipelines.listing.label_table import read_table
 from pipelines.listing.options import ListingOptions
@@ -27,17 +27,6 @@ def write(folder, files):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
     return folder
-
-
-def table_from(folder, files):
-    output = folder / "labels.csv"
-    assert main(["labels_from", str(write(folder / "in", files)), f"--output={output}"]) == 0
-    assert read_table(ListingOptions(labels=output, label_separator="|")).table.label_names == (
-        "cyst",
-        "mass",
-    )
-    with output.open() as file:
-        return list(csv.reader(file))[1:]
 
 
 @pytest.mark.parametrize(
@@ -69,28 +58,20 @@ def table_from(folder, files):
          [["images/train/a", "cyst|mass", "train"], ["images/train/b", "none", "train"]]),
         ({"labels/classes.txt": "mass\ncyst", "labels/a.txt": "1 0 0 1 1\n0 0 0 1 1"},
          [["images/a", "cyst|mass"]]),
+        ({"data.yaml": """names: ['CNV, active', "Best's", no]""",
+          "labels/a.txt": "0 0 0 1 1\n1 0 0 1 1\n2 0 0 1 1"},
+         [["images/a", "Best's|CNV, active|no"]]),
+        # A class of two Unicode forms is one.
+        ({"all.json": json.dumps(COCO).replace("mass", "d\xe9me").replace("cyst", "de\u0301me")},
+         [["a.png", "d\xe9me"], ["b.png", "none"]]),
     ],
 )  # fmt: skip
 def test_a_row_names_the_classes_that_occur_in_an_image(tmp_path, files, rows):
-    assert table_from(tmp_path, files) == rows
-
-
-def test_names_of_classes_are_read_as_yaml_has_them(tmp_path):
-    files = {"data.yaml": """names: ['CNV, active', "Best's", no]""",
-             "labels/a.txt": "0 0 0 1 1\n1 0 0 1 1\n2 0 0 1 1"}  # fmt: skip
-    output = tmp_path / "labels.csv"
-    assert main(["labels_from", str(write(tmp_path / "in", files)), f"--output={output}"]) == 0
-    with output.open() as file:
-        assert list(csv.reader(file))[1:] == [["images/a", "Best's|CNV, active|no"]]
-
-
-def test_a_class_of_two_unicode_forms_is_one(tmp_path):
-    names = [{"id": 1, "name": "d\xe9me"}, {"id": 3, "name": "de\u0301me"}]
-    write(tmp_path / "in", {"all.json": json.dumps(COCO | {"categories": names})})
-    output = tmp_path / "labels.csv"
-    assert main(["labels_from", str(tmp_path / "in"), f"--output={output}"]) == 0
-    labels = read_table(ListingOptions(labels=output, label_separator="|"))
-    assert labels.table.label_names == ("d\xe9me",)
+    output, folder = tmp_path / "labels.csv", write(tmp_path / "in", files)
+    assert main(["labels_from", str(folder), f"--output={output}"]) == 0
+    assert csv_rows(output) == rows
+    read = read_table(ListingOptions(labels=output, label_separator="|")).table.label_names
+    assert {*read} == {name for row in rows for name in row[1].split("|")} - {"none"}
 
 
 @pytest.mark.parametrize(
