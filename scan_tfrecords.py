@@ -202,7 +202,7 @@ def build(
         CommandError: with the message of the command.
     """
     _show("build", [] if input is None else ["--input", input], output=output, **options)
-    return Dataset(os.fspath(output))
+    return Dataset(os.fsdecode(output))
 
 
 def train(
@@ -219,11 +219,11 @@ def train(
         CommandError: with the message of the command.
     """
     _show("train", ["--data", dataset], workdir=workdir, **options)
-    return Run(os.fspath(workdir))
+    return Run(os.fsdecode(workdir))
 
 
 def evaluate(
-    run: Run | str | os.PathLike[str],
+    run: Run | str | os.PathLike[str] | Iterable[Any],
     dataset: Dataset | str | os.PathLike[str],
     output: str | os.PathLike[str] | None = None,
     **options: Any,
@@ -231,7 +231,7 @@ def evaluate(
     """Measures a network on another dataset: `scan-tfrecords evaluate`.
 
     Args:
-        run: a finished run.
+        run: a finished run; of several, the mean answers, and `output` is needed.
         dataset: what to measure on.
         output: the folder of the results; by default, as of the command, in that of the run.
         **options: see `build`, such as `split="test"`.
@@ -239,24 +239,26 @@ def evaluate(
     Raises:
         CommandError: with the message of the command.
     """
-    _show("evaluate", ["--run", run, "--data", dataset], output=output, **options)
+    runs = _each(run)
+    _show("evaluate", ["--run", *runs, "--data", dataset], output=output, **options)
     if output is None:
         from train.evaluate import folder_of
 
         manifest = Dataset(getattr(dataset, "path", dataset)).manifest
-        output = folder_of(getattr(run, "path", run), manifest, options.get("split", "test"))
-    return Evaluation(os.fspath(output))
+        split = _text(options.get("split", "test"))
+        output = folder_of(getattr(runs[0], "path", runs[0]), manifest, split)
+    return Evaluation(os.fsdecode(output))
 
 
 def predict(
-    run: Run | str | os.PathLike[str],
+    run: Run | str | os.PathLike[str] | Iterable[Any],
     inputs: str | os.PathLike[str] | Iterable[Any],
     **options: Any,
 ) -> list[dict[str, Any]]:
     """Predicts image files, or those in folders: `scan-tfrecords predict --format json`.
 
     Args:
-        run: a finished run.
+        run: a finished run; of several, the mean answers.
         inputs: files, or folders of them.
         **options: see `build`, such as `by="patient"`.
 
@@ -268,9 +270,13 @@ def predict(
     Raises:
         CommandError: with the message of the command.
     """
-    paths = [inputs] if isinstance(inputs, str | os.PathLike) else list(inputs)
-    words = ["--format=json", *_words(options), "--run", run, "--input", *paths]
+    words = ["--format=json", *_words(options), "--run", *_each(run), "--input", *_each(inputs)]
     return _answer("predict", words)
+
+
+def _each(paths: Any) -> list[Any]:
+    """Returns one path, or a result with a path, or several of them, as a list."""
+    return [paths] if isinstance(paths, str | bytes | os.PathLike | _Result) else list(paths)
 
 
 def _words(options: Mapping[str, Any]) -> Iterator[str]:
@@ -281,12 +287,17 @@ def _words(options: Mapping[str, Any]) -> Iterator[str]:
         if isinstance(value, bool):
             yield f"--{name}" if value else f"--no-{name}"
         elif value is not None:
-            if isinstance(value, Mapping):
-                value = [f"{key}={each}" for key, each in value.items()]
-            if isinstance(value, list | tuple):
-                csv.writer(line := io.StringIO(), lineterminator="").writerow(value)
-                value = line.getvalue()
-            yield f"--{name}={as_given(value) if isinstance(value, str) else value}"
+            yield f"--{name}={as_given(value) if isinstance(value, str) else _text(value)}"
+
+
+def _text(value: Any) -> str:
+    """Returns what a flag takes for a value from Python."""
+    if isinstance(value, Mapping):
+        value = [f"{key}={each}" for key, each in value.items()]
+    if isinstance(value, list | tuple):
+        csv.writer(line := io.StringIO(), lineterminator="").writerow(value)
+        value = line.getvalue()
+    return os.fsdecode(value) if isinstance(value, bytes) else str(value)
 
 
 def _start(command: str, words: Iterable[Any], stdout: Any, stderr: Any) -> subprocess.Popen[bytes]:

@@ -95,7 +95,7 @@ def test_each_command_gets_its_own_arguments(command, capsys):
 def test_from_python_a_dataset_is_built_read_and_audited(source_tree, tmp_path, capfd):
     output, options = tmp_path / "out", {"image_size": "8x8", "max_reject_fraction": 0.5}
     options["direct_running_mode"] = "in_memory"
-    dataset = scan_tfrecords.build(source_tree, output, overwrite=False, **options)
+    dataset = scan_tfrecords.build(source_tree, os.fsencode(output), overwrite=False, **options)
     manifest = dataset.manifest
     assert manifest.image_shape == (8, 8, 1)
     images, _ = next(iter(dataset.batches("train", batch_size=2)))

@@ -18,6 +18,7 @@ from pipelines import errors, workers
 from pipelines.options import BuildOptions
 from pipelines.planning.plan import ShardTask
 from pipelines.stores import beam_flags
+from pipelines.stores.output_state import PLAN_JSON
 from tfrecord_io.format import manifest
 from tfrecord_io.stores.folder import BUILD_DIR, Folder
 from tfrecord_io.terminal import printing, redaction
@@ -78,6 +79,8 @@ def progress_bar(
                 # A store that fails here fails the build too, which has the message.
                 with contextlib.suppress(StoreError):
                     done = num_finished + _count_images(storage, tasks, record_stride)
+                    if is_last and not storage.exists(PLAN_JSON):
+                        done = total  # the dataset has taken the place of another one
                     bar.update(min(done, total) - bar.n)
 
         thread = threading.Thread(target=watch, name="progress", daemon=True)

@@ -74,7 +74,8 @@ def test_two_builds_of_one_folder_have_results_of_their_own(class_run, other, tm
         if digit == "1":
             assert evaluated(run, data) == 0
         else:  # from Python, which knows the same folder
-            result = scan_tfrecords.evaluate(run, data, bootstrap_samples=20)
+            options = {"split": ["test"], "bootstrap_samples": 20}
+            result = scan_tfrecords.evaluate([run], data, **options)
             assert result.metrics["dataset"]["fingerprint"] == digit * 64
     found = {path.name: metrics_of(path) for path in (run / "evaluation").iterdir()}
     assert found.keys() == {"scans-11111111-test", "scans-22222222-test"}

@@ -5,6 +5,7 @@ from builds import wait_until
 
 from pipelines.engine import launch
 from pipelines.planning.plan import ShardTask
+from pipelines.stores.output_state import PLAN_JSON
 from tfrecord_io.stores.folder import BUILD_DIR, Folder
 
 STRIDE = 100
@@ -15,6 +16,7 @@ TASKS = (ShardTask(0, "train", 0, 2, 30), ShardTask(1, "train", 1, 2, 20))
 def storage(tmp_path):
     storage = Folder(str(tmp_path))
     storage.make_build_dir()
+    storage.write(PLAN_JSON, b"{}")
     return storage
 
 
@@ -44,6 +46,12 @@ def test_the_bar_shows_images_done_before_and_now_and_ends_full(storage, capsys)
     shown = counts_shown(capsys.readouterr().err)
     assert shown[0] == (50, 100)
     assert shown[-1] == (100, 100)
+
+
+def test_the_bar_ends_full_where_the_dataset_has_taken_the_place_of_another_one(storage, capsys):
+    with launch.progress_bar(storage, TASKS, 0, STRIDE):
+        storage.delete([PLAN_JSON])
+    assert counts_shown(capsys.readouterr().err)[-1] == (50, 50)
 
 
 def test_the_bar_moves_while_the_engine_works(storage, capsys, monkeypatch):
