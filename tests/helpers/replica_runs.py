@@ -10,7 +10,6 @@ from train.machine import console
 
 console.set_defaults()
 
-from train.machine.devices import set_seed  # noqa: E402
 from train.networks.optimizers import averaged_weights  # noqa: E402
 from train.training.config import TrainConfig  # noqa: E402 - after the settings that Keras reads
 from train.training.session import session_of  # noqa: E402
@@ -20,7 +19,6 @@ def losses(config: TrainConfig) -> dict[str, object]:
     """Returns the loss of each step, the number of graphs built, and predictions."""
     session = session_of(config)
     plan, devices = session.plan, session.devices
-    set_seed(config.input.seed)
     config, num_steps = plan.config, plan.steps_after[-1]
     network = session.build_network("float32")
     steps = session.training_steps(network)

@@ -63,12 +63,7 @@ class Plan:
 
 
 def _make_plan(config: TrainConfig, data: Dataset, devices: Devices) -> Plan:
-    """Returns the plan of a training, which may be that of a single fold.
-
-    Raises:
-        UserError: if the configuration does not suit the data or the devices.
-        tfrecord_io.ManifestError: if a split is missing.
-    """
+    """Returns the plan of a training, which may be that of a single fold."""
     manifest, parts = data.manifest, choose_parts(data, config.folds)
     # Labels from which nothing can be learnt are refused here.
     task = task_of(manifest.label_kind).fitted(data, parts.train)
@@ -95,18 +90,16 @@ def _make_plan(config: TrainConfig, data: Dataset, devices: Devices) -> Plan:
 
 
 def make_plans(config: TrainConfig, data: Dataset, devices: Devices) -> list[Plan]:
-    """Returns the plans of a cross-validation, all folds of the first seed first.
+    """Returns the plan of a training; of a cross-validation those of all folds, seed after seed.
 
-    Of any other training it is the only one. For what it raises see `_make_plan`.
+    Raises:
+        UserError: if the configuration does not suit the data or the devices.
+        tfrecord_io.ManifestError: if a split is missing.
     """
     folds, seed = config.folds, config.input.seed
-    if not folds.is_cross_validation:
-        return [_make_plan(config, data, devices)]
+    held_out = range(folds.folds or 0) if folds.is_cross_validation else [folds.fold]
     # A fold that cannot be trained does not waste the time of those before it.
-    first = [
-        _make_plan(config.replace(fold=fold, seeds=1), data, devices)
-        for fold in range(folds.folds or 0)
-    ]
+    first = [_make_plan(config.replace(fold=fold, seeds=1), data, devices) for fold in held_out]
     return [
         dataclasses.replace(plan, config=plan.config.replace(seed=each))
         for each in range(seed, seed + folds.seeds)

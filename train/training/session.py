@@ -10,12 +10,11 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfrecord_io.format.statistics import PixelStatistics
 from tfrecord_io.terminal.address import is_remote
 from train.data.dataset import Dataset, Part, open_dataset
 from train.data.feed import evaluation_batches, training_batches
 from train.kinds.task import require_numbers
-from train.machine.devices import Devices, configure_devices
+from train.machine.devices import Devices, configure_devices, set_seed
 from train.networks.models import Network, Pixels, build_network, freeze, restore
 from train.networks.optimizers import make_optimizer
 from train.networks.options import slow_network
@@ -162,15 +161,26 @@ class Session:
 
 
 def open_session(plan: Plan, data: Dataset, devices: Devices) -> Session:
-    """Returns the session of a plan; the pixels of a fold are read for it, those of a split not."""
-    manifest, train = data.manifest, plan.parts.train
+    """Returns the session of a plan, whose seed is that of all random numbers from now on.
+
+    The pixels of a fold are read for it, those of a split are not.
+    """
+    set_seed(plan.config.input.seed)
+    manifest, grey_factor, statistics = data.manifest, 1.0, None
     normalizes = plan.config.network.normalize == "data"
     is_wide = manifest.dtype == "uint16" and manifest.statistics is not None
-    statistics = data.statistics(train) if normalizes or is_wide else None
+    if normalizes or is_wide:
+        statistics = data.statistics(plan.parts.train)
+    if statistics and is_wide:
+        # Few 16-bit images use their whole range, so the mean plus four standard deviations of the
+        # training pixels becomes 255.
+        ends = zip(statistics.mean, statistics.std, strict=True)
+        top = max(mean + 4 * std for mean, std in ends)
+        grey_factor = 255 / min(max(top, 1.0), 65_535.0)
     pixels = Pixels(
         shape=manifest.image_shape,
         dtype=manifest.dtype,
-        grey_factor=_grey_factor(statistics) if statistics and is_wide else 1.0,
+        grey_factor=grey_factor,
         statistics=statistics if normalizes else None,
         is_padded=manifest.is_padded,
     )
@@ -185,13 +195,3 @@ def session_of(config: TrainConfig) -> Session:
     """
     data, devices = open_data_and_devices(config)
     return open_session(make_plans(config, data, devices)[0], data, devices)
-
-
-def _grey_factor(statistics: PixelStatistics) -> float:
-    """Returns what turns 16-bit values into grey levels of about 0..255.
-
-    Few 16-bit images use their whole range, so the mean plus four standard deviations of the
-    training pixels becomes 255.
-    """
-    top = max(mean + 4 * std for mean, std in zip(statistics.mean, statistics.std, strict=True))
-    return 255 / min(max(top, 1.0), 65_535.0)

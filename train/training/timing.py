@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from train.machine.devices import set_seed
 from train.networks.models import Network
 from train.training.session import Session
 from train.training.steps import Steps
@@ -17,7 +16,6 @@ from train.training.steps import Steps
 def prepare_steps(session: Session, *, num_steps: int) -> tuple[Session, Network, Steps]:
     """Returns a session of at least so many steps, its network of any weights, and its steps."""
     plan = session.plan
-    set_seed(plan.config.input.seed)
     wanted = num_steps * (plan.config.input.global_batch_size or 0)
     epochs = wanted // plan.parts.train.num_examples + 1
     network = session.build_network(plan.config.devices.precision)

@@ -19,7 +19,7 @@ from tfrecord_io.terminal.printing import many
 from tfrecord_io.terminal.stages import stage
 from train.data import seen
 from train.data.dataset import Dataset
-from train.machine.devices import Devices, set_seed
+from train.machine.devices import Devices
 from train.machine.places import METRICS_NAME, PAGE_NAME, RunFolder
 from train.results.additions import Additions
 from train.results.sections import Result
@@ -90,7 +90,6 @@ def complete(
     num_seen = has_seen.num_in("init")
     notes = [folder.note] if folder.note else []
     notes += first.describe(num_seen) if first else []
-    set_seed(plan.config.input.seed)
     session = open_session(plan, data, devices)
     progress, weights = train(session, folder, first, notes)
     # Each worker does the rest for itself. On JAX, what is built from here on lies on its devices.
