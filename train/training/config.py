@@ -17,7 +17,7 @@ from typing import Any
 
 from tfrecord_io.format.manifest import Manifest
 from tfrecord_io.terminal import flags, printing
-from tfrecord_io.terminal.address import Address, is_remote, local_path
+from tfrecord_io.terminal.address import Address, is_inside, is_remote, local_path
 from tfrecord_io.terminal.errors import UserError
 from tfrecord_io.terminal.flags import flag
 from tfrecord_io.terminal.printing import listed
@@ -231,6 +231,12 @@ def from_arguments(
         raise UserError(
             "--data is missing; give the folder of a finished dataset, such as the --output of "
             f"{flags.command('build')}"
+        )
+    init, workdir = config.network.init, getattr(arguments, "workdir", None)
+    if init and workdir and is_inside(init, workdir):
+        raise UserError(
+            f"--init {init} is in --workdir {workdir}, where this run would replace it; "
+            "choose another --workdir"
         )
     if cache and not is_remote(config.input.data):
         raise UserError(

@@ -54,8 +54,7 @@ def measure(session: Session, final: Final) -> tuple[dict[str, Any], Predictions
     if fitted:
         raw = plan.task.cool(predictions.probabilities, 1 / final.temperature)
         predictions = dataclasses.replace(predictions, uncalibrated=raw)
-    seed = plan.config.input.seed
-    results = metrics.measure(predictions, plan.measures, seed, final.thresholds)
+    results = metrics.measure(predictions, plan.measures, plan.seed, final.thresholds)
     results = {"split": evaluated.name} | results
     if fitted:
         facts = {"fitted_on": "val", "num_examples": fitted.num_examples}

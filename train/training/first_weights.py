@@ -6,14 +6,13 @@ The datasets of both may have their classes in another order, and may not have t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from tfrecord_io.format.kinds import kind_in
 from tfrecord_io.format.manifest import Manifest, check_types
-from tfrecord_io.terminal.address import is_inside
 from tfrecord_io.terminal.errors import UserError
 from tfrecord_io.terminal.flags import command
 from tfrecord_io.terminal.printing import counted, listed
@@ -109,26 +108,6 @@ class FirstWeights:
                 f"the weights of --init {self.init} do not fit: the network and the image size "
                 "must be those of that run; leave --model out to take its network"
             ) from None
-
-
-def first_weights(
-    init: str | None, open_run: Callable[[str], Path], workdir: str, manifest: Manifest
-) -> FirstWeights | None:
-    """Returns the weights of the run of `--init`; None without that flag.
-
-    `open_run` returns the folder of a run.
-
-    Raises:
-        UserError: if the training in `workdir` would replace that run; see also `FirstWeights.of`.
-    """
-    if not init:
-        return None
-    if is_inside(init, workdir):
-        raise UserError(
-            f"--init {init} is in --workdir {workdir}, where this run would replace it; "
-            "choose another --workdir"
-        )
-    return FirstWeights.of(init, open_run(init), manifest)
 
 
 def moved(

@@ -25,7 +25,7 @@ from train.results.sections import Result
 from train.results.write import write_results
 from train.training.claim import claim
 from train.training.config import TrainConfig
-from train.training.first_weights import first_weights
+from train.training.first_weights import FirstWeights
 from train.training.plan import Plan, make_plans, with_model
 from train.training.session import open_data_and_devices
 from train.training.trainer import complete
@@ -48,8 +48,8 @@ def cross_validate(
     """
     folder = RunFolder.at(workdir)
     data, devices = open_data_and_devices(config)
-    manifest = data.manifest
-    first = first_weights(config.network.init, additions.open_run, folder.address, manifest)
+    init, manifest = config.network.init, data.manifest
+    first = FirstWeights.of(init, additions.open_run(init), manifest) if init else None
     plans = make_plans(config, data, devices)
     config = with_model(config, manifest.image_shape)
     # A fold has no maps that explain its answers: they would take as long as its evaluation, export
@@ -59,23 +59,13 @@ def cross_validate(
         everyone = divided(data, config.folds)
         _announce(config, data, devices, everyone)
         for number, plan in enumerate(plans, 1):
-            fold, seed = _fold_and_seed(plan)
-            devices.say(f"\nrun {number} of {len(plans)}: fold {fold}, seed {seed}")
-            own = _folder_of(plan, folder)
+            devices.say(f"\nrun {number} of {len(plans)}: fold {plan.fold}, seed {plan.seed}")
+            own = folder / plan.folder
             with claim(own, plan.config, manifest, devices):
                 complete(plan, data, devices, own, first, of_fold)
             # Without this, the graphs of all runs stay in memory.
             keras.utils.clear_session()
         return _write(config, plans, data, everyone, folder) if devices.is_chief else {}
-
-
-def _fold_and_seed(plan: Plan) -> tuple[int, int]:
-    return plan.config.folds.fold or 0, plan.config.input.seed
-
-
-def _folder_of(plan: Plan, folder: RunFolder) -> RunFolder:
-    fold, seed = _fold_and_seed(plan)
-    return folder / f"seed-{seed}/fold-{fold}"
 
 
 def _announce(config: TrainConfig, data: Dataset, devices: Devices, everyone: Part) -> None:
@@ -101,7 +91,7 @@ def _write(
     predictions = _pool(plans, data, everyone, folder)
     results = _measure(config, plans, predictions, everyone.name)
     looks = [
-        (read_seen(_folder_of(plan, folder).path), part.rows)
+        (read_seen((folder / plan.folder).path), part.rows)
         for plan in plans[: config.folds.folds]
         if (part := plan.parts.test)
     ]
@@ -122,7 +112,7 @@ def _write(
 
 def _pool(plans: Sequence[Plan], data: Dataset, everyone: Part, folder: RunFolder) -> Predictions:
     """Returns the held-out predictions of all runs together."""
-    answers = [read_predictions(_folder_of(plan, folder).path) for plan in plans]
+    answers = [read_predictions((folder / plan.folder).path) for plan in plans]
     keys, probabilities, truths = zip(*answers, strict=True)
     row_of = dict(zip(data.values("key", everyone.rows), everyone.rows.tolist(), strict=True))
     return Predictions(
@@ -150,7 +140,7 @@ def _measure(
         "num_images": num_images,
         **measured,
     }
-    folds, seeds = zip(*map(_fold_and_seed, plans), strict=True)
+    folds, seeds = zip(*((plan.fold, plan.seed) for plan in plans), strict=True)
     if task.gives_probabilities:
         facts = {"fitted_on": f"the other folds of {splits}", "num_examples": num_images}
         of_folds = thresholds.calibrate_folds(predictions, np.array(folds)[predictions.runs])

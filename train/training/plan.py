@@ -42,6 +42,20 @@ class Plan:
     measures: MeasurePlan
     usual_epochs: int
 
+    @property
+    def fold(self) -> int:
+        """The fold that is held out, counted from 0."""
+        return self.config.folds.fold or 0
+
+    @property
+    def seed(self) -> int:
+        return self.config.input.seed
+
+    @property
+    def folder(self) -> str:
+        """Where the run is in that of its cross-validation."""
+        return f"seed-{self.seed}/fold-{self.fold}"
+
     @functools.cached_property
     def steps_after(self) -> list[int]:
         """The number of steps done after 0, 1, 2, ... and all epochs.

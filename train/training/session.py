@@ -75,7 +75,7 @@ class Session:
                 dataclasses.replace(plan.config.network, weights=weights),
                 self.pixels,
                 num_classes=self.data.manifest.num_classes,
-                seed=plan.config.input.seed,
+                seed=plan.seed,
                 task=plan.task,
                 temperature=temperature,
                 synchronized=exchanges and not is_final,
@@ -165,7 +165,7 @@ def open_session(plan: Plan, data: Dataset, devices: Devices) -> Session:
 
     The pixels of a fold are read for it, those of a split are not.
     """
-    set_seed(plan.config.input.seed)
+    set_seed(plan.seed)
     manifest, grey_factor, statistics = data.manifest, 1.0, None
     normalizes = plan.config.network.normalize == "data"
     is_wide = manifest.dtype == "uint16" and manifest.statistics is not None

@@ -28,7 +28,7 @@ from train.training.claim import claim
 from train.training.config import TrainConfig
 from train.training.export import EXPORT_NAME, answer, export_model, milliseconds_of
 from train.training.final import finish, measure
-from train.training.first_weights import FirstWeights, first_weights
+from train.training.first_weights import FirstWeights
 from train.training.plan import Plan, make_plans
 from train.training.session import open_data_and_devices, open_session
 from train.training.training_loop import train
@@ -62,7 +62,7 @@ def train_and_evaluate(
     folder = RunFolder.at(workdir)
     data, devices = open_data_and_devices(config)
     init, manifest = config.network.init, data.manifest
-    first = first_weights(init, additions.open_run, folder.address, manifest)
+    first = FirstWeights.of(init, additions.open_run(init), manifest) if init else None
     (plan,) = make_plans(config, data, devices)
     with claim(folder, plan.config, manifest, devices, overwrite=overwrite):
         return complete(plan, data, devices, folder, first, additions)
