@@ -184,8 +184,10 @@ def test_predictive_values_follow_from_the_prevalence_and_not_from_the_share_of_
         three_classes(80), three_classes(90), prevalences={"CNV": 0.02}
     )
     assert "ppv" not in urgent["test"]
-    rates = [cnv["test"][name]["value"] for name in ("sensitivity", "specificity")]
-    for name, expected in predictive_values(*rates, 0.02).items():
+    sensitivity, specificity = (
+        cnv["test"][name]["value"] for name in ("sensitivity", "specificity")
+    )
+    for name, expected in predictive_values(sensitivity, specificity, 0.02).items():
         assert cnv["test"][name]["value"] == pytest.approx(float(expected), abs=1e-5)
     assert cnv["test"]["ppv"]["low"] <= cnv["test"]["ppv"]["value"] <= cnv["test"]["ppv"]["high"]
 
