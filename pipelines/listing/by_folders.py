@@ -187,15 +187,13 @@ def _below_one_root(
     depth = min(len(common), deepest - len(layout))
     while not layout and depth and common[depth - 1] in splits:
         depth -= 1
-    return _below(images, common[:depth])
-
-
-def _below(folders: Iterable[str], root: Sequence[str]) -> dict[str, Place]:
-    """Returns the places of the folders in one tree, below a folder."""
-    inside, tree = "".join(f"{name}/" for name in root), "/".join(root)
-    below = {folder: folder.removeprefix(inside) for folder in folders if folder.startswith(inside)}
-    return {folder: Place(tree, tree, path, path.partition("/")[0])
-            for folder, path in below.items()}  # fmt: skip
+    root = "/".join(common[:depth])
+    inside = f"{root}/" if root else ""
+    return {
+        folder: Place(root, root, folder.removeprefix(inside), "")
+        for folder in images
+        if folder.startswith(inside)
+    }
 
 
 def _with_roles(
@@ -302,14 +300,19 @@ def place_folders(folders: Mapping[str, int], names: Mapping[str, str]) -> dict[
         names: the split of names of folders, besides `roles.SPLITS`.
     """
     splits = {folder: levels for folder in folders if (levels := _split_folders(folder, names))}
+    places = dict[str, Place]()
     if not splits:
         with_images = [folder for folder, num_images in folders.items() if num_images]
         common = common_folders(folder[:-1] for folder in with_images)
         # If all images are in one folder, that folder is the class.
-        depth = min((len(common), *(folder.count("/") - 1 for folder in with_images)))
-        places = _below(folders, common[: max(depth, 0)])
-        return {folder: place for folder, place in places.items() if place.below}
-    places = dict[str, Place]()
+        depth = max(min((len(common), *(folder.count("/") - 1 for folder in with_images))), 0)
+        # A file of an unknown ending may be an image, so elsewhere it is in a tree of its own.
+        for folder in folders:
+            parts = folder.split("/")
+            if len(parts) > depth + 1:
+                root = "/".join(parts[:depth])
+                places[folder] = Place(root, root, "/".join(parts[depth:]), parts[depth])
+        return places
     innermost = {levels[-1] for folder, levels in splits.items() if folders[folder]}
     # A file that is not an image, such as train/labels/labels.npy, must not choose a folder above
     # those of the images.

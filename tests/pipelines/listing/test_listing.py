@@ -89,10 +89,9 @@ def test_a_class_or_a_folder_in_it_may_have_the_name_of_a_split_which_is_said(de
         ({**TREE, "README.txt": b"", "cover.png": b"c", "train/x.jpeg": b"l"},
          ["cover.png", "train/x.jpeg"], 1),
         ({"CNV/1.png": b"1", "DME/2.png": b"2", "3.png": b"3", "notes": b""}, ["3.png"], 1),
-        ({"in/A/1.png": b"1", "in/B/2.png": b"2", "docs/a/n.npy": b"n"}, [], 1),
         ({"A/1.png": b"1", "A/1.xml": b"x", "B/2": b"2", "B/n.TXT": b"", "B/3.npy": b"n"}, [], 2),
     ],
-    ids=["beside splits", "beside classes", "beside their folder", "texts in classes"],
+    ids=["beside splits", "beside classes", "texts in classes"],
 )  # fmt: skip
 def test_images_outside_the_class_folders_are_rejects_and_texts_are_no_data(
     files, rejected, num_ignored
