@@ -5,7 +5,6 @@ data that the pages name. One that cannot run there says why, in a comment befor
 `<!-- not run: it needs a Kaggle account -->`.
 """
 
-import dataclasses
 import json
 import os
 import re
@@ -39,39 +38,15 @@ OF_THE_SYSTEM = {
 TEXT = {"text", "json"}
 
 
-@dataclasses.dataclass(frozen=True)
-class Block:
-    """A block of code in a page.
-
-    Attributes:
-        language: such as `sh`.
-        code: its lines.
-        line: of the page, on which it begins, counted from 1.
-        reason: why it cannot run; None if it can.
-    """
-
-    language: str
-    code: str
-    line: int
-    reason: str | None
-
-
 def blocks(page):
-    """Returns the blocks of a page, in order."""
-    text = page.read_text(encoding="utf-8")
-    found = re.finditer(
-        r"(?:<!-- not run: (?P<reason>[^>]*) -->\n)?^ *```(?P<language>\w*)\n(?P<code>.*?)^ *```$",
-        text,
-        re.DOTALL | re.MULTILINE,
-    )
+    """Returns the blocks of a page in order: `language`, `code`, and a `reason` not to run it."""
     return [
-        Block(
-            match["language"],
-            match["code"],
-            text.count("\n", 0, match.start("code")),
-            match["reason"],
+        *re.finditer(
+            r"(?:<!-- not run: (?P<reason>[^>]*) -->\n)?"
+            r"^ *```(?P<language>\w*)\n(?P<code>.*?)^ *```$",
+            page.read_text(encoding="utf-8"),
+            re.DOTALL | re.MULTILINE,
         )
-        for match in found
     ]
 
 
@@ -94,8 +69,8 @@ def test_every_link_leads_to_a_page_and_its_heading(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_every_block_names_its_language_or_why_it_is_not_run(page):
     for block in blocks(page):
-        assert block.language in TEXT | {"sh", "python"}, f"line {block.line}"
-        assert block.reason is None or len(block.reason.split()) >= 3, f"line {block.line}"
+        assert block["language"] in TEXT | {"sh", "python"}, block["code"]
+        assert block["reason"] is None or len(block["reason"].split()) >= 3, block["code"]
 
 
 def _tree():
@@ -183,11 +158,11 @@ def _run(clone, *command):
 
 def _run_blocks(page, clone):
     """Runs the shell blocks of a page in order, then its Python blocks as one program."""
-    runnable = [block for block in blocks(page) if block.reason is None]
+    runnable = [block for block in blocks(page) if block["reason"] is None]
     for block in runnable:
-        if block.language == "sh":
-            _run(clone, "bash", "-euo", "pipefail", "-c", block.code)
-    program = "\n".join(block.code for block in runnable if block.language == "python")
+        if block["language"] == "sh":
+            _run(clone, "bash", "-euo", "pipefail", "-c", block["code"])
+    program = "\n".join(block["code"] for block in runnable if block["language"] == "python")
     if program:  # in a file, because TensorFlow compiles functions from their source
         (clone / "page.py").write_text(program, encoding="utf-8")
         _run(clone, sys.executable, "page.py")
@@ -213,15 +188,15 @@ def _clone(folder):
 
 def _drawn_trees():
     """Returns the paths of each drawn tree, its command, and what the build prints of it."""
-    page = blocks(ROOT / "docs" / "sources.md")
-    places = [place for place, block in enumerate(page[:-2]) if "{1.." in block.code]
-    for drawn, command, said in (page[place : place + 3] for place in places):
-        words = drawn.code.replace("(", "\\(").split("\n")
+    codes = [block["code"] for block in blocks(ROOT / "docs" / "sources.md")]
+    places = [place for place, code in enumerate(codes[:-2]) if "{1.." in code]
+    for drawn, command, said in (codes[place : place + 3] for place in places):
+        words = drawn.replace("(", "\\(").split("\n")
         shown = subprocess.run(
             ["bash", "-c", f"printf '%s\\n' {' '.join(words)}"],
             check=True, capture_output=True, text=True,
         )  # fmt: skip
-        yield shown.stdout.split(), shlex.split(command.code)[2:], said.code.splitlines()
+        yield shown.stdout.split(), shlex.split(command)[2:], said.splitlines()
 
 
 def test_the_build_reads_the_drawn_trees_as_the_page_says():
@@ -318,7 +293,7 @@ def test_a_newcomer_can_run_every_block_of_the_readme_and_the_tutorial(tmp_path)
     [
         page
         for page in PAGES
-        if page not in NEWCOMER and any(b.reason is None for b in blocks(page))
+        if page not in NEWCOMER and any(b["reason"] is None for b in blocks(page))
     ],
     ids=lambda page: page.relative_to(ROOT).as_posix(),
 )
