@@ -87,7 +87,7 @@ def of_patients(*patients):
 
 SCANS = {
     f"{split}/{label}/{label}-{patient}-{number}.jpeg": jpeg(4 * patient + 2 * number + place)
-    for patient in range(100, 110)
+    for patient in range(100, 107)
     for split, numbers in (("train", (0, 1)), ("test", (2,)))
     for place, label in enumerate(("CNV", "NORMAL"))
     for number in numbers
