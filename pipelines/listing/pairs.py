@@ -106,7 +106,7 @@ def with_checked_pairs(images: Images, source: Source, options: ListingOptions) 
         errors.UserError: with both sides, names of each, and the flags that leave one out.
     """
     layout = [role for role, _ in images.layout if role in roles.ROLES]
-    refs, notes = images.table, list[str]()
+    refs, notes, named = images.table, list[str](), options.classes or options.grades
     _require_no_masks(refs["path"], layout, is_given=bool(options.layout))
     with source.open() as reader:
         look = functools.cache(functools.partial(_look, reader))
@@ -114,7 +114,8 @@ def with_checked_pairs(images: Images, source: Source, options: ListingOptions) 
             open_pairs = []
             for some in found:
                 drawn = _drawn_side([tuple(map(look, pair)) for pair in some.files])
-                is_settled = _is_settled(options, some)
+                is_named = named and (options.label_regex or not some.is_in_classes)
+                is_settled = options.layout or is_named
                 if drawn and is_settled and some.is_in_classes:
                     what = _shown(some.kind, some.names[drawn[0]])
                     notes.append(f"the pictures of {what} are {drawn[1]}")
@@ -176,12 +177,6 @@ def _require_no_masks(paths: pa.ChunkedArray, layout: Sequence[str], *, is_given
         )
 
 
-def _is_settled(options: ListingOptions, pairs: _Pairs) -> bool:
-    named = options.classes or options.grades
-    by_classes = named and (options.label_regex or not pairs.is_in_classes)
-    return bool(options.layout or by_classes)
-
-
 def _pairs(refs: pa.Table, layout: Sequence[str]) -> Iterator[_Pairs]:
     """Yields folders or words whose files have the same names."""
     for kind, sides in _sides(refs).items():
@@ -190,8 +185,9 @@ def _pairs(refs: pa.Table, layout: Sequence[str]) -> Iterator[_Pairs]:
         if role == "split" or not 2 <= len(sides) <= _MAX_NAMES:
             continue
         for names in itertools.combinations(sorted(sides), 2):
-            known = [[sides[name][form] for name in names] for form in range(3)]
-            shares = [_share(*some) for some in known]
+            known = [*zip(*(sides[name] for name in names), strict=True)]
+            shares = [len(files.keys() & others.keys()) / (min(len(files), len(others)) or 1)
+                      for files, others in known]  # fmt: skip
             form = shares.index(max(shares))
             share, (files, others) = shares[form], known[form]
             if share < _SAME:
@@ -209,10 +205,6 @@ def _pairs(refs: pa.Table, layout: Sequence[str]) -> Iterator[_Pairs]:
                 and not _are_numbered(stems)
             )  # fmt: skip
             yield _Pairs(kind, names, pairs, is_sure)
-
-
-def _share(files: _Files, others: _Files) -> float:
-    return len(files.keys() & others.keys()) / (min(len(files), len(others)) or 1)
 
 
 def _sides(refs: pa.Table) -> Mapping[_Kind, dict[str, tuple[_Files, ...]]]:
