@@ -76,14 +76,17 @@ def with_frames(
     pictures = [ONE_PICTURE] * num_files
     for row, some in zip(rows.tolist(), read, strict=True):
         pictures[row] = some
-    if modalities:
-        known = refs[_MODALITY].to_pylist() if _MODALITY in refs.column_names else None
-        pictures = _of_modality(pictures, known, {*modalities})
+    ignored = collections.Counter(reason for some in pictures for reason in some.ignored)
+    frames = [(number, some) for some in pictures for number in some.frames]
     refs = refs.take(np.repeat(np.arange(num_files), [len(some.frames) for some in pictures]))
-    headers = [some.header for some in pictures for _ in some.frames]
+    if modalities:
+        told = refs[_MODALITY].to_pylist() if _MODALITY in refs.column_names else None
+        kept = _of_modality(told or [some.header.modality for _, some in frames], modalities)
+        ignored["other_modality"] = len(frames) - len(kept)
+        refs, frames = refs.take(kept), [frames[row] for row in kept]
+    headers = [some.header for _, some in frames]
     columns = dict(zip(refs.column_names, refs.columns, strict=True))
-    numbers = [frame for some in pictures for frame in some.frames]
-    columns["frame"] = pa.array(numbers, REF_SCHEMA.field("frame").type)
+    columns["frame"] = pa.array([number for number, _ in frames], REF_SCHEMA.field("frame").type)
     if not keep_patients:
         images = images.noted(*_notes_on_alike(headers), is_private=False)
         patients = [header.patient or None for header in headers]
@@ -93,15 +96,13 @@ def with_frames(
         # A table of labels knows better.
         if any(values):
             columns.setdefault(f"{OTHER}{name}", pa.array(values, pa.string()))
-    formats = (some.file_format for some in pictures for _ in some.frames)
-    ignored = collections.Counter(reason for some in pictures for reason in some.ignored)
     has_unit = any(header.unit for header in headers)
     refs = pa.table(columns).combine_chunks()
     found = Ledger(num_files=refs.num_rows - num_files + ignored.total(), ignored=ignored)
     images = images.then(
         refs,
         found,
-        frames=collections.Counter(name for name in formats if name),
+        frames=collections.Counter(some.file_format for _, some in frames if some.file_format),
         units=collections.Counter(h.unit or SHARE for h in headers) if has_unit else {},
         no_window=any(header.needs_range for header in headers),
     )
@@ -182,32 +183,19 @@ def map_starts(
     return map_ahead(function, items, 2 * num_threads, num_threads=num_threads)
 
 
-def _of_modality(
-    pictures: Sequence[Pictures], known: Sequence[str | None] | None, wanted: Collection[str]
-) -> list[Pictures]:
-    """Returns the pictures of each file without those of other modalities, which are ignored.
-
-    `known` has the modality of each file, if a table of labels tells it.
+def _of_modality(found: Sequence[str | None], wanted: Collection[str]) -> list[int]:
+    """Returns the places of the pictures that have one of some modalities.
 
     Raises:
-        errors.UserError: if no picture has one of them.
+        errors.UserError: if none has.
     """
-    found = known or [some.header.modality for some in pictures]
-    if not wanted & {*found}:
-        counts = collections.Counter[str | None]()
-        for name, some in zip(found, pictures, strict=True):
-            counts[name] += len(some.frames)
-        raise errors.UserError(
-            f"--modality {','.join(sorted(wanted))}: the modalities of the input are "
-            f"{_told(counts)}; DICOM files name them, or a column modality of --labels"
-        )
-    others = Pictures(frames=[])
-    return [
-        some if name in wanted else others._replace(
-            ignored=[*some.ignored, *["other_modality"] * len(some.frames)]
-        )
-        for name, some in zip(found, pictures, strict=True)
-    ]  # fmt: skip
+    if kept := [place for place, name in enumerate(found) if name in wanted]:
+        return kept
+    raise errors.UserError(
+        f"--modality {','.join(sorted(wanted))}: the modalities of the input are "
+        f"{_told(collections.Counter(found))}; DICOM files name them, or a column modality of "
+        "--labels"
+    )
 
 
 def _note_on_modalities(refs: pa.Table) -> Iterator[str]:
