@@ -136,10 +136,9 @@ class Exclusion:
         if images is None:
             raise fault or RuntimeError("nothing was listed")
         withdrawn = num_files - images.ledger.num_files
-        notes = [*self._notes_of_unmet(images), *self._notes_of_sites(images)]
-        return images.then(
-            found=Ledger(num_files=withdrawn, excluded=withdrawn, notes=tuple(notes))
-        )
+        told = (*self._told_of_unmet(images), *self._told_of_sites(images))
+        notes = tuple(Note(text, is_stored=False) for text in told)
+        return images.then(found=Ledger(num_files=withdrawn, excluded=withdrawn, notes=notes))
 
     def find(
         self, source: Source, images: Images | None, options: ListingOptions, labels: Labels | None
@@ -199,31 +198,22 @@ class Exclusion:
         return listed_files
 
     def _find_rows(
-        self,
-        names: Sequence[str],
-        files: set[str],
-        patients: Collection[str],
-        table: LabelTable,
+        self, names: Sequence[str], files: set[str], patients: Collection[str], table: LabelTable
     ) -> set[int]:
         """Returns the rows of the table that name what is left out; adds the files of these."""
-        named = table.cells.get("patient", [None] * len(table.cells["path"]))
-        if "site" in table.cells:
-            named = persons(*map(pa.array, (named, table.cells["site"]))).to_pylist()
-        paths = {path for path in self.paths if path}
-        rows = {
-            row
-            for row, (patient, path) in enumerate(zip(named, table.cells["path"], strict=True))
-            if patient in patients or path in paths
-        }
-        for row in rows:
-            self.met.update(filter(None, (named[row], table.cells["path"][row])))
+        rows, paths = set[int](), {*filter(None, self.paths)}
+        entries = zip(_patients_of(table.cells), table.cells["path"], strict=True)
+        for row, (patient, path) in enumerate(entries):
+            if patient in patients or path in paths:
+                rows.add(row)
+                self.met.update(filter(None, (patient, path)))
         match = match_files(names, table)
         files.update(
             name for name, row in zip(names, match.row_of_file, strict=True) if row in rows
         )
         return rows | match.rows_of([name in files for name in names])
 
-    def _notes_of_unmet(self, images: Images) -> Iterator[Note]:
+    def _told_of_unmet(self, images: Images) -> Iterator[str]:
         """Yields which rows fit nothing, without a name in them; or only nearly."""
         unmet = {
             str(row): {*filter(None, entry)}
@@ -236,19 +226,17 @@ class Exclusion:
         alike = look_alike(present.union(*unmet.values()))
         near = [row for row in rows if any(unmet[row].intersection(some) for some in alike)]
         if near:
-            text = (
+            yield (
                 f"row {listed(near)} of --exclude differs only in case, spaces, hyphens or "
                 "invisible characters from a patient or file that stays in; correct that row"
             )
-            yield Note(text, is_stored=False)
         if rows:
-            text = (
+            yield (
                 f"{len(rows):,} of {counted(len(self.paths), 'row')} of --exclude fit no patient "
                 f"and no file of the input (row {listed(rows)}); use the names in examples.parquet"
             )
-            yield Note(text, is_stored=False)
 
-    def _notes_of_sites(self, images: Images) -> Iterator[Note]:
+    def _told_of_sites(self, images: Images) -> Iterator[str]:
         """Yields which rows name no site, where a site has a patient of that name, who stays."""
         kept = pc.fill_null(images.table["patient"], "")
         at_sites = {who.rpartition("/")[2] for who in kept.unique().to_pylist() if "/" in who}
@@ -258,12 +246,11 @@ class Exclusion:
             if patient and at_sites & {patient, patient_code(patient)}
         ]
         if rows:
-            text = (
+            yield (
                 f"row {listed(rows)} of --exclude names a patient without a site. That name is in "
                 "the dataset with a site (of DICOM files, the issuer of the PatientID): if it is "
                 "the same person, add a row with that site"
             )
-            yield Note(text, is_stored=False)
 
 
 def read_exclusion(file: Path, missing: Sequence[str] | None) -> Exclusion:
@@ -273,16 +260,19 @@ def read_exclusion(file: Path, missing: Sequence[str] | None) -> Exclusion:
         raise errors.UserError(
             f"--exclude {file} needs a column patient (and site, if the input has sites) or path"
         )
-    num_rows = len(next(iter(cells.values())))
-    names = patients = cells.get("patient", [None] * num_rows)
-    sites = cells.get("site", [None] * num_rows)
-    if "site" in cells:
-        patients = persons(*map(pa.array, (names, sites))).to_pylist()
-    rows = zip(names, sites, patients, strict=True)
+    patients = _patients_of(cells)
+    empty = [None] * len(patients)
+    columns = (cells.get("patient", empty), cells.get("site", empty), patients)
+    rows = zip(*columns, strict=True)
     # The site is the one that has issued the PatientID.
     codes = {patient_code(name, site or ""): who for name, site, who in rows if name and who}
-    paths = cells.get("path", [None] * num_rows)
-    return Exclusion(patients, [path or "" for path in paths], codes)
+    return Exclusion(patients, [path or "" for path in cells.get("path", empty)], codes)
+
+
+def _patients_of(cells: Mapping[str, Sequence[str | None]]) -> Sequence[str | None]:
+    """Returns the patient of each row of a table, with the site in front if it has sites."""
+    names = cells.get("patient", [None] * len(next(iter(cells.values()))))
+    return persons(*map(pa.array, (names, cells["site"]))).to_pylist() if "site" in cells else names
 
 
 def _patients_in_tags(source: Source, listed_files: Collection[str]) -> dict[str, str | None]:
