@@ -287,7 +287,8 @@ def keep_compiled() -> None:
     with contextlib.suppress(OSError, RuntimeError):
         if jax.config.jax_compilation_cache_dir is None:
             (folder := folder.expanduser()).mkdir(parents=True, exist_ok=True)
-            jax.config.update("jax_compilation_cache_dir", str(folder))
+            if os.access(folder, os.W_OK):  # else JAX warns of each function
+                jax.config.update("jax_compilation_cache_dir", str(folder))
 
 
 def _workers(options: DeviceOptions) -> tuple[list[str], int]:

@@ -98,3 +98,11 @@ jax.jit(lambda x: x * 2 + 1)(1.0)
     subprocess.run([sys.executable, "-c", script], env=environ, check=True, cwd=REPO)
     assert list((own if named else users).glob("*-cache"))
     assert users.exists() != named
+    users.mkdir(0o500, parents=True, exist_ok=True)
+    users.chmod(0o500)
+    if named or os.access(users, os.W_OK):  # as root may
+        return
+    script = script.replace("2 + 1", "3 + 1")  # which is not kept yet
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, env=environ, check=True, cwd=REPO, stderr=subprocess.PIPE)
+    assert b"Permission denied" not in done.stderr
