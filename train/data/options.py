@@ -92,7 +92,10 @@ class AugmentOptions:
         least=0,
     )
 
-    __post_init__ = flags.check
+    def __post_init__(self) -> None:
+        flags.check(self)
+        if not self.augment and self.augment_strength != 1:
+            raise ValueError("--augment_strength is for --augment; leave it out")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -52,7 +52,10 @@ class LossOptions:
         least=0,
     )
 
-    __post_init__ = flags.check
+    def __post_init__(self) -> None:
+        flags.check(self)
+        if self.class_weights == "none" and self.class_weight_power != 0.5:
+            raise ValueError("--class_weight_power is for --class_weights balanced; leave it out")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

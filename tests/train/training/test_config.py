@@ -31,6 +31,8 @@ def parse(*argv, **defaults):
         ),
         ({"fold_splits": "train"}, "--fold, --fold_splits and --seeds need --folds"),
         ({"seeds": 2}, "--fold, --fold_splits and --seeds need --folds"),
+        ({"augment": False, "augment_strength": 0.5}, "--augment_strength is for --augment"),
+        ({"class_weights": "none", "class_weight_power": 1}, "--class_weight_power is for --class"),
         ({"folds": 5, "fold": 1, "seeds": 2}, "--fold trains one run, with --seed"),
         ({"folds": 5, "fold": 5}, r"--fold must be in 0\.\.4, received 5"),
         ({"epochs": 2, "head_epochs": 3}, "--head_epochs 3 is more than --epochs 2"),
