@@ -187,10 +187,10 @@ def _of_modality(found: Sequence[str | None], wanted: Collection[str]) -> list[i
     """Returns the places of the pictures that have one of some modalities.
 
     Raises:
-        errors.UserError: if none has.
+        errors.UserError: if none has one of them.
     """
-    if kept := [place for place, name in enumerate(found) if name in wanted]:
-        return kept
+    if {*wanted} <= {*found}:
+        return [place for place, name in enumerate(found) if name in wanted]
     raise errors.UserError(
         f"--modality {','.join(sorted(wanted))}: the modalities of the input are "
         f"{_told(collections.Counter(found))}; DICOM files name them, or a column modality of "

@@ -168,6 +168,7 @@ class ListingOptions:
         "as NA, None and nan; --missing '' for none)",
         parse=lambda text: tuple(text.split(",")),
         metavar="A,B,...",
+        may_be_empty=True,
     )
     #: The source, if the table of labels is in its files; `labels` goes before it.
     rows: RowSource | None = None

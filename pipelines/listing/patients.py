@@ -11,7 +11,7 @@ from pipelines import errors
 from pipelines.listing import roles
 from pipelines.listing.by_folders import PATIENT
 from pipelines.listing.files import find_in_names, first_of
-from pipelines.listing.images import Images
+from pipelines.listing.images import Images, Ledger, Note
 from pipelines.listing.options import DEFAULT_PATIENT_REGEX, ListingOptions
 from pipelines.listing.refs import OTHER, counts_of
 from tfrecord_io.format.person import persons
@@ -33,6 +33,9 @@ def with_patients(images: Images, options: ListingOptions, *, in_table: bool) ->
         in_names = find_in_names(refs["path"], options.patient_regex)
         images = _noted(images.with_column("patient", in_names), options.patient_regex)
         patients = pc.coalesce(patients, in_names)
+    elif options.patient_regex != DEFAULT_PATIENT_REGEX:
+        told = "the column patient of the table names the patients, and not --patient_regex"
+        images = images.then(found=Ledger(notes=(Note(told, is_stored=False),)))
     if PATIENT in refs.column_names:
         images = images.then(images.table.drop_columns(PATIENT))
         if options.patient_regex == DEFAULT_PATIENT_REGEX or "patient" in options.layout:

@@ -66,6 +66,9 @@ def test_some_values_have_a_form_of_their_own():
     # A class with a comma is in quotes, as in CSV.
     chosen = parsed([*ARCHIVE, '--classes="COVID-19, ARDS"', "--classes=NORMAL"])
     assert chosen.listing.classes == ("COVID-19, ARDS", "NORMAL")
+    # That no text but the empty cell is a missing value, as the help says.
+    for flag in (["--missing", ""], ["--missing="]):
+        assert parsed([*LABELS, *flag]).listing.missing == ("",)
     # What the build does not know is for Beam, an abbreviated flag included.
     chosen = parsed(["--runner=DataflowRunner", *ARCHIVE, "--project", "p", "--overw"])
     assert chosen.beam_args == ("--runner=DataflowRunner", "--project", "p", "--overw")

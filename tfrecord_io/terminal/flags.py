@@ -64,7 +64,8 @@ def flag(default: Any, help_text: str, **rules: Any) -> Any:
             values allowed, besides None. `least`, alone or with `most`, `above` and `below` are
             limits of numbers. `metavar` is the name of the value in --help. `can_be_negated` says
             that `--no-NAME` turns a bool off, `alias` is another name of the flag, `adds_up` that
-            it can be given several times, for one list. Others are for the caller.
+            it can be given several times, for one list, `may_be_empty` that an empty text is a
+            value. Others are for the caller.
     """
     return dataclasses.field(default=default, metadata={"help": help_text, **rules})
 
@@ -75,14 +76,16 @@ class _Store(argparse.Action):
     A flag that is given again adds to its list, or must say the same again.
     """
 
-    def __init__(self, *args: Any, adds_up: bool = False, **settings: Any) -> None:
+    def __init__(
+        self, *args: Any, adds_up: bool = False, may_be_empty: bool = False, **settings: Any
+    ) -> None:
         super().__init__(*args, **settings)
-        self._adds_up = adds_up
+        self._adds_up, self._may_be_empty = adds_up, may_be_empty
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
         if self.nargs == 0:
             values = not option_string.startswith("--no-")
-        elif values == "" or (isinstance(values, list) and "" in values):
+        elif not self._may_be_empty and "" in (values if isinstance(values, list) else [values]):
             # As of a variable of the shell that is not set: it would name the current folder.
             parser.error(f"{option_string or self.dest} has no value; give one, or leave it out")
         given = vars(parser).setdefault("given", {})
@@ -193,7 +196,8 @@ def add_flags(
         text = (field.metadata["help"] + _shown_default(field)).replace("%", "%%")
         settings: dict[str, Any] = {"default": argparse.SUPPRESS}
         settings["help"] = argparse.SUPPRESS if is_hidden else text
-        settings["action"] = functools.partial(_Store, adds_up=field.metadata.get("adds_up", False))
+        rules = {name: field.metadata.get(name, False) for name in ("adds_up", "may_be_empty")}
+        settings["action"] = functools.partial(_Store, **rules)
         names = [f"--{name}" for name in (field.metadata.get("alias"), field.name) if name]
         if kind is bool:
             settings["nargs"] = 0

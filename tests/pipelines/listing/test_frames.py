@@ -147,6 +147,8 @@ def test_two_modalities_in_one_class_are_told_and_one_can_be_chosen(tmp_path, ca
     assert (found.options["modality"], found.preprocessing.get("no_window")) == (["OPT"], None)
     with pytest.raises(errors.UserError, match=r"--modality CT: the modalities .* are OPT 6, OP 4"):
         list_images(DirectorySource(folder), ListingOptions(modality=("CT",)))
+    with pytest.raises(errors.UserError, match="--modality CT,OPT: the modalities"):
+        list_images(DirectorySource(folder), ListingOptions(modality=("OPT", "CT")))
 
 
 @pytest.mark.parametrize(("other", "num_told"), [("smith 1", "2"), ("SMITH-2", "")])

@@ -436,6 +436,14 @@ def test_in_a_csv_the_texts_that_pandas_takes_for_missing_are_missing(tmp_path, 
     assert f"table of --labels: 25 in {name} (written '' or '#DIV/0!' or" in note
 
 
+def test_a_pattern_for_patients_whom_the_table_names_is_told(tmp_path, scans, capsys):
+    labels = write_csv(tmp_path / "labels.csv", ROWS)
+    assert build(scans, labels, tmp_path / "out", r"--patient_regex=scan(\d)") == 0
+    told = "warning: the column patient of the table names the patients, and not --patient_regex"
+    assert told in capsys.readouterr().err
+    assert {row["patient"] for row in rows_of(tmp_path / "out")} == {row["patient"] for row in ROWS}
+
+
 def test_missing_names_the_texts_that_are_missing_instead(tmp_path):
     rows = [row | {"label": text} for row, text in zip(ROWS, ("NA", "None", "?", ""), strict=False)]
     assert table_of(tmp_path, rows, missing=("?", "NA")).cells["label"] == ["", "None", "", ""]
