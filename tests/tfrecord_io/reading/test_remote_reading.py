@@ -441,7 +441,7 @@ def test_a_program_ends_while_a_silent_server_is_waited_for(web, url, read):
         "next(batches)"
     )
     with web.failing("silent", after=40):
-        subprocess.run([sys.executable, "-c", program, url], cwd=ROOT, check=True, timeout=15)
+        subprocess.run([sys.executable, "-c", program, url], cwd=ROOT, check=True, timeout=45)
 
 
 @pytest.mark.parametrize("read", [_numpy, _tensorflow])
