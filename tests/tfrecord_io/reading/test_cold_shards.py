@@ -65,14 +65,6 @@ def test_records_are_announced_in_the_order_of_their_places(data, told):
         assert told[first : first + 64] == sorted(records_of(data, group))
 
 
-@pytest.mark.parametrize("read", [tfrecord_io.make_batches, tfrecord_io.make_dataset])
-def test_a_reader_announces_what_it_reads(data, told, read):
-    for _ in read(data, split="train", batch_size=10, seed=4):
-        pass
-    join()
-    assert {*records_of(data, np.arange(NUM_EXAMPLES))} == {*told}
-
-
 def test_each_part_is_announced_before_the_one_ahead_of_it_is_read(data, told, monkeypatch):
     stride = Manifest.load(data).layout.stride
     monkeypatch.setattr("tfrecord_io.reading.batches._ANNOUNCED_BYTES", 100 * stride)

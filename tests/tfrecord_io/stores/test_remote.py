@@ -158,15 +158,6 @@ def test_a_file_replaces_only_the_version_that_was_seen(folder):
         remote.replace(url, b"three", second)
 
 
-def test_an_answer_that_is_cut_off_is_asked_for_again(s3):
-    url = f"s3://{BUCKET}/cut"
-    write(url, CONTENT)
-    with s3.failing("cut", times=2):
-        assert remote.read(url, 5, 100) == CONTENT[5:105]
-    with s3.failing("cut", times=1):
-        assert remote.read_file(url) == CONTENT
-
-
 @pytest.fixture
 def impatient(monkeypatch):
     """Gives a server that fails little time."""
@@ -212,16 +203,6 @@ def test_a_process_that_was_forked_after_a_store_was_opened_is_told_so_instead_o
 
 
 # ---- web servers
-
-
-def test_a_file_on_a_web_server_is_read_by_ranges(web):
-    web.files["my scans.zip"] = WebFile(CONTENT)
-    url = web.url("my%20scans.zip")
-    found = remote.describe(url)
-    assert (found.size, found.mark) == (len(CONTENT), "1")
-    web.bytes_sent = 0
-    assert remote.read(url, 100, 50, found.mark) == CONTENT[100:150]
-    assert web.bytes_sent == 50
 
 
 def test_a_signed_address_is_asked_for_word_for_word_and_never_shown(web):
