@@ -64,9 +64,8 @@ class Unmapped:
         work, planned = _Work(self, wanted), collections.deque[_Plan]()
         try:
             for step in itertools.count():
-                if step % _STEPS_A_CHECK == 0 and work.is_done():
-                    break
-                if (rows := next(batches, None)) is None:
+                is_done = step % _STEPS_A_CHECK == 0 and work.is_done()
+                if is_done or (rows := next(batches, None)) is None:
                     break
                 planned.append(work.plan(rows, alone=step == 0))
                 while len(planned) > _LEAST_BATCHES_AHEAD and (
