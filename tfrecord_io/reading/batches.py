@@ -1,7 +1,6 @@
 """Batches as NumPy arrays, for JAX, PyTorch and other programs without TensorFlow.
 
-The order and the bytes are those of `reader.make_dataset`: a batch is one gather out of the mapped
-shards. Two threads gather ahead; they copy without holding the GIL.
+A batch is one gather out of the mapped shards. Two threads gather ahead, without holding the GIL.
 """
 
 from __future__ import annotations
@@ -91,14 +90,12 @@ def make_batches(
         for a replica. They are copies, the caller's own.
 
     Raises:
-        ManifestError: as `opening.open_split` does; or if the split is smaller than a batch where
-            all batches must be full.
-        TypeError, ValueError: if an argument has a wrong type or is out of range, or the arguments
-            do not fit together.
+        ManifestError: as `opening.open_split` does; or if no batch of the split is full, but all
+            must be.
+        TypeError, ValueError: if an argument is wrong, or the arguments do not fit together.
         OSError: if `mmap` was asked for and the operating system cannot map the files.
-        UserError: if the URL or the cache cannot be used.
-        StoreError: if the store cannot be used; also when the batches are read, if a record is
-            damaged, or the store has another version of a shard by then.
+        UserError, StoreError: if the URL, the cache or the store cannot be used; StoreError also
+            while batches are read, if a record is damaged, or a shard was replaced.
     """
     check_type("prefetch", prefetch, int)
     check_type("with_keys", with_keys, bool)
@@ -143,9 +140,7 @@ def make_batches(
 class Batches:
     """What `make_batches` returns: an iterable that can be gone through again and again.
 
-    Attributes:
-        order: which examples each batch holds: places in `examples`.
-        examples: int64, places in the split.
+    `order` holds places in `examples`, which are places in the split, int64.
     """
 
     dataset: MappedDataset
@@ -191,15 +186,14 @@ class Batches:
         for records, rows in dataset.until_mapped(batches, examples):
             yield records, rows[np.newaxis], order.weights(step)[np.newaxis]
             step += 1
-        waiting: list[tuple[Records, np.ndarray, np.ndarray]] = []
+        ahead: list[tuple[Records, np.ndarray, np.ndarray]] = []
         most = min(EXAMPLES_AT_ONCE, _ANNOUNCED_BYTES // dataset.layout.stride)
         for places, weights in order.parts(step, most):
             rows = dataset.rows(examples[places])
             dataset.cold.announce(rows.ravel())
-            # So that a part is announced before the one ahead of it is read.
-            yield from waiting
-            waiting = [(dataset.records, rows, weights)]
-        yield from waiting
+            yield from ahead  # while the disk reads what was just announced
+            ahead = [(dataset.records, rows, weights)]
+        yield from ahead
 
     def __len__(self) -> int:
         """Returns the number of batches; raises TypeError if they are endless."""

@@ -71,8 +71,7 @@ class DatasetCache:
 
     Attributes:
         path: of the file of records.
-        memory: uint8 [(records + 1) * stride], read-only: that file, mapped into memory; zeros
-            where a record is absent, and for one more.
+        memory: uint8 [(records + 1) * stride], read-only: that file, mapped into memory.
         states: uint8 [records], read-only: the state of each record of the dataset. Other
             processes and threads change it at any time, but never to `ABSENT` from `PRESENT`.
         is_full: whether there is no room for another record.
@@ -112,11 +111,9 @@ class DatasetCache:
         except RuntimeError as error:  # of a user without a home folder
             raise OSError(f"{error} Name a folder with cache_dir") from None
         self.path = self._root / identity / _RECORDS
-        self.is_full = False
         self._stride = manifest.layout.stride
         self._num_bytes, self._num_records = manifest.num_bytes, manifest.num_examples
-        self._mutex = threading.Lock()
-        self._reserved = 0
+        self.is_full, self._reserved, self._mutex = False, 0, threading.Lock()
         self._files: dict[str, int] = {}
         _claim(self._root)
         with _locked(self._root / _LOCK, _OPEN_SECONDS) as total:
@@ -243,8 +240,7 @@ def warn_once(message: str) -> None:
 
 def _claim(root: Path) -> None:
     """Makes the folder of the cache, or checks that it is one of this user."""
-    # One that exists keeps its mode, because it may be shared on purpose.
-    root.mkdir(0o700, parents=True, exist_ok=True)
+    root.mkdir(0o700, parents=True, exist_ok=True)  # an old one may be shared on purpose
     tag = root / _TAG_NAME
     try:
         owner = tag.lstat().st_uid

@@ -100,11 +100,7 @@ class _Plan(NamedTuple):
 
 
 class _Work:
-    """The reads of one iteration, and their threads.
-
-    These are daemons, so that one that waits for a silent server does not keep the program from
-    ending.
-    """
+    """The reads of one iteration, by daemons: no silent server keeps the program from ending."""
 
     def __init__(self, source: Unmapped, wanted: np.ndarray) -> None:
         self._source, self._wanted = source, wanted
@@ -246,5 +242,4 @@ class _Work:
             return records
 
         records = patiently(read, self._closed)
-        is_kept = self._cache is not None and self._cache.keep(run.first, records)
-        return None if is_kept else records
+        return None if self._cache and self._cache.keep(run.first, records) else records

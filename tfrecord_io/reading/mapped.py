@@ -48,8 +48,7 @@ _NUM_PROBES = 8
 class MappedDataset:
     """A split as a map-style dataset for PyTorch, or for plain numpy: one gather a batch.
 
-    Each worker process opens it again. With `DataLoader(dataset, sampler=BatchOrder(...),
-    batch_size=None)` each index is a whole batch.
+    Each worker process opens it again. docs/reader.md shows it with a `DataLoader`.
 
     Attributes:
         name: of the split and its folder, for messages.
@@ -108,10 +107,8 @@ class MappedDataset:
             # too short a file.
             if must_map:
                 raise
-            warn_once(
-                f"{self.name} cannot be mapped into memory ({error}); reading each record anew, in "
-                "every epoch"
-            )
+            told = "reading each record anew, in every epoch"
+            warn_once(f"{self.name} cannot be mapped into memory ({error}); {told}")
             self.records = Records(layout, np.zeros(layout.stride, np.uint8))
             self.rows = Rows(sizes)
             self.unmapped = Unmapped(shards, files, self.records)
@@ -192,9 +189,7 @@ class MappedDataset:
 def as_places(examples: int | Sequence[int] | np.ndarray, num_examples: int) -> np.ndarray:
     """Returns int64 [...] places of examples, given as places or as a mask, bool [num_examples].
 
-    Raises:
-        TypeError: if they are neither.
-        ValueError: if the mask has another length.
+    Raises TypeError if they are neither, ValueError if the mask has another length.
     """
     array = np.asarray(examples)
     if array.dtype == bool:
@@ -264,8 +259,7 @@ def _map_files(
 ) -> np.ndarray:
     """Returns uint8 [num_rows * stride], in which each file is mapped at its first row.
 
-    Python's own mmap object owns the whole range, and unmaps it, files included, when its last
-    user is gone.
+    Python's mmap object owns the whole range, and unmaps it with its files after its last use.
     """
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
     region = mmap.mmap(-1, num_rows * stride, flags=flags, prot=mmap.PROT_READ)

@@ -88,10 +88,7 @@ def _feistel(value: np.ndarray, a: int, b: int, key: np.ndarray, num_rounds: int
 
 
 def check_type(name: str, value: object, kind: type[bool | int | float]) -> None:
-    """Raises TypeError unless an argument is of a type, of Python or of NumPy.
-
-    An `int` is a `float`, too, but a `bool` is neither.
-    """
+    """Raises TypeError unless an argument is of a type, of Python or NumPy; a bool is no int."""
     types, expected = _TYPES[kind]
     is_bool = isinstance(value, (bool, np.bool_))
     if is_bool != (kind is bool) or not isinstance(value, types):
@@ -107,9 +104,8 @@ class BatchOrder:
     training can go on with another number of replicas in the same global order. As a sampler of a
     PyTorch DataLoader with `batch_size=None` it yields its batches.
 
-    Raises:
-        TypeError: if a number is not a whole one, or a switch not True or False.
-        ValueError: if a value is out of range, or two contradict each other.
+    Raises TypeError or ValueError if a value has a wrong type, is out of range, or contradicts
+    another.
     """
 
     num_examples: int

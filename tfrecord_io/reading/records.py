@@ -46,11 +46,8 @@ class Rows:
 
 
 def lay_out(shard_sizes: Sequence[int], stride: int) -> list[int]:
-    """Returns the first row of each shard in one range of memory, and the number of all rows.
-
-    Each shard begins at a page of memory and at a multiple of the stride, in bytes.
-    """
-    # Every `period` rows a row begins where a page does.
+    """Returns the first row of each shard in one range of memory, and the number of all rows."""
+    # Every `period` rows a row begins where a page does, as each shard must.
     period = mmap.PAGESIZE // math.gcd(mmap.PAGESIZE, stride)
     taken = [max(1, -(-size // period)) * period for size in shard_sizes]
     return list(itertools.accumulate(taken, initial=0))
@@ -63,8 +60,7 @@ class Records:
         layout: of a record.
         array: uint8 [rows, stride].
         blocks: uint8 [blocks, block length of the layout]: the same bytes, from the first image on.
-            The image of a row is the first `image_length / block_length` of its `stride /
-            block_length` blocks, and its key and label are in the others.
+            A row has `stride / block_length` blocks: its image, then its key and label.
     """
 
     def __init__(self, layout: schema.RecordLayout, memory: np.ndarray) -> None:
@@ -94,8 +90,7 @@ class Records:
 class BufferPool:
     """Gives out buffers of so many bytes, and reuses each when its last array is gone.
 
-    The system clears every page of new memory before its first use. For batches of some megabytes
-    that costs more than gathering the images does.
+    The system clears new memory before its first use, which costs more than gathering the images.
     """
 
     def __init__(self, num_bytes: int) -> None:
