@@ -22,9 +22,16 @@ def data(tmp_path_factory):
     return directory
 
 
+def join():
+    for thread in threading.enumerate():
+        if thread.name == "announce":
+            thread.join()
+
+
 @pytest.fixture
 def told(data, monkeypatch):
     """What the system is told of, as it happens, on a disk none of which is in memory."""
+    join()  # the threads of other tests
     happened: list[tuple[str, int, int]] = []
 
     def advise(file, start, length, advice):
@@ -37,12 +44,6 @@ def told(data, monkeypatch):
     monkeypatch.setattr(os, "posix_fadvise", advise)
     monkeypatch.setattr(os, "preadv", preadv)
     return happened
-
-
-def join():
-    for thread in threading.enumerate():
-        if thread.name == "announce":
-            thread.join()
 
 
 def records_of(data, examples):
