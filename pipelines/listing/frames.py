@@ -10,7 +10,6 @@ import collections
 import itertools
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -30,7 +29,7 @@ from tfrecord_io.decoding.preprocess import (
     find_pictures,
 )
 from tfrecord_io.decoding.rejects import Reject
-from tfrecord_io.stores.ahead import map_ahead
+from tfrecord_io.stores.ahead import Item, Result, map_ahead
 from tfrecord_io.terminal.printing import bar, printable
 
 # The column of the modality, from tags of DICOM or a table.
@@ -43,8 +42,6 @@ _NUM_THREADS = 8
 # processes would take longer.
 _NUM_AT_ONCE = 250
 _MOST_IN_ONE_PROCESS = 1000
-
-_Item, _Result = TypeVar("_Item"), TypeVar("_Result")
 
 
 def with_frames(
@@ -173,9 +170,9 @@ def pictures_in(reader: Reader, member: Member) -> Pictures:
 
 
 def map_starts(
-    reader: Reader, function: Callable[[_Item], _Result], items: Iterable[_Item]
-) -> Iterator[_Result]:
-    """Yields the result of a function that reads the start of each file, in order; see `ahead`.
+    reader: Reader, function: Callable[[Item], Result], items: Iterable[Item]
+) -> Iterator[Result]:
+    """Yields the result of a function that reads the start of each file, in order, see `map_ahead`.
 
     As many are read at a time as the reader takes.
     """

@@ -158,20 +158,16 @@ def _read_excel(file: Path, notes: list[str], faults: dict[int, str]) -> pa.Tabl
             row += [None] * (column - len(row))
             row[column - 1] = rows[first - 1][column - 1]
     start = _header_in(rows, notes)
-    numbers = [
-        number
-        for number, row in enumerate(rows, 1)
-        if number == start + 1
-        or (number > start and (number in without_value or any(cell is not None for cell in row)))
-    ]
-    for place, number in enumerate(numbers, -1):
+    kept = list[Sequence[Any]]()
+    for number, row in enumerate(rows[start:], start + 1):
         if number in without_value:
-            faults[max(place, 0)] = (
+            faults[max(len(kept) - 1, 0)] = (
                 f"the cell {without_value[number]} has a formula without a value (open the table "
                 "in Excel or LibreOffice, and save it)"
             )
-    header, *rows = (rows[number - 1] for number in numbers)
-    return _table_of(header, rows)
+        if not kept or number in without_value or any(cell is not None for cell in row):
+            kept.append(row)
+    return _table_of(kept[0], kept[1:])
 
 
 def _shown(cell: Any) -> Any:
