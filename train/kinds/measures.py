@@ -257,6 +257,8 @@ def defined_mean(values: np.ndarray) -> np.ndarray:
 class Measure(NamedTuple):
     """All that is known of a measure of metrics.json; a new one is an entry of `MEASURES`.
 
+    `score` of its kind of label computes it, or `area` where `Task.label_measures` names it.
+
     Attributes:
         title: its name on pages and in the terminal.
         least: lower limit of its values.
@@ -265,8 +267,8 @@ class Measure(NamedTuple):
         behind: the examples of a view that it rests on: `positives`, `negatives`, or those of the
             `fewer` groups; empty for all examples.
         counts: whether it is a share of these examples.
-        area: what computes it from a view, see `area_under_curve`; None if `Task.score` and others
-            compute several measures at once, which is faster.
+        area: what computes it alone from a view, see `area_under_curve`; None if `Task.score` and
+            others compute it with other measures, which is faster.
     """
 
     title: str

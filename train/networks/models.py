@@ -95,8 +95,8 @@ def build_network(
     else:
         kind = options.normalize or "unit"
         scaled = _normalize(pixels, kind, stored)
-        is_plain = options.model == "convnet"
-        features = _convnet(scaled) if is_plain else _small_resnet(scaled, synchronized)
+        build = {"convnet": _convnet, "small_resnet": _small_resnet}[options.model]
+        features = build(scaled, synchronized)
     if options.head_units:
         features = keras.layers.Dense(options.head_units, activation="relu", name="head")(features)
     if options.dropout:
@@ -236,7 +236,7 @@ def _conv(filters: int, size: int, stride: int = 1, **options: object) -> keras.
     return keras.layers.Conv2D(filters, size, strides=stride, padding="same", **options)
 
 
-def _convnet(features):
+def _convnet(features, _: bool):
     """The 2018 tutorial's network for Fashion-MNIST: convolutions of 32, 64 and 64 filters.
 
     The tutorial flattened the last 3x3x64 map. Larger images are pooled further, to at most 8x8, so
