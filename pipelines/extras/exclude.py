@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from pipelines import errors
 from pipelines.listing.files import chosen, in_tree
 from pipelines.listing.frames import map_starts, pictures_in
-from pipelines.listing.images import Images, Ledger, Note
+from pipelines.listing.images import Images, Ledger
 from pipelines.listing.label_table import Labels, LabelTable
 from pipelines.listing.matching import find_files, folders_in, match_files
 from pipelines.listing.options import ListingOptions
@@ -137,8 +137,8 @@ class Exclusion:
             raise fault or RuntimeError("nothing was listed")
         withdrawn = num_files - images.ledger.num_files
         told = (*self._told_of_unmet(images), *self._told_of_sites(images))
-        notes = tuple(Note(text, is_stored=False) for text in told)
-        return images.then(found=Ledger(num_files=withdrawn, excluded=withdrawn, notes=notes))
+        images = images.then(found=Ledger(num_files=withdrawn, excluded=withdrawn))
+        return images.noted(*told, is_private=False, is_stored=False)
 
     def find(
         self, source: Source, images: Images | None, options: ListingOptions, labels: Labels | None

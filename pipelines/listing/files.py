@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines import errors
-from pipelines.listing.images import Images, Ledger, Note
+from pipelines.listing.images import Images, Ledger
 from pipelines.listing.options import ListingOptions
 from pipelines.listing.refs import BATCH_ROWS, REF_SCHEMA, RejectedFile
 from pipelines.sources.source import MAX_FILE_BYTES, NOT_PERMITTED, Member
@@ -106,13 +106,14 @@ def read_files(members: Iterable[Member], options: ListingOptions, *, has_folder
             f"{printable(rejects[0].source_path)}: {rejects[0].detail}"
         )
     ledger = Ledger(num_files=num_files, rejects=tuple(rejects), ignored=ignored, excluded=excluded)
-    if options.exclude_regex and not excluded:
-        text = f"--exclude_regex {options.exclude_regex!r} leaves out no file"
-        ledger += Ledger(notes=(Note(text, is_stored=False),))
     table = pa.Table.from_batches(batches, _FILE_SCHEMA).combine_chunks()
     if table["spelled"].null_count == len(table):
         table = table.drop_columns("spelled")
-    return Images(table=table, ledger=ledger + Ledger.of_others(others))
+    images = Images(table=table, ledger=ledger + Ledger.of_others(others))
+    if excluded or not options.exclude_regex:
+        return images
+    told = f"--exclude_regex {options.exclude_regex!r} leaves out no file"
+    return images.noted(told, is_private=False, is_stored=False)
 
 
 def _ignored_reason(name: str) -> str | None:

@@ -127,9 +127,10 @@ class Images:
         table = self.table if table is None else table
         return dataclasses.replace(self, table=table, ledger=ledger, **facts)
 
-    def noted(self, *texts: str, is_private: bool = True) -> Images:
+    def noted(self, *texts: str, is_private: bool = True, is_stored: bool = True) -> Images:
         """Returns the images with more notes, see `Note`."""
-        return self.then(found=Ledger(notes=tuple(Note(text, is_private) for text in texts)))
+        notes = tuple(Note(text, is_private, is_stored) for text in texts)
+        return self.then(found=Ledger(notes=notes))
 
     def with_column(self, name: str, column: pa.Array | pa.ChunkedArray) -> Images:
         """Returns the images with other values in a column of `REF_SCHEMA`."""

@@ -11,7 +11,7 @@ from pipelines import errors
 from pipelines.listing import roles
 from pipelines.listing.by_folders import PATIENT
 from pipelines.listing.files import find_in_names, first_of
-from pipelines.listing.images import Images, Ledger, Note
+from pipelines.listing.images import Images
 from pipelines.listing.options import DEFAULT_PATIENT_REGEX, ListingOptions
 from pipelines.listing.refs import OTHER, counts_of
 from tfrecord_io.format.person import persons
@@ -35,7 +35,7 @@ def with_patients(images: Images, options: ListingOptions, *, in_table: bool) ->
         patients = pc.coalesce(patients, in_names)
     elif options.patient_regex != DEFAULT_PATIENT_REGEX:
         told = "the column patient of the table names the patients, and not --patient_regex"
-        images = images.then(found=Ledger(notes=(Note(told, is_stored=False),)))
+        images = images.noted(told, is_private=False, is_stored=False)
     if PATIENT in refs.column_names:
         images = images.then(images.table.drop_columns(PATIENT))
         if options.patient_regex == DEFAULT_PATIENT_REGEX or "patient" in options.layout:
