@@ -365,26 +365,6 @@ def test_of_files_of_one_name_in_two_forms_one_is_a_copy_or_a_reject():
     assert (listing.table.num_rows, listing.ledger.copies, listing.ledger.rejects) == (3, 1, ())
 
 
-@pytest.mark.parametrize(
-    ("options", "num"),
-    [({"classes": ("Œdéme A",)}, 4), ({"tree": "Œdéme A"}, 4), ({"exclude_regex": "Œdéme A"}, 4),
-     ({"include_regex": "Œdéme A"}, 4), ({"label_regex": "(Œdéme .)"}, 8)],
-)  # fmt: skip
-@pytest.mark.parametrize("form", FORMS)
-def test_flags_mean_the_names_in_any_form(options, num, form):
-    options = {
-        name: tuple(unicodedata.normalize(form, part) for part in value)
-        if isinstance(value, tuple) else unicodedata.normalize(form, value)
-        for name, value in options.items()
-    }  # fmt: skip
-    if "tree" in options:
-        options |= {"layout": ("class",)}
-    files = in_two_forms()
-    if "tree" in options:
-        files = {path.replace("/", "/K/", 1): data for path, data in files.items()}
-    assert list_files(files, **options).table.num_rows == num
-
-
 def test_patients_whose_names_look_alike_are_told():
     files = {
         f"{label}/{p}/{label}.png": p.encode() for label in "AB" for p in ("müller03", "Müller-03")
