@@ -49,7 +49,10 @@ class FirstWeights:
         """
         path = folder / BEST_NAME
         if not path.is_file():
-            raise UserError(f"--init {init} is not a finished run: it has no {BEST_NAME}")
+            raise UserError(
+                f"--init {init} is not a finished run: it has no {BEST_NAME}; of a "
+                "cross-validation, name one of its runs, such as seed-0/fold-0"
+            )
         try:
             facts, groups = load_checkpoint(path)
             check_types(facts, {"label_names": [str]}, BEST_NAME)
@@ -105,8 +108,9 @@ class FirstWeights:
             restore(variables, values)
         except (TrainingError, ValueError, IndexError):
             raise UserError(
-                f"the weights of --init {self.init} do not fit: the network and the image size "
-                "must be those of that run; leave --model out to take its network"
+                f"the weights of --init {self.init} do not fit: the network, and the size and "
+                "the channels of the images, must be those of that run; leave --model out to take "
+                "its network, and build the dataset as its dataset was"
             ) from None
 
 
