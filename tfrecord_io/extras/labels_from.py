@@ -43,12 +43,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Writes the table; returns 0, or 2 if there are no annotations.
+    """Writes the table; returns 0, or 2 if there are no annotations or it is not a new .csv.
 
     Raises:
         UserError: if they cannot be read.
     """
     folder = args.directory
+    if args.output.suffix.lower() != ".csv" or args.output.exists():
+        return refuse(f"--output {args.output} must be a new .csv file")
     found = [
         (one_form(path), file, set(map(one_form, names)))
         for read in (_coco, _voc, _yolo)

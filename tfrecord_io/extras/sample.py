@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 import tfrecord_io.auditing.verify as core
@@ -69,7 +70,7 @@ def verify(
     source_paths = _read_names(names) if dataset.has_codes else {}
     # Several examples may be frames or augmented copies of one file.
     wanted: dict[str, list[tuple[Mapping[str, Any], int | None]]] = defaultdict(list)
-    for row in table.take(sorted(drawn)).to_pylist():
+    for row in table.take(pa.array(sorted(drawn), pa.int64())).to_pylist():
         path, frame = row["path"], None
         # A DICOM file is read by frames, if it has only one, too; a later page has no hash.
         if row["file_format"] == "DICOM" or row["file_xxh3"] is None:
@@ -120,8 +121,9 @@ def _read_names(names: str | Path | None) -> dict[str, str]:
         )
     try:
         private = pq.read_table(names, columns=["path", "source_path"])
-    except (ValueError, KeyError) as error:
-        raise OSError(f"cannot read --names {names}: {error}") from error
+    except (OSError, ValueError, KeyError) as error:
+        why = str(error).partition("\n")[0]
+        raise OSError(f"cannot read --names {names}: {why}") from error
     return dict(zip(*(column.to_pylist() for column in private.columns), strict=True))
 
 

@@ -248,6 +248,11 @@ def test_verify_decodes_an_anonymous_dataset_again(secret, source_tree, tmp_path
     words = ["verify", str(built), f"--source_input={source_tree}"]
     assert __main__.main(words) == 1
     assert "needs --names FILE" in capsys.readouterr().err
+    for other in (built / "examples.parquet", built / "none"):
+        assert __main__.main([*words, f"--names={other}"]) == 1
+        said = capsys.readouterr().err
+        assert f"cannot read --names {other}: " in said
+        assert said.count("\n") == 1
     assert __main__.main([*words, f"--names={names}"]) == 0
     assert "images decoded again" in capsys.readouterr().out
     moved = write_tree(tmp_path / "moved", {"train/CNV/CNV-1-1.jpeg": b""})

@@ -101,3 +101,12 @@ def test_annotations_that_cannot_be_a_table_are_refused(tmp_path, capsys, files,
     folder = write(tmp_path / "in", files)
     assert main(["labels_from", str(folder), f"--output={tmp_path / 'labels.csv'}"]) == 2
     assert re.search(message, capsys.readouterr().err)
+
+
+def test_the_table_is_a_new_csv(tmp_path, capsys):
+    folder = write(tmp_path / "in", {"a.xml": VOC})
+    (there := tmp_path / "there.csv").write_text("mine")
+    for output in (there, tmp_path / "new.xlsx", tmp_path):
+        assert main(["labels_from", str(folder), f"--output={output}"]) == 2
+        assert f"{output} must be a new .csv file" in capsys.readouterr().err
+    assert there.read_text() == "mine"

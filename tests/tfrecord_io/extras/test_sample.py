@@ -50,6 +50,8 @@ def test_what_cannot_be_sampled_is_an_error(dataset, source_tree, capsys):
     whole, source = ["verify", str(dataset)], f"--source_input={source_tree}"
     assert main([*whole, source, "--num_samples=-1"]) == 2
     assert "--num_samples must be at least 0, received -1" in capsys.readouterr().err
+    assert main([*whole, source, "--num_samples=0"]) == 0
+    assert "; 0 images decoded again" in capsys.readouterr().out
     for flag in ("--num_samples=5", "--seed=0", "--names=names.parquet"):
         assert main([*whole, flag]) == 2
         assert f"{flag.partition('=')[0]} is about the sample of" in capsys.readouterr().err
