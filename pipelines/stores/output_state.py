@@ -113,10 +113,12 @@ def place_of(
         has_lock: whether the lock of the folder proves that no other build is writing it.
 
     Raises:
-        errors.UserError: if the folder holds another dataset, shards without a plan, or a damaged
-            plan or manifest.
+        errors.UserError: if the folder holds a run, another dataset, shards without a plan, or a
+            damaged plan or manifest.
         manifest.ManifestError: if it holds the dataset, but not all of its shards.
     """
+    if storage.exists("config.json") and storage.exists("history.json"):
+        raise errors.UserError(f"{storage.root} holds a run of a network; choose another --output")
     state = "replace" if overwrite else _state_of(storage, identity, has_lock)
     if state == "replace":
         return Place(_beside(storage, fingerprint(identity)), storage)

@@ -129,8 +129,17 @@ def test_a_lock_on_a_file_that_its_last_holder_deleted_is_taken_anew(tmp_path, m
 # ---- what is there already
 
 
-def place_of(storage):
-    return output_state.place_of(storage, {"seed": 0}, overwrite=False, has_lock=True)
+def place_of(storage, overwrite=False):
+    return output_state.place_of(storage, {"seed": 0}, overwrite=overwrite, has_lock=True)
+
+
+@pytest.mark.parametrize("overwrite", [True, False])
+def test_the_folder_of_a_run_is_refused(storage, overwrite):
+    run = {"config.json": b"{}", "history.json": b"[]", "report.html": b"its page"}
+    write_tree(Path(storage.root), run)
+    with pytest.raises(errors.UserError, match="holds a run of a network"):
+        place_of(storage, overwrite)
+    assert files_of(Path(storage.root)) == run
 
 
 @pytest.mark.parametrize("name", ["train-00000-of-00001.tfrecord", "report.html"])
