@@ -96,8 +96,7 @@ class _Training:
     """The network in training, and its progress."""
 
     def __init__(self, session: Session, folder: RunFolder, first: FirstWeights | None) -> None:
-        self._session = session
-        self._folder = folder
+        self._session, self._folder = session, folder
         self._plan, self._config, self._devices = session.plan, session.plan.config, session.devices
         self._checkpoint = folder.path / CHECKPOINT_NAME
         facts, self._saved = load_checkpoint(self._checkpoint)
