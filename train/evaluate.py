@@ -82,13 +82,10 @@ def evaluate(arguments: argparse.Namespace) -> None:
     """
     options = flags.from_flags(MeasureOptions, arguments)
     address, data, split = ", ".join(arguments.run), arguments.data, arguments.split
-    if (len(arguments.run) > 1 or is_remote(address)) and not arguments.output:
-        raise UserError(
-            f"--run {address} is not one local folder; name a folder for the results with --output"
-        )
     dataset = open_dataset(data, options.columns)
     manifest = dataset.manifest
     splits = _chosen_splits(manifest, split, data)
+    output = _output_of(arguments, manifest)
     runs = single_runs([POWERS.open_run(each) for each in arguments.run])
     classifier = load_classifiers(runs)
     _require_fit(classifier, manifest, address, data)
@@ -105,12 +102,6 @@ def evaluate(arguments: argparse.Namespace) -> None:
     how = options.decided([view.name for view in task.views(names)])
     part, exposure = _unseen(runs, dataset, splits, arguments.include_seen)
     own_results = read_json(runs[0] / METRICS_NAME) if len(runs) == 1 else {}
-    output = arguments.output or folder_of(address, manifest, split)
-    if any((output / name).exists() for name in (MANIFEST_NAME, "config.json")):
-        raise UserError(
-            f"--output {output} holds a dataset or a run, whose page and measures would be "
-            "replaced; name another folder"
-        )
     console.make_folder("--output", output)
 
     # After the checks: these take seconds to import.
@@ -156,6 +147,22 @@ def _chosen_splits(manifest: tfrecord_io.Manifest, split: str, data: Address) ->
     if not manifest.split(splits).num_examples:
         raise UserError(f"split {split!r} of {data} is empty; name another --split")
     return splits
+
+
+def _output_of(arguments: argparse.Namespace, manifest: tfrecord_io.Manifest) -> Path:
+    """Returns the folder for the results, which holds no others than those of an evaluation."""
+    address = ", ".join(arguments.run)
+    if (len(arguments.run) > 1 or is_remote(address)) and not arguments.output:
+        raise UserError(
+            f"--run {address} is not one local folder; name a folder for the results with --output"
+        )
+    output = arguments.output or folder_of(address, manifest, arguments.split)
+    if any((output / name).exists() for name in (MANIFEST_NAME, "config.json")):
+        raise UserError(
+            f"--output {output} holds a dataset or a run, whose page and measures would be "
+            "replaced; name another folder"
+        )
+    return output
 
 
 def _require_fit(
