@@ -28,11 +28,12 @@ from pipelines.report import summary
 from pipelines.shards.build import Build
 from pipelines.shards.drops import require_policies
 from pipelines.shards.finish import finish_dataset, require_finished
-from pipelines.shards.job import Job, prepare_job
+from pipelines.shards.job import Job, Planning, prepare_job
 from pipelines.sources.factory import open_source
 from pipelines.stores import output_state
 from tfrecord_io.extras import shortcuts
 from tfrecord_io.stores.folder import Folder
+from tfrecord_io.terminal.address import Address
 
 #: The options of the extras; a line can be deleted with its extra.
 EXTRAS = (
@@ -56,20 +57,25 @@ def build(argv: Sequence[str]) -> None:
         errors.BuildError: if the build could not be finished.
     """
     options = parse_options(argv, EXTRAS)
-    carry_out = make_dataset
-    carry_out = preview.or_preview(carry_out, planned, options)
-    carry_out(options)
-
-
-def make_dataset(options: BuildOptions) -> None:
-    """Builds a dataset; raises as `build` does."""
-    output = options.output.output
     beam_args = launch.start(options)
+    use_plan = make_dataset
+    use_plan = preview.or_preview(use_plan, options)
+    use_plan(functools.partial(planned, options), options.output.output, beam_args)
+
+
+def make_dataset(plan: Planning, output: Address, beam_args: Sequence[str]) -> None:
+    """Plans a dataset, writes and finishes it, and says what was made.
+
+    Args:
+        plan: see `planned`, with the options of the build.
+        output: folder or URL of the dataset.
+        beam_args: the flags of Beam.
+    """
     from pipelines.engine import engine
 
     pipeline = engine.make_pipeline(beam_args)
     returns_early = engine.returns_early(pipeline.options)
-    with planned(options, output_state.open_output(output)) as job:
+    with plan(output_state.open_output(output)) as job:
         if job is None:
             summary.print_complete(output)
             return

@@ -5,22 +5,20 @@ The build is listed and planned as always, but in a temporary folder, which is t
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import io
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines import errors
-from pipelines.engine import launch
 from pipelines.options import BuildOptions
-from pipelines.shards.job import Job
+from pipelines.shards.job import Job, Planning
 from pipelines.shards.write import write_images
 from pipelines.sources.factory import SourceOptions
 from pipelines.stores.output_state import PLAN_FILE
@@ -30,9 +28,6 @@ from tfrecord_io.stores.folder import Folder
 from tfrecord_io.terminal.address import is_remote
 from tfrecord_io.terminal.flags import flag
 from tfrecord_io.terminal.printing import counted, printable
-
-#: Lists and plans a build with some options into a folder, see `build_tfrecords.planned`.
-Planned = Callable[..., contextlib.AbstractContextManager[Job | None]]
 
 # The images that are made for the estimate.
 _MOST_TRIED = 32
@@ -47,27 +42,26 @@ class Options:
     preview: bool = flag(False, "say what would be made, and about how fast, and write nothing")
 
 
-def or_preview(
-    make_dataset: Callable[[BuildOptions], None], planned: Planned, options: BuildOptions
-) -> Callable[[BuildOptions], None]:
-    """Returns what the command does: a preview with `--preview`, else a dataset."""
+def or_preview(make_dataset: Callable[..., None], options: BuildOptions) -> Callable[..., None]:
+    """Returns what the command does with a plan: a preview with `--preview`, else a dataset."""
     is_wanted = options.of(Options).preview
-    return functools.partial(print_preview, planned) if is_wanted else make_dataset
+    return functools.partial(print_preview, options.source) if is_wanted else make_dataset
 
 
-def print_preview(planned: Planned, options: BuildOptions) -> None:
-    """Prints what a build would make, whatever its output holds; raises as `planned` does."""
-    beam_args = launch.start(options, needs_workers=False)
+def print_preview(
+    source: SourceOptions, plan: Planning, output: str, beam_args: Sequence[str]
+) -> None:
+    """Prints what a build would make, whatever its output holds; raises as `plan` does."""
     from pipelines.engine import engine
 
     num_processes = engine.num_processes(beam_args) or 1
-    if first := _done_first(options.source):
+    if first := _done_first(source):
         print(f"the build would first {first}; nothing was written or downloaded")
         return
     with tempfile.TemporaryDirectory(prefix="scan-tfrecords-") as scratch:
         try:
-            with planned(options, Folder(scratch), is_trial=True) as job:
-                lines = list(_lines(job, options.output.output, num_processes)) if job else []
+            with plan(Folder(scratch), is_trial=True) as job:
+                lines = list(_lines(job, output, num_processes)) if job else []
         except errors.RefusedError as error:
             raise errors.RefusedError(f"the build would fail: {error.why}") from None
     print(*lines, "nothing was written", sep="\n")

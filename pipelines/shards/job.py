@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 import pyarrow as pa
 
@@ -13,6 +14,9 @@ from pipelines.shards import drops
 from pipelines.shards.build import Build
 from pipelines.shards.finish import list_rejects
 from pipelines.stores import output_state
+
+#: Lists and plans a build into a folder, in a block; see `build_tfrecords.planned`.
+Planning = Callable[..., AbstractContextManager["Job | None"]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
