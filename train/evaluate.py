@@ -94,8 +94,8 @@ def evaluate(arguments: argparse.Namespace) -> None:
     seen = shapes.of_dataset(manifest, splits)
     if warning := shapes.warn_of_unseen(seen, classifier.shapes, classifier.preprocessing):
         print(f"warning: {warning}", file=sys.stderr)
-    # Of a class that the dataset does not name it has no images. Whether its images have a label
-    # that it does not name is not known, so that label is not measured.
+    # A class that the dataset does not name has no images there. A label that it does not name may
+    # still be present in its images, so that label is not measured.
     task = classifier.task
     names = classifier.label_names if task.kind.one_hot else manifest.label_names
     # The prevalence is used at the end; a wrong one is told now.

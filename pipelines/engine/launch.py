@@ -138,7 +138,7 @@ def _signals_as_ctrl_c() -> Iterator[list[int]]:
         received.append(number)
         raise KeyboardInterrupt
 
-    # nohup has SIGHUP ignored.
+    # Signals that are ignored stay so, as SIGHUP under nohup.
     is_main = threading.current_thread() is threading.main_thread()
     ends = (signal.SIGTERM, signal.SIGHUP) if is_main else ()
     numbers = [number for number in ends if signal.getsignal(number) is signal.SIG_DFL]

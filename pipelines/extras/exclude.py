@@ -214,7 +214,7 @@ class Exclusion:
         return rows | match.rows_of([name in files for name in names])
 
     def _told_of_unmet(self, images: Images) -> Iterator[str]:
-        """Yields which rows fit nothing, without a name in them; or only nearly."""
+        """Yields sentences with the numbers of rows that match nothing, or only nearly."""
         unmet = {
             str(row): {*filter(None, entry)}
             for row, entry in enumerate(zip(self.patients, self.paths, strict=True), start=1)

@@ -143,7 +143,7 @@ class Reuse(ReusableDataset):
         return None if why else self
 
     def _why_not(self, draft: Manifest) -> list[str]:
-        """Returns what makes other pixels of a file in the new dataset than in the old one."""
+        """Returns the settings that change the pixels of a file between the two datasets."""
         decoder, versions = self.dataset.options.get("decoder", {}), draft.options["decoder"]
         # Those for DICOM are present only if some files are DICOM.
         shared = decoder.keys() & versions.keys() or versions.keys()

@@ -23,7 +23,6 @@ import pyarrow.compute as pc
 from pipelines import errors
 from pipelines.listing import roles
 from pipelines.listing.files import (
-    IMAGE_SUFFIXES,
     common_folders,
     folders_above,
     has_suffix,
@@ -33,6 +32,7 @@ from pipelines.listing.files import (
 from pipelines.listing.images import Images, Ledger
 from pipelines.listing.options import ListingOptions
 from pipelines.listing.refs import counts_of, make_refs
+from tfrecord_io.decoding.preprocess import IMAGE_SUFFIXES
 from tfrecord_io.terminal.printing import counted, printable
 
 # The class folders of the Kermany OCT data, by which its tree is recognised among others.
@@ -291,9 +291,9 @@ def _choose_tree(
 def place_folders(folders: Mapping[str, int], names: Mapping[str, str]) -> dict[str, Place]:
     """Finds the tree and the class of each folder; those without one are absent.
 
-    The split folder of a file is the outermost that is some image's innermost one. So
-    train/train/CNV/1.png is in the inner `train`, unless there is a train/DME/2.png: then the outer
-    folder is the split and the inner `train` is a class.
+    The split folder of a file is the outermost one that is the last split folder above some image.
+    So train/train/CNV/1.png is in the inner `train`, unless there is a train/DME/2.png: then the
+    outer folder is the split and the inner `train` is a class.
 
     Args:
         folders: the number of images in each folder, by its path, which ends with `/`.

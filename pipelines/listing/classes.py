@@ -22,7 +22,7 @@ from tfrecord_io.format.schema import SPLITS
 from tfrecord_io.terminal.printing import counted
 from tfrecord_io.terminal.spelling import look_alike, misspelled, rename_flag, written
 
-# With fewer classes than this, few images of each are said of no collection.
+# With fewer classes than this, few images of a class draw no note.
 _FEW_CLASSES = 5
 
 _ADVICE = (

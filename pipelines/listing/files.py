@@ -17,13 +17,10 @@ from pipelines.listing.images import Images, Ledger
 from pipelines.listing.options import ListingOptions
 from pipelines.listing.refs import BATCH_ROWS, REF_SCHEMA, RejectedFile
 from pipelines.sources.source import MAX_FILE_BYTES, NOT_PERMITTED, Member
-from tfrecord_io.decoding.preprocess import SINGLE_SUFFIXES, TIFF_SUFFIXES, split_frame_path
+from tfrecord_io.decoding.preprocess import IMAGE_SUFFIXES, split_frame_path
 from tfrecord_io.format.person import column_in_one_form
 from tfrecord_io.terminal.printing import counted, printable
 from tfrecord_io.terminal.spelling import found_in
-
-#: Endings of the names of images.
-IMAGE_SUFFIXES = (*SINGLE_SUFFIXES, *TIFF_SUFFIXES, ".dcm", ".dicom")
 
 _SYSTEM_FILES = frozenset({".ds_store", "thumbs.db", "desktop.ini"})
 

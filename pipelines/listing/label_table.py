@@ -138,7 +138,7 @@ class Labels:
 
     @functools.cached_property
     def table(self) -> LabelTable:
-        """All of it.
+        """All its columns.
 
         Raises:
             errors.UserError: if a row or a column cannot be read, a label is neither 0 nor 1, a row

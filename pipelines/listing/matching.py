@@ -11,11 +11,12 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from pipelines import errors
-from pipelines.listing.files import IMAGE_SUFFIXES, folders_above
+from pipelines.listing.files import folders_above
 from pipelines.listing.images import Ledger, Note
 from pipelines.listing.label_table import LabelTable
 from pipelines.listing.refs import RejectedFile
 from pipelines.listing.table_files import OPTIONAL
+from tfrecord_io.decoding.preprocess import IMAGE_SUFFIXES
 
 # How many pairs of a path and a file are shown, and how many files with the same end are compared.
 _NUM_SHOWN, _MOST_ALIKE = 3, 1000

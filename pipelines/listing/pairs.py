@@ -42,8 +42,8 @@ _NUMBERS = [rf"^(?:[^/]*/)*(?:[^/0-9]*[0-9]+){{{k}}}[^/0-9]*0*(?P<number>[0-9]+)
 # Pictures of a folder that are read, and the largest file in bytes.
 _NUM_READ, _LARGEST = 4, 32 * 1024 * 1024
 
-# Two folders have the same names if so many of the smaller one's are in the other. Without a look
-# at pictures, so many names decide.
+# Two folders have the same names if this share of the smaller one's names is in the other. The
+# second share and the least number of names settle it without a look at the pictures.
 _SAME, _SAME_FOR_SURE, _LEAST_FOR_SURE = 0.5, 0.8, 5
 
 # A picture is nearly binary if so many pixels have one of a few levels or that of their neighbour.

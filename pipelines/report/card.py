@@ -53,8 +53,8 @@ _MAX_BARS = 40
 _ON_CORNERS = (
     "Names were taken out of paths, tables and tags, but not out of the pixels: text that a device "
     "has written into a picture stays. Most devices write in the corners. These are the corners of "
-    "{} stored images, one of each size and format of the files at first. No text here does not "
-    "mean that there is none elsewhere."
+    "{} stored images, one of each size and format of the files at first. There may still be "
+    "text elsewhere."
 )
 _ON_PROVENANCE = page.markup(
     "Written by <code>scan-tfrecords build</code>. The same input, options and versions give the "

@@ -29,8 +29,8 @@ RECIPE: Mapping[str, float] = {
 
 _VARIANT_NAME = re.compile(r"#variant-\d+\Z")
 
-# JPEG compression leaves a white area slightly below 255.
-_WHITE = 250
+#: The least value that counts as white: JPEG compression leaves white areas slightly below 255.
+WHITE = 250
 
 
 def variant_path(path: str, variant: int) -> str:
@@ -70,7 +70,7 @@ def vary(
     factor = (gain * (1 + 2 * RECIPE["speckle_deviation"] * noise)).astype(np.float32)
     varied = np.clip(np.rint(moved * factor), 0, 255)
     # White areas are padding and keep their value.
-    stored[top:bottom, left:right] = np.where(moved >= _WHITE, moved, varied)
+    stored[top:bottom, left:right] = np.where(moved >= WHITE, moved, varied)
     return stored.tobytes()
 
 

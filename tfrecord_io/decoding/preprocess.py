@@ -34,6 +34,9 @@ SINGLE_SUFFIXES = (
     ".jpeg", ".jpg", ".png", ".bmp", ".gif", ".webp", ".jp2", ".pgm", ".ppm",
 )  # fmt: skip
 
+#: Endings of the names of images.
+IMAGE_SUFFIXES = (*SINGLE_SUFFIXES, *TIFF_SUFFIXES, ".dcm", ".dicom")
+
 #: Bytes of the start of a file in which nearly every header ends.
 START_BYTES = 16 * 1024
 

@@ -20,7 +20,7 @@ from xml.etree import ElementTree
 
 import yaml
 
-from tfrecord_io.decoding.preprocess import SINGLE_SUFFIXES, TIFF_SUFFIXES
+from tfrecord_io.decoding.preprocess import IMAGE_SUFFIXES
 from tfrecord_io.format.kinds import NONE, SEPARATOR
 from tfrecord_io.format.schema import SPLIT_NAME
 from tfrecord_io.terminal.address import local_path
@@ -28,8 +28,6 @@ from tfrecord_io.terminal.command import Command
 from tfrecord_io.terminal.errors import UserError
 from tfrecord_io.terminal.printing import refuse
 from tfrecord_io.terminal.spelling import one_form
-
-_PICTURES = {*SINGLE_SUFFIXES, *TIFF_SUFFIXES, ".dcm"}
 
 #: The path of an image, the file that describes it, and the names of the classes in it.
 _Row = tuple[str, Path, set[str]]
@@ -194,7 +192,7 @@ def _yolo(folder: Path) -> Iterator[_Row]:
         path = _stem(folder, file)
         head, _, tail = f"/{path}".rpartition("/images/")
         has_texts = (folder / f"{head}/labels/{tail}".lstrip("/")).parent.is_dir()
-        if path not in told and has_texts and file.suffix.lower() in _PICTURES:
+        if path not in told and has_texts and file.suffix.lower() in IMAGE_SUFFIXES:
             yield path, file, set()
 
 

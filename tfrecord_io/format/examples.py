@@ -67,7 +67,7 @@ GROUP = pa.field("group", pa.string())
 #: Names that a table of labels cannot give to its columns.
 OWN = (*SCHEMA.names, GROUP.name)
 
-#: What nearly the same pictures nearly share, see `twins`.
+#: The hash that near duplicates almost share, see `twins`.
 HASH = "perceptual_hash"
 
 #: What tells an image from others, and the images that belong together; texts, or null if unknown.

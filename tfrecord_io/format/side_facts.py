@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image
 
+from tfrecord_io.decoding.augment import WHITE
 from tfrecord_io.format import visible
 
 #: Length of a perceptual hash in bytes.
@@ -18,8 +19,6 @@ HASH_LENGTH = 32
 # Rows and columns of the thumbnail from which the hash is computed.
 _SIDE = 32
 
-# JPEG compression leaves a white area slightly below 255.
-_WHITE = 250
 
 # With so few pictures a linear algebra library starts no threads, which would disturb the other
 # workers of the machine.
@@ -71,7 +70,7 @@ def side_facts(
             small[place] = thumbnails(visibles[place : place + 1, top:bottom, left:right])[0]
     return {
         "brightness": brightness,
-        "white_border": (ring >= _WHITE * scale).mean(axis=(1, 2)),
+        "white_border": (ring >= WHITE * scale).mean(axis=(1, 2)),
         "perceptual_hash": perceptual_hash(small),
     }
 

@@ -121,7 +121,7 @@ class MappedDataset:
     ) -> Iterator[Fetched]:
         """Yields batches with their records, read ahead; ends once all wanted ones are mapped.
 
-        Of `batches`, places of examples in the split, int64 [batch] each, the rest is left.
+        `batches` yields places of examples in the split, int64 [batch]; unused ones stay in it.
         `wanted` are all examples that any batch can hold: neighbours among them are read together.
         With none, each record is read alone, and this ends with the batches.
 

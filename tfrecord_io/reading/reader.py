@@ -87,7 +87,7 @@ def make_dataset(*args: Any, **arguments: Any) -> tf.data.Dataset:
     parts = tf.data.Dataset.from_generator(read, output_signature=specs)
     num_gathers = min(_MAX_GATHERS, os.cpu_count() or 1)
     rows = parts.prefetch(1).flat_map(split)
-    # In a function, where TensorFlow's deterministic mode leaves the threads as they are.
+    # Inside a function, TensorFlow's deterministic mode does not reduce the number of threads.
     dataset = tf.data.Dataset.range(1).flat_map(
         lambda _: rows.map(gather, num_gathers, deterministic=True)
     )

@@ -69,7 +69,7 @@ class Prediction:
     """The prediction for one picture; a rejected one has no values, but `reject`, the reason.
 
     Attributes:
-        frame: number of the picture in the file, see `pictures.Pictures`.
+        frame: number of the picture in the file, see `preprocess.Pictures`.
         probabilities: float32 [num_classes].
         predicted: name of the likeliest class, names of the labels, or the number.
         above: the questions whose threshold it reaches, such as classes; None if no thresholds

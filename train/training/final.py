@@ -1,6 +1,6 @@
-"""The network that a run exports, and what it answers to the images that measure it.
+"""The network that a run exports, and its answers to the images that measure it.
 
-It answers for the evaluation, so the report is exactly what the export and `predict` compute.
+The evaluation asks this very network, so the report is what the export and `predict` compute.
 """
 
 from __future__ import annotations

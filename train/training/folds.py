@@ -25,10 +25,8 @@ from train.results.sections import Result
 from train.results.write import write_results
 from train.training.claim import claim
 from train.training.config import TrainConfig
-from train.training.first_weights import FirstWeights
-from train.training.plan import Plan, make_plans, with_model
-from train.training.session import open_data_and_devices
-from train.training.trainer import complete
+from train.training.plan import Plan, with_model
+from train.training.trainer import complete, opened
 
 
 def cross_validate(
@@ -47,10 +45,8 @@ def cross_validate(
         `metrics.describe_folds`; empty on workers besides the chief.
     """
     folder = RunFolder.at(workdir)
-    data, devices = open_data_and_devices(config)
-    init, manifest = config.network.init, data.manifest
-    first = FirstWeights.of(init, additions.open_run(init), manifest) if init else None
-    plans = make_plans(config, data, devices)
+    data, devices, first, plans = opened(config, additions.open_run)
+    manifest = data.manifest
     config = with_model(config, manifest.image_shape)
     # A fold has no maps that explain its answers: they would take as long as its evaluation, export
     # and page together.

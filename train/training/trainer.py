@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -50,7 +52,7 @@ def train_and_evaluate(
         additions: what else is made of a finished run.
 
     Returns:
-        the content of metrics.json, see `metrics.evaluate_predictions`.
+        the content of metrics.json, see `metrics.measure`, with `split`, `best_epoch` and `steps`.
 
     Raises:
         UserError: if the configuration does not suit the data, the devices or the folder.
@@ -60,12 +62,20 @@ def train_and_evaluate(
             or after SIGTERM or SIGINT, with the state saved.
     """
     folder = RunFolder.at(workdir)
-    data, devices = open_data_and_devices(config)
-    init, manifest = config.network.init, data.manifest
-    first = FirstWeights.of(init, additions.open_run(init), manifest) if init else None
-    (plan,) = make_plans(config, data, devices)
+    data, devices, first, (plan,) = opened(config, additions.open_run)
+    manifest = data.manifest
     with claim(folder, plan.config, manifest, devices, overwrite=overwrite):
         return complete(plan, data, devices, folder, first, additions)
+
+
+def opened(
+    config: TrainConfig, open_run: Callable[[str], Path]
+) -> tuple[Dataset, Devices, FirstWeights | None, list[Plan]]:
+    """Returns the data, the devices, the first weights, if there are some, and the plans."""
+    data, devices = open_data_and_devices(config)
+    init = config.network.init
+    first = FirstWeights.of(init, open_run(init), data.manifest) if init else None
+    return data, devices, first, make_plans(config, data, devices)
 
 
 def complete(
@@ -147,6 +157,7 @@ def write_run(
 
     def add(result: Result) -> None:
         with stage("other forms and the model card"):
+            # Why a form is missing, as without its package, is told by the command `export` alone.
             for write_form in additions.forms:
                 write_form(export)
             for make in additions.after:
