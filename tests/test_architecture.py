@@ -5,6 +5,7 @@ import functools
 import graphlib
 import itertools
 import json
+import subprocess
 import sys
 
 import builds
@@ -228,3 +229,14 @@ def test_every_name_of_the_public_api_is_there():
         assert getattr(tfrecord_io, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = tfrecord_io.nothing
+
+
+def test_no_test_or_build_has_left_files_in_the_repository():
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    tops = {name.partition("/")[0] for name in listed.stdout.splitlines()}
+    hidden = {name for name in tops if name.startswith(".")}
+    assert tops - hidden <= {
+        *PACKAGES, "tests", "benchmarks", "docs", "docker", "scripts", "requirements",
+        "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "SECURITY.md",
+        "pyproject.toml", "scan_tfrecords.py", "setup.py", "zensical.toml",
+    }  # fmt: skip
