@@ -23,6 +23,9 @@ def test_the_command_ends_with_1_over_its_limit_and_names_what_gives_the_class_a
     assert command_line.main([*given, f"--max_shortcut_gain={gain - 0.1}"]) == 1
     (line,) = json.loads(capsys.readouterr().out)["violations"]
     assert line == f"--max_shortcut_gain {gain - 0.1}: found {gain}"
+    for limit in ("-2", "nan"):
+        assert command_line.main([*given, f"--max_shortcut_gain={limit}"]) == 2
+        assert "must be at least" in capsys.readouterr().err
 
 
 def measured(table, labels):
