@@ -57,9 +57,9 @@ def build(argv: Sequence[str]) -> None:
         errors.BuildError: if the build could not be finished.
     """
     options = parse_options(argv, EXTRAS)
-    beam_args = launch.start(options)
     use_plan = make_dataset
     use_plan = preview.or_preview(use_plan, options)
+    beam_args = launch.start(options, needs_workers=use_plan is make_dataset)
     use_plan(functools.partial(planned, options), options.output.output, beam_args)
 
 

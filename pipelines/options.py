@@ -148,6 +148,25 @@ class BuildOptions:
                 f"--output {output} is inside --input {folder}: the next build would list the "
                 "dataset as a class; choose an --output outside --input"
             )
+        self._require_used()
+
+    def _require_used(self) -> None:
+        """Raises a ValueError for a flag that the others leave without a meaning."""
+        source, pixels = self.source, self.pixels
+        if pixels.fit != "pad" and pixels.min_fill != Preprocessing.min_fill:
+            raise ValueError("--min_fill is for --fit pad")
+        is_here = source.input is not None and not is_remote(self.output.output)
+        if is_here and source.download_dir != SourceOptions.download_dir:
+            raise ValueError(
+                "--download_dir is for what is downloaded or drawn, or unpacked for an --output in "
+                "a bucket; leave it out"
+            )
+        is_uploaded = source.source in ("kaggle", "archive") and not is_remote(source.input or "")
+        if source.staging and (self.workers == "here" or not is_uploaded):
+            raise ValueError(
+                "--staging is for an archive on this machine and workers on others, as those of "
+                "--runner=DataflowRunner; leave it out"
+            )
 
     @property
     def flag_names(self) -> list[str]:
@@ -206,34 +225,13 @@ def parse_options(argv: Sequence[str], extras: Sequence[type] = ()) -> BuildOpti
             values_of["listing"]["rows"] = source.rows
         chosen = {name: _GROUPS[name](**values) for name, values in values_of.items()}
         more = tuple(extra(**flags.given(extra, namespace)) for extra in extras)
-        options = BuildOptions(source=source, **chosen, extras=more, beam_args=tuple(beam_args))
-        _require_used(options)
-        return options
+        return BuildOptions(source=source, **chosen, extras=more, beam_args=tuple(beam_args))
     except (ValueError, errors.UserError) as error:
         # A misspelled flag is among those of Beam, and its absence may be the error.
         named = [arg.partition("=")[0] for arg in beam_args if arg.startswith("--")]
         hints = [(name, flags.meant(name, _flag_names(every))) for name in named]
         advice = next((f"; {name} is unknown{hint}" for name, hint in hints if hint), "")
         raise errors.UserError(f"{error}{advice}") from None
-
-
-def _require_used(options: BuildOptions) -> None:
-    """Raises a ValueError for a flag that the others leave without a meaning."""
-    source, pixels = options.source, options.pixels
-    if pixels.fit != "pad" and pixels.min_fill != Preprocessing.min_fill:
-        raise ValueError("--min_fill is for --fit pad")
-    is_here = source.input is not None and not is_remote(options.output.output)
-    if is_here and source.download_dir != SourceOptions.download_dir:
-        raise ValueError(
-            "--download_dir is for what is downloaded or drawn, or unpacked for an --output in a "
-            "bucket; leave it out"
-        )
-    is_uploaded = source.source in ("kaggle", "archive") and not is_remote(source.input or "")
-    if source.staging and (options.workers == "here" or not is_uploaded):
-        raise ValueError(
-            "--staging is for an archive on this machine and workers on others, as those of "
-            "--runner=DataflowRunner; leave it out"
-        )
 
 
 def _flag_names(groups: Iterable[type]) -> list[str]:

@@ -32,7 +32,7 @@ _LOCAL_SECONDS = 0.5
 _REMOTE_SECONDS = 15.0
 
 
-def start(options: BuildOptions) -> list[str]:
+def start(options: BuildOptions, *, needs_workers: bool) -> list[str]:
     """Imports Beam, and starts local worker processes meanwhile if the job needs some.
 
     Returns:
@@ -46,7 +46,7 @@ def start(options: BuildOptions) -> list[str]:
     needs_none = any(arg.split("=")[0] in _NEEDS_NO_WORKER for arg in beam_args)
     # The workers' server process imports while this one imports Beam. A worker renders the card.
     modules = ["pipelines.build_tfrecords", "pipelines.report.card"]
-    workers.preload(modules, start_now=not needs_none)
+    workers.preload(modules, start_now=needs_workers and not needs_none)
     _import_beam()
     from pipelines.engine import engine
 

@@ -128,7 +128,7 @@ def place_by_folders(files: Images, options: ListingOptions) -> Images:
 
 @contextlib.contextmanager
 def _several_trees_told(trees: Collection[str]) -> Iterator[None]:
-    """Says which folders hold splits, if several do, with an error of what the folders are."""
+    """Adds to an error in the block which folders hold splits, if there are several."""
     try:
         yield
     except errors.UserError as error:

@@ -157,7 +157,7 @@ def _read_with(reader: Reader, refs: Iterable[ImageRef]) -> Iterator[Pictures]:
 
 
 def pictures_in(reader: Reader, member: Member) -> Pictures:
-    """Returns the pictures of a file, of which the start is read if that is enough.
+    """Returns the pictures of a file; only its start is read if that is enough.
 
     Raises:
         Reject: if the file is damaged.

@@ -48,7 +48,7 @@ def read_texts(
 
 @contextlib.contextmanager
 def naming(file: str) -> Iterator[None]:
-    """Turns a ValueError of what a table holds into an error that names its file."""
+    """Turns a ValueError about the content of a table into an error that names the file."""
     try:
         yield
     except ValueError as error:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -117,9 +117,10 @@ def place_of(
             damaged plan or manifest.
         manifest.ManifestError: if it holds the dataset, but not all of its shards.
     """
-    if storage.exists("config.json") and storage.exists("history.json"):
+    names = storage.names()
+    if {"config.json", "history.json"}.issubset(names):
         raise errors.UserError(f"{storage.root} holds a run of a network; choose another --output")
-    state = "replace" if overwrite else _state_of(storage, identity, has_lock)
+    state = "replace" if overwrite else _state_of(storage, names, identity, has_lock)
     if state == "replace":
         return Place(_beside(storage, fingerprint(identity)), storage)
     if not storage.remote:  # without a lock, another build may still be writing there
@@ -127,8 +128,9 @@ def place_of(
     return Place(storage) if state == "resume" else None
 
 
-def _state_of(storage: Folder, identity: Mapping[str, Any], has_lock: bool) -> _State:
-    names = storage.names()
+def _state_of(
+    storage: Folder, names: Collection[str], identity: Mapping[str, Any], has_lock: bool
+) -> _State:
     if manifest.FILE_NAME in names:
         try:
             dataset = manifest.Manifest.load(storage.root)

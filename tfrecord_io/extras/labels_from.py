@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Writes the table; returns 0, or 2 if there are no annotations or it is not a new .csv.
+    """Writes the table; returns 0, or 2 if nothing is annotated or `--output` is not a new .csv.
 
     Raises:
         UserError: if they cannot be read.

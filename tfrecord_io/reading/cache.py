@@ -89,9 +89,9 @@ class DatasetCache:
         """Opens the cache of a dataset, and makes room by removing unused datasets.
 
         `versions` is a digest of the URLs and versions of the shards on their store. `cache_dir`
-        is the folder of all caches, None for that of the user, and may take `cache_gb` 10^9 bytes,
-        None for half of what is free there. With `recheck`, each record that was kept earlier is
-        compared with its checksum before its use.
+        is the folder of all caches, by default that of the user. It may take `cache_gb` 10^9 bytes,
+        by default half of the free space there. With `recheck`, records from earlier are compared
+        with their checksums before they are used.
 
         Raises:
             UserError: if the folder belongs to another user, holds anything else than a cache, or

@@ -124,7 +124,7 @@ class _Work:
     def plan(self, rows: np.ndarray, *, alone: bool) -> _Plan:
         """Starts to read what is absent of a batch; `alone` is one that waits for nothing else."""
         absent = np.unique(rows[self._checked(rows) == ABSENT])
-        # Held here, because a run whose result nobody holds is forgotten.
+        # Kept in a variable, because `_runs` holds weak references.
         runs = {row: run for row in absent.tolist() if (run := self._runs.get(row))}
         if len(runs) < len(absent) and not alone:
             absent = self._with_neighbours(absent)

@@ -88,7 +88,7 @@ def _feistel(value: np.ndarray, a: int, b: int, key: np.ndarray, num_rounds: int
 
 
 def check_type(name: str, value: object, kind: type[bool | int | float]) -> None:
-    """Raises TypeError unless an argument is of a type, of Python or NumPy; a bool is no int."""
+    """Raises TypeError unless a value has a type, or NumPy's form of it; a bool is not an int."""
     types, expected = _TYPES[kind]
     is_bool = isinstance(value, (bool, np.bool_))
     if is_bool != (kind is bool) or not isinstance(value, types):

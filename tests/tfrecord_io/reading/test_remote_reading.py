@@ -142,7 +142,7 @@ def test_a_cache_that_is_full_keeps_what_it_has_and_stays_within_its_limit(local
     assert (held.states >= before).all()
     assert num_kept(folder) <= 1.1e6
     stride = Manifest.load(local).layout.stride
-    # A few neighbours are read before it is known that there is no room for them.
+    # A few neighbours are read before the cache turns out to be full.
     assert web.bytes_sent < (121 - before[:121].sum() + 8) * stride
 
 
