@@ -131,7 +131,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
         is_own=is_own and own_results.get("split") in (None, *manifest.splits),
         exposure=exposure,
     )
-    explanation = POWERS.explain and POWERS.explain(predict, task.gives_probabilities)
+    explanation = POWERS.explain and POWERS.explain(predict)
     write_results(output, result, explanation=explanation)
     print(f"The metrics and {PAGE_NAME} are in {output}")
 
@@ -176,7 +176,7 @@ def _require_fit(
             f"the kind {classifier.task.kind.name}; give a dataset with such labels"
         )
     if unknown := [name for name in manifest.label_names if name not in known]:
-        how = f"--target {known[0]}" if kind.is_number else rename_example(unknown, known)
+        how = rename_example(unknown, known)
         if kind == CLASSES and "=NAME" in how:
             how += "; --classes with the classes to keep leaves out the images of the others"
         raise UserError(

@@ -106,9 +106,7 @@ def _warn(warning: str | None) -> None:
 
 def _show(predictions: Sequence[Prediction], classifier: Classifier, form: str) -> None:
     """Prints the predictions; a terminal or a table gets control characters escaped."""
-    # A number has no probability.
-    is_likely = classifier.task.gives_probabilities
-    names = classifier.label_names if is_likely else ()
+    names = classifier.label_names
     rows = [_row(each, names) for each in predictions]
     above = [ABOVE] if any(ABOVE in row for row in rows) else []
     front = [name for name in ("patient", "images") if any(name in row for row in rows)]
@@ -124,10 +122,7 @@ def _show(predictions: Sequence[Prediction], classifier: Classifier, form: str) 
         _print_csv(table)
     else:
         shown = [
-            [
-                f"{cell:6.1%}" if isinstance(cell, float) and is_likely else printable(str(cell))
-                for cell in line
-            ]
+            [f"{cell:6.1%}" if isinstance(cell, float) else printable(str(cell)) for cell in line]
             for line in table
         ]
         widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
@@ -149,13 +144,10 @@ def _sum_up(shown: Sequence[Prediction], classifier: Classifier, *, with_legend:
             f"{ABOVE}: whose threshold is reached; each found {wanted} of its cases in validation"
         )
     told = counted(len(answers), "patient" if by_patient else "image")
-    if answers and classifier.task.gives_probabilities:
+    if answers:
         counts = collections.Counter(str(each.predicted) for each in answers).most_common(11)
         shares = [f"{name} {count:,} ({count / len(answers):.0%})" for name, count in counts]
         told += f": {', '.join(shares[:10])}{', …' * (len(shares) > 10)}"
-    elif answers:
-        values = [float(each.predicted or 0) for each in answers]
-        told += f": {min(values):g} to {max(values):g}, mean {sum(values) / len(values):g}"
     _tell(told)
 
 
@@ -164,16 +156,15 @@ def _tell(text: str) -> None:
 
 
 def _row(prediction: Prediction, names: Sequence[str]) -> dict[str, Any]:
-    """Returns a prediction as JSON has it; a number has no names, because it has no probability."""
+    """Returns a prediction as JSON has it."""
     row: dict[str, Any] = {"path": prediction.name}
     if prediction.num_images is not None:
         row = {"patient": prediction.patient, "images": prediction.num_images} | row
     if prediction.probabilities is None:
         return row | {"reject": prediction.reject}
-    row["predicted"] = prediction.predicted if names else float(prediction.predicted or 0)
-    if names:
-        values = (round(float(value), 6) for value in prediction.probabilities)
-        row["probabilities"] = dict(zip(names, values, strict=True))
+    row["predicted"] = prediction.predicted
+    values = (round(float(value), 6) for value in prediction.probabilities)
+    row["probabilities"] = dict(zip(names, values, strict=True))
     return row if prediction.above is None else row | {ABOVE: list(prediction.above)}
 
 
@@ -182,7 +173,6 @@ def _print_csv(table: Sequence[Sequence[Any]]) -> None:
     with contextlib.suppress(AttributeError):  # what stands in for it in a notebook
         sys.stdout.reconfigure(errors="surrogateescape")  # type: ignore[union-attr]
     cleaned = csv_cell if sys.stdout.isatty() else no_formula
-    # A negative number is not a formula.
     csv.writer(sys.stdout, lineterminator="\n").writerows(
         [cleaned(cell) if isinstance(cell, str) else cell for cell in line] for line in table
     )

@@ -29,7 +29,7 @@ from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.format.examples import FILE_NAME as EXAMPLES_FILE_NAME
 from tfrecord_io.format.examples import GROUP
 from tfrecord_io.format.groups import Groups, group_images
-from tfrecord_io.format.kinds import CLASSES, LabelKind, number_text
+from tfrecord_io.format.kinds import CLASSES, LabelKind
 from tfrecord_io.format.manifest import shard_name
 from tfrecord_io.reading.mapped import MappedDataset
 from train.data.dataset import open_dataset
@@ -100,12 +100,10 @@ def write_marked_dataset(
     label_names: tuple[str, ...] = OCT_NAMES,
     with_patients: bool = True,
     label_kind: LabelKind = CLASSES,
-    unit: float = 1.0,
 ) -> Manifest:
     """Writes noise with a bright bar whose height tells the class, so that nets learn it.
 
-    Of several labels each has a bar, and half of the images have it. A number is 20 minus 2.5 for
-    each bright row, in the unit.
+    Of several labels each has a bar, and half of the images have it.
     """
     layout = RecordLayout(
         image_shape=image_shape, num_classes=len(label_names), label_kind=label_kind
@@ -117,23 +115,16 @@ def write_marked_dataset(
             vectors = np.eye(len(label_names), dtype=np.float32)[
                 generator.integers(len(label_names), size=total)
             ]
-        elif label_kind.is_number:
-            vectors = 20 - 2.5 * generator.integers(image_shape[0] + 1, size=(total, 1))
         else:
             vectors = np.float32(generator.random((total, len(label_names))) < 0.5)
         shard = []
         for index, vector in enumerate(vectors):
             pixels = generator.integers(100, size=image_shape, dtype=np.uint8)
-            if label_kind.is_number:
-                pixels[: round((20 - vector[0]) / 2.5)] += 150
-                vector = vector * unit
-                text = number_text(str(vector[0]))
-            else:
-                labels = np.flatnonzero(vector).tolist()
-                for label in labels:
-                    top = label * image_shape[0] // len(label_names)
-                    pixels[top : top + image_shape[0] // len(label_names)] += 150
-                text = label_kind.text_of([label_names[label] for label in labels])
+            labels = np.flatnonzero(vector).tolist()
+            for label in labels:
+                top = label * image_shape[0] // len(label_names)
+                pixels[top : top + image_shape[0] // len(label_names)] += 150
+            text = label_kind.text_of([label_names[label] for label in labels])
             key = image_key(f"{split}/{index}")
             shard.append((pixels.tobytes(), vector, key))
             name = shard_name(split, 0, 1)

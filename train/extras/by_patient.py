@@ -109,8 +109,7 @@ def _compiled(regex: str) -> re.Pattern[str]:
 def _mean(classifier: Classifier, patient: str, images: Sequence[Prediction]) -> Prediction:
     """Returns the answer for a patient, with the path of the image that decided most.
 
-    That is the one with the highest probability of the answer; of numbers, the one that is farthest
-    from the mean.
+    That is the one with the highest probability of the answer.
     """
     from train.kinds.measures import means_by_place
     from train.results.thresholds import views_above
@@ -121,7 +120,7 @@ def _mean(classifier: Classifier, patient: str, images: Sequence[Prediction]) ->
     answers = np.stack([each.probabilities for each in read])
     mean = means_by_place(np.zeros(len(read), int), answers)
     task, names = classifier.task, classifier.label_names
-    weights = answers[:, mean.argmax()] if task.gives_probabilities else abs(answers - mean)[:, 0]
+    weights = answers[:, mean.argmax()]
     (predicted,) = task.texts(task.chosen(mean), names)
     (above,) = views_above(classifier.thresholds, mean, names)
     return dataclasses.replace(

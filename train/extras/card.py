@@ -39,12 +39,12 @@ def write_card(folder: Path, result: Result) -> None:
         if measure in told and label in labels and score["value"] is not None
     ]
     title = f"{settings['model']} on {manifest.name}"
-    job = f"image-{'classification' if task.gives_probabilities else 'regression'}"
+    job = "image-classification"
     data = {"type": manifest.name, "name": manifest.name, "split": results["split"]}
     entry = {"task": {"type": job}, "dataset": data, "metrics": measured}
     fields = (
         ("library_name", "keras"),
-        ("pipeline_tag", task.gives_probabilities and job),  # the Hub has none for numbers
+        ("pipeline_tag", job),
         ("tags", ["medical", job]),
         ("metrics", measured and task.run_measures),
         ("model-index", measured and [{"name": title, "results": [entry]}]),

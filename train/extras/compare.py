@@ -152,7 +152,7 @@ def _difference(task: Any, first: Measured, other: Measured, num_samples: int) -
         return {f"- {n}": after[n] - before[n] for n in task.run_measures if n in after}
 
     sizes = {"sizes": np.bincount(groups[:half]), "num_samples": num_samples}
-    found = with_intervals(measure, groups, {}, seed=0, digits=task.digits, **sizes)
+    found = with_intervals(measure, groups, {}, seed=0, **sizes)
     table = []
     for name, score in found.items():
         unit, scale = (" points", 100) if words.known(name[2:]).unit == "share" else ("", 1)

@@ -134,7 +134,7 @@ def draw_map(image: np.ndarray, drops: np.ndarray, answer: str) -> Image.Image:
     return sheet
 
 
-def explain(predict: Predict, gives_probabilities: bool) -> Explanation:
+def explain(predict: Predict) -> Explanation:
     """Returns what a page shows beside mistakes: a map, which costs about 150 predictions each."""
     from train.results.examples import Explanation
 
@@ -144,15 +144,14 @@ def explain(predict: Predict, gives_probabilities: bool) -> Explanation:
         drops = -drops if answer.is_negative else drops
         return {"what mattered": visible.picture(overlay(image, drops))}
 
-    what = "the probability of the answer" if gives_probabilities else "the answer"
     red, blue = (
         Markup(f'<span class="key" style="background: #{bytes(colour.tolist()).hex()}"></span>')
         for colour in (_FOR, _AGAINST)
     )
     legend = Markup(
-        " If covering a part lowers {}, the part is {} red; if covering it raises it, it is {} "
-        "blue. This does not show why, or what a doctor would look at."
-    ).format(what, red, blue)
+        " If covering a part lowers the probability of the answer, the part is {} red; if covering "
+        "it raises it, it is {} blue. This does not show why, or what a doctor would look at."
+    ).format(red, blue)
     return Explanation(legend, pictures)
 
 
@@ -187,10 +186,7 @@ class Maps:
             image = pixels_of(read, settings)
             output = int(prediction.probabilities.argmax())
             drops = occlusion_map(predict, image, self._patch, output)
-            is_likely = classifier.task.gives_probabilities
-            value = prediction.predicted
-            if is_likely:
-                value = f"{prediction.probabilities[output]:.1%}"
+            value = f"{prediction.probabilities[output]:.1%}"
             # Files of several folders may share a name. A name of a file has at most 255 bytes.
             stem = os.fsencode(prediction.path.stem)[:200].decode(errors="ignore")
             path = self._folder / f"{index:04d}-{stem}.png"

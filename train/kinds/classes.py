@@ -10,8 +10,6 @@ import numpy as np
 
 from tfrecord_io.format import kinds
 from tfrecord_io.pages import page
-from tfrecord_io.terminal.errors import UserError
-from train.data.dataset import Dataset, Part
 from train.kinds import measures, words
 from train.kinds import task as tasks
 from train.kinds.task import Answers, OneAnswer, Task, View
@@ -29,15 +27,6 @@ class Classes(Task):
         "A threshold answers “this class, or not?”. The predicted class does not depend on the "
         "thresholds; it is always the most probable class."
     )
-
-    def fitted(self, dataset: Dataset, part: Part) -> Task:
-        if len(dataset.manifest.label_names) == 1:
-            raise UserError(
-                f"{dataset.path} has one class, {dataset.manifest.label_names[0]}, so there is "
-                "nothing to tell apart; name the classes in the build (--layout, --label_regex, or "
-                "a table of --labels)"
-            )
-        return self
 
     def activation(self, name: str | None = None) -> keras.layers.Layer:
         # Probabilities are always float32: in reduced precision they are rounded too much.

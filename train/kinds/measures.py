@@ -305,12 +305,6 @@ MEASURES: Mapping[str, Measure] = {
     "quadratic_kappa": Measure("quadratic weighted kappa", least=-1.0),
     # The mean of the penalties.
     "weighted_error": Measure("mean penalty", most=4.0, unit="number"),
-    "mae": Measure("mean error", most=math.inf, unit="number"),
-    "rmse": Measure("root mean square error", most=math.inf, unit="number"),
-    "r2": Measure("R²", least=-math.inf, unit="number"),
-    "bias": Measure("bias", *_UNLIMITED),
-    "limit_low": Measure("lower limit", *_UNLIMITED),
-    "limit_high": Measure("upper limit", *_UNLIMITED),
 }
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from tfrecord_io.format.kinds import LabelKind
 from train.kinds.classes import CLASSES, GRADES
 from train.kinds.multi_label import MULTI_LABEL
-from train.kinds.numbers import NUMBER
 from train.kinds.task import Task
 
-TASKS: tuple[Task, ...] = (CLASSES, GRADES, MULTI_LABEL, NUMBER)
+TASKS: tuple[Task, ...] = (CLASSES, GRADES, MULTI_LABEL)
 
 
 def task_of(kind: LabelKind) -> Task:
-    """Returns the task of a kind of label, before it has seen training labels."""
+    """Returns the task of a kind of label."""
     return {task.kind: task for task in TASKS}[kind]

@@ -17,7 +17,6 @@ from scipy import optimize, special
 
 from tfrecord_io.format.kinds import LabelKind
 from tfrecord_io.pages import page
-from train.data.dataset import Dataset, Part
 from train.kinds import measures
 from train.machine.errors import TrainingError
 
@@ -37,10 +36,9 @@ class Answers:
     """What a network answered for some examples, and what is true.
 
     Attributes:
-        probabilities: float32 [num_examples, num_labels], with the temperature applied; of a task
-            of numbers the numbers, in the unit of the labels.
+        probabilities: float32 [num_examples, num_labels], with the temperature applied.
         truths: for classes int64 [num_examples], for several labels bool [num_examples,
-            num_labels], for a number float32 [num_examples].
+            num_labels].
         runs: int [num_examples], which network of a cross-validation gave each answer; None if one
             gave all.
     """
@@ -75,15 +73,14 @@ def require_numbers(probabilities: np.ndarray, what: str) -> None:
 class OneAnswer(NamedTuple):
     """An answer: the example's place, the network's output, and both labels in words.
 
-    A number has no probability. `is_negative` tells whether the answer is that the output's label
-    is not there.
+    `is_negative` tells whether the answer is that the output's label is not there.
     """
 
     place: int
     output: int
     true: str
     predicted: str
-    probability: float | None
+    probability: float
     is_negative: bool = False
 
 
@@ -91,8 +88,7 @@ class OneAnswer(NamedTuple):
 class View:
     """A question with yes and no about an image: has it one of the labels at these places?
 
-    A group is named after several labels; other views have the name of their label. The measures
-    of a view without places are those of all answers.
+    A group is named after several labels; other views have the name of their label.
     """
 
     name: str
@@ -101,8 +97,6 @@ class View:
 
     def of(self, measure: str) -> str:
         """Returns the name of a measure of this view in metrics.json."""
-        if not self.places:
-            return measure
         return f"{self.name}/{measure}" if self.is_group else f"{measure}/{self.name}"
 
     def ranking(self, probabilities: np.ndarray) -> np.ndarray:
@@ -120,11 +114,7 @@ class View:
 class Task(abc.ABC):
     """What a network learns and answers.
 
-    A task of numbers gives no probabilities; what is about them is not called for it.
-
     Attributes:
-        quantity: name in history.json of what `losses` reports beside the loss.
-        digits: format of the outputs and their measures in files.
         charts: names of the charts of its answers, see `results.charts`.
         label_measures: of each label, columns of a table of the page.
         run_measures: figures on top of the page, and columns of its tables of runs and groups.
@@ -132,9 +122,6 @@ class Task(abc.ABC):
     """
 
     kind: LabelKind
-    quantity: str = "accuracy"
-    gives_probabilities: bool = True
-    digits: str = ".6f"
     charts: tuple[str, ...] = ("roc", "reliability", "confusion")
     label_measures: tuple[str, ...] = (
         "sensitivity", "specificity", "precision", "f1", "auc", "average_precision",
@@ -153,17 +140,9 @@ class Task(abc.ABC):
 
     # ---- learning
 
-    def fitted(self, dataset: Dataset, part: Part) -> Task:
-        """Returns the task with what it takes from the labels of the examples to learn from.
-
-        Raises:
-            UserError: if nothing can be learnt from these labels.
-        """
-        return self
-
     @abc.abstractmethod
     def activation(self, name: str | None = None) -> keras.layers.Layer:
-        """Returns a layer: logits [batch, num_labels] → float32 probabilities, or numbers."""
+        """Returns a layer: logits [batch, num_labels] → float32 probabilities."""
 
     @abc.abstractmethod
     def logits_of(self, probabilities: Any) -> Any:
@@ -182,8 +161,7 @@ class Task(abc.ABC):
 
         Returns:
             (loss with weights and smoothing, loss without them in nats, share of the answers that
-            are right), float32 [...] each. Of numbers the second is the squared and the third the
-            absolute error.
+            are right), float32 [...] each.
         """
 
     @abc.abstractmethod
@@ -200,9 +178,9 @@ class Task(abc.ABC):
     def truths(self, labels: np.ndarray) -> np.ndarray:
         """Returns the truths of labels [num_examples, num_labels] as records hold them."""
 
+    @abc.abstractmethod
     def has(self, truths: np.ndarray, num_labels: int) -> np.ndarray:
         """Returns which examples have which labels, bool [num_examples, num_labels]."""
-        return np.zeros((len(truths), num_labels), bool)
 
     @abc.abstractmethod
     def chosen(self, probabilities: np.ndarray) -> np.ndarray:
@@ -255,8 +233,8 @@ class Task(abc.ABC):
         """Returns the mean loss of predictions, comparable with that of `losses`."""
         return measures.cross_entropy(*self.choices(probabilities, truths))
 
-    def progress(self, probabilities: np.ndarray, truths: np.ndarray) -> float:
-        """Returns the `quantity` of predictions."""
+    def accuracy(self, probabilities: np.ndarray, truths: np.ndarray) -> float:
+        """Returns the share of right answers."""
         return float(np.mean(self.chosen(probabilities) == truths))
 
     def texts(self, truths: np.ndarray, label_names: Sequence[str]) -> list[str]:
@@ -304,12 +282,9 @@ class Task(abc.ABC):
     def doubt(self, metrics: Mapping[str, Any]) -> str | None:
         """Returns a warning if the result may be chance, or None."""
 
-    def answers(self, metrics: Mapping[str, Any]) -> page.Table | None:
-        """Returns a table of right and wrong answers, of many classes the most frequent mistakes.
-
-        A number has none.
-        """
-        return None
+    @abc.abstractmethod
+    def answers(self, metrics: Mapping[str, Any]) -> page.Table:
+        """Returns a table of answers; of many classes, one of the most frequent mistakes."""
 
     def examples(self, answers: Answers, most: int) -> dict[str, list[OneAnswer]]:
         """Returns the surest `wrong` answers, and half as many `right` and `unsure` ones.
@@ -325,13 +300,13 @@ class Task(abc.ABC):
         chosen = {"wrong": wrong[:most], "right": right[:half], "unsure": order[::-1][:half]}
         return {name: [self.told(answers, n) for n in numbers] for name, numbers in chosen.items()}
 
+    @abc.abstractmethod
     def sureness(self, answers: Answers) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns the probability of each answer, if it is right, and its label (-1: not there)."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def told(self, answers: Answers, number: int) -> OneAnswer:
         """Returns an answer, by its number in `sureness`, in words."""
-        raise NotImplementedError
 
 
 def balanced_weights(counts: Sequence[int], power: float) -> tuple[float, ...]:

@@ -17,7 +17,7 @@ from scipy import stats
 
 from train.kinds import measures
 from train.kinds.measures import MEASURES, known
-from train.kinds.task import Task, View
+from train.kinds.task import View
 
 CONFIDENCE_LEVEL = 0.95
 
@@ -72,7 +72,6 @@ def with_intervals(
     *,
     num_samples: int,
     seed: int,
-    digits: str = Task.digits,
     sizes: np.ndarray | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Returns measures with their 95 % intervals, as metrics.json has them.
@@ -89,7 +88,6 @@ def with_intervals(
             of them if it is not there.
         num_samples: number of draws; 0 for no intervals.
         seed: of the draws.
-        digits: format to which the values are rounded.
         sizes: how much each group counts, int [num_groups]; None for its number of examples.
 
     Returns:
@@ -110,7 +108,7 @@ def with_intervals(
             rests_on = behind.get(name, everything)
             low, high = _interval(name, float(value), drawn[name], without[name], images, rests_on)
         ends = {"value": value, "low": low, "high": high}
-        entries[name] = {end: rounded(number, digits) for end, number in ends.items()}
+        entries[name] = {end: rounded(number) for end, number in ends.items()}
     return entries
 
 
@@ -221,6 +219,6 @@ def behind_rates(is_positive: np.ndarray, groups: np.ndarray) -> dict[str, np.nd
     return {name: sides[entry.behind] for name, entry in MEASURES.items() if entry.behind}
 
 
-def rounded(number: float, digits: str) -> float | None:
-    """Returns a number rounded to a format, such as `.6f`; None for NaN."""
-    return None if np.isnan(number) else float(f"{number:{digits}}")
+def rounded(number: float) -> float | None:
+    """Returns a number with six digits behind the point; None for NaN."""
+    return None if np.isnan(number) else float(f"{number:.6f}")

@@ -15,7 +15,7 @@ from tfrecord_io.pages.charts import NUM_COLOURS, Axis, Cell, Chart, Series, ste
 from tfrecord_io.stores.files import atomic_write
 from tfrecord_io.terminal.printing import number, printable
 from train.kinds.measures import NUM_CALIBRATION_BINS
-from train.kinds.words import decimal, thousandths, with_interval
+from train.kinds.words import thousandths, with_interval
 from train.results.predictions import Predictions
 
 #: With more classes than this, a confusion matrix cannot be read; metrics.json has it.
@@ -26,9 +26,6 @@ _MAX_NAME_LENGTH = 28
 # Answers behind each point of the reliability chart, about, and the most points it has.
 _ANSWERS_A_POINT = 20
 _MAX_RELIABILITY_POINTS = 12
-
-# Most dots of a chart with a dot for each image.
-_MAX_DOTS = 2_000
 
 _DIAGONAL = [(0, 0), (1, 1)]
 _GRID = np.linspace(0, 1, 201)
@@ -69,13 +66,11 @@ def training_curves(history: Sequence[Mapping[str, Any]], best_epoch: int) -> li
 
     The best epoch is that whose weights were kept, counted from 1; 0 if unknown.
     """
-    is_of_numbers = any("mae" in row for row in history)
     epochs = Axis.of("epoch", 1, max(2, len(history)), whole=True)
     charts = []
     for quantity, title, axis in (
-        ("loss", "Loss", "squared error" if is_of_numbers else "loss in nats"),
+        ("loss", "Loss", "loss in nats"),
         ("accuracy", "Accuracy", "accuracy"),
-        ("mae", "Mean absolute error", "mean absolute error"),
     ):
         series = []
         for key, name in ((quantity, "training"), (f"val_{quantity}", "validation")):
@@ -215,55 +210,6 @@ def reliability(predictions: Predictions, metrics: Mapping[str, Any]) -> list[Ch
     ]
 
 
-def agreement(predictions: Predictions, metrics: Mapping[str, Any]) -> list[Chart]:
-    """Returns the answers by truth, and their difference by their mean (Bland and Altman)."""
-    answers = predictions.task.chosen(predictions.probabilities).astype(np.float64)
-    truths = predictions.truths.astype(np.float64)
-    lines = {"bias": "mean difference", "limit_low": "lower limit", "limit_high": "upper limit"}
-    found = {name: metrics["scores"][measure]["value"] for measure, name in lines.items()}
-    heights = {name: height for name, height in found.items() if height is not None}
-    shown = slice(None, None, -(-len(answers) // _MAX_DOTS))
-    name = "an image" if shown.step == 1 else f"an image of each {shown.step}"
-
-    def chart(title: str, told: str, x: Axis, y: Axis, dots: Any, *lines: Series) -> Chart:
-        points = zip(*(each[shown] for each in dots), strict=True)
-        series = [Series(name, list(points), "dots"), *lines]
-        title = f"{title} on {metrics['split']}"
-        return Chart(title=title, description=told, x=x, y=y, series=series)
-
-    low, top = _ends(answers, truths)
-    means, differences = (answers + truths) / 2, answers - truths
-    x, y = _ends(means), _ends(differences, np.array([*heights.values()]))
-    limits = [
-        Series(
-            f"{name}: {decimal(height)}",
-            [(x[0], height), (x[1], height)],
-            "line" if name == "mean difference" else "dashed",
-            1,
-        )
-        for name, height in heights.items()
-    ]
-    told = ", ".join(each.name for each in limits)
-    return [
-        chart(
-            "Answer by truth",
-            f"The answers to {metrics['num_examples']:,} images by their true number",
-            Axis.of("truth", low, top),
-            Axis.of("answer", low, top),
-            (truths, answers),
-            Series("the right answer", [(low, low), (top, top)], "dotted", None),
-        ),
-        chart(
-            "Bland–Altman",
-            f"Answer minus truth by the mean of both. {told}",
-            Axis.of("mean of answer and truth", *x),
-            Axis.of("answer − truth", *y),
-            (means, differences),
-            *limits,
-        ),
-    ]
-
-
 def confusion(predictions: Predictions, metrics: Mapping[str, Any]) -> list[Chart]:
     """Returns counts by true and predicted class; the shade is the share of the true class."""
     matrix, names = (
@@ -296,16 +242,8 @@ def confusion(predictions: Predictions, metrics: Mapping[str, Any]) -> list[Char
 DRAWN: Mapping[str, Callable[[Predictions, Mapping[str, Any]], list[Chart]]] = {
     "roc": roc_curves,
     "reliability": reliability,
-    "agreement": agreement,
     "confusion": confusion,
 }
-
-
-def _ends(*values: np.ndarray) -> tuple[float, float]:
-    """Returns the ends of an axis for some values, with a margin."""
-    joined = np.concatenate(values)
-    margin = 0.05 * float(np.ptp(joined)) or 1.0
-    return float(joined.min()) - margin, float(joined.max()) + margin
 
 
 def _short(name: str) -> str:

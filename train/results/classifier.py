@@ -71,7 +71,7 @@ class Prediction:
     Attributes:
         frame: number of the picture in the file, see `preprocess.Pictures`.
         probabilities: float32 [num_classes].
-        predicted: name of the likeliest class, names of the labels, or the number.
+        predicted: name of the likeliest class, or names of the labels.
         above: the questions whose threshold it reaches, such as classes; None if no thresholds
             were exported.
         shape: width of the picture divided by its height.

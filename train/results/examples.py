@@ -38,8 +38,8 @@ class Explanation(NamedTuple):
     pictures: Callable[[np.ndarray, OneAnswer], dict[str, Image.Image]]
 
 
-#: The function that gave the answers, and whether these are probabilities → the explanation.
-Explain = Callable[[Predict, bool], Explanation]
+#: The function that gave the answers → the explanation.
+Explain = Callable[[Predict], Explanation]
 
 
 class ShownAnswer(NamedTuple):

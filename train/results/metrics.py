@@ -16,7 +16,6 @@ from tfrecord_io.format.groups import plural_unit
 from tfrecord_io.terminal.printing import listed, printable
 from train.data.dataset import SITE
 from train.kinds.measures import defined_mean, means_by_place, predictive_values
-from train.kinds.task import Task
 from train.kinds.words import known
 from train.results.bootstrap import CONFIDENCE_LEVEL, examples_behind, rounded, with_intervals
 from train.results.options import MeasurePlan
@@ -112,7 +111,7 @@ def _by_patient(predictions: Predictions, num_samples: int, seed: int) -> dict[s
 
     groups = predictions.groups.codes
     counts = {"sizes": np.bincount(groups[first]), "num_samples": num_samples}
-    return with_intervals(rates, groups, {}, seed=seed, digits=task.digits, **counts)
+    return with_intervals(rates, groups, {}, seed=seed, **counts)
 
 
 def _value(value: Any) -> str | float | None:
@@ -172,9 +171,7 @@ def evaluate_predictions(predictions: Predictions, how: MeasurePlan, seed: int) 
     num_samples = how.num_samples
     num_area_samples = min(num_samples, MAX_AREA_COST // probabilities.size)
     behind = examples_behind(views, task.has(truths, len(label_names)), indices)
-    interval = functools.partial(
-        with_intervals, groups=indices, behind=behind, seed=seed, digits=task.digits
-    )
+    interval = functools.partial(with_intervals, groups=indices, behind=behind, seed=seed)
     quick = functools.partial(_score, predictions, how.prevalences)
     scores = interval(quick, num_samples=num_samples)
     scores |= interval(functools.partial(_areas, predictions), num_samples=num_area_samples)
@@ -250,9 +247,7 @@ def _of_images(table: Any, share: float) -> Any:
     return int(count) if count == int(count) else count
 
 
-def describe_folds(
-    results: Sequence[tuple[int, int, Mapping[str, float]]], digits: str = Task.digits
-) -> dict[str, Any]:
+def describe_folds(results: Sequence[tuple[int, int, Mapping[str, float]]]) -> dict[str, Any]:
     """Returns the results of each run of a cross-validation, and their spread.
 
     The results are (fold, seed, scores by name) of each run; an undefined score is NaN.
@@ -267,7 +262,7 @@ def describe_folds(
 
     def deviation(values: np.ndarray, groups: np.ndarray) -> float | None:
         means = [values[groups == group].mean() for group in np.unique(groups)]
-        return rounded(float(np.std(means, ddof=1)), digits) if len(means) > 1 else None
+        return rounded(float(np.std(means, ddof=1))) if len(means) > 1 else None
 
     ordered = sorted(results, key=lambda result: result[:2])
     folds, seeds = np.array([result[:2] for result in ordered]).T
@@ -276,13 +271,13 @@ def describe_folds(
         values = np.array([by_name.get(name, np.nan) for *_, by_name in ordered])
         is_known = ~np.isnan(values)
         spread[name] = {
-            "mean": rounded(values[is_known].mean() if is_known.any() else np.nan, digits),
+            "mean": rounded(values[is_known].mean() if is_known.any() else np.nan),
             "std_over_folds": deviation(values[is_known], folds[is_known]),
             "std_over_seeds": deviation(values[is_known], seeds[is_known]),
         }
     runs = []
     for fold, seed, by_name in ordered:
-        told = {name: rounded(value, digits) for name, value in by_name.items()}
+        told = {name: rounded(value) for name, value in by_name.items()}
         runs.append({"fold": fold, "seed": seed, "scores": told})
     return {"folds": runs, "spread": spread}
 

@@ -84,8 +84,6 @@ class MeasureOptions:
                 share = -1
             those = [name] if is_named else views
             left = {*views} - shares.keys()
-            if not views:
-                raise UserError("--prevalence is for classes or labels; leave it out")
             if not those or not left.issuperset(those) or not 0 < share < 1:
                 raise UserError(
                     "--prevalence: expected a number between 0 and 1, or one such number for some "

@@ -57,17 +57,15 @@ def write_predictions(directory: Path, predictions: Predictions) -> None:
     names = [csv_cell(name) for name in predictions.label_names]
     chosen = task.chosen(predictions.probabilities)
     texts = (task.texts(labels, names) for labels in (predictions.truths, chosen))
-    # The minus of a number is not the beginning of a formula.
-    cell = csv_cell if task.gives_probabilities else float
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(("key", "path", "patient", "label", "predicted", *names))
     columns = *map(predictions.values, ("key", "path", "patient")), *texts
     rows = zip(predictions.probabilities, *columns, strict=True)
     for probabilities, key, path, patient, label, answer in rows:
-        outputs = (f"{number:{task.digits}}" for number in probabilities)
+        outputs = (f"{number:.6f}" for number in probabilities)
         identity = (csv_cell(value or "") for value in (path, patient))
-        writer.writerow((key, *identity, cell(label), cell(answer), *outputs))
+        writer.writerow((key, *identity, csv_cell(label), csv_cell(answer), *outputs))
     with atomic_write(directory / PREDICTIONS_NAME) as file:
         file.write(text.getvalue().encode("utf-8", "surrogateescape"))
 

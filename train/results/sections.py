@@ -105,8 +105,7 @@ class Result:
     def views(self) -> list[View]:
         """The rows of the table of labels: each label, and groups of them."""
         views = {view.name: view for view in self.task.views(list(self.metrics["label_counts"]))}
-        # A number is the only one, and has no view.
-        labels = [views.get(name, View(name, [])) for name in self.shown]
+        labels = [views[name] for name in self.shown]
         return [*labels, *(view for view in views.values() if view.is_group)]
 
     def images_of(self, split: str) -> list[int]:
@@ -170,8 +169,7 @@ def figures_on_top(result: Result) -> list[Any]:
         (data_url(each.pictures["what the network sees"], _SIDE_ON_TOP), _told(each))
         for each in mistakes
     ]
-    which = "surest" if result.task.gives_probabilities else "largest"
-    link = page.markup('<a href="#answers">Mistakes</a>, the {} first', which)
+    link = page.markup('<a href="#answers">Mistakes</a>, the surest first')
     return [*blocks, link, page.Pictures(pictures)] if pictures else blocks
 
 
@@ -185,7 +183,6 @@ def _classes(result: Result) -> _Found:
     about, unit = f"{page.spelled_out(counts)} {task.glossary}", metrics["bootstrap_by"]
     if metrics["bootstrap_samples"]:
         bars = "; a bar from 0 to 1 shows the figure as a mark and the interval as a darker stretch"
-        bars = bars if task.gives_probabilities else ""
         about += f" The figures in grey are 95 % intervals over {plural_unit(unit)}{bars}."
     if prevalence:
         shares = ", ".join(
@@ -259,24 +256,18 @@ def _comparison(result: Result) -> _Found:
     return ("Beside the training run", [told, page.Box([table])]) if rows else None
 
 
-def _agreement(result: Result) -> _Found:
-    charts = result.charts.get("agreement")
-    return ("Agreement", [page.Box(charts, "grid")]) if charts else None
-
-
 def _answers(result: Result) -> _Found:
     task, metrics = result.task, result.metrics
     matrices = [metrics.get("confusion_matrix"), *metrics.get("confusion_matrices", {}).values()]
-    num_wrong, which = metrics["num_examples"], "answers that are furthest off"
-    if task.gives_probabilities:
-        # Of an image that several networks answered, each answer is a part of one.
-        wrong = sum(float(np.sum(matrix) - np.trace(matrix)) for matrix in matrices if matrix)
-        num_wrong, which = round(wrong, 2), "wrong answers with the highest probability"
+    # Of an image that several networks answered, each answer is a part of one.
+    wrong = sum(float(np.sum(matrix) - np.trace(matrix)) for matrix in matrices if matrix)
+    num_wrong = round(wrong, 2)
     none = "" if num_wrong else "The network made no mistakes."
     # A small table stands on top of the page.
     table = None if matrix_of(result) else task.answers(metrics)
     card = [table and page.Heading(table.label), table, table and COLOURS, none]
-    first = f"The {len(result.examples.get('wrong', ()))} of {number(num_wrong)} {which}."
+    first = f"The {len(result.examples.get('wrong', ()))} of {number(num_wrong)} "
+    first += "wrong answers with the highest probability."
     blocks = [page.Box(card) if any(card) else None]
     for name, title, told, legend in (
         ("wrong", "Mistakes", first, result.legend),
@@ -298,8 +289,8 @@ def _figure(example: ShownAnswer) -> page.Figure:
     """Returns the pictures of an answer, and what it is."""
     answer = example.answer
     sides = [(source, f"{what}: {_told(example)}", "") for what, source in example.urls().items()]
-    sure = "" if answer.probability is None else f", {words.percent(answer.probability)} sure"
-    caption = "truth <strong>{}</strong>, answer <strong>{}</strong>{}"
+    sure = words.percent(answer.probability)
+    caption = "truth <strong>{}</strong>, answer <strong>{}</strong>, {} sure"
     caption = page.markup(caption, answer.true, answer.predicted, sure)
     return page.Figure(sides, caption, example.path)
 
@@ -311,10 +302,12 @@ def _spread(result: Result) -> _Found:
         "how much it varies if everything is repeated with other random numbers. A difference "
         "between two settings that is smaller than this may be chance."
     )
-    tell = words.thousandths if task.gives_probabilities else words.decimal
-    has_all = len(labels) == len(result.shown)
+    tell, has_all = words.thousandths, len(labels) == len(result.shown)
     rows = [
-        [words.title_of(name), *(page.Cell(tell(value), look="count") for value in row.values())]
+        [
+            words.title_of(name),
+            *(page.Cell(words.thousandths(value), look="count") for value in row.values()),
+        ]
         for name, row in result.metrics.get("spread", {}).items()
         # Of the classes, the spread has the sensitivity; of many classes, nothing.
         if name.partition("/")[2] not in labels or (has_all and name.startswith("sensitivity/"))
@@ -567,7 +560,7 @@ def _figures(metrics: Mapping[str, Any]) -> page.Step:
 _SECTIONS: Mapping[str, Callable[[Result], _Found]] = {
     make.__name__.removeprefix("_"): make
     for make in (
-        *(_classes, _by, _comparison, _agreement, _answers, _spread, _probabilities),
+        *(_classes, _by, _comparison, _answers, _spread, _probabilities),
         *(_flow, _training, _limits),
     )
 }

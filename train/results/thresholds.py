@@ -109,7 +109,7 @@ def choose_thresholds(val: Predictions, wanted: float) -> list[dict[str, Any]]:
                 "threshold": threshold,
                 "val": {
                     "num_positives": int(is_positive.sum()),
-                    **{name: rounded(float(rate), task.digits) for name, rate in rates.items()},
+                    **{name: rounded(float(rate)) for name, rate in rates.items()},
                 },
             }
         )

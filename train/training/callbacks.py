@@ -74,7 +74,7 @@ class EpochMeter:
         return dict(zip(_SUMS, self._sums.tolist(), strict=True))
 
     def means(self) -> list[float]:
-        """Returns [mean loss of an example in nats, share of right answers or mean error]."""
+        """Returns [mean loss of an example in nats, share of right answers]."""
         return (self._sums[:2] / max(self._sums[2], 1.0)).tolist()
 
     def speed(self) -> dict[str, float | None]:

@@ -127,13 +127,11 @@ def require_same(
 
     The tolerance is that of a probability. Raises a TrainingError if they differ by more.
     """
-    # Probabilities are at most 1; numbers can be large, and their last digits differ.
-    allowed = tolerance * max(1.0, float(np.abs(expected).max()))
     difference = float(np.abs(answers - expected).max())
-    if not difference <= allowed:
+    if not difference <= tolerance:
         raise TrainingError(
             f"{form}, loaded again, predicts something else than the trained model: its answers "
-            f"differ by up to {difference:.2g}, allowed is {allowed:g}; do not use this export"
+            f"differ by up to {difference:.2g}, allowed is {tolerance:g}; do not use this export"
         )
 
 

@@ -62,7 +62,7 @@ class FirstWeights:
                 f"--init {init}: its {BEST_NAME} is damaged; copy that run again"
             ) from None
         ours, names = manifest.label_kind, tuple(facts["label_names"])
-        if (ours.one_hot, ours.is_number) != (theirs.one_hot, theirs.is_number):
+        if ours.one_hot != theirs.one_hot:
             raise UserError(
                 f"--init {init} learned {theirs.plural}, but the dataset has {ours.plural}; give a "
                 "dataset with such labels, or leave --init out"

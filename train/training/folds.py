@@ -126,7 +126,6 @@ def _measure(
     config: TrainConfig, plans: Sequence[Plan], predictions: Predictions, splits: str
 ) -> dict[str, Any]:
     """Returns what metrics.json says of the held-out predictions of all runs."""
-    task = predictions.task
     measured = metrics.measure(predictions, plans[0].measures, config.input.seed)
     num_images = measured["num_examples"]
     results: dict[str, Any] = {
@@ -137,10 +136,9 @@ def _measure(
         **measured,
     }
     folds, seeds = zip(*((plan.fold, plan.seed) for plan in plans), strict=True)
-    if task.gives_probabilities:
-        facts = {"fitted_on": f"the other folds of {splits}", "num_examples": num_images}
-        of_folds = thresholds.calibrate_folds(predictions, np.array(folds)[predictions.runs])
-        results["calibration"] = facts | of_folds
+    facts = {"fitted_on": f"the other folds of {splits}", "num_examples": num_images}
+    of_folds = thresholds.calibrate_folds(predictions, np.array(folds)[predictions.runs])
+    results["calibration"] = facts | of_folds
     scores = [metrics.scores(predictions.some(rows)) for rows in predictions.by_run()]
     of_runs = list(zip(folds, seeds, scores, strict=True))
-    return results | metrics.describe_folds(of_runs, task.digits)
+    return results | metrics.describe_folds(of_runs)

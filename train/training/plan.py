@@ -73,18 +73,20 @@ class Plan:
     def fitted_part(self) -> Part | None:
         """The part to which temperature and thresholds are fitted; None for none of them."""
         # What is reported of a part must not be fitted to it.
-        return self.parts.val if self.parts.test and self.task.gives_probabilities else None
+        return self.parts.val if self.parts.test else None
 
 
 def _make_plan(config: TrainConfig, data: Dataset, devices: Devices) -> Plan:
     """Returns the plan of a training, which may be that of a single fold."""
     manifest, parts = data.manifest, choose_parts(data, config.folds)
-    # Labels from which nothing can be learnt are refused here.
-    task = task_of(manifest.label_kind).fitted(data, parts.train)
+    task = task_of(manifest.label_kind)
+    if manifest.label_kind.one_hot and manifest.num_classes == 1:
+        raise UserError(
+            f"{data.path} has one class, {manifest.label_names[0]}, so there is nothing to tell "
+            "apart; name the classes in the build (--layout, --label_regex, or a table of --labels)"
+        )
     measures = config.measures.decided([view.name for view in task.views(manifest.label_names)])
     best_by = config.loop.best_by
-    if best_by == "val_accuracy" and task.quantity != "accuracy":
-        raise UserError("--best_by val_accuracy needs classes or labels; use val_loss")
     if best_by != "last" and not parts.val:
         raise UserError(
             f"--best_by {best_by} needs validation images, and this run has none; "

@@ -151,9 +151,7 @@ def write_run(
 ) -> dict[str, Any]:
     """Writes the files of a result beside its export; returns what metrics.json holds."""
     export = folder.path / EXPORT_NAME
-    explanation = additions.explain and additions.explain(
-        functools.partial(answer, model), result.task.gives_probabilities
-    )
+    explanation = additions.explain and additions.explain(functools.partial(answer, model))
 
     def add(result: Result) -> None:
         with stage("other forms and the model card"):

@@ -191,15 +191,15 @@ class _Training:
     def _end_epoch(self, meter: callbacks.EpochMeter) -> None:
         progress, task, epochs = self.progress, self._plan.task, self._config.input.epochs or 0
         self._steps.sync()
-        loss, quantity = meter.means()
+        loss, accuracy = meter.means()
         is_head = progress.epoch < (self._config.network.head_epochs or 0)
         row: dict[str, Any] = {"epoch": progress.epoch + 1, "phase": "head" if is_head else "all"}
-        row |= {"step": progress.step, "loss": loss, task.quantity: quantity}
+        row |= {"step": progress.step, "loss": loss, "accuracy": accuracy}
         with averaged_weights(self._optimizer, self.network.logits.trainable_variables):
             if self._val is not None:
                 answers = self._steps.predict(self._val)
                 row["val_loss"] = task.mean_loss(*answers)
-                row[f"val_{task.quantity}"] = task.progress(*answers)
+                row["val_accuracy"] = task.accuracy(*answers)
             if self._is_best(row):
                 progress.best_epoch = row["epoch"]
                 self.best = [variable.numpy() for variable in self.network.model.variables]
@@ -301,10 +301,8 @@ def announce(
 _FORMATS = {
     "loss": "loss {:.4f}",
     "accuracy": "accuracy {:.1%}",
-    "mae": "mae {:.4g}",
     "val_loss": "val_loss {:.4f}",
     "val_accuracy": "val_accuracy {:.1%}",
-    "val_mae": "val_mae {:.4g}",
     "images_per_second": "{:,.0f} images/s",
     "step_ms": "{:.1f} ms a step",
     "input_wait_share": "waiting for data {:.1%}",

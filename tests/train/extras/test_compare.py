@@ -8,7 +8,7 @@ from answers import dataset_of, predictions_of
 from dataset_factory import change_json
 from marked_images import KERAS_ARRAY_WARNING, evaluated, metrics_of
 
-from tfrecord_io.format.kinds import CLASSES, GRADES, MULTI_LABEL, NUMBER
+from tfrecord_io.format.kinds import CLASSES, GRADES, MULTI_LABEL
 from tfrecord_io.stores.files import write_json
 from train.extras import compare
 from train.kinds.measures import known
@@ -52,14 +52,12 @@ FORMULAS = ("=A1", "+B", "-C", "@D")
 RIGHT = np.arange(12) % 4
 
 
-@pytest.mark.parametrize("kind", [NUMBER, GRADES, MULTI_LABEL, CLASSES])
+@pytest.mark.parametrize("kind", [GRADES, MULTI_LABEL, CLASSES])
 def test_each_kind_is_compared_by_its_own_measures(tmp_path, kind):
     task, names, truths = task_of(kind), FORMULAS, RIGHT
     probabilities = SOME.dirichlet(np.ones(4), (2, 12))
     if kind is MULTI_LABEL:
         truths = np.eye(4)[truths] > 0
-    elif kind is NUMBER:
-        names, truths, probabilities = ("=A1",), RIGHT * 1.0, probabilities[..., :1]
     runs, scores = zip(
         *(
             run_of_no_network(tmp_path / name, answers, truths, names, task)
@@ -82,7 +80,7 @@ def test_each_kind_is_compared_by_its_own_measures(tmp_path, kind):
         else:
             assert title in note.text.partition("without the ")[2]
     assert "on 12 images of 6 patients that both have measured" in note.text
-    assert ("sensitivity, @D" in told) == (kind is not NUMBER)
+    assert "sensitivity, @D" in told
 
 
 def test_answers_of_several_networks_to_an_image_are_one_image(tmp_path):

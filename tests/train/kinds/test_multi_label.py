@@ -24,12 +24,10 @@ from pages import Page
 from sklearn import metrics as sk_metrics
 
 from tfrecord_io.format.kinds import MULTI_LABEL as SEVERAL_LABELS
-from tfrecord_io.format.kinds import NUMBER
 from tfrecord_io.reading.mapped import MappedDataset
 from train import predict
 from train.data.dataset import open_dataset
 from train.extras.occlusion import explain
-from train.kinds import numbers
 from train.kinds.classes import CLASSES
 from train.kinds.measures import expected_calibration_error
 from train.kinds.multi_label import MULTI_LABEL
@@ -214,7 +212,7 @@ def test_the_map_of_a_label_that_was_missed_shows_what_speaks_against_it(tmp_pat
         return np.stack([1 - bright, bright / 4, bright / 5], axis=-1)
 
     answers = predictions_of(probabilities, truths, NAMES, MULTI_LABEL, dataset=dataset, rows=rows)
-    found = find_examples(answers, explain(predict, gives_probabilities=True))["wrong"]
+    found = find_examples(answers, explain(predict))["wrong"]
     image = images[5]
     rises = image.mean() > image[2, 3, 0]  # of the brightness, where the patch covers it
     for mistake in found:
@@ -225,159 +223,108 @@ def test_the_map_of_a_label_that_was_missed_shows_what_speaks_against_it(tmp_pat
     assert {mistake.answer.predicted[:3] == "no " for mistake in found} == {True, False}
 
 
-# ---- the commands on each kind
+# ---- the commands
 
-KINDS = {"multi_label": SEVERAL_LABELS, "number": NUMBER}
-LABELS = {"multi_label": NAMES, "number": ("ef",)}
 MEASURES = {
-    "number": numbers.NUMBER.label_measures,
-    "multi_label": (
-        "accuracy", "ece", "brier", "macro_auc", "macro_average_precision",
-        *(f"{measure}/{name}" for name in NAMES
-          for measure in (*MULTI_LABEL.label_measures, "calibration_slope",
-                          "calibration_intercept")),
-    ),
-}  # fmt: skip
-OF_PROBABILITIES = {"calibration", "thresholds", "confusion_matrices"}
-PLOTS = {"number": {"agreement"}, "multi_label": {"reliability", "roc"}}
-PHRASES = {
-    "number": ("was off by", "with the number ef", "answers that are furthest off"),
-    "multi_label": ("answers, one for each label of each image.", "Answers for each label",
-                    "average precision", "in 3 labels"),
+    "accuracy", "ece", "brier", "macro_auc", "macro_average_precision",
+    *(f"{measure}/{name}" for name in NAMES
+      for measure in (*MULTI_LABEL.label_measures, "calibration_slope", "calibration_intercept")),
 }  # fmt: skip
 
 
-@pytest.fixture(
-    scope="module", params=["multi_label", pytest.param("number", marks=pytest.mark.slow)]
-)
-def kind(request):
-    return request.param
-
-
-def write(folder, kind, num_examples, names=None):
-    write_marked_dataset(
-        folder, num_examples, label_names=names or LABELS[kind], label_kind=KINDS[kind]
-    )
+def write(folder, num_examples, names=NAMES):
+    write_marked_dataset(folder, num_examples, label_names=names, label_kind=SEVERAL_LABELS)
     return folder
 
 
 @pytest.fixture(scope="module")
-def data(kind, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("data")
-    return write(folder, kind, {"train": 96, "val": 24, "test": 40})
+def data(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("data"), {"train": 96, "val": 24, "test": 40})
 
 
 @pytest.fixture(scope="module")
 def finished(data, tmp_path_factory):
     workdir = tmp_path_factory.mktemp("runs") / "run"
-    options = {"mixup": 0.1, "test_time_flip": True, "best_by": "val_loss"}
+    options = {"mixup": 0.1, "test_time_flip": True}
     assert train(data, workdir, epochs=8, replica_batch_size=8, **options) == 0
     return workdir
 
 
-def test_a_network_learns_each_kind_and_is_measured_as_that(kind, finished):
+def test_a_network_learns_several_labels_and_is_measured_on_each(finished):
     measured, history = metrics_of(finished), history_of(finished)
-    assert measured["label_kind"] == kind
+    assert measured["label_kind"] == "multi_label"
     assert measured["bootstrap_by"] == "patient"
-    assert set(measured["scores"]) == set(MEASURES[kind])
-    main = measured["scores"]["r2" if kind == "number" else "macro_auc"]
-    assert 0.9 < main["value"] <= 1
-    assert str(main["value"]) in (finished / "export" / "README.md").read_text()
+    assert set(measured["scores"]) == MEASURES
+    assert 0.9 < measured["scores"]["macro_auc"]["value"] <= 1
     assert history[-1]["val_loss"] < 0.5 * history[0]["val_loss"]
-    assert ("accuracy" in history[0]) == (kind != "number")
-    assert OF_PROBABILITIES & set(measured) == (set() if kind == "number" else OF_PROBABILITIES)
+    assert {"calibration", "thresholds", "confusion_matrices"} <= set(measured)
     text = (finished / "report.html").read_text()
     assert Page(text).open == []
-    assert all(phrase in text for phrase in PHRASES[kind])
-    assert {path.stem for path in (finished / "plots").iterdir()} == PLOTS[kind] | {"curves"}
+    assert all(phrase in text for phrase in ("Answers for each label", "average precision"))
+    plots = {path.stem for path in (finished / "plots").iterdir()}
+    assert plots == {"reliability", "roc", "curves"}
 
 
-def test_the_table_of_predictions_is_what_was_measured(kind, finished, data):
+def test_the_table_of_predictions_is_what_was_measured(finished, data):
     rows, measured = rows_of(finished), metrics_of(finished)
-    shown = ("ef",) if kind == "number" else NAMES
-    assert list(rows[0]) == ["key", "path", "patient", "label", "predicted", *shown]
-    task = task_of(KINDS[kind])
-    stored = task.truths(MappedDataset(data, "test").labels(range(40)))
-    if kind == "number":
-        assert [float(row["label"]) for row in rows] == stored.tolist()
-        errors = [float(row["predicted"]) - float(row["label"]) for row in rows]
-        assert measured["scores"]["mae"]["value"] == pytest.approx(np.abs(errors).mean())
-        assert measured["loss"] == pytest.approx(np.square(errors).mean())
-    else:
-        assert [row["label"] for row in rows] == task.texts(stored, NAMES)
-        assert [view["view"] for view in measured["thresholds"]] == list(NAMES)
-        assert all(sum(map(sum, m)) == 40 for m in measured["confusion_matrices"].values())
-        called = [[name for name in NAMES if float(row[name]) >= 0.5] for row in rows]
-        assert [row["predicted"] for row in rows] == ["|".join(c) or "none" for c in called]
+    assert list(rows[0]) == ["key", "path", "patient", "label", "predicted", *NAMES]
+    stored = MULTI_LABEL.truths(MappedDataset(data, "test").labels(range(40)))
+    assert [row["label"] for row in rows] == MULTI_LABEL.texts(stored, NAMES)
+    assert [view["view"] for view in measured["thresholds"]] == list(NAMES)
+    assert all(sum(map(sum, m)) == 40 for m in measured["confusion_matrices"].values())
+    called = [[name for name in NAMES if float(row[name]) >= 0.5] for row in rows]
+    assert [row["predicted"] for row in rows] == ["|".join(c) or "none" for c in called]
 
 
-def test_predict_says_what_was_reported(kind, finished, data, tmp_path, capsys):
+def test_predict_says_what_was_reported(finished, data, tmp_path, capsys):
     files = picture_files(data, tmp_path)
     rows, reported = predicted(capsys, finished, *files), rows_of(finished)[: len(files)]
-    columns = ["reject"] if kind == "number" else [*NAMES, "reject", "above_threshold"]
-    assert list(rows[0]) == ["path", "predicted", *columns]
+    assert list(rows[0]) == ["path", "predicted", *NAMES, "reject", "above_threshold"]
     for form in ("json", "table"):
         assert predict.main([f"--model={finished}", f"--format={form}", "--input", *files]) == 0
         assert rows[0]["predicted"] in capsys.readouterr().out
-    for name in ("predicted",) if kind == "number" else NAMES:
+    for name in NAMES:
         ours, theirs = ([float(row[name]) for row in table] for table in (rows, reported))
         assert ours == pytest.approx(theirs, rel=1e-5)
 
 
-def test_another_dataset_may_have_some_of_the_labels_in_another_order(
-    kind, finished, tmp_path, capsys
-):
-    names = ("ef",) if kind == "number" else ("scar", "fluid")
-    other = write(tmp_path / "other", kind, {"train": 4, "test": 30}, names)
+def test_another_dataset_may_have_some_of_the_labels_in_another_order(finished, tmp_path, capsys):
+    names = ("scar", "fluid")
+    other = write(tmp_path / "other", {"train": 4, "test": 30}, names)
     assert evaluated(finished, other, f"--output={tmp_path / 'out'}") == 0
     measured, rows = metrics_of(tmp_path / "out"), rows_of(tmp_path / "out")
     assert list(rows[0])[5:] == list(names)
-    page = (tmp_path / "out" / "report.html").read_text()
-    section = page.partition('id="comparison"')[2].partition("</section>")[0]
-    assert (" %" in section) == (kind != "number")
-    if kind == "multi_label":
-        truths = [row["label"].split("|") for row in rows]
-        counts = {name: sum(name in labels for labels in truths) for name in names}
-        assert measured["label_counts"] == counts
-        answers = predicted(capsys, finished, *picture_files(other, tmp_path))
-        for name in names:
-            ours, theirs = ([float(row[name]) for row in table] for table in (answers, rows[:6]))
-            assert ours == pytest.approx(theirs, rel=1e-5)
+    truths = [row["label"].split("|") for row in rows]
+    counts = {name: sum(name in labels for labels in truths) for name in names}
+    assert measured["label_counts"] == counts
+    answers = predicted(capsys, finished, *picture_files(other, tmp_path))
+    for name in names:
+        ours, theirs = ([float(row[name]) for row in table] for table in (answers, rows[:6]))
+        assert ours == pytest.approx(theirs, rel=1e-5)
 
 
-def test_labels_that_the_model_does_not_know_and_classes_are_refused(
-    kind, finished, tmp_path, capsys
-):
-    write(tmp_path / "unknown", kind, {"test": 8}, ("tumour",))
+def test_labels_that_the_model_does_not_know_and_classes_are_refused(finished, tmp_path, capsys):
+    write(tmp_path / "unknown", {"test": 8}, ("tumour",))
     assert evaluated(finished, tmp_path / "unknown") == 2
-    advice = {"multi_label": "--rename_classes tumour=NAME", "number": "--target ef"}
-    assert advice[kind] in capsys.readouterr().err
+    assert "--rename_classes tumour=NAME" in capsys.readouterr().err
     write_marked_dataset(tmp_path / "classes", {"test": 8}, label_names=("tumour", "scar"))
     assert evaluated(finished, tmp_path / "classes") == 2
-    assert f"learned the kind {kind}" in capsys.readouterr().err
+    assert "learned the kind multi_label" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_a_cross_validation_measures_every_label(kind, data, tmp_path):
+def test_a_cross_validation_measures_every_label(data, tmp_path):
     workdir = tmp_path / "folds"
-    assert train(data, workdir, epochs=2, folds=2, seeds=2) == 0
-    # A fold holds the same patients for every seed, and another seed learns something else.
-    first, second = (rows_of(workdir / f"seed-{seed}" / "fold-0") for seed in (1, 2))
-    assert [row["key"] for row in first] == [row["key"] for row in second]
-    assert [row[LABELS[kind][0]] for row in first] != [row[LABELS[kind][0]] for row in second]
+    assert train(data, workdir, epochs=2, folds=2) == 0
     measured = metrics_of(workdir)
     assert (measured["num_images"], measured["num_examples"]) == (120, 120)
-    measure = "mae" if kind == "number" else "macro_auc"
-    assert measured["spread"][measure]["std_over_seeds"] is not None
-    assert measure in measured["folds"][0]["scores"]
-    assert ("calibration" in measured) == (kind != "number")
+    assert "macro_auc" in measured["folds"][0]["scores"]
+    assert "calibration" in measured
     assert "cross-validation" in (workdir / "report.html").read_text()
 
 
 @pytest.mark.slow
-def test_jax_learns_each_kind(kind, data, tmp_path):
+def test_jax_learns_several_labels(data, tmp_path):
     words = [f"--data={data}", f"--workdir={tmp_path}", *flags(**SMALL_RUN | {"epochs": 36})]
     run_on_jax("import sys; from train import run; sys.exit(run.main(sys.argv[1:]))", *words)
-    scores = metrics_of(tmp_path)["scores"]
-    name, least = ("r2", 0.5) if kind == "number" else ("auc/mass", 0.9)
-    assert scores[name]["value"] > least
+    assert metrics_of(tmp_path)["scores"]["auc/mass"]["value"] > 0.9
