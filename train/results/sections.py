@@ -302,12 +302,9 @@ def _spread(result: Result) -> _Found:
         "how much it varies if everything is repeated with other random numbers. A difference "
         "between two settings that is smaller than this may be chance."
     )
-    tell, has_all = words.thousandths, len(labels) == len(result.shown)
+    has_all = len(labels) == len(result.shown)
     rows = [
-        [
-            words.title_of(name),
-            *(page.Cell(words.thousandths(value), look="count") for value in row.values()),
-        ]
+        [words.title_of(name), *map(words.thousandths, row.values())]
         for name, row in result.metrics.get("spread", {}).items()
         # Of the classes, the spread has the sensitivity; of many classes, nothing.
         if name.partition("/")[2] not in labels or (has_all and name.startswith("sensitivity/"))
