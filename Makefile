@@ -64,7 +64,7 @@ test: $(VENV)/installed
 search: $(VENV)/installed
 	HYPOTHESIS_PROFILE=search $(BIN)/python -m pytest --timeout=3000 -m hypothesis
 
-# A real Flink cluster of this machine; docs/flink.md says what it needs besides Java and mvn.
+# A real Flink cluster of this machine; docs/clusters.md describes it.
 flink: flink-parts
 	$(BIN)/python scripts/flink_cluster.py compare --source synthetic --num_examples $(NUM_EXAMPLES)
 

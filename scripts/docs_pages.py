@@ -1,8 +1,7 @@
 """Writes the pages of the documentation site into build/docs, from which `make docs` builds it.
 
-They are those of docs/, the README as the first page, and the reports that lie elsewhere, with
-links between them; and the reference of the commands, which is what `--help` prints. Everything
-is written once: flags in the options, the Python API in the docstrings.
+These are the pages of docs/, the README as the first page, the pages that lie elsewhere, the
+reference of the commands (the output of `--help`) and the Python API (the docstrings).
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import sys
 from pathlib import Path
 
 import scan_tfrecords
+import tfrecord_io
 
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "build" / "docs"
@@ -25,13 +25,12 @@ OUTSIDE = {
     "CHANGELOG.md": "changelog.md",
     "SECURITY.md": "security.md",
     "CONTRIBUTING.md": "contributing.md",
-    "benchmarks/README.md": "lab/benchmarks.md",
-    "benchmarks/near_duplicates.md": "lab/near_duplicates.md",
+    "benchmarks/README.md": "figures.md",
 }
 
 
 def place(source: Path) -> str:
-    """Returns where a file of the repository is on the site, such as `lab/campaign.md`."""
+    """Returns where a file of the repository is on the site, such as `audit.md`."""
     path = source.relative_to(ROOT).as_posix()
     return OUTSIDE.get(path, path.removeprefix("docs/"))
 
@@ -48,31 +47,30 @@ def page(source: Path) -> str:
 
 
 def help_of(command: str) -> str:
-    """Returns what a command prints for `--help_all`, or `--help` if it shows all."""
-    flag, printed = "--help", io.StringIO()
+    """Returns what a command prints for `--help`."""
+    printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
-        scan_tfrecords.main([command, flag])
-    if "--help_all" in printed.getvalue():
-        with contextlib.redirect_stdout(printed := io.StringIO()), contextlib.suppress(SystemExit):
-            scan_tfrecords.main([command, "--help_all"])
+        scan_tfrecords.main([command, "--help"])
     return printed.getvalue()
 
 
 def commands() -> str:
     """Returns the page of the commands."""
-    parts = ["# Commands\n\nEach command and its flags, as `--help_all` prints them.\n"]
-    for command, (module, purpose) in scan_tfrecords.COMMANDS.items():
-        script = (
-            f"python -m tfrecord_io {command}"
-            if module == "tfrecord_io.__main__"
-            else f"python {module.replace('.', '/')}.py"
-        )
-        parts.append(
-            f"## {command}\n\n{purpose.capitalize()}: `scan-tfrecords {command}`, or `{script}` "
-            "in a clone.\n\n"
-            f"```text\n{help_of(command)}```\n"
-        )
+    parts = ["# Commands\n\nEach command and its flags, as `--help` prints them.\n"]
+    for command, (_, purpose) in scan_tfrecords.COMMANDS.items():
+        parts.append(f"## {command}\n\n{purpose.capitalize()}.\n")
+        parts.append(f"```text\n{help_of(command)}```\n")
     return "\n".join(parts)
+
+
+def api() -> str:
+    """Returns the page of the Python API: directives that mkdocstrings replaces by docstrings."""
+    parts = ["# Python API"]
+    for module in (scan_tfrecords, tfrecord_io):
+        parts.append(f"## {module.__name__}")
+        names = [name for name in module.__all__ if not name.startswith("_")]
+        parts += [f"::: {module.__name__}.{name}" for name in names]
+    return "\n\n".join(parts) + "\n"
 
 
 def main() -> None:
@@ -86,6 +84,7 @@ def main() -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(page(source), encoding="utf-8")
     (PAGES / "commands.md").write_text(commands(), encoding="utf-8")
+    (PAGES / "api.md").write_text(api(), encoding="utf-8")
 
 
 if __name__ == "__main__":

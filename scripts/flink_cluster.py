@@ -13,7 +13,7 @@ The cluster has the parts of a real one: a JobManager and two TaskManagers as se
 processes, Beam's Flink job server, and a Beam worker pool that starts the Python workers. All of
 them listen only on the loopback address. The cluster needs Java 11 or 17 and
 `pip install apache-flink-libraries==1.19.3`; the first run also needs `mvn` to download the job
-server. See docs/flink.md.
+server. See docs/clusters.md.
 """
 
 from __future__ import annotations

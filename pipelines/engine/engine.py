@@ -117,7 +117,7 @@ def _require_package(chosen: Mapping[str, Any]) -> None:
     if not any(chosen[name] for name in ("sdk_container_image", "setup_file", "extra_packages")):
         raise errors.UserError(
             "Dataflow's workers need this package: give --sdk_container_image, an image built from "
-            "docker/pipeline.Dockerfile, or --setup_file=./setup.py; docs/dataflow.md explains both"
+            "docker/pipeline.Dockerfile, or --setup_file=./setup.py; docs/clusters.md explains both"
         )
     try:
         has_client = importlib.util.find_spec("google.cloud.dataflow") is not None
@@ -139,7 +139,7 @@ def _require_job_server(endpoint: str | None) -> None:
         except grpc.FutureTimeoutError:
             raise errors.BuildError(
                 f"no job server answers at --job_endpoint {endpoint}; check that it is running and "
-                "that this is its port. docs/flink.md explains how to start one"
+                "that this is its port. docs/clusters.md explains how to start one"
             ) from None
 
 
