@@ -74,12 +74,6 @@ _GROUPS: dict[str, type] = {
     name: group for groups in _HEADINGS.values() for name, group in groups.items()
 }
 
-#: The options that a first build needs; --help shows the others only as --help_all.
-_FIRST = (
-    "input", "output", "splits", "image_size", "labels", "columns", "patient_regex", "classes",
-    "rename_classes", "fit", "preview", "overwrite",
-)  # fmt: skip
-
 _DESCRIPTION = """\
 Turns an image collection into training-ready TFRecords, once.
 
@@ -94,7 +88,7 @@ examples:
   {build} --input kermany2018.zip --output data/oct
   {build} --input scans/ --output data/scans
 
---help_all shows every flag. All others are Beam's, for example --runner=DataflowRunner or
+Flags that are not listed here are Beam's, for example --runner=DataflowRunner or
 --direct_num_workers=4.
 """
 
@@ -213,10 +207,9 @@ def parse_options(argv: Sequence[str], extras: Sequence[type] = ()) -> BuildOpti
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     every = (*_GROUPS.values(), *extras)
-    flags.add_flags(parser, "the flags that matter first", *every, only=_FIRST)
     for heading, groups in _HEADINGS.items():
         some = (*groups.values(), *(extra for extra in extras if extra.heading == heading))
-        flags.add_flags(parser, heading, *some, without=_FIRST, is_hidden=True)
+        flags.add_flags(parser, heading, *some)
     namespace, beam_args = parser.parse_known_args(argv)
     try:
         values_of = {name: flags.given(group, namespace) for name, group in _GROUPS.items()}

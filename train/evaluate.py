@@ -54,7 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of the command."""
     add = parser.add_argument
     model = "finished run, a folder or URL; of several, or of a cross-validation, the mean answers"
-    add("--run", "--model", required=True, nargs="+", type=Address, metavar="RUN", help=model)
+    several: Any = {"required": True, "nargs": "+", "action": "extend"}
+    add("--run", "--model", type=Address, metavar="RUN", help=model, **several)
     add("--data", required=True, type=Address, metavar="OUT", help="folder of a finished dataset")
     split = "split to measure on, or several such as train,test, or all (default: test)"
     add("--split", default="test", metavar="NAME", help=split)

@@ -54,9 +54,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of the command."""
     add = parser.add_argument
     run = "finished run, a folder or URL; of several, or of a cross-validation, the mean answers"
-    add("--run", "--model", required=True, nargs="+", type=Address, metavar="RUN", help=run)
+    several: Any = {"required": True, "nargs": "+", "action": "extend"}
+    add("--run", "--model", type=Address, metavar="RUN", help=run, **several)
     files = "image files, or folders of them"
-    add("--input", required=True, nargs="+", type=local_path, metavar="PATH", help=files)
+    add("--input", type=local_path, metavar="PATH", help=files, **several)
     forms = ("table", "csv", "json")
     add("--format", choices=forms, default="table", help="output format (default: table)")
     for power in filter(None, (POWERS.together, POWERS.maps)):

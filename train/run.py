@@ -18,15 +18,15 @@ from train.training import config
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of the command."""
-    first = config.add_arguments(parser)
     run = "folder or URL of this run"
-    first.add_argument("--workdir", required=True, type=Address, metavar="RUN", help=run)
+    parser.add_argument("--workdir", required=True, type=Address, metavar="RUN", help=run)
     again = "replace the run in --workdir"
     parser.add_argument("--overwrite", action="store_true", help=again)
     if POWERS.preview:
         look = "show shapes, speed and augmented images, and write nothing to --workdir"
         parser.add_argument("--preview", action="store_true", help=look)
     parser.add_argument("--config", metavar="FILE", help="repeat the run of a RUN/config.json")
+    config.add_arguments(parser)
 
 
 def train(arguments: argparse.Namespace) -> None:
@@ -51,7 +51,6 @@ main = console.TrainerCommand(
     purpose="Trains a network on a finished dataset; goes on where it stopped.",
     usage="--data OUT --workdir RUN [flags]",
     epilog="All results are in --workdir: report.html, metrics.json, checkpoint, export.",
-    hints={"--image_size": "images have the size that they were built with; build others"},
     add_arguments=add_arguments,
     run=train,
 )

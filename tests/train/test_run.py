@@ -54,7 +54,7 @@ def finished(data, tmp_path_factory):
     [
         (["--epochs=1"], "--workdir"),
         (["--workdir=x", "--colour=red"], "--colour"),
-        (["--workdir=x", "--image_size=64"], "--image_size: images have the size that they were"),
+        (["--workdir=x", "--image_size=64"], "--image_size"),
         (["--workdir=x", "--data=.", "--devices=x"], "error: --devices: expected a whole number"),
         (["--workdir=x"], "error: --data is missing"),
         (["--workdir=x", "--data=x", "--epochs=0"], "error: --epochs must be at least 1; received"),
@@ -93,20 +93,19 @@ def test_a_wrong_path_is_told_before_anything_heavy_is_imported():
     assert done.stderr == told * 3
 
 
-def test_help_begins_with_the_flags_that_matter_and_is_short_in_the_benchmark(capsys):
-    shown = {}
-    for module, flag in ((run, "--help"), (run, "--help_all"), (benchmark, "--help")):
-        with pytest.raises(SystemExit):
-            module.main([flag])
-        shown[module, flag] = capsys.readouterr().out
-    head, rest = shown[run, "--help"], shown[run, "--help_all"].partition("\ninput:")[2]
-    assert {"--data", "--workdir", "--model", "--weights", "--epochs"} <= set(head.split())
-    assert len(re.findall(r"^  --\w", head, re.MULTILINE)) <= 30
-    assert "efficientnet_b7" not in head
-    assert "VALUE" not in head + rest
-    assert "--mixup" in rest
-    assert "--mixup" not in head + shown[benchmark, "--help"]
-    assert "--replicas" in shown[benchmark, "--help"]
+@pytest.mark.parametrize(
+    ("module", "flags"),
+    [
+        (run, ["--data", "--workdir", "--model", "--weights", "--epochs", "--mixup"]),
+        (benchmark, ["--data", "--replicas"]),
+    ],
+)
+def test_help_names_the_flags(module, flags, capsys):
+    with pytest.raises(SystemExit):
+        module.main(["--help"])
+    shown = capsys.readouterr().out
+    assert set(flags) <= set(shown.split())
+    assert "VALUE" not in shown
 
 
 def test_ctrl_c_outside_of_the_steps_ends_with_a_message_and_code_130(tmp_path):

@@ -21,8 +21,7 @@ class Command:
         purpose: what it does, in a sentence for --help.
         add_arguments: adds its flags to a parser.
         run: does the work with the flags, and returns the exit code; None is 0.
-        usage: how to call it, after its name; None for a line with all flags.
-        hints: see `flags.Parser`.
+        usage: how to call it, after its name.
         epilog: the last paragraph of --help.
         codes: exit codes of errors, by their class, that are not `ToldError.exit_code`.
     """
@@ -31,9 +30,8 @@ class Command:
     purpose: str
     add_arguments: Callable[[argparse.ArgumentParser], object]
     run: Callable[[argparse.Namespace], int | None]
-    usage: str | None = None
+    usage: str = "[flags]"
     epilog: str | None = None
-    hints: Mapping[str, str] = dataclasses.field(default_factory=dict)
     codes: Mapping[type[Exception], int] = dataclasses.field(default_factory=dict)
 
     def __call__(self, argv: Sequence[str] | None = None) -> int:
@@ -45,11 +43,10 @@ class Command:
         program = flags.command(self.name)
         parser = flags.Parser(
             prog=program,
-            usage=f"{program} {self.usage}" if self.usage else None,
+            usage=f"{program} {self.usage}",
             description=self.purpose,
             epilog=self.epilog,
         )
-        parser.hints = self.hints
         self.add_arguments(parser)
         with stages.without_silence() as heard, redaction.redacted_output(heard):
             try:

@@ -182,18 +182,10 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
     return content
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> Any:
-    """Adds a flag for each field, under a heading for each group; returns the first heading."""
-    groups = _groups()
-    matter = (
-        "data", "epochs", "model", "weights", "init", "global_batch_size", "learning_rate",
-        "augment", "seed", "folds", "gpus", "by",
-    )  # fmt: skip
-    heading = "the flags that matter first"
-    first = flags.add_flags(parser, heading, *(group for _, group in groups), only=matter)
-    for name, group in groups:
-        flags.add_flags(parser, name, group, without=matter, is_hidden=True)
-    return first
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds a flag for each field, under a heading for each group."""
+    for name, group in _groups():
+        flags.add_flags(parser, name, group)
 
 
 def from_arguments(

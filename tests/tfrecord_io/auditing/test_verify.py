@@ -59,7 +59,7 @@ def said_of(dataset, path):
 
 
 def test_a_dataset_as_built_has_no_finding(dataset, capsys):
-    assert main(["verify", "--data", str(dataset)]) == 0
+    assert main(["verify", str(dataset)]) == 0
     assert "matches its manifest" in capsys.readouterr().out
 
 
@@ -199,8 +199,7 @@ def test_what_cannot_be_checked_is_an_error(source_tree, tmp_path, capsys):
     for words, code, message in (
         ((tmp_path / "nothing",), 1, "does not exist"),
         ((tmp_path / "run",), 1, "this is a run, not a dataset"),
-        ((), 2, "expected one dataset, a folder or a URL; received 0"),
-        (("--data", source_tree), 1, f"build it first: {command('build')} --input {source_tree}"),
+        ((source_tree,), 1, f"build it first: {command('build')} --input {source_tree}"),
     ):
         assert main(["verify", *map(str, words)]) == code
         assert message in capsys.readouterr().err

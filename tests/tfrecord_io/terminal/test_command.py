@@ -59,17 +59,6 @@ def test_another_error_keeps_its_traceback():
         ended(KeyError("a fault of the program"))
 
 
-def test_folders_may_stand_on_both_sides_of_a_flag():
-    def add(parser):
-        parser.add_argument("--flag")
-        parser.add_argument("folders", nargs="+")
-
-    taken = []
-    command = Command(name="try", purpose="", add_arguments=add, run=taken.append)
-    assert command(["a", "--flag=x", "b"]) == 0
-    assert vars(taken[0]) == {"flag": "x", "folders": ["a", "b"]}
-
-
 def test_nobody_who_reads_the_output_is_no_traceback(monkeypatch, capfd):
     read, write = os.pipe()
     os.close(read)

@@ -21,7 +21,7 @@ def parse(*argv, **defaults):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"model": "alexnet"}, "--model must be small_resnet, convnet"),
+        ({"model": "alexnet"}, "--model must be one of small_resnet, convnet"),
         ({"epochs": 0}, "--epochs must be at least 1; received 0"),
         ({"learning_rate": 0.0}, "--lr must be above 0"),
         ({"mixup": float("nan")}, "--mixup must be at least 0"),
