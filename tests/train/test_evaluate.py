@@ -93,7 +93,7 @@ def test_each_image_gets_the_probabilities_that_the_export_gives_it(class_run, o
 def test_several_runs_are_measured_by_their_mean_on_all_splits(class_run, other, tmp_path, capsys):
     folds = tmp_path / "folds"
     for fold in range(2):
-        shutil.copytree(class_run, folds / "seed-0" / f"fold-{fold}")
+        shutil.copytree(class_run, folds / f"fold-{fold}")
     assert evaluated(folds, other, "--split=all") == 0
     (output,) = (folds / "evaluation").iterdir()
     assert output.name.endswith("-all")

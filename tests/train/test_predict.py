@@ -191,15 +191,15 @@ def test_several_runs_of_the_same_classes_and_the_folds_of_one_answer_by_their_m
 ):
     folds = tmp_path / "folds"
     for fold in range(2):
-        shutil.copytree(run_folder, folds / "seed-0" / f"fold-{fold}")
+        shutil.copytree(run_folder, folds / f"fold-{fold}")
     other = keras.saving.load_model(run_folder / "export" / "model.keras")
     for variable in other.trainable_variables:
         variable.assign(variable + 0.1)
-    other.save(folds / "seed-0" / "fold-1" / "export" / "model.keras")
+    other.save(folds / "fold-1" / "export" / "model.keras")
     one, two, both, mixed = (
         next(predict_files(load_classifiers(runs), [files / "a.jpeg"])).probabilities
         for runs in (
-            [run_folder], [folds / "seed-0" / "fold-1"], [folds], [run_folder, run_folder, folds]
+            [run_folder], [folds / "fold-1"], [folds], [run_folder, run_folder, folds]
         )
     )  # fmt: skip
     assert not np.allclose(one, two)

@@ -107,11 +107,6 @@ class FoldOptions:
         "cross-validate: divide the patients into this many folds and hold out each in turn",
         least=2,
     )
-    seeds: int = flag(
-        1,
-        "with --folds: repeat the cross-validation with this many seeds, starting at --seed",
-        least=1,
-    )
     fold_splits: str | None = flag(
         None,
         "with --folds: the splits to divide, such as train,val,test (default: train,val)",
@@ -123,14 +118,12 @@ class FoldOptions:
 
     def __post_init__(self) -> None:
         flags.check(self)
-        if self.folds is None and (self.fold is not None or self.fold_splits or self.seeds > 1):
-            raise ValueError("--fold, --fold_splits and --seeds need --folds; add --folds")
+        if self.folds is None and (self.fold is not None or self.fold_splits):
+            raise ValueError("--fold and --fold_splits need --folds; add --folds")
         if self.fold is not None and self.fold >= (self.folds or 0):
             raise ValueError(f"--fold must be in 0..{(self.folds or 0) - 1}, received {self.fold}")
-        if self.fold is not None and self.seeds > 1:
-            raise ValueError("--fold trains one run, with --seed; remove --seeds, or remove --fold")
 
     @property
     def is_cross_validation(self) -> bool:
-        """Whether there is a run for each fold and seed, in folders below that of the whole."""
+        """Whether there is a run for each fold, in folders below that of the whole."""
         return self.folds is not None and self.fold is None

@@ -29,7 +29,7 @@ def preview(config: TrainConfig) -> None:
 
     session, folds = session_of(config), config.folds
     plan, data, devices, say = session.plan, session.data, session.devices, session.devices.say
-    num_runs = (folds.folds or 1) * folds.seeds if folds.is_cross_validation else 1
+    num_runs = (folds.folds or 1) if folds.is_cross_validation else 1
     if folds.is_cross_validation:
         say(f"cross-validation of {num_runs} runs, of which this is the first")
     timed, network, steps = prepare_steps(session, num_steps=_STEPS * (_ROUNDS + 1))

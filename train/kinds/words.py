@@ -79,7 +79,7 @@ def total_of(metrics: Mapping[str, Any], name: str) -> int | None:
 
 
 def count_of(value: float | None, total: int | None) -> str:
-    """Returns the count behind a share; empty if there is none, as behind a mean over runs.
+    """Returns the count behind a share; empty if there is none, as behind a mean.
 
     >>> count_of(0.25, 8), count_of(0.3, 8)
     ('2 of 8', '')

@@ -17,15 +17,15 @@ METRICS_NAME = "metrics.json"
 PAGE_NAME = "report.html"
 
 #: Names of the files in the folder of a run that the trainer writes; nothing else is ever replaced
-#: or removed. A cross-validation has the same in RUN/seed-S/fold-F, and
+#: or removed. A cross-validation has the same in RUN/fold-F, and
 #: an evaluation on another dataset its results in RUN/evaluation.
 OWN_FILES = re.compile(
-    r"((seed-\d+/fold-\d+|evaluation/[^/]+)/)?(config|history|metrics)\.json"
-    r"|((seed-\d+/fold-\d+|evaluation/[^/]+)/)?(report\.html|predictions\.(csv|npz)|plots/\w+\.svg)"
-    r"|(seed-\d+/fold-\d+/)?((checkpoint|best)\.npz|seen\.parquet)"
-    r"|(seed-\d+/fold-\d+/)?export/(model\.(keras|weights\.h5|onnx)|features\.npz|README\.md"
+    r"((fold-\d+|evaluation/[^/]+)/)?(config|history|metrics)\.json"
+    r"|((fold-\d+|evaluation/[^/]+)/)?(report\.html|predictions\.(csv|npz)|plots/\w+\.svg)"
+    r"|(fold-\d+/)?((checkpoint|best)\.npz|seen\.parquet)"
+    r"|(fold-\d+/)?export/(model\.(keras|weights\.h5|onnx)|features\.npz|README\.md"
     r"|(architecture|preprocessing|thresholds)\.json|saved_model/.*)"
-    r"|(seed-\d+/fold-\d+/)?tensorboard/events\.out\.tfevents\..*"
+    r"|(fold-\d+/)?tensorboard/events\.out\.tfevents\..*"
 )
 
 
@@ -59,7 +59,7 @@ class RunFolder:
         return cls(path=path, home=path, address=str(path))
 
     def __truediv__(self, name: str) -> RunFolder:
-        """Returns the folder of one of its runs, such as `seed-0/fold-1`."""
+        """Returns the folder of one of its runs, such as `fold-1`."""
         path, address = self.path / name, f"{self.address}/{name}"
         return dataclasses.replace(self, path=path, address=address)
 

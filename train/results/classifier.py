@@ -182,7 +182,7 @@ def _load_model(path: Path, preprocessing: Preprocessing, num_labels: int) -> ke
 
 def single_runs(runs: Sequence[Path]) -> list[Path]:
     """Returns the folders of runs, those of its folds for a cross-validation."""
-    return [each for run in runs for each in sorted(run.glob("seed-*/fold-*")) or [run]]
+    return [each for run in runs for each in sorted(run.glob("fold-*")) or [run]]
 
 
 def load_classifiers(runs: Sequence[Path]) -> Classifier:

@@ -59,12 +59,7 @@ class ShownAnswer(NamedTuple):
 def find_examples(
     predictions: Predictions, explanation: Explanation | None = None
 ) -> dict[str, list[ShownAnswer]]:
-    """Returns the images of `Task.examples`; of several answers to an image, the first one counts.
-
-    The explanation is of the first mistakes.
-    """
-    _, firsts = np.unique(predictions.rows, return_index=True)
-    predictions = predictions.some(firsts)
+    """Returns the images of `Task.examples`; the explanation is of the first mistakes."""
     examples = {}
     for name, answers in predictions.task.examples(predictions, MAX_MISTAKES).items():
         if not answers:

@@ -95,14 +95,10 @@ def _by_patient(predictions: Predictions, num_samples: int, seed: int) -> dict[s
     no figures if a patient is unknown, or if no patient has several images.
     """
     task, patients = predictions.task, predictions.values("patient")
-    networks = np.zeros(len(patients), int) if predictions.runs is None else predictions.runs
-    if None in patients or len(set(patients)) == len(set(predictions.rows.tolist())):
+    if None in patients or len(set(patients)) == len(patients):
         return {}
     _, first, of_patient, sizes = np.unique(patients, True, True, True)
-    # Of a cross-validation with several seeds, several networks have answered.
-    of_network = of_patient * (networks.max() + 1) + networks
-    _, of_answer = np.unique(of_network, return_inverse=True)
-    means = means_by_place(of_answer, predictions.probabilities)[of_answer]
+    means = means_by_place(of_patient, predictions.probabilities)[of_patient]
     answers = dataclasses.replace(predictions, probabilities=means)
 
     def rates(weights: np.ndarray) -> dict[str, np.ndarray]:
@@ -166,8 +162,6 @@ def evaluate_predictions(predictions: Predictions, how: MeasurePlan, seed: int) 
     task, groups, label_names = predictions.task, predictions.groups, predictions.label_names
     probabilities, truths = predictions.probabilities, predictions.truths
     indices, views = groups.codes, task.views(label_names)
-    # Several networks of a cross-validation may have answered to an image.
-    _, images = np.unique(predictions.rows, return_index=True)
     num_samples = how.num_samples
     num_area_samples = min(num_samples, MAX_AREA_COST // probabilities.size)
     behind = examples_behind(views, task.has(truths, len(label_names)), indices)
@@ -175,10 +169,9 @@ def evaluate_predictions(predictions: Predictions, how: MeasurePlan, seed: int) 
     quick = functools.partial(_score, predictions, how.prevalences)
     scores = interval(quick, num_samples=num_samples)
     scores |= interval(functools.partial(_areas, predictions), num_samples=num_area_samples)
-    sources = groups.take(images).sources
-    unknown = {name: count for name, count in sources.items() if name != "patient"}
+    unknown = {name: count for name, count in groups.sources.items() if name != "patient"}
     result: dict[str, Any] = {
-        "num_examples": len(images),
+        "num_examples": len(truths),
         "num_patients": len(set(predictions.values("patient")) - {None}) or None,
         "images_without_patient": sum(unknown.values()),
         "num_groups": int(indices.max()) + 1,
@@ -187,7 +180,7 @@ def evaluate_predictions(predictions: Predictions, how: MeasurePlan, seed: int) 
         "auc_bootstrap_samples": num_area_samples,
         "confidence_level": CONFIDENCE_LEVEL,
         "loss": task.mean_loss(probabilities, truths),
-        **_of_images(task.tables(predictions), len(images) / len(truths)),
+        **task.tables(predictions),
     }
     if predictions.runs is not None:
         result["areas_left_out"] = collections.Counter(
@@ -237,49 +230,29 @@ def _areas(predictions: Predictions, weights: np.ndarray) -> dict[str, np.ndarra
     return {name: defined_mean(np.stack([areas[name] for areas in by_run])) for name in by_run[0]}
 
 
-def _of_images(table: Any, share: float) -> Any:
-    """Returns counts of answers in a JSON value as counts of images; the share is 1 / seeds."""
-    if isinstance(table, dict):
-        return {name: _of_images(value, share) for name, value in table.items()}
-    if isinstance(table, list):
-        return [_of_images(value, share) for value in table]
-    count = round(table * share, 2)
-    return int(count) if count == int(count) else count
-
-
-def describe_folds(results: Sequence[tuple[int, int, Mapping[str, float]]]) -> dict[str, Any]:
+def describe_folds(scores: Mapping[int, Mapping[str, float]]) -> dict[str, Any]:
     """Returns the results of each run of a cross-validation, and their spread.
 
-    The results are (fold, seed, scores by name) of each run; an undefined score is NaN.
+    The scores are by fold and name; an undefined one is NaN.
 
     Returns:
-        `folds` has the scores of each run, in order. `spread` has by score: `mean` over all runs;
-        `std_over_folds`, the standard deviation over folds of the mean over seeds; and
-        `std_over_seeds`, the standard deviation over seeds of the mean over folds, which is how
-        much the whole cross-validation changes when it is repeated. A standard deviation is None if
-        fewer than two folds or seeds define the score.
+        `folds` has the `fold` and the `scores` of each run, in order. `spread` has by score the
+        `mean` over the folds that define it and `std_over_folds`, their standard deviation; None if
+        fewer than two folds define it.
     """
-
-    def deviation(values: np.ndarray, groups: np.ndarray) -> float | None:
-        means = [values[groups == group].mean() for group in np.unique(groups)]
-        return rounded(float(np.std(means, ddof=1))) if len(means) > 1 else None
-
-    ordered = sorted(results, key=lambda result: result[:2])
-    folds, seeds = np.array([result[:2] for result in ordered]).T
     spread = {}
-    for name in dict.fromkeys(name for *_, by_name in ordered for name in by_name):
-        values = np.array([by_name.get(name, np.nan) for *_, by_name in ordered])
-        is_known = ~np.isnan(values)
+    for name in dict.fromkeys(name for of_fold in scores.values() for name in of_fold):
+        values = np.array([of_fold.get(name, np.nan) for of_fold in scores.values()])
+        known_values = values[~np.isnan(values)]
         spread[name] = {
-            "mean": rounded(values[is_known].mean() if is_known.any() else np.nan),
-            "std_over_folds": deviation(values[is_known], folds[is_known]),
-            "std_over_seeds": deviation(values[is_known], seeds[is_known]),
+            "mean": rounded(known_values.mean() if len(known_values) else np.nan),
+            "std_over_folds": rounded(known_values.std(ddof=1)) if len(known_values) > 1 else None,
         }
-    runs = []
-    for fold, seed, by_name in ordered:
-        told = {name: rounded(value) for name, value in by_name.items()}
-        runs.append({"fold": fold, "seed": seed, "scores": told})
-    return {"folds": runs, "spread": spread}
+    folds = [
+        {"fold": fold, "scores": {name: rounded(value) for name, value in scores[fold].items()}}
+        for fold in sorted(scores)
+    ]
+    return {"folds": folds, "spread": spread}
 
 
 def _notes(result: Mapping[str, Any], units: Sequence[str]) -> list[str]:

@@ -74,7 +74,7 @@ def _top(result: Result) -> list[Any]:
     first, cautions = f"On the {images} of {where}, the network {done}", []
     who, judged = "the network", ""
     if result.folds:
-        num_folds = len({run["fold"] for run in result.folds})
+        num_folds = len(result.folds)
         who, judged = "each network", "those that it judged of "
         first = (
             f"In a cross-validation with {num_folds} folds, each of {images} was judged by "

@@ -259,9 +259,7 @@ def _comparison(result: Result) -> _Found:
 def _answers(result: Result) -> _Found:
     task, metrics = result.task, result.metrics
     matrices = [metrics.get("confusion_matrix"), *metrics.get("confusion_matrices", {}).values()]
-    # Of an image that several networks answered, each answer is a part of one.
-    wrong = sum(float(np.sum(matrix) - np.trace(matrix)) for matrix in matrices if matrix)
-    num_wrong = round(wrong, 2)
+    num_wrong = sum(int(np.sum(matrix) - np.trace(matrix)) for matrix in matrices if matrix)
     none = "" if num_wrong else "The network made no mistakes."
     # A small table stands on top of the page.
     table = None if matrix_of(result) else task.answers(metrics)
@@ -298,9 +296,8 @@ def _figure(example: ShownAnswer) -> page.Figure:
 def _spread(result: Result) -> _Found:
     task, folds, labels = result.task, result.folds, result.metrics["label_counts"]
     told = (
-        "Over folds: how much a figure varies with the patients that are evaluated. Over seeds: "
-        "how much it varies if everything is repeated with other random numbers. A difference "
-        "between two settings that is smaller than this may be chance."
+        "How much a figure varies with the patients that are evaluated. A difference between two "
+        "settings that is smaller than this may be chance."
     )
     has_all = len(labels) == len(result.shown)
     rows = [
@@ -311,13 +308,12 @@ def _spread(result: Result) -> _Found:
     ]
     runs = []
     for run in folds:
-        link = '<a href="seed-{0}/fold-{1}/report.html">{1}</a>'
-        texts = [page.markup(link, str(run["seed"]), str(run["fold"])), str(run["seed"])]
+        texts = [page.markup('<a href="fold-{0}/report.html">{0}</a>', str(run["fold"]))]
         texts += [words.teller_of(each)(run["scores"].get(each)) for each in task.run_measures]
         runs.append([page.Cell(text, look="count") for text in texts])
-    columns = ["measure", "mean", "over folds", "over seeds"]
-    spread = page.Table("Spread over folds and seeds", columns, rows)
-    columns = _columns(("fold", "seed"), task.run_measures)
+    columns = ["measure", "mean", "standard deviation"]
+    spread = page.Table("Spread over folds", columns, rows)
+    columns = _columns(("fold",), task.run_measures)
     each = page.Table("Each run of the cross-validation", columns, runs, look="tall")
     boxes = [page.Box([spread], title="Mean and standard deviation")]
     boxes.append(page.Box([each], title="Each run"))
@@ -466,7 +462,7 @@ def _limits(result: Result) -> _Found:
         if is_own and not result.folds:
             told.append(
                 "This is one run. Another seed or another choice of patients gives another result; "
-                "a cross-validation (--folds 5 --seeds 3) shows how much it varies."
+                "a cross-validation (--folds 5) shows how much it varies."
             )
     learnt = result.images_of("train")[1:] if is_own and "train" in manifest.splits else ()
     counts = zip(manifest.label_names, learnt, strict=False)

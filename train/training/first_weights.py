@@ -51,7 +51,7 @@ class FirstWeights:
         if not path.is_file():
             raise UserError(
                 f"--init {init} is not a finished run: it has no {BEST_NAME}; of a "
-                "cross-validation, name one of its runs, such as seed-0/fold-0"
+                "cross-validation, name one of its runs, such as fold-0"
             )
         try:
             facts, groups = load_checkpoint(path)

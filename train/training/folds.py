@@ -1,6 +1,6 @@
 """A cross-validation: a loop around the training of one network, measured together.
 
-Each fold and seed is a run in its own folder, RUN/seed-S/fold-F, and can be resumed.
+Each fold is a run in its own folder, RUN/fold-F, and can be resumed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def cross_validate(
     overwrite: bool = False,
     additions: Additions = Additions(),  # noqa: B008 - it cannot be changed
 ) -> dict[str, Any]:
-    """Trains every fold with every seed and measures all held-out predictions together.
+    """Trains every fold and measures all held-out predictions together.
 
     For the arguments and errors see `trainer.train_and_evaluate`.
 
@@ -55,7 +55,7 @@ def cross_validate(
         everyone = divided(data, config.folds)
         _announce(config, data, devices, everyone)
         for number, plan in enumerate(plans, 1):
-            devices.say(f"\nrun {number} of {len(plans)}: fold {plan.fold}, seed {plan.seed}")
+            devices.say(f"\nrun {number} of {len(plans)}: fold {plan.fold}")
             own = folder / plan.folder
             with claim(own, plan.config, manifest, devices):
                 complete(plan, data, devices, own, first, of_fold)
@@ -75,8 +75,7 @@ def _announce(config: TrainConfig, data: Dataset, devices: Devices, everyone: Pa
             "and the held-out part. Build the dataset with --patient_regex"
         )
     devices.say(
-        f"cross-validation of the splits {everyone.name}: {folds.folds} folds of "
-        f"{groups.units} x {folds.seeds} seeds = {(folds.folds or 0) * folds.seeds} runs"
+        f"cross-validation of the splits {everyone.name}: {folds.folds} folds of {groups.units}"
     )
 
 
@@ -88,7 +87,7 @@ def _write(
     results = _measure(config, plans, predictions, everyone.name)
     looks = [
         (read_seen((folder / plan.folder).path), part.rows)
-        for plan in plans[: config.folds.folds]
+        for plan in plans
         if (part := plan.parts.test)
     ]
     result = Result(
@@ -135,10 +134,9 @@ def _measure(
         "num_images": num_images,
         **measured,
     }
-    folds, seeds = zip(*((plan.fold, plan.seed) for plan in plans), strict=True)
+    folds = [plan.fold for plan in plans]
     facts = {"fitted_on": f"the other folds of {splits}", "num_examples": num_images}
     of_folds = thresholds.calibrate_folds(predictions, np.array(folds)[predictions.runs])
     results["calibration"] = facts | of_folds
     scores = [metrics.scores(predictions.some(rows)) for rows in predictions.by_run()]
-    of_runs = list(zip(folds, seeds, scores, strict=True))
-    return results | metrics.describe_folds(of_runs)
+    return results | metrics.describe_folds(dict(zip(folds, scores, strict=True)))

@@ -1,7 +1,7 @@
 """The plan of a training: every number decided, from its configuration, its data and its devices.
 
 It is pure: nothing is built or written, so what cannot be trained is refused before a folder is
-made. A cross-validation is a plan for each fold and seed.
+made. A cross-validation is a plan for each fold.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Plan:
     @property
     def folder(self) -> str:
         """Where the run is in that of its cross-validation."""
-        return f"seed-{self.seed}/fold-{self.fold}"
+        return f"fold-{self.fold}"
 
     @functools.cached_property
     def steps_after(self) -> list[int]:
@@ -106,21 +106,16 @@ def _make_plan(config: TrainConfig, data: Dataset, devices: Devices) -> Plan:
 
 
 def make_plans(config: TrainConfig, data: Dataset, devices: Devices) -> list[Plan]:
-    """Returns the plan of a training; of a cross-validation those of all folds, seed after seed.
+    """Returns the plan of a training; of a cross-validation those of all folds.
 
     Raises:
         UserError: if the configuration does not suit the data or the devices.
         tfrecord_io.ManifestError: if a split is missing.
     """
-    folds, seed = config.folds, config.input.seed
+    folds = config.folds
     held_out = range(folds.folds or 0) if folds.is_cross_validation else [folds.fold]
     # A fold that cannot be trained does not waste the time of those before it.
-    first = [_make_plan(config.replace(fold=fold, seeds=1), data, devices) for fold in held_out]
-    return [
-        dataclasses.replace(plan, config=plan.config.replace(seed=each))
-        for each in range(seed, seed + folds.seeds)
-        for plan in first
-    ]
+    return [_make_plan(config.replace(fold=fold), data, devices) for fold in held_out]
 
 
 def with_model(config: TrainConfig, image_shape: tuple[int, int, int]) -> TrainConfig:

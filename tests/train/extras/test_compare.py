@@ -83,19 +83,6 @@ def test_each_kind_is_compared_by_its_own_measures(tmp_path, kind):
     assert "sensitivity, @D" in told
 
 
-def test_answers_of_several_networks_to_an_image_are_one_image(tmp_path):
-    one = np.eye(4)[RIGHT]
-    half, runs = np.concatenate([one, one[::-1]]), np.repeat([0, 1], 12)
-    several = {"rows": np.tile(np.arange(12), 2), "runs": runs}
-    task, truths = task_of(CLASSES), np.tile(RIGHT, 2)
-    folds, _ = run_of_no_network(tmp_path / "a", half, truths, FORMULAS, task, **several)
-    single, _ = run_of_no_network(tmp_path / "b", one, RIGHT, FORMULAS, task)
-    *_, difference = compare.sections([folds, single])
-    accuracy, *_ = difference.blocks[0].rows
-    assert accuracy[:2] == ["accuracy", "+50.0 points"]
-    assert "on 12 images of 6 patients" in difference.blocks[1].text
-
-
 def test_another_file_of_the_same_name_and_labels_of_another_kind_are_not_compared(tmp_path):
     task, one = task_of(CLASSES), np.eye(4)[RIGHT]
     ours, _ = run_of_no_network(tmp_path / "a", one, RIGHT, FORMULAS, task)

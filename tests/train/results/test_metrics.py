@@ -137,26 +137,17 @@ def test_many_classes_are_measured_with_fewer_resamples_of_areas(monkeypatch):
     assert result["scores"]["auc/class 0"]["low"] is not None
 
 
-def test_the_spread_of_a_cross_validation_is_told_over_folds_and_over_seeds():
-    # Folds differ by 0.2, seeds by 0.02; one run does not define the area.
-    results = [
-        (fold, seed, {"accuracy": 0.7 + 0.2 * fold + 0.02 * seed, "auc/CNV": auc})
-        for (fold, seed), auc in zip(
-            [(1, 0), (0, 0), (0, 1), (1, 1)], [0.9, 0.8, np.nan, 0.9], strict=True
-        )
-    ]
-    part = measures.describe_folds(results)
-    assert [(row["fold"], row["seed"]) for row in part["folds"]] == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    assert part["folds"][1]["scores"] == {"accuracy": 0.72, "auc/CNV": None}
-    assert part["spread"]["accuracy"] == {
-        "mean": pytest.approx(0.81),
-        "std_over_folds": pytest.approx(0.2 / 2**0.5, abs=1e-6),
-        "std_over_seeds": pytest.approx(0.02 / 2**0.5, abs=1e-6),
+def test_the_spread_of_a_cross_validation_is_over_the_folds_that_define_a_score():
+    scores = {
+        1: {"accuracy": 0.9, "auc/CNV": np.nan},
+        0: {"accuracy": 0.7, "auc/CNV": 0.8},
+        2: {"accuracy": 0.8, "auc/CNV": np.nan},
     }
-    assert part["spread"]["auc/CNV"]["mean"] == pytest.approx(2.6 / 3, abs=1e-6)
-    spread = measures.describe_folds([(0, 7, {"accuracy": 0.5, "ece": np.nan})])["spread"]
-    assert spread["accuracy"] == {"mean": 0.5, "std_over_folds": None, "std_over_seeds": None}
-    assert spread["ece"]["mean"] is None
+    part = measures.describe_folds(scores)
+    assert [row["fold"] for row in part["folds"]] == [0, 1, 2]
+    assert part["folds"][1]["scores"] == {"accuracy": 0.9, "auc/CNV": None}
+    assert part["spread"]["accuracy"] == pytest.approx({"mean": 0.8, "std_over_folds": 0.1})
+    assert part["spread"]["auc/CNV"] == {"mean": 0.8, "std_over_folds": None}
 
 
 def test_the_terminal_names_the_split_and_the_epoch_and_escapes_what_would_steer_it():
@@ -168,18 +159,16 @@ def test_the_terminal_names_the_split_and_the_epoch_and_escapes_what_would_steer
     assert "2 images, weights of epoch 7\n" in describe(result, best_epoch=7)
 
 
-def answers_of_runs(num_images=60, num_folds=3, seeds=1, shift=0.0):
+def answers_of_runs(num_images=60, num_folds=3, shift=0.0):
     """Returns answers of a cross-validation whose networks differ by a shift of their logits."""
     generator = np.random.default_rng(0)
     truths = generator.integers(2, size=num_images)
     fold_of = np.arange(num_images) % num_folds
     logits = truths + generator.normal(size=num_images) + shift * fold_of
-    logits = np.concatenate([logits] * seeds)
     likely = 1 / (1 + np.exp(-logits))
     return predictions_of(
-        np.stack([1 - likely, likely], 1), np.concatenate([truths] * seeds), ("no", "yes"),
-        dataset=dataset_of(num_images), rows=np.tile(np.arange(num_images), seeds),
-        runs=np.concatenate([fold_of + num_folds * seed for seed in range(seeds)]),
+        np.stack([1 - likely, likely], 1), truths, ("no", "yes"),
+        runs=fold_of,
     )  # fmt: skip
 
 
@@ -197,14 +186,6 @@ def test_the_area_of_a_cross_validation_does_not_rank_networks_against_each_othe
     ]
     assert plain["value"] == pytest.approx(np.mean(by_fold), abs=1e-6)
     assert plain["low"] < plain["value"] < plain["high"]
-
-
-def test_repeated_answers_to_an_image_do_not_narrow_its_interval():
-    one, four = (measured_runs(seeds=seeds) for seeds in (1, 4))
-    assert four["num_examples"] == one["num_examples"] == 60
-    for name in ("accuracy", "auc/yes", "sensitivity/no"):
-        assert four["scores"][name] == pytest.approx(one["scores"][name], abs=1e-9)
-    assert four["confusion_matrix"] == one["confusion_matrix"]
 
 
 def test_a_fold_without_a_class_is_left_out_of_the_area_and_counted():
@@ -235,19 +216,6 @@ def test_by_patient_each_patient_counts_once_whatever_its_number_of_images():
     assert by_patient(labels, certain(labels), [None, *patients[1:]]) is None
     # Of one image each, they are the figures by image.
     assert by_patient(labels, certain(labels), [*map(str, range(36))]) is None
-
-
-def test_a_patient_is_answered_by_the_mean_of_the_images_for_each_network():
-    # Two networks; the first is unsure and wrong of two images of three, and so right of the mean.
-    unsure, sure, wrong = [0.45, 0.55, 0, 0], [0.9, 0.1, 0, 0], [0, 1, 0, 0]
-    answers, patients = np.array([unsure, unsure, sure, wrong, wrong, sure]), [*"aaa"]
-    fields = {"rows": np.arange(6) % 3, "runs": np.repeat([0, 1], 3)}
-    dataset = dataset_of(3, patients)
-    found = by_patient([0] * 6, answers, None, dataset=dataset, **fields)
-    assert found["accuracy"]["value"] == 0.5
-    # Of the images of a patient with two classes, the share counts that the answer suits.
-    found = by_patient([0, 1, 1], answers[:3], patients)
-    assert found["accuracy"]["value"] == pytest.approx(1 / 3)
 
 
 # ---- subgroups

@@ -452,7 +452,7 @@ def test_every_image_is_predicted_once_by_the_fold_that_has_not_seen_it(finished
     assert not [path for path in counts if path.startswith("test/")]
     everyone = {row["key"] for row in rows_of(finished)}
     for fold in range(2):
-        folder = finished / "seed-1" / f"fold-{fold}"
+        folder = finished / f"fold-{fold}"
         seen = set(pq.read_table(folder / "seen.parquet")["key"].to_pylist())
         assert seen == everyone - {row["key"] for row in rows_of(folder)}
     claim = r"those that it judged of these 60 images of \d+ patients: it had seen no image with"
@@ -471,7 +471,7 @@ def test_the_metrics_pool_all_runs_and_tell_their_spread(finished):
     accuracy = metrics["scores"]["accuracy"]
     assert accuracy["value"] == pytest.approx(right, abs=1e-6)
     assert accuracy["low"] <= right <= accuracy["high"]
-    assert [(one["fold"], one["seed"]) for one in metrics["folds"]] == [(0, 1), (1, 1)]
+    assert [one["fold"] for one in metrics["folds"]] == [0, 1]
     assert metrics["spread"]["accuracy"]["std_over_folds"] is not None
     plots = {path.name for path in (finished / "plots").iterdir()}
     assert plots == {"confusion.svg", "roc.svg", "reliability.svg"}
@@ -481,16 +481,16 @@ def test_the_metrics_pool_all_runs_and_tell_their_spread(finished):
 def test_a_stopped_cross_validation_goes_on_at_its_fold_and_step(
     data, finished, tmp_path, monkeypatch
 ):
-    steps = metrics_of(finished / "seed-1" / "fold-0")["steps"]
+    steps = metrics_of(finished / "fold-0")["steps"]
     workdir = tmp_path / "folds"
     with monkeypatch.context() as patch:
         stop_at(patch, workdir, steps + 2)
         assert cross_validate(data, workdir) == 143
-    assert (workdir / "seed-1" / "fold-0" / "metrics.json").exists()
-    assert not (workdir / "seed-1" / "fold-1" / "metrics.json").exists()
-    before = (workdir / "seed-1" / "fold-0" / "checkpoint.npz").stat().st_mtime_ns
+    assert (workdir / "fold-0" / "metrics.json").exists()
+    assert not (workdir / "fold-1" / "metrics.json").exists()
+    before = (workdir / "fold-0" / "checkpoint.npz").stat().st_mtime_ns
     assert cross_validate(data, workdir) == 0
-    assert (workdir / "seed-1" / "fold-0" / "checkpoint.npz").stat().st_mtime_ns == before
+    assert (workdir / "fold-0" / "checkpoint.npz").stat().st_mtime_ns == before
     for found, expected in zip(rows_of(workdir), rows_of(finished), strict=True):
         assert found["key"] == expected["key"]
         assert float(found["CNV"]) == pytest.approx(float(expected["CNV"]), abs=1e-5)
@@ -505,18 +505,4 @@ def test_folds_without_patients_are_refused_before_the_first_is_trained(data, tm
     assert empty > 0
     assert cross_validate(tmp_path, tmp_path / "run", folds=6, replica_batch_size=4) == 2
     assert f"fold {empty} of 6 has 0 of the 20 images" in capsys.readouterr().err
-    assert not (tmp_path / "run" / "seed-1").exists()
-
-
-@pytest.mark.slow
-def test_several_seeds_count_each_image_once_without_patients(tmp_path):
-    write_marked_dataset(tmp_path / "data", num_examples={"train": 60}, with_patients=False)
-    assert cross_validate(tmp_path / "data", tmp_path / "run", seeds=2) == 0
-    metrics = metrics_of(tmp_path / "run")
-    assert (metrics["num_examples"], metrics["num_groups"]) == (60, 60)
-    assert metrics["bootstrap_by"] == "image"
-    assert sum(metrics["label_counts"].values()) == 60
-    assert np.sum(metrics["confusion_matrix"]) == pytest.approx(60)
-    assert len(rows_of(tmp_path / "run")) == 120
-    areas = [run["scores"]["auc/CNV"] for run in metrics["folds"]]
-    assert metrics["scores"]["auc/CNV"]["value"] == pytest.approx(np.mean(areas), abs=2e-6)
+    assert not (tmp_path / "run" / "fold-0").exists()
