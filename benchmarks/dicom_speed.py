@@ -2,7 +2,7 @@
 
     python benchmarks/dicom_speed.py --num_images 5000
 
-Files of 12 bits in 16, of one frame each, in a folder, stored as uint16: uncompressed, RLE, JPEG-LS
+Files of 12 bits in 16, of one frame each, in a folder: uncompressed, RLE, JPEG-LS
 and JPEG 2000. The pool calls pydicom and Pillow, as the build's workers do, and reads no header
 beforehand. The job's time is that of the whole command. The pool runs before and after each job.
 The last column is the listing alone: the headers of all files, read by a process per core.
@@ -117,7 +117,7 @@ def main() -> None:
         make_files(folder, args.sample, SYNTAXES[name], args.num_images)
         pools, jobs = [pool_seconds(folder)], []
         for _ in range(args.repeats):
-            jobs.append(sample_archive.build_seconds(folder, "--dtype", "uint16"))
+            jobs.append(sample_archive.build_seconds(folder))
             pools.append(pool_seconds(folder))
         ratios = [
             (before + after) / 2 / job

@@ -21,7 +21,7 @@ from pipelines.extras import codes, exclude, preview, rename, reuse
 from pipelines.listing.label_table import read_table
 from pipelines.listing.listing import list_images
 from pipelines.options import BuildOptions, parse_options
-from pipelines.planning.draft import fitted, make_draft
+from pipelines.planning.draft import make_draft
 from pipelines.planning.plan import make_plan, with_counts
 from pipelines.planning.splits import assign_splits, content_names
 from pipelines.report import summary
@@ -130,10 +130,9 @@ def planned(
         summary.print_listed(images)
         images = codes.coded(images, secret)
         splits = options.splits.resolved(images.table)
-        pixels = fitted(options.pixels, images, options.images.rescale)
         decided = {**splits.identity(), **options.plan.identity()}
         kind = options.listing.label_kind
-        draft = make_draft(images, pixels, kind, options.output.name, decided)
+        draft = make_draft(images, options.pixels, kind, options.output.name, decided)
         overwrite, has_lock = options.output.overwrite, workers == "here"
         place = output_state.place_of(output, draft.options, overwrite=overwrite, has_lock=has_lock)
         if place is None:

@@ -15,7 +15,7 @@ from pipelines.planning.splits import SplitOptions
 from pipelines.sources.factory import SourceOptions, Workers
 from pipelines.stores.output import OutputOptions
 from tfrecord_io.auditing.twins import MIN_SIDE
-from tfrecord_io.decoding.options import Physical, Preprocessing, two_numbers
+from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.terminal import flags
 from tfrecord_io.terminal.address import is_inside, is_remote
 from tfrecord_io.terminal.flags import flag
@@ -35,11 +35,7 @@ def _image_size(text: str) -> tuple[int, int]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ImageOptions:
-    """What `Preprocessing` gets from the user in another form.
-
-    Raises:
-        ValueError: if a value is wrong.
-    """
+    """What `Preprocessing` gets from the user in another form."""
 
     image_size: tuple[int, int] | None = flag(
         None,
@@ -48,18 +44,6 @@ class ImageOptions:
         expected="224 or HEIGHTxWIDTH",
         metavar="N|HxW",
     )
-    rescale: tuple[float, float] | None = flag(
-        None,
-        "DICOM in uint16: the physical value of a stored number is SLOPE times the number plus "
-        "INTERCEPT, in the unit of the files, such as Hounsfield units (default: 1,-32768)",
-        parse=two_numbers,
-        expected="SLOPE,INTERCEPT",
-        metavar="SLOPE,INTERCEPT",
-    )
-
-    def __post_init__(self) -> None:
-        if self.rescale:
-            Physical.of_unit("US", self.rescale)  # it checks the values
 
 
 #: The headings of --help, and the options below each, by their names in `BuildOptions`.
@@ -124,9 +108,6 @@ class BuildOptions:
         if self.images.image_size:
             height, width = self.images.image_size
             self._fill_in("pixels", height=height, width=width)
-        if self.images.rescale and self.pixels.dtype != "uint16":
-            raise ValueError("--rescale is for --dtype uint16")
-        self.plan.check_type(self.pixels.dtype)
         shape = self.pixels.image_shape
         if self.splits.leaks == "fail" and min(shape[:2]) < MIN_SIDE:
             raise ValueError(

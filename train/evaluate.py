@@ -192,10 +192,7 @@ def _require_fit(
             "compared with the training images; build it again with this program"
         )
     theirs = Preprocessing.from_dict(manifest.preprocessing).identity()
-    # Whether files without a window were among them is a fact about the files.
-    theirs["no_window"] = ours["no_window"]
-    # The formula follows from the files.
-    given = {name: value for name, value in ours.items() if name != "physical"}
+    given = dict(ours)
     given["image_size"] = "x".join(map(str, ours["image_size"]))
     if ours["window"]:
         given["window"] = "{:g},{:g}".format(*ours["window"])

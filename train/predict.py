@@ -43,12 +43,6 @@ from train.results.classifier import (
 #: Column with the views whose threshold an image reaches, if thresholds were exported.
 ABOVE = "above_threshold"
 
-# What to do about scans of more bits than the network takes.
-_DEEP = (
-    ". This network learned from 8 bits: convert the scans as its training images were, or train "
-    "one on a dataset of 16 bits"
-)
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of the command."""
@@ -93,9 +87,8 @@ def predict(arguments: argparse.Namespace) -> int:
         if prediction.reject:
             rejected.setdefault(prediction.reject, []).append(prediction.name)
     for reject, names in rejected.items():
-        how = _DEEP if reject.startswith("more_than_8_bits") else ""
         were = "was" if len(names) == 1 else "were"
-        refuse(f"{listed(names)} {were} not predicted: {reject}{how}")
+        refuse(f"{listed(names)} {were} not predicted: {reject}")
     _sum_up(shown, classifier, with_legend=arguments.format == "table")
     return 1 if rejected else 0
 

@@ -20,7 +20,6 @@ from pipelines.listing.images import Images, Ledger
 from pipelines.listing.refs import OTHER, REF_SCHEMA, ImageRef, iterate_refs
 from pipelines.sources.source import Member, Reader, Source
 from tfrecord_io.decoding.dicom import Header
-from tfrecord_io.decoding.options import SHARE
 from tfrecord_io.decoding.preprocess import (
     ONE_PICTURE,
     SINGLE_SUFFIXES,
@@ -93,15 +92,12 @@ def with_frames(
         # A table of labels knows better.
         if any(values):
             columns.setdefault(f"{OTHER}{name}", pa.array(values, pa.string()))
-    has_unit = any(header.unit for header in headers)
     refs = pa.table(columns).combine_chunks()
     found = Ledger(num_files=refs.num_rows - num_files + ignored.total(), ignored=ignored)
     images = images.then(
         refs,
         found,
         frames=collections.Counter(some.file_format for _, some in frames if some.file_format),
-        units=collections.Counter(h.unit or SHARE for h in headers) if has_unit else {},
-        no_window=any(header.needs_range for header in headers),
     )
     return images.noted(*_note_on_modalities(refs))
 

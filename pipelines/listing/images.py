@@ -100,9 +100,6 @@ class Images:
         layout: the role of each level of folders, and its names, see `roles.table`.
         label_names: the names of the labels, in the order of their indices.
         frames: number of images that are frames of DICOM or TIFF files, by format.
-        units: number of images by the unit of their stored numbers, see `dicom.unit_of`;
-            empty if no file needs a formula.
-        no_window: whether there is a DICOM file without a window.
         split_seed: the seed that made the splits, once they are made.
         source: the source's entry in the manifest.
         identity: what decided the labels and the patients, by flag.
@@ -113,8 +110,6 @@ class Images:
     layout: tuple[tuple[str, str], ...] = ()
     label_names: tuple[str, ...] = ()
     frames: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    units: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    no_window: bool = False
     split_seed: int | None = None
     source: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     identity: Mapping[str, Any] = dataclasses.field(default_factory=dict)

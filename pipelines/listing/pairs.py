@@ -298,9 +298,9 @@ def _look(reader: Reader, ref: ImageRef) -> _Look | None:
     try:
         data = reader.read(ref.member)
         if is_dicom(data):
-            picture = read_frame(data, 1, Preprocessing(dtype="uint16")).image
+            picture = read_frame(data, 1, Preprocessing()).image
         else:
-            picture = read_picture(data, "uint16").image
+            picture = read_picture(data).image
     except Exception:  # for damaged bytes, decoders raise almost anything
         return None
     values = np.asarray(picture)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +10,7 @@ from pipelines import errors
 from pipelines.listing.images import Images
 from pipelines.stores.output_state import fingerprint
 from tfrecord_io.decoding import preprocess
-from tfrecord_io.decoding.options import SHARE, Physical, Preprocessing
+from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.format.kinds import LabelKind
 from tfrecord_io.format.manifest import Manifest
 
@@ -29,14 +28,17 @@ def make_draft(
 
     Args:
         images: the images.
-        pixels: how they are decoded, see `fitted`.
+        pixels: how they are decoded.
         label_kind: what an example's label can be.
         name: of the dataset; None for that of the source.
         decided: the identities of the splits and the plan.
 
     Raises:
-        errors.UserError: if there are DICOM files, and one of their codecs is not installed.
+        errors.UserError: if there are DICOM files, and one of their codecs is not installed; or a
+            window and no DICOM files.
     """
+    if pixels.window and "DICOM" not in images.frames:
+        raise errors.UserError("--window is for DICOM, and no image of this input is; leave it out")
     try:
         decoder = preprocess.decoder_versions(with_dicom="DICOM" in images.frames)
     except ModuleNotFoundError as error:
@@ -64,7 +66,6 @@ def make_draft(
         options=identity,
         fingerprint=fingerprint(identity),
         versions=decoder,
-        dtype=pixels.dtype,
         label_kind=label_kind,
     )
 
@@ -76,30 +77,3 @@ def name_of(source: Mapping[str, Any]) -> str:
     stem = source.get("name", "images").partition(".")[0]
     name = re.sub(r"[^a-z0-9]+", "_", stem.lower()).strip("_")
     return name if name[:1].isalpha() else f"images_{name}".rstrip("_")
-
-
-def fitted(
-    pixels: Preprocessing, images: Images, rescale: tuple[float, float] | None
-) -> Preprocessing:
-    """Returns how these images are decoded: with rules for DICOM only if they need them.
-
-    Raises:
-        errors.UserError: if `rescale` is given and the files have no physical unit, or a window
-            and there are no DICOM files.
-    """
-    # The formula of the stored numbers is in the unit that most images have.
-    unit = max(sorted(images.units), key=images.units.__getitem__, default=SHARE)
-    if rescale and unit == SHARE:
-        raise errors.UserError(
-            "--rescale needs DICOM files with a rescale slope and intercept; most images of this "
-            "input have none, so leave it out"
-        )
-    if pixels.window and "DICOM" not in images.frames:
-        raise errors.UserError("--window is for DICOM, and no image of this input is; leave it out")
-    needs_formula = images.units and pixels.dtype == "uint16"
-    needs_range = images.no_window and pixels.dtype == "uint8" and not pixels.window
-    return dataclasses.replace(
-        pixels,
-        no_window=pixels.no_window if needs_range else None,
-        physical=Physical.of_unit(unit, rescale) if needs_formula else None,
-    )

@@ -29,7 +29,7 @@ from tfrecord_io.decoding import augment
 from tfrecord_io.format import manifest
 from tfrecord_io.format.hashing import splitmix64
 from tfrecord_io.stores.folder import Folder
-from tfrecord_io.terminal.flags import check, command, flag
+from tfrecord_io.terminal.flags import check, flag
 
 #: Default size of a shard in megabytes: large enough that a network store streams it at full speed
 #: (tens of megabytes), small enough that the Kermany data gives about 70 tasks to share.
@@ -91,14 +91,6 @@ class PlanOptions:
         check(self)
         if self.shard_size_mb is not None and self.num_shards is not None:
             raise ValueError("give either --shard_size_mb or --num_shards, not both")
-
-    def check_type(self, dtype: str) -> None:
-        """Raises a ValueError if images whose values have this type cannot be made so."""
-        if self.variants and dtype != "uint8":
-            raise ValueError(
-                f"--variants copies images of uint8, not of {dtype}; leave it out: "
-                f"{command('train')} augments images of any type while it trains"
-            )
 
     def identity(self) -> dict[str, Any]:
         """Returns what decides the order and the shards, by flag."""

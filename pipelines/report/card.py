@@ -132,7 +132,6 @@ def _top(dataset: Manifest, audit: Audit, sizes: Mapping[str, int], labels: str)
     people = f" of {counted(patients, 'patient')}" if patients else ""
     parts = ", ".join(f"{size:,} {name}" for name, size in sizes.items())
     colour = "grey" if channels == 1 else "colour"
-    depth = " of 16 bits" if dataset.dtype == "uint16" else ""
     trust = "The audit found no reason not to train on this data."
     if found["problem"]:
         below = "problem below is" if found["problem"] == 1 else "problems below are"
@@ -142,7 +141,7 @@ def _top(dataset: Manifest, audit: Audit, sizes: Mapping[str, int], labels: str)
     copies = counted(num_variants, "augmented copy", "augmented copies")
     leads = [
         f"{counted(num_images, 'image')}{people} {labels} ({parts}), each stored as "
-        f"{width}×{height} pixels in {colour}{depth}.",
+        f"{width}×{height} pixels in {colour}.",
         f"{copies} of training images are stored beside them, and counted nowhere on this page but "
         "in the ledger." if num_variants else "",
         sentence(shapes.describe(dataset) or ""),

@@ -90,7 +90,7 @@ def print_built(output: str, seconds: float, num_finished_before: int) -> None:
     if told := shapes.describe(dataset):
         print(told)
     pixels = Preprocessing.from_dict(dataset.preprocessing)
-    resizer = resize.resizer(pixels.resize, pixels.dtype)
+    resizer = resize.resizer(pixels.resize)
     num_images = dataset.counts["examples"] + dataset.counts["rejects"] - num_finished_before
     print(
         f"{dataset.num_bytes / 1e6:,.1f} MB in {counted(len(dataset.shards), 'shard')}, "

@@ -138,7 +138,7 @@ def _copy_without(
     storage, layout, shard_name = build.output, build.draft.layout, task.shard_name
     keys, digest = rows["key"].to_pylist(), hashlib.sha256()
     slot = layout.features[schema.KEY]
-    statistics = PixelStatistics.from_images(np.empty((0, *layout.image_shape), layout.numpy_dtype))
+    statistics = PixelStatistics.from_images(np.empty((0, *layout.image_shape), np.uint8))
     with storage.open(shard_name) as old, storage.create(shard_name) as new:
         for row in np.flatnonzero(keep.to_numpy()).tolist():
             old.seek(row * layout.stride)

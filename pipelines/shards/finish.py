@@ -44,9 +44,7 @@ from tfrecord_io.terminal.printing import csv_cell
 
 # Options with which some reasons go away.
 _HINTS = {
-    "more_than_8_bits": "; --dtype uint16 keeps grey of 16 bits",
     "transparency": "; --background black or white shows transparent pictures",
-    "out_of_range": "; --rescale chooses another range",
 }
 
 # Reasons whose details say what to do.

@@ -49,7 +49,6 @@ def write_dataset(
     num_shards: int = 3,
     seed: int = 0,
     num_left_out: int = 0,
-    dtype: str = "uint8",
 ) -> Manifest:
     """Writes shards of random pixels, then the manifest.
 
@@ -62,13 +61,12 @@ def write_dataset(
         seed: of pixels and labels.
         num_left_out: examples missing from the first shards of each split, one a shard, as
             rejected images leave them.
-        dtype: type of the pixels.
 
     Returns:
         the manifest, as written. Example i of split s has key `image_key(f"{s}/{i}")`, counted
         shard after shard over the examples that are there.
     """
-    layout = RecordLayout(image_shape=image_shape, num_classes=len(label_names), dtype=dtype)
+    layout = RecordLayout(image_shape=image_shape, num_classes=len(label_names))
     generator = np.random.default_rng(seed)
     one_hot = np.eye(len(label_names), dtype=np.float32)
     examples: dict[str, list[list[Example]]] = {}
@@ -80,8 +78,7 @@ def write_dataset(
             shards.append([])
             for _ in range(count - (shard_index < num_left_out)):
                 label = one_hot[generator.integers(len(label_names))]
-                most = np.iinfo(layout.numpy_dtype).max
-                pixels = generator.integers(most + 1, size=image_shape, dtype=layout.numpy_dtype)
+                pixels = generator.integers(256, size=image_shape, dtype=np.uint8)
                 key = image_key(f"{split}/{next(place)}")
                 shards[-1].append((pixels.tobytes(), label, key))
     return write_examples(Path(directory), layout, label_names, examples)
@@ -117,7 +114,7 @@ def write_examples(
         labels = np.array([label for shard in shards for _, label, _ in shard])
         counts = layout.label_kind.count(labels.reshape(-1, len(label_names)))
         splits[split] = Split(label_counts=counts, shards=tuple(written))
-    facts |= {"image_shape": layout.image_shape, "dtype": layout.dtype}
+    facts |= {"image_shape": layout.image_shape}
     manifest = bare_manifest(label_names, splits=splits, label_kind=layout.label_kind, **facts)
     (directory / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
     return manifest
@@ -197,9 +194,8 @@ def stored(
         records[:, slots[name]["offset"] :][:, : slots[name]["length"]].copy()
         for name in ("image", "label", "key")
     )
-    image, dtype = manifest["image"], np.dtype(manifest["image"]["dtype"]).newbyteorder("<")
     return (
-        images.view(dtype).reshape(-1, *image["shape"]),
+        images.reshape(-1, *manifest["image"]["shape"]),
         labels.view("<f4"),
         [bytes(key).decode() for key in keys],
     )

@@ -164,7 +164,7 @@ def test_a_value_that_makes_no_sense_is_named(argv, message):
      ["--grades=0,,2"], ["--classes=A,"], ['--classes="A'],
      ["--split_seed=x"], ["--split_fractions=train"],
      ["--seed=1", "--seed=2"],
-     ["--window=40"], ["--channels=2"], ["--resize=nearest"], ["--dtype=float32"],
+     ["--window=40"], ["--channels=2"], ["--resize=nearest"],
      ["--source=s3"], ["--limit"]],
 )  # fmt: skip
 def test_a_value_that_cannot_be_read_is_wrong_usage(argv, capsys):

@@ -75,7 +75,7 @@ class ImageReader:
         pixels = self._folder.read_part(shard, place, slot.length)
         if len(pixels) != slot.length:
             raise OSError(f"{shard} ends before its record {row}")
-        values = np.frombuffer(pixels, self.layout.numpy_dtype)
+        values = np.frombuffer(pixels, np.uint8)
         return visible.picture(values.reshape(self.layout.image_shape))
 
 

@@ -25,7 +25,7 @@ from PIL import Image
 
 from tfrecord_io.decoding.dicom_kinds import kind_without_pixels
 from tfrecord_io.decoding.formats import Picture, jpeg_markers
-from tfrecord_io.decoding.options import SHARE, Physical, Preprocessing
+from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.decoding.rejects import Reject, check_size
 from tfrecord_io.terminal.spelling import appearance, one_form
 
@@ -45,22 +45,11 @@ DEFLATED = b"1.2.840.10008.1.2.1.99"
 #: Photometric interpretations of grey pictures.
 MONOCHROME = ("MONOCHROME1", "MONOCHROME2")
 
-# Units of files that name them for each frame, beyond the tags that `read_header` reads, by SOP
-# class: enhanced CT, MR and PET, and those converted from single frames (PS3.4, B.5).
-_UNITS_OF_FRAMES = {
-    f"1.2.840.10008.5.1.4.1.1.{number}": unit
-    for number, unit in (
-        ("2.1", "HU"), ("2.2", "HU"), ("4.1", "US"), ("4.4", "US"), ("128.1", "US"), ("130", "US")
-    )
-}  # fmt: skip
-_UNIT = re.compile(r"[A-Z][A-Z0-9_]{0,15}")
-
 # What `read_header` reads, in the order of a file.
 _HEADER_TAGS = (
     "SOPClassUID", "Modality", "ManufacturerModelName", "PatientID", "IssuerOfPatientID",
     "StudyInstanceUID", "SeriesInstanceUID", "Laterality", "ImageLaterality",
-    "PhotometricInterpretation", "NumberOfFrames", "BitsStored", "WindowCenter", "WindowWidth",
-    "RescaleIntercept", "RescaleSlope", "RescaleType", "ModalityLUTSequence", "VOILUTSequence",
+    "NumberOfFrames",
 )  # fmt: skip
 
 
@@ -107,10 +96,6 @@ class Header:
         alike: a hash that is the same for identities that look alike, see `spelling.appearance`.
         laterality: `L`, `R` or `B`.
         device: the model's name.
-        needs_range: whether grey levels of uint8 depend on the range of the frame's values,
-            because the file names no window, or only for each frame.
-        unit: of the values, see `unit_of`; empty if all of 8 or 16 bits is in use, which is stored
-            in the same way with and without a formula.
         kind: what the file is if it is not a picture, see `dicom_kinds`; else empty.
     """
 
@@ -122,8 +107,6 @@ class Header:
     modality: str | None = None
     laterality: str | None = None
     device: str | None = None
-    needs_range: bool = False
-    unit: str = ""
     kind: str = ""
 
 
@@ -195,9 +178,6 @@ def _header(tags: Dataset) -> Header:
 
     patient, issuer = text("PatientID"), text("IssuerOfPatientID")
     study, series = map(text, ("StudyInstanceUID", "SeriesInstanceUID"))
-    is_grey = tags.get("PhotometricInterpretation") in MONOCHROME
-    unit = _UNITS_OF_FRAMES.get(str(tags.get("SOPClassUID")), unit_of(tags, tags))
-    has_levels = table_of(tags, "VOILUTSequence") or window_of(tags) or is_plain(tags, tags)
     return Header(
         num_frames=int(tags.get("NumberOfFrames") or 1),
         patient=patient_code(patient, issuer) if patient else None,
@@ -207,8 +187,6 @@ def _header(tags: Dataset) -> Header:
         modality=text("Modality") or None,
         laterality=text("ImageLaterality") or text("Laterality") or None,
         device=text("ManufacturerModelName") or None,
-        needs_range=is_grey and not has_levels,
-        unit=unit if is_grey and (unit != SHARE or tags.get("BitsStored") not in (8, 16)) else "",
         kind=kind_without_pixels(text("SOPClassUID")),
     )
 
@@ -218,25 +196,6 @@ def is_plain(dataset: Dataset, rescaling: Dataset) -> bool:
     slope = rescaling.get("RescaleSlope")
     is_rescaled = table_of(rescaling, "ModalityLUTSequence") or slope not in (None, 1)
     return (dataset.get("BitsStored") or 16) <= 8 and not is_rescaled
-
-
-def unit_of(dataset: Dataset, rescaling: Dataset) -> str:
-    """Returns the unit of the values after the modality transform (C.11.1.1.2), such as `HU`.
-
-    It is `US` if the file does not specify it, and `SHARE` if nothing is transformed. What has the
-    transform is the file, or an item of its functional groups.
-    """
-    scale = rescaling.get("RescaleSlope"), rescaling.get("RescaleIntercept")
-    if table := table_of(rescaling, "ModalityLUTSequence"):
-        named = table.get("ModalityLUTType")
-    elif None in scale:
-        return SHARE
-    else:
-        named = rescaling.get("RescaleType")
-    unit = str(named or ("HU" if dataset.get("Modality") == "CT" else "US"))
-    # Others are the text of a stranger, which could name a person.
-    unit = unit if _UNIT.fullmatch(unit) else "US"
-    return SHARE if unit == "US" and not table and scale == (1, 0) else unit
 
 
 def table_of(dataset: Dataset, name: str) -> Dataset | None:
@@ -337,7 +296,7 @@ def read_frame(data: bytes | Dataset, frame: int, preprocessing: Preprocessing) 
     """Decodes one frame of a file, or of the result of `cut_frame`; 0 if the file has only one.
 
     Returns:
-        a picture of mode L, RGB or I;16, whose `mode` says the photometric interpretation with the
+        a picture of mode L or RGB, whose `mode` says the photometric interpretation with the
         number of stored bits, such as `MONOCHROME2;12`.
 
     Raises:
@@ -476,7 +435,7 @@ def _decode_jpeg(frame: bytes, dataset: Dataset) -> np.ndarray:
 def _grey_picture(
     pixels: np.ndarray, dataset: Dataset, index: int, preprocessing: Preprocessing
 ) -> Image.Image:
-    """Turns stored values [rows, columns] into a picture of mode L or I;16 in which 0 is black."""
+    """Turns stored values [rows, columns] into a picture of mode L in which 0 is black."""
     bits, is_inverted = dataset.BitsStored, dataset.PhotometricInterpretation == "MONOCHROME1"
     lowest = -(1 << bits - 1) if dataset.PixelRepresentation else 0
     span = (1 << bits) - 1
@@ -486,18 +445,11 @@ def _grey_picture(
     if lowest:
         pixels = np.subtract(pixels, lowest, dtype=np.int32)
     levels = pixels.astype(np.uint16, copy=False)
-    if preprocessing.dtype == "uint16" and not preprocessing.physical:
-        levels = span - levels if is_inverted else levels
-        # Mode L is spread over 16 bits like any other file of eight bits.
-        return Image.fromarray(levels.astype(np.uint8) if bits == 8 else levels)
     # A table of each value that can be stored: there are fewer of them than pixels. The levels are
     # places in it.
     stored = np.arange(lowest, lowest + span + 1)
-    if preprocessing.physical:
-        table = _numbers(stored, levels, dataset, index, preprocessing.physical)
-    else:
-        shares = _shown(stored, levels, dataset, index, preprocessing)
-        table = np.rint(255 * (1 - shares if is_inverted else shares)).astype(np.uint8)
+    shares = _shown(stored, levels, dataset, index, preprocessing)
+    table = np.rint(255 * (1 - shares if is_inverted else shares)).astype(np.uint8)
     return Image.fromarray(table[levels])
 
 
@@ -532,42 +484,8 @@ def _shown(
     shown = values
     if not is_plain(dataset, rescaling):
         shown = values[_used(stored, levels, dataset)]
-        if options.no_window is None:
-            raise Reject("no_window", "a DICOM file without a window; see --window")
     low, high = shown.min(), shown.max()
     return np.clip((values - low) / max(high - low, 1e-6), 0, 1)
-
-
-def _numbers(
-    stored: np.ndarray, levels: np.ndarray, dataset: Dataset, index: int, physical: Physical
-) -> np.ndarray:
-    """Returns the number that a dataset stores for each stored value of a file, uint16."""
-    rescaling = of_frame(dataset, index, "PixelValueTransformationSequence")
-    unit = unit_of(dataset, rescaling)
-    if unit != physical.unit:
-        raise Reject("other_unit", f"values in {unit}, expected {physical.unit}")
-    if unit == SHARE:
-        values = (stored - stored[0]) / (len(stored) - 1)
-        values = values[::-1] if dataset.PhotometricInterpretation == "MONOCHROME1" else values
-    else:
-        values = _rescaled(stored, rescaling, dataset)
-        has_table = table_of(rescaling, "ModalityLUTSequence")
-        slope = 1.0 if has_table else abs(float(rescaling.RescaleSlope))
-        if slope < physical.slope * (1 - 1e-6):
-            raise Reject(
-                "out_of_range",
-                f"values in steps of {slope:.6g} {unit}, which steps of {physical.slope:.6g} would "
-                "merge; see --rescale",
-            )
-    numbers = np.rint((values - physical.intercept) / physical.slope)
-    used = numbers[_used(stored, levels, dataset)]
-    if used.min() < 0 or used.max() > 65_535:
-        ends = np.array([0, 65_535]) * physical.slope + physical.intercept
-        raise Reject(
-            "out_of_range",
-            f"values in {physical.unit} beyond {ends[0]:.6g} to {ends[1]:.6g}; see --rescale",
-        )
-    return numbers.clip(0, 65_535).astype(np.uint16)
 
 
 def _rescaled(stored: np.ndarray, rescaling: Dataset, dataset: Dataset) -> np.ndarray:

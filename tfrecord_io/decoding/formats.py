@@ -73,10 +73,10 @@ class Picture(NamedTuple):
     pixel_aspect: float = 1.0
 
 
-def read_picture(data: bytes | io.BytesIO, dtype: str) -> Picture:
+def read_picture(data: bytes | io.BytesIO) -> Picture:
     """Reads a file that holds one picture, or a page of TIFF, and turns the picture upright.
 
-    For a page see `tiff_pages.with_first_page`. The type is that of the wanted samples.
+    For a page see `tiff_pages.with_first_page`.
 
     Raises:
         Reject: if there are several pictures, or this one would lose something. Damaged files may
@@ -86,7 +86,6 @@ def read_picture(data: bytes | io.BytesIO, dtype: str) -> Picture:
     file = data if is_page else io.BytesIO(data)
     with Image.open(file, formats=("TIFF",) if is_page else tuple(_ENDS)) as image:
         check_size(image.width, image.height)
-        _check_depth(image, dtype)
         content = file.getvalue()
         if not is_page:
             if getattr(image, "is_animated", False) and image.format != "MPO":
@@ -117,21 +116,19 @@ def read_picture(data: bytes | io.BytesIO, dtype: str) -> Picture:
 
 
 def as_channels(image: Image.Image, channels: int, background: str | None) -> Image.Image:
-    """Converts any supported mode to grey or RGB, or to 16-bit grey (I;16) if it is that deep.
+    """Converts any supported mode to grey or RGB of eight bits.
 
     Transparent pixels are rejected without a background, such as `black`.
     """
     wanted = "L" if channels == 1 else "RGB"
-    if "transparency" not in image.info and (image.mode == wanted or image.mode.startswith("I")):
-        if image.mode == wanted:
-            return image
+    if "transparency" not in image.info and image.mode == wanted:
+        return image
+    if image.mode.startswith("I;16") or (image.format == "PPM" and image.mode == "I"):
         # Of deeper files, Pillow neither turns white-is-zero round nor scales 12 bits.
         tags = image.tag_v2 if isinstance(image, TiffImagePlugin.TiffImageFile) else {}
         is_turned, white = tags.get(_PHOTOMETRIC) == 0, (1 << tags.get(_BITS, (16,))[0]) - 1
-        if image.mode == "I;16" and white == 65_535 and not is_turned:
-            return image
-        values = np.rint(np.asarray(image) * (65_535 / white)).astype("<u2")
-        return Image.fromarray(65_535 - values if is_turned else values)
+        values = np.rint(np.asarray(image) * (255 / white)).astype(np.uint8)
+        image = Image.fromarray(255 - values if is_turned else values)
     if image.mode not in ("1", "L", "LA", "P", "PA", "RGB", "RGBA"):
         raise Reject("unsupported_mode", f"{image.format} of mode {image.mode}")
     if image.has_transparency_data:
@@ -150,25 +147,6 @@ def as_channels(image: Image.Image, channels: int, background: str | None) -> Im
         # Palette colours keep their values if they are converted to RGB first.
         image = image.convert("RGB")
     return image.convert(wanted)
-
-
-def _check_depth(image: ImageFile.ImageFile, dtype: str) -> None:
-    """Refuses samples that the type cannot hold, also if Pillow would silently reduce them."""
-    if image.format == "JPEG":  # Pillow does not open a JPEG with more than eight bits
-        return
-    # Pillow opens a 16-bit RGB file as mode RGB. Only the arguments of the tiles' decoder show the
-    # depth: a raw mode such as RGB;16B, or the largest value of a netpbm file.
-    tiles = (tile[3] if isinstance(tile[3], tuple) else (tile[3],) for tile in image.tile)
-    arguments = [argument for tile in tiles for argument in tile]
-    raw_modes = [argument for argument in arguments if isinstance(argument, str)]
-    is_deep_pnm = image.format == "PPM" and any(isinstance(a, int) and a > 255 for a in arguments)
-    is_deep = any(depth in raw for raw in raw_modes for depth in (";16", ";12", ";32"))
-    if is_deep or is_deep_pnm or image.mode.startswith(("I", "F")):
-        is_grey = image.mode.startswith("I;16") or (image.format == "PPM" and image.mode == "I")
-        if dtype == "uint8" or not is_grey:
-            hint = "; a build with --dtype uint16 keeps it" if is_grey else ""
-            found = f"{image.format} of mode {raw_modes or image.mode}"
-            raise Reject("more_than_8_bits", f"{found}{hint}")
 
 
 def _check_complete(image: ImageFile.ImageFile, data: bytes) -> None:

@@ -18,7 +18,7 @@ from PIL import Image, features
 
 from tfrecord_io.decoding import dicom, formats, tiff_pages, unread
 from tfrecord_io.decoding.dicom import Header, codec_versions, is_dicom, read_header
-from tfrecord_io.decoding.options import SHARE, Preprocessing
+from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.decoding.rejects import Reject, is_of_content
 from tfrecord_io.decoding.resize import stored_pixels
 
@@ -152,7 +152,7 @@ class DecodedImage(NamedTuple):
     """A decoded, resized picture with facts about the original.
 
     Attributes:
-        pixels: row-major [height, width, channels], little-endian, of the preprocessing's type.
+        pixels: uint8, row-major [height, width, channels].
         box: where the picture is in them, see `Preprocessing.box`.
         width: of the original in pixels, after its EXIF rotation, as the height is.
         mode: Pillow's name of the original's pixel format, such as `L`; or see `dicom.read_frame`.
@@ -191,12 +191,9 @@ def decode_image(
         if isinstance(data, bytes) and frame:
             data = cut_picture(io.BytesIO(data), frame, pages=True) or data
         if isinstance(data, io.BytesIO) or (frame is None and isinstance(data, bytes)):
-            picture = formats.read_picture(data, preprocessing.dtype)
+            picture = formats.read_picture(data)
         else:
             picture = dicom.read_frame(data, frame or 0, preprocessing)
-        unit = preprocessing.physical.unit if preprocessing.physical else SHARE
-        if unit != SHARE and not picture.mode.startswith(dicom.MONOCHROME):
-            raise Reject("other_unit", f"a picture without a physical unit, expected {unit}")
         image = formats.as_channels(picture.image, preprocessing.channels, preprocessing.background)
         box = preprocessing.box(image.width, height := image.height * picture.pixel_aspect)
         return DecodedImage(

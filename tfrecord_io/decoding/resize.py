@@ -41,31 +41,22 @@ _MAX_SCRATCH_BYTES = 32 * 2**20
 _kept = threading.local()
 
 
-def resizer(resize: str = "bilinear", dtype: str = "uint8") -> str:
+def resizer(resize: str = "bilinear") -> str:
     """Returns what resizes here with these options, in words for a user."""
     if _kernel is None:
         return "Pillow (the C kernel was not built)"
-    return "the C kernel" if dtype == "uint8" and resize in _FILTERS else "Pillow"
+    return "the C kernel" if resize in _FILTERS else "Pillow"
 
 
 def stored_pixels(
     image: Image.Image, box: tuple[int, int, int, int], preprocessing: Preprocessing
 ) -> bytes:
-    """Returns the pixels of a grey, RGB or 16-bit grey picture in the stored size and type.
+    """Returns the pixels of a picture of mode L or RGB in the stored size.
 
     The picture comes into the box, see `Preprocessing.box`; the rest is black.
     """
-    if preprocessing.dtype == "uint8":
-        pixels = _by_kernel(image, box, preprocessing)
-        return _by_pillow(image, box, preprocessing).tobytes() if pixels is None else pixels
-    # Each channel by itself, in Pillow's mode I;16: it has no mode of 16-bit colour.
-    channels = image.split() if image.mode == "RGB" else (image,)
-    if image.mode in ("L", "RGB"):  # of 8 bits, whose white becomes 65,535
-        levels = (np.multiply(np.asarray(channel), 257, dtype=np.uint16) for channel in channels)
-        channels = tuple(map(Image.fromarray, levels))
-    planes = [np.asarray(_by_pillow(channel, box, preprocessing)) for channel in channels]
-    planes *= preprocessing.channels // len(planes)
-    return np.stack(planes, axis=-1).astype("<u2").tobytes()
+    pixels = _by_kernel(image, box, preprocessing)
+    return _by_pillow(image, box, preprocessing).tobytes() if pixels is None else pixels
 
 
 def _by_pillow(

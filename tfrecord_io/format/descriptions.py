@@ -47,7 +47,7 @@ def for_tfds(dataset: Manifest) -> dict[str, str]:
     The content is what `tfds.folder_dataset.write_metadata` (4.9.10) writes for the same features.
     """
     tensors = {
-        schema.IMAGE: (dataset.dtype, "bytes", dataset.image_shape),
+        schema.IMAGE: ("uint8", "bytes", dataset.image_shape),
         schema.LABEL: ("float32", "none", (dataset.num_classes,)),
     }
     features: dict[str, Any] = {
@@ -106,7 +106,7 @@ def croissant(dataset: Manifest, table: pa.NativeFile) -> str:
         "name": dataset.name,
         "description": (
             f"{dataset.num_examples} examples as TFRecord shards of tf.train.Example: `image` "
-            f"({dataset.dtype}, {shape}), `label` ({', '.join(dataset.label_names)}) and `key`. "
+            f"(uint8, {shape}), `label` ({', '.join(dataset.label_names)}) and `key`. "
             f"{examples.FILE_NAME} has a row for each example."
         ),
         "version": "1.0.0",

@@ -12,8 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.decoding.rejects import in_words
 from tfrecord_io.format import schema
@@ -130,7 +128,6 @@ class Manifest:
         audit: findings about the data; empty without an audit.
         statistics: sums over the pixels of the train split. None if that split is empty, or if
             whoever wrote the dataset did not count them.
-        dtype: type of the values of images, one of `options.DTYPES`.
     """
 
     name: str
@@ -146,14 +143,13 @@ class Manifest:
     versions: Mapping[str, str]
     audit: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     statistics: PixelStatistics | None = None
-    dtype: str = "uint8"
     label_kind: LabelKind = CLASSES
 
     def __repr__(self) -> str:
         shape = "x".join(map(str, self.image_shape))
         sizes = ", ".join(f"{name} {split.num_examples:,}" for name, split in self.splits.items())
         labels = listed(self.label_names)
-        return f"<Manifest of {self.name}: {shape} {self.dtype}; {labels}; examples: {sizes}>"
+        return f"<Manifest of {self.name}: {shape}; {labels}; examples: {sizes}>"
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -176,14 +172,13 @@ class Manifest:
         return schema.RecordLayout(
             image_shape=self.image_shape,
             num_classes=self.num_classes,
-            dtype=self.dtype,
             label_kind=self.label_kind,
         )
 
     @property
     def format_version(self) -> int:
         """The oldest version of the format that can describe this dataset."""
-        return max(1 if self.dtype == "uint8" else 2, self.label_kind.format_version)
+        return self.label_kind.format_version
 
     @property
     def has_codes(self) -> bool:
@@ -258,7 +253,7 @@ class Manifest:
         content = {
             "format_version": self.format_version,
             "name": self.name,
-            "image": {"shape": list(self.image_shape), "dtype": self.dtype},
+            "image": {"shape": list(self.image_shape), "dtype": "uint8"},
             **self.label_kind.entry,
             "label_names": list(self.label_names),
             "record": self._record,
@@ -307,6 +302,11 @@ class Manifest:
     def _from_content(cls, content: Mapping[str, Any]) -> Manifest:
         label_names = tuple(content["label_names"])
         height, width, channels = content["image"]["shape"]
+        if (dtype := content["image"]["dtype"]) != "uint8":
+            raise ManifestError(
+                f"the images are of {dtype!r}, expected 'uint8': build the dataset again, without "
+                "--dtype"
+            )
         facts = {name: content[name] for name in ("name", *_AS_THEY_ARE) if name in content}
         if "statistics" in content:
             facts["statistics"] = PixelStatistics.from_dict(content["statistics"])
@@ -320,7 +320,6 @@ class Manifest:
                 )
                 for name, split in content["splits"].items()
             },
-            dtype=content["image"]["dtype"],
             label_kind=kind_in(content),
             **facts,
         )
@@ -329,14 +328,14 @@ class Manifest:
         """Refuses a manifest that contradicts itself, with which a reader would read garbage."""
         if content["record"] != self._record:
             raise ManifestError(
-                f"the record layout does not match image shape {self.image_shape} of {self.dtype} "
-                f"and {self.num_classes} classes; build the dataset again"
+                f"the record layout does not match image shape {self.image_shape} and "
+                f"{self.num_classes} classes; build the dataset again"
             )
         made = Preprocessing.from_dict(self.preprocessing) if self.preprocessing else None
-        if made and (made.image_shape, made.dtype) != (self.image_shape, self.dtype):
+        if made and made.image_shape != self.image_shape:
             raise ManifestError(
-                f"expected images of shape {self.image_shape} of {self.dtype}, but its "
-                f"preprocessing makes {made.image_shape} of {made.dtype}; build the dataset again"
+                f"expected images of shape {self.image_shape}, but its preprocessing makes "
+                f"{made.image_shape}; build the dataset again"
             )
         audit: dict[str, Any] = {"measures": {}, "findings": [], **self.audit}
         check_types(audit, {"measures": {}, "findings": [{}]}, "audit")
@@ -359,9 +358,9 @@ class Manifest:
         if found := self.statistics:
             height, width, channels = self.image_shape
             num_pixels = self.split(STATISTICS_SPLIT).num_examples * height * width
-            expected = STATISTICS_SPLIT, num_pixels, channels, int(np.iinfo(self.dtype).max)
+            expected = STATISTICS_SPLIT, num_pixels, channels
             split = content["statistics"]["split"]
-            received = split, found.num_pixels, len(found.sums), found.max_value
+            received = split, found.num_pixels, len(found.sums)
             if received != expected:
                 found = f"{expected}, received {received}"
                 raise ManifestError(f"expected statistics of (split, pixels, ...) {found}")

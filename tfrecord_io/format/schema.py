@@ -17,12 +17,11 @@ import itertools
 import math
 import struct
 from collections.abc import Iterator, Mapping
-from typing import IO, Any
+from typing import IO
 
 import google_crc32c
 import numpy as np
 
-from tfrecord_io.decoding.options import DTYPES
 from tfrecord_io.format.kinds import CLASSES, LabelKind
 
 IMAGE, KEY, LABEL = "image", "key", "label"
@@ -97,7 +96,6 @@ class RecordLayout:
     Attributes:
         image_shape: (height, width, channels) in pixels, with 1 or 3 channels.
         num_classes: length of the label.
-        dtype: type of the image's values, one of `DTYPES`; they are stored little-endian.
 
     Raises:
         ValueError: if these cannot be, or an image takes 2 GiB or more.
@@ -105,12 +103,9 @@ class RecordLayout:
 
     image_shape: tuple[int, int, int]
     num_classes: int
-    dtype: str = "uint8"
     label_kind: LabelKind = CLASSES
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, received {self.dtype!r}")
         shape = self.image_shape
         if len(shape) != 3 or min(shape) < 1 or shape[2] not in (1, 3):
             raise ValueError(
@@ -125,12 +120,7 @@ class RecordLayout:
     @property
     def image_length(self) -> int:
         """Size of the pixels in bytes: height * width * channels values."""
-        return math.prod(self.image_shape) * self.numpy_dtype.itemsize
-
-    @property
-    def numpy_dtype(self) -> np.dtype[Any]:
-        """Type of the image's values as they are stored, which is little-endian."""
-        return np.dtype(self.dtype).newbyteorder("<")
+        return math.prod(self.image_shape)
 
     @functools.cached_property
     def block_length(self) -> int:
@@ -221,12 +211,11 @@ class RecordLayout:
         return self.bytes_in(records, LABEL).copy().view("<f4")
 
     def images_in(self, records: np.ndarray) -> np.ndarray:
-        """Returns the images of framed records, a view where NumPy can make one.
+        """Returns the images of framed records, uint8 [num_records, height, width, channels].
 
-        They are of type `numpy_dtype`, [num_records, height, width, channels].
+        They are a view where NumPy can make one.
         """
-        pixels = self.bytes_in(records, IMAGE)
-        return pixels.view(self.numpy_dtype).reshape(len(records), *self.image_shape)
+        return self.bytes_in(records, IMAGE).reshape(len(records), *self.image_shape)
 
     def find_damaged(self, records: np.ndarray) -> int | None:
         """Returns the place of the first record that does not match its frame's checksums, or None.
@@ -247,7 +236,7 @@ class RecordLayout:
         `tf.io.TFRecordWriter` writes the same for `Example.SerializeToString(deterministic=True)`.
 
         Args:
-            image: pixels of type `dtype`, little-endian, row-major [height, width, channels].
+            image: pixels, uint8, row-major [height, width, channels].
             label: float32 [num_classes], such as one-hot; see `LabelKind.vectors`.
             key: the example's key, see `image_key`.
 
@@ -256,8 +245,8 @@ class RecordLayout:
         """
         if len(image) != self.image_length:
             raise ValueError(
-                f"expected {self.image_length} bytes of pixels for shape {self.image_shape} of "
-                f"{self.dtype}, received {len(image)}"
+                f"expected {self.image_length} bytes of pixels for shape {self.image_shape}, "
+                f"received {len(image)}"
             )
         # Adding zero turns -0 into 0, so that equal labels have equal bytes.
         values = (label + np.float32(0)).astype("<f4")

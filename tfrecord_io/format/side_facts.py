@@ -11,7 +11,6 @@ import numpy as np
 from PIL import Image
 
 from tfrecord_io.decoding.augment import WHITE
-from tfrecord_io.format import visible
 
 #: Length of a perceptual hash in bytes.
 HASH_LENGTH = 32
@@ -42,35 +41,30 @@ def side_facts(
     """Returns the side facts of some pictures.
 
     Args:
-        pictures: uint8 or uint16 [num_pictures, height, width, channels].
+        pictures: uint8 [num_pictures, height, width, channels].
         boxes: left, top, right and bottom of the part of each that is hashed; None for all of it.
 
     Returns:
-        `brightness`: float64 [num_pictures], mean of the picture in grey, 0..255, where 255 is
-            the largest value of the pictures' type;
+        `brightness`: float64 [num_pictures], mean of the picture in grey, 0..255;
         `white_border`: float64 [num_pictures], 0..1, the white share of the border of one pixel,
             as scans are padded white;
         `perceptual_hash`: uint8 [num_pictures, 32].
     """
     num_pictures, height, width, channels = pictures.shape
-    scale = int(np.iinfo(pictures.dtype).max) // 255
-    visibles = visible.eight_bits(pictures)
-    small = thumbnails(visibles)
-    # The thumbnails of deeper pictures are stretched, so they do not tell the brightness.
-    counted = small[..., np.newaxis] if pictures.dtype == np.uint8 else pictures
+    small = thumbnails(pictures)
     is_border = np.ones((height, width), bool)
     is_border[1:-1, 1:-1] = False
     # By places in one row, which takes half as long as by a mask of rows and columns.
     pixels = pictures.reshape(num_pictures, height * width, channels)
     ring = pixels[:, np.flatnonzero(is_border)]
-    brightness = counted.mean(axis=(1, 2, 3)) / scale
+    brightness = small.mean(axis=(1, 2))
     for place, box in enumerate(boxes):
         if box and box != (0, 0, width, height):
             left, top, right, bottom = box
-            small[place] = thumbnails(visibles[place : place + 1, top:bottom, left:right])[0]
+            small[place] = thumbnails(pictures[place : place + 1, top:bottom, left:right])[0]
     return {
         "brightness": brightness,
-        "white_border": (ring >= WHITE * scale).mean(axis=(1, 2)),
+        "white_border": (ring >= WHITE).mean(axis=(1, 2)),
         "perceptual_hash": perceptual_hash(small),
     }
 

@@ -17,12 +17,6 @@ import numpy as np
 # bits, and the rows of a scan fit into the processor's cache.
 _ROWS_AT_ONCE = 256
 
-# By the type of pixels: the smallest types that hold a square, and the sum of that many squares.
-_SUM_TYPES = {
-    np.dtype("<u1"): (np.uint16, np.uint32),
-    np.dtype("<u2"): (np.uint32, np.uint64),
-}
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PixelStatistics:
@@ -32,7 +26,6 @@ class PixelStatistics:
         num_pixels: number of pixels of each channel.
         sums: sum of the values of each channel.
         sums_of_squares: sum of the squared values of each channel.
-        max_value: largest value that a pixel can have: 255, or 65535 for uint16.
 
     Raises:
         ValueError: if no pixels can have these sums.
@@ -41,31 +34,30 @@ class PixelStatistics:
     num_pixels: int
     sums: tuple[int, ...]
     sums_of_squares: tuple[int, ...]
-    max_value: int = 255
 
     def __post_init__(self) -> None:
-        numbers = (self.num_pixels, self.max_value, *self.sums, *self.sums_of_squares)
+        numbers = (self.num_pixels, *self.sums, *self.sums_of_squares)
         # The exact type, because a float may have lost digits, and a bool is an int too.
         possible = all(type(number) is int and number >= 0 for number in numbers)
         possible &= len(self.sums) == len(self.sums_of_squares) > 0
         # v <= v² <= 255 v for each value v, and a variance is not negative.
         if not possible or not all(
-            total <= squares <= self.max_value * total and total**2 <= self.num_pixels * squares
+            total <= squares <= 255 * total and total**2 <= self.num_pixels * squares
             for total, squares in zip(self.sums, self.sums_of_squares, strict=True)
         ):
             raise ValueError(
-                f"{self.num_pixels!r} pixels of 0..{self.max_value!r} cannot have the sums "
+                f"{self.num_pixels!r} pixels of 0..255 cannot have the sums "
                 f"{self.sums} and the sums of squares {self.sums_of_squares}, in integers"
             )
 
     @property
     def mean(self) -> tuple[float, ...]:
-        """Mean of each channel, 0..max_value; a ZeroDivisionError if there are no pixels."""
+        """Mean of each channel, 0..255; a ZeroDivisionError if there are no pixels."""
         return tuple(total / self.num_pixels for total in self.sums)
 
     @property
     def std(self) -> tuple[float, ...]:
-        """Standard deviation of each channel over all pixels, 0..max_value / 2; as for `mean`."""
+        """Standard deviation of each channel over all pixels, 0..127.5; as for `mean`."""
         # In integers, because the difference of the two large products may be small.
         return tuple(
             math.sqrt(self.num_pixels * squares - total**2) / self.num_pixels
@@ -76,18 +68,16 @@ class PixelStatistics:
         """Returns the statistics of the pixels of both.
 
         Raises:
-            ValueError: if the numbers of channels or the types of the pixels differ.
+            ValueError: if the numbers of channels differ.
         """
-        if (len(self.sums), self.max_value) != (len(other.sums), other.max_value):
+        if len(self.sums) != len(other.sums):
             raise ValueError(
-                f"cannot add statistics of {len(self.sums)} and {len(other.sums)} channels of "
-                f"values to {self.max_value} and {other.max_value}"
+                f"cannot add statistics of {len(self.sums)} and {len(other.sums)} channels"
             )
         return PixelStatistics(
             num_pixels=self.num_pixels + other.num_pixels,
             sums=tuple(map(operator.add, self.sums, other.sums)),
             sums_of_squares=tuple(map(operator.add, self.sums_of_squares, other.sums_of_squares)),
-            max_value=self.max_value,
         )
 
     @classmethod
@@ -95,17 +85,16 @@ class PixelStatistics:
         """Adds up the pixels of images.
 
         Args:
-            images: uint8 or uint16 [num_images, height, width, channels]; num_images may be 0.
+            images: uint8 [num_images, height, width, channels]; num_images may be 0.
 
         Raises:
             ValueError: if the images have another shape or type.
         """
-        if images.ndim != 4 or images.dtype not in _SUM_TYPES:
+        if images.ndim != 4 or images.dtype != np.uint8:
             raise ValueError(
-                "expected images of type uint8 or uint16 and shape [num_images, height, width, "
-                f"channels], received {images.dtype} {images.shape}"
+                "expected images of type uint8 and shape [num_images, height, width, channels], "
+                f"received {images.dtype} {images.shape}"
             )
-        square_type, sum_type = _SUM_TYPES[images.dtype]
         num_images, height, width, channels = images.shape
         sums = np.zeros((2, width * channels), np.uint64)
         all_rows = images.reshape(-1, width * channels)
@@ -113,22 +102,18 @@ class PixelStatistics:
             rows = all_rows[row : row + _ROWS_AT_ONCE]
             sums[0] += rows.sum(axis=0, dtype=np.uint32)
             # Twice as fast as a histogram with `np.bincount`.
-            squares = np.multiply(rows, rows, dtype=square_type)
-            sums[1] += squares.sum(axis=0, dtype=sum_type)
+            squares = np.multiply(rows, rows, dtype=np.uint16)
+            sums[1] += squares.sum(axis=0, dtype=np.uint32)
         of_channels, of_squares = sums.reshape(2, width, channels).sum(axis=1).tolist()
         return cls(
             num_pixels=num_images * height * width,
             sums=tuple(of_channels),
             sums_of_squares=tuple(of_squares),
-            max_value=int(np.iinfo(images.dtype).max),
         )
 
     def to_dict(self) -> dict[str, Any]:
         """Returns JSON values, as the manifest and the sidecars keep them."""
-        values = dataclasses.asdict(self)
-        if self.max_value == 255:
-            del values["max_value"]
-        return values
+        return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> PixelStatistics:
@@ -138,5 +123,4 @@ class PixelStatistics:
             KeyError, TypeError, ValueError: if a value is missing, of another type or impossible.
         """
         sums = {name: tuple(values[name]) for name in ("sums", "sums_of_squares")}
-        max_value = values.get("max_value", 255)
-        return cls(num_pixels=values["num_pixels"], max_value=max_value, **sums)
+        return cls(num_pixels=values["num_pixels"], **sums)

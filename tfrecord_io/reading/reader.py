@@ -130,8 +130,6 @@ def _gather(
     lengths = (key.offset - first, key.length, between, label.length, -1)
     _, keys, _, labels, _ = tf.split(rest, lengths, axis=1)
     labels = tf.reshape(labels, (-1, layout.num_classes, 4))
-    if (size := layout.numpy_dtype.itemsize) > 1:
-        image = tf.bitcast(tf.reshape(image, (-1, layout.image_length // size, size)), layout.dtype)
     return (
         tf.reshape(image, (-1, *layout.image_shape)),
         tf.bitcast(labels, tf.float32),

@@ -83,7 +83,7 @@ class Records:
         images = memory[: len(rows) * layout.image_length]
         # All are in range, and with mode="raise" NumPy would first write to a copy.
         np.take(self.blocks, blocks, 0, images.reshape(-1, length), mode="clip")
-        images = images.view(layout.numpy_dtype).reshape(-1, *layout.image_shape)
+        images = images.reshape(-1, *layout.image_shape)
         return images, self.feature(schema.LABEL, rows).view("<f4")
 
 

@@ -106,7 +106,7 @@ def overlay(image: np.ndarray, drops: np.ndarray) -> np.ndarray:
 
     Of a stored image and its `occlusion_map` this is uint8 [height, width, 3].
     """
-    grey = visible.eight_bits(image).mean(-1, keepdims=True)
+    grey = image.mean(-1, keepdims=True)
     sizes = np.abs(drops)[..., None]
     opacity = _MAX_OPACITY * sizes / (sizes.max() or 1)
     colour = np.where(drops[..., None] > 0, _FOR, _AGAINST)

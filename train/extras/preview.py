@@ -36,7 +36,7 @@ def preview(config: TrainConfig) -> None:
     announce(session, Progress(), network.model.count_params())
     manifest, size = data.manifest, plan.config.input.global_batch_size
     images = "x".join(map(str, (size, *manifest.image_shape)))
-    say(f"a batch: images {images} {manifest.dtype}, labels {size}x{manifest.num_classes} float32")
+    say(f"a batch: images {images} uint8, labels {size}x{manifest.num_classes} float32")
     batches = {"fed": steps.iterate(timed.training_batches(0))}
     seconds, _ = time_rounds(steps, batches, num_steps=_STEPS, num_rounds=_ROUNDS)["fed"]
     step, ends = seconds / _STEPS, plan.steps_after

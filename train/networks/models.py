@@ -50,16 +50,11 @@ class Pixels:
 
     Attributes:
         shape: (height, width, channels).
-        dtype: uint8 or uint16.
-        grey_factor: what turns values into grey levels of about 0..255, in which augmentation and
-            published weights count.
         statistics: of the training pixels; needed for `--normalize data`.
         is_padded: whether `--normalize image` leaves out the padding, see `picture_ends`.
     """
 
     shape: tuple[int, int, int]
-    dtype: str = "uint8"
-    grey_factor: float = 1.0
     statistics: PixelStatistics | None = None
     is_padded: bool = False
 
@@ -105,8 +100,8 @@ def build_network(
     kernel = keras.initializers.RandomNormal(stddev=0.01, seed=seed)
     outputs = keras.layers.Dense(num_classes, kernel_initializer=kernel, name="logits")(features)
     logits = keras.Model(pixels, outputs, name=options.model)
-    images = keras.Input(stored.shape, dtype=stored.dtype, name="image")
-    pixels = keras.layers.Rescaling(stored.grey_factor, dtype="float32", name="to_float")(images)
+    images = keras.Input(stored.shape, dtype="uint8", name="image")
+    pixels = keras.layers.Rescaling(1.0, dtype="float32", name="to_float")(images)
     probabilities = _answer(pixels, logits, task, options.test_time_flip, temperature)
     model = keras.Model(images, probabilities, name=f"{options.model}_classifier")
     return Network(logits=logits, model=model, backbone=backbone)
@@ -175,10 +170,9 @@ def _normalize(images, kind: str, stored: Pixels):
             stds = keras.ops.sqrt(keras.ops.maximum(squares - means**2, 0.0))
         return (images - means) / keras.ops.maximum(stds, _LEAST_STD)
     assert stored.statistics is not None  # which the normalization was chosen for
-    means = [stored.grey_factor * mean for mean in stored.statistics.mean]
-    stds = [max(stored.grey_factor * std, _LEAST_STD) for std in stored.statistics.std]
+    stds = [max(std, _LEAST_STD) for std in stored.statistics.std]
     return keras.layers.Normalization(
-        mean=means, variance=[std**2 for std in stds], name="normalization"
+        mean=stored.statistics.mean, variance=[std**2 for std in stds], name="normalization"
     )(images)
 
 

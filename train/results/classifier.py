@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tfrecord_io.decoding.options import FRAME_RANGE, Preprocessing
+from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.decoding.preprocess import (
     DecodedImage,
     decode_image,
@@ -151,9 +151,6 @@ def _read_facts(path: Path) -> tuple[dict[str, Any], Preprocessing, LabelKind]:
         check_types(facts, {"preprocessing": {}, **named}, "")
         preprocessing = Preprocessing.from_dict(facts["preprocessing"])
         facts["shapes"] = tuple(map(float, facts["shapes"]))
-        # Without DICOM files in training, nothing says what one should look like.
-        if "pydicom" not in facts["decoder"]:
-            preprocessing = dataclasses.replace(preprocessing, no_window=FRAME_RANGE)
         return facts, preprocessing, kind_in(facts)
     except (KeyError, ValueError, TypeError, RecursionError) as error:
         raise UserError(
@@ -169,8 +166,8 @@ def _load_model(path: Path, preprocessing: Preprocessing, num_labels: int) -> ke
 
     model = keras.saving.load_model(path, compile=False)
     taken = (*model.input_shape[1:], model.inputs[0].dtype)
-    wanted = (*preprocessing.image_shape, preprocessing.dtype)
-    blank = np.zeros((1, *preprocessing.image_shape), preprocessing.dtype)
+    wanted = (*preprocessing.image_shape, "uint8")
+    blank = np.zeros((1, *preprocessing.image_shape), np.uint8)
     # A model that cannot answer is found here, not in the midst of the files.
     if taken != wanted or model(blank).shape[-1] != num_labels:
         raise ValueError(
@@ -227,7 +224,7 @@ def other_decoder(classifier: Classifier) -> str | None:
 
 def pixels_of(image: DecodedImage, preprocessing: Preprocessing) -> np.ndarray:
     """Returns a decoded image as it is stored, [height, width, channels]."""
-    return np.frombuffer(image.pixels, preprocessing.dtype).reshape(preprocessing.image_shape)
+    return np.frombuffer(image.pixels, np.uint8).reshape(preprocessing.image_shape)
 
 
 def read_pictures(

@@ -73,7 +73,7 @@ def export_model(
     require_same("model.keras", answer(copy, images), expected)
     write_other_forms(copy, directory)
     content = {
-        "input": {"shape": list(manifest.image_shape), "dtype": manifest.dtype, "name": "image"},
+        "input": {"shape": list(manifest.image_shape), "dtype": "uint8", "name": "image"},
         "preprocessing": dict(manifest.preprocessing),
         "shapes": shapes.of_dataset(manifest, splits),
         "label_names": list(manifest.label_names),
@@ -116,8 +116,8 @@ def write_other_forms(model: keras.Model, directory: Path) -> None:
 
 def noise_for(model: keras.Model) -> np.ndarray:
     """Returns eight images of noise, as a model takes them."""
-    shape, dtype = model.input_shape[1:], model.inputs[0].dtype
-    return np.random.default_rng(0).integers(np.iinfo(dtype).max + 1, size=(8, *shape), dtype=dtype)
+    size = (8, *model.input_shape[1:])
+    return np.random.default_rng(0).integers(256, size=size, dtype=np.uint8)
 
 
 def require_same(

@@ -166,23 +166,11 @@ def open_session(plan: Plan, data: Dataset, devices: Devices) -> Session:
     The pixels of a fold are read for it, those of a split are not.
     """
     set_seed(plan.seed)
-    manifest, grey_factor, statistics = data.manifest, 1.0, None
     normalizes = plan.config.network.normalize == "data"
-    is_wide = manifest.dtype == "uint16" and manifest.statistics is not None
-    if normalizes or is_wide:
-        statistics = data.statistics(plan.parts.train)
-    if statistics and is_wide:
-        # Few 16-bit images use their whole range, so the mean plus four standard deviations of the
-        # training pixels becomes 255.
-        ends = zip(statistics.mean, statistics.std, strict=True)
-        top = max(mean + 4 * std for mean, std in ends)
-        grey_factor = 255 / min(max(top, 1.0), 65_535.0)
     pixels = Pixels(
-        shape=manifest.image_shape,
-        dtype=manifest.dtype,
-        grey_factor=grey_factor,
-        statistics=statistics if normalizes else None,
-        is_padded=manifest.is_padded,
+        shape=data.manifest.image_shape,
+        statistics=data.statistics(plan.parts.train) if normalizes else None,
+        is_padded=data.manifest.is_padded,
     )
     return Session(plan=plan, data=data, devices=devices, pixels=pixels)
 

@@ -75,8 +75,6 @@ class Lesson:
         changes = self.augmentation
 
         def change(images, draws):
-            if self.pixels.grey_factor != 1:
-                images = keras.ops.cast(images, "float32") * self.pixels.grey_factor
             if changes.augment:
                 strength, is_padded = changes.augment_strength, self.pixels.is_padded
                 images = augmentation.augment(images, draws, strength, is_padded=is_padded)

@@ -22,7 +22,7 @@ from pipelines.sources.directory import DirectorySource
 from tfrecord_io import Manifest, image_key
 from tfrecord_io.__main__ import main
 
-FLAGS = ("--max_reject_fraction=0.5", "--dtype=uint16", "--num_shards=2")
+FLAGS = ("--max_reject_fraction=0.5", "--num_shards=2")
 
 
 def pages(seed, count):
@@ -143,8 +143,7 @@ def test_two_modalities_in_one_class_are_told_and_one_can_be_chosen(tmp_path, ca
     assert "warning" not in capsys.readouterr().err
     found = Manifest.load(one)
     assert (found.counts["examples"], found.counts["ignored"]) == (6, {"other_modality": 5})
-    # What is left out has no say in how the rest is read: these have windows.
-    assert (found.options["modality"], found.preprocessing.get("no_window")) == (["OPT"], None)
+    assert found.options["modality"] == ["OPT"]
     with pytest.raises(errors.UserError, match=r"--modality CT: the modalities .* are OPT 6, OP 4"):
         list_images(DirectorySource(folder), ListingOptions(modality=("CT",)))
     with pytest.raises(errors.UserError, match="--modality CT,OPT: the modalities"):

@@ -72,8 +72,6 @@ def test_what_decides_the_bytes_is_named_as_its_flag_is(archive, tmp_path):
             "decoder",
             "label_kind",
             "augmentation",
-            "no_window",
-            "physical",
         }
         assert {f"--{name}" for name in names} <= set(parsed().flag_names)
 

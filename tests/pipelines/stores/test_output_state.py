@@ -251,7 +251,7 @@ def refused_flags(folder, scans, old):
     one = next(scans.rglob("*.jpeg")).relative_to(scans)
     (folder / "one.csv").write_text(f"path,label\n{one},CNV\n")
     return [
-        ["--rescale=2,-100"],
+        ["--window=40,400"],
         ["--keep_split=valid"],
         ["--splits=patient", "--split_fractions=train=0.999,test=0.001"],
         [f"--labels={folder / 'one.csv'}"],

@@ -6,22 +6,18 @@ import re
 import struct
 from pathlib import Path
 
-import imagecodecs
 import numpy as np
 import pydicom
 import pytest
-from builds import ROOT, build_here, files_of, rows_of
+from builds import build_here, files_of, rows_of
 from dicom_files import dicom_file, in_syntax
 from image_files import encoded, grey_pixels, png, scans_of, write_tree
 from PIL import Image
 from pydicom.pixels import apply_color_lut, apply_modality_lut, pixel_array
 
 from pipelines.errors import UserError
-from tfrecord_io import Manifest
-from tfrecord_io.__main__ import main
 from tfrecord_io.decoding import dicom, preprocess
-from tfrecord_io.decoding.dicom import SHARE, is_dicom
-from tfrecord_io.decoding.options import Physical, Preprocessing
+from tfrecord_io.decoding.options import Preprocessing
 from tfrecord_io.decoding.preprocess import decode_image
 from tfrecord_io.decoding.rejects import Reject
 from train.results.classifier import Classifier, other_decoder
@@ -44,7 +40,7 @@ def decoded(data, frame=0, channels=1, **options):
     settings = Preprocessing(
         height=dataset.Rows, width=dataset.Columns, channels=channels, **options
     )
-    pixels = np.frombuffer(decode_image(data, settings, frame).pixels, settings.dtype)
+    pixels = np.frombuffer(decode_image(data, settings, frame).pixels, np.uint8)
     return pixels.reshape(settings.image_shape).squeeze()
 
 
@@ -70,29 +66,6 @@ COLOUR = [
     "SC_rgb_jpeg_gdcm", "SC_rgb_rle", "SC_rgb_small_odd", "SC_ybr_full_422_uncompressed",
     "examples_jpeg2k", "examples_rgb_color",
 ]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", GREY)
-def test_uint16_has_the_stored_values_from_the_lowest_possible_one(name):
-    path = FILES / f"{name}.dcm"
-    dataset = pydicom.dcmread(path)
-    lowest = -(1 << dataset.BitsStored - 1) if dataset.PixelRepresentation else 0
-    expected = pixel_array(dataset, raw=True).astype(int) - lowest
-    if dataset.BitsStored == 8:  # spread, as those of PNG are
-        expected *= 257
-    np.testing.assert_array_equal(decoded(path.read_bytes(), dtype="uint16"), expected)
-
-
-@pytest.mark.parametrize("name", COLOUR)
-def test_colour_is_rgb_whatever_the_file_holds(name):
-    path = FILES / f"{name}.dcm"
-    # pydicom alone decodes no lossless JPEG; that of the same picture in RLE is by another program.
-    same = "SC_rgb_rle" if name == "SC_rgb_jpeg_gdcm" else name
-    expected = pixel_array(FILES / f"{same}.dcm").astype(int)
-    np.testing.assert_array_equal(decoded(path.read_bytes(), channels=3), expected)
-    np.testing.assert_array_equal(
-        decoded(path.read_bytes(), channels=3, dtype="uint16"), expected * 257
-    )
 
 
 def test_a_palette_becomes_its_colours():
@@ -142,54 +115,6 @@ def levels(low, high, dtype=np.uint16):
 #: All values of 12 bits, in order.
 RAMP = np.arange(4096, dtype=np.uint16).reshape(64, 64)
 EIGHT = np.array([[0, 1, 128, 255]], np.uint8)
-
-
-@pytest.mark.parametrize(
-    ("stored", "settings", "expected"),
-    [
-        (RAMP, {"bits": 12, "photometric": "MONOCHROME1"}, 4095 - RAMP),
-        (RAMP | 0xF000, {"bits": 12}, RAMP),
-        (levels(-2048, 2047, np.int16), {"bits": 12}, levels(-2048, 2047, np.int16) + 2048),
-        (EIGHT // 17, {"bits": 4}, EIGHT // 17),
-        (EIGHT, {}, [[0, 257, 32_896, 65_535]]),
-        (EIGHT, {"photometric": "MONOCHROME1"}, [[65_535, 65_278, 32_639, 0]]),
-    ],
-    ids=["inverted", "unused bits", "signed", "few bits", "eight bits", "eight bits, inverted"],
-)
-def test_uint16_begins_at_the_lowest_value_and_spreads_eight_bits(stored, settings, expected):
-    found = decoded(dicom_file(stored, **settings), dtype="uint16")
-    np.testing.assert_array_equal(np.atleast_2d(found), expected)
-
-
-@pytest.mark.parametrize("syntax", ["57", "70"])
-@pytest.mark.parametrize("dtype", [np.uint16, np.int16])
-def test_lossless_jpeg_has_every_value_of_12_bits(syntax, dtype):
-    """The frame is encoded by liblj92, and decoded by libjpeg-turbo."""
-    lowest = -2048 if dtype == np.int16 else 0
-    stored = levels(lowest, lowest + 4095, dtype)
-    unsigned = (stored & 0xFFF).astype(np.uint16)
-    frame = imagecodecs.ljpeg_encode(unsigned, bitspersample=12)
-    data = dicom_file(stored, bits=12, syntax=f"1.2.840.10008.1.2.4.{syntax}", compressed=[frame])
-    np.testing.assert_array_equal(decoded(data, dtype="uint16"), stored.astype(int) - lowest)
-
-
-@pytest.mark.parametrize("name", ["JPEG-lossy", "JPGExtended"])
-def test_jpeg_of_12_bits_is_decoded(name):
-    path = FILES / f"{name}.dcm"
-    dataset = pydicom.dcmread(path)
-    frame = pydicom.encaps.get_frame(dataset.PixelData, 0, number_of_frames=1)
-    found = decoded(path.read_bytes(), dtype="uint16")
-    assert 256 < found.max() < 4096
-    np.testing.assert_array_equal(found, imagecodecs.jpeg_decode(frame))
-
-
-@pytest.mark.parametrize("syntax", ["201", "202", "203"])
-def test_htj2k_is_decoded(syntax):
-    """The codestream is that of OpenJPH, through imagecodecs 2026.3.6 (`htj2k_encode`)."""
-    expected = np.add.outer(np.arange(20) * 100, np.arange(28) * 17).astype(np.uint16)
-    codestream = (ROOT / "tests" / "testdata" / "ramp_htj2k.j2c").read_bytes()
-    data = dicom_file(expected, syntax=f"1.2.840.10008.1.2.4.{syntax}", compressed=[codestream])
-    np.testing.assert_array_equal(decoded(data, dtype="uint16"), expected)
 
 
 PADDING, PADDING_END = (0x0028, 0x0120, "SS"), (0x0028, 0x0121, "SS")
@@ -249,18 +174,6 @@ def test_the_modality_comes_first_then_the_window_then_the_photometric_interpret
         values = np.clip((values - 90 + 0.5) / 149 + 0.5, 0, 1)
     expected = 255 * (1 - values if photometric == "MONOCHROME1" else values)
     assert np.abs(decoded(data, window=flag) - expected).max() <= 0.51
-
-
-def test_without_a_rule_for_files_without_a_window_they_are_rejects_that_name_the_flag():
-    """So it is for a model whose training files all had one."""
-    settings = Preprocessing(height=8, width=8, resize="box", no_window=None)
-    with pytest.raises(Reject, match=r"no_window: .* see --window"):
-        decode_image(dicom_file(levels(0, 255)), settings, 0)
-    for data in (
-        dicom_file(levels(0, 255, np.uint8)),
-        dicom_file(levels(0, 255), {WINDOW_CENTER: "100", WINDOW_WIDTH: "60"}),
-    ):
-        assert decode_image(data, settings, 0).pixels
 
 
 @pytest.mark.parametrize("function", ["LINEAR_EXACT", "SIGMOID"])
@@ -394,57 +307,6 @@ def test_a_window_may_be_that_of_one_frame_or_of_all():
     assert np.count_nonzero(first == 0) > np.count_nonzero(second == 0)
 
 
-def in_units(values, slope, intercept, unit="HU", **settings):
-    """Returns a file with these physical values."""
-    stored = np.rint((np.array([values]) - intercept) / slope).astype(np.int16)
-    tags = {SLOPE: str(slope), INTERCEPT: str(intercept), RESCALE_TYPE: unit}
-    return dicom_file(stored, {**tags, **settings.pop("elements", {})}, **settings)
-
-
-def hounsfield(slope=1.0, intercept=-32_768.0):
-    return {"dtype": "uint16", "physical": Physical(unit="HU", slope=slope, intercept=intercept)}
-
-
-def test_one_hounsfield_value_is_one_number_whatever_the_rescale_of_the_file():
-    values = [-1000, 0, 40, 3000]
-    for slope, intercept in ((1, 0), (1, -1024), (2, -1000), (-1, 0)):
-        for photometric in ("MONOCHROME1", "MONOCHROME2"):
-            data = in_units(values, slope, intercept, photometric=photometric)
-            found = decoded(data, **hounsfield())
-            np.testing.assert_array_equal(found, np.add(values, 32_768))
-    found = decoded(in_units(values, 0.5, 0), **hounsfield(0.25, -1024.0))
-    np.testing.assert_array_equal(found, (np.array(values) + 1024) * 4)
-
-
-@pytest.mark.parametrize(
-    ("data", "expected"),
-    [
-        (in_units([0, 1], 1, 0, "OD"), "other_unit"),
-        (dicom_file(np.array([[0, 1]], np.int16)), "other_unit"),
-        (png(), "other_unit"),
-        (dicom_file(np.zeros((2, 2, 3), np.uint8), photometric="RGB"), "other_unit"),
-        (in_units([0, 1], 0.5, 0), "out_of_range"),
-        (in_units([0, 40_000], 2, 0), "out_of_range"),
-        (in_units([0, 40_000], 2, 0, elements={(0x0028, 0x0120, "SS"): 20_000}), None),
-    ],
-)
-def test_a_file_that_the_formula_of_the_dataset_cannot_store_is_a_reject(data, expected):
-    frame = 0 if is_dicom(data) else None
-    if expected:
-        assert reason(data, frame, **hounsfield()) == expected
-    else:
-        decode_image(data, Preprocessing(**hounsfield()), frame)
-
-
-@pytest.mark.parametrize(("bits", "white"), [(8, 255), (10, 1023), (12, 4095), (16, 65_535)])
-def test_without_a_unit_white_is_the_same_whatever_the_bits(bits, white):
-    pixels = np.array([[0, white]], np.uint16)
-    options = {"dtype": "uint16", "physical": Physical.of_unit(SHARE, None)}
-    assert decoded(dicom_file(pixels, bits=bits), **options).tolist() == [0, 65_535]
-    inverted = dicom_file(pixels, bits=bits, photometric="MONOCHROME1")
-    assert decoded(inverted, **options).tolist() == [65_535, 0]
-
-
 @pytest.mark.parametrize(
     ("name", "marker", "place", "form"),
     [
@@ -491,35 +353,6 @@ def test_damage_anywhere_raises_nothing_but_a_reject(name):
             dicom.read_header(data)
             with contextlib.suppress(Reject):
                 decode_image(data, Preprocessing(height=8, width=8), 0)
-
-
-@pytest.mark.parametrize(
-    "syntax", ["", ".1", ".2", ".4.80", ".4.90", ".5"],
-    ids=["implicit", "explicit", "big-endian", "JPEG-LS", "JPEG 2000", "RLE"],
-)  # fmt: skip
-def test_the_frames_of_a_volume_are_what_was_written_in_every_syntax(syntax):
-    frames = np.stack([grey_pixels(seed, 64, 64).astype(np.uint16) * 251 for seed in range(3)])
-    data = in_syntax(dicom_file(frames), f"1.2.840.10008.1.2{syntax}")
-    assert reason(data, 4) == "undecodable"
-    for number, expected in enumerate(frames, start=1):
-        np.testing.assert_array_equal(decoded(data, number, dtype="uint16"), expected)
-        cut = dicom.cut_frame(io.BytesIO(data), number)
-        settings = Preprocessing(height=64, width=64, dtype="uint16")
-        assert decode_image(cut, settings, number).pixels == expected.tobytes()
-
-
-@pytest.mark.parametrize("syntax", ["1.2.840.10008.1.2.1", "1.2.840.10008.1.2.5"])
-def test_whole_frames_of_a_volume_that_is_cut_off_stay(syntax):
-    frames = np.stack([grey_pixels(seed).astype(np.uint16) * 251 for seed in range(3)])
-    cut = in_syntax(dicom_file(frames), syntax)[:-100]
-    settings = Preprocessing(height=HEIGHT, width=WIDTH, dtype="uint16")
-    for number, expected in ((1, frames[0]), (2, frames[1])):
-        assert decode_image(cut, settings, number).pixels == expected.tobytes()
-    with pytest.raises(Reject):
-        decode_image(cut, settings, 3)
-    if syntax == "1.2.840.10008.1.2.1":
-        with pytest.raises(Reject, match="truncated: the file ends before its frame 3"):
-            dicom.cut_frame(io.BytesIO(cut), 3)
 
 
 @pytest.mark.parametrize(("num_frames", "frames"), [("3", [0]), ("2", [0, 1, 2]), ("0", [0])])
@@ -683,7 +516,7 @@ folder = scans_of(tree)
 
 
 FLAGS = ("--splits=patient", "--split_seed=auto", "--split_fractions=train=0.5,test=0.5",
-         "--max_reject_fraction=0.5", "--dtype=uint16", "--num_shards=2")  # fmt: skip
+         "--max_reject_fraction=0.5", "--num_shards=2")  # fmt: skip
 
 
 def test_tags_about_an_image_are_columns_and_a_table_has_the_last_word(tmp_path):
@@ -729,54 +562,3 @@ def test_without_the_extra_dicom_files_are_refused_with_what_to_do(folder, tmp_p
     with pytest.raises(UserError, match=r"missing-codec is not installed: run .*\[dicom\]"):
         build_here(folder, tmp_path / "out", *FLAGS)
     assert not (tmp_path / "out").exists()
-
-
-RAMP_8 = np.arange(64, dtype=np.uint16).reshape(8, 8) * 1000
-WINDOWED = dicom_file(levels(0, 278), {WINDOW_CENTER: "100", WINDOW_WIDTH: "60"})
-BARE, CT = dicom_file(levels(0, 278)), in_units(np.arange(9), 1, 0)
-DEEP = "--dtype=uint16"
-
-
-@pytest.mark.parametrize(
-    ("files", "flags", "expected"),
-    [
-        ([WINDOWED], [], {}),
-        ([BARE], [], {"no_window": "frame_range"}),
-        ([BARE], ["--window=40,400"], {"window": [40, 400]}),
-        ([BARE], [DEEP], {}),
-        ([dicom_file(RAMP_8), dicom_file(RAMP_8 + 1)], [DEEP], {}),
-        ([dicom_file(RAMP_8 // 16, bits=12), dicom_file(RAMP_8)], [DEEP],
-         {"physical": {"unit": "share of white", "slope": 1 / 65_535, "intercept": 0.0}}),
-        ([CT, in_units(np.arange(9), 1, -1024)], [DEEP],
-         {"physical": {"unit": "HU", "slope": 1.0, "intercept": -32_768.0}}),
-        ([CT], [DEEP, "--rescale=0.5,-2000"],
-         {"physical": {"unit": "HU", "slope": 0.5, "intercept": -2000.0}}),
-        ([BARE], [DEEP, "--window=40,400"], "window is for uint8"),
-        ([dicom_file(RAMP_8)], [DEEP, "--rescale=0.5,-2000"],
-         "--rescale needs DICOM files with a rescale slope"),
-    ],
-)  # fmt: skip
-def test_what_decides_the_values_is_in_the_manifest_and_the_identity(
-    files, flags, expected, tmp_path
-):
-    named = {f"{'AB'[number % 2]}/{number}.dcm": data for number, data in enumerate(files)}
-    source = write_tree(tmp_path / "in", named | {"A/plain.dcm": files[0]})
-    if isinstance(expected, str):
-        with pytest.raises(UserError, match=expected):
-            build_here(source, tmp_path / "out", *flags)
-        return
-    output = build_here(source, tmp_path / "out", *flags)
-    found = Manifest.load(output)
-    for held in (found.options, found.preprocessing):
-        told = {name: held.get(name) for name in ("no_window", "window", "physical")}
-        assert {name: value for name, value in told.items() if value} == expected
-    assert found.options["decoder"]["pydicom"] == pydicom.__version__
-    assert main(["verify", str(output), f"--source_input={source}"]) == 0
-
-
-def test_a_dataset_without_dicom_names_no_codec_of_it_and_takes_no_window(tmp_path):
-    alone = write_tree(tmp_path / "alone", {"DME/3.png": png()})
-    with pytest.raises(UserError, match="--window is for DICOM, and no image"):
-        build_here(alone, tmp_path / "windowed", "--window=40,400")
-    output = build_here(alone, tmp_path / "pictures")
-    assert "pydicom" not in Manifest.load(output).options["decoder"]

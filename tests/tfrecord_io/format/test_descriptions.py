@@ -9,11 +9,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from builds import build_here
-from dataset_factory import assert_same, stored, write_dataset
+from dataset_factory import assert_same, stored
 from image_files import jpeg, write_tree
 
 from tfrecord_io.auditing import verify
-from tfrecord_io.format import descriptions
 from tfrecord_io.format.examples import CROISSANT_FILE
 from tfrecord_io.format.manifest import Manifest
 
@@ -41,16 +40,6 @@ def test_tfds_reads_the_same_splits_shards_and_examples_in_the_same_order(built_
         info, lengths = builder.info.splits[name], [shard.num_examples for shard in split.shards]
         assert (info.shard_lengths, info.num_bytes) == (lengths, split.num_bytes)
         assert_same([read_by_tfds(builder, name)], [stored(built_dataset, name)])
-
-
-@pytest.mark.slow
-def test_tfds_reads_16_bits(tmp_path):
-    import tensorflow_datasets as tfds
-
-    manifest = write_dataset(tmp_path, image_shape=(4, 6, 3), dtype="uint16")
-    write_tree(tmp_path, {k: v.encode() for k, v in descriptions.for_tfds(manifest).items()})
-    builder = tfds.builder_from_directory(tmp_path)
-    assert_same([read_by_tfds(builder, "train")], [stored(tmp_path)])
 
 
 @pytest.fixture

@@ -63,7 +63,7 @@ def test_a_manifest_reads_back_as_it_was(counts, shape, labels):
 
 def test_a_manifest_shows_in_one_line_what_is_in_the_dataset():
     made = make_manifest({"train": [(3, 2, 1, 0)], "test": [(1, 1, 1, 1)]})
-    shown = "<Manifest of scans: 4x6x1 uint8; CNV, DME, DRUSEN, NORMAL; examples: train 6, test 4>"
+    shown = "<Manifest of scans: 4x6x1; CNV, DME, DRUSEN, NORMAL; examples: train 6, test 4>"
     assert repr(made) == shown
     assert made.class_names == LABELS
     assert (made.num_examples, made.num_bytes) == (10, 10 * made.layout.stride)
@@ -119,10 +119,9 @@ def first_shard(content):
         *(
             (lambda c, change=change: c["statistics"].update(change), message)
             for change, message in (
-                ({"split": "test"}, r"'train', 480, 1, 255\), rec.*\('test', 480"),
-                ({"num_pixels": 481}, r"received \('train', 481, 1, 255\)"),
-                ({"sums": [1, 1], "sums_of_squares": [1, 1]}, r"received \('train', 480, 2, 255"),
-                ({"max_value": 65_535}, r"received \('train', 480, 1, 65535\)"),
+                ({"split": "test"}, r"'train', 480, 1\), rec.*\('test', 480"),
+                ({"num_pixels": 481}, r"received \('train', 481, 1\)"),
+                ({"sums": [1, 1], "sums_of_squares": [1, 1]}, r"received \('train', 480, 2"),
                 ({"sums": [0]}, "damaged.*cannot have"),
                 ({"sums": 960}, "damaged"),
             )

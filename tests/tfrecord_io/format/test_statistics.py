@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tfrecord_io import PixelStatistics
 
 
-def random_images(shape, seed=0, dtype=np.uint8):
-    return np.random.default_rng(seed).integers(np.iinfo(dtype).max + 1, size=shape, dtype=dtype)
+def random_images(shape, seed=0):
+    return np.random.default_rng(seed).integers(256, size=shape, dtype=np.uint8)
 
 
 def sums_in_python(images):
@@ -19,7 +19,6 @@ def sums_in_python(images):
         num_pixels=len(channels[0]),
         sums=tuple(map(sum, channels)),
         sums_of_squares=tuple(sum(value**2 for value in channel) for channel in channels),
-        max_value=np.iinfo(images.dtype).max,
     )
 
 
@@ -28,20 +27,18 @@ def sums_in_python(images):
     height=st.sampled_from([1, 3, 100, 255, 256, 257, 600]),
     width=st.integers(1, 4),
     channels=st.sampled_from([1, 3]),
-    dtype=st.sampled_from([np.uint8, np.uint16]),
 )
-def test_sums_are_those_of_the_definition(num_images, height, width, channels, dtype):
-    images = random_images((num_images, height, width, channels), dtype=dtype)
+def test_sums_are_those_of_the_definition(num_images, height, width, channels):
+    images = random_images((num_images, height, width, channels))
     assert PixelStatistics.from_images(images) == sums_in_python(images)
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
-def test_white_images_overflow_nothing(dtype):
-    white, num_pixels = np.iinfo(dtype).max, 3 * 70_000 * 2
-    found = PixelStatistics.from_images(np.full((3, 70_000, 2, 3), white, dtype))
+def test_white_images_overflow_nothing():
+    num_pixels = 3 * 70_000 * 2
+    found = PixelStatistics.from_images(np.full((3, 70_000, 2, 3), 255, np.uint8))
     assert found.num_pixels == num_pixels
-    assert found.sums == (white * num_pixels,) * 3
-    assert found.sums_of_squares == (white**2 * num_pixels,) * 3
+    assert found.sums == (255 * num_pixels,) * 3
+    assert found.sums_of_squares == (255**2 * num_pixels,) * 3
 
 
 def test_mean_and_std_are_those_of_numpy_by_channel():
@@ -64,7 +61,7 @@ def test_the_deviation_of_a_huge_dataset_keeps_its_digits():
     ("images", "message"),
     [
         (np.zeros((1, 2, 2, 3), np.uint8), "1 and 3 channels"),
-        (np.zeros((1, 2, 2, 1), "<u2"), "to 255 and 65535"),
+        (np.zeros((1, 2, 2, 1), "<u2"), "expected images of type uint8"),
         (np.zeros((2, 4, 4), np.uint8), "expected images of type uint8"),
         (np.zeros((2, 4, 4, 1), np.float32), "expected images of type uint8"),
     ],
